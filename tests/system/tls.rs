@@ -521,12 +521,12 @@ fn both_keys_of_a_server_are_known_while_it_gets_another() {
     let client = Client::attach("vol0").path(server.portal()).args(&both).start();
     put(&new_file);
     let _ = server.command(&["reload"]).ok().says("changed: key-file");
-    let path = only_session(&server, 1)["paths"][0]["path"].to_string();
+    let path = only_session(&server, 1)["paths"][0]["path"].clone();
     let session = only_session(&server, 1)["name"].as_str().expect("a name").to_owned();
-    let _ = server.command(&["session", "disconnect", &session, "--path", &path]).ok();
+    let _ = server.command(&["session", "disconnect", &session, "--path", &path.to_string()]).ok();
     wait_for("the path with the new key", Duration::from_secs(30), || {
         let now = server.sessions().first()?["paths"][0].clone();
-        (now["state"] == "connected" && now["path"].to_string() != path).then_some(())
+        (now["state"] == "connected" && now["path"] != path).then_some(())
     });
     let ping = |pin: &str| {
         let words = ["ping", server.portal(), "-c1", "-i0", "--key-file", &client_file];
