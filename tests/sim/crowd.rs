@@ -91,7 +91,7 @@ impl Crowd {
     }
 
     fn connect(&self, world: &World, prng: &mut Prng) -> PlayedClient {
-        let mut draw = |below: u8| u8::try_from(prng.below(below.into())).unwrap_or_default();
+        let mut draw = |below: u8| u8::try_from(prng.below(below.into())).expect("below a u8");
         let path = match draw(3) {
             0 => 0x80 + draw(64),
             n => self.uuids[usize::from(n - 1)],

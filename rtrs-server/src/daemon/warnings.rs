@@ -17,7 +17,7 @@ use crate::settings::{AuditLog, Settings};
 
 /// What an operator should know, one text each.
 pub(crate) fn warnings(set: &Settings) -> Vec<String> {
-    // What is wrong with the files, or with the certificate, is told on its own.
+    // What is wrong with the files, or with the certificate, is an error of its own.
     let tls = read_tls(set).ok().flatten();
     let expiry = tls.as_ref().and_then(|tls| tls.check_own().ok().flatten());
     let mut all: Vec<String> = expiry.into_iter().collect();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_key_has_are_told() {
+    fn names_that_no_key_has_are_reported() {
         let dir = TestDir::new("warnings");
         let at = |name: &str| Some(dir.0.join(name));
         PrivateKey::generate().unwrap().write_new(&dir.0.join("key")).unwrap();
@@ -169,8 +169,8 @@ mod tests {
             ..Settings::default()
         };
         std::fs::write(dir.0.join("clients"), format!("db1 {client}\n")).unwrap();
-        let told = warnings(&set);
-        assert!(told.len() == 1 && told[0].contains("access rules name \"db9\","), "{told:?}");
+        let found = warnings(&set);
+        assert!(found.len() == 1 && found[0].contains("access rules name \"db9\","), "{found:?}");
         set.listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
         assert!(has(&warnings(&set), "all portals are tcp://"));
         set.listen.push("rdma://127.0.0.1:0".parse().unwrap());
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_expires_soon_is_told_and_one_that_is_over_refused() {
+    fn a_certificate_that_expires_soon_is_reported_and_an_expired_one_refused() {
         let dir = TestDir::new("expiry");
         let authority = certificates(&dir.0);
         let set = Settings {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_the_user_cannot_read_are_told() {
+    fn files_that_the_user_cannot_read_are_reported() {
         let dir = TestDir::new("user");
         certificates(&dir.0);
         let Ok(other) = Account::find("nobody", None) else {
@@ -226,10 +226,10 @@ mod tests {
             ..Settings::default()
         };
         let key = dir.0.join("server-key.pem");
-        let told = warnings(&set);
+        let found = warnings(&set);
         let why = format!("user nobody ({}) may not read {}", other.uid, key.display());
-        assert!(has(&told, &format!("a reload will fail: {why}")), "{told:?}");
-        assert!(has(&told, &format!("run chown nobody {}", key.display())), "{told:?}");
-        assert!(has(&told, "the audit log cannot be replaced when it is full"), "{told:?}");
+        assert!(has(&found, &format!("a reload will fail: {why}")), "{found:?}");
+        assert!(has(&found, &format!("run chown nobody {}", key.display())), "{found:?}");
+        assert!(has(&found, "the audit log cannot be replaced when it is full"), "{found:?}");
     }
 }

@@ -1,8 +1,5 @@
 //! Access lists: who is let in, who may open what, and what happens to those who may no longer.
 
-use std::sync::Arc;
-
-use parking_lot::Mutex;
 use rtrs_core::wire::{
     AccessMode, InfoReq, Name, OpenRefusal, OpenRsp, OpenRspTail, Page, Rw, errno,
 };
@@ -10,7 +7,7 @@ use rtrs_core::wire::{
 use super::fixture::{Fixture, StandOptions, client_ip};
 use super::peer::{Peer, PeerOptions, io};
 use crate::access_list::{AccessPolicy, AccessRule, Unlisted};
-use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
+use crate::audit::{AuditEvent, AuditKind, AuditResult};
 use crate::engine::message::AdminRequest;
 
 const RO: AccessMode = AccessMode::ReadOnly;
@@ -185,9 +182,7 @@ fn a_forced_removal_is_no_change_of_the_lists() {
 #[test]
 fn what_clients_do_is_recorded() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
-    let kept = Arc::clone(&events);
-    fixture.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
+    let events = fixture.audited();
     set(&fixture, &[], &[anyone(0, "rw")]);
     let mut stranger = Peer::new(&fixture, PeerOptions { session: 2, path: 3, ..from(1) });
     assert_eq!(stranger.connect(&mut fixture, 0), Err(-13));
@@ -225,9 +220,7 @@ fn what_clients_do_is_recorded() {
 #[test]
 fn what_repeats_is_counted_apart_and_the_count_is_recorded_in_the_end() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
-    let kept = Arc::clone(&events);
-    fixture.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
+    let events = fixture.audited();
     set(&fixture, &[], &[anyone(0, "ro")]);
     let mut peer = Peer::up(&mut fixture, from(0), "sess");
     for _ in 0..4 {
@@ -252,9 +245,7 @@ fn what_repeats_is_counted_apart_and_the_count_is_recorded_in_the_end() {
 #[test]
 fn paths_of_nobody_in_particular_are_counted_and_those_of_names_recorded() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
-    let kept = Arc::clone(&events);
-    fixture.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
+    let events = fixture.audited();
     for session in 1..=3 {
         let options = PeerOptions { session, path: session, ..from(0) };
         let _ = Peer::up(&mut fixture, options, "sess");

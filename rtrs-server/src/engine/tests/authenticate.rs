@@ -13,7 +13,7 @@ use rtrs_core::wire::{
 use super::fixture::{DeviceOptions, Fixture, StandOptions, client_ip};
 use super::peer::{Peer, PeerOptions, io};
 use crate::access_list::{AccessPolicy, AccessRule, Unlisted};
-use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
+use crate::audit::{AuditKind, AuditResult};
 use crate::engine::authenticator::{Authenticator, ProofTask};
 use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
 use crate::path::PathKey;
@@ -425,9 +425,7 @@ fn what_cannot_be_computed_now_is_refused_and_may_be_tried_again() {
 fn proofs_are_recorded() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
-    let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
-    let kept = Arc::clone(&events);
-    fixture.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
+    let events = fixture.audited();
     let mut peer = unproved(&mut fixture, PeerOptions::default());
     assert_eq!(prove((&mut fixture, &clerk), &mut peer, 9), errno::EACCES);
     assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);

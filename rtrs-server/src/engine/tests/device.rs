@@ -29,7 +29,7 @@ pub(super) struct Posted {
 
 pub(super) type Log = Rc<RefCell<Vec<Posted>>>;
 
-/// The addresses that the listener was told of.
+/// The addresses that were passed to `know_peer`.
 pub(super) type Known = Rc<RefCell<Vec<(IpAddr, bool)>>>;
 
 /// What the server's device is like.

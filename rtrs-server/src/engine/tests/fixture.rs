@@ -20,6 +20,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::device::{Aside, Known, Log, Regions, Tee};
 pub(super) use super::device::{DeviceOptions, Posted};
+use crate::audit::{AuditEvent, AuditSink};
 use crate::engine::ServerEngine;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::{Finder, Search};
@@ -412,6 +413,14 @@ impl Fixture {
         busy |= !messages.is_empty();
         messages.into_iter().for_each(|(to, one)| self.hosts[to.index()].inbox.push_back(one));
         busy
+    }
+
+    /// The events of the audit log from now on.
+    pub(super) fn audited(&mut self) -> Arc<Mutex<Vec<AuditEvent>>> {
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&events);
+        self.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
+        events
     }
 
     /// What the server posted since the last call.

@@ -1,9 +1,6 @@
 //! Whoever reaches the port, knows the UUIDs of a session and of its paths, and has no key: what he
 //! takes from the session's client.
 
-use std::sync::Arc;
-
-use parking_lot::Mutex;
 use rtrs_core::ids::PathUuid;
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{AccessMode, Challenge, ClientExtensions, Fence, Rw, WriteMsg, errno};
@@ -12,7 +9,7 @@ use super::authenticate::{Clerk, auth, challenge, client_config, proof, prove, p
 use super::authenticate::{facts, unproved};
 use super::fixture::{DeviceOptions, Fixture, StandOptions, client_ip};
 use super::peer::{Data, Peer, PeerOptions, io};
-use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
+use crate::audit::{AuditEvent, AuditKind, AuditResult};
 use crate::engine::message::{AdminRequest, ControlMessage, Message};
 use crate::export::ExportIndex;
 use crate::path::chunks::ChunkPool;
@@ -46,13 +43,6 @@ fn owner(options: StandOptions) -> (Fixture, Clerk, Peer) {
     let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     (fixture, clerk, owner)
-}
-
-fn recorded(fixture: &mut Fixture) -> Arc<Mutex<Vec<AuditEvent>>> {
-    let events = Arc::new(Mutex::new(Vec::<AuditEvent>::new()));
-    let kept = Arc::clone(&events);
-    fixture.control().set_audit(AuditSink::new(move |event| kept.lock().push(event)));
-    events
 }
 
 #[test]
@@ -323,7 +313,7 @@ fn changes_and_names_are_not_told() {
 #[test]
 fn what_happens_to_such_paths_is_recorded_as_it_is() {
     let (mut fixture, clerk, mut owner) = owner(StandOptions::default());
-    let events = recorded(&mut fixture);
+    let events = fixture.audited();
     let _silent = unproved(&mut fixture, at(10, OUTSIDE));
     fixture.pass(fixture.params.handshake_timeout);
     let taken = std::mem::take(&mut *events.lock());
@@ -383,7 +373,7 @@ fn a_fence_of_the_client_still_means_them() {
 fn what_a_stranger_makes_up_does_not_fill_the_logs() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
-    let events = recorded(&mut fixture);
+    let events = fixture.audited();
     for n in 0..100 {
         let options = PeerOptions { session: 2, ..first(n, OUTSIDE) };
         let mut peer = unproved(&mut fixture, options);
