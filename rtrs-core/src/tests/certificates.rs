@@ -73,12 +73,42 @@ impl Authority {
     /// # Panics
     /// Without random numbers.
     pub fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.distinguished_name.push(DnType::CommonName, "test CA");
+        Self::named("test CA")
+    }
+
+    /// A new one with this common name.
+    ///
+    /// # Panics
+    /// Without random numbers.
+    pub fn named(name: &str) -> Self {
         let key = KeyPair::generate().expect("a key");
-        Self(CertifiedIssuer::self_signed(params, key).expect("a CA"))
+        Self(CertifiedIssuer::self_signed(ca_params(name), key).expect("a CA"))
+    }
+
+    /// A new one that this one has signed.
+    ///
+    /// # Panics
+    /// Without random numbers.
+    #[must_use]
+    pub fn subordinate(&self, name: &str) -> Self {
+        let key = KeyPair::generate().expect("a key");
+        let issued = CertifiedIssuer::signed_by(ca_params(name), key, &self.0);
+        Self(issued.expect("a CA"))
+    }
+
+    /// The certificate, in PEM.
+    #[must_use]
+    pub fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// The certificate and its key as those of a client: nobody else has signed it.
+    ///
+    /// # Panics
+    /// When the files cannot be written.
+    pub fn write_as_client(&self, dir: &Path) {
+        fs::write(dir.join("client-cert.pem"), self.pem()).expect("certificate");
+        write_secret(&dir.join("client-key.pem"), &self.0.key().serialize_pem());
     }
 
     /// Writes `ca-cert.pem`.
@@ -117,6 +147,14 @@ impl Authority {
     /// # Panics
     /// When the file cannot be written.
     pub fn revoke(&self, dir: &Path, serials: &[u64]) {
+        fs::write(dir.join("ca-crl.pem"), self.list(serials, 1, 2120)).expect("ca-crl.pem");
+    }
+
+    /// A list with a number, which ends when a year begins, in PEM.
+    ///
+    /// # Panics
+    /// When it cannot be signed.
+    pub fn list(&self, serials: &[u64], number: u64, until: i32) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
             revocation_time: date_time_ymd(2021, 1, 1),
@@ -125,15 +163,22 @@ impl Authority {
         };
         let params = CertificateRevocationListParams {
             this_update: date_time_ymd(2021, 1, 1),
-            next_update: date_time_ymd(2120, 1, 1),
-            crl_number: SerialNumber::from(1u64),
+            next_update: date_time_ymd(until, 1, 1),
+            crl_number: SerialNumber::from(number),
             issuing_distribution_point: None,
             revoked_certs: serials.iter().map(revoked).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        let list = params.signed_by(&self.0).expect("a list").pem().expect("PEM");
-        fs::write(dir.join("ca-crl.pem"), list).expect("ca-crl.pem");
+        params.signed_by(&self.0).expect("a list").pem().expect("PEM")
     }
+}
+
+fn ca_params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
 }
 
 impl Default for Authority {

@@ -22,6 +22,7 @@ use rustls::{
 use super::ALPN;
 use super::files::{Files, TlsDir};
 use super::keys::{Clients, PrivateKey, PublicKey};
+use super::lists::Lists;
 use super::own::Sources;
 use super::proof::OwnCredential;
 use super::raw::{RawKeys, RawVerifier};
@@ -164,6 +165,7 @@ impl TlsServerConfig {
             .only_check_end_entity_revocation()
             .build()
             .map_err(|error| unusable(dir, &files.crl, &error))?;
+        let lists = Lists::check(dir, &files, &provider)?;
         let own = OwnCredential::certificates(&files.chain, &files.key, &provider)
             .map_err(|error| certificate(&files, &error))?;
         let builder = ServerConfig::builder_with_provider(provider)
@@ -173,7 +175,7 @@ impl TlsServerConfig {
             .with_client_cert_verifier(Arc::clone(&verifier))
             .with_single_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
-        let (rustls, sources) = (Arc::new(finish(rustls)), Sources::certificates(&files));
+        let (rustls, sources) = (Arc::new(finish(rustls)), Sources::certificates(&files, lists));
         Ok(Self { rustls, clients: None, verifier, own, sources, generation: 0 })
     }
 
@@ -241,6 +243,7 @@ impl TlsClientConfig {
             .only_check_end_entity_revocation()
             .build()
             .map_err(|error| unusable(dir, &files.crl, &error))?;
+        let lists = Lists::check(dir, &files, &provider)?;
         let own = OwnCredential::certificates(&files.chain, &files.key, &provider)
             .map_err(|error| certificate(&files, &error))?;
         let rustls = ClientConfig::builder_with_provider(provider)
@@ -250,7 +253,7 @@ impl TlsClientConfig {
             .with_client_auth_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
         let name = name.map(server_name).transpose()?;
-        let sources = Sources::certificates(&files);
+        let sources = Sources::certificates(&files, lists);
         Ok(Self { rustls: client(rustls), name, verifier, own, sources })
     }
 

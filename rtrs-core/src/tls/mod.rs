@@ -13,7 +13,7 @@
 //!
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
 //! commands for keys · `config.rs` what rustls needs · `raw.rs` checks of raw keys · `names.rs` the
-//! name in a certificate · `own.rs` checks of our own files · `proof.rs` proofs of paths without
+//! name in a certificate · `own.rs` checks of our own files · `lists.rs` revocation lists · `proof.rs` proofs of paths without
 //! TLS · `handshake.rs` one handshake · `workers.rs` the threads · `explain.rs` errors for people.
 
 mod command;
@@ -26,6 +26,7 @@ mod fuzz;
 mod fuzz_auth;
 mod handshake;
 mod keys;
+mod lists;
 mod names;
 mod own;
 mod proof;
@@ -51,7 +52,7 @@ pub use handshake::cipher_name;
 pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
 pub use keys::{Clients, KeyError, PrivateKey, PublicKey};
 pub use names::name_of;
-pub use own::EXPIRES_SOON_DAYS;
+pub use own::{EXPIRES_SOON_DAYS, NO_LIST};
 pub use proof::{Exchange, ProofError, ProofFacts, nonce};
 pub use workers::TlsEndpoint;
 pub(crate) use workers::{Done, Job};

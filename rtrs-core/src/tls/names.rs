@@ -26,7 +26,7 @@ pub fn name_of(certificate: &CertificateDer<'_>) -> Option<Arc<str>> {
 
 /// The last common name of a subject: the contents of a Name (RFC 5280 section 4.1.2.4), which is
 /// sets of pairs of an identifier and a text.
-fn common_name(mut subject: &[u8]) -> Option<String> {
+pub(super) fn common_name(mut subject: &[u8]) -> Option<String> {
     let mut name = None;
     while !subject.is_empty() {
         let (tag, set, rest) = element(subject)?;
@@ -44,7 +44,7 @@ fn common_name(mut subject: &[u8]) -> Option<String> {
 }
 
 /// Tag and contents of the first DER element, and what follows it.
-fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+pub(super) fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, len], rest) = bytes.split_first_chunk::<2>()?;
     let (len, rest) = match len {
         0..=0x7f => (usize::from(len), rest),
@@ -52,6 +52,15 @@ fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
         0x82 => {
             let (len, rest) = rest.split_first_chunk::<2>()?;
             (usize::from(u16::from_be_bytes(*len)), rest)
+        }
+        // Only revocation lists are so long.
+        0x83 => {
+            let (&[high, middle, low], rest) = rest.split_first_chunk::<3>()?;
+            (usize::try_from(u32::from_be_bytes([0, high, middle, low])).ok()?, rest)
+        }
+        0x84 => {
+            let (len, rest) = rest.split_first_chunk::<4>()?;
+            (usize::try_from(u32::from_be_bytes(*len)).ok()?, rest)
         }
         _ => return None,
     };

@@ -15,10 +15,13 @@ use webpki::{EndEntityCert, KeyUsage};
 use super::config::{TlsClientConfig, TlsConfigError as Error, TlsServerConfig};
 use super::files::Files;
 use super::keys::{Clients, PublicKey};
+use super::lists::Lists;
 use super::names::name_of;
 
 /// A certificate that expires so soon is warned of, in days.
 pub const EXPIRES_SOON_DAYS: u64 = 14;
+/// What a reload says of a list that is gone.
+pub const NO_LIST: &str = "ca-crl.pem: no certificate is revoked any more";
 const DAY: u64 = 24 * 3600;
 
 /// For what a certificate is.
@@ -35,12 +38,13 @@ pub(super) struct Sources {
     certificate: Option<(CertificateDer<'static>, PathBuf)>,
     /// The names of the files, and the hashes of what they have.
     files: Vec<(&'static str, [u8; 32])>,
+    lists: Lists,
     /// The own key, if there are no certificates.
     key: Option<PublicKey>,
 }
 
 impl Sources {
-    pub(super) fn certificates(files: &Files) -> Self {
+    pub(super) fn certificates(files: &Files, lists: Lists) -> Self {
         let certificate = files.chain.first().cloned();
         let hash = |parts: &mut dyn Iterator<Item = &[u8]>| -> [u8; 32] {
             let mut hash = Sha256::new();
@@ -55,6 +59,7 @@ impl Sources {
                 ("server-cert.pem", hash(&mut files.chain.iter().map(AsRef::as_ref))),
                 ("server-key.pem", hash(&mut std::iter::once(files.key.secret_der()))),
             ],
+            lists,
             key: None,
         }
     }
@@ -72,7 +77,19 @@ impl TlsServerConfig {
     pub fn check_own(&self) -> Result<Option<String>, Error> {
         let Some((certificate, path)) = &self.sources.certificate else { return Ok(None) };
         check_purpose(certificate, path, End::Server)?;
-        check_dates(certificate, path, UnixTime::now())
+        check_dates(certificate, path, End::Server, UnixTime::now())
+    }
+
+    /// What an operator should know of the revocation lists.
+    #[must_use]
+    pub fn list_warnings(&self) -> Vec<String> {
+        self.sources.lists.warnings(UnixTime::now())
+    }
+
+    /// The revocation lists that are older than those before, one text each.
+    #[must_use]
+    pub fn older_lists_than(&self, before: &Self) -> Vec<String> {
+        self.sources.lists.older_than(&before.sources.lists)
     }
 
     /// The same for files that are read again. The certificate that is in use already is not
@@ -109,7 +126,13 @@ impl TlsServerConfig {
         let (now, then) = (&self.sources, &before.sources);
         let pairs = now.files.iter().zip(&then.files);
         let changed = pairs.filter(|(now, then)| now != then);
-        let mut changes: Vec<String> = changed.map(|(now, _)| now.0.to_owned()).collect();
+        let unlisted = now.lists.is_empty() && !then.lists.is_empty();
+        let text = |name: &str| match name {
+            "ca-crl.pem" if unlisted => NO_LIST.to_owned(),
+            name => name.to_owned(),
+        };
+        let mut changes: Vec<String> = changed.map(|(now, _)| text(now.0)).collect();
+        changes.extend(self.older_lists_than(before));
         if now.key != then.key {
             changes.push("key-file".to_owned());
         }
@@ -121,6 +144,20 @@ impl TlsServerConfig {
 }
 
 impl TlsClientConfig {
+    /// Refuses a certificate that no server would take now. Returns what an operator should know:
+    /// that it expires soon, or that a revocation list is over.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file.
+    pub fn check_now(&self) -> Result<Vec<String>, Error> {
+        let now = UnixTime::now();
+        let mut warnings = self.sources.lists.warnings(now);
+        if let Some((certificate, path)) = &self.sources.certificate {
+            warnings.extend(check_dates(certificate, path, End::Client, now)?);
+        }
+        Ok(warnings)
+    }
+
     /// Refuses a certificate that no server would take for a client's, whenever.
     ///
     /// # Errors
@@ -164,6 +201,13 @@ pub(super) fn check_purpose(
         End::Client => ("clients", "clientAuth", "tls_www_client"),
     };
     match verified(certificate, end, UnixTime::now()) {
+        // GnuTLS takes such a certificate of a server.
+        Some(webpki::Error::CaUsedAsEndEntity) if end == End::Client => Err(Error::Content {
+            path: path.into(),
+            why: "the certificate is one of a CA (basic constraints), which no server takes from \
+                  a client; make one that the server's CA signs"
+                .into(),
+        }),
         Some(webpki::Error::RequiredEkuNotFoundContext(_)) => Err(Error::Content {
             path: path.into(),
             why: format!(
@@ -180,11 +224,12 @@ pub(super) fn check_purpose(
 fn check_dates(
     certificate: &CertificateDer<'_>,
     path: &Path,
+    end: End,
     now: UnixTime,
 ) -> Result<Option<String>, Error> {
     let refuse = |why: String| Err(Error::Content { path: path.into(), why });
     let soon = Duration::from_secs(now.as_secs().saturating_add(EXPIRES_SOON_DAYS * DAY));
-    let at = |time| verified(certificate, End::Server, time);
+    let at = |time| verified(certificate, end, time);
     match (at(now), at(UnixTime::since_unix_epoch(soon))) {
         (Some(webpki::Error::CertExpired { not_after, .. }), _) => {
             refuse(format!("the certificate expired on {}; renew it", date(not_after)))
@@ -215,7 +260,7 @@ fn verified(certificate: &CertificateDer<'_>, end: End, at: UnixTime) -> Option<
 }
 
 /// A day in UTC, YYYY-MM-DD. Years begin in March here, so that a leap day is the last.
-fn date(at: UnixTime) -> String {
+pub(super) fn date(at: UnixTime) -> String {
     let days = at.as_secs() / DAY + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -1,0 +1,369 @@
+//! Revocation lists: whose they are, whether they can be used, and whether they are old.
+//!
+//! With a list that its CA did not sign, or without the list of a CA while others have one, every
+//! handshake would fail. So such files are refused when they are read. A list that has expired, or
+//! that is older than the one in use, still revokes what it names: that is only warned of.
+
+use std::path::PathBuf;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{
+    CertificateRevocationListDer, SignatureVerificationAlgorithm, SubjectPublicKeyInfoDer, UnixTime,
+};
+use webpki::{EndEntityCert, RawPublicKeyEntity, anchor_from_trusted_cert, spki_for_anchor};
+
+use super::config::TlsConfigError as Error;
+use super::files::{Files, TlsDir};
+use super::names::{common_name, element};
+use super::own::date;
+
+const INTEGER: u8 = 0x02;
+const BIT_STRING: u8 = 0x03;
+const OCTET_STRING: u8 = 0x04;
+const UTC_TIME: u8 = 0x17;
+const SEQUENCE: u8 = 0x30;
+const EXTENSIONS: u8 = 0xa0;
+/// OBJECT IDENTIFIER 2.5.29.20, the number of a list, with tag and length.
+const LIST_NUMBER: [u8; 5] = [6, 3, 0x55, 0x1d, 20];
+
+/// What is remembered of the lists of a directory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lists {
+    path: PathBuf,
+    all: Vec<List>,
+}
+
+#[derive(Clone, Debug)]
+struct List {
+    /// The name of its CA, in DER.
+    issuer: Vec<u8>,
+    /// YYYYMMDDHHMMSS in UTC.
+    until: String,
+    /// Big-endian, without leading zeros; empty without a number.
+    number: Vec<u8>,
+}
+
+/// A list as it was signed.
+struct Signed<'a> {
+    data: &'a [u8],
+    algorithm: &'a [u8],
+    signature: &'a [u8],
+}
+
+/// A CA that may have signed a list.
+struct Authority {
+    subject: Vec<u8>,
+    spki: SubjectPublicKeyInfoDer<'static>,
+}
+
+impl Lists {
+    /// Refuses lists with which no session could begin. rustls has parsed them.
+    ///
+    /// # Errors
+    /// [`Error`] that names the file and the CA.
+    pub(super) fn check(
+        dir: &TlsDir,
+        files: &Files,
+        provider: &CryptoProvider,
+    ) -> Result<Self, Error> {
+        let path = dir.0.join("ca-crl.pem");
+        let refuse = |why: String| Err(Error::Content { path: path.clone(), why });
+        let algorithms = provider.signature_verification_algorithms.all;
+        let (roots, intermediates) = (roots(files), intermediates(files));
+        let mut all = Vec::new();
+        for der in &files.crl {
+            let Some((signed, list)) = parse(der) else {
+                return refuse("it contains a revocation list that cannot be read".into());
+            };
+            let name = ca_name(&list.issuer);
+            let named = |ca: &&Authority| ca.subject == list.issuer;
+            let mut signers: Vec<&Authority> = roots.iter().filter(named).collect();
+            if signers.is_empty() {
+                signers.extend(intermediates.iter().map(|(ca, _)| ca).filter(named));
+            }
+            if signers.is_empty() {
+                return refuse(format!(
+                    "it has a list of {name}, which is not in ca-cert.pem; take that list out, or \
+                     append its CA to ca-cert.pem"
+                ));
+            }
+            // rustls takes the first list with the name of the issuer, whatever its key.
+            if !signers.iter().all(|ca| signed.is_by(ca, algorithms)) {
+                return refuse(format!(
+                    "the list of {name} is not signed by the key of that CA in ca-cert.pem; make \
+                     it anew with the CA's own key, and give CAs with different keys different \
+                     names"
+                ));
+            }
+            all.push(list);
+        }
+        let has_list = |subject: &[u8]| all.iter().any(|list| list.issuer == subject);
+        let signs_through = |subject: &[u8]| {
+            intermediates.iter().any(|(ca, issuer)| issuer == subject && has_list(&ca.subject))
+        };
+        let lacks = |ca: &&Authority| !has_list(&ca.subject) && !signs_through(&ca.subject);
+        if let (Some(ca), false) = (roots.iter().find(lacks), all.is_empty()) {
+            return refuse(format!(
+                "it has no list of {}, which is in ca-cert.pem; append one (it may be empty), or \
+                 take the CA out of ca-cert.pem",
+                ca_name(&ca.subject)
+            ));
+        }
+        Ok(Self { path, all })
+    }
+
+    /// What an operator should know of them.
+    pub(super) fn warnings(&self, now: UnixTime) -> Vec<String> {
+        let now = digits(now);
+        let expired = self.all.iter().filter(|list| list.until <= now);
+        let text = |list: &List| {
+            let (day, path) = (list.until.as_str(), self.path.display());
+            format!(
+                "the list of {} in {path} expired on {}-{}-{}: what was revoked since then is not \
+                 in it, and it is used all the same; replace it by a new one",
+                ca_name(&list.issuer),
+                &day[..4],
+                &day[4..6],
+                &day[6..8]
+            )
+        };
+        expired.map(text).collect()
+    }
+
+    /// Lists with a lower number than those before, one text each.
+    pub(super) fn older_than(&self, before: &Self) -> Vec<String> {
+        let text = |list: &List| {
+            let then = before.all.iter().find(|then| then.issuer == list.issuer)?;
+            // Without leading zeros the longer one is the greater.
+            let of = |list: &List| (list.number.len(), list.number.clone());
+            (of(list) < of(then)).then(|| {
+                format!(
+                    "the list of {} in {} has the number {}, and the one before it {}: it is \
+                     older, and may lack what was revoked",
+                    ca_name(&list.issuer),
+                    self.path.display(),
+                    number(&list.number),
+                    number(&then.number)
+                )
+            })
+        };
+        self.all.iter().filter_map(text).collect()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}
+
+impl Signed<'_> {
+    fn is_by(&self, ca: &Authority, all: &[&dyn SignatureVerificationAlgorithm]) -> bool {
+        let Ok(key) = RawPublicKeyEntity::try_from(&ca.spki) else { return false };
+        all.iter()
+            .filter(|one| one.signature_alg_id().as_ref() == self.algorithm)
+            .any(|one| key.verify_signature(*one, self.data, self.signature).is_ok())
+    }
+}
+
+/// The CAs of `ca-cert.pem`.
+fn roots(files: &Files) -> Vec<Authority> {
+    let anchors = files.ca.iter().filter_map(|ca| anchor_from_trusted_cert(ca).ok());
+    anchors
+        .map(|ca| Authority { subject: ca.subject.to_vec(), spki: spki_for_anchor(&ca) })
+        .collect()
+}
+
+/// The CAs of the own chain, each with the name of its issuer.
+fn intermediates(files: &Files) -> Vec<(Authority, Vec<u8>)> {
+    let chain = files.chain.iter().skip(1);
+    let parsed = chain.filter_map(|one| EndEntityCert::try_from(one).ok());
+    parsed
+        .map(|ca| {
+            let (subject, spki) = (ca.subject().to_vec(), ca.subject_public_key_info());
+            (Authority { subject, spki }, ca.issuer().to_vec())
+        })
+        .collect()
+}
+
+/// What a list has (RFC 5280 section 5.1).
+fn parse<'a>(der: &'a CertificateRevocationListDer<'_>) -> Option<(Signed<'a>, List)> {
+    let (SEQUENCE, outer, _) = element(der)? else { return None };
+    let (SEQUENCE, content, behind) = element(outer)? else { return None };
+    let (SEQUENCE, algorithm, signature) = element(behind)? else { return None };
+    let (BIT_STRING, [0, signature @ ..], _) = element(signature)? else { return None };
+    let signed = Signed { data: &outer[..outer.len() - behind.len()], algorithm, signature };
+    let (_version, rest) = skip(content)?;
+    let (_algorithm, rest) = skip(rest)?;
+    let (SEQUENCE, issuer, rest) = element(rest)? else { return None };
+    let (_from, rest) = skip(rest)?;
+    let (tag, until, mut rest) = element(rest)?;
+    let until = str::from_utf8(until).ok()?.trim_end_matches('Z');
+    // Two digits of the year: from 1950 to 2049.
+    let century = match (tag, until.get(..1)?) {
+        (UTC_TIME, "5" | "6" | "7" | "8" | "9") => "19",
+        (UTC_TIME, _) => "20",
+        _ => "",
+    };
+    let until = format!("{century}{until}");
+    if until.len() != 14 || !until.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let mut number = Vec::new();
+    while !rest.is_empty() {
+        let (tag, inner, more) = element(rest)?;
+        if tag == EXTENSIONS {
+            number = list_number(element(inner)?.1)?;
+        }
+        rest = more;
+    }
+    Some((signed, List { issuer: issuer.to_vec(), until, number }))
+}
+
+/// The number among the extensions; empty without one.
+fn list_number(mut extensions: &[u8]) -> Option<Vec<u8>> {
+    while !extensions.is_empty() {
+        let (_, extension, more) = element(extensions)?;
+        if let Some(mut value) = extension.strip_prefix(&LIST_NUMBER) {
+            // It may say first whether it is critical.
+            loop {
+                let (tag, inner, more) = element(value)?;
+                if tag == OCTET_STRING {
+                    let (INTEGER, number, _) = element(inner)? else { return None };
+                    return Some(number.iter().copied().skip_while(|byte| *byte == 0).collect());
+                }
+                value = more;
+            }
+        }
+        extensions = more;
+    }
+    Some(Vec::new())
+}
+
+/// The first element's contents, and what follows it.
+fn skip(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    element(bytes).map(|(_, contents, rest)| (contents, rest))
+}
+
+/// A CA, for people.
+fn ca_name(subject: &[u8]) -> String {
+    match common_name(subject) {
+        Some(name) => format!("the CA {name:?}"),
+        None => "a CA without a common name".into(),
+    }
+}
+
+/// A number of a list: decimal if it is short, else as `certtool` and `openssl` print it.
+fn number(bytes: &[u8]) -> String {
+    match bytes.len() {
+        0..=8 => bytes.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte)).to_string(),
+        _ => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+    }
+}
+
+/// YYYYMMDDHHMMSS in UTC.
+fn digits(at: UnixTime) -> String {
+    let second = at.as_secs() % (24 * 3600);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{}{hour:02}{minute:02}{second:02}", date(at).replace('-', ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::tests::certificates::{Authority, TestDir, Wanted, certificates};
+    use crate::tls::{TlsClientConfig, TlsServerConfig};
+
+    /// A list and the file with the CAs, as all kinds of ends read them.
+    fn read(dir: &TestDir, list: &str) -> Result<TlsServerConfig, String> {
+        fs::write(dir.0.join("ca-crl.pem"), list).unwrap();
+        let dir = TlsDir(dir.0.clone());
+        let server = TlsServerConfig::with_certificates(&dir);
+        let nbd = TlsServerConfig::for_nbd(&dir).map(drop);
+        let client = TlsClientConfig::with_certificates(&dir, None).map(drop);
+        let texts = [server.as_ref().map(drop), nbd.as_ref().copied(), client.as_ref().copied()]
+            .map(|read| read.map_err(Error::to_string));
+        assert!(texts[0] == texts[1] && texts[0] == texts[2], "{texts:?}");
+        server.map_err(|error| error.to_string())
+    }
+
+    fn refused(dir: &TestDir, list: &str, part: &str) {
+        let text = read(dir, list).unwrap_err();
+        assert!(text.contains("ca-crl.pem: ") && text.contains(part), "{text}");
+    }
+
+    #[test]
+    fn a_list_with_which_no_session_could_begin_is_refused() {
+        let dir = TestDir::new("lists");
+        let authority = certificates(&dir.0);
+        let other = Authority::named("other CA");
+        let (own, foreign) = (authority.list(&[7], 1, 2120), other.list(&[], 1, 2120));
+        read(&dir, &own).unwrap();
+        refused(&dir, &foreign, "a list of the CA \"other CA\", which is not in ca-cert.pem");
+        refused(&dir, &(own.clone() + &foreign), "which is not in ca-cert.pem; take that list out");
+        // The same name, another key.
+        let impostor = Authority::new().list(&[], 1, 2120);
+        refused(&dir, &impostor, "the list of the CA \"test CA\" is not signed by the key");
+        // The file has another CA, too.
+        fs::write(dir.0.join("ca-cert.pem"), authority.pem() + &other.pem()).unwrap();
+        refused(&dir, &own, "it has no list of the CA \"other CA\", which is in ca-cert.pem");
+        read(&dir, &(own.clone() + &foreign)).unwrap();
+        // A long one.
+        let serials: Vec<u64> = (1000..8000).collect();
+        read(&dir, &(authority.list(&serials, 1, 2120) + &foreign)).unwrap();
+        let twins = authority.pem() + &Authority::new().pem();
+        fs::write(dir.0.join("ca-cert.pem"), twins).unwrap();
+        refused(&dir, &own, "give CAs with different keys different names");
+    }
+
+    #[test]
+    fn the_list_of_an_intermediate_ca_of_the_own_chain_is_enough() {
+        let dir = TestDir::new("lists");
+        let root = Authority::named("root");
+        let between = root.subordinate("between");
+        root.write(&dir.0);
+        for (end, wanted) in [("server", Wanted::SERVER), ("client", Wanted::CLIENT)] {
+            between.issue(&dir.0, &wanted);
+            let path = dir.0.join(format!("{end}-cert.pem"));
+            let chain = fs::read_to_string(&path).unwrap() + &between.pem();
+            fs::write(path, chain).unwrap();
+        }
+        read(&dir, &between.list(&[], 1, 2120)).unwrap();
+        refused(&dir, &Authority::named("between").list(&[], 1, 2120), "\"between\" is not signed");
+    }
+
+    #[test]
+    fn a_list_that_is_over_or_older_is_told() {
+        let dir = TestDir::new("lists");
+        let authority = certificates(&dir.0);
+        let server = |number, until| read(&dir, &authority.list(&[7], number, until)).unwrap();
+        let first = server(300, 2120);
+        assert_eq!(first.list_warnings(), [""; 0]);
+        let over = server(301, 2025).list_warnings();
+        assert!(over.len() == 1 && over[0].contains("expired on 2025-01-01: "), "{over:?}");
+        let client = TlsClientConfig::with_certificates(&TlsDir(dir.0.clone()), None).unwrap();
+        assert_eq!(client.check_now().unwrap(), over);
+        // Either kind of time.
+        assert_eq!(server(301, 2049).list_warnings(), [""; 0]);
+        for number in [299, 44, 1] {
+            let older = server(number, 2120);
+            let told = older.older_lists_than(&first);
+            let part = format!("has the number {number}, and the one before it 300");
+            assert!(told.len() == 1 && told[0].contains(&part), "{told:?}");
+            assert_eq!(older.changes_since(&first), ["ca-crl.pem", &told[0]]);
+        }
+        assert_eq!(server(300, 2120).older_lists_than(&first), [""; 0]);
+        assert_eq!(server(70_000, 2120).older_lists_than(&first), [""; 0]);
+        fs::remove_file(dir.0.join("ca-crl.pem")).unwrap();
+        let none = TlsServerConfig::with_certificates(&TlsDir(dir.0.clone())).unwrap();
+        assert_eq!(none.changes_since(&first), [crate::tls::NO_LIST]);
+        assert_eq!(first.changes_since(&none), ["ca-crl.pem"]);
+    }
+
+    #[test]
+    fn a_time_is_compared_to_the_second() {
+        let at = UnixTime::since_unix_epoch(Duration::from_secs(951_782_400 + 3661));
+        assert_eq!(digits(at), "20000229010101");
+    }
+}
