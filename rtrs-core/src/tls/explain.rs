@@ -14,13 +14,16 @@ const NO_COMMON_KIND: &str = "there is no cipher or kind of certificate that bot
 #[must_use]
 pub fn error_text(error: &Error) -> String {
     match error {
-        Error::AlertReceived(alert) => alert_text(*alert),
+        Error::AlertReceived(alert) => alert_text(*alert, true),
         Error::InvalidCertificate(CertificateError::Other(OtherError(why)))
             if why.downcast_ref::<UnknownKey>().is_some() =>
         {
             why.to_string()
         }
         Error::InvalidCertificate(why) => format!("the peer's certificate {}", certificate(why)),
+        Error::InvalidCertRevocationList(why) => {
+            format!("our ca-crl.pem cannot be used: {}", words(&format!("{why:?}")))
+        }
         Error::InvalidMessage(_) => "the peer does not speak TLS at all".into(),
         Error::NoCertificatesPresented => "the peer has shown no certificate or key".into(),
         Error::PeerIncompatible(
@@ -74,12 +77,19 @@ fn certificate(error: &CertificateError) -> String {
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "is not for this use (extended key usage)".into()
         }
+        CertificateError::Other(OtherError(why)) => match why.downcast_ref() {
+            Some(webpki::Error::CaUsedAsEndEntity) => {
+                "is one of a CA (basic constraints), not one of a client or a server".into()
+            }
+            Some(why) => format!("is refused: {}", words(&format!("{why:?}"))),
+            None => format!("is refused: {why}"),
+        },
         error => format!("is refused: {error}"),
     }
 }
 
-/// What an alert of the peer means.
-pub(crate) fn alert_text(alert: AlertDescription) -> String {
+/// What an alert of the peer means to an end with raw keys, or with certificates.
+pub(crate) fn alert_text(alert: AlertDescription, raw_keys: bool) -> String {
     let what = match alert {
         AlertDescription::CertificateExpired => "our certificate has expired, or is not valid yet",
         AlertDescription::CertificateRevoked => "our certificate is revoked",
@@ -89,13 +99,15 @@ pub(crate) fn alert_text(alert: AlertDescription) -> String {
         }
         AlertDescription::CertificateRequired => "the peer wants a certificate or key of ours",
         // The first is what peers of version 0.1 send.
-        AlertDescription::AccessDenied | AlertDescription::CertificateUnknown => {
+        AlertDescription::AccessDenied | AlertDescription::CertificateUnknown if raw_keys => {
             "our key is not known to the peer"
         }
         AlertDescription::UnsupportedCertificate => {
             "our certificate is not for this use (extended key usage)"
         }
-        AlertDescription::BadCertificate => "the peer does not accept our certificate",
+        AlertDescription::BadCertificate
+        | AlertDescription::AccessDenied
+        | AlertDescription::CertificateUnknown => "the peer does not accept our certificate",
         AlertDescription::ProtocolVersion => "the peer does not speak TLS 1.3",
         AlertDescription::NoApplicationProtocol => "the peer does not speak RTRS (ALPN rtrs/1)",
         AlertDescription::HandshakeFailure => NO_COMMON_KIND,
@@ -107,7 +119,7 @@ pub(crate) fn alert_text(alert: AlertDescription) -> String {
 /// What to do about a failed TLS connection; `text` is the reason that a connection attempt gave.
 #[must_use]
 pub fn hint(text: &str) -> Option<&'static str> {
-    const HINTS: [(&str, &str); 17] = [
+    const HINTS: [(&str, &str); 20] = [
         (
             "our certificate has expired",
             "renew client-cert.pem, and check the clocks of both hosts",
@@ -130,6 +142,16 @@ pub fn hint(text: &str) -> Option<&'static str> {
         ("has expired", "renew server-cert.pem at the server, and check the clocks of both hosts"),
         ("is not valid yet", "check the clocks of both hosts"),
         ("revoked by ca-crl.pem", "get a new server-cert.pem for the server"),
+        ("has no list in ca-crl.pem", "append the list of that CA to ca-crl.pem"),
+        (
+            "ca-crl.pem cannot be used",
+            "replace ca-crl.pem by a list that the CA in ca-cert.pem has signed (crl_signing_key)",
+        ),
+        (
+            "does not accept our certificate",
+            "use a client-cert.pem that the server's CA has signed and that is not one of a CA; \
+             the server's log has the reason",
+        ),
         ("by the CA in ca-cert.pem", "use the CA of the server as ca-cert.pem"),
         ("certificate is not for ", "connect by a name in the certificate, or set tls-hostname"),
         (

@@ -20,6 +20,7 @@ use rustls::{
 use super::ALPN;
 use super::config::{TlsClientConfig, TlsServerConfig};
 use super::explain::{NO_NAME, error_text};
+use super::keys::PublicKey;
 use crate::fabric::peer::{PeerIdentity, Proof};
 
 /// Bytes of a peer's handshake that are kept at most: many certificates of 4 KiB.
@@ -83,6 +84,8 @@ pub(crate) struct Session {
     pub(crate) tx: (u64, ConnectionTrafficSecrets),
     pub(crate) rx: (u64, ConnectionTrafficSecrets),
     pub(crate) secrets: Secrets,
+    /// Both ends have raw keys, not certificates.
+    pub(crate) raw_keys: bool,
     /// At the server, the client.
     pub(crate) peer: PeerIdentity,
 }
@@ -313,10 +316,17 @@ fn check_protocol(conn: &CommonState) -> Result<(), String> {
     }
 }
 
+/// Whether the peer has shown a raw key.
+fn is_raw_key(conn: &CommonState) -> bool {
+    let shown = conn.peer_certificates().and_then(<[_]>::first);
+    shown.is_some_and(|shown| PublicKey::from_spki(shown).is_some())
+}
+
 fn session(conn: Conn) -> Result<Session, String> {
     let text = |error| error_text(&error);
-    let (ExtractedSecrets { tx, rx }, secrets, peer, suite) = match conn {
+    let (ExtractedSecrets { tx, rx }, secrets, peer, suite, raw_keys) = match conn {
         Conn::Server(conn, config, _) => {
+            let raw_keys = is_raw_key(&conn);
             let chain = conn.peer_certificates().unwrap_or_default();
             let who = chain.first().and_then(|certificate| config.who(certificate));
             let who = who.ok_or(NO_NAME)?;
@@ -325,12 +335,13 @@ fn session(conn: Conn) -> Result<Session, String> {
             let peer = PeerIdentity { who, proof, cipher: None };
             let (keys, kernel) = conn.dangerous_into_kernel_connection().map_err(text)?;
             let suite = kernel.negotiated_cipher_suite();
-            (keys, Secrets::Server(kernel), peer, suite)
+            (keys, Secrets::Server(kernel), peer, suite, raw_keys)
         }
         Conn::Client(conn, _) => {
+            let raw_keys = is_raw_key(&conn);
             let (keys, kernel) = conn.dangerous_into_kernel_connection().map_err(text)?;
             let suite = kernel.negotiated_cipher_suite();
-            (keys, Secrets::Client(kernel), PeerIdentity::default(), suite)
+            (keys, Secrets::Client(kernel), PeerIdentity::default(), suite, raw_keys)
         }
         Conn::Begin(_) | Conn::Over => return Err("the handshake is over".into()),
     };
@@ -339,7 +350,7 @@ fn session(conn: Conn) -> Result<Session, String> {
         return Err("a version older than TLS 1.3".into());
     };
     let peer = PeerIdentity { cipher: Some(cipher), ..peer };
-    Ok(Session { suite, tx, rx, secrets, peer })
+    Ok(Session { suite, tx, rx, secrets, raw_keys, peer })
 }
 
 /// The name of a cipher suite of ours (RFC 8446 appendix B.4, RFC 5289 and RFC 7905).

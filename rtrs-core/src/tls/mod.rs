@@ -13,8 +13,9 @@
 //!
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
 //! commands for keys · `config.rs` what rustls needs · `raw.rs` checks of raw keys · `names.rs` the
-//! name in a certificate · `own.rs` checks of our own files · `lists.rs` revocation lists · `proof.rs` proofs of paths without
-//! TLS · `handshake.rs` one handshake · `workers.rs` the threads · `explain.rs` errors for people.
+//! name in a certificate · `own.rs` checks of our own files · `lists.rs` revocation lists ·
+//! `proof.rs` proofs of paths without TLS · `handshake.rs` one handshake · `workers.rs` the threads
+//! · `explain.rs` errors for people.
 
 mod command;
 mod config;

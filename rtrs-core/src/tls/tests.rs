@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
 use rustls::version::TLS12;
-use rustls::{ClientConfig, ClientConnection, ProtocolVersion, RootCertStore};
+use rustls::{
+    AlertDescription, CertRevocationListError, ClientConfig, ClientConnection, ProtocolVersion,
+    RootCertStore,
+};
 
 use super::config::{TlsClientConfig, TlsServerConfig};
 use super::files::TlsDir;
@@ -165,6 +168,32 @@ fn a_wrong_client_certificate_is_refused() {
     place.authority.revoke(place.path(), &[9, Wanted::CLIENT.serial]);
     let text = failure(shake(&place.client(), &place.server()).1);
     assert!(text.contains("is revoked by ca-crl.pem"), "{text}");
+}
+
+#[test]
+fn a_certificate_of_a_ca_is_no_clients() {
+    let place = Place::new();
+    let server = place.server();
+    place.authority.write_as_client(place.path());
+    let client = place.client();
+    let text = failure(shake(&client, &server).1);
+    assert!(text.contains("the peer's certificate is one of a CA (basic constraints)"), "{text}");
+    let text = client.check_own().unwrap_err().to_string();
+    assert!(text.contains("client-cert.pem: the certificate is one of a CA"), "{text}");
+    // What the client hears of it.
+    let heard = |raw_keys| super::alert_text(AlertDescription::CertificateUnknown, raw_keys);
+    assert_eq!(heard(true), "our key is not known to the peer");
+    assert_eq!(heard(false), "the peer does not accept our certificate");
+    assert!(super::hint(&heard(true)).is_some_and(|hint| hint.contains("key show")));
+    assert!(super::hint(&heard(false)).is_some_and(|hint| hint.contains("not one of a CA")));
+}
+
+#[test]
+fn a_list_that_cannot_be_used_is_told_from_another_protocol() {
+    let error = rustls::Error::InvalidCertRevocationList(CertRevocationListError::BadSignature);
+    let text = super::error_text(&error);
+    assert_eq!(text, "our ca-crl.pem cannot be used: bad signature");
+    assert!(super::hint(&text).is_some_and(|hint| hint.contains("replace ca-crl.pem")));
 }
 
 #[test]

@@ -166,6 +166,14 @@ impl TlsEndpoint {
         }
     }
 
+    /// Its revocation lists that are older than those in use, one text each.
+    pub fn older_lists(&self, config: &TlsServerConfig) -> Vec<String> {
+        match &*self.role.read() {
+            Role::Server(before) => config.older_lists_than(before),
+            Role::Client(_) => Vec::new(),
+        }
+    }
+
     /// Begins the handshake of an accepted connection. None at a client's endpoint.
     pub(crate) fn accept(&self, request_len: RequestLen) -> Option<Handshake> {
         match &*self.role.read() {

@@ -138,6 +138,7 @@ fn opener(
 pub(super) struct TlsStream {
     suite: &'static Tls13CipherSuite,
     secrets: Secrets,
+    raw_keys: bool,
     opener: Box<dyn MessageDecrypter>,
     opened: u64,
     sealer: Sealer,
@@ -171,7 +172,7 @@ impl TlsStream {
         machine: &QpMachine,
         slices: usize,
     ) -> io::Result<Self> {
-        let Session { suite, tx, rx: (opened, rx), secrets, .. } = session;
+        let Session { suite, tx, rx: (opened, rx), secrets, raw_keys, .. } = session;
         if rest.len() > machine.stage.len() {
             return Err(io::Error::other("too many bytes behind the handshake"));
         }
@@ -179,6 +180,7 @@ impl TlsStream {
         Ok(Self {
             suite,
             secrets,
+            raw_keys,
             opener: opener(suite, rx)?,
             opened,
             sealer: Sealer::new(tx)?,
@@ -256,7 +258,7 @@ impl TlsStream {
         match kind {
             ContentType::ApplicationData => self.data(from, len).map(Some),
             ContentType::Handshake => self.handshake(content).map(Some),
-            ContentType::Alert => alert(content).map(Some),
+            ContentType::Alert => alert(content, self.raw_keys).map(Some),
             _ => Err(fault(AlertDescription::UnexpectedMessage, "an unexpected record")),
         }
     }
@@ -402,13 +404,13 @@ fn fault(alert: AlertDescription, text: &'static str) -> TlsFault {
 }
 
 /// What an alert means: in TLS 1.3 every one but these two is the end, whatever its level.
-fn alert(content: &[u8]) -> Result<Record, TlsFault> {
+fn alert(content: &[u8], raw_keys: bool) -> Result<Record, TlsFault> {
     let &[_, description] = content else {
         return Err(fault(AlertDescription::DecodeError, "an alert of wrong length"));
     };
     match AlertDescription::from(description) {
         AlertDescription::CloseNotify => Ok(Record::Closed),
         AlertDescription::UserCanceled => Ok(Record::Other),
-        other => Err(TlsFault::Alert(alert_text(other))),
+        other => Err(TlsFault::Alert(alert_text(other, raw_keys))),
     }
 }
