@@ -65,6 +65,10 @@ impl Plan {
         plan.check_names()?;
         plan.check_pings()?;
         plan.check_control()?;
+        let Settings { audit_log, audit_log_max, .. } = &plan.settings;
+        if audit_log.is_none() && *audit_log_max != Settings::default().audit_log_max {
+            return Err(usage("audit-log-max needs audit-log"));
+        }
         Ok(plan)
     }
 

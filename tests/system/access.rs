@@ -2,7 +2,7 @@
 //! when the lists change.
 
 use std::fs;
-
+use std::path::Path;
 use std::time::Duration;
 
 use rtrs_tests::{
@@ -276,6 +276,21 @@ fn a_session_ends_within_a_second_of_the_reload_that_forbids_it() {
     let _ = server.command(&["reload"]).ok();
     session_ends(&server);
     give_up(&client, "v", server);
+}
+
+#[test]
+fn a_check_looks_at_the_audit_log() {
+    let scratch = Scratch::new();
+    let server = |args: &[&str]| Server::builder().export("vol0=mem:16M").args(args).run();
+    let log = scratch.text("none/audit.log");
+    for more in [&[][..], &["--check"]] {
+        let words = [&["--audit-log", log.as_str()], more].concat();
+        let _ = server(&words).code(1).says("cannot open the audit log").says("No such file");
+    }
+    let log = scratch.text("audit.log");
+    let _ = server(&["--audit-log", &log, "--check"]).ok();
+    assert!(!Path::new(&log).exists());
+    let _ = server(&["--audit-log-max", "1M", "--check"]).code(2).says("needs audit-log");
 }
 
 #[test]

@@ -69,12 +69,11 @@ impl Drop for AuditThread {
 /// [`ErrorKind::System`] for a file or journal that cannot be opened.
 pub(super) fn start(set: &Settings) -> Result<(AuditSink, AuditThread), Error> {
     let Some(to) = &set.audit_log else { return Ok((AuditSink::default(), AuditThread(None))) };
-    let what = || format!("cannot open the audit log {to} (audit-log)");
     let out = match to {
         AuditLog::Journal => Out::journal(Path::new(JOURNAL)),
         AuditLog::File(path) => Out::file(path, set.audit_log_max.bytes()),
     };
-    let out = out.map_err(failed(ErrorKind::System, what()))?;
+    let out = out.map_err(failed(ErrorKind::System, cannot_open(to)))?;
     let (sender, queue) = sync_channel(QUEUE_MAX);
     let lost = Arc::new(AtomicU64::new(0));
     let lost_of = Arc::clone(&lost);
@@ -90,6 +89,40 @@ pub(super) fn start(set: &Settings) -> Result<(AuditSink, AuditThread), Error> {
         }
     });
     Ok((sink, running))
+}
+
+/// Refuses what [`start`] would refuse, and makes no file.
+///
+/// # Errors
+/// [`ErrorKind::System`] for a file or journal that cannot be opened.
+pub(super) fn check(set: &Settings) -> Result<(), Error> {
+    let Some(to) = &set.audit_log else { return Ok(()) };
+    let checked = match to {
+        AuditLog::Journal => Out::journal(Path::new(JOURNAL)).map(drop),
+        AuditLog::File(path) => check_file(path),
+    };
+    checked.map_err(failed(ErrorKind::System, cannot_open(to)))
+}
+
+fn check_file(path: &Path) -> io::Result<()> {
+    match open_with(path, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+            let dir = dir.unwrap_or_else(|| Path::new("."));
+            // A file without a name, which goes at once.
+            let tried = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir);
+            match tried {
+                // Of a file system that has no such files.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+                tried => tried.map(drop),
+            }
+        }
+        opened => opened.map(drop),
+    }
+}
+
+fn cannot_open(to: &AuditLog) -> String {
+    format!("cannot open the audit log {to} (audit-log)")
 }
 
 /// Writes until the end, or until the last sink is gone.
@@ -172,9 +205,13 @@ impl Out {
 
 /// Opens a regular file to append to, with its length. One that is new is for its owner alone.
 fn open(path: &Path) -> io::Result<(File, u64)> {
+    open_with(path, true)
+}
+
+fn open_with(path: &Path, create: bool) -> io::Result<(File, u64)> {
     let mut options = OpenOptions::new();
     // Neither through a link nor waiting for the other end of a FIFO.
-    let options = options.append(true).create(true).mode(0o600);
+    let options = options.append(true).create(create).mode(0o600);
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     let meta = file.metadata()?;
     if !meta.is_file() {
@@ -254,6 +291,30 @@ mod tests {
         assert!(Out::file(&link, 10).is_err());
         assert!(!dir.path("target").exists());
         assert!(Out::file(Path::new("/dev/null"), 10).is_err());
+    }
+
+    #[test]
+    fn a_check_refuses_what_a_start_would_and_makes_no_file() {
+        let dir = Scratch::new("check");
+        let of = |path: PathBuf| Settings {
+            audit_log: Some(AuditLog::File(path)),
+            ..Settings::default()
+        };
+        let good = dir.path("audit.log");
+        check(&of(good.clone())).unwrap();
+        assert!(!good.exists());
+        fs::write(&good, "a line\n").unwrap();
+        check(&of(good.clone())).unwrap();
+        assert_eq!(fs::read_to_string(&good).unwrap(), "a line\n");
+        let link = dir.path("link");
+        std::os::unix::fs::symlink(dir.path("target"), &link).unwrap();
+        for bad in [dir.path("none/a.log"), good.join("a.log"), dir.0.clone(), link] {
+            let [checked, started] =
+                [check(&of(bad.clone())).unwrap_err(), start(&of(bad)).map(drop).unwrap_err()];
+            assert_eq!(checked.chain().to_string(), started.chain().to_string());
+        }
+        let text = check(&of("/dev/null".into())).unwrap_err().chain().to_string();
+        assert!(text.contains("cannot open the audit log /dev/null (audit-log)"), "{text}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::backend::open_target;
 use crate::control_protocol::{ExportList, Request, Status};
+use crate::daemon::audit;
 use crate::daemon::portals::Portals;
 use crate::daemon::privileges::{self, RunAs};
 use crate::daemon::serve::session_params;
@@ -81,6 +82,7 @@ impl Running {
 pub(crate) fn check_start(plan: &Plan) -> Result<Option<Running>, Error> {
     let set = &plan.settings;
     RunAs::find(set)?;
+    audit::check(set)?;
     session_params(plan, set.shards.count())?;
     let portals = Portals::new(plan)?;
     let mut running = Running::find(set, &portals)?;
