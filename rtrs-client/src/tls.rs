@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use rtrs_core::settings::{Portal, Scheme};
-use rtrs_core::tls::{PrivateKey, PublicKey, TlsClientConfig, TlsDir};
+use rtrs_core::tls::{PrivateKey, PublicKey, TlsClientConfig, TlsConfigError, TlsDir};
 
 use crate::engine::Prover;
 use crate::error::{Error, ErrorKind, usage};
@@ -72,8 +72,32 @@ impl TlsSources {
     /// # Errors
     /// [`ErrorKind::Path`] that names the file.
     pub(crate) fn prover(&self) -> Result<Option<Prover>, Error> {
-        let has_keys = self.dir.is_some() || self.key_file.is_some();
-        has_keys.then(|| self.load().map(Prover::of_system)).transpose()
+        self.has_keys().then(|| self.load().map(Prover::of_system)).transpose()
+    }
+
+    /// Refuses files that no server would take now. Returns what an operator should know of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Path`] that names the file.
+    pub(crate) fn check_now(&self) -> Result<Vec<String>, Error> {
+        if !self.has_keys() {
+            return Ok(Vec::new());
+        }
+        self.load()?.check_now().map_err(unusable)
+    }
+
+    /// What an operator should know of a path that does not use the certificates or keys.
+    pub(crate) fn unused_by(&self, path: &Portal) -> Option<String> {
+        (self.has_keys() && path.scheme() == Scheme::Tcp).then(|| {
+            format!(
+                "certificates or keys are set, and the path {path} does not use them: nothing is \
+                 encrypted there, and neither end proves who it is; tls:// would do both"
+            )
+        })
+    }
+
+    fn has_keys(&self) -> bool {
+        self.dir.is_some() || self.key_file.is_some()
     }
 
     /// Reads the files.
@@ -90,8 +114,10 @@ impl TlsSources {
             _ => return Err(usage("TLS needs tls-dir, or key-file and server-key")),
         };
         let checked = loaded.and_then(|loaded| loaded.check_own().map(|()| loaded));
-        checked.map_err(|e| {
-            Error::with_source(ErrorKind::Path, "cannot use the certificates or keys", e)
-        })
+        checked.map_err(unusable)
     }
+}
+
+fn unusable(error: TlsConfigError) -> Error {
+    Error::with_source(ErrorKind::Path, "cannot use the certificates or keys", error)
 }

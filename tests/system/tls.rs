@@ -130,8 +130,6 @@ fn lists_name_certificates_and_without_a_list_a_name_is_enough() {
         (&["--access", "anyone:rw"], true, true),
     ] {
         let server = place.server().listen("tcp://127.0.0.1:0").args(list).start();
-        let output = server.output();
-        assert!(!output.contains("warning") && !output.contains("WARN"), "{output}");
         for (portal, tls, may) in [(0, true, named), (1, false, nameless)] {
             let (client, done) = attach(&server.portals()[portal], tls);
             assert_eq!(done.code == Some(0), may, "{list:?} {portal}: {}", done.stderr);
@@ -140,6 +138,11 @@ fn lists_name_certificates_and_without_a_list_a_name_is_enough() {
                 false => drop(done.says("access lists do not let this client in")),
             }
         }
+        // The log has it by now.
+        let output = server.output();
+        let warnings = output.matches(" WARN rtrs_server::daemon::warnings: ").count();
+        assert_eq!(warnings, usize::from(!nameless), "{list:?}: {output}");
+        assert_eq!(output.contains("the portal tcp://127.0.0.1:0 lets nobody in"), !nameless);
         let _ = server.stop(STOP_TIME_MAX);
     }
 }
@@ -496,6 +499,66 @@ fn a_reload_that_fails_says_what_it_has_done_before() {
     let _ = failed.says("but this was applied: ca-crl.pem");
     let _ = pings.command(&["reload"]).code(1).says("nothing changed: ").says("ping-only");
     let _ = pings.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn revocation_lists_are_looked_at_before_they_are_used() {
+    let place = Place::new();
+    let dir = place.dir();
+    let write = |list: &str| fs::write(Path::new(&dir).join("ca-crl.pem"), list).expect("a list");
+    let (over, good) = (place.authority.list(&[], 9, 2022), place.authority.list(&[], 10, 2120));
+    write(&good);
+    let server = place.server().start();
+    let path = place.scratch.text("socket");
+    let run_dir = place.scratch.text("run");
+    let words = ["attach", "vol0", "--path", server.portal(), "--socket", &path, "--check"];
+    let words = [&words[..], &["--run-dir", &run_dir, "--tls-dir", &dir]].concat();
+    let attach = || run(bin("rtrs-client"), &words, COMMAND_TIME_MAX);
+    let _ = attach().ok();
+    let foreign = Authority::named("foreign CA").list(&[], 11, 2120);
+    for (list, why) in [
+        (foreign.as_str(), "\"foreign CA\", which is not in ca-cert.pem"),
+        (&Authority::new().list(&[], 11, 2120), "\"test CA\" is not signed by the key"),
+    ] {
+        write(list);
+        let _ = server.command(&["reload"]).code(1).says("ca-crl.pem").says(why);
+        let _ = place.server().args(&["--check"]).run().code(1).says(why);
+        let _ = place.server().run().code(1).says(why);
+        let _ = attach().code(1).says("ca-crl.pem").says(why);
+        let _ = place.doctor(server.portal()).code(1).says(why);
+    }
+    // One that is over and older goes on being used.
+    write(&over);
+    let checked = place.server().args(&["--check"]).run().ok();
+    assert!(checked.stderr.contains("ca-crl.pem expired on 2022-01-01"), "{checked:?}");
+    assert!(attach().ok().stderr.contains("ca-crl.pem expired on 2022-01-01"));
+    let _ = server.command(&["reload"]).ok().says("has the number 9, and the one before it 10");
+    let _ = place.doctor(server.portal()).ok();
+    fs::remove_file(Path::new(&dir).join("ca-crl.pem")).expect("the list");
+    let _ = server.command(&["reload"]).ok().says("removed: ca-crl.pem: no certificate is revoked");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_path_in_the_clear_is_told_where_certificates_are_set() {
+    let place = Place::new();
+    let server = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0").start();
+    let told = place.doctor(server.portal()).ok();
+    let what = format!("the path {} does not use them", server.portal());
+    assert!(told.stdout.contains("warn  connect") && told.stdout.contains(&what), "{told:?}");
+    let (socket, run_dir) = (place.scratch.text("socket"), place.scratch.text("run"));
+    let words = ["vol0", "--run-dir", &run_dir];
+    let attach = [&["attach"], &words[..], &["--path", server.portal(), "--socket", &socket]];
+    let dir = place.dir();
+    let attach = [&attach.concat()[..], &["--tls-dir", &dir]].concat();
+    let client = |words: &[&str]| run(bin("rtrs-client"), words, COMMAND_TIME_MAX);
+    let told = client(&[&attach[..], &["--check"]].concat()).ok();
+    assert!(told.stderr.contains(&what) && told.stdout == "ok\n", "{told:?}");
+    let told = client(&attach).ok();
+    assert!(told.stderr.contains(&what), "{told:?}");
+    let _ = client(&[&["logs"], &words[..]].concat()).ok().says(&what);
+    let _ = client(&[&["detach"], &words[..]].concat()).ok();
+    let _ = server.stop(STOP_TIME_MAX);
 }
 
 #[test]

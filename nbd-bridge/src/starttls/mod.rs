@@ -111,6 +111,9 @@ impl Relays {
         if let Some(warning) = config.check_own()? {
             tracing::warn!("{warning}");
         }
+        for warning in config.list_warnings() {
+            tracing::warn!("{warning}");
+        }
         let loaded = Loaded { config, at: Clock.now(), failing: LogLimit::default() };
         Ok(Arc::new(Self {
             mode,

@@ -2,7 +2,7 @@
 //! ready; with `--foreground` this process is the daemon.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
@@ -78,6 +78,9 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     let plan = args.plan(global)?;
     let check = || if args.source.check { plan.check_start() } else { plan.check() };
     if !args.source.check_and_print(global, check, || plan.printed())? {
+        if args.source.check {
+            warn(&plan);
+        }
         return Ok(());
     }
     if plan.settings.foreground {
@@ -96,12 +99,21 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     })
 }
 
+/// Warns the operator; the daemon's log has it too.
+fn warn(plan: &AttachPlan) {
+    for warning in plan.session.warnings() {
+        // Nobody may be there to read it.
+        let _ = writeln!(io::stderr(), "warning: {warning}");
+    }
+}
+
 /// Starts the daemon of a plan, which these arguments describe, and waits for its line.
 pub(super) fn start_daemon(
     plan: &AttachPlan,
     words: impl IntoIterator<Item = OsString>,
 ) -> Result<Attached, Error> {
     plan.run_dir.make()?;
+    warn(plan);
     let exe = std::env::current_exe().map_err(system("cannot find this program"))?;
     remove_failed(plan.run_dir.path(), SystemTime::now());
     let log = own_log(plan)?;

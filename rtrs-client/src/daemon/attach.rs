@@ -102,6 +102,9 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         ending: Arc::default(),
         started: SystemTime::now(),
     };
+    for warning in plan.session.warnings() {
+        tracing::warn!("{warning}");
+    }
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
     let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
     let (wakes, inbox) = mpsc::channel();

@@ -160,8 +160,17 @@ impl SessionPlan {
                 .map_err(|e| Error::with_source(ErrorKind::Path, "cannot use a path", e))?;
         }
         // What tls:// needs is known to be set.
-        self.tls_sources().prover()?;
+        self.tls_sources().check_now()?;
         self.open_rdma().map(drop)
+    }
+
+    /// What an operator should know, one text each.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let tls = self.tls_sources();
+        // What is wrong with the files is an error of its own.
+        let mut all = tls.check_now().unwrap_or_default();
+        all.extend(self.settings.path.iter().filter_map(|path| tls.unused_by(path)));
+        all
     }
 
     /// RDMA, if a path needs it.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use rtrs_core::fabric::rdma::Rdma;
 use rtrs_core::settings::{Output, print};
 use rtrs_core::skip::skip;
+use rtrs_core::tests::certificates::{TestDir, Wanted, certificates};
 
 use super::*;
 use crate::error::{Error, ErrorKind};
@@ -351,4 +352,49 @@ fn paths_to_certificates_and_keys_are_made_absolute() {
     let plan = bench(&format!("{{key-file: client.key, server-key: '{key}'}}")).unwrap();
     assert_eq!(plan.session.settings.key_file, Some(here.join("client.key")));
     assert_eq!(plan.session.tls_sources().server_key.len(), 1);
+}
+
+#[test]
+fn certificates_that_no_server_takes_are_refused_before_anything_starts() {
+    let dir = TestDir::new("plan");
+    let authority = certificates(&dir.0);
+    let at = |name: &str| dir.0.join(name).display().to_string();
+    let (tls, socket, run) = (dir.0.display(), at("s"), at("run"));
+    let yaml = format!("socket: {socket}\nrun-dir: {run}\ntls-dir: {tls}\npath: tls://127.0.0.1\n");
+    let check = || attach(&yaml).unwrap().check_start().map_err(|e| e.chain().to_string());
+    check().unwrap();
+    let years = |first, last| Wanted { years: (first, last), ..Wanted::CLIENT };
+    for (wanted, why) in [
+        (years(2020, 2021), "the certificate expired on 2021-01-01"),
+        (years(2119, 2120), "the certificate is not valid before 2119-01-01"),
+        (Wanted { uses: Wanted::SERVER_ONLY.uses, ..Wanted::CLIENT }, "is not for clients"),
+    ] {
+        authority.issue(&dir.0, &wanted);
+        let text = check().unwrap_err();
+        assert!(text.contains("client-cert.pem: ") && text.contains(why), "{text}");
+    }
+    authority.write_as_client(&dir.0);
+    assert!(check().unwrap_err().contains("the certificate is one of a CA"));
+    authority.issue(&dir.0, &Wanted { days: Some(3), ..Wanted::CLIENT });
+    check().unwrap();
+    let told = attach(&yaml).unwrap().session.warnings();
+    assert!(told.len() == 1 && told[0].contains("client-cert.pem expires on "), "{told:?}");
+}
+
+#[test]
+fn paths_in_the_clear_beside_certificates_are_told() {
+    let dir = TestDir::new("plan");
+    let _ = certificates(&dir.0);
+    let told = |tls: &str| {
+        let paths = "[tcp://10.0.0.1, tls://10.0.0.2, tcp://10.0.0.3]";
+        let paths = if tls.is_empty() { "[tcp://10.0.0.1]" } else { paths };
+        attach(&format!("{{socket: /s, path: {paths}{tls}}}")).unwrap().session.warnings()
+    };
+    assert_eq!(told(""), [""; 0]);
+    let told = told(&format!(", tls-dir: {}", dir.0.display()));
+    assert!(
+        told.len() == 2 && told[0].contains("the path tcp://10.0.0.1:1234 does not"),
+        "{told:?}"
+    );
+    assert!(told[1].contains("tcp://10.0.0.3:1234") && told[1].contains("tls://"), "{told:?}");
 }

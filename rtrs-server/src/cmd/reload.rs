@@ -2,6 +2,7 @@
 
 use clap::Args;
 use rtrs_core::settings::printable;
+use rtrs_core::tls::NO_LIST;
 
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
 use crate::control_protocol::{Kept, Reloaded, Request};
@@ -58,7 +59,10 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
         out += &format!("{would}changed: the access list of the server\n");
     }
     let keys = done.keys_changed.iter();
-    out.extend(keys.map(|what| format!("{would}changed: {}\n", printable(what))));
+    out.extend(keys.map(|what| {
+        let how = if what == NO_LIST { "removed" } else { "changed" };
+        format!("{would}{how}: {}\n", printable(what))
+    }));
     out.extend(done.revoked.iter().map(|one| revoked_text(one, would)));
     let ended = done.revoked.iter().filter(|one| one.paths_left == 0).count();
     if ended > 0 {
@@ -91,6 +95,13 @@ fn counted(count: usize, what: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_that_is_gone_is_not_just_changed() {
+        let done = Reloaded { keys_changed: vec![NO_LIST.into()], ..Reloaded::default() };
+        let line = "removed: ca-crl.pem: no certificate is revoked any more\n";
+        assert!(text(&done, false).starts_with(line), "{}", text(&done, false));
+    }
 
     #[test]
     fn the_text_says_what_was_revoked() {

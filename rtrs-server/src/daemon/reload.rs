@@ -120,6 +120,7 @@ impl Reload {
         let (wanted, renewed, mut done) = self.read(exports)?;
         let before = exports.entries();
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
+            warn(endpoint.older_lists(&config));
             exports.replace_keys(endpoint, config);
             let changed = done.keys_changed.join(", ");
             tracing::info!(changed, "certificates or keys read again");

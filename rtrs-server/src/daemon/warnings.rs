@@ -21,6 +21,7 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     let tls = read_tls(set).ok().flatten();
     let expiry = tls.as_ref().and_then(|tls| tls.check_own().ok().flatten());
     let mut all: Vec<String> = expiry.into_iter().collect();
+    all.extend(tls.iter().flat_map(TlsServerConfig::list_warnings));
     all.extend(user_warnings(set));
     if set.ping_only {
         return all;
@@ -37,7 +38,7 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     let known = |name: &str| tls.as_ref().is_none_or(|tls| tls.may_know(name));
     let named: Vec<&str> = rules.clone().filter_map(AccessRule::name).collect();
     let unknown: Vec<&str> = named.into_iter().filter(|name| !known(name)).collect();
-    if let (Some(name), false) = (rules.find_map(AccessRule::name), has_keys(set)) {
+    if let (Some(name), false) = (rules.clone().find_map(AccessRule::name), has_keys(set)) {
         all.push(format!(
             "the access rule for {name:?} lets nobody in: without certificates or keys no client \
              has a name; set tls-dir or key-file, or name addresses (anyone@NETWORK)"
@@ -64,6 +65,19 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
              who it is; add --listen tls://0.0.0.0:1234"
                 .to_owned(),
         );
+    }
+    if has_keys(set) && proves(&set.listen) && rules.all(|rule| rule.name().is_some()) {
+        let plain = set.listen.iter().filter_map(|portal| match portal {
+            Auto::Is(portal) => (portal.scheme() == Scheme::Tcp).then_some(portal),
+            Auto::Auto => None,
+        });
+        all.extend(plain.map(|portal| {
+            format!(
+                "the portal {portal} lets nobody in: no client can prove there who it is, and no \
+                 access rule is for clients without a name; remove it, or set access (for example \
+                 --access anyone@10.0.0.0/24:ro), which lets them in unproved and in the clear"
+            )
+        }));
     }
     all
 }
@@ -174,6 +188,13 @@ mod tests {
         set.listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
         assert!(has(&warnings(&set), "all portals are tcp://"));
         set.listen.push("rdma://127.0.0.1:0".parse().unwrap());
+        let plain = "the portal tcp://127.0.0.1:0 lets nobody in";
+        assert!(has(&warnings(&set), plain), "{:?}", warnings(&set));
+        let export = std::mem::replace(&mut set.export, vec![spec("v=mem:1M")]);
+        assert!(has(&warnings(&set), plain), "{:?}", warnings(&set));
+        set.access = vec!["kernel@10.0.0.0/8:rw".parse().unwrap()];
+        assert!(!has(&warnings(&set), plain), "{:?}", warnings(&set));
+        (set.export, set.access) = (export, Vec::new());
         assert!(!has(&warnings(&set), "all portals are tcp://"));
         std::fs::write(dir.0.join("clients"), "# nobody yet\n").unwrap();
         assert!(has(&warnings(&set), "clients (clients-file) is empty"));
@@ -209,6 +230,21 @@ mod tests {
         }
         let text = load_tls(&set).unwrap_err().chain().to_string();
         assert!(text.contains("is not for servers (extended key usage)"), "{text}");
+    }
+
+    #[test]
+    fn a_revocation_list_that_is_over_is_told() {
+        let dir = TestDir::new("list");
+        let authority = certificates(&dir.0);
+        let set = Settings {
+            tls_dir: Some(dir.0.clone()),
+            export: vec![spec("v=mem:1M")],
+            listen: vec!["tls://127.0.0.1:0".parse().unwrap()],
+            ..Settings::default()
+        };
+        std::fs::write(dir.0.join("ca-crl.pem"), authority.list(&[7], 1, 2022)).unwrap();
+        let told = warnings(&set);
+        assert!(told.len() == 1 && has(&told, "ca-crl.pem expired on 2022-01-01"), "{told:?}");
     }
 
     #[test]

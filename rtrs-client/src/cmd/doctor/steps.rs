@@ -121,7 +121,7 @@ fn try_walk(
             return Ok(Some(bad(6, Verdict::Fail, found, remedy)));
         }
     };
-    if let Some(failed) = ping((portal, timeout), remote, &mut link, findings)? {
+    if let Some(failed) = ping((portal, tls, timeout), remote, &mut link, findings)? {
         return Ok(Some(failed));
     }
     findings.add(handshake((portal, timeout), remote, &mut link)?)?;
@@ -335,7 +335,7 @@ fn run_ping(
 
 /// Connect, ping, bandwidth. Returns the step that failed.
 fn ping(
-    (portal, timeout): (&Portal, Duration),
+    (portal, tls, timeout): (&Portal, &TlsSources, Duration),
     remote: SocketAddr,
     link: &mut Link,
     findings: &mut Findings,
@@ -351,12 +351,20 @@ fn ping(
     let (client, watch) = run_ping((portal, timeout), remote, link, hello, None)?;
     let failure = watch.tally.failures.first().map(|(_, failure)| failure);
     let scheme = portal.scheme();
+    let connected = |found: String| match tls.unused_by(portal) {
+        Some(why) => {
+            let found = format!("{found}; {why}");
+            bad(6, Verdict::Warn, found, "make the server listen on tls://, and use that")
+        }
+        None => ok(6, found),
+    };
     match (watch.connected, failure) {
         (Some(after), _) => {
-            findings.add(ok(6, format!("{scheme}:// in {:.3} ms", after.as_secs_f64() * 1e3)))?;
+            let found = format!("{scheme}:// in {:.3} ms", after.as_secs_f64() * 1e3);
+            findings.add(connected(found))?;
         }
         (None, Some(PingFailure::Refused(status))) => {
-            findings.add(ok(6, format!("{scheme}:// answers")))?;
+            findings.add(connected(format!("{scheme}:// answers")))?;
             let remedy = match status {
                 PingStatus::Off => "start rtrs-server without --no-ping to run this step",
                 PingStatus::Busy => "try again later",
@@ -368,7 +376,7 @@ fn ping(
             return Ok(None);
         }
         (None, Some(PingFailure::NoPing(text))) => {
-            findings.add(ok(6, format!("{scheme}:// answers")))?;
+            findings.add(connected(format!("{scheme}:// answers")))?;
             let found = format!("no answer to a ping: {text}");
             let remedy = "nothing for a kernel server; upgrade an older rtrs-server";
             findings.add(bad(7, Verdict::Warn, found, remedy))?;
