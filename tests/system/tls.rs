@@ -540,7 +540,7 @@ fn revocation_lists_are_looked_at_before_they_are_used() {
 }
 
 #[test]
-fn a_path_in_the_clear_is_told_where_certificates_are_set() {
+fn a_path_in_the_clear_is_reported_where_certificates_are_set() {
     let place = Place::new();
     let server = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0").start();
     let told = place.doctor(server.portal()).ok();

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_list_that_is_over_is_told() {
+    fn an_expired_revocation_list_is_reported() {
         let dir = TestDir::new("list");
         let authority = certificates(&dir.0);
         let set = Settings {
