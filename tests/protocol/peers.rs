@@ -10,7 +10,7 @@
 mod discover;
 mod handshake;
 mod keys;
-pub(crate) mod proofs;
+mod proofs;
 mod request;
 mod start;
 mod stream;
@@ -22,7 +22,7 @@ use rtrs_core::fabric::CloseReason;
 use rtrs_core::wire::{AccessMode, IoHeader, Rw, errno};
 use rtrs_tests::{
     ClientBuilder, Innocent, Peer, PeerOptions, Scratch, Server, Stand, Transport, resident_memory,
-    wait_for,
+    skip, wait_for,
 };
 
 const MIB: u64 = 1 << 20;

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# lab: captures a short session each way with the kernel, for tests/golden/*.pcap
+# lab: captures short sessions, with the kernel and with proofs, for tests/golden/*.pcap
 # topology: one
 # paths: 1
-# limit: 120
+# limit: 200
 # groups: capture
 # in-all: no
 #
-# Makes the files that tests/protocol/capture_rtrs.rs decodes, in the folder of the run's logs:
-# our-client-kernel-server.pcap and kernel-client-our-server.pcap. Requests are small and data of
-# reads is cut, so that each file has some tens of KiB.
+# Makes the files that tests/protocol/{capture_rtrs,dissector}.rs decode, in the folder of the run's
+# logs: our-client-kernel-server.pcap, kernel-client-our-server.pcap and, with CHALLENGE and AUTH,
+# our-client-our-server.pcap. Requests are small and data of reads is cut, so that each file has
+# some tens of KiB. The machine that runs the lab needs tcpdump.
 
 . tests/lab/interop_sk.sh
 
@@ -16,7 +17,7 @@
 CAPTURE_BYTES=700
 
 capture() { # name
-    timeout 100 tcpdump -q -i va0 -s $CAPTURE_BYTES -c 600 --immediate-mode -U \
+    timeout 100 tcpdump -q -Z root -i va0 -s $CAPTURE_BYTES -c 600 --immediate-mode -U \
         -w "$LAB_WORK/$1.pcap" udp port 4791 2>"$LAB_WORK/tcpdump.log" &
     CAPTURE=$!
     wait_until 20 "tcpdump to listen" grep -q 'listening on' "$LAB_WORK/tcpdump.log"
@@ -40,6 +41,7 @@ qemu() { # socket command...
 
 scenario() {
     local disk device
+    assert_true "there is tcpdump" command -v tcpdump
     disk=$(sk_scsi_disk 16) || exit 1
     assert_true "the server's modules load" kernel_server 1234 sess_queue_depth=16
     capture our-client-kernel-server
@@ -70,4 +72,18 @@ scenario() {
     captured kernel-client-our-server
     assert_true "the server ends well" stop_server
     losetup -d "$disk"
+    rtrs-server key generate "$LAB_WORK/server.key" >"$LAB_WORK/server.pub"
+    rtrs-client key generate "$LAB_WORK/db1.key" >"$LAB_WORK/db1.pub"
+    echo "db1 $(cat "$LAB_WORK/db1.pub")" >"$LAB_WORK/clients"
+    start_server --export vol=mem:16M --listen rdma://10.0.0.2 --queue-depth 16 \
+        --key-file "$LAB_WORK/server.key" --clients-file "$LAB_WORK/clients"
+    capture our-client-our-server
+    assert_true "it attaches with a key" attach vol --path rdma://10.0.0.1@10.0.0.2 --shards 1 \
+        --socket "$LAB_WORK/s" --key-file "$LAB_WORK/db1.key" \
+        --server-key "$(cat "$LAB_WORK/server.pub")"
+    assert_true "it writes and reads" qemu "$LAB_WORK/s" "write -P 7 8192 4096" \
+        "read -P 7 8192 4096"
+    assert_true "it detaches" detach vol
+    captured our-client-our-server
+    assert_true "the server with keys ends well" stop_server
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: a hostile peer of the kernel's shape over RDMA: requests that are malformed
+# lab: a hostile peer of the kernel's shape over RDMA: malformed requests, proofs that are none
 # topology: one
 # paths: 1
 # limit: 150
@@ -10,6 +10,6 @@
 . tests/lab/interop.sh
 
 scenario() {
-    ks_hostile request::
-    cell kernel-client "hostile peer over RDMA: requests that are malformed"
+    ks_hostile request:: proofs::
+    cell kernel-client "hostile peer over RDMA: malformed requests, proofs that are none"
 }

@@ -1,5 +1,5 @@
-//! CHALLENGE and AUTH at a real server: good proofs, proofs that are none, and a `reload` that
-//! takes a key off the list.
+//! CHALLENGE and AUTH at a real server: over RDMA good proofs, proofs that are none, and a `reload`
+//! that takes a key off the list; over TCP nothing is proved.
 
 use std::fs;
 use std::path::Path;
@@ -13,14 +13,14 @@ use super::*;
 const ROOM: usize = 4096;
 
 /// The files of a server with keys, and those of its client `db1`.
-pub(crate) struct Keys {
+struct Keys {
     scratch: Scratch,
     client: PrivateKey,
     server: PrivateKey,
 }
 
 impl Keys {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         let key = || PrivateKey::generate().expect("random numbers");
         let keys = Self { scratch: Scratch::new(), client: key(), server: key() };
         keys.server.write_new(Path::new(&keys.scratch.text("server.key"))).expect("a file");
@@ -34,22 +34,31 @@ impl Keys {
     }
 
     /// The server's arguments; others come in too, without a name.
-    pub(crate) fn args(&self) -> [String; 6] {
+    fn args(&self) -> [String; 8] {
         let (key, clients) = (self.scratch.text("server.key"), self.scratch.text("clients"));
-        ["--key-file", &key, "--clients-file", &clients, "--access", "anyone:rw"].map(str::to_owned)
+        let keys = ["--key-file", &key, "--clients-file", &clients];
+        let all = ["--access", "anyone:rw", "--access", "kernel@0.0.0.0/0:rw"];
+        [keys, all].concat().try_into().map(|all: [&str; 8]| all.map(str::to_owned)).expect("8")
     }
 
-    pub(crate) fn config(&self) -> TlsClientConfig {
+    fn config(&self) -> TlsClientConfig {
         TlsClientConfig::with_keys(&self.client, &[self.server.public()]).expect("keys")
     }
 }
 
-/// A path of a client that can prove who it is.
-pub(crate) fn proving(server: SocketAddr, options: PeerOptions) -> Peer {
+/// A path of a client that can prove who it is; whether the server wants it to.
+fn able(server: SocketAddr, options: PeerOptions) -> (Peer, bool) {
     let extensions = ClientExtensions { authenticates: true, ..options.extensions };
     let options = PeerOptions { extensions, ..options };
     let peer = Peer::up(server, options, &format!("peer{}", options.session));
-    assert!(peer.proof_wanted);
+    let wanted = peer.proof_wanted;
+    (peer, wanted)
+}
+
+/// A path of a client that has to prove who it is.
+fn proving(server: SocketAddr, options: PeerOptions) -> Peer {
+    let (peer, wanted) = able(server, options);
+    assert!(wanted, "no proof is wanted");
     peer
 }
 
@@ -63,7 +72,7 @@ fn facts(peer: &Peer, server: SocketAddr) -> ProofFacts {
 }
 
 /// What the client of a path would send as its proof, made for these facts.
-pub(crate) fn proof_for(
+fn proof_for(
     peer: &mut Peer,
     (config, server): (&TlsClientConfig, SocketAddr),
     change: impl Fn(ProofFacts) -> ProofFacts,
@@ -78,7 +87,7 @@ pub(crate) fn proof_for(
 }
 
 /// Sends a proof; the errno of the answer.
-pub(crate) fn auth(peer: &mut Peer, proof: &[u8]) -> u16 {
+fn auth(peer: &mut Peer, proof: &[u8]) -> u16 {
     peer.send_auth((0, 0), proof);
     peer.answer().errno
 }
@@ -90,8 +99,32 @@ impl Scene {
     }
 }
 
+/// Whoever is on the way could take over the connection behind the proof.
 #[test]
-fn proofs_open_a_path_and_nothing_else_does() {
+fn over_tcp_nothing_is_proved() {
+    if !is_tcp() {
+        return skip("this is about TCP");
+    }
+    let keys = Keys::new();
+    let mut scene = Scene::with_keys(&keys);
+    let (mut peer, wanted) = able(scene.server, scene.options());
+    assert!(!wanted, "the server wants a proof over TCP");
+    peer.send_challenge((0, 0), &keys.config().challenge([7; 32]), ROOM);
+    assert_eq!(peer.answer().errno, errno::EINVAL, "a challenge");
+    assert_eq!(auth(&mut peer, &[0; 64]), errno::EINVAL, "a proof");
+    peer.open("vol1", AccessMode::ReadWrite).expect("the list lets anyone in");
+    let shown = scene.stand.server.list();
+    assert!(!shown.to_string().contains("key:db1"), "{shown}");
+    peer.check_alive("a proof over TCP");
+    drop(peer);
+    scene.end();
+}
+
+#[test]
+fn over_rdma_proofs_open_a_path_and_nothing_else_does() {
+    if is_tcp() {
+        return skip("proofs are for RDMA; the lab runs it (interop-ks-hostile-requests)");
+    }
     let keys = Keys::new();
     let mut scene = Scene::with_keys(&keys);
     let (config, at) = (keys.config(), scene.server);
