@@ -25,7 +25,7 @@ capture() { # name
 
 captured() { # name
     sleep 1
-    kill -INT $CAPTURE
+    kill -TERM $CAPTURE
     wait $CAPTURE
     assert_true "$1: data of reads is cut" python3 "$LAB_SHARE/tree/tests/lab/cut_pcap.py" \
         "$LAB_WORK/$1.pcap" "$LAB_SHARE/$1.pcap"
