@@ -17,7 +17,7 @@
 CAPTURE_BYTES=700
 
 capture() { # name
-    timeout 100 tcpdump -q -Z root -i va0 -s $CAPTURE_BYTES -c 600 --immediate-mode -U \
+    command timeout 100 tcpdump -q -Z root -i va0 -s $CAPTURE_BYTES -c 600 --immediate-mode -U \
         -w "$LAB_WORK/$1.pcap" udp port 4791 2>"$LAB_WORK/tcpdump.log" &
     CAPTURE=$!
     wait_until 20 "tcpdump to listen" grep -q 'listening on' "$LAB_WORK/tcpdump.log"
