@@ -16,6 +16,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use rtrs_core::fabric::Who as ProvedWho;
 use rtrs_core::settings::{ValueError, text_values};
+use serde::{Deserialize, Serialize};
 
 const WHAT: &str = "access";
 /// Longest name of a client in bytes.
@@ -26,6 +27,8 @@ const KERNEL: &str = "kernel";
 const PREFIXES: [&str; 2] = ["key:", "certificate:"];
 /// Clients with and without a name.
 const ANYONE: &str = "anyone";
+/// What was probably meant for [`ANYONE`].
+const EVERYONE: [&str; 5] = ["everyone", "everybody", "all", "any", "*"];
 
 /// Whom a rule means. Without a network it means every address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,7 +147,10 @@ impl FromStr for AccessRule {
                     "write anyone and kernel in lowercase, with @NETWORK behind it or nothing",
                 );
             }
-            _ => Who::Name(who.to_owned()),
+            _ => match mistaken(who, if write { "rw" } else { "ro" }) {
+                Some((problem, hint)) => return Err(ValueError::new(WHAT, text, problem, hint)),
+                None => Who::Name(who.to_owned()),
+            },
         };
         Ok(Self { who, write })
     }
@@ -154,6 +160,33 @@ impl FromStr for AccessRule {
 fn is_mistyped(who: &str) -> bool {
     let word = who.split('@').next().unwrap_or_default().trim();
     [KERNEL, ANYONE].iter().any(|known| known.eq_ignore_ascii_case(word))
+}
+
+/// What was probably not meant for the name of a client: what is wrong, and what to write.
+fn mistaken(who: &str, mode: &str) -> Option<(&'static str, String)> {
+    let word = who.split('@').next().unwrap_or_default();
+    if EVERYONE.iter().any(|known| known.eq_ignore_ascii_case(word)) {
+        let net = who.split_once('@').map(|(_, net)| format!("@{net}")).unwrap_or_default();
+        let hint = format!("write {ANYONE}{net}:{mode} for clients with and without a name");
+        return Some(("names nobody", hint));
+    }
+    // A name may have a space, as common names of certificates do.
+    let parts = || who.split(|c: char| c == ',' || c.is_whitespace());
+    if parts().any(|part| part.ends_with(":ro") || part.ends_with(":rw")) {
+        let hint = "give each rule by itself: --access A:rw --access B:ro, or access: [A:rw, B:ro]";
+        return Some(("has several rules in one", hint.into()));
+    }
+    let is_net = |text: &str| text.split('/').next().is_some_and(|at| at.parse::<IpAddr>().is_ok());
+    if is_net(who) {
+        return Some(("has an address and no name", format!("write {ANYONE}@{who}:{mode}")));
+    }
+    match who.rsplit_once('@') {
+        Some((name, net)) if is_net(net) => Some((
+            "has a name and an address, and a rule is for one of them",
+            format!("write {name}:{mode} or {ANYONE}@{net}:{mode}"),
+        )),
+        _ => None,
+    }
 }
 
 /// An address or a network. The error is what is wrong, and what would do.
@@ -192,6 +225,33 @@ impl fmt::Display for AccessRule {
 
 text_values! {
     AccessRule, "WHO:MODE", "a rule such as db1:rw, kernel@10.0.0.0/24:rw or anyone:ro";
+}
+
+/// An access list that is another one now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListChange {
+    /// The export whose list it is; None for the list of the server.
+    pub export: Option<String>,
+    /// Its rules before.
+    pub before: Vec<AccessRule>,
+    /// Its rules now.
+    pub after: Vec<AccessRule>,
+}
+
+/// The rules of a list, for people.
+pub(crate) fn rules(list: &[AccessRule]) -> String {
+    let rules: Vec<String> = list.iter().map(AccessRule::to_string).collect();
+    if rules.is_empty() { "none".into() } else { rules.join(" ") }
+}
+
+impl ListChange {
+    /// Whose list it is, for people.
+    pub(crate) fn list(&self) -> String {
+        match &self.export {
+            Some(name) => format!("access list of export {name}"),
+            None => "access list of the server".into(),
+        }
+    }
 }
 
 /// Who may do what no list says anything about.
@@ -299,7 +359,7 @@ fn bare(name: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn rules(texts: &[&str]) -> Vec<AccessRule> {
+    fn read(texts: &[&str]) -> Vec<AccessRule> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
@@ -308,9 +368,9 @@ mod tests {
     }
 
     fn policy(server: &[&str], exports: &[(&str, &[&str])]) -> AccessPolicy {
-        let exports: Vec<_> = exports.iter().map(|(name, list)| (*name, rules(list))).collect();
+        let exports: Vec<_> = exports.iter().map(|(name, list)| (*name, read(list))).collect();
         let lists = exports.iter().map(|(name, list)| (*name, &list[..]));
-        AccessPolicy::new(&rules(server), lists, Unlisted::Everyone)
+        AccessPolicy::new(&read(server), lists, Unlisted::Everyone)
     }
 
     #[test]
@@ -319,6 +379,8 @@ mod tests {
             ("db1:rw", "db1:rw"),
             ("spiffe://x/db1:ro", "spiffe://x/db1:ro"),
             ("ann@host:ro", "ann@host:ro"),
+            ("Database 1:ro", "Database 1:ro"),
+            ("anyone-else:ro", "anyone-else:ro"),
             ("kernel:rw", "kernel:rw"),
             ("kernel@10.0.0.0/24:rw", "kernel@10.0.0.0/24:rw"),
             ("anyone@::ffff:10.0.0.0/120:rw", "anyone@10.0.0.0/24:rw"),
@@ -343,6 +405,16 @@ mod tests {
             (" db1:rw", "a space at an end"),
             ("key:db1:rw", "no part of a name; write db1:rw"),
             ("certificate:db1:ro", "no part of a name; write db1:ro"),
+            ("everyone:rw", "names nobody; write anyone:rw"),
+            ("Any@10.0.0.0/8:ro", "write anyone@10.0.0.0/8:ro"),
+            ("*:rw", "write anyone:rw"),
+            ("10.0.0.0/24:rw", "no name; write anyone@10.0.0.0/24:rw"),
+            ("10.0.0.0/33:rw", "write anyone@10.0.0.0/33:rw"),
+            ("fd00::1:ro", "write anyone@fd00::1:ro"),
+            ("db1@10.0.0.1:rw", "write db1:rw or anyone@10.0.0.1:rw"),
+            ("db1@fd00::/8:ro", "write db1:ro or anyone@fd00::/8:ro"),
+            ("db1:rw ro1:ro", "has several rules in one; give each rule by itself"),
+            ("db1:rw,ro1:ro", "has several rules in one"),
         ] {
             let error = text.parse::<AccessRule>().unwrap_err().to_string();
             assert!(error.contains(problem), "{text}: {error}");
@@ -370,7 +442,7 @@ mod tests {
         assert!(!keys.is_open() && keys.may_connect(db1) && keys.allows(db1, "v", true));
         assert!(!keys.may_connect(nameless) && !keys.allows(nameless, "v", false));
         // With a list, only that.
-        let (list, exports) = (rules(&["db2:rw"]), [].into_iter());
+        let (list, exports) = (read(&["db2:rw"]), [].into_iter());
         let listed = AccessPolicy::new(&list, exports, Unlisted::Named);
         assert!(!listed.may_connect(db1) && !listed.allows(db1, "v", false));
     }

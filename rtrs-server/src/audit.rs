@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::access_list::ListChange;
 use crate::stats::Access;
 
 /// What happened.
@@ -44,7 +45,9 @@ pub enum AuditKind {
 pub enum AuditResult {
     /// It was done.
     Ok,
-    /// It was refused, or has failed.
+    /// It was done in part; the reason says what was not.
+    Partly,
+    /// It was refused, or has failed; nothing was done.
     Refused,
 }
 
@@ -71,6 +74,9 @@ pub struct AuditEvent {
     pub mode: Option<Access>,
     /// Why.
     pub reason: Option<String>,
+    /// The access lists that a reload has changed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub access_changed: Vec<ListChange>,
     /// Refusals of this kind that were left out since the last one that was recorded.
     pub left_out: u64,
 }
@@ -89,6 +95,7 @@ impl AuditEvent {
             export: None,
             mode: None,
             reason: None,
+            access_changed: Vec::new(),
             left_out: 0,
         }
     }

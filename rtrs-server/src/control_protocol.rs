@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::access_list::ListChange;
 use crate::settings::{AccessRule, ExportSpec};
 use crate::stats::{ExportSnapshot, MemorySnapshot, Revoked, SessionSnapshot};
 
@@ -164,6 +165,9 @@ pub(crate) struct Changed {
     pub(crate) export: String,
     /// False when it is as it was.
     pub(crate) changed: bool,
+    /// What a start would warn of its access list.
+    #[serde(default)]
+    pub(crate) warnings: Vec<String>,
 }
 
 /// An export was removed.
@@ -192,9 +196,9 @@ pub(crate) struct Reloaded {
     pub(crate) restart: Vec<String>,
     /// Exports that are as the configuration says.
     pub(crate) unchanged: usize,
-    /// The access list of the server is another one now.
+    /// The access lists that are others now.
     #[serde(default)]
-    pub(crate) access_changed: bool,
+    pub(crate) access_changed: Vec<ListChange>,
     /// What of the certificates or keys is different now: the file, and of the list of clients who.
     #[serde(default)]
     pub(crate) keys_changed: Vec<String>,
@@ -204,6 +208,9 @@ pub(crate) struct Reloaded {
     /// What is wrong with the certificate of the server, which is in use all the same.
     #[serde(default)]
     pub(crate) certificate: Option<String>,
+    /// What a start with these settings would warn of.
+    #[serde(default)]
+    pub(crate) warnings: Vec<String>,
 }
 
 /// An export that is not as the configuration says.

@@ -372,11 +372,26 @@ pub(crate) fn read_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, E
     let loaded = match (tls_dir, key_file, clients_file) {
         (Some(dir), ..) => TlsServerConfig::with_certificates(&TlsDir(dir.clone())),
         (None, Some(key), Some(clients)) => PrivateKey::read(key).and_then(|key| {
-            Clients::read(clients).and_then(|clients| TlsServerConfig::with_keys(&key, clients))
+            let known = Clients::read(clients)?;
+            refuse_own(&key, clients, &known)?;
+            TlsServerConfig::with_keys(&key, known)
         }),
         _ => return Ok(None),
     };
     loaded.map(Some).map_err(unusable)
+}
+
+/// Refuses a list of clients that has the key of the server.
+fn refuse_own(key: &PrivateKey, path: &Path, known: &Clients) -> Result<(), TlsConfigError> {
+    known.name_of(&key.public()).map_or(Ok(()), |name| {
+        Err(TlsConfigError::Content {
+            path: path.to_owned(),
+            why: format!(
+                "the key of {name} is the key of this server (key-file); put what `rtrs-client key \
+                 show` prints at the client there"
+            ),
+        })
+    })
 }
 
 /// The error of certificates or keys.

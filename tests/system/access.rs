@@ -108,6 +108,8 @@ fn bad_rules_are_refused_at_start() {
     for (rule, why) in [
         ("db1", "does not end with :ro or :rw"),
         ("anyone@10.0.0.0/40:rw", "bad network \"10.0.0.0/40\""),
+        ("everyone:rw", "\"everyone:rw\" names nobody; write anyone:rw"),
+        ("10.0.0.0/24:rw", "write anyone@10.0.0.0/24:rw"),
     ] {
         let server = Server::builder().export("vol0=mem:1M").args(&["--access", rule, "--check"]);
         let _ = server.run().code(2).says(why);
@@ -185,7 +187,8 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
         fs::write(&config, format!("export: [{vol0}{more}]\n")).expect("a file");
     };
     write("anyone@127.0.0.7:rw", ", {name: vol1, target: 'mem:1M'}");
-    let server = Server::builder().args(&["--config", &config]).start();
+    let log = scratch.text("audit.log");
+    let server = Server::builder().args(&["--config", &config, "--audit-log", &log]).start();
     let client = from("127.0.0.7", &server, "vol0").start();
     // An export that is new cannot be opened, so no export changes. The lists do.
     write("anyone@127.0.0.8:rw", ", {name: new, target: /none/there}");
@@ -194,11 +197,26 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
     let failed = server.command(&["reload"]).code(1).says("no export changed: ");
     let failed = failed.says("; but this was applied: access list of export vol0; ");
     let _ = failed.says("sessions that lost paths: vol0-of-127-0-0-7");
+    let output = server.output();
+    assert!(output.contains("reload: no export changed: "), "{output}");
     session_ends(&server);
     // Nor is anything open to everyone because the only export with a list is not there.
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
     let _ = refused.code(1).says("access lists do not let this client in");
+    let _ = server.command(&["reload"]).code(1).says("nothing changed: ");
     give_up(&client, "vol0", server);
+    let text = fs::read_to_string(&log).expect("an audit log");
+    let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+    let lines: Vec<serde_json::Value> = lines.collect();
+    let reloads: Vec<_> = lines.iter().filter(|line| line["event"] == "reload").collect();
+    assert_eq!(
+        (&reloads[0]["result"], &reloads[1]["result"]),
+        (&"partly".into(), &"refused".into())
+    );
+    let (before, after) = (["anyone@127.0.0.7/32:rw"], ["anyone@127.0.0.8/32:rw"]);
+    let changed = serde_json::json!([{ "export": "vol0", "before": before, "after": after }]);
+    assert_eq!(reloads[0]["access_changed"], changed, "{text}");
+    assert_eq!(reloads[1].get("access_changed"), None, "{text}");
 }
 
 #[test]
@@ -341,5 +359,41 @@ fn a_check_warns_as_a_start_does() {
     // With a log that has no warnings, on stderr.
     let server = Server::builder().export("vol0=mem:1M").args(&["--log", "error"]).start();
     assert!(server.output().contains("warning: no access list"));
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_reload_goes_back_to_the_lists_of_the_flags() {
+    let server = Server::builder().export("vol0=mem:1M,access=anyone@127.0.0.7:rw").start();
+    let _ = server.command(&["export", "set", "vol0", "access=anyone@127.0.0.8:rw"]).ok();
+    let client = from("127.0.0.8", &server, "vol0").start();
+    let line = "changed: access list of export vol0, from anyone@127.0.0.8/32:rw to \
+                anyone@127.0.0.7/32:rw\n";
+    let dry = server.command(&["reload", "--dry-run"]).ok();
+    assert!(dry.stdout.contains(&format!("would be {line}")), "{dry:?}");
+    assert_eq!(server.sessions().len(), 1);
+    let done = server.command(&["reload"]).ok();
+    assert!(done.stdout.contains(line) && done.stdout.contains("changed vol0\n"), "{done:?}");
+    session_ends(&server);
+    let done = server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!(done["access_changed"], serde_json::json!([]), "{done}");
+    give_up(&client, "vol0", server);
+}
+
+#[test]
+fn a_reload_prints_what_a_start_warns_of() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    fs::write(&config, "access: ['anyone:rw']\nexport: ['v=mem:1M']\n").expect("a file");
+    let server = Server::builder().args(&["--config", &config]).start();
+    fs::write(&config, "access: ['db1:rw']\nexport: ['v=mem:1M']\n").expect("a file");
+    let warning = "warning: the access rule for \"db1\" lets nobody in";
+    let _ = server.command(&["reload", "--dry-run"]).ok().says(warning);
+    let _ = server.command(&["reload"]).ok().says(warning);
+    let done = server.command(&["reload", "-o", "json"]).ok().json();
+    let told = done["warnings"][0].as_str().expect("a warning");
+    assert!(told.starts_with(&warning["warning: ".len()..]), "{done}");
+    let set = server.command(&["export", "set", "v", "access=db2:ro"]).ok();
+    let _ = set.says("warning: the access rule for \"db2\" lets nobody in");
     let _ = server.stop(STOP_TIME_MAX);
 }

@@ -227,8 +227,21 @@ fn the_configuration_is_read_again() {
     drop(innocent);
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
-    let server = Server::builder().export("vol0=null:1M").start();
-    let _ = server.command(&["reload"]).code(1).says("no configuration file to read again");
+}
+
+#[test]
+fn flags_are_a_configuration_too() {
+    let server = Server::builder().export("vol0=null:1M").export("vol1=null:1M").start();
+    let _ = server.command(&["export", "set", "vol0", "ro"]).ok();
+    let _ = server.command(&["export", "add", "mine=null:1M"]).ok();
+    let _ = server.command(&["export", "remove", "vol1"]).ok();
+    let report = server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!(
+        (names(&report, "changed"), names(&report, "added")),
+        (vec!["vol0".to_owned()], vec!["vol1".to_owned()])
+    );
+    assert_eq!(export(&server, "vol0")["read_only"], false);
+    assert_eq!(exports(&server).len(), 3, "what a command has added stays");
     let _ = server.stop(STOP_TIME_MAX);
 }
 

@@ -199,7 +199,7 @@ fn a_reload_opens_exports_as_the_user() {
     let mut server = server;
     server.signal("HUP");
     wait_for("the reload of a signal to fail", COMMAND_TIME_MAX, || {
-        let line = format!("SIGHUP: nothing changed: cannot export \"more\": user {USER}");
+        let line = format!("reload: nothing changed: cannot export \"more\": user {USER}");
         server.output().contains(&line).then_some(())
     });
     let _ = server.stop(STOP_TIME_MAX);

@@ -183,6 +183,7 @@ impl Clients {
 
     fn parse(text: &str) -> Result<Self, String> {
         let mut clients = BTreeMap::new();
+        let mut lines = BTreeMap::new();
         for (at, line) in text.lines().enumerate() {
             let at = at + 1;
             let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
@@ -190,6 +191,10 @@ impl Clients {
             let (Some(key), None) = (words.next(), words.next()) else {
                 return Err(format!("line {at} is not NAME ed25519:BASE64"));
             };
+            if name.ends_with(':') {
+                let name = name.trim_end_matches(':');
+                return Err(format!("line {at}: write {name} without a colon behind it"));
+            }
             let key: PublicKey = key.parse().map_err(|e: KeyError| format!("line {at}: {e}"))?;
             if !is_name(name) {
                 return Err(format!("line {at}: use a name of 1 to 255 printable characters"));
@@ -197,8 +202,9 @@ impl Clients {
             if let Some(why) = reserved(name) {
                 return Err(format!("line {at}: the name {name:?} {why}"));
             }
-            if clients.insert(key, Arc::from(name)).is_some() {
-                return Err(format!("line {at} has the key of an earlier line; drop one"));
+            clients.insert(key, Arc::from(name));
+            if let Some(earlier) = lines.insert(key, at) {
+                return Err(format!("line {at} has the key of line {earlier}; drop one"));
             }
         }
         Ok(Self(clients))
@@ -218,6 +224,12 @@ impl Clients {
     /// All keys, and the names of their clients.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&PublicKey, &Arc<str>)> {
         self.0.iter()
+    }
+
+    /// The client that has this key.
+    #[must_use]
+    pub fn name_of(&self, key: &PublicKey) -> Option<&str> {
+        self.0.get(key).map(|name| &**name)
     }
 
     /// True if a client has this name.

@@ -452,7 +452,9 @@ fn the_list_of_clients_says_which_line_is_wrong() {
         (format!("db1 {one}\ndb2"), "line 2 is not NAME ed25519:BASE64"),
         (format!("db1 {one} x"), "line 1 is not NAME"),
         ("db1 ed25519:zz".to_owned(), "line 1: not a public key"),
-        (format!("db1 {one}\ndb2 {one}\n"), "line 2 has the key of an earlier line"),
+        (format!("db1 {one}\ndb2 {one}\n"), "line 2 has the key of line 1; drop one"),
+        (format!("db1: {one}\n"), "line 1: write db1 without a colon behind it"),
+        ("db1 ed25519:\n".into(), "line 1: not a public key"),
         (format!("d\u{7f}b {one}"), "line 1: use a name"),
     ] {
         let error = read(&text).unwrap_err();

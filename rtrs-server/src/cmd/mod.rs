@@ -238,7 +238,7 @@ impl LowArgs {
         }
         let again = self.clone();
         let reread: Reread = Box::new(move || again.plan());
-        serve(&plan, self.config.is_some().then_some(reread))
+        serve(&plan, reread)
     }
 }
 

@@ -4,7 +4,8 @@ use clap::Args;
 use rtrs_core::settings::printable;
 use rtrs_core::tls::NO_LIST;
 
-use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
+use crate::access_list::rules;
+use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
 use crate::control_protocol::{Kept, Reloaded, Request};
 use crate::error::{Error, ErrorKind};
 use crate::stats::Revoked;
@@ -54,10 +55,12 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     if !restart.is_empty() {
         out += &format!("needs a restart: {}\n", restart.join(", "));
     }
-    out.extend(done.certificate.iter().map(|why| format!("warning: {}\n", printable(why))));
-    if done.access_changed {
-        out += &format!("{would}changed: the access list of the server\n");
-    }
+    out += &warnings_text(done.certificate.iter().chain(&done.warnings));
+    out.extend(done.access_changed.iter().map(|change| {
+        let (list, before, after) = (change.list(), rules(&change.before), rules(&change.after));
+        let [list, before, after] = [list, before, after].map(|text| printable(&text).to_string());
+        format!("{would}changed: {list}, from {before} to {after}\n")
+    }));
     let keys = done.keys_changed.iter();
     out.extend(keys.map(|what| {
         let how = if what == NO_LIST { "removed" } else { "changed" };

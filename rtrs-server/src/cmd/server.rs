@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rtrs_core::local::{RequestError, RunDir, SocketState, listening_pid, request, socket_state};
-use rtrs_core::settings::{MINUTE, Output, Time};
+use rtrs_core::settings::{MINUTE, Output, Time, printable};
 use rtrs_core::time::Duration;
 use serde::de::DeserializeOwned;
 
@@ -43,6 +43,11 @@ pub struct ServerArgs {
     /// Output format: text or json
     #[arg(short, long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
     pub output: Output,
+}
+
+/// Warnings, a line each.
+pub(super) fn warnings_text<'a>(warnings: impl IntoIterator<Item = &'a String>) -> String {
+    warnings.into_iter().map(|why| format!("warning: {}\n", printable(why))).collect()
 }
 
 /// A running server.

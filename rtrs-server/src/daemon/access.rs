@@ -5,9 +5,9 @@
 //! server that had a list does not become open to everyone when a command takes the last one away,
 //! only when its configuration has none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::access_list::{AccessPolicy, AccessRule, Unlisted};
+use crate::access_list::{AccessPolicy, AccessRule, ListChange, Unlisted};
 use crate::plan::has_keys;
 use crate::settings::{ExportSpec, Settings};
 
@@ -64,6 +64,20 @@ impl ServerAccess {
     /// There is no such export any more.
     pub(super) fn forget(&mut self, export: &str) {
         self.exports.remove(export);
+    }
+
+    /// The lists that are others in `now`.
+    pub(super) fn changes_to(&self, now: &Self) -> Vec<ListChange> {
+        let names: BTreeSet<&String> = self.exports.keys().chain(now.exports.keys()).collect();
+        let exports = names.into_iter().map(|name| ListChange {
+            export: Some(name.clone()),
+            before: self.of(name),
+            after: now.of(name),
+        });
+        let (before, after) = (self.server.clone(), now.server.clone());
+        let server = ListChange { export: None, before, after };
+        let all = std::iter::once(server).chain(exports);
+        all.filter(|change| change.before != change.after).collect()
     }
 
     fn has_list(&self) -> bool {

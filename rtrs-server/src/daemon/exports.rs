@@ -6,6 +6,8 @@
 //! its last request has ended on every shard: then a thread flushes and closes it, so that its
 //! lock is free and a failure of the flush is known to whoever opens the same file next.
 
+mod access;
+
 use std::collections::BTreeMap;
 use std::path;
 use std::sync::{Arc, Weak, mpsc};
@@ -15,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rtrs_core::block::BlockSource;
 use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
-use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
+use rtrs_core::tls::TlsServerConfig;
 
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
@@ -23,15 +25,15 @@ use crate::control_protocol::{Changed, ExportList, Removed, SavedExports};
 use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
+use crate::daemon::warnings::rule_warnings;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportIndex, ExportTable};
-use crate::path::PathKey;
 use crate::plan::{check_below, check_export, validate_export};
-use crate::settings::{AccessRule, ExportSpec, Id, Migration, SearchSpec, Settings, Target};
+use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
-use crate::stats::{ExportSnapshot, ExportState, Revoked};
+use crate::stats::{ExportSnapshot, ExportState};
 
 /// What saving an epoch may take when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -167,8 +169,8 @@ pub(crate) struct Exports {
     /// How clients are known, once that was read again.
     keys: Mutex<Option<TlsServerConfig>>,
     audit: AuditSink,
-    ping_only: bool,
-    search_path: SearchSpec,
+    /// The settings of the start.
+    set: Settings,
 }
 
 impl Exports {
@@ -188,8 +190,7 @@ impl Exports {
             access: Mutex::new(ServerAccess::new(set)),
             keys: Mutex::default(),
             audit,
-            ping_only: set.ping_only,
-            search_path: set.search_path.clone(),
+            set: set.clone(),
         };
         let specs = if set.ping_only { &[][..] } else { &set.export };
         for spec in specs {
@@ -204,7 +205,7 @@ impl Exports {
 
     /// Waits for the turn to change exports.
     pub(super) fn begin(&self) -> Result<MutexGuard<'_, ()>, String> {
-        if self.ping_only {
+        if self.set.ping_only {
             return Err("the server only answers pings (ping-only)".to_owned());
         }
         let turn = self.changing.try_lock_for(TURN_MAX);
@@ -300,13 +301,19 @@ impl Exports {
         let published = self.publish(&spec, &export, false);
         published.inspect_err(|_| self.change_access(|access| access.forget(spec.name())))?;
         self.check_access()?;
-        Ok(Changed { export: spec.name().to_owned(), changed: true })
+        Ok(self.changed(&spec, true))
+    }
+
+    /// What a command has made of an export.
+    fn changed(&self, spec: &ExportSpec, changed: bool) -> Changed {
+        let warnings = rule_warnings(&self.set, &spec.access);
+        Changed { export: spec.name().to_owned(), changed, warnings }
     }
 
     /// Checks what a command says of an export, before anything is opened.
     fn check(&self, spec: &mut ExportSpec) -> Result<(), String> {
         check(spec)?;
-        check_below(spec, &self.search_path).map_err(|error| error.chain().to_string())
+        check_below(spec, &self.set.search_path).map_err(|error| error.chain().to_string())
     }
 
     /// Records what a command did to an export.
@@ -351,104 +358,6 @@ impl Exports {
     pub(super) fn open_new(&self, spec: &ExportSpec, configured: bool) -> Result<(), String> {
         let export = self.open(spec)?;
         self.publish(spec, &export, configured)
-    }
-
-    /// Changes the access lists. New opens and paths follow them at once; those that there are,
-    /// from [`Self::check_access`] on.
-    fn change_access(&self, change: impl FnOnce(&mut ServerAccess)) {
-        let mut access = self.access.lock();
-        change(&mut access);
-        self.table.set_access(access.policy());
-    }
-
-    /// The access list of the server.
-    pub(super) fn access(&self) -> Vec<AccessRule> {
-        self.access.lock().server().to_vec()
-    }
-
-    /// Replaces all access lists at once by those of the configuration. An export that a command
-    /// has added keeps its own; one that left the configuration has none from now on.
-    pub(super) fn configure_access(&self, set: &Settings) {
-        let others = self.others();
-        self.change_access(|access| access.configure(set, others));
-    }
-
-    /// The access lists of exports that commands have added.
-    fn others(&self) -> BTreeMap<String, Vec<AccessRule>> {
-        let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
-        others.map(|(name, entry)| (name, entry.spec.access)).collect()
-    }
-
-    /// From now on clients are known by these certificates or keys; those that are connected, from
-    /// [`Self::check_access`] on.
-    pub(super) fn replace_keys(&self, endpoint: &TlsEndpoint, config: TlsServerConfig) {
-        *self.keys.lock() = Some(config.clone());
-        let generation = endpoint.replace(config);
-        // Who has proved itself to the configuration before and is not admitted yet has to do it
-        // again, unless they are the same.
-        self.change_access(|access| access.generation = generation);
-    }
-
-    /// Ends the paths that may no longer do what their sessions do, and those of clients that are
-    /// not known any more. Returns what sessions lose.
-    pub(super) fn check_access(&self) -> Result<Vec<Revoked>, String> {
-        let mut revoked = self.control.ask(AdminRequest::CheckAccess, lost)?;
-        let Some(keys) = self.keys.lock().clone() else { return Ok(revoked) };
-        let unknown = self.unknown_to(&keys)?;
-        if !unknown.is_empty() {
-            let more = self.control.ask(AdminRequest::EndUnknown(unknown), lost)?;
-            // One may lose a path by either.
-            for one in more {
-                let same = |known: &&mut Revoked| {
-                    (&known.session, &known.identity) == (&one.session, &one.identity)
-                };
-                match revoked.iter_mut().find(same) {
-                    Some(known) => {
-                        known.paths += one.paths;
-                        known.paths_left = one.paths_left;
-                    }
-                    None => revoked.push(one),
-                }
-            }
-        }
-        for Revoked { session, identity, paths, paths_left } in &revoked {
-            let identity = identity.as_deref().unwrap_or("anonymous");
-            tracing::info!(
-                %session, identity, paths, paths_left,
-                "a session loses paths: access lists, certificates or keys have changed"
-            );
-        }
-        Ok(revoked)
-    }
-
-    /// What sessions would lose by the access lists of these settings, and these certificates or
-    /// keys.
-    pub(super) fn preview_access(
-        &self,
-        set: Option<&Settings>,
-        keys: Option<&TlsServerConfig>,
-    ) -> Result<Vec<Revoked>, String> {
-        let policy = match set {
-            Some(set) => {
-                let others = self.others();
-                let mut access = self.access.lock().clone();
-                access.configure(set, others);
-                access.policy()
-            }
-            None => self.access.lock().policy(),
-        };
-        let unknown = keys.map(|keys| self.unknown_to(keys)).transpose()?.unwrap_or_default();
-        self.control.ask(AdminRequest::WouldEnd { policy, unknown }, lost)
-    }
-
-    /// The paths of clients that these certificates or keys do not know.
-    fn unknown_to(&self, keys: &TlsServerConfig) -> Result<Vec<PathKey>, String> {
-        let mut clients = self.control.ask(AdminRequest::Identities, |answer| match answer {
-            AdminReply::Identities(clients) => Some(clients),
-            _ => None,
-        })?;
-        clients.retain(|(_, identity)| !keys.still_knows(identity));
-        Ok(clients.into_iter().map(|(path, _)| path).collect())
     }
 
     /// Removes an export, and waits so long until it is released.
@@ -580,7 +489,7 @@ impl Exports {
         let mut spec = entry.spec.with_options(options).map_err(|error| error.to_string())?;
         self.check(&mut spec)?;
         let changed = self.change(&entry, &spec)?;
-        Ok(Changed { export: name.to_owned(), changed })
+        Ok(self.changed(&spec, changed))
     }
 
     /// Makes of an export what its settings say now. False when it is that already.
@@ -618,16 +527,6 @@ impl Exports {
         });
         opened.map(|()| true)
     }
-
-    /// Applies another list of an export. One that is to stay as it was may have been changed by a
-    /// reload meanwhile, and stays so.
-    fn change_list(&self, before: &ExportSpec, spec: &ExportSpec) -> Result<(), String> {
-        if before.access == spec.access {
-            return Ok(());
-        }
-        self.change_access(|access| access.set(spec));
-        self.check_access().map(drop)
-    }
 }
 
 /// Waits until a failure is saved for the next server, before anybody hears of it. False, with a
@@ -642,14 +541,6 @@ pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
         std::thread::sleep(Duration::from_millis(1));
     }
     true
-}
-
-/// The answer to a request that takes paths from sessions.
-fn lost(answer: AdminReply) -> Option<Vec<Revoked>> {
-    match answer {
-        AdminReply::Revoked(revoked) => Some(revoked),
-        _ => None,
-    }
 }
 
 /// The answer to a request that is only done.

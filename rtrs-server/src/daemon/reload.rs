@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use rtrs_core::settings::{print, printable};
 use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
+use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Reloaded};
 use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
@@ -23,26 +24,21 @@ use crate::plan::{Plan, check_below, read_tls, unusable};
 use crate::settings::{ExportSpec, Settings, Target};
 use crate::stats::Access;
 
-/// Reads flags and configuration file again.
+/// Reads flags and configuration file again, if there is one.
 pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 
 /// Settings that a reload applies.
 const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
 
-/// Settings whose exports are to be applied yet, the exports before, and those of them whose access
-/// list is another one now.
-type Left = (Settings, BTreeMap<String, Entry>, Vec<String>);
-
 /// What was read: settings, certificates or keys, and what is different.
-type Read = (Option<Settings>, Option<TlsServerConfig>, Reloaded);
+type Read = (Settings, Option<TlsServerConfig>, Reloaded);
 
 /// Certificates or keys, and what is wrong with the certificate that is in use.
 type ReadTls = (TlsServerConfig, Option<String>);
 
 /// What a reload compares with.
 pub(super) struct Reload {
-    /// None when the server has no configuration file.
-    reread: Option<Reread>,
+    reread: Reread,
     running: Settings,
     audit: AuditSink,
     /// With certificates or keys.
@@ -55,7 +51,7 @@ pub(super) struct Reload {
 impl Reload {
     pub(super) fn new(
         running: &Settings,
-        reread: Option<Reread>,
+        reread: Reread,
         audit: AuditSink,
         tls: Option<Arc<TlsEndpoint>>,
     ) -> Self {
@@ -71,31 +67,36 @@ impl Reload {
             let wrong = endpoint.check_renewed(&config).map_err(unusable)?;
             Ok(Some((config, wrong)))
         });
-        read.map_err(|error| format!("nothing changed: {}", error.chain()))
+        read.map_err(|error| error.chain().to_string())
     }
 
     /// Reads the configuration and applies what differs.
     pub(super) fn run(&self, exports: &Exports) -> Result<Reloaded, String> {
-        let done = self.apply(exports);
-        let result = if done.is_ok() { AuditResult::Ok } else { AuditResult::Refused };
-        let reason = done.as_ref().err().cloned();
-        let reason = reason.or_else(|| done.as_ref().ok().and_then(summary));
-        self.audit.record(|| AuditEvent { reason, ..AuditEvent::new(AuditKind::Reload, result) });
-        done
+        let mut done = Reloaded::default();
+        let failed = self.apply(exports, &mut done).err();
+        let failed = failed.map(|why| refused(&why, &done)).inspect(|why| {
+            tracing::warn!("reload: {why}");
+        });
+        self.audit.record(|| {
+            let result = result(failed.is_some(), &done);
+            let access_changed = done.access_changed.clone();
+            let reason = failed.clone().or_else(|| summary(&done));
+            AuditEvent { reason, access_changed, ..AuditEvent::new(AuditKind::Reload, result) }
+        });
+        failed.map_or(Ok(done), Err)
     }
 
-    fn apply(&self, exports: &Exports) -> Result<Reloaded, String> {
-        let (left, mut done) = self.apply_access(exports)?;
+    /// Applies what differs, and notes what was applied, also before an error.
+    fn apply(&self, exports: &Exports, done: &mut Reloaded) -> Result<(), String> {
+        let set = self.apply_access(exports, done)?;
         // They look at files and users, for which nobody who is to be ended has to wait.
-        let mut all: Vec<String> = done.certificate.iter().cloned().collect();
-        all.extend(warnings(left.as_ref().map_or(&self.running, |(set, ..)| set)));
-        warn(all);
-        let Some((set, before, lists)) = left else {
-            return Ok(Reloaded { unchanged: exports.entries().len(), ..done });
-        };
+        done.warnings.extend(warnings(&set));
+        warn(done.certificate.iter().chain(&done.warnings).cloned().collect());
+        if set.ping_only {
+            return Ok(());
+        }
         let turn = exports.begin();
-        let applied = turn.and_then(|_turn| apply(exports, (set.export, &before), &mut done));
-        applied.map_err(|why| refused(&why, &done, &lists))?;
+        turn.and_then(|_turn| apply(exports, set.export, done))?;
         tracing::info!(
             added = done.added.len(),
             removed = done.removed.len(),
@@ -110,73 +111,70 @@ impl Reload {
         if !done.restart.is_empty() {
             tracing::warn!("these settings need a restart: {}", done.restart.join(", "));
         }
-        Ok(done)
+        Ok(())
     }
 
-    /// Reads all again, and applies who may do what. Returns what was done, and what is left to do:
-    /// nothing for a server that has only certificates or keys to read again.
-    fn apply_access(&self, exports: &Exports) -> Result<(Option<Left>, Reloaded), String> {
+    /// Reads all again, and applies who may do what. Returns the settings, whose exports are to be
+    /// applied yet.
+    fn apply_access(&self, exports: &Exports, done: &mut Reloaded) -> Result<Settings, String> {
         let _reading = self.reading.lock();
-        let (wanted, renewed, mut done) = self.read(exports)?;
-        let before = exports.entries();
+        let (set, renewed, read) = self.read()?;
+        *done = read;
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
-            warn(endpoint.older_lists(&config));
+            done.warnings = endpoint.older_lists(&config);
             exports.replace_keys(endpoint, config);
-            let changed = done.keys_changed.join(", ");
-            tracing::info!(changed, "certificates or keys read again");
+            match &*done.keys_changed.join(", ") {
+                "" => tracing::info!("certificates or keys read again: they are as before"),
+                changed => tracing::info!(changed, "certificates or keys read again"),
+            }
         }
-        if let Some(set) = &wanted {
-            exports.configure_access(set);
+        done.access_changed = exports.configure_access(&set);
+        for change in &done.access_changed {
+            let (before, after) = (rules(&change.before), rules(&change.after));
+            tracing::info!(%before, %after, "changed: {}", printable(&change.list()));
         }
-        let lists = changed_lists(&before, &exports.entries());
-        done.revoked = exports.check_access().map_err(|why| refused(&why, &done, &lists))?;
-        Ok((wanted.map(|set| (set, before, lists)), done))
+        done.revoked = exports.check_access()?;
+        Ok(set)
     }
 
     /// Says what that would do. Targets are looked at, and not opened.
     fn preview(&self, exports: &Exports) -> Result<Reloaded, String> {
-        let (wanted, renewed, mut done) = self.read(exports)?;
-        done.revoked = exports.preview_access(wanted.as_ref(), renewed.as_ref())?;
-        let Some(set) = wanted else {
-            return Ok(Reloaded { unchanged: exports.entries().len(), ..done });
-        };
-        let lists = lists_to_change(&exports.entries(), &set.export);
-        let turn = exports.begin();
-        let looked = turn.and_then(|_turn| preview(exports, set.export, &mut done));
-        looked.map_err(|why| would_be_refused(&why, &done, &lists))?;
+        let read = self.read().map_err(|why| refused(&why, &Reloaded::default()))?;
+        let (set, renewed, mut done) = read;
+        let (access, changes) = exports.preview_lists(&set);
+        done.access_changed = changes;
+        done.revoked = exports.preview_access(&access, renewed.as_ref())?;
+        if let (Some(endpoint), Some(config)) = (&self.tls, &renewed) {
+            done.warnings = endpoint.older_lists(config);
+        }
+        done.warnings.extend(warnings(&set));
+        if !set.ping_only {
+            let turn = exports.begin();
+            let looked = turn.and_then(|_turn| preview(exports, set.export, &mut done));
+            looked.map_err(|why| would_be_refused(&why, &done))?;
+        }
         Ok(done)
     }
 
-    /// Reads all that is to be read, and notes what is different: the settings, unless there are
-    /// only certificates or keys to read; and these, if there are any.
-    fn read(&self, exports: &Exports) -> Result<Read, String> {
+    /// Reads all that is to be read, and notes what is different, and what needs a restart.
+    fn read(&self) -> Result<Read, String> {
         let (renewed, wrong) = self.read_tls()?.unzip();
-        let (wanted, mut done) = match (&self.reread, &renewed) {
-            (None, Some(_)) => (None, Reloaded::default()),
-            _ => self.wanted(exports).map(|(set, done)| (Some(set), done))?,
-        };
-        if let (Some(endpoint), Some(config)) = (&self.tls, &renewed) {
-            done.keys_changed = endpoint.changes_to(config);
-            done.certificate = wrong.flatten();
-        }
-        Ok((wanted, renewed, done))
-    }
-
-    /// What the configuration says now, with what needs a restart.
-    fn wanted(&self, exports: &Exports) -> Result<(Settings, Reloaded), String> {
-        let Some(reread) = &self.reread else {
-            return Err("the server has no configuration file to read again; start it with \
-                        --config, or use `export add` and `export remove`"
-                .to_owned());
-        };
-        let plan = reread().map_err(|error| format!("nothing changed: {}", error.chain()))?;
+        let plan = (self.reread)().map_err(|error| error.chain().to_string())?;
+        let mut set = plan.settings;
         // Of the running server, since only a restart changes it.
         let check = |spec: &ExportSpec| check_below(spec, &self.running.search_path);
-        let checked = plan.settings.export.iter().try_for_each(check);
-        checked.map_err(|error| format!("nothing changed: {}", error.chain()))?;
-        let restart = differences(&self.running, &plan.settings);
-        let access_changed = plan.settings.access != exports.access();
-        Ok((plan.settings, Reloaded { restart, access_changed, ..Reloaded::default() }))
+        let checked = set.export.iter().try_for_each(check);
+        checked.map_err(|error| error.chain().to_string())?;
+        let mut done = Reloaded {
+            restart: differences(&self.running, &set),
+            certificate: wrong.flatten(),
+            ..Reloaded::default()
+        };
+        set.ping_only = self.running.ping_only;
+        if let (Some(endpoint), Some(config)) = (&self.tls, &renewed) {
+            done.keys_changed = endpoint.changes_to(config);
+        }
+        Ok((set, renewed, done))
     }
 }
 
@@ -198,17 +196,31 @@ impl Changes {
     }
 }
 
-/// What the audit log says of a reload: who lost what. None if nobody did.
+/// How a reload went, for the audit log.
+fn result(failed: bool, done: &Reloaded) -> AuditResult {
+    let left = !done.kept.is_empty() || !done.failed.is_empty();
+    match (failed, access_text(done, "lost").is_some()) {
+        (true, false) => AuditResult::Refused,
+        (true, true) => AuditResult::Partly,
+        (false, _) if left => AuditResult::Partly,
+        (false, _) => AuditResult::Ok,
+    }
+}
+
+/// What the audit log says of a reload: what changed, who lost what, and which exports are not as
+/// the configuration says. None if there is nothing of that.
 fn summary(done: &Reloaded) -> Option<String> {
-    access_text(done, &[], "lost")
+    let left = done.kept.iter().map(|one| ("kept", one));
+    let left = left.chain(done.failed.iter().map(|one| ("failed", one)));
+    let left = left.map(|(what, Kept { name, why })| format!("{what} {name}: {why}"));
+    let parts: Vec<String> = access_text(done, "lost").into_iter().chain(left).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// What is different of keys and access lists, and who `lost` paths by it. None if nothing is.
-fn access_text(done: &Reloaded, lists: &[String], lost: &str) -> Option<String> {
-    let changes = done.keys_changed.iter().cloned();
-    let changes = changes.chain(done.access_changed.then(|| "access list of the server".into()));
-    let lists = lists.iter().map(|name| format!("access list of export {name}"));
-    let mut parts: Vec<String> = changes.chain(lists).collect();
+fn access_text(done: &Reloaded, lost: &str) -> Option<String> {
+    let lists = done.access_changed.iter().map(ListChange::list);
+    let mut parts: Vec<String> = done.keys_changed.iter().cloned().chain(lists).collect();
     if !done.revoked.is_empty() {
         let sessions = done.revoked.iter().map(|one| one.session.as_str()).collect::<Vec<_>>();
         parts.push(format!("sessions that {lost} paths: {}", sessions.join(", ")));
@@ -217,41 +229,21 @@ fn access_text(done: &Reloaded, lists: &[String], lost: &str) -> Option<String> 
 }
 
 /// The error of a reload that changes no export: with what it has done before that.
-fn refused(why: &str, done: &Reloaded, lists: &[String]) -> String {
-    match access_text(done, lists, "lost") {
+fn refused(why: &str, done: &Reloaded) -> String {
+    match access_text(done, "lost") {
         None => format!("nothing changed: {why}"),
         Some(all) => format!("no export changed: {why}; but this was applied: {}", printable(&all)),
     }
 }
 
 /// The same for what only looks.
-fn would_be_refused(why: &str, done: &Reloaded, lists: &[String]) -> String {
-    match access_text(done, lists, "would lose") {
+fn would_be_refused(why: &str, done: &Reloaded) -> String {
+    match access_text(done, "would lose") {
         None => format!("nothing would change: {why}"),
         Some(all) => {
             format!("no export would change: {why}; but this would apply: {}", printable(&all))
         }
     }
-}
-
-/// The exports whose access lists are others now.
-fn changed_lists(before: &BTreeMap<String, Entry>, now: &BTreeMap<String, Entry>) -> Vec<String> {
-    let changed = |(name, entry): &(&String, &Entry)| {
-        now.get(*name).is_some_and(|now| now.spec.access != entry.spec.access)
-    };
-    before.iter().filter(changed).map(|(name, _)| name.clone()).collect()
-}
-
-/// The exports whose access lists a configuration changes. One that left it has none.
-fn lists_to_change(have: &BTreeMap<String, Entry>, wanted: &[ExportSpec]) -> Vec<String> {
-    let changes = |(name, entry): &(&String, &Entry)| match wanted
-        .iter()
-        .find(|spec| spec.name() == name.as_str())
-    {
-        Some(spec) => spec.access != entry.spec.access,
-        None => entry.configured && !entry.spec.access.is_empty(),
-    };
-    have.iter().filter(changes).map(|(name, _)| name.clone()).collect()
 }
 
 /// The settings that differ and that only a restart applies.
@@ -289,13 +281,8 @@ impl Difference {
 }
 
 /// Makes the exports what is wanted. After an error they are as they were.
-fn apply(
-    exports: &Exports,
-    (wanted, before): (Vec<ExportSpec>, &BTreeMap<String, Entry>),
-    done: &mut Reloaded,
-) -> Result<(), String> {
+fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
     let have = exports.entries();
-    let list = |all: &BTreeMap<String, Entry>, name: &str| Some(all.get(name)?.spec.access.clone());
     let mut leaving = BTreeSet::new();
     let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
     let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
@@ -348,9 +335,10 @@ fn apply(
     }
     for name in same {
         exports.note_configured(&name);
-        match list(before, &name) == list(&have, &name) {
-            true => done.unchanged += 1,
-            false => done.changed.push(name),
+        let changed = |change: &ListChange| change.export.as_deref() == Some(&*name);
+        match done.access_changed.iter().any(changed) {
+            false => done.unchanged += 1,
+            true => done.changed.push(name),
         }
     }
     Ok(())

@@ -59,7 +59,7 @@ const RING_ENTRIES: u32 = 1024;
 /// [`ErrorKind::Export`] for a target that cannot be opened, [`ErrorKind::Listen`] for a portal
 /// that cannot be listened on, [`ErrorKind::InUse`] for the control socket,
 /// [`ErrorKind::System`] for what the system refuses and for a drain that was not complete.
-pub fn serve(plan: &Plan, reread: Option<Reread>) -> Result<(), Error> {
+pub fn serve(plan: &Plan, reread: Reread) -> Result<(), Error> {
     run_server(plan, |source| source, reread)
 }
 
@@ -72,13 +72,14 @@ pub fn serve_over(
     plan: &Plan,
     over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
 ) -> Result<(), Error> {
-    run_server(plan, over, None)
+    let same = plan.clone();
+    run_server(plan, over, Box::new(move || Ok(same.clone())))
 }
 
 fn run_server(
     plan: &Plan,
     over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
-    reread: Option<Reread>,
+    reread: Reread,
 ) -> Result<(), Error> {
     let set = &plan.settings;
     let user = RunAs::find(set)?;
@@ -196,9 +197,8 @@ fn on_signal(signal: Signal, control: &ControlShard, changes: &Arc<Changes>) {
             let changes = Arc::clone(changes);
             let thread = thread::Builder::new().name("reload".into());
             let started = thread.spawn(move || {
-                if let Err(why) = changes.reload() {
-                    tracing::warn!("SIGHUP: {why}");
-                }
+                // The log has the error.
+                drop(changes.reload());
             });
             if let Err(error) = started {
                 tracing::error!("SIGHUP: cannot start a thread: {error}");

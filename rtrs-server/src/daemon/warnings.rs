@@ -35,20 +35,8 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let known = |name: &str| tls.as_ref().is_none_or(|tls| tls.may_know(name));
-    let named: Vec<&str> = rules.clone().filter_map(AccessRule::name).collect();
-    let unknown: Vec<&str> = named.into_iter().filter(|name| !known(name)).collect();
-    if let (Some(name), false) = (rules.clone().find_map(AccessRule::name), has_keys(set)) {
-        all.push(format!(
-            "the access rule for {name:?} lets nobody in: without certificates or keys no client \
-             has a name; set tls-dir or key-file, or name addresses (anyone@NETWORK)"
-        ));
-    } else if !unknown.is_empty() {
-        let names: Vec<String> = unknown.iter().map(|name| format!("{name:?}")).collect();
-        all.push(format!(
-            "access rules name {}, and clients-file has no such client: they let nobody in",
-            names.join(", ")
-        ));
+    if tls.is_some() || !has_keys(set) {
+        all.extend(nobody(rules.clone(), tls.as_ref()));
     }
     if let (Some(file), Some(true)) =
         (&set.clients_file, tls.as_ref().map(TlsServerConfig::is_empty))
@@ -80,6 +68,41 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
         }));
     }
     all
+}
+
+/// What a start with these settings would say of the rules of one list.
+pub(super) fn rule_warnings(set: &Settings, rules: &[AccessRule]) -> Vec<String> {
+    if rules.iter().all(|rule| rule.name().is_none()) {
+        return Vec::new();
+    }
+    // Files that are wrong now are the business of a reload.
+    match read_tls(set) {
+        Ok(tls) => nobody(rules.iter(), tls.as_ref()).into_iter().collect(),
+        Err(_) => Vec::new(),
+    }
+}
+
+/// The names in these rules that no client can have.
+fn nobody<'a>(
+    rules: impl Iterator<Item = &'a AccessRule>,
+    tls: Option<&TlsServerConfig>,
+) -> Option<String> {
+    let mut named = rules.filter_map(AccessRule::name).peekable();
+    let first = *named.peek()?;
+    let Some(tls) = tls else {
+        return Some(format!(
+            "the access rule for {first:?} lets nobody in: without certificates or keys no client \
+             has a name; set tls-dir or key-file, or name addresses (anyone@NETWORK)"
+        ));
+    };
+    let unknown = named.filter(|name| !tls.may_know(name));
+    let names: Vec<String> = unknown.map(|name| format!("{name:?}")).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "access rules name {}, and clients-file has no such client: they let nobody in",
+            names.join(", ")
+        )
+    })
 }
 
 /// Whether clients can prove who they are at any of these portals.

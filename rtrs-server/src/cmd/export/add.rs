@@ -5,7 +5,7 @@ use std::path;
 use clap::Args;
 use rtrs_core::settings::printable;
 
-use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
+use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
 use crate::control_protocol::{Changed, Request};
 use crate::error::{Error, ErrorKind, failed};
 use crate::settings::{ExportSpec, Target};
@@ -31,5 +31,7 @@ pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
     let request = Request::ExportAdd { export };
     let (added, _) =
         Server::find(&args.server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
-    args.server.output.print(&added, |added| format!("{} added\n", printable(&added.export)))
+    args.server.output.print(&added, |added| {
+        format!("{}{} added\n", warnings_text(&added.warnings), printable(&added.export))
+    })
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 use rtrs_core::settings::printable;
 
-use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
+use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
 use crate::control_protocol::{Changed, Request};
 use crate::error::{Error, ErrorKind};
 use crate::settings::ExportSpec;
@@ -34,6 +34,6 @@ pub(super) fn run(args: &SetArgs) -> Result<(), Error> {
     let (set, _) = Server::find(server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
     server.output.print(&set, |set| {
         let what = if set.changed { "changed" } else { "is so already" };
-        format!("{} {what}\n", printable(&set.export))
+        format!("{}{} {what}\n", warnings_text(&set.warnings), printable(&set.export))
     })
 }

@@ -1,0 +1,143 @@
+//! Who may use the exports of a running server: access lists, and the certificates or keys by which
+//! clients are known.
+
+use std::collections::BTreeMap;
+
+use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
+
+use super::Exports;
+use crate::access_list::ListChange;
+use crate::daemon::access::ServerAccess;
+use crate::engine::message::{AdminReply, AdminRequest};
+use crate::path::PathKey;
+use crate::settings::{AccessRule, ExportSpec, Settings};
+use crate::stats::Revoked;
+
+impl Exports {
+    /// Changes the access lists. New opens and paths follow them at once; those that there are,
+    /// from [`Self::check_access`] on.
+    pub(super) fn change_access(&self, change: impl FnOnce(&mut ServerAccess)) {
+        let mut access = self.access.lock();
+        change(&mut access);
+        self.table.set_access(access.policy());
+    }
+
+    /// The access list of the server.
+    pub(in crate::daemon) fn access(&self) -> Vec<AccessRule> {
+        self.access.lock().server().to_vec()
+    }
+
+    /// Replaces all access lists at once by those of the configuration. An export that a command
+    /// has added keeps its own; one that left the configuration has none from now on. Returns what
+    /// is different.
+    pub(in crate::daemon) fn configure_access(&self, set: &Settings) -> Vec<ListChange> {
+        let others = self.others();
+        let mut changes = Vec::new();
+        self.change_access(|access| {
+            let before = access.clone();
+            access.configure(set, others);
+            changes = before.changes_to(access);
+        });
+        changes
+    }
+
+    /// The access lists as [`Self::configure_access`] would make them, and what would be different.
+    pub(in crate::daemon) fn preview_lists(
+        &self,
+        set: &Settings,
+    ) -> (ServerAccess, Vec<ListChange>) {
+        let others = self.others();
+        let before = self.access.lock().clone();
+        let mut access = before.clone();
+        access.configure(set, others);
+        let changes = before.changes_to(&access);
+        (access, changes)
+    }
+
+    /// The access lists of exports that commands have added.
+    fn others(&self) -> BTreeMap<String, Vec<AccessRule>> {
+        let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
+        others.map(|(name, entry)| (name, entry.spec.access)).collect()
+    }
+
+    /// From now on clients are known by these certificates or keys; those that are connected, from
+    /// [`Self::check_access`] on.
+    pub(in crate::daemon) fn replace_keys(&self, endpoint: &TlsEndpoint, config: TlsServerConfig) {
+        *self.keys.lock() = Some(config.clone());
+        let generation = endpoint.replace(config);
+        // Who has proved itself to the configuration before and is not admitted yet has to do it
+        // again, unless they are the same.
+        self.change_access(|access| access.generation = generation);
+    }
+
+    /// Ends the paths that may no longer do what their sessions do, and those of clients that are
+    /// not known any more. Returns what sessions lose.
+    pub(in crate::daemon) fn check_access(&self) -> Result<Vec<Revoked>, String> {
+        let mut revoked = self.control.ask(AdminRequest::CheckAccess, lost)?;
+        let Some(keys) = self.keys.lock().clone() else { return Ok(revoked) };
+        let unknown = self.unknown_to(&keys)?;
+        if !unknown.is_empty() {
+            let more = self.control.ask(AdminRequest::EndUnknown(unknown), lost)?;
+            // One may lose a path by either.
+            for one in more {
+                let same = |known: &&mut Revoked| {
+                    (&known.session, &known.identity) == (&one.session, &one.identity)
+                };
+                match revoked.iter_mut().find(same) {
+                    Some(known) => {
+                        known.paths += one.paths;
+                        known.paths_left = one.paths_left;
+                    }
+                    None => revoked.push(one),
+                }
+            }
+        }
+        for Revoked { session, identity, paths, paths_left } in &revoked {
+            let identity = identity.as_deref().unwrap_or("anonymous");
+            tracing::info!(
+                %session, identity, paths, paths_left,
+                "a session loses paths: access lists, certificates or keys have changed"
+            );
+        }
+        Ok(revoked)
+    }
+
+    /// What sessions would lose by these access lists, and these certificates or keys.
+    pub(in crate::daemon) fn preview_access(
+        &self,
+        access: &ServerAccess,
+        keys: Option<&TlsServerConfig>,
+    ) -> Result<Vec<Revoked>, String> {
+        let policy = access.policy();
+        let unknown = keys.map(|keys| self.unknown_to(keys)).transpose()?.unwrap_or_default();
+        self.control.ask(AdminRequest::WouldEnd { policy, unknown }, lost)
+    }
+
+    /// The paths of clients that these certificates or keys do not know.
+    fn unknown_to(&self, keys: &TlsServerConfig) -> Result<Vec<PathKey>, String> {
+        let mut clients = self.control.ask(AdminRequest::Identities, |answer| match answer {
+            AdminReply::Identities(clients) => Some(clients),
+            _ => None,
+        })?;
+        clients.retain(|(_, identity)| !keys.still_knows(identity));
+        Ok(clients.into_iter().map(|(path, _)| path).collect())
+    }
+
+    /// Applies another list of an export. One that is to stay as it was may have been changed by a
+    /// reload meanwhile, and stays so.
+    pub(super) fn change_list(&self, before: &ExportSpec, spec: &ExportSpec) -> Result<(), String> {
+        if before.access == spec.access {
+            return Ok(());
+        }
+        self.change_access(|access| access.set(spec));
+        self.check_access().map(drop)
+    }
+}
+
+/// The answer to a request that takes paths from sessions.
+fn lost(answer: AdminReply) -> Option<Vec<Revoked>> {
+    match answer {
+        AdminReply::Revoked(revoked) => Some(revoked),
+        _ => None,
+    }
+}
