@@ -119,5 +119,5 @@ impl TlsSources {
 }
 
 fn unusable(error: TlsConfigError) -> Error {
-    Error::with_source(ErrorKind::Path, "cannot use the certificates or keys", error)
+    Error::with_source(ErrorKind::Path, "bad certificates or keys", error)
 }

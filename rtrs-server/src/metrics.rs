@@ -21,6 +21,8 @@ rtrs_core::metrics! {
         "Limit of that memory (memory-max).";
     REFUSED = Counter "rtrs_server_refused_total" ["reason"]
         "Connections refused, and sessions without an open export that were ended.";
+    CERTIFICATE_EXPIRY = Gauge "rtrs_server_certificate_expiry_timestamp_seconds" []
+        "Time at which the certificate of the server expires, in seconds since 1970.";
     LOST_PORTALS = Gauge "rtrs_server_lost_portals" []
         "Portals that the server does not listen on because their device is gone.";
     SESSION_OPEN = Gauge "rtrs_server_session_open" ["session", "export"]

@@ -396,7 +396,7 @@ fn refuse_own(key: &PrivateKey, path: &Path, known: &Clients) -> Result<(), TlsC
 
 /// The error of certificates or keys.
 pub(crate) fn unusable(error: TlsConfigError) -> Error {
-    Error::with_source(ErrorKind::Listen, "cannot use the certificates or keys", error)
+    Error::with_source(ErrorKind::Listen, "bad certificates or keys", error)
 }
 
 fn usage(text: impl Into<String>) -> Error {

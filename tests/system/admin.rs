@@ -237,8 +237,11 @@ fn an_export_is_taken_over_from_a_client_that_hangs() {
     // Its machine was started again; the server does not know that.
     let words = ["--session-name", "sess"];
     let (_refused, done) = Client::attach("vol0").path(&portals[0]).args(&words).try_start();
-    let _ = done.code(1);
+    let done =
+        done.code(1).says("refused by the server: perhaps another session there has the name");
+    assert!(!done.stderr.contains("protocol"), "{done:?}");
     assert!(server.output().contains("another session has the name \"sess\""), "for its name");
+    assert_eq!(server.list()["refused"]["session-name"], 1);
     let words = ["--session-name", "other"];
     let (_refused, done) = Client::attach("vol0").path(&portals[0]).args(&words).try_start();
     let _ = done.code(1).says("another session has it open for writing");

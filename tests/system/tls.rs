@@ -157,6 +157,10 @@ fn a_revoked_certificate_ends_its_sessions_and_no_others() {
     assert_eq!(only_session(&server, 1)["identity"], "certificate:db1");
     let _ = server.command(&["reload"]).ok();
     assert_eq!(server.sessions().len(), 1, "nothing is revoked");
+    let metrics = server.command(&["metrics"]).ok().stdout;
+    // 2120-01-01
+    let line = "rtrs_server_certificate_expiry_timestamp_seconds 4733510400\n";
+    assert!(metrics.contains(line), "{metrics}");
     place.authority.revoke(Path::new(&tls_dir), &[Wanted::CLIENT.serial]);
     let _ = server.command(&["reload"]).ok();
     wait_for("the end of the session", Duration::from_secs(1), || {
@@ -177,6 +181,8 @@ fn generate(program: &str, scratch: &Scratch, name: &str) -> (String, String) {
     assert_eq!(shown.trim(), public);
     let print = run(bin(program), &["key", "fingerprint", &file], COMMAND_TIME_MAX).ok().stdout;
     assert!(print.starts_with("SHA256:"), "{print}");
+    let of_public = ["key", "fingerprint", &public];
+    assert_eq!(run(bin(program), &of_public, COMMAND_TIME_MAX).ok().stdout, print);
     let json = run(bin(program), &["key", "show", &file, "-o", "json"], COMMAND_TIME_MAX).ok();
     assert_eq!(json.json()["public"], public.as_str());
     let again = run(bin(program), &["key", "generate", &file], COMMAND_TIME_MAX);
@@ -221,7 +227,8 @@ fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
     });
     let doctor = [&["doctor", server.portal()][..], &tls].concat();
     let told = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
-    assert!(told.stdout.contains("our key is not known to the peer"), "{}", told.stdout);
+    let text = format!("our key is not known to the peer ({client_key}, SHA256:");
+    assert!(told.stdout.contains(&text), "{}", told.stdout);
     assert!(told.stdout.contains("server's clients-file"), "{}", told.stdout);
     // A list that is wrong changes nothing.
     fs::write(&clients, "db1\n").expect("the list");
@@ -284,7 +291,7 @@ fn the_doctor_explains_what_is_wrong_with_certificates() {
     let _ = run(bin("rtrs-client"), &named, COMMAND_TIME_MAX).ok();
     // The wrong scheme, in both directions.
     let plain = portal.replace("tls://", "tcp://");
-    check(&plain, "the server wants it; use tls://", "connect with tls://");
+    check(&plain, "the server speaks only TLS there; use tls://", "connect with tls://");
     let plain_server = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0").start();
     let other = plain_server.portal().replace("tcp://", "tls://");
     check(&other, "during the TLS handshake", "listens there on tls://");

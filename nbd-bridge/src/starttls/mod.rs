@@ -34,6 +34,8 @@ use crate::conn::HANDSHAKE_TIMEOUT;
 use negotiate::{Negotiation, Next, Stop};
 use pipe::{Pipe, Wire};
 
+/// Longest reason by which refusals are told apart, in characters.
+const KIND_MAX: usize = 96;
 /// Connections at a time, each with a thread and some 200 KiB.
 pub const RELAYS_MAX: usize = 128;
 /// Bound of the TLS handshake. That of the whole negotiation is the engine's.
@@ -84,7 +86,8 @@ pub struct Relays {
     times: (Duration, Duration),
     open: Mutex<Open>,
     loaded: Mutex<Loaded>,
-    refusals: Mutex<LogLimits<IpAddr>>,
+    /// By address and reason.
+    refusals: Mutex<LogLimits<(IpAddr, String)>>,
 }
 
 /// Nothing that is done under these locks leaves anything half done.
@@ -111,7 +114,7 @@ impl Relays {
         if let Some(warning) = config.check_own()? {
             tracing::warn!("{warning}");
         }
-        for warning in config.list_warnings() {
+        for warning in config.file_warnings() {
             tracing::warn!("{warning}");
         }
         let loaded = Loaded { config, at: Clock.now(), failing: LogLimit::default() };
@@ -306,10 +309,18 @@ impl Relays {
 
     fn refuse(&self, peer: Option<&SocketAddr>, why: &str) {
         let Some(peer) = peer else { return };
-        if let Some(more) = lock(&self.refusals).admit(Clock.now(), peer.ip()) {
+        let kind = (peer.ip(), kind_of(why));
+        if let Some(more) = lock(&self.refusals).admit(Clock.now(), kind) {
             tracing::warn!(%peer, more, "NBD client refused: {why}");
         }
     }
+}
+
+/// By what refusals are told apart: the reason, without numbers and names, which a client may
+/// choose.
+fn kind_of(why: &str) -> String {
+    let known = why.split(['(', ';', '"']).next().unwrap_or_default();
+    known.chars().filter(|c| !c.is_ascii_digit()).take(KIND_MAX).collect()
 }
 
 /// Waits a moment for the client to take the alert and close. If unread data were there at our

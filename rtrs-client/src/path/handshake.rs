@@ -162,6 +162,8 @@ pub(crate) fn describe_failure(failure: &ConnectFailure) -> String {
 
 /// Why a connection ended in place of INFO_RSP, with what is likely.
 pub(crate) fn describe_info_refusal(reason: &CloseReason, session: &str) -> String {
+    let refused = matches!(reason, CloseReason::PeerTerminated(_));
+    let reason = if refused { "refused by the server".into() } else { reason.to_string() };
     format!(
         "{reason}: perhaps another session there has the name {session} (--session-name); the \
          server's log says why"

@@ -1,11 +1,11 @@
 //! `key generate`, `key show` and `key fingerprint`, the same for both daemons.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::keys::PrivateKey;
+use super::keys::{PrivateKey, PublicKey};
 use crate::settings::{CommandError, ErrorClass, Output};
 
 /// What to do with a key.
@@ -30,7 +30,7 @@ pub enum KeyCommand {
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct KeyArgs {
-    /// File with the private key
+    /// File with the private key; key fingerprint takes a public key too, ed25519:BASE64
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
@@ -56,6 +56,10 @@ impl KeyCommand {
     /// A file that cannot be written, or that has no key for its owner alone.
     pub fn run<K: ErrorClass>(&self) -> Result<(), CommandError<K>> {
         let KeyArgs { file, output } = self.args();
+        let given = file.to_str().and_then(|text| text.parse::<PublicKey>().ok());
+        if let (Self::Fingerprint(_), Some(public)) = (self, given) {
+            return self.print(public, None, *output);
+        }
         let key = if let Self::Generate(_) = self {
             let key = PrivateKey::generate();
             let key = key
@@ -71,12 +75,20 @@ impl KeyCommand {
             key
         } else {
             PrivateKey::read(file)
-                .map_err(|e| CommandError::with_source(K::SYSTEM, "cannot use the key", e))?
+                .map_err(|e| CommandError::with_source(K::SYSTEM, "bad key", e))?
         };
-        let public = key.public();
+        self.print(key.public(), Some(file), *output)
+    }
+
+    fn print<K: ErrorClass>(
+        &self,
+        public: PublicKey,
+        file: Option<&Path>,
+        output: Output,
+    ) -> Result<(), CommandError<K>> {
         let fingerprint = public.fingerprint();
         let all = json!({
-            "file": file.display().to_string(),
+            "file": file.map(|file| file.display().to_string()),
             "public": public.to_string(),
             "fingerprint": fingerprint,
         });

@@ -2,11 +2,14 @@
 
 use rustls::{AlertDescription, CertificateError, Error, OtherError, PeerIncompatible};
 
+use super::keys::PublicKey;
 use super::raw::UnknownKey;
 
 /// A client that was verified is nobody all the same.
 pub(super) const NO_NAME: &str = "the client's certificate has no name that can be used: a DNS \
                                   name, a URI or a common name";
+/// The peer's answer to a key.
+const UNKNOWN: &str = "our key is not known to the peer";
 /// One end has keys and the other certificates, or their ciphers differ.
 const NO_COMMON_KIND: &str = "there is no cipher or kind of certificate that both ends have";
 
@@ -14,7 +17,7 @@ const NO_COMMON_KIND: &str = "there is no cipher or kind of certificate that bot
 #[must_use]
 pub fn error_text(error: &Error) -> String {
     match error {
-        Error::AlertReceived(alert) => alert_text(*alert, true),
+        Error::AlertReceived(alert) => alert_text(*alert, true, None),
         Error::InvalidCertificate(CertificateError::Other(OtherError(why)))
             if why.downcast_ref::<UnknownKey>().is_some() =>
         {
@@ -88,8 +91,23 @@ fn certificate(error: &CertificateError) -> String {
     }
 }
 
-/// What an alert of the peer means to an end with raw keys, or with certificates.
-pub(crate) fn alert_text(alert: AlertDescription, raw_keys: bool) -> String {
+/// What an error of a handshake is at the server, where it is about a client.
+pub(super) fn at_server(text: String) -> String {
+    match text.strip_prefix(UNKNOWN) {
+        Some(_) => {
+            "the client does not know the key of this server: its server-key is another".into()
+        }
+        None => text,
+    }
+}
+
+/// What an alert of the peer means to an end with raw keys, its own among them if it is known, or
+/// with certificates.
+pub(crate) fn alert_text(
+    alert: AlertDescription,
+    raw_keys: bool,
+    own: Option<PublicKey>,
+) -> String {
     let what = match alert {
         AlertDescription::CertificateExpired => "our certificate has expired, or is not valid yet",
         AlertDescription::CertificateRevoked => "our certificate is revoked",
@@ -100,7 +118,10 @@ pub(crate) fn alert_text(alert: AlertDescription, raw_keys: bool) -> String {
         AlertDescription::CertificateRequired => "the peer wants a certificate or key of ours",
         // The first is what peers of version 0.1 send.
         AlertDescription::AccessDenied | AlertDescription::CertificateUnknown if raw_keys => {
-            "our key is not known to the peer"
+            return match own {
+                Some(own) => format!("{UNKNOWN} ({own}, {})", own.fingerprint()),
+                None => UNKNOWN.into(),
+            };
         }
         AlertDescription::UnsupportedCertificate => {
             "our certificate is not for this use (extended key usage)"
@@ -166,7 +187,11 @@ pub fn hint(text: &str) -> Option<&'static str> {
             "does not speak TLS at all",
             "the portal is not tls://: use tcp://, or make the server listen on tls://",
         ),
-        ("during the TLS handshake", "check that the server listens there on tls://, and its log"),
+        (
+            "during the TLS handshake",
+            "check that the server listens there on tls://, and that both ends use certificates \
+             (tls-dir) or both keys (key-file); its log says why",
+        ),
         ("use tls://", "connect with tls://"),
     ];
     HINTS.iter().find(|(part, _)| text.contains(part)).map(|(_, hint)| *hint)

@@ -26,6 +26,8 @@ pub(super) struct Files {
     /// Where the chain and the key were read.
     pub(super) chain_path: PathBuf,
     pub(super) key_path: PathBuf,
+    /// Files that others can change, one text each.
+    pub(super) loose: Vec<String>,
 }
 
 impl TlsDir {
@@ -45,8 +47,23 @@ impl TlsDir {
         let ca = pem(&ca_path, &read(&ca_path)?, "a certificate")?;
         let chain = pem(&chain_path, &read(&chain_path)?, "a certificate")?;
         let key = pem(&key_path, &read_secret(&key_path)?, "a private key")?.remove(0);
-        Ok(Files { ca, crl, chain, key, chain_path, key_path })
+        let loose = [&ca_path, &crl_path].into_iter().filter_map(|path| writable_by_others(path));
+        let loose = loose.collect();
+        Ok(Files { ca, crl, chain, key, chain_path, key_path, loose })
     }
+}
+
+/// A warning if others than its owner can change a file that says whom to trust.
+#[must_use]
+pub fn writable_by_others(path: &Path) -> Option<String> {
+    let mode = std::fs::metadata(path).ok()?.mode() & 0o777;
+    let path = path.display();
+    (mode & 0o022 != 0).then(|| {
+        format!(
+            "others can change {path} (mode {mode:03o}), which says whom to trust; run chmod go-w \
+             {path}"
+        )
+    })
 }
 
 /// All objects of a kind, at least one.
@@ -69,7 +86,15 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
 
 /// The bytes of a file with a secret: only its owner may have access.
 pub(super) fn read_secret(path: &Path) -> Result<Vec<u8>, Error> {
-    read_checked(path, |mode| (mode & 0o077 != 0).then_some(mode & 0o777))
+    let text = read_checked(path, |mode| (mode & 0o077 != 0).then_some(mode & 0o777))?;
+    let has = |part: &[u8]| text.windows(part.len()).any(|window| window == part);
+    // PKCS#8, and what OpenSSL wrote before.
+    if has(b"BEGIN ENCRYPTED PRIVATE KEY") || has(b"4,ENCRYPTED") {
+        let why = "it is encrypted, and there is nobody to ask for its passphrase; decrypt it, for \
+                   example with openssl pkey -in FILE -out NEWFILE";
+        return Err(Error::Content { path: path.into(), why: why.into() });
+    }
+    Ok(text)
 }
 
 fn read_checked(path: &Path, bad: impl FnOnce(u32) -> Option<u32>) -> Result<Vec<u8>, Error> {

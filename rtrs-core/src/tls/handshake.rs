@@ -19,7 +19,7 @@ use rustls::{
 
 use super::ALPN;
 use super::config::{TlsClientConfig, TlsServerConfig};
-use super::explain::{NO_NAME, error_text};
+use super::explain::{NO_NAME, at_server, error_text};
 use super::keys::PublicKey;
 use crate::fabric::peer::{PeerIdentity, Proof};
 
@@ -40,7 +40,7 @@ pub(crate) enum Begin {
 enum Conn {
     Begin(Begin),
     Server(Box<UnbufferedServerConnection>, TlsServerConfig, RequestLen),
-    Client(Box<UnbufferedClientConnection>, Vec<u8>),
+    Client(Box<UnbufferedClientConnection>, Vec<u8>, Option<PublicKey>),
     Over,
 }
 
@@ -84,8 +84,8 @@ pub(crate) struct Session {
     pub(crate) tx: (u64, ConnectionTrafficSecrets),
     pub(crate) rx: (u64, ConnectionTrafficSecrets),
     pub(crate) secrets: Secrets,
-    /// Both ends have raw keys, not certificates.
-    pub(crate) raw_keys: bool,
+    /// Both ends have raw keys, not certificates; at the client, its own.
+    pub(crate) raw_keys: (bool, Option<PublicKey>),
     /// At the server, the client.
     pub(crate) peer: PeerIdentity,
 }
@@ -156,7 +156,7 @@ impl Handshake {
                         conn.process_tls_records(&mut self.input);
                     (discard, take(state, output, &mut self.request))
                 }
-                Conn::Client(conn, _) => {
+                Conn::Client(conn, ..) => {
                     let UnbufferedStatus { discard, state } =
                         conn.process_tls_records(&mut self.input);
                     (discard, take(state, output, &mut self.request))
@@ -169,7 +169,8 @@ impl Handshake {
                 Turn::Blocked => return Ok(None),
                 Turn::Failed(why) => {
                     self.alert(output);
-                    return Err(why);
+                    let is_server = matches!(self.conn, Conn::Server(..));
+                    return Err(if is_server { at_server(why) } else { why });
                 }
                 Turn::Ready => return self.ready(output),
             }
@@ -187,7 +188,7 @@ impl Handshake {
                 matches!(state, Ok(ConnectionState::EncodeTlsData(_)))
                     .then(|| take(state, output, &mut none))
             }
-            Conn::Client(conn, _) => {
+            Conn::Client(conn, ..) => {
                 let state = conn.process_tls_records(&mut self.input).state;
                 matches!(state, Ok(ConnectionState::EncodeTlsData(_)))
                     .then(|| take(state, output, &mut none))
@@ -215,7 +216,7 @@ impl Handshake {
                     return Err("the client did not wait for the answer to its request".into());
                 }
             }
-            Conn::Client(conn, request) => {
+            Conn::Client(conn, request, _) => {
                 if conn.is_handshaking() {
                     return Ok(None);
                 }
@@ -259,7 +260,7 @@ fn start(begin: Begin) -> Result<Conn, Error> {
         }
         Begin::Client { config, name, request } => {
             let conn = UnbufferedClientConnection::new(Arc::clone(&config.rustls), name)?;
-            Conn::Client(Box::new(conn), request)
+            Conn::Client(Box::new(conn), request, config.sources.key)
         }
     })
 }
@@ -335,13 +336,13 @@ fn session(conn: Conn) -> Result<Session, String> {
             let peer = PeerIdentity { who, proof, cipher: None };
             let (keys, kernel) = conn.dangerous_into_kernel_connection().map_err(text)?;
             let suite = kernel.negotiated_cipher_suite();
-            (keys, Secrets::Server(kernel), peer, suite, raw_keys)
+            (keys, Secrets::Server(kernel), peer, suite, (raw_keys, None))
         }
-        Conn::Client(conn, _) => {
+        Conn::Client(conn, _, own) => {
             let raw_keys = is_raw_key(&conn);
             let (keys, kernel) = conn.dangerous_into_kernel_connection().map_err(text)?;
             let suite = kernel.negotiated_cipher_suite();
-            (keys, Secrets::Client(kernel), PeerIdentity::default(), suite, raw_keys)
+            (keys, Secrets::Client(kernel), PeerIdentity::default(), suite, (raw_keys, own))
         }
         Conn::Begin(_) | Conn::Over => return Err("the handshake is over".into()),
     };

@@ -119,12 +119,15 @@ impl Lists {
         let text = |list: &List| {
             let (day, path) = (list.until.as_str(), self.path.display());
             format!(
-                "the list of {} in {path} expired on {}-{}-{}: what was revoked since then is not \
+                "the list of {} in {path} expired on {}-{}-{} {}:{}:{} UTC: what was revoked since then is not \
                  in it, and it is used all the same; replace it by a new one",
                 ca_name(&list.issuer),
                 &day[..4],
                 &day[4..6],
-                &day[6..8]
+                &day[6..8],
+                &day[8..10],
+                &day[10..12],
+                &day[12..]
             )
         };
         expired.map(text).collect()
@@ -339,13 +342,16 @@ mod tests {
         let authority = certificates(&dir.0);
         let server = |number, until| read(&dir, &authority.list(&[7], number, until)).unwrap();
         let first = server(300, 2120);
-        assert_eq!(first.list_warnings(), [""; 0]);
-        let over = server(301, 2025).list_warnings();
-        assert!(over.len() == 1 && over[0].contains("expired on 2025-01-01: "), "{over:?}");
+        assert_eq!(first.file_warnings(), [""; 0]);
+        let over = server(301, 2025).file_warnings();
+        assert!(
+            over.len() == 1 && over[0].contains("expired on 2025-01-01 00:00:00 UTC: "),
+            "{over:?}"
+        );
         let client = TlsClientConfig::with_certificates(&TlsDir(dir.0.clone()), None).unwrap();
         assert_eq!(client.check_now().unwrap(), over);
         // Either kind of time.
-        assert_eq!(server(301, 2049).list_warnings(), [""; 0]);
+        assert_eq!(server(301, 2049).file_warnings(), [""; 0]);
         for number in [299, 44, 1] {
             let older = server(number, 2120);
             let told = older.older_lists_than(&first);

@@ -40,7 +40,7 @@ pub use command::{KeyArgs, KeyCommand};
 pub use config::{TlsClientConfig, TlsConfigError, TlsServerConfig};
 pub(crate) use explain::alert_text;
 pub use explain::{error_text, hint};
-pub use files::TlsDir;
+pub use files::{TlsDir, writable_by_others};
 #[cfg(any(test, feature = "test-util"))]
 #[doc(hidden)]
 pub use fuzz::fuzz_tls;

@@ -23,6 +23,8 @@ pub const EXPIRES_SOON_DAYS: u64 = 14;
 /// What a reload says of a list that is gone.
 pub const NO_LIST: &str = "ca-crl.pem: no certificate is revoked any more";
 const DAY: u64 = 24 * 3600;
+/// Long after the end of every certificate.
+const FAR: Duration = Duration::from_secs(1 << 40);
 
 /// For what a certificate is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +41,10 @@ pub(super) struct Sources {
     /// The names of the files, and the hashes of what they have.
     files: Vec<(&'static str, [u8; 32])>,
     lists: Lists,
+    /// Files that others can change, one text each.
+    loose: Vec<String>,
     /// The own key, if there are no certificates.
-    key: Option<PublicKey>,
+    pub(super) key: Option<PublicKey>,
 }
 
 impl Sources {
@@ -60,12 +64,19 @@ impl Sources {
                 ("server-key.pem", hash(&mut std::iter::once(files.key.secret_der()))),
             ],
             lists,
+            loose: files.loose.clone(),
             key: None,
         }
     }
 
     pub(super) fn raw_key(key: PublicKey) -> Self {
         Self { key: Some(key), ..Self::default() }
+    }
+
+    fn warnings(&self, now: UnixTime) -> Vec<String> {
+        let mut all = self.lists.warnings(now);
+        all.extend(self.loose.iter().cloned());
+        all
     }
 }
 
@@ -80,10 +91,20 @@ impl TlsServerConfig {
         check_dates(certificate, path, End::Server, UnixTime::now())
     }
 
-    /// What an operator should know of the revocation lists.
+    /// When the own certificate expires, in seconds since 1970. None without certificates.
     #[must_use]
-    pub fn list_warnings(&self) -> Vec<String> {
-        self.sources.lists.warnings(UnixTime::now())
+    pub fn expires(&self) -> Option<u64> {
+        let (certificate, _) = self.sources.certificate.as_ref()?;
+        match verified(certificate, End::Server, UnixTime::since_unix_epoch(FAR)) {
+            Some(webpki::Error::CertExpired { not_after, .. }) => Some(not_after.as_secs()),
+            _ => None,
+        }
+    }
+
+    /// What an operator should know of the files that say whom to trust.
+    #[must_use]
+    pub fn file_warnings(&self) -> Vec<String> {
+        self.sources.warnings(UnixTime::now())
     }
 
     /// The revocation lists that are older than those before, one text each.
@@ -151,7 +172,7 @@ impl TlsClientConfig {
     /// [`Error`] that names the file.
     pub fn check_now(&self) -> Result<Vec<String>, Error> {
         let now = UnixTime::now();
-        let mut warnings = self.sources.lists.warnings(now);
+        let mut warnings = self.sources.warnings(now);
         if let Some((certificate, path)) = &self.sources.certificate {
             warnings.extend(check_dates(certificate, path, End::Client, now)?);
         }
@@ -232,17 +253,17 @@ fn check_dates(
     let at = |time| verified(certificate, end, time);
     match (at(now), at(UnixTime::since_unix_epoch(soon))) {
         (Some(webpki::Error::CertExpired { not_after, .. }), _) => {
-            refuse(format!("the certificate expired on {}; renew it", date(not_after)))
+            refuse(format!("the certificate expired on {}; renew it", time(not_after)))
         }
         (Some(webpki::Error::CertNotValidYet { not_before, .. }), _) => refuse(format!(
-            "the certificate is not valid before {}, and today is {}; check the clock of this host",
-            date(not_before),
-            date(now)
+            "the certificate is not valid before {}, and now it is {}; check the clock of this host",
+            time(not_before),
+            time(now)
         )),
         (_, Some(webpki::Error::CertExpired { not_after, .. })) => Ok(Some(format!(
             "the certificate {} expires on {}; renew it before that",
             path.display(),
-            date(not_after)
+            time(not_after)
         ))),
         _ => Ok(None),
     }
@@ -257,6 +278,13 @@ fn verified(certificate: &CertificateDer<'_>, end: End, at: UnixTime) -> Option<
     let parsed = EndEntityCert::try_from(certificate).ok()?;
     // What does not depend on the issuer is looked at first. Without any issuer, it ends there.
     parsed.verify_for_usage(&[], &[], &[], at, usage, None, None).err()
+}
+
+/// A time in UTC, for people.
+pub(super) fn time(at: UnixTime) -> String {
+    let second = at.as_secs() % DAY;
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{} {hour:02}:{minute:02}:{second:02} UTC", date(at))
 }
 
 /// A day in UTC, YYYY-MM-DD. Years begin in March here, so that a leap day is the last.
@@ -286,5 +314,7 @@ mod tests {
             let at = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
             assert_eq!(date(at), text);
         }
+        let at = UnixTime::since_unix_epoch(Duration::from_secs(1_767_225_599));
+        assert_eq!(time(at), "2025-12-31 23:59:59 UTC");
     }
 }

@@ -181,9 +181,13 @@ fn a_certificate_of_a_ca_is_no_clients() {
     let text = client.check_own().unwrap_err().to_string();
     assert!(text.contains("client-cert.pem: the certificate is one of a CA"), "{text}");
     // What the client hears of it.
-    let heard = |raw_keys| super::alert_text(AlertDescription::CertificateUnknown, raw_keys);
+    let heard = |raw_keys| super::alert_text(AlertDescription::CertificateUnknown, raw_keys, None);
     assert_eq!(heard(true), "our key is not known to the peer");
     assert_eq!(heard(false), "the peer does not accept our certificate");
+    let own = PrivateKey::generate().unwrap().public();
+    let text = super::alert_text(AlertDescription::CertificateUnknown, true, Some(own));
+    assert!(text.contains(&own.to_string()) && text.contains(&own.fingerprint()), "{text}");
+    assert!(super::hint(&text).is_some_and(|hint| hint.contains("key show")));
     assert!(super::hint(&heard(true)).is_some_and(|hint| hint.contains("key show")));
     assert!(super::hint(&heard(false)).is_some_and(|hint| hint.contains("not one of a CA")));
 }
@@ -245,6 +249,8 @@ fn raw_keys_make_both_ends_known() {
     assert_eq!(at_server.unwrap().session.peer.who, Who::Key("db1".into()));
     // Another server, an unknown client.
     let pinned = TlsClientConfig::with_keys(&client, &[other.public()]).unwrap();
+    let text = failure(shake(&pinned, &known).1);
+    assert_eq!(text, "the client does not know the key of this server: its server-key is another");
     let text = failure(shake(&pinned, &known).0);
     let (got, expected) = (server.public().fingerprint(), other.public().fingerprint());
     let why = format!("the peer's key is not known here: got {got}, expected {expected}");
@@ -428,6 +434,11 @@ fn a_key_is_written_once_and_read_again() {
     assert!(PrivateKey::read(&path).unwrap_err().to_string().contains("chmod 600"));
     write_secret(&path, "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n");
     assert!(PrivateKey::read(&path).unwrap_err().to_string().contains("no Ed25519 private key"));
+    for head in ["-----BEGIN ENCRYPTED PRIVATE KEY-----", "x\nProc-Type: 4,ENCRYPTED"] {
+        write_secret(&path, head);
+        let text = PrivateKey::read(&path).unwrap_err().to_string();
+        assert!(text.contains("it is encrypted") && text.contains("openssl pkey"), "{text}");
+    }
     // RFC 8410 section 10.3, as openssl writes it.
     let pem = "-----BEGIN PRIVATE KEY-----\n\
                MC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC\n\
@@ -568,6 +579,10 @@ fn a_bad_certificate_is_refused_unless_it_is_in_use() {
     assert!(text.contains("server-cert.pem: the certificate expired on 2021-01-01"), "{text}");
     let in_use = place.server();
     place.authority.revoke(place.path(), &[Wanted::CLIENT.serial]);
+    let endpoint = TlsEndpoint::server(in_use.clone()).unwrap();
+    assert_eq!(endpoint.expires(), Some(1_609_459_200));
+    assert!(endpoint.expiry_warning().is_some_and(|text| text.ends_with("clients refuse it")));
+    assert_eq!(TlsEndpoint::server(good.clone()).unwrap().expiry_warning(), None);
     let warning = place.server().check_renewed(&in_use).unwrap().unwrap();
     assert!(warning.contains("expired on 2021-01-01") && warning.contains("in use"), "{warning}");
     place.authority.issue(place.path(), &expired);

@@ -166,6 +166,25 @@ impl TlsEndpoint {
         }
     }
 
+    /// When the certificate of a server that is in use expires, in seconds since 1970.
+    pub fn expires(&self) -> Option<u64> {
+        match &*self.role.read() {
+            Role::Server(config) => config.expires(),
+            Role::Client(_) => None,
+        }
+    }
+
+    /// What is wrong with the certificate of a server that is in use: it has expired, or will soon.
+    pub fn expiry_warning(&self) -> Option<String> {
+        match &*self.role.read() {
+            Role::Server(config) => match config.check_own() {
+                Ok(soon) => soon,
+                Err(error) => Some(format!("{}: clients refuse it", error.chain())),
+            },
+            Role::Client(_) => None,
+        }
+    }
+
     /// Its revocation lists that are older than those in use, one text each.
     pub fn older_lists(&self, config: &TlsServerConfig) -> Vec<String> {
         match &*self.role.read() {

@@ -13,6 +13,7 @@ use rtrs_core::metrics::{MetricsServer, Number, Samples};
 use rtrs_core::rt::Sender;
 use rtrs_core::settings::MetricsAddress;
 use rtrs_core::time::Duration;
+use rtrs_core::tls::TlsEndpoint;
 
 use crate::control_protocol::Sessions;
 use crate::daemon::control_shard::ControlShard;
@@ -35,17 +36,24 @@ pub(crate) struct ServerMetrics {
     senders: Arc<[Sender<Message>]>,
     control: ControlShard,
     exports: Arc<ExportTable>,
+    /// With certificates or keys.
+    tls: Option<Arc<TlsEndpoint>>,
     started: f64,
 }
 
 impl ServerMetrics {
     /// Of the server that has just started with these shards and exports.
-    pub(crate) fn new(senders: &Arc<[Sender<Message>]>, exports: &Arc<ExportTable>) -> Arc<Self> {
+    pub(crate) fn new(
+        senders: &Arc<[Sender<Message>]>,
+        exports: &Arc<ExportTable>,
+        tls: Option<Arc<TlsEndpoint>>,
+    ) -> Arc<Self> {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(Self {
             senders: Arc::clone(senders),
             control: ControlShard(senders[0].clone()),
             exports: Arc::clone(exports),
+            tls,
             started: started.as_secs_f64(),
         })
     }
@@ -83,6 +91,9 @@ impl ServerMetrics {
         let mut out = Samples::default();
         out.add(&m::BUILD_INFO, &[ROLE, env!("CARGO_PKG_VERSION")], 1_u64);
         out.add(&m::START_TIME, &[ROLE], self.started);
+        if let Some(expires) = self.tls.as_ref().and_then(|tls| tls.expires()) {
+            out.add(&m::CERTIFICATE_EXPIRY, &[], expires);
+        }
         for (name, (totals, rises)) in &exports {
             add_export(&mut out, name, totals, *rises);
         }

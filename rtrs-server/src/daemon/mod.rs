@@ -5,7 +5,7 @@
 //! which disk or file an export is, `control_socket` serves the commands, which reach the control
 //! shard through `control_shard`, `exports` changes what is exported while the server runs,
 //! `access` and `reload` make it what the configuration says, `sizes` notices exports that grow,
-//! `audit` writes the audit log, `authenticate` has threads check the proofs of clients, `metrics`
+//! `audit` writes the audit log, `expiry` reminds of a certificate that expires, `authenticate` has threads check the proofs of clients, `metrics`
 //! collects what scrapes get, `open_files` compares the limit of descriptors with the settings,
 //! `privileges` goes on as another user.
 
@@ -16,6 +16,7 @@ mod check;
 mod control_shard;
 mod control_socket;
 mod driver;
+mod expiry;
 mod exports;
 mod identity;
 mod memory_max;

@@ -29,6 +29,7 @@ use crate::daemon::authenticate::Proofs;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::ServerControl;
 use crate::daemon::driver::ServerShard;
+use crate::daemon::expiry;
 use crate::daemon::exports::{Exports, Opener};
 use crate::daemon::identity::Sources;
 use crate::daemon::metrics::ServerMetrics;
@@ -145,13 +146,19 @@ fn run_server(
     if let Err(error) = sizes::watch(&setup.exports, control_shard.clone()) {
         tracing::error!("exports that grow are not noticed: cannot start a thread: {error}");
     }
+    let tls = setup.portals.tls();
+    if let Some(Err(error)) = tls.as_ref().map(expiry::watch) {
+        tracing::error!(
+            "a certificate that expires is not noticed: cannot start a thread: {error}"
+        );
+    }
     let table = Arc::clone(&setup.exports);
     let exports = Exports::new((table, opener), control_shard.clone(), set, setup.audit.clone());
     let reload = Reload::new(set, reread, setup.audit.clone(), setup.portals.tls());
     let changes = Arc::new(Changes { exports, reload });
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
-        let metrics = ServerMetrics::new(&setup.senders, &setup.exports);
+        let metrics = ServerMetrics::new(&setup.senders, &setup.exports, tls);
         let serving = set.metrics.as_ref().map(|at| metrics.serve(at)).transpose()?;
         let shared = (&setup.exports, &changes);
         let control = ServerControl::open(set, &portals, shared, &control_shard, &metrics)?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rtrs_core::local::why_denied_to;
 use rtrs_core::rt::Account;
 use rtrs_core::settings::{Auto, Portal, Scheme};
-use rtrs_core::tls::TlsServerConfig;
+use rtrs_core::tls::{TlsServerConfig, writable_by_others};
 
 use crate::access_list::AccessRule;
 use crate::plan::{has_keys, read_tls};
@@ -21,7 +21,8 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     let tls = read_tls(set).ok().flatten();
     let expiry = tls.as_ref().and_then(|tls| tls.check_own().ok().flatten());
     let mut all: Vec<String> = expiry.into_iter().collect();
-    all.extend(tls.iter().flat_map(TlsServerConfig::list_warnings));
+    all.extend(tls.iter().flat_map(TlsServerConfig::file_warnings));
+    all.extend(set.clients_file.as_deref().and_then(writable_by_others));
     all.extend(user_warnings(set));
     if set.ping_only {
         return all;
@@ -239,7 +240,10 @@ mod tests {
         authority.issue(&dir.0, &Wanted { days: Some(16), ..Wanted::SERVER });
         assert_eq!(warnings(&set), [""; 0]);
         for (wanted, why) in [
-            (Wanted { years: (2020, 2021), ..Wanted::SERVER }, "expired on 2021-01-01; renew it"),
+            (
+                Wanted { years: (2020, 2021), ..Wanted::SERVER },
+                "expired on 2021-01-01 00:00:00 UTC; renew it",
+            ),
             (Wanted { years: (2119, 2120), ..Wanted::SERVER }, "not valid before 2119-01-01"),
         ] {
             authority.issue(&dir.0, &wanted);
@@ -268,6 +272,44 @@ mod tests {
         std::fs::write(dir.0.join("ca-crl.pem"), authority.list(&[7], 1, 2022)).unwrap();
         let told = warnings(&set);
         assert!(told.len() == 1 && has(&told, "ca-crl.pem expired on 2022-01-01"), "{told:?}");
+    }
+
+    #[test]
+    fn files_that_others_can_change_are_reported() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = TestDir::new("modes");
+        let authority = certificates(&dir.0);
+        std::fs::write(dir.0.join("ca-crl.pem"), authority.list(&[7], 1, 2120)).unwrap();
+        PrivateKey::generate().unwrap().write_new(&dir.0.join("key")).unwrap();
+        let client = PrivateKey::generate().unwrap().public();
+        std::fs::write(dir.0.join("clients"), format!("db1 {client}\n")).unwrap();
+        let certificates = Settings {
+            tls_dir: Some(dir.0.clone()),
+            export: vec![spec("v=mem:1M")],
+            listen: vec!["tls://127.0.0.1:0".parse().unwrap()],
+            ..Settings::default()
+        };
+        let keys = Settings {
+            tls_dir: None,
+            key_file: Some(dir.0.join("key")),
+            clients_file: Some(dir.0.join("clients")),
+            ..certificates.clone()
+        };
+        for (set, name) in
+            [(&certificates, "ca-cert.pem"), (&certificates, "ca-crl.pem"), (&keys, "clients")]
+        {
+            let path = dir.0.join(name);
+            let mode = |mode| {
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            };
+            for loose in [0o666, 0o620] {
+                mode(loose);
+                let what = format!("others can change {} (mode {loose:o})", path.display());
+                assert!(has(&warnings(set), &what), "{:?}", warnings(set));
+            }
+            mode(0o644);
+            assert_eq!(warnings(set), [""; 0]);
+        }
     }
 
     #[test]

@@ -207,9 +207,6 @@ pub enum PeerFault {
     /// INFO_REQ was refused.
     #[error("{0}")]
     Info(InfoError),
-    /// Another session has the name.
-    #[error("another session has the name {0:?}")]
-    NameTaken(String),
 }
 
 /// Why a path ended.
@@ -219,6 +216,9 @@ pub enum PathEnd {
     /// The peer broke the protocol.
     #[error("the peer broke the protocol: {0}")]
     Peer(PeerFault),
+    /// Another session has the name.
+    #[error("another session has the name {0:?} (session-name)")]
+    NameTaken(String),
     /// A connection ended.
     #[error("connection {cid} ended: {reason}")]
     Connection {

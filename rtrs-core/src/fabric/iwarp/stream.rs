@@ -460,7 +460,9 @@ impl Conn {
                 }
                 // A TLS alert (RFC 8446 section 5.1) in answer to our request in clear text.
                 let reason = match first {
-                    [21, 3] => CloseReason::Tls("the server wants it; use tls://".into()),
+                    [21, 3] => {
+                        CloseReason::Tls("the server speaks only TLS there; use tls://".into())
+                    }
                     _ => {
                         let what = "the peer closed the connection instead of replying";
                         CloseReason::Lost(what.into())

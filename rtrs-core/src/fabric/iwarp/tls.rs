@@ -22,7 +22,7 @@ use rustls::{AlertDescription, ConnectionTrafficSecrets, ContentType, ProtocolVe
 
 use super::qp::QpMachine;
 use crate::mem::{IoVecs, MemSlice, Region};
-use crate::tls::{Secrets, Session, alert_text};
+use crate::tls::{PublicKey, Secrets, Session, alert_text};
 
 /// Longest content of a record (RFC 8446 section 5.1).
 const CONTENT_MAX: usize = 16 << 10;
@@ -138,7 +138,7 @@ fn opener(
 pub(super) struct TlsStream {
     suite: &'static Tls13CipherSuite,
     secrets: Secrets,
-    raw_keys: bool,
+    raw_keys: (bool, Option<PublicKey>),
     opener: Box<dyn MessageDecrypter>,
     opened: u64,
     sealer: Sealer,
@@ -404,13 +404,13 @@ fn fault(alert: AlertDescription, text: &'static str) -> TlsFault {
 }
 
 /// What an alert means: in TLS 1.3 every one but these two is the end, whatever its level.
-fn alert(content: &[u8], raw_keys: bool) -> Result<Record, TlsFault> {
+fn alert(content: &[u8], (raw_keys, own): (bool, Option<PublicKey>)) -> Result<Record, TlsFault> {
     let &[_, description] = content else {
         return Err(fault(AlertDescription::DecodeError, "an alert of wrong length"));
     };
     match AlertDescription::from(description) {
         AlertDescription::CloseNotify => Ok(Record::Closed),
         AlertDescription::UserCanceled => Ok(Record::Other),
-        other => Err(TlsFault::Alert(alert_text(other, raw_keys))),
+        other => Err(TlsFault::Alert(alert_text(other, raw_keys, own))),
     }
 }

@@ -171,6 +171,22 @@ impl Control {
         others.iter().for_each(|key| self.end_path(*key, &PathEnd::OtherClient, ctx));
     }
 
+    /// Another session has the name that a client gives its own.
+    pub(super) fn refuse_name(
+        &mut self,
+        key: PathKey,
+        (name, who): (Name, &Who),
+        ctx: &mut Ctx<'_>,
+    ) {
+        let Some(path) = self.registry.path(key) else { return };
+        let peer = path.shared().origin.peer;
+        let refusal = Refusal::NameTaken(String::from_utf8_lossy(name.as_bytes()).into_owned());
+        self.refused.count(refusal.reason());
+        self.log.refused(ctx.now, (peer, who), &refusal);
+        let Refusal::NameTaken(name) = refusal else { return };
+        self.end_path(key, &PathEnd::NameTaken(name), ctx);
+    }
+
     /// INFO_REQ came: validates it, makes the chunks, lets connection 0's shard answer.
     pub(super) fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
         let Some(path) = self.live_path(key) else { return };
@@ -185,8 +201,8 @@ impl Control {
         let unproved = shared.is_unproved();
         // Whoever has still to prove who he is does not learn which names there are.
         if !unproved && self.evicted.is_taken(name, id, &self.registry) {
-            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
-            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), ctx);
+            let who = shared.session.name_of_client();
+            return self.refuse_name(key, (name, &who), ctx);
         }
         let client = shared.client();
         if !unproved

@@ -23,7 +23,7 @@ use crate::access_list::Client;
 use crate::engine::authenticator::{Authenticator, ProofDone, ProofResult, ProofTask, ProofWork};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{ControlAnswer, ReplyTo};
-use crate::path::{PathEnd, PathKey, PeerFault};
+use crate::path::{PathEnd, PathKey};
 
 /// Nobody is told more than that it was not enough.
 const NOT_PROVED: Option<ControlAnswer> = Some(ControlAnswer::Refused(errno::EACCES));
@@ -237,8 +237,7 @@ impl Control {
         let Some(path) = self.registry.path_mut(key) else { return };
         let shared = Arc::clone(path.shared());
         if self.evicted.is_taken(name, shared.session.id, &self.registry) {
-            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
-            return self.end_path(key, &PathEnd::Peer(PeerFault::NameTaken(name)), ctx);
+            return self.refuse_name(key, (name, &identity.who), ctx);
         }
         if !shared.session.prove(&identity.who) || !shared.prove(identity) {
             tracing::error!(path = %key, "internal error: a path was proved twice");

@@ -219,6 +219,16 @@ impl ClientLog {
         self.admit_event(now, kind, event).is_some()
     }
 
+    /// The last path of a client has ended: recorded where [`Self::connected`] was.
+    pub(super) fn disconnected(&mut self, now: Instant, client: &Opener, is_known: bool) {
+        if is_known || client.who.name().is_some() {
+            return self.happened(AuditKind::Disconnect, client, None);
+        }
+        let kind = (Source::of(client.peer.ip()), "gone", String::new());
+        let event = || client.event(AuditKind::Disconnect, AuditResult::Ok);
+        let _left_out = self.admit_event(now, kind, event);
+    }
+
     /// A connection is refused.
     pub(super) fn refused(
         &mut self,

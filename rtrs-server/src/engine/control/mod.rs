@@ -66,7 +66,7 @@ use self::open::Opens;
 use self::path::Path;
 use self::permission::{check_open, identities, revoked, to_end};
 use self::registry::{Registry, Session};
-use crate::audit::{AuditKind, AuditSink};
+use crate::audit::AuditSink;
 use crate::engine::authenticator::Authenticator;
 use crate::engine::control::refusal::{Refusal, RefusedCounts};
 use crate::engine::ctx::Ctx;
@@ -549,8 +549,11 @@ impl Control {
         self.log.closed(&client, (session.shared(), &self.exports), None);
         self.admission.ended(id, session.has_opened());
         self.opens.session_ended(session.shared(), ctx.now, ctx.out);
+        // Without a name none of its paths was up.
+        if name.is_some() {
+            self.log.disconnected(ctx.now, &client, session.has_opened());
+        }
         if session.has_opened() {
-            self.log.happened(AuditKind::Disconnect, &client, None);
             tracing::info!(session = %SessionTag::of(id), "a session ended");
         } else {
             tracing::debug!(session = %SessionTag::of(id), "a session ended");

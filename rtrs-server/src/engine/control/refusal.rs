@@ -16,7 +16,7 @@ use crate::path::handshake::JoinError;
 
 /// The names under which refused connections and ended sessions are counted, and `silent`, which
 /// is what the listeners close.
-pub(crate) const REASONS: [&str; 19] = [
+pub(crate) const REASONS: [&str; 20] = [
     "access",
     "authenticate",
     "evicted",
@@ -31,6 +31,7 @@ pub(crate) const REASONS: [&str; 19] = [
     "path-limits",
     "ping-only",
     "queue-depth",
+    "session-name",
     "sessions-max",
     "silent",
     "stopping",
@@ -159,6 +160,9 @@ pub(crate) enum Refusal {
         /// What the client says.
         asked: u16,
     },
+    /// Another session has the name.
+    #[error("another session has the name {0:?} (session-name)")]
+    NameTaken(String),
     /// The session has another client.
     #[error("the session has another client than {0}")]
     Identity(Who),
@@ -203,7 +207,7 @@ impl Refusal {
             | Self::MemoryMax { .. }
             | Self::Memory(_) => errno::ENOMEM,
             Self::Windows(_) | Self::PingOnly => errno::EOPNOTSUPP,
-            Self::SameAddresses => errno::EEXIST,
+            Self::SameAddresses | Self::NameTaken(_) => errno::EEXIST,
             Self::Identity(_) => errno::EACCES,
             Self::Evicted(_) => errno::ESTALE,
             Self::NotAllowed(_) | Self::Nameless(_) | Self::Unproved(_) => errno::EACCES,
@@ -233,6 +237,7 @@ impl Refusal {
             Self::PathExists | Self::Join(_) | Self::SameAddresses => "path-exists",
             Self::Paths(_) | Self::Draining(_) | Self::Connections { .. } => "path-limits",
             Self::Identity(_) => "identity",
+            Self::NameTaken(_) => "session-name",
             Self::Depth { .. } => "queue-depth",
             Self::MemoryMax { .. } => "memory-max",
             Self::Memory(_) | Self::Windows(_) => "memory",

@@ -243,6 +243,34 @@ fn what_repeats_is_counted_apart_and_the_count_is_recorded_in_the_end() {
 }
 
 #[test]
+fn a_session_that_opens_nothing_has_an_end_in_the_audit_log() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let events = fixture.audited();
+    let mut peer = Peer::up(&mut fixture, from(0), "sess");
+    peer.leave(&mut fixture);
+    let other = PeerOptions { session: 2, path: 2, ..from(1) };
+    let _kept = Peer::up(&mut fixture, other, "sess");
+    let third = PeerOptions { session: 3, path: 3, ..from(2) };
+    let mut peer = Peer::new(&fixture, third);
+    (0..third.cid_num).for_each(|cid| peer.connect(&mut fixture, cid).unwrap());
+    let request = InfoReq { session_name: Name::new(b"sess").unwrap() }.encode();
+    peer.send_info(&mut fixture, &request);
+    fixture.settle();
+    assert!(peer.closed(&mut fixture) > 0);
+    let kinds: Vec<_> = events.lock().iter().map(|event| (event.event, event.result)).collect();
+    use AuditKind::{Connect, Disconnect};
+    let expected = [
+        (Connect, AuditResult::Ok),
+        (Disconnect, AuditResult::Ok),
+        (Connect, AuditResult::Ok),
+        (Connect, AuditResult::Refused),
+    ];
+    assert_eq!(kinds, expected);
+    let why = events.lock()[3].reason.clone();
+    assert_eq!(why.as_deref(), Some("another session has the name \"sess\" (session-name)"));
+}
+
+#[test]
 fn paths_of_nobody_in_particular_are_counted_and_those_of_names_recorded() {
     let mut fixture = Fixture::new(StandOptions::default());
     let events = fixture.audited();

@@ -103,7 +103,7 @@ fn a_plain_end_and_a_tls_end_do_not_meet() {
     let place = Place::new();
     let plain = || Node::new(IwarpOptions::default());
     let text = attempt(&mut plain(), &mut place.server(IwarpOptions::default()));
-    assert!(text.contains("the server wants it; use tls://"), "{text}");
+    assert!(text.contains("the server speaks only TLS there; use tls://"), "{text}");
     let text = attempt(&mut place.client(), &mut plain());
     assert!(text.contains("during the TLS handshake"), "{text}");
 }

@@ -1,0 +1,76 @@
+//! Reminds of a certificate of the server that expires soon: a line in the log each day.
+
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use rtrs_core::rt::Clock;
+use rtrs_core::time::Instant;
+use rtrs_core::tls::TlsEndpoint;
+
+/// Time between two looks at the certificate that is in use then.
+const LOOK_EVERY: Duration = Duration::from_secs(3600);
+/// Time between two lines.
+const REMIND_EVERY: Duration = Duration::from_secs(24 * 3600);
+
+/// Starts the thread, which ends within an hour of the endpoint. A start has warned itself.
+pub(super) fn watch(endpoint: &Arc<TlsEndpoint>) -> std::io::Result<()> {
+    let endpoint = Arc::downgrade(endpoint);
+    thread::Builder::new().name("tls-expiry".into()).spawn(move || look(&endpoint))?;
+    Ok(())
+}
+
+fn look(endpoint: &Weak<TlsEndpoint>) {
+    let mut reminder = Reminder { last: Clock.now(), told: true };
+    loop {
+        thread::sleep(LOOK_EVERY);
+        let Some(endpoint) = endpoint.upgrade() else { return };
+        if let Some(warning) = reminder.due(Clock.now(), endpoint.expiry_warning()) {
+            tracing::warn!("{warning}");
+        }
+    }
+}
+
+/// When the last line was.
+struct Reminder {
+    last: Instant,
+    /// There was a line, or a start that would have had one.
+    told: bool,
+}
+
+impl Reminder {
+    /// The line that is due now.
+    fn due(&mut self, now: Instant, warning: Option<String>) -> Option<String> {
+        let Some(warning) = warning else {
+            self.told = false;
+            return None;
+        };
+        if self.told && now.since(self.last) < REMIND_EVERY {
+            return None;
+        }
+        (self.last, self.told) = (now, true);
+        Some(warning)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_expires_is_told_once_a_day() {
+        let start = Clock.now();
+        let mut reminder = Reminder { last: start, told: true };
+        let hours = |hours: u32| start + LOOK_EVERY * hours;
+        let soon = || Some("soon".to_owned());
+        let mut told = Vec::new();
+        for hour in 1..=72 {
+            told.extend(reminder.due(hours(hour), soon()).map(|_| hour));
+        }
+        assert_eq!(told, [24, 48, 72]);
+        // Another certificate, which is good, and later is not.
+        assert_eq!(reminder.due(hours(73), None), None);
+        assert_eq!(reminder.due(hours(74), soon()), soon());
+        assert_eq!(reminder.due(hours(75), soon()), None);
+    }
+}
