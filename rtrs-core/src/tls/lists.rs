@@ -119,8 +119,8 @@ impl Lists {
         let text = |list: &List| {
             let (day, path) = (list.until.as_str(), self.path.display());
             format!(
-                "the list of {} in {path} expired on {}-{}-{} {}:{}:{} UTC: what was revoked since then is not \
-                 in it, and it is used all the same; replace it by a new one",
+                "the list of {} in {path} expired on {}-{}-{} {}:{}:{} UTC: what was revoked since \
+                 then is not in it, and it is used all the same; replace it by a new one",
                 ca_name(&list.issuer),
                 &day[..4],
                 &day[4..6],

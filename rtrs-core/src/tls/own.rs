@@ -256,7 +256,8 @@ fn check_dates(
             refuse(format!("the certificate expired on {}; renew it", time(not_after)))
         }
         (Some(webpki::Error::CertNotValidYet { not_before, .. }), _) => refuse(format!(
-            "the certificate is not valid before {}, and now it is {}; check the clock of this host",
+            "the certificate is not valid before {}, and now it is {}; check this \
+             host's clock",
             time(not_before),
             time(now)
         )),
