@@ -5,9 +5,9 @@
 //! which disk or file an export is, `control_socket` serves the commands, which reach the control
 //! shard through `control_shard`, `exports` changes what is exported while the server runs,
 //! `access` and `reload` make it what the configuration says, `sizes` notices exports that grow,
-//! `audit` writes the audit log, `expiry` reminds of a certificate that expires, `authenticate` has threads check the proofs of clients, `metrics`
-//! collects what scrapes get, `open_files` compares the limit of descriptors with the settings,
-//! `privileges` goes on as another user.
+//! `audit` writes the audit log, `expiry` reminds of a certificate that expires, `authenticate` has
+//! threads check the proofs of clients, `metrics` collects what scrapes get, `open_files` compares
+//! the limit of descriptors with the settings, `privileges` goes on as another user.
 
 mod access;
 mod audit;
