@@ -42,7 +42,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 pub use error::{CloseReason, FabricError};
-pub use peer::{PeerIdentity, Proof, Who};
+pub use peer::{PeerIdentity, Proof, ProofError, Who};
 pub use work::{RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp};
 
 use crate::ids::{QpNum, Rkey};
@@ -467,7 +467,7 @@ pub trait Fabric: fmt::Debug {
 
     /// The next peer that did not prove who it is in the handshake of its connection, and why. Of
     /// many at a time some are left out. `poll` is true when there may be one.
-    fn next_refused(&mut self) -> Option<(SocketAddr, String)> {
+    fn next_refused(&mut self) -> Option<(SocketAddr, ProofError)> {
         None
     }
 

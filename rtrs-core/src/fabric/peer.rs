@@ -1,9 +1,36 @@
-//! Who a peer is: what an accepted connection proved, on its way to the session.
+//! Who a peer is: what an accepted connection proved, on its way to the session; or why nothing was
+//! proved.
 
 use std::fmt;
 use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
+
+/// Why a proof was not made, or is not good. For people; a peer is not told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct ProofError {
+    kind: &'static str,
+    text: String,
+}
+
+impl ProofError {
+    /// Of a kind that the peer cannot make up, with a text that may have what it sent.
+    pub fn new(kind: &'static str, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+
+    /// What kind of failure it is, by which it is told apart from others.
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+}
+
+impl From<&'static str> for ProofError {
+    fn from(text: &'static str) -> Self {
+        Self::new(text, text)
+    }
+}
 
 /// Who a peer has proved to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,6 +4,7 @@ use rustls::{AlertDescription, CertificateError, Error, OtherError, PeerIncompat
 
 use super::keys::PublicKey;
 use super::raw::UnknownKey;
+use crate::fabric::peer::ProofError;
 
 /// A client that was verified is nobody all the same.
 pub(super) const NO_NAME: &str = "the client's certificate has no name that can be used: a DNS \
@@ -37,6 +38,46 @@ pub fn error_text(error: &Error) -> String {
             format!("the peer is not compatible: {}", words(&format!("{why:?}")))
         }
         error => error.to_string(),
+    }
+}
+
+impl From<Error> for ProofError {
+    fn from(error: Error) -> Self {
+        Self::new(kind(&error), error_text(&error))
+    }
+}
+
+/// What kind of failure it is, whatever the peer has sent.
+fn kind(error: &Error) -> &'static str {
+    match error {
+        Error::AlertReceived(alert) => {
+            known_alert(*alert, true).unwrap_or("the peer sent an alert")
+        }
+        Error::InvalidCertificate(why) => match why {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "the certificate has expired"
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "the certificate is not valid yet"
+            }
+            CertificateError::Revoked => "the certificate is revoked",
+            CertificateError::UnknownIssuer => "the CA is not known",
+            CertificateError::BadSignature => "the CA has not signed it",
+            CertificateError::UnknownRevocationStatus => "the CA has no revocation list",
+            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+                "the certificate is for another use"
+            }
+            CertificateError::Other(OtherError(why)) if why.is::<UnknownKey>() => {
+                "the key is not known"
+            }
+            _ => "the certificate is refused",
+        },
+        Error::InvalidCertRevocationList(_) => "the revocation list cannot be used",
+        Error::InvalidMessage(_) => "the peer does not speak TLS",
+        Error::NoCertificatesPresented => "nothing is shown",
+        Error::PeerIncompatible(_) => "the peer is not compatible",
+        Error::PeerMisbehaved(_) | Error::InappropriateMessage { .. } => "the peer broke TLS",
+        _ => "TLS failed",
     }
 }
 
@@ -92,13 +133,11 @@ fn certificate(error: &CertificateError) -> String {
 }
 
 /// What an error of a handshake is at the server, where it is about a client.
-pub(super) fn at_server(text: String) -> String {
-    match text.strip_prefix(UNKNOWN) {
-        Some(_) => {
-            "the client does not know the key of this server: its server-key is another".into()
-        }
-        None => text,
+pub(super) fn at_server(error: ProofError) -> ProofError {
+    if error.kind() != UNKNOWN {
+        return error;
     }
+    "the client does not know the key of this server: its server-key is another".into()
 }
 
 /// What an alert of the peer means to an end with raw keys, its own among them if it is known, or
@@ -108,6 +147,14 @@ pub(crate) fn alert_text(
     raw_keys: bool,
     own: Option<PublicKey>,
 ) -> String {
+    match (known_alert(alert, raw_keys), own) {
+        (Some(UNKNOWN), Some(own)) => format!("{UNKNOWN} ({own}, {})", own.fingerprint()),
+        (Some(known), _) => known.into(),
+        (None, _) => format!("the peer sent the alert {alert:?}"),
+    }
+}
+
+fn known_alert(alert: AlertDescription, raw_keys: bool) -> Option<&'static str> {
     let what = match alert {
         AlertDescription::CertificateExpired => "our certificate has expired, or is not valid yet",
         AlertDescription::CertificateRevoked => "our certificate is revoked",
@@ -118,10 +165,7 @@ pub(crate) fn alert_text(
         AlertDescription::CertificateRequired => "the peer wants a certificate or key of ours",
         // The first is what peers of version 0.1 send.
         AlertDescription::AccessDenied | AlertDescription::CertificateUnknown if raw_keys => {
-            return match own {
-                Some(own) => format!("{UNKNOWN} ({own}, {})", own.fingerprint()),
-                None => UNKNOWN.into(),
-            };
+            UNKNOWN
         }
         AlertDescription::UnsupportedCertificate => {
             "our certificate is not for this use (extended key usage)"
@@ -132,9 +176,9 @@ pub(crate) fn alert_text(
         AlertDescription::ProtocolVersion => "the peer does not speak TLS 1.3",
         AlertDescription::NoApplicationProtocol => "the peer does not speak RTRS (ALPN rtrs/1)",
         AlertDescription::HandshakeFailure => NO_COMMON_KIND,
-        other => return format!("the peer sent the alert {other:?}"),
+        _ => return None,
     };
-    what.into()
+    Some(what)
 }
 
 /// What to do about a failed TLS connection; `text` is the reason that a connection attempt gave.

@@ -19,9 +19,9 @@ use rustls::{
 
 use super::ALPN;
 use super::config::{TlsClientConfig, TlsServerConfig};
-use super::explain::{NO_NAME, at_server, error_text};
+use super::explain::{NO_NAME, at_server};
 use super::keys::PublicKey;
-use crate::fabric::peer::{PeerIdentity, Proof};
+use crate::fabric::peer::{PeerIdentity, Proof, ProofError};
 
 /// Bytes of a peer's handshake that are kept at most: many certificates of 4 KiB.
 const INPUT_MAX: usize = 64 << 10;
@@ -59,7 +59,7 @@ pub(crate) enum Step {
     /// Send the output; TLS is established.
     Done(Box<Ended>),
     /// Send the output, which holds an alert, and close.
-    Failed(String),
+    Failed(ProofError),
 }
 
 /// What came of the bytes that were received.
@@ -119,7 +119,7 @@ enum Turn {
     Again,
     Blocked,
     Ready,
-    Failed(String),
+    Failed(ProofError),
 }
 
 impl Handshake {
@@ -142,12 +142,12 @@ impl Handshake {
         Progress { output, step }
     }
 
-    fn run(&mut self, output: &mut Vec<u8>) -> Result<Option<Ended>, String> {
+    fn run(&mut self, output: &mut Vec<u8>) -> Result<Option<Ended>, ProofError> {
         if matches!(self.conn, Conn::Begin(_)) {
             let Conn::Begin(begin) = std::mem::replace(&mut self.conn, Conn::Over) else {
                 return Err("no handshake".into());
             };
-            self.conn = start(begin).map_err(|error| error_text(&error))?;
+            self.conn = start(begin).map_err(ProofError::from)?;
         }
         loop {
             let (discard, turn) = match &mut self.conn {
@@ -201,7 +201,7 @@ impl Handshake {
     }
 
     /// All that was received is processed, and data may be sent.
-    fn ready(&mut self, output: &mut Vec<u8>) -> Result<Option<Ended>, String> {
+    fn ready(&mut self, output: &mut Vec<u8>) -> Result<Option<Ended>, ProofError> {
         match &mut self.conn {
             Conn::Server(conn, _, request_len) => {
                 if conn.is_handshaking() {
@@ -228,7 +228,7 @@ impl Handshake {
                 let at = output.len();
                 output.resize(at + request.len() + RECORD_ROOM, 0);
                 let len = write.encrypt(request, &mut output[at..]);
-                let len = len.map_err(|error: EncryptError| error.to_string())?;
+                let len = len.map_err(|_: EncryptError| "TLS cannot encrypt the request")?;
                 output.truncate(at + len);
             }
             Conn::Begin(_) | Conn::Over => return Err("the handshake is over".into()),
@@ -272,7 +272,7 @@ fn take<D>(
     plain: &mut Vec<u8>,
 ) -> Turn {
     match state {
-        Err(error) => Turn::Failed(error_text(&error)),
+        Err(error) => Turn::Failed(error.into()),
         Ok(ConnectionState::EncodeTlsData(mut data)) => {
             let at = output.len();
             let mut room = 4096;
@@ -286,7 +286,12 @@ fn take<D>(
                     Err(EncodeError::InsufficientSize(need)) if need.required_size > room => {
                         room = need.required_size;
                     }
-                    Err(error) => return Turn::Failed(error.to_string()),
+                    Err(error) => {
+                        return Turn::Failed(ProofError::new(
+                            "TLS cannot answer",
+                            error.to_string(),
+                        ));
+                    }
                 }
             }
         }
@@ -298,7 +303,7 @@ fn take<D>(
             while let Some(record) = data.next_record() {
                 match record {
                     Ok(record) => plain.extend_from_slice(record.payload),
-                    Err(error) => return Turn::Failed(error_text(&error)),
+                    Err(error) => return Turn::Failed(error.into()),
                 }
             }
             Turn::Again
@@ -310,7 +315,7 @@ fn take<D>(
 }
 
 /// rustls lets a peer pass that names no protocol at all.
-fn check_protocol(conn: &CommonState) -> Result<(), String> {
+fn check_protocol(conn: &CommonState) -> Result<(), ProofError> {
     match conn.alpn_protocol() {
         Some(ALPN) => Ok(()),
         _ => Err("the peer does not speak RTRS (ALPN rtrs/1)".into()),
@@ -323,8 +328,7 @@ fn is_raw_key(conn: &CommonState) -> bool {
     shown.is_some_and(|shown| PublicKey::from_spki(shown).is_some())
 }
 
-fn session(conn: Conn) -> Result<Session, String> {
-    let text = |error| error_text(&error);
+fn session(conn: Conn) -> Result<Session, ProofError> {
     let (ExtractedSecrets { tx, rx }, secrets, peer, suite, raw_keys) = match conn {
         Conn::Server(conn, config, _) => {
             let raw_keys = is_raw_key(&conn);
@@ -334,13 +338,15 @@ fn session(conn: Conn) -> Result<Session, String> {
             let chain = chain.iter().cloned().map(CertificateDer::into_owned).collect();
             let proof = Some(Arc::new(Proof { chain, generation: config.generation }));
             let peer = PeerIdentity { who, proof, cipher: None };
-            let (keys, kernel) = conn.dangerous_into_kernel_connection().map_err(text)?;
+            let (keys, kernel) =
+                conn.dangerous_into_kernel_connection().map_err(ProofError::from)?;
             let suite = kernel.negotiated_cipher_suite();
             (keys, Secrets::Server(kernel), peer, suite, (raw_keys, None))
         }
         Conn::Client(conn, _, own) => {
             let raw_keys = is_raw_key(&conn);
-            let (keys, kernel) = conn.dangerous_into_kernel_connection().map_err(text)?;
+            let (keys, kernel) =
+                conn.dangerous_into_kernel_connection().map_err(ProofError::from)?;
             let suite = kernel.negotiated_cipher_suite();
             (keys, Secrets::Client(kernel), PeerIdentity::default(), suite, (raw_keys, own))
         }

@@ -36,6 +36,7 @@ mod raw;
 mod tests;
 mod workers;
 
+pub use crate::fabric::peer::ProofError;
 pub use command::{KeyArgs, KeyCommand};
 pub use config::{TlsClientConfig, TlsConfigError, TlsServerConfig};
 pub(crate) use explain::alert_text;
@@ -54,7 +55,7 @@ pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
 pub use keys::{Clients, KeyError, PrivateKey, PublicKey};
 pub use names::name_of;
 pub use own::{EXPIRES_SOON_DAYS, NO_LIST};
-pub use proof::{Exchange, ProofError, ProofFacts, nonce};
+pub use proof::{Exchange, ProofFacts, nonce};
 pub use workers::TlsEndpoint;
 pub(crate) use workers::{Done, Job};
 

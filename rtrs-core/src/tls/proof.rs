@@ -22,8 +22,8 @@ use sha2::{Digest, Sha256};
 use webpki::{EndEntityCert, RawPublicKeyEntity};
 
 use super::config::{TlsClientConfig, TlsServerConfig, provider};
-use super::explain::{NO_NAME, error_text};
-use crate::fabric::peer::{PeerIdentity, Proof};
+use super::explain::NO_NAME;
+use crate::fabric::peer::{PeerIdentity, Proof, ProofError};
 use crate::ids::{PathUuid, SessionId};
 use crate::wire::{
     AUTH_VERSION, Challenge, ChallengeRsp, Credential, CredentialKind, SignedProof, VERSION,
@@ -43,19 +43,8 @@ const SCHEMES: [SignatureScheme; 6] = [
     SignatureScheme::RSA_PSS_SHA512,
 ];
 
-/// Why a proof was not made, or is not good. For people; a peer is not told.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ProofError(String);
-
-impl From<Error> for ProofError {
-    fn from(error: Error) -> Self {
-        Self(error_text(&error))
-    }
-}
-
-fn refuse<T>(why: impl Into<String>) -> Result<T, ProofError> {
-    Err(ProofError(why.into()))
+fn refuse<T>(why: &'static str) -> Result<T, ProofError> {
+    Err(ProofError::from(why))
 }
 
 /// What makes a path this path and no other.
@@ -112,7 +101,7 @@ impl Exchange {
 pub fn nonce() -> Result<[u8; 32], ProofError> {
     let mut nonce = [0; 32];
     let filled = SystemRandom::new().fill(&mut nonce);
-    filled.map_err(|_| ProofError("the system has no random numbers".into()))?;
+    filled.map_err(|_| ProofError::from("the system has no random numbers"))?;
     Ok(nonce)
 }
 
@@ -208,7 +197,8 @@ fn check_signature(
     let mut known = known.filter(|(known, _)| SCHEMES.contains(known) && *known == scheme);
     // As in TLS 1.3, where a scheme says which curve is meant.
     let Some(algorithm) = known.next().and_then(|(_, algorithms)| algorithms.first()) else {
-        return refuse(format!("the peer has signed in a way that is not known here ({scheme:?})"));
+        let kind = "the peer has signed in a way that is not known here";
+        return Err(ProofError::new(kind, format!("{kind} ({scheme:?})")));
     };
     let verified = match proof.credential.kind {
         CredentialKind::RawKey => {
@@ -219,7 +209,7 @@ fn check_signature(
         CredentialKind::Certificates => EndEntityCert::try_from(first)
             .and_then(|owner| owner.verify_signature(*algorithm, message, &proof.signature)),
     };
-    verified.map_err(|_| ProofError("the peer's signature is not good for this path".into()))
+    verified.map_err(|_| ProofError::from("the peer's signature is not good for this path"))
 }
 
 impl TlsServerConfig {
@@ -235,7 +225,8 @@ impl TlsServerConfig {
         nonce: [u8; 32],
     ) -> Result<(ChallengeRsp, Exchange), ProofError> {
         if challenge.version != AUTH_VERSION {
-            return refuse(format!("the client speaks version {}", challenge.version));
+            let text = format!("the client speaks version {}", challenge.version);
+            return Err(ProofError::new("the client speaks another version", text));
         }
         let exchange = Exchange {
             facts,
@@ -253,7 +244,9 @@ impl TlsServerConfig {
     /// # Errors
     /// Why nobody has proved anything.
     pub fn check(&self, exchange: &Exchange, data: &[u8]) -> Result<PeerIdentity, ProofError> {
-        let proof = SignedProof::decode(data).map_err(|error| ProofError(error.to_string()))?;
+        let proof = SignedProof::decode(data);
+        let proof =
+            proof.map_err(|error| ProofError::new("no proof was sent", error.to_string()))?;
         if hash(&proof.credential) != exchange.client_credential {
             return refuse("the client shows another key than it has announced");
         }
@@ -288,7 +281,8 @@ impl TlsClientConfig {
         answer: &ChallengeRsp,
     ) -> Result<Vec<u8>, ProofError> {
         if answer.version != AUTH_VERSION {
-            return refuse(format!("the server speaks version {}", answer.version));
+            let text = format!("the server speaks version {}", answer.version);
+            return Err(ProofError::new("the server speaks another version", text));
         }
         let chain = chain(&answer.proof, &self.own)?;
         let Some((first, others)) = chain.split_first() else { return refuse("nothing is shown") };

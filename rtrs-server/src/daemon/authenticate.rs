@@ -33,7 +33,7 @@ impl Authenticator for Proofs {
             let reply_to = task.reply_to;
             let done = match nonce() {
                 Ok(nonce) => task.run(config, nonce),
-                Err(error) => ProofDone { reply_to, result: Err(error.to_string()) },
+                Err(error) => ProofDone { reply_to, result: Err(error) },
             };
             control.send(Message::Control(ControlMessage::Proof(Box::new(done))));
         })

@@ -10,7 +10,7 @@ use std::sync::Weak;
 use rtrs_core::tls::{Exchange, ProofFacts, TlsServerConfig};
 use rtrs_core::wire::Challenge;
 
-use rtrs_core::fabric::PeerIdentity;
+use rtrs_core::fabric::{PeerIdentity, ProofError};
 
 use crate::engine::reply_to::ReplyTo;
 
@@ -58,7 +58,7 @@ pub struct ProofDone {
     /// Where the answer to the client goes.
     pub reply_to: ReplyTo,
     /// How it went. The error is for the operator.
-    pub result: Result<ProofResult, String>,
+    pub result: Result<ProofResult, ProofError>,
 }
 
 /// What was computed.
@@ -84,8 +84,7 @@ impl ProofTask {
                 prove(config, (facts, &challenge, room), nonce)
             }
             ProofWork::Check { exchange, data } => {
-                let checked = config.check(&exchange, &data);
-                checked.map(ProofResult::Checked).map_err(|error| error.to_string())
+                config.check(&exchange, &data).map(ProofResult::Checked)
             }
         };
         ProofDone { reply_to, result }
@@ -96,15 +95,13 @@ fn prove(
     config: &TlsServerConfig,
     (facts, challenge, room): (ProofFacts, &Challenge, u32),
     nonce: [u8; 32],
-) -> Result<ProofResult, String> {
-    let proved = config.prove(facts, challenge, nonce);
-    let (answer, exchange) = proved.map_err(|error| error.to_string())?;
+) -> Result<ProofResult, ProofError> {
+    let (answer, exchange) = config.prove(facts, challenge, nonce)?;
     let answer = answer.encode().into_boxed_slice();
     if answer.len() > room as usize {
         let len = answer.len();
-        return Err(format!(
-            "our certificates need {len} bytes, and the client has room for {room}"
-        ));
+        let text = format!("our certificates need {len} bytes, and the client has room for {room}");
+        return Err(ProofError::new("the client has no room for our certificates", text));
     }
     Ok(ProofResult::Proved(answer, exchange))
 }

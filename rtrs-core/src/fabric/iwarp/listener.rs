@@ -18,7 +18,7 @@ use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
 use super::secure::{GREETING_BUFFER, Greeting};
 use super::stream::{Env, token};
 use super::tls::seal_once;
-use crate::fabric::{ConnRequest, FabricError, FabricEvent, PrivateData};
+use crate::fabric::{ConnRequest, FabricError, FabricEvent, PrivateData, ProofError};
 use crate::log_limit::LogLimit;
 use crate::mem::Pool;
 use crate::proto::quota::{Quota, Source};
@@ -79,7 +79,7 @@ pub(super) struct Listeners {
     markers: LogLimit,
     strange: LogLimit,
     /// Peers whose handshakes were refused, until that is asked for.
-    pub(super) refused: VecDeque<(SocketAddr, String)>,
+    pub(super) refused: VecDeque<(SocketAddr, ProofError)>,
     /// Canceled; their buffers come back with their operations.
     pub(super) doomed: HashMap<u64, HalfOpen>,
     pub(super) pool: Option<Pool>,

@@ -59,8 +59,8 @@ use self::tls::TLS_STAGE;
 use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
     Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
-    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
-    WorkRequest,
+    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProofError, ProtectionDomain, QpLimits,
+    Sge, Window, WorkRequest,
 };
 use crate::ids::{QpNum, Rkey};
 use crate::limits::{TCP_CONNECTION_BUFFERS, TLS_CONNECTION_BUFFERS};
@@ -361,7 +361,7 @@ impl Fabric for IwarpFabric {
         self.listeners.crowded_out()
     }
 
-    fn next_refused(&mut self) -> Option<(SocketAddr, String)> {
+    fn next_refused(&mut self) -> Option<(SocketAddr, ProofError)> {
         self.listeners.refused.pop_front()
     }
 

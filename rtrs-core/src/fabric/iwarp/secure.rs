@@ -17,6 +17,7 @@ use socket2::SockRef;
 use super::listener::{HalfOpen, Listeners};
 use super::mpa::{START_LEN, StartFrame, StartHeader};
 use super::stream::{Env, token};
+use crate::fabric::ProofError;
 use crate::rt::{Completed, Inbox, Op, Ring, Sender, mailbox};
 use crate::tls::{Done, Ended, Handshake, Job, Progress, Step, TlsEndpoint};
 
@@ -155,8 +156,8 @@ impl Listeners {
     }
 
     /// Notes a peer whose handshake was refused. Who asks for it logs it, within limits.
-    fn note_refused(&mut self, peer: SocketAddr, why: String) {
-        tracing::debug!(%peer, why, "TLS refused");
+    fn note_refused(&mut self, peer: SocketAddr, why: ProofError) {
+        tracing::debug!(%peer, %why, "TLS refused");
         if self.refused.len() < REFUSED_MAX {
             self.refused.push_back((peer, why));
         }

@@ -63,7 +63,6 @@ impl Exports {
     /// From now on clients are known by these certificates or keys; those that are connected, from
     /// [`Self::check_access`] on.
     pub(in crate::daemon) fn replace_keys(&self, endpoint: &TlsEndpoint, config: TlsServerConfig) {
-        *self.keys.lock() = Some(config.clone());
         let generation = endpoint.replace(config);
         // Who has proved itself to the configuration before and is not admitted yet has to do it
         // again, unless they are the same.
@@ -74,7 +73,8 @@ impl Exports {
     /// not known any more. Returns what sessions lose.
     pub(in crate::daemon) fn check_access(&self) -> Result<Vec<Revoked>, String> {
         let mut revoked = self.control.ask(AdminRequest::CheckAccess, lost)?;
-        let Some(keys) = self.keys.lock().clone() else { return Ok(revoked) };
+        let keys = self.keys.as_ref().and_then(|keys| keys.server_config());
+        let Some(keys) = keys else { return Ok(revoked) };
         let unknown = self.unknown_to(&keys)?;
         if !unknown.is_empty() {
             let more = self.control.ask(AdminRequest::EndUnknown(unknown), lost)?;

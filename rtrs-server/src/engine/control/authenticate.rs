@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use rtrs_core::fabric::{PeerIdentity, Who};
+use rtrs_core::fabric::{PeerIdentity, ProofError, Who};
 use rtrs_core::ids::SessionId;
 use rtrs_core::limits::PATHS_PER_SESSION_MAX;
 use rtrs_core::tls::ProofFacts;
@@ -74,13 +74,14 @@ impl Control {
             }
             Some(_) => {
                 proving.failed();
-                let why = format!("it sent an AUTH of version {version}");
-                self.not_proved(reply_to.path, &Refusal::Unproved(why), ctx);
+                let text = format!("it sent an AUTH of version {version}");
+                let why = ProofError::new("it sent an AUTH of another version", text);
+                self.not_proved(reply_to.path, &why, ctx);
                 NOT_PROVED
             }
             None => {
-                let why = "it sent an AUTH that answers no challenge".to_owned();
-                self.not_proved(reply_to.path, &Refusal::Unproved(why), ctx);
+                let why = ProofError::from("it sent an AUTH that answers no challenge");
+                self.not_proved(reply_to.path, &why, ctx);
                 NOT_PROVED
             }
         }
@@ -129,8 +130,8 @@ impl Control {
         let Some(path) = self.registry.path_mut(reply_to.path) else { return };
         let peer = path.shared().origin.peer;
         path.proving_mut().into_iter().for_each(|proving| proving.failed());
-        if matches!(refusal, Refusal::Unproved(_)) {
-            self.not_proved(reply_to.path, refusal, ctx);
+        if let Refusal::Unproved(why) = refusal {
+            self.not_proved(reply_to.path, why, ctx);
         } else {
             self.refused.count(refusal.reason());
             self.log.refused(ctx.now, (peer, who), refusal);
@@ -139,11 +140,11 @@ impl Control {
     }
 
     /// Counts and logs that nobody was proved.
-    pub(super) fn not_proved(&mut self, key: PathKey, refusal: &Refusal, ctx: &Ctx<'_>) {
+    pub(super) fn not_proved(&mut self, key: PathKey, why: &ProofError, ctx: &Ctx<'_>) {
         let Some(path) = self.registry.path(key) else { return };
         let peer = path.shared().origin.peer;
-        self.refused.count(refusal.reason());
-        self.log.not_proved(ctx.now, peer, refusal);
+        self.refused.count("authenticate");
+        self.log.not_proved(ctx.now, peer, why);
     }
 
     /// Whether who has proved that may have this path.

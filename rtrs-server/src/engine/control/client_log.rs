@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 
-use rtrs_core::fabric::Who;
+use rtrs_core::fabric::{ProofError, Who};
 use rtrs_core::identity::{ExportId, SessionTag};
 use rtrs_core::ids::SessionId;
 use rtrs_core::log_limit::LogLimits;
@@ -258,15 +258,13 @@ impl ClientLog {
     }
 
     /// A client has not proved who it is.
-    pub(super) fn not_proved(&mut self, now: Instant, peer: SocketAddr, refusal: &Refusal) {
-        let why = refusal.to_string();
-        // What follows may be what the peer has sent: its key, or names. So may numbers anywhere.
-        let known = why.split(['(', ':', ';', '"']).next().unwrap_or_default();
-        let known: String = known.chars().filter(|c| !c.is_ascii_digit()).collect();
-        let kind = (Source::of(peer.ip()), refusal.reason(), detail(&known));
+    pub(super) fn not_proved(&mut self, now: Instant, peer: SocketAddr, why: &ProofError) {
+        let refusal = Refusal::Unproved(why.clone());
+        // The text may have what the peer has sent: its key, names, numbers.
+        let kind = (Source::of(peer.ip()), refusal.reason(), why.kind().to_owned());
         let event = || AuditEvent {
             address: Some(peer),
-            reason: Some(why.clone()),
+            reason: Some(refusal.to_string()),
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Refused)
         };
         let Some(left_out) = self.admit_event(now, kind, event) else { return };
@@ -361,4 +359,31 @@ fn detail(text: &str) -> String {
 
 fn shown<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn failed_proofs_are_told_apart_by_kind_and_not_by_what_peers_send() {
+        let mut log = ClientLog::default();
+        let reasons: Arc<Mutex<Vec<String>>> = Arc::default();
+        let kept = Arc::clone(&reasons);
+        log.set_audit(AuditSink::new(move |event| kept.lock().extend(event.reason)));
+        let peer = SocketAddr::from(([10, 0, 0, 1], 1));
+        for n in 0..50 {
+            let made_up: String = std::iter::repeat_n('x', n).collect();
+            for kind in ["the name is another", "the key is another"] {
+                let why = ProofError::new(kind, format!("it says {made_up} (1: 2)"));
+                log.not_proved(Instant::ZERO, peer, &why);
+            }
+        }
+        let reasons = std::mem::take(&mut *reasons.lock());
+        assert_eq!(reasons.len(), 2, "{reasons:?}");
+    }
 }

@@ -46,6 +46,7 @@ mod unproved;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use rtrs_core::fabric::ProofError;
 use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::Heartbeat;
@@ -68,7 +69,7 @@ use self::permission::{check_open, identities, revoked, to_end};
 use self::registry::{Registry, Session};
 use crate::audit::AuditSink;
 use crate::engine::authenticator::Authenticator;
-use crate::engine::control::refusal::{Refusal, RefusedCounts};
+use crate::engine::control::refusal::RefusedCounts;
 use crate::engine::ctx::Ctx;
 use crate::engine::finder::Search;
 use crate::engine::message::{
@@ -495,7 +496,8 @@ impl Control {
             return;
         }
         if *end == PathEnd::Unproved {
-            self.not_proved(key, &Refusal::Unproved(end.to_string()), ctx);
+            let why = ProofError::from("its client has not proved who it is in time");
+            self.not_proved(key, &why, ctx);
         }
         if let Some(path) = self.registry.path(key) {
             self.log.ended(&Opener::of_path(path, &self.registry), end);
@@ -584,9 +586,8 @@ impl Control {
         let mut busy = false;
         for provider in ProviderIndex::all(ctx.fabrics.len()) {
             while let Some((peer, why)) = ctx.fabrics[provider.index()].next_refused() {
-                let refusal = Refusal::Unproved(why);
-                self.refused.count(refusal.reason());
-                self.log.not_proved(ctx.now, peer, &refusal);
+                self.refused.count("authenticate");
+                self.log.not_proved(ctx.now, peer, &why);
             }
             while let Some(made) = ctx.fabrics[provider.index()].next_registration() {
                 busy = true;

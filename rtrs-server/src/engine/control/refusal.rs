@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use rtrs_core::fabric::{FabricError, PrivateData, RegisterError, Who};
+use rtrs_core::fabric::{FabricError, PrivateData, ProofError, RegisterError, Who};
 use rtrs_core::identity::{EvictionSecret, ServerId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
@@ -88,7 +88,7 @@ pub(crate) enum Refusal {
     Nameless(String),
     /// The client has not proved who it is.
     #[error("{0} (authenticate)")]
-    Unproved(String),
+    Unproved(ProofError),
     /// Too many paths of the session have clients that have not proved who they are.
     #[error("the session has {0} paths already whose clients have not proved who they are")]
     UnprovedPaths(usize),

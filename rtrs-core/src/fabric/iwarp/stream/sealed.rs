@@ -70,7 +70,7 @@ impl Conn {
                 // The alert fits the empty send buffer, so nothing waits.
                 let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
                 let _ = SockRef::from(&self.fd).send_with_flags(&securing.output, flags);
-                self.stop(env, CloseReason::Tls(why));
+                self.stop(env, CloseReason::Tls(why.to_string()));
                 return;
             }
         }
