@@ -143,6 +143,14 @@ impl TlsEndpoint {
         generation
     }
 
+    /// What a server uses now; None for a client.
+    pub fn server_config(&self) -> Option<TlsServerConfig> {
+        match &*self.role.read() {
+            Role::Server(config) => Some(config.clone()),
+            Role::Client(_) => None,
+        }
+    }
+
     /// In what a configuration differs from the one of a server that is in use.
     pub fn changes_to(&self, config: &TlsServerConfig) -> Vec<String> {
         match &*self.role.read() {

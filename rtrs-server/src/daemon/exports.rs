@@ -166,8 +166,8 @@ pub(crate) struct Exports {
     entries: Mutex<BTreeMap<String, Entry>>,
     changing: Mutex<()>,
     access: Mutex<ServerAccess>,
-    /// How clients are known, once that was read again.
-    keys: Mutex<Option<TlsServerConfig>>,
+    /// How clients are known, if they can be.
+    keys: Option<Arc<TlsEndpoint>>,
     audit: AuditSink,
     /// The settings of the start.
     set: Settings,
@@ -177,7 +177,7 @@ impl Exports {
     /// Those of a server that starts, with what they are made of.
     pub(super) fn new(
         (table, opener): (Arc<ExportTable>, Arc<Opener>),
-        control: ControlShard,
+        (control, keys): (ControlShard, Option<Arc<TlsEndpoint>>),
         set: &Settings,
         audit: AuditSink,
     ) -> Self {
@@ -188,7 +188,7 @@ impl Exports {
             entries: Mutex::default(),
             changing: Mutex::default(),
             access: Mutex::new(ServerAccess::new(set)),
-            keys: Mutex::default(),
+            keys,
             audit,
             set: set.clone(),
         };
@@ -577,3 +577,6 @@ fn release(
         std::thread::sleep(LOOK);
     }
 }
+
+#[cfg(test)]
+mod tests;

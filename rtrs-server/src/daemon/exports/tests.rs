@@ -1,0 +1,75 @@
+//! Clients whose certificates or keys are not known any more.
+
+use rtrs_core::fabric::PeerIdentity;
+use rtrs_core::ids::{PathUuid, SessionId};
+use rtrs_core::rt::{Ring, mailbox};
+use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig};
+
+use super::*;
+use crate::engine::message::{ControlMessage, Message};
+
+fn key(seed: u8) -> PrivateKey {
+    PrivateKey::from_seed([seed; 32]).unwrap()
+}
+
+/// A server's key, and the clients with these numbers.
+fn server(clients: &[u8]) -> TlsServerConfig {
+    let mut list = Clients::default();
+    clients.iter().for_each(|n| list.add(&format!("db{n}"), key(*n).public()));
+    TlsServerConfig::with_keys(&key(100), list).unwrap()
+}
+
+/// What the client of that number has proved to a server that knew it.
+fn proved(n: u8) -> PeerIdentity {
+    let client = TlsClientConfig::with_keys(&key(n), &[key(100).public()]).unwrap();
+    let address = [127, 0, 0, 1].into();
+    let (session, path) = (SessionId([1; 16]), PathUuid([2; 16]));
+    let facts = ProofFacts { session, path, client: address, server: address };
+    let (server, asked) = (server(&[n]), client.challenge([7; 32]));
+    let (answer, exchange) = server.prove(facts, &asked, [8; 32]).unwrap();
+    let data = client.answer((facts, None), &asked, &answer).unwrap();
+    server.check(&exchange, &data).unwrap()
+}
+
+/// A certificate may end, or a file be another one, long before anything is read again.
+#[test]
+fn clients_that_are_known_no_longer_end_with_any_change_of_the_lists() {
+    let (sender, inbox) = mailbox().unwrap();
+    let (ended, ends) = mpsc::channel();
+    let shard = std::thread::spawn(move || {
+        let ring = Ring::new(8).unwrap();
+        let mut inbox = inbox.arm(&ring).unwrap();
+        loop {
+            ring.turn().unwrap();
+            let Some(message) = inbox.take_or_watch() else {
+                ring.turn_or_sleep(None).unwrap();
+                continue;
+            };
+            let Message::Control(ControlMessage::Admin { request, reply }) = message else {
+                return;
+            };
+            reply.send(match request {
+                AdminRequest::CheckAccess => AdminReply::Revoked(Vec::new()),
+                AdminRequest::Identities => {
+                    let clients = [1, 2].map(|n| (PathKey(n.into()), proved(n)));
+                    AdminReply::Identities(clients.into())
+                }
+                AdminRequest::EndUnknown(keys) => {
+                    ended.send(keys).unwrap();
+                    AdminReply::Revoked(Vec::new())
+                }
+                other => panic!("{other:?} is not due"),
+            });
+        }
+    });
+    let keys = TlsEndpoint::server(server(&[1])).unwrap();
+    let control = ControlShard(sender.clone());
+    let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
+    let opener = Arc::new(Opener::new(Sources::system(), state));
+    let parts = ((ExportTable::new(Vec::new()), opener), (control, Some(keys)));
+    let exports = Exports::new(parts.0, parts.1, &Settings::default(), AuditSink::default());
+    exports.check_access().unwrap();
+    assert_eq!(ends.try_recv(), Ok(vec![PathKey(2)]));
+    sender.send(Message::Wake);
+    shard.join().unwrap();
+}
