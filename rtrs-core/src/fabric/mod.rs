@@ -39,7 +39,7 @@ pub mod work;
 use std::any::Any;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 pub use error::{CloseReason, FabricError};
 pub use peer::{PeerIdentity, Proof, ProofError, Who};
@@ -235,6 +235,9 @@ pub enum RegisterError {
     /// One of the windows.
     #[error("{0}")]
     Windows(FabricError),
+    /// Nothing was refused: nobody wanted it any more.
+    #[error("nobody waits for it any more")]
+    Unwanted,
 }
 
 /// What is to be registered, and how.
@@ -250,6 +253,8 @@ pub struct ToRegister {
     pub access: Access,
     /// How many windows are made over it.
     pub windows: u16,
+    /// Where it is given, nothing is registered when that is gone.
+    pub wanted: Option<Weak<()>>,
 }
 
 impl ToRegister {
@@ -258,6 +263,9 @@ impl ToRegister {
     /// # Errors
     /// What was refused. Nothing is left of it then.
     pub fn register(&self) -> Result<Registered, RegisterError> {
+        if self.wanted.as_ref().is_some_and(|wanted| wanted.strong_count() == 0) {
+            return Err(RegisterError::Unwanted);
+        }
         let registration = match &self.registration {
             Some(registration) => Arc::clone(registration),
             None => self.pd.register(&self.region, self.access).map_err(RegisterError::Memory)?,

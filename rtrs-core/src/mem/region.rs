@@ -98,6 +98,12 @@ impl Region {
         self.usage.as_ref().map_or(0, |usage| usage.bytes())
     }
 
+    /// From now on it counts against this limit, and no longer against the one before. Nothing
+    /// happens to a region that counts against none.
+    pub fn count_for(&self, meter: &Arc<MemoryMeter>) {
+        self.usage.iter().for_each(|usage| usage.count_for(meter));
+    }
+
     /// From now on peers may write to so many units in all, those included that they have
     /// written: a unit is a buffer, or as many small ones as fit 256 KiB. `u32::MAX` for any.
     /// Nothing happens unless written units are counted.

@@ -10,6 +10,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use parking_lot::Mutex;
+
 /// Bytes that units are to have where buffers are smaller.
 const UNIT: usize = 256 << 10;
 
@@ -70,7 +72,7 @@ pub enum Counting {
 /// What counts of one region, and what its peers may write.
 #[derive(Debug)]
 pub(super) struct RegionUsage {
-    meter: Arc<MemoryMeter>,
+    meter: Mutex<Arc<MemoryMeter>>,
     /// Length of the region.
     len: usize,
     unit: usize,
@@ -98,7 +100,7 @@ impl RegionUsage {
         };
         meter.add(bytes);
         Self {
-            meter: Arc::clone(meter),
+            meter: Mutex::new(Arc::clone(meter)),
             len,
             unit,
             written: (0..words).map(|_| AtomicU64::new(0)).collect(),
@@ -110,6 +112,14 @@ impl RegionUsage {
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// From now on this meter counts it, and the one before does not.
+    pub(super) fn count_for(&self, meter: &Arc<MemoryMeter>) {
+        let mut counts = self.meter.lock();
+        meter.add(self.bytes());
+        counts.sub(self.bytes());
+        *counts = Arc::clone(meter);
     }
 
     /// From now on peers may write so many units; `u32::MAX` for any.
@@ -138,15 +148,16 @@ impl RegionUsage {
             return false;
         }
         let bytes = self.unit.min(self.len - unit * self.unit) as u64;
+        let meter = self.meter.lock();
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.meter.add(bytes);
+        meter.add(bytes);
         true
     }
 }
 
 impl Drop for RegionUsage {
     fn drop(&mut self) {
-        self.meter.sub(self.bytes());
+        self.meter.get_mut().sub(*self.bytes.get_mut());
     }
 }
 
@@ -193,6 +204,22 @@ mod tests {
         drop(pinned);
         drop(region);
         assert_eq!((meter.used(), meter.room()), (0, meter.max()));
+    }
+
+    #[test]
+    fn another_meter_takes_over_all_that_counts() {
+        let (first, second) = (MemoryMeter::new(0), MemoryMeter::new(0));
+        let stride = 260 << 10;
+        for (counting, counted) in [(Counting::Whole, 4 * stride), (Counting::Written, stride)] {
+            let region = Region::metered((stride * 4, stride), &first, counting).unwrap();
+            assert!(region.admit_write(0, 1));
+            region.count_for(&second);
+            assert_eq!((first.used(), second.used()), (0, counted as u64));
+            assert!(region.admit_write(0, 4 * stride));
+            assert_eq!((first.used(), second.used()), (0, region.len() as u64));
+            drop(region);
+            assert_eq!((first.used(), second.used()), (0, 0));
+        }
     }
 
     #[test]

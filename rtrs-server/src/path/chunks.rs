@@ -83,6 +83,7 @@ impl ChunkPool {
             registration: registration.filter(|_| fresh_keys),
             access: if fresh_keys { Access::LOCAL } else { Access::REMOTE_WRITE },
             windows: if fresh_keys { limits.queue_depth() } else { 0 },
+            wanted: None,
         }
     }
 

@@ -57,6 +57,11 @@ impl Joining {
         self.deadline
     }
 
+    /// It must be over then.
+    pub fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+    }
+
     /// A connection arrives.
     ///
     /// # Errors

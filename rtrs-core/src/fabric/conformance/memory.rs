@@ -293,7 +293,7 @@ pub(super) fn memory_registered_aside_serves(bench: &mut Bench<'_>) {
     let source = bench.source(&pair.b, LEN);
     let region = Region::new(LEN).expect("memory");
     let (pd, access) = (Arc::clone(&pair.a.pd), Access::LOCAL);
-    let mut what = ToRegister { pd, region, registration: None, access, windows: 3 };
+    let mut what = ToRegister { pd, region, registration: None, access, windows: 3, wanted: None };
     for round in 0..2 {
         let made = register_async(bench, 7 + round, what.clone()).expect("memory and windows");
         assert_eq!(made.windows.len(), 3);

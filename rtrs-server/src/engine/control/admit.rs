@@ -17,7 +17,6 @@ use super::path::Path;
 use super::permission::{check_connect, check_session};
 use super::refusal::Refusal;
 use super::registry::Session;
-use super::unproved;
 use crate::engine::ctx::Ctx;
 use crate::engine::message::ShardMessage;
 use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
@@ -77,14 +76,23 @@ impl Control {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
         }
         let source = Source::of(request.peer.ip());
+        let crowd = match proves {
+            true => {
+                let asked = (provider, request);
+                self.connector.room_unproved(asked, &conn, &self.registry, ctx)?
+            }
+            false => Vec::new(),
+        };
         self.make_room(&conn, (source, proves), ctx)?;
-        if proves {
-            self.make_room_unproved((provider, request), &conn, ctx)?;
-        }
         let known = self.registry.session(id).is_some();
         let asked = (provider, request, proves);
         let (key, deadline) = self.connector.path_of(asked, &conn, &mut self.registry, ctx)?;
         self.next = earliest(self.next, deadline);
+        // Not before it is sure that the path is there: they would end for nobody.
+        for other in crowd {
+            self.refused.count("strangers-ended");
+            self.end_path(other, &PathEnd::CrowdedUnproved, ctx);
+        }
         let shard = self.connector.shard_of(conn.cid);
         let path = self.registry.path_mut(key).ok_or(Refusal::PathExists)?;
         if !proves && path.is_replaced_by(&conn) {
@@ -140,27 +148,6 @@ impl Control {
                 }
             }
         }
-    }
-
-    /// Makes room for a path whose client has to prove who it is, if it is one: others of those end
-    /// for it.
-    fn make_room_unproved(
-        &mut self,
-        asked: (ProviderIndex, &ConnRequest),
-        conn: &ConnReq,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), Refusal> {
-        for _ in 0..unproved::ENDED_FOR_ONE {
-            match self.connector.room_unproved(asked, conn, &self.registry, ctx)? {
-                unproved::Room::Free => return Ok(()),
-                unproved::Room::After(path) => {
-                    self.refused.count("strangers-ended");
-                    self.end_path(path, &PathEnd::CrowdedUnproved, ctx);
-                }
-            }
-        }
-        // It tries again, and finds what was made free.
-        Err(Refusal::Turnover)
     }
 
     /// It is known now whose a session is. Paths that would have made it another one end.
@@ -219,9 +206,7 @@ impl Control {
         ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
         if let Some(proving) = path.proving_mut() {
             // Until then it is nobody's, and changes nothing of the session.
-            let deadline = ctx.now + self.params.handshake_timeout;
-            proving.begin(name, deadline);
-            self.next = earliest(self.next, Some(deadline));
+            proving.begin(name);
             return;
         }
         self.path_up(&shared, name, ctx);

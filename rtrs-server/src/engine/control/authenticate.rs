@@ -247,6 +247,7 @@ impl Control {
         }
         let id = shared.session.id;
         self.registry.path_mut(key).into_iter().for_each(Path::end_proving);
+        self.connector.proved(&shared);
         self.registry.session_mut(id).into_iter().for_each(|session| session.adopt(&shared));
         self.registry.note_paths(id);
         let opened = shared.session.has_opened();

@@ -22,7 +22,7 @@ use super::client_log::ClientLog;
 use super::memory::Memory;
 use super::path::{Held, Path};
 use super::registry::{Registry, Session};
-use super::unproved;
+use super::unproved::{Newcomer, Unproved};
 use crate::engine::control::refusal::{Refusal, acceptance};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{AcceptOrder, ShardMessage};
@@ -40,16 +40,19 @@ pub const DRAINING_MAX: usize = 4;
 pub(super) struct Connector {
     params: SessionParams,
     memory: Memory,
+    unproved: Unproved,
 }
 
 impl Connector {
     pub(super) fn new(params: SessionParams) -> Self {
-        Self { params, memory: Memory::new(params.memory_max) }
+        let memory = Memory::new(params.memory_max);
+        Self { params, memory, unproved: Unproved::new(params.memory_max) }
     }
 
     /// The memory of chunks, in use and at most.
     pub(super) fn memory(&self) -> MemorySnapshot {
-        self.memory.snapshot()
+        let MemorySnapshot { used_bytes, max_bytes } = self.memory.snapshot();
+        MemorySnapshot { used_bytes: used_bytes + self.unproved.bytes(), max_bytes }
     }
 
     /// The shard that a connection will live on.
@@ -57,27 +60,32 @@ impl Connector {
         core_of(cid, self.params.cores)
     }
 
-    /// Whether a new path whose client has to prove who it is has room.
+    /// What has to end so that a new path has room whose client has to prove who it is. Nothing for
+    /// one that would be refused for another reason.
     pub(super) fn room_unproved(
         &self,
         (provider, request): (ProviderIndex, &ConnRequest),
         conn: &ConnReq,
         registry: &Registry,
         ctx: &Ctx<'_>,
-    ) -> Result<unproved::Room, Refusal> {
+    ) -> Result<Vec<PathKey>, Refusal> {
         let peer = request.peer.ip();
         let mut paths = registry.paths_of(conn.session_id);
         if paths.any(|path| path.is_named(conn) && path.is_connect(conn, peer)) {
-            return Ok(unproved::Room::Free);
+            return Ok(Vec::new());
         }
+        if !conn.first_conn && registry.session(conn.session_id).is_none() {
+            return Err(Refusal::NoSession);
+        }
+        Self::check_path((provider, request, true), conn, registry)?;
         // Elsewhere it takes memory with what is written to it.
         let bytes = match ctx.fabrics[provider.index()].pins_memory() {
             true => ChunkPool::bytes(self.limits_of(conn, registry)?) as u64,
             false => 0,
         };
         let session = conn.session_id;
-        let newcomer = unproved::Newcomer { session, source: Source::of(peer), bytes };
-        unproved::room(newcomer, self.params.memory_max, registry, ctx.now)
+        let newcomer = Newcomer { session, source: Source::of(peer), bytes };
+        self.unproved.room(newcomer, registry, ctx.now)
     }
 
     /// The limits of a new path.
@@ -86,14 +94,14 @@ impl Connector {
         let session = registry.session(conn.session_id).map(Session::shared);
         match session.filter(|session| session.who().is_some()).map(|session| session.limits) {
             Some(of) => Memory::check_depth(full, of, conn).map(|()| of),
-            None => self.memory.limits_of_new((full, unproved::bytes(registry)), conn),
+            None => self.memory.limits_of_new(full, conn),
         }
     }
 
     /// The path of a connection request, which is made if there is none. Some: when its handshake
     /// has to be over.
     pub(super) fn path_of(
-        &self,
+        &mut self,
         (provider, request, proves): (ProviderIndex, &ConnRequest, bool),
         conn: &ConnReq,
         registry: &mut Registry,
@@ -142,7 +150,7 @@ impl Connector {
     }
 
     fn new_path(
-        &self,
+        &mut self,
         (provider, request, proves): (ProviderIndex, &ConnRequest, bool),
         conn: &ConnReq,
         registry: &mut Registry,
@@ -177,10 +185,16 @@ impl Connector {
         };
         let key = registry.next_key();
         let (mut held, mut early) = (None, None);
-        if let Some(wanted) = wanted {
+        if let Some(mut wanted) = wanted {
+            if proves {
+                let of = (key, Source::of(request.peer.ip()));
+                self.unproved.count(of, &wanted.region);
+            }
+            let waits = Held::default();
+            wanted.wanted = Some(waits.wanted());
             match fabric.register_async(key.0, wanted) {
                 Some(registered) => early = Some(ChunkPool::new(limits, registered?)),
-                None => held = Some(Held::new()),
+                None => held = Some(waits),
             }
         }
         let session = registry.shared_for(id, limits);
@@ -209,6 +223,16 @@ impl Connector {
         Ok(key)
     }
 
+    /// The client of a path has proved who it is.
+    pub(super) fn proved(&mut self, path: &PathShared) {
+        self.unproved.proved(path, self.memory.meter());
+    }
+
+    /// A path ends.
+    pub(super) fn ended(&mut self, path: &Path, end: &PathEnd, now: Instant) {
+        self.unproved.ended(path, end, now);
+    }
+
     /// Lets a connection's shard accept it.
     pub(super) fn accept(
         &self,
@@ -235,9 +259,11 @@ impl Connector {
         let AsyncRegistration { id, pd, result, took } = made;
         let key = PathKey(id);
         let path = registry.path_mut(key);
+        // The client can go on from now on.
+        let times = (ctx.now, ctx.now + self.params.handshake_timeout);
         // A path that ends waits no more.
-        let Some((path, held)) = path.and_then(|p| Some((Arc::clone(p.shared()), p.take_held()?)))
-        else {
+        let held = path.and_then(|path| Some((Arc::clone(path.shared()), path.take_held(times)?)));
+        let Some((path, held)) = held else {
             pd.free_later(Box::new(result));
             return None;
         };
@@ -265,7 +291,7 @@ impl Connector {
     /// Makes the chunks of a path that has none yet, at once. Its domain is chosen, so of what is
     /// cached only the memory serves.
     pub(super) fn make_chunks(
-        &self,
+        &mut self,
         path: &PathShared,
         registry: &mut Registry,
     ) -> Result<(), RegisterError> {
@@ -283,6 +309,10 @@ impl Connector {
                 ChunkPool::fresh(limits, &path.pd, path.fresh_keys, counted)?
             }
         };
+        if path.is_unproved() {
+            let of = (path.key, Source::of(path.origin.peer.ip()));
+            self.unproved.count(of, &wanted.region);
+        }
         give_chunks(path, ChunkPool::new(limits, wanted.register()?));
         tracing::debug!(path = %path.key, "chunks: made");
         registry.note_paths(id);

@@ -33,7 +33,7 @@ impl Memory {
         Self { meter: MemoryMeter::new(max) }
     }
 
-    /// Counts the memory of chunks.
+    /// Counts the memory of chunks, but that of paths whose clients have not proved who they are.
     pub(super) fn meter(&self) -> &Arc<MemoryMeter> {
         &self.meter
     }
@@ -43,14 +43,8 @@ impl Memory {
         MemorySnapshot { used_bytes: self.meter.used(), max_bytes: self.meter.max() }
     }
 
-    /// The limits of a session that this server does not know. `full`: what the server is set to;
-    /// `unproved`: bytes of paths whose clients have not proved who they are, which take none of
-    /// anybody else.
-    pub(super) fn limits_of_new(
-        &self,
-        (full, unproved): (Limits, u64),
-        conn: &ConnReq,
-    ) -> Result<Limits, Refusal> {
+    /// The limits of a session that this server does not know. `full`: what the server is set to.
+    pub(super) fn limits_of_new(&self, full: Limits, conn: &ConnReq) -> Result<Limits, Refusal> {
         let ClientExtensions { smaller_depth, queue_depth: has, .. } =
             ClientExtensions::decode(&conn.ext);
         let most = full.queue_depth();
@@ -62,8 +56,7 @@ impl Memory {
             0 if smaller_depth => (most, most.min(DEPTH_MIN.max(conn.cid_num.saturating_mul(2)))),
             0 => (most, most),
         };
-        let used = self.meter.used().saturating_sub(unproved);
-        let room = self.meter.max().saturating_sub(used);
+        let room = self.meter.room();
         loop {
             let limits = full.with_depth(depth);
             if ChunkPool::bytes(limits) as u64 <= room {
@@ -104,7 +97,7 @@ mod tests {
         let bytes = |depth| ChunkPool::bytes(full.with_depth(depth)) as u64;
         let granted = |room: u64, conn: &ConnReq| {
             let memory = Memory::new(room);
-            memory.limits_of_new((full, 0), conn).map(Limits::queue_depth)
+            memory.limits_of_new(full, conn).map(Limits::queue_depth)
         };
         let refused = |room, needs| Err(Refusal::MemoryMax { needs, room, max: room });
         let ours = conn(3, true, 0);
@@ -140,7 +133,7 @@ mod tests {
         // A server of few chunks gives all or none.
         let few = Limits::new(8, CHUNK).unwrap();
         let memory = Memory::new(ChunkPool::bytes(few) as u64 - 1);
-        assert!(memory.limits_of_new((few, 0), &ours).is_err());
+        assert!(memory.limits_of_new(few, &ours).is_err());
     }
 
     #[test]

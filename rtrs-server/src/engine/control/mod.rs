@@ -500,6 +500,7 @@ impl Control {
             self.not_proved(key, &why, ctx);
         }
         if let Some(path) = self.registry.path(key) {
+            self.connector.ended(path, end, ctx.now);
             self.log.ended(&Opener::of_path(path, &self.registry), end);
         }
         self.advance_end(key, ctx);

@@ -5,7 +5,7 @@
 
 use std::mem;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rtrs_core::fabric::{ConnRequest, PeerIdentity};
 use rtrs_core::ids::{ConnIndex, CoreIndex};
@@ -33,7 +33,19 @@ struct Part {
 }
 
 /// Connections that wait until the chunks of their path are registered.
-pub(super) type Held = Vec<(ConnIndex, ConnRequest)>;
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    connections: Vec<(ConnIndex, ConnRequest)>,
+    /// Gone when nobody waits any more.
+    wanted: Arc<()>,
+}
+
+impl Held {
+    /// Gone when nobody waits any more.
+    pub(super) fn wanted(&self) -> Weak<()> {
+        Arc::downgrade(&self.wanted)
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Path {
@@ -42,6 +54,8 @@ pub(super) struct Path {
     recon_cnt: u16,
     /// Since its first connection.
     since: Instant,
+    /// Since its connections are accepted, which its chunks have to be there for.
+    accepted: Option<Instant>,
     joining: Option<Joining>,
     /// Set while its chunks are being registered.
     held: Option<Held>,
@@ -66,11 +80,12 @@ impl Path {
     ) -> Self {
         Self {
             joining: Some(Joining::new(shared.origin.cid_num, deadline)),
-            proving: shared.is_unproved().then(Proving::default),
+            proving: shared.is_unproved().then(|| Proving::new(deadline)),
             shared,
             state: PathState::Connecting,
             recon_cnt,
             since,
+            accepted: held.is_none().then_some(since),
             held,
             heartbeat: None,
             announcer: Announcer::default(),
@@ -92,9 +107,9 @@ impl Path {
         self.state
     }
 
-    /// Since its first connection.
-    pub(super) fn since(&self) -> Instant {
-        self.since
+    /// Since its connections are accepted; None while its chunks are being registered.
+    pub(super) fn accepted(&self) -> Option<Instant> {
+        self.accepted
     }
 
     /// Bytes of its chunks that count against the server's limit, those included that are being
@@ -199,22 +214,30 @@ impl Path {
     pub(super) fn hold(&mut self, cid: ConnIndex, request: ConnRequest) -> Option<ConnRequest> {
         match &mut self.held {
             Some(held) => {
-                held.push((cid, request));
+                held.connections.push((cid, request));
                 None
             }
             None => Some(request),
         }
     }
 
-    /// The chunks are registered, or cannot be. None when the path ends: then it waits no more.
-    pub(super) fn take_held(&mut self) -> Option<Held> {
-        self.held.take()
+    /// The chunks are registered, or cannot be: from now on its client can do its part, up to the
+    /// deadline. None when the path ends: then it waits no more.
+    pub(super) fn take_held(
+        &mut self,
+        (now, deadline): (Instant, Instant),
+    ) -> Option<Vec<(ConnIndex, ConnRequest)>> {
+        let held = self.held.take()?;
+        self.accepted = Some(now);
+        self.joining.iter_mut().for_each(|joining| joining.set_deadline(deadline));
+        self.proving.iter_mut().for_each(|proving| proving.set_deadline(deadline));
+        Some(held.connections)
     }
 
     /// INFO_REQ came, or something in its place. None when none is due.
     pub(super) fn admit(&self, bytes: &[u8]) -> Option<Result<Name, InfoError>> {
         let joining = self.joining.as_ref().filter(|_| self.state == PathState::Connecting)?;
-        let held = self.held.as_ref().map_or(0, Vec::len);
+        let held = self.held.as_ref().map_or(0, |held| held.connections.len());
         if held > 0 {
             return Some(Err(InfoError::Early(u16::try_from(held).unwrap_or(u16::MAX))));
         }
@@ -280,9 +303,11 @@ impl Path {
                 next = Some(joining.deadline());
             }
         }
-        if let Some(deadline) = self.proving.as_ref().and_then(Proving::deadline) {
+        let proving = self.proving.as_ref().filter(|_| !self.state.is_ending());
+        if let Some(deadline) = proving.map(Proving::deadline) {
             match deadline <= now {
-                true => end = Some(PathEnd::Unproved),
+                // What is missing is another thing before INFO_REQ.
+                true => end = end.or(Some(PathEnd::Unproved)),
                 false => next = earliest(next, Some(deadline)),
             }
         }

@@ -28,10 +28,10 @@ enum Step {
 }
 
 /// What is known of such a path.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Proving {
-    /// When the proof has to be there, from INFO_REQ on.
-    deadline: Option<Instant>,
+    /// When the proof has to be there.
+    deadline: Instant,
     /// What its client calls the session, from INFO_REQ on.
     name: Option<Name>,
     challenges: u8,
@@ -41,17 +41,28 @@ pub(super) struct Proving {
 }
 
 impl Proving {
+    /// Of a path that connects.
+    pub(super) fn new(deadline: Instant) -> Self {
+        let (name, challenges, step) = (None, 0, Step::default());
+        Self { deadline, name, challenges, step, wanted: Arc::default() }
+    }
+
     /// INFO_REQ came.
-    pub(super) fn begin(&mut self, name: Name, deadline: Instant) {
-        (self.name, self.deadline) = (Some(name), Some(deadline));
+    pub(super) fn begin(&mut self, name: Name) {
+        self.name = Some(name);
     }
 
     pub(super) fn name(&self) -> Option<Name> {
         self.name
     }
 
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Instant {
         self.deadline
+    }
+
+    /// The path's connections are accepted later than when it connected.
+    pub(super) fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = deadline;
     }
 
     /// A CHALLENGE came. False when it is one too many, or nobody can want it now.

@@ -187,6 +187,7 @@ impl From<RegisterError> for Refusal {
         match error {
             RegisterError::Memory(error) => Self::memory(error),
             RegisterError::Windows(error) => Self::Windows(error.to_string()),
+            RegisterError::Unwanted => Self::Memory(error.to_string()),
         }
     }
 }

@@ -449,6 +449,18 @@ impl Fixture {
         count
     }
 
+    /// Bytes that wait to be registered, and whose memory is still there.
+    pub(super) fn waiting(&self) -> usize {
+        self.aside.borrow().waiting.iter().map(|(_, what)| what.region.len()).sum()
+    }
+
+    /// Bytes of chunks that count.
+    pub(super) fn used_memory(&mut self) -> u64 {
+        let answer = self.admin(AdminRequest::Sessions).lock().take();
+        let Some(AdminReply::Sessions { memory, .. }) = answer else { panic!("no sessions") };
+        memory.used_bytes
+    }
+
     /// Bytes that the server has registered now.
     pub(super) fn registered(&self) -> usize {
         self.world.registered(self.node)

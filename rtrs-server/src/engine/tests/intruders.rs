@@ -18,26 +18,26 @@ const RW: AccessMode = AccessMode::ReadWrite;
 /// An address that only the intruder has.
 const OUTSIDE: u8 = 25;
 
-fn at(path: u8, local: u8) -> PeerOptions {
+pub(super) fn at(path: u8, local: u8) -> PeerOptions {
     PeerOptions { path, local, first_conn: false, ..PeerOptions::default() }
 }
 
-fn first(path: u8, local: u8) -> PeerOptions {
+pub(super) fn first(path: u8, local: u8) -> PeerOptions {
     PeerOptions { first_conn: true, ..at(path, local) }
 }
 
-fn with_depth(queue_depth: u16, options: PeerOptions) -> PeerOptions {
+pub(super) fn with_depth(queue_depth: u16, options: PeerOptions) -> PeerOptions {
     let extensions = ClientExtensions { queue_depth, smaller_depth: true, ..options.extensions };
     PeerOptions { extensions, ..options }
 }
 
-fn write(fixture: &mut Fixture, peer: &mut Peer) {
+pub(super) fn write(fixture: &mut Fixture, peer: &mut Peer) {
     peer.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
     assert_eq!(peer.reply(fixture).errno, 0);
 }
 
 /// A client with `vol` open over path 1.
-fn owner(options: StandOptions) -> (Fixture, Clerk, Peer) {
+pub(super) fn owner(options: StandOptions) -> (Fixture, Clerk, Peer) {
     let mut fixture = Fixture::new(options);
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
     let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
@@ -218,7 +218,7 @@ fn connections_from_elsewhere_belong_to_another_path() {
 }
 
 /// A server that pins chunks, with memory for so many paths.
-fn short_of(paths: u64) -> StandOptions {
+pub(super) fn short_of(paths: u64) -> StandOptions {
     let mut options = StandOptions::default();
     options.device.pins_memory = true;
     options.params.limits = Limits::new(16, 256 << 10).unwrap();

@@ -8,7 +8,8 @@
 //! sync that failed · `memory.rs` what chunks take · `times.rs` where time goes · `admin.rs` the
 //! operator's commands; `exports.rs` exports that come and go while clients have them · `access.rs`
 //! access lists; `authenticate.rs` clients that prove who they are; `unproved.rs` what those
-//! cannot do that have not; `intruders.rs` what they take from others · `device.rs` the fabric.
+//! cannot do that have not; `intruders.rs` what they take from others; `crowd.rs` what many of
+//! them take · `device.rs` the fabric.
 
 mod access;
 mod admin;
@@ -16,6 +17,7 @@ mod admission;
 mod authenticate;
 mod chains;
 mod chunk_pool;
+mod crowd;
 mod device;
 mod discover;
 mod ends;

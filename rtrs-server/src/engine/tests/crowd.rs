@@ -1,0 +1,234 @@
+//! Many paths that prove nothing, from many addresses, at a server that pins chunks: what they may
+//! take, and whom they keep out.
+
+use rtrs_core::ids::QpNum;
+use rtrs_core::time::Duration;
+
+use super::authenticate::{Clerk, proof, prove, proved, proving, unproved};
+use super::fixture::{Fixture, StandOptions};
+use super::intruders::{at, first, owner, short_of, with_depth, write};
+use super::peer::{Peer, PeerOptions};
+use crate::engine::tests::authenticate::client_config;
+use crate::path::chunks::ChunkPool;
+
+/// An address that has proved nothing.
+const STRANGE: u8 = 10;
+
+/// A path of a session of its own.
+fn alone(n: u8, local: u8) -> PeerOptions {
+    proving(PeerOptions { session: 100 + n, ..first(100 + n, local) })
+}
+
+/// The same for a server that registers chunks when the test says so: it asks and waits.
+fn asks(fixture: &mut Fixture, options: PeerOptions) -> (Peer, QpNum) {
+    let mut peer = Peer::new(fixture, proving(options));
+    let qp = peer.ask(fixture, &peer.options.request(0).encode());
+    fixture.settle();
+    (peer, qp)
+}
+
+/// Goes on with that until a proof is due.
+fn goes_on(fixture: &mut Fixture, (peer, asked): (&mut Peer, QpNum)) {
+    assert_eq!(peer.answer(fixture, asked), Some(Ok(())));
+    for cid in 1..peer.options.cid_num {
+        peer.connect(fixture, cid).unwrap();
+    }
+    peer.info(fixture, "sess");
+}
+
+fn aside() -> StandOptions {
+    let mut options = short_of(16);
+    options.device.aside = true;
+    options
+}
+
+/// Four paths, which is all that there may be, each from another address.
+fn crowd(fixture: &mut Fixture, n: u8) -> Vec<Peer> {
+    (n..n + 4).map(|n| unproved(fixture, alone(n, STRANGE + n % 10))).collect()
+}
+
+/// How many of them are gone.
+fn gone(fixture: &mut Fixture, crowd: &mut [Peer]) -> usize {
+    crowd.iter_mut().map(|peer| usize::from(peer.closed(fixture) > 0)).sum()
+}
+
+#[test]
+fn memory_counts_until_its_registration_is_undone() {
+    let mut fixture = Fixture::new(aside());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let bytes = ChunkPool::bytes(fixture.params.limits);
+    // They connect and are gone, again and again.
+    for n in 0..40 {
+        let (_peer, _) = asks(&mut fixture, alone(n, STRANGE + n % 12));
+        fixture.pass(fixture.params.handshake_timeout);
+        assert_eq!(fixture.sessions(), []);
+        assert!(fixture.waiting() <= 10 * bytes, "{n}: {}", fixture.waiting());
+    }
+    assert!(fixture.waiting() >= 8 * bytes, "{}", fixture.waiting());
+    // Nothing is registered for nobody, and then there is room.
+    fixture.pools();
+    assert!(fixture.make() >= 8);
+    assert_eq!((fixture.pools(), fixture.registered(), fixture.waiting()), (vec![], 0, 0));
+    for n in 0..4 {
+        let (mut peer, asked) = asks(&mut fixture, first(n, n));
+        fixture.make();
+        goes_on(&mut fixture, (&mut peer, asked));
+        // Once it is proved, it counts for nobody else.
+        assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
+        peer.leave(&mut fixture);
+    }
+    assert_eq!(fixture.used_memory(), 0);
+}
+
+#[test]
+fn memory_is_the_servers_from_the_proof_on() {
+    let (mut fixture, clerk, owner) = owner(short_of(16));
+    let bytes = ChunkPool::bytes(fixture.params.limits) as u64;
+    let mut paths = vec![owner];
+    for n in 1..8 {
+        paths.push(proved((&mut fixture, &clerk), at(1 + n, n), 1));
+        assert_eq!(fixture.used_memory(), bytes * u64::from(n + 1));
+    }
+    // So all room for others is there.
+    let mut others = crowd(&mut fixture, 0);
+    assert_eq!(gone(&mut fixture, &mut others), 0);
+    assert_eq!(fixture.used_memory(), bytes * 12);
+    others.iter_mut().chain(&mut paths).for_each(|peer| peer.leave(&mut fixture));
+    assert_eq!((fixture.used_memory(), fixture.registered()), (0, 0));
+}
+
+#[test]
+fn the_time_for_a_proof_begins_when_a_client_can_do_its_part() {
+    let time = fixture_time();
+    // Not with INFO_REQ.
+    let (mut fixture, clerk, _owner) = owner(StandOptions::default());
+    let mut peer = Peer::new(&fixture, proving(at(2, 1)));
+    for cid in 0..peer.options.cid_num {
+        peer.connect(&mut fixture, cid).unwrap();
+    }
+    fixture.pass(time * 3 / 4);
+    peer.info(&mut fixture, "sess1");
+    let late = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
+    fixture.pass(time / 2);
+    assert!(peer.closed(&mut fixture) > 0, "{} bytes come too late", late.len());
+    // Nor before its chunks are there.
+    let mut fixture = Fixture::new(aside());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let (mut peer, asked) = asks(&mut fixture, first(1, 0));
+    fixture.pass(time * 3 / 4);
+    fixture.make();
+    fixture.pass(time * 3 / 4);
+    goes_on(&mut fixture, (&mut peer, asked));
+    assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
+    // Until then nobody takes its place because it is slow.
+    let mut waiting: Vec<_> = (0..4).map(|n| asks(&mut fixture, alone(n, STRANGE + n))).collect();
+    fixture.pass(Duration::from_secs(2));
+    let (mut other, refused) = asks(&mut fixture, alone(8, STRANGE + 8));
+    assert_eq!(other.answer(&mut fixture, refused), Some(Err(-104)));
+    fixture.make();
+    for (peer, asked) in &mut waiting {
+        goes_on(&mut fixture, (peer, *asked));
+    }
+}
+
+fn fixture_time() -> Duration {
+    StandOptions::default().params.handshake_timeout
+}
+
+#[test]
+fn strangers_keep_no_client_from_coming_back() {
+    let (mut fixture, clerk, mut owner) = owner(short_of(16));
+    let mut strangers = crowd(&mut fixture, 0);
+    let mut late = Peer::new(&fixture, alone(8, STRANGE + 8));
+    assert_eq!(late.connect(&mut fixture, 0), Err(-104));
+    assert_eq!(gone(&mut fixture, &mut strangers), 0);
+    // A client whose path is up, and one that has just lost its last one.
+    let again = |recon_cnt| PeerOptions { recon_cnt, ..first(1, 0) };
+    let mut back = proved((&mut fixture, &clerk), again(2), 1);
+    assert!(owner.closed(&mut fixture) > 0);
+    write(&mut fixture, &mut back);
+    assert_eq!(gone(&mut fixture, &mut strangers), 1);
+    back.leave(&mut fixture);
+    assert!(fixture.sessions().iter().all(|session| session.identity == "unproved"));
+    strangers.push(unproved(&mut fixture, alone(9, STRANGE + 9)));
+    let mut back = proved((&mut fixture, &clerk), again(3), 1);
+    assert_eq!(gone(&mut fixture, &mut strangers), 2);
+    back.leave(&mut fixture);
+    // After a while it is a stranger again.
+    fixture.pass(Duration::from_secs(601));
+    let mut strangers = crowd(&mut fixture, 20);
+    let mut back = Peer::new(&fixture, proving(again(5)));
+    assert_eq!(back.connect(&mut fixture, 0), Err(-104));
+    assert_eq!(gone(&mut fixture, &mut strangers), 0);
+}
+
+#[test]
+fn clients_give_way_to_strangers_last() {
+    let (mut fixture, _clerk, _owner) = owner(short_of(16));
+    // A client proves itself slowly, twice.
+    let mut slow = [
+        unproved(&mut fixture, PeerOptions { recon_cnt: 2, ..at(1, 0) }),
+        unproved(&mut fixture, proving(alone(0, 0))),
+    ];
+    let mut strangers: Vec<Peer> =
+        (1..3).map(|n| unproved(&mut fixture, alone(n, STRANGE + n))).collect();
+    let mut next = Peer::new(&fixture, alone(8, STRANGE + 8));
+    assert_eq!(next.connect(&mut fixture, 0), Err(-104), "it has more, and is known");
+    fixture.pass(Duration::from_millis(1100));
+    assert_eq!(next.connect(&mut fixture, 0), Ok(()));
+    assert_eq!((gone(&mut fixture, &mut slow), gone(&mut fixture, &mut strangers)), (0, 1));
+    // It has half, beyond that all are alike.
+    let mut third = Peer::new(&fixture, proving(alone(9, 0)));
+    fixture.pass(Duration::from_millis(100));
+    assert_eq!(third.connect(&mut fixture, 0), Ok(()), "one more of them is old");
+    let mut fourth = Peer::new(&fixture, proving(alone(10, 0)));
+    assert_eq!(fourth.connect(&mut fixture, 0), Ok(()), "its own is");
+    assert_eq!((gone(&mut fixture, &mut slow), gone(&mut fixture, &mut strangers)), (1, 2));
+    assert_eq!(next.closed(&mut fixture), 0);
+}
+
+#[test]
+fn nobody_ends_for_a_path_that_is_refused() {
+    let (mut fixture, _clerk, _owner) = owner(short_of(16));
+    let mut strangers = crowd(&mut fixture, 0);
+    // They would give way.
+    fixture.pass(Duration::from_millis(1100));
+    let mut twice = Peer::new(&fixture, proving(at(7, 0)));
+    assert_eq!(twice.connect(&mut fixture, 0), Err(-17), "there is such a path");
+    let unknown = PeerOptions { session: 99, ..at(8, 8) };
+    let mut unknown = Peer::new(&fixture, proving(unknown));
+    assert_eq!(unknown.connect(&mut fixture, 0), Err(-6), "there is no such session");
+    assert_eq!(gone(&mut fixture, &mut strangers), 0);
+}
+
+#[test]
+fn nobody_ends_for_a_path_that_has_no_room_then() {
+    let mut fixture = Fixture::new(short_of(16));
+    let _clerk = Clerk::hire(&mut fixture, &[1]);
+    // Halves of a path from six addresses, three quarters from the seventh, one from the eighth.
+    let mut strangers = Vec::new();
+    for n in 0..10 {
+        let depth = if n < 6 { 8 } else { 4 };
+        let local = STRANGE
+            + if n < 6 {
+                n
+            } else if n < 9 {
+                6
+            } else {
+                7
+            };
+        strangers.push(unproved(&mut fixture, with_depth(depth, alone(n, local))));
+    }
+    // The seventh has more to begin with, and as much when it has lost one.
+    let half = with_depth(8, alone(10, STRANGE + 10));
+    let mut next = Peer::new(&fixture, half);
+    assert_eq!(next.connect(&mut fixture, 0), Err(-104));
+    assert_eq!(gone(&mut fixture, &mut strangers), 0);
+    // Where that helps, two of them end.
+    let mut peer = unproved(&mut fixture, with_depth(4, alone(11, STRANGE + 11)));
+    assert_eq!(gone(&mut fixture, &mut strangers), 1);
+    fixture.pass(Duration::from_millis(1100));
+    assert_eq!(next.connect(&mut fixture, 0), Ok(()));
+    assert!(gone(&mut fixture, &mut strangers) >= 2);
+    assert_eq!(peer.closed(&mut fixture), 0);
+}
