@@ -21,7 +21,7 @@ pub(super) fn watch(endpoint: &Arc<TlsEndpoint>) -> std::io::Result<()> {
 }
 
 fn look(endpoint: &Weak<TlsEndpoint>) {
-    let mut reminder = Reminder { last: Clock.now(), told: true };
+    let mut reminder = Reminder { last: Clock.now(), warned: true };
     loop {
         thread::sleep(LOOK_EVERY);
         let Some(endpoint) = endpoint.upgrade() else { return };
@@ -35,20 +35,20 @@ fn look(endpoint: &Weak<TlsEndpoint>) {
 struct Reminder {
     last: Instant,
     /// There was a line, or a start that would have had one.
-    told: bool,
+    warned: bool,
 }
 
 impl Reminder {
     /// The line that is due now.
     fn due(&mut self, now: Instant, warning: Option<String>) -> Option<String> {
         let Some(warning) = warning else {
-            self.told = false;
+            self.warned = false;
             return None;
         };
-        if self.told && now.since(self.last) < REMIND_EVERY {
+        if self.warned && now.since(self.last) < REMIND_EVERY {
             return None;
         }
-        (self.last, self.told) = (now, true);
+        (self.last, self.warned) = (now, true);
         Some(warning)
     }
 }
@@ -58,16 +58,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_that_expires_is_told_once_a_day() {
+    fn an_expiring_certificate_is_reported_once_a_day() {
         let start = Clock.now();
-        let mut reminder = Reminder { last: start, told: true };
+        let mut reminder = Reminder { last: start, warned: true };
         let hours = |hours: u32| start + LOOK_EVERY * hours;
         let soon = || Some("soon".to_owned());
-        let mut told = Vec::new();
+        let mut warned = Vec::new();
         for hour in 1..=72 {
-            told.extend(reminder.due(hours(hour), soon()).map(|_| hour));
+            warned.extend(reminder.due(hours(hour), soon()).map(|_| hour));
         }
-        assert_eq!(told, [24, 48, 72]);
+        assert_eq!(warned, [24, 48, 72]);
         // Another certificate, which is good, and later is not.
         assert_eq!(reminder.due(hours(73), None), None);
         assert_eq!(reminder.due(hours(74), soon()), soon());

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rtrs_core::block::BlockSource;
 use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
-use rtrs_core::tls::TlsServerConfig;
+use rtrs_core::tls::TlsEndpoint;
 
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;

@@ -153,10 +153,9 @@ fn run_server(
         );
     }
     let table = Arc::clone(&setup.exports);
-    let tls = setup.portals.tls();
     let control = (control_shard.clone(), tls.clone());
     let exports = Exports::new((table, opener), control, set, setup.audit.clone());
-    let reload = Reload::new(set, reread, setup.audit.clone(), tls);
+    let reload = Reload::new(set, reread, setup.audit.clone(), tls.clone());
     let changes = Arc::new(Changes { exports, reload });
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();

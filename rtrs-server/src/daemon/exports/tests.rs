@@ -3,10 +3,11 @@
 use rtrs_core::fabric::PeerIdentity;
 use rtrs_core::ids::{PathUuid, SessionId};
 use rtrs_core::rt::{Ring, mailbox};
-use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig};
+use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig, TlsServerConfig};
 
 use super::*;
 use crate::engine::message::{ControlMessage, Message};
+use crate::path::PathKey;
 
 fn key(seed: u8) -> PrivateKey {
     PrivateKey::from_seed([seed; 32]).unwrap()
