@@ -178,7 +178,11 @@ fn mistaken(who: &str, mode: &str) -> Option<(&'static str, String)> {
     }
     let is_net = |text: &str| text.split('/').next().is_some_and(|at| at.parse::<IpAddr>().is_ok());
     if is_net(who) {
-        return Some(("has an address and no name", format!("write {ANYONE}@{who}:{mode}")));
+        let hint = format!(
+            "write {ANYONE}@{who}:{mode}, which lets in whoever comes from there, with and without \
+             a name; a certificate whose only name is an address needs another name"
+        );
+        return Some(("has an address and no name", hint));
     }
     match who.rsplit_once('@') {
         Some((name, net)) if is_net(net) => Some((

@@ -236,7 +236,7 @@ impl Relays {
         let mut conn = self.handshake(&mut client).inspect_err(|error| {
             let rustls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
             let why = match rustls {
-                Some(error) => error_text(error),
+                Some(error) => error_text(error, false),
                 None if error.kind() == io::ErrorKind::UnexpectedEof => {
                     "the client closed the connection".into()
                 }

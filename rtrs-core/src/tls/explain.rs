@@ -14,11 +14,11 @@ const UNKNOWN: &str = "our key is not known to the peer";
 /// One end has keys and the other certificates, or their ciphers differ.
 const NO_COMMON_KIND: &str = "there is no cipher or kind of certificate that both ends have";
 
-/// What a handshake's error means.
+/// What a handshake's error means, to an end with raw keys or with certificates.
 #[must_use]
-pub fn error_text(error: &Error) -> String {
+pub fn error_text(error: &Error, raw_keys: bool) -> String {
     match error {
-        Error::AlertReceived(alert) => alert_text(*alert, true, None),
+        Error::AlertReceived(alert) => alert_text(*alert, raw_keys, None),
         Error::InvalidCertificate(CertificateError::Other(OtherError(why)))
             if why.downcast_ref::<UnknownKey>().is_some() =>
         {
@@ -43,7 +43,7 @@ pub fn error_text(error: &Error) -> String {
 
 impl From<Error> for ProofError {
     fn from(error: Error) -> Self {
-        Self::new(kind(&error), error_text(&error))
+        Self::new(kind(&error), error_text(&error, true))
     }
 }
 
@@ -133,11 +133,14 @@ fn certificate(error: &CertificateError) -> String {
 }
 
 /// What an error of a handshake is at the server, where it is about a client.
-pub(super) fn at_server(error: ProofError) -> ProofError {
-    if error.kind() != UNKNOWN {
-        return error;
+pub(super) fn at_server(error: ProofError, raw_keys: bool) -> ProofError {
+    match (error.kind() == UNKNOWN, raw_keys) {
+        (false, _) => error,
+        (true, true) => {
+            "the client does not know the key of this server: its server-key is another".into()
+        }
+        (true, false) => "the client does not accept the certificate of this server".into(),
     }
-    "the client does not know the key of this server: its server-key is another".into()
 }
 
 /// What an alert of the peer means to an end with raw keys, its own among them if it is known, or
@@ -207,7 +210,7 @@ pub fn hint(text: &str) -> Option<&'static str> {
         ("has expired", "renew server-cert.pem at the server, and check the clocks of both hosts"),
         ("is not valid yet", "check the clocks of both hosts"),
         ("revoked by ca-crl.pem", "get a new server-cert.pem for the server"),
-        ("has no list in ca-crl.pem", "append the list of that CA to ca-crl.pem"),
+        ("has no list in ca-crl.pem", "append a list of that CA to ca-crl.pem (it may be empty)"),
         (
             "ca-crl.pem cannot be used",
             "replace ca-crl.pem by a list that the CA in ca-cert.pem has signed (crl_signing_key)",

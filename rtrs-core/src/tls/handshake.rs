@@ -169,8 +169,10 @@ impl Handshake {
                 Turn::Blocked => return Ok(None),
                 Turn::Failed(why) => {
                     self.alert(output);
-                    let is_server = matches!(self.conn, Conn::Server(..));
-                    return Err(if is_server { at_server(why) } else { why });
+                    return Err(match &self.conn {
+                        Conn::Server(_, config, _) => at_server(why, config.clients.is_some()),
+                        _ => why,
+                    });
                 }
                 Turn::Ready => return self.ready(output),
             }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::str::FromStr;
@@ -256,6 +257,12 @@ fn reserved(name: &str) -> Option<&'static str> {
     let is = |word: &str| name.eq_ignore_ascii_case(word);
     if is("anyone") || is("kernel") {
         return Some("has a meaning of its own in access lists; use another");
+    }
+    let is_address = name.split('/').next().is_some_and(|at| at.parse::<IpAddr>().is_ok());
+    if is_address || ["everyone", "everybody", "all", "any", "*"].into_iter().any(is) {
+        return Some(
+            "cannot stand in an access list, where it would look like others; use another",
+        );
     }
     if name.contains('@') {
         return Some("has an @, which access lists put in front of a network; leave it out");

@@ -1,8 +1,9 @@
 //! Revocation lists: whose they are, whether they can be used, and whether they are old.
 //!
-//! With a list that its CA did not sign, or without the list of a CA while others have one, every
-//! handshake would fail. So such files are refused when they are read. A list that has expired, or
-//! that is older than the one in use, still revokes what it names: that is only warned of.
+//! With a list that its CA did not sign, or with lists of none of our CAs, every handshake would
+//! fail; of two lists of a CA only the first would count. So such files are refused when they are
+//! read. What may be right is only warned of: a list of a CA that is not known here, since peers may
+//! show it; a CA without a list; a list that has expired, or that is older than the one in use.
 
 use std::path::PathBuf;
 
@@ -25,12 +26,16 @@ const SEQUENCE: u8 = 0x30;
 const EXTENSIONS: u8 = 0xa0;
 /// OBJECT IDENTIFIER 2.5.29.20, the number of a list, with tag and length.
 const LIST_NUMBER: [u8; 5] = [6, 3, 0x55, 0x1d, 20];
+/// OBJECT IDENTIFIER 2.5.29.28, for which certificates of its CA a list is.
+const PART: [u8; 5] = [6, 3, 0x55, 0x1d, 28];
 
 /// What is remembered of the lists of a directory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lists {
     path: PathBuf,
     all: Vec<List>,
+    /// What an operator should know of them, whatever the time.
+    notes: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,6 +46,8 @@ struct List {
     until: String,
     /// Big-endian, without leading zeros; empty without a number.
     number: Vec<u8>,
+    /// There may be others of its CA, each for some certificates.
+    is_part: bool,
 }
 
 /// A list as it was signed.
@@ -57,7 +64,8 @@ struct Authority {
 }
 
 impl Lists {
-    /// Refuses lists with which no session could begin. rustls has parsed them.
+    /// Refuses lists with which no session could begin, or that would not count. rustls has parsed
+    /// them.
     ///
     /// # Errors
     /// [`Error`] that names the file and the CA.
@@ -70,24 +78,26 @@ impl Lists {
         let refuse = |why: String| Err(Error::Content { path: path.clone(), why });
         let algorithms = provider.signature_verification_algorithms.all;
         let (roots, intermediates) = (roots(files), intermediates(files));
-        let mut all = Vec::new();
+        let mut all: Vec<List> = Vec::new();
+        let mut foreign = Vec::new();
         for der in &files.crl {
             let Some((signed, list)) = parse(der) else {
                 return refuse("it contains a revocation list that cannot be read".into());
             };
             let name = ca_name(&list.issuer);
+            // rustls takes the first list of an issuer.
+            let same = |one: &List| one.issuer == list.issuer && !(one.is_part && list.is_part);
+            if all.iter().any(same) {
+                return refuse(format!(
+                    "it has two lists of {name}, and only the first would count; keep the newer one"
+                ));
+            }
             let named = |ca: &&Authority| ca.subject == list.issuer;
             let mut signers: Vec<&Authority> = roots.iter().filter(named).collect();
             if signers.is_empty() {
                 signers.extend(intermediates.iter().map(|(ca, _)| ca).filter(named));
             }
-            if signers.is_empty() {
-                return refuse(format!(
-                    "it has a list of {name}, which is not in ca-cert.pem; take that list out, or \
-                     append its CA to ca-cert.pem"
-                ));
-            }
-            // rustls takes the first list with the name of the issuer, whatever its key.
+            // Nor does it look at the key before that.
             if !signers.iter().all(|ca| signed.is_by(ca, algorithms)) {
                 return refuse(format!(
                     "the list of {name} is not signed by the key of that CA in ca-cert.pem; make \
@@ -95,21 +105,44 @@ impl Lists {
                      names"
                 ));
             }
+            if signers.is_empty() {
+                foreign.push(name);
+            }
             all.push(list);
+        }
+        if foreign.len() == all.len()
+            && let Some(name) = foreign.first()
+        {
+            return refuse(format!(
+                "it has no list of a CA that is known here, only one of {name}, which is not in \
+                 ca-cert.pem: no session could begin; use the list of your CA, or append an \
+                 intermediate CA to ca-cert.pem"
+            ));
         }
         let has_list = |subject: &[u8]| all.iter().any(|list| list.issuer == subject);
         let signs_through = |subject: &[u8]| {
             intermediates.iter().any(|(ca, issuer)| issuer == subject && has_list(&ca.subject))
         };
         let lacks = |ca: &&Authority| !has_list(&ca.subject) && !signs_through(&ca.subject);
-        if let (Some(ca), false) = (roots.iter().find(lacks), all.is_empty()) {
-            return refuse(format!(
-                "it has no list of {}, which is in ca-cert.pem; append one (it may be empty), or \
-                 take the CA out of ca-cert.pem",
-                ca_name(&ca.subject)
-            ));
-        }
-        Ok(Self { path, all })
+        let bare = roots.iter().filter(lacks).filter(|_| !all.is_empty());
+        let mut notes: Vec<String> = bare
+            .map(|ca| {
+                format!(
+                    "{} has no list of {}, which is in ca-cert.pem: whoever has a certificate that \
+                     this CA itself has signed is refused; append its list, which may be empty",
+                    path.display(),
+                    ca_name(&ca.subject)
+                )
+            })
+            .collect();
+        notes.extend(foreign.iter().map(|name| {
+            format!(
+                "{} has a list of {name}, which is not in ca-cert.pem: it counts only where a peer \
+                 shows a certificate of that CA",
+                path.display()
+            )
+        }));
+        Ok(Self { path, all, notes })
     }
 
     /// What an operator should know of them.
@@ -130,7 +163,7 @@ impl Lists {
                 &day[12..]
             )
         };
-        expired.map(text).collect()
+        self.notes.iter().cloned().chain(expired.map(text)).collect()
     }
 
     /// Lists with a lower number than those before, one text each.
@@ -175,11 +208,13 @@ fn roots(files: &Files) -> Vec<Authority> {
         .collect()
 }
 
-/// The CAs of the own chain, each with the name of its issuer.
+/// The CAs that others have signed: of the own chain and of `ca-cert.pem`, each with the name of its
+/// issuer.
 fn intermediates(files: &Files) -> Vec<(Authority, Vec<u8>)> {
-    let chain = files.chain.iter().skip(1);
-    let parsed = chain.filter_map(|one| EndEntityCert::try_from(one).ok());
+    let all = files.chain.iter().skip(1).chain(&files.ca);
+    let parsed = all.filter_map(|one| EndEntityCert::try_from(one).ok());
     parsed
+        .filter(|ca| ca.issuer() != ca.subject())
         .map(|ca| {
             let (subject, spki) = (ca.subject().to_vec(), ca.subject_public_key_info());
             (Authority { subject, spki }, ca.issuer().to_vec())
@@ -210,15 +245,28 @@ fn parse<'a>(der: &'a CertificateRevocationListDer<'_>) -> Option<(Signed<'a>, L
     if until.len() != 14 || !until.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    let mut number = Vec::new();
+    let (mut number, mut is_part) = (Vec::new(), false);
     while !rest.is_empty() {
         let (tag, inner, more) = element(rest)?;
         if tag == EXTENSIONS {
-            number = list_number(element(inner)?.1)?;
+            let extensions = element(inner)?.1;
+            (number, is_part) = (list_number(extensions)?, has_part(extensions)?);
         }
         rest = more;
     }
-    Some((signed, List { issuer: issuer.to_vec(), until, number }))
+    Some((signed, List { issuer: issuer.to_vec(), until, number, is_part }))
+}
+
+/// Whether the extensions say that the list is for some certificates of its CA only.
+fn has_part(mut extensions: &[u8]) -> Option<bool> {
+    while !extensions.is_empty() {
+        let (_, extension, more) = element(extensions)?;
+        if extension.starts_with(&PART) {
+            return Some(true);
+        }
+        extensions = more;
+    }
+    Some(false)
 }
 
 /// The number among the extensions; empty without one.
@@ -303,21 +351,41 @@ mod tests {
         let other = Authority::named("other CA");
         let (own, foreign) = (authority.list(&[7], 1, 2120), other.list(&[], 1, 2120));
         read(&dir, &own).unwrap();
-        refused(&dir, &foreign, "a list of the CA \"other CA\", which is not in ca-cert.pem");
-        refused(&dir, &(own.clone() + &foreign), "which is not in ca-cert.pem; take that list out");
+        refused(&dir, &foreign, "only one of the CA \"other CA\", which is not in ca-cert.pem");
         // The same name, another key.
         let impostor = Authority::new().list(&[], 1, 2120);
         refused(&dir, &impostor, "the list of the CA \"test CA\" is not signed by the key");
-        // The file has another CA, too.
-        fs::write(dir.0.join("ca-cert.pem"), authority.pem() + &other.pem()).unwrap();
-        refused(&dir, &own, "it has no list of the CA \"other CA\", which is in ca-cert.pem");
-        read(&dir, &(own.clone() + &foreign)).unwrap();
+        // Whoever revokes somebody by appending a list.
+        let newer = own.clone() + &authority.list(&[7, 8], 2, 2120);
+        refused(&dir, &newer, "two lists of the CA \"test CA\", and only the first would count");
         // A long one.
+        fs::write(dir.0.join("ca-cert.pem"), authority.pem() + &other.pem()).unwrap();
         let serials: Vec<u64> = (1000..8000).collect();
         read(&dir, &(authority.list(&serials, 1, 2120) + &foreign)).unwrap();
         let twins = authority.pem() + &Authority::new().pem();
         fs::write(dir.0.join("ca-cert.pem"), twins).unwrap();
         refused(&dir, &own, "give CAs with different keys different names");
+    }
+
+    #[test]
+    fn what_may_be_right_is_only_warned_of() {
+        let dir = TestDir::new("lists");
+        let authority = certificates(&dir.0);
+        let other = Authority::named("other CA");
+        let (own, foreign) = (authority.list(&[7], 1, 2120), other.list(&[], 1, 2120));
+        let warned = |list: &str| read(&dir, list).unwrap().file_warnings().join("; ");
+        let text = warned(&(own.clone() + &foreign));
+        assert!(text.contains("a list of the CA \"other CA\", which is not in"), "{text}");
+        // A new CA beside the old one.
+        fs::write(dir.0.join("ca-cert.pem"), authority.pem() + &other.pem()).unwrap();
+        let text = warned(&own);
+        assert!(text.contains("no list of the CA \"other CA\", which is in ca-cert"), "{text}");
+        assert_eq!(warned(&(own.clone() + &foreign)), "");
+        // A root that signs through another CA, which has a list.
+        let between = other.subordinate("between");
+        let all = authority.pem() + &other.pem() + &between.pem();
+        fs::write(dir.0.join("ca-cert.pem"), all).unwrap();
+        assert_eq!(warned(&(own + &between.list(&[], 1, 2120))), "");
     }
 
     #[test]
@@ -337,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_over_or_older_is_told() {
+    fn an_expired_or_older_list_is_reported() {
         let dir = TestDir::new("lists");
         let authority = certificates(&dir.0);
         let server = |number, until| read(&dir, &authority.list(&[7], number, until)).unwrap();
@@ -357,7 +425,7 @@ mod tests {
             let told = older.older_lists_than(&first);
             let part = format!("has the number {number}, and the one before it 300");
             assert!(told.len() == 1 && told[0].contains(&part), "{told:?}");
-            assert_eq!(older.changes_since(&first), ["ca-crl.pem", &told[0]]);
+            assert_eq!(older.changes_since(&first), ["ca-crl.pem"]);
         }
         assert_eq!(server(300, 2120).older_lists_than(&first), [""; 0]);
         assert_eq!(server(70_000, 2120).older_lists_than(&first), [""; 0]);

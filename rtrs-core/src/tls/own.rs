@@ -153,7 +153,6 @@ impl TlsServerConfig {
             name => name.to_owned(),
         };
         let mut changes: Vec<String> = changed.map(|(now, _)| text(now.0)).collect();
-        changes.extend(self.older_lists_than(before));
         if now.key != then.key {
             changes.push("key-file".to_owned());
         }

@@ -73,23 +73,18 @@ impl Exports {
     /// not known any more. Returns what sessions lose.
     pub(in crate::daemon) fn check_access(&self) -> Result<Vec<Revoked>, String> {
         let mut revoked = self.control.ask(AdminRequest::CheckAccess, lost)?;
-        let keys = self.keys.as_ref().and_then(|keys| keys.server_config());
-        let Some(keys) = keys else { return Ok(revoked) };
-        let unknown = self.unknown_to(&keys)?;
-        if !unknown.is_empty() {
-            let more = self.control.ask(AdminRequest::EndUnknown(unknown), lost)?;
-            // One may lose a path by either.
-            for one in more {
-                let same = |known: &&mut Revoked| {
-                    (&known.session, &known.identity) == (&one.session, &one.identity)
-                };
-                match revoked.iter_mut().find(same) {
-                    Some(known) => {
-                        known.paths += one.paths;
-                        known.paths_left = one.paths_left;
-                    }
-                    None => revoked.push(one),
+        let ended = self.end_unknown();
+        // One may lose a path by either.
+        for one in ended.iter().flatten() {
+            let same = |known: &&mut Revoked| {
+                (&known.session, &known.identity) == (&one.session, &one.identity)
+            };
+            match revoked.iter_mut().find(same) {
+                Some(known) => {
+                    known.paths += one.paths;
+                    known.paths_left = one.paths_left;
                 }
+                None => revoked.push(one.clone()),
             }
         }
         for Revoked { session, identity, paths, paths_left } in &revoked {
@@ -99,7 +94,17 @@ impl Exports {
                 "a session loses paths: access lists, certificates or keys have changed"
             );
         }
-        Ok(revoked)
+        ended.map(|_| revoked)
+    }
+
+    /// Ends the paths of clients that are not known any more.
+    fn end_unknown(&self) -> Result<Vec<Revoked>, String> {
+        let keys = self.keys.as_ref().and_then(|keys| keys.server_config());
+        let Some(keys) = keys else { return Ok(Vec::new()) };
+        match self.unknown_to(&keys)? {
+            unknown if unknown.is_empty() => Ok(Vec::new()),
+            unknown => self.control.ask(AdminRequest::EndUnknown(unknown), lost),
+        }
     }
 
     /// What sessions would lose by these access lists, and these certificates or keys.

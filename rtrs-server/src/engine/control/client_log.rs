@@ -190,7 +190,10 @@ impl ClientLog {
             let Some((_, event)) = at.map(|at| self.held.swap_remove(at)) else { continue };
             // It is one of them itself.
             let left_out = count - 1;
-            let reason = event.reason.as_deref().unwrap_or("connected");
+            let reason = event.reason.as_deref().unwrap_or(match event.event {
+                AuditKind::Disconnect => "disconnected",
+                _ => "connected",
+            });
             let (client, identity) = (shown(event.address), event.identity.as_deref());
             let identity = identity.unwrap_or("-");
             tracing::info!(

@@ -117,12 +117,15 @@ impl Unproved {
 
     /// A path ends. Where its client was is known for a while, if the client was.
     pub(super) fn ended(&mut self, path: &Path, end: &PathEnd, now: Instant) {
-        let unwelcome = matches!(end, PathEnd::NotAllowed | PathEnd::Unknown | PathEnd::Evicted);
-        if unwelcome || !has_proved(path) {
+        let session = path.shared().session.id;
+        if matches!(end, PathEnd::NotAllowed | PathEnd::Unknown | PathEnd::Evicted) {
+            return self.lost.retain(|(_, id), _| *id != session);
+        }
+        if !has_proved(path) {
             return;
         }
         self.lost.retain(|_, at| now.since(*at) < LOST_FOR);
-        self.lost.insert((source_of(path), path.shared().session.id), now);
+        self.lost.insert((source_of(path), session), now);
         if self.lost.len() > LOST_MAX {
             let oldest = self.lost.iter().min_by_key(|(_, at)| **at).map(|(of, _)| *of);
             oldest.map(|of| self.lost.remove(&of));
@@ -258,7 +261,8 @@ impl Places {
             let (has_more, is_late) = (share.amount > own + more, now.since(since) >= PATIENCE);
             let gives_way = match known.has(*from) {
                 true if known.stay => false,
-                true => is_late || has_more && known.has(source),
+                // It has half for itself, not all.
+                true => is_late || has_more && (known.has(source) || share.amount > most / 2),
                 false => is_late || has_more || comes_first,
             };
             gives_way.then_some(((!known.has(*from), share.amount, Reverse(since)), key))

@@ -188,6 +188,24 @@ fn clients_give_way_to_strangers_last() {
 }
 
 #[test]
+fn a_known_address_has_half_and_not_all() {
+    let (mut fixture, _clerk, _owner) = owner(short_of(16));
+    let mut slow: Vec<Peer> =
+        (0..4).map(|n| unproved(&mut fixture, proving(alone(n, 0)))).collect();
+    let mut strangers = Vec::new();
+    for n in 1..3 {
+        let mut next = Peer::new(&fixture, alone(7 + n, STRANGE + n));
+        assert_eq!(next.connect(&mut fixture, 0), Ok(()), "{n}");
+        assert_eq!(gone(&mut fixture, &mut slow), usize::from(n));
+        strangers.push(next);
+    }
+    let mut third = Peer::new(&fixture, alone(10, STRANGE + 3));
+    assert_eq!(third.connect(&mut fixture, 0), Err(-104));
+    assert_eq!(gone(&mut fixture, &mut slow), 2);
+    drop(strangers);
+}
+
+#[test]
 fn nobody_ends_for_a_path_that_is_refused() {
     let (mut fixture, _clerk, _owner) = owner(short_of(16));
     let mut strangers = crowd(&mut fixture, 0);
