@@ -2,8 +2,8 @@
 //!
 //! With a list that its CA did not sign, or with lists of none of our CAs, every handshake would
 //! fail; of two lists of a CA only the first would count. So such files are refused when they are
-//! read. What may be right is only warned of: a list of a CA that is not known here, since peers may
-//! show it; a CA without a list; a list that has expired, or that is older than the one in use.
+//! read. What may be right is only warned of: a list of a CA that is not known here, since peers
+//! may show it; a CA without a list; a list that has expired, or is older than the one in use.
 
 use std::path::PathBuf;
 
@@ -208,8 +208,8 @@ fn roots(files: &Files) -> Vec<Authority> {
         .collect()
 }
 
-/// The CAs that others have signed: of the own chain and of `ca-cert.pem`, each with the name of its
-/// issuer.
+/// The CAs that others have signed: of the own chain and of `ca-cert.pem`, each with the name of
+/// its issuer.
 fn intermediates(files: &Files) -> Vec<(Authority, Vec<u8>)> {
     let all = files.chain.iter().skip(1).chain(&files.ca);
     let parsed = all.filter_map(|one| EndEntityCert::try_from(one).ok());
