@@ -51,9 +51,25 @@ pub struct ClientBuilder {
     front: Option<Front>,
     netns: Option<Netns>,
     args: Vec<String>,
+    program: Option<&'static str>,
+    envs: Vec<(&'static str, String)>,
 }
 
 impl ClientBuilder {
+    /// Runs another program of ours in the foreground, one that takes the flags of `attach`.
+    #[must_use]
+    pub fn program(mut self, name: &'static str) -> Self {
+        self.program = Some(name);
+        self
+    }
+
+    /// Sets a variable of its environment, in the foreground.
+    #[must_use]
+    pub fn env(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.envs.push((name, value.into()));
+        self
+    }
+
     /// Adds `--path`.
     #[must_use]
     pub fn path(mut self, path: impl Into<String>) -> Self {
@@ -132,7 +148,9 @@ impl ClientBuilder {
         let mut client = self.handle();
         let mut words = self.words(&client.front);
         words.push("--foreground".to_owned());
-        let mut proc = Proc::start(client.process(&words));
+        let mut command = client.process_of(self.program.unwrap_or("rtrs-client"), &words);
+        command.envs(self.envs.iter().map(|(name, value)| (name, value)));
+        let mut proc = Proc::start(command);
         let _ = proc.wait_lines("ready ", 1, COMMAND_TIME_MAX);
         client.foreground = Some(proc);
         client
@@ -161,7 +179,15 @@ impl Client {
     #[must_use]
     pub fn attach(export: &str) -> ClientBuilder {
         let export = export.to_owned();
-        ClientBuilder { export, paths: Vec::new(), front: None, netns: None, args: Vec::new() }
+        ClientBuilder {
+            export,
+            paths: Vec::new(),
+            front: None,
+            netns: None,
+            args: Vec::new(),
+            program: None,
+            envs: Vec::new(),
+        }
     }
 
     /// Where it serves NBD.
@@ -183,7 +209,11 @@ impl Client {
     }
 
     fn process<S: AsRef<str>>(&self, words: &[S]) -> Command {
-        let mut command = Netns::program(self.netns, "rtrs-client");
+        self.process_of("rtrs-client", words)
+    }
+
+    fn process_of<S: AsRef<str>>(&self, program: &str, words: &[S]) -> Command {
+        let mut command = Netns::program(self.netns, program);
         command.args(words.iter().map(AsRef::as_ref));
         command.arg("--run-dir").arg(self.run_dir()).env("XDG_RUNTIME_DIR", self.run_dir());
         command

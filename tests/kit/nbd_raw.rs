@@ -204,6 +204,23 @@ impl RawNbd {
         Reply::Error(be32(&head[4..]))
     }
 
+    /// Reads the replies to these requests, in any order, all good; the data of each fills `bytes`.
+    ///
+    /// # Panics
+    /// When another reply comes, or none, or an error.
+    pub fn take_replies(&mut self, cookies: &[u64], bytes: &mut [u8]) {
+        let mut waiting = cookies.to_vec();
+        while !waiting.is_empty() {
+            let mut head = [0; 16];
+            assert!(self.receive(&mut head), "closed before the replies to {waiting:?}");
+            assert_eq!(be32(&head), consts::SIMPLE_REPLY_MAGIC, "a simple reply asked for");
+            let at = waiting.iter().position(|cookie| head[8..] == cookie.to_be_bytes());
+            let cookie = waiting.swap_remove(at.expect("the reply to one of these requests"));
+            assert_eq!(be32(&head[4..]), 0, "the error of request {cookie}");
+            assert!(bytes.is_empty() || self.receive(bytes), "closed inside the data of a read");
+        }
+    }
+
     /// Sends a request without data and reads its reply.
     pub fn call(&mut self, flags: u16, command: u16, offset: u64, length: u32) -> Reply {
         let cookie = self.send_request(flags, command, offset, length);

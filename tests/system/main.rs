@@ -1,6 +1,6 @@
 //! The daemons and their commands as users run them: real processes on the loopback.
 //!
-//! `access.rs` access lists · `daemons.rs` attach to detach, restarts, idle CPU · `commands.rs`
+//! `access.rs` access lists · `allocations.rs` what requests allocate · `daemons.rs` attach to detach, restarts, idle CPU · `commands.rs`
 //! what programs read of the commands · `apply.rs` sessions from a file · `admin.rs` and
 //! `online.rs` the operator's work under load · `settings.rs` flags, files and documents agree ·
 //! `discover.rs` lists of exports · `exports.rs` exports that come and go · `faults.rs` faults
@@ -16,6 +16,7 @@
 
 mod access;
 mod admin;
+mod allocations;
 mod apply;
 mod commands;
 mod daemons;

@@ -59,6 +59,8 @@ pub struct Shard {
     by_key: BTreeMap<PathKey, PathRow>,
     by_qp: BTreeMap<(ProviderIndex, QpNum), ConnRow>,
     waiting: Waiting,
+    /// Room for those of them that a turn looks at; empty between turns.
+    looked_at: Vec<RequestRef>,
     /// Closed exports that requests may still run on.
     retiring: Vec<Closed>,
     /// Internal errors of paths that are gone, and those of no path.
@@ -78,6 +80,7 @@ impl Shard {
             by_key: BTreeMap::new(),
             by_qp: BTreeMap::new(),
             waiting: Waiting::default(),
+            looked_at: Vec::new(),
             retiring: Vec::new(),
             internal_errors: 0,
             now: Instant::ZERO,
@@ -235,16 +238,21 @@ impl Shard {
             }
             row += usize::from(!self.devices.sweep(at));
         }
-        let waited = self.waiting.deferred.len();
-        for at in mem::take(&mut self.waiting.deferred) {
-            self.step(at, ctx, |step, ctx| step.recheck(ctx));
+        // Both lists keep their memory.
+        let mut waited = mem::take(&mut self.looked_at);
+        mem::swap(&mut waited, &mut self.waiting.deferred);
+        for at in &waited {
+            self.step(*at, ctx, |step, ctx| step.recheck(ctx));
         }
-        busy |= self.waiting.deferred.len() < waited;
-        let waited = self.waiting.settling.len();
-        for at in mem::take(&mut self.waiting.settling) {
-            self.step(at, ctx, |step, ctx| step.recheck_settling(ctx));
+        busy |= self.waiting.deferred.len() < waited.len();
+        waited.clear();
+        mem::swap(&mut waited, &mut self.waiting.settling);
+        for at in &waited {
+            self.step(*at, ctx, |step, ctx| step.recheck_settling(ctx));
         }
-        busy |= self.waiting.settling.len() < waited;
+        busy |= self.waiting.settling.len() < waited.len();
+        waited.clear();
+        self.looked_at = waited;
         self.report_retired(ctx.out);
         self.devices.begin_turn();
         busy
