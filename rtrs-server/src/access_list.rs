@@ -16,6 +16,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use rtrs_core::fabric::Who as ProvedWho;
 use rtrs_core::settings::{ValueError, text_values};
+use rtrs_core::tls::EVERYONE;
 use serde::{Deserialize, Serialize};
 
 const WHAT: &str = "access";
@@ -27,8 +28,6 @@ const KERNEL: &str = "kernel";
 const PREFIXES: [&str; 2] = ["key:", "certificate:"];
 /// Clients with and without a name.
 const ANYONE: &str = "anyone";
-/// What was probably meant for [`ANYONE`].
-const EVERYONE: [&str; 5] = ["everyone", "everybody", "all", "any", "*"];
 
 /// Whom a rule means. Without a network it means every address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

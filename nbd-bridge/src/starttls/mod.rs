@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rtrs_core::log_limit::{LogLimit, LogLimits};
 use rtrs_core::rt::{Clock, PeerEnd, peer_end};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::tls::{TlsConfigError, TlsDir, TlsServerConfig, cipher_name, error_text, name_of};
+use rtrs_core::tls::{ProofError, TlsConfigError, TlsDir, TlsServerConfig, cipher_name, name_of};
 use rustls::ServerConnection;
 
 pub use negotiate::TlsMode;
@@ -34,8 +34,6 @@ use crate::conn::HANDSHAKE_TIMEOUT;
 use negotiate::{Negotiation, Next, Stop};
 use pipe::{Pipe, Wire};
 
-/// Longest reason by which refusals are told apart, in characters.
-const KIND_MAX: usize = 96;
 /// Connections at a time, each with a thread and some 200 KiB.
 pub const RELAYS_MAX: usize = 128;
 /// Bound of the TLS handshake. That of the whole negotiation is the engine's.
@@ -87,7 +85,7 @@ pub struct Relays {
     open: Mutex<Open>,
     loaded: Mutex<Loaded>,
     /// By address and reason.
-    refusals: Mutex<LogLimits<(IpAddr, String)>>,
+    refusals: Mutex<LogLimits<(IpAddr, &'static str)>>,
 }
 
 /// Nothing that is done under these locks leaves anything half done.
@@ -225,7 +223,7 @@ impl Relays {
             .greet(&mut client, &mut engine)
             .and_then(|()| negotiation.options(&mut client, &mut engine));
         if negotiation.refused && !matches!(next, Ok(Next::Handshake)) {
-            self.refuse(peer, "it does not use TLS, and nbd-tls is require");
+            self.refuse(peer, &"it does not use TLS, and nbd-tls is require".into());
         }
         match next? {
             Next::Pipe => return Ok(Some(Wire::Plain)),
@@ -236,13 +234,14 @@ impl Relays {
         let mut conn = self.handshake(&mut client).inspect_err(|error| {
             let rustls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
             let why = match rustls {
-                Some(error) => error_text(error, false),
+                Some(error) => ProofError::with_certificates(error),
                 None if error.kind() == io::ErrorKind::UnexpectedEof => {
                     "the client closed the connection".into()
                 }
-                None => error.to_string(),
+                None => ProofError::new("the connection failed", error.to_string()),
             };
-            self.refuse(peer, &format!("the TLS handshake failed: {why}"));
+            let text = format!("the TLS handshake failed: {why}");
+            self.refuse(peer, &ProofError::new(why.kind(), text));
             linger(&ends.client);
         })?;
         let name = conn.peer_certificates().and_then(|chain| name_of(chain.first()?));
@@ -307,20 +306,13 @@ impl Relays {
         loaded.config.clone()
     }
 
-    fn refuse(&self, peer: Option<&SocketAddr>, why: &str) {
+    fn refuse(&self, peer: Option<&SocketAddr>, why: &ProofError) {
         let Some(peer) = peer else { return };
-        let kind = (peer.ip(), kind_of(why));
+        let kind = (peer.ip(), why.kind());
         if let Some(more) = lock(&self.refusals).admit(Clock.now(), kind) {
             tracing::warn!(%peer, more, "NBD client refused: {why}");
         }
     }
-}
-
-/// By what refusals are told apart: the reason, without numbers and names, which a client may
-/// choose.
-fn kind_of(why: &str) -> String {
-    let known = why.split(['(', ';', '"']).next().unwrap_or_default();
-    known.chars().filter(|c| !c.is_ascii_digit()).take(KIND_MAX).collect()
 }
 
 /// Waits a moment for the client to take the alert and close. If unread data were there at our

@@ -15,8 +15,7 @@ const UNKNOWN: &str = "our key is not known to the peer";
 const NO_COMMON_KIND: &str = "there is no cipher or kind of certificate that both ends have";
 
 /// What a handshake's error means, to an end with raw keys or with certificates.
-#[must_use]
-pub fn error_text(error: &Error, raw_keys: bool) -> String {
+pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
     match error {
         Error::AlertReceived(alert) => alert_text(*alert, raw_keys, None),
         Error::InvalidCertificate(CertificateError::Other(OtherError(why)))
@@ -38,6 +37,14 @@ pub fn error_text(error: &Error, raw_keys: bool) -> String {
             format!("the peer is not compatible: {}", words(&format!("{why:?}")))
         }
         error => error.to_string(),
+    }
+}
+
+impl ProofError {
+    /// What a handshake's error is to an end with certificates.
+    #[must_use]
+    pub fn with_certificates(error: &Error) -> Self {
+        Self::new(kind(error), error_text(error, false))
     }
 }
 

@@ -252,6 +252,9 @@ impl Clients {
     }
 }
 
+/// Names that look as if they meant everybody, in access lists; none does.
+pub const EVERYONE: [&str; 5] = ["everyone", "everybody", "all", "any", "*"];
+
 /// Why no client can have this name: access lists would take it for something else.
 fn reserved(name: &str) -> Option<&'static str> {
     let is = |word: &str| name.eq_ignore_ascii_case(word);
@@ -259,7 +262,7 @@ fn reserved(name: &str) -> Option<&'static str> {
         return Some("has a meaning of its own in access lists; use another");
     }
     let is_address = name.split('/').next().is_some_and(|at| at.parse::<IpAddr>().is_ok());
-    if is_address || ["everyone", "everybody", "all", "any", "*"].into_iter().any(is) {
+    if is_address || EVERYONE.into_iter().any(is) {
         return Some(
             "cannot stand in an access list, where it would look like others; use another",
         );

@@ -16,7 +16,7 @@ use webpki::{EndEntityCert, RawPublicKeyEntity, anchor_from_trusted_cert, spki_f
 use super::config::TlsConfigError as Error;
 use super::files::{Files, TlsDir};
 use super::names::{common_name, element};
-use super::own::date;
+use super::own::time;
 
 const INTEGER: u8 = 0x02;
 const BIT_STRING: u8 = 0x03;
@@ -312,9 +312,7 @@ fn number(bytes: &[u8]) -> String {
 
 /// YYYYMMDDHHMMSS in UTC.
 fn digits(at: UnixTime) -> String {
-    let second = at.as_secs() % (24 * 3600);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{}{hour:02}{minute:02}{second:02}", date(at).replace('-', ""))
+    time(at).chars().filter(char::is_ascii_digit).collect()
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub use crate::fabric::peer::ProofError;
 pub use command::{KeyArgs, KeyCommand};
 pub use config::{TlsClientConfig, TlsConfigError, TlsServerConfig};
 pub(crate) use explain::alert_text;
-pub use explain::{error_text, hint};
+pub use explain::hint;
 pub use files::{TlsDir, writable_by_others};
 #[cfg(any(test, feature = "test-util"))]
 #[doc(hidden)]
@@ -52,7 +52,7 @@ pub(crate) use fuzz::sessions;
 pub use fuzz_auth::fuzz_auth;
 pub use handshake::cipher_name;
 pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
-pub use keys::{Clients, KeyError, PrivateKey, PublicKey};
+pub use keys::{Clients, EVERYONE, KeyError, PrivateKey, PublicKey};
 pub use names::name_of;
 pub use own::{EXPIRES_SOON_DAYS, NO_LIST};
 pub use proof::{Exchange, ProofFacts, nonce};

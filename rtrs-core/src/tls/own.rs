@@ -288,7 +288,7 @@ pub(super) fn time(at: UnixTime) -> String {
 }
 
 /// A day in UTC, YYYY-MM-DD. Years begin in March here, so that a leap day is the last.
-pub(super) fn date(at: UnixTime) -> String {
+fn date(at: UnixTime) -> String {
     let days = at.as_secs() / DAY + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

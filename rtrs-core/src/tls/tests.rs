@@ -195,7 +195,7 @@ fn a_certificate_of_a_ca_is_no_clients() {
 #[test]
 fn a_list_that_cannot_be_used_is_told_from_another_protocol() {
     let error = rustls::Error::InvalidCertRevocationList(CertRevocationListError::BadSignature);
-    let text = super::error_text(&error, true);
+    let text = super::explain::error_text(&error, true);
     assert_eq!(text, "our ca-crl.pem cannot be used: bad signature");
     assert!(super::hint(&text).is_some_and(|hint| hint.contains("replace ca-crl.pem")));
 }
@@ -519,7 +519,7 @@ fn only_nbd_clients_may_use_tls_1_2() {
     place.authority.revoke(place.path(), &[Wanted::CLIENT.serial]);
     let nbd = TlsServerConfig::for_nbd(&dir).unwrap();
     let refused = agree(place.path(), &nbd).unwrap_err();
-    assert!(super::error_text(&refused, false).contains("is revoked"), "{refused}");
+    assert!(super::explain::error_text(&refused, false).contains("is revoked"), "{refused}");
 }
 
 #[test]
