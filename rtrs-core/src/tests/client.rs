@@ -19,8 +19,8 @@ use crate::mem::Region;
 use crate::time::{Duration, Instant};
 use crate::wire::{
     AUTH_VERSION, AccessMode, Auth, Challenge, ClientExtensions, Close, ConnReq, ConnRsp, Discover,
-    Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Name, Open, OpenRsp, ReadMsg,
-    RkeyRsp, Rw, SessInfo, SgDesc, TimedRkeyRsp, WriteMsg,
+    Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader, MemBits, Move, Name, Open, OpenRsp,
+    ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, TimedRkeyRsp, WriteMsg,
 };
 
 /// Bytes of the client's memory: requests are built in the first half, results come to the second.
@@ -440,7 +440,7 @@ impl PlayedClient {
     }
 
     /// A request whose answer has a result of `len` bytes.
-    fn ask_for(&mut self, at: (usize, u16), header: &[u8], len: usize) {
+    pub fn ask_for(&mut self, at: (usize, u16), header: &[u8], len: usize) {
         let message = read_message(header.len(), Some(self.result_desc(len)), false);
         self.request(at, Data::Room(len), header, &message);
     }
@@ -520,6 +520,11 @@ impl PlayedClient {
     /// Closes a device.
     pub fn send_close(&mut self, permit: u16, device_id: u32) {
         self.tell((0, permit), &Close { device_id }.encode());
+    }
+
+    /// Has a device served by this server, or by another.
+    pub fn send_move(&mut self, permit: u16, wanted: Move) {
+        self.tell((0, permit), &wanted.encode());
     }
 
     /// Fences other paths.

@@ -1,0 +1,156 @@
+//! A Ceph cluster of one monitor and one OSD (`scripts/ceph.sh`), one for all tests of a binary, or
+//! one in a network namespace. It ends with the process of the tests, however that ends: the script
+//! waits for the end of its input.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{OnceLock, mpsc};
+use std::time::Duration;
+
+use crate::skip::skip;
+
+/// How long the cluster may take to come up: 10 s on an idle machine.
+const READY_TIME_MAX: Duration = Duration::from_secs(300);
+/// What a command of the cluster may take, in seconds.
+const COMMAND_SECONDS_MAX: &str = "120";
+
+/// A running cluster. Its pool `rbd` is empty at first.
+#[derive(Debug)]
+pub struct Ceph {
+    dir: PathBuf,
+    /// A process of the network namespace where it runs.
+    netns: Option<u32>,
+    /// Holds the script's input open.
+    _script: Child,
+}
+
+impl Ceph {
+    /// The cluster, started by the first test that asks. None, said aloud, where Ceph is not
+    /// installed: the test returns then.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn get() -> Option<&'static Self> {
+        static CEPH: OnceLock<Ceph> = OnceLock::new();
+        Self::is_installed().then(|| CEPH.get_or_init(|| Self::start(None)))
+    }
+
+    /// One of its own, in the network namespace of a process, whose loopback is up.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn start_at(netns: u32) -> Option<Self> {
+        Self::is_installed().then(|| Self::start(Some(netns)))
+    }
+
+    fn is_installed() -> bool {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let has = |tool: &str| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
+        let missing = ["ceph-mon", "ceph-osd", "ceph", "rbd"].into_iter().find(|tool| !has(tool));
+        if let Some(missing) = missing {
+            skip(&format!("no {missing}"));
+        }
+        missing.is_none()
+    }
+
+    fn start(netns: Option<u32>) -> Self {
+        let name = format!("rtrs-ceph-{}-{}", std::process::id(), netns.unwrap_or(0));
+        let dir = std::env::temp_dir().join(name);
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("its address").port();
+        drop(listener);
+        let mut command = entering(netns, "bash");
+        command.arg(root.join("scripts/ceph.sh")).arg("hold").arg(&dir).arg(port.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        let mut script = command.spawn().expect("start scripts/ceph.sh");
+        let mut out = script.stdout.take().expect("its output");
+        let (said, heard) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut word = [0; 6];
+            let _ = said.send(out.read_exact(&mut word).map(|()| word));
+        });
+        let word = heard.recv_timeout(READY_TIME_MAX).expect("a cluster in time");
+        assert_eq!(&word.expect("scripts/ceph.sh starts the cluster"), b"ready\n");
+        Self { dir, netns, _script: script }
+    }
+
+    /// Its configuration.
+    #[must_use]
+    pub fn conf(&self) -> String {
+        self.dir.join("ceph.conf").display().to_string()
+    }
+
+    /// Runs a program that finds the cluster; it must succeed. Returns what it wrote.
+    ///
+    /// # Panics
+    /// When it does not, or not in time.
+    pub fn run(&self, program: &str, args: &[&str]) -> String {
+        let (ok, text) = self.try_run(program, args);
+        assert!(ok, "{program} {args:?}: {text}");
+        text
+    }
+
+    /// The same; says whether it has succeeded.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn try_run(&self, program: &str, args: &[&str]) -> (bool, String) {
+        let mut command = entering(self.netns, "timeout");
+        command.arg(COMMAND_SECONDS_MAX).arg(program).args(args).env("CEPH_CONF", self.conf());
+        let done = command.output().expect("start a command");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (done.status.success(), text(&done.stdout) + &text(&done.stderr))
+    }
+
+    /// Makes an image of the pool `rbd`, of so many MiB.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn image(&self, name: &str, mib: u64) {
+        self.run("rbd", &["create", "--size", &mib.to_string(), &format!("rbd/{name}")]);
+    }
+
+    /// The addresses of the clients that have an image open.
+    ///
+    /// # Panics
+    /// When they cannot be read.
+    #[must_use]
+    pub fn watchers(&self, image: &str) -> Vec<String> {
+        let status = self.run("rbd", &["status", image]);
+        let all = status.lines().filter_map(|line| line.trim().strip_prefix("watcher="));
+        all.filter_map(|rest| rest.split_whitespace().next()).map(ToOwned::to_owned).collect()
+    }
+
+    /// The address of the one client that has an image open.
+    ///
+    /// # Panics
+    /// When there is none, or several.
+    #[must_use]
+    pub fn watcher(&self, image: &str) -> String {
+        <[String; 1]>::try_from(self.watchers(image)).map(|[one]| one).expect("one watcher")
+    }
+
+    /// Stops or continues the OSD: sends it this signal.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn signal_osd(&self, signal: &str) {
+        let pid = std::fs::read_to_string(self.dir.join("run/osd.0.pid")).expect("its process");
+        let sent = Command::new("kill").args(["-s", signal, pid.trim()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "cannot signal the OSD");
+    }
+}
+
+/// A program in the network namespace of a process.
+fn entering(netns: Option<u32>, program: &str) -> Command {
+    let Some(pid) = netns else { return Command::new(program) };
+    let mut command = Command::new("nsenter");
+    command.args(["-t", &pid.to_string(), "-n", "--", program]);
+    command
+}
