@@ -22,10 +22,7 @@ impl<S: Settings> Flags<S> {
     /// True if one of these flags was given.
     #[must_use]
     pub fn any(&self, names: &[&str]) -> bool {
-        names.iter().any(|name| {
-            let known = matches!(self.matches.try_contains_id(name), Ok(true));
-            known && self.matches.value_source(name) == Some(ValueSource::CommandLine)
-        })
+        names.iter().any(|name| is_given(&self.matches, name))
     }
 
     /// Lays the flags over `settings`. A list replaces the list there.
@@ -37,6 +34,12 @@ impl<S: Settings> Flags<S> {
         settings.visit(&mut given);
         given.result.map_err(|text| CommandError::new(K::USAGE, text))
     }
+}
+
+/// True if the flag was given. One that takes no value has a value without being given: off.
+fn is_given(matches: &ArgMatches, name: &str) -> bool {
+    let known = matches!(matches.try_contains_id(name), Ok(true));
+    known && matches.value_source(name) == Some(ValueSource::CommandLine)
 }
 
 struct Given<'a> {
@@ -57,7 +60,9 @@ impl Visitor for Given<'_> {
                 Err(error) => self.result = Err(format!("--{old}: {error}")),
             }
         }
-        if let Some(given) = F::given(self.matches, &setting.name) {
+        if is_given(self.matches, &setting.name)
+            && let Some(given) = F::given(self.matches, &setting.name)
+        {
             *value = given;
         }
     }

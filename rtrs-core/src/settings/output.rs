@@ -13,7 +13,6 @@ use super::command_error::{CommandError, ErrorClass};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// For people
-    #[value(alias = "yaml")]
     Text,
     /// For programs
     Json,

@@ -26,8 +26,10 @@ use super::discover::{Discover, Page};
 use super::error::{Fault, WireError};
 use super::export::{AccessMode, Close, Open, OpenRsp, SessInfo, SessInfoRsp, TYPE_OPEN};
 use super::fence::Fence;
+use super::gateway::Move;
 use super::info::SgDesc;
 use super::io::{IoHeader, ReadMsg, RwOp, TYPE_READ, WriteMsg};
+use crate::extents;
 use crate::ids::Rkey;
 use crate::limits::MAX_HDR_SIZE;
 
@@ -116,12 +118,14 @@ pub enum UserMessage<'a> {
         /// Which, without its NUL; at most 254 bytes, possibly none.
         dev_name: &'a [u8],
     },
-    /// Read, write, flush, discard, zero.
+    /// Read, write, flush, discard, zero, extents.
     Io(RwOp, IoHeader),
     /// Close a device.
     Close(Close),
     /// Discard what still comes over a dead path. Ours only.
     Fence(Fence),
+    /// Have a device served by another gateway. Ours only.
+    Move(Move),
     /// List exports; the answer is a [`Page`]. Ours only.
     Discover {
         /// Those that come after this name, without its NUL; at most 254 bytes, possibly none.
@@ -229,6 +233,7 @@ impl ChunkRequest {
             }
             Close::TYPE => Ok(UserMessage::Close(Close::decode(header)?)),
             Fence::TYPE => Ok(UserMessage::Fence(Fence::decode(header)?)),
+            Move::TYPE => Ok(UserMessage::Move(Move::decode(header)?)),
             Discover::TYPE => {
                 let after = Discover::decode_in_place(header)?;
                 self.check_answer_room(Page::LEN_MIN)?;
@@ -262,6 +267,8 @@ impl ChunkRequest {
                 self.check_size(io.bi_size)?;
                 self.check_desc()?;
             }
+            // The size is that of the range, not of the answer.
+            RwOp::Extents => self.check_answer_room(extents::LEN_MIN)?,
             RwOp::Write => {
                 self.check_size(io.bi_size)?;
                 self.check_direction(false)?;

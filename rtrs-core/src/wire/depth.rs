@@ -13,6 +13,7 @@ const SMALLER: u8 = 1;
 const CHANGED: u8 = 2;
 const TIMES: u8 = 4;
 const AUTHENTICATES: u8 = 8;
+const GATEWAYS: u8 = 16;
 
 /// What a client keeps to beyond the kernel's: 11 bytes at 45 of CON_REQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +26,9 @@ pub struct ClientExtensions {
     pub times: bool,
     /// It can prove who it is ([`Auth`](super::Auth)).
     pub authenticates: bool,
+    /// It takes exports that this server does not serve at the moment (standby), and asks for them
+    /// with MOVE ([`Move`](super::Move)).
+    pub gateways: bool,
     /// The queue depth that its session has; 0 before its first connect.
     pub queue_depth: u16,
 }
@@ -40,6 +44,7 @@ impl ClientExtensions {
                 (self.changed, CHANGED),
                 (self.times, TIMES),
                 (self.authenticates, AUTHENTICATES),
+                (self.gateways, GATEWAYS),
             ];
             out[4] = bits.iter().fold(0, |all, (has, bit)| if *has { all | bit } else { all });
             put(&mut out, 5, self.queue_depth.to_le_bytes());
@@ -59,6 +64,7 @@ impl ClientExtensions {
             changed: bits & CHANGED != 0,
             times: bits & TIMES != 0,
             authenticates: bits & AUTHENTICATES != 0,
+            gateways: bits & GATEWAYS != 0,
             queue_depth: u16_at(ext, 5),
         }
     }
@@ -75,10 +81,11 @@ mod tests {
             changed: true,
             times: true,
             authenticates: true,
+            gateways: true,
             queue_depth: 0x0102,
         };
         let bytes = ours.encode();
-        assert_eq!(bytes, *b"RTRX\x0f\x02\x01\0\0\0\0");
+        assert_eq!(bytes, *b"RTRX\x1f\x02\x01\0\0\0\0");
         assert_eq!(ClientExtensions::decode(&bytes), ours);
         assert_eq!(ClientExtensions::default().encode(), [0; 11], "as a kernel's client");
         for (at, byte) in [(0, 0), (3, b'Y')] {
@@ -89,13 +96,14 @@ mod tests {
         let mut later = bytes;
         (later[4], later[7], later[10]) = (0xff, 9, 9);
         assert_eq!(ClientExtensions::decode(&later), ours);
-        for bits in 0..16 {
+        for bits in 0..32 {
             let has = |bit| bits & bit != 0;
             let other = ClientExtensions {
                 smaller_depth: has(1),
                 changed: has(2),
                 times: has(4),
                 authenticates: has(8),
+                gateways: has(16),
                 queue_depth: 7,
             };
             assert_eq!(ClientExtensions::decode(&other.encode()), other);

@@ -8,6 +8,7 @@ use super::RNBD_VERSION;
 use super::bytes::{expect_type, fixed, put, take};
 use super::error::{Fault, WireError};
 use super::name::{Name, name_len};
+use crate::gateway::Standing;
 use crate::identity::{EvictionSecret, ExportId};
 use crate::limits::NAME_FIELD_LEN;
 
@@ -155,6 +156,9 @@ message! {
         /// ([`Rw::fast_only`](super::Rw::fast_only)). Ours too: counts only behind
         /// [`Extensions::lengths`](super::Extensions::lengths).
         46 & 2 fast_zero: bool,
+        /// Extents are answered ([`Rw::EXTENTS`](super::Rw::EXTENTS)). Ours too: counts only behind
+        /// [`Extensions::lengths`](super::Extensions::lengths).
+        46 & 4 extents: bool,
     }
 }
 
@@ -166,6 +170,9 @@ pub struct OpenRspTail {
     pub export: Option<ExportId>,
     /// What the server will repeat if it ends the session for good.
     pub secret: EvictionSecret,
+    /// How the server stands, if the export moves between servers. A client that does not take that
+    /// ([`ClientExtensions::gateways`](super::ClientExtensions::gateways)) opens active ones only.
+    pub standing: Option<Standing>,
 }
 
 impl OpenRspTail {
@@ -174,6 +181,8 @@ impl OpenRspTail {
     const NAME: &str = "OPEN_RSP (long)";
     const PRESENT: u8 = 1;
     const WEAK: u8 = 2;
+    const MOVES: u8 = 4;
+    const STANDBY: u8 = 8;
 
     /// The long message as it travels.
     pub fn encode(&self, rsp: &OpenRsp) -> [u8; Self::LONG_LEN] {
@@ -184,6 +193,10 @@ impl OpenRspTail {
             out[72] = Self::PRESENT | if export.is_weak() { Self::WEAK } else { 0 };
         }
         put(&mut out, 80, self.secret.0);
+        if let Some(Standing { active, term }) = self.standing {
+            out[72] |= Self::MOVES | if active { 0 } else { Self::STANDBY };
+            put(&mut out, 96, term.to_le_bytes());
+        }
         out
     }
 
@@ -197,6 +210,10 @@ impl OpenRspTail {
         Ok(Self {
             export: (bytes[72] & Self::PRESENT != 0).then_some(id),
             secret: EvictionSecret(take(bytes, 80)),
+            standing: (bytes[72] & Self::MOVES != 0).then(|| Standing {
+                active: bytes[72] & Self::STANDBY == 0,
+                term: u64::from_le_bytes(take(bytes, 96)),
+            }),
         })
     }
 }

@@ -20,8 +20,10 @@ const CHANGED: u32 = 16;
 const TIMES: u32 = 32;
 const DISCOVER: u32 = 64;
 const AUTHENTICATE: u32 = 128;
+const GATEWAYS: u32 = 256;
+const IDLE: u32 = 512;
 
-/// What a server keeps to and can do beyond the kernel's: 24 bytes at 20 of CON_RSP, where kernels
+/// What a server keeps to and can do beyond the kernel's: 28 bytes at 20 of CON_RSP, where kernels
 /// have zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
@@ -47,6 +49,11 @@ pub struct Extensions {
     /// In an accept: until the client has proved who it is, with AUTH, the server answers nothing
     /// else on this path. In a reject: a client that can prove that may be let in.
     pub authenticate: bool,
+    /// It has exports that move between servers, and takes MOVE ([`Move`](super::Move)).
+    pub gateways: bool,
+    /// It takes what HB_MSG announces ([`Imm::Heartbeat`](super::Imm::Heartbeat)): the longest time
+    /// between two of an idle path that it waits for, in milliseconds.
+    pub idle_ms: Option<u32>,
 }
 
 impl Extensions {
@@ -60,6 +67,8 @@ impl Extensions {
         times: false,
         discover: true,
         authenticate: false,
+        gateways: false,
+        idle_ms: None,
     };
 
     /// As the room for extensions of CON_RSP holds it.
@@ -75,11 +84,14 @@ impl Extensions {
                 (self.times, TIMES),
                 (self.discover, DISCOVER),
                 (self.authenticate, AUTHENTICATE),
+                (self.gateways, GATEWAYS),
+                (self.idle_ms.is_some(), IDLE),
             ];
             let bits = bits.iter().fold(0, |all, (has, bit)| if *has { all | bit } else { all });
             put(&mut out, 0, MARK);
             put(&mut out, 4, bits.to_le_bytes());
             put(&mut out, 8, self.identity.unwrap_or_default());
+            put(&mut out, 24, self.idle_ms.unwrap_or_default().to_le_bytes());
         }
         out
     }
@@ -100,6 +112,8 @@ impl Extensions {
             times: bits & TIMES != 0,
             discover: bits & DISCOVER != 0,
             authenticate: bits & AUTHENTICATE != 0,
+            gateways: bits & GATEWAYS != 0,
+            idle_ms: (bits & IDLE != 0).then(|| u32_at(ext, 24)),
         }
     }
 }
@@ -136,11 +150,11 @@ mod tests {
             other[at] = byte;
             assert_eq!(Extensions::decode(&other), Extensions::default(), "byte {at}");
         }
-        for bits in [1, 2, 4, 8, 16, 32, 64, 128, 0xff_u8] {
+        for bits in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 0x3ff_u16] {
             let mut other = ours;
-            other[4] = bits;
+            other[4..6].copy_from_slice(&bits.to_le_bytes());
             let has = |bit| bits & bit != 0;
-            other[8] = 7;
+            (other[8], other[24], other[25]) = (7, 0x30, 0x75);
             let mut id = [0; 16];
             id[0] = 7;
             let expected = Extensions {
@@ -152,8 +166,13 @@ mod tests {
                 times: has(32),
                 discover: has(64),
                 authenticate: has(128),
+                gateways: has(256),
+                idle_ms: has(512).then_some(30_000),
             };
             assert_eq!(Extensions::decode(&other), expected);
+            if bits == 0x3ff {
+                assert_eq!(expected.encode(), other);
+            }
         }
     }
 

@@ -64,7 +64,12 @@ pub enum Imm {
         invalidated: bool,
     },
     /// HB_MSG: answer at once.
-    Heartbeat,
+    Heartbeat {
+        /// Ours: if the path stays idle, the sender's next one follows within so many milliseconds,
+        /// below 2^28. 0: nothing is said. Sent only to a server that takes it
+        /// ([`Extensions`](super::Extensions)).
+        next_ms: u32,
+    },
     /// HB_ACK: the answer.
     HeartbeatAck,
     /// CHANGED, server to client, ours: the size of this device has changed, or its export was
@@ -105,7 +110,7 @@ impl Imm {
                 let errno = u32::from(errno::fit(i32::from(errno)));
                 (kind, (errno << RSP_ID_BITS) | u32::from(permit.0))
             }
-            Self::Heartbeat => (TYPE_HB_MSG, 0),
+            Self::Heartbeat { next_ms } => (TYPE_HB_MSG, next_ms.min(PAYLOAD_MASK)),
             Self::HeartbeatAck => (TYPE_HB_ACK, 0),
             Self::Changed { device } => {
                 assert!(device <= PAYLOAD_MASK, "device {device}");
@@ -130,7 +135,7 @@ impl Imm {
                 let invalidated = kind == TYPE_IO_RSP_W_INV;
                 Self::Response { permit: PermitId(permit), errno, invalidated }
             }
-            TYPE_HB_MSG => Self::Heartbeat,
+            TYPE_HB_MSG => Self::Heartbeat { next_ms: payload },
             TYPE_HB_ACK => Self::HeartbeatAck,
             TYPE_CHANGED => Self::Changed { device: payload },
             _ => Self::Unknown(imm),
@@ -177,7 +182,8 @@ mod tests {
             (rsp(7, 0, true), 0x2000_0007),
             (rsp(7, errno::EIO, false), 0x1028_0007),
             (rsp(300, errno::EOPNOTSUPP, true), 0x22f8_012c),
-            (Imm::Heartbeat, 0x8000_0000),
+            (Imm::Heartbeat { next_ms: 0 }, 0x8000_0000),
+            (Imm::Heartbeat { next_ms: 30_000 }, 0x8000_7530),
             (Imm::HeartbeatAck, 0x9000_0000),
             (Imm::Changed { device: 7 }, 0xa000_0007),
             (Imm::Changed { device: PAYLOAD_MASK }, 0xafff_ffff),
@@ -218,8 +224,8 @@ mod tests {
     }
 
     #[test]
-    fn heartbeats_ignore_their_payload() {
-        assert_eq!(Imm::decode(0x8fff_ffff), Imm::Heartbeat);
+    fn only_heartbeats_that_ask_have_a_payload() {
+        assert_eq!(Imm::decode(0x8fff_ffff), Imm::Heartbeat { next_ms: 0x0fff_ffff });
         assert_eq!(Imm::decode(0x9000_0001), Imm::HeartbeatAck);
     }
 }

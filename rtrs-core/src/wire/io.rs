@@ -27,6 +27,9 @@ codes! {
         SecureErase = 4,
         /// Make them zero (Linux 6.8 and later).
         WriteZeroes = 5,
+        /// Say which of them are holes. Ours, far from the kernel's numbers, and even as those of
+        /// what has an answer.
+        Extents = 128,
     }
 }
 
@@ -48,6 +51,8 @@ impl Rw {
     pub const SECURE_ERASE: Self = Self(4);
     /// Write zeroes. Only for servers that announced a limit for it.
     pub const WRITE_ZEROES: Self = Self(5);
+    /// Extents. Ours: for servers that announced [`OpenRsp::extents`](super::OpenRsp::extents).
+    pub const EXTENTS: Self = Self(128);
 
     const OP: u32 = 0xff;
     const SYNC: u32 = 0x100;

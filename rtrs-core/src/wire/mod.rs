@@ -27,6 +27,7 @@ mod fence;
 #[cfg(any(test, feature = "test-util"))]
 #[path = "tests/fuzz.rs"]
 mod fuzz;
+mod gateway;
 mod imm;
 mod info;
 mod io;
@@ -50,6 +51,7 @@ pub use fence::{Extensions, Fence};
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz;
+pub use gateway::Move;
 pub use imm::{Imm, MemBits};
 pub use info::{InfoReq, InfoRsp, SgDesc};
 pub use io::{IoHeader, ReadMsg, Rw, RwOp, WriteMsg};

@@ -1,0 +1,169 @@
+//! Extents: which parts of a range of a device hold data, and which are holes.
+//!
+//! The answer to [`IoOp::Extents`](crate::block::IoOp::Extents), in the buffer of the IO, as it
+//! also travels between server and client: a count, then the extents in order from the first byte
+//! of the range on. What the list does not reach is unknown, and may be asked for next. A device
+//! writes it with [`ExtentList`]; a reader trusts nothing it finds ([`read`]).
+
+use crate::mem::MemSlice;
+
+/// A part of a range that is one or the other throughout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes, above 0.
+    pub len: u64,
+    /// Nothing is allocated, and it reads as zeroes.
+    pub hole: bool,
+}
+
+/// Bytes before the extents: their number and four zeroes.
+const HEAD: usize = 8;
+/// Bytes of an extent: its length with the lowest bit for a hole. Lengths are whole sectors.
+const ENTRY: usize = 8;
+const HOLE: u64 = 1;
+/// Room that an answer needs: for one extent.
+pub const LEN_MIN: usize = HEAD + ENTRY;
+/// Room that is used at most: 511 extents.
+pub const LEN_MAX: usize = 4096;
+const COUNT_MAX: usize = (LEN_MAX - HEAD) / ENTRY;
+
+/// Writes the extents of a range into a buffer.
+#[derive(Debug)]
+pub struct ExtentList<'a> {
+    room: &'a MemSlice,
+    count: u32,
+    last: Option<Extent>,
+}
+
+impl<'a> ExtentList<'a> {
+    /// An empty list. The whole buffer is cleared: it holds what it held before.
+    pub fn new(room: &'a MemSlice) -> Self {
+        room.fill(0);
+        Self { room, count: 0, last: None }
+    }
+
+    /// Appends an extent, or makes the last one longer. False when there is no room for it; then
+    /// the list ends before it.
+    pub fn push(&mut self, extent: Extent) -> bool {
+        if extent.len == 0 {
+            return true;
+        }
+        let joined = self.last.filter(|last| last.hole == extent.hole);
+        let at = HEAD + ENTRY * (self.count as usize - usize::from(joined.is_some()));
+        if at + ENTRY > self.room.len().min(LEN_MAX) {
+            return false;
+        }
+        let len = extent.len + joined.map_or(0, |last| last.len);
+        let word = len | if extent.hole { HOLE } else { 0 };
+        self.room.copy_in(at, &word.to_le_bytes());
+        self.count += u32::from(joined.is_none());
+        self.room.copy_in(0, &self.count.to_le_bytes());
+        self.last = Some(Extent { len, ..extent });
+        true
+    }
+}
+
+/// Writes that all of a range holds data: the answer of a device that knows no holes.
+pub fn all_data(room: &MemSlice, len: u32) {
+    ExtentList::new(room).push(Extent { len: len.into(), hole: false });
+}
+
+/// Visits the extents of a list whose range is `len` bytes long, cut at its end, until `visit`
+/// returns false. False when that is no list: nothing in it, or something that cannot be.
+pub fn read(list: &MemSlice, len: u32, mut visit: impl FnMut(Extent) -> bool) -> bool {
+    let word = |at| {
+        let mut bytes = [0; ENTRY];
+        list.slice(at, ENTRY).map(|slice| {
+            slice.copy_out(0, &mut bytes);
+            u64::from_le_bytes(bytes)
+        })
+    };
+    let mut left = u64::from(len);
+    let count = word(0).and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
+    if count > COUNT_MAX {
+        return false;
+    }
+    for number in 0..count {
+        let extent = word(HEAD + ENTRY * number);
+        let extent = extent.map(|word| Extent { len: word & !HOLE, hole: word & HOLE != 0 });
+        let Some(extent) = extent.filter(|extent| extent.len > 0) else { return false };
+        let len = extent.len.min(left);
+        left -= len;
+        if !visit(Extent { len, ..extent }) || left == 0 {
+            return true;
+        }
+    }
+    count > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::Region;
+
+    fn room(len: usize) -> MemSlice {
+        let region = Region::new(len).unwrap();
+        region.fill(0, region.len(), 0xff);
+        region.slice(0, len).unwrap()
+    }
+
+    fn all(list: &MemSlice, len: u32) -> Option<Vec<(u64, bool)>> {
+        let mut seen = Vec::new();
+        read(list, len, |extent| {
+            seen.push((extent.len, extent.hole));
+            true
+        })
+        .then_some(seen)
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let list = room(64);
+        let mut extents = ExtentList::new(&list);
+        for (len, hole) in [(512, false), (512, false), (0, true), (4096, true), (1 << 40, true)] {
+            assert!(extents.push(Extent { len, hole }));
+        }
+        let whole = u32::MAX - 511;
+        assert_eq!(all(&list, whole), Some(vec![(1024, false), (u64::from(whole) - 1024, true)]));
+        assert_eq!(all(&list, 600), Some(vec![(600, false)]));
+        assert_eq!(
+            list.to_vec()[..16],
+            [[2, 0, 0, 0, 0, 0, 0, 0], [0, 4, 0, 0, 0, 0, 0, 0]].concat()
+        );
+        assert!(list.to_vec()[24..].iter().all(|byte| *byte == 0), "nothing else leaks");
+        all_data(&list, 512);
+        assert_eq!(all(&list, 512), Some(vec![(512, false)]));
+    }
+
+    #[test]
+    fn a_list_ends_where_its_room_does() {
+        for (len, most) in [(LEN_MIN, 1), (LEN_MIN + 7, 1), (LEN_MAX, 511), (8192, 511)] {
+            let list = room(len);
+            let mut extents = ExtentList::new(&list);
+            let taken =
+                (0..600).take_while(|n| extents.push(Extent { len: 512, hole: n % 2 == 1 }));
+            assert_eq!(taken.count(), most);
+            let last = Extent { len: 512, hole: most % 2 == 0 };
+            assert!(extents.push(last), "the last one may become longer");
+            assert_eq!(all(&list, u32::MAX).unwrap().len(), most);
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_is_none() {
+        let list = room(64);
+        assert_eq!(all(&list, 512), None, "only ones");
+        list.fill(0);
+        assert_eq!(all(&list, 512), None, "no extent");
+        list.copy_in(0, &[2]);
+        assert_eq!(all(&list, 512), None, "empty extents");
+        list.copy_in(8, &[0, 2]);
+        assert_eq!(all(&list, 512), Some(vec![(512, false)]), "enough");
+        assert_eq!(all(&list, 1024), None, "an empty extent");
+        list.copy_in(0, &[200]);
+        list.slice(8, 56).unwrap().fill(8);
+        assert_eq!(all(&list, u32::MAX), Some(vec![(u64::from(u32::MAX), false)]));
+        let short = list.slice(0, 4).unwrap();
+        assert_eq!(all(&short, 512), None);
+    }
+}
