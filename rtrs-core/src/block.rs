@@ -15,6 +15,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::extents;
+use crate::gateway::Gateway;
+use crate::identity::ExportId;
 use crate::ids::CoreIndex;
 use crate::losses::Losses;
 use crate::mem::{MemSlice, Region};
@@ -35,6 +38,16 @@ pub enum IoOp {
     Discard,
     /// The range reads as zeroes afterwards.
     WriteZeroes,
+    /// Fill the buffer with the extents of the range ([`crate::extents`]), as far as it takes them
+    /// or the device looks; at least the first.
+    Extents,
+}
+
+impl IoOp {
+    /// True for what changes the content of a device.
+    pub const fn changes(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
+    }
 }
 
 /// Modifiers of an IO.
@@ -61,7 +74,8 @@ pub struct Io {
     pub offset: u64,
     /// Length in bytes. 0 for a flush.
     pub len: u32,
-    /// Source of a write or target of a read, exactly `len` bytes; None for the other ops.
+    /// Source of a write or target of a read, exactly `len` bytes; room for the answer of extents;
+    /// None for the other ops.
     pub buf: Option<MemSlice>,
 }
 
@@ -109,6 +123,8 @@ pub struct Geometry {
     pub fast_zero: bool,
     /// Seeks are slow (spinning disk).
     pub rotational: bool,
+    /// `IoOp::Extents` is answered.
+    pub extents: bool,
 }
 
 impl Geometry {
@@ -133,7 +149,7 @@ impl Geometry {
         if io.op == IoOp::Flush {
             return IoStatus::Ok;
         }
-        if io.op != IoOp::Read && self.read_only {
+        if io.op.changes() && self.read_only {
             return IoStatus::ReadOnly;
         }
         let block = u64::from(self.logical_block);
@@ -143,13 +159,18 @@ impl Geometry {
         }
         match io.offset.checked_add(len) {
             Some(end) if end <= self.size => {}
-            _ if io.op == IoOp::Read => return IoStatus::Invalid,
+            _ if !io.op.changes() => return IoStatus::Invalid,
             _ => return IoStatus::NoSpace,
         }
         match io.op {
             IoOp::Read | IoOp::Write => {
                 let fits = io.buf.as_ref().is_some_and(|b| b.len() == io.len as usize);
                 if !fits || io.len > self.io_max { IoStatus::Invalid } else { IoStatus::Ok }
+            }
+            IoOp::Extents if !self.extents => IoStatus::Unsupported,
+            IoOp::Extents => {
+                let fits = io.buf.as_ref().is_some_and(|buf| buf.len() >= extents::LEN_MIN);
+                if fits { IoStatus::Ok } else { IoStatus::Invalid }
             }
             IoOp::Discard if !self.discard => IoStatus::Unsupported,
             IoOp::WriteZeroes if !self.write_zeroes => IoStatus::Unsupported,
@@ -263,7 +284,8 @@ pub trait BlockDevice: fmt::Debug {
     /// Gives the IO back when the device is full; try again after a completion.
     fn submit(&mut self, io: Io) -> Result<(), Io>;
 
-    /// Moves work on. True when anything happened.
+    /// Moves work on. True when anything happened. To be called in each turn unless the device
+    /// [rests](Self::rests), and at times when it does.
     fn poll(&mut self, now: Instant) -> bool;
 
     /// The tag of an IO that takes too long: its user is to be told that it has failed. The IO goes
@@ -282,6 +304,12 @@ pub trait BlockDevice: fmt::Debug {
 
     /// Accepted and not yet reaped.
     fn inflight(&self) -> usize;
+
+    /// Nothing happens here until the next IO. False for a device that has more to do, such as one
+    /// that keeps a connection.
+    fn rests(&self) -> bool {
+        self.inflight() == 0 && self.deadline().is_none()
+    }
 
     /// Hands over the reporting of losses, to a caller that answers flushes of several users. A
     /// later flush of this device ends as the device ended it, and [`Losses::judge`] reports
@@ -315,6 +343,11 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     /// Size, limits and abilities.
     fn geometry(&self) -> Geometry;
 
+    /// Which one it is, where it knows that itself.
+    fn identity(&self) -> Option<ExportId> {
+        None
+    }
+
     /// The size of what is behind it. May block; an error is the system's.
     ///
     /// # Errors
@@ -347,6 +380,11 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     /// success of a sync says something only when those beside it are known.
     fn shared_errors(&self) -> SharedErrors {
         SharedErrors::Syncs
+    }
+
+    /// Set where several servers share it, of which one serves it at a time.
+    fn gateway(&self) -> Option<&dyn Gateway> {
+        None
     }
 
     /// Opens this shard's queue.

@@ -1,16 +1,20 @@
 //! What both ends of an RTRS session agree on: memory, runtime, fabric, wire and block devices.
 //!
-//! The only crate of the workspace with `unsafe`. Unsafe code stands where memory is shared with
-//! the kernel or a peer (`mem/region.rs`, `rt/ring.rs`) or with a device
+//! The only crate of the workspace with `unsafe` beside `rds-preload`. Unsafe code stands where
+//! memory is shared with the kernel or a peer (`mem/region.rs`, `rt/ring.rs`), with other processes
+//! (`mem/shared.rs`) or with a device
 //! (`fabric/verbs/sys/cm.rs`, `fabric/verbs/sys/cq.rs`, `fabric/verbs/sys/device.rs`,
 //! `fabric/verbs/sys/qp.rs`, `fabric/verbs/sys/queue.rs`), and around single system calls
 //! (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`,
-//! `rt/socket.rs`), and nowhere else; `tests/tidy/main.rs` holds the list.
+//! `rt/socket.rs`) and a library that is loaded (`rbd.rs`, `rbd/lock.rs`), and nowhere else;
+//! `tests/tidy/main.rs` holds the list.
 
 #![deny(unsafe_code)]
 
 pub mod block;
+pub mod extents;
 pub mod fabric;
+pub mod gateway;
 pub mod identity;
 pub mod ids;
 pub mod limits;
@@ -25,6 +29,8 @@ pub mod mutant;
 pub mod orphans;
 pub mod prng;
 pub mod proto;
+#[allow(unsafe_code)]
+pub mod rbd;
 #[allow(unsafe_code)]
 pub mod rt;
 pub mod settings;

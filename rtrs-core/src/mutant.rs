@@ -11,145 +11,200 @@ use std::fmt;
 use std::str::FromStr;
 
 macro_rules! mutants {
-    ($($(#[doc = $rule:literal])+ $variant:ident = $name:literal,)+) => {
+    ($($(#[doc = $about:literal])+ $group:ident {
+        $($(#[doc = $rule:literal])+ $variant:ident = $name:literal,)+
+    })+) => {
         /// A safety rule that can be taken out.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Mutant {
-            $($(#[doc = $rule])+ $variant,)+
+            $($($(#[doc = $rule])+ $variant,)+)+
         }
 
         impl Mutant {
-            /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+            $($(#[doc = $about])+ pub const $group: &'static [Self] = &[$(Self::$variant,)+];)+
 
             /// Its name on command lines.
             pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)+ }
+                match self { $($(Self::$variant => $name,)+)+ }
             }
 
             /// What it breaks.
             pub fn rule(self) -> &'static str {
-                match self { $(Self::$variant => concat!($($rule),+).trim(),)+ }
+                match self { $($(Self::$variant => concat!($($rule),+).trim(),)+)+ }
             }
         }
     };
 }
 
 mutants! {
-    /// The server lets a second session write to an export.
-    SecondWriter = "second-writer",
-    /// CLOSE is answered, and the export given back, while requests of the session run there.
-    CloseWhileBusy = "close-while-busy",
-    /// PREFLUSH of a write is not done.
-    PreflushDropped = "preflush-dropped",
-    /// FUA on a device without FUA is not followed by a flush.
-    PostflushDropped = "postflush-dropped",
-    /// FUA is not handed to the device.
-    FuaDropped = "fua-dropped",
-    /// A request that is sent again does not wait for the permit of its first copy.
-    ReplayWithoutPermit = "replay-without-permit",
-    /// A change does not wait for what a closed path has left running in its place.
-    DeferredBegins = "deferred-begins",
-    /// Of what a closed path has left running only changes of the same first byte wait.
-    DeferredByStart = "deferred-by-start",
-    /// A session that has ended gives its exports back while its block IO runs.
-    SessionGoneEarly = "session-gone-early",
-    /// FENCE is answered while shards still serve the path.
-    FenceBeforeStopped = "fence-before-stopped",
-    /// FENCE is answered and the path goes on.
-    FenceWithoutEnd = "fence-without-end",
-    /// A path that its client says is dead is not replaced.
-    OldPathKept = "old-path-kept",
-    /// A request of several parts is answered after the first.
-    FirstPartAnswers = "first-part-answers",
-    /// A request is answered well although its device failed.
-    DeviceErrorDropped = "device-error-dropped",
-    /// The server does not say in which epoch its cache is.
-    CacheLifeUnsaid = "cache-life-unsaid",
-    /// The server does not end paths that are silent.
-    ServerKeepsSilent = "server-keeps-silent",
-    /// The server keeps connections whose handshake does not go on.
-    HandshakeKept = "handshake-kept",
-    /// A session that has ended keeps its exports.
-    ExportKept = "export-kept",
-    /// A flush is answered without the device.
-    FlushSkipped = "flush-skipped",
-    /// A read is answered without its data.
-    ReadUnsent = "read-unsent",
-    /// A request is sent again before its path is fenced off.
-    ResendBeforeFence = "resend-before-fence",
-    /// A path carries IO before those that died are fenced off.
-    UpBeforeFence = "up-before-fence",
-    /// An IO ends with an error before the path that it was sent on is fenced off.
-    GivenUpBeforeFence = "given-up-before-fence",
-    /// The shards of a client use the same permits.
-    PermitsShared = "permits-shared",
-    /// A flush covers what was acknowledged after it was sent.
-    FlushCoversLater = "flush-covers-later",
-    /// An answer out of another epoch of the server's cache counts for this one.
-    OldLifeAnswer = "old-life-answer",
-    /// A loss is not reported by flushes.
-    LossUnsaid = "loss-unsaid",
-    /// Of flushes beside each other one reports a loss and the others succeed.
-    LossSaidOnce = "loss-said-once",
-    /// Who takes over does not count what the one before may have left.
-    InheritedForgotten = "inherited-forgotten",
-    /// The epoch that is kept for a successor moves on before a loss was reported.
-    KeptLifeEarly = "kept-life-early",
-    /// The window of a read stays open when the read has ended.
-    ReadWindowKept = "read-window-kept",
-    /// A read ends before its window is known to be closed.
-    RevokeNotAwaited = "revoke-not-awaited",
-    /// IO goes on ending with errors when a path is up again.
-    StaysGivenUp = "stays-given-up",
-    /// The fresh key of a chunk is not taken from the answer.
-    FreshKeyDropped = "fresh-key-dropped",
-    /// The client does not end paths that are silent.
-    ClientKeepsSilent = "client-keeps-silent",
-    /// An IO of several requests ends with the first.
-    FirstRequestEnds = "first-request-ends",
-    /// An IO of several requests ends well although one failed.
-    RequestErrorDropped = "request-error-dropped",
-    /// The client does not ask for FUA.
-    FuaUnasked = "fua-unasked",
-    /// A dead path that carried IO is not noted as one to fence off.
-    LostUnnoted = "lost-unnoted",
-    /// The front end drops FUA.
-    NbdFuaDropped = "nbd-fua-dropped",
-    /// The front end answers a flush without the device.
-    NbdFlushSkipped = "nbd-flush-skipped",
-    /// The front end reports success for what its device failed.
-    NbdErrorDropped = "nbd-error-dropped",
-    /// The front end uses the memory of a write anew while the device has it.
-    NbdMemoryEarly = "nbd-memory-early",
-    /// The front end answers when the first IO of a request has ended.
-    NbdFirstPart = "nbd-first-part",
-    /// The front end hands on what overlaps a write that a closed connection has left.
-    NbdOrphanForgotten = "nbd-orphan-forgotten",
-    /// The front end does not notice that a client goes while nothing is received from it.
-    NbdStallUnwatched = "nbd-stall-unwatched",
-    /// The front end hands on what overlaps a change that was given up and may still land.
-    SlowIoRangeDropped = "slow-io-range-dropped",
-    /// The front end takes flushes that came before a loss was reported for ones that came after.
-    NbdBacklogForgotten = "nbd-backlog-forgotten",
-    /// A sync that failed is forgotten when it was answered.
-    SyncFailureForgotten = "sync-failure-forgotten",
-    /// A session may go on using an export that was removed under it.
-    RemovedServed = "removed-served",
-    /// A session opens what has the name of an export that was removed under it.
-    RemovedReopened = "removed-reopened",
-    /// A client does not end when its export was removed.
-    RemovedIgnored = "removed-ignored",
-    /// A path is used that leads to another server's disk.
-    OtherDiskAccepted = "other-disk-accepted",
-    /// A path is used that meets ids which a path that is connected did not say.
-    NewIdBeside = "new-id-beside",
-    /// A path is used that meets an export's id of another boot than a path that is connected.
-    OtherBootBeside = "other-boot-beside",
-    /// The server does not tell clients that an export has another size.
-    ResizeUnsaid = "resize-unsaid",
-    /// The client does not open a device again that has another size.
-    ResizeUnheard = "resize-unheard",
+    /// Those of RTRS and NBD, which `rtrs-sim` takes out.
+    ALL {
+        /// The server lets a second session write to an export.
+        SecondWriter = "second-writer",
+        /// CLOSE is answered, and the export given back, while requests of the session run there.
+        CloseWhileBusy = "close-while-busy",
+        /// PREFLUSH of a write is not done.
+        PreflushDropped = "preflush-dropped",
+        /// FUA on a device without FUA is not followed by a flush.
+        PostflushDropped = "postflush-dropped",
+        /// FUA is not handed to the device.
+        FuaDropped = "fua-dropped",
+        /// A request that is sent again does not wait for the permit of its first copy.
+        ReplayWithoutPermit = "replay-without-permit",
+        /// A change does not wait for what a closed path has left running in its place.
+        DeferredBegins = "deferred-begins",
+        /// Of what a closed path has left running only changes of the same first byte wait.
+        DeferredByStart = "deferred-by-start",
+        /// A session that has ended gives its exports back while its block IO runs.
+        SessionGoneEarly = "session-gone-early",
+        /// FENCE is answered while shards still serve the path.
+        FenceBeforeStopped = "fence-before-stopped",
+        /// FENCE is answered and the path goes on.
+        FenceWithoutEnd = "fence-without-end",
+        /// A path that its client says is dead is not replaced.
+        OldPathKept = "old-path-kept",
+        /// A request of several parts is answered after the first.
+        FirstPartAnswers = "first-part-answers",
+        /// A request is answered well although its device failed.
+        DeviceErrorDropped = "device-error-dropped",
+        /// The server does not say in which epoch its cache is.
+        CacheLifeUnsaid = "cache-life-unsaid",
+        /// The server does not end paths that are silent.
+        ServerKeepsSilent = "server-keeps-silent",
+        /// The server keeps connections whose handshake does not go on.
+        HandshakeKept = "handshake-kept",
+        /// A session that has ended keeps its exports.
+        ExportKept = "export-kept",
+        /// A flush is answered without the device.
+        FlushSkipped = "flush-skipped",
+        /// A read is answered without its data.
+        ReadUnsent = "read-unsent",
+        /// A request is sent again before its path is fenced off.
+        ResendBeforeFence = "resend-before-fence",
+        /// A path carries IO before those that died are fenced off.
+        UpBeforeFence = "up-before-fence",
+        /// An IO ends with an error before the path that it was sent on is fenced off.
+        GivenUpBeforeFence = "given-up-before-fence",
+        /// The shards of a client use the same permits.
+        PermitsShared = "permits-shared",
+        /// A flush covers what was acknowledged after it was sent.
+        FlushCoversLater = "flush-covers-later",
+        /// An answer out of another epoch of the server's cache counts for this one.
+        OldLifeAnswer = "old-life-answer",
+        /// A loss is not reported by flushes.
+        LossUnsaid = "loss-unsaid",
+        /// Of flushes beside each other one reports a loss and the others succeed.
+        LossSaidOnce = "loss-said-once",
+        /// Who takes over does not count what the one before may have left.
+        InheritedForgotten = "inherited-forgotten",
+        /// The epoch that is kept for a successor moves on before a loss was reported.
+        KeptLifeEarly = "kept-life-early",
+        /// The window of a read stays open when the read has ended.
+        ReadWindowKept = "read-window-kept",
+        /// A read ends before its window is known to be closed.
+        RevokeNotAwaited = "revoke-not-awaited",
+        /// A volume's number is free while requests of it are under way.
+        VolumeFreedEarly = "volume-freed-early",
+        /// IO goes on ending with errors when a path is up again.
+        StaysGivenUp = "stays-given-up",
+        /// The fresh key of a chunk is not taken from the answer.
+        FreshKeyDropped = "fresh-key-dropped",
+        /// The client does not end paths that are silent.
+        ClientKeepsSilent = "client-keeps-silent",
+        /// An IO of several requests ends with the first.
+        FirstRequestEnds = "first-request-ends",
+        /// An IO of several requests ends well although one failed.
+        RequestErrorDropped = "request-error-dropped",
+        /// The client does not ask for FUA.
+        FuaUnasked = "fua-unasked",
+        /// A dead path that carried IO is not noted as one to fence off.
+        LostUnnoted = "lost-unnoted",
+        /// The front end drops FUA.
+        NbdFuaDropped = "nbd-fua-dropped",
+        /// The front end answers a flush without the device.
+        NbdFlushSkipped = "nbd-flush-skipped",
+        /// The front end reports success for what its device failed.
+        NbdErrorDropped = "nbd-error-dropped",
+        /// The front end uses the memory of a write anew while the device has it.
+        NbdMemoryEarly = "nbd-memory-early",
+        /// The front end answers when the first IO of a request has ended.
+        NbdFirstPart = "nbd-first-part",
+        /// The front end hands on what overlaps a write that a closed connection has left.
+        NbdOrphanForgotten = "nbd-orphan-forgotten",
+        /// The front end does not let changes of one block take turns.
+        NbdTurnsSkipped = "nbd-turns-skipped",
+        /// The front end hands on what overlaps a change that was given up and may still land.
+        SlowIoRangeDropped = "slow-io-range-dropped",
+        /// The front end takes flushes that came before a loss was reported for ones that came
+        /// after.
+        NbdBacklogForgotten = "nbd-backlog-forgotten",
+        /// A sync that failed is forgotten when it was answered.
+        SyncFailureForgotten = "sync-failure-forgotten",
+        /// A session may go on using an export that was removed under it.
+        RemovedServed = "removed-served",
+        /// A session opens what has the name of an export that was removed under it.
+        RemovedReopened = "removed-reopened",
+        /// A client does not end when its export was removed.
+        RemovedIgnored = "removed-ignored",
+        /// A path is used that leads to another server's disk.
+        OtherDiskAccepted = "other-disk-accepted",
+        /// A path is used that meets ids which a path that is connected did not say.
+        NewIdBeside = "new-id-beside",
+        /// A path is used that meets an export's id of another boot than a path that is connected.
+        OtherBootBeside = "other-boot-beside",
+        /// The server does not notify clients that an export has another size.
+        ResizeUnsaid = "resize-unsaid",
+        /// The client does not announce that the heartbeats of a path are not rare any more.
+        IdleKept = "idle-kept",
+        /// An idle session is not asked for its life when another client wants what it has.
+        IdleUnhurried = "idle-unhurried",
+        /// The client does not open a device again that has another size.
+        ResizeUnheard = "resize-unheard",
+    }
+    /// Those of gateways, which `tests/sim/gateways` takes out.
+    GATEWAYS {
+        /// A standby gateway is given IO as if it were active.
+        StandbyServes = "standby-serves",
+    }
+    /// Those of RDS nodes, which `tests/rds/sim` takes out.
+    RDS {
+        /// A message is taken for acknowledged when it is written.
+        RdsAckEarly = "rds-ack-early",
+        /// The system of a peer acknowledges for a node that has not taken the connection.
+        RdsAckUntaken = "rds-ack-untaken",
+        /// What was lost is sent again without the mark of a repeat.
+        RdsRepeatUnmarked = "rds-repeat-unmarked",
+        /// What has arrived before is taken again.
+        RdsOldTaken = "rds-old-taken",
+        /// What was lost goes behind what waits.
+        RdsLostBehind = "rds-lost-behind",
+        /// A new connection does not begin with the map.
+        RdsMapForgotten = "rds-map-forgotten",
+        /// Peers do not get the map when it changes.
+        RdsMapUnsent = "rds-map-unsent",
+        /// A probe goes in front of what is sent again.
+        RdsProbeFirst = "rds-probe-first",
+        /// Messages follow a first probe that is not acknowledged.
+        RdsUnsynced = "rds-unsynced",
+        /// Messages do not wait for the map that says of which run the peer is.
+        RdsUnheld = "rds-unheld",
+        /// What may have reached the run of a peer before is sent to the next one.
+        RdsRestartIgnored = "rds-restart-ignored",
+        /// A new connection is read before what is left of the former one.
+        RdsPredecessorSkipped = "rds-predecessor-skipped",
+        /// An accepted connection is replaced by the next one before it is read.
+        RdsCandidateUnread = "rds-candidate-unread",
+        /// A larger peer that asks for a connection gets none.
+        RdsKickIgnored = "rds-kick-ignored",
+        /// A socket that was full is not notified that it may send.
+        RdsRefusedUnanswered = "rds-refused-unanswered",
+        /// Users are not notified that a port is not congested any more.
+        RdsClearedUnanswered = "rds-cleared-unanswered",
+        /// What a lost connection held of an unfinished message counts for ever.
+        RdsPartKept = "rds-part-kept",
+        /// An accepted connection does not take over when the former one ends.
+        RdsCandidateForgotten = "rds-candidate-forgotten",
+    }
 }
 
 /// True when this rule is taken out. `rtrs_core::mutated!(Variant)` in the line that keeps it.
@@ -196,7 +251,8 @@ impl FromStr for Mutant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.iter().copied().find(|mutant| mutant.name() == text);
+        let all = Self::ALL.iter().chain(Self::RDS);
+        let found = all.copied().find(|mutant| mutant.name() == text);
         found.ok_or_else(|| format!("no mutant is called '{text}'; `rtrs-sim --mutants list`"))
     }
 }
@@ -207,10 +263,11 @@ mod tests {
 
     #[test]
     fn names_are_distinct_and_nothing_is_chosen() {
-        for (at, mutant) in Mutant::ALL.iter().enumerate() {
+        let all = [Mutant::ALL, Mutant::RDS].concat();
+        for (at, mutant) in all.iter().enumerate() {
             assert_eq!(mutant.name().parse(), Ok(*mutant));
             assert!(!mutant.rule().is_empty() && !super::is_chosen(*mutant));
-            assert!(Mutant::ALL[..at].iter().all(|other| other.name() != mutant.name()));
+            assert!(all[..at].iter().all(|other| other.name() != mutant.name()));
         }
         assert!("none-such".parse::<Mutant>().is_err());
     }

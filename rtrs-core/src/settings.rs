@@ -18,6 +18,7 @@
 mod choice;
 mod command_error;
 mod declare;
+mod documents;
 mod duration;
 mod error;
 mod file;
@@ -36,6 +37,7 @@ pub use crate::{choices, text_values};
 pub use choice::{AutoSwitch, Switch, either, unknown_choice};
 pub use command_error::{Chain, CommandError, ErrorClass};
 pub use declare::{Described, Field, Setting, Settings, Value, Visitor, describe, print};
+pub use documents::DocumentsArgs;
 pub use duration::{HOUR, MILLISECOND, MINUTE, SECOND, Time};
 pub use error::ValueError;
 pub use file::{deserialize_list, deserialize_text};

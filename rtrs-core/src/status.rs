@@ -35,6 +35,10 @@ pub enum IoStatus {
     TimedOut,
     /// Busy: a retry may succeed (EBUSY).
     Busy,
+    /// Another server serves the device now; the effect of the IO is unknown (ECONNABORTED). Of
+    /// sources with a [`Gateway`](crate::gateway::Gateway). A server does not answer such a
+    /// request: it ends its path.
+    Moved,
 }
 
 impl IoStatus {
@@ -56,7 +60,7 @@ impl IoStatus {
             Self::Invalid => 22,
             Self::NoSpace => 28,
             Self::Unsupported => 95,
-            Self::Aborted => 103,
+            Self::Aborted | Self::Moved => 103,
             Self::TimedOut => 110,
         }
     }
@@ -102,6 +106,7 @@ impl fmt::Display for IoStatus {
             Self::Aborted => "connection aborted",
             Self::TimedOut => "timed out",
             Self::Busy => "busy",
+            Self::Moved => "served by another gateway",
         })
     }
 }

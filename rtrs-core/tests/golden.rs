@@ -7,13 +7,14 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
+use rtrs_core::gateway::Standing;
 use rtrs_core::identity::{EvictionSecret, ExportId};
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
     AccessMode, Auth, Challenge, ChallengeRsp, ChunkRequest, ClientExtensions, Close, ConnReq,
     ConnRsp, Credential, CredentialKind, Discover, Discovered, Extensions, Fence, Imm, InfoReq,
-    InfoRsp, IoHeader, Name, Open, OpenRsp, OpenRspTail, Page, ReadMsg, RkeyRsp, Rw, RwOp,
+    InfoRsp, IoHeader, Move, Name, Open, OpenRsp, OpenRspTail, Page, ReadMsg, RkeyRsp, Rw, RwOp,
     SessInfo, SessInfoRsp, SgDesc, SignedProof, TimedRkeyRsp, UserMessage, WireError, WriteMsg,
     errno,
 };
@@ -130,6 +131,7 @@ fn check_handshake(vectors: &Vectors) {
             changed: true,
             times: true,
             authenticates: false,
+            gateways: true,
             queue_depth: 128,
         }
         .encode(),
@@ -142,7 +144,8 @@ fn check_handshake(vectors: &Vectors) {
         assert_eq!(rsp.chunk_size(), Ok(131_072));
         assert_eq!(Extensions::decode(&rsp.ext), Extensions::default());
     }
-    let ours = Extensions { identity: Some(uuid(0xc0)), times: true, ..Extensions::OURS };
+    let identity = Some(uuid(0xc0));
+    let ours = Extensions { identity, times: true, idle_ms: Some(30_000), ..Extensions::OURS };
     let rsp = ConnRsp { ext: ours.encode(), ..ConnRsp::accept(Limits::DEFAULT, true) };
     assert_eq!(Extensions::decode(&rsp.ext), ours);
     vectors.check("con_rsp_accept_ours", rsp, rsp.encode(), ConnRsp::decode);
@@ -197,13 +200,17 @@ fn check_export(vectors: &Vectors) {
     let tail = OpenRspTail {
         export: Some(ExportId::from_bytes(uuid(0xe0), true)),
         secret: EvictionSecret(uuid(0xd0)),
+        standing: None,
     };
     vectors.check("open_rsp_long", tail, tail.encode(&rsp), OpenRspTail::decode);
+    let standing = Some(Standing { active: false, term: 0x0102_0304 });
+    let tail = OpenRspTail { standing, ..tail };
+    vectors.check("open_rsp_standby", tail, tail.encode(&rsp), OpenRspTail::decode);
     let close = Close { device_id: 0 };
     vectors.check("close", close, close.encode(), Close::decode);
 }
 
-fn headers() -> [(&'static str, IoHeader); 5] {
+fn headers() -> [(&'static str, IoHeader); 6] {
     let header = |sector, rw, bi_size, prio| IoHeader { device_id: 0, sector, rw, bi_size, prio };
     [
         ("io_write_4k", header(0x800, Rw::WRITE.sync(), 4096, 0x4004)),
@@ -211,6 +218,7 @@ fn headers() -> [(&'static str, IoHeader); 5] {
         ("io_read_4k", header(0, Rw::READ.sync(), 4096, 0x4004)),
         ("io_flush", header(u64::MAX, Rw::FLUSH.sync().fua(true), 0, 0)),
         ("io_discard", header(0x800, Rw::DISCARD.sync(), 65536, 0x4004)),
+        ("io_extents", header(0x800, Rw::EXTENTS, 1 << 31, 0)),
     ]
 }
 
@@ -236,6 +244,10 @@ fn check_io(vectors: &Vectors) {
     let path = PathUuid(std::array::from_fn(|i| 0xa0 + i as u8));
     let fence = Fence { path, recon_cnt: 3 };
     vectors.check("fence", fence, fence.encode(), Fence::decode);
+    for (name, away) in [("move_here", false), ("move_away", true)] {
+        let message = Move { device_id: 7, away };
+        vectors.check(name, message, message.encode(), Move::decode);
+    }
     let discover = Discover { after: Name::new(b"v1").unwrap() };
     vectors.check("discover", discover, discover.encode(), Discover::decode);
     let export = Discovered {
@@ -291,6 +303,7 @@ fn check_tails(vectors: &Vectors) {
         ("tail_read", "io_read_4k", RwOp::Read, 4096, ReadMsg::LEN_MAX),
         ("tail_flush", "io_flush", RwOp::Flush, 0, ReadMsg::LEN_MIN),
         ("tail_discard", "io_discard", RwOp::Discard, 0, WriteMsg::LEN),
+        ("tail_extents", "io_extents", RwOp::Extents, 4096, ReadMsg::LEN_MAX),
     ] {
         let found = vectors.tail(name, data_len, message_len);
         assert_eq!(found, UserMessage::Io(op, headers[header]), "{name}");
@@ -320,7 +333,8 @@ fn check_immediates(vectors: &Vectors) {
         ("imm_rsp_7_eio", rsp(7, errno::EIO, false)),
         ("imm_rsp_inv_0_enoent", rsp(0, errno::ENOENT, true)),
         ("imm_rsp_inv_300_eopnotsupp", rsp(300, errno::EOPNOTSUPP, true)),
-        ("imm_heartbeat", Imm::Heartbeat),
+        ("imm_heartbeat", Imm::Heartbeat { next_ms: 0 }),
+        ("imm_heartbeat_idle", Imm::Heartbeat { next_ms: 30_000 }),
         ("imm_heartbeat_ack", Imm::HeartbeatAck),
         ("imm_changed_7", Imm::Changed { device: 7 }),
     ] {

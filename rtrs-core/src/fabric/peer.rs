@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 
-/// Why a proof was not made, or is not good. For people; a peer is not told.
+/// Why a proof was not made, or is not good. For people; it is not sent to the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct ProofError {

@@ -1,6 +1,6 @@
 //! What a daemon has on its own machine beside the network: the run directory, unix sockets bound
-//! safely beside others that want the same path, the control socket that commands connect to, and
-//! small text files.
+//! safely beside others that want the same path, the control socket that commands connect to, the
+//! service manager that has started it, and small text files.
 //!
 //! Runs off the IO path. Called by both daemons, by the NBD listener and by
 //! the server of metrics.
@@ -9,6 +9,7 @@ mod control;
 mod denied;
 mod own_files;
 mod run_dir;
+mod service_manager;
 mod tcp_address;
 mod text_file;
 pub(crate) mod timed;
@@ -20,6 +21,7 @@ pub use own_files::OwnFiles;
 pub use run_dir::{
     PlaceError, PlaceProblem, RunDir, SocketState, check_socket_path, open_log, socket_state,
 };
+pub use service_manager::ServiceManager;
 pub use tcp_address::check_tcp_address;
 pub use text_file::{make_absolute, read_text};
-pub use unix_socket::{SocketFile, bind_unix, listening_pid, remove_left_behind};
+pub use unix_socket::{SocketFile, bind_seqpacket, bind_unix, listening_pid, remove_left_behind};

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use socket2::SockRef;
 
+use crate::settings::Time;
 use crate::time::Duration;
 
 /// When something must have ended, and what it is.
@@ -68,6 +69,6 @@ impl Limit {
 
 /// The error of what took too long.
 pub(crate) fn timed_out(what: &str, limit: Duration) -> io::Error {
-    let text = format!("{what} took longer than {} ms", limit.as_millis());
-    io::Error::new(io::ErrorKind::TimedOut, text)
+    let limit = Time::<0, { u64::MAX }>::new(limit);
+    io::Error::new(io::ErrorKind::TimedOut, format!("{what} took longer than {limit}"))
 }

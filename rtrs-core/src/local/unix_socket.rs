@@ -8,9 +8,10 @@
 //!
 //! Called by the NBD listener and by `control.rs`.
 
-use std::fs::{File, TryLockError};
+use std::fs::{File, Permissions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -53,10 +54,27 @@ impl Drop for SocketFile {
 /// something other than a socket.
 pub fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let _turn = lock(path, LOCK_PATIENCE);
-    remove_stale(path)?;
+    remove_stale(path, Type::STREAM)?;
     let listener = UnixListener::bind(path)?;
     let file = SocketFile { path: path.to_owned(), identity: identity(path)? };
     Ok((listener, file))
+}
+
+/// The same for a socket that keeps the boundaries of messages (SOCK_SEQPACKET), with these
+/// permissions, and room for this many connections that are not accepted yet. Nobody can connect
+/// before it has the permissions.
+///
+/// # Errors
+/// Those of [`bind_unix`].
+pub fn bind_seqpacket(path: &Path, mode: u32, backlog: i32) -> io::Result<(OwnedFd, SocketFile)> {
+    let _turn = lock(path, LOCK_PATIENCE);
+    remove_stale(path, Type::SEQPACKET)?;
+    let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
+    socket.bind(&SockAddr::unix(path)?)?;
+    let file = SocketFile { path: path.to_owned(), identity: identity(path)? };
+    std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+    socket.listen(backlog)?;
+    Ok((socket.into(), file))
 }
 
 /// Removes the socket of a process that is gone. False if there is none.
@@ -66,7 +84,7 @@ pub fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
 pub fn remove_left_behind(path: &Path) -> io::Result<bool> {
     let _turn = lock(path, LOCK_PATIENCE);
     let was_there = std::fs::symlink_metadata(path).is_ok();
-    remove_stale(path).map(|()| was_there)
+    remove_stale(path, Type::STREAM).map(|()| was_there)
 }
 
 /// The process that listens on a socket, if one does and has room for a connection.
@@ -100,7 +118,7 @@ fn lock(path: &Path, patience: Duration) -> Option<File> {
     }
 }
 
-fn remove_stale(path: &Path) -> io::Result<()> {
+fn remove_stale(path: &Path, kind: Type) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => {}
         Ok(_) => {
@@ -110,10 +128,12 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(e),
     }
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    let socket = Socket::new(Domain::UNIX, kind, None)?;
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::unix(path)?) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        // Somebody listens for connections of another type.
+        Err(e) if e.raw_os_error() == Some(libc::EPROTOTYPE) => Err(in_use()),
         // A full backlog has a listener too.
         Ok(()) => Err(in_use()),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(in_use()),
@@ -165,6 +185,25 @@ pub(super) mod tests {
         std::fs::write(&path, "").unwrap();
         assert_eq!(bind_unix(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn sockets_for_packets_are_replaced_alike() {
+        let scratch = Scratch::new("unix-seqpacket");
+        let path = scratch.0.join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        let (fd, file) = bind_seqpacket(&path, 0o640, 4).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+        let again = bind_seqpacket(&path, 0o640, 4);
+        assert_eq!(again.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(bind_unix(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop((fd, file));
+        assert!(!path.exists());
+        let (_fd, file) = bind_seqpacket(&path, 0o600, 4).unwrap();
+        std::mem::forget(file);
+        drop(_fd);
+        bind_unix(&path).unwrap();
     }
 
     #[test]

@@ -1,12 +1,15 @@
-//! Memory that sockets, disks and peers reach: page-aligned regions, slices of them, fixed pools.
+//! Memory that sockets, disks and peers reach: page-aligned regions, slices of them, fixed pools,
+//! and memory that processes share.
 
 mod crc;
 mod pool;
 mod region;
+mod shared;
 mod usage;
 
 pub use crc::crc32c_append;
 pub use pool::Pool;
 pub use region::{IoVecs, MemSlice, Region};
+pub use shared::SharedMemory;
 pub(crate) use usage::unit_of;
 pub use usage::{Counting, MemoryMeter};

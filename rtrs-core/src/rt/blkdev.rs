@@ -3,8 +3,9 @@
 //! Owns the ioctls of `linux/fs.h` (sizes, discard), the file system's type, the alignment that
 //! O_DIRECT asks for, finding a file below a directory, and the flags of opening. Each call is a
 //! safe function over a descriptor that the caller holds; nothing is kept between calls. A discard
-//! blocks until the device is done, so it is for a thread of its own, never for a shard.
-//! Called by the server's file backend when it opens a target, and by its discard thread.
+//! blocks until the device is done, and a search for holes may wait for the file system, so these
+//! are for threads of their own, never for a shard. Called by the server's file backend when it
+//! opens a target, and by those threads.
 
 use std::ffi::CString;
 use std::fmt;
@@ -345,6 +346,37 @@ impl fmt::Debug for FileFacts {
     }
 }
 
+/// The first byte of a file from `at` on that is not in a hole; None if there is none before its
+/// end. Moves the file's position, and may wait for the file system.
+///
+/// # Errors
+/// The system's error; `InvalidInput` where the file system knows no holes.
+pub fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
+    seek(file, at, libc::SEEK_DATA)
+}
+
+/// The first byte of a file from `at` on that is in a hole; the end of the file counts as one. None
+/// if `at` is beyond it. As [`next_data`] otherwise.
+///
+/// # Errors
+/// As [`next_data`].
+pub fn next_hole(file: &File, at: u64) -> io::Result<Option<u64>> {
+    seek(file, at, libc::SEEK_HOLE)
+}
+
+fn seek(file: &File, at: u64, whence: i32) -> io::Result<Option<u64>> {
+    let at = i64::try_from(at).map_err(io::Error::other)?;
+    // SAFETY: the call takes no pointer; the descriptor is the caller's.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
 /// The `dev_t` of a major and a minor number.
 pub fn device_number(major: u32, minor: u32) -> u64 {
     libc::makedev(major, minor)
@@ -373,6 +405,22 @@ mod tests {
         assert!(logical_block(&file).is_err() && physical_block(&file).is_err());
         assert!(discard(&file, 0, 4096).is_err());
         assert!(fallocate(&file, PUNCH_HOLE, u64::MAX, 1).is_err());
+    }
+
+    #[test]
+    fn holes_and_data_are_found() {
+        use std::os::unix::fs::FileExt;
+        let file = scratch(&std::env::temp_dir()).unwrap();
+        file.set_len(4 << 20).unwrap();
+        file.write_all_at(&[1; 4096], 1 << 20).unwrap();
+        // Without holes in the file system all of it is data.
+        let data = next_data(&file, 0).unwrap().unwrap();
+        assert!(data == 0 || data == 1 << 20, "{data}");
+        let hole = next_hole(&file, 1 << 20).unwrap().unwrap();
+        assert!((1 << 20 < hole) && hole <= 4 << 20, "{hole}");
+        assert_eq!(next_data(&file, 4 << 20).unwrap(), None);
+        assert_eq!(next_hole(&file, 4 << 20).unwrap(), None);
+        assert!(next_data(&file, u64::MAX).is_err());
     }
 
     #[test]

@@ -1,6 +1,14 @@
-//! The real clock: CLOCK_MONOTONIC as nanoseconds.
+//! The real clock: CLOCK_MONOTONIC as nanoseconds; and how long the host has been running.
 
 use crate::time::Instant;
+
+#[allow(clippy::cast_sign_loss, reason = "these clocks are never negative")]
+fn nanos(clock: libc::clockid_t) -> u64 {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: ts is a valid timespec; the clocks always exist on Linux.
+    unsafe { libc::clock_gettime(clock, &raw mut ts) };
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
 
 /// Reads the system's monotonic clock. All shards of a process share its origin.
 #[derive(Clone, Copy, Debug, Default)]
@@ -8,11 +16,12 @@ pub struct Clock;
 
 impl Clock {
     /// The current time.
-    #[allow(clippy::cast_sign_loss, reason = "the monotonic clock is never negative")]
     pub fn now(self) -> Instant {
-        let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: ts is a valid timespec; CLOCK_MONOTONIC always exists on Linux.
-        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut ts) };
-        Instant::from_nanos(ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64)
+        Instant::from_nanos(nanos(libc::CLOCK_MONOTONIC))
+    }
+
+    /// Time since the start of the host, in milliseconds, the time included in which it slept.
+    pub fn boot_millis(self) -> u64 {
+        nanos(libc::CLOCK_BOOTTIME) / 1_000_000
     }
 }

@@ -27,7 +27,10 @@ pub use process::{
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, OpId, Port, Ring};
 pub use signals::{Forwarding, Signal, Signals};
-pub use socket::{PeerEnd, peer_end, peer_pid, unacknowledged, unread};
+pub use socket::{
+    PeerEnd, get_option, peer_end, peer_pid, set_option, unacknowledged, unacknowledged_bytes,
+    unread,
+};
 
 /// The outcome of a system call that returns 0, or -1 with errno set.
 fn check(code: libc::c_int) -> std::io::Result<()> {

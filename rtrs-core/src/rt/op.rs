@@ -76,6 +76,16 @@ impl Op {
         Self::Poll { fd, events: libc::POLLRDHUP.cast_unsigned().into() }
     }
 
+    /// A poll that completes when there is something to read, the end included.
+    pub fn readable(fd: Fd) -> Self {
+        Self::Poll { fd, events: (libc::POLLIN | libc::POLLRDHUP).cast_unsigned().into() }
+    }
+
+    /// A poll that completes when there is room to write.
+    pub fn writable(fd: Fd) -> Self {
+        Self::Poll { fd, events: libc::POLLOUT.cast_unsigned().into() }
+    }
+
     /// The operation as a submission. `address` keeps the target of a connect, to which the
     /// submission points until it completes. A read or write with `nowait` fails with EAGAIN where
     /// it would block, or EOPNOTSUPP where that cannot be known (RWF_NOWAIT).

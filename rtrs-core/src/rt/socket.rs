@@ -31,6 +31,58 @@ pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
     Ok(unsafe { info.assume_init() }.tcpi_unacked)
 }
 
+/// Bytes that were sent, or wait to be, and that the peer's system has not acknowledged
+/// (SIOCOUTQ). Of a connection that is lost it stays what it was.
+///
+/// # Errors
+/// The system's error.
+pub fn unacknowledged_bytes(fd: impl AsFd) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes one int.
+    let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    check(rc)?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+/// Sets an option of a socket, (level, name), to these bytes.
+///
+/// # Errors
+/// The system's error.
+pub fn set_option(fd: impl AsFd, (level, name): (i32, i32), value: &[u8]) -> io::Result<()> {
+    let len = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel reads `len` bytes of
+    // `value`, which is that long. No option that has a pointer in its value is safe to set so, and
+    // none of those is used here: (SOL_RDS, GET_MR) and the like.
+    let rc = unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), len) };
+    check(rc)
+}
+
+/// Gets an option of a socket, (level, name). Returns what the call returned, which some options
+/// use, and how many bytes there are; `None` if `room` is too short for them (ENOSPC).
+///
+/// # Errors
+/// The system's error.
+pub fn get_option(
+    fd: impl AsFd,
+    (level, name): (i32, i32),
+    room: &mut [u8],
+) -> io::Result<(Option<usize>, usize)> {
+    let mut len = libc::socklen_t::try_from(room.len()).map_err(io::Error::other)?;
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `len`
+    // bytes to `room`, which is that long.
+    let rc = unsafe { libc::getsockopt(fd, level, name, room.as_mut_ptr().cast(), &raw mut len) };
+    let len = usize::try_from(len).unwrap_or(0);
+    match usize::try_from(rc) {
+        Ok(value) => Ok((Some(value), len.min(room.len()))),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENOSPC) => Ok((None, len)),
+            error => Err(error),
+        },
+    }
+}
+
 /// The process that listened on the unix socket that this one is connected to (SO_PEERCRED).
 ///
 /// # Errors
@@ -108,7 +160,7 @@ mod tests {
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stream.write_all(&[7; 1000]).unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
-        while unacknowledged(&stream).unwrap() > 0 {
+        while unacknowledged(&stream).unwrap() > 0 || unacknowledged_bytes(&stream).unwrap() > 0 {
             assert!(Instant::now() < deadline, "never acknowledged");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -120,6 +172,18 @@ mod tests {
         assert_eq!(unread(&one).unwrap(), 0);
         other.write_all(&[7; 100]).unwrap();
         assert_eq!((unread(&one).unwrap(), unread(&other).unwrap()), (100, 0));
+    }
+
+    #[test]
+    fn options_are_bytes() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let option = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+        set_option(&one, option, &7_i32.to_ne_bytes()).unwrap();
+        let mut room = [0; 8];
+        assert_eq!(get_option(&one, option, &mut room).unwrap(), (Some(0), 4));
+        assert_eq!(room, [7_i32.to_ne_bytes(), [0; 4]].concat()[..]);
+        assert!(get_option(&one, (libc::SOL_SOCKET, 9999), &mut room).is_err());
+        assert!(set_option(&one, option, &[]).is_err());
     }
 
     #[test]

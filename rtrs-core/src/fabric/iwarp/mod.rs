@@ -24,6 +24,7 @@ mod listener;
 mod mpa;
 mod qp;
 mod rdmap;
+mod recv_queue;
 mod rx;
 mod secure;
 mod stag;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use super::mpa::{FPDU_MAX, Features, Terms};
 use super::rdmap::{TermCode, Terminate};
+use super::recv_queue::RecvQueue;
 use super::rx::Rx;
 use super::stag::Placing;
 use super::state::CoreState;
@@ -115,7 +116,7 @@ pub(super) struct QpMachine {
     pub(super) send_queue: VecDeque<SendItem>,
     /// Number of the first entry of `send_queue`.
     pub(super) send_base: u64,
-    pub(super) recv_queue: VecDeque<PostedRecv>,
+    pub(super) recv_queue: RecvQueue,
     pub(super) reads: VecDeque<ReadWait>,
     pub(super) responses: VecDeque<Response>,
     pub(super) rx: Rx,
@@ -141,7 +142,7 @@ impl QpMachine {
             send_stage: Region::new(TX_STAGE)?,
             send_queue: VecDeque::with_capacity(limits.send_max as usize),
             send_base: 0,
-            recv_queue: VecDeque::with_capacity(limits.recv_max as usize),
+            recv_queue: RecvQueue::default(),
             reads: VecDeque::new(),
             responses: VecDeque::new(),
             rx: Rx::default(),
@@ -255,7 +256,7 @@ impl QpMachine {
         {
             return Err(FabricError::LocalMemory);
         }
-        self.recv_queue.push_back(PostedRecv { wr_id, buf: buf.map(|sge| sge.slice) });
+        self.recv_queue.push(PostedRecv { wr_id, buf: buf.map(|sge| sge.slice) });
         Ok(())
     }
 
@@ -294,7 +295,7 @@ impl QpMachine {
             core.complete(self.completion(item.wr.wr_id, item.wr.op.completes_as(), status));
             sequence += 1;
         }
-        while let Some(recv) = self.recv_queue.pop_front() {
+        while let Some(recv) = self.recv_queue.pop() {
             core.complete(self.completion(recv.wr_id, WcOp::Recv, WcStatus::Flushed));
         }
         self.reads.clear();
@@ -323,6 +324,10 @@ impl QpMachine {
                 }
                 core.complete(done);
             }
+        }
+        if self.send_queue.is_empty() {
+            // It begins at its start again, so that little work touches little memory.
+            self.send_queue.clear();
         }
     }
 

@@ -584,7 +584,7 @@ impl QpMachine {
         if bytes[4..] != [0; 4] {
             return Err(fault(TermCode::OTHER, Blame::NONE, "an immediate beyond 32 bits"));
         }
-        let Some(recv) = self.recv_queue.pop_front() else {
+        let Some(recv) = self.recv_queue.pop() else {
             return Err(fault(TermCode::NO_BUFFER, blame, "an immediate without a receive"));
         };
         self.rx.received[queue::SEND as usize] = message.msn;
@@ -639,7 +639,7 @@ impl QpMachine {
         if len > 0 {
             let Some(target) = target else {
                 let wr_id = recv.wr_id;
-                self.recv_queue.pop_front();
+                self.recv_queue.pop();
                 core.complete(self.completion(wr_id, WcOp::Recv, WcStatus::LocalError));
                 return Err(fault(TermCode::TOO_LONG, blame, "a message longer than its receive"));
             };
@@ -666,7 +666,7 @@ impl QpMachine {
             _ => None,
         };
         self.rx.received[queue::SEND as usize] = message.msn;
-        let Some(recv) = self.recv_queue.pop_front() else { return Ok(()) };
+        let Some(recv) = self.recv_queue.pop() else { return Ok(()) };
         let mut wc = self.completion(recv.wr_id, WcOp::Recv, WcStatus::Success);
         wc.byte_len = (done - prefix_len) as u32;
         wc.imm = (prefix[0] & 1 != 0)

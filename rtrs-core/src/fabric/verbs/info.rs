@@ -53,10 +53,14 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     Ok(devices)
 }
 
-/// Their names; empty when they cannot be read.
+/// Their names; empty when they cannot be read. Shards ask for them each time an address has no
+/// device, so nothing else is read: a soft device alone has 1,024 global identifiers.
 pub(super) fn names() -> Vec<String> {
-    let devices = list(Path::new(CLASS)).unwrap_or_default();
-    devices.into_iter().map(|device| device.name).collect()
+    names_in(Path::new(CLASS))
+}
+
+fn names_in(class: &Path) -> Vec<String> {
+    entries(class)
 }
 
 /// Whether the kernel says that a port does not work. One that it does not know is not known to be
@@ -86,7 +90,7 @@ fn list(class: &Path) -> io::Result<Vec<DeviceInfo>> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(e),
     }
-    Ok(entries(class).iter().map(|name| device(&class.join(name), name)).collect())
+    Ok(names_in(class).iter().map(|name| device(&class.join(name), name)).collect())
 }
 
 fn device(path: &Path, name: &str) -> DeviceInfo {
@@ -136,7 +140,28 @@ fn address_of(gid: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn names_are_known_without_a_look_into_the_devices() {
+        let root = std::env::temp_dir().join(format!("rtrs-verbs-names-{}", std::process::id()));
+        fs::create_dir_all(root.join("rxe1/ports/1/gids")).unwrap();
+        fs::create_dir_all(root.join("mlx5_0")).unwrap();
+        // Whoever reads a pipe that nobody writes to waits.
+        let pipe = root.join("rxe1/ports/1/gids/0");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let (told, names) = mpsc::channel();
+        let class = root.clone();
+        thread::spawn(move || told.send(names_in(&class)));
+        let names = names.recv_timeout(Duration::from_secs(20));
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(names.unwrap(), ["mlx5_0", "rxe1"]);
+    }
 
     #[test]
     fn the_kernels_list_is_read() {
