@@ -107,6 +107,7 @@ impl Bridge {
         });
         self.generation = self.generation.wrapping_add(1);
         let id = ConnId { slot, generation: self.generation };
+        self.shared.seat.group.ranges.join(self.shared.seat.shard);
         match Conn::new(Fd::new(socket), id, now, kernel, &self.shared) {
             Ok(conn) => self.conns[slot] = Some(conn),
             Err(error) => tracing::warn!("NBD client turned away: {error}"),
@@ -149,6 +150,7 @@ impl Bridge {
     pub fn turn(&mut self, now: Instant) -> bool {
         let Self { port, shared, conns, .. } = self;
         let mut any = shared.poll(now) | look(port, shared, conns);
+        any |= !shared.seat.group.ranges.is_empty() && shared.look();
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);
         while let Some(done) = port.take() {
@@ -174,7 +176,7 @@ impl Bridge {
         // What a device does at once is answered at once.
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);
-        for entry in conns {
+        for entry in &mut *conns {
             let Some(conn) = entry else { continue };
             conn.note_reported(shared);
             any |= conn.send(now, port, shared);
@@ -185,6 +187,9 @@ impl Bridge {
                 *entry = None;
                 any = true;
             }
+        }
+        if conns.iter().all(Option::is_none) {
+            shared.seat.group.ranges.leave(shared.seat.shard);
         }
         self.recheck = (waits || shared.has_deferred()).then(|| now + RECHECK);
         any

@@ -14,10 +14,15 @@ use std::sync::Arc;
 
 use rtrs_core::mem::{MemSlice, Pool, Region};
 
+use crate::proto::wire::{CHUNK_MAX, MIN_BLOCK_MAX};
+
 /// Bytes of one buffer: two writes of 128 KiB and the headers between them.
 pub(crate) const BUFFER_LEN: usize = 256 * 1024 + 4096;
 /// Most of one read or write that goes into one buffer.
 pub(crate) const PART_MAX: usize = 256 * 1024;
+/// Bytes that a read takes memory for at once, at most: what is answered with one chunk, and the
+/// rest of the blocks at its ends. A longer one takes turns with its client.
+pub(crate) const PIECE_MAX: usize = CHUNK_MAX as usize + 2 * MIN_BLOCK_MAX as usize;
 /// Longest read that shares a buffer.
 const SMALL_MAX: usize = PART_MAX / 2;
 
@@ -71,7 +76,8 @@ impl Buffers {
         connections_max: usize,
         payload_max: usize,
     ) -> io::Result<Self> {
-        let least = payload_max.div_ceil(PART_MAX) + 2 * connections_max;
+        let piece = PIECE_MAX.min(payload_max + 2 * MIN_BLOCK_MAX as usize);
+        let least = piece.div_ceil(PART_MAX) + 2 * connections_max;
         if bytes.div_ceil(BUFFER_LEN) < least {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -366,7 +372,11 @@ mod tests {
 
     #[test]
     fn too_little_memory_is_refused_at_start() {
-        assert!(Buffers::new(BUFFER_LEN * 2, 1, PART_MAX).is_err());
-        assert!(Buffers::new(BUFFER_LEN * 3, 1, PART_MAX).is_ok());
+        assert!(Buffers::new(BUFFER_LEN * 3, 1, PART_MAX).is_err());
+        assert!(Buffers::new(BUFFER_LEN * 4, 1, PART_MAX).is_ok());
+        // A longer read comes in pieces.
+        let piece = BUFFER_LEN * (PIECE_MAX.div_ceil(PART_MAX) + 2);
+        assert!(Buffers::new(piece, 1, 2 * PIECE_MAX).is_ok());
+        assert!(Buffers::new(piece - BUFFER_LEN, 1, 2 * PIECE_MAX).is_err());
     }
 }

@@ -7,8 +7,8 @@ use crate::proto::wire::PAYLOAD_MAX;
 /// Bounds of one shard's bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BridgeConfig {
-    /// Bytes of buffers on this shard: the largest request, 32 MiB as a rule, and two buffers of
-    /// 260 KiB for every connection must fit. Memory is real only once it was used.
+    /// Bytes of buffers on this shard: the largest piece of a request, 32 MiB as a rule, and
+    /// two buffers of 260 KiB for every connection must fit. Memory is real only once it was used.
     pub buffer_bytes: usize,
     /// Connections on this shard; more are closed at once.
     pub connections_max: usize,
@@ -22,6 +22,9 @@ pub struct BridgeConfig {
     /// How long a request may wait for a change that it overlaps and that nobody waits for any
     /// more; then it fails. None: as long as that takes.
     pub deferred_max: Option<Duration>,
+    /// Another host may write to the device at the same time. Then changes of parts of blocks,
+    /// which are read, changed and written, are refused.
+    pub shared_writes: bool,
 }
 
 impl Default for BridgeConfig {
@@ -33,6 +36,7 @@ impl Default for BridgeConfig {
             touched_bytes: 0,
             max_payload: PAYLOAD_MAX,
             deferred_max: None,
+            shared_writes: false,
         }
     }
 }

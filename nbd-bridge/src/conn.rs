@@ -29,7 +29,7 @@ use rtrs_core::time::{Duration, Instant};
 use crate::buffers::ReadMemory;
 use crate::group::{Due, ROUND_TIMEOUT};
 use crate::kernel::FIRST_BYTES;
-use crate::proto::{Handshake, Rules, Validated, reply};
+use crate::proto::{Handshake, Rules, Terms, Validated, reply};
 use crate::requests::{ConnId, Late};
 use crate::shared::Shared;
 
@@ -42,7 +42,7 @@ pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 const SEND_RATE_MIN: u64 = 256 * 1024;
 /// Replies that go out in one system call at most.
 const REPLIES_MAX: usize = 64;
-/// Slices of one system call: a 32 MiB read in parts, or many small ones.
+/// Slices of one system call: a 32 MiB piece of a read in parts, or many small reads.
 const SLICES_MAX: usize = 320;
 /// Tokens of this connection's operations, above the slot number.
 pub(crate) const TOKEN_SEND: u64 = 1 << 32;
@@ -108,6 +108,8 @@ pub(crate) struct Conn {
     greeting: Vec<u8>,
     replies: VecDeque<u32>,
     in_send: Vec<u32>,
+    /// A simple reply of which a piece was sent and not the last one.
+    cut_short: Option<u32>,
     /// Rows that belong to this connection.
     rows: usize,
     /// What its reads hold.
@@ -169,7 +171,10 @@ impl Conn {
             tcp,
             departed: false,
             in_order: false,
-            rules: kernel.then(|| Rules::new(&shared.export(), false)),
+            rules: kernel.then(|| {
+                let keeps_blocks = true;
+                Rules::new(&shared.export(), Terms { keeps_blocks, ..Terms::default() })
+            }),
             buffer: None,
             start: 0,
             fill: 0,
@@ -183,6 +188,7 @@ impl Conn {
             greeting,
             replies: VecDeque::with_capacity(shared.requests.capacity()),
             in_send: Vec::with_capacity(REPLIES_MAX),
+            cut_short: None,
             rows: 0,
             memory: ReadMemory::default(),
             opened: now,
@@ -299,9 +305,16 @@ impl Conn {
     }
 
     /// A row's reply is out, or nobody is there to get it. The device may still have what it gave
-    /// up.
+    /// up. A piece of a long read is followed by the next one.
     fn told(&mut self, row: u32, shared: &mut Shared) {
         let entry = shared.requests.row(row);
+        if entry.is_between() {
+            if !self.broken {
+                entry.next_piece();
+                return shared.submit(row);
+            }
+            entry.complete = true;
+        }
         if entry.is_done() {
             self.free_row(row, shared);
         } else {
@@ -343,7 +356,7 @@ impl Conn {
         self.backlog.stalled = self.receiving.is_none() && !matches!(self.phase, Phase::Ended);
         let unwatched = self.watching.is_none() && !self.half_closed;
         let watch = self.backlog.stalled && self.gate == Gate::Open && unwatched;
-        if watch && !rtrs_core::mutated!(NbdStallUnwatched) {
+        if watch {
             let watch = RingOp::hangup(self.fd.clone());
             self.watching = Some(port.submit(watch, self.id.slot as u64));
         }

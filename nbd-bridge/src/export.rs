@@ -19,6 +19,7 @@ pub fn export_info(name: &str, geometry: &Geometry) -> ExportInfo {
         cache: true,
         multi_conn: true,
         rotational: geometry.rotational,
+        extents: geometry.extents,
         min_block: geometry.logical_block,
         preferred_block: geometry.physical_block.max(4096),
         ..ExportInfo::plain(name, geometry.size)

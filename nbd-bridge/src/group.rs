@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rtrs_core::orphans::Orphans;
 use rtrs_core::time::Duration;
 
+use crate::ranges::Ranges;
+
 /// How long a new connection waits for a shard that does not look at its sockets.
 pub(crate) const ROUND_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often a shard looks whether what it waits for is over.
@@ -38,6 +40,8 @@ pub(crate) struct Due {
 pub struct Group {
     /// Known by shard and row.
     pub(crate) orphans: Orphans<(usize, u32)>,
+    /// Changes of parts of blocks, and what takes turns with them.
+    pub(crate) ranges: Ranges,
     /// The last round that was asked for.
     round: AtomicU64,
     /// By shard, the last round in which it looked at its sockets.
@@ -50,6 +54,7 @@ impl Group {
     pub fn new(shards: usize, wake: impl Fn(usize) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             orphans: Orphans::default(),
+            ranges: Ranges::new(shards),
             round: AtomicU64::new(0),
             looked: (0..shards).map(|_| AtomicU64::new(ABSENT)).collect(),
             wake: Box::new(wake),
@@ -61,6 +66,11 @@ impl Group {
         self.orphans.len()
     }
 
+    /// Makes the bridge of another shard turn soon.
+    pub(crate) fn wake(&self, shard: usize) {
+        (self.wake)(shard);
+    }
+
     /// This shard has a bridge from now on, without connections.
     pub(crate) fn join(&self, shard: usize) {
         self.looked[shard].store(self.round.load(Ordering::SeqCst), Ordering::SeqCst);
@@ -69,6 +79,7 @@ impl Group {
     /// This shard's bridge is gone, and its connections with it.
     pub(crate) fn leave(&self, shard: usize) {
         self.looked[shard].store(ABSENT, Ordering::SeqCst);
+        self.ranges.leave(shard);
     }
 
     /// Asks all shards to look at their sockets; returns the round.
@@ -76,7 +87,7 @@ impl Group {
         let round = self.round.fetch_add(1, Ordering::SeqCst) + 1;
         for (other, looked) in self.looked.iter().enumerate() {
             if other != shard && looked.load(Ordering::SeqCst) < round {
-                (self.wake)(other);
+                self.wake(other);
             }
         }
         round
@@ -104,6 +115,7 @@ impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
             .field("orphans", &self.orphans)
+            .field("ranges", &self.ranges)
             .field("round", &self.round)
             .field("looked", &self.looked)
             .finish_non_exhaustive()

@@ -35,5 +35,6 @@ pub use options::{
 };
 pub use probe::{Probe, probe, settle};
 pub use sockets::FIRST_BYTES;
+pub use sysfs::{announce, backend_of};
 pub use takeover::{Reached, reach};
 pub use usage::{DeviceUse, device_uses};

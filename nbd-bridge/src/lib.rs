@@ -1,4 +1,4 @@
-//! A library that serves any block device over NBD.
+//! A library that serves any block device over NBD, and connects to NBD servers.
 //!
 //! Map of the crate, in the order of a request's way:
 //! - `listener`: the socket clients connect to; connections are handed out over shards.
@@ -7,8 +7,10 @@
 //!   connections of a shard have in common.
 //! - `proto`: the NBD protocol as state machines without IO; bytes in, bytes and decisions out.
 //! - `bridge`: a shard's connections, its requests and its device; `config` has its bounds.
-//! - `group`: what the shards of a device share: orphaned writes of connections that are gone.
+//! - `group`: what the shards of a device share: orphaned writes of connections that are gone;
+//!   `ranges`, the changes of parts of blocks, which `cut` finds in a request.
 //! - `kernel`: the same shards behind a block device of the kernel, /dev/nbdX.
+//! - `dial`, with `proto/client`: the other side, a connection to an NBD server.
 //! - `export`, `status`: a device and its errors as NBD shows them.
 
 #![forbid(unsafe_code)]
@@ -17,11 +19,14 @@ mod bridge;
 mod buffers;
 mod config;
 mod conn;
+mod cut;
+mod dial;
 mod export;
 mod group;
 pub mod kernel;
 mod listener;
 mod proto;
+mod ranges;
 mod requests;
 mod shared;
 mod starttls;
@@ -30,12 +35,13 @@ mod status;
 
 pub use bridge::Bridge;
 pub use config::BridgeConfig;
+pub use dial::{DialError, ServerAddress, dial};
 pub use export::export_info;
 pub use group::{Group, Seat};
 pub use listener::{Bound, Endpoint, Listener};
 pub use proto::{
     AfterRefusal, BadExport, ExportInfo, Exports, Handshake, Negotiated, Op, Outcome,
-    ProtocolError, Refusal, Request, Rules, Validated, reply, wire,
+    ProtocolError, Refusal, Request, Rules, Terms, Validated, client, reply, wire,
 };
 pub use starttls::{RELAYS_MAX, Relays, TlsMode};
 pub use stats::BridgeStats;

@@ -209,8 +209,8 @@ const PROBES_MAX: u32 = 4;
 /// Else a client whose host is gone would keep its place among the connections for ever.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Sets what helps a client, and what ends one that is gone. A refusal only makes that slower.
-fn tune(socket: &OwnedFd, tcp: bool) {
+/// Sets what helps a peer, and what ends one that is gone. A refusal only makes that slower.
+pub(crate) fn tune(socket: &OwnedFd, tcp: bool) {
     let socket = socket2::SockRef::from(socket);
     let probes = TcpKeepalive::new()
         .with_time(PROBE_AFTER)
@@ -227,7 +227,7 @@ fn tune(socket: &OwnedFd, tcp: bool) {
         socket.set_send_buffer_size(UNIX_SEND_BUFFER)
     };
     if let Err(error) = tuned {
-        tracing::debug!("socket of an NBD client not tuned: {error}");
+        tracing::debug!("socket of an NBD connection not tuned: {error}");
     }
 }
 

@@ -5,13 +5,17 @@
 //! in order; until they are gone nothing new is taken from clients. Rows that overlap an orphaned
 //! write are deferred until it has ended (`group`). A row that the device gives up is answered with
 //! an error at once; the device keeps row and memory until its end, and a change counts as an
-//! orphaned write from then on. Called by connections and by the shard's turn in `bridge`; nothing
-//! here allocates after start, but when a client is gone or the device gives up.
+//! orphaned write from then on. Changes of parts of blocks take turns with what overlaps them
+//! (`fragments`). Called by connections and by the shard's turn in `bridge`; nothing here allocates
+//! after start, but when a client is gone or the device gives up.
+
+mod fragments;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, Geometry, Io, IoOp};
+use rtrs_core::extents;
 use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
@@ -21,7 +25,7 @@ use crate::config::BridgeConfig;
 use crate::export::export_info;
 use crate::group::Seat;
 use crate::proto::{ExportInfo, Exports, Op};
-use crate::requests::{ConnId, Late, Requests};
+use crate::requests::{ConnId, Late, Requests, Row};
 use crate::stats::BridgeStats;
 
 /// What all connections of a shard use.
@@ -30,6 +34,8 @@ pub(crate) struct Shared {
     /// Under which clients find the device.
     name: String,
     max_payload: u32,
+    /// Another host may write to the device.
+    shared_writes: bool,
     pub(crate) buffers: Buffers,
     pub(crate) requests: Requests,
     pub(crate) stats: BridgeStats,
@@ -40,6 +46,10 @@ pub(crate) struct Shared {
     backlog: VecDeque<u32>,
     /// Rows that wait for orphaned writes, in order.
     deferred: Vec<u32>,
+    /// Rows of which something waits for its turn, or for room at the device in it.
+    turns: Vec<u32>,
+    /// Changes of parts of blocks that have begun and not ended.
+    fragments: usize,
     pub(crate) seat: Seat,
     /// How long a row may be deferred.
     deferred_max: Option<Duration>,
@@ -61,6 +71,7 @@ impl Shared {
         Self {
             name: name.into(),
             max_payload: config.max_payload,
+            shared_writes: config.shared_writes,
             buffers,
             requests: Requests::new(config.requests_max),
             stats: BridgeStats::default(),
@@ -68,6 +79,8 @@ impl Shared {
             device,
             backlog: VecDeque::with_capacity(rows),
             deferred: Vec::with_capacity(rows),
+            turns: Vec::with_capacity(rows),
+            fragments: 0,
             seat,
             deferred_max: config.deferred_max,
             finished: VecDeque::with_capacity(rows),
@@ -81,8 +94,9 @@ impl Shared {
 
     /// The device as clients see it at this time.
     pub(crate) fn export(&self) -> ExportInfo {
-        let max_payload = self.max_payload;
-        ExportInfo { max_payload, ..export_info(&self.name, self.device.geometry()) }
+        let Self { max_payload, shared_writes, .. } = *self;
+        let export = export_info(&self.name, self.device.geometry());
+        ExportInfo { max_payload, shared_writes, ..export }
     }
 
     /// True when nothing more should be taken from clients for now.
@@ -128,7 +142,8 @@ impl Shared {
     }
 
     /// Hands to the device what is ready of a row, behind those that wait already. A row that
-    /// overlaps an orphaned write is deferred.
+    /// overlaps an orphaned write is deferred, and one that overlaps a change of a part of a block
+    /// waits for its turn.
     pub(crate) fn submit(&mut self, row: u32) {
         let orphans = !self.seat.group.orphans.is_empty();
         if orphans && !rtrs_core::mutated!(NbdOrphanForgotten) && self.defer(row) {
@@ -142,6 +157,18 @@ impl Shared {
         if entry.late == Late::Noted && entry.complete && entry.pending > 0 {
             return self.give_up(row);
         }
+        if !self.queue(row) {
+            self.hand_over_in_order(row);
+        }
+    }
+
+    /// Hands to the device what is ready of a row, behind those that wait for room.
+    fn hand_over_in_order(&mut self, row: u32) {
+        let Row { handed, ready, .. } = self.requests.row(row);
+        if handed == ready {
+            // A change within blocks: the row may end before its turn in the backlog would come.
+            return;
+        }
         if !self.backlog.is_empty() || !self.hand_over(row) {
             self.backlog.push_back(row);
         }
@@ -152,7 +179,7 @@ impl Shared {
     fn defer(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
         let fresh = row.handed == 0 && !row.deferred;
-        if fresh && row.io != Some(IoOp::Flush) && self.seat.group.orphans.touch(&row.bytes()) {
+        if fresh && row.io != Some(IoOp::Flush) && self.seat.group.orphans.touch(row.bytes()) {
             row.deferred = true;
             self.deferred.push(index);
             self.stats.deferred += 1;
@@ -160,9 +187,18 @@ impl Shared {
         self.requests.row(index).deferred
     }
 
-    /// True when requests wait for orphaned writes.
+    /// True when requests wait for orphaned writes, or for their turn.
     pub(crate) fn has_deferred(&self) -> bool {
-        !self.deferred.is_empty()
+        !self.deferred.is_empty() || !self.turns.is_empty()
+    }
+
+    /// A row does not wait for orphaned writes any more.
+    fn undefer(&mut self, index: u32) {
+        let row = self.requests.row(index);
+        if std::mem::take(&mut row.deferred) {
+            row.deferred_since = None;
+            self.deferred.retain(|row| *row != index);
+        }
     }
 
     /// Hands over deferred rows whose bytes no orphaned write can change any more. True when there
@@ -171,7 +207,7 @@ impl Shared {
         let (mut at, mut any) = (0, false);
         while let Some(&index) = self.deferred.get(at) {
             let row = self.requests.row(index);
-            if self.seat.group.orphans.touch(&row.bytes()) {
+            if self.seat.group.orphans.touch(row.bytes()) {
                 at += 1;
                 continue;
             }
@@ -183,24 +219,29 @@ impl Shared {
         any
     }
 
-    /// Fails what is deferred for longer than it may be; nothing of it has begun. True when there
-    /// was one.
+    /// Fails what is deferred, or waits for its turn, for longer than it may; what waits has not
+    /// begun. True when there was one.
     pub(crate) fn expire_deferred(&mut self, now: Instant) -> bool {
         let Some(bound) = self.deferred_max else { return false };
-        let mut at = 0;
-        let before = self.deferred.len();
-        while let Some(&index) = self.deferred.get(at) {
+        let (mut at, mut any) = (0_usize, false);
+        loop {
+            let turn = at.checked_sub(self.deferred.len());
+            let next = turn.map_or_else(|| self.deferred.get(at), |at| self.turns.get(at));
+            let Some(&index) = next else { return any };
             let row = self.requests.row(index);
             let since = *row.deferred_since.get_or_insert(now);
             // A payload that still arrives needs its row.
-            if row.complete && now.since(since) >= bound {
-                row.status = IoStatus::TimedOut;
+            let whole = row.complete || row.op == Op::Read;
+            if whole && now.since(since) >= bound {
+                if row.status.is_ok() {
+                    row.status = IoStatus::TimedOut;
+                }
                 self.withdraw(index);
+                any = true;
             } else {
                 at += 1;
             }
         }
-        self.deferred.len() < before
     }
 
     /// The device gives up a part of this row: its client is to get an error now. What was handed
@@ -208,8 +249,10 @@ impl Shared {
     /// an orphaned write does. The row and its memory stay until then.
     fn give_up(&mut self, index: u32) {
         self.backlog.retain(|row| *row != index);
+        self.undefer(index);
+        self.drop_turns(index);
         let row = self.requests.row(index);
-        (row.ready, row.late) = (row.handed, Late::GivenUp);
+        (row.ready, row.late, row.complete) = (row.handed, Late::GivenUp, true);
         if row.status.is_ok() {
             row.status = IoStatus::TimedOut;
         }
@@ -218,6 +261,7 @@ impl Shared {
             row.orphaned = true;
             self.seat.group.orphans.enter((self.seat.shard, index), bytes);
         }
+        self.end_running(index);
         self.stats.given_up += 1;
         self.finished.push_back(index);
     }
@@ -227,11 +271,10 @@ impl Shared {
         let mut any = false;
         while let Some(tag) = self.device.take_given_up() {
             any = true;
-            #[allow(clippy::cast_possible_truncation, reason = "the tag is a row number")]
-            let index = tag as u32;
+            let (index, _) = row_of(tag);
             let row = self.requests.row(index);
             assert!(row.pending > 0, "the device gave up an IO that it does not have");
-            match (row.late, row.complete) {
+            match (row.late, row.complete || row.op == Op::Read) {
                 (Late::No | Late::Noted, true) => self.give_up(index),
                 (Late::No, false) => row.late = Late::Noted,
                 _ => {}
@@ -247,10 +290,14 @@ impl Shared {
         let Seat { group, shard } = self.seat.clone();
         let mut count = 0;
         for index in self.requests.open_rows(conn) {
-            let row = self.requests.row(index);
-            if row.deferred {
+            if self.requests.row(index).deferred {
                 self.withdraw(index);
-            } else if let Some(bytes) = row.may_change().filter(|_| !row.orphaned) {
+            }
+            let row = self.requests.row(index);
+            if row.is_done() {
+                continue;
+            }
+            if let Some(bytes) = row.may_change().filter(|_| !row.orphaned) {
                 row.orphaned = true;
                 count += 1;
                 group.orphans.enter((shard, index), bytes);
@@ -272,23 +319,27 @@ impl Shared {
             return;
         }
         for &index in &rows {
-            if self.backlog.contains(&index) {
+            let row = self.requests.row(index);
+            let unbegun = row.queued || fragments::is_open(row);
+            if unbegun || self.backlog.contains(&index) {
                 self.withdraw(index);
             }
         }
-        self.device.cancel(&|tag| rows.iter().any(|row| u64::from(*row) == tag));
+        self.device.cancel(&|tag| rows.contains(&row_of(tag).0));
     }
 
     /// Nothing more of a row is handed to the device.
     fn withdraw(&mut self, index: u32) {
         self.backlog.retain(|row| *row != index);
-        self.deferred.retain(|row| *row != index);
+        self.undefer(index);
+        self.drop_turns(index);
         let row = self.requests.row(index);
-        (row.ready, row.complete, row.deferred) = (row.handed, true, false);
+        (row.ready, row.complete) = (row.handed, true);
         row.deferred_since = None;
         if row.status.is_ok() {
             row.status = IoStatus::Aborted;
         }
+        self.end_running(index);
         self.finish_if_done(index);
     }
 
@@ -313,8 +364,9 @@ impl Shared {
                     let len = left.min(io_max);
                     (len, len, None)
                 }
+                IoOp::Extents => (left, left, row.parts[0].slice.slice(0, extents::LEN_MAX)),
             };
-            let offset = row.offset + u64::from(row.handed);
+            let offset = row.cut.whole.start + u64::from(row.handed);
             let io = Io { tag: u64::from(index), op, flags: row.flags, offset, len, buf };
             if self.device.submit(io).is_err() {
                 return false;
@@ -335,7 +387,14 @@ impl Shared {
     pub(crate) fn finish_if_done(&mut self, row: u32) {
         let entry = self.requests.row(row);
         let early = rtrs_core::mutated!(NbdFirstPart) && entry.pending > 0;
-        if early || entry.is_done() {
+        if entry.is_between() && !entry.status.is_ok() {
+            entry.complete = true;
+        }
+        if early || entry.is_done() || entry.is_between() {
+            // A change within blocks has had its turn; of the orphaned write that it overlaps,
+            // what is left is elsewhere.
+            self.undefer(row);
+            let entry = self.requests.row(row);
             if std::mem::take(&mut entry.orphaned) {
                 let key = (self.seat.shard, row);
                 self.seat.group.orphans.leave(|own| *own == key);
@@ -351,11 +410,14 @@ impl Shared {
     pub(crate) fn free_row(&mut self, row: u32, memory: &mut ReadMemory) {
         let entry = self.requests.row(row);
         while let Some(part) = entry.parts.pop() {
-            if entry.op == Op::Read {
-                self.buffers.release_read(part.buffer, memory);
-            } else {
+            if entry.op == Op::Write {
                 self.buffers.release(part.buffer);
+            } else {
+                self.buffers.release_read(part.buffer, memory);
             }
+        }
+        if let Some(aside) = entry.aside.take() {
+            self.buffers.release_read(aside.buffer, memory);
         }
         self.requests.give(row);
     }
@@ -369,8 +431,12 @@ impl Shared {
         let mut any = self.take_given_up();
         while let Some(done) = self.device.reap() {
             any = true;
-            #[allow(clippy::cast_possible_truncation, reason = "the tag is a row number")]
-            let row = done.tag as u32;
+            let (row, fragment) = row_of(done.tag);
+            self.stats.completed(done.status);
+            if let Some(which) = fragment {
+                self.on_fragment(row, which, done.status);
+                continue;
+            }
             let entry = self.requests.row(row);
             assert!(entry.pending > 0, "the device completed an IO twice");
             entry.pending -= 1;
@@ -378,7 +444,7 @@ impl Shared {
             {
                 entry.status = done.status;
             }
-            let through = entry.pending == 0 && entry.handed == entry.ready;
+            let through = entry.is_idle() && entry.handed == entry.ready;
             if entry.op == Op::Write && (through || rtrs_core::mutated!(NbdMemoryEarly)) {
                 // The payload is at the device: its buffers need not wait for the reply.
                 entry.cursor = (0, 0);
@@ -386,9 +452,10 @@ impl Shared {
                     self.buffers.release(part.buffer);
                 }
             }
-            self.stats.completed(done.status);
+            self.end_running(row);
             self.finish_if_done(row);
         }
+        any |= !self.turns.is_empty() && self.advance_turns();
         while let Some(&row) = self.backlog.front() {
             let before = self.requests.row(row).handed;
             let all = self.hand_over(row);
@@ -402,13 +469,21 @@ impl Shared {
     }
 }
 
+/// The row of an IO's tag, and which of its fragments.
+fn row_of(tag: u64) -> (u32, Option<usize>) {
+    #[allow(clippy::cast_possible_truncation, reason = "the low half is a row number")]
+    let row = tag as u32;
+    let which = usize::try_from(tag >> fragments::WHICH_SHIFT).unwrap_or(0);
+    (row, which.checked_sub(1))
+}
+
 /// Bytes in whole blocks that the device takes at once. A flush has none.
 fn io_max(geometry: &Geometry, op: IoOp) -> u32 {
     let bytes = match op {
         IoOp::Read | IoOp::Write => geometry.io_max,
         IoOp::Discard => geometry.discard_max,
         IoOp::WriteZeroes => geometry.zeroes_max,
-        IoOp::Flush => 0,
+        IoOp::Flush | IoOp::Extents => 0,
     };
     let block = geometry.logical_block.max(1);
     (bytes / block * block).max(block)

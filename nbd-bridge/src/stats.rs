@@ -26,8 +26,11 @@ pub struct BridgeStats {
     pub bytes_moved: u64,
     /// Writes left unanswered by connections that ended, when they may still have landed.
     pub orphaned: u64,
-    /// Requests that waited for such writes, or for ones that were given up.
+    /// Requests that waited for such writes, for ones that were given up, or for changes of parts
+    /// of blocks.
     pub deferred: u64,
+    /// Changes of parts of blocks; a request has at most two.
+    pub fragments: u64,
     /// Requests that failed because the device took too long, while it still worked on them.
     pub given_up: u64,
 }
@@ -51,6 +54,7 @@ impl BridgeStats {
         self.bytes_moved += other.bytes_moved;
         self.orphaned += other.orphaned;
         self.deferred += other.deferred;
+        self.fragments += other.fragments;
         self.given_up += other.given_up;
     }
 }

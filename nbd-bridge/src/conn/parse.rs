@@ -4,12 +4,17 @@
 //! payload. A step that cannot go on for want of bytes, rows, memory or room at the device leaves
 //! everything as it was and is tried again in a later turn.
 
+use std::ops::Range;
+
 use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::extents;
 use rtrs_core::rt::Port;
 
 use super::{Conn, Phase};
-use crate::buffers::{BUFFER_LEN, PART_MAX, Part};
+use crate::buffers::{BUFFER_LEN, PART_MAX, PIECE_MAX, Part};
+use crate::cut::Cut;
 use crate::proto::{AfterRefusal, Op, Outcome, Request, Validated};
+use crate::requests::Late;
 use crate::shared::Shared;
 
 /// From here on a write counts as large, and receives are bounded to fit it.
@@ -19,6 +24,8 @@ const LARGE: usize = 32 * 1024;
 const LARGE_MEMORY: u8 = 16;
 /// Pieces of a long payload end at multiples of this on the device.
 const PIECE_ALIGN: u64 = 4096;
+/// Bytes of which the extents are asked for at once; an answer may be shorter than what was asked.
+const STATUS_MAX: u32 = 1 << 31;
 /// Handshake answers that may wait to be sent before more options are looked at.
 const GREETING_MAX: usize = 64 * 1024;
 
@@ -121,7 +128,7 @@ impl Conn {
 
     /// Begins a valid request. False when it has to wait, or was the last one.
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
-        let Validated { op, cookie, offset, len, fua, no_hole, fast_only } = request;
+        let Validated { op, cookie, offset, mut len, fua, no_hole, fast_only, one } = request;
         let (io, flags) = match op {
             Op::Disconnect => {
                 self.in_order = true;
@@ -138,14 +145,31 @@ impl Conn {
             Op::WriteZeroes => {
                 (Some(IoOp::WriteZeroes), IoFlags { fua, no_unmap: no_hole, fast_only })
             }
+            Op::BlockStatus => {
+                len = len.min(STATUS_MAX);
+                (Some(IoOp::Extents), IoFlags::default())
+            }
             // A hint: there is no cache to fill.
             Op::Cache => (None, IoFlags::default()),
         };
-        let Some(row) = shared.take_row(self.rows) else {
+        let block = u64::from(self.min_block());
+        let cut = Cut::new(op, offset..offset + u64::from(len), block);
+        let (fragments, whole) = (cut.fragments(), cut.whole.end - cut.whole.start);
+        let room = fragments == 0 || shared.has_room_for_fragments();
+        let Some(row) = room.then(|| shared.take_row(self.rows)).flatten() else {
             self.phase = Phase::Starved(request);
             return false;
         };
-        if op == Op::Read && !shared.take_read(self.id.slot, row, len as usize, &mut self.memory) {
+        let pieces = whole.div_ceil(PIECE_MAX as u64).max(1);
+        let piece = whole.div_ceil(pieces).next_multiple_of(PIECE_ALIGN.max(block)).min(whole);
+        let memory = match op {
+            Op::Read => piece,
+            // The extents as the device lists them, and as the client wants them.
+            Op::BlockStatus => 2 * extents::LEN_MAX as u64,
+            _ => 2 * block * fragments as u64,
+        };
+        let memory = usize::try_from(memory).unwrap_or(usize::MAX);
+        if memory > 0 && !shared.take_read(self.id.slot, row, memory, &mut self.memory) {
             shared.requests.give(row);
             self.phase = Phase::Starved(request);
             return false;
@@ -155,6 +179,10 @@ impl Conn {
         let entry = shared.requests.row(row);
         (entry.conn, entry.cookie, entry.op) = (self.id, cookie, op);
         (entry.offset, entry.len, entry.io, entry.flags) = (offset, len, io, flags);
+        (entry.cut, entry.one) = (cut, one);
+        if fragments > 0 {
+            entry.aside = entry.parts.pop();
+        }
         match op {
             Op::Write => {
                 entry.complete = false;
@@ -162,10 +190,23 @@ impl Conn {
             }
             Op::Cache => shared.finish_if_done(row),
             Op::Flush if rtrs_core::mutated!(NbdFlushSkipped) => shared.finish_if_done(row),
+            // A trim that holds no whole block.
+            Op::Trim if whole == 0 => shared.finish_if_done(row),
+            Op::Read => {
+                entry.piece = u32::try_from(piece).unwrap_or(len);
+                entry.next_piece();
+                shared.submit(row);
+            }
             _ => {
-                entry.ready = if op == Op::Flush { 1 } else { len };
+                entry.ready = if op == Op::Flush { 1 } else { u32::try_from(whole).unwrap_or(len) };
                 entry.reported = reported;
                 shared.submit(row);
+                for which in 0..2 {
+                    if !shared.requests.row(row).cut.rest[which].is_empty() {
+                        shared.fragment_memory(row, which).1.fill(0);
+                        shared.begin_fragment(row, which);
+                    }
+                }
             }
         }
         true
@@ -204,13 +245,22 @@ impl Conn {
         if piece == 0 || self.fill - self.start < piece {
             return false;
         }
-        let slice = shared.buffers.slice(buffer, self.start, piece);
-        shared.buffers.hold(buffer);
+        // What of it is in such a range: where in the buffer, and how long.
+        let (from, start) = (to, self.start);
+        let part = |bytes: &Range<u64>| {
+            let (first, end) = (bytes.start.max(from), bytes.end.min(from + piece as u64));
+            let len = usize::try_from(end.saturating_sub(first)).unwrap_or(0);
+            let at = usize::try_from(first - from).unwrap_or(0);
+            (start + at, len)
+        };
+        let ((at, len), rest) = (part(&entry.cut.whole), entry.cut.rest.each_ref().map(part));
         self.start += piece;
-        let count = u32::try_from(piece).unwrap_or(left);
-        entry.parts.push(Part { buffer, slice });
-        entry.ready += count;
-        let left = left - count;
+        let left = left - u32::try_from(piece).unwrap_or(left);
+        if len > 0 {
+            shared.buffers.hold(buffer);
+            entry.parts.push(Part { buffer, slice: shared.buffers.slice(buffer, at, len) });
+            entry.ready += u32::try_from(len).unwrap_or(0);
+        }
         self.phase = if left == 0 {
             entry.complete = true;
             Phase::Header
@@ -218,6 +268,13 @@ impl Conn {
             Phase::Payload { row, left }
         };
         shared.submit(row);
+        for (which, (at, len)) in rest.into_iter().enumerate() {
+            if len > 0 && shared.requests.row(row).late != Late::GivenUp {
+                let bytes = shared.buffers.slice(buffer, at, len);
+                shared.fragment_memory(row, which).1.copy_from(&bytes);
+                shared.begin_fragment(row, which);
+            }
+        }
         true
     }
 }

@@ -1,11 +1,14 @@
 //! Receiving into registered buffers, sending heads and data of replies.
 
+use std::ops::Range;
+
 use rtrs_core::mem::IoVecs;
 use rtrs_core::rt::{Op as RingOp, PeerEnd, Port, peer_end};
 use rtrs_core::time::{Duration, Instant};
 
 use super::{Conn, Phase, REPLIES_MAX, SEND_RATE_MIN, STALL_TIMEOUT, TOKEN_SEND};
 use crate::buffers::BUFFER_LEN;
+use crate::proto::wire::NbdError;
 use crate::proto::{Op, Request, reply};
 use crate::shared::Shared;
 use crate::status::{nbd_error, reason};
@@ -156,6 +159,11 @@ impl Conn {
         if self.greeting.is_empty() && self.replies.is_empty() {
             return false;
         }
+        if self.is_cut_short(shared) {
+            tracing::debug!("a read failed when a part of its data was sent: closing");
+            self.abort(port, shared);
+            return true;
+        }
         let Some(mut vecs) = self.vecs.take() else { return false };
         let mut used = 0;
         if !self.greeting.is_empty() {
@@ -164,6 +172,10 @@ impl Conn {
             self.greeting.drain(..used);
         }
         self.gather_replies(used, &mut vecs, shared);
+        if vecs.is_empty() {
+            self.vecs = Some(vecs);
+            return false;
+        }
         vecs.advance(std::mem::take(&mut self.sent_before));
         self.submit_send(now, vecs, port);
         true
@@ -172,8 +184,8 @@ impl Conn {
     /// Appends heads and data of finished requests, as many as there is room for; the first
     /// `used` bytes of the staging memory are taken.
     fn gather_replies(&mut self, mut used: usize, vecs: &mut IoVecs, shared: &mut Shared) {
-        let structured = self.rules.is_some_and(|rules| rules.structured_replies());
-        while let Some(&index) = self.replies.front() {
+        let structured = self.structured();
+        while let Some(&index) = self.next_reply() {
             let row = shared.requests.row(index);
             if self.in_send.len() == REPLIES_MAX
                 || self.staging.len() - used < reply::ROOM
@@ -181,25 +193,63 @@ impl Conn {
             {
                 break;
             }
-            let error =
+            let mut error =
                 row.refusal.or_else(|| nbd_error(row.status).map(|e| (e, reason(row.status))));
+            let mut statuses = None;
+            if row.op == Op::BlockStatus && error.is_none_or(|(e, _)| e == NbdError::NotSup) {
+                statuses = row.statuses();
+                let none = (NbdError::Io, "the device does not say what it holds");
+                error = statuses.is_none().then_some(none);
+            }
             let head = match error {
                 Some((error, why)) => reply::failure(structured, row.cookie, error, why),
                 None if row.op == Op::Read => {
-                    reply::read_head(structured, row.cookie, row.offset, row.len)
+                    let Range { start, end } = row.asked();
+                    let bytes = (start, u32::try_from(end - start).unwrap_or(0));
+                    reply::read_head(structured, row.cookie, bytes, row.complete)
                 }
-                None => reply::success(row.cookie),
+                None => match &statuses {
+                    Some((_, count)) => reply::status_head(row.cookie, *count),
+                    None => reply::success(row.cookie),
+                },
             };
-            self.stage(used, &head, vecs);
-            used += head.len();
-            if error.is_none() && row.op == Op::Read {
-                for part in &row.parts {
-                    vecs.push(part.slice.clone());
-                }
+            // A simple reply has one head, before the data of its first piece.
+            if structured || row.base == 0 {
+                self.stage(used, &head, vecs);
+                used += head.len();
             }
-            self.replies.pop_front();
+            if error.is_none() && row.op == Op::Read {
+                row.data(|slice| vecs.push(slice));
+            }
+            if let Some((list, _)) = statuses {
+                vecs.push(list);
+            }
+            self.cut_short = (!structured && !row.complete).then_some(index);
+            if self.replies.front() == Some(&index) {
+                self.replies.pop_front();
+            } else {
+                self.replies.retain(|reply| *reply != index);
+            }
             self.in_send.push(index);
         }
+    }
+
+    fn structured(&self) -> bool {
+        self.rules.is_some_and(|rules| rules.structured_replies())
+    }
+
+    /// The reply that goes next: behind a piece of a simple reply, nothing but its next piece.
+    fn next_reply(&self) -> Option<&u32> {
+        match self.cut_short {
+            Some(row) => self.replies.iter().find(|reply| **reply == row),
+            None => self.replies.front(),
+        }
+    }
+
+    /// The rest of a simple reply that was begun cannot be had, and nothing can say so.
+    fn is_cut_short(&self, shared: &mut Shared) -> bool {
+        let next = self.cut_short.and_then(|_| self.next_reply());
+        next.is_some_and(|row| !shared.requests.row(*row).status.is_ok())
     }
 
     /// Copies bytes into the staging memory at `at` and appends them to what is sent.

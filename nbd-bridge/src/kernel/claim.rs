@@ -66,7 +66,7 @@ pub(super) fn check_free(places: &Places, index: u32, backend: &str) -> Result<(
     let who = match places.process(owner) {
         Some(name) => format!("process {owner} ({name})"),
         None if Claim::new(places, index).is_none() => {
-            format!("process {owner}, from which a process that lives has taken it over")
+            format!("process {owner}, from which a running process has taken it over")
         }
         None => format!("process {owner}, which is gone (free it with nbd-client -d)"),
     };
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(free(2), Ok(()));
         let claim = Claim::new(&tree.places, 2);
         let error = free(2).unwrap_err();
-        assert!(error.contains("process 9, from which a process that lives has taken"), "{error}");
+        assert!(error.contains("process 9, from which a running process has taken"), "{error}");
         drop(claim);
         assert_eq!(free(2), Ok(()));
         let error = free(3).unwrap_err();

@@ -23,7 +23,7 @@ use super::options::{DeviceChoice, DeviceOptions, REQUEST_BYTES};
 use super::resend;
 use super::resize::resize;
 use super::sockets::{CONNECTS_MAX, READ_PATIENCE, Sockets};
-use super::sysfs::{Places, STEP, await_that};
+use super::sysfs::{Places, STEP, announce, await_that};
 use super::takeover::Reached;
 use super::usage::{DeviceUse, uses};
 use crate::proto::ExportInfo;
@@ -343,6 +343,11 @@ impl KernelDevice {
     /// `/dev/nbdX`.
     pub fn path(&self) -> PathBuf {
         self.places.node(self.index)
+    }
+
+    /// Has udev look at the device again, now that all about it is known or it is gone.
+    pub fn announce(&self) {
+        announce(self.index);
     }
 
     /// Gives the device another size. The kernel shows it at once and sends an event, to which udev

@@ -4,6 +4,7 @@
 //! for tests only. Called by `device` and `usage`.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -59,6 +60,11 @@ impl Places {
     /// The identifier a device was connected with.
     pub(super) fn backend(&self, index: u32) -> Option<String> {
         read(&self.block(index).join("backend"))
+    }
+
+    /// Has the kernel send an event of a device, for which udev looks at it again.
+    fn announce(&self, index: u32) -> io::Result<()> {
+        fs::write(self.block(index).join("uevent"), "change")
     }
 
     /// A device's size in bytes; sysfs counts sectors of 512 whatever the block size.
@@ -145,6 +151,21 @@ impl Places {
         }
         let own = read(&self.proc.join("self/comm"));
         owner == std::process::id() || self.process(owner).is_none_or(|name| Some(name) != own)
+    }
+}
+
+/// What `/dev/nbdX` was connected with; None while it is not connected.
+#[must_use]
+pub fn backend_of(index: u32) -> Option<String> {
+    let places = Places::default();
+    places.backend(index).filter(|_| places.owner(index).is_some())
+}
+
+/// Has udev look at `/dev/nbdX` again. The event of a connect comes before the kernel shows the
+/// backend, that of a disconnect while it still does.
+pub fn announce(index: u32) {
+    if let Err(error) = Places::default().announce(index) {
+        tracing::warn!("udev is not notified of /dev/nbd{index}, its links may be wrong: {error}");
     }
 }
 

@@ -36,13 +36,18 @@ pub struct ExportInfo {
     pub multi_conn: bool,
     /// Seeks are slow.
     pub rotational: bool,
-    /// Offsets and lengths must be multiples of it: a power of two, 1 to 65,536.
+    /// Offsets and lengths must be multiples of it, of clients that asked: a power of two, 1 to
+    /// 65,536.
     pub min_block: u32,
     /// A power of two, at least 512 and `min_block`.
     pub preferred_block: u32,
     /// Largest read or write in one request: at least `preferred_block`, at most
     /// [`wire::PAYLOAD_MAX`].
     pub max_payload: u32,
+    /// Which parts are holes can be said: the context `base:allocation` is offered.
+    pub extents: bool,
+    /// Another host may write at the same time, so parts of blocks cannot be changed. Not told.
+    pub shared_writes: bool,
 }
 
 /// Why an [`ExportInfo`] cannot be served.
@@ -61,13 +66,13 @@ pub enum BadExport {
     #[error("the preferred block size {0} is not a power of two of at least 512 and the minimum")]
     PreferredBlock(u32),
     /// Below the preferred block size or above [`wire::PAYLOAD_MAX`].
-    #[error("the maximum payload {0} is not between the preferred block size and 32 MiB")]
+    #[error("the maximum payload {0} is not between the preferred block size and 64 MiB")]
     MaxPayload(u32),
 }
 
 impl ExportInfo {
-    /// A writable export of `size` bytes with the document's default sizes (1, 4096, 32 MiB),
-    /// flush and FUA, and nothing else.
+    /// A writable export of `size` bytes with the document's default sizes (1, 4096) and the
+    /// largest payload, flush and FUA, and nothing else.
     pub fn plain(name: impl Into<String>, size: u64) -> Self {
         Self {
             name: name.into(),
@@ -86,6 +91,8 @@ impl ExportInfo {
             min_block: 1,
             preferred_block: 4096,
             max_payload: wire::PAYLOAD_MAX,
+            extents: false,
+            shared_writes: false,
         }
     }
 
@@ -140,7 +147,7 @@ impl ExportInfo {
     /// True when a client must know the sizes to be served without errors: they differ from what
     /// the document lets it assume.
     pub(crate) fn has_own_sizes(&self) -> bool {
-        self.min_block != 1 || self.max_payload < wire::PAYLOAD_MAX
+        self.min_block != 1 || self.max_payload < wire::PAYLOAD_DEFAULT
     }
 }
 
@@ -171,7 +178,7 @@ mod tests {
         }
         let below_min = with(|i| (i.min_block, i.preferred_block) = (4096, 512));
         assert_eq!(below_min, Err(BadExport::PreferredBlock(512)));
-        for max in [0, 4095, (32 << 20) + 1, u32::MAX] {
+        for max in [0, 4095, (64 << 20) + 1, u32::MAX] {
             assert_eq!(with(|i| i.max_payload = max), Err(BadExport::MaxPayload(max)));
         }
     }

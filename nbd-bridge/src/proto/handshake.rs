@@ -6,16 +6,17 @@
 //! bytes, read more than [`RECEIVED_MAX`] or answer more than [`OPTIONS_MAX`] options; time is
 //! the caller's to bound. The listener's connections run it before the transmission phase.
 //!
-//! Offered: EXPORT_NAME, ABORT, LIST, INFO, GO, STRUCTURED_REPLY. Everything else is answered
-//! with UNSUP, TLS, metadata contexts and extended headers included.
+//! Offered: EXPORT_NAME, ABORT, LIST, INFO, GO, STRUCTURED_REPLY, and LIST_META_CONTEXT and
+//! SET_META_CONTEXT with one context, `base:allocation`. Everything else is answered with UNSUP,
+//! TLS and extended headers included.
 //!
 //! Source: "Handshake", "Option types", "Option reply types" of the NBD document.
 
 use super::export_info::{self, ExportInfo};
-use super::transmission::Rules;
+use super::transmission::{Rules, Terms};
 use super::wire::{
-    EXPORT_NAME_ZEROES, Greeting, OptionHeader, OptionReplyHeader, STRING_MAX, client_flags, clip,
-    handshake_flags, info, magic, opt, rep, take,
+    EXPORT_NAME_ZEROES, Greeting, OptionHeader, OptionReplyHeader, STRING_MAX, base_allocation,
+    client_flags, clip, handshake_flags, info, magic, opt, rep, take,
 };
 
 /// Longest option data that is kept and understood: a name of 4096 bytes and two thousand
@@ -42,18 +43,16 @@ pub trait Exports {
 pub struct Negotiated {
     /// The export under its canonical name.
     pub export: ExportInfo,
-    /// Reads and errors are answered with structured chunks.
-    pub structured_replies: bool,
+    /// What the client has asked for.
+    pub terms: Terms,
     /// The client asked to leave out the 124 zeroes after EXPORT_NAME.
     pub no_zeroes: bool,
-    /// The client asked for the block sizes and has to keep to them.
-    pub sizes_requested: bool,
 }
 
 impl Negotiated {
     /// The rules for this connection's requests.
     pub fn rules(&self) -> Rules {
-        Rules::new(&self.export, self.structured_replies)
+        Rules::new(&self.export, self.terms)
     }
 }
 
@@ -123,6 +122,8 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     structured_replies: bool,
+    /// The export for which the client has chosen `base:allocation`.
+    context_of: Option<String>,
     options: u32,
     received: u64,
 }
@@ -162,6 +163,7 @@ impl Handshake {
             fixed: false,
             no_zeroes: false,
             structured_replies: false,
+            context_of: None,
             options: 0,
             received: 0,
         }
@@ -285,16 +287,19 @@ impl Handshake {
         self.step = match option {
             opt::EXPORT_NAME if len as usize > STRING_MAX => return close(ProtocolError::BadName),
             opt::EXPORT_NAME => Step::Data { option, len },
-            opt::INFO | opt::GO if len <= OPTION_DATA_MAX => Step::Data { option, len },
-            opt::INFO | opt::GO => skip((rep::ERR_TOO_BIG, "too much data in the option")),
+            opt::INFO | opt::GO | opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT
+                if len <= OPTION_DATA_MAX =>
+            {
+                Step::Data { option, len }
+            }
+            opt::INFO | opt::GO | opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
+                skip((rep::ERR_TOO_BIG, "too much data in the option"))
+            }
             opt::LIST | opt::STRUCTURED_REPLY if len == 0 => Step::Data { option, len },
             opt::LIST | opt::STRUCTURED_REPLY | opt::STARTTLS if len > 0 => {
                 skip((rep::ERR_INVALID, "the option takes no data"))
             }
             opt::STARTTLS => skip((rep::ERR_UNSUP, "this server has no TLS")),
-            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
-                skip((rep::ERR_UNSUP, "this server has no metadata contexts"))
-            }
             opt::EXTENDED_HEADERS => skip((rep::ERR_UNSUP, "this server has no extended headers")),
             _ => skip((rep::ERR_UNSUP, "unknown option")),
         };
@@ -316,6 +321,11 @@ impl Handshake {
                 Ok(_) => {}
                 Err(refusal) => put_error(out, option, refusal),
             },
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
+                if let Err(refusal) = self.meta_context(option, data, exports, out) {
+                    put_error(out, option, refusal);
+                }
+            }
             opt::LIST => {
                 exports.list(&mut |export| {
                     let name = export.name.as_bytes();
@@ -366,8 +376,7 @@ impl Handshake {
         out: &mut Vec<u8>,
     ) -> Result<Negotiated, Refused> {
         let InfoRequest { name, wants_name, wants_description, wants_sizes } = parse_info(data)?;
-        let unknown = (rep::ERR_UNKNOWN, "this server has no export of that name");
-        let export = exports.lookup(name).ok_or(unknown)?;
+        let export = exports.lookup(name).ok_or(UNKNOWN_EXPORT)?;
         if export.check().is_err() {
             return Err((rep::ERR_POLICY, "the export is not set up right, see the server's log"));
         }
@@ -393,15 +402,61 @@ impl Handshake {
         Ok(self.terms(export, wants_sizes))
     }
 
-    fn terms(&self, export: ExportInfo, sizes_requested: bool) -> Negotiated {
-        Negotiated {
-            export,
-            structured_replies: self.structured_replies,
-            no_zeroes: self.no_zeroes,
-            sizes_requested,
+    /// Lists the contexts that the client asks for, or chooses them in the place of those before.
+    fn meta_context(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Refused> {
+        let sets = option == opt::SET_META_CONTEXT;
+        if sets {
+            self.context_of = None;
         }
+        if !self.structured_replies {
+            return Err((rep::ERR_INVALID, "negotiate structured replies first"));
+        }
+        let mut rest = data;
+        let name = name(&mut rest)?;
+        let count = be32(&mut rest).ok_or(CUT)?;
+        let mut wanted = count == 0 && !sets;
+        for _ in 0..count {
+            let len = be32(&mut rest).ok_or(CUT)? as usize;
+            let (query, behind) = rest.split_at_checked(len).ok_or(CUT)?;
+            rest = behind;
+            let all = !sets && query == base_allocation::NAMESPACE.as_bytes();
+            wanted |= all || query == base_allocation::NAME.as_bytes();
+        }
+        if !rest.is_empty() {
+            return Err(NOT_AS_LONG);
+        }
+        let export = exports.lookup(name).ok_or(UNKNOWN_EXPORT)?;
+        if wanted && export.extents {
+            let id = if sets { base_allocation::ID } else { 0 };
+            let parts = [&id.to_be_bytes()[..], base_allocation::NAME.as_bytes()];
+            put_reply(out, option, rep::META_CONTEXT, &parts);
+            if sets {
+                self.context_of = Some(export.name);
+            }
+        }
+        put_reply(out, option, rep::ACK, &[]);
+        Ok(())
+    }
+
+    fn terms(&self, export: ExportInfo, keeps_blocks: bool) -> Negotiated {
+        let terms = Terms {
+            structured_replies: self.structured_replies,
+            keeps_blocks,
+            block_status: self.context_of.as_ref() == Some(&export.name),
+        };
+        Negotiated { export, terms, no_zeroes: self.no_zeroes }
     }
 }
+
+const CUT: Refused = (rep::ERR_INVALID, "the option is shorter than its fields");
+const NOT_AS_LONG: Refused = (rep::ERR_INVALID, "the option is not as long as its fields");
+const UNKNOWN_EXPORT: Refused = (rep::ERR_UNKNOWN, "this server has no export of that name");
 
 /// The data of INFO and GO. Unknown information requests are ignored, as the document demands,
 /// and repeated ones are forgiven.
@@ -413,18 +468,12 @@ struct InfoRequest<'a> {
 }
 
 fn parse_info(data: &[u8]) -> Result<InfoRequest<'_>, Refused> {
-    const CUT: Refused = (rep::ERR_INVALID, "the option is shorter than its fields");
     let mut rest = data;
-    let name_len = be32(&mut rest).ok_or(CUT)? as usize;
-    let (name, mut rest) = rest.split_at_checked(name_len).ok_or(CUT)?;
-    if name.len() > STRING_MAX {
-        return Err((rep::ERR_TOO_BIG, "the name is longer than 4096 bytes"));
-    }
+    let name = name(&mut rest)?;
     let count = usize::from(take(&mut rest).map(u16::from_be_bytes).ok_or(CUT)?);
     if rest.len() != 2 * count {
-        return Err((rep::ERR_INVALID, "the option is not as long as its fields"));
+        return Err(NOT_AS_LONG);
     }
-    let name = string(name).ok_or((rep::ERR_INVALID, "the name is not UTF-8 or has a NUL"))?;
     let wants = |kind: u16| rest.chunks_exact(2).any(|pair| pair == kind.to_be_bytes());
     Ok(InfoRequest {
         name,
@@ -432,6 +481,17 @@ fn parse_info(data: &[u8]) -> Result<InfoRequest<'_>, Refused> {
         wants_description: wants(info::DESCRIPTION),
         wants_sizes: wants(info::BLOCK_SIZE),
     })
+}
+
+/// The name of an export, behind its length.
+fn name<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Refused> {
+    let len = be32(rest).ok_or(CUT)? as usize;
+    let (name, behind) = rest.split_at_checked(len).ok_or(CUT)?;
+    *rest = behind;
+    if name.len() > STRING_MAX {
+        return Err((rep::ERR_TOO_BIG, "the name is longer than 4096 bytes"));
+    }
+    string(name).ok_or((rep::ERR_INVALID, "the name is not UTF-8 or has a NUL"))
 }
 
 /// A string by the document's rules, its length apart.

@@ -1,4 +1,5 @@
-//! The NBD protocol, server side, fixed newstyle, as machines without IO.
+//! The NBD protocol, fixed newstyle, as machines without IO: the server's side, and that of a
+//! client in `client`.
 //!
 //! A connection starts with a [`Handshake`]: it is fed what the client sent, appends the
 //! answers, and ends with [`Negotiated`] terms. From these come the [`Rules`] that validate
@@ -8,6 +9,7 @@
 //! Source: the NBD protocol document, `doc/proto.md` of the NetworkBlockDevice project; its
 //! sections are named where code obeys them.
 
+pub mod client;
 #[cfg(test)]
 #[path = "tests/corpus.rs"]
 mod corpus;
@@ -25,4 +27,4 @@ pub use handshake::{Exports, Handshake, Negotiated, Outcome, ProtocolError};
 pub(crate) use handshake::{
     OPTION_SKIP_MAX, OPTIONS_MAX, RECEIVED_MAX, Refused, put_error, put_reply,
 };
-pub use transmission::{AfterRefusal, Op, Refusal, Request, Rules, Validated};
+pub use transmission::{AfterRefusal, Op, Refusal, Request, Rules, Terms, Validated};

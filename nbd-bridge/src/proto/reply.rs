@@ -9,7 +9,9 @@
 
 use std::ops::Deref;
 
-use super::wire::{ChunkHeader, NbdError, PAYLOAD_MAX, SimpleReply, clip, reply_flags, reply_type};
+use super::wire::{
+    ChunkHeader, NbdError, PAYLOAD_MAX, SimpleReply, base_allocation, clip, reply_flags, reply_type,
+};
 
 /// Longest message of an error; longer ones are cut.
 const MESSAGE_MAX: usize = 100;
@@ -45,9 +47,10 @@ impl Head {
         Self::new(&[&SimpleReply { error, cookie }.encode()])
     }
 
-    /// The only chunk of a reply; `len` bytes of payload begin with these parts.
-    fn chunk(kind: u16, cookie: u64, len: u32, parts: [&[u8]; 3]) -> Self {
-        let chunk = ChunkHeader { flags: reply_flags::DONE, kind, cookie, len }.encode();
+    /// A chunk of a reply; `len` bytes of payload begin with these parts.
+    fn chunk((kind, last): (u16, bool), cookie: u64, len: u32, parts: [&[u8]; 3]) -> Self {
+        let flags = if last { reply_flags::DONE } else { 0 };
+        let chunk = ChunkHeader { flags, kind, cookie, len }.encode();
         let [a, b, c] = parts;
         Self::new(&[&chunk, a, b, c])
     }
@@ -68,17 +71,26 @@ pub fn failure(structured: bool, cookie: u64, error: NbdError, message: &str) ->
     // At most `MESSAGE_MAX`.
     let message_len = (message.len() as u16).to_be_bytes();
     let parts = [&error.code().to_be_bytes()[..], &message_len, message];
-    Head::chunk(reply_type::ERROR, cookie, 6 + message.len() as u32, parts)
+    Head::chunk((reply_type::ERROR, true), cookie, 6 + message.len() as u32, parts)
 }
 
-/// What precedes the `len` bytes of a successful read that started at `offset`: a simple reply, or
-/// a data chunk. Panics for a length that no valid read has.
-pub fn read_head(structured: bool, cookie: u64, offset: u64, len: u32) -> Head {
+/// What precedes `count` extents of `base:allocation`.
+pub fn status_head(cookie: u64, count: u32) -> Head {
+    let kind = (reply_type::BLOCK_STATUS, true);
+    let context = base_allocation::ID.to_be_bytes();
+    Head::chunk(kind, cookie, 4 + 8 * count, [&context, &[], &[]])
+}
+
+/// What precedes the `len` bytes from `offset` on of a successful read: a simple reply, which
+/// stands before the first of them only, or a data chunk, the `last` one or not. Panics for a
+/// length that no valid read has.
+pub fn read_head(structured: bool, cookie: u64, (offset, len): (u64, u32), last: bool) -> Head {
     if !structured {
         return success(cookie);
     }
     assert!(0 < len && len <= PAYLOAD_MAX, "a read of {len} bytes was not refused");
-    Head::chunk(reply_type::OFFSET_DATA, cookie, 8 + len, [&offset.to_be_bytes(), &[], &[]])
+    let kind = (reply_type::OFFSET_DATA, last);
+    Head::chunk(kind, cookie, 8 + len, [&offset.to_be_bytes(), &[], &[]])
 }
 
 #[cfg(test)]

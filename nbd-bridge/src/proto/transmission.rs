@@ -3,21 +3,22 @@
 //! [`Request::decode`] turns 28 bytes into a request; [`Rules::check`] says what to run or how to
 //! refuse, and in the latter case what has to happen to the payload that follows a refused
 //! write. No allocation; `Rules` is a small `Copy` struct that a connection keeps beside its
-//! buffers. What passes is inside the export, aligned, offered and of a bounded length, so the
-//! device sees nothing else. Called once per request by the connection code.
+//! buffers. What passes is inside the export, offered and of a bounded length. It is aligned if the
+//! client asked for the block sizes; others may ask for any bytes, and are served with whole blocks
+//! behind the scenes. Called once per request by the connection code.
 //!
 //! Source: "Request message", "Request types", "Command flags", "Error values" and "Size
 //! constraints" of the NBD document.
 
 use super::export_info::ExportInfo;
-use super::wire::{NbdError, PAYLOAD_MAX, cmd, cmd_flags, transmission_flags as tf};
+use super::wire::{CHUNK_MAX, NbdError, PAYLOAD_MAX, cmd, cmd_flags, transmission_flags as tf};
 
 /// A request as it came; only its magic is known to be right. When decoding fails for another
 /// reason than missing bytes the stream is out of step and the connection must be closed.
 pub use super::wire::RequestHeader as Request;
 
-/// Longest payload of a refused write that is read and dropped to keep the connection. The
-/// document asks for 32 MiB; a client that sends more than twice that is not worth the time.
+/// Longest payload of a refused write that is read and dropped to keep the connection. A
+/// client that sends more than twice what it may is not worth the time.
 pub(crate) const SKIP_MAX: u32 = 2 * PAYLOAD_MAX;
 
 /// What a valid request asks for.
@@ -35,6 +36,8 @@ pub enum Op {
     Cache,
     /// Write zeroes.
     WriteZeroes,
+    /// Say what is a hole, of as much of the range as is convenient.
+    BlockStatus,
     /// Finish what is in flight, then close; no reply.
     Disconnect,
 }
@@ -49,8 +52,7 @@ pub struct Validated {
     /// First byte; 0 for flush and disconnect.
     pub offset: u64,
     /// Bytes; 0 for flush and disconnect, else above 0 and `offset + len` is within the export.
-    /// For reads and writes at most the maximum payload; trim, cache and write zeroes may ask
-    /// for up to 4 GiB.
+    /// For reads and writes at most the maximum payload; the others may ask for up to 4 GiB.
     pub len: u32,
     /// Durable before the reply. Only set on write, trim and write zeroes.
     pub fua: bool,
@@ -58,6 +60,8 @@ pub struct Validated {
     pub no_hole: bool,
     /// Write zeroes must fail with [`NbdError::NotSup`] unless it is quicker than a write.
     pub fast_only: bool,
+    /// Block status wants to know the first extent only.
+    pub one: bool,
 }
 
 /// How a connection goes on after a refusal.
@@ -82,32 +86,48 @@ pub struct Refusal {
     pub after: AfterRefusal,
 }
 
+/// What a client has asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Reads and errors are answered with structured chunks.
+    pub structured_replies: bool,
+    /// The client knows the block sizes and has to keep to them.
+    pub keeps_blocks: bool,
+    /// The client has chosen the context `base:allocation`.
+    pub block_status: bool,
+}
+
 /// What requests of one connection are validated against, beside the size of the export at that
 /// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     min_block: u32,
+    terms: Terms,
+    /// Parts of blocks cannot be changed.
+    shared_writes: bool,
     max_payload: u32,
     /// What was advertised; a feature without its flag is refused.
     flags: u16,
 }
 
 impl Rules {
-    /// The rules for an export; `structured_replies` as negotiated on this connection.
-    pub fn new(export: &ExportInfo, structured_replies: bool) -> Self {
+    /// The rules for an export, as negotiated on this connection.
+    pub fn new(export: &ExportInfo, terms: Terms) -> Self {
         Self {
             min_block: export.min_block,
+            terms,
+            shared_writes: export.shared_writes,
             max_payload: export.max_payload.min(PAYLOAD_MAX),
-            flags: export.transmission_flags(structured_replies),
+            flags: export.transmission_flags(terms.structured_replies),
         }
     }
 
     /// True when reads and errors are answered with structured chunks.
     pub fn structured_replies(&self) -> bool {
-        self.offers(tf::SEND_DF)
+        self.terms.structured_replies
     }
 
-    /// Offsets and lengths are multiples of this.
+    /// The device's blocks.
     pub(crate) fn min_block(&self) -> u32 {
         self.min_block
     }
@@ -125,6 +145,23 @@ impl Rules {
             };
             Refusal { error, reason, after }
         })
+    }
+
+    /// Whether a request may touch parts of blocks ("Size constraints").
+    fn check_part(&self, op: Op, flags: u16) -> Result<(), (NbdError, &'static str)> {
+        let changes_part = matches!(op, Op::Write | Op::WriteZeroes);
+        if self.terms.keeps_blocks {
+            let reason = "offset or length is not a multiple of the minimum block size";
+            return Err((NbdError::Inval, reason));
+        }
+        if changes_part && self.shared_writes {
+            let reason = "another host may write too: parts of blocks cannot be changed";
+            return Err((NbdError::Inval, reason));
+        }
+        if flags & cmd_flags::FAST_ZERO != 0 {
+            return Err((NbdError::NotSup, "zeroes in a part of a block are not fast"));
+        }
+        Ok(())
     }
 
     fn offers(&self, flag: u16) -> bool {
@@ -150,6 +187,9 @@ impl Rules {
             }
             // A disconnect has no reply, so a bad flag cannot be reported.
             cmd::DISC => return Ok(Validated::bare(Op::Disconnect, cookie)),
+            cmd::BLOCK_STATUS if self.terms.block_status => {
+                (Op::BlockStatus, cmd_flags::REQ_ONE, tf::HAS_FLAGS)
+            }
             cmd::BLOCK_STATUS => return invalid("no metadata context was negotiated"),
             _ => return invalid("unknown command"),
         };
@@ -196,9 +236,12 @@ impl Rules {
             let error = if overflow { NbdError::Overflow } else { NbdError::Inval };
             return Err((error, "the length is over the maximum payload"));
         }
+        if flags & cmd_flags::DF != 0 && len > CHUNK_MAX {
+            return Err((NbdError::Overflow, "the length is over that of one chunk"));
+        }
         let block = u64::from(self.min_block);
         if !offset.is_multiple_of(block) || !u64::from(len).is_multiple_of(block) {
-            return invalid("offset or length is not a multiple of the minimum block size");
+            self.check_part(op, flags)?;
         }
         let has = |flag| flags & flag != 0;
         Ok(Validated {
@@ -209,13 +252,15 @@ impl Rules {
             fua: writes && has(cmd_flags::FUA),
             no_hole: has(cmd_flags::NO_HOLE),
             fast_only: has(cmd_flags::FAST_ZERO),
+            one: has(cmd_flags::REQ_ONE),
         })
     }
 }
 
 impl Validated {
     const fn bare(op: Op, cookie: u64) -> Self {
-        Self { op, cookie, offset: 0, len: 0, fua: false, no_hole: false, fast_only: false }
+        let (fua, no_hole, fast_only, one) = (false, false, false, false);
+        Self { op, cookie, offset: 0, len: 0, fua, no_hole, fast_only, one }
     }
 
     /// Bytes of payload that follow the request on the stream.

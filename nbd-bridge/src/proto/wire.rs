@@ -1,4 +1,4 @@
-//! Every number of the NBD protocol that this server speaks, and its fixed heads.
+//! Every number of the NBD protocol that is spoken here, and its fixed heads.
 //!
 //! Constants are grouped by their field, as the "Values" part of the NBD document
 //! does. All integers on the wire are big-endian. A head is a plain struct with `LEN`, `encode`
@@ -7,8 +7,12 @@
 
 /// Longest string (name, description, message) in bytes ("Conventions").
 pub const STRING_MAX: usize = 4096;
-/// Largest read or write served in one request, and what clients may assume ("Size constraints").
-pub const PAYLOAD_MAX: u32 = 32 << 20;
+/// Largest read or write served in one request.
+pub const PAYLOAD_MAX: u32 = 64 << 20;
+/// What clients may assume without asking ("Size constraints").
+pub const PAYLOAD_DEFAULT: u32 = 32 << 20;
+/// Longest read whose reply is one chunk, so that it fails as a whole or not at all.
+pub const CHUNK_MAX: u32 = 32 << 20;
 /// Largest minimum block size that may be advertised.
 pub const MIN_BLOCK_MAX: u32 = 1 << 16;
 /// Zeroes after the reply to `NBD_OPT_EXPORT_NAME` unless both sides agreed to leave them out.
@@ -108,6 +112,8 @@ pub mod rep {
     pub const SERVER: u32 = 2;
     /// `NBD_REP_INFO`.
     pub const INFO: u32 = 3;
+    /// `NBD_REP_META_CONTEXT`.
+    pub const META_CONTEXT: u32 = 4;
     /// The bit that makes a reply type an error.
     pub const ERROR_BIT: u32 = 1 << 31;
     /// `NBD_REP_ERR_UNSUP`.
@@ -170,6 +176,20 @@ pub mod cmd_flags {
     pub const REQ_ONE: u16 = 1 << 3;
     /// `NBD_CMD_FLAG_FAST_ZERO`.
     pub const FAST_ZERO: u16 = 1 << 4;
+}
+
+/// The metadata context of this server.
+pub mod base_allocation {
+    /// Its name.
+    pub const NAME: &str = "base:allocation";
+    /// What a client asks for that wants to know all contexts of its namespace.
+    pub const NAMESPACE: &str = "base:";
+    /// Stands for it in replies.
+    pub const ID: u32 = 1;
+    /// `NBD_STATE_HOLE`: nothing is allocated.
+    pub const HOLE: u32 = 1 << 0;
+    /// `NBD_STATE_ZERO`: it reads as zeroes.
+    pub const ZERO: u32 = 1 << 1;
 }
 
 /// Structured reply flags, 16 bits in every chunk.

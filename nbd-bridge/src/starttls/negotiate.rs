@@ -209,7 +209,7 @@ fn replies(engine: &mut impl Read, client: &mut impl Write) -> Result<u32, Stop>
             OptionReplyHeader::decode(&head).map_err(wrong)?;
         client.write_all(&head)?;
         copy(engine, client, len)?;
-        if !matches!(reply, rep::SERVER | rep::INFO) {
+        if !matches!(reply, rep::SERVER | rep::INFO | rep::META_CONTEXT) {
             return Ok(reply);
         }
     }

@@ -1,5 +1,6 @@
 //! An NBD client that speaks bytes: what it sends is chosen by the test, right or wrong.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -10,6 +11,7 @@ pub(crate) const FLUSH: u16 = 3;
 pub(crate) const TRIM: u16 = 4;
 pub(crate) const CACHE: u16 = 5;
 pub(crate) const ZEROES: u16 = 6;
+pub(crate) const STATUS: u16 = 7;
 pub(crate) const FUA: u16 = 1;
 pub(crate) const NO_HOLE: u16 = 2;
 
@@ -17,6 +19,8 @@ pub(crate) const NO_HOLE: u16 = 2;
 pub(crate) struct Client {
     pub(crate) stream: UnixStream,
     pub(crate) structured: bool,
+    /// Replies whose last chunk has not come: where they begin, and their data.
+    partial: HashMap<u64, (u64, Vec<u8>)>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -41,6 +45,14 @@ pub(crate) fn go(name: &str) -> Vec<u8> {
     option(7, &data)
 }
 
+/// As [`go`], of a client that asks for the block sizes.
+pub(crate) fn go_asking(name: &str) -> Vec<u8> {
+    let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
+    data.extend(name.as_bytes());
+    data.extend([0, 1, 0, 3]);
+    option(7, &data)
+}
+
 pub(crate) fn request(command: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
     let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
     bytes.extend(flags.to_be_bytes());
@@ -52,7 +64,11 @@ pub(crate) fn request(command: u16, flags: u16, cookie: u64, offset: u64, len: u
 }
 
 impl Client {
-    pub(crate) fn go(mut stream: UnixStream, structured: bool) -> Self {
+    pub(crate) fn go(stream: UnixStream, structured: bool) -> Self {
+        Self::with(stream, structured, &go("vol0"))
+    }
+
+    pub(crate) fn with(mut stream: UnixStream, structured: bool, go: &[u8]) -> Self {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();
         assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
@@ -61,9 +77,52 @@ impl Client {
             stream.write_all(&option(8, &[])).unwrap();
             assert_eq!(Self::option_reply(&mut stream).0, 1);
         }
-        stream.write_all(&go("vol0")).unwrap();
+        stream.write_all(go).unwrap();
         while Self::option_reply(&mut stream).0 != 1 {}
-        Self { stream, structured }
+        Self::past_handshake(stream, structured)
+    }
+
+    /// One that wants to know holes. None where the server does not tell them.
+    pub(crate) fn knowing_holes(mut stream: UnixStream) -> Option<Self> {
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).unwrap();
+        let query = b"\0\0\0\x04vol0\0\0\0\x01\0\0\0\x0fbase:allocation";
+        let options = [option(8, &[]), option(10, query), go("vol0")];
+        stream.write_all(&[&3u32.to_be_bytes()[..], &options.concat()].concat()).unwrap();
+        let mut knows = false;
+        for _ in 0..3 {
+            loop {
+                match Self::option_reply(&mut stream) {
+                    (1, _) => break,
+                    (4, context) => {
+                        assert_eq!(context, b"\0\0\0\x01base:allocation");
+                        knows = true;
+                    }
+                    (kind, _) => assert_eq!(kind, 3),
+                }
+            }
+        }
+        knows.then(|| Self::past_handshake(stream, true))
+    }
+
+    /// Length and flags of the extents of a range, or the error.
+    pub(crate) fn status(&mut self, flags: u16, at: u64, len: u32) -> Result<Vec<(u32, u32)>, u32> {
+        self.send(STATUS, flags, 5, at, len);
+        let mut magic = [0; 4];
+        self.stream.read_exact(&mut magic).unwrap();
+        let (cookie, last, kind, data) = self.chunk(magic).unwrap();
+        assert!(cookie == 5 && last);
+        let number = |at: usize| u32::from_be_bytes(data[at..at + 4].try_into().unwrap());
+        if kind == 0x8001 {
+            return Err(number(0));
+        }
+        assert_eq!((kind, number(0), data.len() % 8), (5, 1, 4));
+        Ok((4..data.len()).step_by(8).map(|at| (number(at), number(at + 4))).collect())
+    }
+
+    /// One that has nothing to negotiate.
+    pub(crate) fn past_handshake(stream: UnixStream, structured: bool) -> Self {
+        Self { stream, structured, partial: HashMap::new() }
     }
 
     pub(crate) fn option_reply(stream: &mut UnixStream) -> (u32, Vec<u8>) {
@@ -107,6 +166,29 @@ impl Client {
             self.stream.read_exact(&mut data)?;
             return Ok(Reply { cookie, error, data });
         }
+        let (cookie, last, kind, data) = self.chunk(magic)?;
+        if kind == 1 {
+            let at = u64::from_be_bytes(data[..8].try_into().unwrap());
+            let (begin, all) = self.partial.entry(cookie).or_insert((at, Vec::new()));
+            assert_eq!(at - *begin, all.len() as u64, "chunks follow each other");
+            all.extend(&data[8..]);
+            if !last {
+                return self.try_reply(len_of);
+            }
+            let data = self.partial.remove(&cookie).map(|(_, all)| all).unwrap();
+            assert_eq!(data.len(), len_of(cookie));
+            return Ok(Reply { cookie, error: 0, data });
+        }
+        assert!(kind == 0x8001 && last, "an error chunk");
+        self.partial.remove(&cookie);
+        let error = u32::from_be_bytes(data[..4].try_into().unwrap());
+        let text = usize::from(u16::from_be_bytes(data[4..6].try_into().unwrap()));
+        assert_eq!(text, data.len() - 6);
+        Ok(Reply { cookie, error, data: Vec::new() })
+    }
+
+    /// Cookie, whether it is the last, type and payload of the chunk that begins with this.
+    fn chunk(&mut self, magic: [u8; 4]) -> io::Result<(u64, bool, u16, Vec<u8>)> {
         assert_eq!(u32::from_be_bytes(magic), 0x668e_33ef, "magic of a reply");
         assert!(self.structured, "chunks were not negotiated");
         let mut head = [0; 16];
@@ -115,19 +197,10 @@ impl Client {
         let kind = u16::from_be_bytes(head[2..4].try_into().unwrap());
         let cookie = u64::from_be_bytes(head[4..12].try_into().unwrap());
         let len = u32::from_be_bytes(head[12..].try_into().unwrap()) as usize;
-        assert_eq!(flags, 1, "one chunk a reply");
+        assert!(flags <= 1, "flags of a chunk");
         let mut data = vec![0; len];
         self.stream.read_exact(&mut data)?;
-        if kind == 1 {
-            let data = data.split_off(8);
-            assert_eq!(data.len(), len_of(cookie));
-            return Ok(Reply { cookie, error: 0, data });
-        }
-        assert_eq!(kind, 0x8001, "an error chunk");
-        let error = u32::from_be_bytes(data[..4].try_into().unwrap());
-        let text = usize::from(u16::from_be_bytes(data[4..6].try_into().unwrap()));
-        assert_eq!(text, data.len() - 6);
-        Ok(Reply { cookie, error, data: Vec::new() })
+        Ok((cookie, flags == 1, kind, data))
     }
 
     pub(crate) fn read(&mut self, offset: u64, len: u32) -> Vec<u8> {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
+use rtrs_core::extents::{Extent, ExtentList};
 use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
@@ -38,8 +39,12 @@ pub(crate) struct Switches {
     pub(crate) discards: AtomicU64,
     pub(crate) kept_allocated: AtomicU64,
     pub(crate) losses: Arc<Losses>,
+    /// What is answered for extents instead of what is there: 1 not supported, 2 garbage.
+    pub(crate) extents: AtomicU32,
     /// The size in bytes from the next turn on; 0 for no change.
     pub(crate) resize: AtomicU64,
+    /// Bytes of a block from the next turn on; 0 for no change.
+    pub(crate) reblock: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -84,6 +89,21 @@ impl TestDevice {
             (IoOp::Discard, _) => {
                 self.switches.discards.fetch_add(1, SeqCst);
             }
+            (IoOp::Extents, Some(room)) => match self.switches.extents.load(SeqCst) {
+                1 => return IoStatus::Unsupported,
+                2 => room.fill(0),
+                _ => {
+                    // A block of zeroes counts as a hole.
+                    let mut list = ExtentList::new(room);
+                    let block = self.geometry.logical_block as usize;
+                    for block in disk[range].chunks(block) {
+                        let hole = block.iter().all(|byte| *byte == 0);
+                        if !list.push(Extent { len: block.len() as u64, hole }) {
+                            break;
+                        }
+                    }
+                }
+            },
             (IoOp::Flush, _) => {
                 self.switches.flushes.fetch_add(1, SeqCst);
             }
@@ -139,6 +159,10 @@ impl BlockDevice for TestDevice {
         if size > 0 && size != self.geometry.size {
             self.geometry.size = size;
             self.switches.disk.lock().unwrap().resize(usize::try_from(size).unwrap(), 0);
+        }
+        let block = self.switches.reblock.load(SeqCst);
+        if block > 0 {
+            self.geometry.logical_block = block;
         }
         self.step()
     }

@@ -2,11 +2,11 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as StdInstant};
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Listener};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Seat};
 use rtrs_core::block::Geometry;
 use rtrs_core::rt::{Inbox, PollPolicy, Ring, Sender, Shard, mailbox, run};
 use rtrs_core::time::{Instant, earliest};
@@ -20,6 +20,7 @@ pub(crate) enum Message {
     Stop,
     Abort,
     Query(mpsc::Sender<Report>),
+    Wake,
     Exit,
 }
 
@@ -56,6 +57,7 @@ impl Shard for TestShard {
                     let stats = self.bridge.stats();
                     reply.send(Report { connections, inflight, stats }).unwrap();
                 }
+                Message::Wake => {}
                 Message::Exit => self.done = true,
             }
         }
@@ -89,6 +91,7 @@ pub(crate) fn geometry() -> Geometry {
         discard_granularity: 4096,
         write_zeroes: true,
         fast_zero: true,
+        extents: true,
         io_max: 32 << 20,
         discard_max: 1 << 20,
         zeroes_max: 1 << 20,
@@ -96,10 +99,10 @@ pub(crate) fn geometry() -> Geometry {
     }
 }
 
-/// Small, so that the edges are near: a request of 32 MiB beside eight connections.
+/// Small, so that the edges are near: a piece of 32 MiB beside eight connections.
 pub(crate) fn config() -> BridgeConfig {
     BridgeConfig {
-        buffer_bytes: 144 * (260 << 10),
+        buffer_bytes: 145 * (260 << 10),
         connections_max: 8,
         requests_max: 64,
         ..BridgeConfig::default()
@@ -118,13 +121,37 @@ impl Fixture {
     }
 
     pub(crate) fn with(geometry: Geometry, config: BridgeConfig) -> Self {
-        let switches = Arc::new(Switches::default());
+        Self::seated(geometry, config, Seat::alone(), Arc::default())
+    }
+
+    /// Two shards of one device.
+    pub(crate) fn two(geometry: &Geometry, config: BridgeConfig) -> [Self; 2] {
+        let senders: Arc<OnceLock<[Sender<Message>; 2]>> = Arc::default();
+        let wakes = Arc::clone(&senders);
+        let group = Group::new(2, move |shard| wakes.get().unwrap()[shard].send(Message::Wake));
+        let disk = Arc::default();
+        let two = [0, 1].map(|shard| {
+            let seat = Seat { group: Arc::clone(&group), shard };
+            let switches = Switches { disk: Arc::clone(&disk), ..Switches::default() };
+            Self::seated(geometry.clone(), config, seat, Arc::new(switches))
+        });
+        let all = two.each_ref().map(|fixture| fixture.mail.clone());
+        assert!(senders.set(all).is_ok());
+        two
+    }
+
+    fn seated(
+        geometry: Geometry,
+        config: BridgeConfig,
+        seat: Seat,
+        switches: Arc<Switches>,
+    ) -> Self {
         let shared = Arc::clone(&switches);
         let (mail, inbox) = mailbox().unwrap();
         let thread = std::thread::spawn(move || {
             let ring = Ring::new(64).unwrap();
             let device = Box::new(TestDevice::new(geometry, shared));
-            let bridge = Bridge::new(&ring, device, "vol0", config).unwrap();
+            let bridge = Bridge::seated(&ring, device, "vol0", config, seat).unwrap();
             let inbox = inbox.arm(&ring).unwrap();
             let shard_ring = ring.clone();
             let mut shard =

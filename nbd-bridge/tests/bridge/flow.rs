@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use nbd_bridge::BridgeConfig;
 use rtrs_core::block::Geometry;
 
-use crate::client::{CACHE, FLUSH, FUA, NO_HOLE, READ, TRIM, WRITE, ZEROES, pattern, request};
+use crate::client::{
+    CACHE, Client, FLUSH, FUA, NO_HOLE, READ, TRIM, WRITE, ZEROES, pattern, request,
+};
 use crate::fixture::{Fixture, Message, config, geometry};
 
 const SIZES: [usize; 10] = [
@@ -193,7 +195,7 @@ fn moved_percent(len: usize, count: u64, depth: u64, read_every: u64) -> f64 {
     let (permits, wait) = std::sync::mpsc::sync_channel::<()>(depth as usize);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let mut client = crate::client::Client { stream: reader, structured: false };
+            let mut client = Client::past_handshake(reader, false);
             for _ in 0..count {
                 let reply = client.reply(|cookie| if cookie == 1 { len } else { 0 });
                 assert_eq!(reply.error, 0);

@@ -30,7 +30,7 @@ pub(crate) struct Shard {
 
 impl Shard {
     /// Turns until nothing happens for a while of real time.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let mut quiet = 0;
         while quiet < 5 {
             let limit = Some(Duration::from_millis(2));
@@ -70,7 +70,7 @@ impl Shard {
         let (ours, mut theirs) = self.pair();
         theirs.write_all(&FIRST_BYTES).unwrap();
         assert!(self.bridge.adopt_kernel(self.now, theirs.into()));
-        Client { stream: ours, structured: false }
+        Client::past_handshake(ours, false)
     }
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Two {
 }
 
 impl Two {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(config())
     }
 
@@ -138,7 +138,7 @@ impl Two {
 }
 
 /// True when a reply is there; the shards have turned as far as they can.
-fn is_answered(client: &mut Client, len: usize) -> bool {
+pub(crate) fn is_answered(client: &mut Client, len: usize) -> bool {
     // The first bytes of a reply may be there alone, in a socket of the kernel.
     let mut head = [const { MaybeUninit::uninit() }; 16];
     match socket2::SockRef::from(&client.stream).peek(&mut head) {

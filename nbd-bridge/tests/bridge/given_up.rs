@@ -102,7 +102,7 @@ fn a_request_that_ends_while_nobody_reads_its_error_is_told_once() {
     two.shards[0].hold(false);
     two.settle();
     assert_eq!((two.disk(0), two.group.orphaned_writes()), (1, 0), "it has ended");
-    assert_eq!(two.shards[0].bridge.inflight(), 2, "its client is not told yet");
+    assert_eq!(two.shards[0].bridge.inflight(), 2, "its client has no reply yet");
     let reading = std::thread::spawn(move || {
         client.stream.set_read_timeout(Some(20 * SECOND)).unwrap();
         let replies = [client.reply(|_| LEN as usize), client.reply(|_| 0)];

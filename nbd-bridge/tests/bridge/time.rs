@@ -64,7 +64,7 @@ impl Timed {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         assert!(self.bridge.adopt_kernel(self.now, theirs.into()));
-        Client { stream: ours, structured: false }
+        Client::past_handshake(ours, false)
     }
 
     fn kernel(&mut self) -> Client {
@@ -72,7 +72,7 @@ impl Timed {
         ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         theirs.write_all(&FIRST_BYTES).unwrap();
         assert!(self.bridge.adopt_kernel(self.now, theirs.into()));
-        Client { stream: ours, structured: false }
+        Client::past_handshake(ours, false)
     }
 
     fn client(&mut self) -> Client {

@@ -23,7 +23,7 @@ impl Exports for Shelf {
 
 fn shelf() -> Shelf {
     let mut vol0 = ExportInfo::plain("vol0", 0x1000_0000);
-    vol0.description = "first".into();
+    (vol0.description, vol0.extents) = ("first".into(), true);
     let mut vol1 = ExportInfo::plain("vol1", 4096);
     (vol1.read_only, vol1.min_block) = (true, 512);
     Shelf(vec![vol0, vol1])
@@ -112,7 +112,7 @@ fn golden_go() {
         MAGIC,
         b"\0\0\0\x07\0\0\0\x03\0\0\0\x0c\0\0\0\0\0\0\x10\0\0\0\0\x8d",
         MAGIC,
-        b"\0\0\0\x07\0\0\0\x03\0\0\0\x0e\0\x03\0\0\0\x01\0\0\x10\0\x02\0\0\0",
+        b"\0\0\0\x07\0\0\0\x03\0\0\0\x0e\0\x03\0\0\0\x01\0\0\x10\0\x04\0\0\0",
         MAGIC,
         b"\0\0\0\x07\0\0\0\x01\0\0\0\0",
     ];
@@ -120,7 +120,7 @@ fn golden_go() {
     assert_eq!(left, 4, "the first request must stay in the input");
     let terms = terms(outcome);
     assert_eq!(terms.export, shelf().0[0]);
-    assert!(terms.structured_replies && terms.no_zeroes && terms.sizes_requested);
+    assert!(terms.terms.structured_replies && terms.no_zeroes && terms.terms.keeps_blocks);
     assert!(terms.rules().structured_replies());
 }
 
@@ -130,7 +130,7 @@ fn golden_export_name() {
     let (out, outcome, left) = run(&client(BOTH, &[name.clone(), vec![7; 28]]));
     assert_eq!(out, b"\0\0\0\0\x10\0\0\0\0\x0d");
     assert_eq!(left, 28);
-    assert!(!terms(outcome).structured_replies);
+    assert!(!terms(outcome).terms.structured_replies);
     // Without the flag, and from a client of the first newstyle, 124 zeroes follow.
     for flags in [FIXED, 0] {
         let (out, outcome, _) = run(&client(flags, std::slice::from_ref(&name)));
@@ -194,11 +194,11 @@ fn own_block_sizes_are_told_unasked_and_an_empty_description_is_not() {
         got,
         [
             b"\0\0\0\0\0\0\0\0\x10\0\0\x0f".to_vec(),
-            b"\0\x03\0\0\x02\0\0\0\x10\0\x02\0\0\0".to_vec(),
+            b"\0\x03\0\0\x02\0\0\0\x10\0\x04\0\0\0".to_vec(),
             vec![],
         ]
     );
-    assert!(!terms(outcome).sizes_requested);
+    assert!(!terms(outcome).terms.keeps_blocks);
 }
 
 #[test]
@@ -224,9 +224,6 @@ fn abort_is_acknowledged_without_waiting_for_its_data() {
 fn what_is_not_offered_is_unsupported_and_the_next_option_is_understood() {
     for (kind, data) in [
         (opt::STARTTLS, &b""[..]),
-        (opt::LIST_META_CONTEXT, b"\0\0\0\x04vol0\0\0\0\0"),
-        (opt::SET_META_CONTEXT, b"\0\0\0\x04vol0\0\0\0\x01\0\0\0\x0fbase:allocation"),
-        (opt::SET_META_CONTEXT, b""),
         (opt::EXTENDED_HEADERS, b""),
         (opt::PEEK_EXPORT, b"x"),
         (0, b""),
@@ -234,6 +231,96 @@ fn what_is_not_offered_is_unsupported_and_the_next_option_is_understood() {
         (u32::MAX, &[0; 1000]),
     ] {
         assert_refused(&option(kind, data), rep::ERR_UNSUP);
+    }
+}
+
+/// LIST_META_CONTEXT or SET_META_CONTEXT.
+fn contexts(kind: u32, name: &str, queries: &[&str]) -> Vec<u8> {
+    let string = |text: &str| {
+        let len = u32::try_from(text.len()).unwrap();
+        [&len.to_be_bytes()[..], text.as_bytes()].concat()
+    };
+    let count = u32::try_from(queries.len()).unwrap();
+    let mut data = [string(name), count.to_be_bytes().to_vec()].concat();
+    data.extend(queries.iter().flat_map(|query| string(query)));
+    option(kind, &data)
+}
+
+#[test]
+fn golden_meta_context() {
+    let sr = option(opt::STRUCTURED_REPLY, b"");
+    let set = contexts(opt::SET_META_CONTEXT, "vol0", &["base:allocation"]);
+    let sent = b"IHAVEOPT\0\0\0\x0a\0\0\0\x1f\0\0\0\x04vol0\0\0\0\x01\0\0\0\x0fbase:allocation";
+    assert_eq!(set, sent);
+    let (out, _, _) = run(&client(BOTH, &[sr, set]));
+    const MAGIC: &[u8] = b"\0\x03\xe8\x89\x04\x55\x65\xa9";
+    let expect = [
+        MAGIC,
+        b"\0\0\0\x0a\0\0\0\x04\0\0\0\x13\0\0\0\x01base:allocation",
+        MAGIC,
+        b"\0\0\0\x0a\0\0\0\x01\0\0\0\0",
+    ];
+    assert_eq!(out[20..], expect.concat());
+}
+
+#[test]
+fn contexts_are_listed_and_chosen_for_an_export() {
+    let sr = || option(opt::STRUCTURED_REPLY, b"");
+    let allocation = "base:allocation";
+    let found = |kind, name, queries: &[&str]| {
+        let (out, _, _) = run(&client(FIXED, &[sr(), contexts(kind, name, queries)]));
+        let replies = replies(&out);
+        assert_eq!(replies.last().unwrap(), &(kind, rep::ACK, vec![]));
+        replies.iter().filter(|(_, reply, _)| *reply == rep::META_CONTEXT).count()
+    };
+    for (queries, listed, set) in [
+        (&[][..], 1, 0),
+        (&["base:"], 1, 0),
+        (&[allocation], 1, 1),
+        (&["qemu:x", allocation, allocation], 1, 1),
+        (&["base", "base:alloc", "qemu:", ""], 0, 0),
+    ] {
+        assert_eq!(found(opt::LIST_META_CONTEXT, "vol0", queries), listed, "{queries:?}");
+        assert_eq!(found(opt::SET_META_CONTEXT, "vol0", queries), set, "{queries:?}");
+        assert_eq!(found(opt::SET_META_CONTEXT, "", queries), set, "the default export");
+        assert_eq!(found(opt::LIST_META_CONTEXT, "vol1", queries), 0, "it knows no extents");
+    }
+    let chosen = |options: &[Vec<u8>], go: &str| {
+        let go = option(opt::GO, &info_data(go, &[]));
+        let (_, outcome, _) = run(&client(FIXED, &[options.concat(), go]));
+        terms(outcome).terms.block_status
+    };
+    let set = |name, query| contexts(opt::SET_META_CONTEXT, name, &[query]);
+    assert!(chosen(&[sr(), set("vol0", allocation)], "vol0"));
+    assert!(chosen(&[sr(), set("", allocation)], "vol0"), "the same export");
+    assert!(!chosen(&[sr(), set("vol0", allocation)], "vol1"), "another one");
+    assert!(!chosen(&[sr(), set("vol0", allocation), set("vol0", "x:y")], "vol0"), "replaced");
+    assert!(!chosen(&[sr(), set("vol0", allocation), set("none", allocation)], "vol0"));
+    assert!(!chosen(&[set("vol0", allocation), sr()], "vol0"), "before structured replies");
+    let listed = contexts(opt::LIST_META_CONTEXT, "vol0", &[allocation]);
+    assert!(chosen(&[sr(), set("vol0", allocation), listed], "vol0"), "a list changes nothing");
+}
+
+#[test]
+fn malformed_contexts_are_invalid() {
+    let sr = option(opt::STRUCTURED_REPLY, b"");
+    let refused = |bytes: &[u8], error| {
+        let (out, _, _) = run(&client(FIXED, &[sr.clone(), bytes.to_vec(), sr.clone()]));
+        let replies = replies(&out);
+        assert_eq!((replies.len(), replies[1].1, replies[2].1), (3, error, rep::ACK));
+    };
+    for kind in [opt::LIST_META_CONTEXT, opt::SET_META_CONTEXT] {
+        let good = contexts(kind, "vol0", &["base:allocation"]);
+        for cut in 0..good.len() - OptionHeader::LEN {
+            refused(&option(kind, &good[OptionHeader::LEN..][..cut]), rep::ERR_INVALID);
+        }
+        let longer = [&good[OptionHeader::LEN..], b"x"].concat();
+        refused(&option(kind, &longer), rep::ERR_INVALID);
+        refused(&option(kind, b"\0\0\0\x04vol0\xff\xff\xff\xff"), rep::ERR_INVALID);
+        refused(&contexts(kind, "none", &["base:allocation"]), rep::ERR_UNKNOWN);
+        refused(&contexts(kind, &"x".repeat(4097), &[]), rep::ERR_TOO_BIG);
+        refused(&option(kind, &[0; 9000]), rep::ERR_TOO_BIG);
+        assert_refused(&good, rep::ERR_INVALID);
     }
 }
 
@@ -246,7 +333,7 @@ fn data_where_none_belongs_is_invalid() {
     // A refused STRUCTURED_REPLY must not count.
     let bad = option(opt::STRUCTURED_REPLY, b"x");
     let (_, outcome, _) = run(&client(FIXED, &[bad, option(opt::EXPORT_NAME, b"")]));
-    assert!(!terms(outcome).structured_replies);
+    assert!(!terms(outcome).terms.structured_replies);
 }
 
 #[test]

@@ -4,7 +4,9 @@
 //! fuzz crate calls them with new inputs, the tests with the corpus and with random bytes.
 
 use super::wire::{self, ChunkHeader, NbdError, SimpleReply, cmd, reply_type};
-use super::{AfterRefusal, ExportInfo, Exports, Handshake, Op, Outcome, Request, Rules, reply};
+use super::{
+    AfterRefusal, ExportInfo, Exports, Handshake, Op, Outcome, Request, Rules, Terms, reply,
+};
 
 /// Three exports: an ordinary one that is also the default, a read-only one with odd sizes, and
 /// one whose numbers break the protocol.
@@ -13,7 +15,7 @@ struct Three([ExportInfo; 3]);
 impl Three {
     fn new() -> Self {
         let mut disk = ExportInfo::plain("disk", 1 << 20);
-        (disk.trim, disk.write_zeroes, disk.fast_zero) = (true, true, true);
+        (disk.trim, disk.write_zeroes, disk.fast_zero, disk.extents) = (true, true, true, true);
         let mut iso = ExportInfo::plain("iso", 3 << 20);
         (iso.read_only, iso.min_block) = (true, 4096);
         iso.description = "an image".into();
@@ -89,8 +91,9 @@ pub fn fuzz_transmission(data: &[u8]) {
         return;
     };
     let export = export_from(head);
-    let structured = head[12] & 1 != 0;
-    let rules = Rules::new(&export, structured);
+    let has = |bit| head[12] & bit != 0;
+    let terms = Terms { structured_replies: has(1), keeps_blocks: has(2), block_status: has(4) };
+    let rules = Rules::new(&export, terms);
     for (i, bytes) in requests.chunks(Request::LEN).enumerate() {
         let mut bytes = bytes.to_vec();
         if i % 2 == 1 && bytes.len() >= 4 {
@@ -100,7 +103,7 @@ pub fn fuzz_transmission(data: &[u8]) {
             continue;
         };
         assert_eq!(request.encode()[..], bytes[..], "a request changes on its way");
-        check_request(&rules, &export, structured, &request);
+        check_request(&rules, &export, terms, &request);
     }
 }
 
@@ -116,6 +119,7 @@ fn export_from(head: &[u8; 16]) -> ExportInfo {
     export.write_zeroes = bit(4);
     export.fast_zero = bit(5);
     export.cache = bit(6);
+    export.shared_writes = bit(7);
     export.min_block = 1 << (min % 17);
     export.preferred_block = export.min_block.max(512) << (pref % 4);
     export.max_payload = export.preferred_block.max(u32::from(max) << 17).min(wire::PAYLOAD_MAX);
@@ -123,7 +127,12 @@ fn export_from(head: &[u8; 16]) -> ExportInfo {
     export
 }
 
-fn check_request(rules: &Rules, export: &ExportInfo, structured: bool, request: &Request) {
+fn check_request(
+    rules: &Rules,
+    export: &ExportInfo,
+    Terms { structured_replies: structured, keeps_blocks, block_status }: Terms,
+    request: &Request,
+) {
     match rules.check(request, export.size) {
         Ok(run) => {
             assert_eq!(run.cookie, request.cookie);
@@ -134,7 +143,11 @@ fn check_request(rules: &Rules, export: &ExportInfo, structured: bool, request: 
             let end = run.offset.checked_add(u64::from(run.len)).expect("the range overflows");
             assert!(run.len > 0 && end <= export.size, "the range leaves the export");
             let block = u64::from(export.min_block);
-            assert!(run.offset % block == 0 && end % block == 0, "the range is not aligned");
+            assert!(run.op != Op::BlockStatus || block_status, "no context was negotiated");
+            let aligned = run.offset % block == 0 && end % block == 0;
+            assert!(aligned || !keeps_blocks, "the range is not aligned");
+            let changes_part = !aligned && matches!(run.op, Op::Write | Op::WriteZeroes);
+            assert!(!(changes_part && export.shared_writes), "a part of a block is changed");
             let writes = matches!(run.op, Op::Write | Op::Trim | Op::WriteZeroes);
             assert!(!(writes && export.read_only), "a write on a read-only export");
             assert!(!run.fua || (writes && export.fua), "FUA was not offered");
@@ -143,7 +156,7 @@ fn check_request(rules: &Rules, export: &ExportInfo, structured: bool, request: 
             }
             assert_eq!(run.payload(), if request.command == cmd::WRITE { run.len } else { 0 });
             if run.op == Op::Read {
-                let head = reply::read_head(structured, run.cookie, run.offset, run.len);
+                let head = reply::read_head(structured, run.cookie, (run.offset, run.len), true);
                 let expect = if structured { ChunkHeader::LEN + 8 } else { SimpleReply::LEN };
                 assert_eq!(head.len(), expect);
             }

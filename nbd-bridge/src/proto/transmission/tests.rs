@@ -24,15 +24,20 @@ fn flagged(command: u16, flags: u16) -> Request {
     Request { flags, ..request(command, 512, 512) }
 }
 
+/// Of a client that asked for the block sizes.
+fn rules(export: &ExportInfo, structured_replies: bool) -> Rules {
+    Rules::new(export, Terms { structured_replies, keeps_blocks: true, block_status: false })
+}
+
 fn check(request: Request) -> Result<Validated, Refusal> {
-    Rules::new(&export(), true).check(&request, export().size)
+    rules(&export(), true).check(&request, export().size)
 }
 
 /// The error of a refusal, after looking that the stream stays in step behind it.
 fn refused((export, structured): (&ExportInfo, bool), request: Request) -> Option<NbdError> {
-    let refusal = Rules::new(export, structured).check(&request, export.size).err()?;
+    let refusal = rules(export, structured).check(&request, export.size).err()?;
     let after = match request.command {
-        cmd::WRITE if request.len > 64 << 20 => AfterRefusal::Close,
+        cmd::WRITE if request.len > 128 << 20 => AfterRefusal::Close,
         cmd::WRITE if request.len > 0 => AfterRefusal::Skip(request.len),
         _ => AfterRefusal::Continue,
     };
@@ -206,10 +211,50 @@ fn what_is_not_aligned_is_invalid() {
 }
 
 #[test]
+fn clients_that_never_asked_for_block_sizes_may_touch_parts_of_blocks() {
+    let ask = |export: &ExportInfo, request| {
+        Rules::new(export, Terms { structured_replies: true, ..Terms::default() })
+            .check(&request, export.size)
+            .map_err(|r| r.error)
+    };
+    let shared = ExportInfo { shared_writes: true, ..export() };
+    for command in RANGED {
+        for (offset, len) in [(1, 512), (512, 511), (256, 256), (513, 1023)] {
+            let run = ask(&export(), request(command, offset, len)).unwrap();
+            assert_eq!((run.offset, run.len), (offset, len));
+            let changes = [cmd::WRITE, cmd::WRITE_ZEROES].contains(&command);
+            let got = ask(&shared, request(command, offset, len)).map(|_| ());
+            assert_eq!(got, if changes { Err(NbdError::Inval) } else { Ok(()) });
+            assert!(ask(&shared, request(command, 512, 1024)).is_ok());
+        }
+        assert!(ask(&export(), request(command, 64 * MIB - 1, 2)).is_err(), "past the end");
+    }
+    let fast = Request { flags: cmd_flags::FAST_ZERO, ..request(cmd::WRITE_ZEROES, 1, 512) };
+    assert_eq!(ask(&export(), fast).map(|_| ()), Err(NbdError::NotSup));
+}
+
+#[test]
+fn block_status_needs_its_context() {
+    let rules = Rules::new(&export(), Terms { block_status: true, ..Terms::default() });
+    let ask = |request| rules.check(&request, export().size).map_err(|r| r.error);
+    let run = ask(request(cmd::BLOCK_STATUS, 1, 3)).unwrap();
+    assert_eq!((run.op, run.offset, run.len, run.one), (Op::BlockStatus, 1, 3, false));
+    let one = Request { flags: cmd_flags::REQ_ONE, ..request(cmd::BLOCK_STATUS, 0, 1 << 26) };
+    assert!(ask(one).unwrap().one);
+    for (offset, len) in [(0, 0), (64 * MIB, 1), (0, (64 << 20) + 1)] {
+        assert_eq!(ask(request(cmd::BLOCK_STATUS, offset, len)), Err(NbdError::Inval));
+    }
+    let odd = Request { flags: cmd_flags::DF, ..request(cmd::BLOCK_STATUS, 0, 512) };
+    assert_eq!(ask(odd), Err(NbdError::Inval));
+    let read = Request { flags: cmd_flags::REQ_ONE, ..request(cmd::READ, 0, 512) };
+    assert_eq!(ask(read), Err(NbdError::Inval));
+}
+
+#[test]
 fn the_maximum_payload_binds_reads_and_writes_alone() {
     let big = ExportInfo { size: 1 << 40, ..export() };
     let (simple, structured) = ((&big, false), (&big, true));
-    let (at, over) = (32 << 20, (32 << 20) + 512);
+    let (at, over) = (64 << 20, (64 << 20) + 512);
     for rules in [simple, structured] {
         assert_eq!(refused(rules, request(cmd::READ, 0, at)), None);
         assert_eq!(refused(rules, request(cmd::WRITE, 0, at)), None);
@@ -221,6 +266,10 @@ fn the_maximum_payload_binds_reads_and_writes_alone() {
     // Only a structured read may hear of an overflow.
     assert_eq!(refused(simple, request(cmd::READ, 0, over)), Some(NbdError::Inval));
     assert_eq!(refused(structured, request(cmd::READ, 0, over)), Some(NbdError::Overflow));
+    // One chunk holds less.
+    let whole = |len| Request { flags: cmd_flags::DF, ..request(cmd::READ, 0, len) };
+    assert_eq!(refused(structured, whole(32 << 20)), None);
+    assert_eq!(refused(structured, whole((32 << 20) + 512)), Some(NbdError::Overflow));
     // A greater number in the export does not move the bound; a smaller one does.
     let greedy = ExportInfo { max_payload: u32::MAX, ..big.clone() };
     let over_read = request(cmd::READ, 0, over);

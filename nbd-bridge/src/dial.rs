@@ -1,0 +1,127 @@
+//! Connecting to an NBD server: everything up to the first request, on a thread that may block.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::ToSocketAddrs;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use rtrs_core::time::Duration;
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::listener::tune;
+use crate::proto::client::{ClientHandshake, HandshakeError, Offered};
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ServerAddress {
+    /// A host name or address, and a port.
+    Tcp(String, u16),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// The system's error.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The server cannot be used.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+}
+
+/// Connects, and asks for the export of this name. Each step may take `limit`.
+///
+/// # Errors
+/// Why there is no connection.
+pub fn dial(
+    address: &ServerAddress,
+    name: &str,
+    limit: Duration,
+) -> Result<(OwnedFd, Offered), DialError> {
+    let mut socket = connect(address, limit)?;
+    socket.set_read_timeout(Some(limit))?;
+    socket.set_write_timeout(Some(limit))?;
+    let mut handshake = ClientHandshake::new(name);
+    let (mut input, mut out) = ([0; 4096], Vec::new());
+    let offered = loop {
+        // One reply of the server follows the other, so nothing of the next phase is read here.
+        let count = socket.read(&mut input).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                io::Error::new(io::ErrorKind::TimedOut, "the server does not answer")
+            }
+            _ => error,
+        })?;
+        if count == 0 {
+            let text = "the server has closed the connection";
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text).into());
+        }
+        let (_, offered) = handshake.feed(&input[..count], &mut out)?;
+        if let Some(offered) = offered {
+            break offered;
+        }
+        socket.write_all(&out)?;
+        out.clear();
+    };
+    socket.set_read_timeout(None)?;
+    socket.set_write_timeout(None)?;
+    let fd = OwnedFd::from(socket);
+    tune(&fd, matches!(address, ServerAddress::Tcp(..)));
+    Ok((fd, offered))
+}
+
+fn connect(address: &ServerAddress, limit: Duration) -> io::Result<Socket> {
+    let to = |domain, address: &SockAddr| {
+        let socket = Socket::new(domain, Type::STREAM, None)?;
+        socket.connect_timeout(address, limit)?;
+        Ok(socket)
+    };
+    let (host, port) = match address {
+        ServerAddress::Unix(path) => return to(Domain::UNIX, &SockAddr::unix(path)?),
+        ServerAddress::Tcp(host, port) => (host.as_str(), *port),
+    };
+    let none = || Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
+    let all = (host, port).to_socket_addrs()?;
+    all.fold(none(), |found, address| {
+        found.or_else(|_| to(Domain::for_address(address), &address.into()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_says_nothing_or_goes_is_an_error() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let address = ServerAddress::Tcp("127.0.0.1".into(), port);
+        let served = thread::spawn(move || {
+            let silent = listener.accept().unwrap();
+            drop(listener.accept().unwrap());
+            drop(silent);
+        });
+        let error = dial(&address, "x", Duration::from_millis(200)).unwrap_err();
+        assert_eq!(error.to_string(), "the server does not answer");
+        let error = dial(&address, "x", Duration::from_secs(20)).unwrap_err().to_string();
+        assert!(error.contains("closed the connection"), "{error}");
+        served.join().unwrap();
+        let error = dial(&address, "x", Duration::from_secs(20)).unwrap_err();
+        assert!(matches!(error, DialError::Io(_)), "{error:?}");
+    }
+}

@@ -1,0 +1,320 @@
+//! Ranges in which changes of one device have to take turns, on all its shards.
+//!
+//! A change of a part of a block is a *fragment*: the block is read, the bytes are put in, and the
+//! block is written (`shared::fragments`). No other change of that block may run meanwhile, or it
+//! would be undone. So a fragment enters its block here, and begins when
+//! - every shard has looked at what it has in flight since then, and has entered what overlaps;
+//! - nothing that overlaps runs, and nothing that overlaps came before.
+//!
+//! Any change that overlaps an entry is entered itself and waits in the same way, so that all get
+//! their turn in the order in which they came. A change that overlaps nothing enters nothing: as
+//! long as no fragment is in the list, it pays one load. Reads never wait.
+//!
+//! Why no change escapes: a shard looks at the count before it hands a change to the device. If it
+//! finds 0 there, its next look comes after that, and finds the change or its end. A shard without
+//! connections has nothing in flight, and need not look.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+/// The round of a shard that has no connections.
+const ABSENT: u64 = u64::MAX;
+
+/// What an entry stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// One of the row's fragments.
+    Fragment(usize),
+    /// What of the row is ready and was not handed to the device.
+    Queued,
+    /// What of the row the device has.
+    Running,
+}
+
+/// Whose an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) shard: usize,
+    pub(crate) row: u32,
+    pub(crate) piece: Piece,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: Key,
+    bytes: Range<u64>,
+    /// It may be at the device, and the others wait for it.
+    runs: bool,
+    /// It begins when all shards have looked in this round.
+    round: u64,
+}
+
+impl Entry {
+    fn overlaps(&self, bytes: &Range<u64>) -> bool {
+        self.bytes.start < bytes.end && bytes.start < self.bytes.end
+    }
+}
+
+/// The list, and how far the shards have looked.
+pub(crate) struct Ranges {
+    /// Entries in the list.
+    count: AtomicUsize,
+    /// In the order in which they came.
+    list: Mutex<Vec<Entry>>,
+    /// The round of the newest fragment.
+    round: AtomicU64,
+    /// By shard, the last round in which it has looked at what it has in flight.
+    looked: Box<[AtomicU64]>,
+}
+
+impl Ranges {
+    pub(crate) fn new(shards: usize) -> Self {
+        Self {
+            count: AtomicUsize::new(0),
+            list: Mutex::default(),
+            round: AtomicU64::new(0),
+            looked: (0..shards).map(|_| AtomicU64::new(ABSENT)).collect(),
+        }
+    }
+
+    /// This shard has connections from now on. Before their first request.
+    pub(crate) fn join(&self, shard: usize) {
+        let looked = &self.looked[shard];
+        if looked.load(Ordering::SeqCst) == ABSENT {
+            looked.store(self.round.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+    }
+
+    /// This shard has none any more, and nothing in flight.
+    pub(crate) fn leave(&self, shard: usize) {
+        self.looked[shard].store(ABSENT, Ordering::SeqCst);
+    }
+
+    /// True when no change needs to look at the list.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+
+    /// Enters a fragment, and has all other shards look that have not looked since.
+    pub(crate) fn enter(&self, key: Key, bytes: Range<u64>, wake: impl Fn(usize)) {
+        let round = {
+            let mut list = self.list.lock();
+            let round = self.round.load(Ordering::SeqCst) + 1;
+            list.push(Entry { key, bytes, runs: false, round });
+            self.count.store(list.len(), Ordering::SeqCst);
+            self.round.store(round, Ordering::SeqCst);
+            round
+        };
+        for (shard, looked) in self.looked.iter().enumerate() {
+            if shard != key.shard && looked.load(Ordering::SeqCst) < round {
+                wake(shard);
+            }
+        }
+    }
+
+    /// Enters a change whose bytes overlap an entry. False if they do not.
+    pub(crate) fn queue(&self, key: Key, bytes: Range<u64>) -> bool {
+        let mut list = self.list.lock();
+        let waits = list.iter().any(|entry| entry.overlaps(&bytes));
+        if waits {
+            list.push(Entry { key, bytes, runs: false, round: 0 });
+            self.count.store(list.len(), Ordering::SeqCst);
+        }
+        waits
+    }
+
+    /// More of a change that waits is ready, up to this byte.
+    pub(crate) fn extend(&self, key: Key, end: u64) {
+        let mut list = self.list.lock();
+        for entry in list.iter_mut().filter(|entry| entry.key == key) {
+            entry.bytes.end = end;
+        }
+    }
+
+    /// True when it is this one's turn: it runs from now on.
+    pub(crate) fn start(&self, key: Key) -> bool {
+        let mut list = self.list.lock();
+        let Some(at) = list.iter().position(|entry| entry.key == key) else { return false };
+        let Entry { bytes, round, .. } = &list[at];
+        let free = |(other, entry): (usize, &Entry)| {
+            other == at || !entry.overlaps(bytes) || (other > at && !entry.runs)
+        };
+        let looked = self.looked.iter().all(|looked| looked.load(Ordering::SeqCst) >= *round);
+        let starts =
+            looked && list.iter().enumerate().all(free) || rtrs_core::mutated!(NbdTurnsSkipped);
+        list[at].runs = starts;
+        if starts && key.piece == Piece::Queued {
+            // More of the row may be queued beside it.
+            list[at].key.piece = Piece::Running;
+        }
+        starts
+    }
+
+    /// The round in which this shard has to look, if there is one.
+    pub(crate) fn due(&self, shard: usize) -> Option<u64> {
+        let round = self.round.load(Ordering::SeqCst);
+        (self.looked[shard].load(Ordering::Relaxed) < round).then_some(round)
+    }
+
+    /// A change in flight on a shard that looks: it is entered if it overlaps a fragment that waits
+    /// for this shard. True if it is.
+    pub(crate) fn meets(&self, key: Key, bytes: &Range<u64>) -> bool {
+        let looked = self.looked[key.shard].load(Ordering::Relaxed);
+        let mut list = self.list.lock();
+        let waits = list.iter().any(|entry| entry.round > looked && entry.overlaps(bytes));
+        if waits {
+            list.push(Entry { key, bytes: bytes.clone(), runs: true, round: 0 });
+            self.count.store(list.len(), Ordering::SeqCst);
+        }
+        waits
+    }
+
+    /// This shard has entered what it had in flight. Wakes those who may have waited for that.
+    pub(crate) fn has_looked(&self, shard: usize, round: u64, wake: impl Fn(usize)) {
+        let list = self.list.lock();
+        self.looked[shard].store(round, Ordering::SeqCst);
+        wake_waiting(&list, shard, wake);
+    }
+
+    /// Those of a shard have ended. Nothing happens if there is none like this.
+    pub(crate) fn end(&self, shard: usize, is: impl Fn(&Key) -> bool, wake: impl Fn(usize)) {
+        let mut list = self.list.lock();
+        let before = list.len();
+        list.retain(|entry| entry.key.shard != shard || !is(&entry.key));
+        if list.len() < before {
+            self.count.store(list.len(), Ordering::SeqCst);
+            wake_waiting(&list, shard, wake);
+        }
+    }
+}
+
+/// Wakes the other shards that have something in the list that waits.
+fn wake_waiting(list: &[Entry], own: usize, wake: impl Fn(usize)) {
+    for (at, entry) in list.iter().enumerate() {
+        let shard = entry.key.shard;
+        let waits = |entry: &Entry| entry.key.shard == shard && !entry.runs;
+        if shard != own && waits(entry) && !list[..at].iter().any(waits) {
+            wake(shard);
+        }
+    }
+}
+
+impl fmt::Debug for Ranges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ranges")
+            .field("count", &self.count)
+            .field("round", &self.round)
+            .field("looked", &self.looked)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::Piece::{Fragment, Queued, Running};
+    use super::*;
+
+    fn key(shard: usize, row: u32, piece: Piece) -> Key {
+        Key { shard, row, piece }
+    }
+
+    /// Ranges of three shards, of which the last one has no connections.
+    fn two() -> Ranges {
+        let ranges = Ranges::new(3);
+        ranges.join(0);
+        ranges.join(1);
+        ranges
+    }
+
+    fn enter(ranges: &Ranges, key: Key, bytes: Range<u64>) -> Vec<usize> {
+        let woken = RefCell::new(Vec::new());
+        ranges.enter(key, bytes, |shard| woken.borrow_mut().push(shard));
+        look(ranges, key.shard);
+        woken.into_inner()
+    }
+
+    fn look(ranges: &Ranges, shard: usize) {
+        if let Some(round) = ranges.due(shard) {
+            ranges.has_looked(shard, round, |_| ());
+        }
+    }
+
+    fn end(ranges: &Ranges, key: Key) -> Vec<usize> {
+        let woken = RefCell::new(Vec::new());
+        ranges.end(key.shard, |own| *own == key, |shard| woken.borrow_mut().push(shard));
+        woken.into_inner()
+    }
+
+    #[test]
+    fn a_fragment_begins_when_all_shards_with_connections_have_looked() {
+        let ranges = two();
+        let own = key(0, 7, Fragment(1));
+        assert!(ranges.is_empty() && ranges.due(1).is_none());
+        assert_eq!(enter(&ranges, own, 512..1024), [1], "the others are woken");
+        assert!(!ranges.is_empty() && !ranges.start(own));
+        assert_eq!((ranges.due(0), ranges.due(1), ranges.due(2)), (None, Some(1), None));
+        // What it has in flight there.
+        let flight = key(1, 3, Running);
+        assert!(!ranges.meets(key(1, 4, Running), &(0..512)));
+        assert!(ranges.meets(flight, &(0..4096)));
+        look(&ranges, 1);
+        assert!(!ranges.start(own));
+        assert_eq!(end(&ranges, flight), [0], "who waits is woken");
+        assert!(ranges.start(own));
+        assert!(end(&ranges, own).is_empty() && ranges.is_empty());
+    }
+
+    #[test]
+    fn a_shard_that_comes_late_has_nothing_in_flight_and_one_that_goes_holds_nobody_up() {
+        let ranges = two();
+        let own = key(0, 1, Fragment(0));
+        enter(&ranges, own, 0..512);
+        ranges.join(2);
+        assert_eq!(ranges.due(2), None);
+        ranges.join(1);
+        assert!(ranges.due(1).is_some() && !ranges.start(own), "it has joined long ago");
+        ranges.leave(1);
+        assert!(ranges.start(own));
+    }
+
+    #[test]
+    fn what_overlaps_gets_its_turn_in_order() {
+        let ranges = two();
+        let keys = [key(0, 1, Fragment(0)), key(1, 2, Queued), key(0, 3, Fragment(0))];
+        enter(&ranges, keys[0], 0..512);
+        assert!(!ranges.queue(keys[1], 512..1024), "beside it");
+        assert!(ranges.queue(keys[1], 0..1024));
+        enter(&ranges, keys[2], 512..1024);
+        look(&ranges, 1);
+        assert!(!ranges.start(keys[2]) && !ranges.start(keys[1]) && ranges.start(keys[0]));
+        end(&ranges, keys[0]);
+        assert!(!ranges.start(keys[2]), "the older one goes first");
+        assert!(ranges.start(keys[1]) && !ranges.start(keys[2]));
+        // More of that row is queued beside what runs.
+        assert!(!ranges.queue(keys[1], 2048..4096));
+        end(&ranges, key(1, 2, Running));
+        assert!(ranges.start(keys[2]));
+    }
+
+    #[test]
+    fn what_grows_waits_for_what_runs_there() {
+        let ranges = two();
+        let first = key(0, 1, Fragment(0));
+        let (queued, later) = (key(1, 2, Queued), key(0, 3, Fragment(0)));
+        enter(&ranges, first, 0..512);
+        assert!(ranges.queue(queued, 0..512));
+        enter(&ranges, later, 1024..1536);
+        look(&ranges, 1);
+        assert!(ranges.start(first) && ranges.start(later));
+        ranges.extend(queued, 4096);
+        end(&ranges, first);
+        assert!(!ranges.start(queued));
+        assert_eq!(end(&ranges, later), [1]);
+        assert!(ranges.start(queued));
+    }
+}
