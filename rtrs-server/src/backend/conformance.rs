@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, BlockSource, Core, Io, IoFlags, IoOp, WakeHandle};
+use rtrs_core::extents::{self, Extent};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::rt::{Clock, Inbox, Ring, mailbox};
@@ -194,6 +195,7 @@ pub fn run(source: &Arc<dyn BlockSource>, keeps: Keeps) {
         both_ends_hold_what_was_written(&**source, keeps);
         a_model_agrees(&**source, keeps);
         cleared_ranges_read_as_promised(&**source, keeps);
+        holes_read_as_zeroes(&**source);
         cores_see_each_other(source, keeps);
     }
     a_dropped_device_lets_go_of_memory(&**source);
@@ -210,9 +212,44 @@ fn geometry_is_sound(source: &dyn BlockSource) {
     assert!(!g.discard || g.discard_granularity >= g.logical_block, "{g:?}");
     assert!(!g.fast_zero || g.write_zeroes, "{g:?}");
     assert!(!g.read_only || !(g.discard || g.write_zeroes), "{g:?}");
+    assert!(g.extents, "every backend says what it knows of holes");
     let rig = Rig::new(source, 0);
     assert_eq!(*rig.device.geometry(), g, "device and source agree");
     assert_eq!((rig.device.inflight(), rig.device.deadline()), (0, None), "an idle device");
+}
+
+fn holes_read_as_zeroes(source: &dyn BlockSource) {
+    let mut rig = Rig::new(source, 0);
+    let window = WINDOW.min(source.geometry().size);
+    let block = source.geometry().logical_block as usize;
+    let io = rig.transfer(IoOp::Write, 0, 0, block);
+    rig.region.fill(0, block, 7);
+    assert_eq!(rig.run(io), IoStatus::Ok);
+    let room = 2 << 20;
+    let answer = rig.region.slice(room, extents::LEN_MAX).expect("within the region");
+    let mut at = 0;
+    while at < window {
+        let len = u32::try_from(window - at).expect("a short window");
+        let io = Io { len, ..rig.transfer(IoOp::Extents, at, room, answer.len()) };
+        assert_eq!(rig.run(io), IoStatus::Ok);
+        let mut list = Vec::new();
+        let good = extents::read(&answer, len, |extent| {
+            list.push(extent);
+            true
+        });
+        assert!(good, "no extents from {at} on");
+        for Extent { len, hole } in list {
+            assert!(len.is_multiple_of(block as u64) && !(hole && at == 0), "{len} bytes at {at}");
+            let len = usize::try_from(len).expect("a short extent");
+            let io = rig.transfer(IoOp::Read, at, 0, len);
+            if hole {
+                assert_eq!(rig.run(io), IoStatus::Ok);
+                let data = rig.region.slice(0, len).expect("within the region").to_vec();
+                assert!(data.iter().all(|byte| *byte == 0), "a hole at {at} has data");
+            }
+            at += len as u64;
+        }
+    }
 }
 
 fn nonsense_is_refused(source: &dyn BlockSource) {
@@ -364,8 +401,11 @@ fn cleared_ranges_read_as_promised(source: &dyn BlockSource, keeps: Keeps) {
             continue;
         }
         for bits in 0..8 {
-            let flags =
-                IoFlags { fua: bits & 1 != 0, no_unmap: bits & 2 != 0, fast_only: bits & 4 != 0 };
+            let flags = IoFlags {
+                fua: g.fua && bits & 1 != 0,
+                no_unmap: bits & 2 != 0,
+                fast_only: bits & 4 != 0,
+            };
             assert_eq!(rig.write(0, &full), IoStatus::Ok);
             let status = rig.clear(op, inner.start, inner.end - inner.start, flags);
             if op == IoOp::WriteZeroes && flags.fast_only && status == IoStatus::Unsupported {

@@ -17,6 +17,7 @@ use parking_lot::RwLock;
 use rtrs_core::block::{
     BlockDevice, BlockSource, Core, Geometry, Io, IoOp, Lost, SharedErrors, SharedSize,
 };
+use rtrs_core::extents::{Extent, ExtentList};
 use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
 
@@ -25,6 +26,9 @@ use super::immediate::{Content, Immediate};
 /// Bytes in a chunk.
 pub const CHUNK: usize = 64 << 10;
 const STRIPES: usize = 256;
+/// Chunks that are looked at for the extents of a range: 512 MiB of them, in about half a
+/// millisecond.
+const CHUNKS_SOUGHT: usize = 8192;
 
 /// The geometry that memory and nothing share.
 pub(super) fn geometry(size: u64, block: u32) -> Geometry {
@@ -35,6 +39,7 @@ pub(super) fn geometry(size: u64, block: u32) -> Geometry {
         discard_granularity: 4096,
         write_zeroes: true,
         fast_zero: true,
+        extents: true,
         ..Geometry::plain(size)
     }
 }
@@ -204,6 +209,17 @@ impl Store {
         IoStatus::Ok
     }
 
+    /// Lists which chunks of a range exist, of as many as one IO may look at.
+    fn find_holes(&self, offset: u64, len: u32, room: &MemSlice) {
+        let mut list = ExtentList::new(room);
+        for p in pieces(offset, len as usize).take(CHUNKS_SOUGHT) {
+            let hole = !self.stripe(p.chunk).read().contains_key(&p.chunk);
+            if !list.push(Extent { len: p.len as u64, hole }) {
+                break;
+            }
+        }
+    }
+
     /// Makes a range read as zeroes. With `keep` its chunks exist afterwards.
     fn zero(&self, offset: u64, len: usize, keep: bool) -> IoStatus {
         for p in pieces(offset, len) {
@@ -241,7 +257,11 @@ impl Content for Arc<Store> {
                 IoStatus::Ok
             }
             (IoOp::Write, Some(buf)) => self.write(io.offset, buf),
-            (IoOp::Read | IoOp::Write, None) => IoStatus::Invalid,
+            (IoOp::Extents, Some(room)) => {
+                self.find_holes(io.offset, io.len, room);
+                IoStatus::Ok
+            }
+            (IoOp::Read | IoOp::Write | IoOp::Extents, None) => IoStatus::Invalid,
             (IoOp::Flush, _) => IoStatus::Ok,
             (IoOp::Discard, _) => self.zero(io.offset, io.len as usize, false),
             (IoOp::WriteZeroes, _) => self.zero(io.offset, io.len as usize, io.flags.no_unmap),

@@ -1,4 +1,5 @@
-//! What exports are made of: files and disks, memory, nothing, and wrappers around any of them.
+//! What exports are made of: files and disks, images of a cluster, exports of NBD servers, memory,
+//! nothing, and wrappers around any of them.
 //!
 //! A backend is a [`BlockSource`] that every shard opens for itself. What one may promise:
 //! every IO is checked against its geometry before anything is touched; an IO that was taken
@@ -13,7 +14,11 @@ pub mod file;
 mod immediate;
 pub mod layer;
 pub mod memory;
+pub mod nbd;
 pub mod null;
+mod off_shard;
+pub mod rbd;
+mod single;
 mod target;
 
 #[cfg(any(test, feature = "test-util"))]
@@ -23,12 +28,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rtrs_core::block::BlockSource;
+use rtrs_core::rbd::ImageAddress;
 
 use crate::settings::ExportSpec;
 
 pub use file::{FileOptions, FileSource};
 pub use memory::MemorySource;
+pub use nbd::{NbdOptions, NbdSource};
 pub use null::NullSource;
+pub use rbd::{GatewaySource, RbdOptions, RbdSource};
 use target::whole_blocks;
 pub use target::{BackendError, Direct, INFLIGHT_MAX, SIZE_MAX, Target};
 
@@ -61,6 +69,35 @@ pub(crate) fn open_target_at(
         }
         Target::Null(size) => {
             Arc::new(NullSource::new(plain_size(spec, *size)?, block.unwrap_or(512)))
+        }
+        Target::Rbd(name) => {
+            let address = ImageAddress {
+                pool: name.pool.clone(),
+                namespace: name.namespace.clone(),
+                image: name.image.clone(),
+                snapshot: name.snapshot.clone(),
+                configuration: spec.conf.clone(),
+                user: spec.user.clone().unwrap_or_else(|| "admin".to_owned()),
+                read_only: spec.ro,
+                connect_max: spec.connect_timeout.get(),
+            };
+            let (block, no_lock) = (block.unwrap_or(512), spec.no_lock);
+            let how = RbdOptions { address, block, no_lock };
+            let name = spec.target.to_string();
+            match spec.gateway {
+                true => Arc::new(GatewaySource::open(&name, how)?),
+                false => Arc::new(RbdSource::open(&name, &how)?),
+            }
+        }
+        Target::Nbd(url) => {
+            let how = NbdOptions {
+                address: url.address.clone(),
+                name: url.name.clone(),
+                read_only: spec.ro,
+                block,
+                open_max: spec.connect_timeout.get(),
+            };
+            Arc::new(NbdSource::open(&url.to_string(), how)?)
         }
     };
     if spec.ro && !source.geometry().read_only {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rtrs_core::block::{
     BlockDevice, BlockSource, Core, Geometry, Io, IoOp, Lost, SharedErrors, SharedSize,
 };
+use rtrs_core::extents;
 use rtrs_core::status::IoStatus;
 
 use super::immediate::{Content, Immediate};
@@ -58,8 +59,10 @@ impl Content for Nothing {
     }
 
     fn run(&self, io: &Io) -> IoStatus {
-        if let (IoOp::Read, Some(buf)) = (io.op, &io.buf) {
-            buf.fill(0);
+        match (io.op, &io.buf) {
+            (IoOp::Read, Some(buf)) => buf.fill(0),
+            (IoOp::Extents, Some(room)) => extents::all_data(room, io.len),
+            _ => {}
         }
         IoStatus::Ok
     }

@@ -2,24 +2,27 @@
 //!
 //! Owns [`ExportSpec`] and its two forms: the text of `--export`,
 //! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,no-lock]` with
-//! `[,migration=allow|deny][,delay=TIME][,error-rate=RATE][,id=ID][,access=WHO:MODE]`
-//! behind it, and the map of a configuration file with the same names as keys.
+//! `[,gateway][,conf=PATH][,user=USER][,connect-timeout=TIME][,migration=allow|deny]` and
+//! `[,delay=TIME][,error-rate=RATE][,id=ID][,access=WHO:MODE]` behind it, and the map of a
+//! configuration file with the same names as keys.
 //!
 //! In the text form a backslash makes the next character ordinary: `\,` and `\=` put a comma or an
 //! equals sign into a name or a path, `\\` a backslash. An equals sign after a path that begins
-//! with `/`, `./` or `../` needs none. In the map form nothing is escaped.
+//! with `/`, `./` or `../`, or after a URL, needs none. In the map form nothing is escaped.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use rtrs_core::settings::{
-    AutoSwitch, ByteSize, Field, Keys, MINUTE, Setting, Settings, Time, Value, ValueError, Visitor,
-    choices, describe, nearest, print, text_values,
+    AutoSwitch, ByteSize, Field, Keys, MINUTE, SECOND, Setting, Settings, Time, Value, ValueError,
+    Visitor, choices, describe, nearest, print, text_values,
 };
 use serde::de::value::MapAccessDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::nbd::NbdUrl;
+use super::rbd::RbdName;
 use crate::access_list::AccessRule;
 
 /// Longest export name in bytes: the wire has 255 with the NUL (kernel rnbd-proto.h, `NAME_MAX`).
@@ -30,18 +33,24 @@ const ID_BYTES_MAX: usize = 255;
 const WHAT: &str = "export";
 /// The option that may stand several times.
 const ACCESS: &str = "access";
-const FORMS: &str = "write [NAME=]PATH, mem:SIZE or null:SIZE";
+const FORMS: &str = "write [NAME=]PATH, mem:SIZE, null:SIZE, rbd:POOL/IMAGE or nbd://HOST/NAME";
+/// What a target begins with that is no path.
+const SCHEMES: &[&str] = &["mem:", "null:", "rbd:", "nbd:", "nbds:", "nbd+unix:"];
 
 /// What an export is made of.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// A regular file or a block device. Never begins with `mem:` or `null:`; such a relative path
-    /// is kept with `./` in front.
+    /// A regular file or a block device. Never begins with `mem:` and the like; such a relative
+    /// path is kept with `./` in front.
     Path(PathBuf),
     /// Memory, gone when the server ends.
     Memory(u64),
     /// Nothing: writes vanish, reads give zeroes.
     Null(u64),
+    /// An image of a Ceph cluster.
+    Rbd(RbdName),
+    /// An export of an NBD server.
+    Nbd(NbdUrl),
 }
 
 impl FromStr for Target {
@@ -58,7 +67,7 @@ impl FromStr for Target {
             )),
         };
         if text.is_empty() {
-            return Err(refuse("is empty".into(), "write a path, mem:SIZE or null:SIZE"));
+            return Err(refuse("is empty".into(), FORMS));
         }
         if text.contains('\0') {
             return Err(refuse("contains a NUL".into(), "write the path without it"));
@@ -67,6 +76,10 @@ impl FromStr for Target {
             size(rest).map(Self::Memory)
         } else if let Some(rest) = text.strip_prefix("null:") {
             size(rest).map(Self::Null)
+        } else if let Some(rest) = text.strip_prefix("rbd:") {
+            rest.parse().map(Self::Rbd)
+        } else if SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
+            text.parse().map(Self::Nbd)
         } else {
             Ok(Self::Path(PathBuf::from(text)))
         }
@@ -79,6 +92,8 @@ impl fmt::Display for Target {
             Self::Path(path) => write!(f, "{}", path.display()),
             Self::Memory(size) => write!(f, "mem:{}", ByteSize::new(*size)),
             Self::Null(size) => write!(f, "null:{}", ByteSize::new(*size)),
+            Self::Rbd(name) => write!(f, "rbd:{name}"),
+            Self::Nbd(url) => write!(f, "{url}"),
         }
     }
 }
@@ -169,8 +184,10 @@ rtrs_core::settings! {
     /// One export: a name for clients, what is behind it, and how it behaves.
     pub struct ExportSpec {
         /// Name that clients open, 1 to 254 bytes
-        name: Option<String> = "the file name, mem or null",
-        /// Path of a regular file or block device, mem:SIZE or null:SIZE
+        name: Option<String> = "the name of the file, image or NBD export, mem or null",
+        /// Path of a regular file or block device, mem:SIZE, null:SIZE,
+        /// rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], nbd://HOST[:PORT]/NAME or
+        /// nbd+unix:///NAME?socket=PATH
         target: Target = "null:0",
         /// Refuse writes
         ro: bool = "false",
@@ -178,8 +195,18 @@ rtrs_core::settings! {
         direct: AutoSwitch = "auto",
         /// Logical block size; auto is that of the block device, otherwise 512
         block_size: BlockSize = "auto",
-        /// Export for writing even where the file system has no locks (flock)
+        /// Export for writing even where the file system has no locks (flock), or without the lock
+        /// of the RBD image
         no_lock: bool = "false",
+        /// Share the RBD image with gateways on other servers: one serves it, and the others can
+        /// take over
+        gateway: bool = "false",
+        /// Configuration of Ceph, for rbd:
+        conf: Option<PathBuf> = "/etc/ceph/ceph.conf",
+        /// Ceph user, without client., for rbd:
+        user: Option<String> = "admin",
+        /// Time in which cluster or server must answer when a connection is made, for rbd: and nbd:
+        connect_timeout: Time<SECOND, { 10 * MINUTE }> = "15s",
         /// Let a second client write (access: migration), or deny it: allow or deny
         migration: Migration = "allow",
         /// Delay each request by this time; for tests
@@ -204,7 +231,8 @@ impl ExportSpec {
         Self { name, target, ..Self::default() }
     }
 
-    /// The name clients open: the one written, else the path's file name, else `mem` or `null`.
+    /// The name clients open: the one written, else that of file, image or NBD export, else `mem`
+    /// or `null`.
     ///
     /// # Errors
     /// [`ValueError`] if the name is empty, too long or holds a NUL, or the path has no file name.
@@ -214,6 +242,8 @@ impl ExportSpec {
             (None, Target::Memory(_)) => "mem".to_owned(),
             (None, Target::Null(_)) => "null".to_owned(),
             (None, Target::Path(path)) => file_name(path)?,
+            (None, Target::Rbd(name)) => name.image.clone(),
+            (None, Target::Nbd(url)) => url.name.clone(),
         };
         let refuse = |problem: String| {
             Err(ValueError::new(
@@ -276,12 +306,12 @@ fn plain(field: &[Written]) -> String {
     field.iter().map(|(c, _)| *c).collect()
 }
 
-/// Whether the text before an equals sign is the beginning of a path, not a name.
+/// Whether the text before an equals sign is the beginning of a path or URL, not a name.
 fn begins_path(field: &[Written]) -> bool {
     let begins = |start: &str| {
         start.chars().enumerate().all(|(at, c)| field.get(at).is_some_and(|w| *w == (c, false)))
     };
-    ["/", "./", "../"].into_iter().any(begins)
+    ["/", "./", "../", "nbd://", "nbd+unix://"].into_iter().any(begins)
 }
 
 /// Splits a field at its first bare equals sign.
@@ -305,10 +335,10 @@ impl FromStr for ExportSpec {
         if name.as_ref().is_some_and(String::is_empty) {
             return refuse("has an empty name".into(), "write NAME=TARGET, or only TARGET");
         }
-        // An escaped first letter says that `mem:` or `null:` is the beginning of a file name.
+        // An escaped first letter says that `mem:` or the like is the beginning of a file name.
         let literal = target.first().is_some_and(|(_, escaped)| *escaped);
         let target = plain(target);
-        let target = if literal && (target.starts_with("mem:") || target.starts_with("null:")) {
+        let target = if literal && SCHEMES.iter().any(|scheme| target.starts_with(scheme)) {
             format!("./{target}")
         } else {
             target
@@ -506,7 +536,7 @@ impl<'de> serde::de::Visitor<'de> for SpecVisitor {
 }
 
 text_values! {
-    Target, "TARGET", "a path, mem:SIZE or null:SIZE";
+    Target, "TARGET", "a path, mem:SIZE, null:SIZE, rbd:POOL/IMAGE or an NBD URL";
     ErrorRate, "FRACTION", "a fraction from 0 to 1";
     Id, "TEXT", "a text of 1 to 255 bytes";
 }

@@ -13,12 +13,13 @@
 //! - A writable target is locked (`flock`), a writable block device is claimed (O_EXCL), so that
 //!   no second server and no mount changes it meanwhile (`lock.rs`).
 
-mod discard;
 mod lock;
 mod queue;
 mod shared;
 mod sysfs;
+mod thread;
 mod watch;
+mod watcher;
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -35,7 +36,6 @@ use rtrs_core::block::{
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
 
-use self::discard::DiscardThread;
 use self::lock::Locks;
 use self::queue::FileDevice;
 use self::shared::{Shared, ZEROES};
@@ -136,18 +136,13 @@ impl FileSource {
             logical_block: logical,
             read_only,
             write_cache: true,
+            extents: true,
             ..Geometry::plain(exported)
         };
         let (geometry, punch) = if device {
             device_geometry(&file, &meta, &base, align.is_some())
         } else {
             file_geometry(&file, &meta, &base)
-        };
-        let discard = if device && geometry.discard {
-            let thread = file.try_clone().and_then(DiscardThread::start);
-            Some(thread.map_err(failed("cannot have a thread for discards"))?)
-        } else {
-            None
         };
         let spare = if read_only || in_memory { None } else { open_again(&file).ok() };
         let zeroes = Region::new(ZEROES).map_err(failed("cannot have memory for zeroes"))?;
@@ -165,7 +160,7 @@ impl FileSource {
                 punch,
                 zero_range: AtomicBool::new(true),
                 zeroes,
-                discard,
+                thread: OnceLock::new(),
                 device,
                 end: AtomicU64::new(u64::MAX),
                 reported: AtomicU64::new(u64::MAX),
@@ -173,8 +168,9 @@ impl FileSource {
                 watch: OnceLock::new(),
             }),
         };
-        let thread = watch::start(&source.shared);
-        let _ = source.shared.watch.set(thread.map_err(failed("cannot have a thread"))?);
+        let watch = watch::start(&source.shared);
+        // The cell is new, so it cannot be set already.
+        let _ = source.shared.watch.set(watch.map_err(failed("cannot have a thread"))?);
         Ok(source)
     }
 

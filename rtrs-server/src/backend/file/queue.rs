@@ -28,14 +28,15 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Weak};
 
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoFlags, IoOp, WakeHandle};
+use rtrs_core::extents;
 use rtrs_core::mem::{MemSlice, Pool, Region};
 use rtrs_core::rt::blkdev::{FileFacts, PUNCH_HOLE, ZERO_RANGE};
 use rtrs_core::rt::{Completed, Fd, Op, Port, Ring};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use super::discard::{Answer, Job, Reply};
 use super::shared::{Shared, ZEROES};
+use super::thread::{Answer, Job, Reply, Work};
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
@@ -47,7 +48,7 @@ const BOUNCE_COUNT: u32 = 16;
 const BOUNCE: usize = 128 << 10;
 /// Times an operation is repeated that the system interrupted.
 const RETRIES_MAX: u8 = 16;
-/// Pause before a discard is offered again to a thread with a full queue.
+/// Pause before a job is offered again to a thread with a full queue.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
 /// Time between two looks for regions that are gone.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -60,6 +61,7 @@ enum Phase {
     ZeroRange,
     WriteZeroes,
     Discard,
+    Extents,
     /// A sync, and after a flush a look how long the file is.
     Sync,
 }
@@ -85,15 +87,15 @@ struct Slot {
     worker: bool,
 }
 
-/// The device's end of the thread for discards.
-struct Discards {
+/// The queue's end of the target's thread.
+struct ThreadEnd {
     reply: Reply,
     answers: Receiver<Answer>,
     /// Slots whose job found the thread's queue full.
     queued: VecDeque<u32>,
 }
 
-impl Discards {
+impl ThreadEnd {
     fn answer(&self) -> Option<Answer> {
         self.answers.try_recv().ok()
     }
@@ -104,6 +106,7 @@ pub(super) struct FileDevice {
     geometry: Geometry,
     fd: Fd,
     port: Port,
+    /// As many as there ever were IOs at once; most exports are used little.
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     done: Done,
@@ -116,7 +119,7 @@ pub(super) struct FileDevice {
     /// Slots that wait for a worker.
     waiting: VecDeque<u32>,
     bounce: Option<Pool>,
-    discards: Option<Discards>,
+    thread: ThreadEnd,
     /// Room for what flushes find, while none needs it.
     facts: Vec<FileFacts>,
     /// Attached to the ring by this queue, by id.
@@ -130,11 +133,9 @@ pub(super) struct FileDevice {
 
 impl FileDevice {
     pub(super) fn new(shared: &Arc<Shared>, ring: &Rc<Ring>, wake: WakeHandle) -> io::Result<Self> {
-        let discards = shared.discard.is_some().then(|| {
-            let (answer, answers) = channel();
-            let queued = VecDeque::with_capacity(INFLIGHT_MAX);
-            Discards { reply: Reply { answer, wake }, answers, queued }
-        });
+        let (answer, answers) = channel();
+        let queued = VecDeque::with_capacity(INFLIGHT_MAX);
+        let thread = ThreadEnd { reply: Reply { answer, wake }, answers, queued };
         let bounce = match shared.align {
             Some(_) => Some(Pool::new(BOUNCE_COUNT, BOUNCE)?),
             None => None,
@@ -145,21 +146,19 @@ impl FileDevice {
                 "cannot set the number of worker threads; an export that hangs may delay others"
             );
         }
-        #[allow(clippy::cast_possible_truncation, reason = "INFLIGHT_MAX is small")]
-        let free = (0..INFLIGHT_MAX as u32).rev().collect();
         Ok(Self {
             geometry: shared.geometry.clone(),
             fd: Fd::new(shared.file.try_clone()?),
             port: ring.port(),
-            slots: (0..INFLIGHT_MAX).map(|_| None).collect(),
-            free,
+            slots: Vec::new(),
+            free: Vec::new(),
             done: Done::new(),
             nowait: shared.align.is_some() || shared.device,
             cached_device: shared.align.is_none() && shared.device,
             workers: WORKERS,
             waiting: VecDeque::with_capacity(INFLIGHT_MAX),
             bounce,
-            discards,
+            thread,
             facts: Vec::new(),
             regions: Vec::new(),
             now: Instant::ZERO,
@@ -167,6 +166,15 @@ impl FileDevice {
             shared: Arc::clone(shared),
             #[cfg(test)]
             trace: Vec::new(),
+        })
+    }
+
+    /// A slot for one more IO, of which there are at most [`INFLIGHT_MAX`].
+    #[allow(clippy::cast_possible_truncation, reason = "INFLIGHT_MAX is small")]
+    fn take_slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
         })
     }
 
@@ -184,7 +192,8 @@ impl FileDevice {
         match io.op {
             IoOp::Read | IoOp::Write => Phase::Transfer,
             IoOp::Flush => Phase::Sync,
-            IoOp::Discard if self.discards.is_some() => Phase::Discard,
+            IoOp::Extents => Phase::Extents,
+            IoOp::Discard if self.shared.device => Phase::Discard,
             IoOp::Discard => Phase::Punch,
             IoOp::WriteZeroes if self.shared.punch && !io.flags.no_unmap => Phase::Punch,
             IoOp::WriteZeroes if self.shared.zero_range.load(Ordering::Relaxed) => Phase::ZeroRange,
@@ -205,7 +214,7 @@ impl FileDevice {
             }
     }
 
-    /// The operation that a slot needs next. None for a discard, which is not the ring's.
+    /// The operation that a slot needs next. None for one of the thread.
     fn next_op(&self, slot: &Slot) -> Option<Op> {
         let fd = self.fd.clone();
         let (offset, len) = (slot.offset, slot.len as u64);
@@ -240,7 +249,7 @@ impl FileDevice {
                 Op::Write { fd, buf, offset: slot.offset + slot.done as u64, dsync: false }
             }
             Phase::Sync => Op::Fsync { fd, data_only: true },
-            Phase::Discard => return None,
+            Phase::Discard | Phase::Extents => return None,
         })
     }
 
@@ -263,7 +272,7 @@ impl FileDevice {
         match slot.phase {
             Phase::Transfer | Phase::WriteZeroes => self.moves_limited(slot),
             Phase::Punch | Phase::ZeroRange | Phase::Sync => true,
-            Phase::Discard => false,
+            Phase::Discard | Phase::Extents => false,
         }
     }
 
@@ -297,7 +306,7 @@ impl FileDevice {
         self.slot(index).tried = nowait;
         let slot = self.slots[index as usize].as_ref().expect("a taken slot");
         let Some(op) = self.next_op(slot) else {
-            self.send_discard(index);
+            self.send_job(index);
             return;
         };
         #[cfg(test)]
@@ -311,17 +320,24 @@ impl FileDevice {
         }
     }
 
-    /// Gives a discard to the device's thread. False when it has to wait for room there.
-    fn send_discard(&mut self, index: u32) -> bool {
+    /// Gives a job to the target's thread. False when it has to wait for room there.
+    fn send_job(&mut self, index: u32) -> bool {
         let slot = self.slots[index as usize].as_ref().expect("a taken slot");
-        let (Some(own), Some(thread)) = (&mut self.discards, &self.shared.discard) else {
-            self.finish(index, IoStatus::Unsupported);
-            return true;
+        let work = match &slot.buf {
+            Some(room) => Work::Extents(room.clone(), self.geometry.logical_block),
+            None => Work::Discard,
         };
         let (offset, len) = (slot.offset, slot.len as u64);
-        let sent = thread.send(Job { offset, len, slot: index, reply: own.reply.clone() });
+        let job = Job { work, offset, len, slot: index, reply: self.thread.reply.clone() };
+        let sent = match self.shared.thread() {
+            Ok(thread) => thread.send(job),
+            Err(error) => {
+                self.finish(index, IoStatus::from_io_error(&error));
+                return true;
+            }
+        };
         if !sent {
-            own.queued.push_back(index);
+            self.thread.queued.push_back(index);
         }
         sent
     }
@@ -380,6 +396,7 @@ impl FileDevice {
                 }
             }
             Phase::Punch | Phase::ZeroRange | Phase::Discard => self.changed(index),
+            Phase::Extents => self.finish(index, IoStatus::Ok),
             Phase::Sync => self.synced(index),
         }
     }
@@ -464,19 +481,19 @@ impl FileDevice {
         any
     }
 
-    /// Takes the discard thread's answers and offers it what had to wait.
-    fn drain_discards(&mut self) -> bool {
+    /// Takes the thread's answers and offers it what had to wait.
+    fn drain_thread(&mut self) -> bool {
         let mut any = false;
-        while let Some((index, status)) = self.discards.as_ref().and_then(Discards::answer) {
+        while let Some((index, status)) = self.thread.answer() {
             any = true;
-            if status.is_ok() {
+            if status.is_ok() && self.slot(index).phase == Phase::Discard {
                 self.changed(index);
             } else {
                 self.finish(index, status);
             }
         }
-        while let Some(index) = self.discards.as_mut().and_then(|own| own.queued.pop_front()) {
-            if !self.send_discard(index) {
+        while let Some(index) = self.thread.queued.pop_front() {
+            if !self.send_job(index) {
                 break;
             }
             any = true;
@@ -525,7 +542,8 @@ impl BlockDevice for FileDevice {
         }
         self.refresh();
         let mut status = self.geometry.check(&io);
-        if status.is_ok() && self.shared.is_beyond(io.offset + u64::from(io.len)) {
+        let moves = io.op != IoOp::Extents;
+        if status.is_ok() && moves && self.shared.is_beyond(io.offset + u64::from(io.len)) {
             status = IoStatus::Beyond;
         }
         if status.is_ok() && self.would_be_slow(&io) {
@@ -536,7 +554,11 @@ impl BlockDevice for FileDevice {
             self.shared.examine();
             status = self.shared.flushed();
         }
-        if !status.is_ok() || idle_flush {
+        let no_holes = status.is_ok() && io.op == IoOp::Extents && self.shared.device;
+        if let (true, Some(room)) = (no_holes, &io.buf) {
+            extents::all_data(room, io.len);
+        }
+        if !status.is_ok() || idle_flush || no_holes {
             self.done.push(io.tag, status);
             return Ok(());
         }
@@ -549,7 +571,7 @@ impl BlockDevice for FileDevice {
                 return Err(io);
             }
         }
-        let Some(index) = self.free.pop() else { return Err(io) };
+        let index = self.take_slot();
         let slot = Slot {
             tag: io.tag,
             op: io.op,
@@ -580,7 +602,7 @@ impl BlockDevice for FileDevice {
             self.sweep_regions();
         }
         let ended = self.drain();
-        self.drain_discards() || ended
+        self.drain_thread() || ended
     }
 
     fn reap(&mut self) -> Option<Completion> {
@@ -588,11 +610,11 @@ impl BlockDevice for FileDevice {
     }
 
     fn inflight(&self) -> usize {
-        INFLIGHT_MAX - self.free.len() + self.done.len()
+        self.slots.len() - self.free.len() + self.done.len()
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let queued = self.discards.as_ref().is_some_and(|own| !own.queued.is_empty());
+        let queued = !self.thread.queued.is_empty();
         earliest(self.done.deadline(), queued.then(|| self.now + FULL_PAUSE))
     }
 }

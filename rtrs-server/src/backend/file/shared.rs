@@ -2,17 +2,18 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
-use std::thread::Thread;
 
 use parking_lot::Mutex;
 use rtrs_core::block::{Geometry, SharedSize};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::DirectAlign;
 
-use super::discard::DiscardThread;
+use super::thread::TargetThread;
+use super::watcher::Watch;
 
 /// Bytes of zeroes written at a time where nothing quicker exists.
 pub(super) const ZEROES: usize = 1 << 20;
@@ -39,8 +40,8 @@ pub(super) struct Shared {
     /// Turns false with the first ZERO_RANGE that the file system refuses.
     pub(super) zero_range: AtomicBool,
     pub(super) zeroes: Arc<Region>,
-    /// Block devices with discard only.
-    pub(super) discard: Option<DiscardThread>,
+    /// Started when it is first needed.
+    pub(super) thread: OnceLock<TargetThread>,
     /// It is a block device.
     pub(super) device: bool,
     /// The lowest end seen that is below the size; else the largest number.
@@ -50,14 +51,24 @@ pub(super) struct Shared {
     /// That it has no name any more was reported.
     pub(super) deleted: AtomicBool,
     /// Who looks for such changes.
-    pub(super) watch: OnceLock<Thread>,
+    pub(super) watch: OnceLock<Watch>,
 }
 
 impl Shared {
+    /// The thread for what blocks.
+    pub(super) fn thread(&self) -> io::Result<&TargetThread> {
+        if let Some(thread) = self.thread.get() {
+            return Ok(thread);
+        }
+        // Another shard may do the same; one of the two threads ends at once.
+        let started = TargetThread::start(self.file.try_clone()?)?;
+        Ok(self.thread.get_or_init(|| started))
+    }
+
     /// Has the target looked at soon.
     pub(super) fn look(&self) {
-        if let Some(thread) = self.watch.get() {
-            thread.unpark();
+        if let Some(watch) = self.watch.get() {
+            watch.look();
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of the file backend on real files: the suite, durability flags, holes, odd sizes.
 
+mod extents;
 mod resize;
 
 use std::fs::{File, TryLockError};
@@ -90,10 +91,8 @@ fn files_on_disk_conform() {
         conforms(open(&scratch.file("disk", size)));
     }
     let path = scratch.file("large-blocks", 8 << 20);
-    conforms(
-        FileSource::open(&path, FileOptions { block: Some(4096), ..FileOptions::default() })
-            .unwrap(),
-    );
+    let large = FileOptions { block: Some(4096), ..FileOptions::default() };
+    conforms(FileSource::open(&path, large).unwrap());
 }
 
 #[test]

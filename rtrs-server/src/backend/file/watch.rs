@@ -2,42 +2,37 @@
 //!
 //! A target that has grown makes its device larger, which clients notice by themselves
 //! (`daemon/sizes.rs`). A write past the end of a file that was made shorter would make it longer
-//! again, with zeroes where data was. So each target has a thread that examines it once a second,
-//! off the shards, since that can block where the file system is remote; and a flush ends with a
-//! look of its own (`queue.rs`). Below the lowest end seen, IO goes on; beyond it IO fails until
-//! the target is exported anew or resized by command, whatever length it has by then. What was cut
-//! off may have been acknowledged and not flushed: one flush fails for each cut, and the engine
-//! informs the other sessions. What changed is logged once. The thread ends within a second of its
-//! target.
+//! again, with zeroes where data was. So a thread examines each target once a second, off the
+//! shards, since that can block where the file system is remote (`watcher.rs`); and a flush ends
+//! with a look of its own (`queue.rs`). Below the lowest end seen, IO goes on; beyond it IO fails
+//! until the target is exported anew or resized by command, whatever length it has by then. What
+//! was cut off may have been acknowledged and not flushed: one flush fails for each cut, and the
+//! engine informs the other sessions. What changed is logged once.
 
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::thread::{self, Thread};
-use std::{fs::File, io, time::Duration};
+use std::{fs::File, io};
 
 use rtrs_core::block::{Lost, TargetSize};
 use rtrs_core::rt::blkdev;
 use rtrs_core::status::IoStatus;
 
 use super::shared::Shared;
+use super::watcher::{Examine, Watch, Watcher};
 use crate::backend::target::SIZE_MAX;
 
-/// Time between two looks.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Of all targets of the process.
+static WATCHER: Watcher<Shared> = Watcher::new();
 
-/// Starts the thread of a target.
-pub(super) fn start(shared: &Arc<Shared>) -> io::Result<Thread> {
-    let target = Arc::downgrade(shared);
-    let thread = thread::Builder::new().name("watch-file".into()).spawn(move || watch(&target))?;
-    Ok(thread.thread().clone())
+/// Has a target examined from now on.
+pub(super) fn start(shared: &Arc<Shared>) -> io::Result<Watch> {
+    WATCHER.add(shared)
 }
 
-fn watch(target: &Weak<Shared>) {
-    loop {
-        thread::park_timeout(LOOK_EVERY);
-        let Some(shared) = target.upgrade() else { return };
-        shared.examine();
+impl Examine for Shared {
+    fn examine_target(&self) {
+        self.examine();
     }
 }
 

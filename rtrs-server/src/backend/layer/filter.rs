@@ -8,6 +8,8 @@ use std::sync::Arc;
 use rtrs_core::block::{
     BlockDevice, BlockSource, Completion, Core, Geometry, Io, Lost, SharedErrors, TargetSize,
 };
+use rtrs_core::gateway::Gateway;
+use rtrs_core::identity::ExportId;
 use rtrs_core::mem::Region;
 use rtrs_core::prng::Prng;
 use rtrs_core::status::IoStatus;
@@ -70,6 +72,10 @@ impl BlockSource for Layer {
         self.filter.geometry(self.inner.geometry())
     }
 
+    fn identity(&self) -> Option<ExportId> {
+        self.inner.identity()
+    }
+
     fn shared_errors(&self) -> SharedErrors {
         self.inner.shared_errors()
     }
@@ -102,6 +108,10 @@ impl BlockSource for Layer {
 
     fn is_cut(&self) -> bool {
         self.inner.is_cut()
+    }
+
+    fn gateway(&self) -> Option<&dyn Gateway> {
+        self.inner.gateway()
     }
 
     fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {
@@ -179,6 +189,10 @@ impl BlockDevice for LayerDevice {
 
     fn inflight(&self) -> usize {
         self.inner.inflight() + self.done.len() + self.held.len() + self.released.len()
+    }
+
+    fn rests(&self) -> bool {
+        self.inflight() == 0 && self.deadline().is_none() && self.inner.rests()
     }
 
     fn deadline(&self) -> Option<Instant> {

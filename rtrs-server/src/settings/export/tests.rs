@@ -33,6 +33,17 @@ fn names_and_targets() {
         (r"/srv/a\\b.img", None, path(r"/srv/a\b.img")),
         ("scratch=mem:1G", Some("scratch"), Target::Memory(giga)),
         ("null:1G", None, Target::Null(giga)),
+        ("rbd:p/vol0", None, Target::Rbd("p/vol0".parse().unwrap())),
+        ("v=rbd:p/n/vol0@s", Some("v"), Target::Rbd("p/n/vol0@s".parse().unwrap())),
+        ("nbd://h/d", None, Target::Nbd("nbd://h/d".parse().unwrap())),
+        (
+            "nbd+unix:///d?socket=/a=b",
+            None,
+            Target::Nbd("nbd+unix:///d?socket=/a=b".parse().unwrap()),
+        ),
+        ("v=nbd://h:1/d", Some("v"), Target::Nbd("nbd://h:1/d".parse().unwrap())),
+        (r"\nbd://h/d", None, path("./nbd://h/d")),
+        (r"\rbd:p/vol0", None, path("./rbd:p/vol0")),
         (r"\mem:1G", None, path("./mem:1G")),
         ("./mem:1G", None, path("./mem:1G")),
     ] {
@@ -81,6 +92,10 @@ fn names_resolve() {
         ("v=/srv/vol0.img", "v"),
         ("mem:1M", "mem"),
         ("null:1M", "null"),
+        ("rbd:pool/vol0", "vol0"),
+        ("nbd://host/disk", "disk"),
+        ("nbd+unix:///disk?socket=/run/a", "disk"),
+        ("rbd:pool/team/vol0@monday,user=x,conf=/c", "vol0"),
     ] {
         assert_eq!(spec(text).resolved_name().as_deref(), Ok(name));
     }
@@ -103,13 +118,15 @@ fn names_resolve() {
 #[test]
 fn errors_say_what_is_wrong() {
     for (text, part) in [
-        ("", "has no target; write [NAME=]PATH, mem:SIZE or null:SIZE"),
+        ("", "has no target; write [NAME=]PATH, mem:SIZE, null:SIZE, rbd:POOL/IMAGE or"),
         ("v=", "has no target"),
         (",ro", "has no target"),
         ("=/x", "has an empty name; write NAME=TARGET, or only TARGET"),
         ("v=mem:", "size \"\" does not begin with a digit"),
         ("v=mem:12q", "size \"12q\" has the unknown unit \"q\""),
         ("null:x", "size \"x\" does not begin with a digit"),
+        ("rbd:vol0", "does not name a pool and an image"),
+        ("nbds://h/d", "is of no known kind"),
         ("/x\0", "contains a NUL"),
         ("/x,", "has the unknown option \"\""),
         ("/x,rw", "has the unknown option \"rw\"; did you mean \"ro\"?"),
@@ -117,7 +134,8 @@ fn errors_say_what_is_wrong() {
         (
             "/x,y.img",
             "has the unknown option \"y.img\"; the options are ro, direct, block-size, no-lock, \
-             migration, delay, error-rate, id, access; write \\, for a comma in a path",
+             gateway, conf, user, connect-timeout, migration, delay, error-rate, id, access; write \
+             \\, for a comma in a path",
         ),
         ("/x,ro,ro", "says \"ro\" twice; say it once"),
         ("/x,ro=perhaps", "has a bad ro: switch \"perhaps\" is not valid; use on or off"),
@@ -174,6 +192,8 @@ fn any_spec() -> impl Strategy<Value = ExportSpec> {
         }),
         size.clone().prop_map(Target::Memory),
         size.prop_map(Target::Null),
+        "[a-z0-9]{1,4}(/[a-z0-9]{1,4}){1,2}(@[a-z]{1,3})?"
+            .prop_map(|text| { Target::Rbd(text.parse().expect("a name")) }),
     ];
     let switch = prop::sample::select(vec![AutoSwitch::Auto, AutoSwitch::On, AutoSwitch::Off]);
     let block = prop::sample::select(vec![BlockSize::Auto, BlockSize::B512, BlockSize::B4096]);

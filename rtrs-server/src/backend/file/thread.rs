@@ -1,0 +1,134 @@
+//! One thread per target for what blocks and the ring has no operation for: the discards of a
+//! device, and the search for holes in a file.
+//!
+//! BLKDISCARD blocks until the device is done, and lseek may wait for the file system, so no shard
+//! may call them. Shards leave jobs in a bounded queue; the thread runs them in order, answers the
+//! queue that asked and wakes its shard. The thread ends when the target and all its queues are
+//! gone.
+
+use std::fs::File;
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, sync_channel};
+
+use rtrs_core::block::WakeHandle;
+use rtrs_core::extents::{Extent, ExtentList};
+use rtrs_core::mem::MemSlice;
+use rtrs_core::rt::blkdev;
+use rtrs_core::status::IoStatus;
+
+/// Jobs that wait, over all shards.
+const JOBS_MAX: usize = 256;
+
+/// The answer: slot of the asking queue, and how it ended.
+pub(super) type Answer = (u32, IoStatus);
+
+/// The way of answers to a queue.
+#[derive(Clone, Debug)]
+pub(super) struct Reply {
+    pub(super) answer: Sender<Answer>,
+    pub(super) wake: WakeHandle,
+}
+
+impl Reply {
+    fn send(&self, answer: Answer) {
+        // The queue may be gone.
+        if self.answer.send(answer).is_ok() {
+            self.wake.wake();
+        }
+    }
+}
+
+/// What is to be done with a range.
+#[derive(Debug)]
+pub(super) enum Work {
+    Discard,
+    /// Its extents go here, in whole blocks of so many bytes.
+    Extents(MemSlice, u32),
+}
+
+/// A range, and what is to be done with it.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) work: Work,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) slot: u32,
+    pub(super) reply: Reply,
+}
+
+/// The shards' end.
+#[derive(Debug)]
+pub(super) struct TargetThread {
+    jobs: SyncSender<Job>,
+}
+
+impl TargetThread {
+    /// Starts the thread for a target.
+    pub(super) fn start(file: File) -> io::Result<Self> {
+        let (jobs, inbox) = sync_channel(JOBS_MAX);
+        std::thread::Builder::new().name("target".into()).spawn(move || serve(&file, &inbox))?;
+        Ok(Self { jobs })
+    }
+
+    /// Leaves a job. False when the queue is full: try again soon.
+    pub(super) fn send(&self, job: Job) -> bool {
+        match self.jobs.try_send(job) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => false,
+            Err(TrySendError::Disconnected(job)) => {
+                // The thread can only have died of a fault of ours.
+                job.reply.send((job.slot, IoStatus::Io));
+                true
+            }
+        }
+    }
+}
+
+fn serve(file: &File, inbox: &Receiver<Job>) {
+    while let Ok(Job { work, offset, len, slot, reply }) = inbox.recv() {
+        let done = match work {
+            Work::Discard => blkdev::discard(file, offset, len),
+            Work::Extents(room, block) => {
+                find_holes(file, (offset, offset + len), u64::from(block), &room)
+            }
+        };
+        let status = match done {
+            Ok(()) => IoStatus::Ok,
+            Err(error) => IoStatus::from_io_error(&error),
+        };
+        reply.send((slot, status));
+    }
+}
+
+/// Lists the extents from one byte to another, as many as there is room for. Only whole blocks are
+/// holes. What lies behind the end of the file is none: it cannot be read.
+fn find_holes(file: &File, (from, to): (u64, u64), block: u64, room: &MemSlice) -> io::Result<()> {
+    let mut list = ExtentList::new(room);
+    let mut at = from;
+    while at < to {
+        let data = match blkdev::next_data(file, at) {
+            Ok(data) => data,
+            // Holes are unknown here.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Some(at),
+            Err(error) => return Err(error),
+        };
+        let hole_end = match data {
+            Some(data) => data,
+            None => file.metadata()?.len(),
+        };
+        let hole_end = (hole_end / block * block).clamp(at, to);
+        if !list.push(Extent { len: hole_end - at, hole: true }) || hole_end == to {
+            break;
+        }
+        let data_end = match data {
+            Some(data) => blkdev::next_hole(file, data).unwrap_or(None).unwrap_or(to),
+            None => to,
+        };
+        let data_end = data_end.next_multiple_of(block).clamp(hole_end, to);
+        if data_end == at || !list.push(Extent { len: data_end - hole_end, hole: false }) {
+            break;
+        }
+        at = data_end;
+    }
+    Ok(())
+}

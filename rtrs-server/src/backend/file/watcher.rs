@@ -1,0 +1,261 @@
+//! The thread that looks at all targets once a second.
+//!
+//! A look can block where a file system is remote. So the thread leaves looks to a helper and waits
+//! for it at most until the next round is due. Then the target that is being looked at keeps the
+//! helper until it answers, and is left out meanwhile; another helper looks at the others. So there
+//! are two threads, and one more for each target that does not answer. The threads are started with
+//! the first target and end within a second of the last.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Time between two rounds.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What is looked at.
+pub(super) trait Examine: Send + Sync + 'static {
+    /// Looks at it, which may take long.
+    fn examine_target(&self);
+}
+
+/// What the threads know of a target.
+#[derive(Debug, Default)]
+struct Flags {
+    /// It is to be looked at before the next round.
+    wanted: AtomicBool,
+    /// A helper has it.
+    taken: AtomicBool,
+}
+
+struct Entry<T> {
+    target: Weak<T>,
+    flags: Arc<Flags>,
+}
+
+impl<T> Clone for Entry<T> {
+    fn clone(&self) -> Self {
+        Self { target: Weak::clone(&self.target), flags: Arc::clone(&self.flags) }
+    }
+}
+
+/// Targets that wait for a helper.
+type Batch<T> = Arc<Mutex<VecDeque<Entry<T>>>>;
+
+/// Looks at targets.
+pub(super) struct Watcher<T: Examine>(Mutex<Watched<T>>);
+
+struct Watched<T> {
+    entries: Vec<Entry<T>>,
+    thread: Option<Thread>,
+}
+
+/// Has a target looked at before the next round.
+#[derive(Debug)]
+pub(super) struct Watch {
+    flags: Arc<Flags>,
+    thread: Thread,
+}
+
+impl Watch {
+    /// Has it looked at soon.
+    pub(super) fn look(&self) {
+        if !self.flags.wanted.swap(true, Ordering::Relaxed) {
+            self.thread.unpark();
+        }
+    }
+}
+
+/// A thread that looks.
+struct Helper<T> {
+    orders: Sender<Batch<T>>,
+    done: Receiver<()>,
+}
+
+impl<T: Examine> Watcher<T> {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(Watched { entries: Vec::new(), thread: None }))
+    }
+
+    /// Looks at a target from now on, as long as it exists.
+    pub(super) fn add(&'static self, target: &Arc<T>) -> io::Result<Watch> {
+        let mut watched = self.0.lock();
+        let thread = match &watched.thread {
+            Some(thread) => thread.clone(),
+            None => {
+                let started = thread::Builder::new().name("watch-files".into());
+                let thread = started.spawn(move || self.run())?.thread().clone();
+                watched.thread.insert(thread).clone()
+            }
+        };
+        let entry = Entry { target: Arc::downgrade(target), flags: Arc::default() };
+        let flags = Arc::clone(&entry.flags);
+        watched.entries.push(entry);
+        Ok(Watch { flags, thread })
+    }
+
+    fn run(&self) {
+        let mut helper = None;
+        let mut round = Instant::now() + LOOK_EVERY;
+        loop {
+            thread::park_timeout(round.saturating_duration_since(Instant::now()));
+            let all = Instant::now() >= round;
+            if all {
+                round = Instant::now() + LOOK_EVERY;
+            }
+            let Some(batch) = self.due(all) else { return };
+            while !batch.lock().is_empty() && Self::have_looked(&mut helper, &batch, round) {}
+            // What nobody could look at is looked at in the next round.
+            batch.lock().drain(..).for_each(|entry| entry.flags.give_back());
+        }
+    }
+
+    /// The targets to look at now: all, or those that are wanted. None when there is none left: the
+    /// thread ends.
+    fn due(&self, all: bool) -> Option<Batch<T>> {
+        let mut watched = self.0.lock();
+        watched.entries.retain(|entry| entry.target.strong_count() > 0);
+        if watched.entries.is_empty() {
+            watched.thread = None;
+            return None;
+        }
+        let due = |entry: &&Entry<T>| {
+            let wanted = entry.flags.wanted.load(Ordering::Relaxed);
+            (all || wanted) && !entry.flags.taken.swap(true, Ordering::Relaxed)
+        };
+        Some(Arc::new(Mutex::new(watched.entries.iter().filter(due).cloned().collect())))
+    }
+
+    /// Has a helper look at a batch. False if there cannot be one.
+    fn have_looked(helper: &mut Option<Helper<T>>, batch: &Batch<T>, until: Instant) -> bool {
+        let Some(Helper { orders, done }) = helper.take().or_else(Helper::start) else {
+            return false;
+        };
+        let wait = until.saturating_duration_since(Instant::now()).max(LOOK_EVERY / 10);
+        if orders.send(Arc::clone(batch)).is_ok() && done.recv_timeout(wait).is_ok() {
+            *helper = Some(Helper { orders, done });
+        }
+        // Else it ends when the target that keeps it has answered.
+        true
+    }
+}
+
+impl Flags {
+    fn give_back(&self) {
+        self.taken.store(false, Ordering::Relaxed);
+    }
+}
+
+impl<T: Examine> Helper<T> {
+    fn start() -> Option<Self> {
+        let (orders, inbox) = channel::<Batch<T>>();
+        let (reply, done) = channel();
+        let serve = move || {
+            for batch in inbox {
+                look_at(&batch);
+                if reply.send(()).is_err() {
+                    return;
+                }
+            }
+        };
+        match thread::Builder::new().name("look-at-files".into()).spawn(serve) {
+            Ok(_) => Some(Self { orders, done }),
+            Err(error) => {
+                tracing::warn!("cannot see whether files have changed: no thread: {error}");
+                None
+            }
+        }
+    }
+}
+
+fn look_at<T: Examine>(batch: &Batch<T>) {
+    loop {
+        let next = batch.lock().pop_front();
+        let Some(Entry { target, flags }) = next else { return };
+        flags.wanted.store(false, Ordering::Relaxed);
+        if let Some(target) = target.upgrade() {
+            target.examine_target();
+        }
+        flags.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Target {
+        looks: AtomicU32,
+        /// Looks do not end while this is locked.
+        hangs: Mutex<()>,
+    }
+
+    impl Examine for Target {
+        fn examine_target(&self) {
+            self.looks.fetch_add(1, Ordering::SeqCst);
+            drop(self.hangs.lock());
+        }
+    }
+
+    fn watcher() -> &'static Watcher<Target> {
+        Box::leak(Box::new(Watcher::new()))
+    }
+
+    /// Waits until something is so, at most 20 s.
+    fn until(what: &str, so: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !so() {
+            assert!(start.elapsed() < LOOK_EVERY * 20, "{what}");
+            thread::sleep(LOOK_EVERY / 100);
+        }
+    }
+
+    fn looks(target: &Target) -> u32 {
+        target.looks.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn a_target_that_does_not_answer_keeps_none_from_being_looked_at() {
+        let watcher = watcher();
+        let targets: Vec<Arc<Target>> = (0..8).map(|_| Arc::default()).collect();
+        let first = targets[2].hangs.lock();
+        let second = targets[5].hangs.lock();
+        let watches: Vec<_> = targets.iter().map(|target| watcher.add(target).unwrap()).collect();
+        let others = || targets.iter().enumerate().filter(|(at, _)| *at != 2 && *at != 5);
+        until("three rounds", || others().all(|(_, target)| looks(target) >= 3));
+        assert_eq!([2, 5].map(|at: usize| looks(&targets[at])), [1, 1], "once, until it answers");
+        drop(first);
+        until("the first is back", || looks(&targets[2]) >= 3);
+        assert_eq!(looks(&targets[5]), 1);
+        drop(second);
+        until("the second is back", || looks(&targets[5]) >= 3);
+        drop(watches);
+    }
+
+    #[test]
+    fn the_thread_ends_with_the_last_target_and_comes_back() {
+        let watcher = watcher();
+        for _ in 0..2 {
+            let target = Arc::new(Target::default());
+            let watch = watcher.add(&target).unwrap();
+            let also = Arc::new(Target::default());
+            let _also = watcher.add(&also).unwrap();
+            drop(also);
+            until("a look", || looks(&target) > 0);
+            let before = looks(&target);
+            watch.look();
+            until("a look that is wanted", || looks(&target) > before);
+            drop(target);
+            until("the thread's end", || watcher.0.lock().thread.is_none());
+        }
+    }
+}

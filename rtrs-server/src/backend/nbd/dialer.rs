@@ -1,0 +1,70 @@
+//! The thread of an export that makes its connections: resolving names, connecting and the
+//! handshake block, so no shard does them.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak, mpsc};
+use std::thread;
+
+use nbd_bridge::client::Offered;
+use nbd_bridge::{dial, wire::transmission_flags as tf};
+use rtrs_core::time::Duration;
+
+use super::shared::{Shared, Wanted};
+
+/// Time from one attempt to the next: it doubles.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// Starts the thread, which ends soon after its export.
+pub(super) fn start(shared: &Arc<Shared>, wanted: mpsc::Receiver<Wanted>) -> io::Result<()> {
+    let shared = Arc::downgrade(shared);
+    thread::Builder::new().name("nbd-dialer".into()).spawn(move || run(&shared, wanted))?;
+    Ok(())
+}
+
+fn run(shared: &Weak<Shared>, wanted: mpsc::Receiver<Wanted>) {
+    for one in wanted {
+        let (mut pause, mut said) = (PAUSES.0, false);
+        while one.asker.strong_count() > 0 {
+            let Some(shared) = shared.upgrade() else { return };
+            match attempt(&shared) {
+                Ok(made) => {
+                    tracing::info!("{}: connected again", shared.text);
+                    if one.made.send(made).is_ok() {
+                        one.wake.wake();
+                    }
+                    break;
+                }
+                Err(why) if !said => {
+                    said = true;
+                    tracing::warn!("{}: cannot connect again: {why}; IO waits", shared.text);
+                }
+                Err(why) => tracing::debug!("{}: cannot connect again: {why}", shared.text),
+            }
+            drop(shared);
+            thread::sleep(pause);
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+}
+
+/// Connects, and refuses what cannot be the export any more.
+fn attempt(shared: &Shared) -> Result<(OwnedFd, Offered), String> {
+    let how = &shared.how;
+    let made = dial(&how.address, &how.name, how.open_max).map_err(|error| error.to_string())?;
+    let (size, flags) = (made.1.size, made.1.flags);
+    let had = shared.size.get();
+    if size < had {
+        return Err(format!("it has {size} bytes now, and had {had}"));
+    }
+    let needed = [
+        (!shared.geometry.read_only && flags & tf::READ_ONLY != 0, "it is read-only now"),
+        (shared.geometry.write_cache && flags & tf::SEND_FLUSH == 0, "it has no flush any more"),
+        (shared.geometry.fua && flags & tf::SEND_FUA == 0, "it has no FUA any more"),
+        (made.1.min_block > shared.geometry.logical_block, "its blocks are larger now"),
+    ];
+    match needed.iter().find(|(missing, _)| *missing) {
+        Some((_, why)) => Err((*why).to_owned()),
+        None => Ok(made),
+    }
+}

@@ -1,0 +1,148 @@
+//! A shard's queue of an image that moves between servers.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant, earliest};
+
+use super::inner::{Inner, State};
+use crate::backend::immediate::Done;
+use crate::backend::target::INFLIGHT_MAX;
+
+/// How often it is looked whether what waits may go on.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The queue of a shard.
+#[derive(Debug)]
+pub(super) struct GatewayDevice {
+    inner: Arc<Inner>,
+    core: Core,
+    geometry: Geometry,
+    /// At the image as it was opened then.
+    generation: u64,
+    device: Box<dyn BlockDevice>,
+    /// At images that were open before, with IO that has not ended.
+    former: Vec<Box<dyn BlockDevice>>,
+    /// What came while the lock is being given up.
+    held: VecDeque<Io>,
+    done: Done,
+    now: Instant,
+}
+
+impl GatewayDevice {
+    pub(super) fn open(inner: &Arc<Inner>, core: &Core) -> io::Result<Self> {
+        let (generation, device) = open(inner, core)?;
+        Ok(Self {
+            inner: Arc::clone(inner),
+            core: core.clone(),
+            geometry: device.geometry().clone(),
+            generation,
+            device,
+            former: Vec::new(),
+            held: VecDeque::with_capacity(INFLIGHT_MAX),
+            done: Done::new(),
+            now: Instant::ZERO,
+        })
+    }
+
+    /// Follows the image when it was opened anew.
+    fn follow(&mut self) {
+        if self.inner.generation.load(Ordering::SeqCst) == self.generation {
+            return;
+        }
+        match open(&self.inner, &self.core) {
+            Ok((generation, device)) => {
+                self.generation = generation;
+                let former = std::mem::replace(&mut self.device, device);
+                if former.inflight() > 0 {
+                    self.former.push(former);
+                }
+            }
+            // What is submitted is refused, as the client of the cluster is.
+            Err(error) => tracing::warn!("{}: {error}", self.inner.name),
+        }
+    }
+
+    /// Begins an IO if this server is active.
+    fn begin(&mut self, io: Io) -> Result<(), Io> {
+        // First: an image that was opened anew is for the next time that it is active.
+        self.follow();
+        match self.inner.state() {
+            State::Active => return self.device.submit(io),
+            State::Leaving => self.held.push_back(io),
+            State::Standby => self.done.push(io.tag, IoStatus::Moved),
+        }
+        Ok(())
+    }
+}
+
+fn open(inner: &Inner, core: &Core) -> io::Result<(u64, Box<dyn BlockDevice>)> {
+    let image = inner.image.lock();
+    let Some(image) = image.as_ref() else {
+        return Err(io::Error::other("the image is being closed"));
+    };
+    // It changes with the image.
+    Ok((inner.generation.load(Ordering::SeqCst), image.open(core)?))
+}
+
+impl BlockDevice for GatewayDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn refresh(&mut self) {
+        self.follow();
+        self.device.refresh();
+        self.geometry.size = self.device.geometry().size;
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        if self.inflight() >= INFLIGHT_MAX {
+            return Err(io);
+        }
+        // Whoever gives the lock up waits until this is over.
+        self.inner.starting.fetch_add(1, Ordering::SeqCst);
+        let begun = self.begin(io);
+        self.inner.starting.fetch_sub(1, Ordering::SeqCst);
+        begun
+    }
+
+    fn poll(&mut self, now: Instant) -> bool {
+        self.now = now;
+        let mut any = self.device.poll(now);
+        self.former.iter_mut().for_each(|former| any |= former.poll(now));
+        // What waits, waits again while that goes on.
+        for _ in 0..self.held.len() {
+            let Some(io) = self.held.pop_front() else { break };
+            if let Err(io) = self.submit(io) {
+                self.held.push_front(io);
+                break;
+            }
+        }
+        any || self.done.len() > 0
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        let ended = self.done.pop().or_else(|| self.device.reap());
+        if ended.is_some() || self.former.is_empty() {
+            return ended;
+        }
+        let ended = self.former.iter_mut().find_map(|former| former.reap());
+        self.former.retain(|former| former.inflight() > 0);
+        ended
+    }
+
+    fn inflight(&self) -> usize {
+        let former: usize = self.former.iter().map(|former| former.inflight()).sum();
+        self.device.inflight() + former + self.held.len() + self.done.len()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let held = (!self.held.is_empty()).then(|| self.now + LOOK);
+        earliest(earliest(held, self.done.deadline()), self.device.deadline())
+    }
+}

@@ -1,0 +1,132 @@
+//! What the shards, the thread and the source of a gateway share.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+
+use parking_lot::Mutex;
+use rtrs_core::block::Geometry;
+use rtrs_core::gateway::{GatewayEvent, GatewayNotify};
+use rtrs_core::identity::ExportId;
+use rtrs_core::ids::SessionId;
+use rtrs_core::rt::Clock;
+use rtrs_core::time::Duration;
+
+use crate::backend::rbd::image::{RbdOptions, RbdSource, Refused, open_image};
+use crate::backend::target::BackendError;
+
+/// After so much silence of its owner the cluster gives the lock to others.
+const WATCH_MAX: Duration = Duration::from_secs(30);
+
+/// What is to be done.
+#[derive(Debug)]
+pub(super) enum Job {
+    /// Take the lock for this session.
+    TakeOver(SessionId),
+    /// This session writes now.
+    Writer(SessionId),
+    /// Give the lock up.
+    Release(Option<mpsc::Sender<io::Result<()>>>),
+    /// The cluster refuses the client of this generation.
+    Refused(u64),
+    /// The process did not run for long.
+    Stalled,
+    /// Close the image.
+    End(mpsc::Sender<()>),
+}
+
+/// Whether IO is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum State {
+    Standby,
+    Active,
+    /// The lock is being given up: what is running ends, what comes waits.
+    Leaving,
+}
+
+pub(super) struct Inner {
+    /// For people.
+    pub(super) name: String,
+    pub(super) how: RbdOptions,
+    /// When it was opened first.
+    pub(super) geometry: Geometry,
+    pub(super) identity: Option<ExportId>,
+    pub(super) state: AtomicU8,
+    pub(super) term: AtomicU64,
+    /// Counts how often the image was opened.
+    pub(super) generation: AtomicU64,
+    /// The image as it is open; None at the end.
+    pub(super) image: Mutex<Option<Arc<RbdSource>>>,
+    /// Shards that are about to begin an IO.
+    pub(super) starting: AtomicU32,
+    /// When the process was last seen to run, in milliseconds since the start of the host.
+    pub(super) alive: AtomicU64,
+    /// Until then it does not take the lock, by the same clock.
+    pub(super) left_until: AtomicU64,
+    /// A take-over is asked for or under way.
+    pub(super) busy: AtomicBool,
+    /// The session that last opened it while active.
+    pub(super) writer: Mutex<Option<SessionId>>,
+    pub(super) jobs: mpsc::Sender<Job>,
+    pub(super) notify: OnceLock<GatewayNotify>,
+}
+
+/// Opens the image with a new client of the cluster.
+pub(super) fn open(
+    name: &str,
+    how: &RbdOptions,
+    generation: u64,
+    jobs: &mpsc::Sender<Job>,
+) -> Result<RbdSource, BackendError> {
+    let image = open_image(name, &how.address)?;
+    let jobs = jobs.clone();
+    let report = move || {
+        // Without a worker the source ends.
+        let _ = jobs.send(Job::Refused(generation));
+    };
+    RbdSource::of(name, image, how, Some(Refused(Box::new(report))))
+}
+
+impl Inner {
+    /// Whether IO may begin.
+    pub(super) fn state(&self) -> State {
+        match self.state.load(Ordering::SeqCst) {
+            state if state == State::Standby as u8 || self.is_stalled() => State::Standby,
+            state if state == State::Active as u8 => State::Active,
+            _ => State::Leaving,
+        }
+    }
+
+    pub(super) fn set_state(&self, state: State) {
+        self.state.store(state as u8, Ordering::SeqCst);
+    }
+
+    /// The process did not run for so long that the cluster may have given the lock to another.
+    pub(super) fn is_stalled(&self) -> bool {
+        let since = Clock.boot_millis().saturating_sub(self.alive.load(Ordering::SeqCst));
+        Duration::from_millis(since) > WATCH_MAX
+    }
+
+    pub(super) fn image(&self) -> Option<Arc<RbdSource>> {
+        self.image.lock().clone()
+    }
+
+    pub(super) fn send(&self, job: Job) {
+        // Without a worker the source ends.
+        let _ = self.jobs.send(job);
+    }
+
+    pub(super) fn notify(&self, event: GatewayEvent) {
+        if let Some(notify) = self.notify.get() {
+            notify(event);
+        }
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("name", &self.name).finish_non_exhaustive()
+    }
+}

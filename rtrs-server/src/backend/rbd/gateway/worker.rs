@@ -1,0 +1,297 @@
+//! What blocks at a gateway: the lock, and opening the image anew.
+
+use std::ffi::CStr;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak, mpsc};
+use std::thread;
+use std::time::Instant;
+
+use rtrs_core::gateway::GatewayEvent;
+use rtrs_core::identity::SessionTag;
+use rtrs_core::ids::SessionId;
+use rtrs_core::rbd::Image;
+use rtrs_core::rt::Clock;
+use rtrs_core::time::Duration;
+
+use super::inner::{Inner, Job, State, open};
+use crate::backend::rbd::image::Shared;
+
+/// For so long a gateway that gave the lock up does not take it again.
+const LEFT_FOR: Duration = Duration::from_secs(2);
+/// How often it is looked whether the lock is still there, and whether the image can be opened.
+const LOOK: Duration = Duration::from_secs(2);
+/// The lock is broken at most once in this time, which is less than that in which a client asks.
+const BREAK_EVERY: Duration = Duration::from_secs(9);
+/// How long the lock is not given up because a shard begins an IO.
+const START_MAX: Duration = Duration::from_secs(2);
+/// What the image keeps: the term, and the session for which the lock was taken.
+const NOTE: &CStr = c"rtrs.gateway";
+
+const REFUSED: &str = "the cluster refuses this server, as another has taken over";
+
+/// The thread of a gateway.
+pub(super) struct Worker {
+    inner: Weak<Inner>,
+    /// The lock's owner while that is this server.
+    own: Option<String>,
+    /// When the lock was last broken.
+    broken: Option<Instant>,
+    /// The image can be used.
+    usable: bool,
+    /// That it cannot be opened stands in the log.
+    logged: bool,
+    /// Images that were open before; shards may still have IO there.
+    former: Vec<Arc<Shared>>,
+}
+
+impl Worker {
+    pub(super) fn start(inner: &Arc<Inner>, jobs: mpsc::Receiver<Job>) -> io::Result<()> {
+        let worker = Self {
+            inner: Arc::downgrade(inner),
+            own: None,
+            broken: None,
+            usable: true,
+            logged: false,
+            former: Vec::new(),
+        };
+        let thread = thread::Builder::new().name("rbd-gateway".into());
+        thread.spawn(move || worker.run(&jobs)).map(drop)
+    }
+
+    fn run(mut self, jobs: &mpsc::Receiver<Job>) {
+        loop {
+            let job = jobs.recv_timeout(LOOK);
+            let Some(inner) = self.inner.upgrade() else { return };
+            match job {
+                Ok(Job::End(done)) => {
+                    inner.set_state(State::Standby);
+                    let image = inner.image.lock().take();
+                    // Its lock is free when it is closed.
+                    drop((image, inner));
+                    // Who waits may have lost patience.
+                    let _ = done.send(());
+                    return;
+                }
+                Ok(job) => self.act(&inner, job),
+                Err(mpsc::RecvTimeoutError::Timeout) => self.look(&inner),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+            if !self.usable {
+                self.reopen(&inner);
+            }
+            self.former.retain(|image| Arc::strong_count(image) > 1);
+        }
+    }
+
+    fn act(&mut self, inner: &Inner, job: Job) {
+        let name = &inner.name;
+        match job {
+            Job::TakeOver(session) => {
+                if let Err(error) = self.take_over(inner, session) {
+                    tracing::warn!("{name}: cannot take over: {error}");
+                    if error.raw_os_error() == Some(libc::ESHUTDOWN) {
+                        self.lost(inner, REFUSED);
+                    }
+                }
+                inner.busy.store(false, Ordering::SeqCst);
+            }
+            Job::Writer(session) => {
+                let image = inner.image().filter(|_| inner.state() == State::Active);
+                let (Some(image), Some(own)) = (image, &self.own) else { return };
+                let term = inner.term.load(Ordering::SeqCst);
+                if let Err(error) = image.0.image.set_note(NOTE, &note(term, session, own)) {
+                    tracing::warn!("{name}: cannot note the session that writes: {error}");
+                }
+            }
+            Job::Release(done) => {
+                let released = self.release(inner);
+                if let Err(error) = &released {
+                    tracing::error!("{name}: cannot give the image up: {error}");
+                }
+                // Who waits may have lost patience.
+                done.into_iter().for_each(|done| drop(done.send(released_again(&released))));
+            }
+            Job::Refused(generation) => {
+                if generation == inner.generation.load(Ordering::SeqCst) {
+                    self.lost(inner, REFUSED);
+                }
+            }
+            Job::Stalled => self.lost(inner, "this server did not run for more than 30 s"),
+            Job::End(_) => {}
+        }
+    }
+
+    /// Looks whether the lock is still there.
+    fn look(&mut self, inner: &Inner) {
+        let (Some(own), Some(image)) = (&self.own, inner.image()) else { return };
+        match image.0.image.lock_owner() {
+            Ok(Some(owner)) if owner == *own => {}
+            Ok(_) => self.lost(inner, "another server has taken over"),
+            Err(error) if error.raw_os_error() == Some(libc::ESHUTDOWN) => {
+                self.lost(inner, REFUSED);
+            }
+            // A slow cluster is no reason.
+            Err(error) => tracing::debug!("{}: {error}", inner.name),
+        }
+    }
+
+    /// This client of the cluster is of no use any more.
+    fn lost(&mut self, inner: &Inner, why: &str) {
+        let was_active = self.own.take().is_some();
+        leave(inner);
+        if was_active {
+            tracing::error!(
+                "{}: {why}: its sessions are ended; it is opened anew, as standby",
+                inner.name
+            );
+            inner.notify(GatewayEvent::Standby);
+        } else {
+            tracing::warn!("{}: {why}: it is opened anew", inner.name);
+        }
+        self.usable = false;
+    }
+
+    /// Opens the image with a new client.
+    fn reopen(&mut self, inner: &Inner) {
+        let generation = inner.generation.load(Ordering::SeqCst) + 1;
+        match open(&inner.name, &inner.how, generation, &inner.jobs) {
+            Ok(image) => {
+                let mut place = inner.image.lock();
+                if let Some(former) = place.replace(Arc::new(image)) {
+                    self.former.push(Arc::clone(&former.0));
+                }
+                inner.generation.store(generation, Ordering::SeqCst);
+                (self.usable, self.logged) = (true, false);
+                tracing::info!("{}: open again, as standby", inner.name);
+            }
+            Err(error) if !self.logged => {
+                self.logged = true;
+                tracing::error!("{error}; trying again");
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Takes the lock for a session.
+    fn take_over(&mut self, inner: &Inner, session: SessionId) -> io::Result<()> {
+        if inner.state() == State::Active {
+            return Ok(());
+        }
+        if !self.usable {
+            self.reopen(inner);
+        }
+        let source = inner.image().filter(|_| self.usable);
+        let source = source.ok_or_else(|| io::Error::other("the image is not open"))?;
+        let (image, name) = (&source.0.image, &inner.name);
+        // Only from a gateway that has it for the same session; not from anything else that has it.
+        if let Some(owner) = image.lock_owner()?
+            && noted(image)?.1.is_some_and(|holder| holder == holder_of(session, &owner))
+        {
+            self.break_lock(name, image, &owner)?;
+        }
+        image.lock().map_err(|error| match error.raw_os_error() {
+            Some(libc::EROFS) => io::Error::other("another server keeps its lock"),
+            _ => error,
+        })?;
+        let term = noted(image).and_then(|(term, _)| {
+            let gone = || io::Error::other("the lock is gone again");
+            let own = image.lock_owner()?.ok_or_else(gone)?;
+            image.set_note(NOTE, &note(term + 1, session, &own))?;
+            self.own = Some(own);
+            Ok(term + 1)
+        });
+        let term = term.inspect_err(|_| {
+            self.own = None;
+            if let Err(error) = image.unlock() {
+                tracing::warn!("{name}: cannot give the lock up: {error}");
+            }
+        })?;
+        source.0.examine();
+        *inner.writer.lock() = Some(session);
+        inner.term.store(term, Ordering::SeqCst);
+        inner.set_state(State::Active);
+        let session = SessionTag::of(session);
+        tracing::info!(%session, term, "{name}: taken over; this server is active now");
+        inner.notify(GatewayEvent::Active);
+        Ok(())
+    }
+
+    /// Takes the lock away from its owner, at most once in a while.
+    fn break_lock(&mut self, name: &str, image: &Image, owner: &str) -> io::Result<()> {
+        if self.broken.is_some_and(|at| at.elapsed() < BREAK_EVERY) {
+            let text = format!("the lock was broken less than {} s ago", BREAK_EVERY.as_secs());
+            return Err(io::Error::other(text));
+        }
+        self.broken = Some(Instant::now());
+        tracing::warn!(
+            "{name}: takes the lock from {owner}, which the cluster refuses from now on"
+        );
+        match image.break_lock(owner) {
+            // Given up meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            broken => broken,
+        }
+    }
+
+    /// Gives the lock up when all IO has ended.
+    fn release(&mut self, inner: &Inner) -> io::Result<()> {
+        let Some(image) = inner.image().filter(|_| inner.state() == State::Active) else {
+            return Ok(());
+        };
+        inner.set_state(State::Leaving);
+        let until = Instant::now() + START_MAX;
+        while inner.starting.load(Ordering::SeqCst) > 0 {
+            if Instant::now() > until {
+                inner.set_state(State::Active);
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "a shard does not answer"));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        if let Err(error) = image.0.image.unlock() {
+            inner.set_state(State::Active);
+            return Err(error);
+        }
+        self.own = None;
+        leave(inner);
+        tracing::info!("{}: given up; this server is standby now", inner.name);
+        inner.notify(GatewayEvent::Standby);
+        Ok(())
+    }
+}
+
+/// Makes it standby. It does not take over again before the paths of its sessions have had time to
+/// end.
+fn leave(inner: &Inner) {
+    let left_for = u64::try_from(LEFT_FOR.as_millis()).unwrap_or(u64::MAX);
+    inner.left_until.store(Clock.boot_millis() + left_for, Ordering::SeqCst);
+    inner.set_state(State::Standby);
+}
+
+/// An error for one more who waits.
+fn released_again(released: &io::Result<()>) -> io::Result<()> {
+    match released {
+        Ok(()) => Ok(()),
+        Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+    }
+}
+
+/// The session and the owner of the lock, as the image keeps them.
+fn holder_of(session: SessionId, owner: &str) -> String {
+    format!("{} {owner}", SessionTag::of(session))
+}
+
+fn note(term: u64, session: SessionId, owner: &str) -> String {
+    format!("{term} {}", holder_of(session, owner))
+}
+
+/// The term that the image keeps, and its [holder](holder_of).
+fn noted(image: &Image) -> io::Result<(u64, Option<String>)> {
+    let Some(text) = image.note(NOTE)? else { return Ok((0, None)) };
+    let (term, holder) = text.split_once(' ').unwrap_or((&text, ""));
+    let term = term.parse().map_err(|_| {
+        let text = format!("its metadata rtrs.gateway is {text:?}; remove it (rbd image-meta)");
+        io::Error::new(io::ErrorKind::InvalidData, text)
+    })?;
+    Ok((term, Some(holder.to_owned())))
+}

@@ -1,0 +1,260 @@
+//! A device that can be opened once, for all shards: it runs on a thread with a ring of its own, to
+//! which the shards send their IOs.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use crossbeam_queue::ArrayQueue;
+use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io, SharedSize, WakeHandle};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::rt::{Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, mailbox, run};
+use rtrs_core::time::{Duration, Instant};
+
+use super::immediate::Done;
+use super::target::INFLIGHT_MAX;
+
+/// How long the thread looks for work before it sleeps.
+const POLL: PollPolicy = PollPolicy { budget_max: Duration::from_micros(200) };
+/// Submissions that the ring takes at once.
+const RING_ENTRIES: u32 = 256;
+
+/// What the thread is sent.
+#[derive(Debug)]
+enum Job {
+    Run(Io, Arc<Ended>),
+    /// The device has something, or something to do.
+    Look,
+    Stop,
+}
+
+/// Where a shard finds what has ended.
+#[derive(Debug)]
+struct Ended {
+    queue: ArrayQueue<Completion>,
+    /// The shard was woken, and has not looked since.
+    woken: AtomicBool,
+    wake: WakeHandle,
+}
+
+/// The device.
+#[derive(Debug)]
+pub(super) struct Single {
+    geometry: Geometry,
+    size: Arc<SharedSize>,
+    jobs: Sender<Job>,
+}
+
+impl Single {
+    /// Opens the device on a thread.
+    ///
+    /// # Errors
+    /// The device's, or the system's.
+    pub(super) fn start(
+        (geometry, size): (Geometry, Arc<SharedSize>),
+        open: impl FnOnce(&Core) -> io::Result<Box<dyn BlockDevice>> + Send + 'static,
+    ) -> io::Result<Self> {
+        let (jobs, inbox) = mailbox()?;
+        let (opened, wait) = mpsc::channel();
+        let own = jobs.clone();
+        thread::Builder::new().name("backend".into()).spawn(move || {
+            match Runner::new(own, inbox, open) {
+                Ok((ring, mut runner)) => {
+                    let _ = opened.send(Ok(()));
+                    if let Err(error) = run(&ring, POLL, &mut runner) {
+                        tracing::error!("a backend has ended: {error}");
+                    }
+                }
+                Err(error) => drop(opened.send(Err(error))),
+            }
+        })?;
+        let ended = || Err(io::Error::other("its thread has ended"));
+        wait.recv().unwrap_or_else(|_| ended())?;
+        Ok(Self { geometry, size, jobs })
+    }
+
+    /// A shard's queue.
+    pub(super) fn open(&self, core: &Core) -> Box<dyn BlockDevice> {
+        let ended = Arc::new(Ended {
+            queue: ArrayQueue::new(INFLIGHT_MAX),
+            woken: AtomicBool::new(false),
+            wake: core.wake.clone(),
+        });
+        let size = Arc::clone(&self.size);
+        let (jobs, done) = (self.jobs.clone(), Done::new());
+        let geometry = Geometry { size: size.get(), ..self.geometry.clone() };
+        Box::new(SingleQueue { geometry, size, jobs, ended, accepted: 0, done })
+    }
+}
+
+impl Drop for Single {
+    fn drop(&mut self) {
+        self.jobs.send(Job::Stop);
+    }
+}
+
+/// The device on its thread.
+struct Runner {
+    device: Box<dyn BlockDevice>,
+    inbox: Inbox<Job>,
+    /// By the tags that the device gets: the shards' own tags, and where they look.
+    rows: Vec<Option<(u64, Arc<Ended>)>>,
+    free: Vec<usize>,
+    waiting: VecDeque<(Io, Arc<Ended>)>,
+    stopped: bool,
+}
+
+impl Runner {
+    fn new(
+        own: Sender<Job>,
+        inbox: Mailbox<Job>,
+        open: impl FnOnce(&Core) -> io::Result<Box<dyn BlockDevice>>,
+    ) -> io::Result<(Rc<Ring>, Self)> {
+        let ring = Ring::new(RING_ENTRIES)?;
+        let inbox = inbox.arm(&ring)?;
+        let wake = WakeHandle::new(move || own.send(Job::Look));
+        let core = Core { index: CoreIndex(0), ring: Some(Rc::clone(&ring)), wake };
+        let runner = Self {
+            device: open(&core)?,
+            inbox,
+            rows: vec![None; INFLIGHT_MAX],
+            free: (0..INFLIGHT_MAX).collect(),
+            waiting: VecDeque::with_capacity(INFLIGHT_MAX),
+            stopped: false,
+        };
+        Ok((ring, runner))
+    }
+
+    /// Gives the device what waits, as much as it takes.
+    fn submit(&mut self) -> bool {
+        let before = self.waiting.len();
+        while let Some(row) = self.free.pop() {
+            let Some((io, ended)) = self.waiting.pop_front() else {
+                self.free.push(row);
+                break;
+            };
+            let tag = io.tag;
+            if let Err(io) = self.device.submit(Io { tag: row as u64, ..io }) {
+                self.waiting.push_front((Io { tag, ..io }, ended));
+                self.free.push(row);
+                break;
+            }
+            self.rows[row] = Some((tag, ended));
+        }
+        self.waiting.len() < before
+    }
+}
+
+impl Shard for Runner {
+    type Message = Job;
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        while let Some(job) = self.inbox.take() {
+            busy = true;
+            match job {
+                Job::Run(io, ended) => self.waiting.push_back((io, ended)),
+                Job::Look => {}
+                Job::Stop => self.stopped = true,
+            }
+        }
+        busy |= self.submit();
+        busy |= self.device.poll(now);
+        while let Some(Completion { tag, status }) = self.device.reap() {
+            busy = true;
+            let row = usize::try_from(tag).unwrap_or(usize::MAX);
+            if let Some((tag, ended)) = self.rows.get_mut(row).and_then(Option::take) {
+                self.free.push(row);
+                ended.end(Completion { tag, status });
+            }
+        }
+        busy
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.device.deadline()
+    }
+
+    fn inflight(&self) -> usize {
+        self.device.inflight()
+    }
+
+    fn is_done(&self) -> bool {
+        self.stopped
+    }
+
+    fn inbox(&mut self) -> Option<&mut Inbox<Job>> {
+        Some(&mut self.inbox)
+    }
+}
+
+impl Ended {
+    fn end(&self, completion: Completion) {
+        // A queue takes no more than there is room for.
+        let _ = self.queue.push(completion);
+        if !self.woken.swap(true, Ordering::SeqCst) {
+            self.wake.wake();
+        }
+    }
+}
+
+/// A shard's end.
+struct SingleQueue {
+    geometry: Geometry,
+    size: Arc<SharedSize>,
+    jobs: Sender<Job>,
+    ended: Arc<Ended>,
+    accepted: usize,
+    done: Done,
+}
+
+impl BlockDevice for SingleQueue {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn refresh(&mut self) {
+        self.geometry.size = self.size.get();
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        if self.inflight() >= INFLIGHT_MAX {
+            return Err(io);
+        }
+        self.accepted += 1;
+        self.jobs.send(Job::Run(io, Arc::clone(&self.ended)));
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Instant) -> bool {
+        self.ended.woken.store(false, Ordering::SeqCst);
+        let before = self.done.len();
+        while let Some(Completion { tag, status }) = self.ended.queue.pop() {
+            self.accepted -= 1;
+            self.done.push(tag, status);
+        }
+        self.done.len() > before
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop()
+    }
+
+    fn inflight(&self) -> usize {
+        self.accepted + self.done.len()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.done.deadline()
+    }
+}
+
+impl fmt::Debug for SingleQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SingleQueue").field("accepted", &self.accepted).finish_non_exhaustive()
+    }
+}
