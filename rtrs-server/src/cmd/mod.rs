@@ -19,8 +19,8 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
-use rtrs_core::settings::{Flags, Output, print, settings_from_file};
+use clap::{CommandFactory, Parser, Subcommand};
+use rtrs_core::settings::{DocumentsArgs, Flags, Output, print, settings_from_file};
 use rtrs_core::tls::KeyCommand;
 use serde_json::json;
 
@@ -46,7 +46,7 @@ use crate::settings::Settings;
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "rtrs-server",
-    version,
+    version = env!("RTRS_VERSION"),
     max_term_width = 0,
     args_conflicts_with_subcommands = true
 )]
@@ -134,6 +134,11 @@ pub enum Command {
     /// prints, as their server-key. No server needs to run.
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Write manual pages and shell completions
+    ///
+    /// For packages: a page for each command, and completions for bash, zsh and fish.
+    #[command(hide = true)]
+    Documents(DocumentsArgs),
 }
 
 impl LowArgs {
@@ -162,7 +167,7 @@ impl LowArgs {
     #[must_use]
     pub fn output(&self) -> Output {
         match &self.command {
-            None => self.output,
+            None | Some(Command::Documents(_)) => self.output,
             Some(Command::Session(command)) => command.server().output,
             Some(Command::Top(args)) => args.server.output,
             Some(Command::Metrics(args)) => args.server.output,
@@ -210,6 +215,9 @@ impl LowArgs {
             Some(Command::Export(command)) => return export::run(command),
             Some(Command::Reload(args)) => return reload::run(args),
             Some(Command::Key(command)) => return command.run(),
+            Some(Command::Documents(args)) => {
+                return args.run(Self::command(), env!("CARGO_PKG_VERSION"));
+            }
             None => {}
         }
         let plan = self.plan()?;
@@ -255,7 +263,6 @@ fn checked_text(running: Option<&Running>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
     use clap::error::ErrorKind;
 
     fn parse(args: &[&str]) -> Result<LowArgs, clap::Error> {
@@ -291,7 +298,7 @@ mod tests {
             let nested = all.iter().copied().find(|c| c.get_name() == name).unwrap();
             all.extend(nested.get_subcommands().filter(|c| c.get_name() != "help"));
         }
-        assert_eq!(all.len(), 16);
+        assert_eq!(all.len(), 18);
         for command in all {
             let name = command.get_name();
             let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));
@@ -328,6 +335,7 @@ mod tests {
             "--crc=off",
             "--heartbeat=100ms",
             "--heartbeat-missed-max=3",
+            "--heartbeat-idle-max=9s",
             "--handshake-timeout=1s",
             "--open-timeout=2s",
             "--half-open-max=10",
@@ -352,12 +360,23 @@ mod tests {
              search-path: /srv/%SESSNAME%\nlisten: tcp://127.0.0.1:0\nqueue-depth: 128\n\
              chunk-size: 64k\nshards: 2\npin: off\n\
              always-invalidate: off\n\
-             crc: off\nheartbeat: 100ms\nheartbeat-missed-max: 3\nhandshake-timeout: 1s\n\
+             crc: off\nheartbeat: 100ms\nheartbeat-missed-max: 3\n\
+             heartbeat-idle-max: 9s\nhandshake-timeout: 1s\n\
              open-timeout: 2s\nhalf-open-max: 10\nsessions-max: 11\nmemory-max: 5M\n\
              shutdown-grace: 12ms\npoll: 0s\nlog: debug\n\
              ping-only: true\nno-ping: true\nrping: true\nserver-id: s\nname: n\nrun-dir: /r\n\
              state-dir: /s\nuser: rtrs:disk\nmetrics: 127.0.0.1:9823\n";
         assert_eq!(args.layered_settings().unwrap(), Settings::from_yaml(text, "s").unwrap());
+    }
+
+    #[test]
+    fn switches_of_the_file_stay_on_without_their_flags() {
+        let file = std::env::temp_dir().join(format!("rtrs-on-{}.yaml", std::process::id()));
+        let text = "export: /x\ninsecure-open: true\nping-only: true\nno-ping: true\nrping: true\n";
+        std::fs::write(&file, text).unwrap();
+        let args = parse(&[&format!("--config={}", file.display())]).unwrap();
+        assert_eq!(args.layered_settings().unwrap(), Settings::from_yaml(text, "s").unwrap());
+        std::fs::remove_file(file).unwrap();
     }
 
     #[test]

@@ -133,7 +133,7 @@ mod tests {
             times: vec![bucket(0, 10_000, 4), bucket(10_000, 25_000, 2)],
         };
         assert_eq!(io, expected);
-        let unused = ExportTotals { ops: [OpTotals::default(); 5], ..ExportTotals::default() };
+        let unused = ExportTotals { ops: [OpTotals::default(); 6], ..ExportTotals::default() };
         assert_eq!(ExportIo::from(&unused), ExportIo::default());
     }
 

@@ -9,9 +9,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{ConnRequest, PeerIdentity, PrivateData};
+use rtrs_core::gateway::GatewayEvent;
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::wire::{Challenge, Fence, Name, OpenRsp, OpenRspTail, errno};
+use rtrs_core::wire::{Challenge, Fence, Move, Name, OpenRsp, OpenRspTail, errno};
 
 use crate::access_list::AccessPolicy;
 use crate::engine::authenticator::ProofDone;
@@ -47,6 +48,8 @@ pub enum ControlRequest {
     },
     /// FENCE.
     Fence(Fence),
+    /// MOVE.
+    Move(Move),
     /// DISCOVER.
     Discover {
         /// What comes after this name.
@@ -241,6 +244,15 @@ pub enum ControlMessage {
         /// Which close.
         close: CloseNumber,
     },
+    /// HB_MSG came, which announces the next one.
+    Announced {
+        /// Which path.
+        path: PathKey,
+        /// When.
+        at: Instant,
+        /// After this time at the latest.
+        next: Duration,
+    },
     /// HB_ACK came.
     HeartbeatAck {
         /// Which path.
@@ -266,6 +278,8 @@ pub enum ControlMessage {
     },
     /// The size of an export has changed.
     Resized(ExportIndex),
+    /// An export that moves between servers is active here now, or is not any more.
+    Gateway(ExportIndex, GatewayEvent),
     /// A signal asks the server to stop.
     Shutdown,
     /// The operator asks.

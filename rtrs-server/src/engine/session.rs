@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use rtrs_core::fabric::{ProtectionDomain, Who};
 use rtrs_core::identity::{EvictionKey, ServerId};
-use rtrs_core::ids::SessionId;
+use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::proto::ping::PingServerConfig;
 use rtrs_core::settings::AutoSwitch;
@@ -37,10 +37,12 @@ pub struct SessionParams {
     pub heartbeat_interval: Duration,
     /// Periods a heartbeat may stay unanswered.
     pub heartbeat_missed_max: u32,
+    /// The longest time between two heartbeats of an idle path that clients may announce. If it is
+    /// not more than the interval, they announce nothing.
+    pub heartbeat_idle_max: Duration,
     /// From the first connection of a path to its INFO_REQ.
     pub handshake_timeout: Duration,
-    /// From the begin of a session, or its last OPEN, to an OPEN that succeeds; looked at with the
-    /// heartbeats.
+    /// From the begin of a session, or its last OPEN, to an OPEN that succeeds.
     pub open_timeout: Duration,
     /// Connections of sessions that have opened no export.
     pub half_open_max: u32,
@@ -56,7 +58,8 @@ pub struct SessionParams {
     pub pings: PingServerConfig,
     /// Time running requests have at shutdown.
     pub shutdown_grace: Duration,
-    /// Shards of this server; connection k >= 1 of a path lives on shard (k - 1) % shards.
+    /// Shards of this server. Connection k >= 1 of a path lives on shard (k - 1 + n) % shards; n is
+    /// the session's own.
     pub cores: u16,
     /// Which start of the host and which process this server is.
     pub instance: ServerInstance,
@@ -73,6 +76,7 @@ impl Default for SessionParams {
             always_invalidate: AutoSwitch::Auto,
             heartbeat_interval: Duration::from_millis(500),
             heartbeat_missed_max: 5,
+            heartbeat_idle_max: Duration::from_secs(30),
             handshake_timeout: Duration::from_secs(5),
             open_timeout: Duration::from_secs(60),
             half_open_max: 1024,
@@ -91,6 +95,13 @@ impl Default for SessionParams {
 }
 
 impl SessionParams {
+    /// Announced to clients: the longest time between heartbeats of an idle path, in milliseconds.
+    pub(crate) fn idle_ms(&self) -> Option<u32> {
+        let idle = self.heartbeat_idle_max;
+        (idle > self.heartbeat_interval)
+            .then(|| u32::try_from(idle.as_millis()).unwrap_or(u32::MAX))
+    }
+
     /// Whether a path in this domain gets fresh keys. If they are demanded and the device has no
     /// windows, the path is refused when its windows are made.
     pub fn fresh_keys(&self, pd: &dyn ProtectionDomain) -> bool {
@@ -113,6 +124,8 @@ pub struct SessionShared {
     pub permits: PermitTable,
     /// What each device id means.
     pub devices: DeviceTable,
+    /// The shard of the first connection of its paths that carries IO.
+    pub first_shard: CoreIndex,
     /// Who its client is: all its paths have proved the same. Unknown while none has.
     who: OnceLock<Who>,
     version: AtomicU8,
@@ -122,13 +135,14 @@ pub struct SessionShared {
 
 impl SessionShared {
     /// A session without paths and devices. Its client, if that is known.
-    pub fn new(id: SessionId, limits: Limits, who: Option<Who>) -> Self {
+    pub fn new(id: SessionId, limits: Limits, who: Option<Who>, first_shard: CoreIndex) -> Self {
         Self {
             id,
             who: who.map(OnceLock::from).unwrap_or_default(),
             limits,
             permits: PermitTable::new(limits.queue_depth()),
             devices: DeviceTable::default(),
+            first_shard,
             version: AtomicU8::new(0),
             opened: AtomicBool::new(false),
             compares: AtomicBool::new(false),

@@ -24,7 +24,11 @@ pub struct AddArgs {
 pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
     let mut export = args.export.clone();
     // The server may have been started in another directory.
-    if let Target::Path(path) = &mut export.target {
+    let path = match &mut export.target {
+        Target::Path(path) => Some(path),
+        _ => export.conf.as_mut(),
+    };
+    if let Some(path) = path {
         let what = "the current directory is not known";
         *path = path::absolute(&*path).map_err(failed(ErrorKind::System, what))?;
     }

@@ -1,6 +1,7 @@
 //! `export`: one file per command below it.
 
 mod add;
+mod drain;
 mod list;
 mod remove;
 mod resize;
@@ -13,6 +14,7 @@ use super::server::ServerArgs;
 use crate::error::Error;
 
 use self::add::AddArgs;
+use self::drain::DrainArgs;
 use self::remove::RemoveArgs;
 use self::resize::ResizeArgs;
 use self::set::SetArgs;
@@ -32,11 +34,16 @@ pub enum ExportCommand {
     /// Add an export to the running server
     ///
     /// It is gone after a restart, unless the configuration names it too.
-    Add(AddArgs),
+    Add(Box<AddArgs>),
     /// Remove an export and close its file or disk
     ///
     /// Refused while a session has it open, unless you use --force.
     Remove(RemoveArgs),
+    /// Have another gateway serve an export
+    ///
+    /// For exports with the option gateway: requests that run are answered, then the lock of the
+    /// image is free, and clients with a path to another gateway continue there.
+    Drain(DrainArgs),
     /// Change options of an export
     ///
     /// While a session has it open, only ro and rw can change.
@@ -56,6 +63,7 @@ impl ExportCommand {
             Self::List(args) | Self::Save(args) => args,
             Self::Add(args) => &args.server,
             Self::Remove(args) => &args.server,
+            Self::Drain(args) => &args.server,
             Self::Set(args) => &args.server,
             Self::Resize(args) => &args.server,
         }
@@ -68,6 +76,7 @@ pub(super) fn run(command: &ExportCommand) -> Result<(), Error> {
         ExportCommand::Save(args) => save::run(args),
         ExportCommand::Add(args) => add::run(args),
         ExportCommand::Remove(args) => remove::run(args),
+        ExportCommand::Drain(args) => drain::run(args),
         ExportCommand::Set(args) => set::run(args),
         ExportCommand::Resize(args) => resize::run(args),
     }

@@ -6,7 +6,6 @@ use rtrs_core::fabric::{ConnRequest, Who};
 use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::quota::Source;
-use rtrs_core::time::earliest;
 use rtrs_core::wire::{ClientExtensions, ConnReq, Name};
 
 use super::Control;
@@ -87,14 +86,14 @@ impl Control {
         let known = self.registry.session(id).is_some();
         let asked = (provider, request, proves);
         let (key, deadline) = self.connector.path_of(asked, &conn, &mut self.registry, ctx)?;
-        self.next = earliest(self.next, deadline);
+        self.registry.arm(key, deadline);
         // Not before it is sure that the path is there: they would end for nobody.
         for other in crowd {
             self.refused.count("strangers-ended");
             self.end_path(other, &PathEnd::CrowdedUnproved, ctx);
         }
-        let shard = self.connector.shard_of(conn.cid);
         let path = self.registry.path_mut(key).ok_or(Refusal::PathExists)?;
+        let shard = self.connector.shard_of(conn.cid, &path.shared().session);
         if !proves && path.is_replaced_by(&conn) {
             // Room for the next try.
             self.end_path(key, &PathEnd::Replaced, ctx);
@@ -166,7 +165,10 @@ impl Control {
         ctx: &mut Ctx<'_>,
     ) {
         let Some(path) = self.registry.path(key) else { return };
-        let peer = path.shared().origin.peer;
+        let (id, peer) = (path.shared().session.id, path.shared().origin.peer);
+        let of_name = |session: &&Session| session.name() == Some(name);
+        let has: Vec<_> = self.registry.sessions().filter(of_name).map(Session::id).collect();
+        self.hurry(&has, id, ctx);
         let refusal = Refusal::NameTaken(String::from_utf8_lossy(name.as_bytes()).into_owned());
         self.refused.count(refusal.reason());
         self.log.refused(ctx.now, (peer, who), &refusal);

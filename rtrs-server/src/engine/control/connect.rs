@@ -27,6 +27,7 @@ use crate::engine::control::refusal::{Refusal, acceptance};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{AcceptOrder, ShardMessage};
 use crate::engine::session::{SessionParams, SessionShared};
+use crate::export::ExportTable;
 use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, core_of};
 use crate::stats::MemorySnapshot;
@@ -39,14 +40,15 @@ pub const DRAINING_MAX: usize = 4;
 #[derive(Debug)]
 pub(super) struct Connector {
     params: SessionParams,
+    exports: Arc<ExportTable>,
     memory: Memory,
     unproved: Unproved,
 }
 
 impl Connector {
-    pub(super) fn new(params: SessionParams) -> Self {
+    pub(super) fn new(params: SessionParams, exports: Arc<ExportTable>) -> Self {
         let memory = Memory::new(params.memory_max);
-        Self { params, memory, unproved: Unproved::new(params.memory_max) }
+        Self { params, exports, memory, unproved: Unproved::new(params.memory_max) }
     }
 
     /// The memory of chunks, in use and at most.
@@ -55,9 +57,9 @@ impl Connector {
         MemorySnapshot { used_bytes: used_bytes + self.unproved.bytes(), max_bytes }
     }
 
-    /// The shard that a connection will live on.
-    pub(super) fn shard_of(&self, cid: ConnIndex) -> CoreIndex {
-        core_of(cid, self.params.cores)
+    /// The shard that a connection of a session will live on.
+    pub(super) fn shard_of(&self, cid: ConnIndex, session: &SessionShared) -> CoreIndex {
+        core_of(cid, session.first_shard, self.params.cores)
     }
 
     /// What has to end so that a new path has room whose client has to prove who it is. Nothing for
@@ -198,7 +200,10 @@ impl Connector {
             }
         }
         let session = registry.shared_for(id, limits);
-        let session = session.unwrap_or_else(|| Arc::new(SessionShared::new(id, limits, None)));
+        let session = session.unwrap_or_else(|| {
+            let first = registry.first_shard(id, cores);
+            Arc::new(SessionShared::new(id, limits, None, first))
+        });
         registry.session_or(id, || Session::new(Arc::clone(&session), ctx.now));
         let origin = PathOrigin {
             uuid: conn.path_uuid,
@@ -208,6 +213,7 @@ impl Connector {
             peer: request.peer,
             local: request.local,
             takes_changed: ClientExtensions::decode(&conn.ext).changed,
+            takes_standby: ClientExtensions::decode(&conn.ext).gateways,
             identity: request.identity.clone(),
         };
         let pd = (pd, fresh_keys, ClientExtensions::decode(&conn.ext).times);
@@ -241,11 +247,14 @@ impl Connector {
         request: ConnRequest,
         ctx: &mut Ctx<'_>,
     ) {
-        let says = (self.params.server_id, self.params.discovery);
+        let gateways = self.exports.has_gateways();
+        let idle_ms = self.params.idle_ms();
+        let says = (self.params.server_id, self.params.discovery, gateways, idle_ms);
         let forms = (path.fresh_keys, path.times, path.is_unproved());
         let response = acceptance(path.session.limits, forms, says);
+        let shard = self.shard_of(cid, &path.session);
         let order = AcceptOrder { path, cid, request, response };
-        ctx.out.shard(self.shard_of(cid), ShardMessage::Accept(Box::new(order)));
+        ctx.out.shard(shard, ShardMessage::Accept(Box::new(order)));
     }
 
     /// Chunks were registered by another thread, or refused. Some: the path has to end.

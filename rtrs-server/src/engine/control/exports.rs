@@ -61,6 +61,9 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
         let state = match () {
             () if exports.is_ending(at) => ExportState::Removing,
             () if export.source.is_cut() => ExportState::Cut,
+            () if export.source.gateway().is_some_and(|gateway| !gateway.standing().active) => {
+                ExportState::Standby
+            }
             () if open_by.is_empty() => ExportState::Unused,
             () => ExportState::Open,
         };

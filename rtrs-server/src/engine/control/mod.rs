@@ -14,7 +14,7 @@
 //!   `permission.rs` what the access lists allow;
 //! - `exports.rs` changes of exports; `removed.rs` what sessions had open of those; `announce.rs`
 //!   what clients have to open again;
-//! - `discover.rs` DISCOVER; `fence.rs` FENCE;
+//! - `discover.rs` DISCOVER; `fence.rs` FENCE; `gateway.rs` MOVE;
 //! - `admin.rs` the operator's commands; `drain.rs` the server's end.
 
 pub mod access;
@@ -32,6 +32,7 @@ mod drain;
 mod ended;
 mod exports;
 mod fence;
+mod gateway;
 mod known;
 mod memory;
 mod open;
@@ -47,6 +48,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::ProofError;
+use rtrs_core::gateway::GatewayEvent;
 use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::Heartbeat;
@@ -115,7 +117,7 @@ impl Control {
             registry: Registry::default(),
             admission: Admission::new(&params),
             known: KnownPeers::default(),
-            connector: Connector::new(params),
+            connector: Connector::new(params, Arc::clone(&exports)),
             opens: Opens::new(params, Arc::clone(&exports)),
             exports,
             evicted: Evicted::default(),
@@ -191,8 +193,16 @@ impl Control {
                 let SessionParams { heartbeat_interval, heartbeat_missed_max, .. } = self.params;
                 if let Some(path) = self.live_path(path) {
                     let beat = Heartbeat::new(heartbeat_interval, heartbeat_missed_max, ctx.now);
-                    let next = path.serving(beat);
-                    self.next = earliest(self.next, next);
+                    let (key, next) = (path.key(), path.serving(beat));
+                    self.registry.arm(key, next);
+                    self.watch_unopened(key);
+                }
+            }
+            ControlMessage::Announced { path, at, next } => {
+                let next = next.min(self.params.heartbeat_idle_max);
+                if let Some(path) = self.live_path(path) {
+                    let (key, next) = (path.key(), path.announced(at, next));
+                    self.registry.arm_anew(key, next);
                 }
             }
             ControlMessage::Request { reply_to, request } => {
@@ -214,6 +224,14 @@ impl Control {
                 let changed = exports::devices_of(export, &self.opens, &self.registry);
                 exports::announce(&changed, &mut self.registry, ctx.out);
             }
+            ControlMessage::Gateway(export, GatewayEvent::Active) => {
+                let changed = exports::devices_of(export, &self.opens, &self.registry);
+                exports::announce(&changed, &mut self.registry, ctx.out);
+            }
+            ControlMessage::Gateway(export, GatewayEvent::Standby) => {
+                let users = self.opens.users(export).to_vec();
+                users.iter().for_each(|(id, _)| self.end_session(*id, &PathEnd::Moved, ctx));
+            }
             ControlMessage::Broken { path, end } => self.end_path(path, &end, ctx),
             ControlMessage::Ending { path, core, report } => self.report(path, core, report, ctx),
             // A signal hurries a drain.
@@ -232,7 +250,8 @@ impl Control {
         self.live_path(reply_to.path)?;
         let path = self.registry.path(reply_to.path)?;
         let session = Arc::clone(&path.shared().session);
-        let peer = path.shared().origin.peer;
+        let origin = &path.shared().origin;
+        let (peer, takes_standby) = (origin.peer, origin.takes_standby);
         match request {
             ControlRequest::Open { name, mode } => {
                 // It may have asked before it was evicted.
@@ -247,12 +266,20 @@ impl Control {
                 if let Some(answer) = self.deny(&session, peer, (&name, mode.access), ctx) {
                     return Some(answer);
                 }
+                if !takes_standby && gateway::is_standby(&name, &self.exports) {
+                    let asked = Asked::new(*name, mode.access, &self.exports);
+                    let client = Opener::of(session.id, peer, &self.registry);
+                    let why = (errno::EBUSY, Some(gateway::STANDBY));
+                    self.log.open_refused(ctx.now, &client, asked, why);
+                    return Some(ControlAnswer::Refused(errno::EBUSY));
+                }
                 let asked = (reply_to, &*name, mode);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
                 let asked = Asked::new(*name, mode.access, &self.exports);
                 self.opened((&*session, peer), (reply_to.path, asked), &answer, ctx);
                 Some(answer)
             }
+            ControlRequest::Move(wanted) => Some(gateway::answer(wanted, &session, &self.exports)),
             ControlRequest::Close { device } => {
                 let client = Opener::of(session.id, peer, &self.registry);
                 self.log.closed(&client, (&session, &self.exports), Some(device));
@@ -344,13 +371,31 @@ impl Control {
                 let denied = migrates && self.opens.denies_migration(asked.export());
                 let why = (denied && *errno == errno::EPERM)
                     .then_some("the export does not allow migration");
+                if *errno == errno::EPERM {
+                    self.hurry(&self.opens.users_of(asked.export()), session.id, ctx);
+                }
                 self.log.open_refused(ctx.now, &client, asked, (*errno, why));
             }
             ControlAnswer::Opened(_) => {
+                gateway::note_writer(asked.export(), asked.access, session, &self.exports);
                 let identity = self.opens.identity(session, asked.export());
                 self.log.opened(&client, asked, identity);
             }
             _ => {}
+        }
+    }
+
+    /// A client waits for what sessions have, itself perhaps of a session that has it too. If their
+    /// clients are dead, that is to be known as soon as if they were not idle.
+    fn hurry(&mut self, sessions: &[SessionId], but: SessionId, ctx: &mut Ctx<'_>) {
+        let asked = sessions.iter().filter(|id| **id != but);
+        for id in asked.filter(|_| !rtrs_core::mutated!(IdleUnhurried)) {
+            let keys: Vec<PathKey> = self.registry.paths_of(*id).map(Path::key).collect();
+            for key in keys {
+                let path = self.registry.path_mut(key);
+                let next = path.and_then(|path| path.hurry(ctx.now, ctx.out));
+                self.registry.arm(key, next);
+            }
         }
     }
 
@@ -598,32 +643,46 @@ impl Control {
             }
         }
         busy |= self.log.close(ctx.now);
+        let mut seen = Vec::new();
+        while let Some(path) = self.registry.take_due(ctx.now) {
+            seen.push((path.key(), path.poll(ctx.now, ctx.out)));
+        }
+        busy |= !seen.is_empty();
+        for (key, (end, next)) in seen {
+            self.registry.arm(key, next);
+            end.into_iter().for_each(|end| self.end_path(key, &end, ctx));
+        }
         if self.next.is_none_or(|next| ctx.now < next) {
             return busy;
         }
         self.next = self.registry.drop_removed().then(|| ctx.now + LOOK_FOR_REMOVED);
-        let mut ends = Vec::new();
-        for path in self.registry.paths_mut() {
-            let (end, next) = path.poll(ctx.now, ctx.out);
-            self.next = earliest(self.next, next);
-            ends.extend(end.map(|end| (path.key(), end)));
-        }
-        for (key, end) in ends {
-            self.end_path(key, &end, ctx);
-        }
         self.end_unopened(ctx);
         self.end_orphaned(ctx);
         self.advance_drain(ctx);
         true
     }
 
-    /// Ends sessions that have opened no export for too long. Their heartbeats are the timer.
+    /// A path serves: if its session has opened no export yet, there is a time for that.
+    fn watch_unopened(&mut self, key: PathKey) {
+        let path = self.registry.path(key);
+        let session = path.and_then(|path| self.registry.session(path.shared().session.id));
+        let until = session.filter(|session| !session.has_opened());
+        let until = until.map(|session| session.asked() + self.params.open_timeout);
+        self.next = earliest(self.next, until);
+    }
+
+    /// Ends sessions that have opened no export for too long.
     fn end_unopened(&mut self, ctx: &mut Ctx<'_>) {
-        let late = |session: &&Session| {
-            !session.has_opened() && ctx.now.since(session.asked()) >= self.params.open_timeout
-        };
-        let late: Vec<SessionId> = self.registry.sessions().filter(late).map(Session::id).collect();
+        let mut late = Vec::new();
+        for session in self.registry.sessions().filter(|session| !session.has_opened()) {
+            let until = session.asked() + self.params.open_timeout;
+            match until <= ctx.now {
+                true => late.push(session.id()),
+                false => self.next = earliest(self.next, Some(until)),
+            }
+        }
         for id in late {
+            // One without a path that is up has a time for its handshake.
             let up = |path: &Path| path.state() == PathState::Connected;
             if self.registry.paths_of(id).any(up) {
                 self.refused.count("not-opened");
@@ -634,6 +693,6 @@ impl Control {
 
     /// When to be polled even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
-        earliest(self.next, self.log.deadline())
+        earliest(earliest(self.next, self.registry.next_timer()), self.log.deadline())
     }
 }

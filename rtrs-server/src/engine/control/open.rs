@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use rtrs_core::gateway::Gateway;
 use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
@@ -130,7 +131,8 @@ impl Opens {
             return ControlAnswer::Refused(errno::ENOMEM);
         };
         let secret = self.params.eviction_key.secret(session.id);
-        let tail = OpenRspTail { export: export.id, secret };
+        let standing = export.source.gateway().map(Gateway::standing);
+        let tail = OpenRspTail { export: export.id, secret, standing };
         // Failures since the session opened it first are reported by its flushes (`ledger.rs`):
         // what its paths open later is of the same epoch to it.
         let ledger = session.devices.ledger(device);
@@ -211,6 +213,13 @@ impl Opens {
     /// requests still run there.
     pub(super) fn users(&self, export: ExportIndex) -> &[(SessionId, AccessMode)] {
         self.access.opens(export)
+    }
+
+    /// The sessions that have the export of this name open.
+    pub(super) fn users_of(&self, name: &Name) -> Vec<SessionId> {
+        let index = self.exports.find(name.as_bytes());
+        let users = index.map(|index| self.users(index)).unwrap_or_default();
+        users.iter().map(|(session, _)| *session).collect()
     }
 
     /// Removes an export. `sessions` have it open: to them it is gone, and what of theirs runs
@@ -305,7 +314,11 @@ fn describe(export: &Export, device: DeviceId, instance: ServerInstance, epoch: 
         // What is answered survives any start of the host; a sync can fail all the same.
         (false, false) => WRITE_THROUGH,
     };
-    let cache_id = export.epoch.cache_id(base, epoch);
+    let cache_id = match export.source.gateway() {
+        // The same at all of them, which keep no epoch in common.
+        Some(_) => WRITE_THROUGH,
+        None => export.epoch.cache_id(base, epoch),
+    };
     let sectors = |bytes: u32| bytes / SECTOR_SIZE;
     let short = |bytes: u32| u16::try_from(bytes).unwrap_or(1 << 15);
     let writable = !geometry.read_only;
@@ -337,5 +350,6 @@ fn describe(export: &Export, device: DeviceId, instance: ServerInstance, epoch: 
         cache_id,
         volatile,
         fast_zero: geometry.fast_zero && writable,
+        extents: geometry.extents,
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use rtrs_core::fabric::{ConnRequest, PeerIdentity};
 use rtrs_core::ids::{ConnIndex, CoreIndex};
 use rtrs_core::proto::{Heartbeat, HeartbeatAction, step};
-use rtrs_core::time::{Instant, earliest};
+use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{ConnReq, Fence, Name};
 
 use super::announce::Announcer;
@@ -60,6 +60,8 @@ pub(super) struct Path {
     /// Set while its chunks are being registered.
     held: Option<Held>,
     heartbeat: Option<Heartbeat>,
+    /// When it is to be looked at (`registry.rs`).
+    timer: Option<Instant>,
     /// Until its client has proved who it is, where it has to.
     proving: Option<Proving>,
     announcer: Announcer,
@@ -88,6 +90,7 @@ impl Path {
             accepted: held.is_none().then_some(since),
             held,
             heartbeat: None,
+            timer: None,
             announcer: Announcer::default(),
             parts: Vec::new(),
             known: false,
@@ -287,6 +290,42 @@ impl Path {
         if let Some(heartbeat) = &mut self.heartbeat {
             heartbeat.on_ack(at);
         }
+    }
+
+    /// The client announced its next heartbeat. That counts from a client whose session has opened
+    /// an export. Some: when to look at the path next.
+    pub(super) fn announced(&mut self, at: Instant, next: Duration) -> Option<Instant> {
+        let takes = self.shared.session.has_opened() && !self.is_unproved();
+        let heartbeat = self.heartbeat.as_mut().filter(|_| takes)?;
+        heartbeat.announced(at, next);
+        Some(heartbeat.deadline())
+    }
+
+    /// Somebody waits for what the path's session has: if its client is dead, that is to be known
+    /// soon. Some: when to look at the path.
+    pub(super) fn hurry(&mut self, now: Instant, out: &mut Outbox) -> Option<Instant> {
+        let heartbeat = self.heartbeat.as_mut()?;
+        heartbeat.on_traffic(self.shared.heard());
+        if !heartbeat.hurry(now) {
+            return None;
+        }
+        out.shard(CoreIndex(0), ShardMessage::Heartbeat { path: self.shared.key });
+        Some(heartbeat.deadline())
+    }
+
+    /// When it is to be looked at.
+    pub(super) fn timer(&self) -> Option<Instant> {
+        self.timer
+    }
+
+    /// It is to be looked at then. Returns when it was to be before.
+    pub(super) fn set_timer(&mut self, at: Instant) -> Option<Instant> {
+        self.timer.replace(at)
+    }
+
+    /// It is looked at.
+    pub(super) fn timer_over(&mut self) {
+        self.timer = None;
     }
 
     /// Looks at the timers. Some: why the path has to end. Else: when to look again.

@@ -264,10 +264,11 @@ impl Refusal {
 pub(crate) fn acceptance(
     limits: Limits,
     (fresh_keys, times, authenticate): (bool, bool, bool),
-    (server_id, discover): (Option<ServerId>, bool),
+    (server_id, discover, gateways, idle_ms): (Option<ServerId>, bool, bool, Option<u32>),
 ) -> PrivateData {
     let identity = Some(server_id.map_or([0; 16], ServerId::bytes));
-    let says = Extensions { identity, times, discover, authenticate, ..Extensions::OURS };
+    let ours = Extensions::OURS;
+    let says = Extensions { identity, times, discover, authenticate, gateways, idle_ms, ..ours };
     let ext = says.encode();
     let accept = ConnRsp { ext, ..ConnRsp::accept(limits, fresh_keys) };
     PrivateData::new(&accept.encode())
@@ -303,7 +304,7 @@ mod tests {
     #[test]
     fn an_acceptance_is_the_captured_one_with_our_extensions() {
         let id = ServerId::from_bytes([5; 16]);
-        let bytes = acceptance(Limits::DEFAULT, (true, false, false), (id, true));
+        let bytes = acceptance(Limits::DEFAULT, (true, false, false), (id, true, false, None));
         let mut expected = [0u8; 56];
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
@@ -311,16 +312,25 @@ mod tests {
         expected[20..25].copy_from_slice(b"RTRX\x5f");
         expected[28..44].fill(5);
         assert_eq!(bytes.as_bytes(), expected);
-        let silent = acceptance(Limits::DEFAULT, (true, false, false), (id, false));
+        let silent = acceptance(Limits::DEFAULT, (true, false, false), (id, false, false, None));
         expected[24] = 0x1f;
         assert_eq!(silent.as_bytes(), expected);
         // To a client of ours that takes times.
         expected[24] = 0x7f;
-        let bytes = acceptance(Limits::DEFAULT, (true, true, false), (id, true));
+        let bytes = acceptance(Limits::DEFAULT, (true, true, false), (id, true, false, None));
         assert_eq!(bytes.as_bytes(), expected);
         // To one that has to prove who it is.
         expected[24] = 0xff;
-        let bytes = acceptance(Limits::DEFAULT, (true, true, true), (id, true));
+        let bytes = acceptance(Limits::DEFAULT, (true, true, true), (id, true, false, None));
+        assert_eq!(bytes.as_bytes(), expected);
+        // Where exports move between servers.
+        expected[25] = 1;
+        let bytes = acceptance(Limits::DEFAULT, (true, true, true), (id, true, true, None));
+        assert_eq!(bytes.as_bytes(), expected);
+        // Heartbeats of idle paths at least every 30 s.
+        (expected[25], expected[44], expected[45]) = (2, 0x30, 0x75);
+        let idle = (id, true, false, Some(30_000));
+        let bytes = acceptance(Limits::DEFAULT, (true, true, true), idle);
         assert_eq!(bytes.as_bytes(), expected);
     }
 }

@@ -1,12 +1,12 @@
 //! Which sessions and paths there are. Sessions are found by `paths_uuid`, paths by `sess_uuid`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::identity::SessionTag;
-use rtrs_core::ids::SessionId;
+use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::Name;
@@ -124,6 +124,8 @@ impl Session {
 pub(super) struct Registry {
     sessions: BTreeMap<SessionId, Session>,
     paths: BTreeMap<PathKey, Path>,
+    /// When each path is to be looked at, once for each that is.
+    timers: BTreeSet<(Instant, PathKey)>,
     last_key: u64,
     /// Sessions that there were.
     begun: u64,
@@ -164,6 +166,13 @@ impl Registry {
         })
     }
 
+    /// The shard of the first connections of a session: each begins at the next one, so that those
+    /// with fewer connections than there are shards use all shards together.
+    pub(super) fn first_shard(&self, id: SessionId, cores: u16) -> CoreIndex {
+        let next = || u16::try_from(self.begun % u64::from(cores.max(1))).unwrap_or(0);
+        self.session(id).map_or_else(|| CoreIndex(next()), |session| session.shared.first_shard)
+    }
+
     /// What a path of a session shares with the others. Until it is known who the client is, paths
     /// share it only if they have the same limits: whoever comes first decides nothing for those
     /// that come later.
@@ -181,7 +190,8 @@ impl Registry {
     /// its paths ends, and nobody waits for that.
     pub(super) fn abandon(&mut self, id: SessionId, now: Instant) -> Option<Session> {
         let mut session = self.sessions.remove(&id)?;
-        let new = SessionShared::new(id, session.shared.limits, None);
+        let first = session.shared.first_shard;
+        let new = SessionShared::new(id, session.shared.limits, None, first);
         let mut rest = Session::new(Arc::new(new), now);
         rest.paths = mem::take(&mut session.paths);
         self.sessions.insert(id, rest);
@@ -193,8 +203,33 @@ impl Registry {
         self.paths.values()
     }
 
-    pub(super) fn paths_mut(&mut self) -> impl Iterator<Item = &mut Path> {
-        self.paths.values_mut()
+    /// Has a path looked at then, or earlier if that is due already.
+    pub(super) fn arm(&mut self, key: PathKey, at: Option<Instant>) {
+        let armed = self.path(key).and_then(Path::timer);
+        self.arm_anew(key, at.filter(|at| armed.is_none_or(|armed| *at < armed)));
+    }
+
+    /// Has a path looked at then and not before: nothing else of it is due.
+    pub(super) fn arm_anew(&mut self, key: PathKey, at: Option<Instant>) {
+        let (Some(at), Some(path)) = (at, self.paths.get_mut(&key)) else { return };
+        if let Some(before) = path.set_timer(at) {
+            self.timers.remove(&(before, key));
+        }
+        self.timers.insert((at, key));
+    }
+
+    /// When the next path is to be looked at.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// A path that is to be looked at, and to be armed again.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<&mut Path> {
+        self.next_timer().filter(|at| *at <= now)?;
+        let (_, key) = self.timers.pop_first()?;
+        let path = self.paths.get_mut(&key)?;
+        path.timer_over();
+        Some(path)
     }
 
     pub(super) fn path(&self, key: PathKey) -> Option<&Path> {
@@ -248,6 +283,9 @@ impl Registry {
     /// may be for so long.
     pub(super) fn remove(&mut self, key: PathKey, grace: Instant) -> Option<Session> {
         let path = self.paths.remove(&key)?;
+        if let Some(at) = path.timer() {
+            self.timers.remove(&(at, key));
+        }
         let unproved = path.is_unproved();
         let path = path.into_shared();
         let (id, io) = (path.session.id, path.counters.totals());
@@ -310,7 +348,26 @@ impl Registry {
 mod tests {
     use super::*;
     use crate::engine::io::permits::{Claim, Holder, PermitTable};
-    use rtrs_core::ids::{CoreIndex, PermitId};
+    use crate::path::core_of;
+    use rtrs_core::ids::{ConnIndex, PermitId};
+
+    #[test]
+    fn sessions_with_few_connections_use_all_shards() {
+        let mut registry = Registry::default();
+        let mut counts = [0; 4];
+        for n in 0..8 {
+            let id = SessionId([n; 16]);
+            let first = registry.first_shard(id, 4);
+            let shared = Arc::new(SessionShared::new(id, Limits::DEFAULT, None, first));
+            registry.session_or(id, || Session::new(shared, Instant::ZERO));
+            assert_eq!(registry.first_shard(id, 4), first, "the same for its next path");
+            let shards = [1, 2].map(|cid| core_of(ConnIndex(cid), first, 4).index());
+            assert_eq!((shards[0] + 1) % 4, shards[1]);
+            shards.iter().for_each(|shard| counts[*shard] += 1);
+            assert_eq!(core_of(ConnIndex(0), first, 4), CoreIndex(0), "the control shard's");
+        }
+        assert_eq!(counts, [4; 4]);
+    }
 
     /// After 2^32 paths numbers go on: each is new, and can hold permits.
     #[test]

@@ -16,7 +16,8 @@ pub(super) struct DeviceErrors {
 /// True for an error of the disk or file, not of what was asked for: a client may try an operation
 /// to find out whether it is supported.
 pub(super) const fn is_device_error(status: IoStatus) -> bool {
-    !matches!(status, IoStatus::Ok | IoStatus::Unsupported | IoStatus::Invalid | IoStatus::ReadOnly)
+    use IoStatus::{Invalid, Moved, Ok, ReadOnly, Unsupported};
+    !matches!(status, Ok | Unsupported | Invalid | ReadOnly | Moved)
 }
 
 impl DeviceErrors {
@@ -29,6 +30,7 @@ impl DeviceErrors {
             (_, IoOp::Write) => "write",
             (_, IoOp::Discard) => "discard",
             (_, IoOp::WriteZeroes) => "write zeroes",
+            (_, IoOp::Extents) => "extents",
         };
         let (offset, bytes) = (io.offset + u64::from(io.done), io.part);
         let errno = status.to_errno();

@@ -35,6 +35,8 @@ struct OpenDevice {
     device: Box<dyn BlockDevice>,
     waiting: VecDeque<RequestRef>,
     closing: bool,
+    /// It is among those that are polled in each turn.
+    polled: bool,
     /// Numbers of syncs that are out, lowest first.
     syncs: VecDeque<u64>,
     /// Which syncs have numbers.
@@ -53,8 +55,10 @@ pub(super) struct Devices {
     cores: u16,
     /// By place.
     open: Vec<Option<OpenDevice>>,
-    /// The places with an open device.
-    in_use: Vec<ExportIndex>,
+    /// Places whose device has something to do.
+    polled: Vec<ExportIndex>,
+    /// Of the other devices, the place after the one that was looked at last.
+    next_idle: usize,
     /// Bytes of the IOs submitted in this turn, and [`IO_COST`] for each.
     begun: usize,
 }
@@ -62,12 +66,23 @@ pub(super) struct Devices {
 impl Devices {
     /// Nothing open yet, on one of so many shards.
     pub(super) fn new(core: Core, exports: Arc<ExportTable>, cores: u16) -> Self {
-        Self { core, exports, cores, open: Vec::new(), in_use: Vec::new(), begun: 0 }
+        Self { core, exports, cores, open: Vec::new(), polled: Vec::new(), next_idle: 0, begun: 0 }
     }
 
-    /// The places of open devices, by number; what is opened meanwhile comes last.
-    pub(super) fn in_use(&self, number: usize) -> Option<ExportIndex> {
-        self.in_use.get(number).copied()
+    /// The places of devices that have something to do, by number; those that get it meanwhile come
+    /// last.
+    pub(super) fn polled(&self, number: usize) -> Option<ExportIndex> {
+        self.polled.get(number).copied()
+    }
+
+    /// A device that is known to be open has something to do.
+    fn begin(&mut self, export: ExportIndex) -> &mut OpenDevice {
+        let open = self.open[export.index()].as_mut();
+        let open = open.unwrap_or_else(|| panic!("{export:?} is not open"));
+        if !std::mem::replace(&mut open.polled, true) {
+            self.polled.push(export);
+        }
+        open
     }
 
     /// A device that is known to be open, since a request is at it. Panics when it is not.
@@ -108,12 +123,12 @@ impl Devices {
                 let shared = export.source.shared_errors();
                 let syncs = VecDeque::with_capacity(INFLIGHT_MAX);
                 let errors = DeviceErrors::default();
-                self.in_use.push(at);
                 let counters = export.counters.shard(self.core.index);
                 slot.insert(OpenDevice {
                     device,
                     waiting,
                     closing: false,
+                    polled: false,
                     syncs,
                     shared,
                     errors,
@@ -123,6 +138,10 @@ impl Devices {
             }
         };
         open.closing = false;
+        if !open.polled && !open.device.rests() {
+            open.polled = true;
+            self.polled.push(export);
+        }
         open.device.refresh();
         if let Some(region) = attach {
             open.device.attach_region(region)?;
@@ -186,7 +205,7 @@ impl Devices {
     /// The IO, when the device is full.
     pub(super) fn submit(&mut self, export: ExportIndex, io: Io) -> Result<(), Io> {
         self.begun += io.len as usize + IO_COST;
-        self.at_mut(export).device.submit(io)
+        self.begin(export).device.submit(io)
     }
 
     /// True when IOs worth [`TURN`] were submitted since the last [`begin_turn`](Self::begin_turn).
@@ -213,14 +232,14 @@ impl Devices {
 
     /// Lets a request wait for room in an open device.
     pub(super) fn wait(&mut self, export: ExportIndex, request: RequestRef) {
-        let open = self.at_mut(export);
+        let open = self.begin(export);
         open.counters.queue_full.add(1);
         open.waiting.push_back(request);
     }
 
     /// Puts a request back that met a full device again.
     pub(super) fn wait_first(&mut self, export: ExportIndex, request: RequestRef) {
-        self.at_mut(export).waiting.push_front(request);
+        self.begin(export).waiting.push_front(request);
     }
 
     /// True when requests wait for the open device, so that a new one has to queue up.
@@ -245,27 +264,152 @@ impl Devices {
 
     /// Nobody has the export open: its device closes when its last IO has ended.
     pub(super) fn close(&mut self, export: ExportIndex) {
-        if let Some(Some(open)) = self.open.get_mut(export.index()) {
-            open.closing = true;
+        if self.open.get(export.index()).is_some_and(Option::is_some) {
+            self.begin(export).closing = true;
         }
     }
 
-    /// Closes the device at a place if it may be closed now. True when it did.
-    pub(super) fn sweep(&mut self, at: ExportIndex) -> bool {
-        let idle = |open: &OpenDevice| {
-            open.closing && open.device.inflight() == 0 && open.waiting.is_empty()
-        };
-        let closes = self.open[at.index()].as_ref().is_some_and(idle);
-        if closes {
-            self.open[at.index()] = None;
-            self.in_use.retain(|other| *other != at);
+    /// Takes the device of that number from those that are polled if it has nothing to do any more,
+    /// and closes it if it may be closed: not while an IO at it `settles`. True when another has
+    /// its number now.
+    pub(super) fn sweep(&mut self, number: usize, settles: impl Fn(ExportIndex) -> bool) -> bool {
+        let Some(at) = self.polled(number) else { return false };
+        let slot = &mut self.open[at.index()];
+        let Some(open) = slot else { return false };
+        let device = &open.device;
+        let busy = device.inflight() > 0 || !open.waiting.is_empty();
+        if busy || !(open.closing || device.rests()) || open.closing && settles(at) {
+            return false;
         }
-        closes
+        open.polled = false;
+        if open.closing {
+            *slot = None;
+        }
+        self.polled.swap_remove(number);
+        true
+    }
+
+    /// Polls one of the devices that have nothing to do: another one in each turn, since some put
+    /// things in order that others have left.
+    pub(super) fn poll_idle(&mut self, now: Instant) {
+        let at = if self.next_idle < self.open.len() { self.next_idle } else { 0 };
+        self.next_idle = at + 1;
+        let Some(Some(open)) = self.open.get_mut(at) else { return };
+        if open.polled {
+            return;
+        }
+        open.device.poll(now);
+        if !open.device.rests() {
+            open.polled = true;
+            self.polled.extend(u16::try_from(at).map(ExportIndex));
+        }
     }
 
     /// When a device wants to be polled.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let open = self.in_use.iter().filter_map(|at| self.open[at.index()].as_ref());
-        open.fold(None, |at, open| earliest(at, open.device.deadline()))
+        let polled = self.polled.iter().filter_map(|at| self.open[at.index()].as_ref());
+        polled.fold(None, |at, open| earliest(at, open.device.deadline()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use rtrs_core::block::BlockSource;
+
+    use super::*;
+    use crate::backend::NullSource;
+
+    /// Whether the device rests, and how often it was polled.
+    #[derive(Clone, Debug, Default)]
+    struct Source(Arc<(AtomicBool, AtomicU32)>);
+
+    #[derive(Debug)]
+    struct Device(Geometry, Source);
+
+    impl Source {
+        fn polls(&self) -> u32 {
+            self.0.1.load(Ordering::Relaxed)
+        }
+    }
+
+    impl BlockSource for Source {
+        fn geometry(&self) -> Geometry {
+            NullSource::new(4096, 512).geometry()
+        }
+
+        fn open(&self, _core: &Core) -> io::Result<Box<dyn BlockDevice>> {
+            Ok(Box::new(Device(self.geometry(), self.clone())))
+        }
+    }
+
+    impl BlockDevice for Device {
+        fn geometry(&self) -> &Geometry {
+            &self.0
+        }
+
+        fn submit(&mut self, io: Io) -> Result<(), Io> {
+            Err(io)
+        }
+
+        fn poll(&mut self, _now: Instant) -> bool {
+            self.1.0.1.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+
+        fn reap(&mut self) -> Option<Completion> {
+            None
+        }
+
+        fn inflight(&self) -> usize {
+            0
+        }
+
+        fn rests(&self) -> bool {
+            self.1.0.0.load(Ordering::Relaxed)
+        }
+    }
+
+    /// A turn of the shard.
+    fn turn(devices: &mut Devices) {
+        devices.poll_idle(Instant::ZERO);
+        let mut number = 0;
+        while let Some(at) = devices.polled(number) {
+            devices.poll(at, Instant::ZERO);
+            number += usize::from(!devices.sweep(number, |_| false));
+        }
+    }
+
+    #[test]
+    fn a_device_that_does_not_rest_is_polled_in_each_turn() {
+        let sources: Vec<Source> = (0..4).map(|_| Source::default()).collect();
+        let export = |(at, source): (usize, &Source)| {
+            source.0.0.store(at != 1, Ordering::Relaxed);
+            Export::new(format!("v{at}"), Arc::new(source.clone()))
+        };
+        let exports = ExportTable::new(sources.iter().enumerate().map(export).collect());
+        let mut devices = Devices::new(Core::without_ring(CoreIndex(0)), exports, 1);
+        for at in 0..4 {
+            devices.open(ExportIndex(at), None).expect("a device");
+        }
+        (0..40).for_each(|_| turn(&mut devices));
+        let polls: Vec<u32> = sources.iter().map(Source::polls).collect();
+        assert_eq!(polls, [10, 40, 10, 10]);
+        // What has to do again is polled in each turn as soon as that is seen.
+        sources[2].0.0.store(false, Ordering::Relaxed);
+        sources[1].0.0.store(true, Ordering::Relaxed);
+        (0..8).for_each(|_| turn(&mut devices));
+        let before: Vec<u32> = sources.iter().map(Source::polls).collect();
+        (0..8).for_each(|_| turn(&mut devices));
+        let more = sources.iter().zip(&before).map(|(source, before)| source.polls() - before);
+        assert_eq!(more.collect::<Vec<_>>(), [2, 2, 8, 2]);
+        // It closes all the same.
+        devices.close(ExportIndex(2));
+        let number = devices.polled.iter().position(|at| *at == ExportIndex(2));
+        assert!(!devices.sweep(number.expect("it is polled"), |at| at == ExportIndex(2)));
+        assert!(devices.open[2].is_some(), "an IO at it settles");
+        turn(&mut devices);
+        assert!(devices.open[2].is_none() && devices.polled.is_empty());
     }
 }

@@ -11,12 +11,14 @@
 mod conn;
 mod device_errors;
 pub mod devices;
+mod ending;
 pub mod overlap;
 mod path;
 pub mod permits;
 mod pipeline;
 mod progress;
 pub mod request;
+mod rows;
 mod sync;
 mod table;
 mod validate;
@@ -30,7 +32,7 @@ use rtrs_core::fabric::{
     Access, BindResult, CloseReason, SgeList, WcOp, WcStatus, WorkCompletion, WrOp,
 };
 use rtrs_core::ids::{ChunkIndex, CoreIndex, PermitId, ProviderIndex, QpNum};
-use rtrs_core::time::{Instant, earliest};
+use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{Imm, InfoReq};
 
 use self::conn::{Conn, RECV_SLACK, WorkId};
@@ -103,7 +105,7 @@ impl Shard {
             ShardMessage::Heartbeat { path } => {
                 let row = self.by_key.get(&path).and_then(|row| self.paths.get(*row));
                 if let Some(conn) = row.and_then(|path| path.service()) {
-                    self.post_heartbeat(conn, Imm::Heartbeat, ctx);
+                    self.post_heartbeat(conn, Imm::Heartbeat { next_ms: 0 }, ctx);
                 }
             }
             ShardMessage::Changed { path, device } => {
@@ -221,7 +223,8 @@ impl Shard {
         self.now = ctx.now;
         let mut busy = false;
         let mut row = 0;
-        while let Some(at) = self.devices.in_use(row) {
+        self.devices.poll_idle(ctx.now);
+        while let Some(at) = self.devices.polled(row) {
             busy |= self.devices.poll(at, ctx.now);
             while let Some(completion) = self.devices.reap(at) {
                 busy = true;
@@ -236,7 +239,10 @@ impl Shard {
                 }
                 busy |= taken.is_some();
             }
-            row += usize::from(!self.devices.sweep(at));
+            let Self { devices, paths, waiting, .. } = self;
+            let io = |at: &RequestRef| paths.get(at.path)?.requests.get(at.permit)?.io();
+            let settling = || waiting.settling.iter().filter_map(io);
+            row += usize::from(!devices.sweep(row, |at| settling().any(|io| io.export == at)));
         }
         // Both lists keep their memory.
         let mut waited = mem::take(&mut self.looked_at);
@@ -293,7 +299,7 @@ impl Shard {
             assert_eq!(path.counters().internal_errors.get(), 0, "internal errors, see the log");
             let closing = path.mode() == Mode::Closing;
             let mut held = 0;
-            for (permit, request) in (0..).map(PermitId).zip(&path.requests) {
+            for (permit, request) in path.requests.iter() {
                 let owner = path.shared.permit_holder(permit, path.holder());
                 let mine = owner == Some(path.holder());
                 let (runs, right) = match request.state() {
@@ -465,7 +471,13 @@ impl Shard {
                 let request = RequestRef { path: row, permit };
                 self.step(request, ctx, |step, ctx| step.arrive(at, (offset, imm), ctx));
             }
-            Imm::Heartbeat if cid.0 == 0 => self.post_heartbeat(at, Imm::HeartbeatAck, ctx),
+            Imm::Heartbeat { next_ms } if cid.0 == 0 => {
+                if next_ms > 0 {
+                    let (path, next) = (path.shared.key, Duration::from_millis(next_ms.into()));
+                    ctx.out.control(ControlMessage::Announced { path, at: ctx.now, next });
+                }
+                self.post_heartbeat(at, Imm::HeartbeatAck, ctx);
+            }
             Imm::HeartbeatAck if cid.0 == 0 => {
                 let path = path.shared.key;
                 ctx.out.control(ControlMessage::HeartbeatAck { path, at: ctx.now });
@@ -529,7 +541,8 @@ impl Shard {
         path.close();
         waiting.deferred.retain(|at| at.path != row);
         waiting.settling.retain(|at| at.path != row);
-        for permit in (0..limits.queue_depth()).map(PermitId).take(path.requests.len()) {
+        let permits: Vec<PermitId> = path.requests.iter().map(|(permit, _)| permit).collect();
+        for permit in permits {
             let at = RequestRef { path: row, permit };
             Step { at, path, conns, devices, waiting, limits }.close();
         }

@@ -8,7 +8,7 @@ use rtrs_core::limits::Limits;
 use rtrs_core::time::Instant;
 
 use super::permits::Holder;
-use super::request::Request;
+use super::rows::Rows;
 use super::table::ConnRow;
 use crate::engine::message::{ControlMessage, EndReport, Outbox};
 use crate::export::ExportIndex;
@@ -33,7 +33,7 @@ pub(super) enum Mode {
 #[derive(Debug)]
 pub(super) struct LocalPath {
     pub(super) shared: Arc<PathShared>,
-    pub(super) requests: Box<[Request]>,
+    pub(super) requests: Rows,
     limits: Limits,
     shard: CoreIndex,
     mode: Mode,
@@ -54,8 +54,8 @@ impl LocalPath {
     pub(super) fn new(shared: Arc<PathShared>, shard: CoreIndex) -> Self {
         Self {
             limits: shared.session.limits,
+            requests: Rows::new(shared.session.limits.queue_depth()),
             shared,
-            requests: Box::default(),
             shard,
             mode: Mode::Serving,
             conns: Vec::new(),
@@ -223,7 +223,7 @@ impl LocalPath {
 
     /// True when a request waits for, or runs at, the device of an export.
     pub(super) fn has_io_at(&self, export: ExportIndex) -> bool {
-        self.requests.iter().filter_map(Request::io).any(|io| io.export == export)
+        self.requests.iter().filter_map(|(_, request)| request.io()).any(|io| io.export == export)
     }
 
     /// True when nothing of it is left here, so that its row can go. Reports to the control

@@ -88,12 +88,7 @@ impl Step<'_> {
         if self.path.shared.chunks.get().is_none() {
             return self.path.internal_error("a path that serves has no chunks", ctx.out);
         }
-        if self.path.requests.is_empty() {
-            // Once per path and shard; shards that never see a request need no rows.
-            let rows = 0..self.limits.queue_depth();
-            self.path.requests = rows.map(|_| Request::new()).collect();
-        }
-        let request = &mut self.path.requests[permit.index()];
+        let request = &mut self.path.requests[permit];
         if request.state() != RequestState::Free {
             return self.path.violation(PeerFault::PermitReused(permit.0), ctx.out);
         }
@@ -171,7 +166,7 @@ impl Step<'_> {
 
     /// `Revoking` ends: the peer's key for the chunk is dead.
     pub(super) fn revoked(&mut self, ctx: &mut Ctx<'_>) {
-        match self.path.requests.get(self.at.permit.index()).map(Request::get) {
+        match self.path.requests.get(self.at.permit).map(Request::get) {
             Some(&State::Revoking(arrival)) if self.path.may_begin() => self.parse(arrival, ctx),
             Some(State::Revoking(_)) => self.release(),
             // The request was dropped when the path was closed.
@@ -235,13 +230,14 @@ impl Step<'_> {
                 Wanted::Control(ControlRequest::Close { device: DeviceId(close.device_id) })
             }
             Ok(UserMessage::Fence(fence)) => Wanted::Control(ControlRequest::Fence(fence)),
+            Ok(UserMessage::Move(wanted)) => Wanted::Control(ControlRequest::Move(wanted)),
             Ok(UserMessage::Discover { after }) => {
                 Name::new(after).map(Box::new).map_or(Wanted::Answer(errno::EINVAL), |after| {
                     Wanted::Control(ControlRequest::Discover { after, room: data_len })
                 })
             }
             Ok(UserMessage::Io(op, io)) => {
-                self.validate_io(op, &io).map_or_else(Wanted::Answer, Wanted::Io)
+                self.validate_io(op, &io, data_len).map_or_else(Wanted::Answer, Wanted::Io)
             }
             Err(error) => {
                 let path = self.path.shared.key;
@@ -270,7 +266,7 @@ impl Step<'_> {
 
     /// `Control` ends: the control shard answered an open, a close or a fence.
     pub(super) fn control_answered(&mut self, answer: &ControlAnswer, ctx: &mut Ctx<'_>) {
-        let request = match self.path.requests.get(self.at.permit.index()).map(Request::get) {
+        let request = match self.path.requests.get(self.at.permit).map(Request::get) {
             Some(&State::Control(request)) => request,
             // The request was dropped when the path was closed.
             _ if self.path.mode() == Mode::Closing => return,
@@ -287,8 +283,8 @@ impl Step<'_> {
 
     /// Step 5. Validates an IO against the session's device and plans it. The error is the errno
     /// to answer at once, 0 where there is nothing to do.
-    fn validate_io(&mut self, op: RwOp, header: &IoHeader) -> Result<IoProgress, u16> {
-        let device = DeviceId(header.device_id);
+    fn validate_io(&mut self, op: RwOp, io: &IoHeader, room: u32) -> Result<IoProgress, u16> {
+        let device = DeviceId(io.device_id);
         let entry = self.path.shared.session.devices.lookup(device)?;
         self.open_device(entry.export)?;
         let geometry = self.devices.geometry(entry.export);
@@ -296,7 +292,7 @@ impl Step<'_> {
         // take the error of what others wrote.
         let ledger = self.path.shared.session.devices.ledger(device);
         let reads_only = !entry.writable && ledger.is_none_or(FlushLedger::is_clean);
-        plan_io((device, entry), geometry, reads_only, (op, header))
+        plan_io((device, entry), geometry, reads_only, (op, io, room))
     }
 
     /// Opens the device on this shard, and makes the path's chunks known to it.
@@ -357,7 +353,7 @@ impl Step<'_> {
 
     /// `Deferred` or `Blocked` may end: looks again.
     pub(super) fn recheck(&mut self, ctx: &mut Ctx<'_>) {
-        match *self.path.requests[self.at.permit.index()].get() {
+        match *self.path.requests[self.at.permit].get() {
             State::Deferred(arrival) => self.claim(arrival, ctx),
             State::Io(_, Wait::Blocked, io) if !self.path.may_begin() || self.is_blocked(&io) => {
                 self.waiting.deferred.push(self.at);
@@ -392,7 +388,7 @@ impl Step<'_> {
         let Self { at, path, devices, .. } = self;
         let (tag, permit) = (at.tag(), at.permit);
         let shared = &path.shared;
-        let request = &mut path.requests[permit.index()];
+        let request = &mut path.requests[permit];
         let Some(io) = request.io_mut() else {
             path.internal_error("a request is submitted that is no IO", ctx.out);
             return true;
@@ -406,7 +402,8 @@ impl Step<'_> {
             Io { tag, op, flags, offset: 0, len: 0, buf: None }
         } else {
             io.part = (io.len - io.done).min(part_max);
-            let moves_data = matches!(io.op, IoOp::Read | IoOp::Write);
+            let moves_data = matches!(io.op, IoOp::Read | IoOp::Write | IoOp::Extents);
+            let bytes = if io.op == IoOp::Extents { io.room } else { io.part };
             let chunks = shared.chunks.get().filter(|_| moves_data);
             let chunk = chunks.map(|chunks| chunks.chunk(ChunkIndex::from(permit)));
             Io {
@@ -415,7 +412,7 @@ impl Step<'_> {
                 flags: io.flags,
                 offset: io.offset + u64::from(io.done),
                 len: io.part,
-                buf: chunk.and_then(|chunk| chunk.slice(io.done as usize, io.part as usize)),
+                buf: chunk.and_then(|chunk| chunk.slice(io.done as usize, bytes as usize)),
             }
         };
         let taken = devices.submit(export, order).is_ok();
@@ -429,7 +426,7 @@ impl Step<'_> {
     /// `Queued` may end: the device has room. False when it is full again, and the request waits
     /// on as the first one. None when the path was closed while the request was queued.
     pub(super) fn resubmit(&mut self, ctx: &mut Ctx<'_>) -> Option<bool> {
-        let request = self.path.requests.get(self.at.permit.index());
+        let request = self.path.requests.get(self.at.permit);
         let queued = request.filter(|request| request.state() == RequestState::Queued);
         let export = queued.and_then(Request::io)?.export;
         let taken = self.submit(ctx);
@@ -441,7 +438,7 @@ impl Step<'_> {
 
     /// `Submitted` ends: the device is done with a step of an IO.
     pub(super) fn device_done(&mut self, status: IoStatus, ctx: &mut Ctx<'_>) {
-        let request = &mut self.path.requests[self.at.permit.index()];
+        let request = &mut self.path.requests[self.at.permit];
         let submitted = request.state() == RequestState::Submitted;
         let Some(io) = request.io_mut().filter(|_| submitted) else {
             return self.path.internal_error("a device ended an IO that it did not have", ctx.out);
@@ -461,12 +458,17 @@ impl Step<'_> {
             // What remains of it is not begun: the effect of an unanswered request is open.
             return self.orphaned_write_ended();
         }
+        if status == IoStatus::Moved {
+            // Not answered: the client sends it to the server that has the export now.
+            self.release();
+            return self.path.fail(PathEnd::Moved, ctx.out);
+        }
         self.settle(end, ctx);
     }
 
     /// Step 8. The end of a step is acted on: now, or when the syncs that decide have ended.
     fn settle(&mut self, end: Settling, ctx: &mut Ctx<'_>) {
-        let request = &mut self.path.requests[self.at.permit.index()];
+        let request = &mut self.path.requests[self.at.permit];
         let Some(io) = request.io() else {
             return self.path.internal_error("a request settles that is no IO", ctx.out);
         };
@@ -480,9 +482,7 @@ impl Step<'_> {
 
     /// `Settling` may end: looks again.
     pub(super) fn recheck_settling(&mut self, ctx: &mut Ctx<'_>) {
-        let State::Io(_, Wait::Settling(end), io) =
-            self.path.requests[self.at.permit.index()].get()
-        else {
+        let State::Io(_, Wait::Settling(end), io) = self.path.requests[self.at.permit].get() else {
             return self.path.internal_error("a request settles in no such state", ctx.out);
         };
         if !io.is_settled(end, ctx.now, self.devices) {
@@ -496,7 +496,7 @@ impl Step<'_> {
     /// Step 9. A step has ended for good: goes on with the next one, or answers.
     fn advance(&mut self, status: IoStatus, ctx: &mut Ctx<'_>) {
         let (shared, permit) = (&self.path.shared, self.at.permit);
-        let request = &mut self.path.requests[permit.index()];
+        let request = &mut self.path.requests[permit];
         let Some(io) = request.io_mut() else {
             return self.path.internal_error("a step ended of a request that is no IO", ctx.out);
         };
@@ -533,7 +533,7 @@ impl Step<'_> {
     }
 
     fn finish_io(&mut self, errno: u16, ctx: &mut Ctx<'_>) {
-        match *self.path.requests[self.at.permit.index()].get() {
+        match *self.path.requests[self.at.permit].get() {
             State::Io(request, _, io) => {
                 let took = ServerTimes::new(request.arrival.since, ctx.now, io.backend_ns);
                 self.devices.answered(&io, errno == 0, took);
@@ -579,7 +579,7 @@ impl Step<'_> {
 
     /// `Responding` ends: there is room in the send queue.
     pub(super) fn post_waiting(&mut self, ctx: &mut Ctx<'_>) {
-        match *self.path.requests[self.at.permit.index()].get() {
+        match *self.path.requests[self.at.permit].get() {
             State::Responding(request, reply) => self.post(request, reply, ctx),
             _ => self.path.internal_error("an answer waits in no such state", ctx.out),
         }
@@ -613,58 +613,6 @@ impl Step<'_> {
         }
     }
 
-    /// The path closes: the request ends, unless the device works on it. Then it stays
-    /// `Submitted`, counts as in flight, and is an orphaned write if it changes anything.
-    pub(super) fn close(&mut self) {
-        let (permit, shared) = (self.at.permit, &self.path.shared);
-        let request = &mut self.path.requests[permit.index()];
-        // An answer that reported a loss may not have arrived: the client sends such a flush again
-        // over another path, and must hear of it there.
-        let reported = request.reported_loss.and_then(|id| shared.session.devices.ledger(id));
-        reported.into_iter().for_each(FlushLedger::report_again);
-        match request.get() {
-            State::Free => return,
-            // It has no permit.
-            State::Deferred(_) => return request.end(),
-            State::Io(_, Wait::Submitted, io) => {
-                if let Some(bytes) = io.may_change() {
-                    let (session, path) = (shared.session.id, shared.key);
-                    tracing::debug!(%path, %permit, ?bytes, "left running at the disk");
-                    let write = OrphanedWrite { session, path, permit };
-                    self.devices.orphaned(io.export).enter(write, bytes);
-                }
-                // The next holder of the permit finds it in that table.
-                return self.path.release_permit(permit);
-            }
-            State::Io(_, Wait::Blocked, _) => self.path.counters().blocked.sub(1),
-            State::Io(_, Wait::Settling(_), io) => io.count_settling(false, self.devices),
-            _ => {}
-        }
-        self.release();
-    }
-
-    /// The device is done with a request that was left running.
-    fn orphaned_write_ended(&mut self) {
-        let request = &mut self.path.requests[self.at.permit.index()];
-        let own = (self.path.shared.key, self.at.permit);
-        if let Some(io) = request.io() {
-            let ended = |write: &OrphanedWrite| (write.path, write.permit) == own;
-            self.devices.orphaned(io.export).leave(ended);
-        }
-        request.end();
-        self.path.end_request();
-    }
-
-    /// The path finishes: a request without a permit is dropped.
-    pub(super) fn drop_deferred(&mut self) -> bool {
-        let request = self.request();
-        let deferred = request.state() == RequestState::Deferred;
-        if deferred {
-            request.end();
-        }
-        deferred
-    }
-
     /// Puts a response where the peer's read finds it, zeroes behind it.
     fn fill(&self, room: u32, bytes: &[u8]) {
         let len = room as usize;
@@ -675,8 +623,8 @@ impl Step<'_> {
         }
     }
 
-    fn request(&mut self) -> &mut Request {
-        &mut self.path.requests[self.at.permit.index()]
+    pub(super) fn request(&mut self) -> &mut Request {
+        &mut self.path.requests[self.at.permit]
     }
 
     /// True when answers of the path may go over this connection.
@@ -685,7 +633,7 @@ impl Step<'_> {
     }
 
     /// Frees the row and the permit. Without an answer: the connection is gone, or the path closed.
-    fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         self.request().end();
         self.path.end_request();
         self.path.release_permit(self.at.permit);

@@ -39,6 +39,8 @@ pub(super) struct IoProgress {
     pub(super) len: u32,
     /// Bytes of the part that the device works on.
     pub(super) part: u32,
+    /// Bytes of the chunk that hold the data, or the answer of extents.
+    pub(super) room: u32,
     /// The export's epoch when it was submitted first.
     pub(super) epoch: Option<u32>,
     /// Of a flush: what it covers.
@@ -51,15 +53,10 @@ pub(super) struct IoProgress {
     pub(super) backend_ns: u64,
 }
 
-/// True for what changes the content of a device.
-pub(super) const fn changes(op: IoOp) -> bool {
-    !matches!(op, IoOp::Read | IoOp::Flush)
-}
-
 impl IoProgress {
     /// True for what changes the content of the device.
     pub(super) const fn changes(&self) -> bool {
-        changes(self.op)
+        self.op.changes()
     }
 
     /// All its bytes on the device.

@@ -60,9 +60,11 @@ impl IoProgress {
     }
 
     /// True when that step failed as a sync, so that acknowledged data may be lost. No flush is
-    /// ever refused: a file system that was shut down fails it with EROFS, for one.
+    /// ever refused: a file system that was shut down fails it with EROFS, for one. What has moved
+    /// to another gateway has no cache, and lost nothing.
     fn has_lost(&self, status: IoStatus) -> bool {
-        !status.is_ok() && (self.is_flush() || !is_refusal(status))
+        let failed = !status.is_ok() && status != IoStatus::Moved;
+        failed && (self.is_flush() || !is_refusal(status))
     }
 
     /// True when that step is a flush that covers all that was acknowledged before.
@@ -151,8 +153,8 @@ impl IoProgress {
             tracing::error!(
                 name = devices.name(self.export),
                 "cannot save the epoch in time: the failure is reported, but a client that \
-                 connects after the server's next start may not hear of it; check the disk of the \
-                 state directory"
+                 connects after the server's next start may not be notified of it; check the disk \
+                 of the state directory"
             );
         }
     }

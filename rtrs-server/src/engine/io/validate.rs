@@ -6,17 +6,18 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{IoHeader, RwOp, errno};
 
-use super::progress::{IoProgress, IoStep, changes};
+use super::progress::{IoProgress, IoStep};
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::ledger::FlushMark;
 
 /// Plans an IO of the wire. `reads_only`: the session has nothing to make durable. The error is
-/// the errno to answer at once, 0 where there is nothing to do.
+/// the errno to answer at once, 0 where there is nothing to do. The data, or an answer, has `room`
+/// bytes of the chunk.
 pub(super) fn plan_io(
     (device, entry): (DeviceId, DeviceEntry),
     geometry: &Geometry,
     reads_only: bool,
-    (op, header): (RwOp, &IoHeader),
+    (op, header, room): (RwOp, &IoHeader, u32),
 ) -> Result<IoProgress, u16> {
     let op = match op {
         RwOp::Read => IoOp::Read,
@@ -24,10 +25,11 @@ pub(super) fn plan_io(
         RwOp::Flush => IoOp::Flush,
         RwOp::Discard => IoOp::Discard,
         RwOp::WriteZeroes => IoOp::WriteZeroes,
+        RwOp::Extents => IoOp::Extents,
         RwOp::SecureErase => return Err(errno::EOPNOTSUPP),
     };
     // No session may write to a read-only export (`engine/control/access.rs`).
-    if changes(op) && !entry.writable {
+    if op.changes() && !entry.writable {
         return Err(IoStatus::ReadOnly.to_errno());
     }
     // A flush comes with sector -1: only what is read or changed has a place.
@@ -48,7 +50,7 @@ pub(super) fn plan_io(
     if reads_only && op == IoOp::Flush {
         return Err(0);
     }
-    let fua = changes(op) && header.rw.is_fua();
+    let fua = op.changes() && header.rw.is_fua();
     let preflush = header.rw.is_preflush() && !rtrs_core::mutated!(PreflushDropped);
     let flush_first = preflush && op != IoOp::Flush && !reads_only;
     Ok(IoProgress {
@@ -66,6 +68,7 @@ pub(super) fn plan_io(
         done: 0,
         len,
         part: 0,
+        room,
         epoch: None,
         mark: FlushMark::default(),
         number: None,
@@ -79,7 +82,7 @@ fn validate_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoSta
     if op == IoOp::Flush {
         return IoStatus::Ok;
     }
-    if op != IoOp::Read && geometry.read_only {
+    if op.changes() && geometry.read_only {
         return IoStatus::ReadOnly;
     }
     let block = u64::from(geometry.logical_block.max(1));
@@ -89,12 +92,13 @@ fn validate_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoSta
     }
     match offset.checked_add(len) {
         Some(end) if end <= geometry.size => {}
-        _ if op == IoOp::Read => return IoStatus::Invalid,
+        _ if !op.changes() => return IoStatus::Invalid,
         _ => return IoStatus::NoSpace,
     }
     match op {
         IoOp::Discard if !geometry.discard => IoStatus::Unsupported,
         IoOp::WriteZeroes if !geometry.write_zeroes => IoStatus::Unsupported,
+        IoOp::Extents if !geometry.extents => IoStatus::Unsupported,
         _ => IoStatus::Ok,
     }
 }
@@ -105,6 +109,7 @@ pub(super) fn part_max(geometry: &Geometry, op: IoOp) -> u32 {
         IoOp::Read | IoOp::Write => geometry.io_max,
         IoOp::Flush | IoOp::Discard => geometry.discard_max,
         IoOp::WriteZeroes => geometry.zeroes_max,
+        IoOp::Extents => u32::MAX,
     };
     let block = geometry.logical_block.max(1);
     (max - max % block).max(block)

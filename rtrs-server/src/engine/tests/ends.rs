@@ -208,7 +208,7 @@ fn an_idle_peer_is_asked_and_a_silent_one_found() {
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     for _ in 0..5 {
         fixture.pass(Duration::from_millis(110));
-        assert_eq!(peer.immediates(&mut fixture), [(0, Imm::Heartbeat)]);
+        assert_eq!(peer.immediates(&mut fixture), [(0, Imm::Heartbeat { next_ms: 0 })]);
         peer.send_imm(0, 0x9000_0000);
     }
     fixture.settle();

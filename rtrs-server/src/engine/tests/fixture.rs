@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io, IoOp};
+use rtrs_core::extents::{Extent, ExtentList};
 use rtrs_core::fabric::sim::{BindMode, NodeId, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{Access, AsyncRegistration, Fabric};
 use rtrs_core::identity::ExportId;
@@ -114,8 +115,7 @@ impl BlockDevice for TestDevice {
         if self.inflight() >= state.room {
             return Err(io);
         }
-        let changes = !matches!(io.op, IoOp::Read | IoOp::Flush);
-        match state.hold_after.filter(|_| changes) {
+        match state.hold_after.filter(|_| io.op.changes()) {
             Some(0) => {
                 (state.hold_after, state.holds) = (None, true);
                 self.held = Some(io);
@@ -150,6 +150,10 @@ impl BlockDevice for TestDevice {
                     }
                     (IoOp::WriteZeroes | IoOp::Discard, None) => {
                         state.bytes[from..from + len].fill(0);
+                    }
+                    (IoOp::Extents, Some(room)) => {
+                        let hole = state.bytes[from..from + len].iter().all(|byte| *byte == 0);
+                        ExtentList::new(room).push(Extent { len: io.len.into(), hole });
                     }
                     (IoOp::Flush, None) => {}
                     other => panic!("no such IO: {other:?}"),

@@ -188,6 +188,42 @@ fn zeroes_that_must_be_quick_are_refused_where_they_are_not() {
 }
 
 #[test]
+fn extents_are_answered_where_they_are_promised() {
+    for extents in [true, false] {
+        let geometry = Geometry { extents, ..Geometry::plain(1 << 20) };
+        let mut fixture = Fixture::new(StandOptions { geometry, ..StandOptions::default() });
+        let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
+        let opened = peer.open_device(&mut fixture, "vol", AccessMode::ReadOnly).unwrap();
+        assert_eq!(opened.extents, extents);
+        let errno = if extents { 0 } else { errno::EOPNOTSUPP };
+        // The range is longer than a chunk, and is not cut.
+        for (sector, len, room, errno) in [
+            (0, 1 << 20, 4096, errno),
+            (8, 512, 16, errno),
+            (0, 4096, 15, errno::EINVAL),
+            (2047, 1024, 4096, errno::EINVAL),
+            (0, 100, 4096, errno::EINVAL),
+            (0, 0, 4096, errno::EINVAL),
+        ] {
+            peer.ask_for((1, 5), &io(Rw::EXTENTS, sector, len).encode(), room);
+            assert_eq!(peer.reply(&mut fixture).errno, errno, "{len} bytes at {sector}");
+            if errno == 0 {
+                let expect = [1, u64::from(len) | 1].map(u64::to_le_bytes).concat();
+                let result = peer.result(room);
+                assert_eq!(result[..16], expect);
+                assert!(result[16..].iter().all(|byte| *byte == 0), "nothing else is sent");
+                let log = std::mem::take(&mut fixture.device.lock().log);
+                assert_eq!(log, [(IoOp::Extents, sector * 512, len, false)]);
+            }
+        }
+        // As a WRITE it has no answer.
+        let (header, message) = write_like(Rw::EXTENTS, 0, 4096);
+        peer.request((1, 5), Data::None, &header, &message);
+        assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL);
+    }
+}
+
+#[test]
 fn what_the_device_cannot_do_is_refused() {
     let geometry = Geometry { discard: false, write_zeroes: false, ..Geometry::plain(1 << 20) };
     let mut fixture = Fixture::new(StandOptions { geometry, ..StandOptions::default() });

@@ -5,11 +5,11 @@
 //! exactly is posted · `violations.rs` what a peer must not do · `discover.rs` lists of exports ·
 //! `opens.rs` what is found below a search path · `ends.rs` replays, death, silence, shutdown ·
 //! `overlap.rs` who waits for what a closed path has left at the disk · `syncs.rs` who hears of a
-//! sync that failed · `memory.rs` what chunks take · `times.rs` where time goes · `admin.rs` the
-//! operator's commands; `exports.rs` exports that come and go while clients have them · `access.rs`
-//! access lists; `authenticate.rs` clients that prove who they are; `unproved.rs` what those
-//! cannot do that have not; `intruders.rs` what they take from others; `crowd.rs` what many of
-//! them take · `device.rs` the fabric.
+//! sync that failed · `idle.rs` heartbeats of idle paths · `memory.rs` what chunks take ·
+//! `times.rs` where time goes · `admin.rs` the operator's commands; `exports.rs` exports that come
+//! and go while clients have them · `access.rs` access lists; `authenticate.rs` clients that prove
+//! who they are; `unproved.rs` what those cannot do that have not; `intruders.rs` what they take
+//! from others; `crowd.rs` what many of them take · `device.rs` the fabric.
 
 mod access;
 mod admin;
@@ -23,7 +23,9 @@ mod discover;
 mod ends;
 mod exports;
 mod fixture;
+mod gateways;
 mod handshake;
+mod idle;
 mod intruders;
 mod io;
 mod memory;

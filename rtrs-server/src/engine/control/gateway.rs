@@ -1,0 +1,65 @@
+//! Exports that move between servers: what clients ask of them (MOVE), and who may open one that is
+//! standby here. What moving takes is the source's affair (`rtrs_core::gateway`).
+
+use rtrs_core::wire::{AccessMode, Move, Name, errno};
+
+use crate::engine::device_table::DeviceId;
+use crate::engine::message::ControlAnswer;
+use crate::engine::session::SessionShared;
+use crate::export::ExportTable;
+
+/// What an open of a standby is refused with, to a client that knows none.
+pub(super) const STANDBY: &str = "it is standby here, and another server serves it";
+
+/// The answer to MOVE: the move has begun, or why not.
+pub(super) fn answer(
+    Move { device_id, away }: Move,
+    session: &SessionShared,
+    exports: &ExportTable,
+) -> ControlAnswer {
+    let refused = ControlAnswer::Refused;
+    let entry = match session.devices.lookup(DeviceId(device_id)) {
+        Ok(entry) => entry,
+        Err(errno) => return refused(errno),
+    };
+    // Who reads only has nothing to lose by waiting for who writes.
+    if !entry.writable {
+        return refused(errno::EPERM);
+    }
+    let Some(export) = exports.get(entry.export) else { return refused(errno::ENOTCONN) };
+    match export.source.gateway() {
+        None => refused(errno::EINVAL),
+        Some(gateway) if away => {
+            gateway.begin_release();
+            ControlAnswer::Done
+        }
+        Some(gateway) => match gateway.take_over(session.id) {
+            Ok(()) => ControlAnswer::Done,
+            Err(_) => refused(errno::EAGAIN),
+        },
+    }
+}
+
+/// True for an export that another server serves.
+pub(super) fn is_standby(name: &Name, exports: &ExportTable) -> bool {
+    let export = exports.find(name.as_bytes()).and_then(|at| exports.get(at));
+    export.is_some_and(|export| {
+        export.source.gateway().is_some_and(|gateway| !gateway.standing().active)
+    })
+}
+
+/// A session has opened an export.
+pub(super) fn note_writer(
+    name: &Name,
+    access: AccessMode,
+    session: &SessionShared,
+    exports: &ExportTable,
+) {
+    let export = exports.find(name.as_bytes()).and_then(|at| exports.get(at));
+    let gateway = export.as_ref().and_then(|export| export.source.gateway());
+    if let Some(gateway) = gateway.filter(|gateway| gateway.standing().active)
+        && access.may_write()
+    {
+        gateway.opened_by(session.id);
+    }
+}

@@ -1,0 +1,60 @@
+//! What becomes of requests when their path ends (`pipeline.rs` has the rest of their life).
+
+use super::overlap::OrphanedWrite;
+use super::pipeline::Step;
+use super::request::{RequestState, State, Wait};
+use crate::engine::ledger::FlushLedger;
+
+impl Step<'_> {
+    /// The path closes: the request ends, unless the device works on it. Then it stays
+    /// `Submitted`, counts as in flight, and is an orphaned write if it changes anything.
+    pub(super) fn close(&mut self) {
+        let (permit, shared) = (self.at.permit, &self.path.shared);
+        let request = &mut self.path.requests[permit];
+        // An answer that reported a loss may not have arrived: the client sends such a flush again
+        // over another path, and must hear of it there.
+        let reported = request.reported_loss.and_then(|id| shared.session.devices.ledger(id));
+        reported.into_iter().for_each(FlushLedger::report_again);
+        match request.get() {
+            State::Free => return,
+            // It has no permit.
+            State::Deferred(_) => return request.end(),
+            State::Io(_, Wait::Submitted, io) => {
+                if let Some(bytes) = io.may_change() {
+                    let (session, path) = (shared.session.id, shared.key);
+                    tracing::debug!(%path, %permit, ?bytes, "left running at the disk");
+                    let write = OrphanedWrite { session, path, permit };
+                    self.devices.orphaned(io.export).enter(write, bytes);
+                }
+                // The next holder of the permit finds it in that table.
+                return self.path.release_permit(permit);
+            }
+            State::Io(_, Wait::Blocked, _) => self.path.counters().blocked.sub(1),
+            State::Io(_, Wait::Settling(_), io) => io.count_settling(false, self.devices),
+            _ => {}
+        }
+        self.release();
+    }
+
+    /// The device is done with a request that was left running.
+    pub(super) fn orphaned_write_ended(&mut self) {
+        let request = &mut self.path.requests[self.at.permit];
+        let own = (self.path.shared.key, self.at.permit);
+        if let Some(io) = request.io() {
+            let ended = |write: &OrphanedWrite| (write.path, write.permit) == own;
+            self.devices.orphaned(io.export).leave(ended);
+        }
+        request.end();
+        self.path.end_request();
+    }
+
+    /// The path finishes: a request without a permit is dropped.
+    pub(super) fn drop_deferred(&mut self) -> bool {
+        let request = self.request();
+        let deferred = request.state() == RequestState::Deferred;
+        if deferred {
+            request.end();
+        }
+        deferred
+    }
+}

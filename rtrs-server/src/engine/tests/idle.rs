@@ -1,0 +1,145 @@
+//! Heartbeats of idle paths: what clients announce, and who does not wait for it.
+
+use rtrs_core::time::Duration;
+use rtrs_core::wire::{AccessMode, Imm, errno};
+
+use super::fixture::{Fixture, StandOptions, client_ip};
+use super::peer::{Peer, PeerOptions};
+
+const MS: Duration = Duration::from_millis(1);
+const QUESTION: (usize, Imm) = (0, Imm::Heartbeat { next_ms: 0 });
+const ACK: (usize, Imm) = (0, Imm::HeartbeatAck);
+
+/// A server that asks after 100 ms of silence, or after what is announced, up to a second.
+fn fixture() -> Fixture {
+    let mut options = StandOptions::default();
+    options.params.heartbeat_interval = 100 * MS;
+    options.params.heartbeat_missed_max = 3;
+    options.params.heartbeat_idle_max = 1000 * MS;
+    Fixture::new(options)
+}
+
+fn of(n: u8) -> PeerOptions {
+    PeerOptions { session: n, path: n, local: n, ..PeerOptions::default() }
+}
+
+/// Announces the next heartbeat.
+fn announce(fixture: &mut Fixture, peer: &mut Peer, next_ms: u32) {
+    peer.send_imm(0, Imm::Heartbeat { next_ms }.encode());
+    assert_eq!(peer.immediates(fixture), [ACK]);
+}
+
+/// Time until the server asks; it is looked at every 10 ms.
+fn asked_after(fixture: &mut Fixture, peer: &mut Peer) -> u32 {
+    for ms in (10..10_000).step_by(10) {
+        fixture.pass(10 * MS);
+        let came = peer.immediates(fixture);
+        if !came.is_empty() {
+            assert_eq!(came, [QUESTION]);
+            peer.send_imm(0, Imm::HeartbeatAck.encode());
+            fixture.settle();
+            return ms;
+        }
+    }
+    panic!("the server never asks");
+}
+
+#[test]
+fn what_a_client_announces_is_waited_for() {
+    let mut fixture = fixture();
+    let mut peer = Peer::open(&mut fixture, of(1));
+    announce(&mut fixture, &mut peer, 600);
+    let first = asked_after(&mut fixture, &mut peer);
+    assert!((690..=720).contains(&first), "600 ms and one period: {first}");
+    let next = asked_after(&mut fixture, &mut peer);
+    assert!((690..=720).contains(&next), "it still holds: {next}");
+    // No longer than the server allows.
+    announce(&mut fixture, &mut peer, 1 << 27);
+    let most = asked_after(&mut fixture, &mut peer);
+    assert!((1090..=1120).contains(&most), "{most}");
+    // And as often as ever when the client says so.
+    announce(&mut fixture, &mut peer, 100);
+    let usual = asked_after(&mut fixture, &mut peer);
+    assert!((90..=120).contains(&usual), "{usual}");
+    announce(&mut fixture, &mut peer, 600);
+    peer.send_imm(0, Imm::Heartbeat { next_ms: 0 }.encode());
+    assert_eq!(peer.immediates(&mut fixture), [ACK], "a heartbeat that says nothing");
+    let kept = asked_after(&mut fixture, &mut peer);
+    assert!((690..=720).contains(&kept), "changes nothing: {kept}");
+}
+
+#[test]
+fn a_client_that_is_silent_longer_than_announced_is_dead() {
+    let mut fixture = fixture();
+    let mut peer = Peer::open(&mut fixture, of(1));
+    announce(&mut fixture, &mut peer, 600);
+    fixture.world.silence(client_ip(1), fixture.address.ip());
+    fixture.pass(980 * MS);
+    assert_eq!(fixture.sessions().len(), 1);
+    fixture.pass(50 * MS);
+    fixture.settle();
+    fixture.assert_empty();
+}
+
+#[test]
+fn a_stranger_announces_nothing() {
+    let mut fixture = fixture();
+    let mut peer = Peer::up(&mut fixture, of(1), "stranger");
+    announce(&mut fixture, &mut peer, 600);
+    let usual = asked_after(&mut fixture, &mut peer);
+    assert!((90..=120).contains(&usual), "{usual}");
+}
+
+/// A dead client of an idle path keeps its export for as long as it may be silent. Who waits for
+/// the export or for the name does not wait that long.
+#[test]
+fn a_dead_client_is_found_when_another_wants_what_it_has() {
+    for by_name in [false, true] {
+        let mut fixture = fixture();
+        let mut dead = Peer::open(&mut fixture, of(1));
+        announce(&mut fixture, &mut dead, 1000);
+        fixture.world.silence(client_ip(1), fixture.address.ip());
+        fixture.pass(300 * MS);
+        assert_eq!(fixture.sessions().len(), 1);
+        if by_name {
+            let mut next = Peer::new(&fixture, of(2));
+            for cid in 0..next.options.cid_num {
+                next.connect(&mut fixture, cid).expect("a connection");
+            }
+            next.introduce("sess");
+            assert_eq!(next.closed(&mut fixture), 3, "it is taken");
+        } else {
+            let mut next = Peer::up(&mut fixture, of(2), "next");
+            let refused = next.open_device(&mut fixture, "vol", AccessMode::ReadWrite);
+            assert_eq!(refused, Err(errno::EPERM));
+            fixture.pass(290 * MS);
+            next.send_imm(0, Imm::HeartbeatAck.encode());
+            let refused = next.open_device(&mut fixture, "vol", AccessMode::ReadWrite);
+            assert_eq!(refused, Err(errno::EPERM), "not found yet; asked once");
+            fixture.pass(40 * MS);
+            fixture.settle();
+            next.open_device(&mut fixture, "vol", AccessMode::ReadWrite).expect("it is free");
+            continue;
+        }
+        fixture.pass(290 * MS);
+        assert_eq!(fixture.sessions().len(), 1);
+        fixture.pass(40 * MS);
+        fixture.settle();
+        fixture.assert_empty();
+    }
+}
+
+/// One that lives is asked too, and nothing comes of it.
+#[test]
+fn a_client_that_lives_keeps_what_it_has() {
+    let mut fixture = fixture();
+    let mut first = Peer::open(&mut fixture, of(1));
+    announce(&mut fixture, &mut first, 1000);
+    let mut next = Peer::up(&mut fixture, of(2), "next");
+    next.open_device(&mut fixture, "vol", AccessMode::ReadWrite).expect_err("it is taken");
+    assert_eq!(first.immediates(&mut fixture), [QUESTION]);
+    first.send_imm(0, Imm::HeartbeatAck.encode());
+    let later = asked_after(&mut fixture, &mut first);
+    assert!((1090..=1120).contains(&later), "what it announced still holds: {later}");
+    assert_eq!(first.closed(&mut fixture), 0);
+}
