@@ -57,6 +57,13 @@ pub(crate) enum Request {
         /// Maximum time to wait for its last requests, in milliseconds.
         within_ms: u64,
     },
+    /// Have another gateway serve an export: [`ExportDrained`], when this one does not any more.
+    ExportDrain {
+        /// Its name.
+        name: String,
+        /// Maximum time to wait for its last requests, in milliseconds.
+        within_ms: u64,
+    },
     /// Change options of an export: [`Changed`].
     ExportSet {
         /// Its name.
@@ -170,6 +177,13 @@ pub(crate) struct Changed {
     pub(crate) warnings: Vec<String>,
 }
 
+/// An export is standby.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ExportDrained {
+    /// Its name.
+    pub(crate) standby: String,
+}
+
 /// An export was removed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Removed {
@@ -260,6 +274,10 @@ mod tests {
             (
                 r#"{"command":"export-remove","name":"v","within_ms":5}"#,
                 Request::ExportRemove { name: "v".into(), force: false, within_ms: 5 },
+            ),
+            (
+                r#"{"command":"export-drain","name":"v","within_ms":5}"#,
+                Request::ExportDrain { name: "v".into(), within_ms: 5 },
             ),
             (
                 r#"{"command":"export-set","name":"v","options":["ro"]}"#,

@@ -179,6 +179,8 @@ impl Places {
 #[derive(Debug)]
 pub struct ExportTable {
     finder: Option<Box<dyn Finder>>,
+    /// There was an export that moves between servers.
+    gateways: AtomicBool,
     /// Who may open what; the operator's threads replace it.
     access: Mutex<Arc<AccessPolicy>>,
     places: Mutex<Places>,
@@ -203,7 +205,9 @@ impl ExportTable {
     /// The same, with somebody to ask for other names.
     pub fn with_finder(exports: Vec<Export>, finder: Option<Box<dyn Finder>>) -> Arc<Self> {
         let orphaned = Segments::new(EXPORTS_MAX);
-        let table = Self { finder, access: Mutex::default(), places: Mutex::default(), orphaned };
+        let (gateways, access, places) =
+            (AtomicBool::default(), Mutex::default(), Mutex::default());
+        let table = Self { finder, gateways, access, places, orphaned };
         for export in exports {
             let export = Arc::new(export);
             if let Err(error) = table.add(&export) {
@@ -228,6 +232,9 @@ impl ExportTable {
         }
         let index = places.put(Slot::Named(Arc::clone(export))).ok_or(AddError::Full)?;
         self.orphaned.make(index.index());
+        if export.source.gateway().is_some() {
+            self.gateways.store(true, Ordering::Relaxed);
+        }
         places.names.insert(name, index);
         Ok(index)
     }
@@ -245,6 +252,14 @@ impl ExportTable {
         };
         places.names.remove(bare(export.name.as_bytes()));
         Some(export)
+    }
+
+    /// Lets go of all exports, so that what is behind them is closed. For the end of the process,
+    /// when no shard runs any more.
+    pub(crate) fn clear(&self) {
+        let last = std::mem::take(&mut *self.places.lock());
+        // Not while it is locked: closing may take a moment.
+        drop(last);
     }
 
     /// The exports there are, and those that sessions still have open, with their places.
@@ -302,6 +317,11 @@ impl ExportTable {
     /// The export of a name.
     pub fn find(&self, name: &[u8]) -> Option<ExportIndex> {
         self.places.lock().names.get(bare(name)).copied()
+    }
+
+    /// True when there was an export that moves between servers.
+    pub fn has_gateways(&self) -> bool {
+        self.gateways.load(Ordering::Relaxed)
     }
 
     /// Who may open what.

@@ -255,9 +255,25 @@ pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
         if bytes > i64::MAX.unsigned_abs() {
             return refuse(format!("size {size} is too large; use less than 8E"));
         }
-        if spec.direct == AutoSwitch::On {
-            return refuse("direct=on needs a file or block device; leave it out".into());
+    }
+    if spec.direct == AutoSwitch::On && !matches!(spec.target, Target::Path(_)) {
+        return refuse("direct=on needs a file or block device; leave it out".into());
+    }
+    if spec.gateway && (!matches!(spec.target, Target::Rbd(_)) || spec.ro || spec.no_lock) {
+        return refuse(
+            "gateway is for rbd: targets with a lock; leave it, ro or no-lock out".into(),
+        );
+    }
+    match &spec.target {
+        Target::Rbd(image) if spec.gateway && image.snapshot.is_some() => {
+            return refuse("a snapshot has no lock that can move; leave gateway out".into());
         }
+        // A snapshot cannot change.
+        Target::Rbd(image) => spec.ro |= image.snapshot.is_some(),
+        _ if spec.conf.is_some() || spec.user.is_some() => {
+            return refuse("conf and user are for rbd: targets; leave them out".into());
+        }
+        _ => {}
     }
     spec.name = Some(name);
     Ok(())

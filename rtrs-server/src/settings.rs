@@ -7,12 +7,16 @@
 
 mod audit;
 mod export;
+mod nbd;
+mod rbd;
 mod search;
 mod user;
 
 pub use crate::access_list::AccessRule;
 pub use audit::AuditLog;
 pub use export::{BlockSize, ErrorRate, ExportSpec, Id, Migration, NAME_BYTES_MAX, Target};
+pub use nbd::NbdUrl;
+pub use rbd::RbdName;
 pub use search::SearchSpec;
 pub use user::UserSpec;
 
@@ -32,20 +36,26 @@ const EXPORTS_DIR: &str = "exports.d";
 rtrs_core::settings! {
     /// The settings of the server.
     pub struct Settings {
-        /// Export a file, disk or memory as [NAME=]TARGET[,OPTION...]; repeatable
+        /// Export a file, disk, Ceph image, NBD export or memory as [NAME=]TARGET[,OPTION...];
+        /// repeatable
         ///
-        /// TARGET is the path of a file or block device, mem:SIZE for memory, or null:SIZE for a
-        /// device that discards writes and reads as zeroes. NAME is the name that clients open
-        /// (default: the file name, "mem" or "null"). OPTION is one of: ro; direct=auto|on|off
+        /// TARGET is the path of a file or block device, rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT] for
+        /// an image of a Ceph cluster, nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH for
+        /// an export of an NBD server, mem:SIZE for memory, or null:SIZE for a device that discards
+        /// writes and reads as zeroes. NAME is the name that clients open (default: the name of the
+        /// file, image or NBD export, "mem" or "null"). OPTION is one of: ro; direct=auto|on|off
         /// (bypass the page cache); block-size=auto|512|4096; no-lock (export for writing even
-        /// where the file system has no locks); migration=allow|deny (deny lets no second client
+        /// where the file system has no locks, or without the lock of the image); gateway (share
+        /// the image with gateways on other servers); conf=PATH (configuration of Ceph); user=USER
+        /// (Ceph user); connect-timeout=TIME (time in which cluster or NBD server must answer when
+        /// a connection is made, default 15s); migration=allow|deny (deny lets no second client
         /// write); delay=TIME (delay each request, for example 10ms); error-rate=FRACTION (fail
         /// this fraction of requests, for example 0.001); id=ID (identify the export to clients by
         /// this text); access=WHO:ro|rw (who may open it, as in the setting access; repeatable).
         /// Escape a comma or an equals sign in a name or path with a backslash: \, and \=. In a
         /// configuration file, an export can also be a map with the keys name, target, ro, direct,
-        /// block-size, no-lock, migration, delay, error-rate, id and access; nothing is escaped
-        /// there.
+        /// block-size, no-lock, gateway, conf, user, connect-timeout, migration, delay, error-rate,
+        /// id and access; nothing is escaped there.
         export: Vec<ExportSpec> = "",
         /// Directory of files with exports
         ///
@@ -138,6 +148,13 @@ rtrs_core::settings! {
         ///
         /// The server closes the path when more periods than this pass without an answer.
         heartbeat_missed_max: Int<u32, 1, 1000> = "5",
+        /// Longest time between heartbeats of an idle session that clients may use
+        ///
+        /// rtrs-client sends fewer heartbeats while it has no requests. The server notices that an
+        /// idle client is dead after this time and the usual one. If another client asks for its
+        /// export or its session name, the server sends it a heartbeat at once. A value up to
+        /// heartbeat turns it off.
+        heartbeat_idle_max: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "30s",
         /// Time limit for the handshake of a connection
         ///
         /// The server closes connections and half-open paths that take longer.
@@ -146,7 +163,7 @@ rtrs_core::settings! {
         /// Time limit for a session to open an export
         ///
         /// It counts from the session's first connection, and again from each attempt to open an
-        /// export. The server looks at it with the heartbeats.
+        /// export.
         open_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "60s",
         /// Maximum number of connections without an open export
         ///
@@ -154,8 +171,9 @@ rtrs_core::settings! {
         /// Sessions that have opened one do not, nor do their reconnects. For one connection more
         /// the server ends the oldest session without an open export from the address (IPv6: /64)
         /// that has the most of them. TCP connections that have sent no request yet are counted
-        /// apart, with the same limit.
-        half_open_max: Int<u32, 1, 65536> = "1024",
+        /// apart, with the same limit. auto is 8 times sessions-max, at least 1024 and at most
+        /// 65536, because all sessions connect at once after a restart of the server.
+        half_open_max: Auto<Int<u32, 1, 65536>> = "auto",
         /// Maximum number of sessions
         ///
         /// Sessions that have opened no export make room for new ones. The memory of sessions is
@@ -177,7 +195,7 @@ rtrs_core::settings! {
         ///
         /// The time adapts to the load, up to this limit. 0 disables polling. An idle shard always
         /// sleeps.
-        poll: Time<0, { 10 * MILLISECOND }> = "50us" was "poll-us",
+        poll: Time<0, { 10 * MILLISECOND }> = "200us" was "poll-us",
         /// List the named exports to clients that ask (rtrs-client discover)
         ///
         /// With off, a client must know the name of an export. Exports below search-path are never
@@ -264,6 +282,12 @@ impl Settings {
     /// [`ErrorKind::Config`], with name, line and remedy.
     pub fn from_yaml(text: &str, name: &str) -> Result<Self, Error> {
         settings_from_yaml(text, name)
+    }
+
+    /// How many connections there may be without an open export.
+    pub(crate) fn half_open_max(&self) -> u32 {
+        let auto = (self.sessions_max.get() * 8).clamp(1024, 65536);
+        self.half_open_max.get().map_or(auto, Int::get)
     }
 
     /// Adds the exports of the files in `exports-dir`, or in `exports.d` next to the configuration

@@ -304,7 +304,7 @@ fn run(inbox: &Receiver<Job>) {
             tracing::error!(
                 epoch = number,
                 "cannot write {}: {error}; a client that connects after the server's next start \
-                 may not hear that a sync has failed",
+                 may not be notified that a sync has failed",
                 path.display()
             );
         }

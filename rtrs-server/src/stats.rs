@@ -87,7 +87,7 @@ counters! {
     discards,
     /// Write zeroes answered.
     write_zeroes,
-    /// Session info, open and close answered.
+    /// Session info, open, close and extents answered.
     controls,
     /// Requests answered with an error.
     errors,
@@ -129,7 +129,7 @@ impl ShardCounters {
             Some((IoOp::Flush, _)) => self.flushes.add(1),
             Some((IoOp::Discard, _)) => self.discards.add(1),
             Some((IoOp::WriteZeroes, _)) => self.write_zeroes.add(1),
-            None => self.controls.add(1),
+            Some((IoOp::Extents, _)) | None => self.controls.add(1),
         }
     }
 }
@@ -160,7 +160,7 @@ impl PathCounters {
 }
 
 /// The operations of an export, in the order of [`ExportTotals::ops`].
-pub const OP_NAMES: [&str; 5] = ["read", "write", "flush", "discard", "write-zeroes"];
+pub const OP_NAMES: [&str; 6] = ["read", "write", "flush", "discard", "write-zeroes", "extents"];
 
 const fn op_index(op: IoOp) -> usize {
     match op {
@@ -169,6 +169,7 @@ const fn op_index(op: IoOp) -> usize {
         IoOp::Flush => 2,
         IoOp::Discard => 3,
         IoOp::WriteZeroes => 4,
+        IoOp::Extents => 5,
     }
 }
 
@@ -227,7 +228,7 @@ struct OpCounters {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct ShardExportCounters {
-    ops: [OpCounters; 5],
+    ops: [OpCounters; 6],
     queue: TimeCounters,
     backend: TimeCounters,
     /// Times that the disk or file failed a request, or a step of one.
@@ -263,7 +264,7 @@ pub struct OpTotals {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportTotals {
     /// By operation.
-    pub ops: [OpTotals; 5],
+    pub ops: [OpTotals; 6],
     /// Times at the server and not at the disk.
     pub queue: Times,
     /// Times at the disk or file.
@@ -470,6 +471,8 @@ choices! {
         Open = "open",
         /// Its file or disk was made shorter from outside: IO beyond the new end fails.
         Cut = "cut",
+        /// Another server serves it, and this one can take over.
+        Standby = "standby",
         /// It is removed, and what sessions have begun there still runs.
         Removing = "removing",
     }

@@ -182,7 +182,9 @@ impl Shared {
             Request::SessionEvict { session } => {
                 reply(&stream, self.end_paths(AdminRequest::Evict { session }));
             }
-            Request::Drain { within_ms } | Request::ExportRemove { within_ms, .. }
+            Request::Drain { within_ms }
+            | Request::ExportRemove { within_ms, .. }
+            | Request::ExportDrain { within_ms, .. }
                 if within_ms > WITHIN_MS_MAX =>
             {
                 refuse(
@@ -197,6 +199,10 @@ impl Shared {
             Request::ExportRemove { name, force, within_ms } => {
                 let within = Duration::from_millis(within_ms);
                 self.change(stream, move |changes| changes.exports.remove(&name, force, within));
+            }
+            Request::ExportDrain { name, within_ms } => {
+                let within = Duration::from_millis(within_ms);
+                self.change(stream, move |changes| changes.exports.drain(&name, within));
             }
             Request::ExportResize { name, size, force } => {
                 self.change(stream, move |changes| changes.exports.resize(&name, size, force));
@@ -278,6 +284,7 @@ impl Shared {
             Err(error) => tracing::warn!("draining anyway: {error}"),
             Ok(()) => {}
         }
+        give_up(&self.exports, until.saturating_duration_since(Instant::now()) / 2);
         let mut draining = self.draining.lock();
         let within = until.saturating_duration_since(Instant::now());
         // Locked until the drain is stored: `close` looks for it when the server has ended.
@@ -288,6 +295,18 @@ impl Shared {
 
 fn refuse(stream: &UnixStream, why: impl Into<String>) {
     reply::<()>(stream, Err(why.into()));
+}
+
+/// Has other gateways serve what they can, so that they need not take it by force.
+fn give_up(exports: &ExportTable, limit: Duration) {
+    let until = Instant::now() + limit;
+    for (_, export) in exports.all() {
+        let Some(gateway) = export.source.gateway() else { continue };
+        let left = until.saturating_duration_since(Instant::now());
+        if let Err(error) = gateway.release(left) {
+            tracing::warn!(name = %export.name, "draining anyway: {error}");
+        }
+    }
 }
 
 /// Flushes all exports within a time limit. A flush that takes longer continues by itself.

@@ -9,7 +9,7 @@
 mod access;
 
 use std::collections::BTreeMap;
-use std::path;
+use std::path::{self, PathBuf};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::Instant;
 
@@ -21,13 +21,13 @@ use rtrs_core::tls::TlsEndpoint;
 
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
-use crate::control_protocol::{Changed, ExportList, Removed, SavedExports};
+use crate::control_protocol::{Changed, ExportDrained, ExportList, Removed, SavedExports};
 use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
 use crate::daemon::warnings::rule_warnings;
 use crate::engine::epoch::SyncEpoch;
-use crate::engine::message::{AdminReply, AdminRequest};
+use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_below, check_export, validate_export};
@@ -66,7 +66,9 @@ impl Opener {
         let refused = || format!("cannot export {name:?}");
         let source: Arc<dyn BlockSource> =
             open_target(spec).map_err(failed(ErrorKind::Export, refused()))?;
-        let id = self.sources.export(name, spec.id.as_ref().map(Id::get), &spec.target);
+        let known = source.identity().filter(|_| spec.id.is_none());
+        let set = spec.id.as_ref().map(Id::get);
+        let id = known.or_else(|| self.sources.export(name, set, &spec.target));
         let geometry = source.geometry();
         tracing::info!(
             export = name,
@@ -77,16 +79,22 @@ impl Opener {
             export_id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
             "exported"
         );
-        let mut epoch = match &spec.target {
-            Target::Path(path) => {
-                // Two servers may have been started in two directories.
-                let path = path::absolute(path).unwrap_or_else(|_| path.clone());
-                let key = format!("{name}={}", path.display());
-                self.state.epoch(&key, spec.ro).map_err(failed(ErrorKind::InUse, refused()))?
-            }
+        let target = match &spec.target {
+            // Two servers may have been started in two directories.
+            Target::Path(path) => Some(path::absolute(path).unwrap_or_else(|_| path.clone())),
+            // Gateways have no epoch in common, and no cache that would need one.
+            Target::Rbd(_) if spec.gateway => None,
+            Target::Rbd(_) | Target::Nbd(_) => Some(PathBuf::from(spec.target.to_string())),
             // What is in memory ends with the export, and so does what was lost of it: the next
             // one is in another epoch.
-            Target::Memory(_) | Target::Null(_) => StateDir::unknown(),
+            Target::Memory(_) | Target::Null(_) => None,
+        };
+        let mut epoch = match target {
+            Some(target) => {
+                let key = format!("{name}={}", target.display());
+                self.state.epoch(&key, spec.ro).map_err(failed(ErrorKind::InUse, refused()))?
+            }
+            None => StateDir::unknown(),
         };
         // The same file under another name or path has another number, which could be one that a
         // client knows from before a failure.
@@ -192,6 +200,9 @@ impl Exports {
             audit,
             set: set.clone(),
         };
+        for (at, export) in exports.table.all() {
+            notify_moves(&export, at, &exports.control);
+        }
         let specs = if set.ping_only { &[][..] } else { &set.export };
         for spec in specs {
             let export = exports.table.find(spec.name().as_bytes());
@@ -350,7 +361,8 @@ impl Exports {
         configured: bool,
     ) -> Result<(), String> {
         let added = self.table.add(export);
-        added.map_err(|error| format!("cannot export {:?}: {error}", spec.name()))?;
+        let at = added.map_err(|error| format!("cannot export {:?}: {error}", spec.name()))?;
+        notify_moves(export, at, &self.control);
         self.note(spec, export, configured);
         Ok(())
     }
@@ -475,6 +487,17 @@ impl Exports {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
     }
 
+    /// Has another gateway serve an export.
+    pub(crate) fn drain(&self, name: &str, within: Duration) -> Result<ExportDrained, String> {
+        let (_, export) = self.find(name)?;
+        let Some(gateway) = export.source.gateway() else {
+            return Err(format!("export {name:?} has no other gateway; see the option gateway"));
+        };
+        let drained = gateway.release(within);
+        drained.map_err(|error| format!("export {name:?} is not given up: {error}"))?;
+        Ok(ExportDrained { standby: export.name.clone() })
+    }
+
     /// Changes options of an export.
     pub(crate) fn set(&self, name: &str, options: &[String]) -> Result<Changed, String> {
         let why = |_: &Changed| Some(options.join(" "));
@@ -547,6 +570,15 @@ pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
 #[allow(clippy::needless_pass_by_value, reason = "made for `ask`")]
 fn done(answer: AdminReply) -> Option<()> {
     matches!(answer, AdminReply::Done).then_some(())
+}
+
+/// Has the control shard notified when an export moves between servers.
+fn notify_moves(export: &Export, at: ExportIndex, control: &ControlShard) {
+    let Some(gateway) = export.source.gateway() else { return };
+    let control = control.clone();
+    gateway.on_change(Box::new(move |event| {
+        control.0.send(Message::Control(ControlMessage::Gateway(at, event)));
+    }));
 }
 
 /// Checks what a command or the configuration says of an export, before anything is opened.

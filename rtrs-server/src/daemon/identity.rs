@@ -91,8 +91,8 @@ impl Sources {
         });
         if machine.is_none() {
             tracing::warn!(
-                "cannot say which server this is: {} has no machine id; clients cannot tell it \
-                 from others; say --server-id NAME",
+                "cannot identify this server, so clients cannot distinguish it from another: {} \
+                 has no machine id; set server-id",
                 self.machine_id.display()
             );
         }
@@ -111,6 +111,10 @@ impl Sources {
         }
         let key = match target {
             Target::Path(path) => self.path(path, 0),
+            // The backend knows more.
+            Target::Rbd(_) => None,
+            // Nobody says what is behind it.
+            Target::Nbd(url) => Some(Key::weak("nbd", vec![url.to_string()])),
             // Gone when it is removed, at the latest with the process: the next one is another,
             // also under the same name.
             Target::Memory(_) | Target::Null(_) => {
@@ -130,8 +134,8 @@ impl Sources {
         match id {
             None => tracing::warn!(
                 export = name,
-                "cannot identify this export, so clients cannot tell it from another; set id=TEXT \
-                 for the export"
+                "cannot identify this export, so clients cannot distinguish it from another; set \
+                 id=TEXT for the export"
             ),
             Some(id) if id.is_weak() => tracing::warn!(
                 export = name,

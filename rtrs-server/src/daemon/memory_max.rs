@@ -31,7 +31,7 @@ pub(super) fn of(set: &Settings, limits: Limits) -> u64 {
         Auto::Auto => {
             let text = fs::read_to_string(MEMINFO).unwrap_or_default();
             let Some(total) = total_bytes(&text) else {
-                tracing::warn!("{MEMINFO} does not tell the memory of this host: no memory-max");
+                tracing::warn!("{MEMINFO} does not show the memory of this host: no memory-max");
                 return u64::MAX;
             };
             path.max(total / 4)

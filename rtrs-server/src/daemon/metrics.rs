@@ -102,6 +102,11 @@ impl ServerMetrics {
         Ok(out)
     }
 
+    /// True if each shard answers in time.
+    pub(crate) fn all_shards_answer(&self) -> bool {
+        self.reports().len() == self.senders.len()
+    }
+
     /// Reports of all shards; one that does not answer is missing.
     fn reports(&self) -> Vec<ShardReport> {
         let (reply, answers) = mpsc::channel();

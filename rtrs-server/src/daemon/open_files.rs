@@ -45,7 +45,7 @@ impl Need {
         Self {
             // The file, its duplicate for discards, the one for syncs, and one for each shard.
             base: PROCESS + shards * SHARD + exports * (3 + shards),
-            half_open: 2 * u64::from(set.half_open_max.get()) + ENDING + pings,
+            half_open: 2 * u64::from(set.half_open_max()) + ENDING + pings,
             sessions: u64::from(set.sessions_max.get()),
             // A client with as many shards.
             connections: shards + 1,

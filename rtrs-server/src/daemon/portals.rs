@@ -98,7 +98,7 @@ impl Portals {
         }
         let rdma = rdma.filter(|_| wishes.iter().any(|wish| wish.scheme == Scheme::Rdma));
         let startup_timeout = set.handshake_timeout.get();
-        let half_open_max = set.half_open_max.get();
+        let half_open_max = set.half_open_max();
         let mut providers = Vec::new();
         let wanted = |scheme| wishes.iter().any(|wish: &Wish| wish.scheme == scheme);
         let options = IwarpOptions {

@@ -7,7 +7,7 @@
 //! the error says what was applied before. An export that is open is neither removed nor changed,
 //! only reported. Exports that a command has added stay, unless the configuration names them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
-use crate::settings::{ExportSpec, Settings, Target};
+use crate::settings::{ExportSpec, Settings};
 use crate::stats::Access;
 
 /// Reads flags and configuration file again, if there is one.
@@ -283,20 +283,15 @@ impl Difference {
 /// Makes the exports what is wanted. After an error they are as they were.
 fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
     let have = exports.entries();
-    let mut leaving = BTreeSet::new();
     let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
     let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
-    for spec in leaves.chain(changed.iter().map(|(entry, _)| &entry.spec)) {
-        if let Target::Path(path) = &spec.target {
-            leaving.insert(path.clone());
-        }
-    }
+    let leaves = leaves.chain(changed.iter().map(|(entry, _)| &entry.spec));
+    let leaving: Vec<_> = leaves.map(|spec| spec.target.clone()).collect();
     for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
         check(&mut spec.clone())?;
     }
     // What is locked by an export that leaves can be opened only after that.
-    let is_later =
-        |spec: &ExportSpec| matches!(&spec.target, Target::Path(path) if leaving.contains(path));
+    let is_later = |spec: &ExportSpec| leaving.contains(&spec.target);
     let (later, now): (Vec<_>, Vec<_>) = added.into_iter().partition(is_later);
     let opened = now.iter().map(|spec| exports.open(spec)).collect::<Result<Vec<_>, _>>()?;
     for (spec, export) in now.iter().zip(opened) {

@@ -15,6 +15,7 @@ use rtrs_core::block::{BlockSource, Core, WakeHandle};
 use rtrs_core::identity::EvictionKey;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
+use rtrs_core::local::ServiceManager;
 use rtrs_core::logging::log_to_stderr;
 use rtrs_core::proto::ping::PingServerConfig;
 use rtrs_core::rt::{
@@ -153,6 +154,8 @@ fn run_server(
         );
     }
     let table = Arc::clone(&setup.exports);
+    let exports_to_close = Arc::clone(&table);
+    let manager = ServiceManager::from_env();
     let control = (control_shard.clone(), tls.clone());
     let exports = Exports::new((table, opener), control, set, setup.audit.clone());
     let reload = Reload::new(set, reread, setup.audit.clone(), tls.clone());
@@ -160,13 +163,20 @@ fn run_server(
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
         let metrics = ServerMetrics::new(&setup.senders, &setup.exports, tls);
+        let answering = Arc::clone(&metrics);
+        manager
+            .watch(move || answering.all_shards_answer())
+            .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
         let serving = set.metrics.as_ref().map(|at| metrics.serve(at)).transpose()?;
         let shared = (&setup.exports, &changes);
         let control = ServerControl::open(set, &portals, shared, &control_shard, &metrics)?;
         Ok((portals, control, serving))
     });
     let forwarding = signals
-        .forward(move |signal| on_signal(signal, &control_shard, &changes))
+        .forward({
+            let manager = manager.clone();
+            move |signal| on_signal(signal, &control_shard, &changes, &manager)
+        })
         .map_err(failed(ErrorKind::System, "cannot start a thread"));
     let control = control.and_then(|control| forwarding.map(|forwarding| (control, forwarding)));
     // Signals are forwarded, and metrics served, until the threads have ended.
@@ -176,6 +186,7 @@ fn run_server(
             log_start(&setup.params, &portals);
             warn(warnings);
             announce(&portals);
+            manager.ready(&format!("listening on {}", portals.join(" ")));
             (Ok(()), control, Some((forwarding, metrics)))
         }
         Err(error) => {
@@ -189,18 +200,29 @@ fn run_server(
         });
         outcome = outcome.and(ended);
     }
-    match control {
+    let outcome = match control {
         Some(control) => {
             let closed = control.close();
             outcome.and(closed)
         }
         None => outcome,
-    }
+    };
+    // Others may have the table to the end of the process.
+    exports_to_close.clear();
+    outcome
 }
 
-fn on_signal(signal: Signal, control: &ControlShard, changes: &Arc<Changes>) {
+fn on_signal(
+    signal: Signal,
+    control: &ControlShard,
+    changes: &Arc<Changes>,
+    manager: &ServiceManager,
+) {
     match signal {
-        Signal::Stop => control.0.send(Message::Control(ControlMessage::Shutdown)),
+        Signal::Stop => {
+            manager.stopping();
+            control.0.send(Message::Control(ControlMessage::Shutdown));
+        }
         Signal::Reload => {
             let changes = Arc::clone(changes);
             let thread = thread::Builder::new().name("reload".into());
@@ -334,7 +356,7 @@ fn log_start(params: &SessionParams, portals: &[String]) {
     }
     let limits = params.limits;
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
+        version = env!("RTRS_VERSION"),
         queue_depth = limits.queue_depth(),
         chunk_size = limits.chunk_size(),
         shards = params.cores,
@@ -384,9 +406,10 @@ pub(super) fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, E
         always_invalidate: set.always_invalidate,
         heartbeat_interval: set.heartbeat.get(),
         heartbeat_missed_max: set.heartbeat_missed_max.get(),
+        heartbeat_idle_max: set.heartbeat_idle_max.get(),
         handshake_timeout: set.handshake_timeout.get(),
         open_timeout: set.open_timeout.get(),
-        half_open_max: set.half_open_max.get(),
+        half_open_max: set.half_open_max(),
         sessions_max: set.sessions_max.get(),
         memory_max: super::memory_max::of(set, limits),
         ping_only: set.ping_only,

@@ -81,6 +81,8 @@ pub struct PathOrigin {
     pub local: SocketAddr,
     /// The client takes CHANGED.
     pub takes_changed: bool,
+    /// The client takes exports that are standby here.
+    pub takes_standby: bool,
     /// What its first connection proved; all others proved the same. Without TLS, nothing.
     pub identity: PeerIdentity,
 }
@@ -179,10 +181,11 @@ impl PathShared {
 /// How often a shard notes a path's traffic at most.
 pub const HEARD_EVERY: Duration = Duration::from_millis(1);
 
-/// The shard that connection `cid` of every path lives on: service connections on shard 0, the
-/// others in turn from shard 0 on.
-pub fn core_of(cid: ConnIndex, cores: u16) -> CoreIndex {
-    CoreIndex(cid.0.saturating_sub(1) % cores.max(1))
+/// The shard that connection `cid` of a session's paths lives on: service connections on shard 0,
+/// the others in turn from the session's first shard on.
+pub fn core_of(cid: ConnIndex, first: CoreIndex, cores: u16) -> CoreIndex {
+    let turn = cid.0.checked_sub(1).map_or(0, |turn| u32::from(turn) + u32::from(first.0));
+    CoreIndex(u16::try_from(turn % u32::from(cores.max(1))).unwrap_or(0))
 }
 
 /// What a peer did that ends its path.
@@ -284,6 +287,9 @@ pub enum PathEnd {
     /// Its client's certificate or key is no longer one that the server takes.
     #[error("its client's certificate or key is no longer accepted")]
     Unknown,
+    /// Another gateway serves an export of its session.
+    #[error("an export of its session has moved to another gateway")]
+    Moved,
     /// The server stops.
     #[error("the server stops")]
     Shutdown,

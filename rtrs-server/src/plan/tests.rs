@@ -153,7 +153,8 @@ fn printed_settings_make_the_same_plan() {
     let yaml = "export:\n- /srv/vol0.img\n- r=/srv/x\\,y,ro,direct=on,block-size=4096\n\
         - e=mem:1M,delay=10ms,error-rate=0.001\n- 'null:1T'\nlisten: ['tcp://[::1]:0', tcp://h]\n\
         queue-depth: 128\nchunk-size: 1M\nshards: 3\npin: off\nalways-invalidate: off\ncrc: off\n\
-        heartbeat: 100ms\nheartbeat-missed-max: 3\nhandshake-timeout: 100ms\n\
+        heartbeat: 100ms\nheartbeat-missed-max: 3\nheartbeat-idle-max: 9s\n\
+        handshake-timeout: 100ms\n\
         half-open-max: 5\nsessions-max: 6\nmemory-max: 7M\nshutdown-grace: 7ms\n\
         poll: 8us\nping-only: true\n\
         no-ping: false\nrping: true\nserver-id: s\n\
