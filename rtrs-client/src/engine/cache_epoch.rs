@@ -120,7 +120,7 @@ impl CacheWatch {
         let current = || self.epoch.load(Ordering::SeqCst) == epoch;
         let is_current = || epoch == 0 || rtrs_core::mutated!(OldLifeAnswer) || current();
         match io.op {
-            IoOp::Read => {}
+            IoOp::Read | IoOp::Extents => {}
             IoOp::Flush => {
                 if is_current() {
                     let later = rtrs_core::mutated!(FlushCoversLater).then(|| self.all_acked());

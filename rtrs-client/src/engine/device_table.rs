@@ -1,9 +1,11 @@
-//! The devices of a session.
+//! The devices of a session, as one shard has them.
 //!
-//! A session carries several: each request names its device, and each device has a geometry, a
-//! cache epoch and completions of its own. The commands open one.
+//! Each request names its device, and each device has a geometry, a cache epoch and completions of
+//! its own. All share the rows for IOs (`shares.rs`). A number that was given back is another
+//! device's later; who has the one before is told by a token.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use rtrs_core::block::{Completion, Geometry};
@@ -12,6 +14,8 @@ use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 
 use super::cache_epoch::{CacheWatch, FlushMark};
+use super::device_set::{DeviceIndex, DeviceSet};
+use super::shares::Shares;
 
 /// Device ids count up from 0, so this one is nobody's.
 pub(crate) const NO_DEVICE: u32 = i32::MAX as u32;
@@ -25,6 +29,7 @@ pub(crate) const ZEROES_LEN: u32 = 1 << 20;
 /// The device as the server described it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenDevice {
+    /// The server's number for it on the path that opened it last.
     pub(crate) device_id: u32,
     pub(crate) geometry: Geometry,
     /// The server itself writes zeroes; otherwise the session does.
@@ -51,20 +56,16 @@ impl OpenDevice {
     }
 }
 
-/// The number of a device in its session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct DeviceIndex(pub(crate) u16);
-
-impl DeviceIndex {
-    /// The device that every session begins with.
-    pub(crate) const FIRST: Self = Self(0);
-}
+/// What the users of a device have in common, and no other device that has its number later.
+pub(crate) type DeviceToken = Rc<()>;
 
 /// A device as a shard has it.
 #[derive(Debug)]
 struct Device {
     info: Arc<OpenDevice>,
     standing: Standing,
+    /// No path for too long, or none ever again: what comes ends at once.
+    failing: bool,
     cache: Option<Arc<CacheWatch>>,
     /// The front end reports losses to each of its users itself.
     reports_elsewhere: bool,
@@ -73,6 +74,23 @@ struct Device {
     completed: VecDeque<Completion>,
     /// Tags of IOs that have not ended and whose user is to be told that they failed.
     given_up: VecDeque<u64>,
+    token: DeviceToken,
+}
+
+impl Device {
+    fn new() -> Self {
+        Self {
+            info: Arc::new(OpenDevice::unknown()),
+            standing: Standing::New,
+            failing: false,
+            cache: None,
+            reports_elsewhere: false,
+            inflight: 0,
+            completed: VecDeque::with_capacity(IOS_MAX),
+            given_up: VecDeque::new(),
+            token: DeviceToken::default(),
+        }
+    }
 }
 
 /// Whether a device takes IO.
@@ -84,36 +102,83 @@ enum Standing {
     Open,
     /// Its user closed it.
     Closed,
+    /// Nothing of it is left: its number is free.
+    Free,
 }
 
 /// The devices of a session as one shard has them. Geometry is read here and nowhere else.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct DeviceTable {
     rows: Vec<Device>,
-    /// The server has the session's devices open.
-    serving: bool,
+    /// Devices that the server has open.
+    serving: DeviceSet,
+    /// IOs taken and not yet reaped.
+    shares: Shares,
+    /// Those of them that have ended.
+    completed: usize,
 }
 
 impl DeviceTable {
-    fn row(&self, device: DeviceIndex) -> &Device {
-        &self.rows[usize::from(device.0)]
+    pub(crate) fn new() -> Self {
+        let (rows, serving, completed) = (Vec::new(), DeviceSet::default(), 0);
+        Self { rows, serving, shares: Shares::new(IOS_MAX), completed }
     }
 
-    /// The row of a device, which is made if there is none.
+    fn row(&self, device: DeviceIndex) -> &Device {
+        &self.rows[device.index()]
+    }
+
     fn row_mut(&mut self, device: DeviceIndex) -> &mut Device {
-        let at = usize::from(device.0);
-        while self.rows.len() <= at {
-            self.rows.push(Device {
-                info: Arc::new(OpenDevice::unknown()),
-                standing: Standing::New,
-                cache: None,
-                reports_elsewhere: false,
-                inflight: 0,
-                completed: VecDeque::with_capacity(IOS_MAX),
-                given_up: VecDeque::new(),
-            });
+        &mut self.rows[device.index()]
+    }
+
+    /// A device that was not open yet, under the next number or one that is free.
+    pub(crate) fn add(&mut self, device: DeviceIndex) {
+        match self.rows.get_mut(device.index()) {
+            Some(free) => {
+                assert_eq!(free.standing, Standing::Free, "{device:?} is in use");
+                *free = Device::new();
+            }
+            None => self.rows.push(Device::new()),
         }
-        &mut self.rows[at]
+        self.shares.add();
+    }
+
+    /// Nothing of a closed device is left: another may get its number.
+    pub(crate) fn free(&mut self, device: DeviceIndex) {
+        let row = &mut self.rows[device.index()];
+        for _ in 0..std::mem::take(&mut row.inflight) {
+            self.shares.give(device);
+        }
+        self.completed -= row.completed.len();
+        (row.standing, row.token) = (Standing::Free, DeviceToken::default());
+        (row.completed, row.given_up) = (VecDeque::new(), VecDeque::new());
+        self.serving.remove(device);
+        self.shares.remove();
+    }
+
+    /// Drops what has ended and nobody will reap, if the device's user is gone.
+    pub(crate) fn drop_unclaimed(&mut self, device: DeviceIndex) {
+        while !self.has_user(device) && self.reap(device).is_some() {}
+    }
+
+    fn has_user(&self, device: DeviceIndex) -> bool {
+        Rc::strong_count(&self.row(device).token) > 1
+    }
+
+    /// What the users of a device have in common.
+    pub(crate) fn token(&self, device: DeviceIndex) -> &DeviceToken {
+        &self.row(device).token
+    }
+
+    /// True while its user has still to reap what has ended.
+    pub(crate) fn is_left(&self, device: DeviceIndex) -> bool {
+        self.row(device).inflight > 0 && self.has_user(device)
+    }
+
+    /// True while a device may have another IO.
+    pub(crate) fn has_room(&self, device: DeviceIndex) -> bool {
+        self.shares.may_take(device)
     }
 
     /// This tracks writes and flushes of the device.
@@ -123,20 +188,23 @@ impl DeviceTable {
 
     /// Times that the server may have lost acknowledged writes of the device.
     pub(crate) fn cache_losses(&self, device: DeviceIndex) -> u64 {
-        let cache = self.rows.get(usize::from(device.0)).and_then(|row| row.cache.as_ref());
+        let cache = self.rows.get(device.index()).and_then(|row| row.cache.as_ref());
         cache.map_or(0, |cache| cache.losses().count())
     }
 
     /// The device is open at the server, and this is what it says of it.
     pub(crate) fn open(&mut self, device: DeviceIndex, info: Arc<OpenDevice>) {
         let row = self.row_mut(device);
-        (row.info, row.standing) = (info, Standing::Open);
-        self.serving = true;
+        row.info = info;
+        if row.standing == Standing::New {
+            row.standing = Standing::Open;
+        }
+        self.serving.insert(device);
     }
 
-    /// No device is open at the server any more; IO waits.
-    pub(crate) fn pause(&mut self) {
-        self.serving = false;
+    /// The device is not open at the server any more; its IO waits.
+    pub(crate) fn pause(&mut self, device: DeviceIndex) {
+        self.serving.remove(device);
     }
 
     /// The device takes no IO any more.
@@ -144,14 +212,36 @@ impl DeviceTable {
         self.row_mut(device).standing = Standing::Closed;
     }
 
-    /// True while IO may flow.
-    pub(crate) fn is_serving(&self) -> bool {
+    /// Devices to which IO may flow.
+    pub(crate) fn serving(&self) -> DeviceSet {
         self.serving
+    }
+
+    /// What comes for the device ends at once, or does not any more.
+    pub(crate) fn set_failing(&mut self, device: DeviceIndex, failing: bool) {
+        self.row_mut(device).failing = failing;
+    }
+
+    /// No device fails IO until it is said again.
+    pub(crate) fn fail_none(&mut self) {
+        self.rows.iter_mut().for_each(|row| row.failing = false);
+    }
+
+    /// True while what comes for the device ends at once.
+    pub(crate) fn is_failing(&self, device: DeviceIndex) -> bool {
+        self.row(device).failing
     }
 
     /// True when the device was open once.
     pub(crate) fn is_known(&self, device: DeviceIndex) -> bool {
-        self.rows.get(usize::from(device.0)).is_some_and(|row| row.standing != Standing::New)
+        let known = |row: &Device| matches!(row.standing, Standing::Open | Standing::Closed);
+        self.rows.get(device.index()).is_some_and(known)
+    }
+
+    /// Devices that are there, or not quite gone.
+    pub(crate) fn all(&self) -> impl Iterator<Item = DeviceIndex> {
+        let rows = DeviceIndex::all().zip(&self.rows);
+        rows.filter(|(_, row)| row.standing != Standing::Free).map(|(device, _)| device)
     }
 
     /// True when the device's user has closed it.
@@ -180,6 +270,7 @@ impl DeviceTable {
     /// An IO of the device was taken.
     pub(crate) fn taken(&mut self, device: DeviceIndex) {
         self.row_mut(device).inflight += 1;
+        self.shares.take(device);
     }
 
     /// An IO of the device has ended. `mark` is that of a flush, which may report a loss. Returns
@@ -196,6 +287,7 @@ impl DeviceTable {
             _ => status,
         };
         row.completed.push_back(Completion { tag, status });
+        self.completed += 1;
         status
     }
 
@@ -216,20 +308,17 @@ impl DeviceTable {
         row.given_up.clear();
         let done = row.completed.pop_front()?;
         row.inflight -= 1;
+        self.completed -= 1;
+        self.shares.give(device);
         Some(done)
     }
 
     /// True when completions wait to be reaped.
     pub(crate) fn has_completions(&self) -> bool {
-        self.rows.iter().any(|row| !row.completed.is_empty())
+        self.completed > 0
     }
 
-    /// IOs of all devices, taken and not yet reaped.
-    pub(crate) fn inflight(&self) -> usize {
-        self.rows.iter().map(|row| row.inflight).sum()
-    }
-
-    /// The same of one device.
+    /// IOs of a device, taken and not yet reaped.
     pub(crate) fn inflight_of(&self, device: DeviceIndex) -> usize {
         self.row(device).inflight
     }

@@ -8,8 +8,19 @@ use rtrs_core::fabric::{CloseReason, ConnectFailure, PrivateData, ProtectionDoma
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId};
 
 use super::cache_epoch::CacheWatch;
-use super::device_table::{DeviceIndex, OpenDevice};
+use super::device_set::DeviceIndex;
+use super::device_table::OpenDevice;
 use super::session::{Granted, PathShared, PathTarget, SessionConfig};
+
+/// A volume as a path serves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Served {
+    pub(crate) device: DeviceIndex,
+    /// The server's number for it on this path.
+    pub(crate) device_id: u32,
+    /// The epoch of the server's cache in which the path opened it; 0 when nobody says.
+    pub(crate) cache_id: u64,
+}
 
 /// From the control shard to a shard.
 #[derive(Clone, Debug)]
@@ -18,22 +29,30 @@ pub(crate) enum ShardMessage {
     Granted(Granted),
     /// Start this shard's connection of a path.
     Connect(Box<Connect>),
-    /// The path's handshake is complete: its chunks, in order of permits, and the epoch of the
-    /// server's cache.
-    PathUp { path: PathId, epoch: u32, chunks: Arc<[RemoteMem]>, cache_id: u64 },
+    /// The path's handshake is complete: its chunks, in order of permits, and what it serves.
+    PathUp { path: PathId, epoch: u32, chunks: Arc<[RemoteMem]>, served: Arc<[Served]> },
+    /// A path that is up serves this volume too.
+    Serves { path: PathId, epoch: u32, served: Served },
+    /// A path that is up does not serve this volume any more.
+    Leaves { path: PathId, epoch: u32, device: DeviceIndex },
     /// End this shard's connection of the path, at once or in order.
     Disconnect { path: PathId, epoch: u32, in_order: bool },
     /// What tracks writes and flushes, with a server that reports losses.
     Cache(DeviceIndex, Arc<CacheWatch>),
     /// IO may flow to this device.
     Open(DeviceIndex, Arc<OpenDevice>),
-    /// No device is open at the server any more; IO waits.
-    Closed,
+    /// This device is not open at the server any more; its IO waits.
+    Closed(DeviceIndex),
     /// Nothing that this path's connections sent up to that epoch can begin at the server any
     /// more: what was in flight on it may be sent again.
     Fenced { path: PathId, epoch: u32 },
-    /// What waits ends with an error, and so does what comes, until a path is up.
-    GiveUp,
+    /// What waits for this device ends with an error, and so does what comes, until a path that
+    /// serves it is up.
+    GiveUp(DeviceIndex),
+    /// A volume was added, at an index that is new or free again.
+    AddDevice(DeviceIndex),
+    /// The user of this device is gone: end what can be ended, and say when nothing is left.
+    CloseDevice(DeviceIndex),
     /// A path that was added. It takes the place of one that is gone, if there was one.
     AddPath { path: PathId, target: Box<PathTarget> },
     /// Give this path no more requests, and say when it has none.
@@ -68,8 +87,12 @@ pub(crate) enum ControlMessage {
     Closed { path: PathId, epoch: u32, cid: ConnIndex, reason: CloseReason },
     /// Nothing of a path that is to go is in flight here any more.
     Retired { path: PathId, epoch: u32, shard: CoreIndex },
-    /// The server says that the export is removed.
-    Removed,
+    /// A request went out while the session was idle.
+    InUse,
+    /// The server says that the export of this device is removed.
+    Removed(DeviceIndex),
+    /// Nothing of a device that is to be closed is left here.
+    Settled { device: DeviceIndex, shard: CoreIndex },
     /// A state was met on a path that cannot be; the shard has ended its connection.
     InternalError { path: PathId },
 }

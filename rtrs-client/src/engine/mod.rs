@@ -10,11 +10,13 @@
 mod cache_epoch;
 pub(crate) mod control;
 pub(crate) mod ctx;
+pub(crate) mod device_set;
 pub(crate) mod device_table;
 pub(crate) mod io;
 pub(crate) mod message;
 pub(crate) mod prover;
 pub(crate) mod session;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -30,17 +32,17 @@ use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::time::{Instant, earliest};
 
 use self::control::SessionControl;
+pub use self::control::failure::SessionFailure;
 pub(crate) use self::control::identity::ANOTHER;
 pub(crate) use self::control::no_path::NoPathWait;
-pub use self::control::open::SessionFailure;
 pub use self::control::path_admin::{Change, Leaving};
-pub(crate) use self::control::status::PathStatus;
+pub(crate) use self::control::status::{PathStatus, VolumeStatus};
 use self::ctx::{Ctx, Fabrics};
-use self::device_table::DeviceIndex;
+pub use self::device_set::DeviceIndex;
 use self::io::Shard;
 pub use self::io::block_device::SessionDevice;
-pub(crate) use self::io::retry::{OldestIo, Waits};
-pub(crate) use self::io::slow_requests::SlowReport;
+pub(crate) use self::io::devices::{DeviceReport, Reported};
+pub(crate) use self::io::retry::Waits;
 pub use self::message::ClientMessage;
 use self::message::{ConnectionEnd, Message, Outbox};
 pub(crate) use self::prover::{NO_KEYS, NO_PROOF, describe_impostor, describe_refusal};
@@ -48,6 +50,7 @@ pub use self::prover::{Nonces, Prover};
 pub(crate) use self::session::PATHS_MAX;
 pub use self::session::{
     Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo, Tuning,
+    VOLUMES_MAX, VolumeConfig,
 };
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
@@ -63,45 +66,72 @@ pub struct PathView {
     pub leaving: bool,
     /// The state's name, as in listings.
     pub state: String,
+    /// Volumes that it serves.
+    pub volumes: usize,
     /// Times it was connected again.
     pub reconnects: u64,
     /// Why it ended last.
     pub last_error: Option<String>,
 }
 
+/// A volume of a session, as the control shard knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeView {
+    /// Its device on each shard.
+    pub device: DeviceIndex,
+    /// The name of its export.
+    pub export: String,
+    /// False once its user does not have it any more, until nothing of it is left.
+    pub used: bool,
+    /// It is open at the server.
+    pub open: bool,
+    /// It cannot go on.
+    pub failed: bool,
+    /// Why it cannot go on, or what was in the way when it was last tried.
+    pub obstacle: Option<String>,
+    /// Paths that do not serve it, and why.
+    pub refusals: Vec<(String, String)>,
+}
+
 /// What one shard of a session knows and did.
 #[derive(Debug)]
 pub(crate) struct EngineReport {
     pub(crate) shard: CoreIndex,
+    /// Over the paths.
     pub(crate) stats: ShardStats,
+    /// By volume.
+    pub(crate) devices: Vec<DeviceReport>,
     pub(crate) inflight: usize,
     /// The requests of these, by path.
     pub(crate) path_inflight: Vec<u32>,
     /// By path, left out because it is slow.
     pub(crate) path_slow: Vec<bool>,
-    /// The IO that is here for the longest time.
-    pub(crate) oldest: Option<OldestIo>,
-    /// Requests that the server does not answer although their path lives.
-    pub(crate) slow_requests: SlowReport,
-    /// Times that the server may have lost acknowledged writes, as all shards see it.
-    pub(crate) cache_losses: u64,
-    /// Only from the control shard, as are the next eight.
+    /// The shape of each device that was open once.
+    pub(crate) geometries: Vec<(DeviceIndex, Geometry)>,
+    /// Only from the control shard, as are the next four.
     pub(crate) paths: Option<Vec<PathStatus>>,
     /// Names by place, those of removed paths included.
     pub(crate) names: Vec<String>,
     pub(crate) policy: Option<Policy>,
     pub(crate) no_path_policy: Option<NoPath>,
-    pub(crate) open: bool,
-    /// Why the session cannot go on, or what was in the way when it was last tried.
-    pub(crate) obstacle: Option<SessionFailure>,
-    /// It is the former.
-    pub(crate) failed: bool,
-    /// How IO stands while no path carries it.
-    pub(crate) no_path: Option<NoPathWait>,
-    /// None until the device was open once.
-    pub(crate) geometry: Option<Geometry>,
-    /// What the session is pinned to.
-    pub(crate) identity: Option<Identity>,
+    pub(crate) volumes: Vec<VolumeStatus>,
+}
+
+impl EngineReport {
+    /// What the shard knows of a device.
+    pub(crate) fn device(&self, device: DeviceIndex) -> Option<&DeviceReport> {
+        self.devices.iter().find(|report| report.device == device)
+    }
+
+    /// What the control shard knows of a volume.
+    pub(crate) fn volume(&self, device: DeviceIndex) -> Option<&VolumeStatus> {
+        self.volumes.iter().find(|volume| volume.device == device)
+    }
+
+    /// The shape of a device that was open once.
+    pub(crate) fn geometry(&self, device: DeviceIndex) -> Option<&Geometry> {
+        self.geometries.iter().find(|(of, _)| *of == device).map(|(_, geometry)| geometry)
+    }
 }
 
 /// One shard of a session.
@@ -122,7 +152,7 @@ impl ClientEngine {
         config: &Arc<SessionConfig>,
         uuids: &[[u8; 16]],
     ) -> Self {
-        let shard = Rc::new(RefCell::new(Shard::new(index, Arc::clone(config))));
+        let shard = Rc::new(RefCell::new(Shard::new(index, config)));
         let control = (index.0 == 0).then(|| SessionControl::new(now, Arc::clone(config), uuids));
         Self { index, shard, control, out: Outbox::default(), away: Outbox::default() }
     }
@@ -235,23 +265,35 @@ impl ClientEngine {
         }
     }
 
-    /// This shard's queue of the session's device, once the server has opened it.
-    pub fn device(&self) -> Option<SessionDevice> {
-        let is_known = self.shard.borrow().devices().is_known(DeviceIndex::FIRST);
-        is_known.then(|| SessionDevice::new(Rc::clone(&self.shard), DeviceIndex::FIRST))
+    /// This shard's queue of a device, once the server has opened it.
+    pub fn device(&self, device: DeviceIndex) -> Option<SessionDevice> {
+        let is_known = self.shard.borrow().devices().is_known(device);
+        is_known.then(|| SessionDevice::new(&self.shard, device))
     }
 
-    /// On the control shard: in which epoch of the server's cache this session may leave writes
-    /// that were not flushed, should it end now; for [`SessionConfig::inherited_epoch`] of the
-    /// next.
-    pub fn saved_epoch(&self) -> Option<u64> {
-        self.control.as_ref().and_then(SessionControl::saved_epoch)
+    /// On the control shard: in which epoch of the server's cache this session may leave writes of
+    /// a volume that were not flushed, should it end now; for [`VolumeConfig::inherited_epoch`] of
+    /// the next.
+    pub fn saved_epoch(&self, device: DeviceIndex) -> Option<u64> {
+        self.control.as_ref()?.saved_epoch(device)
     }
 
-    /// On the control shard: which server's export the session is pinned to, if either is known;
-    /// for [`SessionConfig::identity`] of the next.
-    pub fn pinned_identity(&self) -> Option<Identity> {
-        self.control.as_ref().and_then(SessionControl::pinned_identity)
+    /// On the control shard: which server's export a volume is pinned to, if either is known;
+    /// for [`VolumeConfig::identity`] of the next.
+    pub fn pinned_identity(&self, device: DeviceIndex) -> Option<Identity> {
+        self.control.as_ref()?.pinned_identity(device)
+    }
+
+    /// The volumes, those included that are being closed; on the control shard only.
+    pub fn volumes(&self, now: Instant) -> Vec<VolumeView> {
+        let volumes = self.control.as_ref().map(|control| control.volumes(now));
+        let view = |volume: VolumeStatus| {
+            let VolumeStatus { device, export, used, open, failed, obstacle, refusals, .. } =
+                volume;
+            let obstacle = obstacle.map(|obstacle| obstacle.to_string());
+            VolumeView { device, export, used, open, failed, obstacle, refusals }
+        };
+        volumes.into_iter().flatten().map(view).collect()
     }
 
     /// When to be polled even if nothing happens.
@@ -265,7 +307,7 @@ impl ClientEngine {
         self.control(now, fabrics, |control, ctx| control.on_network_change(what, ctx));
     }
 
-    /// Changes paths or policy of the running session; on the control shard only.
+    /// Changes paths, volumes or settings of the running session; on the control shard only.
     ///
     /// # Errors
     /// Why it cannot be made.
@@ -289,9 +331,9 @@ impl ClientEngine {
         self.control.as_ref().is_some_and(SessionControl::is_done)
     }
 
-    /// True while the device is open at the server; the control shard knows.
-    pub fn is_open(&self) -> bool {
-        self.control.as_ref().is_some_and(SessionControl::is_open)
+    /// True while a device is open at the server; the control shard knows.
+    pub fn is_open(&self, device: DeviceIndex) -> bool {
+        self.control.as_ref().is_some_and(|control| control.is_open(device))
     }
 
     /// Why the session cannot go on; the control shard knows.
@@ -299,45 +341,49 @@ impl ClientEngine {
         self.control.as_ref().and_then(SessionControl::failure)
     }
 
-    /// The device's shape, as the device table of this shard has it; None until it was open once.
-    pub(crate) fn geometry(&self) -> Option<Geometry> {
-        let shard = self.shard.borrow();
-        let devices = shard.devices();
-        let is_known = devices.is_known(DeviceIndex::FIRST);
-        is_known.then(|| devices.info(DeviceIndex::FIRST).geometry.clone())
+    /// True while the session has a volume of this export, or is closing it; the control shard
+    /// knows.
+    pub(crate) fn has_volume(&self, export: &str) -> bool {
+        self.control.as_ref().is_some_and(|control| control.has_volume(export))
     }
 
-    /// The device's size, as this shard has it; None until it was open once.
-    pub fn size(&self) -> Option<u64> {
-        let shard = self.shard.borrow();
-        let devices = shard.devices();
-        let is_known = devices.is_known(DeviceIndex::FIRST);
-        is_known.then(|| devices.info(DeviceIndex::FIRST).geometry.size)
+    /// Why a volume cannot go on; the control shard knows.
+    pub(crate) fn volume_failure(&self, device: DeviceIndex) -> Option<&SessionFailure> {
+        self.control.as_ref()?.volume_failure(device)
     }
 
-    /// What this shard knows and did, for listings.
-    pub(crate) fn report(&self, now: Instant) -> EngineReport {
+    /// IOs of a device that have not ended, on this shard.
+    pub(crate) fn device_inflight(&self, device: DeviceIndex) -> usize {
+        self.shard.borrow().device_inflight(device)
+    }
+
+    /// A device's size, as this shard has it; None until it was open once.
+    pub fn size(&self, device: DeviceIndex) -> Option<u64> {
+        let shard = self.shard.borrow();
+        let devices = shard.devices();
+        devices.is_known(device).then(|| devices.info(device).geometry.size)
+    }
+
+    /// What this shard knows and did, for listings; of devices, those that are asked for.
+    pub(crate) fn report(&self, now: Instant, reported: Reported) -> EngineReport {
         let shard = self.shard.borrow();
         let control = self.control.as_ref();
+        let devices = shard.devices();
+        let known = devices.all().filter(|device| devices.is_known(*device));
+        let geometries = known.map(|device| (device, devices.info(device).geometry.clone()));
         EngineReport {
             shard: self.index,
             stats: shard.stats().clone(),
+            devices: shard.device_reports(now, reported),
             inflight: shard.inflight(),
             path_inflight: shard.path_inflight(),
             path_slow: shard.path_slow(),
-            oldest: shard.oldest(now),
-            slow_requests: shard.slow_requests(now),
-            cache_losses: shard.devices().cache_losses(DeviceIndex::FIRST),
+            geometries: geometries.collect(),
             paths: control.map(SessionControl::status),
             names: control.map(SessionControl::path_names).unwrap_or_default(),
             policy: control.map(|control| control.config().policy),
             no_path_policy: control.map(|control| control.config().no_path),
-            open: self.is_open(),
-            obstacle: control.and_then(SessionControl::obstacle).cloned(),
-            failed: self.failure().is_some(),
-            no_path: control.and_then(|control| control.no_path(now)),
-            geometry: self.geometry(),
-            identity: self.pinned_identity(),
+            volumes: control.map(|control| control.volumes(now)).unwrap_or_default(),
         }
     }
 
@@ -354,8 +400,9 @@ impl ClientEngine {
             .map(|path| PathView {
                 name: path.path,
                 leaving: path.leaving.is_some(),
-                connected: path.state == PathState::Connected,
+                connected: matches!(path.state, PathState::Connected | PathState::Standby),
                 state: path.state.to_string(),
+                volumes: path.volumes,
                 reconnects: path.reconnects,
                 last_error: path.last_error,
             })

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rtrs_core::identity::Identity;
 use rtrs_core::ids::{PermitId, ProviderIndex, SessionId};
@@ -15,7 +15,10 @@ pub use crate::settings::{Failover, NoPath, Policy, SlowIo};
 /// Most paths of a session (kernel rtrs-srv.c, `__alloc_path`).
 pub(crate) const PATHS_MAX: usize = 128;
 
-/// The control shard's permit for opening and closing the device.
+/// Most volumes of a session.
+pub const VOLUMES_MAX: usize = 128;
+
+/// The control shard's permit for opening and closing volumes.
 pub(crate) const CONTROL: PermitId = PermitId(0);
 
 /// How a path's heartbeat goes.
@@ -28,6 +31,8 @@ pub struct HeartbeatSettings {
     /// The same where the server answers on another path meanwhile (`silence.rs`): at most
     /// `missed_max`.
     pub confirmed_missed_max: u32,
+    /// While a path is idle the interval grows, up to this, at servers that take it.
+    pub idle_max: Duration,
 }
 
 impl HeartbeatSettings {
@@ -93,29 +98,36 @@ impl Tuning {
     }
 }
 
-/// Everything a session needs to know before it starts.
-#[derive(Clone, Debug)]
-pub struct SessionConfig {
-    /// Name reported to the server; unique among the server's sessions.
-    pub name: String,
-    /// The export to open.
+/// A volume of a session: an export of its server, and how that is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeConfig {
+    /// The export to open; no other volume of the session has the same.
     pub export: String,
     /// Access asked for.
     pub access: AccessMode,
     /// When writing is refused because the export is read-only, open it read-only.
     pub read_only_fallback: bool,
-    /// How long, from the start on, a session that cannot open tries again: who takes over from a
-    /// process that died has to wait until the server has done with that one's session.
-    pub open_patience: Duration,
     /// Of a session that takes over from a process that died: in which epoch of the server's cache
     /// that one may have left writes that were not flushed, 0 when that is not known. They count
     /// as this session's own.
     pub inherited_epoch: Option<u64>,
+    /// Which server's export it has to be; None: that of the first path that opens it.
+    pub identity: Option<Identity>,
+}
+
+/// Everything a session needs to know before it starts.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// Name reported to the server; unique among the server's sessions.
+    pub name: String,
+    /// The volumes that it begins with, by index: at least one and at most [`VOLUMES_MAX`].
+    pub volumes: Vec<VolumeConfig>,
+    /// How long, from the start on, a session that cannot open tries again: who takes over from a
+    /// process that died has to wait until the server has done with that one's session.
+    pub open_patience: Duration,
     /// How long, from the first open on, requests may come again that the process that died had
     /// taken and not answered.
     pub resent_for: Duration,
-    /// Which server's export it has to be; None: that of the first path that opens.
-    pub identity: Option<Identity>,
     /// The session's identity, the same on all paths.
     pub id: SessionId,
     /// Paths in order of preference; at least one.
@@ -229,18 +241,42 @@ impl NoPath {
 #[derive(Debug, Default)]
 pub(crate) struct PathShared {
     last_received_ns: AtomicU64,
+    last_waited_ns: AtomicU64,
     latency_ns: AtomicU64,
+    /// Heartbeats are sent less often because the path is idle.
+    idle: AtomicBool,
 }
 
 impl PathShared {
-    /// Something arrived on one of the path's connections.
+    /// Heartbeats are sent less often from now on, or as often as ever.
+    pub(crate) fn set_idle(&self, idle: bool) {
+        self.idle.store(idle, Ordering::Relaxed);
+    }
+
+    /// A request goes out. True when the path was idle: the control shard is to be notified, once.
+    pub(crate) fn ends_idle(&self) -> bool {
+        self.idle.load(Ordering::Relaxed) && self.idle.swap(false, Ordering::Relaxed)
+    }
+
+    /// Something that was no heartbeat arrived on one of the path's connections.
     pub(crate) fn received(&self, now: Instant) {
         self.last_received_ns.fetch_max(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// When something last arrived.
+    /// When that was last.
     pub(crate) fn last_received(&self) -> Instant {
         Instant::from_nanos(self.last_received_ns.load(Ordering::Relaxed))
+    }
+
+    /// A request on one of them waits for its answer.
+    pub(crate) fn waits(&self, now: Instant) {
+        self.last_waited_ns.fetch_max(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// When the path was last in use, as far as the control shard knows.
+    pub(crate) fn last_used(&self) -> Instant {
+        let waited = Instant::from_nanos(self.last_waited_ns.load(Ordering::Relaxed));
+        self.last_received().max(waited)
     }
 
     /// Sets the last heartbeat round trip; zero while none is known.

@@ -8,19 +8,24 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rtrs_core::fabric::{
-    Access, CloseReason, ConnectFailure, ConnectParams, Fabric, FabricError, MemoryRegistration,
-    PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus,
-    WorkCompletion, WorkRequest, WrOp,
+    Access, ConnectParams, Fabric, FabricError, MemoryRegistration, PdUse, PrivateData,
+    ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion,
+    WorkRequest, WrOp,
 };
+use rtrs_core::gateway::Standing;
 use rtrs_core::identity::EvictionSecret;
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
     AUTH_VERSION, AccessMode, Auth, Challenge, ChallengeRsp, ClientExtensions, Close, ConnReq,
-    ConnRsp, Discover, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Name, Open, OpenRefusal,
-    OpenRsp, OpenRspTail, Page, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg, errno,
+    ConnRsp, Discover, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Move, Name, Open,
+    OpenRefusal, OpenRsp, OpenRspTail, Page, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg,
     errno_name,
+};
+
+pub(crate) use super::refusal::{
+    UNPROVEN_EVICTION, describe_failure, describe_info_refusal, eviction,
 };
 
 use super::io::{ANSWER_SLOT, Answer, WrId, answer_len, geometry_of, writes_zeroes};
@@ -61,6 +66,7 @@ pub(crate) fn conn_request(
             changed: true,
             times: true,
             authenticates: proves,
+            gateways: true,
             queue_depth,
         }
         .encode(),
@@ -100,76 +106,6 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions)
     Ok((granted, extensions))
 }
 
-const NOT_LET_IN: &str = " (the server's access lists do not let this client in, or not into this \
-                          session: all its paths must prove the same name; its log says why)";
-
-/// What a reject says.
-pub(crate) fn describe_reject(private_data: &[u8]) -> String {
-    match ConnRsp::decode(private_data) {
-        Ok(rsp) => {
-            let errno = rsp.errno.unsigned_abs();
-            let hint = match errno {
-                17 => {
-                    " (the server still holds a path with these addresses; a kernel's refuses \
-                     IPv4 beside IPv6 too)"
-                }
-                104 => " (the server still holds the old path, or speaks another version)",
-                6 => " (the address of another server; every --path must reach the same one)",
-                13 if Extensions::decode(&rsp.ext).authenticate => {
-                    " (the server's access lists do not let this client in without a name; to \
-                     prove who it is, use tls:// or rdma:// with key-file and server-key, or \
-                     tls-dir)"
-                }
-                13 => NOT_LET_IN,
-                12 => " (the server has no memory for this; its log says why)",
-                116 => " (the server's operator evicted this session: detach, and attach again)",
-                95 => " (it answers pings only, or its RDMA device lacks something; see its log)",
-                _ => "",
-            };
-            format!("refused by the server: {}{hint}", errno_name(errno))
-        }
-        Err(_) => "refused by the server".to_owned(),
-    }
-}
-
-/// Set when a server says that its operator evicted the session: the secret it says it with, if
-/// it has one. Anybody can say so who answers at the address.
-pub(crate) fn eviction(failure: &ConnectFailure) -> Option<Option<EvictionSecret>> {
-    let ConnectFailure::Rejected(data) = failure else { return None };
-    let rsp = ConnRsp::decode(data.as_bytes()).ok()?;
-    let evicted = rsp.errno.unsigned_abs() == errno::ESTALE;
-    evicted.then(|| Extensions::decode(&rsp.ext).identity.map(EvictionSecret))
-}
-
-/// What stands at a path whose server says so and does not prove it.
-pub(crate) const UNPROVEN_EVICTION: &str = concat!(
-    "cannot connect: the server says that it evicted this session, and does not prove that it is ",
-    "the one that opened it; detach, and attach again if it was evicted",
-);
-
-/// Why a connection did not come about.
-pub(crate) fn describe_failure(failure: &ConnectFailure) -> String {
-    match failure {
-        ConnectFailure::Rejected(data) => describe_reject(data.as_bytes()),
-        ConnectFailure::Failed(CloseReason::TimedOut) => {
-            "no answer within the connect timeout".to_owned()
-        }
-        // Nothing was there yet that could be lost.
-        ConnectFailure::Failed(CloseReason::Lost(why)) => why.clone(),
-        ConnectFailure::Failed(reason) => reason.to_string(),
-    }
-}
-
-/// Why a connection ended in place of INFO_RSP, with what is likely.
-pub(crate) fn describe_info_refusal(reason: &CloseReason, session: &str) -> String {
-    let refused = matches!(reason, CloseReason::PeerTerminated(_));
-    let reason = if refused { "refused by the server".into() } else { reason.to_string() };
-    format!(
-        "{reason}: perhaps another session there has the name {session} (--session-name); the \
-         server's log says why"
-    )
-}
-
 /// What happened on a service connection.
 #[derive(Debug)]
 pub(crate) enum ServiceEvent {
@@ -191,6 +127,8 @@ pub(crate) enum ServiceEvent {
     /// The device is open.
     Opened {
         device: OpenDevice,
+        /// How the server stands, if the export moves between servers.
+        standing: Option<Standing>,
         /// What the server repeats if it ends the session for good.
         secret: Option<EvictionSecret>,
     },
@@ -198,6 +136,8 @@ pub(crate) enum ServiceEvent {
     OpenRefused(u16, Option<OpenRefusal>),
     /// The device is closed.
     Closed,
+    /// The server has begun to move a device, or has not, with this errno.
+    Moves(u16),
     /// The path that was meant is fenced off.
     Fenced,
     /// Exports were listed.
@@ -227,6 +167,7 @@ enum Step {
     SessInfo { export: String, access: AccessMode },
     Open,
     Close,
+    Move,
     Fence,
     Discover,
 }
@@ -422,6 +363,17 @@ impl ServiceConnection {
         Ok(())
     }
 
+    /// Has a device served by this server, or by another.
+    pub(crate) fn post_move(
+        &mut self,
+        wanted: Move,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        self.post_write(CONTROL, &wanted.encode(), fabric)?;
+        self.step = Step::Move;
+        Ok(())
+    }
+
     /// Has another path of the session fenced off, up to its connect of that count.
     pub(crate) fn post_fence(
         &mut self,
@@ -434,13 +386,24 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Sends a heartbeat, or the answer to one.
+    /// Sends a heartbeat, which announces the next one; 0: says nothing of it.
     pub(crate) fn post_heartbeat(
         &mut self,
-        ack: bool,
+        next_ms: u32,
         fabric: &mut dyn Fabric,
     ) -> Result<(), FabricError> {
-        let imm = if ack { Imm::HeartbeatAck } else { Imm::Heartbeat };
+        self.post_immediate(Imm::Heartbeat { next_ms }, fabric)
+    }
+
+    /// Answers a heartbeat.
+    pub(crate) fn post_heartbeat_ack(
+        &mut self,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
+        self.post_immediate(Imm::HeartbeatAck, fabric)
+    }
+
+    fn post_immediate(&mut self, imm: Imm, fabric: &mut dyn Fabric) -> Result<(), FabricError> {
         let remote = RemoteMem { addr: 0, rkey: Rkey(0) };
         let op = WrOp::RdmaWrite { remote, imm: Some(imm.encode()) };
         self.post(op, SgeList::EMPTY, fabric)
@@ -475,7 +438,7 @@ impl ServiceConnection {
         self.post_receive(slot, fabric).map_err(|e| format!("receive not reposted: {e}"))?;
         let Some(imm) = wc.imm else { return Ok(ServiceEvent::Nothing) };
         match Imm::decode(imm) {
-            Imm::Heartbeat => Ok(ServiceEvent::HeartbeatAsked),
+            Imm::Heartbeat { .. } => Ok(ServiceEvent::HeartbeatAsked),
             Imm::HeartbeatAck => Ok(ServiceEvent::HeartbeatAnswered),
             Imm::Changed { device } => Ok(ServiceEvent::Changed { device }),
             _ => {
@@ -577,9 +540,12 @@ impl ServiceConnection {
                     volatile: told && rsp.volatile,
                     export_id: tail.and_then(|tail| tail.export),
                 };
-                Ok(ServiceEvent::Opened { device, secret: tail.map(|tail| tail.secret) })
+                let standing = tail.and_then(|tail| tail.standing);
+                let secret = tail.map(|tail| tail.secret);
+                Ok(ServiceEvent::Opened { device, standing, secret })
             }
             Step::Close => Ok(ServiceEvent::Closed),
+            Step::Move => Ok(ServiceEvent::Moves(answer.errno)),
             Step::Fence if answer.errno != 0 => {
                 Err(format!("the server refused a fence: {}", errno_name(answer.errno)))
             }

@@ -57,6 +57,7 @@ impl Request {
                 .fua(self.flags.fua)
                 .no_unmap(self.flags.no_unmap)
                 .fast_only(self.flags.fast_only),
+            IoOp::Extents => Rw::EXTENTS,
         };
         let header = IoHeader {
             device_id: self.device_id,
@@ -69,15 +70,18 @@ impl Request {
         let user = header.encode();
         let usr_len = user.len();
         bytes[..usr_len].copy_from_slice(&user);
-        let data_len = match self.op {
-            IoOp::Read | IoOp::Write => self.len as usize,
+        let answer_len = match self.op {
+            IoOp::Read => self.len,
+            // The device looks at `len` bytes, and says what is there in fewer.
+            IoOp::Extents => self.buf.as_ref().map_or(0, |buf| buf.len() as u32),
             _ => 0,
         };
+        let data_len = if self.op == IoOp::Write { self.len } else { answer_len } as usize;
         // Block operation numbers decide the direction: odd ones travel as WRITE, even ones
-        // (read, flush) as READ. WRITE_ZEROES is 5, DISCARD 3.
+        // (read, flush, extents) as READ. WRITE_ZEROES is 5, DISCARD 3.
         let message_len = match self.op {
-            IoOp::Read | IoOp::Flush => {
-                let desc = target.map(|t| SgDesc { addr: t.addr, key: t.rkey, len: self.len });
+            IoOp::Read | IoOp::Flush | IoOp::Extents => {
+                let desc = target.map(|t| SgDesc { addr: t.addr, key: t.rkey, len: answer_len });
                 ReadMsg { usr_len: usr_len as u16, need_inval: false, desc }
                     .encode(&mut bytes[usr_len..])
             }
@@ -91,7 +95,7 @@ impl Request {
         let imm = Imm::Request { permit: self.permit, offset: (data_len + usr_len) as u32 };
         Layout {
             header_len: usr_len + message_len,
-            chunk_offset: if self.op == IoOp::Read { u64::from(self.len) } else { 0 },
+            chunk_offset: u64::from(answer_len),
             imm: imm.encode_with(bits),
         }
     }
@@ -223,6 +227,7 @@ pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry
         write_zeroes: true,
         fast_zero: !own_zeroes && rsp.fast_zero,
         rotational: rsp.rotational,
+        extents: keeps_lengths && rsp.extents,
     })
 }
 
@@ -274,7 +279,7 @@ mod tests {
         let permit = PermitId(permit);
         let request = Request { permit, device_id: 0, op, flags, offset, len, buf };
         let mut bytes = [0xff; HEADER_SLOT];
-        let target = (op == IoOp::Read).then_some(TARGET);
+        let target = matches!(op, IoOp::Read | IoOp::Extents).then_some(TARGET);
         let layout = request.encode(target, &GRANTED, &mut bytes);
         assert!(bytes[layout.header_len..].iter().all(|&b| b == 0xff), "nothing beyond its length");
         (bytes[..layout.header_len].to_vec(), layout)
@@ -294,6 +299,9 @@ mod tests {
     #[test]
     fn requests_are_those_of_the_kernels_client() {
         let none = IoFlags::default();
+        let (bytes, layout) = encode(IoOp::Extents, none, (1, 1 << 20, 1 << 31));
+        assert_eq!((bytes, layout.chunk_offset), (golden("tail_extents"), 4096));
+        assert_eq!(layout.imm, imm("imm_req_1_read"));
         let (bytes, layout) = encode(IoOp::Read, none, (1, 0, 4096));
         let mut expected = tail("tail_read");
         // The kernel has the server invalidate its memory; our windows are closed by ourselves.

@@ -21,8 +21,9 @@ use rtrs_core::wire::{Close, Imm, MemBits, WriteMsg};
 
 use super::io::{ANSWER_SLOT, Answer, HEADER_SLOT, Request, WrId, answer_len};
 use crate::engine::ctx::Ctx;
+use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::device_table::NO_DEVICE;
-use crate::engine::message::Connect;
+use crate::engine::message::{Connect, Served};
 use crate::engine::session::{Granted, PathShared, PathTarget};
 
 /// A region that IO buffers lie in, as this path's connection knows it.
@@ -39,7 +40,8 @@ struct Connection {
     pd: Arc<dyn ProtectionDomain>,
     headers: Arc<dyn MemoryRegistration>,
     receives: Arc<dyn MemoryRegistration>,
-    data: Vec<DataRegion>,
+    /// None where one was detached.
+    data: Vec<Option<DataRegion>>,
     /// Chunk addresses and keys by permit of this shard; empty until the path is up.
     chunks: Vec<RemoteMem>,
     /// Which data region the permit's open window belongs to.
@@ -81,7 +83,10 @@ pub(crate) struct PathShard {
     id: PathId,
     target: PathTarget,
     epoch: u32,
-    cache_id: u64,
+    /// By device, as the path serves it or did last.
+    served: Vec<Option<Served>>,
+    /// Devices that it serves.
+    serves: DeviceSet,
     cid: ConnIndex,
     connection: Option<Connection>,
     range: Range<u16>,
@@ -99,7 +104,8 @@ impl PathShard {
             id,
             target,
             epoch: 0,
-            cache_id: 0,
+            served: Vec::new(),
+            serves: DeviceSet::default(),
             cid: ConnIndex(0),
             connection: None,
             range: 0..0,
@@ -114,9 +120,19 @@ impl PathShard {
         self.id
     }
 
-    /// The epoch of the server's cache in which the path came up; 0 when nobody says.
-    pub(crate) fn cache_id(&self) -> u64 {
-        self.cache_id
+    /// How the path serves a device, or did last.
+    fn served(&self, device: DeviceIndex) -> Option<&Served> {
+        self.served.get(device.index())?.as_ref()
+    }
+
+    /// The epoch of the server's cache in which the path opened a device; 0 when nobody says.
+    pub(crate) fn cache_id(&self, device: DeviceIndex) -> u64 {
+        self.served(device).map_or(0, |served| served.cache_id)
+    }
+
+    /// The server's number for a device on this path.
+    pub(crate) fn device_id(&self, device: DeviceIndex) -> u32 {
+        self.served(device).map_or(NO_DEVICE, |served| served.device_id)
     }
 
     /// Requests of this shard in flight on this path.
@@ -127,6 +143,19 @@ impl PathShard {
     /// A request has ended, or its connection has.
     pub(crate) fn request_left(&mut self) {
         self.inflight -= 1;
+    }
+
+    /// A request went out. True when the path was idle, once.
+    pub(crate) fn ends_idle(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| c.shared.ends_idle())
+    }
+
+    /// Requests of this shard wait for answers. True as with [`Self::ends_idle`].
+    pub(crate) fn waits(&self, now: Instant) -> bool {
+        if let Some(connection) = &self.connection {
+            connection.shared.waits(now);
+        }
+        self.ends_idle()
     }
 
     /// As listings show it.
@@ -148,9 +177,9 @@ impl PathShard {
         self.connection.as_ref().is_some_and(|c| !c.chunks.is_empty() && !c.ending)
     }
 
-    /// True when new requests may be posted.
-    pub(crate) fn takes_io(&self) -> bool {
-        self.is_up() && self.retiring == Retiring::No
+    /// True when new requests of a device may be posted.
+    pub(crate) fn takes_io_of(&self, device: DeviceIndex) -> bool {
+        self.is_up() && self.retiring == Retiring::No && self.serves.contains(device)
     }
 
     /// Gives the path no more requests.
@@ -171,11 +200,11 @@ impl PathShard {
     }
 
     /// Starts this shard's connection.
-    pub(crate) fn connect(
+    pub(crate) fn connect<'a>(
         &mut self,
         start: &Connect,
         range: Range<u16>,
-        regions: &[Arc<Region>],
+        regions: impl Iterator<Item = &'a Arc<Region>>,
         timeout: Duration,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), FabricError> {
@@ -247,21 +276,44 @@ impl PathShard {
         (self.id, self.epoch, self.cid, why)
     }
 
-    /// The handshake is complete: these are the path's chunks, by permit of the whole session.
+    /// The handshake is complete: these are the path's chunks, by permit of the whole session, and
+    /// the devices that it serves.
     pub(crate) fn up(
         &mut self,
         epoch: u32,
         chunks: &[RemoteMem],
         range: Range<u16>,
-        cache_id: u64,
+        served: &[Served],
     ) {
         let Some(connection) = self.connection.as_mut() else { return };
         if self.epoch != epoch {
             return;
         }
         let (from, to) = (usize::from(range.start), usize::from(range.end));
-        self.cache_id = cache_id;
         connection.chunks = chunks.get(from..to).map(<[RemoteMem]>::to_vec).unwrap_or_default();
+        self.serves = DeviceSet::default();
+        served.iter().for_each(|served| self.serve(epoch, *served));
+    }
+
+    /// True when its connection is of this epoch.
+    pub(crate) fn is_of(&self, epoch: u32) -> bool {
+        self.epoch == epoch
+    }
+
+    /// It serves this device from now on, if its connection is of this epoch.
+    pub(crate) fn serve(&mut self, epoch: u32, served: Served) {
+        if self.epoch != epoch {
+            return;
+        }
+        let at = served.device.index();
+        self.served.resize(self.served.len().max(at + 1), None);
+        self.served[at] = Some(served);
+        self.serves.insert(served.device);
+    }
+
+    /// It does not serve this device any more; what it has of it is still answered.
+    pub(crate) fn leave(&mut self, device: DeviceIndex) {
+        self.serves.remove(device);
     }
 
     /// Ends the connection if it is of this epoch.
@@ -307,6 +359,14 @@ impl PathShard {
         }
     }
 
+    /// Forgets a region of IO buffers that nothing in flight uses.
+    pub(crate) fn detach_region(&mut self, region: &Region) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        for data in &mut connection.data {
+            data.take_if(|data| data.registration.region().id() == region.id());
+        }
+    }
+
     /// Posts a request.
     pub(crate) fn post(
         &mut self,
@@ -322,14 +382,17 @@ impl PathShard {
         let data = match &request.buf {
             Some(buf) => {
                 let id = buf.region().id();
-                let found = connection.data.iter().position(|d| d.registration.region().id() == id);
-                Some(found.ok_or(FabricError::LocalMemory)?)
+                let is = |data: &Option<DataRegion>| {
+                    data.as_ref().is_some_and(|data| data.registration.region().id() == id)
+                };
+                let at = connection.data.iter().position(is).ok_or(FabricError::LocalMemory)?;
+                Some((at, connection.data[at].as_ref().ok_or(FabricError::LocalMemory)?))
             }
             None => None,
         };
         let mut target = None;
-        if let (IoOp::Read, Some(buf), Some(data)) = (request.op, &request.buf, data) {
-            let region = &connection.data[data];
+        let answered = matches!(request.op, IoOp::Read | IoOp::Extents);
+        if let (true, Some(buf), Some((at, region))) = (answered, &request.buf, data) {
             let addr = region.registration.base() + buf.offset() as u64;
             if region.windows.is_empty() {
                 target = Some(RemoteMem { addr, rkey: region.registration.rkey() });
@@ -343,7 +406,7 @@ impl PathShard {
                 )?;
                 let (BindResult::Done(rkey) | BindResult::Pending(rkey)) = bound;
                 target = Some(RemoteMem { addr, rkey });
-                connection.open_window[row] = Some(data);
+                connection.open_window[row] = Some(at);
             }
         }
         let mut bytes = [0; HEADER_SLOT];
@@ -356,8 +419,8 @@ impl PathShard {
         slot.copy_in(0, &bytes[..layout.header_len]);
         let header = Sge { slice: slot, lkey: connection.headers.lkey() };
         let sges = match (request.op, request.buf, data) {
-            (IoOp::Write, Some(buf), Some(data)) => {
-                let lkey = connection.data[data].registration.lkey();
+            (IoOp::Write, Some(buf), Some((_, region))) => {
+                let lkey = region.registration.lkey();
                 SgeList::two(Sge { slice: buf, lkey }, header)
             }
             _ => SgeList::one(header),
@@ -422,7 +485,8 @@ impl PathShard {
         }
         let Some(connection) = self.connection.as_mut() else { return Ok(true) };
         let Some(data) = connection.open_window[row].take() else { return Ok(true) };
-        let window = &connection.data[data].windows[row];
+        let Some(data) = connection.data[data].as_ref() else { return Ok(true) };
+        let window = &data.windows[row];
         let wr_id = WrId::Revoke(permit).encode();
         match fabric.revoke(connection.qp, window, wr_id)? {
             BindResult::Done(_) => Ok(true),
@@ -486,7 +550,11 @@ impl Connection {
         let registration = self.pd.register(region, access)?;
         let windows =
             (0..windows).map(|_| self.pd.window(&registration)).collect::<Result<_, _>>()?;
-        self.data.push(DataRegion { registration, windows });
+        let data = Some(DataRegion { registration, windows });
+        match self.data.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = data,
+            None => self.data.push(data),
+        }
         Ok(())
     }
 

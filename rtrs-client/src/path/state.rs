@@ -27,6 +27,8 @@ pub(crate) enum PathState {
     Opening,
     /// Carries IO.
     Connected,
+    /// As listings show one that is connected and serves nothing: another gateway does.
+    Standby,
     /// Connections are being ended.
     Closing,
     /// Taken out of use by hand, until it is asked to connect again.
@@ -76,6 +78,7 @@ impl std::fmt::Display for PathState {
             Self::Authenticating => "authenticating",
             Self::Opening => "opening",
             Self::Connected => "connected",
+            Self::Standby => "standby",
             Self::Closing => "closing",
             Self::Disconnected => "disconnected",
             Self::Gone => "gone",

@@ -1,4 +1,5 @@
-//! Which epoch of the server's cache the paths have met, and which is kept for the next process.
+//! Which epoch of the server's cache the paths have met with a volume, and which is kept for the
+//! next process.
 
 use std::sync::Arc;
 
@@ -12,10 +13,14 @@ use crate::engine::session::SessionConfig;
 /// way to the user.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 
-/// The epoch of the server's cache.
+/// The epoch of the server's cache, for a volume.
 #[derive(Debug)]
 pub(super) struct CacheEpoch {
-    config: Arc<SessionConfig>,
+    shards: u16,
+    /// How long, from the first open on, requests may come again that an earlier process had taken.
+    resent_for: Duration,
+    /// In which epoch that one may have left writes that were not flushed.
+    inherited: Option<u64>,
     /// None until a path has opened the device.
     watch: Option<Arc<CacheWatch>>,
     /// Which is kept for the next process.
@@ -25,8 +30,9 @@ pub(super) struct CacheEpoch {
 }
 
 impl CacheEpoch {
-    pub(super) fn new(config: &Arc<SessionConfig>) -> Self {
-        Self { config: Arc::clone(config), watch: None, kept: None, since: None }
+    pub(super) fn new(config: &SessionConfig, inherited: Option<u64>) -> Self {
+        let SessionConfig { shards, resent_for, .. } = *config;
+        Self { shards, resent_for, inherited, watch: None, kept: None, since: None }
     }
 
     /// A path opened the device: which epoch the server's cache is in. Comes before the path
@@ -39,12 +45,12 @@ impl CacheEpoch {
             }
             return None;
         }
-        let before = self.config.inherited_epoch;
+        let before = self.inherited;
         let before = before.filter(|_| !rtrs_core::mutated!(InheritedForgotten));
         let begins = before.filter(|epoch| *epoch != 0).unwrap_or(epoch);
-        let mut watch = CacheWatch::new(self.config.shards, begins, volatile);
+        let mut watch = CacheWatch::new(self.shards, begins, volatile);
         if before.is_some() && epoch != 0 {
-            watch.inherit(now + self.config.resent_for);
+            watch.inherit(now + self.resent_for);
             report(watch.meet(epoch, volatile), volatile);
         }
         let watch = self.watch.insert(Arc::new(watch));
@@ -73,7 +79,7 @@ impl CacheEpoch {
         match (settled, self.since) {
             (None, _) => self.since = None,
             // Nothing was written in any other.
-            (Some(epoch), _) if self.kept.is_none() && self.config.inherited_epoch.is_none() => {
+            (Some(epoch), _) if self.kept.is_none() && self.inherited.is_none() => {
                 (self.kept, self.since) = (Some(epoch), None);
             }
             (Some(_), None) => self.since = Some(now),
@@ -85,7 +91,7 @@ impl CacheEpoch {
     }
 
     /// The epoch, for the process that takes over if this one dies; see
-    /// [`SessionConfig::inherited_epoch`].
+    /// [`VolumeConfig::inherited_epoch`](crate::engine::session::VolumeConfig::inherited_epoch).
     pub(super) fn kept(&self) -> Option<u64> {
         self.kept
     }

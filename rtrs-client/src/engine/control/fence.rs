@@ -57,7 +57,10 @@ pub(super) fn ask(
     let fence = Fence { path: paths[path].uuid(), recon_cnt };
     let free = !paths.is_using(permit);
     let closed = paths[path].state() != PathState::Closing;
-    let up = |other: &&Path| other.is_connected() && other.id() != path;
+    // Another server knows nothing of it.
+    let server = paths[path].fence.lost_at().and_then(|(server, _)| server);
+    let same = |other: &Path| other.server() == server;
+    let up = |other: &&Path| other.is_connected() && other.id() != path && same(other);
     let idle = |other: &&Path| free && other.fences() && other.is_idle();
     let over = paths.iter().filter(up).find(idle).map(Path::id);
     if let Some(over) = over {
@@ -78,18 +81,41 @@ pub(super) fn ask(
     Fencing::Waits
 }
 
+/// True when all volumes that a path carried before it died are served by other servers since: what
+/// it sent has no effect any more (`rtrs_core::gateway`).
+pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
+    let Some((server, carried)) = paths[path].fence.lost_at() else { return false };
+    let elsewhere = |other: &&Path| other.is_connected() && other.server() != server;
+    let moved = |volume| paths.iter().filter(elsewhere).any(|other| other.has(volume));
+    paths.iter().any(|other| elsewhere(&other)) && carried.iter().all(moved)
+}
+
+/// True while a fence can be asked for: another path to its server is connected.
+pub(super) fn is_awaited(paths: &Paths) -> bool {
+    paths.iter().any(|path| {
+        let lost = path.fence.lost_at();
+        let up =
+            |server| paths.iter().any(|other| other.is_connected() && other.server() == server);
+        lost.is_some_and(|(server, _)| up(server))
+    })
+}
+
 /// The path whose fence the server answered over this one.
 pub(super) fn answered(paths: &Paths, over: PathId) -> Option<PathId> {
     let asked = |path: &&Path| path.fence.asked().is_some_and(|(asked, _)| asked == over);
     paths.iter().find(asked).map(Path::id)
 }
 
-/// True when a connected path that waits for fences may carry IO: no other awaits one, or the
-/// server cannot say when a dead path is fenced off.
+/// True when a connected path that waits for fences may carry IO: what it carried to another server
+/// has no effect any more, and no other path to its own awaits a fence, or the server cannot say
+/// when a dead path is fenced off.
 pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
     let fences = || paths[path].fences() && !rtrs_core::mutated!(UpBeforeFence);
-    let awaited = || paths.iter().any(|path| path.fence.is_awaited());
-    paths[path].fence.is_held() && !(fences() && awaited())
+    let server = paths[path].server();
+    let lost = |other: &Path| other.fence.lost_at().is_some_and(|(at, _)| at == server);
+    let awaited = || paths.iter().any(lost);
+    let fence = &paths[path].fence;
+    fence.is_held() && !fence.is_awaited() && !(fences() && awaited())
 }
 
 /// When an answer to a fence is overdue.

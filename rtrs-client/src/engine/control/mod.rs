@@ -1,70 +1,82 @@
-//! The control shard's part of a session: its paths, and the device that they open.
+//! The control shard's part of a session: its paths, and the volumes that they open.
 //!
 //! Each path connects one connection after the other (connection 0 here, the others on their
-//! shards, by message), sends INFO_REQ, gets its chunks, opens the device and then carries IO.
-//! Every path opens the device, not only the first: a server that lost the session while another
-//! path seemed alive (a restart behind a silent link) must not get IO for a device it does not
-//! know. When the last path goes the device counts as closed. A path that ends first gets all its
-//! connections ended on all shards, then waits by a backoff with jitter and starts over.
+//! shards, by message), sends INFO_REQ, gets its chunks, opens a volume and then carries IO, while
+//! it opens the others. Every path opens every volume, not only the first: a server that lost the
+//! session while another path seemed alive (a restart behind a silent link) must not get IO for a
+//! volume it does not know. When the last path that serves a volume goes, the volume counts as
+//! closed. A path that ends first gets all its connections ended on all shards, then waits by a
+//! backoff with jitter and starts over.
 //!
 //! Each part owns its state and knows nothing of the others; this file wires them together:
 //!
 //! - `paths.rs` which paths there are;
-//! - `path.rs` one path, with `due.rs`, of `connections.rs`, `path_fence.rs`, `heartbeat.rs`,
-//!   `reconnect.rs`, `network.rs` and `leave.rs`;
+//! - `path.rs` one path, with `due.rs` and `path_volumes.rs`, of `connections.rs`, `path_fence.rs`,
+//!   `heartbeat.rs`, `reconnect.rs`, `network.rs`, `leave.rs` and `terms.rs`, what it has agreed on
+//!   for each volume, with `reopen.rs`;
 //! - `fence.rs`, `silence.rs` and `path_admin.rs` what is decided about a path beside others;
-//! - `again.rs` and `reopen.rs` when a connected path opens the device once more;
 //! - `authenticate.rs` what the server says to proofs;
-//! - `open.rs` the device; `identity.rs` which server and export it has to be; `cache_epoch.rs`
-//!   the epoch of the server's cache; `no_path.rs` how long IO waits; `status.rs` listings;
-//! - `detach.rs` the end of all.
+//! - `volumes.rs` which volumes there are; `volume.rs` one volume, of `identity.rs`, which server
+//!   and export it has to be, `cache_epoch.rs`, the epoch of the server's cache, and `no_path.rs`,
+//!   how long its IO waits;
+//! - `opening.rs` which path opens which volume when; `closing.rs` volumes that go, and the end of
+//!   all;
+//! - `gateways.rs` which server is asked to serve a volume that moves, `moving.rs` where one is;
+//! - `bounds.rs` what the server grants; `failure.rs` why nothing goes on; `status.rs` listings.
 
-mod again;
 mod authenticate;
+mod bounds;
 mod cache_epoch;
+mod closing;
 mod connections;
-mod detach;
 mod due;
+pub(crate) mod failure;
 mod fence;
+mod gateways;
 mod heartbeat;
 pub(crate) mod identity;
 mod leave;
+mod moving;
 pub(crate) mod network;
 pub(in crate::engine) mod no_path;
-pub(crate) mod open;
+mod opening;
 mod path;
 pub(crate) mod path_admin;
 mod path_fence;
+mod path_volumes;
 pub(in crate::engine) mod paths;
 mod reconnect;
 mod reopen;
 mod silence;
 pub(crate) mod status;
+mod terms;
+mod volume;
+mod volumes;
 
 use std::sync::Arc;
 
 use rtrs_core::fabric::{CloseReason, WorkCompletion};
-use rtrs_core::identity::{EvictionSecret, Identity, ServerId};
+use rtrs_core::identity::{Identity, ServerId};
 use rtrs_core::ids::{ConnIndex, PathId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{errno, errno_name};
 
-use self::cache_epoch::CacheEpoch;
+use self::bounds::Bounds;
 use self::due::{Due, End};
+use self::failure::SessionFailure;
 use self::fence::Fencing;
 use self::heartbeat::Finding;
-use self::identity::Pinned;
+use self::identity::PinnedServer;
 use self::leave::Why;
-use self::no_path::{NoPathClock, NoPathWait};
-use self::open::{Device, SessionFailure};
 use self::path::Path;
 use self::path_admin::{Change, Leaving};
 use self::paths::Paths;
-use self::status::PathStatus;
+use self::status::{PathStatus, VolumeStatus};
+use self::volume::Volume;
+use self::volumes::{Volumes, first_server};
 use crate::engine::ctx::Ctx;
-use crate::engine::device_table::{DeviceIndex, OpenDevice};
+use crate::engine::device_set::DeviceIndex;
 use crate::engine::message::{ConnectionEnd, ControlMessage, ShardMessage};
-use crate::engine::session::{CONTROL, SessionConfig};
+use crate::engine::session::{SessionConfig, VolumeConfig};
 use crate::path::handshake::{self, ServiceEvent};
 use crate::path::state::PathState;
 
@@ -76,49 +88,55 @@ const OPENER_POLL: Duration = Duration::from_millis(5);
 pub(crate) struct SessionControl {
     config: Arc<SessionConfig>,
     paths: Paths,
-    device: Device,
-    pinned: Pinned,
-    cache: CacheEpoch,
-    no_path: NoPathClock,
+    volumes: Volumes,
+    bounds: Bounds,
+    server: PinnedServer,
     detaching: bool,
+    /// While the session ends: until when closes are waited for.
+    close_deadline: Option<Instant>,
+    /// When a path is due to open or close a volume. None: something has happened since that was
+    /// last looked at; with many volumes that is not done every turn.
+    next_open: Option<Option<Instant>>,
+    /// When the epochs of several volumes are looked at next.
+    next_keep: Instant,
 }
+
+/// How often the epochs of several volumes are looked at, at most.
+const KEEP_EVERY: Duration = Duration::from_millis(50);
 
 impl SessionControl {
     pub(crate) fn new(now: Instant, config: Arc<SessionConfig>, uuids: &[[u8; 16]]) -> Self {
         Self {
             paths: Paths::new(now, &config, uuids),
-            device: Device::new(now, &config),
-            pinned: Pinned::new(config.identity),
-            cache: CacheEpoch::new(&config),
-            no_path: NoPathClock::new(config.no_path),
+            volumes: Volumes::new(now, &config),
+            bounds: Bounds::new(&config),
+            server: PinnedServer::new(first_server(&config)),
             detaching: false,
+            close_deadline: None,
+            next_open: None,
+            next_keep: Instant::ZERO,
             config,
         }
     }
 
-    /// The device while it is open at the server.
-    pub(crate) fn device(&self) -> Option<&Arc<OpenDevice>> {
-        self.device.get()
+    /// True while a volume is open at the server.
+    pub(crate) fn is_open(&self, volume: DeviceIndex) -> bool {
+        self.volumes.get(volume).is_some_and(Volume::is_open)
     }
 
-    /// True while the device is open at the server.
-    pub(crate) fn is_open(&self) -> bool {
-        self.device().is_some()
+    /// True while the session has a volume of this export, or is closing it.
+    pub(crate) fn has_volume(&self, export: &str) -> bool {
+        self.volumes.iter().any(|volume| volume.export() == export)
+    }
+
+    /// Why a volume cannot go on.
+    pub(crate) fn volume_failure(&self, volume: DeviceIndex) -> Option<&SessionFailure> {
+        self.bounds.failure().or_else(|| self.volumes.get(volume)?.failure())
     }
 
     /// Why the session cannot go on.
     pub(crate) fn failure(&self) -> Option<&SessionFailure> {
-        self.device.failure()
-    }
-
-    /// Why the session cannot go on, or what was in the way when it was last tried.
-    pub(crate) fn obstacle(&self) -> Option<&SessionFailure> {
-        self.device.obstacle()
-    }
-
-    /// How IO stands while no path carries it.
-    pub(crate) fn no_path(&self, now: Instant) -> Option<NoPathWait> {
-        self.no_path.wait(now)
+        self.bounds.failure().or_else(|| self.volumes.failure())
     }
 
     /// True when a detach has ended everything.
@@ -126,14 +144,37 @@ impl SessionControl {
         self.detaching && self.paths.iter().all(|path| path.state() == PathState::Gone)
     }
 
-    /// What the session is pinned to, if to anything.
-    pub(crate) fn pinned_identity(&self) -> Option<Identity> {
-        self.pinned.identity()
+    /// What a volume is pinned to, if to anything.
+    pub(crate) fn pinned_identity(&self, volume: DeviceIndex) -> Option<Identity> {
+        Some(self.identity(volume)).filter(|identity| !identity.is_unknown())
     }
 
     /// The epoch of the server's cache, for the process that takes over if this one dies.
-    pub(crate) fn saved_epoch(&self) -> Option<u64> {
-        self.cache.kept()
+    pub(crate) fn saved_epoch(&self, volume: DeviceIndex) -> Option<u64> {
+        self.volumes.get(volume)?.cache.kept()
+    }
+
+    /// All volumes as listings show them.
+    pub(crate) fn volumes(&self, now: Instant) -> Vec<VolumeStatus> {
+        let status = |volume: &Volume| VolumeStatus {
+            device: volume.index(),
+            export: volume.export().to_owned(),
+            used: volume.is_used(),
+            open: volume.is_open(),
+            failed: self.bounds.failure().or_else(|| volume.failure()).is_some(),
+            obstacle: self.bounds.obstacle().or_else(|| volume.obstacle()).cloned(),
+            no_path: volume.no_path.wait(now),
+            identity: self.pinned_identity(volume.index()),
+            refusals: self.refusals(volume.index()),
+        };
+        self.volumes.iter().map(status).collect()
+    }
+
+    /// Why paths do not serve a volume, by the path's name.
+    fn refusals(&self, volume: DeviceIndex) -> Vec<(String, String)> {
+        let refusal =
+            |path: &Path| Some((path.name().to_owned(), path.terms.refusal(volume)?.into()));
+        self.paths.listed().filter_map(refusal).collect()
     }
 
     /// All paths as listings show them.
@@ -162,10 +203,11 @@ impl SessionControl {
 
     /// Begins a change. The error says why it cannot be made.
     pub(crate) fn change(&mut self, change: Change, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        self.next_open = None;
         if self.detaching {
             return Err("the session is being detached".into());
         }
-        if !self.device.was_open() {
+        if !self.volumes.were_open() {
             return Err("the session is still attaching; try again when it is open".into());
         }
         // No path is tried any more, so nothing would come of it.
@@ -185,12 +227,24 @@ impl SessionControl {
             Change::Tune(tuning) => {
                 let config = Arc::new(self.config.tuned(&tuning));
                 self.paths.tune(ctx.now, &config, &tuning);
-                self.no_path.set_policy(config.no_path);
+                self.volumes.tune(&config);
                 self.notify_all(&ShardMessage::Config(Arc::clone(&config)), ctx);
                 self.config = config;
                 Ok(())
             }
+            Change::AddVolume(volume) => self.add_volume(volume, ctx),
+            Change::CloseVolume { export } => self.close_volume(&export, ctx),
+            Change::SwitchVolume { export } => self.switch(&export, ctx),
         }
+    }
+
+    fn add_volume(&mut self, volume: VolumeConfig, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        let export = volume.export.clone();
+        let at = self.volumes.add(ctx.now, volume, self.server.id())?;
+        tracing::info!(%export, "volume added");
+        self.notify_all(&ShardMessage::AddDevice(at), ctx);
+        self.open_beside(ctx);
+        Ok(())
     }
 
     fn leave(&mut self, why: Why, leaving: &Leaving, ctx: &mut Ctx<'_>) -> Result<(), String> {
@@ -207,6 +261,7 @@ impl SessionControl {
         if !self.is_running() {
             return;
         }
+        self.next_open = None;
         for path in self.paths.iter_mut() {
             path.network_changed(what, ctx);
         }
@@ -216,7 +271,7 @@ impl SessionControl {
     fn poll_network(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut any = false;
         for id in self.paths.ids() {
-            let retry = self.paths[id].poll_network(ctx.now, self.device.was_open());
+            let retry = self.paths[id].poll_network(ctx.now, self.volumes.were_open());
             if retry == Some(true) {
                 self.end_path(id, End::RESTART, ctx);
             }
@@ -227,47 +282,73 @@ impl SessionControl {
 
     /// Moves everything on whose time has come. True when anything happened.
     pub(crate) fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let mut any = self.open_next(ctx) | self.open_again(ctx) | self.send_close(ctx);
+        let is_due = self.next_open.is_none_or(|at| at.is_some_and(|at| ctx.now >= at));
+        let mut any =
+            is_due && (self.open_next(ctx) | self.open_beside(ctx) | self.send_close(ctx));
         any |= self.poll_network(ctx);
+        let used = self.paths.last_used(ctx.now);
         for id in self.paths.ids() {
-            any |= self.poll_path(id, ctx);
+            any |= self.poll_path(id, used, ctx);
         }
         any |= self.advance_fences(ctx);
-        if !self.detaching && self.no_path.expire(ctx.now) {
-            self.notify_all(&ShardMessage::GiveUp, ctx);
-            any = true;
-        }
-        self.cache.keep(ctx.now);
-        if self.device.close_deadline().is_some_and(|deadline| ctx.now >= deadline) {
+        any |= self.poll_volumes(ctx);
+        any |= self.ask_moves(ctx);
+        if self.close_deadline.is_some_and(|deadline| ctx.now >= deadline) {
             self.end_all(ctx);
             any = true;
+        }
+        if any {
+            self.next_open = None;
+        } else if is_due {
+            self.next_open = Some(self.open_deadline());
         }
         any
     }
 
-    fn poll_path(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> bool {
+    fn poll_volumes(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let mut any = false;
+        let keeps = self.volumes.iter().nth(1).is_none() || ctx.now >= self.next_keep;
+        if keeps {
+            self.next_keep = ctx.now + KEEP_EVERY;
+        }
+        for volume in self.volumes.iter_mut() {
+            if !self.detaching && volume.no_path.expire(ctx.now) {
+                ctx.out.all_shards(self.config.shards, &ShardMessage::GiveUp(volume.index()));
+                any = true;
+            }
+            if keeps {
+                volume.cache.keep(ctx.now);
+            }
+        }
+        any
+    }
+
+    fn poll_path(&mut self, id: PathId, used: Instant, ctx: &mut Ctx<'_>) -> bool {
         let may_start = self.is_running();
         let path = &mut self.paths[id];
         match path.due(ctx.now, may_start) {
             Due::Nothing => return false,
             Due::Leave => return path.finish_leave(ctx.now),
-            Due::Heartbeat => return self.poll_heartbeat(id, ctx),
+            Due::Heartbeat => return self.poll_heartbeat(id, used, ctx),
             Due::Close => path.abort(ctx),
-            Due::End(why) => self.end_path(id, End::failed(why), ctx),
+            Due::End(why) => {
+                path.overdue(ctx.now);
+                self.end_path(id, End::failed(why), ctx);
+            }
             Due::Start if self.paths.another_opens_the_session(ctx.now, id) => {
                 self.paths[id].postpone(ctx.now + OPENER_POLL);
             }
             Due::Start => {
-                let first_conn = !self.paths.are_known();
-                let started = self.paths[id].start((first_conn, self.device.queue_depth()), ctx);
+                let first_conn = !self.paths.are_known() || self.server.has_gateways();
+                let started = self.paths[id].start((first_conn, self.bounds.queue_depth()), ctx);
                 self.end_if_failed(id, started, ctx);
             }
         }
         true
     }
 
-    fn poll_heartbeat(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> bool {
-        match self.paths[id].look(ctx.now) {
+    fn poll_heartbeat(&mut self, id: PathId, used: Instant, ctx: &mut Ctx<'_>) -> bool {
+        match self.paths[id].look(ctx.now, used) {
             Finding::Fine => false,
             Finding::Due => {
                 self.send_heartbeat(id, ctx);
@@ -303,6 +384,7 @@ impl SessionControl {
         ctx: &mut Ctx<'_>,
     ) -> bool {
         let Some(id) = self.paths.find(provider, qp) else { return false };
+        self.next_open = None;
         // Otherwise we gave the attempt up while its answer was on the way.
         if self.paths[id].state() == PathState::Connecting {
             let accepted = self.on_accepted(id, private_data, ctx);
@@ -314,10 +396,16 @@ impl SessionControl {
     fn on_accepted(&mut self, id: PathId, data: &[u8], ctx: &mut Ctx<'_>) -> Result<(), String> {
         let (granted, extensions) = handshake::conn_response(data)?;
         let server = extensions.identity.and_then(ServerId::from_bytes);
-        if let Some(why) = self.pinned.refuses_server(server) {
+        // Which export is judged when it is open.
+        let moves = self.server.has_gateways() || !self.volumes.were_open();
+        let moves = moves && extensions.gateways && server.is_some();
+        if let Some(why) = self.server.refuses(server).filter(|_| !moves) {
             return Err(why);
         }
-        if self.device.grant(granted)? {
+        if extensions.gateways {
+            self.server.meet_gateway();
+        }
+        if self.bounds.grant(granted, self.volumes.were_open())? {
             self.notify_all(&ShardMessage::Granted(granted), ctx);
         }
         self.paths[id].accepted((granted, extensions), server, ctx)
@@ -325,6 +413,7 @@ impl SessionControl {
 
     /// A message of a shard.
     pub(crate) fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
+        self.next_open = None;
         match message {
             ControlMessage::Up { path, epoch, cid } => {
                 let asked = self.paths[path].shard_connected((epoch, cid), ctx);
@@ -335,7 +424,15 @@ impl SessionControl {
                     self.end_path(path, End::ASKED, ctx);
                 }
             }
-            ControlMessage::Removed => self.on_removed(None, ctx),
+            ControlMessage::InUse => {
+                for id in self.paths.ids() {
+                    if self.paths[id].begin_io(ctx.now) {
+                        self.send_heartbeat(id, ctx);
+                    }
+                }
+            }
+            ControlMessage::Removed(volume) => self.on_removed(volume, None, ctx),
+            ControlMessage::Settled { device, shard } => self.on_settled(device, shard, ctx),
             ControlMessage::InternalError { path } => self.paths[path].count_internal_error(),
             ControlMessage::Failed { path, epoch, cid, failure } => {
                 let why = handshake::describe_failure(&failure);
@@ -372,6 +469,7 @@ impl SessionControl {
         ctx: &mut Ctx<'_>,
     ) -> bool {
         let Some(id) = self.paths.find(provider, qp) else { return false };
+        self.next_open = None;
         let mut why = match end {
             ConnectionEnd::Failed(failure) => handshake::describe_failure(failure),
             ConnectionEnd::Closed(reason) => self.paths[id].describe_end(reason),
@@ -380,7 +478,7 @@ impl SessionControl {
         if let ConnectionEnd::Failed(failure) = end
             && let Some(secret) = handshake::eviction(failure)
         {
-            if self.pinned.is_proof(secret) {
+            if self.server.is_proof(secret) {
                 self.on_evicted(id, ctx);
             } else {
                 why = handshake::UNPROVEN_EVICTION.to_owned();
@@ -394,23 +492,17 @@ impl SessionControl {
     /// The server says to a path that it will not let this session in again. No IO waits for that,
     /// and no path tries again.
     fn on_evicted(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
-        self.device.ended(SessionFailure::Evicted);
-        self.notify_all(&ShardMessage::GiveUp, ctx);
+        self.bounds.ended(SessionFailure::Evicted);
+        self.give_all_up(ctx);
         for other in self.paths.ids().filter(|other| *other != id) {
             self.end_path(other, End::failed("the session was evicted"), ctx);
         }
     }
 
-    /// The server's operator has removed the export while it was open. Whatever is exported by that
-    /// name later is not what the session's users know, so no path tries again.
-    fn on_removed(&mut self, over: Option<PathId>, ctx: &mut Ctx<'_>) {
-        if self.failure().is_some() || self.detaching || rtrs_core::mutated!(RemovedIgnored) {
-            return;
-        }
-        self.device.ended(SessionFailure::Removed);
-        self.notify_all(&ShardMessage::GiveUp, ctx);
-        for other in self.paths.ids().filter(|other| Some(*other) != over) {
-            self.end_path(other, End::failed(SessionFailure::Removed.to_string()), ctx);
+    /// What waits for any volume ends, and so does what comes.
+    fn give_all_up(&self, ctx: &mut Ctx<'_>) {
+        for volume in self.volumes.iter() {
+            self.notify_all(&ShardMessage::GiveUp(volume.index()), ctx);
         }
     }
 
@@ -422,6 +514,7 @@ impl SessionControl {
         ctx: &mut Ctx<'_>,
     ) -> bool {
         let Some(id) = self.paths.find(provider, wc.qp) else { return false };
+        self.next_open = None;
         let event = self.paths[id].on_completion(wc, ctx);
         let done = event.and_then(|event| self.on_service_event(id, event, ctx));
         self.end_if_failed(id, done, ctx);
@@ -439,7 +532,7 @@ impl SessionControl {
         match event {
             ServiceEvent::Nothing => {}
             ServiceEvent::HeartbeatAsked => {
-                return path.post(ctx, |service, fabric| service.post_heartbeat(true, fabric));
+                return path.post(ctx, |service, fabric| service.post_heartbeat_ack(fabric));
             }
             ServiceEvent::HeartbeatAnswered => path.heartbeat_answered(ctx.now),
             ServiceEvent::Changed { device } => self.on_changed(id, device, ctx),
@@ -449,29 +542,15 @@ impl SessionControl {
                 self.open_next(ctx);
             }
             ServiceEvent::Proof(proof) => return self.on_proof(id, proof, ctx),
-            ServiceEvent::Opened { device, .. } if path.reopen.answered() => {
-                return self.on_opened_again(id, &device, ctx);
-            }
-            ServiceEvent::OpenRefused(code, _) if path.reopen.answered() => {
-                if code == errno::EIDRM {
-                    self.on_removed(Some(id), ctx);
-                    return Err(SessionFailure::Removed.to_string());
+            ServiceEvent::Opened { device, standing, secret } => {
+                let asked = path.answered()?;
+                if !self.detaching {
+                    return self.on_opened(id, asked, (&device, standing, secret), ctx);
                 }
-                let (path, errno) = (path.name(), errno_name(code));
-                tracing::warn!(%path, errno, "cannot learn how the device has changed");
             }
-            ServiceEvent::Opened { device, secret } if !self.detaching => {
-                return self.on_opened(id, &device, secret, ctx);
-            }
-            ServiceEvent::Opened { .. } => {}
             ServiceEvent::OpenRefused(code, why) => {
-                let asked = path.asked_access()?;
-                if code == errno::EIDRM && self.device.was_open() {
-                    self.on_removed(Some(id), ctx);
-                    return Err(SessionFailure::Removed.to_string());
-                }
-                self.device.refused(ctx.now, (code, why), asked)?;
-                return path.open(self.device.access(), ctx);
+                let asked = path.answered()?;
+                return self.on_open_refused(id, asked, (code, why), ctx);
             }
             ServiceEvent::Fenced => {
                 if let Some(fenced) = fence::answered(&self.paths, id) {
@@ -481,98 +560,15 @@ impl SessionControl {
                 self.advance_fences(ctx);
             }
             ServiceEvent::Closed => {
-                if self.device.is_closing_over(id) {
-                    self.end_all(ctx);
-                }
+                path.answered()?;
+                self.on_closed(id, ctx);
+            }
+            ServiceEvent::Moves(code) => {
+                let asked = path.answered()?;
+                self.on_moves(id, asked.volume, code, ctx);
             }
             // A session does not ask for them.
             ServiceEvent::Discovered(_) | ServiceEvent::DiscoverRefused(_) => {}
-        }
-        Ok(())
-    }
-
-    /// Lets the next path open the device, one after the other: all use the same permit, and to a
-    /// kernel server that is the same memory, whichever path a request comes over (6.1,
-    /// rtrs-srv.c:get_or_create_srv). True when one began.
-    fn open_next(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        if !self.is_running() || self.paths.is_using(CONTROL) {
-            return false;
-        }
-        let Some(id) = self.paths.first(PathState::Opening) else { return false };
-        let asked = self.paths[id].open(self.device.access(), ctx);
-        self.end_if_failed(id, asked, ctx);
-        true
-    }
-
-    /// The server says that a device has changed, which may be one that is not open yet.
-    fn on_changed(&mut self, id: PathId, device: u32, ctx: &mut Ctx<'_>) {
-        if self.device.last().is_none_or(|last| last.device_id == device) {
-            self.paths[id].reopen.changed(ctx.now);
-            self.open_again(ctx);
-        }
-    }
-
-    /// Lets the next path that is due open the device once more. True when one began.
-    fn open_again(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let next = again::next(&self.paths, ctx.now).filter(|_| self.is_running());
-        let Some(id) = next else { return false };
-        let asked = self.paths[id].open_again(self.device.access(), ctx);
-        self.end_if_failed(id, asked, ctx);
-        true
-    }
-
-    /// A connected path has opened the device once more.
-    fn on_opened_again(
-        &mut self,
-        id: PathId,
-        device: &OpenDevice,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
-        let Some(last) = self.device.get().filter(|_| !self.detaching) else { return Ok(()) };
-        if again::judge(&self.paths[id], &self.pinned, last, device)? {
-            let device = self.device.fit(device)?;
-            if self.device.opened(&device) {
-                self.notify_all(&ShardMessage::Open(DeviceIndex::FIRST, device), ctx);
-            }
-        }
-        self.open_again(ctx);
-        Ok(())
-    }
-
-    /// A path has opened the device.
-    fn on_opened(
-        &mut self,
-        id: PathId,
-        device: &OpenDevice,
-        secret: Option<EvictionSecret>,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
-        let chunks = self.paths[id].opened()?;
-        let (server, export) = (self.paths[id].server(), device.export_id);
-        let cache_id = device.cache_id;
-        let why = self.pinned.refuses(server, self.device.last(), device).or_else(|| {
-            let beside = self.paths.are_connected();
-            self.pinned.refuses_beside(server, export).filter(|_| beside)
-        });
-        if let Some(why) = why {
-            return Err(why);
-        }
-        let device = self.device.fit(device)?;
-        self.cache.compare(self.device.last(), &device);
-        self.pinned.meet((server, export), secret);
-        if let Some(watch) = self.cache.meet(ctx.now, &device) {
-            self.notify_all(&ShardMessage::Cache(DeviceIndex::FIRST, watch), ctx);
-        }
-        if self.device.opened(&device) {
-            self.notify_all(&ShardMessage::Open(DeviceIndex::FIRST, device), ctx);
-        }
-        self.paths[id].connected(ctx.now, chunks, cache_id);
-        // The server has ended what the path was before.
-        self.on_fenced(id, ctx);
-        if self.paths[id].is_leaving() {
-            self.end_path(id, End::ASKED, ctx);
-        } else {
-            self.advance_fences(ctx);
         }
         Ok(())
     }
@@ -588,10 +584,15 @@ impl SessionControl {
     /// anything was done.
     fn advance_fences(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut any = false;
-        let rules = (self.device.fence_permit(), self.config.failover);
+        let rules = (self.bounds.fence_permit(), self.config.failover);
         for id in self.paths.ids() {
             if let Some(over) = fence::expire(&mut self.paths, id, ctx.now) {
                 self.end_path(over, End::failed("a fence was not answered in time"), ctx);
+            }
+            if fence::is_moved(&self.paths, id) {
+                self.on_fenced(id, ctx);
+                any = true;
+                continue;
             }
             match fence::ask(&mut self.paths, id, rules, ctx) {
                 Fencing::Waits => continue,
@@ -605,7 +606,9 @@ impl SessionControl {
             if fence::may_carry(&self.paths, id)
                 && let Some(message) = self.paths[id].bring_up()
             {
-                self.no_path.stop();
+                for served in self.paths[id].terms.served() {
+                    self.volumes[served.device].no_path.stop();
+                }
                 self.notify_all(&message, ctx);
                 any = true;
             }
@@ -629,47 +632,45 @@ impl SessionControl {
         self.check_attach(ctx.now);
     }
 
-    /// A path is no longer of use: what that means for the device.
+    /// A path is no longer of use: what that means for the volumes.
     fn on_path_lost(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
-        let connected = self.paths.iter().filter(|path| path.is_connected());
-        self.cache.review(connected.map(|path| (path.cache_id(), path.started())));
-        if self.device.is_closing_over(id) {
-            self.device.close_lost();
+        for volume in self.volumes.iter() {
+            let epoch = |path: &Path| Some((path.terms.cache_id(volume.index())?, path.started()));
+            let connected = self.paths.iter().filter(|path| path.is_connected());
+            volume.cache.review(connected.filter_map(epoch));
         }
-        if !self.is_open() {
-            return;
-        }
-        // One that is connected and only waits for fences is of no use to IO.
-        if !self.paths.iter().any(|path| path.fence.carries()) {
-            self.no_path.begin(ctx.now);
-        }
-        // The server closes the device with the last path it has of us.
-        if !self.paths.are_connected() {
-            self.device.lost();
-            self.no_path.begin(ctx.now);
-            self.notify_all(&ShardMessage::Closed, ctx);
+        self.close_lost(id);
+        for volume in self.volumes.ids() {
+            self.volumes[volume].moving.path_lost(id, ctx.now);
+            self.check_lost(volume, ctx);
         }
     }
 
-    /// A session whose every path failed, on each of its addresses, before the device was ever
-    /// open gives up: the attach fails at once with the reasons instead of waiting for a server
-    /// that may never come.
+    /// A session whose every path failed, on each of its addresses, before a volume was ever open
+    /// gives up: the attach fails at once with the reasons instead of waiting for a server that
+    /// may never come.
     fn check_attach(&mut self, now: Instant) {
-        if self.device.was_open() || !self.is_running() {
+        if !self.is_running() {
             return;
         }
-        if let Some(why) = self.paths.why_all_failed(self.device.is_patient(now)) {
-            self.device.fail(SessionFailure::Unreachable(why));
+        if self.volumes.were_open() {
+            return self.check_refused(now);
+        }
+        let is_patient = self.volumes.iter().any(|volume| volume.is_patient(now));
+        if let Some(why) = self.paths.why_all_failed(is_patient) {
+            self.bounds.fail(SessionFailure::Unreachable(why));
         }
     }
 
     /// When `poll` wants to be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let no_path = self.no_path.deadline().filter(|_| !self.detaching);
+        let no_path = self.volumes.iter().filter_map(|volume| volume.no_path.deadline()).min();
+        let no_path = no_path.filter(|_| !self.detaching);
         let fence = fence::deadline(&self.paths);
-        let soonest = earliest(earliest(self.device.close_deadline(), fence), no_path);
+        let soonest = earliest(earliest(self.close_deadline, fence), no_path);
         let may_start = self.is_running();
-        let soonest = earliest(soonest, again::deadline(&self.paths).filter(|_| may_start));
+        let next_open = self.next_open.unwrap_or_else(|| self.open_deadline());
+        let soonest = earliest(earliest(soonest, next_open), self.move_deadline());
         self.paths.iter().fold(soonest, |at, path| earliest(at, path.deadline(may_start)))
     }
 }

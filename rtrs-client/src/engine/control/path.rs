@@ -14,7 +14,7 @@ use rtrs_core::fabric::{
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{AccessMode, Challenge, Extensions};
+use rtrs_core::wire::{Challenge, Extensions};
 
 use super::connections::Connections;
 use super::due::{Due, End};
@@ -23,8 +23,8 @@ use super::leave::{Leave, Why};
 use super::network::NetworkRetry;
 use super::path_fence::PathFence;
 use super::reconnect::Reconnect;
-use super::reopen::Reopen;
 use super::status::PathStatus;
+use super::terms::{Asked, Terms};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::ShardMessage;
 use crate::engine::session::{Failover, Granted, PathTarget, SessionConfig, Tuning};
@@ -38,24 +38,16 @@ pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of ending all connections of a path; afterwards they are aborted once more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the server said of itself, or of its cache, in the last attempt that it accepted.
+/// What the server said of itself in the last attempt that it accepted.
 #[derive(Debug, Default)]
 struct ServerInfo {
     /// It takes FENCE.
     fences: bool,
     id: Option<ServerId>,
-    /// The epoch of its cache in which the path opened the device; 0 when it does not say.
-    cache_id: u64,
     /// It accepted the path once, and may be asked to make the session anew.
     accepted: bool,
-}
-
-/// A path that opens the device.
-#[derive(Debug)]
-struct Opening {
-    chunks: Arc<[RemoteMem]>,
-    /// The access last asked for.
-    access: Option<AccessMode>,
+    /// The longest interval between heartbeats of an idle path that it takes; zero for the usual.
+    idle_max: Duration,
 }
 
 /// The control shard's part of a path.
@@ -70,10 +62,13 @@ pub(super) struct Path {
     until: Instant,
     connections: Connections,
     server: ServerInfo,
-    opening: Option<Opening>,
-    /// What the server was asked, until it answers.
+    /// Its chunks, until it is connected.
+    pub(super) opening: Option<Arc<[RemoteMem]>>,
+    /// What the server was asked to do with a volume, until it answers.
+    pub(super) asked: Option<Asked>,
+    /// What the server was asked to prove, until it answers.
     challenge: Option<Challenge>,
-    pub(super) reopen: Reopen,
+    pub(super) terms: Terms,
     pub(super) fence: PathFence,
     pub(super) heartbeat: HeartbeatMonitor,
     reconnect: Reconnect,
@@ -106,8 +101,9 @@ impl Path {
             connections: Connections::new(&target, epoch, config.shards),
             server: ServerInfo::default(),
             opening: None,
+            asked: None,
             challenge: None,
-            reopen: Reopen::default(),
+            terms: Terms::new(waits, seed),
             fence: PathFence::default(),
             heartbeat: HeartbeatMonitor::new([config.heartbeat, target.heartbeat]),
             reconnect: Reconnect::new(target.remotes.len(), waits, seed),
@@ -175,11 +171,6 @@ impl Path {
         self.server.id
     }
 
-    /// In which epoch of the server's cache it opened the device; 0 when nobody says.
-    pub(super) fn cache_id(&self) -> u64 {
-        self.server.cache_id
-    }
-
     /// Why it ended last.
     pub(super) fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
@@ -218,7 +209,7 @@ impl Path {
     }
 
     /// A state of it that cannot be: a bug. Returns why the path has to end.
-    fn internal_error(&mut self, what: &'static str) -> String {
+    pub(super) fn internal_error(&mut self, what: &'static str) -> String {
         tracing::error!(path = %self.target.name, what, "internal error");
         self.internal_errors += 1;
         format!("internal error: {what}")
@@ -278,8 +269,9 @@ impl Path {
             return Err(self.internal_error("an accepted path without connection 0"));
         };
         service.granted(granted, extensions);
-        let cache_id = self.server.cache_id;
-        self.server = ServerInfo { fences: extensions.fence, id, cache_id, accepted: true };
+        let idle_max = Duration::from_millis(extensions.idle_ms.unwrap_or_default().into());
+        let fences = extensions.fence;
+        self.server = ServerInfo { fences, id, accepted: true, idle_max };
         self.connect_next(ctx)
     }
 
@@ -330,9 +322,10 @@ impl Path {
         let received = matches!(wc.op, WcOp::Recv | WcOp::RecvRdmaWithImm);
         let event = service.on_completion(wc, fabric);
         // A heartbeat of the server's shows one direction only: it would be sent just the same if
-        // nothing of ours arrived.
-        let both_ways = !matches!(event, Ok(ServiceEvent::HeartbeatAsked));
-        if received && wc.status == WcStatus::Success && both_ways {
+        // nothing of ours arrived. The answer to one of ours is told apart from all that is in use.
+        let beat =
+            matches!(event, Ok(ServiceEvent::HeartbeatAsked | ServiceEvent::HeartbeatAnswered));
+        if received && wc.status == WcStatus::Success && !beat {
             self.connections.shared().received(ctx.now);
         }
         event
@@ -348,9 +341,9 @@ impl Path {
         if self.state != PathState::InfoExchange {
             return Err(self.internal_error("an INFO_RSP that nobody waits for"));
         }
-        self.opening = Some(Opening { chunks, access: None });
+        self.opening = Some(chunks);
         if self.server.fences {
-            self.heartbeat.start(ctx.now, self.server.fences);
+            self.heartbeat.start(ctx.now, self.server.fences, self.server.idle_max);
         }
         if self.connections.service().is_some_and(ServiceConnection::is_challenged) {
             return self.challenge(ctx);
@@ -360,68 +353,17 @@ impl Path {
         Ok(())
     }
 
-    /// It is its turn to open the device.
-    pub(super) fn open(&mut self, access: AccessMode, ctx: &mut Ctx<'_>) -> Result<(), String> {
-        let Some(opening) = self.opening.as_mut().filter(|_| self.state == PathState::Opening)
-        else {
-            return Err(self.internal_error("an open on a path that is not opening"));
-        };
-        if opening.access.replace(access).is_none() {
-            self.until = ctx.now + STEP_TIMEOUT;
-        }
-        let config = Arc::clone(&self.config);
-        self.post(ctx, |service, fabric| service.post_open(&config.export, access, fabric))
-    }
-
-    /// Opens the device once more, to learn what has changed of it.
-    pub(super) fn open_again(
-        &mut self,
-        access: AccessMode,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
-        self.reopen.begin(ctx.now, ctx.now + STEP_TIMEOUT);
-        let config = Arc::clone(&self.config);
-        self.post(ctx, |service, fabric| service.post_open(&config.export, access, fabric))
-    }
-
-    /// When it is due to open the device once more, if it can.
-    pub(super) fn due_again(&self) -> Option<Instant> {
-        let can = self.is_connected() && !self.is_leaving() && self.is_idle();
-        self.reopen.due().filter(|_| can)
-    }
-
-    /// The access that it asked for, while it opens the device.
-    pub(super) fn asked_access(&mut self) -> Result<AccessMode, String> {
-        let asked = self.opening.as_ref().and_then(|opening| opening.access);
-        asked.ok_or_else(|| self.internal_error("a refusal that nobody waits for"))
-    }
-
-    /// The device is open: the path's chunks.
-    pub(super) fn opened(&mut self) -> Result<Arc<[RemoteMem]>, String> {
-        let opening = self.opening.take().filter(|_| self.state == PathState::Opening);
-        let opening = opening.ok_or_else(|| self.internal_error("an open that nobody asked for"));
-        opening.map(|opening| opening.chunks)
-    }
-
-    /// The device is open and fits, in this epoch of the server's cache; 0: the epoch is not known.
-    pub(super) fn connected(&mut self, now: Instant, chunks: Arc<[RemoteMem]>, cache_id: u64) {
-        self.server.cache_id = cache_id;
+    /// Its first volume is open, and these are its chunks.
+    pub(super) fn advance_connected(&mut self, now: Instant, chunks: Arc<[RemoteMem]>) {
         tracing::info!(path = %self.target.name, "path connected");
         self.state.advance(PathState::Connected);
         // One that leaves only had to come back as proof that nothing of it is left.
         if self.leave.is_none() {
             self.reconnect.connected();
             self.last_error = None;
-            self.heartbeat.start(now, self.server.fences);
+            self.heartbeat.start(now, self.server.fences, self.server.idle_max);
             self.fence.connected(chunks);
         }
-    }
-
-    /// It carries IO from now on. Returns what the shards have to know.
-    pub(super) fn bring_up(&mut self) -> Option<ShardMessage> {
-        let chunks = self.fence.release()?;
-        let (path, epoch, cache_id) = (self.id, self.epoch(), self.server.cache_id);
-        Some(ShardMessage::PathUp { path, epoch, chunks, cache_id })
     }
 
     /// Nothing of what it carried can be delivered any more. Some, if that was awaited: what the
@@ -435,13 +377,21 @@ impl Path {
     pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
         self.config = Arc::clone(config);
         self.reconnect.set_waits(config.reconnect_min, config.reconnect_max);
+        self.terms.set_waits(config.reconnect_min, config.reconnect_max);
         self.heartbeat.tune(now, tuning.heartbeats(self.target.transport));
     }
 
     /// Sends a heartbeat.
     pub(super) fn send_heartbeat(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
         self.heartbeat.sent();
-        self.post(ctx, |service, fabric| service.post_heartbeat(false, fabric))
+        let (next_ms, idle) = self.heartbeat.announces().unwrap_or_default();
+        self.connections.shared().set_idle(idle);
+        self.post(ctx, |service, fabric| service.post_heartbeat(next_ms, fabric))
+    }
+
+    /// A request goes out while its session was idle. True when a heartbeat is to be sent.
+    pub(super) fn begin_io(&mut self, now: Instant) -> bool {
+        self.heartbeat.begin_io(now)
     }
 
     /// A heartbeat was answered.
@@ -451,9 +401,19 @@ impl Path {
         }
     }
 
-    /// Looks at its heartbeats.
-    pub(super) fn look(&mut self, now: Instant) -> Finding {
-        self.heartbeat.look(now, self.connections.shared().last_received())
+    /// When it was last in use.
+    pub(super) fn last_used(&self, now: Instant) -> Instant {
+        // A request of the control shard's.
+        let asks = self.is_connected() && !self.is_idle();
+        if asks { now } else { self.connections.shared().last_used() }
+    }
+
+    /// Looks at its heartbeats; `used` is when its session was last in use.
+    pub(super) fn look(&mut self, now: Instant, used: Instant) -> Finding {
+        if used >= now && self.heartbeat.begin_io(now) {
+            return Finding::Due;
+        }
+        self.heartbeat.look(now, self.connections.shared().last_received(), used)
     }
 
     /// What it is due for.
@@ -471,10 +431,10 @@ impl Path {
             PathState::Connected if self.leave.as_ref().is_some_and(|l| now >= l.deadline()) => {
                 Due::End("what it carried was not answered in the time to leave")
             }
-            PathState::Connected if self.reopen.is_late(now) => {
-                Due::End("opening the device was not answered")
-            }
-            state if state.has_service() => Due::Heartbeat,
+            state if state.has_service() => match self.late(now) {
+                Some(why) if state == PathState::Connected => Due::End(why),
+                _ => Due::Heartbeat,
+            },
             _ => Due::Nothing,
         }
     }
@@ -484,8 +444,8 @@ impl Path {
         let own = match self.state {
             PathState::Connected => {
                 let leave = self.leave.as_ref().map(Leave::deadline);
-                let again = self.reopen.until();
-                earliest(earliest(self.heartbeat.deadline(), leave), again)
+                let asked = self.asked.map(|asked| asked.until);
+                earliest(earliest(self.heartbeat.deadline(), leave), asked)
             }
             state if state.has_service() => earliest(self.heartbeat.deadline(), Some(self.until)),
             PathState::Disconnected | PathState::Gone => None,
@@ -531,7 +491,10 @@ impl Path {
                     self.begin_anew(ctx.now);
                 }
             },
-            PathState::Gone => return Err(format!("path {} is gone", self.target.name)),
+            // Of listings alone, the latter.
+            PathState::Gone | PathState::Standby => {
+                return Err(format!("path {} is gone", self.target.name));
+            }
         }
         Ok(false)
     }
@@ -595,9 +558,9 @@ impl Path {
         self.state.advance(PathState::Closing);
         self.until = ctx.now + CLOSE_TIMEOUT;
         self.heartbeat.stop();
-        (self.opening, self.challenge) = (None, None);
-        self.reopen = Reopen::default();
-        self.fence.died(self.connections.epoch(), self.connections.recon_cnt());
+        (self.opening, self.asked, self.challenge) = (None, None, None);
+        let carried = (self.server.id, self.terms.end());
+        self.fence.died((self.connections.epoch(), self.connections.recon_cnt()), carried);
         self.connections.shared().set_latency(Duration::ZERO);
         self.connections.end(self.id, end.in_order, ctx);
         true
@@ -645,8 +608,12 @@ impl Path {
             path: self.target.name.clone(),
             transport: self.target.transport,
             address: self.connections.remote().to_string(),
-            state: self.state,
+            state: match self.state {
+                PathState::Connected if self.terms.are_standby() => PathState::Standby,
+                state => state,
+            },
             leaving: self.leave.as_ref().map(|leave| leave.why().name()),
+            volumes: self.terms.served().count(),
             connections: self.connections.count(),
             reconnects: self.reconnect.reconnects(),
             ends: self.reconnect.failed(),

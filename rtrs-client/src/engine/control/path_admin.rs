@@ -1,4 +1,4 @@
-//! Paths that come and go while the session runs, and settings that change under it.
+//! What changes while a session runs, and paths that come and go.
 //!
 //! A path that is to go takes no new request; its shards say when what it carried has come home,
 //! and only then its connections are closed, so that nothing of it has to be sent again. What is
@@ -12,7 +12,7 @@ use super::leave::{Leave, Why};
 use super::path::Path;
 use super::paths::Paths;
 use crate::engine::ctx::Ctx;
-use crate::engine::session::{NoPath, PathTarget, SessionConfig, Tuning};
+use crate::engine::session::{NoPath, PathTarget, SessionConfig, Tuning, VolumeConfig};
 
 /// What is changed while a session runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,19 @@ pub enum Change {
     Reconnect(Leaving),
     /// Settings that may change.
     Tune(Box<Tuning>),
+    /// One more volume, which is opened on each path.
+    AddVolume(VolumeConfig),
+    /// A volume that its user does not have any more: it is closed when nothing of it is left. The
+    /// last volume of a session ends with the session.
+    CloseVolume {
+        /// The name of its export.
+        export: String,
+    },
+    /// A volume that moves between servers: its server gives it up, and another takes it over.
+    SwitchVolume {
+        /// The name of its export.
+        export: String,
+    },
 }
 
 /// A path that is to go, and how.

@@ -3,14 +3,20 @@
 use std::sync::Arc;
 
 use rtrs_core::fabric::RemoteMem;
+use rtrs_core::identity::ServerId;
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
+
+use crate::engine::device_set::{DeviceIndex, DeviceSet};
 
 /// A path's last epoch that carried IO, while that may still be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lost {
     epoch: u32,
     recon_cnt: u16,
+    /// Which server it led to, and the volumes that it served.
+    server: Option<ServerId>,
+    carried: DeviceSet,
     /// The path over which the server was asked to fence it off, and until when that may take.
     asked: Option<(PathId, Instant)>,
 }
@@ -58,17 +64,34 @@ impl PathFence {
         self.carries = false;
     }
 
-    /// The path dies, in this epoch and after so many connects: what it carried awaits a fence.
-    pub(super) fn died(&mut self, epoch: u32, recon_cnt: u16) {
+    /// The path dies, in this epoch and after so many connects: what it carried to this server
+    /// awaits a fence.
+    pub(super) fn died(
+        &mut self,
+        (epoch, recon_cnt): (u32, u16),
+        (server, carried): (Option<ServerId>, DeviceSet),
+    ) {
         self.held = None;
         if std::mem::take(&mut self.carries) && !rtrs_core::mutated!(LostUnnoted) {
-            self.lost = Some(Lost { epoch, recon_cnt, asked: None });
+            self.lost = Some(Lost { epoch, recon_cnt, server, carried, asked: None });
         }
     }
 
     /// True while what the path carried may still be delivered.
     pub(super) fn is_awaited(&self) -> bool {
         self.lost.is_some()
+    }
+
+    /// While that is so: the server to which the path led, and the volumes that it served.
+    pub(super) fn lost_at(&self) -> Option<(Option<ServerId>, DeviceSet)> {
+        self.lost.map(|lost| (lost.server, lost.carried))
+    }
+
+    /// A volume is gone: what was sent for it was answered, or is not wanted any more.
+    pub(super) fn forget(&mut self, volume: DeviceIndex) {
+        if let Some(lost) = &mut self.lost {
+            lost.carried.remove(volume);
+        }
     }
 
     /// The connect of the path up to which it has to be fenced off, while it has to.

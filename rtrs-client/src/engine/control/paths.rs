@@ -109,7 +109,7 @@ impl Paths {
     /// Why all paths have failed, on each of their addresses, if they have. With patience only
     /// another disk counts, which does not turn into the right one by waiting.
     pub(super) fn why_all_failed(&self, is_patient: bool) -> Option<String> {
-        let another_disk = |path: &Path| path.last_error().is_some_and(|e| e.starts_with(ANOTHER));
+        let another_disk = |path: &Path| path.last_error().is_some_and(|e| e.contains(ANOTHER));
         let failed = |path: &Path| path.has_failed() && (!is_patient || another_disk(path));
         if !self.iter().all(failed) {
             return None;
@@ -117,6 +117,11 @@ impl Paths {
         let why =
             |path: &Path| format!("{}: {}", path.name(), path.last_error().unwrap_or("no answer"));
         Some(self.iter().map(why).collect::<Vec<_>>().join("; "))
+    }
+
+    /// When one of them was last in use.
+    pub(super) fn last_used(&self, now: Instant) -> Instant {
+        self.iter().map(|path| path.last_used(now)).max().unwrap_or(Instant::ZERO)
     }
 
     /// True while a path is connected.

@@ -1,4 +1,4 @@
-//! When a connected path opens the device once more, because the server says that it has changed.
+//! When a connected path opens a volume once more, because the server says that it has changed.
 //!
 //! A server may say so as often as it likes: each path asks at most once in [`PAUSE`], and keeps
 //! nothing but that it has to ask.
@@ -13,8 +13,8 @@ pub(super) const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Reopen {
     /// When to open again.
     due: Option<Instant>,
-    /// Until when the open that is under way has to be answered.
-    until: Option<Instant>,
+    /// An open is under way.
+    asked: bool,
     /// Not before that.
     not_before: Instant,
 }
@@ -30,29 +30,19 @@ impl Reopen {
         self.due().is_some_and(|due| now >= due)
     }
 
-    /// The open is under way, until then.
-    pub(super) fn begin(&mut self, now: Instant, until: Instant) {
-        *self = Self { due: None, until: Some(until), not_before: now + PAUSE };
+    /// An open is under way.
+    pub(super) fn begin(&mut self, now: Instant) {
+        *self = Self { due: None, asked: true, not_before: now + PAUSE };
     }
 
-    /// The open was answered. False when none was under way.
-    pub(super) fn answered(&mut self) -> bool {
-        self.until.take().is_some()
-    }
-
-    /// True when the open takes too long.
-    pub(super) fn is_late(&self, now: Instant) -> bool {
-        self.until.is_some_and(|until| now >= until)
-    }
-
-    /// When the answer to the open that is under way is due.
-    pub(super) fn until(&self) -> Option<Instant> {
-        self.until
+    /// The open was answered.
+    pub(super) fn answered(&mut self) {
+        self.asked = false;
     }
 
     /// When the next open is due, unless one is under way.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.due.filter(|_| self.until.is_none())
+        self.due.filter(|_| !self.asked)
     }
 }
 
@@ -65,15 +55,14 @@ mod tests {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let mut reopen = Reopen::default();
         assert!(!reopen.is_due(at(0)));
-        assert_eq!((reopen.due(), reopen.until()), (None, None));
+        assert_eq!(reopen.due(), None);
         (0..100).for_each(|_| reopen.changed(at(5)));
         assert!(reopen.is_due(at(5)));
-        reopen.begin(at(5), at(10_005));
+        reopen.begin(at(5));
         reopen.changed(at(6));
         assert!(!reopen.is_due(at(500)), "one is under way");
-        assert_eq!((reopen.due(), reopen.until()), (None, Some(at(10_005))));
-        assert!(reopen.is_late(at(10_005)) && !reopen.is_late(at(10_004)));
-        assert!(reopen.answered() && !reopen.answered());
+        assert_eq!(reopen.due(), None);
+        reopen.answered();
         assert!(!reopen.is_due(at(104)) && reopen.is_due(at(105)));
         assert_eq!(reopen.due(), Some(at(105)));
     }

@@ -28,7 +28,10 @@ pub(super) fn confirm(paths: &mut Paths, id: PathId, now: Instant) -> Result<boo
     if let Some(confirmed) = path.heartbeat.is_confirmed(now) {
         return Ok(confirmed);
     }
-    let other = |path: &Path| path.id() != id && path.fences() && path.is_connected();
+    let server = path.server();
+    let other = |path: &Path| {
+        path.id() != id && path.fences() && path.is_connected() && path.server() == server
+    };
     let confirms = |path: &Path| path.heartbeat.has_answered_since(doubted);
     if paths.iter().any(|path| other(path) && confirms(path)) {
         paths[id].heartbeat.confirm(now);
@@ -51,7 +54,7 @@ pub(super) fn judge(
         return None;
     }
     let ms = silence.length.as_millis();
-    if !confirmed && silence.length < patience && path.peer_has_all(ctx) {
+    if !confirmed && silence.asked < patience && path.peer_has_all(ctx) {
         tracing::debug!(path = %path.name(), "slow: no answer for {ms} ms");
         return None;
     }

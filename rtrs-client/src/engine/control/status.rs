@@ -1,10 +1,36 @@
-//! How the paths of a session are shown in listings.
+//! How the paths and volumes of a session are shown in listings.
 
+use rtrs_core::identity::Identity;
 use rtrs_core::ids::PathId;
 use serde::Serialize;
 
+use super::failure::SessionFailure;
 use super::heartbeat::HeartbeatCount;
+use super::no_path::NoPathWait;
+use crate::engine::device_set::DeviceIndex;
 use crate::path::state::PathState;
+
+/// A volume as the control shard knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumeStatus {
+    pub(crate) device: DeviceIndex,
+    /// The name of its export.
+    pub(crate) export: String,
+    /// False once its user does not have it any more.
+    pub(crate) used: bool,
+    /// It is open at the server.
+    pub(crate) open: bool,
+    /// It cannot go on.
+    pub(crate) failed: bool,
+    /// Why, or what was in the way when it was last tried.
+    pub(crate) obstacle: Option<SessionFailure>,
+    /// How its IO stands while no path carries it.
+    pub(crate) no_path: Option<NoPathWait>,
+    /// What it is pinned to.
+    pub(crate) identity: Option<Identity>,
+    /// By name of path, why connected paths do not serve it.
+    pub(crate) refusals: Vec<(String, String)>,
+}
 
 /// A path as listings show it.
 #[derive(Clone, Debug, Serialize)]
@@ -22,6 +48,9 @@ pub(crate) struct PathStatus {
     pub state: PathState,
     /// What it is being taken out of use for, if it is: `remove`, `disconnect` or `reconnect`.
     pub leaving: Option<&'static str>,
+    /// Volumes that it serves.
+    #[serde(skip)]
+    pub volumes: usize,
     /// Connections of the path, the service connection included.
     pub connections: u16,
     /// Times it was connected again.

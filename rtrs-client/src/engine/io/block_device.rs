@@ -1,38 +1,55 @@
 //! A device of the session as its user on a shard has it.
+//!
+//! Once the device is gone from the session its user has a device that ends all it is given.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io};
 use rtrs_core::losses::Losses;
 use rtrs_core::mem::Region;
+use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
 use super::Shard;
-use crate::engine::device_table::{DeviceIndex, OpenDevice};
+use crate::engine::device_set::DeviceIndex;
+use crate::engine::device_table::{DeviceToken, OpenDevice};
 
 /// A device of the session on one shard.
 #[derive(Debug)]
 pub struct SessionDevice {
     shard: Rc<RefCell<Shard>>,
     device: DeviceIndex,
+    /// Of the device table.
+    token: DeviceToken,
     /// What the device table says of it, looked at again with each poll.
     info: Arc<OpenDevice>,
+    /// What was submitted after it was gone.
+    ended: VecDeque<Completion>,
 }
 
 impl SessionDevice {
     /// A device of the session that was open once.
-    pub(crate) fn new(shard: Rc<RefCell<Shard>>, device: DeviceIndex) -> Self {
-        let info = Arc::clone(shard.borrow().devices.info(device));
-        Self { shard, device, info }
+    pub(crate) fn new(shard: &Rc<RefCell<Shard>>, device: DeviceIndex) -> Self {
+        let devices = &shard.borrow().devices;
+        let (info, token) = (Arc::clone(devices.info(device)), Rc::clone(devices.token(device)));
+        Self { shard: Rc::clone(shard), device, token, info, ended: VecDeque::new() }
     }
 
     /// Ends what waits to be issued; what is submitted from now on ends at once.
     pub fn close(&mut self) {
-        let mut shard = self.shard.borrow_mut();
-        shard.devices.close(self.device);
-        shard.cancel(self.device, &|_| true);
+        if let Some(mut shard) = self.shard() {
+            shard.devices.close(self.device);
+            shard.cancel(self.device, &|_| true);
+        }
+    }
+
+    /// The shard, while it has this device.
+    fn shard(&self) -> Option<RefMut<'_, Shard>> {
+        let shard = self.shard.borrow_mut();
+        Rc::ptr_eq(shard.devices.token(self.device), &self.token).then_some(shard)
     }
 }
 
@@ -42,41 +59,51 @@ impl BlockDevice for SessionDevice {
     }
 
     fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
-        self.shard.borrow_mut().attach_region(region)
+        self.shard().map_or(Ok(()), |mut shard| shard.attach(Some(self.device), region))
     }
 
     fn take_losses(&mut self) -> Option<Arc<Losses>> {
-        self.shard.borrow_mut().devices.take_losses(self.device)
+        self.shard()?.devices.take_losses(self.device)
     }
 
     fn submit(&mut self, io: Io) -> Result<(), Io> {
-        self.shard.borrow_mut().submit(self.device, io)
+        if let Some(mut shard) = self.shard() {
+            return shard.submit(self.device, io);
+        }
+        self.ended.push_back(Completion { tag: io.tag, status: IoStatus::Aborted });
+        Ok(())
     }
 
     fn poll(&mut self, now: Instant) -> bool {
-        let mut shard = self.shard.borrow_mut();
+        let Some(mut shard) = self.shard() else { return false };
         // The time of what is submitted next; the last event may be long ago.
         shard.now = now;
         let info = shard.devices.info(self.device);
-        if !Arc::ptr_eq(&self.info, info) {
-            self.info = Arc::clone(info);
+        let new = (!Arc::ptr_eq(&self.info, info)).then(|| Arc::clone(info));
+        drop(shard);
+        if let Some(info) = new {
+            self.info = info;
         }
         false
     }
 
     fn take_given_up(&mut self) -> Option<u64> {
-        self.shard.borrow_mut().devices.take_given_up(self.device)
+        self.shard()?.devices.take_given_up(self.device)
     }
 
     fn reap(&mut self) -> Option<Completion> {
-        self.shard.borrow_mut().devices.reap(self.device)
+        let done = self.shard().and_then(|mut shard| shard.devices.reap(self.device));
+        done.or_else(|| self.ended.pop_front())
     }
 
     fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {
-        self.shard.borrow_mut().cancel(self.device, fits);
+        if let Some(mut shard) = self.shard() {
+            shard.cancel(self.device, fits);
+        }
     }
 
     fn inflight(&self) -> usize {
-        self.shard.borrow().devices.inflight_of(self.device)
+        let shard = self.shard().map_or(0, |shard| shard.devices.inflight_of(self.device));
+        shard + self.ended.len()
     }
 }

@@ -3,19 +3,21 @@
 //! A request travels over this shard's connection of the path that the policy picks. Each part owns
 //! its state and knows nothing of the others that stand beside it; this file wires them together:
 //!
-//! - `requests.rs` IOs, requests and permits (`permits.rs`);
+//! - `requests.rs` IOs, requests and permits (`permits.rs`), with `waiting.rs`;
 //! - `paths.rs` connections, the policy (`policy.rs`) and slow-path detection (`slow_path.rs`);
 //! - `retry.rs` what was in flight on a path that died, and is sent again on another;
 //! - `sweep.rs` looks at the time: `probe.rs` asks a silent connection, `slow_requests.rs` tells a
 //!   slow disk from a dead path;
 //! - `zeroes.rs` writes zeroes where the server cannot;
-//! - `block_device.rs` a device of the session as its user has it.
+//! - `block_device.rs` a device of the session as its user has it; `devices.rs` devices that come
+//!   and go.
 //!
 //! Read targets are opened to the server through a window per permit, under a fresh key for each
 //! request and closed again when the answer is in, so a late or lying server cannot write into
 //! memory that moved on.
 
 pub(crate) mod block_device;
+pub(crate) mod devices;
 mod paths;
 pub(crate) mod permits;
 pub(crate) mod policy;
@@ -25,6 +27,7 @@ pub(crate) mod retry;
 mod slow_path;
 pub(crate) mod slow_requests;
 mod sweep;
+mod waiting;
 mod zeroes;
 
 use std::sync::Arc;
@@ -40,19 +43,21 @@ use rtrs_core::wire::errno;
 use self::paths::Paths;
 use self::permits::share;
 use self::probe::Probes;
-use self::requests::{IoRow, RequestRow, Requests, Standing, TakenIo};
-use self::retry::{OldestIo, Retries, TRIES_MAX, Waits};
-use self::slow_requests::{SlowReport, SlowRequests};
+use self::requests::{Request, RequestRow, Requests, Standing, TakenIo};
+use self::retry::{Retries, TRIES_MAX};
+use self::slow_requests::SlowRequests;
+use self::waiting::IoRow;
 use self::zeroes::{Zeroes, unsupported};
 use crate::engine::cache_epoch::FlushMark;
 use crate::engine::ctx::Ctx;
-use crate::engine::device_table::{DeviceIndex, DeviceTable, IOS_MAX};
+use crate::engine::device_set::{DeviceIndex, DeviceSet};
+use crate::engine::device_table::DeviceTable;
 use crate::engine::message::{Connect, ConnectionEnd, ControlMessage, ShardMessage};
 use crate::engine::session::{Granted, SessionConfig};
 use crate::path::handshake::check_accept;
 use crate::path::io::Answer;
 use crate::path::shard::PathEvent;
-use crate::stats::ShardStats;
+use crate::stats::{DeviceStats, ShardStats};
 
 /// One shard's part of a session.
 #[derive(Debug)]
@@ -66,34 +71,38 @@ pub(crate) struct Shard {
     paths: Paths,
     probes: Probes,
     slow: SlowRequests,
-    /// No path for too long: what comes ends at once.
-    failing: bool,
+    /// Devices of which nothing is to be left.
+    closing: DeviceSet,
     zeroes: Zeroes,
     next_sweep: Instant,
     now: Instant,
     stats: ShardStats,
+    device_stats: Vec<DeviceStats>,
     internal_errors: u64,
 }
 
 impl Shard {
-    pub(crate) fn new(index: CoreIndex, config: Arc<SessionConfig>) -> Self {
-        Self {
+    pub(crate) fn new(index: CoreIndex, config: &Arc<SessionConfig>) -> Self {
+        let mut shard = Self {
             index,
             granted: None,
-            devices: DeviceTable::default(),
+            devices: DeviceTable::new(),
             requests: Requests::new(),
             retries: Retries::new(config.paths.len()),
-            paths: Paths::new(index, &config),
+            paths: Paths::new(index, config),
             probes: Probes::default(),
             slow: SlowRequests::new(config.paths.len()),
-            failing: false,
+            closing: DeviceSet::default(),
             zeroes: Zeroes::default(),
             next_sweep: Instant::ZERO,
             now: Instant::ZERO,
             stats: ShardStats::new(config.paths.len()),
+            device_stats: Vec::new(),
             internal_errors: 0,
-            config,
-        }
+            config: Arc::clone(config),
+        };
+        DeviceIndex::all().zip(&config.volumes).for_each(|(device, _)| shard.add_device(device));
+        shard
     }
 
     /// A message of the control shard.
@@ -110,10 +119,19 @@ impl Shard {
                     ctx.out.control(ControlMessage::Failed { path, epoch, cid, failure });
                 }
             }
-            ShardMessage::PathUp { path, epoch, chunks, cache_id } => {
-                self.failing &= rtrs_core::mutated!(StaysGivenUp);
+            ShardMessage::PathUp { path, epoch, chunks, served } => {
                 let range = self.requests.range();
-                self.paths[path].up(epoch, &chunks, range, cache_id);
+                self.paths[path].up(epoch, &chunks, range, &served);
+                served.iter().for_each(|served| self.has_path(served.device));
+            }
+            ShardMessage::Serves { path, epoch, served } => {
+                self.paths[path].serve(epoch, served);
+                self.has_path(served.device);
+            }
+            ShardMessage::Leaves { path, epoch, device } => {
+                if self.paths[path].is_of(epoch) {
+                    self.paths[path].leave(device);
+                }
             }
             ShardMessage::Cache(device, cache) => self.devices.set_cache(device, cache),
             ShardMessage::Disconnect { path, epoch, in_order } => {
@@ -122,14 +140,16 @@ impl Shard {
             ShardMessage::Open(device, info) => {
                 let zeroes = self.zeroes.prepare(&info);
                 self.devices.open(device, info);
-                let known = zeroes.and_then(|new| new.map_or(Ok(()), |r| self.attach_region(&r)));
+                let known = zeroes.and_then(|new| new.map_or(Ok(()), |r| self.attach(None, &r)));
                 if let Err(error) = known {
                     tracing::error!("no memory for zeroes: {error}");
                 }
             }
-            ShardMessage::Closed => self.devices.pause(),
+            ShardMessage::Closed(device) => self.devices.pause(device),
             ShardMessage::Fenced { path, epoch } => self.on_fenced(path, epoch),
-            ShardMessage::GiveUp => self.give_up(),
+            ShardMessage::GiveUp(device) => self.give_up(device),
+            ShardMessage::AddDevice(device) => self.add_device(device),
+            ShardMessage::CloseDevice(device) => self.close_device(device),
             ShardMessage::AddPath { path, target } => {
                 self.paths.add(path, *target);
                 self.retries.add_path(self.paths.count());
@@ -145,7 +165,7 @@ impl Shard {
         self.paths.set_policy(config.policy);
         if config.no_path != self.config.no_path {
             // The control shard says when IO fails by the new rule.
-            self.failing = false;
+            self.devices.fail_none();
         }
         self.next_sweep = Instant::ZERO;
         self.config = config;
@@ -193,9 +213,11 @@ impl Shard {
         // Nothing of this connection can touch memory any more. What was answered ends here, the
         // rest goes to another path.
         for row in self.requests.rows(|request| request.is_on(path)) {
-            match self.requests.request(row).standing {
+            let request = self.requests.request(row);
+            let device = self.requests.io(request.io).device;
+            match request.standing {
                 Standing::Answered(status) => self.end_request(row, status),
-                _ if self.failing => self.end_request(row, IoStatus::Aborted),
+                _ if self.devices.is_failing(device) => self.end_request(row, IoStatus::Aborted),
                 _ => self.await_fence(row, epoch),
             }
         }
@@ -248,12 +270,15 @@ impl Shard {
             return;
         }
         request.standing = Standing::Answered(answer.status);
-        if answer.errno == errno::EIDRM {
-            ctx.out.control(ControlMessage::Removed);
-        }
         let (len, took, sent, io) =
             (request.part.1, self.now.since(request.sent), request.sent, request.io);
-        let queued = sent.since(self.requests.io(io).submitted);
+        let taken = self.requests.io(io);
+        // A range that is looked at is not moved.
+        let len = if taken.io.op == IoOp::Extents { 0 } else { len };
+        if answer.errno == errno::EIDRM {
+            ctx.out.control(ControlMessage::Removed(taken.device));
+        }
+        let queued = sent.since(taken.submitted);
         self.end_slow(row);
         // From now on its own device is waited for, not the server.
         self.requests.request_mut(row).sent = self.now;
@@ -303,7 +328,10 @@ impl Shard {
         let taken = self.requests.io(request.io);
         if let Some(cache) = self.devices.cache(taken.device) {
             match status {
-                IoStatus::Ok => cache.done(self.index, &taken.io, taken.mark, path.cache_id()),
+                IoStatus::Ok => {
+                    let epoch = path.cache_id(taken.device);
+                    cache.done(self.index, &taken.io, taken.mark, epoch);
+                }
                 status => cache.failed(&taken.io, status),
             }
         }
@@ -316,7 +344,7 @@ impl Shard {
         let TakenIo { device, io, mark, status, submitted, .. } = taken;
         let mark = (io.op == IoOp::Flush).then_some(mark);
         let status = self.devices.ended(device, Completion { tag: io.tag, status }, mark);
-        self.stats.io_done(&io, status, self.now.since(submitted));
+        self.device_stats[device.index()].io_done(&io, status, self.now.since(submitted));
     }
 
     /// Ends a waiting IO with an error, as soon as its requests in flight are back.
@@ -325,13 +353,14 @@ impl Shard {
         self.end_io(row);
     }
 
-    fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
-        let attached = self.paths.attach_region(region, self.requests.range());
+    /// All paths know this memory of a device, or of all devices, from now on.
+    fn attach(&mut self, device: Option<DeviceIndex>, region: &Arc<Region>) -> std::io::Result<()> {
+        let attached = self.paths.attach_region(device, region, self.requests.range());
         attached.map_err(|error| std::io::Error::other(error.to_string()))
     }
 
     fn submit(&mut self, device: DeviceIndex, io: Io) -> Result<(), Io> {
-        if self.devices.inflight() >= IOS_MAX {
+        if !self.devices.has_room(device) {
             return Err(io);
         }
         let info = self.devices.info(device);
@@ -340,7 +369,7 @@ impl Shard {
         let mut mark = FlushMark::default();
         if self.devices.is_closed(device) {
             status = IoStatus::Aborted;
-        } else if self.failing && status.is_ok() {
+        } else if self.devices.is_failing(device) && status.is_ok() {
             status = IoStatus::TimedOut;
         }
         if io.op == IoOp::Flush {
@@ -352,7 +381,7 @@ impl Shard {
         }
         self.devices.taken(device);
         let row = self.requests.take(TakenIo::new((device, io), status, mark, self.now));
-        self.stats.queue_full += u64::from(self.requests.is_full());
+        self.device_stats[device.index()].queue_full += u64::from(self.requests.is_full());
         self.end_io(row);
         Ok(())
     }
@@ -360,7 +389,7 @@ impl Shard {
     /// Ends IO with these tags that waits to be issued, and what of it is not issued yet where a
     /// part of it is. What was posted once, on whatever path, goes on: it may land at any time.
     fn cancel(&mut self, device: DeviceIndex, fits: &dyn Fn(u64) -> bool) {
-        for row in self.requests.waiting(|io| io.device == device && fits(io.io.tag)) {
+        for row in self.requests.waiting(device, |io| fits(io.io.tag)) {
             self.fail_io(row, IoStatus::Aborted);
         }
     }
@@ -370,14 +399,22 @@ impl Shard {
     pub(crate) fn pump(&mut self, ctx: &mut Ctx<'_>) -> bool {
         self.now = ctx.now;
         self.tell_retired(ctx);
+        self.tell_settled(ctx);
         let mut any = self.sweep(ctx);
-        let Some(granted) = self.granted.filter(|_| self.devices.is_serving()) else { return any };
+        let serving = self.devices.serving();
+        let Some(granted) = self.granted.filter(|_| !serving.is_empty()) else { return any };
         any |= self.send_again(&granted, ctx);
-        while let Some(row) = self.requests.first_waiting() {
-            if !self.requests.has_permit() {
-                break;
-            }
-            let Some(path) = self.paths.choose(self.now) else { break };
+        // Devices that have had their turns, or cannot go on now.
+        let mut blocked = DeviceSet::default();
+        while let Some(device) = self.requests.next_device(blocked)
+            && self.requests.has_permit()
+        {
+            let may_go = serving.contains(device) && self.requests.may_take_permit(device);
+            let path = if may_go { self.paths.choose(self.now, device) } else { None };
+            let Some((row, path)) = self.requests.first_waiting(device).zip(path) else {
+                blocked.insert(device);
+                continue;
+            };
             let taken = self.requests.io(row);
             if unsupported(&taken.io, self.devices.info(taken.device)) {
                 self.fail_io(row, IoStatus::Unsupported);
@@ -419,10 +456,19 @@ impl Shard {
         let part = taken.next_part(granted.max_io_size, device.geometry.logical_block);
         let target = &mut self.paths[path];
         let fabric = ctx.fabrics[target.provider().index()].as_mut();
-        target.post(taken.request(part, permit, device), granted, fabric)?;
+        let device_id = target.device_id(taken.device);
+        target.post(taken.request(part, permit, device_id), granted, fabric)?;
         self.requests.issued(row, permit, path, part, self.now);
         self.stats.request_issued(path.index());
+        self.path_used(path, ctx);
         Ok(())
+    }
+
+    /// A request went out. The first one of an idle session has its server asked whether it lives.
+    fn path_used(&self, path: PathId, ctx: &mut Ctx<'_>) {
+        if self.paths[path].ends_idle() {
+            ctx.out.control(ControlMessage::InUse);
+        }
     }
 
     /// A path that takes no request is no good any more: ends it.
@@ -499,13 +545,15 @@ impl Shard {
 
     /// No path for too long, or none ever again: what is not on a path ends with an error. What
     /// is ends with its connection.
-    fn give_up(&mut self) {
-        self.failing = true;
-        for row in self.requests.rows(|request| !request.is_on(request.path)) {
+    fn give_up(&mut self, device: DeviceIndex) {
+        self.devices.set_failing(device, true);
+        let of_it = |request: &Request| self.requests.io(request.io).device == device;
+        let off = |request: &Request| of_it(request) && !request.is_on(request.path);
+        for row in self.requests.rows(off) {
+            self.retries.remove(row);
             self.end_request(row, IoStatus::TimedOut);
         }
-        self.retries.clear();
-        while let Some(row) = self.requests.first_waiting() {
+        while let Some(row) = self.requests.first_waiting(device) {
             self.fail_io(row, IoStatus::TimedOut);
         }
     }
@@ -513,26 +561,35 @@ impl Shard {
     /// Sends what is ready to be sent again. True when anything was sent or ended.
     fn send_again(&mut self, granted: &Granted, ctx: &mut Ctx<'_>) -> bool {
         let age_max = self.age_max();
-        let (mut done, mut any) = (0, false);
-        while let Some(row) = self.retries.get(done) {
-            let Some(path) = self.paths.choose(self.now) else { break };
+        let serving = self.devices.serving();
+        let mut blocked = DeviceSet::default();
+        let (mut place, mut any) = (0, false);
+        while let Some(row) = self.retries.get(place) {
             let request = self.requests.request(row);
             let taken = self.requests.io(request.io);
+            let may_go = serving.contains(taken.device) && !blocked.contains(taken.device);
+            let path = if may_go { self.paths.choose(self.now, taken.device) } else { None };
+            let Some(path) = path else {
+                blocked.insert(taken.device);
+                place += 1;
+                continue;
+            };
             let device = self.devices.info(taken.device);
             any = true;
             let is_over = age_max.is_some_and(|max| self.now.since(taken.submitted) >= max);
             if taken.given_up || is_over {
+                self.retries.remove_at(place);
                 self.end_request(row, IoStatus::TimedOut);
-                done += 1;
                 continue;
             }
             if unsupported(&taken.io, device) {
+                self.retries.remove_at(place);
                 self.end_request(row, IoStatus::Unsupported);
-                done += 1;
                 continue;
             }
-            let again = taken.request(request.part, self.requests.permit_of(row), device);
             let target = &mut self.paths[path];
+            let device_id = target.device_id(taken.device);
+            let again = taken.request(request.part, self.requests.permit_of(row), device_id);
             let fabric = ctx.fabrics[target.provider().index()].as_mut();
             match target.post(again, granted, fabric) {
                 Ok(()) => {
@@ -542,17 +599,17 @@ impl Shard {
                     (request.path, request.sent) = (path, self.now);
                     request.standing = Standing::Sent;
                     request.tries = request.tries.saturating_add(1);
-                    done += 1;
+                    self.path_used(path, ctx);
+                    self.retries.remove_at(place);
                 }
                 Err(FabricError::QpState | FabricError::QueueFull) => self.abandon_path(path, ctx),
                 Err(error) => {
                     tracing::error!("request could not be posted again: {error}");
+                    self.retries.remove_at(place);
                     self.end_request(row, IoStatus::Io);
-                    done += 1;
                 }
             }
         }
-        self.retries.remove_first(done);
         any
     }
 
@@ -584,26 +641,6 @@ impl Shard {
     /// By path, whether this shard leaves it out because it is slow.
     pub(crate) fn path_slow(&self) -> Vec<bool> {
         self.paths.slow()
-    }
-
-    /// Requests that the server does not answer although their path lives.
-    pub(crate) fn slow_requests(&self, now: Instant) -> SlowReport {
-        let slow = self.requests.requests().filter(|(_, request)| request.slow);
-        let oldest = slow.map(|(_, request)| now.since(request.sent)).max();
-        SlowReport { now: self.slow.now(), total: self.slow.total(), oldest }
-    }
-
-    /// Where the oldest IO waits, and since when it is here.
-    pub(crate) fn oldest(&self, now: Instant) -> Option<OldestIo> {
-        let (taken, request) = self.requests.oldest()?;
-        let waits = match request.map(|request| (request.standing, request.path)) {
-            Some((Standing::AwaitingFence { .. }, path)) => Waits::Fence(path),
-            Some((Standing::Sent | Standing::Answered(_), path)) => Waits::Answer(path),
-            Some((Standing::Ready, _)) => Waits::Path,
-            None if self.paths.iter().any(|path| path.takes_io()) => Waits::Permit,
-            None => Waits::Path,
-        };
-        Some(OldestIo { age: now.since(taken.submitted), waits })
     }
 
     /// Permits that requests hold.

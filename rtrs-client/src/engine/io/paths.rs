@@ -11,6 +11,7 @@ use rtrs_core::time::{Duration, Instant};
 use super::policy::Chooser;
 use super::slow_path::Candidate;
 use crate::engine::ctx::Ctx;
+use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::message::Connect;
 use crate::engine::session::{PathTarget, Policy, SessionConfig};
 use crate::path::shard::PathShard;
@@ -21,8 +22,8 @@ pub(super) struct Paths {
     shard: CoreIndex,
     rows: Vec<PathShard>,
     chooser: Chooser,
-    /// Memory that every connection knows.
-    regions: Vec<Arc<Region>>,
+    /// Memory that every connection knows, and the devices that have it; none: all have.
+    regions: Vec<(Arc<Region>, Option<DeviceSet>)>,
 }
 
 impl Paths {
@@ -51,22 +52,48 @@ impl Paths {
         ctx: &mut Ctx<'_>,
     ) -> Result<(), FabricError> {
         let path = &mut self.rows[start.path.index()];
-        path.connect(start, range, &self.regions, timeout, ctx)
+        let regions = self.regions.iter().map(|(region, _)| region);
+        path.connect(start, range, regions, timeout, ctx)
     }
 
-    /// All connections know this memory from now on.
+    /// All connections know this memory of a device, or of all devices, from now on.
     pub(super) fn attach_region(
         &mut self,
+        device: Option<DeviceIndex>,
         region: &Arc<Region>,
         range: Range<u16>,
     ) -> Result<(), FabricError> {
-        if !self.regions.iter().any(|known| known.id() == region.id()) {
-            for path in &mut self.rows {
-                path.attach_region(region, range.clone())?;
+        let known = self.regions.iter_mut().find(|(known, _)| known.id() == region.id());
+        if let Some((_, of)) = known {
+            if let (Some(of), Some(device)) = (of, device) {
+                of.insert(device);
             }
-            self.regions.push(Arc::clone(region));
+            return Ok(());
         }
+        for path in &mut self.rows {
+            path.attach_region(region, range.clone())?;
+        }
+        let of = device.map(|device| {
+            let mut of = DeviceSet::default();
+            of.insert(device);
+            of
+        });
+        self.regions.push((Arc::clone(region), of));
         Ok(())
+    }
+
+    /// A device is gone: no connection knows what only that had, or serves it.
+    pub(super) fn forget_device(&mut self, device: DeviceIndex) {
+        let paths = &mut self.rows;
+        self.regions.retain_mut(|(region, of)| {
+            let Some(of) = of else { return true };
+            of.remove(device);
+            if of.is_empty() {
+                paths.iter_mut().for_each(|path| path.detach_region(region));
+            }
+            !of.is_empty()
+        });
+        paths.iter_mut().for_each(|path| path.leave(device));
     }
 
     /// How many there are, those that are gone included.
@@ -87,14 +114,20 @@ impl Paths {
         self.rows.iter().find(|path| path.is(provider, qp)).map(PathShard::id)
     }
 
-    /// The path that the next request takes.
-    pub(super) fn choose(&mut self, now: Instant) -> Option<PathId> {
-        let candidates = self.rows.iter().filter(|path| path.takes_io()).map(|path| Candidate {
+    /// The path that the next request of a device takes.
+    pub(super) fn choose(&mut self, now: Instant, device: DeviceIndex) -> Option<PathId> {
+        let serving = self.rows.iter().filter(|path| path.takes_io_of(device));
+        let candidates = serving.map(|path| Candidate {
             path: path.id(),
             inflight: path.inflight(),
             latency_ns: path.latency_ns(),
         });
         self.chooser.choose(now, candidates)
+    }
+
+    /// True while a path takes requests of a device.
+    pub(super) fn serve(&self, device: DeviceIndex) -> bool {
+        self.rows.iter().any(|path| path.takes_io_of(device))
     }
 
     pub(super) fn set_policy(&mut self, policy: Policy) {

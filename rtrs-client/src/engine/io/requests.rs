@@ -1,11 +1,12 @@
 //! The IOs that a shard has taken, and the requests that carry them.
 //!
 //! An IO is issued as one or more requests, each holding a permit, which is a chunk of the server.
-//! IOs that find no permit or no path wait in order. A request whose path died keeps its permit:
-//! it awaits the fence of that path, and is then ready to be sent again. All tables are made once,
-//! when the server's bounds are known; issuing and finishing a request allocates nothing.
+//! IOs that find no permit or no path wait, those of each device in order (`waiting.rs`); devices
+//! share the permits (`engine/shares.rs`). A request whose path died keeps its permit: it awaits
+//! the fence of that path, and is then ready to be sent again. All tables are made once, when the
+//! server's bounds are known or a volume is added; issuing and finishing a request allocates
+//! nothing.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
 use rtrs_core::block::{Io, IoOp};
@@ -14,13 +15,13 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
 use super::permits::Permits;
+use super::waiting::{IoRow, Waiting};
 use crate::engine::cache_epoch::FlushMark;
-use crate::engine::device_table::{DeviceIndex, IOS_MAX, OpenDevice};
+use crate::engine::device_set::{DeviceIndex, DeviceSet};
+use crate::engine::device_table::IOS_MAX;
+use crate::engine::session::VOLUMES_MAX;
+use crate::engine::shares::Shares;
 use crate::path::io::Request as IoRequest;
-
-/// The row of an IO.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct IoRow(u32);
 
 /// The row of a request: its permit, counted from the shard's first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,21 +70,24 @@ impl TakenIo {
         let len = match self.io.op {
             IoOp::Read | IoOp::Write => part_len(left, max, block),
             IoOp::Flush => 0,
-            IoOp::Discard | IoOp::WriteZeroes => left,
+            IoOp::Discard | IoOp::WriteZeroes | IoOp::Extents => left,
         };
         (self.issued, len)
     }
 
-    /// The request for a part.
+    /// The request for a part, to a path that has this number for the device.
     pub(super) fn request(
         &self,
         (at, len): (u32, u32),
         permit: PermitId,
-        device: &OpenDevice,
+        device_id: u32,
     ) -> IoRequest {
-        let buf = self.io.buf.as_ref().and_then(|buf| buf.slice(at as usize, len as usize));
+        let buf = match self.io.op {
+            IoOp::Extents => self.io.buf.clone(),
+            _ => self.io.buf.as_ref().and_then(|buf| buf.slice(at as usize, len as usize)),
+        };
         let offset = self.io.offset + u64::from(at);
-        let (device_id, op, flags) = (device.device_id, self.io.op, self.io.flags);
+        let (op, flags) = (self.io.op, self.io.flags);
         IoRequest { permit, device_id, op, flags, offset, len, buf }
     }
 
@@ -137,10 +141,12 @@ impl Request {
 #[derive(Debug)]
 pub(super) struct Requests {
     permits: Permits,
+    /// Permits that requests hold, by device.
+    shares: Shares,
     rows: Vec<Option<Request>>,
     ios: Vec<Option<TakenIo>>,
     free: Vec<u32>,
-    waiting: VecDeque<IoRow>,
+    waiting: Waiting,
     turn: u64,
 }
 
@@ -149,10 +155,11 @@ impl Requests {
     pub(super) fn new() -> Self {
         Self {
             permits: Permits::new(0..0),
+            shares: Shares::new(0),
             rows: Vec::new(),
             ios: (0..IOS_MAX).map(|_| None).collect(),
             free: (0..IOS_MAX as u32).rev().collect(),
-            waiting: VecDeque::with_capacity(IOS_MAX),
+            waiting: Waiting::default(),
             turn: 0,
         }
     }
@@ -161,6 +168,18 @@ impl Requests {
     pub(super) fn set_permits(&mut self, range: Range<u16>) {
         self.rows = vec![None; range.len()];
         self.permits = Permits::new(range);
+        self.shares.set_all(self.permits.for_requests());
+    }
+
+    /// One more device takes part.
+    pub(super) fn add_device(&mut self, device: DeviceIndex) {
+        self.waiting.add_device(device);
+        self.shares.add();
+    }
+
+    /// A device of which nothing is left takes no part any more.
+    pub(super) fn remove_device(&mut self) {
+        self.shares.remove();
     }
 
     /// The shard's permits.
@@ -171,6 +190,11 @@ impl Requests {
     /// True while a permit is free.
     pub(super) fn has_permit(&self) -> bool {
         self.permits.has_any()
+    }
+
+    /// True while a device may have one more permit, if one is free.
+    pub(super) fn may_take_permit(&self, device: DeviceIndex) -> bool {
+        self.shares.may_take(device)
     }
 
     /// A free permit.
@@ -203,7 +227,7 @@ impl Requests {
         let row = self.free.pop().unwrap_or_else(|| panic!("more IOs than rows"));
         io.queued = io.status.is_ok();
         if io.queued {
-            self.waiting.push_back(IoRow(row));
+            self.waiting.push(io.device, IoRow(row));
         }
         self.ios[row as usize] = Some(io);
         IoRow(row)
@@ -255,17 +279,42 @@ impl Requests {
         self.waiting.len() > self.permits.for_requests()
     }
 
-    /// The IO that is issued next.
-    pub(super) fn first_waiting(&self) -> Option<IoRow> {
-        self.waiting.front().copied()
+    /// The device whose IO is issued next, of those that are not blocked.
+    pub(super) fn next_device(&self, blocked: DeviceSet) -> Option<DeviceIndex> {
+        self.waiting.next(blocked)
     }
 
-    /// Rows of the IOs that wait and for which this is so.
-    pub(super) fn waiting(&self, fits: impl Fn(&TakenIo) -> bool) -> Vec<IoRow> {
-        self.waiting.iter().copied().filter(|row| fits(self.io(*row))).collect()
+    /// Devices of which IOs wait.
+    pub(super) fn waiting_devices(&self) -> DeviceSet {
+        self.waiting.devices()
     }
 
-    /// The next part of the first IO that waits was sent.
+    /// The IO of a device that is issued next.
+    pub(super) fn first_waiting(&self, device: DeviceIndex) -> Option<IoRow> {
+        self.waiting.front(device)
+    }
+
+    /// Rows of the IOs of a device that wait and for which this is so.
+    pub(super) fn waiting(
+        &self,
+        device: DeviceIndex,
+        fits: impl Fn(&TakenIo) -> bool,
+    ) -> Vec<IoRow> {
+        self.waiting.of(device).filter(|row| fits(self.io(*row))).collect()
+    }
+
+    /// Rows of all IOs of a device.
+    pub(super) fn ios_of(&self, device: DeviceIndex) -> Vec<IoRow> {
+        let ios = (0..).zip(&self.ios).filter_map(|(at, io)| Some((IoRow(at), io.as_ref()?)));
+        ios.filter(|(_, io)| io.device == device).map(|(row, _)| row).collect()
+    }
+
+    /// True while an IO of a device has not ended.
+    pub(super) fn has_ios(&self, device: DeviceIndex) -> bool {
+        self.ios.iter().flatten().any(|io| io.device == device)
+    }
+
+    /// The next part of the first IO of its device that waits was sent.
     pub(super) fn issued(
         &mut self,
         io: IoRow,
@@ -279,10 +328,13 @@ impl Requests {
         let taken = self.io_mut(io);
         taken.issued += part.1.max(u32::from(taken.io.op == IoOp::Flush));
         taken.pending += 1;
-        if taken.is_all_issued() {
-            taken.queued = false;
-            self.waiting.pop_front();
+        let (device, is_whole) = (taken.device, taken.is_all_issued());
+        taken.queued &= !is_whole;
+        if is_whole {
+            self.waiting.pop_front(device);
         }
+        self.waiting.turn_taken(device);
+        self.shares.take(device);
         let row = usize::from(permit.0 - self.permits.range().start);
         debug_assert!(self.rows[row].is_none(), "permit {permit} is in use");
         let (sent, standing) = (now, Standing::Sent);
@@ -296,6 +348,7 @@ impl Requests {
         let request = *self.request(row);
         self.rows[row.index()] = None;
         self.permits.give(self.permit_of(row));
+        self.shares.give(self.io(request.io).device);
         let io = self.io_mut(request.io);
         io.pending -= 1;
         if !status.is_ok() && io.status.is_ok() && !rtrs_core::mutated!(RequestErrorDropped) {
@@ -314,8 +367,10 @@ impl Requests {
     }
 
     fn unqueue(&mut self, row: IoRow) {
-        if std::mem::take(&mut self.io_mut(row).queued) {
-            self.waiting.retain(|waiting| *waiting != row);
+        let io = self.io_mut(row);
+        let device = io.device;
+        if std::mem::take(&mut io.queued) {
+            self.waiting.remove(device, row);
         }
     }
 
@@ -332,9 +387,10 @@ impl Requests {
         self.ios[row.0 as usize].take()
     }
 
-    /// The IO that is here for the longest time, and its request that was sent first.
-    pub(super) fn oldest(&self) -> Option<(&TakenIo, Option<&Request>)> {
+    /// The IO of a device that is here for the longest time, and its request that was sent first.
+    pub(super) fn oldest(&self, device: DeviceIndex) -> Option<(&TakenIo, Option<&Request>)> {
         let ios = (0..).zip(&self.ios).filter_map(|(at, io)| Some((IoRow(at), io.as_ref()?)));
+        let ios = ios.filter(|(_, io)| io.device == device);
         let (row, io) = ios.min_by_key(|(_, io)| io.submitted)?;
         let of_it = self.rows.iter().flatten().filter(|request| request.io == row);
         Some((io, of_it.min_by_key(|request| request.turn)))
@@ -359,9 +415,16 @@ impl Requests {
         assert_eq!(ios().map(|io| io.pending as usize).sum::<usize>(), held);
         let queued = ios().filter(|io| io.queued).count();
         assert_eq!(queued, self.waiting.len(), "what waits stands in the queue once");
-        for row in &self.waiting {
-            let io = self.io(*row);
+        for row in self.waiting.iter() {
+            let io = self.io(row);
             assert!(io.queued && io.status.is_ok());
+        }
+        let mut held_by = [0; VOLUMES_MAX];
+        for request in self.rows.iter().flatten() {
+            held_by[self.io(request.io).device.index()] += 1;
+        }
+        for (device, held) in DeviceIndex::all().zip(held_by) {
+            assert_eq!(self.shares.held(device), held, "permits of {device:?}");
         }
     }
 }

@@ -57,19 +57,14 @@ impl Retries {
         self.queue.get(place).map(|(_, row)| *row)
     }
 
-    /// So many were sent or have ended.
-    pub(super) fn remove_first(&mut self, count: usize) {
-        self.queue.drain(..count);
+    /// The request at a place was sent or has ended.
+    pub(super) fn remove_at(&mut self, place: usize) {
+        self.queue.remove(place);
     }
 
     /// A request has ended while it was ready.
     pub(super) fn remove(&mut self, row: RequestRow) {
         self.queue.retain(|(_, other)| *other != row);
-    }
-
-    /// All that were ready have ended.
-    pub(super) fn clear(&mut self) {
-        self.queue.clear();
     }
 
     /// Panics when others than these, by turn, stand in the queue.

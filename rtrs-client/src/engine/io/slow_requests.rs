@@ -20,7 +20,7 @@ pub(super) struct Episode {
     open: usize,
 }
 
-/// The slow requests of a shard, for its report.
+/// The slow requests of a device on a shard, for its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlowReport {
     /// Now.
@@ -35,12 +35,11 @@ pub(crate) struct SlowReport {
 #[derive(Debug)]
 pub(super) struct SlowRequests {
     paths: Vec<Episode>,
-    total: u64,
 }
 
 impl SlowRequests {
     pub(super) fn new(paths: usize) -> Self {
-        Self { paths: vec![Episode::default(); paths], total: 0 }
+        Self { paths: vec![Episode::default(); paths] }
     }
 
     /// There may be one more path.
@@ -50,7 +49,6 @@ impl SlowRequests {
 
     /// A request on this path has become slow. True when it is the only one there.
     pub(super) fn began(&mut self, path: PathId) -> bool {
-        self.total += 1;
         let episode = &mut self.paths[path.index()];
         episode.requests += 1;
         episode.open += 1;
@@ -70,11 +68,6 @@ impl SlowRequests {
     pub(super) fn now(&self) -> usize {
         self.paths.iter().map(|episode| episode.open).sum()
     }
-
-    /// Requests that became slow since the session began.
-    pub(super) fn total(&self) -> u64 {
-        self.total
-    }
 }
 
 #[cfg(test)]
@@ -88,11 +81,11 @@ mod tests {
         slow.add_path(2);
         let (one, other) = (PathId(0), PathId(1));
         assert!(slow.began(one) && !slow.began(one) && slow.began(other));
-        assert_eq!((slow.now(), slow.total()), (3, 3));
+        assert_eq!(slow.now(), 3);
         assert_eq!(slow.ended(one, 9 * MS), None);
         assert_eq!(slow.ended(other, MS).map(|e| (e.requests, e.longest)), Some((1, MS)));
         assert_eq!(slow.ended(one, 5 * MS).map(|e| (e.requests, e.longest)), Some((2, 9 * MS)));
         assert!(slow.began(one), "another episode");
-        assert_eq!((slow.now(), slow.total()), (1, 4));
+        assert_eq!(slow.now(), 1);
     }
 }

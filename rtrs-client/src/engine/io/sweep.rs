@@ -15,8 +15,11 @@ use rtrs_core::time::{Duration, Instant};
 
 use super::Shard;
 use super::probe::is_due;
-use super::requests::{IoRow, Request, RequestRow, Standing};
+use super::requests::{Request, RequestRow, Standing};
+use super::waiting::IoRow;
 use crate::engine::ctx::Ctx;
+use crate::engine::device_set::DeviceIndex;
+use crate::engine::message::ControlMessage;
 use crate::engine::session::{Failover, HeartbeatSettings, SlowIo};
 
 /// How often running requests are held against the IO timeout.
@@ -62,17 +65,30 @@ impl Shard {
         if self.probes.came_late(ctx.now, due, SWEEP) {
             return false;
         }
+        self.note_use(ctx);
         let mut any = self.sweep_requests(ctx) | self.look_at_silence(ctx);
         any |= self.sweep_retries(ctx.now);
-        let Some(bound) = self.waiting_max() else { return any };
-        while let Some(row) = self.requests.first_waiting() {
-            if ctx.now.since(self.requests.io(row).submitted) < bound {
-                break;
+        for device in self.requests.waiting_devices().iter() {
+            let Some(bound) = self.waiting_max(device) else { continue };
+            while let Some(row) = self.requests.first_waiting(device) {
+                if ctx.now.since(self.requests.io(row).submitted) < bound {
+                    break;
+                }
+                self.fail_io(row, IoStatus::TimedOut);
+                any = true;
             }
-            self.fail_io(row, IoStatus::TimedOut);
-            any = true;
         }
         any
+    }
+
+    /// Paths that owe answers are in use, however long these take. The session may have become idle
+    /// just when a request went out.
+    fn note_use(&self, ctx: &mut Ctx<'_>) {
+        for path in self.paths.iter().filter(|path| path.inflight() > 0) {
+            if path.waits(ctx.now) {
+                ctx.out.control(ControlMessage::InUse);
+            }
+        }
     }
 
     /// Looks at requests that are over their time. True when a path was ended or an IO given up.
@@ -121,6 +137,8 @@ impl Shard {
         let (io, path, age) = (request.io, request.path, now.since(request.sent));
         if !std::mem::replace(&mut request.slow, true) {
             self.stats.request_slow(path.index());
+            let device = self.requests.io(io).device;
+            self.device_stats[device.index()].slow_requests += 1;
             if self.slow.began(path) {
                 tracing::warn!(
                     path = %self.paths[path].name(),
@@ -165,10 +183,13 @@ impl Shard {
         }
     }
 
-    /// How long an IO may wait to be issued, if that is bounded. While the disk holds requests over
-    /// their time, what waits for their permits gets as much time as they had.
-    fn waiting_max(&self) -> Option<Duration> {
-        let disk_is_slow = self.slow.now() > 0 && self.paths.iter().any(|path| path.takes_io());
+    /// How long an IO of a device may wait to be issued, if that is bounded. While the disk holds
+    /// requests over their time, what waits for their permits gets as much time as they had.
+    fn waiting_max(&self, device: DeviceIndex) -> Option<Duration> {
+        let is_slow =
+            |request: &Request| request.slow && self.requests.io(request.io).device == device;
+        let disk_is_slow = self.requests.requests().any(|(_, request)| is_slow(request))
+            && self.paths.serve(device);
         match self.config.slow_io {
             SlowIo::Fail if disk_is_slow => Some(self.config.io_timeout),
             SlowIo::Wait | SlowIo::Fail => self.age_max(),

@@ -5,6 +5,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
 use super::fixture::{Fixture, SEC};
+use crate::engine::DeviceIndex;
 use crate::path::state::PathState;
 
 fn run(fixture: &mut Fixture, shard: usize, op: IoOp, fua: bool) -> Option<IoStatus> {
@@ -106,11 +107,11 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
         Fixture::open(|s| {
             s.paths = 2;
             (s.how.fence, s.how.cache_id) = (true, cache_id);
-            s.config.inherited_epoch = Some(inherited);
+            s.config.volumes[0].inherited_epoch = Some(inherited);
         })
     };
     let flush = |fixture: &mut Fixture| run(fixture, 1, IoOp::Flush, false);
-    let kept = |fixture: &Fixture| fixture.client.control.saved_epoch();
+    let kept = |fixture: &Fixture| fixture.client.control.saved_epoch(DeviceIndex::FIRST);
     // Lost while nobody had it.
     let mut over = inheriting(8, 7);
     assert_eq!(run(&mut over, 0, IoOp::Write, true), Some(IoStatus::Ok));
@@ -124,7 +125,7 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
     // A flush that the one before had taken comes again, and looks like one that begins now.
     let mut over = Fixture::open(|s| {
         (s.how.fence, s.how.cache_id) = (true, 8);
-        (s.config.inherited_epoch, s.config.resent_for) = (Some(7), 4 * SEC);
+        (s.config.volumes[0].inherited_epoch, s.config.resent_for) = (Some(7), 4 * SEC);
     });
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Io)));
     over.until("the end of that", 9 * SEC, |s| {

@@ -10,8 +10,8 @@ use rtrs_core::wire::{ClientExtensions, ConnReq, ConnRsp, InfoRsp, OpenRsp, errn
 
 use super::fixture::{Fixture, MS, SEC, Setup, client_ip, server_ip};
 use super::server::{How, Rewrite, Seen};
-use crate::engine::SessionFailure;
 use crate::engine::control::paths::OPENER_TIME_MAX;
+use crate::engine::{DeviceIndex, SessionFailure};
 use crate::path::state::PathState;
 
 /// Kinds of what the server saw, in order.
@@ -156,7 +156,7 @@ fn attempts_back_off_and_keep_their_uuids() {
 fn a_second_path_does_not_open_the_session_again() {
     let mut fixture = Fixture::new(|s| s.paths = 2);
     fixture.link_down(1);
-    fixture.until("the first path", 2 * SEC, |s| s.client.control.is_open());
+    fixture.until("the first path", 2 * SEC, |s| s.client.control.is_open(DeviceIndex::FIRST));
     fixture.link_up(1);
     fixture.until("the second path", 5 * SEC, Fixture::is_whole);
     let connects = fixture.server.connects();
@@ -185,7 +185,7 @@ fn a_mute_first_path_holds_the_others_up_for_a_bounded_time() {
         s.config.connect_timeout = 4 * SEC;
     });
     fixture.link_down(0);
-    fixture.until("the second path", 5 * SEC, |s| s.client.control.is_open());
+    fixture.until("the second path", 5 * SEC, |s| s.client.control.is_open(DeviceIndex::FIRST));
     let connects = fixture.server.connects();
     assert_eq!(connects[0].1, server_ip(1));
     assert!(connects[0].0.first_conn, "nobody else opened the session");
@@ -449,7 +449,7 @@ fn a_device_that_cannot_be_worked_with_is_no_device() {
         let spoil = |how: &mut How| how.open_rsp = Some(Box::new(lie));
         let mut fixture = Fixture::spoiled(|s| s.how.max_io = 12288, spoil);
         fixture.until("the error", 2 * SEC, |s| s.client.last_error(0).contains(word));
-        assert!(!fixture.client.control.is_open());
+        assert!(!fixture.client.control.is_open(DeviceIndex::FIRST));
         fixture.server.how.open_rsp = None;
         fixture.until("a good path", 5 * SEC, Fixture::is_whole);
     }
@@ -482,7 +482,7 @@ fn a_session_whose_every_path_fails_at_first_gives_up_with_all_reasons() {
 fn a_read_only_export_is_opened_so_on_every_path_where_that_will_do() {
     for delay in [0, 1, 5, 20] {
         let mut fixture = Fixture::new(|s| {
-            (s.paths, s.how.read_only, s.config.read_only_fallback) = (3, true, true);
+            (s.paths, s.how.read_only, s.config.volumes[0].read_only_fallback) = (3, true, true);
         });
         let slow = LinkOptions { delay: MS / 100 + MS * delay, ..LinkOptions::default() };
         fixture.world.set_link(client_ip(1), server_ip(1), slow);

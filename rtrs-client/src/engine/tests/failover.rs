@@ -7,7 +7,7 @@ use rtrs_core::wire::Fence;
 
 use super::fixture::{Fixture, MS, SEC};
 use super::server::Seen;
-use crate::engine::{Failover, NoPath};
+use crate::engine::{DeviceIndex, Failover, NoPath};
 use crate::path::state::PathState;
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
@@ -46,14 +46,17 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
             let waits = [0, 1].map(|shard| fixture.client.stats(shard).paths[0].fence_waits);
             assert_eq!(waits, [2, 2], "each waited for the fence, or for nothing");
             assert_eq!(fixture.client.states()[1], PathState::Connected);
-            assert!(fixture.client.control.is_open(), "one path is left");
+            assert!(fixture.client.control.is_open(DeviceIndex::FIRST), "one path is left");
 
             fixture.server.how.hold = false;
             fixture.server.release();
             fixture.drain(SEC);
             assert_eq!(fixture.client.done.len(), 6);
             assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
-            let times = [0, 1].map(|shard| fixture.client.stats(shard).times);
+            let times = [0, 1].map(|shard| {
+                let report = fixture.client.device_report(fixture.now(), shard, DeviceIndex::FIRST);
+                report.expect("its device").stats.times
+            });
             assert_eq!(times.map(|ops| ops[0].count() + ops[1].count()), [3, 3]);
             assert!(times[0][0].nanos >= 200_000_000, "reads took the time of the failover");
             let path = fixture.server.connects()[0].0.path_uuid;
@@ -205,7 +208,7 @@ fn a_path_that_comes_back_carries_nothing_before_the_others_are_fenced_off() {
     for path in [0, 1] {
         lose(&mut fixture, path);
     }
-    fixture.until("the device's end", SEC, |s| !s.client.control.is_open());
+    fixture.until("the device's end", SEC, |s| !s.client.control.is_open(DeviceIndex::FIRST));
     fixture.server.how.hold = false;
     fixture.server.seen.clear();
     fixture.link_up(1);

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
-use rtrs_core::fabric::sim::{World, WorldOptions, sim_ip};
+use rtrs_core::fabric::sim::{NodeId, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{Fabric, FabricEvent};
 use rtrs_core::identity::EvictionSecret;
 use rtrs_core::ids::{CoreIndex, ProviderIndex, QpNum, SessionId};
@@ -20,12 +20,14 @@ use rtrs_core::wire::AccessMode;
 use super::server::{How, Server};
 use crate::engine::control::SessionControl;
 use crate::engine::ctx::Ctx;
-use crate::engine::device_table::DeviceIndex;
+use crate::engine::device_table::OpenDevice;
 use crate::engine::io::Shard;
+use crate::engine::io::devices::{DeviceReport, Reported};
+use crate::engine::io::slow_requests::SlowReport;
 use crate::engine::message::{ConnectionEnd, ControlMessage, Message, Outbox, ShardMessage};
 use crate::engine::{
-    Change, Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SessionDevice,
-    SlowIo, SlowReport,
+    Change, DeviceIndex, Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig,
+    SessionDevice, SlowIo, VolumeConfig,
 };
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
@@ -67,6 +69,8 @@ pub(super) struct Client {
     pub(super) given_up: Vec<u64>,
     /// Mail between shards is left lying now and then.
     pub(super) lazy: Option<Prng>,
+    /// What ends on the first device is taken by others.
+    pub(super) is_idle: bool,
 }
 
 impl Client {
@@ -75,7 +79,7 @@ impl Client {
         let config = Arc::new(config);
         let shard = |(index, fabric)| Host {
             fabrics: vec![fabric],
-            shard: Rc::new(RefCell::new(Shard::new(CoreIndex(index), Arc::clone(&config)))),
+            shard: Rc::new(RefCell::new(Shard::new(CoreIndex(index), &config))),
             device: None,
             region: Region::new(BUFFERS).expect("memory"),
             inbox: VecDeque::new(),
@@ -90,6 +94,7 @@ impl Client {
             done: Vec::new(),
             given_up: Vec::new(),
             lazy: None,
+            is_idle: false,
         }
     }
 
@@ -107,7 +112,7 @@ impl Client {
         self.control(now, |control, ctx| control.handle_message(message, ctx));
     }
 
-    fn has_messages(&self) -> bool {
+    pub(super) fn has_messages(&self) -> bool {
         !self.home.is_empty() || self.shards.iter().any(|shard| !shard.inbox.is_empty())
     }
 
@@ -116,12 +121,12 @@ impl Client {
     }
 
     fn on_message(&mut self, now: Instant, shard: usize, message: ShardMessage) {
-        let opened = matches!(message, ShardMessage::Open(..));
+        let opened = matches!(message, ShardMessage::Open(DeviceIndex::FIRST, _));
         let here = &mut self.shards[shard];
         let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
         here.shard.borrow_mut().handle_message(message, ctx);
         if opened && here.device.is_none() {
-            let mut device = SessionDevice::new(Rc::clone(&here.shard), DeviceIndex::FIRST);
+            let mut device = SessionDevice::new(&here.shard, DeviceIndex::FIRST);
             device.attach_region(&here.region).expect("memory is registered");
             here.device = Some(device);
         }
@@ -210,7 +215,7 @@ impl Client {
         any |= here.shard.borrow_mut().pump(ctx);
         here.shard.borrow().check();
         here.fabrics[0].flush(now);
-        if let Some(device) = here.device.as_mut() {
+        if let Some(device) = here.device.as_mut().filter(|_| !self.is_idle) {
             device.poll(now);
             self.given_up.extend(std::iter::from_fn(|| device.take_given_up()));
             while let Some(done) = device.reap() {
@@ -246,12 +251,56 @@ impl Client {
         self.shards[shard].device.as_mut().expect("a device").cancel(fits);
     }
 
+    /// IOs of the first device that have not ended.
     pub(super) fn inflight(&self, shard: usize) -> usize {
-        self.shards[shard].shard.borrow().inflight()
+        self.shards[shard].shard.borrow().device_inflight(DeviceIndex::FIRST)
     }
 
     pub(super) fn stats(&self, shard: usize) -> ShardStats {
         self.shards[shard].shard.borrow().stats().clone()
+    }
+
+    /// What a shard knows of a device.
+    pub(super) fn device_report(
+        &self,
+        now: Instant,
+        shard: usize,
+        device: DeviceIndex,
+    ) -> Option<DeviceReport> {
+        self.device_reports(now, shard, Reported::One(device)).pop()
+    }
+
+    /// What a shard reports of devices.
+    pub(super) fn device_reports(
+        &self,
+        now: Instant,
+        shard: usize,
+        reported: Reported,
+    ) -> Vec<DeviceReport> {
+        self.shards[shard].shard.borrow().device_reports(now, reported)
+    }
+
+    pub(super) fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    pub(super) fn region(&self, shard: usize) -> &Arc<Region> {
+        &self.shards[shard].region
+    }
+
+    /// What a shard's device table says of a device.
+    pub(super) fn info(&self, shard: usize, device: DeviceIndex) -> Arc<OpenDevice> {
+        Arc::clone(self.shards[shard].shard.borrow().devices().info(device))
+    }
+
+    /// True while a shard has completions that nobody has reaped.
+    pub(super) fn has_completions(&self, shard: usize) -> bool {
+        self.shards[shard].shard.borrow().devices().has_completions()
+    }
+
+    /// Paths that a shard may give requests of a device.
+    pub(super) fn serving(&self, shard: usize, device: DeviceIndex) -> Vec<usize> {
+        self.shards[shard].shard.borrow().serving_paths(device)
     }
 
     /// Gives a message of the control shard to all shards.
@@ -263,11 +312,12 @@ impl Client {
 
     /// A shard's queue of a device.
     pub(super) fn device(&self, shard: usize, device: DeviceIndex) -> SessionDevice {
-        SessionDevice::new(Rc::clone(&self.shards[shard].shard), device)
+        SessionDevice::new(&self.shards[shard].shard, device)
     }
 
     pub(super) fn slow_requests(&self, now: Instant) -> SlowReport {
-        let slow = self.shards.iter().map(|shard| shard.shard.borrow().slow_requests(now));
+        let device = DeviceIndex::FIRST;
+        let slow = self.shards.iter().map(|s| s.shard.borrow().slow_requests(now, device));
         slow.fold(SlowReport::default(), |sum, shard| SlowReport {
             now: sum.now + shard.now,
             total: sum.total + shard.total,
@@ -345,18 +395,26 @@ const HEARTBEAT: HeartbeatSettings = HeartbeatSettings {
     interval: Duration::from_millis(100),
     missed_max: 3,
     confirmed_missed_max: 3,
+    idle_max: Duration::from_secs(30),
 };
+
+/// A volume that is opened for writing.
+pub(super) fn volume(export: &str) -> VolumeConfig {
+    VolumeConfig {
+        export: export.into(),
+        access: AccessMode::ReadWrite,
+        read_only_fallback: false,
+        inherited_epoch: None,
+        identity: None,
+    }
+}
 
 fn config() -> SessionConfig {
     SessionConfig {
         name: "fixture".into(),
-        export: "vol0".into(),
-        access: AccessMode::ReadWrite,
+        volumes: vec![volume("vol0")],
         open_patience: Duration::ZERO,
-        inherited_epoch: None,
         resent_for: Duration::ZERO,
-        identity: None,
-        read_only_fallback: false,
         id: SessionId([0x5e; 16]),
         paths: Vec::new(),
         shards: 2,
@@ -378,6 +436,8 @@ fn config() -> SessionConfig {
 /// Client, server, world.
 pub(super) struct Fixture {
     pub(super) world: World,
+    /// The client's machine.
+    pub(super) node: NodeId,
     pub(super) client: Client,
     pub(super) server: Server,
     spins: u32,
@@ -419,7 +479,7 @@ impl Fixture {
             .collect();
         let server = Server::new(Box::new(world.fabric(there)), &addresses, setup.how);
         let client = Client::new(world.now(), setup.config, fabrics);
-        Self { world, client, server, spins: 0 }
+        Self { world, node: here, client, server, spins: 0 }
     }
 
     /// A fixture whose paths are all connected and whose device is open.
@@ -441,7 +501,7 @@ impl Fixture {
 
     /// All paths are connected and every shard knows the device.
     pub(super) fn is_whole(&self) -> bool {
-        self.client.control.is_open()
+        self.client.control.is_open(DeviceIndex::FIRST)
             && self.client.states().iter().all(|state| *state == PathState::Connected)
             && self.client.shards.iter().all(|shard| shard.device.is_some())
             && !self.client.has_messages()
@@ -545,8 +605,12 @@ impl Fixture {
     ) -> u64 {
         let tag = self.client.next_tag;
         self.client.next_tag += 1;
-        let buf = matches!(op, IoOp::Read | IoOp::Write)
-            .then(|| self.client.buffer(shard, at, len as usize));
+        let bytes = match op {
+            IoOp::Read | IoOp::Write => len as usize,
+            IoOp::Extents => rtrs_core::extents::LEN_MAX,
+            _ => 0,
+        };
+        let buf = (bytes > 0).then(|| self.client.buffer(shard, at, bytes));
         let now = self.world.now();
         let device = self.client.shards[shard].device.as_mut().expect("the device was opened");
         device.poll(now);

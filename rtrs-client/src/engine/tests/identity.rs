@@ -7,8 +7,7 @@ use rtrs_core::wire::{ConnRsp, Extensions};
 
 use super::fixture::{Fixture, SEC, SECRET};
 use super::server::How;
-use crate::engine::NoPath;
-use crate::engine::SessionFailure;
+use crate::engine::{DeviceIndex, NoPath, SessionFailure};
 use crate::path::state::PathState;
 
 const HOME: [u8; 16] = [1; 16];
@@ -93,7 +92,7 @@ fn one_path_to_another_server_stays_down_while_the_other_carries_on() {
 fn an_id_that_appears_is_pinned() {
     // An upgrade of the server.
     let mut fixture = fixture(None, None);
-    let pinned = |s: &Fixture| s.client.control.pinned_identity();
+    let pinned = |s: &Fixture| s.client.control.pinned_identity(DeviceIndex::FIRST);
     assert_eq!(pinned(&fixture), None);
     replace(&mut fixture, |how| how.server_id = Some(HOME));
     assert_back(&mut fixture, |_| {});
@@ -117,7 +116,7 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
         ((Some(HOME), weak(1, "a")), (Some(HOME), weak(2, "a"))),
     ] {
         let mut fixture = fixture(before.0, before.1);
-        let pinned = fixture.client.control.pinned_identity();
+        let pinned = fixture.client.control.pinned_identity(DeviceIndex::FIRST);
         (fixture.server.how.server_id, fixture.server.how.export_id) = beside;
         fixture.server.end_path(fixture.now(), 1);
         let down = |s: &Fixture| s.client.last_error(1).contains("a path that is connected");
@@ -125,12 +124,12 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
         fixture.run(10 * SEC);
         assert_eq!(fixture.client.states()[0], PathState::Connected);
         assert_ne!(fixture.client.states()[1], PathState::Connected, "two disks");
-        assert_eq!(fixture.client.control.pinned_identity(), pinned);
+        assert_eq!(fixture.client.control.pinned_identity(DeviceIndex::FIRST), pinned);
         fixture.read(0, 0, 4096);
         // It was the same server: the path from before ends too.
         fixture.server.end_path(fixture.now(), 0);
         fixture.until("the paths", 10 * SEC, Fixture::is_whole);
-        assert_ne!(fixture.client.control.pinned_identity(), pinned);
+        assert_ne!(fixture.client.control.pinned_identity(DeviceIndex::FIRST), pinned);
     }
 }
 
@@ -156,7 +155,7 @@ fn an_identity_that_was_asked_for_is_demanded_of_the_first_path_too() {
         Fixture::new(|s| {
             s.paths = 2;
             (s.how.server_id, s.how.export_id) = (Some(HOME), export("a"));
-            s.config.identity = Some(identity);
+            s.config.volumes[0].identity = Some(identity);
         })
     };
     let mut right = asked(HOME, "a");
@@ -218,7 +217,7 @@ fn who_takes_over_does_not_wait_for_another_disk_to_become_the_right_one() {
             s.paths = 2;
             (s.how.server_id, s.how.export_id) = (Some(server_id), export(name));
             s.config.open_patience = 60 * SEC;
-            s.config.identity =
+            s.config.volumes[0].identity =
                 Some(Identity { server: ServerId::from_bytes(HOME), export: export("a") });
         });
         fixture.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());

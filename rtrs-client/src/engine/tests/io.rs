@@ -9,7 +9,7 @@ use rtrs_core::wire::{OpenRsp, RwOp};
 
 use super::fixture::{Fixture, MS, SEC};
 use super::server::Request;
-use crate::engine::device_table::DeviceIndex;
+use crate::engine::DeviceIndex;
 
 #[test]
 fn fresh_keys_are_used() {
@@ -187,7 +187,11 @@ fn without_permits_io_waits_and_all_come_home() {
     assert_eq!(permits(&fixture, 1), [1, 2]);
     assert_eq!(permits(&fixture, 2), [3, 4, 5]);
     assert_eq!(fixture.client.pending(), 20);
-    let full = [0, 1].map(|shard| fixture.client.stats(shard).queue_full);
+    let now = fixture.now();
+    let full = [0, 1].map(|shard| {
+        let report = fixture.client.device_report(now, shard, DeviceIndex::FIRST);
+        report.map_or(0, |report| report.stats.queue_full)
+    });
     assert_eq!(full, [8, 7], "of ten on each shard");
     for _ in 0..20 {
         fixture.server.release();
@@ -288,6 +292,60 @@ fn fast_zeroes_are_asked_of_a_server_that_promises_them() {
         let sent: Vec<_> = fixture.server.ios().skip(before).filter_map(|r| r.io).collect();
         assert_eq!(sent.len(), usize::from(promised));
         assert!(sent.iter().all(|(_, header)| header.rw.is_fast_only()));
+    }
+}
+
+#[test]
+fn extents_are_asked_of_a_server_that_promises_them() {
+    // A kernel's server leaves the byte of the promise as its memory had it.
+    for (keeps_lengths, extents) in [(true, true), (true, false), (false, true)] {
+        let mut fixture = Fixture::open(|s| {
+            s.how.keeps_lengths = keeps_lengths;
+            s.how.open_rsp = Some(Box::new(move |rsp| OpenRsp { extents, ..rsp }));
+        });
+        let promised = keeps_lengths && extents;
+        assert_eq!(fixture.client.device(0, DeviceIndex::FIRST).geometry().extents, promised);
+        let before = fixture.server.ios().count();
+        // More than a request carries, in one.
+        let tag = fixture.submit(0, IoOp::Extents, 4096, 1 << 20);
+        fixture.drain(SEC);
+        let status = if promised { IoStatus::Ok } else { IoStatus::Unsupported };
+        assert_eq!(fixture.client.status(tag), Some(status));
+        let sent: Vec<_> = fixture.server.ios().skip(before).filter_map(|r| r.io).collect();
+        let sent: Vec<_> = sent.iter().map(|(op, io)| (*op, io.sector, io.bi_size)).collect();
+        assert_eq!(sent, if promised { vec![(RwOp::Extents, 8, 1 << 20)] } else { vec![] });
+        if promised {
+            let list = fixture.client.buffer(0, 0, 16).to_vec();
+            assert_eq!(list, [1_u64, 1 << 20].map(u64::to_le_bytes).concat());
+        }
+    }
+}
+
+#[test]
+fn extents_do_not_reach_a_server_that_does_not_promise_them() {
+    // The permits are taken, so it waits; or it was sent, and is to be sent again.
+    for waiting in [true, false] {
+        let mut fixture = Fixture::open(|s| {
+            s.how.hold = true;
+            s.how.open_rsp = Some(Box::new(|rsp| OpenRsp { extents: true, ..rsp }));
+        });
+        for _ in 0..if waiting { 8 } else { 0 } {
+            fixture.submit(0, IoOp::Flush, 0, 0);
+        }
+        fixture.run(10 * MS);
+        let tag = fixture.submit(0, IoOp::Extents, 0, 4096);
+        fixture.run(10 * MS);
+        let asked = |fixture: &Fixture| {
+            let ios = fixture.server.ios().filter_map(|r| r.io);
+            ios.filter(|(op, _)| *op == RwOp::Extents).count()
+        };
+        assert_eq!(asked(&fixture), usize::from(!waiting));
+        fixture.server.how.hold = false;
+        fixture.server.how.open_rsp = None;
+        fixture.server.end_path(fixture.now(), 0);
+        fixture.drain(5 * SEC);
+        assert_eq!(fixture.client.status(tag), Some(IoStatus::Unsupported), "waiting: {waiting}");
+        assert_eq!(asked(&fixture), usize::from(!waiting));
     }
 }
 

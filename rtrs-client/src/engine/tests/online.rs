@@ -278,7 +278,12 @@ fn io_waits_or_fails_by_the_rule_that_holds_now() {
 #[test]
 fn heartbeats_change_on_paths_that_are_up_and_that_are_added() {
     let mut fixture = Fixture::open(|s| s.spare = 1);
-    let heartbeat = HeartbeatSettings { interval: 20 * MS, missed_max: 2, confirmed_missed_max: 2 };
+    let heartbeat = HeartbeatSettings {
+        interval: 20 * MS,
+        missed_max: 2,
+        confirmed_missed_max: 2,
+        idle_max: SEC,
+    };
     tune(&mut fixture, |tuning| {
         tuning.heartbeat = heartbeat;
         tuning.own_heartbeats.clear();

@@ -31,7 +31,7 @@ pub(super) enum Seen {
     Connect { req: ConnReq, local: IpAddr, at: Instant },
     Info { name: Vec<u8> },
     Request(Box<Request>),
-    Heartbeat { at: Instant },
+    Heartbeat { at: Instant, next_ms: u32 },
     HeartbeatAck { at: Instant },
     Closed { cid: ConnIndex, reason: CloseReason },
 }

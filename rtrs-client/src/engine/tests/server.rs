@@ -1,4 +1,4 @@
-//! A server played by hand: one session, one device in memory, any number of paths.
+//! A server played by hand: one session, one device in memory and others, any number of paths.
 //!
 //! It asserts everything a client must keep to (order of connections, fields, permits not used
 //! twice, lengths) and writes down what it saw. What it answers, and whether, is in [`How`].
@@ -11,16 +11,17 @@ use rtrs_core::fabric::{
     PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, Window,
     WorkCompletion, WorkRequest, WrOp,
 };
-use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
-    AccessMode, ChunkRequest, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, IoHeader,
-    MemBits, Message, OpenRsp, OpenRspTail, RkeyRsp, RwOp, SessInfoRsp, SgDesc, UserMessage,
+    AccessMode, ChunkRequest, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits,
+    Message, OpenRspTail, RkeyRsp, SessInfoRsp, SgDesc, UserMessage,
 };
 
+use super::exports::{More, open_rsp, run_io};
 use super::fixture::SECRET;
+pub(super) use super::how::{How, Rewrite};
 pub(super) use super::seen::{Request, Seen};
 use crate::engine::device_table::NO_DEVICE;
 
@@ -34,85 +35,6 @@ const OTHER: u64 = 3;
 const ROUND_TRIP: Duration = Duration::from_micros(20);
 /// What chunks hold before the client writes to them.
 pub(super) const BLANK: u8 = 0xee;
-
-/// Bytes to send in place of a good message.
-pub(super) type Rewrite<T> = Box<dyn Fn(T) -> Vec<u8>>;
-type RewriteAccept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
-type Judge = Box<dyn Fn(&IoHeader) -> u16>;
-
-/// How the server behaves.
-pub(super) struct How {
-    pub(super) queue_depth: u16,
-    pub(super) max_io: u32,
-    pub(super) new_rkey: bool,
-    /// Says that its discards and write zeroes keep their length, as ours do.
-    pub(super) keeps_lengths: bool,
-    /// Bytes of the device.
-    pub(super) size: usize,
-    /// Refuses every connect with this private data.
-    pub(super) refuse: Option<Vec<u8>>,
-    /// Lies in accepts.
-    pub(super) con_rsp: Option<RewriteAccept>,
-    /// Lies in INFO_RSP; nothing is sent for no bytes.
-    pub(super) info_rsp: Option<Rewrite<Vec<u8>>>,
-    /// Lies in RKEY_RSP.
-    pub(super) rkey_rsp: Option<Rewrite<RkeyRsp>>,
-    pub(super) open_rsp: Option<Box<dyn Fn(OpenRsp) -> OpenRsp>>,
-    pub(super) open_errno: u16,
-    /// Refuses to open for writing.
-    pub(super) read_only: bool,
-    /// Fails IO.
-    pub(super) io_errno: Option<Judge>,
-    /// Keeps IO requests in `held`.
-    pub(super) hold: bool,
-    /// Keeps probes of connections for IO in `held`.
-    pub(super) hold_probes: bool,
-    /// Keeps control requests in `held`.
-    pub(super) hold_control: bool,
-    /// Keeps FENCE in `held`.
-    pub(super) hold_fences: bool,
-    /// Answers heartbeats.
-    pub(super) heartbeats: bool,
-    /// Says that it takes FENCE, as our server does and a kernel's does not.
-    pub(super) fence: bool,
-    /// The epoch of its cache; 0 to say nothing.
-    pub(super) cache_id: u64,
-    /// It says ids: this one of its own, all zero for none, and that of the export.
-    pub(super) server_id: Option<[u8; 16]>,
-    pub(super) export_id: Option<ExportId>,
-    /// Keeps what lay in the chunk with each request.
-    pub(super) keep_chunks: bool,
-}
-
-impl Default for How {
-    fn default() -> Self {
-        Self {
-            queue_depth: 16,
-            max_io: 126_976,
-            new_rkey: true,
-            keeps_lengths: true,
-            size: 4 << 20,
-            refuse: None,
-            con_rsp: None,
-            info_rsp: None,
-            rkey_rsp: None,
-            open_rsp: None,
-            open_errno: 0,
-            read_only: false,
-            io_errno: None,
-            hold: false,
-            hold_probes: false,
-            hold_control: false,
-            hold_fences: false,
-            heartbeats: true,
-            fence: false,
-            cache_id: 0,
-            server_id: None,
-            export_id: None,
-            keep_chunks: false,
-        }
-    }
-}
 
 struct Con {
     qp: QpNum,
@@ -171,6 +93,8 @@ pub(super) struct Server {
     pub(super) held: Vec<Request>,
     /// The device's id while it is open.
     pub(super) device: Option<u32>,
+    /// Other exports.
+    pub(super) more: More,
     pub(super) opens: u32,
     pub(super) fences: Vec<Fence>,
     posted: u32,
@@ -183,7 +107,8 @@ impl Server {
         }
         let disk = (0..how.size).map(|i| (i / 512 * 7 + i) as u8).collect();
         let (paths, seen, held, fences) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { fabric, how, paths, seen, disk, held, device: None, opens: 0, fences, posted: 0 }
+        let (more, device, opens, posted) = (More::default(), None, 0, 0);
+        Self { fabric, how, paths, seen, disk, held, device, more, opens, fences, posted }
     }
 
     /// The requests of IO seen so far.
@@ -311,7 +236,8 @@ impl Server {
                 lengths: how.keeps_lengths,
                 fence: how.fence,
                 cache_id: how.cache_id != 0,
-                identity: how.server_id,
+                identity: how.gateways.as_ref().map_or(how.server_id, |g| g.id(req.path_uuid)),
+                gateways: how.gateways.is_some(),
                 changed: true,
                 ..Extensions::default()
             }
@@ -361,9 +287,9 @@ impl Server {
         self.fabric.post_recv(wc.qp, EMPTY, None).expect("room");
         let imm = wc.imm.expect("an immediate");
         match Imm::decode_with(imm, MemBits::for_depth(path.depth as u16)) {
-            Imm::Heartbeat => {
-                assert_eq!((cid, imm), (0, 0x8000_0000));
-                self.seen.push(Seen::Heartbeat { at: now });
+            Imm::Heartbeat { next_ms } => {
+                assert_eq!(cid, 0);
+                self.seen.push(Seen::Heartbeat { at: now, next_ms });
                 if self.how.heartbeats {
                     self.immediate(index, 0, Imm::HeartbeatAck.encode());
                 }
@@ -451,6 +377,11 @@ impl Server {
         let belongs = if io.is_some() || probe { cid > 0 } else { cid == 0 };
         assert!(belongs, "IO on IO connections, control on connection 0");
         let fence = matches!(user, UserMessage::Fence(_));
+        let opened = match user {
+            UserMessage::Open { dev_name, .. } => Some(dev_name),
+            _ => None,
+        };
+        let held_open = self.how.hold_volume.is_some_and(|name| opened == Some(name.as_bytes()));
         let control = if self.how.fence { 2 } else { 1 };
         assert_eq!(permit.0 < control, cid == 0, "permit {permit} over connection {cid}");
         assert_eq!(fence, cid == 0 && permit.0 == 1, "permit 1 is for fences");
@@ -472,7 +403,7 @@ impl Server {
         let hold = match request.io {
             Some(_) => self.how.hold,
             None if cid > 0 => self.how.hold_probes,
-            None => self.how.hold_control || fence && self.how.hold_fences,
+            None => self.how.hold_control || held_open || fence && self.how.hold_fences,
         };
         if hold {
             self.held.push(request);
@@ -506,23 +437,12 @@ impl Server {
         let path = &self.paths[index];
         let chunk = path.sge(request.permit.index() * path.chunk, path.chunk).slice;
         if let Some((op, header)) = &request.io {
+            self.how.gateways.iter().for_each(|gateways| gateways.check_io(request.path));
             if self.device != Some(header.device_id) {
-                return 107;
+                return self.more.io(*op, header, &chunk);
             }
             let errno = self.how.io_errno.as_ref().map_or(0, |errno| errno(header));
-            if errno != 0 || *op == RwOp::Flush {
-                return errno;
-            }
-            let from = header.sector as usize * 512;
-            let Some(place) = self.disk.get_mut(from..from + header.bi_size as usize) else {
-                return 22;
-            };
-            match op {
-                RwOp::Read => chunk.copy_in(0, place),
-                RwOp::Write => chunk.copy_out(0, place),
-                _ => place.fill(0),
-            }
-            return 0;
+            return if errno == 0 { run_io(&mut self.disk, *op, header, &chunk) } else { errno };
         }
         let user = path.memory.region();
         let mut bytes = vec![0; usize::from(request.parsed.usr_len)];
@@ -536,7 +456,19 @@ impl Server {
                 0
             }
             UserMessage::Open { access, dev_name } => {
-                assert_eq!(dev_name, b"vol0");
+                if dev_name != b"vol0" {
+                    let gateways = self.how.gateways.as_ref();
+                    if gateways.is_some_and(|gateways| !gateways.has_others(request.path)) {
+                        return 2;
+                    }
+                    let how = (&self.how, gateways.map(|g| g.standing(request.path)));
+                    let rsp = match self.more.open(dev_name, &mut self.opens, how) {
+                        Ok(rsp) => rsp,
+                        Err(errno) => return errno,
+                    };
+                    chunk.copy_in(0, &rsp[..request.parsed.data_len as usize]);
+                    return 0;
+                }
                 if self.how.open_errno != 0 {
                     return self.how.open_errno;
                 }
@@ -548,41 +480,37 @@ impl Server {
                     self.device = Some(self.opens);
                     self.opens += 1;
                 }
-                let rsp = OpenRsp {
-                    device_id: self.device.unwrap_or(0),
-                    nsectors: self.how.size as u64 / 512,
-                    max_write_zeroes_sectors: 1 << 20,
-                    max_discard_sectors: 1 << 20,
-                    discard_granularity: 4096,
-                    physical_block_size: 4096,
-                    logical_block_size: 512,
-                    max_segments: 128,
-                    fua: true,
-                    write_cache: true,
-                    // Without the extension what a kernel's memory held.
-                    cache_id: if self.how.cache_id > 0 { self.how.cache_id } else { !0 },
-                    ..OpenRsp::default()
-                };
+                let (device, size) = (self.device.unwrap_or(0), self.how.size);
+                let rsp = open_rsp(device, size, self.how.cache_id);
                 let rsp = self.how.open_rsp.as_ref().map_or(rsp, |lie| lie(rsp));
-                let tail = OpenRspTail { export: self.how.export_id, secret: SECRET }.encode(&rsp);
+                let standing = self.how.gateways.as_ref().map(|g| g.standing(request.path));
+                let export = self.how.export_id;
+                let tail = OpenRspTail { export, secret: SECRET, standing }.encode(&rsp);
                 let room = request.parsed.data_len as usize;
-                assert_eq!(room == OpenRspTail::LONG_LEN, self.how.server_id.is_some());
+                let ids = self.how.server_id.is_some() || standing.is_some();
+                assert_eq!(room == OpenRspTail::LONG_LEN, ids);
                 chunk.copy_in(0, &tail[..room]);
                 0
             }
             UserMessage::Close(close) => {
                 // Closing what is not open is good too.
                 self.device = self.device.filter(|id| *id != close.device_id);
+                self.more.close(close.device_id);
                 0
             }
             UserMessage::Fence(fence) => {
                 assert!(self.how.fence, "only a server that says so is sent a FENCE");
                 assert_ne!(fence.path, request.path, "a path is fenced off over another");
+                self.how.gateways.iter().for_each(|gateways| gateways.check_fence(request.path));
                 for path in &mut self.paths {
                     path.ending |= path.uuid == fence.path && fence.covers(path.recon_cnt);
                 }
                 self.fences.push(fence);
                 0
+            }
+            UserMessage::Move(wanted) => {
+                let gateways = self.how.gateways.as_mut().expect("only gateways are asked");
+                gateways.moves(request.path, wanted)
             }
             // A session lists no exports.
             other => unreachable!("served above, or not asked: {other:?}"),
@@ -685,6 +613,9 @@ impl Server {
             self.paths.remove(index);
         }
         self.device = self.device.filter(|_| !self.paths.is_empty());
+        if self.paths.is_empty() {
+            self.more.close_all();
+        }
     }
 }
 

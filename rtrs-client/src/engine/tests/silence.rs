@@ -3,6 +3,7 @@
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::LinkOptions;
 use rtrs_core::status::IoStatus;
+use rtrs_core::time::Duration;
 use rtrs_core::wire::Imm;
 
 use super::fixture::{Fixture, MS, SEC, Setup, client_ip, server_ip};
@@ -26,7 +27,7 @@ fn a_silent_server_is_noticed_in_the_bound() {
         let asked: Vec<_> = fixture.server.seen[count..]
             .iter()
             .filter_map(|seen| match seen {
-                Seen::Heartbeat { at } => Some(*at),
+                Seen::Heartbeat { at, .. } => Some(*at),
                 _ => None,
             })
             .collect();
@@ -109,7 +110,7 @@ fn the_servers_heartbeats_are_answered_at_once() {
     let mut fixture = Fixture::open(|_| {});
     for _ in 0..100 {
         let sent = fixture.now();
-        fixture.server.immediate(0, 0, Imm::Heartbeat.encode());
+        fixture.server.immediate(0, 0, Imm::Heartbeat { next_ms: 0 }.encode());
         fixture.until(
             "the answer",
             MS,
@@ -127,7 +128,7 @@ fn the_servers_own_heartbeats_do_not_show_that_it_hears() {
     let start = fixture.now();
     while fixture.client.states()[0] == PathState::Connected {
         assert!(fixture.now().since(start) <= 500 * MS, "the path is held up");
-        fixture.server.immediate(0, 0, Imm::Heartbeat.encode());
+        fixture.server.immediate(0, 0, Imm::Heartbeat { next_ms: 0 }.encode());
         fixture.run(30 * MS);
     }
     let error = fixture.client.last_error(0);
@@ -167,11 +168,14 @@ fn an_idle_session_does_next_to_nothing() {
     assert!((55..=60).contains(&seen), "{seen} messages in a minute");
 }
 
+fn usual(interval: Duration, missed_max: u32, confirmed_missed_max: u32) -> HeartbeatSettings {
+    HeartbeatSettings { interval, missed_max, confirmed_missed_max, idle_max: 30 * SEC }
+}
+
 /// As the program's defaults are, over TCP.
 fn defaults(s: &mut Setup) {
-    s.heartbeat = HeartbeatSettings { interval: 100 * MS, missed_max: 3, confirmed_missed_max: 3 };
-    s.config.heartbeat =
-        HeartbeatSettings { interval: 500 * MS, missed_max: 5, confirmed_missed_max: 5 };
+    s.heartbeat = usual(100 * MS, 3, 3);
+    s.config.heartbeat = usual(500 * MS, 5, 5);
 }
 
 #[test]
@@ -197,7 +201,7 @@ fn a_silent_path_of_our_own_server_is_noticed_within_500_ms_and_a_kernels_in_3_s
 /// As the program's defaults are, over RDMA.
 fn rdma_defaults(s: &mut Setup) {
     defaults(s);
-    s.heartbeat = HeartbeatSettings { interval: 100 * MS, missed_max: 8, confirmed_missed_max: 6 };
+    s.heartbeat = usual(100 * MS, 8, 6);
     (s.paths, s.how.fence, s.world.link.detect) = (2, true, None);
 }
 

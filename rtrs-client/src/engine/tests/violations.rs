@@ -7,6 +7,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{Imm, RkeyRsp};
 
 use super::fixture::{Fixture, MS, SEC};
+use crate::engine::DeviceIndex;
 use crate::path::state::PathState;
 
 fn response(permit: u16, errno: u16, invalidated: bool) -> u32 {
@@ -32,7 +33,7 @@ fn answers_nobody_waits_for_are_passed_over() {
             0x3000_0000 | u32::from(permit),
             u32::from(permit) << 24,
             0xf000_0000,
-            Imm::Heartbeat.encode(),
+            Imm::Heartbeat { next_ms: 0 }.encode(),
         ];
         for imm in garbage {
             fixture.server.immediate(0, 2, imm);
@@ -62,7 +63,7 @@ fn on_the_service_connection_garbage_is_passed_over_and_foreign_answers_end_the_
     }
     fixture.run(10 * MS);
     assert_eq!(fixture.client.states(), [PathState::Connected]);
-    assert!(fixture.client.control.is_open());
+    assert!(fixture.client.control.is_open(DeviceIndex::FIRST));
     fixture.server.immediate(0, 0, response(3, 0, false));
     fixture.run(10 * MS);
     assert!(fixture.client.last_error(0).contains("permit 3 on the service connection"));

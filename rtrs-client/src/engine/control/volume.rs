@@ -1,99 +1,115 @@
-//! The device that a session opens, and why it cannot.
+//! One volume of a session: how far it is, and why it cannot go on.
 //!
-//! Every path opens the device before it carries IO, so that a path which joins a session the
-//! server made anew finds the device there; a repeated open returns the same device.
+//! Every path opens a volume before it carries IO to it, so that a path which joins a session the
+//! server made anew finds the volume there; a repeated open returns the same device.
 
 use std::sync::Arc;
 
 use rtrs_core::block::Geometry;
-use rtrs_core::ids::{PathId, PermitId};
+use rtrs_core::ids::{CoreIndex, PathId};
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, OpenRefusal, errno, errno_name};
 
+use super::cache_epoch::CacheEpoch;
+use super::failure::SessionFailure;
+use super::identity::PinnedExport;
+use super::moving::Moving;
+use super::no_path::NoPathClock;
+use crate::engine::device_set::DeviceIndex;
 use crate::engine::device_table::OpenDevice;
-use crate::engine::session::{CONTROL, Granted, SessionConfig};
+use crate::engine::session::{SessionConfig, VolumeConfig};
 
-/// Why a session cannot go on.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SessionFailure {
-    /// The server refused to open the export.
-    #[error("the server refused to open {export:?}: {errno}{hint}")]
-    OpenRefused {
-        /// The export asked for.
-        export: String,
-        /// The server's errno by name.
-        errno: String,
-        /// What would do.
-        hint: String,
-    },
-    /// No path came up; what each of them met.
-    #[error("no path to the server: {0}")]
-    Unreachable(String),
-    /// The server's operator ended the session for good.
-    #[error(
-        "evicted by the server's operator: IO ends with errors; detach, and attach again for a \
-         new session"
-    )]
-    Evicted,
-    /// The server's operator removed the export.
-    #[error(
-        "the server's operator removed the export: IO ends with errors; detach, and attach again \
-         if it is exported again"
-    )]
-    Removed,
-    /// What the server grants cannot be worked with.
-    #[error("{0}")]
-    Unusable(String),
-}
-
-/// How far the device is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How far a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Closed,
     Open,
-    /// The close was sent on this path; none: it waits for the permit.
-    Closing {
-        path: Option<PathId>,
-        deadline: Instant,
-    },
+    /// Its user is gone. By shard: nothing of it is left there.
+    Settling(Vec<bool>),
+    /// Its close is to be sent.
+    ToClose,
+    /// Its close was sent on this path.
+    Closing(PathId),
     /// Closed in order, or given up.
     Ended,
 }
 
-/// The session's device at the server, and what the server grants.
+/// A volume as the control shard has it.
 #[derive(Debug)]
-pub(super) struct Device {
-    config: Arc<SessionConfig>,
+pub(super) struct Volume {
+    index: DeviceIndex,
+    config: VolumeConfig,
     state: State,
     /// As it was opened last.
     last: Option<Arc<OpenDevice>>,
-    granted: Option<Granted>,
     /// What is asked for; lowered once where the export is read-only.
     access: AccessMode,
-    /// Until then nothing that is in the way of the first open ends the session.
+    /// Until then nothing that is in the way of the first open ends the volume.
     patient_until: Instant,
     failure: Option<SessionFailure>,
-    /// What the last open that failed had in its way, while the device is not open.
+    /// What the last open that failed had in its way, while the volume is not open.
     obstacle: Option<SessionFailure>,
+    pub(super) pinned: PinnedExport,
+    pub(super) cache: CacheEpoch,
+    pub(super) no_path: NoPathClock,
+    pub(super) moving: Moving,
 }
 
-impl Device {
-    pub(super) fn new(now: Instant, config: &Arc<SessionConfig>) -> Self {
+impl Volume {
+    pub(super) fn new(
+        index: DeviceIndex,
+        volume: VolumeConfig,
+        config: &SessionConfig,
+        patient_until: Instant,
+    ) -> Self {
         Self {
-            config: Arc::clone(config),
+            index,
             state: State::Closed,
             last: None,
-            granted: None,
-            access: config.access,
-            patient_until: now + config.open_patience,
+            access: volume.access,
+            patient_until,
             failure: None,
             obstacle: None,
+            pinned: PinnedExport::new(volume.identity.and_then(|identity| identity.export)),
+            cache: CacheEpoch::new(config, volume.inherited_epoch),
+            no_path: NoPathClock::new(config.no_path),
+            moving: Moving::default(),
+            config: volume,
         }
+    }
+
+    pub(super) fn index(&self) -> DeviceIndex {
+        self.index
+    }
+
+    /// The name of its export.
+    pub(super) fn export(&self) -> &str {
+        &self.config.export
+    }
+
+    /// True while paths are to have it open; one that is to be closed, because the server may have
+    /// it open.
+    pub(super) fn is_wanted(&self) -> bool {
+        match self.state {
+            State::Closed | State::Open => self.failure.is_none(),
+            State::ToClose => self.was_open() && self.failure.is_none(),
+            State::Settling(_) | State::Closing(_) | State::Ended => false,
+        }
+    }
+
+    /// True while the session has it for its user.
+    pub(super) fn is_used(&self) -> bool {
+        matches!(self.state, State::Closed | State::Open)
+    }
+
+    /// True while the server has it open, as far as is known.
+    pub(super) fn is_open(&self) -> bool {
+        self.state == State::Open
     }
 
     /// The device while it is open at the server.
     pub(super) fn get(&self) -> Option<&Arc<OpenDevice>> {
-        self.last.as_ref().filter(|_| self.state == State::Open)
+        self.last.as_ref().filter(|_| self.is_open())
     }
 
     /// The device as it was opened last.
@@ -106,17 +122,17 @@ impl Device {
         self.last.is_some()
     }
 
-    /// Why the session cannot go on.
+    /// Why it cannot go on.
     pub(super) fn failure(&self) -> Option<&SessionFailure> {
         self.failure.as_ref()
     }
 
-    /// Why the session cannot go on, or what was in the way when it was last tried.
+    /// Why it cannot go on, or what was in the way when it was last tried.
     pub(super) fn obstacle(&self) -> Option<&SessionFailure> {
         self.failure().or(self.obstacle.as_ref())
     }
 
-    /// Something is in the way of an open. Before the first that ends the session. Returns the
+    /// Something is in the way of an open. Before the first that ends the volume. Returns the
     /// reason.
     pub(super) fn fail(&mut self, failure: SessionFailure) -> String {
         let why = failure.to_string();
@@ -128,10 +144,11 @@ impl Device {
         why
     }
 
-    /// The server's operator ended the session or its device.
-    pub(super) fn ended(&mut self, failure: SessionFailure) {
+    /// The server's operator removed its export.
+    pub(super) fn removed(&mut self) {
         if self.failure.is_none() {
-            tracing::error!("{failure}");
+            let failure = SessionFailure::Removed;
+            tracing::error!(export = %self.config.export, "{failure}");
             self.failure = Some(failure);
         }
     }
@@ -139,50 +156,6 @@ impl Device {
     /// True while a refusal to open may still pass.
     pub(super) fn is_patient(&self, now: Instant) -> bool {
         !self.was_open() && now < self.patient_until
-    }
-
-    /// Takes the server's bounds, which may not change over the life of the session. True when
-    /// they are new.
-    pub(super) fn grant(&mut self, granted: Granted) -> Result<bool, String> {
-        let shards = self.config.shards;
-        let depth = granted.depth(&self.config);
-        if depth <= shards {
-            let fewer = (depth > 1).then(|| format!("--shards {}, or ", depth - 1));
-            let fewer = fewer.unwrap_or_default();
-            return Err(self.fail(SessionFailure::Unusable(format!(
-                "a queue depth of {depth} is too small for {shards} shards and the service \
-                 connection: use {fewer}a larger queue depth"
-            ))));
-        }
-        match self.granted {
-            Some(before) if before.bounds() != granted.bounds() => {
-                let bounds = [
-                    ("queue depth", u64::from(before.queue_depth), u64::from(granted.queue_depth)),
-                    ("largest request", before.max_io_size.into(), granted.max_io_size.into()),
-                ];
-                let changed = bounds.into_iter().filter(|(_, had, has)| had != has);
-                let changed = changed.map(|(what, had, has)| format!("{what} {had} to {has}"));
-                let changed = changed.collect::<Vec<_>>().join(", ");
-                Err(self.fail(SessionFailure::Unusable(format!(
-                    "the server changed its bounds ({changed}): detach and attach again"
-                ))))
-            }
-            Some(_) => Ok(false),
-            None => {
-                self.granted = Some(granted);
-                Ok(true)
-            }
-        }
-    }
-
-    /// The queue depth that the server granted; 0 before it did.
-    pub(super) fn queue_depth(&self) -> u16 {
-        self.granted.map_or(0, |granted| granted.queue_depth)
-    }
-
-    /// The permit of fences.
-    pub(super) fn fence_permit(&self) -> PermitId {
-        self.granted.map_or(CONTROL, |granted| granted.fence_permit(&self.config))
     }
 
     /// The access to ask for.
@@ -222,9 +195,9 @@ impl Device {
         Err(if may_pass { failure.to_string() } else { self.fail(failure) })
     }
 
-    /// What the session's users see of a device that a path opened. Paths open one after the other,
+    /// What the volume's users see of a device that a path opened. Paths open one after the other,
     /// so its size is the newest; that it is the same device is certain
-    /// ([`Pinned::refuses`](super::identity::Pinned::refuses)).
+    /// (`identity.rs`).
     pub(super) fn fit(&mut self, device: &OpenDevice) -> Result<Arc<OpenDevice>, String> {
         if let Some(why) = refusal(self.last(), device) {
             return Err(self.fail(SessionFailure::Unusable(why)));
@@ -260,42 +233,52 @@ impl Device {
         self.state = State::Closed;
     }
 
-    /// It is to be closed until then.
-    pub(super) fn close(&mut self, deadline: Instant) {
-        self.state = State::Closing { path: None, deadline };
+    /// Its user is gone: shards say when nothing of it is left.
+    pub(super) fn settle(&mut self, shards: u16) {
+        self.state = State::Settling(vec![false; usize::from(shards)]);
     }
 
-    /// The device whose close is still to be sent.
-    pub(super) fn to_close(&self) -> Option<u32> {
-        let waits = matches!(self.state, State::Closing { path: None, .. });
-        self.last().filter(|_| waits).map(|last| last.device_id)
+    /// Nothing of it is left on a shard. True when it is to be closed now.
+    pub(super) fn settled(&mut self, shard: CoreIndex) -> bool {
+        let State::Settling(settled) = &mut self.state else { return false };
+        settled[shard.index()] = true;
+        let all = settled.iter().all(|settled| *settled);
+        if all {
+            self.state = State::ToClose;
+        }
+        all
+    }
+
+    /// It is to be closed, whatever is left of it.
+    pub(super) fn close(&mut self) {
+        if !matches!(self.state, State::Closing(_)) {
+            self.state = if self.last.is_some() { State::ToClose } else { State::Ended };
+        }
+    }
+
+    /// True while its close is to be sent, or answered.
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.state, State::ToClose | State::Closing(_))
+    }
+
+    /// True while its close is to be sent.
+    pub(super) fn is_to_close(&self) -> bool {
+        self.state == State::ToClose
     }
 
     /// The close was sent on this path.
     pub(super) fn close_sent(&mut self, over: PathId) {
-        if let State::Closing { path, .. } = &mut self.state {
-            *path = Some(over);
-        }
+        self.state = State::Closing(over);
     }
 
     /// True while this path is to answer the close.
     pub(super) fn is_closing_over(&self, over: PathId) -> bool {
-        matches!(self.state, State::Closing { path, .. } if path == Some(over))
+        self.state == State::Closing(over)
     }
 
     /// The path that was to answer the close is gone.
     pub(super) fn close_lost(&mut self) {
-        if let State::Closing { deadline, .. } = &mut self.state {
-            *deadline = Instant::ZERO;
-        }
-    }
-
-    /// When the close is waited for no longer.
-    pub(super) fn close_deadline(&self) -> Option<Instant> {
-        match self.state {
-            State::Closing { deadline, .. } => Some(deadline),
-            _ => None,
-        }
+        self.state = State::ToClose;
     }
 
     /// Closed in order, or given up.
@@ -304,7 +287,7 @@ impl Device {
     }
 }
 
-/// Why a device cannot be used in place of the one opened last. The session's users know that one:
+/// Why a device cannot be used in place of the one opened last. The volume's users know that one:
 /// a write cache that it lacked would never be flushed.
 fn refusal(last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
     let now = &device.geometry;
@@ -334,7 +317,7 @@ fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
         1 => ": another session has it open for writing (end that session, or use --access ro)",
         13 => ": the export is read-only (use --access ro)",
         15 => ": that is not a block device, and a kernel's server exports nothing else",
-        16 => ": it is in use",
+        16 => ": it is in use, or another gateway serves it",
         22 => ": the server does not accept this name",
         30 => ": the export is read-only (use --access ro)",
         36 => ": the name is too long for the server",

@@ -1,0 +1,97 @@
+//! What the server grants a session, and why all of a session cannot go on.
+
+use std::sync::Arc;
+
+use rtrs_core::ids::PermitId;
+
+use super::failure::SessionFailure;
+use crate::engine::session::{CONTROL, Granted, SessionConfig};
+
+/// The bounds of a session, which may not change over its life.
+#[derive(Debug)]
+pub(super) struct Bounds {
+    config: Arc<SessionConfig>,
+    granted: Option<Granted>,
+    failure: Option<SessionFailure>,
+    /// What was in the way when a path last connected.
+    obstacle: Option<SessionFailure>,
+}
+
+impl Bounds {
+    pub(super) fn new(config: &Arc<SessionConfig>) -> Self {
+        Self { config: Arc::clone(config), granted: None, failure: None, obstacle: None }
+    }
+
+    /// Why no volume of the session can go on.
+    pub(super) fn failure(&self) -> Option<&SessionFailure> {
+        self.failure.as_ref()
+    }
+
+    /// The same, or what was in the way when a path last connected.
+    pub(super) fn obstacle(&self) -> Option<&SessionFailure> {
+        self.failure().or(self.obstacle.as_ref())
+    }
+
+    /// The session cannot go on.
+    pub(super) fn fail(&mut self, failure: SessionFailure) {
+        self.failure.get_or_insert(failure);
+    }
+
+    /// The server's operator ended the session.
+    pub(super) fn ended(&mut self, failure: SessionFailure) {
+        if self.failure.is_none() {
+            tracing::error!("{failure}");
+            self.failure = Some(failure);
+        }
+    }
+
+    /// Takes the server's bounds. True when they are new. What cannot be worked with is the end of
+    /// a session in which no volume `was_open`.
+    pub(super) fn grant(&mut self, granted: Granted, was_open: bool) -> Result<bool, String> {
+        let refused = self.check(&granted).map(SessionFailure::Unusable);
+        self.obstacle = refused.clone().filter(|_| was_open);
+        if let Some(failure) = refused {
+            let why = failure.to_string();
+            if !was_open {
+                self.fail(failure);
+            }
+            return Err(why);
+        }
+        let is_new = self.granted.is_none();
+        self.granted.get_or_insert(granted);
+        Ok(is_new)
+    }
+
+    /// Why these bounds cannot be worked with.
+    fn check(&self, granted: &Granted) -> Option<String> {
+        let shards = self.config.shards;
+        let depth = granted.depth(&self.config);
+        if depth <= shards {
+            let fewer = (depth > 1).then(|| format!("--shards {}, or ", depth - 1));
+            let fewer = fewer.unwrap_or_default();
+            return Some(format!(
+                "a queue depth of {depth} is too small for {shards} shards and the service \
+                 connection: use {fewer}a larger queue depth"
+            ));
+        }
+        let before = self.granted.filter(|before| before.bounds() != granted.bounds())?;
+        let bounds = [
+            ("queue depth", u64::from(before.queue_depth), u64::from(granted.queue_depth)),
+            ("largest request", before.max_io_size.into(), granted.max_io_size.into()),
+        ];
+        let changed = bounds.into_iter().filter(|(_, had, has)| had != has);
+        let changed = changed.map(|(what, had, has)| format!("{what} {had} to {has}"));
+        let changed = changed.collect::<Vec<_>>().join(", ");
+        Some(format!("the server changed its bounds ({changed}): detach and attach again"))
+    }
+
+    /// The queue depth that the server granted; 0 before it did.
+    pub(super) fn queue_depth(&self) -> u16 {
+        self.granted.map_or(0, |granted| granted.queue_depth)
+    }
+
+    /// The permit of fences.
+    pub(super) fn fence_permit(&self) -> PermitId {
+        self.granted.map_or(CONTROL, |granted| granted.fence_permit(&self.config))
+    }
+}

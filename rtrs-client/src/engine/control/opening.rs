@@ -1,0 +1,457 @@
+//! Which path opens which volume next, and what comes of the answer.
+//!
+//! All opens use the same permit, and to a kernel server that is the same memory, whichever path a
+//! request comes over (6.1, rtrs-srv.c:get_or_create_srv): so one open is under way at a time.
+//! Paths that connect go first; a connected one opens what it does not serve yet and what has
+//! changed, but not while a fence is awaited, which may need the same connection. While a close is
+//! not answered no volume is opened for the first time: the server may give it the number of the
+//! one that is closed.
+//!
+//! What stands in the way of a volume takes it off this path and nothing else: the path goes on
+//! with the others, and tries again later. A path that serves nothing ends.
+
+use std::sync::Arc;
+
+use rtrs_core::gateway::Standing;
+use rtrs_core::identity::{EvictionSecret, Identity, ServerId};
+use rtrs_core::ids::PathId;
+use rtrs_core::time::Instant;
+use rtrs_core::wire::{OpenRefusal, errno, errno_name};
+
+use super::SessionControl;
+use super::due::End;
+use super::failure::SessionFailure;
+use super::fence;
+use super::identity::{self, Mismatch, PinnedServer};
+use super::path::Path;
+use super::paths::Paths;
+use super::terms::{Ask, Asked};
+use super::volume::Volume;
+use super::volumes::Volumes;
+use crate::engine::ctx::Ctx;
+use crate::engine::device_set::DeviceIndex;
+use crate::engine::device_table::OpenDevice;
+use crate::engine::message::ShardMessage;
+use crate::engine::session::CONTROL;
+use crate::path::state::PathState;
+
+/// The volumes that a path may open for the first time.
+fn openable<'a>(path: &'a Path, volumes: &'a Volumes) -> impl Iterator<Item = &'a Volume> {
+    let closing = volumes.are_closing();
+    let wanted = volumes.iter().filter(|volume| volume.is_wanted());
+    wanted.filter(move |volume| {
+        (!closing || volume.was_open() || volume.is_closing()) && !path.terms.serves(volume.index())
+    })
+}
+
+/// The volume that a path which connects opens next: one that was not answered before goes last.
+fn first(path: &Path, volumes: &Volumes) -> Option<DeviceIndex> {
+    let untried = || openable(path, volumes).filter(|volume| !path.terms.is_tried(volume.index()));
+    let quick = untried().find(|volume| !path.terms.is_unanswered(volume.index()));
+    quick.or_else(|| untried().next()).map(Volume::index)
+}
+
+/// True while a path which connects has still to open a volume, now or when a close is answered.
+fn is_untried(path: &Path, volumes: &Volumes) -> bool {
+    let wanted = |volume: &Volume| volume.is_wanted() && !path.terms.is_tried(volume.index());
+    volumes.iter().any(wanted)
+}
+
+/// When a connected path is due to open a volume, for the first time or once more.
+fn due(path: &Path, volumes: &Volumes) -> Option<(Instant, DeviceIndex)> {
+    let new = openable(path, volumes)
+        .filter_map(|volume| Some((path.terms.due_first(volume.index())?, volume.index())));
+    let changed = volumes.iter().filter(|volume| volume.is_wanted()).filter_map(|volume| {
+        let due = path.terms.due_again(volume.index())?;
+        (!rtrs_core::mutated!(ResizeUnheard)).then_some((due, volume.index()))
+    });
+    new.chain(changed).min()
+}
+
+fn may_open(paths: &Paths) -> bool {
+    let awaited = fence::is_awaited(paths);
+    let opening = paths.first(PathState::Opening).is_some();
+    !(paths.is_using(CONTROL) || opening || awaited)
+}
+
+/// True if the device in the answer on a connected path is the one that was opened `last`, with
+/// another size perhaps. False if nothing proves that: then it stays as it was, since the
+/// connection lives.
+///
+/// # Errors
+/// Why it cannot be that one.
+fn judge_again(
+    path: &Path,
+    server: &PinnedServer,
+    volume: &Volume,
+    (met, last): (Option<ServerId>, &OpenDevice),
+    device: &OpenDevice,
+) -> Result<bool, Mismatch> {
+    // On a connection that lives these stay what they are.
+    let agreed = (path.terms.device_id(volume.index()), path.terms.cache_id(volume.index()));
+    if agreed != (Some(device.device_id), Some(device.cache_id)) {
+        let why = "the server gave another device for the same open";
+        return Err(Mismatch::Export(why.to_owned()));
+    }
+    let (size, had) = (device.geometry.size, last.geometry.size);
+    let has_ids = volume.pinned.id().is_some() || device.export_id.is_some();
+    if size != had && !has_ids {
+        tracing::warn!(
+            size,
+            had,
+            "the device has another size, and no ID proves that it is the same one: it keeps its \
+             size until the next attach"
+        );
+        return Ok(false);
+    }
+    let (pinned, export) = ((server, met), &volume.pinned);
+    let refused = identity::judge(pinned, export, Some(last), device)
+        .or_else(|| identity::judge_beside(pinned, export, device.export_id, (true, true)));
+    refused.map_or(Ok(true), Err)
+}
+
+impl SessionControl {
+    /// Lets the next path that connects open a volume. True when one began.
+    pub(super) fn open_next(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if !self.is_running() || self.paths.is_using(CONTROL) {
+            return false;
+        }
+        let Some(id) = self.paths.first(PathState::Opening) else { return false };
+        let Some(volume) = first(&self.paths[id], &self.volumes) else { return false };
+        let asked = self.paths[id].open(&self.volumes[volume], None, ctx);
+        self.end_if_failed(id, asked, ctx);
+        true
+    }
+
+    /// Lets the next connected path that is due open a volume. True when one began.
+    pub(super) fn open_beside(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let due = |path: &Path| {
+            let due = due(path, &self.volumes).filter(|(at, _)| ctx.now >= *at);
+            due.map(|(_, volume)| (path.id(), volume))
+        };
+        let next = self.paths.iter().filter(|path| path.is_free()).find_map(due);
+        let next = next.filter(|_| may_open(&self.paths) && self.is_running());
+        let Some((id, volume)) = next else { return false };
+        let (path, volume) = (&mut self.paths[id], &self.volumes[volume]);
+        let at = volume.index();
+        let asked = match path.terms.serves(at) || path.terms.is_standby(at) {
+            true => path.open_again(volume, ctx),
+            false => path.open(volume, None, ctx),
+        };
+        self.end_if_failed(id, asked, ctx);
+        true
+    }
+
+    /// When a connected path is due to open a volume. None while none may: what ends that is an
+    /// event.
+    pub(super) fn open_deadline(&self) -> Option<Instant> {
+        let free = self.paths.iter().filter(|path| path.is_free());
+        let due = free.filter_map(|path| due(path, &self.volumes)).map(|(at, _)| at).min();
+        due.filter(|_| may_open(&self.paths) && self.is_running())
+    }
+
+    /// The server says that a device has changed, which may be one that is not open yet.
+    pub(super) fn on_changed(&mut self, id: PathId, device: u32, ctx: &mut Ctx<'_>) {
+        let path = &mut self.paths[id];
+        let mut any = false;
+        for volume in self.volumes.used() {
+            let last = volume.last().map(|last| last.device_id);
+            let (at, terms) = (volume.index(), &path.terms);
+            let known = terms.device_id(at).or_else(|| terms.standby_id(at)).or(last);
+            if known.is_none_or(|known| known == device) {
+                path.terms.reopen(volume.index()).changed(ctx.now);
+                any = true;
+            }
+        }
+        if any {
+            self.open_beside(ctx);
+        }
+    }
+
+    /// The server has opened a volume.
+    pub(super) fn on_opened(
+        &mut self,
+        id: PathId,
+        asked: Asked,
+        (device, standing, secret): (&OpenDevice, Option<Standing>, Option<EvictionSecret>),
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        let (at, again) = (asked.volume, asked.ask == Ask::Again);
+        let met = self.met(id, device, standing);
+        let server = self.paths[id].server();
+        let serves = self.volumes[at].moving.would_serve(standing);
+        if again && self.paths[id].terms.serves(at) {
+            self.volumes[at].moving.meet(standing, server);
+            if serves {
+                return self.on_opened_again(id, (at, met), device, ctx);
+            }
+            self.stand_by(id, at, ctx);
+            return Ok(());
+        }
+        match self.judge_first(id, (at, met), device) {
+            Some(Mismatch::Server(why)) => return Err(why),
+            Some(Mismatch::Export(why)) => return self.refuse(id, at, why, ctx),
+            None => self.volumes[at].moving.meet(standing, server),
+        }
+        if !serves {
+            self.pin(at, (server, device), (secret, true));
+            self.paths[id].terms.stand_by(at, device.device_id);
+            return self.on_open(id, ctx);
+        }
+        let device = match self.volumes[at].fit(device) {
+            Ok(device) => device,
+            Err(why) => return self.refuse(id, at, why, ctx),
+        };
+        let volume = &self.volumes[at];
+        volume.cache.compare(volume.last(), &device);
+        self.pin(at, (server, &device), (secret, standing.is_some()));
+        if let Some(watch) = self.volumes[at].cache.meet(ctx.now, &device) {
+            self.notify_all(&ShardMessage::Cache(at, watch), ctx);
+        }
+        if self.volumes[at].is_used() && self.volumes[at].opened(&device) {
+            self.notify_all(&ShardMessage::Open(at, Arc::clone(&device)), ctx);
+        }
+        self.paths[id].terms.agree(at, device.device_id, device.cache_id);
+        self.displace(id, at, ctx);
+        if self.paths[id].is_connected() {
+            self.advance_fences(ctx);
+            self.on_served(id, at, ctx);
+            return Ok(());
+        }
+        self.on_open(id, ctx)
+    }
+
+    /// Which server the path has met, as far as it counts for the volume: one that moves may be at
+    /// any, if the ID of its export proves that it is the same one.
+    fn met(&self, id: PathId, device: &OpenDevice, standing: Option<Standing>) -> Option<ServerId> {
+        let is_certain = device.export_id.is_some_and(|id| !id.is_weak());
+        let moves = standing.is_some() && is_certain && self.server.id().is_some();
+        if moves { self.server.id() } else { self.paths[id].server() }
+    }
+
+    /// A path has its first volume open.
+    fn on_open(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        if self.paths[id].is_connected() {
+            self.open_beside(ctx);
+            return Ok(());
+        }
+        self.paths[id].connected(ctx.now)?;
+        // The server has ended what the path was before, if it was at this server.
+        let path = &self.paths[id];
+        let is_there = |(server, _)| server == path.server() || !self.server.has_gateways();
+        if path.fence.lost_at().is_none_or(is_there) {
+            self.on_fenced(id, ctx);
+        }
+        if self.paths[id].is_leaving() {
+            self.end_path(id, End::ASKED, ctx);
+        } else {
+            self.advance_fences(ctx);
+        }
+        Ok(())
+    }
+
+    /// Why a volume that a path opens for the first time in its attempt cannot be used over it.
+    fn judge_first(
+        &mut self,
+        id: PathId,
+        (at, met): (DeviceIndex, Option<ServerId>),
+        device: &OpenDevice,
+    ) -> Option<Mismatch> {
+        let (path, volume) = (&self.paths[id], &self.volumes[at]);
+        let pinned = (&self.server, met);
+        let connected = self.paths.others(id).any(Path::is_connected);
+        let serving = self.paths.others(id).any(|other| other.has(at));
+        let mismatch = identity::judge(pinned, &volume.pinned, volume.last(), device);
+        let mismatch = mismatch.or_else(|| {
+            let beside = (connected, serving);
+            identity::judge_beside(pinned, &volume.pinned, device.export_id, beside)
+        });
+        if mismatch.is_some() {
+            return mismatch;
+        }
+        // Two names of one export, such as with and without a slash: the close of one would close
+        // the other.
+        let same = |other: &&Volume| {
+            path.terms.device_id(other.index()) == Some(device.device_id) && other.index() != at
+        };
+        let twin = self.volumes.iter().find(same)?.export();
+        let why = format!("it is the export that the session has as volume {twin}");
+        Some(Mismatch::Export(self.volumes[at].fail(SessionFailure::Unusable(why))))
+    }
+
+    /// A path opened this device of this server, which is not refused.
+    fn pin(
+        &mut self,
+        at: DeviceIndex,
+        (server, device): (Option<ServerId>, &OpenDevice),
+        (secret, moves): (Option<EvictionSecret>, bool),
+    ) {
+        let before = self.identity(at);
+        self.server.meet(server, secret, moves);
+        self.volumes[at].pinned.meet(device.export_id);
+        let met = self.identity(at);
+        if met != before {
+            tracing::info!(identity = %met, "the identity of the volume is pinned");
+        }
+    }
+
+    /// What a volume is pinned to.
+    pub(super) fn identity(&self, at: DeviceIndex) -> Identity {
+        let export = self.volumes.get(at).and_then(|volume| volume.pinned.id());
+        Identity { server: self.server.id(), export }
+    }
+
+    /// A connected path serves another volume.
+    fn on_served(&mut self, id: PathId, at: DeviceIndex, ctx: &mut Ctx<'_>) {
+        if let Some(message) = self.paths[id].serves(at) {
+            self.volumes[at].no_path.stop();
+            self.notify_all(&message, ctx);
+        }
+        self.open_beside(ctx);
+    }
+
+    /// A connected path has opened a volume once more.
+    fn on_opened_again(
+        &mut self,
+        id: PathId,
+        (at, met): (DeviceIndex, Option<ServerId>),
+        device: &OpenDevice,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        let volume = &self.volumes[at];
+        let Some(last) = volume.get().filter(|_| !self.detaching) else { return Ok(()) };
+        match judge_again(&self.paths[id], &self.server, volume, (met, last), device) {
+            Err(Mismatch::Server(why)) => return Err(why),
+            Err(Mismatch::Export(why)) => return self.refuse(id, at, why, ctx),
+            Ok(false) => {}
+            Ok(true) => match self.volumes[at].fit(device) {
+                Err(why) => return self.refuse(id, at, why, ctx),
+                Ok(device) => {
+                    if self.volumes[at].opened(&device) {
+                        self.notify_all(&ShardMessage::Open(at, device), ctx);
+                    }
+                }
+            },
+        }
+        self.open_beside(ctx);
+        Ok(())
+    }
+
+    /// The server has refused to open a volume.
+    pub(super) fn on_open_refused(
+        &mut self,
+        id: PathId,
+        Asked { volume: at, ask, until }: Asked,
+        (code, why): (u16, Option<OpenRefusal>),
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        let volume = &mut self.volumes[at];
+        if code == errno::EIDRM && (ask == Ask::Again || volume.was_open()) {
+            self.on_removed(at, Some(id), ctx);
+            let why = SessionFailure::Removed.to_string();
+            return if self.failure().is_some() { Err(why) } else { self.refuse(id, at, why, ctx) };
+        }
+        let Ask::Open(access) = ask else {
+            let (path, errno) = (self.paths[id].name(), errno_name(code));
+            tracing::warn!(%path, errno, "cannot learn how the device has changed");
+            return Ok(());
+        };
+        match volume.refused(ctx.now, (code, why), access) {
+            Ok(()) => self.paths[id].open(volume, Some(until), ctx),
+            Err(why) => self.refuse(id, at, why, ctx),
+        }
+    }
+
+    /// A path does not serve a volume, for this reason. The error ends the path, which serves
+    /// nothing then.
+    fn refuse(
+        &mut self,
+        id: PathId,
+        at: DeviceIndex,
+        why: String,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        let path = &mut self.paths[id];
+        let export = self.volumes[at].export();
+        let served = path.terms.serves(at);
+        let wait = path.terms.refuse(at, why, ctx.now);
+        let why = path.terms.refusal(at).unwrap_or_default();
+        if path.is_connected() && path.terms.is_of_use() {
+            let (path, again_ms) = (path.name(), wait.as_millis());
+            tracing::warn!(%path, volume = export, again_ms, "path without this volume: {why}");
+            if served && let Some(message) = self.paths[id].leaves(at) {
+                self.notify_all(&message, ctx);
+            }
+            self.check_lost(at, ctx);
+            self.check_attach(ctx.now);
+            return Ok(());
+        }
+        if path.state() == PathState::Opening && is_untried(path, &self.volumes) {
+            tracing::warn!(path = %path.name(), volume = export, "path without this volume: {why}");
+            self.open_next(ctx);
+            return Ok(());
+        }
+        let one = self.volumes.iter().nth(1).is_none();
+        let refused = self.volumes.iter().filter_map(|volume| {
+            let why = path.terms.refusal(volume.index())?;
+            Some(if one { why.to_owned() } else { format!("{}: {why}", volume.export()) })
+        });
+        Err(refused.collect::<Vec<_>>().join("; "))
+    }
+
+    /// Gives up a volume that was never open, when each path was refused, or came to nothing, and
+    /// one is connected without it.
+    pub(super) fn check_refused(&mut self, now: Instant) {
+        let connected = self.paths.are_connected();
+        for volume in self.volumes.iter_mut().filter(|_| connected) {
+            if volume.was_open() || volume.failure().is_some() || volume.is_patient(now) {
+                continue;
+            }
+            let refusal = |path: &Path| path.terms.refusal(volume.index()).map(str::to_owned);
+            let mut paths = self.paths.listed();
+            if paths.all(|path| path.has_failed() || refusal(path).is_some()) {
+                let why = self
+                    .paths
+                    .listed()
+                    .filter_map(|path| Some(format!("{}: {}", path.name(), refusal(path)?)));
+                let why = why.collect::<Vec<_>>().join("; ");
+                volume.fail(SessionFailure::Unreachable(why));
+            }
+        }
+    }
+
+    /// The server's operator has removed the export of a volume while it was open. Whatever is
+    /// exported by that name later is not what its users know, so no path tries again.
+    pub(super) fn on_removed(&mut self, at: DeviceIndex, over: Option<PathId>, ctx: &mut Ctx<'_>) {
+        let gone = self.volumes.get(at).is_none_or(|volume| volume.failure().is_some());
+        let over_already = gone || self.failure().is_some() || self.detaching;
+        if over_already || rtrs_core::mutated!(RemovedIgnored) {
+            return;
+        }
+        self.volumes[at].removed();
+        self.notify_all(&ShardMessage::GiveUp(at), ctx);
+        if self.failure().is_some() {
+            for other in self.paths.ids().filter(|other| Some(*other) != over) {
+                self.end_path(other, End::failed(SessionFailure::Removed.to_string()), ctx);
+            }
+        }
+    }
+
+    /// What a volume loses when a path does not serve it any more.
+    pub(super) fn check_lost(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
+        let volume = &mut self.volumes[at];
+        if !volume.is_open() {
+            return;
+        }
+        // One that is connected and only waits for fences is of no use to IO.
+        if !self.paths.iter().any(|path| path.carries(at)) {
+            volume.no_path.begin(ctx.now);
+        }
+        // The server closes the volume with the last path it has of us.
+        if !self.paths.iter().any(|path| path.has(at)) {
+            volume.lost();
+            volume.no_path.begin(ctx.now);
+            self.notify_all(&ShardMessage::Closed(at), ctx);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! OPEN and CLOSE of volumes on one path.
+//!
+//! A path that connects opens one volume after the other until one is there: then it is connected.
+//! The others follow while it carries IO already, and so do volumes that are added, changed or
+//! closed. One question is under way at a time, and what takes too long is the end of the path.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::{FabricError, RemoteMem};
+use rtrs_core::time::Instant;
+use rtrs_core::wire::Move;
+
+use super::path::{Path, STEP_TIMEOUT};
+use super::terms::{Ask, Asked};
+use super::volume::Volume;
+use crate::engine::ctx::Ctx;
+use crate::engine::device_set::DeviceIndex;
+use crate::engine::message::{Served, ShardMessage};
+use crate::path::state::PathState;
+
+impl Path {
+    /// Opens a volume for the first time in this attempt; `until`: once more, with other access,
+    /// within the time of the first question.
+    pub(super) fn open(
+        &mut self,
+        volume: &Volume,
+        until: Option<Instant>,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        match (self.state(), until) {
+            (PathState::Opening, None) => self.postpone(ctx.now + STEP_TIMEOUT),
+            (PathState::Opening, Some(_)) | (PathState::Connected, _) => {}
+            _ => return Err(self.internal_error("an open on a path that is not opening")),
+        }
+        let until = until.unwrap_or(ctx.now + STEP_TIMEOUT);
+        self.asks(volume, Ask::Open(volume.access()), until);
+        let (export, access) = (volume.export(), volume.access());
+        self.post(ctx, |service, fabric| service.post_open(export, access, fabric))
+    }
+
+    /// Opens a volume once more, to learn what has changed of it.
+    pub(super) fn open_again(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), String> {
+        self.terms.reopen(volume.index()).begin(ctx.now);
+        self.asks(volume, Ask::Again, ctx.now + STEP_TIMEOUT);
+        let (export, access) = (volume.export(), volume.access());
+        self.post(ctx, |service, fabric| service.post_open(export, access, fabric))
+    }
+
+    /// Closes a volume that the path serves.
+    pub(super) fn close(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), FabricError> {
+        let device = self.terms.device_id(volume.index()).ok_or(FabricError::QpState)?;
+        self.try_post(ctx, |service, fabric| service.post_close(device, fabric))?;
+        self.asks(volume, Ask::Close, ctx.now + STEP_TIMEOUT);
+        Ok(())
+    }
+
+    /// Has a volume that the path has open served by this server; with `away`, by another.
+    pub(super) fn ask_move(
+        &mut self,
+        volume: DeviceIndex,
+        away: bool,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
+        let device_id = self.terms.device_id(volume).or_else(|| self.terms.standby_id(volume));
+        let Some(device_id) = device_id else {
+            return Err(self.internal_error("a move of what is not open"));
+        };
+        self.asked = Some(Asked { volume, ask: Ask::Move, until: ctx.now + STEP_TIMEOUT });
+        self.post(ctx, |service, fabric| service.post_move(Move { device_id, away }, fabric))
+    }
+
+    fn asks(&mut self, volume: &Volume, ask: Ask, until: Instant) {
+        self.asked = Some(Asked { volume: volume.index(), ask, until });
+    }
+
+    /// What the answer that came is to.
+    pub(super) fn answered(&mut self) -> Result<Asked, String> {
+        let asked = self.asked.take();
+        let asked = asked.ok_or_else(|| self.internal_error("an answer that nobody waits for"))?;
+        if asked.ask == Ask::Again {
+            self.terms.reopen(asked.volume).answered();
+        }
+        Ok(asked)
+    }
+
+    /// Since when the answer to a question on a connected path is overdue, if it is.
+    pub(super) fn late(&self, now: Instant) -> Option<&'static str> {
+        let asked = self.asked.filter(|asked| now >= asked.until)?;
+        Some(match asked.ask {
+            Ask::Open(_) | Ask::Again => "opening the device was not answered",
+            Ask::Close => "closing the device was not answered",
+            Ask::Move => "moving the device was not answered",
+        })
+    }
+
+    /// The path ends because its time is over: a volume that it opens goes last the next time.
+    pub(super) fn overdue(&mut self, now: Instant) {
+        if let Some(Asked { volume, ask: Ask::Open(_), until }) = self.asked
+            && now >= until
+        {
+            self.terms.unanswered(volume);
+        }
+    }
+
+    /// True when it is connected and can ask something.
+    pub(super) fn is_free(&self) -> bool {
+        self.is_connected() && !self.is_leaving() && self.is_idle()
+    }
+
+    /// Its first volume is open: it is connected.
+    pub(super) fn connected(&mut self, now: Instant) -> Result<(), String> {
+        let chunks = self.opening.take().filter(|_| self.state() == PathState::Opening);
+        let Some(chunks) = chunks else {
+            return Err(self.internal_error("an open that nobody asked for"));
+        };
+        self.advance_connected(now, chunks);
+        Ok(())
+    }
+
+    /// It carries IO from now on. Returns what the shards have to know.
+    pub(super) fn bring_up(&mut self) -> Option<ShardMessage> {
+        let chunks: Arc<[RemoteMem]> = self.fence.release()?;
+        let served: Arc<[Served]> = self.terms.served().collect();
+        Some(ShardMessage::PathUp { path: self.id(), epoch: self.epoch(), chunks, served })
+    }
+
+    /// It serves another volume. Some, if it carries IO already: what the shards have to know.
+    pub(super) fn serves(&self, volume: DeviceIndex) -> Option<ShardMessage> {
+        let served = self.terms.served().find(|served| served.device == volume)?;
+        let (path, epoch) = (self.id(), self.epoch());
+        self.fence.carries().then_some(ShardMessage::Serves { path, epoch, served })
+    }
+
+    /// It does not serve a volume any more. Some, if it carries IO: what the shards have to know.
+    pub(super) fn leaves(&self, device: DeviceIndex) -> Option<ShardMessage> {
+        let (path, epoch) = (self.id(), self.epoch());
+        self.fence.carries().then_some(ShardMessage::Leaves { path, epoch, device })
+    }
+
+    /// True while IO to a volume can go over it.
+    pub(super) fn carries(&self, volume: DeviceIndex) -> bool {
+        self.fence.carries() && self.is_connected() && self.terms.serves(volume)
+    }
+
+    /// True while it is connected and serves a volume.
+    pub(super) fn has(&self, volume: DeviceIndex) -> bool {
+        self.is_connected() && self.terms.serves(volume)
+    }
+}

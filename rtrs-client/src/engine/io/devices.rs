@@ -1,0 +1,149 @@
+//! Devices that come and go while the session runs, and what is known of each.
+//!
+//! A device that is to go takes no IO any more. What of it is at the server stays here, with its
+//! permits and its memory, until the server has answered or cannot start it any more; then its
+//! number is free, and the control shard is told.
+
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
+
+use super::Shard;
+use super::requests::{Request, Standing};
+use super::retry::{OldestIo, Waits};
+use super::slow_requests::SlowReport;
+use crate::engine::ctx::Ctx;
+use crate::engine::device_set::DeviceIndex;
+use crate::engine::message::ControlMessage;
+use crate::stats::DeviceStats;
+
+/// Which devices a report contains. Their statistics are large: copying those of many volumes
+/// delays the shard's IO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reported {
+    All,
+    One(DeviceIndex),
+    None,
+}
+
+/// What a shard knows of a device and did for it.
+#[derive(Debug)]
+pub(crate) struct DeviceReport {
+    pub(crate) device: DeviceIndex,
+    pub(crate) stats: DeviceStats,
+    /// IOs that have not ended.
+    pub(crate) inflight: usize,
+    /// The one that is here for the longest time.
+    pub(crate) oldest: Option<OldestIo>,
+    /// Requests that the server does not answer although their path lives.
+    pub(crate) slow_requests: SlowReport,
+    /// Times that the server may have lost acknowledged writes, as all shards see it.
+    pub(crate) cache_losses: u64,
+}
+
+impl Shard {
+    /// A device that was not open yet.
+    pub(super) fn add_device(&mut self, device: DeviceIndex) {
+        self.devices.add(device);
+        self.requests.add_device(device);
+        // To be closed, the volume that had this number before may have been opened once more.
+        self.paths.forget_device(device);
+        let devices = self.device_stats.len().max(device.index() + 1);
+        self.device_stats.resize_with(devices, DeviceStats::default);
+        self.device_stats[device.index()] = DeviceStats::default();
+    }
+
+    /// A path serves a device: what comes for it does not end at once.
+    pub(super) fn has_path(&mut self, device: DeviceIndex) {
+        if !rtrs_core::mutated!(StaysGivenUp) {
+            self.devices.set_failing(device, false);
+        }
+    }
+
+    /// The user of a device is gone.
+    pub(super) fn close_device(&mut self, device: DeviceIndex) {
+        self.devices.close(device);
+        self.cancel(device, &|_| true);
+        for row in self.requests.ios_of(device) {
+            self.requests.io_mut(row).given_up = true;
+        }
+        let of_it = |request: &Request| self.requests.io(request.io).device == device;
+        let ready = |request: &Request| request.standing == Standing::Ready;
+        for row in self.requests.rows(|request| of_it(request) && ready(request)) {
+            self.retries.remove(row);
+            self.end_request(row, IoStatus::Aborted);
+        }
+        self.closing.insert(device);
+    }
+
+    /// Says of devices that are to go when nothing of them is left here.
+    pub(super) fn tell_settled(&mut self, ctx: &mut Ctx<'_>) {
+        for device in self.closing.iter() {
+            self.devices.drop_unclaimed(device);
+            let is_used = self.requests.has_ios(device) || self.devices.is_left(device);
+            if is_used && !rtrs_core::mutated!(VolumeFreedEarly) {
+                continue;
+            }
+            self.closing.remove(device);
+            self.devices.free(device);
+            self.requests.remove_device();
+            self.paths.forget_device(device);
+            ctx.out.control(ControlMessage::Settled { device, shard: self.index });
+        }
+    }
+
+    /// What this shard knows of its devices.
+    pub(crate) fn device_reports(&self, now: Instant, reported: Reported) -> Vec<DeviceReport> {
+        let report = |device| DeviceReport {
+            device,
+            stats: self.device_stats[device.index()].clone(),
+            inflight: self.requests.ios_of(device).len(),
+            oldest: self.oldest(now, device),
+            slow_requests: self.slow_requests(now, device),
+            cache_losses: self.devices.cache_losses(device),
+        };
+        let is_reported = |device: &DeviceIndex| match reported {
+            Reported::All => true,
+            Reported::One(one) => one == *device,
+            Reported::None => false,
+        };
+        self.devices.all().filter(is_reported).map(report).collect()
+    }
+
+    /// Requests of a device that the server does not answer although their path lives.
+    pub(crate) fn slow_requests(&self, now: Instant, device: DeviceIndex) -> SlowReport {
+        let slow = self
+            .requests
+            .requests()
+            .filter(|(_, request)| request.slow && self.requests.io(request.io).device == device);
+        let total = self.device_stats[device.index()].slow_requests;
+        slow.fold(SlowReport { total, ..SlowReport::default() }, |report, (_, request)| {
+            let oldest = report.oldest.max(Some(now.since(request.sent)));
+            SlowReport { now: report.now + 1, oldest, ..report }
+        })
+    }
+
+    /// IOs of a device that have not ended.
+    pub(crate) fn device_inflight(&self, device: DeviceIndex) -> usize {
+        self.requests.ios_of(device).len()
+    }
+
+    /// Paths that may be given requests of a device.
+    #[cfg(test)]
+    pub(crate) fn serving_paths(&self, device: DeviceIndex) -> Vec<usize> {
+        let serving = self.paths.iter().filter(|path| path.takes_io_of(device));
+        serving.map(|path| path.id().index()).collect()
+    }
+
+    /// Where the oldest IO of a device waits, and since when it is here.
+    fn oldest(&self, now: Instant, device: DeviceIndex) -> Option<OldestIo> {
+        let (taken, request) = self.requests.oldest(device)?;
+        let waits = match request.map(|request| (request.standing, request.path)) {
+            Some((Standing::AwaitingFence { .. }, path)) => Waits::Fence(path),
+            Some((Standing::Sent | Standing::Answered(_), path)) => Waits::Answer(path),
+            Some((Standing::Ready, _)) => Waits::Path,
+            None if self.paths.serve(device) => Waits::Permit,
+            None => Waits::Path,
+        };
+        Some(OldestIo { age: now.since(taken.submitted), waits })
+    }
+}

@@ -1,0 +1,378 @@
+//! Two servers that share an export: which one is asked to serve it, when, and what is sent again.
+
+use rtrs_core::block::IoOp;
+use rtrs_core::gateway::Standing;
+use rtrs_core::identity::ExportId;
+use rtrs_core::ids::PathUuid;
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Duration;
+use rtrs_core::wire::{AccessMode, Imm, Move, errno};
+
+use super::fixture::{Fixture, MS, SEC};
+use crate::engine::{Change, DeviceIndex};
+use crate::path::state::PathState;
+
+const FIRST: DeviceIndex = DeviceIndex::FIRST;
+
+/// Servers that share the export, one for each path.
+pub(super) struct Gateways {
+    /// Which is active, and in which term.
+    pub(super) active: Option<usize>,
+    term: u64,
+    /// What each says instead.
+    says: [Option<Standing>; 2],
+    /// MOVE that came: to which server.
+    pub(super) moves: Vec<(usize, bool)>,
+    /// With what MOVE is answered; 0: the server is active when it is.
+    errno: u16,
+    /// A take-over ends by itself.
+    obeys: bool,
+    /// To which server each path leads.
+    leads: [usize; 3],
+    /// The only one that may be sent a FENCE.
+    fences: Option<usize>,
+}
+
+impl Gateways {
+    fn new(active: Option<usize>) -> Self {
+        Self {
+            active,
+            term: 1,
+            says: [None; 2],
+            moves: Vec::new(),
+            errno: 0,
+            obeys: true,
+            leads: [0, 1, 0],
+            fences: None,
+        }
+    }
+
+    /// Paths are numbered from here on.
+    fn server(&self, path: PathUuid) -> usize {
+        self.leads[usize::from(path.0[0] - 0xa0)]
+    }
+
+    /// Another server than that which a path led to knows nothing of it.
+    pub(super) fn check_fence(&self, over: PathUuid) {
+        assert_eq!(self.fences, Some(self.server(over)), "FENCE to the wrong server");
+    }
+
+    pub(super) fn id(&self, path: PathUuid) -> Option<[u8; 16]> {
+        Some([1 + u8::try_from(self.server(path)).expect("two servers"); 16])
+    }
+
+    /// The first server alone has other exports.
+    pub(super) fn has_others(&self, path: PathUuid) -> bool {
+        self.server(path) == 0
+    }
+
+    pub(super) fn standing(&self, path: PathUuid) -> Standing {
+        let active = self.active == Some(self.server(path));
+        self.says[self.server(path)].unwrap_or(Standing { active, term: self.term })
+    }
+
+    pub(super) fn check_io(&self, path: PathUuid) {
+        assert_eq!(self.active, Some(self.server(path)), "IO to a standby");
+    }
+
+    pub(super) fn moves(&mut self, path: PathUuid, Move { away, .. }: Move) -> u16 {
+        let server = self.server(path);
+        self.moves.push((server, away));
+        if self.errno == 0 && self.obeys {
+            self.end_move(server, away);
+        }
+        self.errno
+    }
+
+    fn end_move(&mut self, server: usize, away: bool) {
+        self.term += u64::from(!away);
+        self.active = Some(server).filter(|_| !away);
+    }
+}
+
+fn gateways(fixture: &mut Fixture) -> &mut Gateways {
+    fixture.server.how.gateways.as_mut().unwrap()
+}
+
+fn seen(fixture: &Fixture) -> &Gateways {
+    fixture.server.how.gateways.as_ref().unwrap()
+}
+
+/// A session with a path to each of two servers.
+fn open(active: Option<usize>) -> Fixture {
+    let mut fixture = Fixture::new(|s| {
+        s.paths = 2;
+        s.how.fence = true;
+        s.how.export_id = Some(ExportId::of_name("a"));
+        s.how.gateways = Some(Gateways::new(active));
+    });
+    fixture.until("both paths", 5 * SEC, are_up);
+    if active.is_some() {
+        fixture.until("the device", SEC, |s| s.client.control.is_open(FIRST));
+        fixture.run(10 * MS);
+    }
+    fixture
+}
+
+fn are_up(fixture: &Fixture) -> bool {
+    let up = [PathState::Connected, PathState::Standby];
+    states(fixture).iter().all(|state| up.contains(state))
+}
+
+/// Says that the device has changed, over the paths to a server.
+fn changed(fixture: &mut Fixture, server: usize) {
+    for path in 0..fixture.server.paths.len() {
+        if seen(fixture).server(fixture.server.paths[path].uuid) == server {
+            fixture.server.immediate(path, 0, Imm::Changed { device: 0 }.encode());
+        }
+    }
+}
+
+fn is_served(fixture: &Fixture, by: usize) -> bool {
+    let shards = 0..fixture.client.shards();
+    fixture.client.control.is_open(FIRST)
+        && shards.into_iter().all(|shard| fixture.client.serving(shard, FIRST) == [by])
+}
+
+fn states(fixture: &Fixture) -> Vec<PathState> {
+    fixture.client.control.status().iter().map(|path| path.state).collect()
+}
+
+fn lose(fixture: &mut Fixture, path: usize) {
+    fixture.link_down(path);
+    let up = [PathState::Connected, PathState::Standby];
+    fixture.until("the path's end", 2 * SEC, |s| !up.contains(&states(s)[path]));
+}
+
+#[test]
+fn io_goes_to_the_active_server_and_the_other_is_standby() {
+    let mut fixture = open(Some(1));
+    assert!(is_served(&fixture, 1));
+    assert_eq!(states(&fixture), [PathState::Standby, PathState::Connected]);
+    fixture.read(0, 0, 4096);
+    fixture.run(12 * SEC);
+    assert!(gateways(&mut fixture).moves.is_empty(), "nobody is asked");
+}
+
+#[test]
+fn where_no_server_is_active_one_is_asked() {
+    let mut fixture = open(None);
+    fixture.until("the question", SEC, |s| !seen(s).moves.is_empty());
+    changed(&mut fixture, 0);
+    fixture.until("the device", SEC, |s| is_served(s, 0));
+    assert_eq!(states(&fixture), [PathState::Connected, PathState::Standby]);
+    assert_eq!(gateways(&mut fixture).moves, [(0, false)]);
+    fixture.read(0, 0, 4096);
+}
+
+#[test]
+fn nothing_is_sent_again_before_the_other_server_is_active() {
+    let mut fixture = open(Some(0));
+    fixture.server.how.hold = true;
+    gateways(&mut fixture).obeys = false;
+    let tag = fixture.submit(0, IoOp::Write, 0, 4096);
+    fixture.until("it is held", SEC, |s| s.server.held.len() == 1);
+    lose(&mut fixture, 0);
+    let asked = fixture.now();
+    fixture.until("the question", SEC, |s| !seen(s).moves.is_empty());
+    assert!(fixture.now().since(asked) < 400 * MS, "the path gets a moment only");
+    fixture.run(SEC);
+    assert_eq!(fixture.spread(), [1, 0], "nothing was sent again");
+    gateways(&mut fixture).end_move(1, false);
+    changed(&mut fixture, 1);
+    fixture.until("it is sent again", SEC, |s| s.spread() == [1, 1]);
+    assert_eq!(gateways(&mut fixture).moves, [(1, false)]);
+    fixture.server.how.hold = false;
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+    // It comes back as standby.
+    fixture.link_up(0);
+    fixture.until("both paths", 5 * SEC, are_up);
+    assert!(is_served(&fixture, 1));
+}
+
+#[test]
+fn a_server_is_asked_at_most_once_in_ten_seconds() {
+    let mut fixture = open(Some(0));
+    gateways(&mut fixture).obeys = false;
+    lose(&mut fixture, 0);
+    let count = |fixture: &mut Fixture, time: Duration| {
+        let before = gateways(fixture).moves.len();
+        fixture.run(time);
+        gateways(fixture).moves.len() - before
+    };
+    assert_eq!(count(&mut fixture, 9 * SEC), 1);
+    assert_eq!(count(&mut fixture, 20 * SEC), 2);
+    // One that cannot begin is asked again soon.
+    gateways(&mut fixture).errno = errno::EAGAIN;
+    fixture.run(11 * SEC);
+    assert!((4..=6).contains(&count(&mut fixture, 5 * SEC)));
+}
+
+#[test]
+fn of_two_that_call_themselves_active_the_later_one_is() {
+    let mut fixture = open(Some(0));
+    gateways(&mut fixture).end_move(1, false);
+    let stale = Some(Standing { active: true, term: 1 });
+    gateways(&mut fixture).says[0] = stale;
+    changed(&mut fixture, 1);
+    fixture.until("the later one", SEC, |s| is_served(s, 1));
+    assert_eq!(states(&fixture), [PathState::Standby, PathState::Connected]);
+    fixture.run(3 * SEC);
+    assert!(is_served(&fixture, 1), "the other is asked, and not believed");
+    fixture.read(0, 0, 4096);
+}
+
+#[test]
+fn a_switch_asks_the_active_server_to_leave_and_then_the_other() {
+    let mut fixture = open(Some(0));
+    let switch = || Change::SwitchVolume { export: "vol0".into() };
+    fixture.change(switch()).unwrap();
+    fixture.until("it leaves", SEC, |s| seen(s).moves == [(0, true)]);
+    changed(&mut fixture, 0);
+    fixture.until("the other is asked", SEC, |s| seen(s).moves == [(0, true), (1, false)]);
+    changed(&mut fixture, 1);
+    fixture.until("the other one", SEC, |s| is_served(s, 1));
+    lose(&mut fixture, 0);
+    let error = fixture.change(switch()).unwrap_err();
+    assert!(error.contains("no path to another gateway"), "{error}");
+}
+
+#[test]
+fn a_switch_that_the_active_server_cannot_do_is_done_by_force() {
+    let mut fixture = open(Some(0));
+    gateways(&mut fixture).obeys = false;
+    fixture.change(Change::SwitchVolume { export: "vol0".into() }).unwrap();
+    fixture.run(4 * SEC);
+    assert_eq!(seen(&fixture).moves, [(0, true)]);
+    fixture.until("the other is asked", 2 * SEC, |s| seen(s).moves == [(0, true), (1, false)]);
+    gateways(&mut fixture).end_move(1, false);
+    changed(&mut fixture, 1);
+    fixture.until("the other one", SEC, |s| is_served(s, 1));
+    fixture.run(30 * SEC);
+    assert_eq!(seen(&fixture).moves.len(), 2, "once");
+}
+
+/// A session with a path to each server and a third to the first one, and a write that the first
+/// server has over the first path.
+fn open_with_third() -> (Fixture, u64) {
+    let mut fixture = Fixture::new(|s| {
+        s.paths = 3;
+        (s.how.hold, s.how.fence, s.how.hold_fences) = (true, true, true);
+        s.how.export_id = Some(ExportId::of_name("a"));
+        s.how.gateways = Some(Gateways { fences: Some(0), ..Gateways::new(Some(0)) });
+    });
+    fixture.until("all paths", 5 * SEC, are_up);
+    fixture.until("the device", SEC, |s| s.client.control.is_open(FIRST));
+    fixture.run(10 * MS);
+    let tag = fixture.submit(0, IoOp::Write, 0, 4096);
+    fixture.until("it is held", SEC, |s| s.server.held.len() == 1);
+    assert_eq!(fixture.spread(), [1, 0, 0]);
+    (fixture, tag)
+}
+
+#[test]
+fn a_path_that_comes_back_to_another_server_is_not_fenced_off_by_that() {
+    let (mut fixture, tag) = open_with_third();
+    lose(&mut fixture, 0);
+    // Its address leads to the other server now.
+    gateways(&mut fixture).leads[0] = 1;
+    fixture.link_up(0);
+    fixture.until("the path", 2 * SEC, |s| states(s)[0] == PathState::Standby);
+    fixture.run(100 * MS);
+    assert_eq!(fixture.spread(), [1, 0, 0], "the first server may still have it");
+    (fixture.server.how.hold, fixture.server.how.hold_fences) = (false, false);
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+    assert_eq!(fixture.spread(), [1, 0, 1]);
+    assert_eq!(states(&fixture), [PathState::Standby, PathState::Standby, PathState::Connected]);
+}
+
+#[test]
+fn a_path_that_comes_back_to_another_server_carries_when_that_is_active() {
+    let (mut fixture, tag) = open_with_third();
+    lose(&mut fixture, 0);
+    gateways(&mut fixture).leads[0] = 1;
+    fixture.link_up(0);
+    fixture.until("the path", 2 * SEC, |s| states(s)[0] == PathState::Standby);
+    gateways(&mut fixture).end_move(1, false);
+    fixture.server.how.hold = false;
+    changed(&mut fixture, 1);
+    // The fence is given up first that was asked for over the third path.
+    fixture.until("it is sent again", 12 * SEC, |s| s.spread() != [1, 0, 0]);
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+    fixture.until("the other server", SEC, |s| s.client.serving(0, FIRST) == [0, 1]);
+}
+
+#[test]
+fn a_volume_that_one_server_has_keeps_the_others_waiting_until_it_is_closed() {
+    let mut fixture = Fixture::new(|s| {
+        s.paths = 2;
+        s.how.fence = true;
+        s.how.export_id = Some(ExportId::of_name("a"));
+        s.how.gateways = Some(Gateways::new(Some(0)));
+    });
+    fixture.server.more.add("vol1", 1 << 20);
+    fixture.server.more.named("vol1").export_id = Some(ExportId::of_name("b"));
+    fixture.until("both paths", 5 * SEC, are_up);
+    fixture.until("the device", SEC, |s| s.client.control.is_open(FIRST));
+    fixture.change(Change::AddVolume(super::fixture::volume("vol1"))).unwrap();
+    fixture.until("the volume", SEC, |s| s.volumes() == ["vol0", "vol1"]);
+    fixture.run(10 * MS);
+    fixture.server.how.hold = true;
+    let tag = fixture.submit(0, IoOp::Write, 0, 4096);
+    fixture.until("it is held", SEC, |s| s.server.held.len() == 1);
+    lose(&mut fixture, 0);
+    fixture.until("the question", SEC, |s| !seen(s).moves.is_empty());
+    changed(&mut fixture, 1);
+    fixture.run(SEC);
+    assert_eq!(fixture.spread(), [1, 0]);
+    fixture.server.how.hold = false;
+    fixture.change(Change::CloseVolume { export: "vol1".into() }).unwrap();
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
+    assert_eq!(fixture.spread(), [1, 1]);
+}
+
+#[test]
+fn who_only_reads_asks_nobody() {
+    let mut fixture = Fixture::new(|s| {
+        s.paths = 2;
+        s.config.volumes[0].access = AccessMode::ReadOnly;
+        s.how.export_id = Some(ExportId::of_name("a"));
+        s.how.gateways = Some(Gateways::new(None));
+    });
+    fixture.until("both paths", 5 * SEC, are_up);
+    fixture.run(3 * SEC);
+    assert!(gateways(&mut fixture).moves.is_empty());
+}
+
+#[test]
+fn another_export_behind_the_second_server_is_not_used() {
+    for weak in [false, true] {
+        let mut fixture = Fixture::new(|s| {
+            s.paths = 2;
+            s.how.export_id = Some(match weak {
+                true => ExportId::weak(1, "test", &[b"a"]),
+                false => ExportId::of_name("a"),
+            });
+            s.how.gateways = Some(Gateways::new(Some(0)));
+        });
+        if !weak {
+            fixture.until("one path", 5 * SEC, |s| s.client.control.is_open(FIRST));
+            fixture.server.how.export_id = Some(ExportId::of_name("b"));
+            let now = fixture.now();
+            let find = |path: &super::server::Path| path.uuid.0[0] == 0xa1;
+            if let Some(path) = fixture.server.paths.iter().position(find) {
+                fixture.server.end_path(now, path);
+            }
+        }
+        let refused = |s: &Fixture| s.client.last_error(1).starts_with("cannot use this path: ");
+        fixture.until("the refusal", 5 * SEC, refused);
+        fixture.run(SEC);
+        assert!(gateways(&mut fixture).moves.is_empty());
+    }
+}

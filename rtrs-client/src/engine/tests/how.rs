@@ -1,0 +1,91 @@
+//! How the server that is played by hand behaves.
+
+use rtrs_core::identity::ExportId;
+use rtrs_core::wire::{ConnReq, ConnRsp, IoHeader, OpenRsp, RkeyRsp};
+
+use super::gateways::Gateways;
+
+/// Bytes to send in place of a good message.
+pub(super) type Rewrite<T> = Box<dyn Fn(T) -> Vec<u8>>;
+type RewriteAccept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
+type Judge = Box<dyn Fn(&IoHeader) -> u16>;
+
+/// How the server behaves.
+pub(super) struct How {
+    pub(super) queue_depth: u16,
+    pub(super) max_io: u32,
+    pub(super) new_rkey: bool,
+    /// Says that its discards and write zeroes keep their length, as ours do.
+    pub(super) keeps_lengths: bool,
+    /// Bytes of the device.
+    pub(super) size: usize,
+    /// Refuses every connect with this private data.
+    pub(super) refuse: Option<Vec<u8>>,
+    /// Lies in accepts.
+    pub(super) con_rsp: Option<RewriteAccept>,
+    /// Lies in INFO_RSP; nothing is sent for no bytes.
+    pub(super) info_rsp: Option<Rewrite<Vec<u8>>>,
+    /// Lies in RKEY_RSP.
+    pub(super) rkey_rsp: Option<Rewrite<RkeyRsp>>,
+    pub(super) open_rsp: Option<Box<dyn Fn(OpenRsp) -> OpenRsp>>,
+    pub(super) open_errno: u16,
+    /// Refuses to open for writing.
+    pub(super) read_only: bool,
+    /// Fails IO.
+    pub(super) io_errno: Option<Judge>,
+    /// Keeps IO requests in `held`.
+    pub(super) hold: bool,
+    /// Keeps probes of connections for IO in `held`.
+    pub(super) hold_probes: bool,
+    /// Keeps control requests in `held`.
+    pub(super) hold_control: bool,
+    /// Keeps FENCE in `held`.
+    pub(super) hold_fences: bool,
+    /// Keeps opens of this export in `held`.
+    pub(super) hold_volume: Option<&'static str>,
+    /// Answers heartbeats.
+    pub(super) heartbeats: bool,
+    /// Says that it takes FENCE, as our server does and a kernel's does not.
+    pub(super) fence: bool,
+    /// The epoch of its cache; 0 to say nothing.
+    pub(super) cache_id: u64,
+    /// It says ids: this one of its own, all zero for none, and that of the export.
+    pub(super) server_id: Option<[u8; 16]>,
+    pub(super) export_id: Option<ExportId>,
+    /// Keeps what lay in the chunk with each request.
+    pub(super) keep_chunks: bool,
+    /// Each path leads to a server of its own, which share the export; `server_id` is not used.
+    pub(super) gateways: Option<Gateways>,
+}
+
+impl Default for How {
+    fn default() -> Self {
+        Self {
+            queue_depth: 16,
+            max_io: 126_976,
+            new_rkey: true,
+            keeps_lengths: true,
+            size: 4 << 20,
+            refuse: None,
+            con_rsp: None,
+            info_rsp: None,
+            rkey_rsp: None,
+            open_rsp: None,
+            open_errno: 0,
+            read_only: false,
+            io_errno: None,
+            hold: false,
+            hold_probes: false,
+            hold_control: false,
+            hold_fences: false,
+            hold_volume: None,
+            heartbeats: true,
+            fence: false,
+            cache_id: 0,
+            server_id: None,
+            export_id: None,
+            keep_chunks: false,
+            gateways: None,
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Why a server refuses a connection, in words.
+
+use rtrs_core::fabric::{CloseReason, ConnectFailure};
+use rtrs_core::identity::EvictionSecret;
+use rtrs_core::wire::{ConnRsp, Extensions, errno, errno_name};
+
+const NOT_LET_IN: &str = " (the server's access lists do not let this client in, or not into this \
+                          session: all its paths must prove the same name; its log says why)";
+
+/// What a reject says.
+pub(crate) fn describe_reject(private_data: &[u8]) -> String {
+    match ConnRsp::decode(private_data) {
+        Ok(rsp) => {
+            let errno = rsp.errno.unsigned_abs();
+            let hint = match errno {
+                17 => {
+                    " (the server still holds a path with these addresses; a kernel's refuses \
+                     IPv4 beside IPv6 too)"
+                }
+                104 => " (the server still holds the old path, or speaks another version)",
+                6 => " (the address of another server; every --path must reach the same one)",
+                13 if Extensions::decode(&rsp.ext).authenticate => {
+                    " (the server's access lists do not let this client in without a name; to \
+                     prove who it is, use tls:// or rdma:// with key-file and server-key, or \
+                     tls-dir)"
+                }
+                13 => NOT_LET_IN,
+                12 => " (the server has no memory for this; its log says why)",
+                116 => " (the server's operator evicted this session: detach, and attach again)",
+                95 => " (it answers pings only, or its RDMA device lacks something; see its log)",
+                _ => "",
+            };
+            format!("refused by the server: {}{hint}", errno_name(errno))
+        }
+        Err(_) => "refused by the server".to_owned(),
+    }
+}
+
+/// Set when a server says that its operator evicted the session: the secret it says it with, if
+/// it has one. Anybody can say so who answers at the address.
+pub(crate) fn eviction(failure: &ConnectFailure) -> Option<Option<EvictionSecret>> {
+    let ConnectFailure::Rejected(data) = failure else { return None };
+    let rsp = ConnRsp::decode(data.as_bytes()).ok()?;
+    let evicted = rsp.errno.unsigned_abs() == errno::ESTALE;
+    evicted.then(|| Extensions::decode(&rsp.ext).identity.map(EvictionSecret))
+}
+
+/// What stands at a path whose server says so and does not prove it.
+pub(crate) const UNPROVEN_EVICTION: &str = concat!(
+    "cannot connect: the server says that it evicted this session, and does not prove that it is ",
+    "the one that opened it; detach, and attach again if it was evicted",
+);
+
+/// Why a connection did not come about.
+pub(crate) fn describe_failure(failure: &ConnectFailure) -> String {
+    match failure {
+        ConnectFailure::Rejected(data) => describe_reject(data.as_bytes()),
+        ConnectFailure::Failed(CloseReason::TimedOut) => {
+            "no answer within the connect timeout".to_owned()
+        }
+        // Nothing was there yet that could be lost.
+        ConnectFailure::Failed(CloseReason::Lost(why)) => why.clone(),
+        ConnectFailure::Failed(reason) => reason.to_string(),
+    }
+}
+
+/// Why a connection ended in place of INFO_RSP, with what is likely.
+pub(crate) fn describe_info_refusal(reason: &CloseReason, session: &str) -> String {
+    let refused = matches!(reason, CloseReason::PeerTerminated(_));
+    let reason = if refused { "refused by the server".into() } else { reason.to_string() };
+    format!(
+        "{reason}: perhaps another session there has the name {session} (--session-name); the \
+         server's log says why"
+    )
+}
