@@ -1,33 +1,56 @@
-//! `attach`: starts the daemon of the session in the background and waits until the device is
-//! ready; with `--foreground` this process is the daemon.
+//! `attach`: starts the daemon of the session in the background and waits until the volumes are
+//! ready; with `--foreground` this process is the daemon. With `--session` it asks a daemon that
+//! runs for one volume more.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use clap::Args;
+use rtrs_core::local::{RunDir, make_absolute};
 use rtrs_core::settings::Flags;
+use serde::{Deserialize, Serialize};
 
 use super::global::GlobalArgs;
+use super::session::{Session, Within};
+use super::sessions::{Answer, find};
 use super::source::{SourceArgs, print_settings};
-use crate::control_protocol::Attached;
+use super::text::remark;
+use crate::control_protocol::{Attached, NotAttached, Request};
 use crate::daemon::attach::{self as daemon, FAILED, READY};
-use crate::error::{Error, ErrorKind, system};
-use crate::plan::AttachPlan;
+use crate::daemon::saved::{left_of, session_left};
+use crate::error::{Error, ErrorKind, system, usage};
+use crate::plan::{AttachPlan, OF_ADDED, check_name, of_session, said};
 use crate::session_log::{DAEMON_LOG, LogError, SessionLog, path_of, remove_failed};
 use crate::settings::{AttachSettings, SessionSettings, Settings};
 
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
-    /// Name of the export at the server; also names the session on this host.
-    #[arg(value_name = "NAME")]
-    pub name: String,
+    /// Names of the exports at the server; each also names its volume on this host
+    ///
+    /// Several are volumes of one session: one process, one set of connections to the server. They
+    /// share all settings. Use --device auto, or --socket with {name} in its path.
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+
+    /// Attach in this session, which is attached already, beside its volumes
+    ///
+    /// The name of one of its volumes, or its name at the server. The paths and all else are as the
+    /// session has them; the volume has its own device, socket or listen, with the settings of
+    /// these, access, read-only and identity.
+    #[arg(
+        long,
+        value_name = "SESSION",
+        conflicts_with_all = ["config", "check", "print_config", "retry_for"]
+    )]
+    pub session: Option<String>,
 
     /// The settings of the session.
     #[command(flatten)]
-    pub session: Flags<SessionSettings>,
+    pub of_session: Flags<SessionSettings>,
 
     /// Where it is served, and how.
     #[command(flatten)]
@@ -36,14 +59,46 @@ pub struct AttachArgs {
     /// Accept another server or export than before: the volume was moved on purpose
     ///
     /// Ignores --identity, the identity in the configuration file, and the identity that a dead
-    /// process left for a takeover. The session is bound to the first export that it opens. There
-    /// is no such key in the file, so that nobody sets it permanently.
+    /// process left for a takeover. The volume is bound to the first export that it opens. There is
+    /// no such key in the file, so that nobody sets it permanently.
     #[arg(long)]
     pub accept_new_identity: bool,
+
+    /// Try again for TIME (unit required, e.g. 1m) if the export cannot be opened [default: 0s]
+    ///
+    /// While no path connects, or the server refuses the export. At most 10m. Services use it: at
+    /// boot the server may be later than this host. With takeover it is at least
+    /// device-dead-timeout.
+    #[arg(long, value_name = "TIME", default_value = "0s", hide_default_value = true)]
+    pub retry_for: Within,
 
     /// Where settings come from.
     #[command(flatten)]
     pub source: SourceArgs,
+}
+
+/// What became of a volume.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Outcome {
+    Attached(Box<Attached>),
+    NotAttached(NotAttached),
+}
+
+impl Outcome {
+    /// A line for it, if it is attached.
+    fn text(&self) -> String {
+        let Self::Attached(attached) = self else { return String::new() };
+        let at = attached.device.as_deref().or(attached.uri.as_deref());
+        format!("{} attached: {}\n", attached.export, at.unwrap_or("-"))
+    }
+
+    fn error(&self) -> Option<&str> {
+        match self {
+            Self::Attached(_) => None,
+            Self::NotAttached(NotAttached { error, .. }) => Some(error),
+        }
+    }
 }
 
 impl AttachArgs {
@@ -52,7 +107,7 @@ impl AttachArgs {
     /// # Errors
     /// Those of the file, and of flags with old names.
     pub fn settings(&self, global: &GlobalArgs) -> Result<Settings, Error> {
-        let mut settings = self.source.settings(&self.session, global)?;
+        let mut settings = self.source.settings(&self.of_session, global)?;
         let attach = &mut settings.attach;
         if self.attach.any(&["socket", "listen", "device"]) {
             (attach.socket, attach.listen, attach.device) = (None, None, None);
@@ -62,17 +117,65 @@ impl AttachArgs {
     }
 
     pub(super) fn plan(&self, global: &GlobalArgs) -> Result<AttachPlan, Error> {
-        let plan = AttachPlan::new(&self.name, self.settings(global)?, global.output)?;
-        Ok(AttachPlan { accept_new_identity: self.accept_new_identity, ..plan })
+        let mut settings = self.settings(global)?;
+        let takes_over = settings.attach.takeover || settings.attach.quick_takeover;
+        if takes_over && settings.session.session_name.is_none() {
+            // The devices have it in their names.
+            let run_dir = RunDir::new(settings.place.run_dir.clone())?;
+            settings.session.session_name = session_left(&run_dir, &self.names);
+        }
+        let mut plan = AttachPlan::of_volumes(&self.names, settings, global.output)?;
+        if plan.takes_over() {
+            add_left_behind(&mut plan);
+        }
+        (plan.accept_new_identity, plan.retry_for) =
+            (self.accept_new_identity, self.retry_for.get());
+        for volume in &mut plan.more {
+            volume.accept_new_identity = self.accept_new_identity;
+        }
+        Ok(plan)
+    }
+
+    /// What a volume that is added to a session has of its own.
+    fn own(&self) -> Result<BTreeMap<String, String>, Error> {
+        let (mut session, mut attach) = (SessionSettings::default(), AttachSettings::default());
+        self.of_session.apply(&mut session)?;
+        self.attach.apply(&mut attach)?;
+        make_absolute([&mut attach.socket, &mut attach.nbd_tls_dir])
+            .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use a path", e))?;
+        let own = said(&session, &attach);
+        match own.keys().find(|name| !OF_ADDED.contains(&name.as_str())) {
+            Some(name) => Err(of_session(name)),
+            None => Ok(own),
+        }
+    }
+}
+
+/// The other volumes of the session that a process which died has left are taken over too.
+fn add_left_behind(plan: &mut AttachPlan) {
+    for left in left_of(&plan.run_dir, &plan.session.session_name) {
+        if plan.volumes().any(|volume| volume.session.export_name == left.name) {
+            continue;
+        }
+        match plan.adding(&left.name, &left.settings) {
+            Ok(volume) => plan.more.push(volume),
+            Err(error) => remark(format_args!("{} is left out: {}", left.name, error.chain())),
+        }
     }
 }
 
 pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
+    if let Some(session) = &args.session {
+        return add(args, session, global);
+    }
     if args.source.print_config && !args.source.check {
+        let [name] = &args.names[..] else {
+            return Err(usage("the printed file is for one volume; name one"));
+        };
         let settings = args.settings(global)?;
         // Where to attach may be said later, beside the file.
         if settings.attach.is_nowhere() {
-            return print_settings(&AttachPlan::printed_nowhere(&args.name, settings)?, global);
+            return print_settings(&AttachPlan::printed_nowhere(name, settings)?, global);
         }
     }
     let plan = args.plan(global)?;
@@ -87,16 +190,71 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
         return daemon::run(&plan);
     }
     let words = std::env::args_os().skip(1).chain(["--foreground".into()]);
-    let attached = start_daemon(&plan, words)?;
-    let name = &plan.session.export_name;
-    let text = |attached: &Attached| {
-        let at = attached.device.as_deref().or(attached.uri.as_deref());
-        format!("{name} attached: {}\n", at.unwrap_or("-"))
-    };
-    plan.output.print(&attached, text).map_err(|error: Error| {
-        let text = format!("{name} is attached, but this cannot be printed; detach to undo it");
+    let outcomes = start_daemon(&plan, words)?;
+    if plan.more.is_empty()
+        && let [only] = &outcomes[..]
+    {
+        show(&plan.session.export_name, only, Outcome::text, global)?;
+    } else {
+        let text = |all: &Vec<Outcome>| all.iter().map(Outcome::text).collect();
+        show("the session", &outcomes, text, global)?;
+    }
+    all_attached(&outcomes)
+}
+
+/// The errors of those that are not attached.
+pub(super) fn all_attached(outcomes: &[Outcome]) -> Result<(), Error> {
+    let errors: Vec<&str> = outcomes.iter().filter_map(Outcome::error).collect();
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Path, errors.join("; ")))
+}
+
+/// Prints what is attached.
+fn show<T: Serialize>(
+    what: &str,
+    value: &T,
+    text: impl FnOnce(&T) -> String,
+    global: &GlobalArgs,
+) -> Result<(), Error> {
+    global.output.print(value, text).map_err(|error: Error| {
+        let text = format!("{what} is attached, but this cannot be printed; detach to undo it");
         Error::with_source(error.kind(), text, error)
     })
+}
+
+/// Has a session attach one volume more.
+fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Error> {
+    let [name] = &args.names[..] else {
+        return Err(usage("add one volume at a time with --session; name one"));
+    };
+    check_name("export name", name)?;
+    if args.accept_new_identity {
+        return Err(usage(
+            "a volume that is added expects no identity unless --identity is set; \
+                          drop --accept-new-identity",
+        ));
+    }
+    let settings = args.own()?;
+    let request = Request::VolumeAdd { name: name.clone(), settings };
+    let attached: Attached = named(session, global)?.request(&request)?;
+    show(name, &Outcome::Attached(Box::new(attached)), Outcome::text, global)
+}
+
+/// The session with a volume of this name, or with this name at the server.
+fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
+    let session = Session::find(name, global)?;
+    let error = match session.status() {
+        Err(error) if error.kind() == ErrorKind::NotAttached => error,
+        found => return found.map(|_| session),
+    };
+    let all = find(&[(None, session.run_dir.clone())])?;
+    let found = all.iter().find_map(|found| match &found.answer {
+        Answer::Status(status) if status.session == name => Some(&status.name),
+        _ => None,
+    });
+    found.map_or(Err(error), |name| Session::new(name, global))
 }
 
 /// Warns the operator; the daemon's log has it too.
@@ -111,7 +269,7 @@ fn warn(plan: &AttachPlan) {
 pub(super) fn start_daemon(
     plan: &AttachPlan,
     words: impl IntoIterator<Item = OsString>,
-) -> Result<Attached, Error> {
+) -> Result<Vec<Outcome>, Error> {
     plan.run_dir.make()?;
     warn(plan);
     let exe = std::env::current_exe().map_err(system("cannot find this program"))?;
@@ -131,9 +289,9 @@ pub(super) fn start_daemon(
     };
     // The daemon limits the time of its start; its line or its end comes.
     let mut line = String::new();
-    BufReader::new(out).read_line(&mut line).map_err(system("cannot hear the session"))?;
-    if let Some(attached) = line.strip_prefix(READY).map(serde_json::from_str::<Attached>) {
-        return attached.map_err(|error| {
+    BufReader::new(out).read_line(&mut line).map_err(system("cannot read the session's reply"))?;
+    if let Some(outcomes) = line.strip_prefix(READY).map(outcomes) {
+        return outcomes.map_err(|error| {
             let what = "the session's process is running, but its reply is not understood";
             Error::with_source(ErrorKind::System, what, error)
         });
@@ -146,17 +304,41 @@ pub(super) fn start_daemon(
     Err(Error::new(kind, last))
 }
 
+/// What a daemon says of its volumes: of the only one, or a list.
+fn outcomes(json: &str) -> serde_json::Result<Vec<Outcome>> {
+    let value: serde_json::Value = serde_json::from_str(json)?;
+    if value.is_array() {
+        return serde_json::from_value(value);
+    }
+    serde_json::from_value(value).map(|only| vec![only])
+}
+
 /// The session's log, for its process.
 fn own_log(plan: &AttachPlan) -> Result<SessionLog, Error> {
     let name = &plan.session.export_name;
     let path = path_of(&plan.run_dir, name);
     let what = format!("cannot write the log {}", path.display());
     SessionLog::open(path, || plan.check()).map_err(|error| match error {
-        LogError::Busy => {
-            let text = format!("{name:?} is being attached or detached by another process");
-            Error::new(ErrorKind::InUse, text)
-        }
+        LogError::Busy => Error::new(
+            ErrorKind::InUse,
+            match session_with_log(name, plan) {
+                Some(other) => format!(
+                    "{name} began the session of {other}, which still has its log; attach it there \
+                 with --session {other}, or detach the volumes of that session first"
+                ),
+                None => format!("{name:?} is being attached or detached by another process"),
+            },
+        ),
         LogError::Taken(error) => error,
         LogError::System(error) => system(what)(error),
+    })
+}
+
+/// A volume of the session that logs under this name, if there is one.
+fn session_with_log(name: &str, plan: &AttachPlan) -> Option<String> {
+    let all = find(&[(None, plan.run_dir.clone())]).ok()?;
+    all.into_iter().find_map(|found| match found.answer {
+        Answer::Status(status) if status.log == name => Some(status.name),
+        _ => None,
     })
 }

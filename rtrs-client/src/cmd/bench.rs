@@ -16,11 +16,11 @@ use serde::Serialize;
 use super::global::GlobalArgs;
 use super::source::SourceArgs;
 use super::text::progress;
-use crate::daemon::config::session_config;
-use crate::daemon::driver::Event;
-use crate::daemon::events::{Wake, forward_events, wait_ready};
+use crate::daemon::config::{session_config, volume_config};
+use crate::daemon::events::{SavedFiles, Wake, forward_events, wait_ready};
 use crate::daemon::fabrics::FabricRegistry;
 use crate::daemon::launch;
+use crate::daemon::notices::Event;
 use crate::daemon::signals::forward_signals;
 use crate::error::{Error, ErrorKind, system};
 use crate::frontend::bench::{JobResult, Workload, workload};
@@ -75,7 +75,7 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let settings = &plan.session.settings;
     let _log = log_to_stderr(&settings.log, settings.log_format)
         .map_err(system("cannot start the log's thread"))?;
-    let mut config = session_config(&plan.session)?;
+    let mut config = session_config(&plan.session, vec![volume_config(&plan.session)])?;
     config.name = format!("{}-bench-{}", config.name, std::process::id());
     let jobs = u32::from(config.shards);
     let set = &plan.settings;
@@ -93,7 +93,7 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     });
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
     let fronts = workload(Arc::clone(&work));
-    let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
+    let running = launch::start(&plan.session.settings, config, vec![fronts], &registry)?;
     let (wakes, inbox) = mpsc::channel();
     let to_follow = wakes.clone();
     let _forwarding = forward_signals(move |signal| {
@@ -102,10 +102,10 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
             drop(to_follow.send(Wake::Signal));
         }
     })?;
-    let running = forward_events(running, wakes, None);
+    let running = forward_events(running, wakes, SavedFiles::default());
     let shards = running.shards();
     let what = format!("bench {}", plan.session.export_name);
-    if let Err(error) = wait_ready(&inbox, &shards, &what, Duration::ZERO, &mut None) {
+    if let Err(error) = wait_ready(&inbox, &shards, &what) {
         running.join();
         return Err(error);
     }
@@ -167,7 +167,7 @@ fn follow(
             }
         }
         match inbox.try_recv() {
-            Ok(Wake::Session(Event::FrontFailed(error))) => {
+            Ok(Wake::Session(Event::FrontFailed(_, error))) => {
                 return Err(Error::new(ErrorKind::Usage, format!("cannot run: {error}")));
             }
             Ok(Wake::Session(Event::ShardFailed(shard, error))) => {

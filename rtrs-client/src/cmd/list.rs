@@ -104,7 +104,7 @@ fn status_lines(session: &Status) -> Vec<String> {
     lines.extend(slow.map(|slow| format!("  slow requests: {slow}")));
     let is_told = session.state == SessionState::IdentityMismatch;
     for path in session.paths().iter().filter(|path| !is_told && !path.is_connected()) {
-        let why = path.last_error.as_ref().filter(|why| why.contains(ANOTHER));
+        let why = path.why().filter(|why| path.is_up() || why.contains(ANOTHER));
         lines.extend(why.map(|why| format!("  {}: {why}", path.path)));
     }
     lines

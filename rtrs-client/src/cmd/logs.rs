@@ -3,19 +3,24 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use rtrs_core::local::RunDir;
 use rtrs_core::rt::{PeerEnd, peer_end};
 use rtrs_core::settings::Output;
 
 use super::global::GlobalArgs;
+use super::sessions::{Answer, ask};
 use crate::error::{Error, ErrorKind, system, usage};
 use crate::session_log::path_of;
 
 /// How often a log is looked at that is followed.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// How long a session may take to say where it logs.
+const ASK: Duration = Duration::from_secs(1);
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -43,7 +48,7 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     }
     let run_dir = global.run_dir()?;
     run_dir.check()?;
-    let path = path_of(&run_dir, &args.name);
+    let path = log_of(&args.name, &run_dir);
     let mut file = File::open(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => no_log(&args.name, &path),
         _ => failed(&path)(error),
@@ -66,6 +71,16 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The log of the session that has the volume of this name, which is that of its first volume; or
+/// the one that a session of this name has left.
+fn log_of(name: &str, run_dir: &RunDir) -> PathBuf {
+    let log = match ask(name, &run_dir.control_socket(name), ASK) {
+        Some(Answer::Status(status)) if !status.log.is_empty() => status.log,
+        _ => name.to_owned(),
+    };
+    path_of(run_dir, &log)
 }
 
 /// What was appended since the last call.

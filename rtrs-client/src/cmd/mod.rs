@@ -33,9 +33,10 @@ mod stats;
 mod status;
 mod text;
 mod top;
+mod udev_properties;
 
-use clap::{Parser, Subcommand};
-use rtrs_core::settings::Output;
+use clap::{CommandFactory, Parser, Subcommand};
+use rtrs_core::settings::{DocumentsArgs, Output};
 use rtrs_core::tls::KeyCommand;
 
 use self::apply::{ApplyArgs, DiffArgs};
@@ -56,6 +57,7 @@ use self::save::SaveArgs;
 use self::session::NameArgs;
 use self::set::{GetArgs, SetArgs};
 use self::top::TopArgs;
+use self::udev_properties::UdevArgs;
 use crate::error::Error;
 use crate::session_log::DAEMON_LOG;
 
@@ -64,7 +66,7 @@ use crate::session_log::DAEMON_LOG;
 /// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file, 3 the session of
 /// status serves no IO.
 #[derive(Debug, Parser)]
-#[command(name = "rtrs-client", version, max_term_width = 0)]
+#[command(name = "rtrs-client", version = env!("RTRS_VERSION"), max_term_width = 0)]
 pub struct LowArgs {
     /// Flags of all commands.
     #[command(flatten)]
@@ -185,11 +187,21 @@ pub enum Command {
     /// prints, in its clients-file.
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Write manual pages and shell completions
+    ///
+    /// For packages: a page for each command, and completions for bash, zsh and fish.
+    #[command(hide = true)]
+    Documents(DocumentsArgs),
     /// Open a device and close it again
     ///
     /// The client runs this itself, because it must not wait for a device that it serves.
     #[command(hide = true)]
     OpenDevice(OpenDeviceArgs),
+    /// Print what udev makes the links of a device from
+    ///
+    /// The rule of udev runs this (60-rtrs.rules).
+    #[command(hide = true)]
+    UdevProperties(UdevArgs),
 }
 
 impl LowArgs {
@@ -230,7 +242,9 @@ impl LowArgs {
             Command::Ping(args) => ping::run(args, global),
             Command::Doctor(args) => doctor::run(args, global),
             Command::Key(command) => command.run(),
+            Command::Documents(args) => args.run(Self::command(), env!("CARGO_PKG_VERSION")),
             Command::OpenDevice(args) => open_device::run(args),
+            Command::UdevProperties(args) => udev_properties::run(args, global),
         }
     }
 }

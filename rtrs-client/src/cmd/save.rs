@@ -38,6 +38,12 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
             Answer::Status(status) => {
                 let running = running(status, &run_dir, global);
                 let running = running.map_err(|error| cannot(&error.chain()))?;
+                if let Some(first) = status.volumes.first().filter(|first| **first != status.name) {
+                    remark(format_args!(
+                        "{} shares the session of {first}; apply attaches it in one of its own",
+                        status.name
+                    ));
+                }
                 sessions.push(Value::from(session_of(&running.plan)));
             }
             Answer::Silent(silent) if silent.state == SessionState::Dead => {

@@ -19,6 +19,8 @@ pub(super) type Within = Time<0, { 10 * MINUTE }>;
 
 /// How long a session may take for a reply that waits for nothing.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a session may take to attach a volume.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(75);
 /// What a detach may take beyond the time of the requests.
 const DETACH_MORE: Duration = Duration::from_secs(25);
 
@@ -79,6 +81,7 @@ impl Session {
     pub(super) fn request<T: DeserializeOwned>(&self, what: &Request) -> Result<T, Error> {
         let timeout = match what {
             Request::Detach { within_ms } => Duration::from_millis(*within_ms) + DETACH_MORE,
+            Request::VolumeAdd { .. } => ATTACH_TIMEOUT,
             _ => REPLY_TIMEOUT,
         };
         let (name, path) = (&self.name, self.control_socket());

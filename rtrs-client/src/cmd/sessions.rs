@@ -198,7 +198,7 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let answer = ask("a b", &path, REPLY_MIN).unwrap();
         let pid = std::process::id();
-        let reason = format!("process {pid}: the reply took longer than 200 ms");
+        let reason = format!("process {pid}: the reply took longer than 200ms");
         let shown = json!(Found { uid: Some(7), answer });
         let (state, name) = ("unresponsive", "a b");
         assert_eq!(

@@ -46,6 +46,9 @@ fn text(status: &Status) -> String {
     line("failover", status.failover.to_string());
     line("slow io", status.slow_io.to_string());
     line("session", status.session.clone());
+    if status.volumes.len() > 1 {
+        line("volumes", status.volumes.join(", "));
+    }
     line("identity", or_dash(status.identity));
     line("pid", status.pid.to_string());
     line("shards", status.shards.to_string());
@@ -90,7 +93,7 @@ fn path_text(path: &PathInfo) -> String {
         path.reconnects,
         or_dash(path.heartbeat_us.map(|us| format!("{us} us"))),
         at.map_or_else(String::new, |at| format!(", at {at}")),
-        path.last_error.as_ref().map_or_else(String::new, |error| format!(" ({error})")),
+        path.why().map_or_else(String::new, |error| format!(" ({error})")),
     )
 }
 

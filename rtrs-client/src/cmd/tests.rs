@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use clap::CommandFactory;
 use serde_json::json;
 
 use super::path::PathCommand;
@@ -62,7 +61,7 @@ fn every_flag_has_short_and_long_help() {
     check(&LowArgs::command());
 }
 
-const SESSION: [&str; 18] = [
+const SESSION: [&str; 19] = [
     "--identity=-/00112233445566778899aabbccddeeff",
     "--path=tcp://10.0.0.1@10.0.0.2",
     "--path=tcp://h:1",
@@ -74,6 +73,7 @@ const SESSION: [&str; 18] = [
     "--invalidate-reads=on",
     "--heartbeat=10ms",
     "--heartbeat-missed-max=2",
+    "--heartbeat-idle-max=9s",
     "--connect-timeout=11ms",
     "--reconnect-min=12ms",
     "--reconnect-max=13ms",
@@ -85,8 +85,9 @@ const SESSION: [&str; 18] = [
 const SESSION_FILE: &str = "identity: -/00112233445566778899aabbccddeeff\n\
     path: [tcp://10.0.0.1@10.0.0.2, tcp://h:1]\naccess: ro\n\
     policy: round-robin\nsession-name: s\npin: on\ncrc: off\ninvalidate-reads: on\n\
-    heartbeat: 10ms\nheartbeat-missed-max: 2\nconnect-timeout: 11ms\nreconnect-min: 12ms\n\
-    reconnect-max: 13ms\nio-timeout: 14ms\nqueue-depth-limit: 15\npoll: 16us\nlog: debug\n";
+    heartbeat: 10ms\nheartbeat-missed-max: 2\nheartbeat-idle-max: 9s\n\
+    connect-timeout: 11ms\nreconnect-min: 12ms\nreconnect-max: 13ms\nio-timeout: 14ms\n\
+    queue-depth-limit: 15\npoll: 16us\nlog: debug\n";
 
 #[test]
 fn flags_reach_their_settings() {
@@ -99,7 +100,7 @@ fn flags_reach_their_settings() {
         slow-io: fail\nbuffer-size: 1M\n"
     );
     assert_eq!(attach.settings(&args.global).unwrap(), Settings::from_yaml(&file, "s").unwrap());
-    assert_eq!(attach.name, "vol0");
+    assert_eq!(attach.names, ["vol0"]);
 
     let args = parse(&["attach", "v", "--listen", "127.0.0.1", "--read-only"]).unwrap();
     let Command::Attach(attach) = &args.command else { panic!("not attach") };
@@ -258,5 +259,17 @@ fn a_named_file_lies_below_the_flags() {
     assert_eq!(plan.session.settings.path, ["tcp://flag:1234".parse().unwrap()]);
     assert_eq!(plan.run_dir.path(), PathBuf::from("/flag"));
     assert_eq!(plan.session.settings.poll.get().as_micros(), 1);
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn switches_of_the_file_stay_on_without_their_flags() {
+    let file = std::env::temp_dir().join(format!("rtrs-switches-{}.yaml", std::process::id()));
+    let text = "path: tcp://file\ndevice: auto\nread-only: true\ntakeover: true\n\
+        quick-takeover: true\nforeground: true\n";
+    std::fs::write(&file, text).unwrap();
+    let args = parse(&["attach", "v", &format!("--config={}", file.display())]).unwrap();
+    let Command::Attach(attach) = &args.command else { panic!("not attach") };
+    assert_eq!(attach.settings(&args.global).unwrap(), Settings::from_yaml(text, "s").unwrap());
     std::fs::remove_file(file).unwrap();
 }

@@ -8,18 +8,14 @@ use rtrs_core::time::Duration;
 use rtrs_core::wire::AccessMode;
 
 use super::fabrics::{path_target, provider_of, schemes};
-use crate::engine::{SessionConfig, Tuning};
+use crate::engine::{SessionConfig, Tuning, VolumeConfig};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::SessionPlan;
 use crate::settings::{Access, SlowIo};
 
-pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error> {
-    let id = random_uuid().map_err(system("no random numbers"))?;
-    let mut seed = [0; 8];
-    seed.copy_from_slice(&id[8..]);
-    let (schemes, set) = (schemes(plan), &plan.settings);
-    Ok(SessionConfig {
-        name: plan.session_name.clone(),
+/// What the plan says of its volume.
+pub(crate) fn volume_config(plan: &SessionPlan) -> VolumeConfig {
+    VolumeConfig {
         export: plan.export_name.clone(),
         access: match plan.access {
             Access::Ro => AccessMode::ReadOnly,
@@ -27,10 +23,25 @@ pub(crate) fn session_config(plan: &SessionPlan) -> Result<SessionConfig, Error>
             Access::Migration => AccessMode::Migration,
         },
         read_only_fallback: plan.access == Access::Auto,
-        open_patience: Duration::ZERO,
         inherited_epoch: None,
+        identity: plan.settings.identity,
+    }
+}
+
+/// The session of the plan, with these volumes.
+pub(crate) fn session_config(
+    plan: &SessionPlan,
+    volumes: Vec<VolumeConfig>,
+) -> Result<SessionConfig, Error> {
+    let id = random_uuid().map_err(system("no random numbers"))?;
+    let mut seed = [0; 8];
+    seed.copy_from_slice(&id[8..]);
+    let (schemes, set) = (schemes(plan), &plan.settings);
+    Ok(SessionConfig {
+        name: plan.session_name.clone(),
+        volumes,
+        open_patience: Duration::ZERO,
         resent_for: Duration::ZERO,
-        identity: set.identity,
         id: SessionId(id),
         paths: set
             .path

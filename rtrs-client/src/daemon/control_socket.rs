@@ -9,44 +9,30 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 
-use parking_lot::Mutex;
 use rtrs_core::local::{ControlSocket, reply};
 use rtrs_core::settings::Portal;
 use rtrs_core::time::Duration;
 
-use super::config::{random_uuid, tuning};
+use super::config::random_uuid;
+use super::events::Wake;
 use super::fabrics::{FabricRegistry, path_target};
 use super::launch::ShardHandle;
 use super::metrics;
 use super::report::{self, Identity};
-use crate::control_protocol::{Changed, Detached, Leave, Request, SettingValues};
-use crate::engine::{Change, Leaving};
-use crate::plan::{AttachPlan, path_name};
+use super::roster::Roster;
+use super::waiting::{Add, Detach};
+use crate::control_protocol::{Changed, Leave, Request, SettingValues};
+use crate::engine::{Change, Leaving, Reported};
+use crate::plan::path_name;
 
-/// A detach, and the command that waits for the session's end.
-#[derive(Debug)]
-pub(crate) struct Detach {
-    pub(crate) within: Duration,
-    stream: UnixStream,
-}
-
-impl Detach {
-    /// Replies that the session has ended, and what there is to say about it. Its name must be free
-    /// before.
-    pub(crate) fn reply(self, detached: &Detached) {
-        reply(&self.stream, Ok(detached));
-    }
-}
-
-/// What the requests are about.
+/// What the requests to a volume's socket are about: the volume, and its session.
 pub(crate) struct Session {
     pub(crate) identity: Identity,
     pub(crate) shards: ShardHandle,
     pub(crate) registry: Arc<FabricRegistry>,
-    /// With the settings as they are now.
-    pub(crate) plan: Mutex<AttachPlan>,
-    /// Gets every detach.
-    pub(crate) detaches: mpsc::Sender<Detach>,
+    pub(crate) roster: Arc<Roster>,
+    /// Gets every detach, and what is added.
+    pub(crate) wakes: mpsc::Sender<Wake>,
 }
 
 /// Serves requests until the socket is dropped.
@@ -63,26 +49,34 @@ impl Session {
         };
         let change = match request {
             Request::Status => {
-                let status = report::status(&self.identity, &self.shards.reports());
+                let reports = self.shards.reports(Reported::One(self.identity.index));
+                let status = report::status(&self.identity, &self.roster.names(), &reports);
                 return reply(&stream, Ok(status));
             }
             Request::Stats { times } => {
-                let stats = report::stats(&self.identity, &self.shards.reports(), *times);
+                let reports = self.shards.reports(Reported::One(self.identity.index));
+                let stats = report::stats(&self.identity, &reports, *times);
                 return reply(&stream, Ok(stats));
             }
             Request::Metrics => {
-                let samples = metrics::samples(&self.identity, &self.shards.reports());
+                let (names, reports) = (self.roster.names(), self.shards.reports(Reported::All));
+                let samples = metrics::samples(&self.identity, &names, &reports);
                 return reply(&stream, Ok(samples));
             }
             // Also while another one runs: this one may allow less time.
             Request::Detach { within_ms } => return self.detach(stream, *within_ms),
+            Request::VolumeAdd { name, settings } => {
+                let (name, settings) = (name.clone(), settings.clone());
+                return self.pass_on(Wake::Add(Add { name, settings, stream }));
+            }
             Request::PathAdd { path } => self.addition(path),
             Request::PathRemove(leave) => Ok(Change::Remove(leaving(leave))),
             Request::PathDisconnect(leave) => Ok(Change::Disconnect(leaving(leave))),
             Request::PathReconnect(leave) => Ok(Change::Reconnect(leaving(leave))),
+            Request::PathSwitch => Ok(Change::SwitchVolume { export: self.identity.name.clone() }),
             Request::Get => {
-                let mut settings = self.plan.lock().values();
-                report::set_paths(&mut settings, &self.shards.reports());
+                let mut settings = self.roster.values(&self.identity.name);
+                report::set_paths(&mut settings, &self.shards.reports(Reported::None));
                 return reply(&stream, Ok(SettingValues { settings }));
             }
             Request::Set { settings } => return reply(&stream, self.set(settings)),
@@ -97,22 +91,28 @@ impl Session {
 
     /// Changes settings, all or none.
     fn set(&self, settings: &BTreeMap<String, String>) -> Result<Changed, String> {
-        // Held until the change has begun, so that of two callers the later one's values stay.
-        let mut plan = self.plan.lock();
-        let changed = plan.changed(settings).map_err(|error| error.chain().to_string())?;
-        self.shards.change(Change::Tune(Box::new(tuning(&changed.session))))?;
-        *plan = changed;
+        self.roster.change(&self.identity.name, settings, &self.shards)?;
         for (name, value) in settings {
             tracing::info!("{name} set to {value}");
         }
         Ok(Changed { changed: true })
     }
 
-    /// Passes the detach on; `status` still replies until the session has ended.
+    /// Passes the detach on; `status` still replies until the volume is gone.
     fn detach(&self, stream: UnixStream, within_ms: u64) {
-        let within = Duration::from_millis(within_ms);
-        if let Err(mpsc::SendError(detach)) = self.detaches.send(Detach { within, stream }) {
-            reply::<()>(&detach.stream, Err("the session is ending".into()));
+        let (name, within) = (self.identity.name.clone(), Duration::from_millis(within_ms));
+        self.pass_on(Wake::Detach(Detach { name, within, stream }));
+    }
+
+    /// Has the process do something, which replies.
+    fn pass_on(&self, wake: Wake) {
+        if let Err(mpsc::SendError(wake)) = self.wakes.send(wake) {
+            let ending = "the session is ending";
+            match wake {
+                Wake::Detach(Detach { stream, .. }) => reply::<()>(&stream, Err(ending.into())),
+                Wake::Add(add) => add.reply(Err(ending.into())),
+                _ => {}
+            }
         }
     }
 
@@ -121,10 +121,8 @@ impl Session {
         portal.check_connect().map_err(|e| e.to_string())?;
         self.registry.open(portal.scheme())?;
         let provider = self.shards.provide(portal.scheme())?;
-        let plan = self.plan.lock();
-        let heartbeat = plan.session.own_heartbeat(portal.scheme());
-        let invalidate_reads = plan.session.settings.invalidate_reads;
-        drop(plan);
+        let of_path = self.roster.of_path(portal.scheme());
+        let (invalidate_reads, heartbeat) = of_path.ok_or("the session is ending")?;
         let target = path_target(&portal, provider, invalidate_reads, heartbeat)
             .map_err(|e| e.chain().to_string())?;
         let uuid = random_uuid().map_err(|e| format!("no random numbers: {e}"))?;

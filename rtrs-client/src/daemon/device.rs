@@ -8,6 +8,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nbd_bridge::export_info;
@@ -15,6 +16,7 @@ use nbd_bridge::kernel::{
     DeviceChoice, DeviceOptions, DeviceUse, KernelDevice, Probe, Reached, device_uses,
     free_left_behind, probe, settle,
 };
+use parking_lot::Mutex;
 use rtrs_core::block::Geometry;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::blkdev::{OpenMode, open as open_device};
@@ -22,6 +24,7 @@ use rtrs_core::rt::{become_io_flusher, lock_memory, refuse_oom_kill};
 
 use super::driver::ClientShardReport;
 use super::launch::ShardHandle;
+use crate::engine::{DeviceIndex, Reported};
 use crate::error::{Error, ErrorKind};
 use crate::plan::{cannot_attach, device_failed, is_backend_of};
 
@@ -34,7 +37,7 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(2);
 /// Bound of all shards' learning of another size.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
 /// Bound of looking whether a device is claimed.
-const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
+const CLAIM_PATIENCE: Duration = Duration::from_secs(10);
 /// Why a session ends whose device the kernel does not use any more.
 pub(crate) const KERNEL_GONE: &str = "the kernel has closed all connections of the device: another \
     program disconnected it, or its requests took longer than device-timeout";
@@ -87,13 +90,13 @@ pub(crate) fn connect(
     reached: Option<Reached>,
     options: &DeviceOptions,
     export_name: &str,
-    geometry: &Geometry,
+    (index, geometry): (DeviceIndex, &Geometry),
     shards: &ShardHandle,
 ) -> Result<KernelDevice, Error> {
     let what = || cannot_attach(export_name, options.choice);
     let system = |error: io::Error| Error::with_source(ErrorKind::System, what(), error);
     let export = export_info(export_name, geometry);
-    let adopt = |sockets| shards.adopt_kernel(sockets);
+    let adopt = |sockets| shards.adopt_kernel(index, sockets);
     let device = KernelDevice::connect(reached, &export, options, shards.count(), adopt);
     let device = device.map_err(device_failed(what()))?;
     let path = device.path();
@@ -106,23 +109,28 @@ pub(crate) fn connect(
             SCAN_PATIENCE.as_secs()
         ),
     }
-    if !settle(UDEV_PATIENCE) {
-        tracing::warn!("udev is still busy with {}", path.display());
-    }
     tracing::info!("{export_name} is {}", path.display());
     Ok(device)
 }
 
+/// Has udev make the links of the device, and waits for that.
+pub(crate) fn announce(device: &KernelDevice) {
+    device.announce();
+    if !settle(UDEV_PATIENCE) {
+        tracing::warn!("udev is still busy with {}", device.path().display());
+    }
+}
+
 /// The session's device has another size: the kernel's device gets it too, when every shard knows
 /// it, since the kernel may use it at once.
-pub(crate) fn resize(device: Option<&KernelDevice>, size: u64, shards: &ShardHandle) {
-    let Some(device) = device else { return };
+pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shards: &ShardHandle) {
     let until = Instant::now() + RESIZE_PATIENCE;
     let knows = |report: &ClientShardReport| {
-        report.engine.geometry.as_ref().is_some_and(|geometry| geometry.size == size)
+        let geometry = report.engine.geometry(index);
+        geometry.is_some_and(|geometry| geometry.size == size)
     };
     loop {
-        let reports = shards.reports();
+        let reports = shards.reports(Reported::None);
         if reports.len() == shards.count() && reports.iter().all(knows) {
             break;
         }
@@ -199,13 +207,33 @@ pub(crate) fn refuse_if_used(name: &str, path: &Path) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InUse, text))
 }
 
+/// A volume's device, until it is disconnected.
+pub(crate) type Held = Arc<Mutex<Option<KernelDevice>>>;
+
 /// Disconnects the device when what is in flight has ended, or is given up after `within`. Returns
 /// what is left to say: that it is still in use, for example.
-pub(crate) fn disconnect(device: Option<KernelDevice>, within: Duration) -> Option<String> {
-    let mut device = device?;
-    let error = device.disconnect(within).err()?;
+pub(crate) fn disconnect(held: &Held, within: Duration) -> Option<String> {
+    // Another thread may do it; then it is waited for.
+    let mut held = held.lock();
+    let mut device = held.take()?;
+    let disconnected = device.disconnect(within);
+    device.announce();
+    let error = disconnected.err()?;
     tracing::warn!("{error}");
     Some(error.to_string())
+}
+
+/// The same with several devices at the same time.
+pub(crate) fn disconnect_all(all: &[Held], within: Duration) -> Vec<Option<String>> {
+    if let [one] = all {
+        return vec![disconnect(one, within)];
+    }
+    std::thread::scope(|scope| {
+        let started: Vec<_> =
+            all.iter().map(|held| scope.spawn(move || disconnect(held, within))).collect();
+        let failed = || Some("the thread that disconnected it has failed".to_owned());
+        started.into_iter().map(|thread| thread.join().unwrap_or_else(|_| failed())).collect()
+    })
 }
 
 /// Frees the devices that sessions of this export, whose processes are gone, had connected.
@@ -215,6 +243,7 @@ pub(crate) fn disconnect(device: Option<KernelDevice>, within: Duration) -> Opti
 pub(crate) fn free(export_name: &str) -> Result<Vec<PathBuf>, Error> {
     let freed = free_left_behind(|backend| is_backend_of(backend, export_name));
     let what = format!("cannot free what a session of {export_name:?} left behind");
+    freed.iter().flatten().copied().for_each(nbd_bridge::kernel::announce);
     let paths = |index: &u32| PathBuf::from(DeviceChoice::Index(*index).to_string());
     freed.map(|freed| freed.iter().map(paths).collect()).map_err(device_failed(what))
 }

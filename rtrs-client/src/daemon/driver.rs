@@ -1,26 +1,28 @@
-//! Binds the session's engine to providers, a ring and a front end: one shard's turn.
+//! Binds the session's engine to providers, a ring and front ends: one shard's turn.
 //!
 //! Every shard runs the same [`ClientShard`] over a [`ClientEngine`], the engine that the simulator
-//! runs too. A turn goes: messages, fabric events, front end, issue what waits, one flush. Nothing
-//! here knows of the protocol, of paths, or what the front end is.
+//! runs too. A turn goes: messages, fabric events, front ends, issue what waits, one flush. Nothing
+//! here knows of the protocol, of paths, or what a front end is.
 
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
 use nbd_bridge::BridgeStats;
-use rtrs_core::block::{BlockDevice, Geometry};
 use rtrs_core::fabric::{Fabric, FabricCounters};
-use rtrs_core::identity::Identity;
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
-use rtrs_core::rt::{Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, pin_to, run};
+use rtrs_core::rt::{
+    Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, become_io_flusher, pin_to, run,
+};
 use rtrs_core::settings::Scheme;
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::fabrics::{FabricRegistry, provider_of};
+use super::fronts::{Fronts, NewFront, Opened};
+use super::notices::{Event, Notices};
 use crate::engine::{
-    Change, ClientEngine, ClientMessage, EngineReport, SessionConfig, SessionFailure,
+    Change, ClientEngine, ClientMessage, DeviceIndex, EngineReport, Reported, SessionConfig,
 };
-use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};
+use crate::frontend::{FrontRequest, FrontSocket};
 
 /// How long after a shutdown's deadline the paths wait for the shards to count what still ran. A
 /// shard counts when it wakes at that deadline, so only one that is stuck takes longer.
@@ -31,10 +33,17 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 /// A message to a shard: from another one, or from the rest of the process.
 pub(crate) enum Message {
     Engine(ClientMessage),
-    /// For the front end.
-    Socket(FrontSocket),
+    /// For the front end of a device.
+    Socket(DeviceIndex, FrontSocket),
+    /// A device that was added has this front end, which may carry the kernel's IO.
+    AddFront {
+        front: NewFront,
+        carries_kernel: bool,
+    },
+    /// A device is gone, and its front end with it.
+    RemoveFront(DeviceIndex),
     /// Report what the shard did.
-    Query(mpsc::Sender<ClientShardReport>),
+    Query(Reported, mpsc::Sender<ClientShardReport>),
     /// To shard 0: change paths or policy.
     Change {
         change: Change,
@@ -53,15 +62,18 @@ pub(crate) enum Message {
     Shutdown {
         grace: Duration,
     },
-    /// Stop the front end; in flight is finished until the deadline.
+    /// Stop the front end of a device, or all; in flight is finished until the deadline.
     StopFront {
+        device: Option<DeviceIndex>,
         deadline: Instant,
     },
-    /// To shard 0: a shard's front end has stopped. So many IOs had not ended by its deadline.
+    /// To shard 0: a shard's front end of a device has stopped, or all have. So many IOs had not
+    /// ended by its deadline.
     FrontStopped {
+        device: Option<DeviceIndex>,
         abandoned: usize,
     },
-    /// Turn the front end, which then looks at its connections.
+    /// Turn the front ends, which then look at their connections.
     Look,
     /// End the thread.
     Exit,
@@ -73,33 +85,8 @@ pub(crate) struct ClientShardReport {
     pub(crate) engine: EngineReport,
     /// What each provider did, by scheme.
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
-    pub(crate) bridge: BridgeStats,
-}
-
-/// From shard 0 to the process.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// The device is open and clients can connect.
-    Ready(Box<Geometry>),
-    /// The session cannot come about.
-    Failed(SessionFailure),
-    /// The device has another size.
-    Resized(u64),
-    /// The NBD front end could not start.
-    FrontFailed(std::io::Error),
-    /// The kernel has closed this shard's socket.
-    KernelGone(CoreIndex),
-    /// A shard's thread ended with this error.
-    ShardFailed(CoreIndex, String),
-    /// What whoever takes over from this process has to know: the epoch of the server's cache.
-    SavedEpoch(u64),
-    /// The same: which server's export it is.
-    Pinned(Identity),
-    /// Everything ended.
-    Done {
-        /// IOs that had not when their time was over.
-        abandoned: usize,
-    },
+    /// Of NBD, by device.
+    pub(crate) bridges: Vec<(DeviceIndex, BridgeStats)>,
 }
 
 /// Everything a shard starts with.
@@ -110,7 +97,7 @@ pub(crate) struct ShardStart {
     pub(crate) inbox: Mailbox<Message>,
     pub(crate) shards: Vec<Sender<Message>>,
     pub(crate) registry: Arc<FabricRegistry>,
-    pub(crate) front: MakeFrontEnd,
+    pub(crate) fronts: Vec<NewFront>,
     pub(crate) events: Option<mpsc::Sender<Event>>,
     pub(crate) poll: PollPolicy,
     pub(crate) pin: Option<usize>,
@@ -133,7 +120,6 @@ pub(crate) fn run_shard(start: ShardStart) -> std::io::Result<()> {
 struct ClientShard {
     shard: CoreIndex,
     ring: Rc<Ring>,
-    config: Arc<SessionConfig>,
     /// In the order that `PathTarget::provider` counts.
     fabrics: Vec<Box<dyn Fabric>>,
     /// Of `fabrics`.
@@ -142,22 +128,21 @@ struct ClientShard {
     inbox: Inbox<Message>,
     shards: Vec<Sender<Message>>,
     engine: ClientEngine,
-    front: Box<dyn FrontEnd>,
-    /// The front end has the device.
-    opened: bool,
+    fronts: Fronts,
     events: Option<mpsc::Sender<Event>>,
-    reported_failure: bool,
-    saved_epoch: Option<u64>,
-    size: Option<u64>,
-    identity: Option<Identity>,
-    /// Deadline of a front end that is stopping.
-    stopping: Option<Instant>,
-    /// It has stopped.
-    front_stopped: bool,
-    /// On shard 0: when the shutdown has to be over, and how many fronts still run.
+    /// On shard 0: what the process knows of each volume.
+    notices: Notices,
+    /// All front ends are to stop.
+    stopping: bool,
+    /// They have stopped.
+    fronts_stopped: bool,
+    /// On shard 0: when the shutdown has to be over, and how many shards' front ends still run.
     shutdown: Option<(Instant, usize)>,
     /// On shard 0: IOs of all shards that had not ended when their time was over.
     abandoned: usize,
+    /// On shard 0: of devices whose front ends stop, how many of these run, and IOs that had not
+    /// ended where one has stopped.
+    ending: Vec<(DeviceIndex, usize, usize)>,
     done: bool,
 }
 
@@ -169,24 +154,20 @@ impl ClientShard {
         Ok(Self {
             shard: start.shard,
             ring: Rc::clone(ring),
-            config: start.config,
             fabrics,
             schemes,
             registry: start.registry,
             inbox,
             shards: start.shards,
             engine,
-            front: (start.front)(),
-            opened: false,
+            fronts: Fronts::new(start.shard, ring, start.fronts),
             events: start.events,
-            reported_failure: false,
-            saved_epoch: None,
-            size: None,
-            identity: None,
-            stopping: None,
-            front_stopped: false,
+            notices: Notices::default(),
+            stopping: false,
+            fronts_stopped: false,
             shutdown: None,
             abandoned: 0,
+            ending: Vec::new(),
             done: false,
         })
     }
@@ -206,17 +187,32 @@ impl ClientShard {
             match message {
                 Message::Engine(message) => {
                     self.engine.handle_message(now, message, &mut self.fabrics);
-                    self.look_at_device(now);
+                    self.look_at_devices(now);
                 }
-                Message::Socket(socket) => self.front.take_socket(now, socket),
-                Message::Query(reply) => {
-                    let report = self.report(now);
+                Message::Socket(device, socket) => {
+                    self.fronts.take_socket(now, device, socket);
+                }
+                Message::AddFront { front, carries_kernel } => {
+                    if carries_kernel && let Err(error) = become_io_flusher() {
+                        tracing::debug!("shard {}: {error}", self.shard);
+                    }
+                    self.fronts.add(front);
+                    self.look_at_devices(now);
+                }
+                Message::RemoveFront(device) => self.fronts.remove(device),
+                Message::Query(reported, reply) => {
+                    let report = self.report(now, reported);
                     if reply.send(report).is_err() {
                         tracing::debug!("nobody waits for a report any more");
                     }
                 }
                 Message::Change { change, reply } => {
+                    let closed = match &change {
+                        Change::CloseVolume { export } => Some(export.clone()),
+                        _ => None,
+                    };
                     let done = self.engine.change(now, change, &mut self.fabrics);
+                    self.notices.await_end(closed.filter(|_| done.is_ok()));
                     if reply.send(done).is_err() {
                         tracing::debug!("nobody waits for a change any more");
                     }
@@ -230,13 +226,17 @@ impl ClientShard {
                     self.engine.on_network_change(now, &what, &mut self.fabrics);
                 }
                 Message::Shutdown { grace } => self.on_shutdown(now, grace),
-                Message::StopFront { deadline } => {
-                    self.front.stop();
-                    if !self.front_stopped {
-                        self.stopping = Some(deadline);
-                    }
+                Message::StopFront { device: Some(device), deadline } => {
+                    self.fronts.stop(device, deadline);
                 }
-                Message::FrontStopped { abandoned } => {
+                Message::StopFront { device: None, deadline } => {
+                    self.stopping = true;
+                    self.fronts.stop_all(deadline);
+                }
+                Message::FrontStopped { device: Some(device), abandoned } => {
+                    self.on_front_stopped(device, abandoned);
+                }
+                Message::FrontStopped { device: None, abandoned } => {
                     self.abandoned += abandoned;
                     if let Some((_, running)) = self.shutdown.as_mut() {
                         *running = running.saturating_sub(1);
@@ -260,47 +260,63 @@ impl ClientShard {
         provider_of(&self.schemes, scheme).ok_or_else(|| "too many providers".to_owned())
     }
 
-    /// Gives the front end the device once it is open.
-    fn look_at_device(&mut self, now: Instant) {
-        if self.opened {
-            return;
-        }
-        let Some(device) = self.engine.device() else { return };
-        self.opened = true;
-        let geometry = device.geometry().clone();
-        let place = Place { shard: self.shard, ring: &self.ring, export: &self.config.export };
-        match self.front.open(now, &place, device) {
-            Ok(()) if self.shard.0 == 0 => {
-                self.size = Some(geometry.size);
-                self.event(Event::Ready(Box::new(geometry)));
-            }
-            Ok(()) => {}
-            Err(error) => {
-                tracing::error!("shard {}: {error}", self.shard);
-                self.event(Event::FrontFailed(error));
+    /// Gives front ends their devices that are open.
+    fn look_at_devices(&mut self, now: Instant) {
+        while let Some(opened) = self.fronts.open_next(now, &self.engine) {
+            match opened {
+                Opened::Ready(device, geometry) if self.shard.0 == 0 => {
+                    // What is to be saved is saved before the device is there.
+                    for event in self.notices.ready(device, geometry.size, &self.engine) {
+                        self.event(event);
+                    }
+                    self.event(Event::Ready(device, geometry));
+                }
+                Opened::Ready(..) => {}
+                Opened::Failed(device, error) => {
+                    tracing::error!("shard {}: {error}", self.shard);
+                    self.event(Event::FrontFailed(device, error));
+                }
             }
         }
     }
 
-    /// Turns the front end and does what it asks for.
-    fn turn_front(&mut self, now: Instant) -> bool {
-        let any = self.front.turn(now);
-        while let Some(request) = self.front.next_request() {
+    /// Turns the front ends and does what they ask for.
+    fn turn_fronts(&mut self, now: Instant) -> bool {
+        let any = self.fronts.turn(now);
+        while let Some((device, request)) = self.fronts.next_request() {
             match request {
                 FrontRequest::Client(shard, socket) => {
-                    self.shards[shard.index()].send(Message::Socket(FrontSocket::Client(socket)));
+                    let socket = FrontSocket::Client(socket);
+                    self.shards[shard.index()].send(Message::Socket(device, socket));
                 }
-                FrontRequest::KernelGone => self.event(Event::KernelGone(self.shard)),
+                FrontRequest::KernelGone => {
+                    self.event(Event::KernelGone(device, self.shard));
+                }
             }
         }
         any
     }
 
-    fn report(&self, now: Instant) -> ClientShardReport {
+    /// The front end of a device has stopped on a shard.
+    fn on_front_stopped(&mut self, device: DeviceIndex, abandoned: usize) {
+        let at = self.ending.iter().position(|(ending, ..)| *ending == device);
+        let at = at.unwrap_or_else(|| {
+            self.ending.push((device, self.shards.len(), 0));
+            self.ending.len() - 1
+        });
+        let (_, running, all) = &mut self.ending[at];
+        (*running, *all) = (running.saturating_sub(1), *all + abandoned);
+        if *running == 0 {
+            let (_, _, abandoned) = self.ending.swap_remove(at);
+            self.event(Event::FrontStopped(device, abandoned));
+        }
+    }
+
+    fn report(&self, now: Instant, reported: Reported) -> ClientShardReport {
         ClientShardReport {
-            engine: self.engine.report(now),
+            engine: self.engine.report(now, reported),
             fabrics: self.fabrics.iter().map(|one| (one.scheme(), one.counters())).collect(),
-            bridge: self.front.stats(),
+            bridges: self.fronts.stats(),
         }
     }
 
@@ -314,26 +330,24 @@ impl ClientShard {
         };
         self.shutdown = Some((deadline, running));
         for shard in &self.shards {
-            shard.send(Message::StopFront { deadline });
+            shard.send(Message::StopFront { device: None, deadline });
         }
     }
 
-    /// Moves a stopping front end and, on shard 0, the shutdown on.
+    /// Moves stopping front ends and, on shard 0, the shutdown on.
     fn poll_stopping(&mut self, now: Instant) -> bool {
-        let mut any = false;
-        if let Some(deadline) = self.stopping {
-            let over = now >= deadline;
-            // Also those whose client is gone.
-            let running = self.engine.inflight();
-            if over {
-                self.front.abort();
-            }
-            if over || (running == 0 && self.front.is_idle()) {
-                self.stopping = None;
-                self.front_stopped = true;
-                self.shards[0].send(Message::FrontStopped { abandoned: running });
-                any = true;
-            }
+        let mut any = self.fronts.poll_stopping(now, &self.engine);
+        while let Some((device, abandoned)) = self.fronts.next_stopped() {
+            let device = Some(device);
+            self.shards[0].send(Message::FrontStopped { device, abandoned });
+        }
+        if self.stopping
+            && !self.fronts_stopped
+            && let Some(abandoned) = self.fronts.all_stopped()
+        {
+            self.fronts_stopped = true;
+            self.shards[0].send(Message::FrontStopped { device: None, abandoned });
+            any = true;
         }
         let Some((deadline, running)) = self.shutdown else { return any };
         // That fails what is in flight on every shard, so each of them counts its own before.
@@ -376,29 +390,12 @@ impl ClientShard {
     }
 
     /// Notifies the process of what has changed in the session.
-    fn notify_process(&mut self) {
-        if !self.reported_failure
-            && let Some(failure) = self.engine.failure().cloned()
-        {
-            self.reported_failure = true;
-            self.event(Event::Failed(failure));
-        }
-        let epoch = self.engine.saved_epoch();
-        if self.saved_epoch != epoch {
-            self.saved_epoch = epoch;
-            epoch.into_iter().for_each(|epoch| self.event(Event::SavedEpoch(epoch)));
-        }
-        if self.size.is_some() && self.shard.0 == 0 {
-            let size = self.engine.size();
-            if self.size != size {
-                self.size = size;
-                size.into_iter().for_each(|size| self.event(Event::Resized(size)));
+    fn notify_process(&mut self, now: Instant) {
+        if self.shard.0 == 0 {
+            let devices = self.fronts.devices();
+            for event in self.notices.changes(now, devices, &self.engine) {
+                self.event(event);
             }
-        }
-        let identity = self.engine.pinned_identity();
-        if self.identity != identity {
-            self.identity = identity;
-            identity.into_iter().for_each(|identity| self.event(Event::Pinned(identity)));
         }
     }
 }
@@ -410,10 +407,10 @@ impl Shard for ClientShard {
         let mut any = self.take_messages(now);
         any |= self.poll_fabrics(now);
         any |= self.engine.poll(now, &mut self.fabrics);
-        self.notify_process();
-        self.look_at_device(now);
+        self.notify_process(now);
+        self.look_at_devices(now);
         any |= self.deliver();
-        let submitted = self.turn_front(now);
+        let submitted = self.turn_fronts(now);
         any |= submitted;
         // Taking many requests from a front end takes time.
         let now = if submitted { Clock.now() } else { now };
@@ -430,8 +427,8 @@ impl Shard for ClientShard {
         for fabric in &self.fabrics {
             soonest = earliest(soonest, fabric.deadline());
         }
-        soonest = earliest(soonest, self.front.deadline());
-        soonest = earliest(soonest, self.stopping);
+        soonest = earliest(soonest, self.fronts.deadline());
+        soonest = earliest(soonest, self.notices.deadline());
         let shutdown = self
             .shutdown
             .map(|(at, running)| at + if running == 0 { END_PATIENCE } else { COUNT_PATIENCE });

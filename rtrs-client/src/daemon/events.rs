@@ -1,101 +1,114 @@
-//! What a process with a session waits for: events of the session, signals, detaches.
+//! What a process with a session waits for: events of the session, signals, requests of commands.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
-use rtrs_core::block::Geometry;
+use parking_lot::Mutex;
 use rtrs_core::time::Duration;
 
-use super::control_socket::Detach;
-use super::driver::Event;
 use super::launch::{Running, ShardHandle};
+use super::notices::Event;
 use super::saved::Saved;
+use super::waiting::{Add, Detach};
+use crate::engine::{DeviceIndex, Reported};
 use crate::error::{Error, ErrorKind};
 
-/// Limit for opening the device, the first connections included.
-const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Limit for opening a device, the first connections included.
+pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the process waits for.
+#[derive(Debug)]
 pub(crate) enum Wake {
     Session(Event),
     Signal,
     Detach(Detach),
+    /// Attach another volume.
+    Add(Add),
+    /// The kernel has given a device back, with what is left to say.
+    Disconnected(DeviceIndex, Option<String>),
 }
 
-pub(crate) fn forward_detaches(wakes: mpsc::Sender<Wake>) -> mpsc::Sender<Detach> {
-    let (detaches, requested) = mpsc::channel();
-    std::thread::spawn(move || {
-        while let Ok(detach) = requested.recv() {
-            if wakes.send(Wake::Detach(detach)).is_err() {
-                return;
-            }
-        }
-    });
-    detaches
+/// Where what volumes leave for a takeover is saved.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SavedFiles(Arc<Mutex<Vec<(DeviceIndex, Saved)>>>);
+
+impl SavedFiles {
+    /// One more has something to save.
+    pub(crate) fn add(&self, device: DeviceIndex, saved: Saved) {
+        self.0.lock().push((device, saved));
+    }
+
+    /// One less.
+    pub(crate) fn remove(&self, device: DeviceIndex) {
+        self.0.lock().retain(|(of, _)| *of != device);
+    }
+
+    fn of(&self, device: DeviceIndex) -> Option<Saved> {
+        let all = self.0.lock();
+        all.iter().find(|(of, _)| *of == device).map(|(_, saved)| saved.clone())
+    }
 }
 
-/// Forwards the session's events. What is to be saved goes to `saved`, if that is given.
+/// Forwards the session's events. What is to be saved goes to `files`.
 pub(crate) fn forward_events(
     mut running: Running,
     wakes: mpsc::Sender<Wake>,
-    saved: Option<Saved>,
+    files: SavedFiles,
 ) -> Running {
     let (_, nothing) = mpsc::channel();
     let events = std::mem::replace(&mut running.events, nothing);
     std::thread::spawn(move || {
         while let Ok(event) = events.recv() {
-            if let Event::SavedEpoch(epoch) = event {
-                saved.iter().for_each(|saved| saved.save_epoch(epoch));
-            } else if let Event::Pinned(identity) = event {
-                saved.iter().for_each(|saved| saved.save_identity(identity));
-            } else if wakes.send(Wake::Session(event)).is_err() {
-                return;
+            match event {
+                Event::SavedEpoch(device, epoch) => {
+                    files.of(device).iter().for_each(|saved| saved.save_epoch(epoch));
+                }
+                Event::Pinned(device, identity) => {
+                    files.of(device).iter().for_each(|saved| saved.save_identity(identity));
+                }
+                event => {
+                    if wakes.send(Wake::Session(event)).is_err() {
+                        return;
+                    }
+                }
             }
         }
     });
     running
 }
 
-/// Waits until the device is open. `what` is what the session is for, `requested` gets a detach
-/// that arrived meanwhile and needs a reply.
+/// Waits until the only device is open. `what` is what the session is for.
 pub(crate) fn wait_ready(
     inbox: &mpsc::Receiver<Wake>,
     shards: &ShardHandle,
     what: &str,
-    patience: Duration,
-    requested: &mut Option<Detach>,
-) -> Result<Box<Geometry>, Error> {
-    let limit = READY_TIMEOUT + patience;
-    let failed = match inbox.recv_timeout(limit) {
-        Ok(Wake::Session(Event::Ready(geometry))) => return Ok(geometry),
-        Ok(Wake::Session(Event::Failed(failure))) => failure.to_string(),
-        Ok(Wake::Session(Event::FrontFailed(error))) => error.to_string(),
+) -> Result<(), Error> {
+    let failed = match inbox.recv_timeout(READY_TIMEOUT) {
+        Ok(Wake::Session(Event::Ready(..))) => return Ok(()),
+        Ok(Wake::Session(Event::Failed(_, failure))) => failure.to_string(),
+        Ok(Wake::Session(Event::FrontFailed(_, error))) => error.to_string(),
         Ok(Wake::Session(Event::ShardFailed(shard, error))) => format!("shard {shard}: {error}"),
-        Ok(Wake::Session(
-            Event::Done { .. }
-            | Event::KernelGone(_)
-            | Event::Resized(_)
-            | Event::SavedEpoch(_)
-            | Event::Pinned(_),
-        )) => "the session ended before it began".to_owned(),
-        Ok(Wake::Signal) => "ended by a signal".to_owned(),
-        Ok(Wake::Detach(detach)) => {
-            *requested = Some(detach);
-            "detached before it was open".to_owned()
-        }
-        Err(_) => {
-            let reports = shards.reports();
-            let paths = reports.first().and_then(|report| report.engine.paths.as_deref());
-            let failed = paths.unwrap_or_default().iter().filter_map(|path| {
-                path.last_error.as_ref().map(|error| format!("{}: {error}", path.path))
-            });
-            no_path(limit, &failed.collect::<Vec<_>>())
-        }
+        Ok(Wake::Signal) => BY_SIGNAL.to_owned(),
+        Ok(_) => "the session ended before it began".to_owned(),
+        Err(_) => not_open(READY_TIMEOUT, shards),
     };
     shards.shut_down(Duration::ZERO);
     Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))
 }
 
-/// The text for a device that no path has opened in time, for these reasons.
+/// Why nothing was opened after a signal.
+pub(crate) const BY_SIGNAL: &str = "ended by a signal";
+
+/// The text for a device that no path has opened in time.
+pub(crate) fn not_open(limit: Duration, shards: &ShardHandle) -> String {
+    let reports = shards.reports(Reported::None);
+    let paths = reports.first().and_then(|report| report.engine.paths.as_deref());
+    let failed = paths
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|path| path.last_error.as_ref().map(|error| format!("{}: {error}", path.path)));
+    no_path(limit, &failed.collect::<Vec<_>>())
+}
+
 fn no_path(limit: Duration, reasons: &[String]) -> String {
     let why = match reasons {
         [] => "no path reported a reason".to_owned(),

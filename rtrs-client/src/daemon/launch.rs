@@ -6,21 +6,25 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
-use rtrs_core::rt::{Mailbox, PollPolicy, Sender, mailbox, pin_plan};
+use rtrs_core::rt::{Clock, Mailbox, PollPolicy, Sender, mailbox, pin_plan};
 use rtrs_core::settings::Scheme;
 use rtrs_core::time::Duration;
 
 use super::config::random_uuid;
-use super::driver::{ClientShardReport, Event, Message, ShardStart, run_shard};
+use super::driver::{ClientShardReport, Message, ShardStart, run_shard};
 use super::fabrics::FabricRegistry;
+use super::fronts::NewFront;
 use super::link_watcher::LinkWatcher;
-use crate::engine::{Change, SessionConfig};
+use super::notices::Event;
+use crate::engine::{Change, DeviceIndex, Reported, SessionConfig};
 use crate::error::{Error, system};
 use crate::frontend::{FrontSocket, MakeFrontEnds, Shards};
 use crate::settings::SessionSettings;
 
-/// How long a shard has to open the device after shard 0 did.
-const ADOPT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long all shards have to serve their sockets to the kernel. Nothing waits for the device yet,
+/// so it bounds a shard that is stuck, not one that a busy machine runs seldom: four busy loops
+/// beside twelve attaches took one shard more than five seconds.
+const ADOPT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a shard has for its report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -42,12 +46,13 @@ pub(crate) struct Running {
 pub(crate) struct ShardHandle(Vec<Sender<Message>>);
 
 impl ShardHandle {
-    /// Reports of all shards, in order; a shard that does not answer is missing.
-    pub(crate) fn reports(&self) -> Vec<ClientShardReport> {
+    /// Reports of all shards, in order; a shard that does not answer is missing. Of devices they
+    /// contain those that are asked for.
+    pub(crate) fn reports(&self, reported: Reported) -> Vec<ClientShardReport> {
         let mut reports = Vec::with_capacity(self.0.len());
         let (reply, answers) = mpsc::channel();
         for shard in &self.0 {
-            shard.send(Message::Query(reply.clone()));
+            shard.send(Message::Query(reported, reply.clone()));
         }
         drop(reply);
         let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
@@ -102,23 +107,29 @@ impl ShardHandle {
         self.0.len()
     }
 
-    /// Hands every shard its socket to the kernel, and waits until all serve it.
+    /// Hands every shard its socket to the kernel for a device, and waits until all serve it.
     ///
     /// # Errors
     /// `TimedOut` or `BrokenPipe` when a shard cannot.
-    pub(crate) fn adopt_kernel(&self, sockets: Vec<OwnedFd>) -> io::Result<()> {
+    pub(crate) fn adopt_kernel(
+        &self,
+        device: DeviceIndex,
+        sockets: Vec<OwnedFd>,
+    ) -> io::Result<()> {
         let (adopted, answers) = mpsc::channel();
         for (shard, socket) in self.0.iter().zip(sockets) {
-            shard.send(Message::Socket(FrontSocket::Kernel(socket, adopted.clone())));
+            let socket = FrontSocket::Kernel(socket, adopted.clone());
+            shard.send(Message::Socket(device, socket));
         }
         drop(adopted);
         let deadline = std::time::Instant::now() + ADOPT_TIMEOUT;
         for _ in &self.0 {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
             answers.recv_timeout(left).map_err(|error| match error {
-                mpsc::RecvTimeoutError::Timeout => {
-                    io::Error::new(io::ErrorKind::TimedOut, "a shard is not ready in time")
-                }
+                mpsc::RecvTimeoutError::Timeout => io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("a shard did not serve it within {} s", ADOPT_TIMEOUT.as_secs()),
+                ),
                 mpsc::RecvTimeoutError::Disconnected => {
                     io::Error::new(io::ErrorKind::BrokenPipe, "a shard cannot serve; see the log")
                 }
@@ -127,20 +138,61 @@ impl ShardHandle {
         Ok(())
     }
 
+    /// What makes front ends for all shards.
+    fn wake(senders: &[Sender<Message>]) -> Shards {
+        let count = u16::try_from(senders.len()).unwrap_or(u16::MAX);
+        let senders = senders.to_vec();
+        Shards { count, wake: Arc::new(move |shard: usize| senders[shard].send(Message::Look)) }
+    }
+
+    /// Gives every shard its front end of a device that was added.
+    pub(crate) fn add_fronts(
+        &self,
+        device: DeviceIndex,
+        export: &str,
+        carries_kernel: bool,
+        fronts: MakeFrontEnds,
+    ) {
+        for (shard, make) in self.0.iter().zip(fronts(&Self::wake(&self.0))) {
+            let export = export.to_owned();
+            let front = NewFront { device, export, make };
+            shard.send(Message::AddFront { front, carries_kernel });
+        }
+    }
+
+    /// A device is gone: no shard has a front end of it any more.
+    pub(crate) fn remove_fronts(&self, device: DeviceIndex) {
+        self.0.iter().for_each(|shard| shard.send(Message::RemoveFront(device)));
+    }
+
+    /// Asks the front ends of a device to stop; what is in flight is finished within this time.
+    pub(crate) fn stop_fronts(&self, device: DeviceIndex, grace: Duration) {
+        let (device, deadline) = (Some(device), Clock.now() + grace);
+        self.0.iter().for_each(|shard| shard.send(Message::StopFront { device, deadline }));
+    }
+
+    /// The device of a volume that the session has.
+    pub(crate) fn device_of(&self, export: &str) -> Option<DeviceIndex> {
+        let reports = self.reports(Reported::None);
+        let control = reports.iter().find(|report| report.engine.shard == CoreIndex(0))?;
+        let mut volumes = control.engine.volumes.iter();
+        volumes.find(|volume| volume.used && volume.export == export).map(|found| found.device)
+    }
+
     /// Asks the session to end.
     pub(crate) fn shut_down(&self, grace: Duration) {
         self.0[0].send(Message::Shutdown { grace });
     }
 }
 
-/// Starts the threads of a session.
+/// Starts the threads of a session, with the front ends of each of its volumes.
 ///
 /// # Errors
 /// The system's error when threads or descriptors are refused.
 pub(crate) fn start(
     settings: &SessionSettings,
     config: SessionConfig,
-    fronts: MakeFrontEnds,
+    fronts: Vec<MakeFrontEnds>,
     registry: &Arc<FabricRegistry>,
 ) -> Result<Running, Error> {
     start_threads(settings, config, fronts, registry)
@@ -150,7 +202,7 @@ pub(crate) fn start(
 fn start_threads(
     settings: &SessionSettings,
     config: SessionConfig,
-    fronts: MakeFrontEnds,
+    fronts: Vec<MakeFrontEnds>,
     registry: &Arc<FabricRegistry>,
 ) -> io::Result<Running> {
     let poll = PollPolicy { budget_max: settings.poll.get() };
@@ -162,11 +214,15 @@ fn start_threads(
         (0..shards).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
     let (events, from_shards) = mpsc::channel();
     let cpus = pin_plan(settings.pin, config.shards);
-    let to_look = senders.clone();
-    let wake = Arc::new(move |shard: usize| to_look[shard].send(Message::Look));
-    let fronts = fronts(&Shards { count: config.shards, wake });
+    let mut fronts_of: Vec<Vec<NewFront>> = (0..shards).map(|_| Vec::new()).collect();
+    for ((device, volume), fronts) in DeviceIndex::all().zip(&config.volumes).zip(fronts) {
+        let made = fronts(&ShardHandle::wake(&senders));
+        for (shard, make) in fronts_of.iter_mut().zip(made) {
+            shard.push(NewFront { device, export: volume.export.clone(), make });
+        }
+    }
     let mut threads = Vec::with_capacity(shards);
-    for (index, (inbox, front)) in boxes.into_iter().zip(fronts).enumerate() {
+    for (index, (inbox, fronts)) in boxes.into_iter().zip(fronts_of).enumerate() {
         let shard = CoreIndex(u16::try_from(index).unwrap_or(u16::MAX));
         let start = ShardStart {
             shard,
@@ -175,7 +231,7 @@ fn start_threads(
             inbox,
             shards: senders.clone(),
             registry: Arc::clone(registry),
-            front,
+            fronts,
             events: Some(events.clone()),
             poll,
             pin: cpus.get(index).copied(),

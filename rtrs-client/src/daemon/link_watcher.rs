@@ -147,7 +147,7 @@ impl Listener {
                     std::thread::sleep(PAUSE);
                 }
                 Err(error) => {
-                    tracing::warn!("the kernel tells no more of the network: {error}");
+                    tracing::warn!("cannot watch the network any more: {error}");
                     return;
                 }
             }

@@ -2,6 +2,7 @@
 //! that `status` and `stats` use. Runs on the thread that asks.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use rtrs_core::metrics::{MetricsServer, Number, Samples};
@@ -10,12 +11,14 @@ use rtrs_core::settings::MetricsAddress;
 use super::driver::ClientShardReport;
 use super::launch::ShardHandle;
 use super::report::{self, Identity};
-use crate::control_protocol::{PathInfo, PathStats, SessionState, Status};
+use super::roster::Roster;
+use crate::control_protocol::{PathInfo, PathStats, SessionState, Stats, Status};
+use crate::engine::Reported;
 use crate::error::{Error, ErrorKind, system};
 use crate::metrics as m;
 use crate::parts::Parts;
 use crate::path::state::PathState;
-use crate::stats::{OP_NAMES, ShardStats};
+use crate::stats::{DeviceStats, OP_NAMES};
 
 /// The value of the label `role`.
 const ROLE: &str = "client";
@@ -36,35 +39,72 @@ impl Scraped {
             .map_err(|error| Error::with_source(ErrorKind::InUse, what(), error))
     }
 
-    /// Serves the metrics of a session until what is returned is dropped.
+    /// Serves the metrics of a session's volumes until what is returned is dropped.
     ///
     /// # Errors
     /// The system's.
     pub(crate) fn serve(
         self,
-        identity: &Identity,
+        roster: &Arc<Roster>,
         shards: &ShardHandle,
     ) -> Result<MetricsServer, Error> {
-        let (identity, shards) = (identity.clone(), shards.clone());
-        let make = move || Ok(samples(&identity, &shards.reports()).text(m::ALL));
+        let (roster, shards) = (Arc::clone(roster), shards.clone());
+        let make = move || {
+            let (names, reports) = (roster.names(), shards.reports(Reported::All));
+            let mut all = Samples::default();
+            for identity in roster.identities() {
+                all.merge(&samples(&identity, &names, &reports));
+            }
+            Ok(all.text(m::ALL))
+        };
         self.0.serve(make).map_err(system("cannot serve metrics"))?;
         tracing::info!(address = %self.0.at(), "serving metrics");
         Ok(self.0)
     }
 }
 
-/// All samples that these reports give.
-pub(crate) fn samples(identity: &Identity, reports: &[ClientShardReport]) -> Samples {
-    let (status, stats) =
-        (report::status(identity, reports), report::stats(identity, reports, false));
+/// All samples of a volume that these reports give. What is the session's, of its paths and
+/// transports, is counted once: for the first of its volumes, which these are.
+pub(crate) fn samples(
+    identity: &Identity,
+    volumes: &[String],
+    reports: &[ClientShardReport],
+) -> Samples {
+    let status = report::status(identity, volumes, reports);
+    let stats = report::stats(identity, reports, false);
+    let counts_session = volumes.first().is_none_or(|first| *first == identity.name);
     let mut out = Samples::default();
     let name = &*identity.name;
     let one = &[name][..];
     out.add(&m::BUILD_INFO, &[ROLE, name, env!("CARGO_PKG_VERSION")], 1_u64);
     let started = identity.started.duration_since(UNIX_EPOCH).unwrap_or_default();
     out.add(&m::START_TIME, &[ROLE, name], started.as_secs_f64());
-    add_ops(&mut out, name, reports);
-    add_parts(&mut out, name, reports);
+    let device = identity.device_stats(reports);
+    add_ops(&mut out, name, &device);
+    out.add(&m::INFO, &[name, &status.session, status.device.as_deref().unwrap_or("")], 1_u64);
+    add_volume(&mut out, &status);
+    out.add(&m::QUEUE_FULL, one, device.queue_full);
+    out.add(&m::CACHE_LOSSES, one, identity.cache_losses(reports));
+    out.add(&m::NBD_CONNECTIONS, one, stats.nbd.connections);
+    out.add(&m::NBD_FAILED, one, stats.nbd.failed + stats.nbd.given_up);
+    for path in status.paths() {
+        add_path(&mut out, name, path);
+    }
+    if counts_session {
+        add_session(&mut out, name, &status, &stats, reports);
+    }
+    out
+}
+
+/// What is counted for the session as a whole.
+fn add_session(
+    out: &mut Samples,
+    name: &str,
+    status: &Status,
+    stats: &Stats,
+    reports: &[ClientShardReport],
+) {
+    add_parts(out, name, reports);
     for (transport, fabric) in &stats.transports {
         out.add(&m::CRC_ERRORS, &[ROLE, name, transport], fabric.crc_errors);
         out.add(&m::RECEIVED, &[ROLE, name, transport], fabric.bytes_received);
@@ -72,27 +112,16 @@ pub(crate) fn samples(identity: &Identity, reports: &[ClientShardReport]) -> Sam
     }
     let internal = status.paths().iter().map(|path| path.internal_errors).sum::<u64>();
     out.add(&m::INTERNAL_ERRORS, &[ROLE, name], internal);
-    out.add(&m::INFO, &[name, &status.session, status.device.as_deref().unwrap_or("")], 1_u64);
-    add_session(&mut out, &status);
-    let queue_full = reports.iter().map(|report| report.engine.stats.queue_full).sum::<u64>();
-    out.add(&m::QUEUE_FULL, one, queue_full);
-    let losses = reports.iter().map(|report| report.engine.cache_losses).max();
-    out.add(&m::CACHE_LOSSES, one, losses.unwrap_or(0));
-    out.add(&m::NBD_CONNECTIONS, one, stats.nbd.connections);
-    out.add(&m::NBD_FAILED, one, stats.nbd.failed + stats.nbd.given_up);
     let of_paths = stats.paths.iter().map(|path| (&*path.path, path));
     let of_paths: BTreeMap<&str, &PathStats> = of_paths.collect();
     for path in status.paths() {
         if let Some(stats) = of_paths.get(&*path.path) {
-            add_path(&mut out, name, path, stats);
+            count_path(out, name, path, stats);
         }
     }
-    out
 }
 
-fn add_ops(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
-    let mut total = ShardStats::new(0);
-    reports.iter().for_each(|report| total.add(&report.engine.stats));
+fn add_ops(out: &mut Samples, name: &str, total: &DeviceStats) {
     for (op, (count, times)) in OP_NAMES.iter().zip(total.ops.iter().zip(&total.times)) {
         if count.count > 0 {
             out.add_times(&m::IO_SECONDS, &[ROLE, name, op], times);
@@ -102,7 +131,7 @@ fn add_ops(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
     }
 }
 
-/// For the device only: five parts of each of many paths would be a large text.
+/// For the session only: five parts of each of many paths would be a large text.
 fn add_parts(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
     let mut total = Parts::default();
     reports.iter().for_each(|report| total.add(&report.engine.stats.parts()));
@@ -111,7 +140,7 @@ fn add_parts(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
     }
 }
 
-fn add_session(out: &mut Samples, status: &Status) {
+fn add_volume(out: &mut Samples, status: &Status) {
     let one = &[&*status.name][..];
     out.add(&m::UP, one, matches!(status.state, SessionState::Open | SessionState::Degraded));
     if let Some(size) = status.size {
@@ -124,13 +153,19 @@ fn add_session(out: &mut Samples, status: &Status) {
     out.add(&m::SLOW_TOTAL, one, status.slow_requests.total);
 }
 
-fn add_path(out: &mut Samples, name: &str, path: &PathInfo, stats: &PathStats) {
+/// How a path is to the volume.
+fn add_path(out: &mut Samples, name: &str, path: &PathInfo) {
     let labels = &[name, &*path.path][..];
     out.add(&m::PATH_UP, labels, path.is_connected());
     out.add(&m::PATH_DISABLED, labels, path.state == PathState::Disconnected);
     out.add(&m::PATH_SLOW, labels, path.is_avoided());
+}
+
+/// What a path did.
+fn count_path(out: &mut Samples, name: &str, path: &PathInfo, stats: &PathStats) {
+    let labels = &[name, &*path.path][..];
     out.add(&m::PATH_INFLIGHT, labels, u64::from(stats.inflight));
-    if let Some(us) = path.heartbeat_us.filter(|_| path.is_connected()) {
+    if let Some(us) = path.heartbeat_us.filter(|_| path.is_up()) {
         out.add(&m::PATH_RTT, labels, Number::seconds(us.saturating_mul(1000)));
     }
     for (metric, count) in [

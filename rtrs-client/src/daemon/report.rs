@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use hdrhistogram::Histogram;
 use nbd_bridge::BridgeStats;
+use rtrs_core::block::Geometry;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::PathId;
 use rtrs_core::metrics::Bucket;
@@ -17,15 +18,21 @@ use crate::control_protocol::{
     Attached, Heartbeats, Latency, OldestIo, PartTimes, PathInfo, PathStats, SessionState,
     SettingValue, ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
 };
-use crate::engine::{ANOTHER, NoPathWait, PathStatus, SessionFailure, Waits};
+use crate::engine::{
+    ANOTHER, DeviceIndex, DeviceReport, NoPathWait, PathStatus, SessionFailure, VolumeStatus, Waits,
+};
 use crate::parts::Parts;
 use crate::settings::{Access, Failover, NoPath, SlowIo};
-use crate::stats::{OP_NAMES, ShardStats};
+use crate::stats::{DeviceStats, OP_NAMES, ShardStats};
 
-/// What does not change while a session is attached.
+/// What does not change while a volume is attached.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) name: String,
+    /// Its device in the session.
+    pub(crate) index: DeviceIndex,
+    /// The name whose log has the session's messages.
+    pub(crate) log: String,
     pub(crate) session: String,
     pub(crate) session_id: String,
     pub(crate) access: Access,
@@ -49,6 +56,39 @@ fn control(reports: &[ClientShardReport]) -> Option<&ClientShardReport> {
     reports.iter().find(|report| report.engine.shard.0 == 0)
 }
 
+impl Identity {
+    /// The volume, as the control shard knows it.
+    fn volume<'a>(&self, reports: &'a [ClientShardReport]) -> Option<&'a VolumeStatus> {
+        control(reports)?.engine.volume(self.index)
+    }
+
+    /// The volume's device, as each shard knows it.
+    fn devices<'a>(
+        &self,
+        reports: &'a [ClientShardReport],
+    ) -> impl Iterator<Item = &'a DeviceReport> {
+        let index = self.index;
+        reports.iter().filter_map(move |report| report.engine.device(index))
+    }
+
+    /// What all shards did for the volume.
+    pub(super) fn device_stats(&self, reports: &[ClientShardReport]) -> DeviceStats {
+        let mut total = DeviceStats::default();
+        self.devices(reports).for_each(|device| total.add(&device.stats));
+        total
+    }
+
+    /// Times that the server may have lost acknowledged writes of the volume.
+    pub(super) fn cache_losses(&self, reports: &[ClientShardReport]) -> u64 {
+        self.devices(reports).map(|device| device.cache_losses).max().unwrap_or(0)
+    }
+
+    /// The shape of the device, once it was open.
+    fn geometry<'a>(&self, reports: &'a [ClientShardReport]) -> Option<&'a Geometry> {
+        control(reports)?.engine.geometry(self.index)
+    }
+}
+
 fn paths(reports: &[ClientShardReport]) -> Option<&[PathStatus]> {
     control(reports)?.engine.paths.as_deref()
 }
@@ -62,14 +102,12 @@ fn state(
     if identity.ending.load(Ordering::Relaxed) {
         return (SessionState::Detaching, None);
     }
-    let Some(control) = control(reports).map(|report| &report.engine) else {
-        return (SessionState::Unresponsive, None);
-    };
-    let why = control.obstacle.as_ref().map(ToString::to_string);
-    if control.obstacle == Some(SessionFailure::Evicted) {
+    let Some(volume) = identity.volume(reports) else { return (SessionState::Unresponsive, None) };
+    let why = volume.obstacle.as_ref().map(ToString::to_string);
+    if volume.obstacle == Some(SessionFailure::Evicted) {
         return (SessionState::Evicted, why);
     }
-    if control.open {
+    if volume.open {
         let is_whole = paths.iter().all(PathInfo::is_connected);
         return (if is_whole { SessionState::Open } else { SessionState::Degraded }, None);
     }
@@ -80,31 +118,36 @@ fn state(
     match another {
         Some(error) => (SessionState::IdentityMismatch, Some(error)),
         None if why.is_some() => (SessionState::Failed, why),
-        None if control.geometry.is_none() => (SessionState::Connecting, None),
+        None if identity.geometry(reports).is_none() => (SessionState::Connecting, None),
         None => (SessionState::NoPath, None),
     }
 }
 
-/// The reply to `status`.
-pub(crate) fn status(identity: &Identity, reports: &[ClientShardReport]) -> Status {
-    let control = control(reports);
-    let geometry = control.and_then(|r| r.engine.geometry.as_ref());
-    let no_path = control.and_then(|r| r.engine.no_path);
+/// The reply to `status`. `volumes` are the names of all volumes of the session.
+pub(crate) fn status(
+    identity: &Identity,
+    volumes: &[String],
+    reports: &[ClientShardReport],
+) -> Status {
+    let (control, volume) = (control(reports), identity.volume(reports));
+    let geometry = identity.geometry(reports);
+    let no_path = volume.and_then(|volume| volume.no_path);
     let paths: Option<Vec<PathInfo>> =
-        paths(reports).map(|paths| paths.iter().map(|path| path_info(path, reports)).collect());
+        paths(reports).map(|all| all.iter().map(|path| path_info(path, volume, reports)).collect());
     let (state, reason) = state(identity, reports, paths.as_deref().unwrap_or_default());
     Status {
         name: identity.name.clone(),
         session: identity.session.clone(),
         session_id: identity.session_id.clone(),
+        volumes: volumes.to_vec(),
+        log: identity.log.clone(),
         state,
         reason,
         no_path_left_ms: match no_path {
             Some(NoPathWait::QueuesFor(left)) => Some(millis(left)),
             _ => None,
         },
-        io_fails: no_path == Some(NoPathWait::Fails)
-            || control.is_some_and(|control| control.engine.failed),
+        io_fails: no_path == Some(NoPathWait::Fails) || volume.is_some_and(|volume| volume.failed),
         access: identity.access,
         policy: control.and_then(|r| r.engine.policy),
         uri: identity.uri.clone(),
@@ -114,19 +157,36 @@ pub(crate) fn status(identity: &Identity, reports: &[ClientShardReport]) -> Stat
         size: geometry.map(|g| g.size),
         block_size: geometry.map(|g| g.logical_block),
         read_only: geometry.map(|g| g.read_only),
-        inflight: reports.iter().map(|r| r.engine.inflight).sum(),
+        inflight: identity.devices(reports).map(|device| device.inflight).sum(),
         no_path: control.and_then(|r| r.engine.no_path_policy).unwrap_or(identity.no_path),
         failover: identity.failover,
         slow_io: identity.slow_io,
-        identity: control.and_then(|r| r.engine.identity),
-        oldest_io: oldest(reports),
-        slow_requests: slow_requests(reports),
-        nbd_connections: reports.iter().map(|r| r.bridge.connections).sum(),
+        identity: volume.and_then(|volume| volume.identity),
+        oldest_io: oldest(identity, reports),
+        slow_requests: slow_requests(identity, reports),
+        nbd_connections: reports.iter().map(|report| connections(identity, report)).sum(),
         paths,
     }
 }
 
-fn path_info(path: &PathStatus, reports: &[ClientShardReport]) -> PathInfo {
+/// What NBD did for the volume on a shard.
+fn bridge(identity: &Identity, report: &ClientShardReport) -> BridgeStats {
+    let found = report.bridges.iter().find(|(device, _)| *device == identity.index);
+    found.map(|(_, stats)| *stats).unwrap_or_default()
+}
+
+/// NBD connections of the volume on a shard.
+fn connections(identity: &Identity, report: &ClientShardReport) -> u64 {
+    bridge(identity, report).connections
+}
+
+fn path_info(
+    path: &PathStatus,
+    volume: Option<&VolumeStatus>,
+    reports: &[ClientShardReport],
+) -> PathInfo {
+    let mut refusals = volume.into_iter().flat_map(|volume| &volume.refusals);
+    let refused = refusals.find(|(of, _)| *of == path.path).map(|(_, why)| why.clone());
     PathInfo {
         path: path.path.clone(),
         transport: path.transport.to_owned(),
@@ -141,6 +201,7 @@ fn path_info(path: &PathStatus, reports: &[ClientShardReport]) -> PathInfo {
         heartbeats: heartbeats(path),
         internal_errors: path.internal_errors,
         last_error: path.last_error.clone(),
+        refused,
         slow: is_slow(path, reports),
     }
 }
@@ -172,8 +233,9 @@ fn is_slow(path: &PathStatus, reports: &[ClientShardReport]) -> bool {
 }
 
 /// The IO that has waited the longest.
-fn oldest(reports: &[ClientShardReport]) -> Option<OldestIo> {
-    let oldest = reports.iter().filter_map(|r| r.engine.oldest).max_by_key(|o| o.age)?;
+fn oldest(identity: &Identity, reports: &[ClientShardReport]) -> Option<OldestIo> {
+    let oldest =
+        identity.devices(reports).filter_map(|device| device.oldest).max_by_key(|o| o.age)?;
     let names = control(reports).map_or(&[][..], |control| control.engine.names.as_slice());
     let name = |path: PathId| Some(names.get(path.index()).cloned().unwrap_or_else(|| "?".into()));
     let (waits_for, path) = match oldest.waits {
@@ -186,8 +248,8 @@ fn oldest(reports: &[ClientShardReport]) -> Option<OldestIo> {
 }
 
 /// Requests that a slow disk holds up.
-fn slow_requests(reports: &[ClientShardReport]) -> SlowRequests {
-    let slow = || reports.iter().map(|report| report.engine.slow_requests);
+fn slow_requests(identity: &Identity, reports: &[ClientShardReport]) -> SlowRequests {
+    let slow = || identity.devices(reports).map(|device| device.slow_requests);
     SlowRequests {
         now: slow().map(|shard| shard.now).sum(),
         oldest_ms: slow().filter_map(|shard| shard.oldest).max().map(millis),
@@ -241,25 +303,26 @@ pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_tim
     let mut nbd = BridgeStats::default();
     for report in reports {
         total.add(&report.engine.stats);
-        nbd.add(&report.bridge);
+        nbd.add(&bridge(identity, report));
         for (scheme, counters) in &report.fabrics {
             fabric.add(counters);
             transports.entry((*scheme).to_owned()).or_default().add(counters);
         }
     }
-    let ops = OP_NAMES.iter().map(|name| (*name).to_owned()).zip(total.ops).collect();
+    let device = identity.device_stats(reports);
+    let ops = OP_NAMES.iter().map(|name| (*name).to_owned()).zip(device.ops).collect();
     let paths = paths(reports).unwrap_or_default();
     let shards = reports.iter().map(|r| ShardReport {
         core: r.engine.shard.0,
-        ios: r.engine.stats.ops.iter().map(|op| op.count).sum(),
+        ios: r.engine.devices.iter().flat_map(|d| &d.stats.ops).map(|op| op.count).sum(),
         inflight: r.engine.inflight,
-        nbd_connections: r.bridge.connections,
+        nbd_connections: connections(identity, r),
     });
     Stats {
         name: identity.name.clone(),
         ops,
-        latency_us: latency(&total.latency),
-        times: with_times.then(|| buckets(&total.latency)),
+        latency_us: latency(&device.latency),
+        times: with_times.then(|| buckets(&device.latency)),
         parts_us: parts(&total.parts(), with_times),
         paths: paths.iter().map(|path| path_stats(path, &total, reports, with_times)).collect(),
         cores: shards.collect(),
@@ -311,13 +374,13 @@ fn path_stats(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_session_says_where_it_is_served() {
-        let identity = Identity {
+impl Identity {
+    /// That of a volume "v".
+    pub(crate) fn example() -> Self {
+        Self {
             name: "v".into(),
+            index: DeviceIndex::FIRST,
+            log: "v".into(),
             session: "host-v".into(),
             session_id: "id".into(),
             access: Access::Auto,
@@ -330,22 +393,32 @@ mod tests {
             shards: 2,
             ending: Arc::default(),
             started: SystemTime::UNIX_EPOCH,
-        };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_says_where_it_is_served() {
+        let identity = Identity::example();
         // Not connected yet.
-        let early = serde_json::json!(status(&identity, &[]));
+        let early = serde_json::json!(status(&identity, &[], &[]));
         assert_eq!(early["state"], "unresponsive", "no shard reports");
         assert!(early["device"].is_null() && early["uri"].is_null());
         identity.device.get_or_init(|| "/dev/nbd3".into());
-        let device = status(&identity, &[]);
+        let device = status(&identity, &[], &[]);
         assert_eq!(device.served_at(), "/dev/nbd3");
         let shown = serde_json::json!(attached(device));
         assert_eq!((&shown["device"], shown.get("uri")), (&"/dev/nbd3".into(), None));
         let uri = Some("nbd://127.0.0.1:10809/v".to_owned());
         let socket_identity = Identity { uri, device: Arc::new(OnceLock::new()), ..identity };
-        let socket = status(&socket_identity, &[]);
+        let socket = status(&socket_identity, &[], &[]);
         assert_eq!(socket.served_at(), "nbd://127.0.0.1:10809/v");
         socket_identity.ending.store(true, Ordering::Relaxed);
-        assert_eq!(status(&socket_identity, &[]).state, SessionState::Detaching);
+        assert_eq!(status(&socket_identity, &[], &[]).state, SessionState::Detaching);
         let shown = serde_json::json!(attached(socket));
         assert_eq!((&shown["uri"], shown.get("device")), (&"nbd://127.0.0.1:10809/v".into(), None));
     }

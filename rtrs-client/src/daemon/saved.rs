@@ -1,11 +1,13 @@
-//! What a session's process saves for one that takes over from it when it dies: the epoch of the
-//! server's cache in which it may have left writes that were not flushed, and the identity of the
-//! export.
+//! What a session's process saves for one that takes over from it when it dies: for each volume the
+//! epoch of the server's cache in which it may have left writes that were not flushed, and the
+//! identity of the export; and, of volumes that share a session, which one and the settings that
+//! each has of its own. For udev: which device a volume has.
 //!
-//! Two files beside the control socket, each replaced as a whole. Sessions behind a device of the
-//! kernel have them; a session that ends in order removes them. Written by the thread that forwards
-//! the session's events.
+//! Files beside the control socket, each replaced as a whole. Volumes behind a device of the kernel
+//! have them; one that is detached removes them. The first two are written by the thread that
+//! forwards the session's events.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -13,23 +15,37 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rtrs_core::identity::Identity;
-use rtrs_core::local::{OwnFiles, PlaceError, RunDir};
+use rtrs_core::local::{OwnFiles, PlaceError, RunDir, SocketState, socket_state};
+use serde::{Deserialize, Serialize};
 
 const EPOCH: &str = "life";
 const IDENTITY: &str = "identity";
+const DEVICE: &str = "device";
+const VOLUME: &str = "volume";
 
-/// The files of one session. Clones are the same.
+/// A volume of a session that has several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedVolume {
+    /// The session's name at the server.
+    pub(crate) session: String,
+    /// The name of the export.
+    pub(crate) name: String,
+    /// What it has of its own.
+    pub(crate) settings: BTreeMap<String, String>,
+}
+
+/// The files of one volume. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
     files: OwnFiles,
     /// The control socket, whose name they have with an extension of their own.
     beside: PathBuf,
-    /// The session has ended: nothing is saved any more.
+    /// The volume is detached: nothing is saved any more.
     over: Arc<Mutex<bool>>,
 }
 
 impl Saved {
-    /// That of the session that is attached as `name`.
+    /// Those of the volume that is attached as `name`.
     ///
     /// # Errors
     /// The run directory cannot be used.
@@ -54,6 +70,17 @@ impl Saved {
         self.read(IDENTITY)
     }
 
+    /// The path of the session's device; empty while it connects one, None if nothing is known.
+    pub(crate) fn device(&self) -> Option<String> {
+        match self.files.read(&self.name(DEVICE)) {
+            Ok(text) => text.map(|text| text.trim().to_owned()),
+            Err(error) => {
+                tracing::warn!("cannot read {}: {error}", self.path(DEVICE).display());
+                None
+            }
+        }
+    }
+
     /// What a file holds, if there is one.
     fn read<T: FromStr>(&self, extension: &str) -> io::Result<Option<T>>
     where
@@ -76,13 +103,29 @@ impl Saved {
 
     /// Saves the identity of the export for the next process.
     pub(crate) fn save_identity(&self, identity: Identity) {
-        let what = "does not know which export to expect";
-        self.write(IDENTITY, &identity.to_string(), what);
+        let without = "the process that takes over does not know which export to expect";
+        self.write(IDENTITY, &identity.to_string(), without);
+    }
+
+    /// Saves the path of the device for udev; an empty one while it is being connected.
+    pub(crate) fn save_device(&self, path: &str) {
+        self.write(DEVICE, path, "the links that udev makes may be missing, or come too early");
     }
 
     /// Saves an epoch for the next process.
     pub(crate) fn save_epoch(&self, epoch: u64) {
-        self.write(EPOCH, &epoch.to_string(), "cannot report writes that a server lost meanwhile");
+        let without = "the process that takes over cannot report writes that a server lost";
+        self.write(EPOCH, &epoch.to_string(), without);
+    }
+
+    /// Saves that the volume shares a session, for the process that takes over.
+    pub(crate) fn save_volume(&self, volume: &SavedVolume) {
+        match serde_json::to_string(volume) {
+            Ok(text) => {
+                self.write(VOLUME, &text, "the process that takes over lacks this volume");
+            }
+            Err(error) => tracing::warn!("cannot save {:?}: {error}", volume.name),
+        }
     }
 
     fn write(&self, extension: &str, text: &str, without: &str) {
@@ -91,23 +134,82 @@ impl Saved {
             return;
         }
         if let Err(error) = self.files.replace(&self.name(extension), &format!("{text}\n")) {
-            tracing::warn!(
-                "cannot write {}: {error}; if this process dies, the one that takes over {without}",
-                self.path(extension).display()
-            );
+            tracing::warn!("cannot write {}: {error}; {without}", self.path(extension).display());
         }
+    }
+
+    /// The volume shares its session with no other.
+    pub(crate) fn forget_volume(&self) {
+        self.remove(VOLUME);
     }
 
     /// Removes everything, and saves nothing from now on.
     pub(crate) fn forget(&self) {
         let mut over = self.over.lock();
         *over = true;
-        for extension in [EPOCH, IDENTITY] {
-            if let Err(error) = self.files.remove(&self.name(extension)) {
-                tracing::warn!("cannot remove {}: {error}", self.path(extension).display());
-            }
+        [EPOCH, IDENTITY, DEVICE, VOLUME].iter().for_each(|extension| self.remove(extension));
+    }
+
+    fn remove(&self, extension: &str) {
+        if let Err(error) = self.files.remove(&self.name(extension)) {
+            tracing::warn!("cannot remove {}: {error}", self.path(extension).display());
         }
     }
+}
+
+/// The volumes of the session of this name that a process which died has left. What cannot be read
+/// is told in the log and left out, and what is attached again.
+pub(crate) fn left_of(run_dir: &RunDir, session: &str) -> Vec<SavedVolume> {
+    let in_use = |volume: &SavedVolume| {
+        let state = socket_state(&run_dir.control_socket(&volume.name));
+        matches!(state, Ok(SocketState::InUse))
+    };
+    let mut found = all_volumes(run_dir);
+    found.retain(|volume| volume.session == session && !in_use(volume));
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+/// The session in which a process that died had the first of these volumes that shared one.
+pub(crate) fn session_left(run_dir: &RunDir, names: &[String]) -> Option<String> {
+    let all = all_volumes(run_dir);
+    let mut found = names.iter().filter_map(|name| all.iter().find(|left| left.name == *name));
+    found.next().map(|volume| volume.session.clone())
+}
+
+/// Forgets what there is of the session of this name, which begins again and takes nothing over.
+pub(crate) fn forget_left(run_dir: &RunDir, session: &str) {
+    for volume in left_of(run_dir, session) {
+        match Saved::new(run_dir, &volume.name) {
+            Ok(saved) => saved.forget_volume(),
+            Err(error) => tracing::warn!("cannot forget {:?}: {error}", volume.name),
+        }
+    }
+}
+
+fn all_volumes(run_dir: &RunDir) -> Vec<SavedVolume> {
+    // Without a run directory nothing was saved.
+    let Ok(files) = run_dir.files() else { return Vec::new() };
+    let entries = std::fs::read_dir(run_dir.path()).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let read = |name: String| {
+        let text = files.read(&name).unwrap_or_else(|error| {
+            tracing::warn!("cannot read {}: {error}", run_dir.path().join(&name).display());
+            None
+        })?;
+        let volume: Option<SavedVolume> = serde_json::from_str(&text).ok();
+        // Its name says where it is.
+        let volume = volume.filter(|volume| {
+            let path = run_dir.control_socket(&volume.name).with_extension(VOLUME);
+            path == run_dir.path().join(&name)
+        });
+        if volume.is_none() {
+            tracing::warn!("{} is not understood", run_dir.path().join(&name).display());
+        }
+        volume
+    };
+    let ending = format!(".{VOLUME}");
+    names.filter(|name| name.ends_with(&ending)).filter_map(read).collect()
 }
 
 #[cfg(test)]
@@ -166,5 +268,40 @@ mod tests {
         assert_eq!(saved.epoch(), None);
         assert_eq!(saved.identity().unwrap(), None);
         fs::remove_dir(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn volumes_that_share_a_session_are_found_by_it() {
+        let name = format!("rtrs-saved-volumes-{}", std::process::id());
+        let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+        assert_eq!(left_of(&dir, "s"), []);
+        dir.make().unwrap();
+        let volume = |session: &str, name: &str| SavedVolume {
+            session: session.into(),
+            name: name.into(),
+            settings: [("device".to_owned(), "auto".to_owned())].into(),
+        };
+        let all = [volume("s", "pool/b"), volume("s", "c"), volume("t", "d")];
+        for one in &all {
+            Saved::new(&dir, &one.name).unwrap().save_volume(one);
+        }
+        // Of another name, and not one of ours.
+        let text = fs::read_to_string(dir.path().join("c.volume")).unwrap();
+        fs::write(dir.path().join("e.volume"), text).unwrap();
+        fs::write(dir.path().join("f.volume"), "x").unwrap();
+        assert_eq!(left_of(&dir, "s"), [all[1].clone(), all[0].clone()]);
+        let session = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            session_left(&dir, &names)
+        };
+        assert_eq!(session(&["x", "d", "c"]).as_deref(), Some("t"));
+        assert_eq!(session(&["pool/b"]).as_deref(), Some("s"));
+        assert_eq!(session(&["e", "x"]), None);
+        Saved::new(&dir, "c").unwrap().forget();
+        assert_eq!(left_of(&dir, "s"), [all[0].clone()]);
+        forget_left(&dir, "s");
+        assert_eq!(left_of(&dir, "s"), []);
+        assert_eq!(left_of(&dir, "t"), [all[2].clone()]);
+        fs::remove_dir_all(dir.path()).unwrap();
     }
 }

@@ -1,14 +1,16 @@
 //! What signals do to a process with a session.
 
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use rtrs_core::local::open_log;
 use rtrs_core::rt::{Forwarding, Signal, Signals, replace_stderr};
 
 use super::events::Wake;
 use super::launch::ShardHandle;
-use super::report::{self, Identity};
+use super::report;
+use super::roster::Roster;
+use crate::engine::Reported;
 use crate::error::{Error, system};
 use crate::session_log::DAEMON_LOG;
 
@@ -24,7 +26,7 @@ pub(crate) fn forward_signals(
 pub(crate) fn serve_signals(
     wakes: mpsc::Sender<Wake>,
     shards: ShardHandle,
-    identity: Identity,
+    roster: Arc<Roster>,
 ) -> Result<Forwarding, Error> {
     forward_signals(move |signal| match signal {
         // After the last wait there is nobody to tell.
@@ -32,11 +34,13 @@ pub(crate) fn serve_signals(
         Signal::Reload => reopen_log(),
         Signal::Dump => {
             let json = |text: serde_json::Result<String>| text.unwrap_or_else(|e| e.to_string());
-            let reports = shards.reports();
-            let status = report::status(&identity, &reports);
-            tracing::info!("state: {}", json(serde_json::to_string(&status)));
-            let stats = report::stats(&identity, &reports, false);
-            tracing::info!("counters: {}", json(serde_json::to_string(&stats)));
+            let (names, reports) = (roster.names(), shards.reports(Reported::All));
+            for identity in roster.identities() {
+                let status = report::status(&identity, &names, &reports);
+                tracing::info!("state: {}", json(serde_json::to_string(&status)));
+                let stats = report::stats(&identity, &reports, false);
+                tracing::info!("counters: {}", json(serde_json::to_string(&stats)));
+            }
         }
     })
 }

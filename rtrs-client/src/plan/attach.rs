@@ -22,6 +22,9 @@ use crate::settings::{
     Access, AttachSettings, BenchSettings, Device, PlaceSettings, SessionSettings, Settings, SlowIo,
 };
 
+/// What stands for the name of a volume in the path of a socket.
+pub(super) const NAME: &str = "{name}";
+
 const BUFFER_BYTES_MIN: u64 = 58 << 20;
 const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
@@ -62,10 +65,14 @@ pub struct AttachPlan {
     pub settings: AttachSettings,
     /// Whatever the session was pinned to, go on with what opens first.
     pub accept_new_identity: bool,
+    /// How long to try again when no path connects or the server refuses the open.
+    pub retry_for: Duration,
     /// Where the control socket lives: [`RunDir::control_socket`] of the export's name.
     pub run_dir: RunDir,
     /// For people or programs.
     pub output: Output,
+    /// Further volumes of the same session, each with its own front and nothing here.
+    pub more: Vec<Self>,
 }
 
 impl Front {
@@ -138,6 +145,13 @@ fn check_nbd_tls(settings: &AttachSettings) -> Result<(), Error> {
 fn slow_io(settings: &AttachSettings) -> SlowIo {
     let bounded = settings.takeover && !settings.quick_takeover;
     settings.slow_io.unwrap_or(if bounded { SlowIo::Fail } else { SlowIo::Wait })
+}
+
+/// The socket of a volume: its name is written as in the names of the run directory's files.
+fn socket_of(path: &Path, run_dir: &RunDir, name: &str) -> PathBuf {
+    let control = run_dir.control_socket(name);
+    let stem = control.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    path.to_str().map_or_else(|| path.to_owned(), |path| path.replace(NAME, &stem).into())
 }
 
 /// The directory of a socket is there.
@@ -253,6 +267,7 @@ impl AttachPlan {
             )));
         }
         check_socket_path("control socket", &run_dir.control_socket(name))?;
+        set.socket = set.socket.map(|path| socket_of(&path, &run_dir, name));
         if set.quick_takeover {
             set.shards = quick_shards(set.shards)?;
         }
@@ -269,8 +284,9 @@ impl AttachPlan {
                 set.device_dead_timeout = Some(Time::new(dead));
             }
         }
-        let accept_new_identity = false;
-        Ok(Self { session, front, settings: set, accept_new_identity, run_dir, output })
+        let (accept_new_identity, retry_for, more) = (false, Duration::ZERO, Vec::new());
+        let settings = set;
+        Ok(Self { session, front, settings, accept_new_identity, retry_for, run_dir, output, more })
     }
 
     /// TLS for NBD clients, if it is offered: for so many clients.
@@ -298,13 +314,14 @@ impl AttachPlan {
 
     /// How long to try to open the export: a session that takes over waits for the server to be
     /// done with that of the process that died.
-    pub(crate) fn takeover_patience(&self) -> Duration {
-        match &self.front {
+    pub(crate) fn open_patience(&self) -> Duration {
+        let takeover = match &self.front {
             Front::Device(options) if options.takeover => {
                 Duration::from_secs(options.dead_timeout_s)
             }
             _ => Duration::ZERO,
-        }
+        };
+        takeover.max(self.retry_for)
     }
 
     /// How long, once the session is open, the kernel may send again what a process that died had
@@ -320,10 +337,17 @@ impl AttachPlan {
         }
     }
 
-    /// The session's check; the run directory is ours; neither socket path is in use; the device
-    /// is free, and the kernel and its privileges are there.
+    /// The session's check; the run directory is ours; for each volume, neither socket path is in
+    /// use, the device is free, and the kernel and its privileges are there.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.run_dir.check()?;
+        self.volumes().try_for_each(Self::check_sockets)?;
+        self.session.check()?;
+        self.volumes().try_for_each(Self::check_front)
+    }
+
+    /// Neither socket path of the volume is in use.
+    fn check_sockets(&self) -> Result<(), Error> {
         let name = &self.session.export_name;
         let control = self.run_dir.control_socket(name);
         if socket_state(&control)? == SocketState::InUse {
@@ -346,27 +370,37 @@ impl AttachPlan {
                 Error::with_source(ErrorKind::Usage, text, error)
             })?;
         }
-        self.session.check()?;
+        Ok(())
+    }
+
+    /// The volume can be served where it is to be.
+    fn check_front(&self) -> Result<(), Error> {
         self.nbd_tls(1)?;
         if let Front::Device(options) = &self.front {
-            let what = cannot_attach(name, options.choice);
+            let what = cannot_attach(&self.session.export_name, options.choice);
             check_device(options.choice, &options.backend).map_err(device_failed(what))?;
         }
         Ok(())
+    }
+
+    /// What [`check`](Self::check) looks at for a volume of a session that runs.
+    pub(crate) fn check_volume(&self) -> Result<(), Error> {
+        self.check_sockets()?;
+        self.check_front()
     }
 
     /// The same, and that the socket's directory is there and the address is free: a start finds
     /// that out by itself.
     pub(crate) fn check_start(&self) -> Result<(), Error> {
         self.check()?;
-        match &self.front {
+        self.volumes().try_for_each(|volume| match &volume.front {
             Front::Socket(path) => check_directory(path),
             Front::Tcp(address) => check_address(*address),
             Front::Device(_) => Ok(()),
-        }
+        })
     }
 
-    /// The settings of a session that is not told where to attach.
+    /// The settings of a session without a place to attach.
     pub(crate) fn printed_nowhere(name: &str, mut settings: Settings) -> Result<Settings, Error> {
         check_device_settings(&settings.attach)?;
         let run_dir = RunDir::new(settings.place.run_dir)?.path().to_path_buf();

@@ -13,9 +13,10 @@ use crate::error::{Error, usage};
 use crate::settings::SlowIo;
 
 /// What may change while a session is attached.
-const CHANGEABLE: [&str; 8] = [
+const CHANGEABLE: [&str; 9] = [
     "connect-timeout",
     "heartbeat",
+    "heartbeat-idle-max",
     "heartbeat-missed-max",
     "io-timeout",
     "no-path",
@@ -25,10 +26,11 @@ const CHANGEABLE: [&str; 8] = [
 ];
 
 /// Gives one setting another value.
-struct Assign<'a> {
-    name: &'a str,
-    text: &'a str,
-    outcome: Option<Result<(), String>>,
+pub(super) struct Assign<'a> {
+    pub(super) name: &'a str,
+    pub(super) text: &'a str,
+    /// None until the setting was found.
+    pub(super) outcome: Option<Result<(), String>>,
 }
 
 impl Visitor for Assign<'_> {

@@ -11,10 +11,15 @@ pub(super) fn backend(session_name: &str, export_name: &str) -> String {
     format!("rtrs:{session_name}/{export_name}")
 }
 
+/// The export of what [`backend`] has made, whatever the session's name.
+pub(crate) fn export_of(backend: &str) -> Option<&str> {
+    let (_, export) = backend.strip_prefix("rtrs:")?.split_once('/')?;
+    Some(export)
+}
+
 /// True for what [`backend`] makes of this export, whatever the session's name.
 pub(crate) fn is_backend_of(backend: &str, export_name: &str) -> bool {
-    let rest = backend.strip_prefix("rtrs:").and_then(|rest| rest.split_once('/'));
-    rest.is_some_and(|(_, export)| export == export_name)
+    export_of(backend) == Some(export_name)
 }
 
 /// How the error of an attach to a device begins.

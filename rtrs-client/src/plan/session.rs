@@ -94,6 +94,7 @@ impl SessionPlan {
             interval: self.settings.heartbeat.get().map_or(Duration::from_millis(500), Time::get),
             missed_max,
             confirmed_missed_max: missed_max,
+            idle_max: self.settings.heartbeat_idle_max.get(),
         }
     }
 
@@ -113,6 +114,7 @@ impl SessionPlan {
             interval: Duration::from_millis(100),
             missed_max: self.missed_max(missed_max),
             confirmed_missed_max: self.missed_max(confirmed_missed_max),
+            idle_max: self.settings.heartbeat_idle_max.get(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Every error of a plan, by its message, and the round trip through printed settings.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rtrs_core::fabric::rdma::Rdma;
 use rtrs_core::settings::{Output, print};
@@ -179,7 +180,9 @@ fn the_kernel_waits_longer_than_the_session() {
         let options = DeviceOptions { choice, timeout_s, dead_timeout_s, backend, takeover };
         assert_eq!(plan.front, Front::Device(options), "{yaml}");
         let patience = if takeover { dead_timeout_s } else { 0 };
-        assert_eq!(plan.takeover_patience().as_secs(), patience, "{yaml}");
+        assert_eq!(plan.open_patience().as_secs(), patience, "{yaml}");
+        let longer = AttachPlan { retry_for: Duration::from_secs(61), ..plan };
+        assert_eq!(longer.open_patience().as_secs(), 61.max(patience), "{yaml}");
     }
 }
 
@@ -236,7 +239,8 @@ fn printed_settings_make_the_same_plan() {
     let session = "path: ['tcp://10.0.0.1@10.0.0.2', 'tcp://[::1]:99']\n\
         identity: -/00112233445566778899aabbccddeeff\n\
         policy: min-latency\nsession-name: s\npin: off\ncrc: off\ninvalidate-reads: off\n\
-        heartbeat: 100ms\nheartbeat-missed-max: 3\nconnect-timeout: 101ms\n\
+        heartbeat: 100ms\nheartbeat-missed-max: 3\nheartbeat-idle-max: 9s\n\
+        connect-timeout: 101ms\n\
         reconnect-min: 102ms\nreconnect-max: 103ms\nio-timeout: 104ms\n\
         no-path: queue-for=900ms\nfailover: strict\n\
         queue-depth-limit: 105\npoll: 106us\n\

@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use rtrs_core::settings::print;
 use serde_yaml::Value;
 
-use crate::cmd::attach::start_daemon;
+use crate::cmd::attach::{all_attached, start_daemon};
 use crate::cmd::detach::end;
 use crate::cmd::path::change::{Goal, Step, carry_out};
-use crate::cmd::session::Session;
+use crate::cmd::session::{Session, Within};
 use crate::control_protocol::{Changed, Leave, Request};
 use crate::error::{Error, ErrorKind};
 use crate::settings::{AttachSettings, SessionSettings, Settings};
@@ -23,6 +23,8 @@ pub(super) struct Allowed {
     pub(super) prune: bool,
     /// Time for running IO of what is detached, in milliseconds.
     pub(super) within_ms: u64,
+    /// How long an attach tries again.
+    pub(super) retry_for: Within,
 }
 
 /// What became of a session, none if nothing was to be done. `wanted`: None if the file does not
@@ -38,7 +40,7 @@ pub(super) fn act(
 ) -> Result<Option<&'static str>, Error> {
     match (task.action, wanted) {
         (Action::Attach, Some(wanted)) => {
-            start(wanted, session)?;
+            start(wanted, session, may.retry_for)?;
             Ok(Some("attached"))
         }
         (Action::NeedsReattach, Some(wanted)) if may.reattach => {
@@ -46,7 +48,7 @@ pub(super) fn act(
             wanted.plan.session.check()?;
             let ended = end(session, may.within_ms, false)?;
             // IO that was cut off is reported when the session is back.
-            start(wanted, session)?;
+            start(wanted, session, may.retry_for)?;
             ended.verdict(&session.name)?;
             Ok(Some("reattached"))
         }
@@ -98,12 +100,13 @@ fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
 }
 
 /// Starts the process of a session.
-fn start(wanted: &Wanted, session: &Session) -> Result<(), Error> {
+fn start(wanted: &Wanted, session: &Session, retry_for: Within) -> Result<(), Error> {
     let mut args: Vec<OsString> = vec!["attach".into(), "--foreground".into(), "--run-dir".into()];
     args.push(session.run_dir.path().into());
+    args.push(format!("--retry-for={retry_for}").into());
     args.extend(flags(&wanted.said).into_iter().map(OsString::from));
     args.extend(["--".into(), session.name.clone().into()]);
-    start_daemon(&wanted.plan, args).map(drop)
+    all_attached(&start_daemon(&wanted.plan, args)?)
 }
 
 /// The flags of settings that are not the default.

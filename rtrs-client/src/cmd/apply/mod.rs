@@ -77,6 +77,12 @@ pub struct ApplyArgs {
     /// At most 10m; 0 does not wait. Also for paths that are removed.
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub within: Within,
+
+    /// Try again for TIME (unit required, e.g. 1m) if an export cannot be opened [default: 0s]
+    ///
+    /// As attach --retry-for, for each session that is attached. At most 10m.
+    #[arg(long, value_name = "TIME", default_value = "0s", hide_default_value = true)]
+    pub retry_for: Within,
 }
 
 /// What is printed.
@@ -152,7 +158,8 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
         return Err(Error::new(ErrorKind::Config, text));
     }
     let (reattach, prune) = (args.reattach, args.file.prune);
-    let may = Allowed { reattach, prune, within_ms: args.within.millis() };
+    let (within_ms, retry_for) = (args.within.millis(), args.retry_for);
+    let may = Allowed { reattach, prune, within_ms, retry_for };
     let results = at_once(&items, AT_ONCE, |item| {
         if item.error.is_some() {
             return (None, None);

@@ -191,7 +191,7 @@ impl Asking<'_> {
     fn service(&mut self, now: Instant, event: ServiceEvent) -> Result<(), String> {
         let next = match event {
             ServiceEvent::HeartbeatAsked => {
-                let sent = self.conn.post_heartbeat(true, self.fabric);
+                let sent = self.conn.post_heartbeat_ack(self.fabric);
                 return sent.map_err(|error| error.to_string());
             }
             ServiceEvent::Info { .. } => {

@@ -136,7 +136,7 @@ impl Watch<'_> {
                 _ => ended("removed", Some(format!("path {} was removed meanwhile", self.path))),
             };
         };
-        let was_up = self.before.is_some_and(PathInfo::is_connected);
+        let was_up = self.before.is_some_and(PathInfo::is_up);
         match self.goal {
             Goal::Removed => None,
             Goal::Disconnected if now.state == PathState::Disconnected => {
@@ -147,7 +147,7 @@ impl Watch<'_> {
                 let ends = self.before.map_or(0, |before| before.ends);
                 let reconnects = self.before.map_or(0, |before| before.reconnects);
                 let anew = !was_up || now.reconnects > reconnects;
-                if now.is_connected() && now.leaving.is_none() && anew {
+                if now.is_up() && now.leaving.is_none() && anew {
                     return ended("connected", None);
                 }
                 let failures = now.ends.saturating_sub(ends + u64::from(was_up));

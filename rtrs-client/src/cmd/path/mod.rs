@@ -9,7 +9,7 @@ use self::change::{Goal, Step};
 use super::global::GlobalArgs;
 use super::session::{NameArgs, Session, Within};
 use super::text::or_dash;
-use crate::control_protocol::{Leave, PathInfo, Request};
+use crate::control_protocol::{Changed, Leave, PathInfo, Request};
 use crate::error::{Error, usage};
 use crate::plan::{check_path, path_name};
 
@@ -47,6 +47,11 @@ pub enum PathCommand {
     /// A connected path gets no new requests and is closed first, as with disconnect. This needs no
     /// --force for the only connected path: IO waits until it is back.
     Reconnect(PathLeaveArgs),
+    /// Have another gateway serve the volume
+    ///
+    /// For an export that several servers share. The one that serves it gives it up, and another
+    /// one to which a path is in the state standby takes it over. IO waits meanwhile.
+    Switch(NameArgs),
 }
 
 /// `path add`.
@@ -99,7 +104,7 @@ impl PathLeaveArgs {
 impl PathCommand {
     fn name(&self) -> &str {
         match self {
-            Self::List(args) => &args.name,
+            Self::List(args) | Self::Switch(args) => &args.name,
             Self::Add(args) => &args.name,
             Self::Remove(args) | Self::Disconnect(args) | Self::Reconnect(args) => &args.name,
         }
@@ -108,7 +113,7 @@ impl PathCommand {
     /// The change that it asks for; none to list the paths.
     fn step(&self) -> Result<Option<Step>, Error> {
         let (goal, args): (Goal, _) = match self {
-            Self::List(_) => return Ok(None),
+            Self::List(_) | Self::Switch(_) => return Ok(None),
             Self::Add(args) => {
                 check_path(&args.path)?;
                 let path = args.path.to_string();
@@ -133,6 +138,10 @@ impl PathCommand {
 pub(super) fn run(args: &PathArgs, global: &GlobalArgs) -> Result<(), Error> {
     let step = args.command.step()?;
     let session = Session::find(args.command.name(), global)?;
+    if let PathCommand::Switch(args) = &args.command {
+        let changed: Changed = session.request(&Request::PathSwitch)?;
+        return session.output.print(&changed, |_| format!("{}: switching\n", args.name));
+    }
     match step {
         Some(step) => change::run(&session, &step),
         None => session
@@ -155,7 +164,7 @@ fn text(paths: &[PathInfo]) -> String {
             path.transport,
             path.address,
             path.reconnects,
-            or_dash(path.last_error.as_ref())
+            or_dash(path.why())
         );
     }
     out

@@ -103,7 +103,7 @@ fn a_ping_is_judged_by_its_mode() {
 #[test]
 fn a_server_that_answers_pings_only_proves_nothing() {
     let reject = rtrs_core::wire::ConnRsp::reject(rtrs_core::wire::errno::EOPNOTSUPP);
-    let why = crate::path::handshake::describe_reject(&reject.encode());
+    let why = crate::path::refusal::describe_reject(&reject.encode());
     let text = describe_unproved("rdma://10.0.0.1:1234", &why);
     assert!(text.contains("it answers pings only"), "{text}");
     assert!(text.ends_with("leave key-file or tls-dir out"), "{text}");

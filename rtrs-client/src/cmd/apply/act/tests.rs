@@ -20,6 +20,6 @@ fn flags_say_what_the_settings_say() {
         let parsed = LowArgs::try_parse_from(args).unwrap();
         let Command::Attach(attach) = parsed.command else { panic!("no attach") };
         assert_eq!(attach.settings(&parsed.global).unwrap(), settings, "{yaml}");
-        assert_eq!(attach.name, "-v");
+        assert_eq!(attach.names, ["-v"]);
     }
 }

@@ -1,0 +1,541 @@
+//! The volumes of an attached session, each from its attach to its detach, and the session's end.
+//!
+//! A volume opens, then its front: NBD clients may connect, or the kernel has its device. To detach
+//! one, everything is taken down in the opposite order, each step with a time limit, while the
+//! others go on; the last one ends the session. Runs on the process's main thread, which the kernel
+//! takes for the owner of the devices.
+
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use rtrs_core::block::Geometry;
+use rtrs_core::local::ServiceManager;
+
+use super::control_socket::{self, serve};
+use super::device;
+use super::events::{BY_SIGNAL, SavedFiles, Wake, not_open};
+use super::fabrics::FabricRegistry;
+use super::launch::{Running, ShardHandle};
+use super::notices::Event;
+use super::report;
+use super::roster::Roster;
+use super::volume::{Step, Volume};
+use super::waiting::Detach;
+use crate::control_protocol::{Detached, Status};
+use crate::engine::{Change, DeviceIndex, Reported};
+use crate::error::{Error, ErrorKind, system};
+use crate::plan::{AttachPlan, Front};
+
+/// Time for requests in flight when a signal ends the session.
+const SIGNAL_GRACE: Duration = Duration::from_secs(10);
+/// What a step of a detach may take beyond the time of the requests.
+const STEP_PATIENCE: Duration = Duration::from_secs(15);
+/// How long the server may take to close a volume, a path to it included.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long nothing has to be done.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// A session that is attached.
+pub(crate) struct AttachedSession {
+    pub(crate) shards: ShardHandle,
+    pub(crate) registry: Arc<FabricRegistry>,
+    pub(crate) roster: Arc<Roster>,
+    pub(crate) wakes: mpsc::Sender<Wake>,
+    /// What has started this process in the foreground.
+    manager: ServiceManager,
+    pub(crate) files: SavedFiles,
+    pub(crate) volumes: Vec<Volume>,
+    /// Volumes that could not be attached, and why.
+    pub(crate) failures: Vec<(String, Error)>,
+    /// When the session must have ended, once it is to end.
+    over: Option<Instant>,
+    /// Nothing is to be waited for any more.
+    done: bool,
+    /// Why the session ended.
+    failed: Option<String>,
+    /// IOs that had not ended when the session's time was over.
+    abandoned: usize,
+}
+
+impl AttachedSession {
+    /// A session without volumes.
+    pub(crate) fn new(
+        shards: ShardHandle,
+        registry: Arc<FabricRegistry>,
+        roster: Arc<Roster>,
+        wakes: mpsc::Sender<Wake>,
+        manager: ServiceManager,
+    ) -> Self {
+        Self {
+            shards,
+            registry,
+            roster,
+            wakes,
+            manager,
+            files: SavedFiles::default(),
+            volumes: Vec::new(),
+            failures: Vec::new(),
+            over: None,
+            done: false,
+            failed: None,
+            abandoned: 0,
+        }
+    }
+
+    /// The session has this volume: from here on `list` shows it and `detach` ends it.
+    ///
+    /// # Errors
+    /// The system's, if there is no thread for its control socket.
+    pub(crate) fn add(&mut self, volume: Volume, plan: AttachPlan) -> Result<(), Error> {
+        let identity = &volume.identity;
+        self.roster.add(identity.clone(), plan);
+        if let Some(saved) = &volume.saved {
+            self.files.add(identity.index, saved.clone());
+        }
+        let session = control_socket::Session {
+            identity: identity.clone(),
+            shards: self.shards.clone(),
+            registry: Arc::clone(&self.registry),
+            roster: Arc::clone(&self.roster),
+            wakes: self.wakes.clone(),
+        };
+        let served = serve(&volume.control, session);
+        self.volumes.push(volume);
+        served.map_err(system("cannot serve the control socket"))
+    }
+
+    /// True once it is to end.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.over.is_some()
+    }
+
+    /// Goes on until each volume is attached, or is not and its name is free, or the session is to
+    /// end.
+    pub(crate) fn open(&mut self, inbox: &mpsc::Receiver<Wake>) {
+        let waits = |volume: &Volume| volume.step != Step::Attached;
+        while !self.done && !self.is_ending() && self.volumes.iter().any(waits) {
+            self.step(inbox);
+        }
+    }
+
+    /// Goes on until the session has ended, and frees all that it has.
+    ///
+    /// # Errors
+    /// Why it ended, if nobody asked it to.
+    pub(crate) fn wait_end(
+        mut self,
+        inbox: &mpsc::Receiver<Wake>,
+        running: Running,
+    ) -> Result<(), Error> {
+        while !self.done {
+            self.step(inbox);
+        }
+        if self.volumes.iter().any(|volume| volume.held.lock().is_some()) {
+            self.stop(Duration::ZERO);
+        }
+        self.volumes.iter().for_each(Volume::forget);
+        if self.abandoned > 0 {
+            tracing::warn!(self.abandoned, "IO requests did not end in time");
+        }
+        running.join();
+        self.free(inbox);
+        match self.failed {
+            Some(text) => Err(Error::new(ErrorKind::System, text)),
+            None => Ok(()),
+        }
+    }
+
+    /// Frees the names, and only then replies to the commands that wait.
+    fn free(&mut self, inbox: &mpsc::Receiver<Wake>) {
+        let mut ended = Vec::new();
+        for volume in self.volumes.drain(..) {
+            let Volume { identity, control, detaches, add, refused, warning, .. } = volume;
+            drop(control);
+            ended.push((identity.name, detaches, warning));
+            if let Some(add) = add {
+                add.reply(Err(refused.unwrap_or_else(|| "the session has ended".into())));
+            }
+        }
+        for wake in inbox.try_iter() {
+            match wake {
+                Wake::Detach(detach) => {
+                    let volume = ended.iter_mut().find(|(name, ..)| *name == detach.name);
+                    match volume {
+                        Some((_, detaches, _)) => detaches.push(detach),
+                        None => ended.push((detach.name.clone(), vec![detach], None)),
+                    }
+                }
+                Wake::Add(add) => add.reply(Err("the session has ended".into())),
+                _ => {}
+            }
+        }
+        for (_, detaches, warning) in ended {
+            let detached = Detached { detached: true, abandoned: self.abandoned, warning };
+            detaches.into_iter().for_each(|detach| detach.reply(&detached));
+        }
+    }
+
+    /// Waits for what is next, and does it.
+    fn step(&mut self, inbox: &mpsc::Receiver<Wake>) {
+        let due = self.over.or_else(|| self.volumes.iter().filter_map(Volume::due).min());
+        let left = due.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()));
+        // The latest of several sizes is enough, and nothing waits for it.
+        let resized = self.volumes.iter().any(|volume| volume.resized.is_some());
+        match inbox.recv_timeout(if resized { Duration::ZERO } else { left }) {
+            Ok(wake) => self.on_wake(wake),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                self.resize();
+                self.look_at_time(Instant::now());
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => self.done = true,
+        }
+    }
+
+    /// Where the volume of a device is.
+    fn at(&self, device: DeviceIndex) -> Option<usize> {
+        self.volumes.iter().position(|volume| volume.identity.index == device)
+    }
+
+    fn on_wake(&mut self, wake: Wake) {
+        match wake {
+            Wake::Signal => {
+                tracing::info!("signal: finishing requests in flight");
+                for at in 0..self.volumes.len() {
+                    self.note_failure(at, BY_SIGNAL);
+                }
+                let serve = self.volumes.iter().any(|volume| volume.step == Step::Attached);
+                self.stop(if serve { SIGNAL_GRACE } else { Duration::ZERO });
+            }
+            Wake::Detach(detach) => self.on_detach(detach),
+            Wake::Add(add) => self.on_add(add),
+            Wake::Disconnected(device, warning) => {
+                if let Some(at) = self.at(device)
+                    && self.volumes[at].step == Step::Disconnecting
+                {
+                    self.volumes[at].warning = warning;
+                    if !self.is_ending() {
+                        self.stop_front(at);
+                    }
+                }
+            }
+            Wake::Session(Event::ShardFailed(shard, error)) => {
+                let text = format!("shard {shard}: {error}");
+                for at in 0..self.volumes.len() {
+                    self.note_failure(at, &text);
+                }
+                self.failed = Some(format!("shard {shard} ended: {error}"));
+                self.done = true;
+            }
+            Wake::Session(Event::Done { abandoned }) => {
+                self.abandoned = abandoned;
+                self.done = true;
+            }
+            Wake::Session(Event::VolumeGone(export)) => {
+                let gone = |volume: &Volume| {
+                    volume.identity.name == export && matches!(volume.step, Step::Closing(_))
+                };
+                if let Some(at) = self.volumes.iter().position(gone) {
+                    self.finish(at);
+                }
+            }
+            Wake::Session(
+                Event::Ready(device, _)
+                | Event::Failed(device, _)
+                | Event::Resized(device, _)
+                | Event::FrontFailed(device, _)
+                | Event::KernelGone(device, _)
+                | Event::FrontStopped(device, _),
+            ) if self.at(device).is_none() => {}
+            Wake::Session(event) => self.on_event(event),
+        }
+    }
+
+    /// Something has happened to a volume.
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Ready(device, geometry) => self.on_open(device, &geometry),
+            Event::Failed(device, failure) => self.on_failure(device, &failure.to_string()),
+            Event::FrontFailed(device, error) => self.on_failure(device, &error.to_string()),
+            Event::Resized(device, size) => {
+                if let Some(at) = self.at(device) {
+                    self.volumes[at].resized = Some(size);
+                }
+            }
+            Event::KernelGone(device, shard) => {
+                let Some(at) = self.at(device) else { return };
+                let volume = &mut self.volumes[at];
+                if volume.step == Step::Attached && self.over.is_none() {
+                    volume.kernel_gone += 1;
+                    let path = volume.identity.device.get();
+                    let path = path.map(String::as_str).unwrap_or_default();
+                    tracing::warn!("shard {shard}: the kernel has closed its connection of {path}");
+                    if volume.kernel_gone == self.shards.count() {
+                        self.on_kernel_gone(at);
+                    }
+                }
+            }
+            Event::FrontStopped(device, abandoned) => {
+                if let Some(at) = self.at(device)
+                    && matches!(self.volumes[at].step, Step::Stopping(_))
+                    && !self.is_ending()
+                {
+                    self.volumes[at].abandoned = abandoned;
+                    self.close(at);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn on_kernel_gone(&mut self, at: usize) {
+        let text = device::KERNEL_GONE;
+        tracing::error!("{}: {text}", self.volumes[at].identity.name);
+        self.leave(at, Duration::ZERO);
+        if self.is_ending() {
+            self.failed.get_or_insert_with(|| text.to_owned());
+        }
+    }
+
+    /// The device of a volume is open.
+    fn on_open(&mut self, device: DeviceIndex, geometry: &Geometry) {
+        let Some(at) = self.at(device) else { return };
+        let volume = &mut self.volumes[at];
+        if !matches!(volume.step, Step::Opening(_)) || self.over.is_some() {
+            return;
+        }
+        if let Front::Device(options) = &volume.front {
+            let (reached, name) = (volume.reached.take(), &volume.identity.name);
+            if reached.is_none() {
+                // It may be connected more than once, and its users shall see the last time only.
+                volume.saved.iter().for_each(|saved| saved.save_device(""));
+            }
+            match device::connect(reached, options, name, (device, geometry), &self.shards) {
+                Ok(connected) => {
+                    let path = connected.path().display().to_string();
+                    volume.saved.iter().for_each(|saved| saved.save_device(&path));
+                    volume.identity.device.get_or_init(|| path);
+                    volume.was_attached = true;
+                    self.save_session();
+                    device::announce(&connected);
+                    *self.volumes[at].held.lock() = Some(connected);
+                }
+                Err(error) => {
+                    self.fail(at, error);
+                    return;
+                }
+            }
+        }
+        let volume = &mut self.volumes[at];
+        (volume.step, volume.was_attached) = (Step::Attached, true);
+        if let Some(add) = volume.add.take() {
+            tracing::info!("{} is attached", add.name);
+            let status = self.status(&add.name);
+            let gone = || "it is detached already".to_owned();
+            add.reply(status.map(report::attached).ok_or_else(gone));
+        }
+    }
+
+    /// Saves which volumes share the session, for one that takes over all of them.
+    fn save_session(&mut self) {
+        let several = self.volumes.len() > 1;
+        for volume in self.volumes.iter_mut().filter(|volume| volume.was_attached) {
+            let Some(saved) = &volume.saved else { continue };
+            if !several {
+                // Of a process before this one.
+                saved.forget_volume();
+            } else if !volume.is_session_saved
+                && let Some(shared) = self.roster.saved(&volume.identity.name)
+            {
+                saved.save_volume(&shared);
+                volume.is_session_saved = true;
+            }
+        }
+    }
+
+    /// A volume cannot be used.
+    fn on_failure(&mut self, device: DeviceIndex, why: &str) {
+        if let Some(at) = self.at(device)
+            && matches!(self.volumes[at].step, Step::Opening(_))
+        {
+            let name = &self.volumes[at].identity.name;
+            let error = Error::new(ErrorKind::Path, format!("cannot attach {name}: {why}"));
+            self.fail(at, error);
+        }
+    }
+
+    /// A volume cannot be attached.
+    fn fail(&mut self, at: usize, error: Error) {
+        self.note_error(at, error);
+        self.leave(at, Duration::ZERO);
+    }
+
+    /// A volume that opens will not be attached, for this reason. What else there is with it is up
+    /// to the caller.
+    fn note_failure(&mut self, at: usize, why: &str) {
+        let volume = &self.volumes[at];
+        if matches!(volume.step, Step::Opening(_)) {
+            let text = format!("cannot attach {}: {why}", volume.identity.name);
+            self.note_error(at, Error::new(ErrorKind::Path, text));
+        }
+    }
+
+    fn note_error(&mut self, at: usize, error: Error) {
+        let volume = &mut self.volumes[at];
+        match volume.add {
+            Some(_) => {
+                tracing::warn!("{}", error.chain());
+                volume.refused = Some(error.chain().to_string());
+            }
+            None => self.failures.push((volume.identity.name.clone(), error)),
+        }
+    }
+
+    fn on_detach(&mut self, detach: Detach) {
+        let found = self.volumes.iter().position(|volume| volume.identity.name == detach.name);
+        let Some(at) = found else {
+            // It was about to be gone when its socket took this.
+            return detach.reply(&Detached { detached: true, abandoned: 0, warning: None });
+        };
+        let within = detach.within;
+        self.note_failure(at, "detached before it was open");
+        self.volumes[at].detaches.push(detach);
+        self.leave(at, within);
+    }
+
+    /// Begins the end of a volume, or hurries it: what is in flight is finished within this time.
+    /// The last one ends the session.
+    pub(super) fn leave(&mut self, at: usize, within: Duration) {
+        let others = || self.volumes.iter().enumerate().filter(|(other, _)| *other != at);
+        if self.is_ending() || !others().any(|(_, volume)| volume.is_wanted()) {
+            return self.stop(within);
+        }
+        let by = Instant::now() + within;
+        let volume = &mut self.volumes[at];
+        volume.show_end();
+        volume.resized = None;
+        let by = volume.detached_by.map_or(by, |before| before.min(by));
+        volume.detached_by = Some(by);
+        match volume.step {
+            Step::Opening(_) | Step::Attached => {
+                volume.step = Step::Disconnecting;
+                // With what it has in flight, as long as its IO can be served.
+                let (held, device) = (Arc::clone(&volume.held), volume.identity.index);
+                let wakes = self.wakes.clone();
+                let disconnect = move || {
+                    let warning = device::disconnect(&held, within);
+                    // After the session's end nobody waits.
+                    drop(wakes.send(Wake::Disconnected(device, warning)));
+                };
+                let builder = std::thread::Builder::new().name("rtrs-detach".into());
+                if let Err(error) = builder.spawn(disconnect) {
+                    tracing::warn!("no thread for a detach: {error}");
+                    let warning = device::disconnect(&self.volumes[at].held, within);
+                    self.volumes[at].warning = warning;
+                    self.stop_front(at);
+                }
+            }
+            Step::Stopping(_) => self.stop_front(at),
+            Step::Disconnecting | Step::Closing(_) => {}
+        }
+    }
+
+    /// The front ends of a volume finish what is in flight.
+    fn stop_front(&mut self, at: usize) {
+        let now = Instant::now();
+        let volume = &mut self.volumes[at];
+        let left = volume.detached_by.map(|by| by.saturating_duration_since(now));
+        let left = left.unwrap_or_default();
+        volume.step = Step::Stopping(now + left + STEP_PATIENCE);
+        self.shards.stop_fronts(volume.identity.index, left);
+    }
+
+    /// The session closes a volume.
+    fn close(&mut self, at: usize) {
+        let volume = &mut self.volumes[at];
+        volume.step = Step::Closing(Instant::now() + CLOSE_PATIENCE);
+        self.shards.remove_fronts(volume.identity.index);
+        let export = volume.identity.name.clone();
+        if let Err(error) = self.shards.change(Change::CloseVolume { export }) {
+            tracing::warn!("{}: {error}", self.volumes[at].identity.name);
+            self.finish(at);
+        }
+    }
+
+    /// A volume is gone: its name is free.
+    fn finish(&mut self, at: usize) {
+        let volume = self.volumes.swap_remove(at);
+        volume.forget();
+        self.files.remove(volume.identity.index);
+        self.roster.remove(&volume.identity.name);
+        let Volume { identity, control, detaches, add, refused, warning, abandoned, .. } = volume;
+        drop(control);
+        if let Some((add, why)) = add.zip(refused) {
+            add.reply(Err(why));
+        }
+        tracing::info!("{} is detached", identity.name);
+        if abandoned > 0 {
+            tracing::warn!(abandoned, "{}: IO requests did not end in time", identity.name);
+        }
+        let detached = Detached { detached: true, abandoned, warning };
+        detaches.into_iter().for_each(|detach| detach.reply(&detached));
+    }
+
+    /// Gives the kernel the sizes that it does not know yet.
+    fn resize(&mut self) {
+        for volume in &mut self.volumes {
+            let Some(size) = volume.resized.take() else { continue };
+            if volume.step == Step::Attached
+                && self.over.is_none()
+                && let Some(held) = &*volume.held.lock()
+            {
+                device::resize(held, volume.identity.index, size, &self.shards);
+            }
+        }
+    }
+
+    /// Does what is due.
+    fn look_at_time(&mut self, now: Instant) {
+        if let Some(over) = self.over {
+            self.done |= over <= now;
+            return;
+        }
+        let is_due = |volume: &Volume| volume.due().is_some_and(|at| at <= now);
+        while let Some(at) = self.volumes.iter().position(is_due) {
+            match self.volumes[at].step {
+                Step::Opening(_) => {
+                    let device = self.volumes[at].identity.index;
+                    let limit = self.volumes[at].patience;
+                    self.on_failure(device, &not_open(limit, &self.shards));
+                }
+                // A shard is stuck.
+                Step::Stopping(_) => self.close(at),
+                _ => self.finish(at),
+            }
+        }
+    }
+
+    /// Ends the session, or ends it sooner than before. The devices go first, as long as their IO
+    /// can be served.
+    pub(crate) fn stop(&mut self, within: Duration) {
+        self.volumes.iter().for_each(Volume::show_end);
+        self.manager.stopping();
+        let begin = Instant::now();
+        let held: Vec<_> = self.volumes.iter().map(|volume| Arc::clone(&volume.held)).collect();
+        let warnings = device::disconnect_all(&held, within);
+        for (volume, warning) in self.volumes.iter_mut().zip(warnings) {
+            volume.warning = warning.or_else(|| volume.warning.take());
+        }
+        let left = within.saturating_sub(begin.elapsed());
+        self.shards.shut_down(left);
+        let over = Instant::now() + left + STEP_PATIENCE;
+        self.over = Some(self.over.map_or(over, |before| before.min(over)));
+    }
+
+    /// How a volume is.
+    pub(crate) fn status(&self, name: &str) -> Option<Status> {
+        let volume = self.volumes.iter().find(|volume| volume.identity.name == name)?;
+        let reports = self.shards.reports(Reported::One(volume.identity.index));
+        let names = self.roster.names();
+        Some(report::status(&volume.identity, &names, &reports))
+    }
+}

@@ -1,0 +1,194 @@
+//! The front ends of a shard: one for each device of the session.
+
+use std::rc::Rc;
+
+use rtrs_core::block::{BlockDevice, Geometry};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::rt::Ring;
+use rtrs_core::time::{Instant, earliest};
+
+use nbd_bridge::BridgeStats;
+
+use crate::engine::{ClientEngine, DeviceIndex};
+use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};
+
+/// A front end before its shard runs.
+pub(crate) struct NewFront {
+    pub(crate) device: DeviceIndex,
+    /// The name of the export.
+    pub(crate) export: String,
+    pub(crate) make: MakeFrontEnd,
+}
+
+/// How far the end of a front end is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It serves.
+    None,
+    /// It finishes what is in flight, until then.
+    Stopping(Instant),
+    /// It has stopped.
+    Stopped,
+}
+
+/// The front end of a device.
+struct Slot {
+    device: DeviceIndex,
+    export: String,
+    front: Box<dyn FrontEnd>,
+    /// It has the device.
+    opened: bool,
+    end: End,
+    /// It is stopped alone, and its end has not been reported.
+    is_awaited: bool,
+    /// IOs of its device that had not ended when it stopped.
+    abandoned: usize,
+}
+
+impl Slot {
+    fn stop(&mut self, deadline: Instant) {
+        self.front.stop();
+        if self.end != End::Stopped {
+            self.end = End::Stopping(deadline);
+        }
+    }
+}
+
+/// The front ends of a shard.
+pub(crate) struct Fronts {
+    shard: CoreIndex,
+    ring: Rc<Ring>,
+    slots: Vec<Slot>,
+}
+
+/// What became of a device that a front end was to get.
+pub(crate) enum Opened {
+    /// It has it now.
+    Ready(DeviceIndex, Box<Geometry>),
+    /// It cannot use it.
+    Failed(DeviceIndex, std::io::Error),
+}
+
+impl Fronts {
+    pub(crate) fn new(shard: CoreIndex, ring: &Rc<Ring>, fronts: Vec<NewFront>) -> Self {
+        let mut all = Self { shard, ring: Rc::clone(ring), slots: Vec::new() };
+        fronts.into_iter().for_each(|front| all.add(front));
+        all
+    }
+
+    /// A device that was added has this one.
+    pub(crate) fn add(&mut self, NewFront { device, export, make }: NewFront) {
+        let (front, opened, end) = (make(), false, End::None);
+        let (is_awaited, abandoned) = (false, 0);
+        self.slots.push(Slot { device, export, front, opened, end, is_awaited, abandoned });
+    }
+
+    /// The device is gone.
+    pub(crate) fn remove(&mut self, device: DeviceIndex) {
+        self.slots.retain(|slot| slot.device != device);
+    }
+
+    fn get(&mut self, device: DeviceIndex) -> Option<&mut Slot> {
+        self.slots.iter_mut().find(|slot| slot.device == device)
+    }
+
+    /// The devices that have one.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = DeviceIndex> + Clone {
+        self.slots.iter().map(|slot| slot.device)
+    }
+
+    /// Gives the next front end its device that is open by now.
+    pub(crate) fn open_next(&mut self, now: Instant, engine: &ClientEngine) -> Option<Opened> {
+        let waits = |slot: &&mut Slot| !slot.opened && slot.end == End::None;
+        for slot in self.slots.iter_mut().filter(waits) {
+            let Some(device) = engine.device(slot.device) else { continue };
+            slot.opened = true;
+            let geometry = Box::new(device.geometry().clone());
+            let place = Place { shard: self.shard, ring: &self.ring, export: &slot.export };
+            return Some(match slot.front.open(now, &place, device) {
+                Ok(()) => Opened::Ready(slot.device, geometry),
+                Err(error) => Opened::Failed(slot.device, error),
+            });
+        }
+        None
+    }
+
+    /// Takes a socket over for the front end of a device.
+    pub(crate) fn take_socket(&mut self, now: Instant, device: DeviceIndex, socket: FrontSocket) {
+        if let Some(slot) = self.get(device) {
+            slot.front.take_socket(now, socket);
+        }
+    }
+
+    /// Moves everything on that can be moved. True when anything happened.
+    pub(crate) fn turn(&mut self, now: Instant) -> bool {
+        self.slots.iter_mut().fold(false, |any, slot| slot.front.turn(now) | any)
+    }
+
+    /// What the driver has to do for one of them.
+    pub(crate) fn next_request(&mut self) -> Option<(DeviceIndex, FrontRequest)> {
+        let request = |slot: &mut Slot| Some((slot.device, slot.front.next_request()?));
+        self.slots.iter_mut().find_map(request)
+    }
+
+    /// When `turn` wants to be called even if nothing happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.slots.iter().fold(None, |at, slot| {
+            let end = match slot.end {
+                End::Stopping(deadline) => Some(deadline),
+                End::None | End::Stopped => None,
+            };
+            earliest(earliest(at, slot.front.deadline()), end)
+        })
+    }
+
+    /// The front end of a device begins nothing new, and what is in flight is finished until then.
+    pub(crate) fn stop(&mut self, device: DeviceIndex, deadline: Instant) {
+        if let Some(slot) = self.get(device) {
+            slot.is_awaited = true;
+            slot.stop(deadline);
+        }
+    }
+
+    /// All of them do.
+    pub(crate) fn stop_all(&mut self, deadline: Instant) {
+        self.slots.iter_mut().for_each(|slot| slot.stop(deadline));
+    }
+
+    /// Looks at those that are stopping. True when one has stopped.
+    pub(crate) fn poll_stopping(&mut self, now: Instant, engine: &ClientEngine) -> bool {
+        let mut any = false;
+        for slot in &mut self.slots {
+            let End::Stopping(deadline) = slot.end else { continue };
+            // Also those whose client is gone.
+            let (over, running) = (now >= deadline, engine.device_inflight(slot.device));
+            if over {
+                slot.front.abort();
+            }
+            if over || (running == 0 && slot.front.is_idle()) {
+                (slot.end, slot.abandoned) = (End::Stopped, running);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// The next one that was stopped alone and has stopped, with how many IOs had not ended then.
+    pub(crate) fn next_stopped(&mut self) -> Option<(DeviceIndex, usize)> {
+        let is_due = |slot: &&mut Slot| slot.is_awaited && slot.end == End::Stopped;
+        let slot = self.slots.iter_mut().find(is_due)?;
+        slot.is_awaited = false;
+        Some((slot.device, slot.abandoned))
+    }
+
+    /// When all have stopped, how many IOs had not ended then.
+    pub(crate) fn all_stopped(&self) -> Option<usize> {
+        let stopped = self.slots.iter().all(|slot| slot.end == End::Stopped);
+        stopped.then(|| self.slots.iter().map(|slot| slot.abandoned).sum())
+    }
+
+    /// Counters for `stats`, by device.
+    pub(crate) fn stats(&self) -> Vec<(DeviceIndex, BridgeStats)> {
+        self.slots.iter().map(|slot| (slot.device, slot.front.stats())).collect()
+    }
+}

@@ -1,0 +1,158 @@
+//! What shard 0 notifies the process of.
+
+use rtrs_core::block::Geometry;
+use rtrs_core::identity::Identity;
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::time::{Duration, Instant};
+
+use crate::engine::{ClientEngine, DeviceIndex, SessionFailure};
+
+/// From shard 0 to the process.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The device is open and clients can connect.
+    Ready(DeviceIndex, Box<Geometry>),
+    /// The volume cannot go on.
+    Failed(DeviceIndex, SessionFailure),
+    /// The device has another size.
+    Resized(DeviceIndex, u64),
+    /// The NBD front end of the device could not start.
+    FrontFailed(DeviceIndex, std::io::Error),
+    /// The kernel has closed this shard's socket of the device.
+    KernelGone(DeviceIndex, CoreIndex),
+    /// All front ends of the device have stopped, and so many IOs had not ended then.
+    FrontStopped(DeviceIndex, usize),
+    /// Nothing of the volume of this export is left.
+    VolumeGone(String),
+    /// A shard's thread ended with this error.
+    ShardFailed(CoreIndex, String),
+    /// What whoever takes over from this process has to know: the epoch of the server's cache.
+    SavedEpoch(DeviceIndex, u64),
+    /// The same: which server's export it is.
+    Pinned(DeviceIndex, Identity),
+    /// Everything ended.
+    Done {
+        /// IOs that had not when their time was over.
+        abandoned: usize,
+    },
+}
+
+/// How often many volumes are looked at, at most.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What the process knows of a volume.
+#[derive(Debug)]
+struct Known {
+    device: DeviceIndex,
+    failed: bool,
+    /// None until its front end has it.
+    size: Option<u64>,
+    saved_epoch: Option<u64>,
+    identity: Option<Identity>,
+}
+
+impl Known {
+    /// Appends what has changed.
+    fn look(&mut self, engine: &ClientEngine, events: &mut Vec<Event>) {
+        let device = self.device;
+        if !self.failed
+            && let Some(failure) = engine.volume_failure(device)
+        {
+            self.failed = true;
+            events.push(Event::Failed(device, failure.clone()));
+        }
+        let epoch = engine.saved_epoch(device);
+        if self.saved_epoch != epoch {
+            self.saved_epoch = epoch;
+            events.extend(epoch.map(|epoch| Event::SavedEpoch(device, epoch)));
+        }
+        if self.size.is_some() {
+            let size = engine.size(device);
+            if self.size != size {
+                self.size = size;
+                events.extend(size.map(|size| Event::Resized(device, size)));
+            }
+        }
+        let identity = engine.pinned_identity(device);
+        if self.identity != identity {
+            self.identity = identity;
+            events.extend(identity.map(|identity| Event::Pinned(device, identity)));
+        }
+    }
+}
+
+/// What the process knows of the volumes.
+#[derive(Debug, Default)]
+pub(crate) struct Notices {
+    volumes: Vec<Known>,
+    /// Exports of volumes that are being closed.
+    ending: Vec<String>,
+    /// When many are looked at next.
+    next_look: Instant,
+    /// Something may have happened since they were looked at.
+    skipped: bool,
+}
+
+impl Notices {
+    /// The front end of a device has it, in this size. Returns what has changed of it.
+    pub(crate) fn ready(
+        &mut self,
+        device: DeviceIndex,
+        size: u64,
+        engine: &ClientEngine,
+    ) -> Vec<Event> {
+        let (mut events, known) = (Vec::new(), self.known(device));
+        known.look(engine, &mut events);
+        known.size = Some(size);
+        events
+    }
+
+    /// The process waits until nothing of this volume is left.
+    pub(crate) fn await_end(&mut self, export: Option<String>) {
+        self.ending.extend(export);
+    }
+
+    fn known(&mut self, device: DeviceIndex) -> &mut Known {
+        let at = self.volumes.iter().position(|known| known.device == device);
+        let at = at.unwrap_or_else(|| {
+            let (failed, size, saved_epoch, identity) = (false, None, None, None);
+            self.volumes.push(Known { device, failed, size, saved_epoch, identity });
+            self.volumes.len() - 1
+        });
+        &mut self.volumes[at]
+    }
+
+    /// When to look again even if nothing happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.skipped.then_some(self.next_look)
+    }
+
+    /// What has changed of the volumes of these devices.
+    pub(crate) fn changes(
+        &mut self,
+        now: Instant,
+        devices: impl Iterator<Item = DeviceIndex> + Clone,
+        engine: &ClientEngine,
+    ) -> Vec<Event> {
+        let many = self.volumes.len() > 1;
+        self.skipped = many && self.ending.is_empty() && now < self.next_look;
+        if self.skipped {
+            return Vec::new();
+        }
+        self.next_look = now + LOOK_EVERY;
+        let mut events = Vec::new();
+        // Whoever has a number that was another volume's begins anew.
+        self.volumes.retain(|known| devices.clone().any(|device| device == known.device));
+        for device in devices {
+            self.known(device).look(engine, &mut events);
+        }
+        self.ending.retain(|export| {
+            let left = engine.has_volume(export);
+            if !left {
+                events.push(Event::VolumeGone(export.clone()));
+            }
+            left
+        });
+        events
+    }
+}

@@ -1,0 +1,364 @@
+//! A volume of the session in its process: what it takes of the host, from its attach to its
+//! detach.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nbd_bridge::kernel::{BUSY_BYTES, Reached};
+use nbd_bridge::{Bound, BridgeConfig, Endpoint};
+use rtrs_core::identity::Identity as Pinned;
+use rtrs_core::local::ControlSocket;
+
+use super::config::volume_config;
+use super::device::{self, Held};
+use super::report::Identity;
+use super::saved::Saved;
+use super::waiting::{Add, Detach};
+use crate::engine::VolumeConfig;
+use crate::error::{Error, ErrorKind};
+use crate::frontend::{MakeFrontEnds, kernel_nbd, nbd};
+use crate::plan::{AttachPlan, Front};
+use crate::settings::{Access, SlowIo, give_socket};
+
+/// Where a volume is between attach and detach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Its device opens, until then at most.
+    Opening(Instant),
+    /// It serves.
+    Attached,
+    /// The kernel gives its device back.
+    Disconnecting,
+    /// Its front ends end what is in flight, until then at most.
+    Stopping(Instant),
+    /// The session closes it, until then at most.
+    Closing(Instant),
+}
+
+/// What a volume has before its session has it.
+pub(crate) struct Prepared {
+    pub(crate) config: VolumeConfig,
+    pub(crate) fronts: MakeFrontEnds,
+    pub(crate) control: ControlSocket,
+    /// Where NBD clients connect.
+    pub(crate) uri: Option<String>,
+    /// What is saved for a takeover, should the process die.
+    pub(crate) saved: Option<Saved>,
+    reached: Option<Reached>,
+}
+
+/// A volume of the session.
+pub(crate) struct Volume {
+    pub(crate) identity: Identity,
+    pub(crate) front: Front,
+    pub(crate) control: ControlSocket,
+    pub(crate) saved: Option<Saved>,
+    /// What a quick takeover has found, until it is used.
+    pub(crate) reached: Option<Reached>,
+    /// The kernel's device, until it is disconnected.
+    pub(crate) held: Held,
+    pub(crate) step: Step,
+    /// How long it may take to open.
+    pub(crate) patience: Duration,
+    /// When its detach has to be done with what is in flight.
+    pub(crate) detached_by: Option<Instant>,
+    /// The commands that wait for its detach.
+    pub(crate) detaches: Vec<Detach>,
+    /// The command that waits for its attach.
+    pub(crate) add: Option<Add>,
+    /// Why that one's volume is not attached. The command hears it once the name is free.
+    pub(crate) refused: Option<String>,
+    /// It was attached once.
+    pub(crate) was_attached: bool,
+    /// It is saved which session it shares.
+    pub(crate) is_session_saved: bool,
+    /// Shards whose connection the kernel has closed.
+    pub(crate) kernel_gone: usize,
+    /// A size that the kernel does not know yet.
+    pub(crate) resized: Option<u64>,
+    /// A warning about the end of the device.
+    pub(crate) warning: Option<String>,
+    /// IOs that had not ended when their time was over.
+    pub(crate) abandoned: usize,
+}
+
+impl Volume {
+    /// The volume of a plan, that opens from now on, for so long at most.
+    pub(crate) fn new(
+        plan: &AttachPlan,
+        prepared: Prepared,
+        identity: Identity,
+        patience: Duration,
+    ) -> (Self, MakeFrontEnds) {
+        let Prepared { fronts, control, saved, reached, .. } = prepared;
+        let volume = Self {
+            identity,
+            front: plan.front.clone(),
+            control,
+            saved,
+            reached,
+            held: Held::default(),
+            step: Step::Opening(Instant::now() + patience),
+            patience,
+            detached_by: None,
+            detaches: Vec::new(),
+            add: None,
+            refused: None,
+            was_attached: false,
+            is_session_saved: false,
+            kernel_gone: 0,
+            resized: None,
+            warning: None,
+            abandoned: 0,
+        };
+        (volume, fronts)
+    }
+
+    /// True until it is to be detached.
+    pub(crate) fn is_wanted(&self) -> bool {
+        matches!(self.step, Step::Opening(_) | Step::Attached)
+    }
+
+    /// Listings show that it is being detached.
+    pub(crate) fn show_end(&self) {
+        self.identity.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// When something about it is due.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        match self.step {
+            Step::Opening(at) | Step::Stopping(at) | Step::Closing(at) => Some(at),
+            Step::Attached | Step::Disconnecting => None,
+        }
+    }
+
+    /// It is detached: nothing is saved for a takeover, unless there may be one. That is so of what
+    /// a process that died has left, if this one could not take it over, and of a device that could
+    /// not be taken from its users.
+    pub(crate) fn forget(&self) {
+        if let Some(saved) = &self.saved
+            && self.was_attached
+            && self.warning.is_none()
+        {
+            saved.forget();
+        }
+    }
+}
+
+/// Takes the host's part of a volume: its control socket, its socket or address for NBD.
+///
+/// # Errors
+/// A socket or address that is in use; an identity that contradicts what a dead process left.
+pub(crate) fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
+    let name = &plan.session.export_name;
+    let control_path = plan.run_dir.control_socket(name);
+    let control = ControlSocket::bind(&control_path).map_err(|e| {
+        let what = format!("cannot listen on the control socket {}", control_path.display());
+        Error::with_source(ErrorKind::InUse, what, e)
+    })?;
+    // First of all, as the time in which requests come again begins with it.
+    let reached = match &plan.front {
+        Front::Device(options) => device::reach(options, name)?,
+        _ => None,
+    };
+    let (fronts, uri, saved) = front(plan)?;
+    let config = VolumeConfig {
+        identity: pinned(plan, saved.as_ref())?,
+        inherited_epoch: saved.as_ref().filter(|_| plan.takes_over()).and_then(Saved::epoch),
+        ..volume_config(&plan.session)
+    };
+    Ok(Prepared { config, fronts, control, uri, saved, reached })
+}
+
+/// Prepares the front end of the plan: what makes it, where NBD clients connect, and what is saved
+/// for a takeover.
+fn front(plan: &AttachPlan) -> Result<(MakeFrontEnds, Option<String>, Option<Saved>), Error> {
+    let export = &plan.session.export_name;
+    let buffer_bytes = usize::try_from(plan.settings.buffer_size.bytes()).unwrap_or(usize::MAX);
+    let fails = plan.slow_io() == SlowIo::Fail;
+    let deferred_max = fails.then(|| plan.session.settings.io_timeout.get());
+    let shared_writes = plan.session.access == Access::Migration;
+    let bridge =
+        BridgeConfig { buffer_bytes, deferred_max, shared_writes, ..BridgeConfig::default() };
+    let listen = |endpoint: Endpoint| {
+        let bound = Bound::new(&endpoint).map_err(|e| {
+            let what = format!("cannot serve NBD on {endpoint}");
+            Error::with_source(ErrorKind::InUse, what, e)
+        })?;
+        if let Endpoint::Unix(path) = &endpoint {
+            let set = &plan.settings;
+            give_socket(path, set.socket_owner.as_ref(), set.socket_mode).map_err(|e| {
+                let what = format!("cannot set owner and mode of the socket {}", path.display());
+                Error::with_source(ErrorKind::System, what, e)
+            })?;
+        }
+        let clients = bridge.connections_max * usize::from(plan.session.shards());
+        let bound = match plan.nbd_tls(clients)? {
+            Some(relays) => bound.offering(relays),
+            None => bound,
+        };
+        let uri = Some(bound.uri(export));
+        Ok((nbd::at(bound, bridge), uri, None))
+    };
+    match &plan.front {
+        Front::Socket(path) => listen(Endpoint::Unix(path.clone())),
+        Front::Tcp(address) => listen(Endpoint::Tcp(*address)),
+        Front::Device(_) => {
+            device::become_dependable();
+            let fronts = kernel_nbd::device(BridgeConfig {
+                // The kernel has one connection on each shard, and later perhaps a second in its
+                // place.
+                connections_max: 2,
+                touched_bytes: BUSY_BYTES,
+                ..bridge
+            });
+            Ok((fronts, None, Some(Saved::new(&plan.run_dir, export)?)))
+        }
+    }
+}
+
+/// The identity that a volume must have, if it is known before it opens.
+fn pinned(plan: &AttachPlan, saved: Option<&Saved>) -> Result<Option<Pinned>, Error> {
+    let said = plan.session.settings.identity;
+    let Some(saved) = saved.filter(|_| plan.takes_over()) else {
+        return Ok(said.filter(|_| !plan.accept_new_identity));
+    };
+    let left = match saved.identity() {
+        _ if plan.accept_new_identity => return Ok(None),
+        Ok(left) => left,
+        Err(error) => {
+            let text = "cannot read which export the dead process used; set --identity ID or \
+                        --accept-new-identity";
+            return match said {
+                Some(said) => Ok(Some(said)),
+                None => Err(Error::with_source(ErrorKind::System, text, error)),
+            };
+        }
+    };
+    joined(left, said)
+}
+
+/// What a process left and what the settings say, if they do not contradict each other: an export
+/// with an ID for one boot has another one after the next boot, and either may say less.
+fn joined(left: Option<Pinned>, said: Option<Pinned>) -> Result<Option<Pinned>, Error> {
+    match (left, said) {
+        (Some(left), Some(said)) if left.contradicts(&said) => {
+            let text = format!(
+                "cannot take over: the dead process used {left}, and identity says {said}; correct \
+                 it, or set --accept-new-identity if the volume was moved"
+            );
+            Err(Error::new(ErrorKind::Usage, text))
+        }
+        (Some(left), Some(said)) => Ok(Some(left.or(said))),
+        (left, said) => Ok(left.or(said)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::identity::{ExportId, ServerId};
+    use rtrs_core::local::RunDir;
+    use rtrs_core::settings::Output;
+
+    use super::*;
+    use crate::settings::Settings;
+
+    const LEFT: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000001";
+    const SAID: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000002";
+
+    fn plan(front: &str, identity: Option<&str>, accept_new_identity: bool) -> AttachPlan {
+        let identity = identity.map(|id| format!("\nidentity: {id}")).unwrap_or_default();
+        let settings = Settings::from_yaml(&format!("{front}{identity}"), "s.yaml").unwrap();
+        let plan = AttachPlan::new("v", settings, Output::Text).unwrap();
+        AttachPlan { accept_new_identity, ..plan }
+    }
+
+    #[test]
+    fn what_a_process_left_and_what_is_said_have_to_agree() {
+        let server = Some(ServerId::of_name("s"));
+        let weak = |boot| Some(ExportId::weak(boot, "file", &[]));
+        let of = |server, export| Some(Pinned { server, export });
+        let stable = Some(ExportId::of_name("e"));
+        for (left, said, both) in [
+            (None, None, None),
+            (None, of(server, stable), of(server, stable)),
+            (of(server, stable), of(server, None), of(server, stable)),
+            (of(server, None), of(None, stable), of(server, stable)),
+            (of(server, weak(2)), of(server, weak(1)), of(server, weak(2))),
+        ] {
+            assert_eq!(joined(left, said).ok(), Some(both), "{left:?} {said:?}");
+        }
+        let other = Some(ServerId::of_name("t"));
+        assert!(joined(of(server, stable), of(other, stable)).is_err());
+        assert!(joined(of(server, stable), of(server, weak(1))).is_err());
+    }
+
+    #[test]
+    fn what_a_volume_is_pinned_to_before_it_opens() {
+        let name = format!("rtrs-pinned-{}", std::process::id());
+        let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+        dir.make().unwrap();
+        let saved = Saved::new(&dir, "v").unwrap();
+        let (left, said): (Pinned, Pinned) = (LEFT.parse().unwrap(), SAID.parse().unwrap());
+        let device = |identity, accept| plan("device: auto\ntakeover: true", identity, accept);
+        let pin = |plan: &AttachPlan| pinned(plan, Some(&saved)).map_err(|e| e.to_string());
+
+        // The process that died had pinned nothing.
+        assert_eq!(pin(&device(None, false)), Ok(None));
+        assert_eq!(pin(&device(Some(SAID), false)), Ok(Some(said)));
+        saved.save_identity(left);
+        assert_eq!(pin(&device(None, false)), Ok(Some(left)));
+        assert_eq!(pin(&device(Some(LEFT), false)), Ok(Some(left)));
+        let error = pin(&device(Some(SAID), false)).unwrap_err();
+        assert!(error.contains(LEFT) && error.contains(SAID), "{error}");
+        assert!(error.contains("set --accept-new-identity if the volume was moved"), "{error}");
+        for identity in [None, Some(LEFT), Some(SAID)] {
+            assert_eq!(pin(&device(identity, true)), Ok(None), "a deliberate move");
+        }
+
+        // Nobody takes over: what was left is another session's.
+        for front in ["device: auto", "socket: /s"] {
+            assert_eq!(pin(&plan(front, None, false)), Ok(None), "{front}");
+            assert_eq!(pin(&plan(front, Some(SAID), false)), Ok(Some(said)), "{front}");
+            assert_eq!(pin(&plan(front, Some(SAID), true)), Ok(None), "{front}");
+        }
+
+        // What is left and cannot be read is not taken for nothing.
+        std::fs::write(dir.control_socket("v").with_extension("identity"), "x").unwrap();
+        let error = pin(&device(None, false)).unwrap_err();
+        assert!(error.contains("cannot read which export the dead process used"), "{error}");
+        assert_eq!(pin(&device(Some(SAID), false)), Ok(Some(said)));
+        assert_eq!(pin(&device(None, true)), Ok(None));
+        std::fs::remove_dir_all(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn what_a_dead_process_left_stays_until_the_volume_is_attached() {
+        let name = format!("rtrs-left-{}", std::process::id());
+        let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+        dir.make().unwrap();
+        let plan = plan("device: auto\ntakeover: true", None, false);
+        let saved = Saved::new(&dir, "v").unwrap();
+        let prepared = Prepared {
+            config: volume_config(&plan.session),
+            fronts: Box::new(|_| Vec::new()),
+            control: ControlSocket::bind(&dir.control_socket("v")).unwrap(),
+            uri: None,
+            saved: Some(saved.clone()),
+            reached: None,
+        };
+        let (mut volume, _) = Volume::new(&plan, prepared, Identity::example(), Duration::ZERO);
+        saved.save_epoch(7);
+        volume.forget();
+        assert_eq!(saved.epoch(), Some(7), "the next one may take it over");
+        volume.was_attached = true;
+        volume.warning = Some("its users keep it".into());
+        volume.forget();
+        assert_eq!(saved.epoch(), Some(7));
+        volume.warning = None;
+        volume.forget();
+        assert_eq!(saved.epoch(), None);
+        drop(volume);
+        std::fs::remove_dir_all(dir.path()).unwrap();
+    }
+}

@@ -1,0 +1,278 @@
+//! Several volumes of one session: `attach` of more than one name, and volumes that are added.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use nbd_bridge::kernel::DeviceChoice;
+use rtrs_core::settings::{Output, Settings as _, nearest, print};
+use serde_yaml::Value;
+
+use super::attach::{AttachPlan, NAME};
+use super::change::Assign;
+use crate::engine::VOLUMES_MAX;
+use crate::error::{Error, usage};
+use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
+
+/// What a volume may have that is added to a session. All else is as the session has it.
+pub(crate) const OF_ADDED: [&str; 10] = [
+    "access",
+    "device",
+    "identity",
+    "listen",
+    "nbd-tls",
+    "nbd-tls-dir",
+    "read-only",
+    "socket",
+    "socket-mode",
+    "socket-owner",
+];
+
+impl AttachPlan {
+    /// Validates the settings of a session with these volumes, which share them.
+    pub(crate) fn of_volumes(
+        names: &[String],
+        settings: Settings,
+        output: Output,
+    ) -> Result<Self, Error> {
+        let Some((first, more)) = names.split_first() else {
+            return Err(usage("name an export"));
+        };
+        if more.is_empty() {
+            return Self::new(first, settings, output);
+        }
+        check_names(names)?;
+        check_shared(&settings)?;
+        let mut shared = settings;
+        let mut plan: Option<Self> = None;
+        for name in names {
+            let volume = Self::new(name, shared.clone(), output)?;
+            // The default has the first one's name in it.
+            shared.session.session_name = Some(volume.session.session_name.clone());
+            match &mut plan {
+                None => plan = Some(volume),
+                Some(plan) => plan.more.push(volume),
+            }
+        }
+        plan.ok_or_else(|| usage("name an export"))
+    }
+
+    /// Each volume of the session.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = &Self> + Clone {
+        std::iter::once(self).chain(&self.more)
+    }
+
+    /// A volume that is added to the session of this one, with these settings of its own.
+    ///
+    /// # Errors
+    /// A setting that belongs to the session or does not exist, or one that is not valid.
+    pub(crate) fn adding(&self, name: &str, own: &BTreeMap<String, String>) -> Result<Self, Error> {
+        let (mut session, mut attach) = (self.session.settings.clone(), self.settings.clone());
+        (session.access, session.read_only, session.identity) = (None, false, None);
+        (attach.device, attach.socket, attach.listen) = (None, None, None);
+        (attach.socket_mode, attach.socket_owner) = (None, None);
+        let AttachSettings { nbd_tls, nbd_tls_dir, .. } = AttachSettings::default();
+        (attach.nbd_tls, attach.nbd_tls_dir) = (nbd_tls, nbd_tls_dir);
+        for (name, text) in own {
+            if !OF_ADDED.contains(&name.as_str()) {
+                return Err(of_session(name));
+            }
+            let mut assign = Assign { name, text, outcome: None };
+            session.visit(&mut assign);
+            attach.visit(&mut assign);
+            assign.outcome.unwrap_or(Ok(())).map_err(usage)?;
+        }
+        if attach.device.is_none() {
+            (attach.takeover, attach.quick_takeover) = (false, false);
+            (attach.device_timeout, attach.device_dead_timeout) = (None, None);
+        }
+        let place = PlaceSettings { run_dir: Some(self.run_dir.path().to_path_buf()) };
+        let settings = Settings { session, attach, place, ..Settings::default() };
+        Self::new(name, settings, self.output)
+    }
+
+    /// What `adding` takes to make this volume again.
+    pub(crate) fn own(&self) -> BTreeMap<String, String> {
+        let mut own = said(&self.session.settings, &self.settings);
+        own.retain(|name, _| OF_ADDED.contains(&name.as_str()));
+        own
+    }
+}
+
+/// The settings that differ from their defaults, as text.
+pub(crate) fn said(session: &SessionSettings, attach: &AttachSettings) -> BTreeMap<String, String> {
+    let all = |session: &SessionSettings, attach: &AttachSettings| {
+        let mut all = print(session);
+        all.extend(print(attach));
+        all
+    };
+    let defaults = all(&SessionSettings::default(), &AttachSettings::default());
+    let text = |value| match value {
+        Value::String(text) => text,
+        Value::Bool(is_on) => if is_on { "on" } else { "off" }.to_owned(),
+        // Numbers, which can always be written.
+        other => serde_yaml::to_string(&other).unwrap_or_default().trim().to_owned(),
+    };
+    let said = all(session, attach).into_iter().filter(|(name, value)| {
+        name.as_str().is_some_and(|name| defaults.get(name) != Some(value))
+    });
+    said.filter_map(|(name, value)| Some((name.as_str()?.to_owned(), text(value)))).collect()
+}
+
+/// The error for a setting that an added volume has from its session.
+pub(crate) fn of_session(name: &str) -> Error {
+    let list = OF_ADDED.join(", ");
+    usage(match nearest(name, OF_ADDED.iter().copied()) {
+        Some(near) => format!("{name} is as the session has it; did you mean {near}?"),
+        None => {
+            format!("{name} is as the session has it; a volume that is added has its own: {list}")
+        }
+    })
+}
+
+/// Refuses too many names, and one twice.
+fn check_names(names: &[String]) -> Result<(), Error> {
+    if names.len() > VOLUMES_MAX {
+        let count = names.len();
+        return Err(usage(format!("{count} volumes are too many; use at most {VOLUMES_MAX}")));
+    }
+    let mut sorted: Vec<&String> = names.iter().collect();
+    sorted.sort();
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(usage(format!("{:?} is named twice; drop one", pair[0]))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what several volumes cannot share.
+fn check_shared(settings: &Settings) -> Result<(), Error> {
+    let Settings { session, attach, .. } = settings;
+    let named = |path: &Path| path.to_string_lossy().contains(NAME);
+    if attach.listen.is_some() {
+        return Err(usage(
+            "several volumes cannot listen at one address; use device or socket, or add each \
+             with --session and its own address",
+        ));
+    }
+    if attach.device.is_some_and(|device| device.get() != DeviceChoice::Auto) {
+        return Err(usage("several volumes cannot have one device; use --device auto"));
+    }
+    if let Some(path) = attach.socket.as_deref().filter(|path| !named(path)) {
+        return Err(usage(format!(
+            "several volumes cannot have one socket {}; write {NAME} in the path, which stands \
+             for the name of each",
+            path.display()
+        )));
+    }
+    if session.identity.is_some() {
+        return Err(usage(
+            "several volumes cannot have one identity; leave it out, or add each with --session \
+             and its own identity",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Front;
+    use crate::settings::Access;
+
+    fn plan(names: &[&str], yaml: &str) -> Result<AttachPlan, String> {
+        let settings = Settings::from_yaml(&format!("path: tcp://h\n{yaml}"), "s.yaml").unwrap();
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let plan = AttachPlan::of_volumes(&names, settings, Output::Text);
+        plan.map_err(|error| error.to_string())
+    }
+
+    fn add(plan: &AttachPlan, own: &[(&str, &str)]) -> Result<AttachPlan, String> {
+        let own = own.iter().map(|(name, text)| ((*name).into(), (*text).into()));
+        plan.adding("d", &own.collect()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn volumes_share_the_session_and_have_a_front_each() {
+        let plan = plan(&["a", "pool/b"], "socket: '/s/{name}'\nio-timeout: 9s\n").unwrap();
+        let shown: Vec<_> = plan
+            .volumes()
+            .map(|one| (one.session.export_name.as_str(), one.front.clone()))
+            .collect();
+        let socket = |path: &str| Front::Socket(path.into());
+        assert_eq!(shown, [("a", socket("/s/a")), ("pool/b", socket("/s/pool%2Fb"))]);
+        let one = self::plan(&["pool/b"], "socket: '/s/{name}'\n").unwrap();
+        assert_eq!(one.front, socket("/s/pool%2Fb"), "also of one");
+        let names: Vec<_> = plan.volumes().map(|one| &one.session.session_name).collect();
+        assert_eq!(names[0], names[1]);
+        assert!(names[0].ends_with("-a"));
+    }
+
+    #[test]
+    fn what_several_volumes_cannot_share_is_refused() {
+        for (names, yaml, text) in [
+            (&["a", "a"][..], "device: auto", "\"a\" is named twice; drop one"),
+            (&["a", "b"], "listen: 127.0.0.1", "several volumes cannot listen at one address"),
+            (&["a", "b"], "device: /dev/nbd3", "several volumes cannot have one device"),
+            (&["a", "b"], "socket: /s", "several volumes cannot have one socket /s; write {name}"),
+            (
+                &["a", "b"],
+                "device: auto\nidentity: -/00112233445566778899aabbccddeeff",
+                "several volumes cannot have one identity",
+            ),
+            (&["a", ""], "device: auto", "export name \"\" is empty"),
+        ] {
+            let error = plan(names, yaml).unwrap_err();
+            assert!(error.starts_with(text), "{error}");
+        }
+        let names: Vec<String> = (0..=VOLUMES_MAX).map(|at| format!("v{at}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let error = plan(&names, "device: auto").unwrap_err();
+        assert_eq!(error, "129 volumes are too many; use at most 128");
+        assert!(plan(&names[1..], "device: auto").is_ok());
+    }
+
+    #[test]
+    fn an_added_volume_has_the_session_and_a_front_of_its_own() {
+        let first = "socket: /s\nsocket-mode: 660\nread-only: true\nsession-name: s\n";
+        let first = plan(&["a"], first).unwrap();
+        let added = add(&first, &[("listen", "127.0.0.1:0"), ("access", "rw")]).unwrap();
+        assert_eq!((&*added.session.export_name, &*added.session.session_name), ("d", "s"));
+        assert_eq!((added.session.access, added.settings.socket_mode), (Access::Rw, None));
+        assert!(matches!(added.front, Front::Tcp(_)));
+        let device = add(&first, &[("device", "auto"), ("read-only", "on")]).unwrap();
+        assert_eq!(device.session.access, Access::Ro);
+        for (own, text) in [
+            (&[][..], "choose where to attach"),
+            (&[("socket", "/t"), ("crc", "off")], "crc is as the session has it"),
+            (&[("sockt", "/t")], "sockt is as the session has it; did you mean socket?"),
+            (&[("socket", "/t"), ("access", "x")], "access: "),
+        ] {
+            let error = add(&first, own).unwrap_err();
+            assert!(error.starts_with(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_added_device_is_taken_over_as_the_others_are() {
+        let first = plan(&["a"], "device: auto\ntakeover: true\ndevice-timeout: 200s\n").unwrap();
+        let added = add(&first, &[("device", "auto")]).unwrap();
+        assert!(added.takes_over());
+        assert_eq!(added.resent_for(), first.resent_for());
+        let socket = add(&first, &[("socket", "/t")]).unwrap();
+        assert!(!socket.takes_over());
+        assert_eq!(socket.settings.device_timeout, None);
+        // Of those that have no device, the next does not take over.
+        let plain = plan(&["a"], "socket: /s\n").unwrap();
+        assert!(!add(&plain, &[("device", "auto")]).unwrap().takes_over());
+    }
+    #[test]
+    fn a_volume_tells_what_it_has_of_its_own() {
+        let text = "device: auto\ntakeover: true\nread-only: true\nio-timeout: 9s\n";
+        let both = plan(&["a", "d"], text).unwrap();
+        let own = both.more[0].own();
+        let names: Vec<&str> = own.keys().map(String::as_str).collect();
+        assert_eq!(names, ["access", "device", "read-only"]);
+        assert_eq!(both.adding("d", &own).unwrap(), both.more[0]);
+        let socket = plan(&["d"], "socket: /s\nsocket-mode: 660\naccess: rw\n").unwrap();
+        assert_eq!(socket.adding("d", &socket.own()).unwrap(), socket);
+    }
+}
