@@ -29,10 +29,18 @@ pub(crate) enum Request {
     },
     /// All metrics: [`Samples`](rtrs_core::metrics::Samples).
     Metrics,
-    /// End it: [`Detached`], when it has ended.
+    /// Detach the volume whose socket this is, and end the session with its last one:
+    /// [`Detached`], when that is done.
     Detach {
         /// Time for requests in flight, in milliseconds.
         within_ms: u64,
+    },
+    /// Attach another volume in the same session: [`Attached`], when it serves.
+    VolumeAdd {
+        /// The name of its export.
+        name: String,
+        /// What it has of its own, by name, as the configuration file has them.
+        settings: BTreeMap<String, String>,
     },
     /// Add a path: [`Changed`].
     PathAdd {
@@ -45,6 +53,8 @@ pub(crate) enum Request {
     PathDisconnect(Leave),
     /// Connect a path again: [`Changed`].
     PathReconnect(Leave),
+    /// Have another gateway serve the volume: [`Changed`], when that has begun.
+    PathSwitch,
     /// Its settings: [`SettingValues`].
     Get,
     /// Change settings, all or none: [`Changed`].
@@ -101,7 +111,7 @@ pub(crate) struct SettingValue {
     pub(crate) changeable: bool,
 }
 
-/// The session has ended.
+/// A volume is detached.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Detached {
     /// True.
@@ -161,15 +171,21 @@ impl SessionState {
     }
 }
 
-/// A session.
+/// A volume and its session.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
-    /// The export's name, which is the session's name on this host.
+    /// The export's name, which is its name on this host.
     pub(crate) name: String,
-    /// Its name at the server.
+    /// The session's name at the server.
     pub(crate) session: String,
     /// Its number at the server.
     pub(crate) session_id: String,
+    /// The volumes of the session, the one first that is attached for the longest time.
+    #[serde(default)]
+    pub(crate) volumes: Vec<String>,
+    /// The name whose log has the session's messages.
+    #[serde(default)]
+    pub(crate) log: String,
     /// Where it is.
     pub(crate) state: SessionState,
     /// Why, for a state that its paths do not explain.
@@ -320,14 +336,27 @@ pub(crate) struct PathInfo {
     pub(crate) internal_errors: u64,
     /// Why it ended last.
     pub(crate) last_error: Option<String>,
+    /// Why it does not serve this volume although it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) refused: Option<String>,
     /// Left out because it is far slower than others.
     pub(crate) slow: bool,
 }
 
 impl PathInfo {
-    /// True if it carries IO.
+    /// True if it is connected, whatever it carries.
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.state, PathState::Connected | PathState::Standby)
+    }
+
+    /// True if it carries IO of the volume, or is ready to.
     pub(crate) fn is_connected(&self) -> bool {
-        self.state == PathState::Connected
+        self.is_up() && self.refused.is_none()
+    }
+
+    /// Why it carries no IO, or ended last.
+    pub(crate) fn why(&self) -> Option<&str> {
+        self.refused.as_deref().or(self.last_error.as_deref())
     }
 
     /// True if it is left out of use because it is slow.
@@ -341,6 +370,7 @@ impl PathInfo {
             Some("reconnect") => "reconnecting".to_owned(),
             Some(_) => "leaving".to_owned(),
             None if self.is_avoided() => "slow".to_owned(),
+            None if self.refused.is_some() => "refused".to_owned(),
             None => self.state.to_string(),
         }
     }
@@ -378,6 +408,15 @@ pub(crate) struct Attached {
     pub(crate) pid: u32,
     /// Its paths.
     pub(crate) paths: Option<Vec<PathInfo>>,
+}
+
+/// A volume that could not be attached beside others.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct NotAttached {
+    /// The export's name.
+    pub(crate) export: String,
+    /// Why.
+    pub(crate) error: String,
 }
 
 /// What a session did since it began.

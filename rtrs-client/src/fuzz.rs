@@ -1,8 +1,8 @@
 //! Body of the fuzz target `client_paths`.
 //!
 //! The input is a little program: what a server does that keeps to no rule of the protocol, and
-//! what users ask of the device meanwhile. The server answers as it should where it is not told
-//! otherwise; the program has it lie in accepts, in INFO_RSP and OPEN_RSP, send any bytes and
+//! what users ask of the device meanwhile. The server answers as it should where nothing else
+//! is said; the program has it lie in accepts, in INFO_RSP and OPEN_RSP, send any bytes and
 //! immediates, write anywhere into the client's memory that it was ever given, keep answers, give
 //! them twice, drop connections and fall silent. The client is that of the daemon, on one or two
 //! shards of the simulated fabric. The target fails on a panic, when the client does not come to
@@ -39,7 +39,9 @@ use rtrs_core::wire::{
 use self::answers::{Asked, challenge_rsp, check_auth, open_rsp, proves};
 use self::input::{Input, changed};
 use self::setup::{config, tuning};
-use crate::engine::{Change, ClientEngine, ClientMessage, Leaving, SessionDevice};
+use crate::engine::{
+    Change, ClientEngine, ClientMessage, DeviceIndex, Leaving, SessionDevice, VolumeConfig,
+};
 
 const DEPTH: u16 = 8;
 const MAX_IO: u32 = 8192;
@@ -47,6 +49,8 @@ const HEADER: u32 = 4096;
 const CHUNK: usize = (MAX_IO + HEADER) as usize;
 const SECTORS: u64 = 128;
 const PORT: u16 = 1234;
+/// The export of the second volume.
+const SECOND: &str = "vol2";
 const CONNS_MAX: usize = 24;
 /// The server's memory: chunks, then what it sends, then INFO_REQs.
 const SEND_AT: usize = CHUNK * DEPTH as usize;
@@ -108,13 +112,20 @@ struct Server {
     sent: usize,
 }
 
+/// Who uses a volume on a shard.
+#[derive(Default)]
+struct User {
+    device: Option<SessionDevice>,
+    waiting: BTreeSet<u64>,
+}
+
 struct Host {
     engine: ClientEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: VecDeque<ClientMessage>,
-    device: Option<SessionDevice>,
+    /// By volume.
+    users: Vec<User>,
     region: Arc<Region>,
-    waiting: BTreeSet<u64>,
 }
 
 struct Rig {
@@ -148,9 +159,8 @@ impl Rig {
                 engine: ClientEngine::new(world.now(), shard, &config, &uuids),
                 fabrics: vec![Box::new(world.fabric(client))],
                 inbox: VecDeque::new(),
-                device: None,
+                users: vec![User::default()],
                 region: Region::new(BUFFERS).ok()?,
-                waiting: BTreeSet::new(),
             })
         };
         let hosts = (0..config.shards).map(host).collect::<Option<Vec<_>>>()?;
@@ -212,8 +222,11 @@ impl Rig {
         loop {
             self.rest(&mut turns);
             let timers = self.hosts.iter().fold(None, |at, host| {
-                let device = host.device.as_ref().and_then(BlockDevice::deadline);
-                earliest(earliest(at, device), host.engine.deadline())
+                let devices = host.users.iter().filter_map(|user| user.device.as_ref()?.deadline());
+                earliest(
+                    devices.fold(at, |at, due| earliest(at, Some(due))),
+                    host.engine.deadline(),
+                )
             });
             let next = earliest(timers, self.world.next_event_time());
             let Some(next) = next.filter(|next| *next <= end) else { break };
@@ -293,7 +306,7 @@ impl Rig {
                 self.server.lies.info = Some(lie);
             }
             14 => {
-                let lie = changed(open_rsp(), input)?;
+                let lie = changed(open_rsp(0), input)?;
                 self.server.lies.open = Some(lie);
             }
             15 => {
@@ -310,6 +323,11 @@ impl Rig {
             }
             _ => {
                 let fields = input.byte()?;
+                if fields >> 4 & 7 >= 6 {
+                    self.second(fields & 16 == 0);
+                    self.settle();
+                    return Some(());
+                }
                 let leaving = Leaving {
                     path: format!("path{}", fields & 1),
                     within: Duration::from_millis(100),
@@ -332,10 +350,26 @@ impl Rig {
         Some(())
     }
 
+    /// The session gets a second volume, or loses it with all its IO under way.
+    fn second(&mut self, add: bool) {
+        let (now, config) = (self.world.now(), config(self.setup));
+        let volume = VolumeConfig { export: SECOND.into(), ..config.volumes[0].clone() };
+        let change = match add {
+            true => Change::AddVolume(volume),
+            false => Change::CloseVolume { export: SECOND.into() },
+        };
+        let host = &mut self.hosts[0];
+        if host.engine.change(now, change, &mut host.fabrics).is_ok() {
+            let users = 1 + usize::from(add);
+            self.hosts.iter_mut().for_each(|host| host.users.resize_with(users, User::default));
+        }
+    }
+
     fn submit(&mut self, shard: usize, op: u8, place: u8, len: u8) {
         let at = shard % self.hosts.len();
         let host = &mut self.hosts[at];
-        let Some(device) = host.device.as_mut() else { return };
+        let at = usize::from(op) / 5 % host.users.len();
+        let User { device: Some(device), waiting } = &mut host.users[at] else { return };
         let tag = self.next_tag;
         let len = 512 * (1 + u32::from(len) % (MAX_IO / 512));
         let op = [IoOp::Read, IoOp::Write, IoOp::Flush, IoOp::Discard, IoOp::WriteZeroes]
@@ -350,7 +384,7 @@ impl Rig {
         let flags = IoFlags { fua: place & 64 != 0 && op == IoOp::Write, ..IoFlags::default() };
         // A full device is asked again by its users.
         if device.submit(Io { tag, op, flags, offset, len, buf }).is_ok() {
-            host.waiting.insert(tag);
+            waiting.insert(tag);
             self.next_tag += 1;
         }
     }
@@ -370,7 +404,8 @@ impl Rig {
         }
         self.pass(END);
         for host in &self.hosts {
-            assert!(host.waiting.is_empty(), "IO that never ends: {:?}", host.waiting);
+            let waiting = host.users.iter().flat_map(|user| &user.waiting).collect::<Vec<_>>();
+            assert!(waiting.is_empty(), "IO that never ends: {waiting:?}");
             assert_eq!(host.engine.permits_held(), 0, "permits are out at rest");
         }
         let now = self.world.now();
@@ -399,17 +434,18 @@ impl Host {
             self.engine.check();
         }
         busy |= self.engine.poll(now, &mut self.fabrics);
-        if self.device.is_none()
-            && let Some(mut device) = self.engine.device()
-        {
-            device.attach_region(&self.region).expect("its first region");
-            self.device = Some(device);
-        }
-        if let Some(device) = self.device.as_mut() {
+        for (at, User { device, waiting }) in DeviceIndex::all().zip(&mut self.users) {
+            if device.is_none()
+                && let Some(mut open) = self.engine.device(at)
+            {
+                open.attach_region(&self.region).expect("its first region");
+                *device = Some(open);
+            }
+            let Some(device) = device else { continue };
             busy |= device.poll(now);
             while let Some(done) = device.reap() {
                 busy = true;
-                assert!(self.waiting.remove(&done.tag), "IO {} ended twice", done.tag);
+                assert!(waiting.remove(&done.tag), "IO {} ended twice", done.tag);
             }
         }
         busy |= self.engine.pump(now, &mut self.fabrics);
@@ -495,7 +531,7 @@ impl Server {
             self.send(at, &answer, None);
         } else {
             match Imm::decode_with(wc.imm.unwrap_or(0), MemBits::for_depth(DEPTH)) {
-                Imm::Heartbeat if self.heartbeats => {
+                Imm::Heartbeat { .. } if self.heartbeats => {
                     self.immediate(at, Imm::HeartbeatAck.encode());
                 }
                 Imm::Request { permit, offset } => self.requested(wc.qp, permit, offset),
@@ -527,7 +563,10 @@ impl Server {
             if let Ok(parsed) = ChunkRequest::parse(offset, &chunk[range]) {
                 let result = match parsed.user(&chunk[parsed.user_range()], 2) {
                     Ok(UserMessage::SessInfo(info)) => SessInfoRsp::answer(info).encode().to_vec(),
-                    Ok(UserMessage::Open { .. }) => self.lies.open.take().unwrap_or_else(open_rsp),
+                    Ok(UserMessage::Open { dev_name, .. }) => {
+                        let device = u32::from(dev_name == SECOND.as_bytes());
+                        self.lies.open.take().unwrap_or_else(|| open_rsp(device))
+                    }
                     Ok(UserMessage::Io(_, io)) => vec![0; io.bi_size.min(MAX_IO) as usize],
                     Ok(UserMessage::Challenge(challenge)) => self.challenged(qp, &challenge),
                     Ok(UserMessage::Auth(_)) => {

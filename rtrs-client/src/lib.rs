@@ -28,11 +28,12 @@ mod volumes;
 
 pub use cmd::LowArgs;
 pub use engine::{
-    Change, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy, SessionConfig,
-    SessionDevice, SessionFailure, SlowIo, Tuning,
+    Change, DeviceIndex, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy,
+    SessionConfig, SessionDevice, SessionFailure, SlowIo, Tuning, VOLUMES_MAX, VolumeConfig,
+    VolumeView,
 };
 pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz_paths;
 pub use plan::{AttachPlan, BenchPlan, Front, SessionPlan};
-pub use stats::{OpCount, PathCount, ShardStats};
+pub use stats::{DeviceStats, OpCount, PathCount, ShardStats};

@@ -105,6 +105,13 @@ rtrs_core::settings! {
         /// connects it again. auto is 5. If --heartbeat is auto too, auto is 3 over tcp://
         /// and tls://, and 8 over rdma:// with rtrs-server.
         heartbeat_missed_max: Auto<Int<u32, 1, 1000>> = "auto",
+        /// Longest time between heartbeats of an idle session
+        ///
+        /// If there is no request for a second, the time between the heartbeats of each path
+        /// doubles, from heartbeat up to this value, so a dead path may be noticed that much later.
+        /// The first request sends a heartbeat at once. It applies to rtrs-server, up to the value
+        /// that the server allows, and not to kernel servers. A value up to heartbeat turns it off.
+        heartbeat_idle_max: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "30s",
         /// Time limit for connecting a path
         ///
         /// It applies to the start of each connection. The InfoExchange step has twice this time.
@@ -145,7 +152,7 @@ rtrs_core::settings! {
         ///
         /// The time adapts to the load, up to this limit. 0 disables polling. An idle shard always
         /// sleeps.
-        poll: Time<0, { 10 * MILLISECOND }> = "50us" was "poll-us",
+        poll: Time<0, { 10 * MILLISECOND }> = "200us" was "poll-us",
         /// Log level: error, warn, info, debug, trace, or a filter by module
         ///
         /// An example of a filter is info,rtrs_client::engine=debug. The log goes to stderr.
@@ -163,7 +170,8 @@ rtrs_core::settings! {
     pub struct AttachSettings {
         /// Serve NBD on this unix socket
         ///
-        /// At most 107 bytes. Set one of device, socket and listen.
+        /// At most 107 bytes. Set one of device, socket and listen. {name} in it stands for the
+        /// name of the volume.
         socket: Option<PathBuf> = "",
         /// Permissions of the unix socket, in octal, for example 660
         ///
@@ -241,7 +249,7 @@ rtrs_core::settings! {
         slow_io: Option<SlowIo> = "wait; fail with takeover",
         /// NBD buffers per shard, 58M to 4G in steps of 4k
         ///
-        /// The minimum holds one request of 32 MiB and two buffers for each of 48 connections.
+        /// The minimum holds 32 MiB of a request and two buffers for each of 48 connections.
         /// Memory is used only as requests need it. Requests wait while all of it is in use.
         buffer_size: ByteSize = "64M",
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH

@@ -47,19 +47,72 @@ pub struct PathCount {
     pub slow_requests: u64,
 }
 
-/// What a shard did for the session since start.
+/// What a shard did for a volume since it was added.
 #[derive(Clone, Debug)]
-pub struct ShardStats {
+pub struct DeviceStats {
     /// By operation: read, write, flush, discard, write zeroes.
-    pub ops: [OpCount; 5],
+    pub ops: [OpCount; 6],
     /// Time from submit to completion, by operation.
-    pub times: [Times; 5],
+    pub times: [Times; 6],
     /// IOs that found the whole queue depth in use.
     pub queue_full: u64,
-    /// By path, in the session's order.
-    pub paths: Vec<PathCount>,
+    /// Requests that were not answered within the IO timeout although their path lived.
+    pub slow_requests: u64,
     /// Time from submit to completion in nanoseconds.
     pub latency: Histogram<u64>,
+}
+
+impl Default for DeviceStats {
+    fn default() -> Self {
+        Self {
+            ops: Default::default(),
+            times: Default::default(),
+            queue_full: 0,
+            slow_requests: 0,
+            latency: latencies(),
+        }
+    }
+}
+
+impl DeviceStats {
+    pub(crate) fn io_done(&mut self, io: &Io, status: IoStatus, latency: Duration) {
+        let op = op_index(io.op);
+        self.times[op].record(nanos(latency));
+        let count = &mut self.ops[op];
+        count.count += 1;
+        if status.is_ok() {
+            count.bytes += u64::from(io.len);
+        } else {
+            count.errors += 1;
+        }
+        self.latency.saturating_record(nanos(latency));
+    }
+
+    /// Adds the counts of another shard, or of another volume.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
+            mine.add(theirs);
+        }
+        for (mine, theirs) in self.times.iter_mut().zip(&other.times) {
+            mine.add(theirs);
+        }
+        self.queue_full += other.queue_full;
+        self.slow_requests += other.slow_requests;
+        add_latency(&mut self.latency, &other.latency);
+    }
+}
+
+fn add_latency(mine: &mut Histogram<u64>, theirs: &Histogram<u64>) {
+    if let Err(error) = mine.add(theirs) {
+        tracing::debug!("histograms of different bounds: {error}");
+    }
+}
+
+/// What a shard did over the session's paths since start.
+#[derive(Clone, Debug)]
+pub struct ShardStats {
+    /// By path, in the session's order.
+    pub paths: Vec<PathCount>,
     /// By path, the time from a request to its answer in nanoseconds.
     pub path_latency: Vec<Histogram<u64>>,
     /// By path, where the time of its requests went.
@@ -69,7 +122,8 @@ pub struct ShardStats {
 }
 
 /// The names of `ShardStats::ops`, in its order.
-pub(crate) const OP_NAMES: [&str; 5] = ["read", "write", "flush", "discard", "write-zeroes"];
+pub(crate) const OP_NAMES: [&str; 6] =
+    ["read", "write", "flush", "discard", "write-zeroes", "extents"];
 
 const fn op_index(op: IoOp) -> usize {
     match op {
@@ -78,6 +132,7 @@ const fn op_index(op: IoOp) -> usize {
         IoOp::Flush => 2,
         IoOp::Discard => 3,
         IoOp::WriteZeroes => 4,
+        IoOp::Extents => 5,
     }
 }
 
@@ -94,11 +149,7 @@ fn nanos(time: Duration) -> u64 {
 impl ShardStats {
     pub(crate) fn new(paths: usize) -> Self {
         Self {
-            ops: Default::default(),
-            times: Default::default(),
-            queue_full: 0,
             paths: vec![PathCount::default(); paths],
-            latency: latencies(),
             path_latency: vec![latencies(); paths],
             path_parts: vec![Parts::default(); paths],
             earlier_parts: Parts::default(),
@@ -164,28 +215,8 @@ impl ShardStats {
         }
     }
 
-    pub(crate) fn io_done(&mut self, io: &Io, status: IoStatus, latency: Duration) {
-        let op = op_index(io.op);
-        self.times[op].record(nanos(latency));
-        let count = &mut self.ops[op];
-        count.count += 1;
-        if status.is_ok() {
-            count.bytes += u64::from(io.len);
-        } else {
-            count.errors += 1;
-        }
-        self.latency.saturating_record(nanos(latency));
-    }
-
     /// Adds another shard's counts.
     pub fn add(&mut self, other: &Self) {
-        for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
-            mine.add(theirs);
-        }
-        for (mine, theirs) in self.times.iter_mut().zip(&other.times) {
-            mine.add(theirs);
-        }
-        self.queue_full += other.queue_full;
         for (mine, theirs) in self.paths.iter_mut().zip(&other.paths) {
             mine.requests += theirs.requests;
             mine.answers += theirs.answers;
@@ -199,11 +230,8 @@ impl ShardStats {
             mine.add(theirs);
         }
         self.earlier_parts.add(&other.earlier_parts);
-        let latencies = self.path_latency.iter_mut().zip(&other.path_latency);
-        for (mine, theirs) in latencies.chain([(&mut self.latency, &other.latency)]) {
-            if let Err(error) = mine.add(theirs) {
-                tracing::debug!("histograms of different bounds: {error}");
-            }
+        for (mine, theirs) in self.path_latency.iter_mut().zip(&other.path_latency) {
+            add_latency(mine, theirs);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What uses a session's device: one front end per shard, behind one trait.
 //!
-//! A front end is made on its shard's thread before the device is open, and is given the device
-//! once. The driver turns it and does not know what it is. To add one: a file here with a type that
+//! Each device of the session has one on each shard. A front end is made on its shard's thread
+//! before the device is open, and is given the device once. The driver turns it and does not know
+//! what it is. To add one: a file here with a type that
 //! implements [`FrontEnd`] and a function that returns a [`MakeFrontEnds`]; a variant of
 //! `plan::Front` with its settings; and the arm of `prepare` in `daemon/attach.rs` that maps one to
 //! the other.

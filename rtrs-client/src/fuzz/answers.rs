@@ -10,8 +10,9 @@ use super::{MAX_IO, SECTORS};
 use crate::engine::{Nonces, Prover};
 
 /// OPEN_RSP, long; who wants the short one reads less.
-pub(super) fn open_rsp() -> Vec<u8> {
+pub(super) fn open_rsp(device_id: u32) -> Vec<u8> {
     let rsp = OpenRsp {
+        device_id,
         nsectors: SECTORS,
         max_hw_sectors: MAX_IO / 512,
         max_write_zeroes_sectors: 1 << 10,
@@ -25,7 +26,8 @@ pub(super) fn open_rsp() -> Vec<u8> {
         cache_id: 1,
         ..OpenRsp::default()
     };
-    OpenRspTail { export: None, secret: EvictionSecret([3; 16]) }.encode(&rsp).to_vec()
+    let secret = EvictionSecret([3; 16]);
+    OpenRspTail { export: None, secret, standing: None }.encode(&rsp).to_vec()
 }
 
 /// Whether both ends prove who they are in a program with this setup.

@@ -10,6 +10,7 @@ use super::answers::{prover, proves};
 use super::{PORT, client_ip, server_ip};
 use crate::engine::{
     Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo, Tuning,
+    VolumeConfig,
 };
 
 /// The settings of a session, from the first byte of a program.
@@ -18,6 +19,7 @@ pub(super) fn config(setup: u8) -> SessionConfig {
         interval: Duration::from_millis(200),
         missed_max: 3,
         confirmed_missed_max: 2,
+        idle_max: Duration::from_secs(1),
     };
     let path = |path| PathTarget {
         peer_name: None,
@@ -32,12 +34,14 @@ pub(super) fn config(setup: u8) -> SessionConfig {
     };
     SessionConfig {
         name: "fuzz".into(),
-        export: "vol".into(),
-        access: AccessMode::ReadWrite,
+        volumes: vec![VolumeConfig {
+            export: "vol".into(),
+            access: AccessMode::ReadWrite,
+            read_only_fallback: setup & 2 != 0,
+            identity: None,
+            inherited_epoch: (setup & 4 != 0).then_some(1),
+        }],
         open_patience: Duration::ZERO,
-        read_only_fallback: setup & 2 != 0,
-        identity: None,
-        inherited_epoch: (setup & 4 != 0).then_some(1),
         resent_for: Duration::ZERO,
         id: SessionId([7; 16]),
         paths: (0..1 + usize::from(setup >> 3 & 1)).map(path).collect(),
@@ -63,7 +67,12 @@ pub(super) fn tuning(setup: u8, fields: u8) -> Tuning {
     // At the end all IO has to end, so it never waits without a limit.
     let no_path = if fields & 8 == 0 { NoPath::Fail } else { NoPath::QueueFor(some) };
     let policy = if fields & 32 == 0 { Policy::MinLatency } else { Policy::RoundRobin };
-    let heartbeat = HeartbeatSettings { interval: some, missed_max: 3, confirmed_missed_max: 2 };
+    let heartbeat = HeartbeatSettings {
+        interval: some,
+        missed_max: 3,
+        confirmed_missed_max: 2,
+        idle_max: some * 8,
+    };
     Tuning {
         policy,
         no_path,

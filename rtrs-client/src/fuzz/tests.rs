@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::{Rig, fuzz_paths};
+use crate::engine::DeviceIndex;
 
 #[test]
 fn the_corpus_replays() {
@@ -21,13 +22,22 @@ fn a_server_that_does_not_lie_is_worked_with() {
         let mut rig = Rig::new(setup).unwrap();
         rig.pass(super::Duration::from_millis(50));
         let paths = rig.hosts[0].engine.paths();
-        assert!(rig.hosts[0].engine.is_open(), "setup {setup}: {paths:?}");
-        for op in 0..5 {
-            rig.submit(0, op, 1, 3);
+        assert!(rig.hosts[0].engine.is_open(DeviceIndex::FIRST), "setup {setup}: {paths:?}");
+        // The session gets a second volume, and again after it was closed.
+        for round in 0..3 {
+            rig.second(true);
+            rig.pass(super::Duration::from_millis(50));
+            assert_eq!(rig.hosts[0].users.len(), 2, "setup {setup} round {round}");
+            for op in 0..10 {
+                rig.submit(0, op, 1, 3);
+            }
+            rig.settle();
+            assert_eq!(rig.next_tag, 11 + 10 * round, "setup {setup}: all were taken");
+            assert!(rig.hosts[0].users.iter().all(|user| user.waiting.is_empty()), "setup {setup}");
+            rig.second(false);
+            rig.pass(super::Duration::from_millis(50));
+            assert_eq!(rig.hosts[0].users.len(), 1, "setup {setup} round {round}");
         }
-        rig.settle();
-        assert_eq!(rig.next_tag, 6, "setup {setup}: all were taken");
-        assert!(rig.hosts[0].waiting.is_empty(), "setup {setup}");
         rig.end();
     }
 }
