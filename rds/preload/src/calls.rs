@@ -1,0 +1,176 @@
+//! What each call means for an RDS socket, with the results and errors of the kernel's.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::PoisonError;
+
+use libc::c_int;
+use rds::socket::{Access, AtPath, How, Incoming, node_dir, node_path, receive, send};
+
+use crate::memory::{Address, borrow, errno};
+use crate::table::{Bound, Entry, add, node_paths, share};
+
+/// The family of RDS sockets.
+pub(crate) const AF_RDS: c_int = 21;
+/// The level of their options.
+pub(crate) const SOL_RDS: c_int = 276;
+/// The control message with congestion updates.
+pub(crate) const CMSG_CONG_UPDATE: c_int = 5;
+
+/// Flags that a send may have.
+const SEND_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_ZEROCOPY;
+
+/// True if sockets of this family are ours: a node runs on this host.
+pub(crate) fn serves(family: c_int) -> bool {
+    family == AF_RDS && !node_paths().is_empty()
+}
+
+/// Checks the type of a new socket. Returns the flags of its descriptor.
+pub(crate) fn check_type(kind: c_int, protocol: c_int) -> io::Result<c_int> {
+    let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+    match (kind & !flags, protocol) {
+        (libc::SOCK_SEQPACKET, 0) => Ok(flags),
+        (libc::SOCK_SEQPACKET, _) => Err(errno(libc::EPROTONOSUPPORT)),
+        _ => Err(errno(libc::ESOCKTNOSUPPORT)),
+    }
+}
+
+/// Notes a new socket.
+pub(crate) fn created(fd: c_int) -> io::Result<()> {
+    add(fd)
+}
+
+/// Whether no single node has this address.
+fn is_no_node(address: IpAddr) -> bool {
+    let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
+    address.is_unspecified() || address.is_multicast() || is_broadcast
+}
+
+pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()> {
+    let Address::Of(address) = address else { return Err(errno(libc::EINVAL)) };
+    let (ip, port) = (address.ip().to_canonical(), address.port());
+    if entry.bound().is_some() || is_no_node(ip) || port == 1 {
+        return Err(errno(libc::EINVAL));
+    }
+    let wishes = entry.wishes();
+    if wishes.other_transport {
+        return Err(errno(libc::ENOPROTOOPT));
+    }
+    let path = node_path(&node_dir(), ip);
+    let mut connected = entry.path.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*connected {
+        Some(former) if *former != path => return Err(errno(libc::EADDRNOTAVAIL)),
+        Some(_) => {}
+        None => {
+            let way = AtPath(path.clone());
+            way.connect_socket(borrow(fd)).map_err(|error| match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ECONNREFUSED) => errno(libc::EADDRNOTAVAIL),
+                _ => error,
+            })?;
+            *connected = Some(path.clone());
+        }
+    }
+    let (slot, board) = Access::bind(borrow(fd), ip, port)?;
+    let access = share(Access::with_board(Box::new(AtPath(path)), board)?)?;
+    let bound = Bound { access, slot };
+    // What cannot be set now is as it is by default.
+    if let Some(bytes) = wishes.sndbuf {
+        bound.access.set_sndbuf(slot, bytes)?;
+    }
+    if let Some(bytes) = wishes.rcvbuf {
+        bound.access.set_rcvbuf(slot, bytes)?;
+    }
+    if wishes.monitors {
+        bound.access.set_monitor(slot, true)?;
+    }
+    if let Some(to) = wishes.destination {
+        bound.access.set_destination(slot, (to.ip(), to.port()))?;
+    }
+    entry.set_bound(bound);
+    Ok(())
+}
+
+pub(crate) fn connect(entry: &Entry, address: Address) -> io::Result<()> {
+    let Address::Of(to) = address else { return Err(errno(libc::EAFNOSUPPORT)) };
+    let ip = to.ip().to_canonical();
+    if is_no_node(ip) {
+        return Err(errno(libc::EINVAL));
+    }
+    match entry.bound() {
+        Some(Bound { access, slot }) => access.set_destination(slot, (ip, to.port())),
+        None => {
+            entry.wish(|wishes| wishes.destination = Some(SocketAddr::new(ip, to.port())));
+            Ok(())
+        }
+    }
+}
+
+/// The address that a socket is bound to.
+pub(crate) fn own_address(entry: &Entry) -> Option<SocketAddr> {
+    let Bound { access, slot } = entry.bound()?;
+    Some(SocketAddr::new(access.board().address(), access.view(slot)?.port))
+}
+
+/// The default destination.
+pub(crate) fn destination(entry: &Entry) -> io::Result<SocketAddr> {
+    let to = match entry.bound() {
+        Some(Bound { access, slot }) => access.view(slot).and_then(|view| view.connected),
+        None => entry.wishes().destination.map(|to| (to.ip(), to.port())),
+    };
+    to.map(|(ip, port)| SocketAddr::new(ip, port)).ok_or_else(|| errno(libc::ENOTCONN))
+}
+
+pub(crate) fn send_message(
+    fd: c_int,
+    entry: &Entry,
+    to: Option<Address>,
+    payload: &[IoSlice<'_>],
+    flags: c_int,
+) -> io::Result<usize> {
+    if flags & !SEND_FLAGS != 0 {
+        return Err(errno(libc::EOPNOTSUPP));
+    }
+    let to = match to {
+        None => None,
+        Some(Address::Of(to)) => Some((to.ip().to_canonical(), to.port())),
+        Some(Address::None) => return Err(errno(libc::EINVAL)),
+    };
+    let Some(Bound { access, slot }) = entry.bound() else { return Err(errno(libc::ENOTCONN)) };
+    let dontwait = flags & libc::MSG_DONTWAIT != 0;
+    send(&access, (slot, borrow(fd)), to, payload, dontwait)
+}
+
+/// What a receive has brought.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Got {
+    /// What the call returns.
+    pub(crate) result: usize,
+    pub(crate) is_truncated: bool,
+    pub(crate) from: Option<SocketAddr>,
+    /// A congestion update, without a message.
+    pub(crate) update: Option<u64>,
+}
+
+pub(crate) fn receive_message(
+    fd: c_int,
+    entry: &Entry,
+    to: &mut [IoSliceMut<'_>],
+    flags: c_int,
+) -> io::Result<Got> {
+    if entry.bound().is_none() {
+        // There is nothing before it is bound; the kernel would wait.
+        return Err(errno(libc::ENOTCONN));
+    }
+    let how = How { dontwait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 };
+    Ok(match receive(borrow(fd), to, how)? {
+        Incoming::Message { len, total, from } => Got {
+            result: if flags & libc::MSG_TRUNC != 0 { total } else { len },
+            is_truncated: len < total,
+            from: Some(from),
+            update: None,
+        },
+        Incoming::Cleared(groups) => {
+            Got { result: 0, is_truncated: false, from: None, update: Some(groups) }
+        }
+    })
+}

@@ -1,0 +1,693 @@
+//! The functions that the program calls in place of those of the C library.
+//!
+//! Each asks whether its descriptor is an RDS socket, and hands the call on if it is not.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use libc::{
+    c_int, c_uint, c_ulong, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t,
+    timespec,
+};
+
+use crate::calls::{self, AF_RDS, CMSG_CONG_UPDATE, Got, SOL_RDS};
+use crate::memory::{
+    Address, PARTS_MAX, errno, has_control, put_control, read_address, set_errno, source, sources,
+    target, targets, write_address,
+};
+use crate::options::{self, Answer, Reply};
+use crate::real::real;
+use crate::table::{self, Entry};
+
+/// Runs when the library is loaded.
+#[used]
+// SAFETY: the loader calls what this section points to; its arguments are not looked at.
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    table::own();
+    // SAFETY: the functions are there as long as the process. Without memory for them, a child
+    // changes nothing in its table.
+    unsafe {
+        libc::pthread_atfork(
+            Some(table::fork_begins),
+            Some(table::fork_ends),
+            Some(table::fork_ends_in_child),
+        );
+    }
+    table::adopt_inherited();
+}
+
+/// The result of a call that returns a length.
+fn length(result: io::Result<usize>) -> ssize_t {
+    match result {
+        Ok(len) => ssize_t::try_from(len).unwrap_or(ssize_t::MAX),
+        Err(error) => fail(&error) as ssize_t,
+    }
+}
+
+/// The result of a call that returns 0.
+fn zero(result: io::Result<()>) -> c_int {
+    result.map_or_else(|error| fail(&error), |()| 0)
+}
+
+fn fail(error: &io::Error) -> c_int {
+    set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+    -1
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if family != AF_RDS || !calls::serves(family) {
+        return real!(socket(family: c_int, kind: c_int, protocol: c_int) -> c_int);
+    }
+    let flags = match calls::check_type(kind, protocol) {
+        Ok(flags) => flags,
+        Err(error) => return fail(&error),
+    };
+    let (family, kind, protocol) = (libc::AF_UNIX, libc::SOCK_SEQPACKET | flags, 0);
+    let fd = real!(socket(family: c_int, kind: c_int, protocol: c_int) -> c_int);
+    if fd >= 0
+        && let Err(error) = calls::created(fd)
+    {
+        real!(close(fd: c_int) -> c_int);
+        return fail(&error);
+    }
+    fd
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let Some(entry) = table::find(fd) else {
+        return real!(bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int);
+    };
+    // SAFETY: the program's promise to `bind`.
+    let address = unsafe { read_address(address, len) };
+    zero(address.and_then(|address| calls::bind(fd, &entry, address)))
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let Some(entry) = table::find(fd) else {
+        return real!(connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int);
+    };
+    // SAFETY: the program's promise to `connect`.
+    let address = unsafe { read_address(address, len) };
+    zero(address.and_then(|address| calls::connect(&entry, address)))
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let Some(entry) = table::find(fd) else {
+        return real!(getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int);
+    };
+    // SAFETY: the program's promise to `getsockname`.
+    zero(unsafe { write_address(calls::own_address(&entry), address, len) })
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let Some(entry) = table::find(fd) else {
+        return real!(getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int);
+    };
+    let to = calls::destination(&entry);
+    // SAFETY: the program's promise to `getpeername`.
+    zero(to.and_then(|to| unsafe { write_address(Some(to), address, len) }))
+}
+
+/// Sockets that neither listen nor are shut down.
+macro_rules! unsupported {
+    ($($name:ident($($arg:ident: $type:ty),*);)+) => {$(
+        // SAFETY: it has the name and the signature of a function of the C library.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(fd: c_int, $($arg: $type),*) -> c_int {
+            match table::find(fd) {
+                Some(_) => fail(&errno(libc::EOPNOTSUPP)),
+                None => real!($name(fd: c_int $(, $arg: $type)*) -> c_int),
+            }
+        }
+    )+};
+}
+
+unsupported! {
+    listen(backlog: c_int);
+    shutdown(how: c_int);
+    accept(address: *mut sockaddr, len: *mut socklen_t);
+    accept4(address: *mut sockaddr, len: *mut socklen_t, flags: c_int);
+}
+
+// Messages out.
+
+fn send_parts(
+    fd: c_int,
+    entry: &Entry,
+    to: io::Result<Option<Address>>,
+    parts: io::Result<Vec<IoSlice<'_>>>,
+    flags: c_int,
+) -> ssize_t {
+    length(to.and_then(|to| calls::send_message(fd, entry, to, &parts?, flags)))
+}
+
+/// Sends a buffer.
+///
+/// # Safety
+/// As [`source`].
+unsafe fn send_one(
+    fd: c_int,
+    entry: &Entry,
+    to: io::Result<Option<Address>>,
+    (buffer, size): (*const c_void, size_t),
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    let payload = unsafe { source(buffer, size) };
+    length(
+        payload.and_then(|payload| {
+            calls::send_message(fd, entry, to?, &[IoSlice::new(payload)], flags)
+        }),
+    )
+}
+
+/// Reads the destination of a send, if one is named.
+///
+/// # Safety
+/// As [`read_address`], for an address that is not null.
+unsafe fn destination(address: *const sockaddr, len: socklen_t) -> io::Result<Option<Address>> {
+    if address.is_null() || len == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { read_address(address, len) }.map(Some)
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    size: size_t,
+    flags: c_int,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(sendto(fd: c_int, buffer: *const c_void, size: size_t, flags: c_int,
+            address: *const sockaddr, len: socklen_t) -> ssize_t);
+    };
+    // SAFETY: the program's promises to `sendto`.
+    unsafe { send_one(fd, &entry, destination(address, len), (buffer, size), flags) }
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, size: size_t, flags: c_int) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(send(fd: c_int, buffer: *const c_void, size: size_t, flags: c_int)
+            -> ssize_t);
+    };
+    // SAFETY: the program's promise to `send`.
+    unsafe { send_one(fd, &entry, Ok(None), (buffer, size), flags) }
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, size: size_t) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(write(fd: c_int, buffer: *const c_void, size: size_t) -> ssize_t);
+    };
+    // SAFETY: the program's promise to `write`.
+    unsafe { send_one(fd, &entry, Ok(None), (buffer, size), 0) }
+}
+
+/// How many parts `writev` and `readv` are passed.
+fn part_count(count: c_int) -> io::Result<usize> {
+    let count = usize::try_from(count).ok().filter(|count| *count <= PARTS_MAX);
+    count.ok_or_else(|| errno(libc::EINVAL))
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t);
+    };
+    // SAFETY: the program's promise to `writev`.
+    let parts = part_count(count).and_then(|count| unsafe { sources(vectors, count) });
+    send_parts(fd, &entry, Ok(None), parts, 0)
+}
+
+/// Sends what a message header describes.
+///
+/// # Safety
+/// As `sendmsg`.
+unsafe fn send_header(fd: c_int, entry: &Entry, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program's promise.
+    let Some(message) = (unsafe { message.as_ref() }) else {
+        return fail(&errno(libc::EFAULT)) as _;
+    };
+    // SAFETY: the program's promise.
+    if unsafe { has_control(message, SOL_RDS) } {
+        // Operations on remote memory.
+        return fail(&errno(libc::EOPNOTSUPP)) as _;
+    }
+    // SAFETY: the program's promises.
+    let (to, parts) = unsafe {
+        let to = destination(message.msg_name.cast(), message.msg_namelen);
+        (to, sources(message.msg_iov, message.msg_iovlen))
+    };
+    send_parts(fd, entry, to, parts, flags)
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t);
+    };
+    // SAFETY: the program's promise to `sendmsg`.
+    unsafe { send_header(fd, &entry, message, flags) }
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let Some(entry) = table::find(fd) else {
+        return real!(sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int)
+            -> c_int);
+    };
+    for at in 0..count {
+        // SAFETY: the program's promise to `sendmmsg`: there are so many messages.
+        let (message, sent) = unsafe {
+            let message = messages.add(at as usize);
+            (message, send_header(fd, &entry, &raw const (*message).msg_hdr, flags))
+        };
+        let Ok(sent) = c_uint::try_from(sent) else { return if at > 0 { at as c_int } else { -1 } };
+        // SAFETY: as above.
+        unsafe { (*message).msg_len = sent };
+    }
+    c_int::try_from(count).unwrap_or(c_int::MAX)
+}
+
+// Messages in.
+
+/// Receives into a buffer.
+///
+/// # Safety
+/// As [`target`].
+unsafe fn receive_one(
+    fd: c_int,
+    entry: &Entry,
+    (buffer, size): (*mut c_void, size_t),
+    flags: c_int,
+) -> io::Result<Got> {
+    // SAFETY: the caller's promise.
+    let room = unsafe { target(buffer, size) }?;
+    calls::receive_message(fd, entry, &mut [IoSliceMut::new(room)], flags)
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    size: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(recvfrom(fd: c_int, buffer: *mut c_void, size: size_t, flags: c_int,
+            address: *mut sockaddr, len: *mut socklen_t) -> ssize_t);
+    };
+    // SAFETY: the program's promise to `recvfrom`.
+    let got = unsafe { receive_one(fd, &entry, (buffer, size), flags) };
+    length(got.and_then(|got| {
+        // SAFETY: the program's promise to `recvfrom`.
+        unsafe { put_source(got.from, address, len) }?;
+        Ok(got.result)
+    }))
+}
+
+/// Writes where a message comes from; nothing for congestion updates.
+///
+/// # Safety
+/// As [`write_address`].
+unsafe fn put_source(
+    from: Option<SocketAddr>,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> io::Result<()> {
+    match from {
+        // SAFETY: the caller's promise.
+        Some(_) => unsafe { write_address(from, address, len) },
+        None => Ok(()),
+    }
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, size: size_t, flags: c_int) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(recv(fd: c_int, buffer: *mut c_void, size: size_t, flags: c_int) -> ssize_t);
+    };
+    // SAFETY: the program's promise to `recv`.
+    let got = unsafe { receive_one(fd, &entry, (buffer, size), flags) };
+    length(got.map(|got| got.result))
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, size: size_t) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(read(fd: c_int, buffer: *mut c_void, size: size_t) -> ssize_t);
+    };
+    // SAFETY: the program's promise to `read`.
+    let got = unsafe { receive_one(fd, &entry, (buffer, size), 0) };
+    length(got.map(|got| got.result))
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t);
+    };
+    // SAFETY: the program's promise to `readv`.
+    let parts = part_count(count).and_then(|count| unsafe { targets(vectors, count) });
+    let got = parts.and_then(|mut parts| calls::receive_message(fd, &entry, &mut parts, 0));
+    length(got.map(|got| got.result))
+}
+
+/// Receives into what a message header describes.
+///
+/// # Safety
+/// As `recvmsg`.
+unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program's promise.
+    let Some(message) = (unsafe { message.as_mut() }) else {
+        return fail(&errno(libc::EFAULT)) as _;
+    };
+    // SAFETY: the program's promise.
+    let parts = unsafe { targets(message.msg_iov, message.msg_iovlen) };
+    let got = parts.and_then(|mut parts| calls::receive_message(fd, entry, &mut parts, flags));
+    let got = match got {
+        Ok(got) => got,
+        Err(error) => return fail(&error) as _,
+    };
+    message.msg_flags = if got.is_truncated { libc::MSG_TRUNC } else { 0 };
+    let name = message.msg_name.cast();
+    // SAFETY: the program's promise.
+    let named = unsafe { put_source(got.from, name, &raw mut message.msg_namelen) };
+    if got.from.is_none() {
+        message.msg_namelen = 0;
+    }
+    match got.update {
+        // SAFETY: the program's promise.
+        Some(groups) => unsafe {
+            put_control(message, (SOL_RDS, CMSG_CONG_UPDATE), &groups.to_ne_bytes());
+        },
+        None => message.msg_controllen = 0,
+    }
+    length(named.map(|()| got.result))
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let Some(entry) = table::find(fd) else {
+        return real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+    };
+    // SAFETY: the program's promise to `recvmsg`.
+    unsafe { receive_header(fd, &entry, message, flags) }
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    limit: *mut timespec,
+) -> c_int {
+    let Some(entry) = table::find(fd) else {
+        return real!(recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int,
+            limit: *mut timespec) -> c_int);
+    };
+    // SAFETY: the program's promise to `recvmmsg`.
+    let limit = unsafe { limit.as_ref() }.map(wait_of);
+    let begun = Instant::now();
+    for at in 0..count {
+        if at > 0 && limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            return at as c_int;
+        }
+        let waits = at == 0 || flags & libc::MSG_WAITFORONE == 0;
+        let flags = flags & !libc::MSG_WAITFORONE;
+        let flags = if waits { flags } else { flags | libc::MSG_DONTWAIT };
+        // SAFETY: the program's promise to `recvmmsg`: there are so many messages.
+        let (message, got) = unsafe {
+            let message = messages.add(at as usize);
+            (message, receive_header(fd, &entry, &raw mut (*message).msg_hdr, flags))
+        };
+        let Ok(got) = c_uint::try_from(got) else { return if at > 0 { at as c_int } else { -1 } };
+        // SAFETY: as above.
+        unsafe { (*message).msg_len = got };
+    }
+    c_int::try_from(count).unwrap_or(c_int::MAX)
+}
+
+/// A time limit of `recvmmsg`, which is looked at behind each message, as by the kernel.
+fn wait_of(limit: &timespec) -> Duration {
+    let seconds = u64::try_from(limit.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(limit.tv_nsec).unwrap_or(0))
+}
+
+// What programs call that are compiled with checks of their buffers (_FORTIFY_SOURCE). The checks
+// of sizes that they make are those of the functions below them.
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    size: size_t,
+    room: size_t,
+) -> ssize_t {
+    if table::find(fd).is_none() || size > room {
+        return real!(__read_chk(fd: c_int, buffer: *mut c_void, size: size_t, room: size_t)
+            -> ssize_t);
+    }
+    // SAFETY: the program's promise to `read`.
+    unsafe { read(fd, buffer, size) }
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    size: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    if table::find(fd).is_none() || size > room {
+        return real!(__recv_chk(fd: c_int, buffer: *mut c_void, size: size_t, room: size_t,
+            flags: c_int) -> ssize_t);
+    }
+    // SAFETY: the program's promise to `recv`.
+    unsafe { recv(fd, buffer, size, flags) }
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    size: size_t,
+    room: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> ssize_t {
+    if table::find(fd).is_none() || size > room {
+        return real!(__recvfrom_chk(fd: c_int, buffer: *mut c_void, size: size_t, room: size_t,
+            flags: c_int, address: *mut sockaddr, len: *mut socklen_t) -> ssize_t);
+    }
+    // SAFETY: the program's promise to `recvfrom`.
+    unsafe { recvfrom(fd, buffer, size, flags, address, len) }
+}
+
+// Options.
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    let hand_on = || {
+        real!(setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void,
+            len: socklen_t) -> c_int)
+    };
+    let Some(entry) = table::find(fd) else { return hand_on() };
+    // SAFETY: the program's promise to `setsockopt`.
+    let bytes = unsafe { source(value, len as usize) };
+    // SAFETY: as above.
+    let address = || unsafe { read_address(value.cast(), len) };
+    match bytes.and_then(|bytes| options::set(&entry, (level, name), bytes, address)) {
+        Ok(Answer::System) => hand_on(),
+        Ok(_) => 0,
+        Err(error) => fail(&error),
+    }
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    let hand_on = || {
+        real!(getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void,
+            len: *mut socklen_t) -> c_int)
+    };
+    let Some(entry) = table::find(fd) else { return hand_on() };
+    let found = match options::get(&entry, (level, name)) {
+        Ok(Answer::System) => return hand_on(),
+        Ok(found) => found,
+        Err(error) => return fail(&error),
+    };
+    // SAFETY: the program's promise to `getsockopt`.
+    let Some(len) = (unsafe { len.as_mut() }) else { return fail(&errno(libc::EFAULT)) };
+    let asked = *len as usize;
+    // The kernel wants room for a whole int in options of RDS.
+    let is_short = level == SOL_RDS && matches!(&found, Answer::Value(all) if asked < all.len());
+    if is_short || c_int::try_from(*len).is_err() {
+        return fail(&errno(libc::EINVAL));
+    }
+    // SAFETY: the program's promise to `getsockopt`.
+    let room = match unsafe { target(value, asked) } {
+        Ok(room) => room,
+        Err(error) => return fail(&error),
+    };
+    let mut put = |bytes: &[u8]| {
+        let count = bytes.len().min(room.len());
+        room[..count].copy_from_slice(&bytes[..count]);
+        count
+    };
+    match found {
+        Answer::System => 0,
+        Answer::Value(bytes) => {
+            *len = put(&bytes) as socklen_t;
+            0
+        }
+        Answer::Info(bytes, size) if bytes.len() <= asked => {
+            *len = put(&bytes) as socklen_t;
+            c_int::try_from(size).unwrap_or(0)
+        }
+        Answer::Info(bytes, _) => {
+            *len = bytes.len() as socklen_t;
+            fail(&errno(libc::ENOSPC))
+        }
+    }
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let hand_on = || real!(ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int);
+    let Some(entry) = table::find(fd) else { return hand_on() };
+    match options::request(&entry, request) {
+        Ok(Reply::System) => hand_on(),
+        Ok(Reply::Done) => 0,
+        Ok(_) if argument.is_null() => fail(&errno(libc::EFAULT)),
+        Ok(Reply::Int(value)) => {
+            // SAFETY: the program's promise to `ioctl`, for a request of an int.
+            unsafe { argument.cast::<c_int>().write_unaligned(value) };
+            0
+        }
+        Ok(Reply::Byte(value)) => {
+            // SAFETY: the program's promise to `ioctl`, for a request of a byte.
+            unsafe { argument.cast::<u8>().write(value) };
+            0
+        }
+        Err(error) => fail(&error),
+    }
+}
+
+// Descriptors.
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    table::forget(fd);
+    real!(close(fd: c_int) -> c_int)
+}
+
+/// A descriptor was duplicated.
+fn duplicated(from: c_int, to: c_int) -> c_int {
+    if to >= 0 && to != from {
+        match table::find(from) {
+            Some(entry) => table::duplicated(to, entry),
+            None => table::forget(to),
+        }
+    }
+    to
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    duplicated(fd, real!(dup(fd: c_int) -> c_int))
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+    duplicated(fd, real!(dup2(fd: c_int, to: c_int) -> c_int))
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    duplicated(fd, real!(dup3(fd: c_int, to: c_int, flags: c_int) -> c_int))
+}
+
+/// The last argument is a number or a pointer, as the command wants it; it is passed on as it is.
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+    let result = real!(fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int);
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        return duplicated(fd, result);
+    }
+    result
+}
+
+// SAFETY: it has the name and the signature of a function of the C library.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+    let result = real!(fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int);
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        return duplicated(fd, result);
+    }
+    result
+}

@@ -1,0 +1,207 @@
+//! Options and requests of RDS sockets: getsockopt, setsockopt, ioctl.
+
+use std::io;
+use std::net::IpAddr;
+
+use libc::c_int;
+use rds::channel::{Counter, InfoOption, counters_of, messages_of};
+use rds::proto::QueueKind;
+use rds::socket::{Access, AtPath};
+
+use crate::calls::SOL_RDS;
+use crate::memory::{Address, errno};
+use crate::table::{Bound, Entry, node_paths};
+
+const CANCEL_SENT_TO: c_int = 1;
+const GET_MR: c_int = 2;
+const FREE_MR: c_int = 3;
+const RECVERR: c_int = 5;
+const CONG_MONITOR: c_int = 6;
+const GET_MR_FOR_DEST: c_int = 7;
+const TRANSPORT: c_int = 8;
+const LATENCY: c_int = 10;
+/// TCP as a transport.
+const TRANSPORT_TCP: c_int = 2;
+
+/// SIOCPROTOPRIVATE and the next one: the type of service, of which TCP has one.
+const SET_TOS: u64 = 0x89e0;
+const GET_TOS: u64 = 0x89e1;
+
+/// What becomes of a call on an option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It is one of the descriptor itself: ask the system.
+    System,
+    /// Done; the value, if it is asked for.
+    Value(Vec<u8>),
+    /// Information: elements of this size.
+    Info(Vec<u8>, usize),
+}
+
+fn int(value: &[u8]) -> io::Result<c_int> {
+    let bytes = value.first_chunk().ok_or_else(|| errno(libc::EINVAL))?;
+    Ok(c_int::from_ne_bytes(*bytes))
+}
+
+fn answer(value: c_int) -> Answer {
+    Answer::Value(value.to_ne_bytes().to_vec())
+}
+
+/// Sets an option. `address` is its value read as an address.
+pub(crate) fn set(
+    entry: &Entry,
+    (level, name): (c_int, c_int),
+    value: &[u8],
+    address: impl FnOnce() -> io::Result<Address>,
+) -> io::Result<Answer> {
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
+            let bytes = usize::try_from(int(value)?).map_err(|_| errno(libc::EINVAL))?;
+            match entry.bound() {
+                Some(Bound { access, slot }) => access.set_sndbuf(slot, bytes)?,
+                None => entry.wish(|wishes| wishes.sndbuf = Some(bytes)),
+            }
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
+            let bytes = usize::try_from(int(value)?).map_err(|_| errno(libc::EINVAL))?;
+            match entry.bound() {
+                Some(Bound { access, slot }) => access.set_rcvbuf(slot, bytes)?,
+                None => entry.wish(|wishes| wishes.rcvbuf = Some(bytes)),
+            }
+        }
+        (SOL_RDS, CONG_MONITOR) => {
+            let on = int(value)? != 0;
+            match entry.bound() {
+                Some(Bound { access, slot }) => access.set_monitor(slot, on)?,
+                None => entry.wish(|wishes| wishes.monitors = on),
+            }
+        }
+        (SOL_RDS, CANCEL_SENT_TO) => {
+            let Address::Of(to) = address()? else { return Err(errno(libc::EINVAL)) };
+            if let Some(Bound { access, slot }) = entry.bound() {
+                access.cancel(slot, (to.ip().to_canonical(), to.port()))?;
+            }
+        }
+        (SOL_RDS, RECVERR) => {
+            let on = int(value)? != 0;
+            entry.wish(|wishes| wishes.recverr = on);
+        }
+        (SOL_RDS, TRANSPORT) => {
+            if entry.bound().is_some() {
+                return Err(errno(libc::EOPNOTSUPP));
+            }
+            let other = int(value)? != TRANSPORT_TCP;
+            entry.wish(|wishes| wishes.other_transport = other);
+        }
+        (SOL_RDS, LATENCY) => {}
+        (SOL_RDS, GET_MR | FREE_MR | GET_MR_FOR_DEST) => return Err(errno(libc::EOPNOTSUPP)),
+        (SOL_RDS, _) => return Err(errno(libc::ENOPROTOOPT)),
+        _ => return Ok(Answer::System),
+    }
+    Ok(Answer::Value(Vec::new()))
+}
+
+/// Gets an option.
+pub(crate) fn get(entry: &Entry, (level, name): (c_int, c_int)) -> io::Result<Answer> {
+    let view = entry.bound().and_then(|bound| bound.access.view(bound.slot));
+    // As the kernel, which doubles the value that is set.
+    let double = |bytes: usize| answer(c_int::try_from(bytes * 2).unwrap_or(c_int::MAX));
+    Ok(match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => match (view, entry.wishes().sndbuf) {
+            (Some(view), _) => double(view.sndbuf),
+            (None, Some(bytes)) => double(bytes),
+            (None, None) => Answer::System,
+        },
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => match (view, entry.wishes().rcvbuf) {
+            (Some(view), _) => double(view.rcvbuf),
+            (None, Some(bytes)) => double(bytes),
+            (None, None) => Answer::System,
+        },
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => answer(crate::calls::AF_RDS),
+        (SOL_RDS, CONG_MONITOR) => {
+            answer(view.map_or_else(|| entry.wishes().monitors, |view| view.monitors).into())
+        }
+        (SOL_RDS, RECVERR) => answer(entry.wishes().recverr.into()),
+        (SOL_RDS, TRANSPORT) => match view {
+            Some(_) => answer(TRANSPORT_TCP),
+            // None yet.
+            None => answer(-1),
+        },
+        (SOL_RDS, number) => match u32::try_from(number).ok().and_then(InfoOption::of) {
+            Some(option) => info(entry, option)?,
+            None => return Err(errno(libc::ENOPROTOOPT)),
+        },
+        _ => Answer::System,
+    })
+}
+
+/// The info option of the socket's node, or of all nodes if it is not bound.
+fn info(entry: &Entry, option: InfoOption) -> io::Result<Answer> {
+    if let Some(Bound { access, .. }) = entry.bound() {
+        let (bytes, size) = access.info(option.number())?;
+        return Ok(Answer::Info(bytes, size));
+    }
+    let (mut all, mut element) = (Vec::new(), 0);
+    let mut counters: Vec<Counter> = Vec::new();
+    for path in node_paths() {
+        // A node may have ended.
+        let Ok(access) = Access::open(Box::new(AtPath(path))) else { continue };
+        let (bytes, size) = access.info(option.number())?;
+        element = size;
+        if option == InfoOption::Counters {
+            for counter in counters_of(&bytes, size) {
+                match counters.iter_mut().find(|known| known.name == counter.name) {
+                    Some(known) => known.value += counter.value,
+                    None => counters.push(counter),
+                }
+            }
+        } else {
+            all.extend(bytes);
+        }
+    }
+    for counter in counters {
+        let mut name = counter.name.into_bytes();
+        name.resize(32, 0);
+        all.extend(name);
+        all.extend(counter.value.to_ne_bytes());
+    }
+    Ok(Answer::Info(all, element))
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// It is one of the descriptor itself: ask the system.
+    System,
+    Done,
+    /// Done; an int for the program.
+    Int(c_int),
+    /// Done; a byte for the program.
+    Byte(u8),
+}
+
+/// A request (ioctl).
+pub(crate) fn request(entry: &Entry, request: u64) -> io::Result<Reply> {
+    match request {
+        SET_TOS => Ok(Reply::Done),
+        GET_TOS => Ok(Reply::Byte(0)),
+        // What it has sent and its peers have not.
+        request if request == libc::TIOCOUTQ => Ok(Reply::Int(unacknowledged(entry)?)),
+        request if request == libc::FIONREAD => Err(errno(libc::ENOTTY)),
+        _ => Ok(Reply::System),
+    }
+}
+
+fn unacknowledged(entry: &Entry) -> io::Result<c_int> {
+    let Some(Bound { access, slot }) = entry.bound() else { return Ok(0) };
+    let port = access.view(slot).map_or(0, |view| view.port);
+    let v6 = matches!(access.board().address(), IpAddr::V6(_));
+    let mut sum = 0_u64;
+    for queue in [QueueKind::Send, QueueKind::Retransmit] {
+        let (bytes, size) = access.info(InfoOption::Messages { queue, v6 }.number())?;
+        let messages = messages_of(&bytes, size, v6);
+        let own = messages.iter().filter(|message| message.local.1 == port);
+        sum += own.map(|message| u64::from(message.len)).sum::<u64>();
+    }
+    Ok(c_int::try_from(sum).unwrap_or(c_int::MAX))
+}

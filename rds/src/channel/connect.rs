@@ -1,0 +1,28 @@
+//! Connections between a node and its users, and descriptors that come along.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage};
+
+/// Makes connections to a node.
+pub trait Connect: fmt::Debug + Send + Sync {
+    /// A new connection, SOCK_SEQPACKET.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn connect(&self) -> io::Result<OwnedFd>;
+}
+
+/// The first descriptor that came along; others are closed.
+pub(crate) fn first_fd(control: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> {
+    let rights = |message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    };
+    let mut fds = control.drain().filter_map(rights).flatten();
+    let first = fds.next();
+    fds.for_each(drop);
+    first
+}

@@ -1,0 +1,378 @@
+//! What getsockopt(SOL_RDS) returns about a node (options 10000 to 10017), byte for byte as the
+//! kernel has it: packed structures, integers in the host's order, addresses and ports in that of
+//! the network.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::proto::{MessageInfo, Node, QueueKind};
+
+const NAME_LEN: usize = 32;
+/// The name of the transport in a connection's structure.
+const TRANSPORT: [u8; 16] = *b"tcp\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+const SENDING: u8 = 1;
+const CONNECTING: u8 = 2;
+const CONNECTED: u8 = 4;
+
+/// What is asked for. Connections, sockets and messages have IPv4 addresses or IPv6 ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InfoOption {
+    /// Counters.
+    Counters,
+    /// Connections.
+    Connections {
+        /// Those with IPv6 addresses.
+        v6: bool,
+    },
+    /// Messages in queues.
+    Messages {
+        /// Which queues.
+        queue: QueueKind,
+        /// Those with IPv6 addresses.
+        v6: bool,
+    },
+    /// Sockets.
+    Sockets {
+        /// Those with IPv6 addresses.
+        v6: bool,
+    },
+    /// Something about TCP sockets or other transports, which a node does not have.
+    Nothing,
+}
+
+impl InfoOption {
+    /// The number of the option.
+    pub fn number(self) -> u32 {
+        // The kernel has no gap in those of IPv6, as there is in those of IPv4.
+        let six = |v4, v6, is_v6| if is_v6 { v6 } else { v4 };
+        match self {
+            Self::Counters => 10000,
+            Self::Connections { v6 } => six(10001, 10011, v6),
+            Self::Messages { queue: QueueKind::Send, v6 } => six(10003, 10012, v6),
+            Self::Messages { queue: QueueKind::Retransmit, v6 } => six(10004, 10013, v6),
+            Self::Messages { queue: QueueKind::Receive, v6 } => six(10005, 10014, v6),
+            Self::Sockets { v6 } => six(10006, 10015, v6),
+            Self::Nothing => 10007,
+        }
+    }
+
+    /// The option of a number; `None` for what is none.
+    pub fn of(number: u32) -> Option<Self> {
+        let v6 = number >= 10011;
+        Some(match number {
+            10000 => Self::Counters,
+            10001 | 10011 => Self::Connections { v6 },
+            10003 | 10012 => Self::Messages { queue: QueueKind::Send, v6 },
+            10004 | 10013 => Self::Messages { queue: QueueKind::Retransmit, v6 },
+            10005 | 10014 => Self::Messages { queue: QueueKind::Receive, v6 },
+            10006 | 10015 => Self::Sockets { v6 },
+            10007 | 10008 | 10016 | 10017 => Self::Nothing,
+            _ => return None,
+        })
+    }
+
+    /// Bytes of an element.
+    fn element_len(self) -> usize {
+        match self {
+            Self::Counters => NAME_LEN + 8,
+            // Without the type of service for IPv6.
+            Self::Connections { v6 } => 16 + 2 * address_len(v6) + 16 + 1 + usize::from(!v6),
+            Self::Messages { v6, .. } => 12 + 2 * address_len(v6) + 4 + 2,
+            Self::Sockets { v6 } => 8 + 2 * address_len(v6) + 4 + 8,
+            Self::Nothing => 0,
+        }
+    }
+}
+
+const fn address_len(v6: bool) -> usize {
+    if v6 { 16 } else { 4 }
+}
+
+fn put(out: &mut Vec<u8>, address: IpAddr, v6: bool) {
+    match address {
+        IpAddr::V4(v4) if !v6 => out.extend(v4.octets()),
+        IpAddr::V4(v4) => out.extend(v4.to_ipv6_mapped().octets()),
+        IpAddr::V6(address) if v6 => out.extend(address.octets()),
+        IpAddr::V6(_) => out.extend([0; 4]),
+    }
+}
+
+/// What an option says about a node, and the size of each element. `inode` returns that of a
+/// socket.
+pub(crate) fn encode(
+    node: &Node,
+    option: InfoOption,
+    inode: impl Fn(u16) -> u64,
+) -> (Vec<u8>, usize) {
+    let mut out = Vec::new();
+    let own = node.config().address;
+    let fits = |v6: bool| v6 == own.is_ipv6();
+    let word = |size: usize| u32::try_from(size).unwrap_or(u32::MAX).to_ne_bytes();
+    match option {
+        InfoOption::Counters => {
+            for (name, value) in node.stats().all() {
+                let mut room = [0; NAME_LEN];
+                let len = name.len().min(NAME_LEN - 1);
+                room[..len].copy_from_slice(&name.as_bytes()[..len]);
+                out.extend(room);
+                out.extend(value.to_ne_bytes());
+            }
+        }
+        InfoOption::Connections { v6 } if fits(v6) => {
+            for info in node.connections() {
+                out.extend(info.next_tx.to_ne_bytes());
+                out.extend(info.next_rx.to_ne_bytes());
+                put(&mut out, own, v6);
+                put(&mut out, info.peer, v6);
+                out.extend(TRANSPORT);
+                let flag = |is: bool, flag| if is { flag } else { 0 };
+                out.push(
+                    flag(info.is_sending, SENDING)
+                        | flag(info.is_connecting, CONNECTING)
+                        | flag(info.is_up, CONNECTED),
+                );
+                if !v6 {
+                    out.push(0);
+                }
+            }
+        }
+        InfoOption::Messages { queue, v6 } if fits(v6) => {
+            for info in node.messages().filter(|info| info.queue == queue) {
+                put_message(&mut out, own, &info, v6);
+            }
+        }
+        InfoOption::Sockets { v6 } if fits(v6) => {
+            for info in node.sockets() {
+                out.extend(word(info.sndbuf));
+                put(&mut out, own, v6);
+                put(&mut out, Ipv6Addr::UNSPECIFIED.into(), v6);
+                out.extend(info.port.to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(word(info.rcvbuf));
+                out.extend(inode(info.port).to_ne_bytes());
+            }
+        }
+        _ => {}
+    }
+    (out, option.element_len())
+}
+
+fn put_message(out: &mut Vec<u8>, own: IpAddr, info: &MessageInfo, v6: bool) {
+    out.extend(info.sequence.to_ne_bytes());
+    out.extend(u32::try_from(info.len).unwrap_or(u32::MAX).to_ne_bytes());
+    put(out, own, v6);
+    put(out, info.peer, v6);
+    out.extend(info.local_port.to_be_bytes());
+    out.extend(info.peer_port.to_be_bytes());
+    out.extend([0; 2]);
+}
+
+/// A counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: u64,
+}
+
+/// A connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InfoConnection {
+    /// Number of the next message to the peer.
+    pub next_tx: u64,
+    /// Number expected next from it.
+    pub next_rx: u64,
+    /// The address of the node.
+    pub local: IpAddr,
+    /// The address of the peer.
+    pub peer: IpAddr,
+    /// The name of the transport.
+    pub transport: String,
+    /// Something is being sent.
+    pub is_sending: bool,
+    /// An attempt to connect runs.
+    pub is_connecting: bool,
+    /// It is up.
+    pub is_connected: bool,
+}
+
+/// A message in a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InfoMessage {
+    /// Its number.
+    pub sequence: u64,
+    /// Bytes of its payload.
+    pub len: u32,
+    /// The end at the node.
+    pub local: (IpAddr, u16),
+    /// The end at the peer.
+    pub peer: (IpAddr, u16),
+}
+
+/// A socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InfoSocket {
+    /// The node and port that it is bound to.
+    pub bound: (IpAddr, u16),
+    /// Where messages without a destination go; port 0 for nowhere.
+    pub connected: (IpAddr, u16),
+    /// Its send buffer, bytes.
+    pub sndbuf: u32,
+    /// Its receive buffer, bytes.
+    pub rcvbuf: u32,
+    /// Its inode.
+    pub inode: u64,
+}
+
+/// Reads fields one after the other.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (field, rest) = self.0.split_first_chunk().unwrap_or((&[0; N], &[]));
+        self.0 = rest;
+        *field
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_ne_bytes(self.take())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_ne_bytes(self.take())
+    }
+
+    fn port(&mut self) -> u16 {
+        u16::from_be_bytes(self.take())
+    }
+
+    fn address(&mut self, v6: bool) -> IpAddr {
+        match v6 {
+            true => Ipv6Addr::from(self.take::<16>()).into(),
+            false => Ipv4Addr::from(self.take::<4>()).into(),
+        }
+    }
+
+    fn text<const N: usize>(&mut self) -> String {
+        let bytes = self.take::<N>();
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(N);
+        String::from_utf8_lossy(&bytes[..end]).into_owned()
+    }
+}
+
+/// The elements of what an option said, each of this size.
+fn elements(bytes: &[u8], size: usize) -> impl Iterator<Item = Fields<'_>> {
+    bytes.chunks_exact(size.max(1)).map(Fields)
+}
+
+/// Reads counters.
+pub fn counters_of(bytes: &[u8], size: usize) -> Vec<Counter> {
+    let read = |mut fields: Fields<'_>| Counter { name: fields.text::<32>(), value: fields.u64() };
+    elements(bytes, size).map(read).collect()
+}
+
+/// Reads connections.
+pub fn connections_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoConnection> {
+    let read = |mut fields: Fields<'_>| {
+        let (next_tx, next_rx) = (fields.u64(), fields.u64());
+        let (local, peer) = (fields.address(v6), fields.address(v6));
+        let transport = fields.text::<16>();
+        let [flags] = fields.take();
+        InfoConnection {
+            next_tx,
+            next_rx,
+            local,
+            peer,
+            transport,
+            is_sending: flags & SENDING != 0,
+            is_connecting: flags & CONNECTING != 0,
+            is_connected: flags & CONNECTED != 0,
+        }
+    };
+    elements(bytes, size).map(read).collect()
+}
+
+/// Reads messages.
+pub fn messages_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoMessage> {
+    let read = |mut fields: Fields<'_>| {
+        let (sequence, len) = (fields.u64(), fields.u32());
+        let (local, peer) = (fields.address(v6), fields.address(v6));
+        let (local, peer) = ((local, fields.port()), (peer, fields.port()));
+        InfoMessage { sequence, len, local, peer }
+    };
+    elements(bytes, size).map(read).collect()
+}
+
+/// Reads sockets.
+pub fn sockets_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoSocket> {
+    let read = |mut fields: Fields<'_>| {
+        let sndbuf = fields.u32();
+        let (bound, connected) = (fields.address(v6), fields.address(v6));
+        let (bound_port, connected_port) = (fields.port(), fields.port());
+        let (rcvbuf, inode) = (fields.u32(), fields.u64());
+        let (bound, connected) = ((bound, bound_port), (connected, connected_port));
+        InfoSocket { bound, connected, sndbuf, rcvbuf, inode }
+    };
+    elements(bytes, size).map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::time::Instant;
+
+    use super::*;
+    use crate::proto::Config;
+
+    fn node(own: IpAddr, peer: IpAddr) -> Node {
+        let mut node = Node::new(Config::new(own, 1, 1));
+        let id = node.bind(4000).unwrap();
+        node.send(Instant::ZERO, id, (peer, 4001), b"hello".to_vec()).unwrap();
+        node.send(Instant::ZERO, id, (own, 4000), b"me".to_vec()).unwrap();
+        node
+    }
+
+    fn check(own: IpAddr, peer: IpAddr, v6: bool) {
+        let node = node(own, peer);
+        let get = |option| encode(&node, option, |_| 77);
+        let (bytes, size) = get(InfoOption::Counters);
+        let counters = counters_of(&bytes, size);
+        assert!(counters.iter().any(|c| c.name == "send_queued" && c.value == 2), "{counters:?}");
+        let (bytes, size) = get(InfoOption::Connections { v6 });
+        let found = connections_of(&bytes, size, v6);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].local, found[0].peer, found[0].next_tx), (own, peer, 1));
+        assert!(found[0].is_connecting && !found[0].is_connected && found[0].transport == "tcp");
+        let (bytes, size) = get(InfoOption::Messages { queue: QueueKind::Send, v6 });
+        let found = messages_of(&bytes, size, v6);
+        let (local, peer) = ((own, 4000), (peer, 4001));
+        assert_eq!(found, [InfoMessage { sequence: 0, len: 5, local, peer }]);
+        let (bytes, size) = get(InfoOption::Messages { queue: QueueKind::Receive, v6 });
+        assert_eq!(messages_of(&bytes, size, v6).len(), 1);
+        let (bytes, size) = get(InfoOption::Sockets { v6 });
+        let found = sockets_of(&bytes, size, v6);
+        assert_eq!((found.len(), found[0].bound, found[0].inode), (1, (own, 4000), 77));
+        assert_eq!(get(InfoOption::Sockets { v6: !v6 }).0.len(), 0, "of the other family");
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        check([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), false);
+        check("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap(), true);
+    }
+
+    /// Sizes of the kernel's packed structures.
+    #[test]
+    fn elements_have_the_kernels_sizes() {
+        let sizes = [(10000, 40), (10001, 42), (10003, 26), (10004, 26), (10005, 26), (10006, 28)];
+        let v6 = [(10011, 65), (10012, 50), (10013, 50), (10014, 50), (10015, 52)];
+        for (number, size) in sizes.into_iter().chain(v6) {
+            let option = InfoOption::of(number).unwrap();
+            assert_eq!((option.number(), option.element_len()), (number, size));
+        }
+        for number in [0, 9999, 10002, 10009, 10010, 10018, u32::MAX] {
+            assert_eq!(InfoOption::of(number), None, "{number}");
+        }
+        assert_eq!(InfoOption::of(10017), Some(InfoOption::Nothing));
+    }
+}

@@ -1,0 +1,25 @@
+//! What a node and the processes that use it say to each other on one host.
+//!
+//! Each socket of a user is a connection to the node: a unix socket that keeps the boundaries of
+//! messages (SOCK_SEQPACKET), whose descriptor can be polled, duplicated and inherited. Messages
+//! travel as `Packet`s with their payload behind them; of a payload above `INLINE_MAX` the rest
+//! lies in a memfd. Requests that are answered have a connection of their own. What users look at
+//! before they send lies in shared memory, the [`Board`].
+
+mod big;
+mod board;
+mod connect;
+mod info;
+mod packet;
+
+pub(crate) use big::{INLINE_FIRST, INLINE_MAX, put_rest, take_rest};
+pub(crate) use board::BoardWriter;
+pub use board::{Board, SocketView};
+pub use connect::Connect;
+pub(crate) use connect::first_fd;
+pub(crate) use info::encode as encode_info;
+pub use info::{
+    Counter, InfoConnection, InfoMessage, InfoOption, InfoSocket, connections_of, counters_of,
+    messages_of, sockets_of,
+};
+pub(crate) use packet::{PACKET_LEN, Packet, PacketKind};

@@ -1,0 +1,43 @@
+//! Signals that end a command which prints a summary.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rtrs_core::rt::{Forwarding, Signal, Signals};
+
+use crate::error::{Error, ErrorKind, failed};
+
+/// Counts the signals that ask to end, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Stop {
+    count: Arc<AtomicU32>,
+    _forwarding: Forwarding,
+}
+
+impl Stop {
+    /// Takes the signals of this process.
+    pub(super) fn take() -> Result<Self, Error> {
+        let count: Arc<AtomicU32> = Arc::default();
+        let counted = Arc::clone(&count);
+        let forwarding = Signals::take().and_then(|signals| {
+            signals.forward(move |signal| {
+                // A terminal that hangs up ends the command too.
+                if matches!(signal, Signal::Stop | Signal::Reload) {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        });
+        let forwarding = forwarding.map_err(failed(ErrorKind::System, "cannot take signals"))?;
+        Ok(Self { count, _forwarding: forwarding })
+    }
+
+    /// The number of signals so far.
+    pub(super) fn count(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.count)
+    }
+
+    /// True after the first.
+    pub(super) fn is_asked(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+}

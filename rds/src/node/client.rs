@@ -1,0 +1,197 @@
+//! A user's connection to the node.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rtrs_core::rt::{Fd, OpId};
+use rtrs_core::time::Instant;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
+    sendmsg,
+};
+
+use crate::channel::{
+    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, SocketView, first_fd, put_rest,
+    take_rest,
+};
+use crate::proto::{Received, SocketId};
+use crate::wire::PAYLOAD_MAX;
+
+/// The process that has made a connection (SO_PEERCRED).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Credentials {
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+}
+
+/// A socket of the node.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) id: SocketId,
+    pub(super) slot: usize,
+    /// What the board says about it.
+    pub(super) view: SocketView,
+    /// The user's messages are not read: the socket is full.
+    pub(super) is_full: bool,
+    /// The user is gone, and what it has sent is read until then.
+    pub(super) ends_at: Option<Instant>,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) fd: Fd,
+    pub(super) credentials: Credentials,
+    pub(super) inode: u64,
+    /// The name of the user's end, by which it finds the socket again.
+    pub(super) name: Vec<u8>,
+    /// None: it has asked nothing yet, or only questions.
+    pub(super) bound: Option<Bound>,
+    /// The polls that run: for input, for room, and for the user's end while its socket is full.
+    pub(super) reading: Option<OpId>,
+    pub(super) writing: Option<OpId>,
+    pub(super) watching: Option<OpId>,
+}
+
+/// What a user has sent.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// A packet, with what lay behind it.
+    Packet(Packet, Vec<u8>),
+    /// Nothing for now.
+    Nothing,
+    /// The user is gone, or has sent what is no packet.
+    End,
+}
+
+impl Client {
+    /// Takes a connection over.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
+        let peer = socket_peercred(&fd)?;
+        let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
+        let credentials = Credentials { pid, uid: peer.uid.as_raw() };
+        let inode = rustix::fs::fstat(&fd)?.st_ino;
+        let name = rustix::net::getpeername(&fd)?
+            .and_then(|address| rustix::net::SocketAddrUnix::try_from(address).ok())
+            .and_then(|address| address.abstract_name().map(<[u8]>::to_vec));
+        Ok(Self {
+            fd: Fd::new(fd),
+            credentials,
+            inode,
+            name: name.unwrap_or_default(),
+            bound: None,
+            reading: None,
+            writing: None,
+            watching: None,
+        })
+    }
+
+    /// The polls that run.
+    pub(super) fn polls(&self) -> impl Iterator<Item = OpId> {
+        [self.reading, self.writing, self.watching].into_iter().flatten()
+    }
+
+    /// The next packet of the user. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
+    pub(super) fn read(&self, buffer: &mut [u8]) -> Input {
+        let mut head = [0; PACKET_LEN];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(buffer)];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut got = recvmsg(&self.fd, &mut parts, &mut control, flags);
+        if matches!(got, Err(Errno::CONNRESET)) {
+            // The user has closed it with unread input. That is reported once, before what it has
+            // sent.
+            got = recvmsg(&self.fd, &mut parts, &mut control, flags);
+        }
+        let count = match got {
+            Ok(got) => got.bytes,
+            Err(Errno::AGAIN | Errno::INTR) => return Input::Nothing,
+            Err(_) => return Input::End,
+        };
+        let Some(len) = count.checked_sub(PACKET_LEN) else { return Input::End };
+        let Some(packet) = Packet::decode(&head) else { return Input::End };
+        let inline = &buffer[..len.min(buffer.len())];
+        if packet.kind != PacketKind::Send {
+            return Input::Packet(packet, inline.to_vec());
+        }
+        match whole(packet.len as usize, inline, first_fd(&mut control)) {
+            Some(payload) => Input::Packet(packet, payload),
+            None => Input::End,
+        }
+    }
+
+    /// Sends a packet, if there is room now.
+    ///
+    /// # Errors
+    /// The system's error; `WouldBlock` without room.
+    pub(super) fn write(&self, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        self.send(packet, &[], fd)
+    }
+
+    /// Passes a message on, if there is room now.
+    ///
+    /// # Errors
+    /// As [`Client::write`].
+    pub(super) fn deliver(&self, received: &Received) -> io::Result<()> {
+        let payload = &received.payload;
+        let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let (port, address) = (received.port, received.from);
+        let packet = Packet { port, len, address, ..Packet::new(PacketKind::Data) };
+        if payload.len() <= INLINE_MAX {
+            return self.send(&packet, payload, None);
+        }
+        let rest = put_rest(&[IoSlice::new(payload)])?;
+        self.send(&packet, &payload[..INLINE_FIRST], Some(rest.as_fd()))
+    }
+
+    fn send(&self, packet: &Packet, body: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let head = packet.encode();
+        let parts = [IoSlice::new(&head), IoSlice::new(body)];
+        let fds = fd.map(|fd| [fd]);
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if let Some(fds) = &fds {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        sendmsg(&self.fd, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+}
+
+/// A payload of `len` bytes: what came inline, and the rest in a memfd. `None` if it is not that
+/// long.
+fn whole(len: usize, inline: &[u8], rest: Option<OwnedFd>) -> Option<Vec<u8>> {
+    let Some(rest) = rest else { return (inline.len() == len).then(|| inline.to_vec()) };
+    if !(INLINE_MAX + 1..=PAYLOAD_MAX).contains(&len) || inline.len() != INLINE_FIRST {
+        return None;
+    }
+    let mut payload = vec![0; len];
+    payload[..INLINE_FIRST].copy_from_slice(inline);
+    take_rest(rest, len, &mut [IoSliceMut::new(&mut payload)]).ok()?;
+    Some(payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_have_the_length_that_they_say() {
+        let inline = vec![7; INLINE_FIRST];
+        let rest = |len: usize| put_rest(&[IoSlice::new(&vec![7; len])]).ok();
+        assert_eq!(whole(3, &[1, 2, 3], None), Some(vec![1, 2, 3]));
+        assert_eq!(whole(4, &[1, 2, 3], None), None);
+        assert_eq!(whole(100_000, &inline, rest(100_000)), Some(vec![7; 100_000]));
+        assert_eq!(whole(100_000, &inline, rest(90_000)), None);
+        assert_eq!(whole(100_000, &inline[1..], rest(100_000)), None);
+        assert_eq!(whole(PAYLOAD_MAX + 1, &inline, rest(PAYLOAD_MAX + 1)), None);
+        assert_eq!(whole(100, &inline, rest(100_000)), None);
+    }
+}

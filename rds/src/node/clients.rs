@@ -1,0 +1,633 @@
+//! All users of a node: sockets of this and other processes, and those who ask questions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use rtrs_core::log_limit::LogLimit;
+use rtrs_core::rt::{Completed, Fd, Op, Port, Ring};
+use rtrs_core::time::{Duration, Instant, earliest};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals};
+use rustix::io::Errno;
+
+use super::client::{Bound, Client, Input};
+use super::report::ClientReport;
+use crate::channel::{
+    BoardWriter, INLINE_MAX, InfoOption, Packet, PacketKind, SocketView, encode_info,
+};
+use crate::proto::{BindError, Event, Node, SocketId};
+
+/// Packets of one user that are read, or messages that are passed on, in a turn.
+const PACKETS_MAX: usize = 128;
+/// The same when all are to be read that were sent before: more than a unix socket holds, so that a
+/// user that goes on sending cannot hold the node up.
+const PACKETS_ALL: usize = 4096;
+/// Users that have not bound a socket, and questions, at a time. Of more, the oldest is closed.
+const UNBOUND_MAX: usize = 256;
+/// How long what a user has sent before its end may wait for room.
+const LINGER: Duration = Duration::from_secs(5);
+/// How much of a node's memory may be used, as a multiple, when all that was sent before is to be
+/// read.
+const EXCESS: usize = 2;
+/// Pause after an accept, or a message to a user, that failed for want of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A user's connection, by its number.
+type ClientId = u64;
+
+/// What an operation was for.
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    Accept,
+    Read(ClientId),
+    Write(ClientId),
+    /// The user of a full socket is gone.
+    End(ClientId),
+}
+
+impl Task {
+    fn token(self) -> u64 {
+        match self {
+            Self::Accept => 0,
+            Self::Read(id) => id << 2 | 1,
+            Self::Write(id) => id << 2 | 2,
+            Self::End(id) => id << 2 | 3,
+        }
+    }
+
+    fn of(token: u64) -> Self {
+        match token & 3 {
+            0 => Self::Accept,
+            1 => Self::Read(token >> 2),
+            2 => Self::Write(token >> 2),
+            _ => Self::End(token >> 2),
+        }
+    }
+}
+
+/// All users.
+#[derive(Debug)]
+pub(super) struct Clients {
+    port: Port,
+    listener: Option<Fd>,
+    accept_at: Option<Instant>,
+    clients: BTreeMap<ClientId, Client>,
+    by_socket: BTreeMap<SocketId, ClientId>,
+    /// Connections without a socket, oldest first.
+    unbound: BTreeSet<ClientId>,
+    /// Users that are gone and of whom messages wait.
+    lingering: BTreeSet<(Instant, ClientId)>,
+    /// Users whose messages could not be passed on, and when to try again.
+    starved: BTreeSet<ClientId>,
+    deliver_at: Option<Instant>,
+    failures: LogLimit,
+    accepts: LogLimit,
+    /// A descriptor that is kept for the answer to a user that there are no others.
+    spare: Option<OwnedFd>,
+    /// The user that has it.
+    refused: Option<ClientId>,
+    board: BoardWriter,
+    buffer: Vec<u8>,
+    next: ClientId,
+}
+
+impl Clients {
+    /// Users that come to `listener`.
+    ///
+    /// # Errors
+    /// The system's error when there is no memory for the board.
+    pub(super) fn new(ring: &Rc<Ring>, node: &Node, listener: Option<Fd>) -> io::Result<Self> {
+        let config = node.config();
+        let clients = Self {
+            port: ring.port(),
+            listener,
+            accept_at: None,
+            clients: BTreeMap::new(),
+            by_socket: BTreeMap::new(),
+            unbound: BTreeSet::new(),
+            lingering: BTreeSet::new(),
+            starved: BTreeSet::new(),
+            deliver_at: None,
+            failures: LogLimit::default(),
+            accepts: LogLimit::default(),
+            spare: spare(),
+            refused: None,
+            board: BoardWriter::create(config.address, config.sockets_max, config.peers_max + 1)?,
+            buffer: vec![0; INLINE_MAX],
+            next: 0,
+        };
+        clients.accept();
+        Ok(clients)
+    }
+
+    fn accept(&self) {
+        if let Some(fd) = &self.listener {
+            self.port.submit(Op::Accept { fd: fd.clone() }, Task::Accept.token());
+        }
+    }
+
+    /// Takes over a connection of a user.
+    pub(super) fn adopt(&mut self, fd: OwnedFd) {
+        let client = match Client::new(fd) {
+            Ok(client) => client,
+            Err(error) => {
+                tracing::debug!(%error, "a user is gone");
+                return;
+            }
+        };
+        self.next += 1;
+        self.clients.insert(self.next, client);
+        self.unbound.insert(self.next);
+        if self.unbound.len() > UNBOUND_MAX
+            && let Some(oldest) = self.unbound.pop_first()
+        {
+            self.remove(oldest);
+        }
+        self.poll_read(self.next);
+    }
+
+    /// Does what users ask. True when anything was done.
+    pub(super) fn turn(&mut self, now: Instant, node: &mut Node) -> bool {
+        let mut busy = false;
+        if self.accept_at.is_some_and(|at| at <= now) {
+            self.accept_at = None;
+            self.accept();
+        }
+        if self.deliver_at.is_some_and(|at| at <= now) {
+            self.deliver_at = None;
+            for id in std::mem::take(&mut self.starved) {
+                self.deliver(now, node, id);
+            }
+        }
+        while let Some((at, id)) = self.lingering.first().copied().filter(|(at, _)| *at <= now) {
+            self.lingering.remove(&(at, id));
+            self.end(node, id);
+        }
+        while let Some(done) = self.port.take() {
+            busy = true;
+            match Task::of(done.token) {
+                Task::Accept => self.accepted(now, done),
+                Task::Read(id) => {
+                    if let Some(client) = self.clients.get_mut(&id) {
+                        client.reading = None;
+                        self.read(now, node, id, false);
+                    }
+                }
+                Task::End(id) => self.user_ended(now, node, id),
+                Task::Write(id) => {
+                    if let Some(client) = self.clients.get_mut(&id) {
+                        client.writing = None;
+                        self.deliver(now, node, id);
+                    }
+                }
+            }
+        }
+        busy
+    }
+
+    /// Passes on what the node has for its users. False: it is not for one of them.
+    pub(super) fn event(&mut self, now: Instant, node: &mut Node, event: Event) -> bool {
+        match event {
+            Event::Congestion(peer) => {
+                self.board.set_map(peer, node.congestion(peer));
+                false
+            }
+            Event::Readable(socket) => {
+                let Some(id) = self.by_socket.get(&socket).copied() else { return false };
+                self.deliver(now, node, id);
+                true
+            }
+            Event::Writable(socket) => {
+                let Some(id) = self.by_socket.get(&socket).copied() else { return false };
+                self.read(now, node, id, false);
+                true
+            }
+        }
+    }
+
+    /// Shows users whether messages to nodes that are no peers yet may be refused.
+    pub(super) fn show(&mut self, node: &Node) {
+        self.board.set_crowded(node.is_crowded());
+    }
+
+    /// When to be called although nothing happens.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let lingering = self.lingering.first().map(|(at, _)| *at);
+        earliest(earliest(self.accept_at, self.deliver_at), lingering)
+    }
+
+    /// Takes what users have sent, then closes all connections.
+    pub(super) fn close_all(&mut self, now: Instant, node: &mut Node) {
+        for id in self.by_socket.values().copied().collect::<Vec<_>>() {
+            self.read(now, node, id, true);
+        }
+        for (_, client) in std::mem::take(&mut self.clients) {
+            for op in client.polls() {
+                self.port.cancel(op);
+            }
+            if let Some(bound) = client.bound {
+                node.close_socket(bound.id);
+            }
+        }
+        if let Some(listener) = self.listener.take() {
+            // A running accept keeps the socket.
+            let _ = socket2::SockRef::from(&listener).shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// What is known of users that have sockets.
+    pub(super) fn report(&self) -> Vec<ClientReport> {
+        let bound = self.clients.values().filter_map(|client| {
+            let bound = client.bound.as_ref()?;
+            let (pid, uid) = (client.credentials.pid, client.credentials.uid);
+            Some(ClientReport { port: bound.id.port, pid, uid })
+        });
+        bound.collect()
+    }
+
+    fn accepted(&mut self, now: Instant, done: Completed) {
+        match done.into_fd() {
+            Ok(fd) => {
+                self.accept();
+                let before = self.next;
+                self.adopt(fd);
+                if self.next != before && self.spare.is_none() && self.refused.is_none() {
+                    self.spare = spare();
+                    self.refused = self.spare.is_none().then_some(self.next);
+                }
+            }
+            Err(_) if self.listener.is_none() => {}
+            Err(error) => {
+                if let Some(left_out) = self.accepts.admit(now) {
+                    tracing::warn!(
+                        %error, left_out, "accept of a user failed, trying again shortly"
+                    );
+                }
+                // The next one that comes gets this descriptor.
+                match self.spare.take() {
+                    Some(spare) => {
+                        drop(spare);
+                        self.accept();
+                    }
+                    None => self.accept_at = Some(now + PAUSE),
+                }
+            }
+        }
+    }
+
+    fn poll_read(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id).filter(|client| client.reading.is_none())
+        else {
+            return;
+        };
+        let fd = client.fd.clone();
+        match client.bound.as_ref().filter(|bound| bound.is_full) {
+            None => {
+                let token = Task::Read(id).token();
+                client.reading = Some(self.port.submit(Op::readable(fd), token));
+            }
+            // Not read before there is room, but its end is to be known.
+            Some(bound) if client.watching.is_none() && bound.ends_at.is_none() => {
+                client.watching = Some(self.port.submit(Op::hangup(fd), Task::End(id).token()));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// A user whose socket was full is gone. What it has sent is read as there is room, for a
+    /// while.
+    fn user_ended(&mut self, now: Instant, node: &mut Node, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.watching = None;
+        let Some(bound) = &mut client.bound else { return };
+        bound.ends_at = Some(now + LINGER);
+        self.lingering.insert((now + LINGER, id));
+        self.read(now, node, id, false);
+    }
+
+    /// Reads what a user has sent: as much as its socket takes, or `all` that was sent before, as
+    /// far as there is memory.
+    fn read(&mut self, now: Instant, node: &mut Node, id: ClientId, all: bool) {
+        // Called from within itself when a question ends in another user's messages.
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(INLINE_MAX, 0);
+        let most = if all { PACKETS_ALL } else { PACKETS_MAX };
+        for _ in 0..most {
+            let Some(client) = self.clients.get_mut(&id) else { break };
+            if let Some(bound) = &mut client.bound {
+                // A full socket is reported as writable later.
+                bound.is_full = !node.has_room(bound.id);
+                let exceeds = all && node.memory().1 < EXCESS * node.config().memory;
+                if bound.is_full && !exceeds {
+                    break;
+                }
+            }
+            match client.read(&mut buffer) {
+                Input::Nothing => break,
+                Input::End => self.end(node, id),
+                Input::Packet(packet, body) => self.packet(now, node, id, &packet, body),
+            }
+        }
+        self.buffer = buffer;
+        self.poll_read(id);
+    }
+
+    /// A user is gone, or sends nonsense.
+    fn end(&mut self, node: &mut Node, id: ClientId) {
+        if let Some(bound) = self.remove(id) {
+            if let Some(at) = bound.ends_at {
+                self.lingering.remove(&(at, id));
+            }
+            self.by_socket.remove(&bound.id);
+            self.board.free_slot(bound.slot);
+            node.close_socket(bound.id);
+        }
+    }
+
+    fn remove(&mut self, id: ClientId) -> Option<Bound> {
+        self.unbound.remove(&id);
+        self.starved.remove(&id);
+        if self.refused == Some(id) {
+            self.refused = None;
+        }
+        let client = self.clients.remove(&id)?;
+        for op in client.polls() {
+            self.port.cancel(op);
+        }
+        // A poll that runs keeps the descriptor.
+        let _ = socket2::SockRef::from(&client.fd).shutdown(std::net::Shutdown::Both);
+        client.bound
+    }
+
+    fn packet(
+        &mut self,
+        now: Instant,
+        node: &mut Node,
+        id: ClientId,
+        packet: &Packet,
+        body: Vec<u8>,
+    ) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let socket = client.bound.as_ref().map(|bound| bound.id);
+        match (packet.kind, socket) {
+            (PacketKind::Send, Some(socket)) => {
+                // The user has looked at the board, and has the error if there was one.
+                let sent = node.send(now, socket, (packet.address, packet.port), body);
+                if let Err(error) = sent {
+                    tracing::debug!(port = socket.port, %error, "message of a user dropped");
+                }
+            }
+            (PacketKind::Watch, Some(socket)) => {
+                // It may have cleared since the user looked.
+                node.watch(socket, packet.address, packet.port);
+            }
+            (PacketKind::Bind, None) => self.bind(node, id, packet),
+            (PacketKind::Attach, None) => self.attach(id, &body),
+            (PacketKind::Reach, None) => {
+                let refused = node.reach(now, packet.address).is_err();
+                self.answer(id, refused.then_some(Errno::NOMEM));
+            }
+            (PacketKind::Info, None) => self.info(node, id, packet.value),
+            (
+                PacketKind::SetBuffer
+                | PacketKind::Connect
+                | PacketKind::Monitor
+                | PacketKind::Cancel,
+                None,
+            ) => {
+                let errno = self.change(now, node, id, packet).err();
+                self.answer(id, errno);
+            }
+            _ => self.end(node, id),
+        }
+    }
+
+    fn bind(&mut self, node: &mut Node, id: ClientId, packet: &Packet) {
+        if self.refused == Some(id) {
+            self.answer(id, Some(Errno::MFILE));
+            return;
+        }
+        let own = node.config().address;
+        let bound = match packet.address == own {
+            false => Err(Errno::ADDRNOTAVAIL),
+            true => node.bind(packet.port).map_err(|error| match error {
+                BindError::Reserved => Errno::INVAL,
+                BindError::InUse(_) => Errno::ADDRINUSE,
+                BindError::TooMany(_) => Errno::NOBUFS,
+            }),
+        };
+        let socket = match bound {
+            Ok(socket) => socket,
+            Err(errno) => {
+                self.answer(id, Some(errno));
+                return;
+            }
+        };
+        let Some((slot, serial)) = self.board.take_slot() else {
+            node.close_socket(socket);
+            self.answer(id, Some(Errno::NOBUFS));
+            return;
+        };
+        let (sndbuf, rcvbuf) = (node.config().sndbuf, node.config().rcvbuf);
+        let (port, connected, monitors) = (socket.port, None, false);
+        let view = SocketView { serial, port, sndbuf, rcvbuf, connected, monitors };
+        self.board.set_socket(slot, &view);
+        self.unbound.remove(&id);
+        self.by_socket.insert(socket, id);
+        if let Some(client) = self.clients.get_mut(&id) {
+            let (is_full, ends_at) = (false, None);
+            client.bound = Some(Bound { id: socket, slot, view, is_full, ends_at });
+        }
+        self.say_bound(id, slot, serial);
+    }
+
+    /// Tells a user of a slot, and gives it the board.
+    fn say_bound(&mut self, id: ClientId, slot: usize, serial: u32) {
+        let extra = u32::try_from(slot).unwrap_or(u32::MAX);
+        let packet = Packet { len: serial, extra, ..Packet::new(PacketKind::Bound) };
+        let Some(client) = self.clients.get(&id) else { return };
+        // A user that cannot be written to is gone.
+        let _ = client.write(&packet, Some(self.board.as_fd()));
+    }
+
+    fn attach(&mut self, id: ClientId, name: &[u8]) {
+        if name.is_empty() {
+            self.say_bound(id, 0, 0);
+            return;
+        }
+        let uid = self.clients.get(&id).map(|client| client.credentials.uid);
+        let found = self
+            .clients
+            .values()
+            .find(|client| client.name == name && uid.is_some_and(|uid| may_change(uid, client)));
+        match found.and_then(|client| client.bound.as_ref()) {
+            Some(bound) => {
+                let (slot, serial) = (bound.slot, bound.view.serial);
+                self.say_bound(id, slot, serial);
+            }
+            None => self.answer(id, Some(Errno::NOENT)),
+        }
+    }
+
+    fn info(&mut self, node: &Node, id: ClientId, number: u32) {
+        let Some(option) = InfoOption::of(number) else {
+            self.answer(id, Some(Errno::NOPROTOOPT));
+            return;
+        };
+        let mut inodes = BTreeMap::new();
+        if matches!(option, InfoOption::Sockets { .. }) {
+            let inode = |id| self.clients.get(id).map_or(0, |client| client.inode);
+            inodes.extend(self.by_socket.iter().map(|(socket, id)| (socket.port, inode(id))));
+        }
+        let inode = |port| inodes.get(&port).copied().unwrap_or(0);
+        let (bytes, size) = encode_info(node, option, inode);
+        let word = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        let (len, extra) = (word(bytes.len()), word(size));
+        let packet = Packet { len, extra, ..Packet::new(PacketKind::Done) };
+        match in_memory(&bytes) {
+            Ok(fd) => {
+                if let Some(client) = self.clients.get(&id) {
+                    // A user that cannot be written to is gone.
+                    let _ = client.write(&packet, Some(fd.as_fd()));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot make memory for an answer");
+                self.answer(id, Some(Errno::NOMEM));
+            }
+        }
+    }
+
+    /// Changes something about the socket that a question names.
+    fn change(
+        &mut self,
+        now: Instant,
+        node: &mut Node,
+        id: ClientId,
+        packet: &Packet,
+    ) -> Result<(), Errno> {
+        let uid = self.clients.get(&id).ok_or(Errno::NOENT)?.credentials.uid;
+        let is_meant = |client: &Client| {
+            client.bound.as_ref().is_some_and(|bound| {
+                bound.slot == packet.extra as usize && bound.view.serial == packet.len
+            })
+        };
+        let meant = self.clients.iter().find(|(_, client)| is_meant(client));
+        let (target, client) = meant.ok_or(Errno::NOENT)?;
+        if !may_change(uid, client) {
+            return Err(Errno::PERM);
+        }
+        let target = *target;
+        if packet.kind == PacketKind::Cancel {
+            // What was sent before is read before, though the socket may be full.
+            self.read(now, node, target, true);
+        }
+        let client = self.clients.get_mut(&target).ok_or(Errno::NOENT)?;
+        let bound = client.bound.as_mut().ok_or(Errno::NOENT)?;
+        match packet.kind {
+            PacketKind::SetBuffer => {
+                let size = Some(packet.value as usize);
+                match packet.port {
+                    0 => node.set_buffers(bound.id, size, None),
+                    _ => node.set_buffers(bound.id, None, size),
+                }
+                let info = node.sockets().find(|info| info.port == bound.id.port);
+                if let Some(info) = info {
+                    (bound.view.sndbuf, bound.view.rcvbuf) = (info.sndbuf, info.rcvbuf);
+                }
+            }
+            PacketKind::Connect => {
+                let to = (packet.address, packet.port);
+                bound.view.connected = Some(to).filter(|(address, _)| !address.is_unspecified());
+            }
+            PacketKind::Monitor => bound.view.monitors = packet.value != 0,
+            _ => node.cancel(bound.id, packet.address, packet.port),
+        }
+        self.board.set_socket(bound.slot, &bound.view);
+        Ok(())
+    }
+
+    fn answer(&self, id: ClientId, errno: Option<Errno>) {
+        let code = errno.map_or(0, Errno::raw_os_error);
+        let value = u32::try_from(code).unwrap_or(0);
+        self.say(id, &Packet { value, ..Packet::new(PacketKind::Done) });
+    }
+
+    fn say(&self, id: ClientId, packet: &Packet) {
+        if let Some(client) = self.clients.get(&id) {
+            // A user that cannot be written to is gone, or has not read former packets.
+            let _ = client.write(packet, None);
+        }
+    }
+
+    /// Passes on what waits for a user, as far as there is room.
+    fn deliver(&mut self, now: Instant, node: &mut Node, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let Some(bound) = &client.bound else { return };
+        if client.writing.is_some() {
+            return;
+        }
+        let socket = bound.id;
+        let mut left = PACKETS_MAX;
+        let blocked = loop {
+            let updates = node.updates(socket);
+            let sent = match (updates, node.peek(socket)) {
+                (0, None) => break false,
+                (0, Some(received)) => client.deliver(received),
+                (groups, _) => client.write(&Packet::update(groups), None),
+            };
+            match sent {
+                Ok(()) if updates != 0 => drop(node.take_updates(socket)),
+                Ok(()) => drop(node.receive(socket)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
+                Err(error) => {
+                    let gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+                    // Of one that is gone, the read that follows sees the end.
+                    if !gone.contains(&error.kind()) {
+                        self.starved.insert(id);
+                        self.deliver_at.get_or_insert(now + PAUSE);
+                        if let Some(left_out) = self.failures.admit(now) {
+                            let port = socket.port;
+                            tracing::warn!(
+                                port, %error, left_out,
+                                "a message cannot be passed on, trying again shortly"
+                            );
+                        }
+                    }
+                    break false;
+                }
+            }
+            left -= 1;
+            if left == 0 {
+                break true;
+            }
+        };
+        if blocked {
+            // Completes at once if only the turn was full.
+            let op = Op::writable(client.fd.clone());
+            client.writing = Some(self.port.submit(op, Task::Write(id).token()));
+        }
+    }
+}
+
+/// A descriptor to be kept; `None` if there are no more.
+fn spare() -> Option<OwnedFd> {
+    File::open("/dev/null").ok().map(OwnedFd::from)
+}
+
+/// Whether a user may change a socket: its own, or any as root.
+fn may_change(uid: u32, client: &Client) -> bool {
+    uid == 0 || uid == client.credentials.uid
+}
+
+/// Bytes in a memfd.
+fn in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = File::from(rustix::fs::memfd_create("rds-info", flags)?);
+    file.write_all(bytes)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::WRITE | SealFlags::SEAL)?;
+    Ok(file.into())
+}

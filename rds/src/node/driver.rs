@@ -1,0 +1,186 @@
+//! Binds a node to its connections, its users and its reactor, and nothing more.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc;
+
+use rtrs_core::rt::{Inbox, Shard};
+use rtrs_core::time::{Duration, Instant, earliest};
+
+use super::clients::Clients;
+use super::report::NodeReport;
+use super::tcp::Tcp;
+use crate::proto::{Event, Node};
+
+/// How long a node that is to end may take to pass on what its users have sent.
+const GRACE: Duration = Duration::from_secs(1);
+/// Between two looks whether it has.
+const GRACE_LOOK: Duration = Duration::from_millis(5);
+
+/// Messages of other threads to a node.
+#[derive(Debug)]
+pub enum Command {
+    /// A connection of a user.
+    Adopt(OwnedFd),
+    /// Report.
+    Report(mpsc::Sender<NodeReport>),
+    /// End the connection to a peer; it is made again. Whether there was one.
+    Reset(IpAddr, mpsc::Sender<bool>),
+    /// End.
+    Stop,
+}
+
+/// A user that runs on the node's own thread.
+pub trait App {
+    /// Something has happened to a socket of its own, or to congestion.
+    fn event(&mut self, now: Instant, node: &mut Node, event: Event);
+    /// Does what is to be done. True if there was anything.
+    fn turn(&mut self, now: Instant, node: &mut Node) -> bool;
+    /// When to be called although nothing happens.
+    fn deadline(&self) -> Option<Instant>;
+    /// The node is to end.
+    fn is_done(&self) -> bool;
+}
+
+/// Nobody: all users are in other threads and processes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoApp;
+
+impl App for NoApp {
+    fn event(&mut self, _: Instant, _: &mut Node, _: Event) {}
+
+    fn turn(&mut self, _: Instant, _: &mut Node) -> bool {
+        false
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn is_done(&self) -> bool {
+        false
+    }
+}
+
+/// A node on its shard.
+pub struct NodeShard<A> {
+    node: Node,
+    tcp: Tcp,
+    clients: Clients,
+    app: A,
+    inbox: Inbox<Command>,
+    /// When to end, whatever is left.
+    ends_at: Option<Instant>,
+    looks_at: Option<Instant>,
+    done: bool,
+}
+
+impl<A: App> NodeShard<A> {
+    pub(super) fn new(
+        node: Node,
+        tcp: Tcp,
+        clients: Clients,
+        app: A,
+        inbox: Inbox<Command>,
+    ) -> Self {
+        Self { node, tcp, clients, app, inbox, ends_at: None, looks_at: None, done: false }
+    }
+
+    /// The user on this thread.
+    pub fn into_app(self) -> A {
+        self.app
+    }
+
+    fn command(&mut self, now: Instant, command: Command) {
+        match command {
+            Command::Adopt(fd) => self.clients.adopt(fd),
+            Command::Report(reply) => {
+                // Whoever asked may have gone.
+                let _ = reply.send(NodeReport::new(&self.node, self.clients.report()));
+            }
+            Command::Reset(peer, reply) => {
+                let _ = reply.send(self.tcp.reset(now, &mut self.node, peer));
+            }
+            Command::Stop => {
+                self.clients.close_all(now, &mut self.node);
+                self.ends_at.get_or_insert(now + GRACE);
+            }
+        }
+    }
+
+    fn events(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(event) = self.node.take_event() {
+            any = true;
+            if !self.clients.event(now, &mut self.node, event) {
+                self.app.event(now, &mut self.node, event);
+            }
+        }
+        any
+    }
+
+    /// Ends when all that users have sent has arrived, or when the time is over.
+    fn end(&mut self, now: Instant) {
+        let Some(at) = self.ends_at else { return };
+        self.looks_at = Some(now + GRACE_LOOK);
+        if self.node.memory().1 == 0 || at <= now {
+            self.tcp.close_all();
+            self.done = true;
+        }
+    }
+}
+
+impl<A: App> Shard for NodeShard<A> {
+    type Message = Command;
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        while let Some(command) = self.inbox.take() {
+            busy = true;
+            self.command(now, command);
+        }
+        busy |= self.tcp.turn(now, &mut self.node);
+        busy |= self.clients.turn(now, &mut self.node);
+        loop {
+            let more = self.events(now) | self.app.turn(now, &mut self.node);
+            if !more {
+                break;
+            }
+            busy = true;
+        }
+        busy |= self.tcp.flush(now, &mut self.node);
+        // What was acknowledged makes room.
+        busy |= self.events(now);
+        self.clients.show(&self.node);
+        if self.app.is_done() && self.ends_at.is_none() {
+            self.command(now, Command::Stop);
+        }
+        self.end(now);
+        busy
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let parts = [
+            self.tcp.deadline(&self.node),
+            self.clients.deadline(),
+            self.app.deadline(),
+            self.looks_at,
+        ];
+        parts.into_iter().fold(None, earliest)
+    }
+
+    fn is_done(&self) -> bool {
+        self.done
+    }
+
+    fn inbox(&mut self) -> Option<&mut Inbox<Command>> {
+        Some(&mut self.inbox)
+    }
+}
+
+impl<A> fmt::Debug for NodeShard<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeShard").field("node", &self.node).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,70 @@
+//! What a node listens on: TCP for its peers, a unix socket for its users.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtrs_core::local::{SocketFile, bind_seqpacket};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// How long an address or a path may be in use: the kernel releases the sockets of a predecessor's
+/// io_uring only some time after that process has ended.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two attempts meanwhile.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Tries again for a moment while what it wants is in use.
+fn patiently<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match bind() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                thread::sleep(PAUSE);
+            }
+            done => return done,
+        }
+    }
+}
+
+/// Listens for peers at an address of this host.
+///
+/// # Errors
+/// The system's error.
+pub(super) fn listen_tcp(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
+    let address = SocketAddr::new(address, port);
+    patiently(|| {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(socket.into())
+    })
+}
+
+/// Where users in other processes connect. Its path goes with it.
+#[derive(Debug)]
+pub struct UserSocket {
+    fd: OwnedFd,
+    _file: SocketFile,
+}
+
+impl UserSocket {
+    /// Listens at a path, for users that the mode lets in. A path nobody listens on is replaced.
+    ///
+    /// # Errors
+    /// The system's error; `AddrInUse` when somebody listens there.
+    pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
+        let (fd, file) = patiently(|| bind_seqpacket(path, mode, BACKLOG))?;
+        Ok(Self { fd, _file: file })
+    }
+
+    /// Its descriptor.
+    pub(super) fn try_clone(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+}

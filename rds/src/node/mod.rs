@@ -1,0 +1,18 @@
+//! A running node: its machines on a ring, with TCP connections on one side and users on the other.
+//!
+//! `driver` turns the parts: `tcp` has the connections to peers, `clients` the users in this and
+//! other processes, `listen` the sockets that both come to. `start` puts it on a thread.
+
+mod client;
+mod clients;
+mod conn;
+mod driver;
+mod listen;
+mod report;
+mod start;
+mod tcp;
+
+pub use driver::{App, Command, NoApp, NodeShard};
+pub use listen::UserSocket;
+pub use report::{ClientReport, NodeReport, PeerReport};
+pub use start::{NodeHandle, NodeOptions, OwnNode, StartError, run_with};

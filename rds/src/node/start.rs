@@ -1,0 +1,253 @@
+//! Starts a node: on a thread of its own, or on the caller's with a user of its own.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use rtrs_core::rt::{Fd, Mailbox, PollPolicy, Ring, Sender, mailbox, random_number, run};
+use rtrs_core::time::Duration;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::clients::Clients;
+use super::driver::{App, Command, NoApp, NodeShard};
+use super::listen::{UserSocket, listen_tcp};
+use super::report::NodeReport;
+use super::tcp::Tcp;
+use crate::channel::Connect;
+use crate::proto::{Config, Node};
+use crate::wire::TCP_PORT;
+
+/// Submissions that a ring takes per turn before it has to hand them over early.
+const RING_ENTRIES: u32 = 512;
+/// How long a node may take to answer.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Where the system shows the kernel's module, if it is loaded.
+const KERNEL_RDS: &str = "/sys/module/rds_tcp";
+/// Ports below this one need a privilege.
+const PRIVILEGED_PORTS: u16 = 1024;
+
+/// How a node runs.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Its address, limits and times.
+    pub config: Config,
+    /// The TCP port at which it listens for peers.
+    pub listen_port: u16,
+    /// The TCP port at which peers listen.
+    pub peer_port: u16,
+    /// How long a peer may leave data without an acknowledgment, or questions without an answer.
+    pub dead_after: Duration,
+    /// Longest time that it polls before it sleeps.
+    pub poll: Duration,
+}
+
+impl NodeOptions {
+    /// The defaults for an address.
+    pub fn new(address: IpAddr) -> Self {
+        #[allow(clippy::cast_possible_truncation, reason = "half of the bits are random as well")]
+        let generation = random_number() as u32 | 1;
+        Self {
+            config: Config::new(address, generation, random_number()),
+            listen_port: TCP_PORT,
+            peer_port: TCP_PORT,
+            dead_after: Duration::from_secs(30),
+            poll: Duration::from_micros(200),
+        }
+    }
+}
+
+/// Why a node does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// It cannot listen for peers.
+    #[error("cannot listen for peers at {address} port {port}: {source}{hint}")]
+    Listen {
+        /// The address of the node.
+        address: IpAddr,
+        /// The TCP port.
+        port: u16,
+        /// What the system says.
+        source: io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The system refuses something else.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
+    move |source| StartError::System { what, source }
+}
+
+/// A node that runs on a thread of its own. It ends when this is dropped.
+#[derive(Debug)]
+pub struct NodeHandle {
+    sender: Sender<Command>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+    address: IpAddr,
+}
+
+impl NodeHandle {
+    /// Starts a node, which also serves users that come to `users`.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(options: NodeOptions, users: Option<UserSocket>) -> Result<Self, StartError> {
+        let address = options.config.address;
+        let (sender, mailbox) = mailbox().map_err(system("make a mailbox"))?;
+        let (report, started) = mpsc::channel();
+        let thread = std::thread::Builder::new().name(format!("rds-{address}"));
+        let thread = thread.spawn(move || {
+            let (ring, mut shard) = match prepare(&options, users.as_ref(), NoApp, mailbox) {
+                Ok(prepared) => prepared,
+                Err(error) => {
+                    // The caller waits for it.
+                    let _ = report.send(Err(error));
+                    return Ok(());
+                }
+            };
+            let _ = report.send(Ok(()));
+            run(&ring, PollPolicy { budget_max: options.poll }, &mut shard).map(drop)
+        });
+        let thread = Some(thread.map_err(system("start a thread"))?);
+        let ended = || io::Error::other("the node's thread has ended");
+        started.recv().map_err(|_| system("start a node")(ended()))??;
+        Ok(Self { sender, thread, address })
+    }
+
+    /// Its address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// True until it has ended by itself.
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Its state; `None` if it does not answer.
+    pub fn report(&self) -> Option<NodeReport> {
+        let (reply, answer) = mpsc::channel();
+        self.sender.send(Command::Report(reply));
+        answer.recv_timeout(ANSWER_TIME_MAX).ok()
+    }
+
+    /// Ends the connection to a peer as a fault would; it is made again. False if none is up.
+    pub fn reset(&self, peer: IpAddr) -> bool {
+        let (reply, answer) = mpsc::channel();
+        self.sender.send(Command::Reset(peer, reply));
+        answer.recv_timeout(ANSWER_TIME_MAX).unwrap_or(false)
+    }
+
+    /// A way for users on other threads of this process.
+    pub fn way(&self) -> OwnNode {
+        OwnNode { sender: self.sender.clone() }
+    }
+
+    /// Ends it. What its users have sent is passed on, within a second.
+    ///
+    /// # Errors
+    /// What has ended it before.
+    pub fn stop(mut self) -> io::Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        self.sender.send(Command::Stop);
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the node's thread panicked")))
+    }
+}
+
+impl Drop for NodeHandle {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::error!(%error, "a node has failed");
+        }
+    }
+}
+
+/// The way to a node of this process.
+#[derive(Clone, Debug)]
+pub struct OwnNode {
+    sender: Sender<Command>,
+}
+
+impl Connect for OwnNode {
+    fn connect(&self) -> io::Result<OwnedFd> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+        self.sender.send(Command::Adopt(theirs));
+        Ok(ours)
+    }
+}
+
+/// Runs a node on this thread, with a user on the same thread, until that is done.
+///
+/// # Errors
+/// See [`StartError`].
+pub fn run_with<A: App>(options: &NodeOptions, app: A) -> Result<A, StartError> {
+    let (_sender, mailbox) = mailbox().map_err(system("make a mailbox"))?;
+    let (ring, mut shard) = prepare(options, None, app, mailbox)?;
+    let policy = PollPolicy { budget_max: options.poll };
+    run(&ring, policy, &mut shard).map_err(system("run the node"))?;
+    Ok(shard.into_app())
+}
+
+/// Has the C library keep memory for the next messages. By default it gives memory back to the
+/// system when a burst of messages has been read, and gets it again page by page for the next one,
+/// at the cost of more than half of the throughput. When a piece of this size is freed, it keeps up
+/// to twice as much (mallopt(3), "dynamic mmap threshold"); another allocator does nothing.
+fn keep_memory() {
+    const SIZE: usize = 8 << 20;
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(SIZE)));
+}
+
+fn prepare<A: App>(
+    options: &NodeOptions,
+    users: Option<&UserSocket>,
+    app: A,
+    mailbox: Mailbox<Command>,
+) -> Result<(Rc<Ring>, NodeShard<A>), StartError> {
+    let NodeOptions { config, listen_port: port, .. } = options;
+    let address = config.address;
+    let listener = listen_tcp(address, *port).map_err(|source| {
+        let hint = match Errno::from_io_error(&source) {
+            Some(Errno::ADDRINUSE) if Path::new(KERNEL_RDS).exists() => {
+                "; the kernel's rds_tcp is loaded and has port 16385: unload it, or redirect the \
+                 port with nft and use another one (listen-port)"
+            }
+            Some(Errno::ADDRINUSE) => {
+                "; another `rds node` or command of rds may have it: end that, or use another port \
+                 (listen-port)"
+            }
+            Some(Errno::ACCESS) if *port < PRIVILEGED_PORTS => {
+                "; a port below 1024 needs CAP_NET_BIND_SERVICE: use another one (listen-port)"
+            }
+            Some(Errno::ADDRNOTAVAIL) => "; name an address of this host",
+            _ => "",
+        };
+        StartError::Listen { address, port: *port, source, hint }
+    })?;
+    keep_memory();
+    let ring = Ring::new(RING_ENTRIES).map_err(system("set up io_uring"))?;
+    let inbox = mailbox.arm(&ring).map_err(system("set up a mailbox"))?;
+    let node = Node::new(config.clone());
+    let users = users.map(UserSocket::try_clone).transpose();
+    let users = users.map_err(system("listen for users"))?.map(Fd::new);
+    let clients = Clients::new(&ring, &node, users).map_err(system("make shared memory"))?;
+    let tcp = Tcp::new(&ring, Some(Fd::new(listener)), options.peer_port, options.dead_after);
+    Ok((ring, NodeShard::new(node, tcp, clients, app, inbox)))
+}

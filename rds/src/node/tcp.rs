@@ -1,0 +1,401 @@
+//! The connections to peers: accepts, connects, reads and writes as the node orders it.
+//!
+//! The ring says what is ready; data moves in calls that do not wait, from and to the memory of the
+//! messages themselves. A read takes all that has arrived, of many messages, into one buffer of the
+//! shard, from which payloads are copied. A connection that is idle has no buffer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::rc::Rc;
+
+use rtrs_core::log_limit::{LogLimit, LogLimits};
+use rtrs_core::rt::{Completed, Fd, Op, Port, Ring, unacknowledged_bytes};
+use rtrs_core::time::{Duration, Instant, earliest};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use socket2::SockRef;
+
+use super::conn::{Conn, outgoing, tune};
+use crate::proto::{LinkId, Node, Order};
+
+/// The buffer that reads fill.
+const BUFFER_LEN: usize = 256 << 10;
+/// Reads of one connection in a turn: what comes of one is written before the next, so that both
+/// ends have something to do.
+const READS_MAX: usize = 1;
+/// The same where all is to be read that has arrived: as many as the largest receive buffer of a
+/// system can hold, so that a peer that goes on sending cannot hold the node up.
+const READS_ALL: usize = 256;
+/// Parts of one write; the system takes 1024.
+const SLICES_MAX: usize = 256;
+/// Bytes without an acknowledgment from which each write is followed by a look.
+const LOOK_FROM: u64 = 64 << 10;
+/// Pause after an accept that failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What an operation was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    Accept,
+    Connect(LinkId),
+    Read(LinkId),
+    Write(LinkId),
+}
+
+impl Task {
+    fn token(self) -> u64 {
+        match self {
+            Self::Accept => 0,
+            Self::Connect(link) => link.number() << 2 | 1,
+            Self::Read(link) => link.number() << 2 | 2,
+            Self::Write(link) => link.number() << 2 | 3,
+        }
+    }
+
+    fn of(token: u64) -> Self {
+        let link = LinkId::of(token >> 2);
+        match token & 3 {
+            0 => Self::Accept,
+            1 => Self::Connect(link),
+            2 => Self::Read(link),
+            _ => Self::Write(link),
+        }
+    }
+}
+
+/// All connections to peers.
+#[derive(Debug)]
+pub(super) struct Tcp {
+    port: Port,
+    listener: Option<Fd>,
+    accept_at: Option<Instant>,
+    conns: BTreeMap<LinkId, Conn>,
+    /// Connections of which the acknowledged bytes are to be looked at.
+    touched: BTreeSet<LinkId>,
+    /// Users wait for room.
+    is_awaited: bool,
+    buffer: Vec<u8>,
+    peer_port: u16,
+    dead_after: Duration,
+    refused: LogLimits<IpAddr>,
+    accepts: LogLimit,
+}
+
+impl Tcp {
+    /// Accepts what comes to `listener`, connects to peers at `peer_port`.
+    pub(super) fn new(
+        ring: &Rc<Ring>,
+        listener: Option<Fd>,
+        peer_port: u16,
+        dead_after: Duration,
+    ) -> Self {
+        let tcp = Self {
+            port: ring.port(),
+            listener,
+            accept_at: None,
+            conns: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            is_awaited: false,
+            buffer: vec![0; BUFFER_LEN],
+            peer_port,
+            dead_after,
+            refused: LogLimits::default(),
+            accepts: LogLimit::default(),
+        };
+        tcp.accept();
+        tcp
+    }
+
+    fn accept(&self) {
+        if let Some(fd) = &self.listener {
+            self.port.submit(Op::Accept { fd: fd.clone() }, Task::Accept.token());
+        }
+    }
+
+    /// Does what is due. True when anything was.
+    pub(super) fn turn(&mut self, now: Instant, node: &mut Node) -> bool {
+        let mut busy = node.tick(now);
+        if self.accept_at.is_some_and(|at| at <= now) {
+            self.accept_at = None;
+            self.accept();
+        }
+        self.obey(now, node);
+        while let Some(done) = self.port.take() {
+            busy = true;
+            match Task::of(done.token) {
+                Task::Accept => self.accepted(now, node, done),
+                Task::Connect(link) => self.connected(now, node, link, &done),
+                Task::Read(link) => {
+                    if let Some(conn) = self.conns.get_mut(&link) {
+                        conn.reading = None;
+                        self.read(now, node, link, READS_MAX);
+                    }
+                }
+                Task::Write(link) => {
+                    if let Some(conn) = self.conns.get_mut(&link) {
+                        conn.writing = None;
+                        self.write(now, node, link);
+                    }
+                }
+            }
+            self.obey(now, node);
+        }
+        busy
+    }
+
+    /// Writes what there is to write, and looks at what is acknowledged. True when anything was
+    /// done.
+    pub(super) fn flush(&mut self, now: Instant, node: &mut Node) -> bool {
+        self.obey(now, node);
+        let mut busy = false;
+        while let Some(link) = node.next_ready() {
+            let waits = self.conns.get(&link).is_none_or(|conn| conn.writing.is_some());
+            if !waits {
+                self.write(now, node, link);
+                busy = true;
+            }
+        }
+        self.obey(now, node);
+        // Whoever has begun to wait has not touched a connection.
+        let was_awaited = std::mem::replace(&mut self.is_awaited, node.has_refused());
+        if self.is_awaited && !was_awaited {
+            self.touched.extend(self.conns.keys());
+        }
+        for link in std::mem::take(&mut self.touched) {
+            self.look(now, node, link);
+        }
+        let due = self.conns.iter().filter(|(_, conn)| conn.look_at.is_some_and(|at| at <= now));
+        let due: Vec<LinkId> = due.map(|(link, _)| *link).collect();
+        for link in due {
+            self.look(now, node, link);
+        }
+        busy
+    }
+
+    /// When to be called although nothing happens.
+    pub(super) fn deadline(&self, node: &Node) -> Option<Instant> {
+        let looks = self.conns.values().filter_map(|conn| conn.look_at).min();
+        earliest(earliest(node.deadline(), looks), self.accept_at)
+    }
+
+    /// Ends the connection to a peer, if one is up, as a fault would. It is made again.
+    pub(super) fn reset(&mut self, now: Instant, node: &mut Node, peer: IpAddr) -> bool {
+        let Some(link) = node.connection(peer) else { return false };
+        if let Some(conn) = self.conns.get(&link) {
+            // From here on the system acknowledges nothing more; what it has acknowledged is read,
+            // up to the end. The peer does not send that again.
+            let _ = SockRef::from(&conn.fd).shutdown(Shutdown::Both);
+            self.read(now, node, link, READS_ALL);
+        }
+        true
+    }
+
+    /// Ends all connections.
+    pub(super) fn close_all(&mut self) {
+        for link in self.conns.keys().copied().collect::<Vec<_>>() {
+            self.close(link);
+        }
+        if let Some(listener) = self.listener.take() {
+            // A running accept keeps the socket; shut, it gives its port up at once.
+            let _ = SockRef::from(&listener).shutdown(Shutdown::Both);
+        }
+    }
+
+    fn accepted(&mut self, now: Instant, node: &mut Node, done: Completed) {
+        match done.into_fd() {
+            Ok(fd) => {
+                self.accept();
+                let fd = Fd::new(fd);
+                let socket = SockRef::from(&fd);
+                let peer = socket.peer_addr().ok().and_then(|address| address.as_socket());
+                let Some(peer) = peer.map(|peer| peer.ip().to_canonical()) else { return };
+                if tune(&socket, self.dead_after).is_err() {
+                    return;
+                }
+                if let Some(former) = node.candidate(peer) {
+                    self.read(now, node, former, READS_ALL);
+                }
+                if let Some(link) = node.accepted(now, peer) {
+                    self.conns.insert(link, Conn::new(fd));
+                    self.poll_read(link);
+                }
+            }
+            Err(error) => match error.raw_os_error() {
+                _ if self.listener.is_none() => {}
+                Some(code)
+                    if [Errno::CONNABORTED, Errno::INTR]
+                        .map(Errno::raw_os_error)
+                        .contains(&code) =>
+                {
+                    self.accept();
+                }
+                _ => {
+                    if let Some(left_out) = self.accepts.admit(now) {
+                        tracing::warn!(%error, left_out, "accept failed, trying again shortly");
+                    }
+                    self.accept_at = Some(now + ACCEPT_PAUSE);
+                }
+            },
+        }
+    }
+
+    fn obey(&mut self, now: Instant, node: &mut Node) {
+        while let Some(order) = node.take_order() {
+            match order {
+                Order::Connect { link, to } => {
+                    if let Err(error) = self.connect(node.config().address, link, to) {
+                        self.log_refused(now, to, &error);
+                        node.lost(now, link);
+                    }
+                }
+                Order::Close(link) => self.close(link),
+            }
+        }
+    }
+
+    fn connect(&mut self, from: IpAddr, link: LinkId, to: IpAddr) -> io::Result<()> {
+        let fd = Fd::new(outgoing(from, self.dead_after)?);
+        let address = SocketAddr::new(to, self.peer_port);
+        let op = Op::Connect { fd: fd.clone(), address };
+        let mut conn = Conn::new(fd);
+        conn.connecting = Some(self.port.submit(op, Task::Connect(link).token()));
+        self.conns.insert(link, conn);
+        Ok(())
+    }
+
+    fn connected(&mut self, now: Instant, node: &mut Node, link: LinkId, done: &Completed) {
+        let Some(conn) = self.conns.get_mut(&link) else { return };
+        conn.connecting = None;
+        match done.count() {
+            Ok(_) => {
+                node.connected(now, link);
+                self.obey(now, node);
+                self.poll_read(link);
+            }
+            Err(error) => {
+                if let Op::Connect { address, .. } = &done.op {
+                    self.log_refused(now, address.ip(), &error);
+                }
+                self.close(link);
+                node.lost(now, link);
+            }
+        }
+    }
+
+    fn log_refused(&mut self, now: Instant, peer: IpAddr, error: &io::Error) {
+        if let Some(left_out) = self.refused.admit(now, peer) {
+            tracing::info!(%peer, %error, left_out, "cannot connect");
+        }
+    }
+
+    /// Has the ring say when there is something to read.
+    fn poll_read(&mut self, link: LinkId) {
+        let Some(conn) = self.conns.get_mut(&link).filter(|conn| conn.reading.is_none()) else {
+            return;
+        };
+        let op = Op::readable(conn.fd.clone());
+        conn.reading = Some(self.port.submit(op, Task::Read(link).token()));
+    }
+
+    /// Reads what has arrived, at most so often.
+    fn read(&mut self, now: Instant, node: &mut Node, link: LinkId, times: usize) {
+        let is_fresh = self.conns.get(&link).is_some_and(|conn| conn.is_fresh);
+        if let Some(former) = node.predecessor(link).filter(|_| is_fresh) {
+            // All of it: what came before is to be read before.
+            self.read(now, node, former, READS_ALL);
+        }
+        let mut buffer = std::mem::take(&mut self.buffer);
+        for _ in 0..times {
+            let Some(conn) = self.conns.get_mut(&link) else { break };
+            match recv(&conn.fd, &mut buffer[..], RecvFlags::DONTWAIT) {
+                Ok((_, count)) if count > 0 => {
+                    conn.is_fresh = false;
+                    self.touched.insert(link);
+                    node.received(now, link, &buffer[..count]);
+                    self.obey(now, node);
+                    if count < buffer.len() {
+                        break;
+                    }
+                }
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                end => {
+                    if let Err(error) = end {
+                        tracing::debug!(%error, "connection lost");
+                    }
+                    self.close(link);
+                    node.lost(now, link);
+                    self.obey(now, node);
+                    break;
+                }
+            }
+        }
+        self.buffer = buffer;
+        self.poll_read(link);
+    }
+
+    /// Writes what the system takes.
+    fn write(&mut self, now: Instant, node: &mut Node, link: LinkId) {
+        let Some(conn) = self.conns.get_mut(&link) else { return };
+        loop {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = node.output(link, &mut slices);
+            if count == 0 {
+                break;
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let mut none = SendAncillaryBuffer::default();
+            match sendmsg(&conn.fd, &slices[..count], &mut none, flags) {
+                Ok(count) => node.wrote(link, count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let op = Op::writable(conn.fd.clone());
+                    conn.writing = Some(self.port.submit(op, Task::Write(link).token()));
+                    break;
+                }
+                Err(error) => {
+                    // What has arrived before the end is still to be read; the poll reports it.
+                    tracing::debug!(%error, "cannot write");
+                    self.read(now, node, link, READS_ALL);
+                    return;
+                }
+            }
+        }
+        self.touched.insert(link);
+    }
+
+    /// Looks at what the peer's system has acknowledged, if it matters now.
+    fn look(&mut self, now: Instant, node: &mut Node, link: LinkId) {
+        let Some(conn) = self.conns.get_mut(&link) else { return };
+        let Some((written, acked, is_urgent)) = node.awaits_ack(link) else {
+            conn.look_at = None;
+            return;
+        };
+        let is_due = conn.look_at.is_some_and(|at| at <= now);
+        if !is_due && !is_urgent && written - acked < LOOK_FROM {
+            if conn.look_at.is_none() {
+                conn.plan_look(now, acked, false);
+            }
+            return;
+        }
+        // Fails for what is no socket only.
+        let Ok(unacked) = unacknowledged_bytes(&conn.fd) else { return };
+        let acked = written.saturating_sub(unacked as u64);
+        node.acked(link, acked);
+        match node.awaits_ack(link) {
+            Some((_, _, is_urgent)) => conn.plan_look(now, acked, is_urgent),
+            None => conn.look_at = None,
+        }
+    }
+
+    /// Closes a connection.
+    fn close(&mut self, link: LinkId) {
+        let Some(conn) = self.conns.remove(&link) else { return };
+        self.touched.remove(&link);
+        for op in [conn.connecting, conn.reading, conn.writing].into_iter().flatten() {
+            self.port.cancel(op);
+        }
+        // Operations that run keep the descriptor.
+        let _ = SockRef::from(&conn.fd).shutdown(Shutdown::Both);
+    }
+}

@@ -1,0 +1,271 @@
+//! One TCP connection: what has been handed to it, how much of that is written and acknowledged,
+//! and what arrives.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::net::IpAddr;
+
+use rtrs_core::mutated;
+
+use super::outbox::Message;
+use crate::wire::{Decoder, HEADER_LEN, Header};
+
+/// Bytes that are handed to a connection ahead of what it has written. Behind them a congestion map
+/// waits, and messages cannot be canceled any more.
+const AHEAD: usize = 256 << 10;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// We connect to a larger peer.
+    Connecting,
+    /// We connect to a smaller peer and close at once, so that it connects to us.
+    Kicking,
+    /// Accepted while another connection of the peer is up, which it replaces when something valid
+    /// has arrived.
+    Candidate,
+    /// Carries messages.
+    Up,
+}
+
+#[derive(Debug)]
+enum Body {
+    Message(Message),
+    /// A congestion map; empty once it is written, since it is not sent again.
+    Map(Vec<u8>),
+}
+
+#[derive(Debug)]
+struct Frame {
+    head: [u8; HEADER_LEN],
+    body: Body,
+    /// Where the stream is behind it.
+    end: u64,
+}
+
+impl Frame {
+    fn payload(&self) -> &[u8] {
+        match &self.body {
+            Body::Message(message) => &message.payload,
+            Body::Map(bytes) => bytes,
+        }
+    }
+}
+
+/// A TCP connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) peer: IpAddr,
+    pub(super) role: Role,
+    pub(super) decoder: Decoder,
+    /// What the decoder holds, as counted in limits of memory.
+    pub(super) held: usize,
+    /// The peer's node has sent something: it has taken the connection. Before that only its system
+    /// has, and may still reset it with all that it has acknowledged.
+    pub(super) is_taken: bool,
+    /// Our map has changed since it was last handed over.
+    pub(super) map_is_due: bool,
+    /// Our probe has been handed over.
+    pub(super) has_probed: bool,
+    frames: VecDeque<Frame>,
+    /// The first frame that is not written as a whole.
+    cursor: usize,
+    handed: u64,
+    written: u64,
+    acked: u64,
+}
+
+impl Link {
+    pub(super) fn new(peer: IpAddr, role: Role) -> Self {
+        Self {
+            peer,
+            role,
+            decoder: Decoder::default(),
+            held: 0,
+            is_taken: false,
+            map_is_due: true,
+            has_probed: false,
+            frames: VecDeque::new(),
+            cursor: 0,
+            handed: 0,
+            written: 0,
+            acked: 0,
+        }
+    }
+
+    /// True if it takes more.
+    pub(super) fn has_room(&self) -> bool {
+        self.handed - self.written < AHEAD as u64
+    }
+
+    /// Hands a message over.
+    pub(super) fn hand(&mut self, header: Header, message: Message) {
+        self.push(header.encode(), Body::Message(message));
+    }
+
+    /// Hands a congestion map over.
+    pub(super) fn hand_map(&mut self, header: Header, map: Vec<u8>) {
+        self.push(header.encode(), Body::Map(map));
+    }
+
+    fn push(&mut self, head: [u8; HEADER_LEN], body: Body) {
+        let mut frame = Frame { head, body, end: 0 };
+        self.handed += (HEADER_LEN + frame.payload().len()) as u64;
+        frame.end = self.handed;
+        self.frames.push_back(frame);
+    }
+
+    /// What is to be written next, as far as there is room for slices. Returns how many there are.
+    pub(super) fn slices<'a>(&'a self, room: &mut [IoSlice<'a>]) -> usize {
+        let mut count = 0;
+        for frame in self.frames.range(self.cursor..) {
+            let payload = frame.payload();
+            let start = frame.end - (HEADER_LEN + payload.len()) as u64;
+            // Only the first one can be written in part.
+            let done = usize::try_from(self.written.saturating_sub(start)).unwrap_or(0);
+            let head = &frame.head[done.min(HEADER_LEN)..];
+            let payload = &payload[done.saturating_sub(HEADER_LEN)..];
+            for part in [head, payload].into_iter().filter(|part| !part.is_empty()) {
+                let Some(slot) = room.get_mut(count) else { return count };
+                *slot = IoSlice::new(part);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// So many bytes more are written.
+    pub(super) fn wrote(&mut self, count: usize) {
+        self.written += count as u64;
+        while let Some(frame) = self.frames.get_mut(self.cursor)
+            && frame.end <= self.written
+        {
+            if let Body::Map(bytes) = &mut frame.body {
+                *bytes = Vec::new();
+            }
+            self.cursor += 1;
+        }
+    }
+
+    /// The next message whose last byte lies within the first `acked` bytes of the stream.
+    pub(super) fn pop_acked(&mut self, acked: u64) -> Option<Message> {
+        let acked = if mutated!(RdsAckEarly) { self.written } else { acked.min(self.written) };
+        self.acked = self.acked.max(acked);
+        while self.cursor > 0 && self.frames.front().is_some_and(|frame| frame.end <= acked) {
+            self.cursor -= 1;
+            if let Some(Frame { body: Body::Message(message), .. }) = self.frames.pop_front() {
+                return Some(message);
+            }
+        }
+        None
+    }
+
+    /// Bytes written since it is up, and those of them that are acknowledged.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        (self.written, self.acked)
+    }
+
+    /// True if anything written waits for its acknowledgment.
+    pub(super) fn is_unacked(&self) -> bool {
+        self.cursor > 0
+    }
+
+    /// True if there is something to write.
+    pub(super) fn has_output(&self) -> bool {
+        self.cursor < self.frames.len()
+    }
+
+    /// Messages that are not acknowledged, in order.
+    pub(super) fn messages(&self) -> impl Iterator<Item = &Message> {
+        self.frames.iter().filter_map(|frame| match &frame.body {
+            Body::Message(message) => Some(message),
+            Body::Map(_) => None,
+        })
+    }
+
+    /// The same to change their owners.
+    pub(super) fn messages_mut(&mut self) -> impl Iterator<Item = &mut Message> {
+        self.frames.iter_mut().filter_map(|frame| match &mut frame.body {
+            Body::Message(message) => Some(message),
+            Body::Map(_) => None,
+        })
+    }
+
+    /// The messages that are not acknowledged, in order.
+    pub(super) fn into_unacked(self) -> Vec<Message> {
+        let written = self.written;
+        let mut start = None;
+        let each = |frame: Frame| {
+            let len = (HEADER_LEN + frame.payload().len()) as u64;
+            // A written map has lost its payload, but lies before all that is not begun.
+            let begins = start.replace(frame.end).unwrap_or(frame.end - len);
+            let Body::Message(mut message) = frame.body else { return None };
+            message.is_begun |= begins < written;
+            Some(message)
+        };
+        self.frames.into_iter().filter_map(each).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::outbox::Owner;
+    use super::*;
+
+    fn message(len: usize) -> Message {
+        let owner = Owner::Pong;
+        let payload = vec![7; len];
+        let sequence = Some(1);
+        let extensions = [0; 16];
+        Message { owner, sport: 2, dport: 3, payload, extensions, sequence, is_begun: false }
+    }
+
+    fn link(lens: &[usize]) -> Link {
+        let mut link = Link::new([10, 0, 0, 1].into(), Role::Up);
+        for len in lens {
+            link.hand(Header::default(), message(*len));
+        }
+        link
+    }
+
+    fn output(link: &Link) -> usize {
+        let mut room = [IoSlice::new(&[]); 64];
+        let count = link.slices(&mut room);
+        room[..count].iter().map(|slice| slice.len()).sum()
+    }
+
+    #[test]
+    fn a_stream_is_written_and_acknowledged_at_any_byte() {
+        let mut link = link(&[0, 10, 100]);
+        link.hand_map(Header::default(), vec![1; 20]);
+        let whole = 48 + 58 + 148 + 68;
+        let ends = [48, 106, 254];
+        for written in 1..=whole {
+            assert_eq!(output(&link), whole - (written - 1), "{written}");
+            link.wrote(1);
+        }
+        assert!(!link.has_output() && link.is_unacked());
+        for acked in 0..=whole {
+            let popped = link.pop_acked(acked as u64).is_some();
+            assert_eq!(popped, ends.contains(&acked), "{acked}");
+        }
+        assert!(!link.is_unacked());
+    }
+
+    #[test]
+    fn what_is_not_acknowledged_comes_back_in_order() {
+        let mut link = link(&[1, 2, 3, 4]);
+        link.wrote(49 + 50 + 1);
+        assert!(link.pop_acked(49).is_some());
+        let lost: Vec<_> =
+            link.into_unacked().iter().map(|m| (m.payload.len(), m.is_begun)).collect();
+        assert_eq!(lost, [(2, true), (3, true), (4, false)]);
+    }
+
+    #[test]
+    fn nothing_is_acknowledged_before_it_is_written() {
+        let mut link = link(&[10]);
+        link.wrote(57);
+        assert!(link.pop_acked(u64::MAX).is_none());
+    }
+}

@@ -1,0 +1,209 @@
+//! Messages for one peer that wait for their turn, with the sequence numbers of those that had it.
+//!
+//! A message gets its number when it is first handed to a connection. What a connection lost comes
+//! back to the front, in order, with its number, and is marked as retransmitted; what the
+//! connection had not begun to send gives its number back.
+
+use std::collections::VecDeque;
+
+use rtrs_core::mutated;
+
+use super::config::MESSAGE_COST;
+use super::event::SocketId;
+use crate::wire::{Header, RETRANSMITTED};
+
+/// Whose message it is, and what becomes of it when its connection is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// Sent by a socket, in whose buffer it counts. It is sent until it is acknowledged.
+    Socket(SocketId),
+    /// Of a socket that is closed, or canceled: sent at most once.
+    Nobody,
+    /// The answer to a ping or probe. It is sent until it is acknowledged.
+    Pong,
+    /// A probe of ours. Each connection gets a new one.
+    Probe,
+}
+
+/// A message on its way.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) owner: Owner,
+    pub(super) sport: u16,
+    pub(super) dport: u16,
+    pub(super) payload: Vec<u8>,
+    pub(super) extensions: [u8; 16],
+    /// Its number, while a connection has it or has begun to send it.
+    pub(super) sequence: Option<u64>,
+    /// A connection has begun to send it: the peer may have it.
+    pub(super) is_begun: bool,
+}
+
+impl Message {
+    /// What it counts in limits of memory.
+    pub(super) fn cost(&self) -> usize {
+        self.payload.len() + MESSAGE_COST
+    }
+}
+
+/// The queue for one peer.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    queue: VecDeque<Message>,
+    next_tx: u64,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Self { queue: VecDeque::new(), next_tx: 1 }
+    }
+}
+
+impl Outbox {
+    pub(super) fn push(&mut self, message: Message) {
+        self.queue.push_back(message);
+    }
+
+    pub(super) fn next_tx(&self) -> u64 {
+        self.next_tx
+    }
+
+    /// True if the next message was sent before.
+    pub(super) fn begins_with_a_repeat(&self) -> bool {
+        self.queue.front().is_some_and(|message| message.is_begun)
+    }
+
+    /// All messages, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Message> {
+        self.queue.iter()
+    }
+
+    /// Takes the next message to send it.
+    pub(super) fn pop(&mut self) -> Option<(Header, Message)> {
+        let message = self.queue.pop_front()?;
+        Some(self.number(message))
+    }
+
+    /// Gives a message its header.
+    pub(super) fn number(&mut self, mut message: Message) -> (Header, Message) {
+        let is_repeat = message.is_begun && !mutated!(RdsRepeatUnmarked);
+        let flags = if is_repeat { RETRANSMITTED } else { 0 };
+        let sequence = *message.sequence.get_or_insert_with(|| {
+            self.next_tx += 1;
+            self.next_tx - 1
+        });
+        let header = Header {
+            sequence,
+            len: u32::try_from(message.payload.len()).unwrap_or(u32::MAX),
+            sport: message.sport,
+            dport: message.dport,
+            flags,
+            extensions: message.extensions,
+        };
+        (header, message)
+    }
+
+    /// Takes back what a lost connection had, in order. Those that are not sent again come out, and
+    /// with them what is nobody's: it may lie behind them, and nothing arrives behind a gap.
+    pub(super) fn take_back(&mut self, lost: Vec<Message>) -> Vec<Message> {
+        let mut dropped = Vec::new();
+        for mut message in lost.into_iter().rev() {
+            if !message.is_begun
+                && let Some(sequence) = message.sequence.take()
+            {
+                // They are the newest numbers, and come newest first.
+                self.next_tx = self.next_tx.min(sequence);
+            }
+            match message.owner {
+                Owner::Nobody | Owner::Probe => dropped.push(message),
+                Owner::Socket(_) | Owner::Pong if mutated!(RdsLostBehind) => {
+                    self.queue.push_back(message);
+                }
+                Owner::Socket(_) | Owner::Pong => self.queue.push_front(message),
+            }
+        }
+        dropped.extend(self.remove(|message| message.owner == Owner::Nobody));
+        dropped
+    }
+
+    /// Takes out those for which `leaves` says so.
+    pub(super) fn remove(&mut self, leaves: impl Fn(&Message) -> bool) -> Vec<Message> {
+        if !self.queue.iter().any(&leaves) {
+            return Vec::new();
+        }
+        let (gone, kept) = std::mem::take(&mut self.queue).into_iter().partition(|m| leaves(m));
+        self.queue = kept;
+        let gone: VecDeque<Message> = gone;
+        gone.into()
+    }
+
+    /// Makes the messages for which `leaves` says so nobody's. Returns what they cost.
+    pub(super) fn orphan(&mut self, leaves: impl FnMut(&Message) -> bool) -> usize {
+        orphan(self.queue.iter_mut(), leaves)
+    }
+}
+
+/// Makes those messages nobody's for which `leaves` says so. Returns what they cost.
+pub(super) fn orphan<'a>(
+    messages: impl Iterator<Item = &'a mut Message>,
+    mut leaves: impl FnMut(&Message) -> bool,
+) -> usize {
+    let mut cost = 0;
+    for message in messages {
+        if leaves(message) {
+            message.owner = Owner::Nobody;
+            cost += message.cost();
+        }
+    }
+    cost
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(sport: u16, owner: Owner) -> Message {
+        let payload = vec![0; 10];
+        Message {
+            owner,
+            sport,
+            dport: 2,
+            payload,
+            extensions: [0; 16],
+            sequence: None,
+            is_begun: false,
+        }
+    }
+
+    #[test]
+    fn what_was_lost_goes_first_with_its_number() {
+        let owner = Owner::Pong;
+        let mut outbox = Outbox::default();
+        (2..7).for_each(|sport| outbox.push(message(sport, owner)));
+        let sent: Vec<_> = (0..3).map(|_| outbox.pop().unwrap()).collect();
+        assert!(sent.iter().all(|(header, _)| header.flags == 0));
+        // Of three the last was not begun: its number is free again.
+        let lost = sent.into_iter().map(|(h, m)| Message { is_begun: h.sequence < 3, ..m });
+        assert!(outbox.take_back(lost.collect()).is_empty());
+        // Handed to another connection, which is lost before it begins with any of them.
+        let lost = std::iter::from_fn(|| outbox.pop()).map(|(_, m)| m).collect();
+        assert!(outbox.take_back(lost).is_empty());
+        let again: Vec<(u16, u64, u8)> = std::iter::from_fn(|| outbox.pop())
+            .map(|(header, m)| (m.sport, header.sequence, header.flags))
+            .collect();
+        let repeated = RETRANSMITTED;
+        assert_eq!(again, [(2, 1, repeated), (3, 2, repeated), (4, 3, 0), (5, 4, 0), (6, 5, 0)]);
+    }
+
+    #[test]
+    fn probes_and_what_is_nobodys_are_not_sent_again() {
+        let mut outbox = Outbox::default();
+        for owner in [Owner::Probe, Owner::Nobody, Owner::Pong] {
+            outbox.push(message(2, owner));
+        }
+        let sent = std::iter::from_fn(|| outbox.pop());
+        let sent = sent.map(|(_, m)| Message { is_begun: true, ..m }).collect();
+        assert_eq!(outbox.take_back(sent).len(), 2);
+        assert_eq!(outbox.pop().unwrap().0.sequence, 3);
+    }
+}

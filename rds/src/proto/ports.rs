@@ -1,0 +1,442 @@
+//! The sockets of a node's users: what waits for their readers, what they have in flight, which of
+//! them are congested, and the events for their users.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+
+use rtrs_core::mutated;
+use rtrs_core::prng::Prng;
+
+use super::config::MESSAGE_COST;
+use super::event::{BindError, Event, SocketId};
+use super::outbox::{Message, Owner};
+use crate::wire::{CongestionMap, PROBE_PORT};
+
+/// Where ephemeral ports begin.
+const EPHEMERAL_MIN: u16 = 1024;
+
+/// A message for a user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The node it comes from.
+    pub from: IpAddr,
+    /// The port there; 0 for the answer to a ping.
+    pub port: u16,
+    /// Its payload.
+    pub payload: Vec<u8>,
+}
+
+impl Received {
+    /// What it counts in limits of memory.
+    pub(super) fn cost(&self) -> usize {
+        self.payload.len() + MESSAGE_COST
+    }
+}
+
+/// A bound socket.
+#[derive(Debug)]
+pub(super) struct Socket {
+    serial: u64,
+    inbox: VecDeque<Received>,
+    /// Cost of the inbox.
+    pub(super) waiting: usize,
+    /// Cost of what was sent and is not acknowledged.
+    pub(super) in_flight: usize,
+    pub(super) sndbuf: usize,
+    pub(super) rcvbuf: usize,
+    /// Groups of ports that its user waits for, and those that are not congested any more.
+    watched: u64,
+    pub(super) updates: u64,
+    /// Reported as readable, and not read since.
+    is_reported: bool,
+}
+
+impl Socket {
+    fn is_full(&self) -> bool {
+        self.in_flight >= self.sndbuf
+    }
+
+    /// What waits for its reader, oldest first.
+    pub(super) fn inbox(&self) -> impl Iterator<Item = &Received> {
+        self.inbox.iter()
+    }
+
+    fn has_input(&self) -> bool {
+        !self.inbox.is_empty() || self.updates != 0
+    }
+}
+
+/// What a socket leaves when it is closed.
+#[derive(Debug)]
+pub(super) struct Closed {
+    /// What waited for its reader.
+    pub(super) inbox: VecDeque<Received>,
+    /// The map has changed.
+    pub(super) map_changed: bool,
+    /// Something that it has sent is not acknowledged.
+    pub(super) has_sent: bool,
+}
+
+/// Bytes of memory that limits are compared with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Memory {
+    /// What peers have sent and users have not read, unfinished messages too.
+    pub(super) received: usize,
+    /// What users have sent and peers have not acknowledged.
+    pub(super) sent: usize,
+}
+
+/// All sockets, by port.
+#[derive(Debug)]
+pub(super) struct Ports {
+    sockets: BTreeMap<u16, Socket>,
+    congested: CongestionMap,
+    pub(super) memory: Memory,
+    /// Most of [`Memory::sent`]; the message that crosses it is still taken.
+    sent_max: usize,
+    /// Ports of the sockets of which a sender was refused because there was no room.
+    refused: BTreeSet<u16>,
+    events: VecDeque<Event>,
+    next_serial: u64,
+    sockets_max: usize,
+    prng: Prng,
+}
+
+impl Ports {
+    pub(super) fn new(sockets_max: usize, sent_max: usize, prng: Prng) -> Self {
+        Self {
+            sockets: BTreeMap::new(),
+            congested: CongestionMap::default(),
+            memory: Memory::default(),
+            sent_max,
+            refused: BTreeSet::new(),
+            events: VecDeque::new(),
+            next_serial: 0,
+            sockets_max,
+            prng,
+        }
+    }
+
+    /// Binds a port, 0 for any.
+    pub(super) fn bind(
+        &mut self,
+        port: u16,
+        (sndbuf, rcvbuf): (usize, usize),
+    ) -> Result<SocketId, BindError> {
+        if port == PROBE_PORT {
+            return Err(BindError::Reserved);
+        }
+        if self.sockets.len() >= self.sockets_max {
+            return Err(BindError::TooMany(self.sockets_max));
+        }
+        let port = if port == 0 { self.ephemeral()? } else { port };
+        if self.sockets.contains_key(&port) {
+            return Err(BindError::InUse(port));
+        }
+        self.next_serial += 1;
+        let socket = Socket {
+            serial: self.next_serial,
+            inbox: VecDeque::new(),
+            waiting: 0,
+            in_flight: 0,
+            sndbuf,
+            rcvbuf,
+            watched: 0,
+            updates: 0,
+            is_reported: false,
+        };
+        let id = SocketId { port, serial: socket.serial };
+        self.sockets.insert(port, socket);
+        Ok(id)
+    }
+
+    /// A free port from a random place on.
+    fn ephemeral(&mut self) -> Result<u16, BindError> {
+        let count = u64::from(u16::MAX - EPHEMERAL_MIN) + 1;
+        let start = self.prng.below(count);
+        let port = |at: u64| {
+            let offset = u16::try_from((start + at) % count).unwrap_or_default();
+            EPHEMERAL_MIN + offset
+        };
+        let free = (0..count).map(port).find(|port| !self.sockets.contains_key(port));
+        free.ok_or(BindError::TooMany(self.sockets.len()))
+    }
+
+    pub(super) fn get(&self, id: SocketId) -> Option<&Socket> {
+        self.sockets.get(&id.port).filter(|socket| socket.serial == id.serial)
+    }
+
+    pub(super) fn get_mut(&mut self, id: SocketId) -> Option<&mut Socket> {
+        self.sockets.get_mut(&id.port).filter(|socket| socket.serial == id.serial)
+    }
+
+    /// The socket that has a port.
+    pub(super) fn at(&self, port: u16) -> Option<&Socket> {
+        self.sockets.get(&port)
+    }
+
+    /// All sockets.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SocketId, &Socket)> {
+        self.sockets.iter().map(|(port, s)| (SocketId { port: *port, serial: s.serial }, s))
+    }
+
+    /// Which ports are congested.
+    pub(super) fn congested(&self) -> &CongestionMap {
+        &self.congested
+    }
+
+    /// The next thing for users to know.
+    pub(super) fn take_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// A peer's map is another one, and has cleared these groups of ports.
+    pub(super) fn congestion_changed(&mut self, peer: IpAddr, cleared: u64) {
+        if !mutated!(RdsClearedUnanswered) {
+            self.events.push_back(Event::Congestion(peer));
+        }
+        for (port, socket) in &mut self.sockets {
+            let updates = socket.watched & cleared;
+            if updates != 0 {
+                socket.watched &= !updates;
+                socket.updates |= updates;
+                report(&mut self.events, *port, socket);
+            }
+        }
+    }
+
+    /// A socket's user waits until ports of these groups are not congested.
+    pub(super) fn watch(&mut self, id: SocketId, groups: u64) {
+        if let Some(socket) = self.get_mut(id) {
+            socket.watched |= groups;
+        }
+    }
+
+    /// Notifies a socket's user that ports of these groups are not congested.
+    pub(super) fn notify(&mut self, id: SocketId, groups: u64) {
+        if let Some(socket) = self.sockets.get_mut(&id.port).filter(|s| s.serial == id.serial) {
+            socket.updates |= groups;
+            report(&mut self.events, id.port, socket);
+        }
+    }
+
+    /// The groups that were reported since the last call.
+    pub(super) fn take_updates(&mut self, id: SocketId) -> u64 {
+        let Some(socket) = self.get_mut(id) else { return 0 };
+        let updates = std::mem::take(&mut socket.updates);
+        socket.is_reported = socket.has_input();
+        updates
+    }
+
+    /// Queues a message for the reader of a port. None if nobody has it, else whether the map has
+    /// changed.
+    pub(super) fn deliver(&mut self, port: u16, received: Received) -> Option<bool> {
+        let socket = self.sockets.get_mut(&port)?;
+        self.memory.received += received.cost();
+        socket.waiting += received.cost();
+        socket.inbox.push_back(received);
+        report(&mut self.events, port, socket);
+        Some(socket.waiting > socket.rcvbuf && self.congested.set(port, true))
+    }
+
+    /// The next message for a reader, and whether the map has changed.
+    pub(super) fn take(&mut self, id: SocketId) -> Option<(Received, bool)> {
+        let socket = self.get_mut(id)?;
+        let received = socket.inbox.pop_front();
+        socket.is_reported = socket.has_input();
+        let received = received?;
+        socket.waiting -= received.cost();
+        self.memory.received -= received.cost();
+        let changed = self.relieve(id);
+        Some((received, changed))
+    }
+
+    /// The oldest message for a reader.
+    pub(super) fn peek(&mut self, id: SocketId) -> Option<&Received> {
+        let socket = self.get_mut(id)?;
+        socket.is_reported = socket.has_input();
+        socket.inbox.front()
+    }
+
+    /// Clears the bit of a socket that has room again. True if the map has changed.
+    pub(super) fn relieve(&mut self, id: SocketId) -> bool {
+        let Some(socket) = self.get(id) else { return false };
+        let has_room = socket.waiting < socket.rcvbuf / 2;
+        has_room && self.congested.set(id.port, false)
+    }
+
+    /// Frees a port.
+    pub(super) fn close(&mut self, id: SocketId) -> Option<Closed> {
+        self.get(id)?;
+        let Socket { inbox, waiting, in_flight, .. } = self.sockets.remove(&id.port)?;
+        self.refused.remove(&id.port);
+        self.memory.received -= waiting;
+        let map_changed = self.congested.set(id.port, false);
+        Some(Closed { inbox, map_changed, has_sent: in_flight > 0 })
+    }
+
+    /// Sets the sizes of a socket's buffers. True if the map has changed.
+    pub(super) fn set_buffers(&mut self, id: SocketId, (sndbuf, rcvbuf): (usize, usize)) -> bool {
+        let Some(socket) = self.get_mut(id) else { return false };
+        (socket.sndbuf, socket.rcvbuf) = (sndbuf, rcvbuf);
+        if socket.waiting > rcvbuf {
+            return self.congested.set(id.port, true);
+        }
+        self.notify_refused(id.port);
+        self.relieve(id)
+    }
+
+    /// Whether a socket may send now; if not, its user is notified when it may.
+    pub(super) fn admits(&mut self, id: SocketId) -> bool {
+        let Some(socket) = self.get(id) else { return false };
+        let has_room = !self.is_full() && !socket.is_full();
+        if !has_room {
+            self.refused.insert(id.port);
+        }
+        has_room
+    }
+
+    /// A socket has sent a message of this cost.
+    pub(super) fn charge(&mut self, id: SocketId, cost: usize) {
+        self.memory.sent += cost;
+        if let Some(socket) = self.get_mut(id) {
+            socket.in_flight += cost;
+        }
+    }
+
+    /// A message of this cost is not this socket's any more, but still there.
+    pub(super) fn discharge(&mut self, id: SocketId, cost: usize) {
+        if let Some(socket) = self.get_mut(id) {
+            socket.in_flight -= cost;
+        }
+        self.notify_refused(id.port);
+    }
+
+    /// A message is gone: acknowledged or dropped.
+    pub(super) fn release(&mut self, message: &Message) {
+        let owner = match message.owner {
+            Owner::Pong | Owner::Probe => return,
+            Owner::Nobody => None,
+            Owner::Socket(id) => Some(id),
+        };
+        if let Some(socket) = owner.and_then(|id| self.get_mut(id)) {
+            socket.in_flight -= message.cost();
+        }
+        let was_full = self.is_full();
+        self.memory.sent -= message.cost();
+        if was_full && !self.is_full() {
+            for port in self.refused.clone() {
+                self.notify_refused(port);
+            }
+        } else if let Some(id) = owner {
+            self.notify_refused(id.port);
+        }
+    }
+
+    /// The node takes no more.
+    fn is_full(&self) -> bool {
+        self.memory.sent >= self.sent_max
+    }
+
+    /// True if anybody waits for room.
+    pub(super) fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Notifies the socket of a port, if it was refused and has room now.
+    fn notify_refused(&mut self, port: u16) {
+        let Some(socket) = self.sockets.get(&port) else { return };
+        let has_room = !self.is_full() && !socket.is_full();
+        if has_room && !mutated!(RdsRefusedUnanswered) && self.refused.remove(&port) {
+            let id = SocketId { port, serial: socket.serial };
+            self.events.push_back(Event::Writable(id));
+        }
+    }
+}
+
+/// Reports a socket as readable, unless that was done since it was read.
+fn report(events: &mut VecDeque<Event>, port: u16, socket: &mut Socket) {
+    if !std::mem::replace(&mut socket.is_reported, true) {
+        events.push_back(Event::Readable(SocketId { port, serial: socket.serial }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUFFERS: (usize, usize) = (1000, 1000);
+
+    fn ports(max: usize) -> Ports {
+        Ports::new(max, 10_000, Prng::new(1))
+    }
+
+    fn message(len: usize) -> Received {
+        Received { from: [10, 0, 0, 1].into(), port: 7, payload: vec![0; len] }
+    }
+
+    #[test]
+    fn ports_are_bound_once() {
+        let mut ports = ports(4);
+        assert_eq!(ports.bind(1, BUFFERS), Err(BindError::Reserved));
+        let first = ports.bind(4000, BUFFERS).unwrap();
+        assert_eq!(ports.bind(4000, BUFFERS), Err(BindError::InUse(4000)));
+        let any = [0; 3].map(|port| ports.bind(port, BUFFERS).unwrap().port);
+        assert!(any.iter().all(|port| *port >= EPHEMERAL_MIN && *port != 4000), "{any:?}");
+        assert_eq!(ports.bind(0, BUFFERS), Err(BindError::TooMany(4)));
+        ports.close(first).unwrap();
+        let second = ports.bind(4000, BUFFERS).unwrap();
+        assert_ne!(first, second);
+        assert!(ports.get(first).is_none() && ports.take(first).is_none());
+    }
+
+    #[test]
+    fn a_port_is_congested_from_above_its_buffer_until_below_half_of_it() {
+        let mut ports = ports(4);
+        let id = ports.bind(4000, BUFFERS).unwrap();
+        let half = 500 - MESSAGE_COST;
+        assert_eq!(ports.deliver(4000, message(half)), Some(false));
+        assert_eq!(ports.deliver(4000, message(half)), Some(false));
+        assert_eq!(ports.deliver(4000, message(0)), Some(true));
+        assert_eq!(ports.deliver(4000, message(0)), Some(false));
+        assert_eq!(ports.take_event(), Some(Event::Readable(id)));
+        assert_eq!(ports.take_event(), None, "it is reported once");
+        assert!(ports.congested().get(4000));
+        assert!(!ports.take(id).unwrap().1);
+        assert!(ports.take(id).unwrap().1, "below half");
+        assert!(!ports.congested().get(4000));
+        assert_eq!(ports.deliver(4001, message(0)), None);
+        ports.deliver(4000, message(2000));
+        assert!(ports.close(id).unwrap().map_changed, "a closed port is not congested");
+        assert_eq!(ports.memory, Memory::default());
+    }
+
+    #[test]
+    fn a_refused_socket_is_notified_when_there_is_room() {
+        let mut ports = ports(4);
+        let id = ports.bind(4000, BUFFERS).unwrap();
+        let other = ports.bind(4001, (20_000, 1000)).unwrap();
+        assert!(ports.admits(id));
+        ports.charge(id, 1000);
+        assert!(!ports.admits(id) && ports.admits(other));
+        ports.discharge(id, 1);
+        assert_eq!(ports.take_event(), Some(Event::Writable(id)));
+        // The node as a whole is full.
+        ports.charge(other, 9_000);
+        assert!(!ports.admits(id) && !ports.admits(other) && ports.has_refused());
+        let payload = vec![0; 10];
+        let message = Message {
+            owner: Owner::Socket(other),
+            sport: 4001,
+            dport: 1,
+            payload,
+            extensions: [0; 16],
+            sequence: None,
+            is_begun: false,
+        };
+        ports.release(&message);
+        assert_eq!(ports.take_event(), Some(Event::Writable(id)));
+        assert_eq!(ports.take_event(), Some(Event::Writable(other)));
+        assert!(ports.admits(id) && !ports.has_refused());
+    }
+}

@@ -1,0 +1,252 @@
+//! Who connects, when, and what becomes of connections that meet.
+
+use super::*;
+
+#[test]
+fn the_smaller_node_connects_whoever_sends_first() {
+    for (from, to) in [(1, 5), (5, 1)] {
+        let mut net = Net::new(&[1, 5]);
+        let sender = net.at(from).bind(3000).unwrap();
+        let reader = net.at(to).bind(4000).unwrap();
+        net.send(sender, from, (to, 4000), b"hi");
+        net.pass(Duration::from_secs(3));
+        assert_eq!(net.read(to, reader), [(3000, b"hi".to_vec())]);
+        assert_eq!(net.pipes.len(), 1);
+        assert_eq!(net.pipes[0][0].node, 1, "the connection is that of the smaller node");
+        let kicks = u64::from(from == 5);
+        assert_eq!(net.at(5).stats().tcp_kicks_sent, kicks);
+        assert_eq!(net.at(1).stats().tcp_kicks_received, kicks);
+        assert_eq!(net.at(1).stats().tcp_connect_attempts, 1);
+    }
+}
+
+#[test]
+fn both_may_begin_at_once() {
+    let mut net = Net::new(&[1, 5]);
+    let sockets = [1, 5].map(|node| net.at(node).bind(3000).unwrap());
+    net.send(sockets[0], 1, (5, 3000), b"up");
+    net.send(sockets[1], 5, (1, 3000), b"down");
+    net.pass(Duration::from_secs(3));
+    assert_eq!(net.read(5, sockets[1]), [(3000, b"up".to_vec())]);
+    assert_eq!(net.read(1, sockets[0]), [(3000, b"down".to_vec())]);
+    assert_eq!(net.pipes.len(), 1);
+}
+
+#[test]
+fn a_lost_connection_is_made_again_by_the_smaller_node() {
+    let mut net = Net::new(&[1, 5]);
+    let sender = net.at(1).bind(3000).unwrap();
+    net.send(sender, 1, (5, 9), b"");
+    net.settle();
+    for round in 1..5 {
+        net.cut();
+        net.pass(Duration::from_millis(10));
+        assert_eq!(net.pipes.len(), 1, "round {round}");
+        assert_eq!(net.at(1).stats().tcp_connect_attempts, 1 + round);
+        assert_eq!(net.at(5).stats().conn_reset, round);
+    }
+}
+
+#[test]
+fn attempts_become_rare() {
+    let mut net = Net::new(&[1]);
+    net.unreachable = vec![5];
+    let sender = net.at(1).bind(3000).unwrap();
+    net.send(sender, 1, (5, 9), b"");
+    net.pass(Duration::from_secs(60));
+    let attempts = net.at(1).stats().tcp_connect_attempts;
+    // Half a second apart on average, once the longest wait is reached.
+    assert!((80..=180).contains(&attempts), "{attempts}");
+}
+
+#[test]
+fn a_larger_node_asks_again_until_the_smaller_one_is_there() {
+    let mut net = Net::new(&[5]);
+    let sender = net.at(5).bind(3000).unwrap();
+    net.send(sender, 5, (1, 4000), b"hi");
+    net.pass(Duration::from_secs(10));
+    net.nodes.insert(1, Net::node(1, 1));
+    let reader = net.at(1).bind(4000).unwrap();
+    net.pass(Duration::from_secs(3));
+    assert_eq!(net.read(1, reader), [(3000, b"hi".to_vec())]);
+}
+
+/// The smaller node has lost a connection that looks good to the larger one.
+#[test]
+fn a_new_connection_replaces_one_that_looks_good() {
+    let mut net = Net::new(&[1, 5]);
+    let sender = net.at(1).bind(3000).unwrap();
+    let reader = net.at(5).bind(4000).unwrap();
+    net.send(sender, 1, (5, 4000), b"one");
+    net.settle();
+    net.send(sender, 1, (5, 4000), b"two");
+    net.delivers = false;
+    net.settle();
+    // What it has written still arrives, but its end is not seen.
+    let old = net.pipes.remove(0);
+    let now = net.now;
+    net.at(1).lost(now, old[0].link);
+    net.pass(Duration::from_millis(1));
+    let [near, far] = net.pipes[0].clone();
+    assert_eq!(net.at(5).predecessor(far.link), Some(old[1].link));
+    net.at(5).received(now, old[1].link, &old[0].out);
+    // Nothing goes to it before it has sent anything valid.
+    assert!(near.out.len() > MAP_LEN && far.out.is_empty());
+    net.at(5).received(now, far.link, &near.out[..47]);
+    assert!(net.at(5).predecessor(far.link).is_some());
+    net.pipes[0][0].out.drain(..47);
+    net.delivers = true;
+    net.settle();
+    assert_eq!(net.at(5).predecessor(far.link), None);
+    assert_eq!(net.read(5, reader), [(3000, b"one".to_vec()), (3000, b"two".to_vec())]);
+    assert_eq!(net.at(5).stats().recv_drop_old_seq, 1, "it was repeated");
+}
+
+#[test]
+fn a_candidate_that_sends_nothing_is_closed() {
+    let mut net = Net::new(&[1, 5]);
+    let sender = net.at(1).bind(3000).unwrap();
+    net.send(sender, 1, (5, 4000), b"one");
+    net.settle();
+    let now = net.now;
+    let candidate = net.at(5).accepted(now, address(1)).unwrap();
+    // Only the newest of them counts.
+    let newer = net.at(5).accepted(now, address(1)).unwrap();
+    assert_eq!(net.at(5).take_order(), Some(Order::Close(candidate)));
+    let later = now + Duration::from_secs(10);
+    assert!(net.at(5).tick(later));
+    assert_eq!(net.at(5).take_order(), Some(Order::Close(newer)));
+    assert_eq!(net.pipes.len(), 1);
+    assert_eq!(net.at(5).connections().next().map(|info| info.is_up), Some(true));
+}
+
+#[test]
+fn a_candidate_that_sends_nonsense_does_no_harm() {
+    let mut net = Net::new(&[1, 5]);
+    let sender = net.at(1).bind(3000).unwrap();
+    net.send(sender, 1, (5, 4000), b"one");
+    net.settle();
+    let now = net.now;
+    let candidate = net.at(5).accepted(now, address(1)).unwrap();
+    net.at(5).received(now, candidate, &[0xff; HEADER_LEN]);
+    assert_eq!(net.at(5).take_order(), Some(Order::Close(candidate)));
+    assert_eq!(net.at(5).stats().recv_bad_stream, 1);
+    assert_eq!(net.at(5).connections().next().map(|info| info.is_up), Some(true));
+}
+
+#[test]
+fn a_connection_of_a_larger_node_is_a_request_to_connect() {
+    let mut node = Net::node(1, 1);
+    let now = Instant::ZERO;
+    assert_eq!(node.accepted(now, address(5)), None);
+    assert!(matches!(node.take_order(), Some(Order::Connect { to, .. }) if to == address(5)));
+    // Not more often than so, whatever the peer does.
+    for _ in 0..100 {
+        assert_eq!(node.accepted(now, address(5)), None);
+    }
+    assert_eq!(node.take_order(), None);
+    assert_eq!(node.accepted(now, address(1)), None, "its own address");
+    assert_eq!(node.accepted(now, "fd00::9".parse().unwrap()), None, "the other family");
+}
+
+#[test]
+fn connections_that_send_nothing_crowd_out_each_other_only() {
+    let mut config = Config::new(address(250), 1, 1);
+    config.peers_max = 8;
+    let mut node = Node::new(config);
+    let proven = node.accepted(Instant::ZERO, address(1)).unwrap();
+    node.received(Instant::ZERO, proven, &Header::default().encode());
+    for last in 2..200 {
+        let now = Instant::ZERO + Duration::from_secs(last.into());
+        assert!(node.accepted(now, address(last)).is_some());
+    }
+    let orders = std::iter::from_fn(|| node.take_order()).count();
+    assert_eq!((orders, node.connections().count()), (191, 8));
+    assert_eq!(node.stats().tcp_crowded_out, 191);
+    assert!(node.connections().any(|info| info.peer == address(1) && info.is_up));
+}
+
+#[test]
+fn peers_that_are_known_are_not_crowded_out() {
+    let mut config = Config::new(address(250), 1, 1);
+    config.peers_max = 4;
+    let mut node = Node::new(config);
+    for last in 1..5 {
+        let link = node.accepted(Instant::ZERO, address(last)).unwrap();
+        node.received(Instant::ZERO, link, &Header::default().encode());
+    }
+    assert_eq!(node.accepted(Instant::ZERO, address(9)), None);
+    let socket = node.bind(3000).unwrap();
+    let sent = node.send(Instant::ZERO, socket, (address(9), 1), Vec::new());
+    assert_eq!(sent, Err(SendError::TooManyPeers(4)));
+}
+
+/// A peer that has pinged and gone.
+fn pinged_once(net: &mut Net, own: u8, from: u8) {
+    net.nodes.insert(from, Net::node(from, 1));
+    let socket = net.at(from).bind(3000).unwrap();
+    net.send(socket, from, (own, 0), b"");
+    net.settle();
+    assert_eq!(net.read(from, socket).len(), 1);
+    // The last answer is not delivered any more.
+    net.delivers = false;
+    net.send(socket, from, (own, 0), b"");
+    net.settle();
+    let pings: Vec<u8> = net.pipes[0].iter().flat_map(|end| end.out.clone()).collect();
+    let near = net.pipes[0].iter().find(|end| end.node == own).unwrap().link;
+    let now = net.now;
+    net.at(own).received(now, near, &pings);
+    net.nodes.remove(&from);
+    net.cut_at(own);
+    net.delivers = true;
+}
+
+#[test]
+fn peers_that_have_only_pinged_are_forgotten() {
+    for (own, from) in [(1, 9), (9, 1)] {
+        let mut net = Net::new(&[own]);
+        pinged_once(&mut net, own, from);
+        let left: Vec<usize> = net.at(own).connections().map(|info| info.queued).collect();
+        assert_eq!(left, [0], "the answer is dropped");
+        net.pass(Duration::from_secs(290));
+        assert_eq!(net.at(own).connections().count(), 1);
+        net.pass(Duration::from_secs(20));
+        assert_eq!(net.at(own).connections().count(), 0);
+        let attempts = net.at(own).stats().tcp_connect_attempts;
+        net.pass(Duration::from_secs(60));
+        assert_eq!(net.at(own).stats().tcp_connect_attempts, attempts);
+    }
+}
+
+#[test]
+fn peers_that_have_only_pinged_are_evicted_for_others() {
+    let mut net = Net::new(&[]);
+    let mut config = Config::new(address(1), 1, 1);
+    config.peers_max = 2;
+    net.nodes.insert(1, Node::new(config));
+    pinged_once(&mut net, 1, 5);
+    pinged_once(&mut net, 1, 6);
+    let (now, socket) = (net.now, net.at(1).bind(3000).unwrap());
+    assert!(net.at(1).is_crowded());
+    for last in [7, 8] {
+        net.at(1).reach(now, address(last)).unwrap();
+        net.at(1).send(now, socket, (address(last), 9), Vec::new()).unwrap();
+    }
+    assert_eq!(net.at(1).reach(now, address(9)), Err(SendError::TooManyPeers(2)));
+    assert_eq!(net.at(1).stats().peers_refused, 1);
+}
+
+/// One whose messages users have read may come back with one that it repeats.
+#[test]
+fn peers_that_have_sent_messages_stay() {
+    let mut net = Net::new(&[1, 5]);
+    let reader = net.at(1).bind(4000).unwrap();
+    let sender = net.at(5).bind(3000).unwrap();
+    net.send(sender, 5, (1, 4000), b"one");
+    net.settle();
+    assert_eq!(net.read(1, reader).len(), 1);
+    net.nodes.remove(&5);
+    net.cut_at(1);
+    net.pass(Duration::from_secs(1000));
+    assert_eq!(net.at(1).connections().count(), 1);
+}

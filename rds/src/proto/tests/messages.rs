@@ -1,0 +1,346 @@
+//! What becomes of messages: in order, once, within limits.
+
+use super::*;
+use crate::wire::CongestionMap;
+
+/// A net in which 1 and 5 are connected, with a socket at port 3000 of 1 and at 4000 of 5.
+fn connected() -> (Net, SocketId, SocketId) {
+    let mut net = Net::new(&[1, 5]);
+    let sender = net.at(1).bind(3000).unwrap();
+    let reader = net.at(5).bind(4000).unwrap();
+    net.send(sender, 1, (5, 4000), b"first");
+    net.pass(Duration::from_millis(1));
+    assert_eq!(net.read(5, reader).len(), 1);
+    (net, sender, reader)
+}
+
+fn in_flight(net: &mut Net, node: u8) -> usize {
+    net.at(node).sockets().map(|info| info.in_flight).sum()
+}
+
+#[test]
+fn messages_arrive_in_order_and_once_over_cuts() {
+    let (mut net, sender, reader) = connected();
+    let mut expected = Vec::new();
+    for round in 0..50_u8 {
+        net.send(sender, 1, (5, 4000), &[round; 100]);
+        expected.push((3000, vec![round; 100]));
+        net.delivers = false;
+        net.settle();
+        // A part of what was written arrives, without a word about it to the sender.
+        let now = net.now;
+        let [near, far] = net.pipes[0].clone();
+        let arrives = near.out.len() * usize::from(round % 5) / 4;
+        net.at(5).received(now, far.link, &near.out[..arrives]);
+        net.cut();
+        net.delivers = true;
+        net.pass(Duration::from_millis(20));
+    }
+    assert_eq!(net.read(5, reader), expected);
+    let stats = (net.at(1).stats(), net.at(5).stats());
+    assert!(stats.0.send_retransmitted >= 50 && stats.1.recv_drop_old_seq > 0, "{stats:?}");
+    assert_eq!(in_flight(&mut net, 1), 0);
+    assert_eq!(net.at(1).memory(), (0, 0));
+}
+
+#[test]
+fn nothing_is_free_before_it_is_acknowledged() {
+    let (mut net, sender, _) = connected();
+    net.delivers = false;
+    net.send(sender, 1, (5, 4000), &[7; 1000]);
+    net.settle();
+    assert_eq!(in_flight(&mut net, 1), 1000 + MESSAGE_COST);
+    let link = net.pipes[0][0].link;
+    let (written, _, _) = net.at(1).awaits_ack(link).unwrap();
+    net.at(1).acked(link, written - 1);
+    assert_eq!(in_flight(&mut net, 1), 1000 + MESSAGE_COST);
+    net.at(1).acked(link, written);
+    assert_eq!(in_flight(&mut net, 1), 0);
+    assert_eq!(net.at(1).awaits_ack(link), None);
+}
+
+#[test]
+fn a_system_acknowledges_nothing_for_a_node_that_did_not_take_the_connection() {
+    let (mut net, sender, reader) = connected();
+    net.cut();
+    net.delivers = false;
+    net.send(sender, 1, (5, 4000), &[7; 1000]);
+    net.pass(Duration::from_millis(20));
+    // As Linux 6.1 while it has not seen the end of the former connection: its TCP has all, and
+    // then resets the new one.
+    let [near, far] = net.pipes[0].clone();
+    assert!(near.written > 1000);
+    net.at(1).acked(near.link, near.written);
+    assert_eq!(in_flight(&mut net, 1), 1000 + MESSAGE_COST);
+    net.end(5, far.link);
+    let now = net.now;
+    net.at(5).lost(now, far.link);
+    net.delivers = true;
+    net.pass(Duration::from_millis(20));
+    assert_eq!(net.read(5, reader), [(3000, vec![7; 1000])]);
+    assert_eq!(in_flight(&mut net, 1), 0);
+}
+
+#[test]
+fn a_full_socket_is_refused_and_notified() {
+    let (mut net, sender, _) = connected();
+    net.at(1).set_buffers(sender, Some(2000), None);
+    net.delivers = false;
+    for _ in 0..2 {
+        net.send(sender, 1, (5, 4000), &[7; 1000]);
+    }
+    let to = (address(5), 4000);
+    assert_eq!(net.at(1).may_send(sender, to, 1), Err(SendError::Full));
+    let long = SendError::TooLong { len: 2001, max: 2000 };
+    assert_eq!(net.at(1).may_send(sender, to, 2001), Err(long));
+    while net.at(1).take_event().is_some() {}
+    net.delivers = true;
+    net.settle();
+    assert_eq!(net.at(1).take_event(), Some(Event::Writable(sender)));
+    assert_eq!(net.at(1).may_send(sender, to, 1), Ok(()));
+}
+
+#[test]
+fn addresses_and_lengths_that_cannot_be_are_refused() {
+    let (mut net, sender, _) = connected();
+    net.at(1).set_buffers(sender, Some(2 << 20), None);
+    let node = net.at(1);
+    for text in ["0.0.0.0", "255.255.255.255", "224.0.0.1"] {
+        let to: IpAddr = text.parse().unwrap();
+        assert_eq!(node.may_send(sender, (to, 1), 0), Err(SendError::Address(to)));
+    }
+    let to = "fd00::1".parse().unwrap();
+    assert_eq!(node.may_send(sender, (to, 1), 0), Err(SendError::Family(to)));
+    let max = 1 << 20;
+    let long = SendError::TooLong { len: max + 1, max };
+    assert_eq!(node.may_send(sender, (address(5), 4000), max + 1), Err(long));
+    assert_eq!(node.may_send(sender, (address(5), 4000), max), Ok(()));
+    node.close_socket(sender);
+    assert_eq!(node.may_send(sender, (address(5), 4000), 1), Err(SendError::Closed));
+}
+
+#[test]
+fn a_slow_reader_stops_senders_to_its_port_only() {
+    let (mut net, sender, reader) = connected();
+    let other = net.at(5).bind(4001).unwrap();
+    net.at(5).set_buffers(reader, None, Some(4000));
+    let to = (address(5), 4000);
+    let mut sent = 0;
+    while net.at(1).may_send(sender, to, 500) == Ok(()) {
+        net.send(sender, 1, (5, 4000), &[1; 500]);
+        net.settle();
+        sent += 1;
+        assert!(sent < 100);
+    }
+    assert_eq!(net.at(1).may_send(sender, to, 500), Err(SendError::Congested));
+    assert_eq!(sent, 4000 / (500 + MESSAGE_COST) + 1);
+    // The port of the other socket is 65 further, so that the groups differ by one.
+    net.send(sender, 1, (5, 4001), b"passes");
+    net.settle();
+    assert_eq!(net.read(5, other).len(), 1);
+    // That the port has room is reported once it is asked for.
+    net.at(1).watch(sender, address(5), 4000);
+    while net.at(1).take_event().is_some() {}
+    // At once of one that is not congested.
+    net.at(1).watch(sender, address(5), 4001);
+    assert_eq!(net.at(1).take_event(), Some(Event::Readable(sender)));
+    assert_eq!(net.at(1).take_updates(sender), 1 << (4001 % 64));
+    assert_eq!(net.read(5, reader).len(), sent);
+    net.settle();
+    let events: Vec<Event> = std::iter::from_fn(|| net.at(1).take_event()).collect();
+    assert_eq!(events, [Event::Congestion(address(5)), Event::Readable(sender)]);
+    assert_eq!(net.at(1).take_updates(sender), 1 << (4000 % 64));
+    assert_eq!(net.at(1).take_updates(sender), 0);
+    assert_eq!(net.at(1).may_send(sender, to, 500), Ok(()));
+    assert_eq!(net.at(1).congestion(address(5)), Some(&CongestionMap::default()));
+}
+
+#[test]
+fn what_was_canceled_is_not_sent_again() {
+    let (mut net, sender, reader) = connected();
+    let other = net.at(5).bind(4001).unwrap();
+    net.delivers = false;
+    net.send(sender, 1, (5, 4000), b"lost");
+    net.send(sender, 1, (5, 4001), b"kept");
+    net.settle();
+    net.unreachable = vec![5];
+    net.cut();
+    net.send(sender, 1, (5, 4000), b"never");
+    net.at(1).cancel(sender, address(5), 4000);
+    assert_eq!(in_flight(&mut net, 1), 4 + MESSAGE_COST);
+    (net.delivers, net.unreachable) = (true, Vec::new());
+    net.pass(Duration::from_secs(3));
+    assert_eq!(net.read(5, reader), []);
+    assert_eq!(net.read(5, other), [(3000, b"kept".to_vec())]);
+    assert_eq!(net.at(1).memory(), (0, 0));
+}
+
+#[test]
+fn what_is_on_its_way_frees_the_buffer_when_it_is_canceled() {
+    let (mut net, sender, reader) = connected();
+    net.delivers = false;
+    net.send(sender, 1, (5, 4000), b"sent");
+    net.settle();
+    net.at(1).cancel(sender, address(5), 4000);
+    assert_eq!(in_flight(&mut net, 1), 0);
+    net.delivers = true;
+    net.settle();
+    assert_eq!(net.read(5, reader), [(3000, b"sent".to_vec())]);
+    assert_eq!(net.at(1).memory(), (0, 0));
+}
+
+#[test]
+fn a_closed_socket_sends_what_it_has_at_most_once() {
+    let (mut net, sender, reader) = connected();
+    net.send(sender, 1, (5, 4000), b"last words");
+    net.at(1).close_socket(sender);
+    net.settle();
+    assert_eq!(net.read(5, reader), [(3000, b"last words".to_vec())]);
+    let sender = net.at(1).bind(3000).unwrap();
+    net.delivers = false;
+    net.send(sender, 1, (5, 4000), b"gone");
+    net.settle();
+    net.at(1).close_socket(sender);
+    net.cut();
+    net.delivers = true;
+    net.pass(Duration::from_secs(3));
+    assert_eq!(net.read(5, reader), []);
+    assert_eq!(net.at(1).memory(), (0, 0));
+    // The port belongs to somebody else now, who is not charged for it.
+    let next = net.at(1).bind(3000).unwrap();
+    net.send(next, 1, (5, 4000), b"next");
+    net.settle();
+    assert_eq!(net.read(5, reader), [(3000, b"next".to_vec())]);
+}
+
+/// What waits behind a message that is not sent again is not sent either.
+#[test]
+fn what_a_closed_socket_has_sent_arrives_without_gaps() {
+    for is_noticed in [true, false] {
+        let (mut net, sender, reader) = connected();
+        net.delivers = false;
+        net.send(sender, 1, (5, 4000), b"lost");
+        net.settle();
+        net.send(sender, 1, (5, 4000), b"behind it");
+        net.at(1).close_socket(sender);
+        if is_noticed {
+            for _ in 0..2 {
+                net.now = net.now + Duration::from_millis(200);
+                let now = net.now;
+                net.at(1).tick(now);
+            }
+        }
+        net.cut();
+        net.delivers = true;
+        net.pass(Duration::from_secs(3));
+        assert_eq!(net.read(5, reader), []);
+        assert_eq!(net.at(1).memory(), (0, 0));
+    }
+}
+
+#[test]
+fn a_node_talks_to_itself() {
+    let mut net = Net::new(&[1]);
+    let sender = net.at(1).bind(3000).unwrap();
+    let reader = net.at(1).bind(4000).unwrap();
+    net.send(sender, 1, (1, 4000), b"me");
+    net.send(sender, 1, (1, 0), b"");
+    assert_eq!(net.read(1, reader), [(3000, b"me".to_vec())]);
+    assert_eq!(net.read(1, sender), [(0, Vec::new())], "it answers its own ping");
+    net.at(1).set_buffers(reader, None, Some(1000));
+    for _ in 0..2 {
+        net.send(sender, 1, (1, 4000), &[0; 400]);
+    }
+    let to = (address(1), 4000);
+    assert_eq!(net.at(1).may_send(sender, to, 1), Err(SendError::Congested));
+    assert!(net.pipes.is_empty());
+}
+
+/// Users can do without `may_send`.
+#[test]
+fn memory_has_limits_whatever_users_send_to_their_own_node() {
+    let mut config = Config::new(address(1), 1, 1);
+    (config.rcvbuf, config.port_memory, config.memory) = (5000, 10_000, 15_000);
+    let mut node = Node::new(config);
+    let ids = [4000, 4001, 4002].map(|port| node.bind(port).unwrap());
+    for id in ids {
+        for _ in 0..20 {
+            node.send(Instant::ZERO, id, (address(1), id.port), vec![7; 1000]).unwrap();
+        }
+        assert!(node.sockets().all(|info| info.waiting <= 10_000));
+    }
+    let (received, sent) = node.memory();
+    assert!(received <= 15_000 && received > 13_000 && sent == 0, "{received} {sent}");
+    let kept: usize = ids.iter().map(|id| std::iter::from_fn(|| node.receive(*id)).count()).sum();
+    assert_eq!(kept as u64 + node.stats().recv_drop_no_memory, 60);
+    // Nor do the answers to pings that nobody reads.
+    for _ in 0..1000 {
+        node.send(Instant::ZERO, ids[0], (address(1), 0), Vec::new()).unwrap();
+    }
+    assert_eq!(node.memory().0, 40 * MESSAGE_COST);
+    assert_eq!(node.stats().send_pong_dropped, 960);
+}
+
+/// To a user in another process the message has been reported as sent.
+#[test]
+fn messages_to_more_peers_than_there_may_be_are_counted() {
+    let mut config = Config::new(address(1), 1, 1);
+    config.peers_max = 2;
+    let mut node = Node::new(config);
+    let id = node.bind(4000).unwrap();
+    let mut send = |last| node.send(Instant::ZERO, id, (address(last), 9), vec![7; 10]);
+    assert_eq!([send(2), send(3)], [Ok(()), Ok(())]);
+    assert_eq!(send(4), Err(SendError::TooManyPeers(2)));
+    assert_eq!(node.stats().send_dropped, 1);
+}
+
+#[test]
+fn memory_has_limits_whatever_peers_send() {
+    let mut config = Config::new(address(5), 1, 1);
+    config.port_memory = 10_000;
+    config.peer_memory = 15_000;
+    config.memory = 25_000;
+    let mut node = Node::new(config);
+    let now = Instant::ZERO;
+    let sockets = [4000, 4001, 4002].map(|port| node.bind(port).unwrap());
+    let message = |sequence, dport| {
+        let header = Header { sequence, len: 1000, sport: 9, dport, ..Header::default() };
+        [header.encode().to_vec(), vec![7; 1000]].concat()
+    };
+    let mut dropped = 0;
+    for peer in 1..4 {
+        let link = node.accepted(now, address(peer)).unwrap();
+        for (sequence, port) in (1..).zip([4000, 4001, 4002].repeat(12)) {
+            node.received(now, link, &message(sequence, port));
+        }
+        let held: usize = node.connections().map(|info| info.held).sum();
+        assert_eq!(held, node.memory().0);
+        assert!(node.connections().all(|info| info.held <= 15_000));
+        assert!(node.sockets().all(|info| info.waiting <= 10_000));
+        assert!(held <= 25_000);
+        dropped = node.stats().recv_drop_no_memory;
+    }
+    assert!(dropped > 0);
+    let read: usize =
+        sockets.iter().map(|id| std::iter::from_fn(|| node.receive(*id)).count()).sum();
+    assert_eq!(read as u64 + dropped, 3 * 36);
+    assert_eq!(node.memory(), (0, 0));
+    assert!(node.connections().all(|info| info.held == 0));
+}
+
+#[test]
+fn unfinished_messages_count_too() {
+    let mut config = Config::new(address(50), 1, 1);
+    (config.memory, config.peer_memory) = (300_000, 120_000);
+    let mut node = Node::new(config);
+    node.bind(4000).unwrap();
+    let now = Instant::ZERO;
+    let header = Header { sequence: 1, len: 100_000, sport: 9, dport: 4000, ..Header::default() };
+    for peer in 1..20 {
+        let link = node.accepted(now, address(peer)).unwrap();
+        node.received(now, link, &header.encode());
+        node.received(now, link, &[7; 90_000]);
+        assert!(node.memory().0 <= 300_000, "{}", node.memory().0);
+    }
+    assert!(node.memory().0 > 100_000);
+}

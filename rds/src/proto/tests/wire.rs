@@ -1,0 +1,316 @@
+//! What goes over the wire, in the order in which the kernel does it.
+
+use super::*;
+use crate::wire::{CONG_BITMAP, CongestionMap, PING_PORT, PROBE_PORT};
+
+/// A peer of ours that is played: its connection is up, and what the node writes is kept.
+struct Played {
+    node: Node,
+    link: LinkId,
+    now: Instant,
+    written: u64,
+}
+
+impl Played {
+    /// Node 5, played peer 1.
+    fn new() -> Self {
+        let mut node = Net::node(5, 0x0102_0304);
+        let now = Instant::ZERO;
+        let link = node.accepted(now, address(1)).unwrap();
+        Self { node, link, now, written: 0 }
+    }
+
+    /// The same, with all said that comes before data.
+    fn greeted() -> Self {
+        let mut played = Self::new();
+        played.input_map(None);
+        played.output(true);
+        played
+    }
+
+    /// Everything that the node writes, acknowledged if wanted.
+    fn output(&mut self, acknowledged: bool) -> Vec<(Header, Vec<u8>)> {
+        let mut stream = Vec::new();
+        loop {
+            let mut room = [IoSlice::new(&[]); 3];
+            let count = self.node.output(self.link, &mut room);
+            let bytes: Vec<u8> = room[..count].iter().flat_map(|slice| slice.to_vec()).collect();
+            if bytes.is_empty() {
+                return frames(&stream);
+            }
+            self.node.wrote(self.link, bytes.len());
+            self.written += bytes.len() as u64;
+            if acknowledged {
+                self.node.acked(self.link, self.written);
+            }
+            stream.extend(bytes);
+        }
+    }
+
+    fn input(&mut self, header: Header, payload: &[u8]) {
+        let len = u32::try_from(payload.len()).unwrap();
+        let bytes = [&Header { len, ..header }.encode(), payload].concat();
+        self.node.received(self.now, self.link, &bytes);
+    }
+
+    /// Sends an empty map, which says of which run of the peer it is, or not.
+    fn input_map(&mut self, run: Option<u32>) {
+        let extensions = Extensions { npaths: None, generation: run }.encode();
+        let header = Header { flags: CONG_BITMAP, extensions, ..Header::default() };
+        self.input(header, CongestionMap::default().bytes());
+    }
+
+    /// The connection is lost; the peer connects again.
+    fn reconnect(&mut self) {
+        self.node.lost(self.now, self.link);
+        self.link = self.node.accepted(self.now, address(1)).unwrap();
+        self.written = 0;
+    }
+
+    fn send(&mut self, id: SocketId, payload: &[u8]) {
+        self.node.send(self.now, id, (address(1), 4000), payload.to_vec()).unwrap();
+    }
+}
+
+fn data(sequence: u64, flags: u8) -> Header {
+    Header { sequence, flags, sport: 3000, dport: 4000, ..Header::default() }
+}
+
+fn generation(number: u32) -> Extensions {
+    Extensions { npaths: None, generation: Some(number) }
+}
+
+#[test]
+fn a_connection_begins_with_the_map_and_a_probe() {
+    let mut played = Played::new();
+    let id = played.node.bind(3000).unwrap();
+    played.send(id, b"hi!!");
+    // Until the probe is acknowledged the peer may take our numbers for those of a former run.
+    let first = played.output(false);
+    assert_eq!(first.len(), 2);
+    let (map, probe) = (&first[0], &first[1]);
+    assert_eq!((map.0.flags, map.0.sequence, map.0.sport, map.0.dport), (CONG_BITMAP, 0, 0, 0));
+    assert_eq!(map.1, CongestionMap::default().bytes());
+    let expected = [6, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(map.0.extensions, expected);
+    let expected = [5, 0, 1, 6, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0];
+    let header =
+        Header { sequence: 1, sport: PROBE_PORT, extensions: expected, ..Header::default() };
+    assert_eq!(probe, &(header, Vec::new()));
+    played.node.acked(played.link, played.written);
+    // Nor is it known yet which run of the peer this is, and that it has taken the connection.
+    assert_eq!(played.output(false), []);
+    played.input_map(None);
+    played.node.acked(played.link, played.written);
+    let header = Header { sequence: 2, len: 4, sport: 3000, dport: 4000, ..Header::default() };
+    assert_eq!(played.output(true), [(header, b"hi!!".to_vec())]);
+}
+
+#[test]
+fn probes_and_pings_are_answered() {
+    let mut played = Played::greeted();
+    let probe = Extensions { npaths: Some(8), generation: None };
+    let header =
+        Header { sequence: 1, sport: PROBE_PORT, extensions: probe.encode(), ..data(0, 0) };
+    played.input(Header { dport: PING_PORT, ..header }, b"");
+    played.input(Header { dport: PING_PORT, ..data(2, 0) }, b"ignored");
+    played.input(Header { sport: 0, dport: 0, ..data(3, 0) }, b"");
+    let answers: Vec<_> = played
+        .output(true)
+        .into_iter()
+        .map(|(h, _)| (h.sequence, h.sport, h.dport, h.len, h.extensions))
+        .collect();
+    let paths = Extensions { npaths: Some(1), generation: Some(0x0102_0304) }.encode();
+    assert_eq!(answers, [(2, 0, PROBE_PORT, 0, paths), (3, 0, 3000, 0, [0; 16])]);
+    assert_eq!(played.node.stats().recv_ping, 2);
+}
+
+#[test]
+fn a_flood_of_pings_gets_few_answers_at_a_time() {
+    let mut played = Played::greeted();
+    for sequence in 1..1000 {
+        played.input(Header { dport: PING_PORT, ..data(sequence, 0) }, b"");
+    }
+    assert_eq!(played.output(true).len(), 64);
+    assert_eq!(played.node.stats().send_pong_dropped, 999 - 64);
+    played.input(Header { dport: PING_PORT, ..data(1000, 0) }, b"");
+    assert_eq!(played.output(true).len(), 1);
+    // Nor does a port that is congested get any.
+    let mut map = CongestionMap::default();
+    map.set(3000, true);
+    played.input(Header { flags: CONG_BITMAP, ..Header::default() }, map.bytes());
+    played.input(Header { dport: PING_PORT, ..data(1001, 0) }, b"");
+    assert_eq!(played.output(true), []);
+}
+
+/// The rule of the kernel: old is only what says that it is repeated.
+#[test]
+fn messages_are_taken_by_the_rule_of_the_kernel() {
+    let mut played = Played::new();
+    let id = played.node.bind(4000).unwrap();
+    for (at, (sequence, flags, taken)) in [
+        (1, 0, true),
+        (2, RETRANSMITTED, true),
+        (2, RETRANSMITTED, false),
+        (1, RETRANSMITTED, false),
+        // A gap.
+        (9, RETRANSMITTED, true),
+        // Another run of the peer.
+        (1, 0, true),
+        (2, RETRANSMITTED, true),
+        (1, RETRANSMITTED, false),
+        (u64::MAX, 0, true),
+        (0, 0, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        played.input(data(sequence, flags), b"x");
+        assert_eq!(played.node.receive(id).is_some(), taken, "step {at}");
+    }
+    assert_eq!(played.node.stats().recv_drop_old_seq, 3);
+}
+
+#[test]
+fn repeats_come_before_the_probe_and_what_is_new() {
+    let mut played = Played::greeted();
+    let id = played.node.bind(3000).unwrap();
+    for payload in [b"a", b"b"] {
+        played.send(id, payload);
+    }
+    assert_eq!(played.output(false).len(), 2);
+    played.send(id, b"c");
+    played.reconnect();
+    let again: Vec<_> = played
+        .output(true)
+        .into_iter()
+        .skip(1)
+        .map(|(h, payload)| (h.sequence, h.flags, h.sport, payload))
+        .collect();
+    let expected = [
+        (2, RETRANSMITTED, 3000, b"a".to_vec()),
+        (3, RETRANSMITTED, 3000, b"b".to_vec()),
+        (4, 0, PROBE_PORT, Vec::new()),
+        (5, 0, 3000, b"c".to_vec()),
+    ];
+    assert_eq!(again, expected);
+}
+
+#[test]
+fn a_peer_that_has_restarted_gets_nothing_twice() {
+    let mut played = Played::new();
+    let id = played.node.bind(3000).unwrap();
+    played.input_map(Some(7));
+    played.output(true);
+    for (number, sent) in [(7, 1), (8, 0)] {
+        played.send(id, b"may have arrived");
+        played.output(false);
+        played.send(id, b"new");
+        played.reconnect();
+        // Whether it is another run is known from its map.
+        let kinds: Vec<u8> = played.output(true).iter().map(|(h, _)| h.flags).collect();
+        assert_eq!(kinds, [CONG_BITMAP]);
+        played.input_map(Some(number));
+        let flags: Vec<u8> = played.output(true).iter().map(|(h, _)| h.flags).collect();
+        assert_eq!(flags.iter().filter(|flags| **flags == RETRANSMITTED).count(), sent);
+        assert_eq!(flags.iter().filter(|flags| **flags == 0).count(), 2, "probe, and what is new");
+    }
+    assert_eq!(played.node.stats().send_dropped, 1);
+    // A run of its own numbers.
+    let reader = played.node.bind(4000).unwrap();
+    played.input(data(1, RETRANSMITTED), b"x");
+    assert!(played.node.receive(reader).is_some());
+}
+
+#[test]
+fn a_peer_that_says_nothing_is_not_waited_for_long() {
+    let mut played = Played::new();
+    let id = played.node.bind(3000).unwrap();
+    played.input_map(Some(7));
+    played.output(true);
+    played.send(id, b"x");
+    played.output(false);
+    played.reconnect();
+    assert_eq!(played.output(true).len(), 1);
+    let until = played.now + Duration::from_secs(1);
+    while played.node.deadline().is_some_and(|at| at <= until) {
+        played.node.tick(until);
+    }
+    assert_eq!(played.output(true).len(), 2);
+}
+
+/// The same for a kernel, whose maps say nothing, and which announces its run in probes only.
+#[test]
+fn a_run_that_a_probe_announces_keeps_its_numbers() {
+    let mut played = Played::new();
+    let reader = played.node.bind(4000).unwrap();
+    let probe = |sequence, number| Header {
+        sequence,
+        sport: PROBE_PORT,
+        extensions: generation(number).encode(),
+        ..Header::default()
+    };
+    played.input(probe(1, 7), b"");
+    played.input(data(50, 0), b"x");
+    played.reconnect();
+    // What was queued goes in front of the probe.
+    played.input(data(1, 0), b"y");
+    played.input(probe(2, 8), b"");
+    played.reconnect();
+    played.input(data(1, RETRANSMITTED), b"y");
+    let read: Vec<_> =
+        std::iter::from_fn(|| played.node.receive(reader)).map(|r| r.payload).collect();
+    assert_eq!(read, [b"x", b"y"]);
+}
+
+#[test]
+fn a_map_waits_for_one_message_at_most_and_only_once() {
+    let mut played = Played::greeted();
+    let reader = played.node.bind(4000).unwrap();
+    played.node.set_buffers(reader, None, Some(1000));
+    let sender = played.node.bind(3000).unwrap();
+    for payload in [b"a", b"b"] {
+        played.send(sender, payload);
+    }
+    for sequence in 1..10 {
+        played.input(data(sequence, 0), &[0; 500]);
+    }
+    while played.node.receive(reader).is_some() {}
+    for sequence in 10..20 {
+        played.input(data(sequence, 0), &[0; 500]);
+    }
+    let frames = played.output(true);
+    let maps: Vec<usize> =
+        (0..).zip(&frames).filter(|(_, (h, _))| h.flags == CONG_BITMAP).map(|(at, _)| at).collect();
+    assert_eq!(maps, [0]);
+    let map = CongestionMap::from_payload(frames[0].1.clone()).unwrap();
+    assert_eq!(map.ports().collect::<Vec<_>>(), [4000]);
+    assert_eq!(frames.len(), 3);
+}
+
+#[test]
+fn a_message_for_a_port_that_nobody_has_is_dropped_alone() {
+    let mut played = Played::new();
+    let reader = played.node.bind(4000).unwrap();
+    played.input(Header { dport: 4001, ..data(1, 0) }, &[1; 5000]);
+    played.input(Header { dport: 1, ..data(2, 0) }, b"forged");
+    played.input(data(3, 0), b"x");
+    assert_eq!(played.node.receive(reader).map(|r| r.payload), Some(b"x".to_vec()));
+    assert_eq!(played.node.stats().recv_drop_no_sock, 2);
+}
+
+/// What the kernel and a node of ours said to each other (docs/RDS.md).
+#[test]
+fn bytes_are_those_of_the_kernel() {
+    let hex = "00000000000000070000000000000000000000040bb80fa00000000000000000";
+    let bytes: Vec<u8> = (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+        .chain([0; 16])
+        .collect();
+    let header = Header { sequence: 7, len: 4, sport: 3000, dport: 4000, ..Header::default() };
+    assert_eq!(header.encode().to_vec(), bytes);
+    assert_eq!(Header::decode(bytes.as_slice().try_into().unwrap()), header);
+    let paths = Extensions { npaths: Some(8), generation: None };
+    assert_eq!(paths.encode()[..4], [5, 0, 8, 0]);
+}

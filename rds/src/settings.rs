@@ -1,0 +1,313 @@
+//! Every setting of `rds node`, declared once: flag, key of the YAML file, default, help.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use rtrs_core::rt::random_number;
+use rtrs_core::settings::{
+    ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, SECOND, Switch, Time, ValueError,
+    text_values,
+};
+
+use crate::error::{Error, ErrorKind};
+use crate::node::NodeOptions;
+use crate::proto::{Config, MESSAGE_COST};
+use crate::wire::PAYLOAD_MAX;
+
+/// The address of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeAddress(pub IpAddr);
+
+impl FromStr for NodeAddress {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let refuse = |problem| {
+            let hint = "use an IPv4 or IPv6 address of this host, as in 10.0.0.1";
+            ValueError::new("address", text, problem, hint)
+        };
+        let address: IpAddr = text.parse().map_err(|_| refuse("is not an address"))?;
+        let address = address.to_canonical();
+        match Self::problem(address) {
+            Some(problem) => Err(refuse(problem)),
+            None => Ok(Self(address)),
+        }
+    }
+}
+
+impl NodeAddress {
+    /// Why no node can have an address.
+    pub(crate) fn problem(address: IpAddr) -> Option<&'static str> {
+        let is_broadcast = address == IpAddr::V4(Ipv4Addr::BROADCAST);
+        if address.is_unspecified() || address.is_multicast() || is_broadcast {
+            return Some("is not the address of one node");
+        }
+        let is_link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        is_link_local.then_some("is a link-local address, which is not supported")
+    }
+}
+
+impl fmt::Display for NodeAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Permissions of a socket in octal: `660`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SocketMode(u32);
+
+impl SocketMode {
+    /// The bits.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl FromStr for SocketMode {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= 0o777);
+        mode.map(Self).ok_or_else(|| {
+            ValueError::new("mode", text, "is not an octal mode", "use 0 to 777, as in 660")
+        })
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:o}", self.0)
+    }
+}
+
+text_values! {
+    NodeAddress, "ADDRESS", "an address such as 10.0.0.1";
+    SocketMode, "MODE", "permissions in octal such as 660";
+}
+
+rtrs_core::settings! {
+    /// The settings of `rds node`.
+    pub struct Settings {
+        /// Address of this host for which to run a node; repeatable
+        ///
+        /// Each address is a node of its own, with its own connections and sockets. At least one is
+        /// needed.
+        address: Vec<NodeAddress> = "",
+        /// Directory of the sockets at which nodes listen for users
+        ///
+        /// A node listens at ADDRESS.sock there. librds_preload.so and the commands of rds look for
+        /// nodes in /run/rds, or in RDS_DIR. The directory is created if it does not exist.
+        socket_dir: Option<PathBuf> = "$RDS_DIR, or /run/rds",
+        /// Permissions of these sockets, in octal
+        ///
+        /// Who may write to the socket may use the node. 600 is the user of the node and root, 666
+        /// is everyone.
+        socket_mode: SocketMode = "600",
+        /// TCP port at which nodes listen for their peers
+        ///
+        /// All nodes of a network use 16385. Another port is for hosts whose kernel has rds_tcp
+        /// loaded, which has the port in every network namespace: redirect it to this one.
+        listen_port: Int<u16, 1, 65535> = "16385",
+        /// TCP port at which peers listen
+        ///
+        /// See listen-port.
+        peer_port: Int<u16, 1, 65535> = "16385",
+        /// Bytes that a socket may have sent and its peers not acknowledged
+        ///
+        /// 128 to buffer-max. Also the longest message that a socket sends, if it is less than
+        /// 1 MiB. A socket can ask for another size (SO_SNDBUF; as for sockets of the kernel it is
+        /// twice as much).
+        sndbuf: ByteSize = "104k",
+        /// Bytes that may wait for the reader of a socket before peers have to stop sending
+        ///
+        /// 128 to buffer-max, and at most port-memory. A socket can ask for another size
+        /// (SO_RCVBUF, twice as much). A socket of another process holds about 200 KiB more.
+        rcvbuf: ByteSize = "104k",
+        /// The largest buffer that a socket may ask for, for either direction
+        ///
+        /// At least sndbuf and rcvbuf.
+        buffer_max: ByteSize = "64M",
+        /// Bytes that may wait for the reader of one socket, whatever peers do
+        ///
+        /// From 1048704, a message of 1 MiB and its cost, to peer-memory. What comes then is
+        /// dropped and counted (recv_drop_no_memory). Peers that obey congestion do not reach this.
+        port_memory: ByteSize = "64M",
+        /// Bytes received from one peer and not yet read
+        ///
+        /// From port-memory to memory-max. What comes then is dropped and counted.
+        peer_memory: ByteSize = "128M",
+        /// Bytes of messages in a node, in each direction
+        ///
+        /// At least peer-memory. Of what peers have sent and nobody has read, and of what was sent
+        /// and not acknowledged. What peers send beyond is dropped and counted. Users that send
+        /// more wait.
+        memory_max: ByteSize = "256M",
+        /// Sockets of a node at a time
+        sockets_max: Int<u32, 1, 65535> = "4096",
+        /// Peers of a node at a time
+        ///
+        /// Of peers that have never sent anything valid, or are away and have nothing queued, the
+        /// oldest is evicted for a new one. Without any, sending to further peers fails with
+        /// ENOMEM.
+        peers_max: Int<u32, 1, 65535> = "1024",
+        /// Longest wait before the second attempt to connect to a peer
+        ///
+        /// The first attempt is at once. Waits are random, and their bound doubles with each
+        /// attempt, up to reconnect-max.
+        reconnect_min: Time<MILLISECOND, { 10 * MINUTE }> = "1ms",
+        /// Longest wait between two attempts to connect to a peer
+        reconnect_max: Time<MILLISECOND, { 10 * MINUTE }> = "1s",
+        /// Time limit of an attempt to connect
+        connect_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "10s",
+        /// Time that a peer may leave data unacknowledged before its connection ends
+        ///
+        /// A peer that is silent on an idle connection is noticed after 30 s, as by the kernel.
+        dead_after: Time<SECOND, { 60 * MINUTE }> = "30s",
+        /// Answer pings of other nodes
+        ///
+        /// Probes, by which kernels ask for the number of connections, are always answered.
+        ping: Switch = "on",
+        /// Longest time that a busy node polls before it sleeps
+        ///
+        /// The time adapts to the load, up to this limit. 0 disables polling. An idle node always
+        /// sleeps.
+        poll: Time<0, { 10 * MILLISECOND }> = "200us",
+        /// Log level: error, warn, info, debug, trace, or a filter by module
+        ///
+        /// The log goes to stderr.
+        log: LogFilter = "info",
+        /// Format of the log
+        ///
+        /// json is one object a line. journald is text with the priority in front of each line.
+        log_format: LogFormat = "text",
+    }
+}
+
+impl Settings {
+    /// What they mean for the node of an address.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] for settings that do not fit together.
+    pub fn options(&self, address: IpAddr) -> Result<NodeOptions, Error> {
+        let refuse = |text: String| Err(Error::new(ErrorKind::Usage, text));
+        let bytes = |size: ByteSize| usize::try_from(size.bytes()).unwrap_or(usize::MAX);
+        for (name, size) in [("sndbuf", self.sndbuf), ("rcvbuf", self.rcvbuf)] {
+            if bytes(size) < MESSAGE_COST || size > self.buffer_max {
+                return refuse(format!(
+                    "{name} {size} is out of range; use {MESSAGE_COST} to {} (buffer-max)",
+                    self.buffer_max
+                ));
+            }
+        }
+        // With less a message of this length would never arrive.
+        let least = MESSAGE_COST + PAYLOAD_MAX;
+        for (name, size) in [
+            ("port-memory", self.port_memory),
+            ("peer-memory", self.peer_memory),
+            ("memory-max", self.memory_max),
+        ] {
+            if bytes(size) < least {
+                return refuse(format!(
+                    "{name} {size} is out of range; use {least} or more, for a message of 1 MiB"
+                ));
+            }
+        }
+        let limits = [
+            ("port-memory", self.port_memory, "peer-memory", self.peer_memory),
+            ("peer-memory", self.peer_memory, "memory-max", self.memory_max),
+            ("rcvbuf", self.rcvbuf, "port-memory", self.port_memory),
+        ];
+        for (small, one, large, other) in limits {
+            if one > other {
+                return refuse(format!(
+                    "{small} {one} is more than {large} {other}; lower {small} or raise {large}"
+                ));
+            }
+        }
+        if self.reconnect_min > Time::new(self.reconnect_max.get()) {
+            return refuse(format!(
+                "reconnect-min {} is more than reconnect-max {}; lower reconnect-min or raise \
+                 reconnect-max",
+                self.reconnect_min, self.reconnect_max
+            ));
+        }
+        let config = Config {
+            sndbuf: bytes(self.sndbuf),
+            rcvbuf: bytes(self.rcvbuf),
+            buffer_max: bytes(self.buffer_max),
+            port_memory: bytes(self.port_memory),
+            peer_memory: bytes(self.peer_memory),
+            memory: bytes(self.memory_max),
+            sockets_max: self.sockets_max.get() as usize,
+            peers_max: self.peers_max.get() as usize,
+            reconnect_min: self.reconnect_min.get(),
+            reconnect_max: self.reconnect_max.get(),
+            connect_timeout: self.connect_timeout.get(),
+            ping: self.ping.is_on(),
+            seed: random_number(),
+            ..NodeOptions::new(address).config
+        };
+        Ok(NodeOptions {
+            config,
+            listen_port: self.listen_port.get(),
+            peer_port: self.peer_port.get(),
+            dead_after: self.dead_after.get(),
+            poll: self.poll.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_those_of_nodes() {
+        for text in ["10.0.0.1", "fd00::1"] {
+            assert_eq!(text.parse::<NodeAddress>().unwrap().to_string(), text);
+        }
+        assert_eq!("::ffff:10.0.0.1".parse::<NodeAddress>().unwrap().to_string(), "10.0.0.1");
+        for (text, part) in [
+            ("host", "is not an address"),
+            ("10.0.0.1:5", "is not an address"),
+            ("0.0.0.0", "is not the address of one node"),
+            ("255.255.255.255", "is not the address of one node"),
+            ("fe80::1", "is a link-local address, which is not supported"),
+            ("ff02::1", "is not the address of one node"),
+        ] {
+            let error = text.parse::<NodeAddress>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("address {text:?} {part}; use ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn defaults_fit_together_and_others_may_not() {
+        let address = [10, 0, 0, 1].into();
+        let options = Settings::default().options(address).unwrap();
+        assert_eq!(options.config.sndbuf, Config::new(address, 1, 1).sndbuf);
+        let with = |change: &dyn Fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.options(address).unwrap_err().to_string()
+        };
+        let size = |text: &str| text.parse().unwrap();
+        let error = with(&|s| s.sndbuf = size("65M"));
+        assert_eq!(error, "sndbuf 65M is out of range; use 128 to 64M (buffer-max)");
+        let error = with(&|s| s.port_memory = size("1G"));
+        let text = "port-memory 1G is more than peer-memory 128M; lower port-memory or raise \
+                    peer-memory";
+        assert_eq!(error, text);
+        let error = with(&|s| s.memory_max = size("1M"));
+        let text = "memory-max 1M is out of range; use 1048704 or more, for a message of 1 MiB";
+        assert_eq!(error, text);
+        let error = with(&|s| s.reconnect_min = "2s".parse().unwrap());
+        let text = "reconnect-min 2s is more than reconnect-max 1s; lower reconnect-min or raise \
+                    reconnect-max";
+        assert_eq!(error, text);
+    }
+}

@@ -1,0 +1,268 @@
+//! The way from a user to a node: connections for sockets and for questions, and the board.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use rtrs_core::time::Duration;
+use rustix::fs::fcntl_getfl;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+
+use crate::channel::{Board, Connect, PACKET_LEN, Packet, PacketKind, SocketView, first_fd};
+
+/// How long a node may take for an answer.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// A node that listens on a unix socket.
+#[derive(Clone, Debug)]
+pub struct AtPath(pub PathBuf);
+
+impl AtPath {
+    /// Connects a socket that exists.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn connect_socket(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(rustix::net::connect(socket, &SocketAddrUnix::new(&self.0)?)?)
+    }
+}
+
+impl Connect for AtPath {
+    fn connect(&self) -> io::Result<OwnedFd> {
+        let socket = new_socket()?;
+        // Bounds the connect, which waits while too many others do.
+        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIME_MAX))?;
+        self.connect_socket(socket.as_fd())?;
+        set_socket_timeout(&socket, Timeout::Send, None)?;
+        Ok(socket)
+    }
+}
+
+/// A unix socket for packets, not connected.
+///
+/// # Errors
+/// The system's error.
+pub fn new_socket() -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
+}
+
+/// A node, as its users see it.
+#[derive(Debug)]
+pub struct Access {
+    way: Box<dyn Connect>,
+    board: Board,
+}
+
+/// A socket's place on the board.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Its number.
+    pub index: usize,
+    /// Tells it from others that had this slot.
+    pub serial: u32,
+}
+
+impl Access {
+    /// Finds a node.
+    ///
+    /// # Errors
+    /// The system's error when nobody listens there; `InvalidData` for a node of another version.
+    pub fn open(way: Box<dyn Connect>) -> io::Result<Self> {
+        let (_, fd) = exchange(&*way, &Packet::new(PacketKind::Attach), &[])?;
+        Self::with_board(way, fd.ok_or_else(unclear)?)
+    }
+
+    /// A node of which the board is known.
+    ///
+    /// # Errors
+    /// `InvalidData` for a board of another version.
+    pub fn with_board(way: Box<dyn Connect>, board: OwnedFd) -> io::Result<Self> {
+        Ok(Self { way, board: Board::open(board)? })
+    }
+
+    /// Finds a node, and the slot of the socket that has this name there.
+    ///
+    /// # Errors
+    /// As [`Access::open`]; ENOENT if the node has no such socket.
+    pub fn find(way: Box<dyn Connect>, name: &[u8]) -> io::Result<(Self, Slot)> {
+        let (bound, fd) = exchange(&*way, &Packet::new(PacketKind::Attach), name)?;
+        let slot = Slot { index: bound.extra as usize, serial: bound.len };
+        Ok((Self::with_board(way, fd.ok_or_else(unclear)?)?, slot))
+    }
+
+    /// What the node shows its users.
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// A new connection to the node.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn connect(&self) -> io::Result<OwnedFd> {
+        self.way.connect()
+    }
+
+    /// Makes a connection a socket at a port of the node, 0 for any. The node's board comes back
+    /// as well.
+    ///
+    /// # Errors
+    /// What the node answers: EADDRINUSE, EADDRNOTAVAIL, EINVAL, ENOBUFS; else the system's error.
+    pub fn bind(socket: BorrowedFd<'_>, address: IpAddr, port: u16) -> io::Result<(Slot, OwnedFd)> {
+        let packet = Packet { port, address, ..Packet::new(PacketKind::Bind) };
+        let (bound, board) = ask(socket, &packet, &[])?;
+        let slot = Slot { index: bound.extra as usize, serial: bound.len };
+        Ok((slot, board.ok_or_else(unclear)?))
+    }
+
+    /// What the board says about a socket; `None` if it is closed.
+    pub fn view(&self, slot: Slot) -> Option<SocketView> {
+        self.board.socket(slot.index).filter(|view| view.serial == slot.serial)
+    }
+
+    /// Sets the size of a socket's send buffer.
+    ///
+    /// # Errors
+    /// See [`Access::bind`].
+    pub fn set_sndbuf(&self, slot: Slot, bytes: usize) -> io::Result<()> {
+        let value = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.ask_of(slot, Packet { value, ..Packet::new(PacketKind::SetBuffer) })
+    }
+
+    /// Sets the size of a socket's receive buffer.
+    ///
+    /// # Errors
+    /// See [`Access::bind`].
+    pub fn set_rcvbuf(&self, slot: Slot, bytes: usize) -> io::Result<()> {
+        let value = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.ask_of(slot, Packet { value, port: 1, ..Packet::new(PacketKind::SetBuffer) })
+    }
+
+    /// Sets where messages without a destination go.
+    ///
+    /// # Errors
+    /// See [`Access::bind`].
+    pub fn set_destination(&self, slot: Slot, to: (IpAddr, u16)) -> io::Result<()> {
+        let (address, port) = to;
+        self.ask_of(slot, Packet { address, port, ..Packet::new(PacketKind::Connect) })
+    }
+
+    /// Sets whether a socket is notified of ports that are not congested any more.
+    ///
+    /// # Errors
+    /// See [`Access::bind`].
+    pub fn set_monitor(&self, slot: Slot, on: bool) -> io::Result<()> {
+        let value = u32::from(on);
+        self.ask_of(slot, Packet { value, ..Packet::new(PacketKind::Monitor) })
+    }
+
+    /// Asks whether there is a place for a peer, which it gets then.
+    ///
+    /// # Errors
+    /// ENOMEM if there is none; else see [`Access::bind`].
+    pub fn reach(&self, address: IpAddr) -> io::Result<()> {
+        exchange(&*self.way, &Packet { address, ..Packet::new(PacketKind::Reach) }, &[]).map(drop)
+    }
+
+    /// Gives up what a socket has sent to a port of a peer.
+    ///
+    /// # Errors
+    /// See [`Access::bind`].
+    pub fn cancel(&self, slot: Slot, to: (IpAddr, u16)) -> io::Result<()> {
+        let (address, port) = to;
+        self.ask_of(slot, Packet { address, port, ..Packet::new(PacketKind::Cancel) })
+    }
+
+    fn ask_of(&self, slot: Slot, packet: Packet) -> io::Result<()> {
+        let extra = u32::try_from(slot.index).unwrap_or(u32::MAX);
+        exchange(&*self.way, &Packet { extra, len: slot.serial, ..packet }, &[]).map(drop)
+    }
+
+    /// What an info option says, and the size of each element.
+    ///
+    /// # Errors
+    /// ENOPROTOOPT for a number that is none; else see [`Access::bind`].
+    pub fn info(&self, option: u32) -> io::Result<(Vec<u8>, usize)> {
+        let packet = Packet { value: option, ..Packet::new(PacketKind::Info) };
+        let (done, fd) = exchange(&*self.way, &packet, &[])?;
+        let mut bytes = vec![0; done.len as usize];
+        if let Some(fd) = fd {
+            use std::os::unix::fs::FileExt;
+            std::fs::File::from(fd).read_exact_at(&mut bytes, 0)?;
+        }
+        Ok((bytes, done.extra as usize))
+    }
+}
+
+fn unclear() -> io::Error {
+    let text = "the node's answer is not understood; it may be of another version";
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+/// Asks over a connection of its own.
+fn exchange(
+    way: &dyn Connect,
+    packet: &Packet,
+    body: &[u8],
+) -> io::Result<(Packet, Option<OwnedFd>)> {
+    let socket = way.connect()?;
+    ask(socket.as_fd(), packet, body)
+}
+
+/// Sends a packet and waits for the answer. The errno of an answer is an error.
+fn ask(
+    socket: BorrowedFd<'_>,
+    packet: &Packet,
+    body: &[u8],
+) -> io::Result<(Packet, Option<OwnedFd>)> {
+    let head = packet.encode();
+    let parts = [io::IoSlice::new(&head), io::IoSlice::new(body)];
+    let mut none = SendAncillaryBuffer::default();
+    rustix::net::sendmsg(socket, &parts, &mut none, SendFlags::NOSIGNAL)?;
+    wait_readable(socket)?;
+    let mut head = [0; PACKET_LEN];
+    let mut parts = [io::IoSliceMut::new(&mut head)];
+    let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, flags)?;
+    if got.bytes == 0 {
+        return Err(Errno::NETDOWN.into());
+    }
+    let answer = Packet::decode(&head).ok_or_else(unclear)?;
+    let code = i32::try_from(answer.value).unwrap_or(0);
+    let is_answer = matches!(answer.kind, PacketKind::Bound | PacketKind::Done);
+    match code {
+        _ if !is_answer => Err(unclear()),
+        0 => Ok((answer, first_fd(&mut control))),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+/// Waits for an answer within [`ANSWER_TIME_MAX`], whatever mode the socket is in.
+fn wait_readable(socket: BorrowedFd<'_>) -> io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let deadline = std::time::Instant::now() + ANSWER_TIME_MAX;
+    loop {
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        let limit = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(&socket, PollFlags::IN)], limit.as_ref()) {
+            Ok(0) => return Err(Errno::TIMEDOUT.into()),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// True if calls on the descriptor do not wait.
+pub(crate) fn is_nonblocking(fd: BorrowedFd<'_>) -> bool {
+    fcntl_getfl(fd).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
+}

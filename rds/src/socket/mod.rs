@@ -1,0 +1,15 @@
+//! Sockets of users: [`Node`] and [`RdsSocket`], and what is below them.
+
+mod access;
+mod error;
+mod kernel;
+mod rds;
+mod transfer;
+
+pub use access::{Access, AtPath, Slot, new_socket};
+pub use error::Error;
+pub use kernel::has_kernel_rds;
+pub use rds::{DIR_DEFAULT, Node, RdsSocket, node_dir, node_path};
+pub use transfer::{How, Incoming, receive, send};
+
+pub use crate::channel::Connect;

@@ -1,0 +1,337 @@
+//! [`Node`] and [`RdsSocket`].
+
+use std::ffi::OsString;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rtrs_core::time::Duration;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+use super::access::{Access, AtPath, Slot};
+use super::error::{Action, Error};
+use super::kernel;
+use super::transfer::{How, Incoming, receive, send};
+use crate::node::{NodeHandle, NodeOptions, StartError};
+
+/// Where nodes of other processes listen for users, unless RDS_DIR names another directory.
+pub const DIR_DEFAULT: &str = "/run/rds";
+
+/// The directory in which nodes listen: RDS_DIR, or [`DIR_DEFAULT`] if that is unset or empty.
+#[must_use]
+pub fn node_dir() -> PathBuf {
+    dir_named(std::env::var_os("RDS_DIR"))
+}
+
+fn dir_named(name: Option<OsString>) -> PathBuf {
+    name.filter(|name| !name.is_empty()).map_or_else(|| DIR_DEFAULT.into(), PathBuf::from)
+}
+
+/// The path at which the node of an address listens.
+#[must_use]
+pub fn node_path(dir: &Path, address: IpAddr) -> PathBuf {
+    dir.join(format!("{address}.sock"))
+}
+
+/// A node: the end of all connections of one address of this host. It is cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Node(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    address: IpAddr,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// In this process, or in another one.
+    User(Arc<Access>, Option<NodeHandle>),
+    /// The kernel's.
+    Kernel,
+}
+
+impl Node {
+    /// Starts a node in this process, with default settings. It ends with its last clone and
+    /// socket.
+    ///
+    /// # Errors
+    /// See [`StartError`]: the address is not of this host, or its port is in use.
+    pub fn bind(address: IpAddr) -> Result<Self, StartError> {
+        Self::start(NodeOptions::new(address))
+    }
+
+    /// The same with these settings.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(options: NodeOptions) -> Result<Self, StartError> {
+        let handle = NodeHandle::start(options, None)?;
+        let what = "reach the node";
+        let access = Access::open(Box::new(handle.way()));
+        let access = Arc::new(access.map_err(|source| StartError::System { what, source })?);
+        let address = handle.address();
+        Ok(Self(Arc::new(Inner { address, kind: Kind::User(access, Some(handle)) })))
+    }
+
+    /// The node of an address that another process runs (`rds node`).
+    ///
+    /// # Errors
+    /// ENOENT or ECONNREFUSED if there is none.
+    pub fn open(address: IpAddr) -> Result<Self, Error> {
+        Self::open_at(&node_path(&node_dir(), address))
+    }
+
+    /// The node that listens at this path.
+    ///
+    /// # Errors
+    /// ENOENT or ECONNREFUSED if there is none.
+    pub fn open_at(path: &Path) -> Result<Self, Error> {
+        let access = Access::open(Box::new(AtPath(path.to_owned())));
+        let access = access.map_err(|error| Error::new(Action::Open(path.to_owned()), error))?;
+        let address = access.board().address();
+        Ok(Self(Arc::new(Inner { address, kind: Kind::User(Arc::new(access), None) })))
+    }
+
+    /// The kernel's node of an address, for hosts that have the module rds_tcp.
+    #[must_use]
+    pub fn kernel(address: IpAddr) -> Self {
+        Self(Arc::new(Inner { address, kind: Kind::Kernel }))
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.0.address
+    }
+
+    /// The node's thread, if it runs in this process.
+    #[must_use]
+    pub fn handle(&self) -> Option<&NodeHandle> {
+        match &self.0.kind {
+            Kind::User(_, handle) => handle.as_ref(),
+            Kind::Kernel => None,
+        }
+    }
+
+    /// What an info option of RDS sockets (10000 to 10017) says, and the size of each element.
+    ///
+    /// # Errors
+    /// ENOPROTOOPT for another number.
+    pub fn info(&self, option: u32) -> Result<(Vec<u8>, usize), Error> {
+        let result = match &self.0.kind {
+            Kind::User(access, _) => access.info(option),
+            Kind::Kernel => kernel::info(option),
+        };
+        result.map_err(|error| Error::new(Action::Info(option), error))
+    }
+}
+
+/// A socket: the end of messages from and to one port of a node.
+///
+/// Its descriptor can be polled: it is readable when a message or a congestion update waits, and
+/// writable when there is room in the send buffer.
+#[derive(Debug)]
+pub struct RdsSocket {
+    fd: OwnedFd,
+    node: Node,
+    /// Of a node in user space.
+    slot: Slot,
+    port: u16,
+}
+
+impl RdsSocket {
+    /// Binds a port of a node, 0 for any.
+    ///
+    /// # Errors
+    /// EADDRINUSE, EINVAL for port 1, ENOBUFS for too many sockets, ENETDOWN for a node that has
+    /// ended.
+    pub fn bind(node: &Node, port: u16) -> Result<Self, Error> {
+        let address = node.address();
+        let failed = |error| Error::new(Action::Bind(address, port), error);
+        let (fd, slot, port) = match &node.0.kind {
+            Kind::User(access, _) => {
+                let fd = access.connect().map_err(failed)?;
+                let (slot, _) = Access::bind(fd.as_fd(), address, port).map_err(failed)?;
+                let port = access.view(slot).map_or(port, |view| view.port);
+                (fd, slot, port)
+            }
+            Kind::Kernel => {
+                let (fd, port) = kernel::bind(address, port).map_err(failed)?;
+                (fd, Slot { index: 0, serial: 0 }, port)
+            }
+        };
+        Ok(Self { fd, node: node.clone(), slot, port })
+    }
+
+    /// Its node.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Its port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Sends a message; waits while the send buffer is full or the port is congested. It arrives
+    /// in order and once, as long as both nodes live. Port 0 is a ping, which the other node
+    /// answers with an empty message from port 0.
+    ///
+    /// # Errors
+    /// EMSGSIZE, EINVAL and EOPNOTSUPP for what cannot be sent there, ETIMEDOUT after
+    /// [`set_send_timeout`](Self::set_send_timeout), ENETDOWN.
+    pub fn send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), Error> {
+        self.send(payload, to, false)
+    }
+
+    /// The same without waiting.
+    ///
+    /// # Errors
+    /// Also EAGAIN when the send buffer is full, and ENOBUFS when the port is congested.
+    pub fn try_send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), Error> {
+        self.send(payload, to, true)
+    }
+
+    fn send(&self, payload: &[u8], to: SocketAddr, dontwait: bool) -> Result<(), Error> {
+        let parts = [IoSlice::new(payload)];
+        let sent = match &self.node.0.kind {
+            Kind::User(access, _) => {
+                let own = (self.slot, self.fd.as_fd());
+                send(access, own, Some((to.ip(), to.port())), &parts, dontwait)
+            }
+            Kind::Kernel => kernel::send(self.fd.as_fd(), payload, to, dontwait),
+        };
+        let len = payload.len();
+        sent.map(drop).map_err(|error| Error::new(Action::Send { to: Some(to), len }, error))
+    }
+
+    /// Receives a message; waits until there is one. Returns how many bytes of it fitted, and where
+    /// it comes from. What does not fit is lost; messages have up to 1 MiB.
+    ///
+    /// # Errors
+    /// ETIMEDOUT after [`set_receive_timeout`](Self::set_receive_timeout), ENETDOWN.
+    pub fn recv_from(&self, buffer: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
+        self.next_message(buffer, How::default())
+    }
+
+    /// The same without waiting.
+    ///
+    /// # Errors
+    /// Also EAGAIN when there is nothing.
+    pub fn try_recv_from(&self, buffer: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
+        self.next_message(buffer, How { dontwait: true, peek: false })
+    }
+
+    fn next_message(&self, buffer: &mut [u8], how: How) -> Result<(usize, SocketAddr), Error> {
+        loop {
+            if let Incoming::Message { len, from, .. } = self.receive(buffer, how)? {
+                return Ok((len, from));
+            }
+        }
+    }
+
+    /// Receives what comes next, congestion updates as well.
+    ///
+    /// # Errors
+    /// See [`recv_from`](Self::recv_from) and [`try_recv_from`](Self::try_recv_from).
+    pub fn receive(&self, buffer: &mut [u8], how: How) -> Result<Incoming, Error> {
+        let mut parts = [IoSliceMut::new(buffer)];
+        let received = match &self.node.0.kind {
+            Kind::User(..) => receive(self.fd.as_fd(), &mut parts, how),
+            Kind::Kernel => kernel::receive(self.fd.as_fd(), &mut parts, how),
+        };
+        received.map_err(|error| Error::new(Action::Receive, error))
+    }
+
+    /// Gives up what was sent to a port of a peer and has not arrived: it frees the send buffer.
+    /// It may still arrive, but is not sent again.
+    ///
+    /// # Errors
+    /// ENETDOWN.
+    pub fn cancel(&self, to: SocketAddr) -> Result<(), Error> {
+        let canceled = match &self.node.0.kind {
+            Kind::User(access, _) => access.cancel(self.slot, (to.ip(), to.port())),
+            Kind::Kernel => kernel::cancel(self.fd.as_fd(), to),
+        };
+        canceled.map_err(|error| Error::new(Action::Set("messages to be given up"), error))
+    }
+
+    /// Sets how many bytes may be sent without having arrived. It is also the longest message,
+    /// below 1 MiB.
+    ///
+    /// # Errors
+    /// ENETDOWN.
+    pub fn set_send_buffer(&self, bytes: usize) -> Result<(), Error> {
+        let set = match &self.node.0.kind {
+            Kind::User(access, _) => access.set_sndbuf(self.slot, bytes),
+            Kind::Kernel => kernel::set_buffer(self.fd.as_fd(), bytes, true),
+        };
+        set.map_err(|error| Error::new(Action::Set("the send buffer"), error))
+    }
+
+    /// Sets how many bytes may wait to be received before senders have to stop.
+    ///
+    /// # Errors
+    /// ENETDOWN.
+    pub fn set_receive_buffer(&self, bytes: usize) -> Result<(), Error> {
+        let set = match &self.node.0.kind {
+            Kind::User(access, _) => access.set_rcvbuf(self.slot, bytes),
+            Kind::Kernel => kernel::set_buffer(self.fd.as_fd(), bytes, false),
+        };
+        set.map_err(|error| Error::new(Action::Set("the receive buffer"), error))
+    }
+
+    /// Has [`receive`](Self::receive) report ports that are not congested any more, after sending
+    /// to them without waiting has failed.
+    ///
+    /// # Errors
+    /// ENETDOWN.
+    pub fn set_congestion_updates(&self, on: bool) -> Result<(), Error> {
+        let set = match &self.node.0.kind {
+            Kind::User(access, _) => access.set_monitor(self.slot, on),
+            Kind::Kernel => kernel::set_monitor(self.fd.as_fd(), on),
+        };
+        set.map_err(|error| Error::new(Action::Set("congestion updates"), error))
+    }
+
+    /// Bounds how long sending waits; `None`: without a bound.
+    ///
+    /// # Errors
+    /// EINVAL for zero.
+    pub fn set_send_timeout(&self, limit: Option<Duration>) -> Result<(), Error> {
+        let set = set_socket_timeout(&self.fd, Timeout::Send, limit);
+        set.map_err(|error| Error::new(Action::Set("the send timeout"), error.into()))
+    }
+
+    /// Bounds how long receiving waits; `None`: without a bound.
+    ///
+    /// # Errors
+    /// EINVAL for zero.
+    pub fn set_receive_timeout(&self, limit: Option<Duration>) -> Result<(), Error> {
+        let set = set_socket_timeout(&self.fd, Timeout::Recv, limit);
+        set.map_err(|error| Error::new(Action::Set("the receive timeout"), error.into()))
+    }
+}
+
+impl AsFd for RdsSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_name_of_the_directory_is_none() {
+        for (name, dir) in [(None, DIR_DEFAULT), (Some(""), DIR_DEFAULT), (Some("/x"), "/x")] {
+            assert_eq!(dir_named(name.map(OsString::from)), Path::new(dir));
+        }
+    }
+}

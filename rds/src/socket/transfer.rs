@@ -1,0 +1,324 @@
+//! Messages to and from a node, over the connection that is a user's socket.
+//!
+//! Errors are those of the kernel's RDS sockets, by their errno.
+
+use std::io;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rtrs_core::time::Duration;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, socket_timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+
+use super::access::{Access, Slot, is_nonblocking};
+use crate::channel::{
+    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, first_fd, put_rest, take_rest,
+};
+use crate::wire::PAYLOAD_MAX;
+
+/// Most parts of a message that are passed to the system as they are.
+const PARTS_MAX: usize = 64;
+/// Parts that the system takes in a call (UIO_MAXIOV).
+const SYSTEM_PARTS: usize = 1024;
+
+/// Between two looks whether the node still runs while its users wait for it.
+const ALIVE_LOOK: Duration = Duration::from_millis(200);
+
+/// How a message is received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct How {
+    /// Do not wait.
+    pub dontwait: bool,
+    /// Leave the message where it is.
+    pub peek: bool,
+}
+
+/// What was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// A message.
+    Message {
+        /// Bytes that fitted the buffer.
+        len: usize,
+        /// Bytes of the message.
+        total: usize,
+        /// Where it comes from; port 0 for the answer to a ping.
+        from: SocketAddr,
+    },
+    /// Groups of ports of which one is not congested any more: bit N stands for ports that leave N
+    /// when divided by 64.
+    Cleared(u64),
+}
+
+/// Sends a message, to the default destination if none is named.
+///
+/// # Errors
+/// EAGAIN or ETIMEDOUT when the send buffer is full, ENOBUFS when the port is congested, EMSGSIZE,
+/// EINVAL, EOPNOTSUPP and ENOTCONN for what cannot be sent there, ENOMEM when the node has as many
+/// peers as it may have, EINTR, ENETDOWN when the node has ended.
+pub fn send(
+    access: &Access,
+    (slot, socket): (Slot, BorrowedFd<'_>),
+    to: Option<(IpAddr, u16)>,
+    payload: &[IoSlice<'_>],
+    dontwait: bool,
+) -> io::Result<usize> {
+    let view = access.view(slot).ok_or(Errno::NETDOWN)?;
+    let (address, port) = to.or(view.connected).ok_or(Errno::NOTCONN)?;
+    let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
+    if address.is_unspecified() || address.is_multicast() || is_broadcast {
+        return Err(Errno::INVAL.into());
+    }
+    if address.is_ipv4() != access.board().address().is_ipv4() {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    let len: usize = payload.iter().map(|part| part.len()).sum();
+    if len > PAYLOAD_MAX.min(view.sndbuf) {
+        return Err(Errno::MSGSIZE.into());
+    }
+    if access.board().may_refuse(address) {
+        access.reach(address)?;
+    }
+    let packet = Packet { port, address, ..Packet::new(PacketKind::Send) };
+    await_room(access, (view.monitors, socket), &packet, dontwait)?;
+    let packet = Packet { len: u32::try_from(len).unwrap_or(u32::MAX), ..packet };
+    match send_packet(socket, &packet, payload, dontwait) {
+        Ok(()) => Ok(len),
+        Err(Errno::AGAIN) if !dontwait && !is_nonblocking(socket) => Err(Errno::TIMEDOUT.into()),
+        // Too many descriptors are on their way.
+        Err(Errno::TOOMANYREFS) => Err(Errno::NOBUFS.into()),
+        Err(error) => Err(gone(error).into()),
+    }
+}
+
+/// What it means that the other end of a connection is no more.
+fn gone(error: Errno) -> Errno {
+    match error {
+        Errno::PIPE | Errno::CONNRESET => Errno::NETDOWN,
+        error => error,
+    }
+}
+
+/// Waits until the destination is not congested, or does not wait.
+fn await_room(
+    access: &Access,
+    (monitors, socket): (bool, BorrowedFd<'_>),
+    packet: &Packet,
+    dontwait: bool,
+) -> io::Result<()> {
+    let board = access.board();
+    let is_congested = || board.is_congested(packet.address, packet.port);
+    if !is_congested() {
+        return Ok(());
+    }
+    if dontwait || is_nonblocking(socket) {
+        if monitors {
+            let watch = Packet { kind: PacketKind::Watch, ..*packet };
+            // Without room to ask it is full (EAGAIN), and its user is notified as well: one that
+            // had ENOBUFS would wait for an update in vain.
+            send_packet(socket, &watch, &[], true).map_err(gone)?;
+        }
+        return Err(Errno::NOBUFS.into());
+    }
+    let limit = socket_timeout(socket, Timeout::Send)?;
+    let begun = std::time::Instant::now();
+    loop {
+        let changes = board.changes();
+        if !is_congested() {
+            return Ok(());
+        }
+        if has_ended(socket)? {
+            return Err(Errno::NETDOWN.into());
+        }
+        let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(begun.elapsed()));
+        if left.is_zero() {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        board.wait(changes, Some(left.min(ALIVE_LOOK)))?;
+    }
+}
+
+/// True if the node at the other end is no more.
+fn has_ended(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::default()))?;
+    Ok(fds[0].revents().contains(PollFlags::HUP))
+}
+
+fn send_packet(
+    socket: BorrowedFd<'_>,
+    packet: &Packet,
+    payload: &[IoSlice<'_>],
+    dontwait: bool,
+) -> Result<(), Errno> {
+    let head = packet.encode();
+    let flags = SendFlags::NOSIGNAL;
+    let flags = if dontwait { flags | SendFlags::DONTWAIT } else { flags };
+    let len = packet.len as usize;
+    if len > INLINE_MAX || payload.len() > PARTS_MAX {
+        let is_long = len > INLINE_MAX;
+        let rest = is_long.then(|| put_rest(payload)).transpose().map_err(|e| errno(&e))?;
+        let inline = gather(payload, if is_long { INLINE_FIRST } else { len });
+        let fds = rest.as_ref().map(|fd| [fd.as_fd()]);
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if let Some(fds) = &fds {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let parts = [IoSlice::new(&head), IoSlice::new(&inline)];
+        return rustix::net::sendmsg(socket, &parts, &mut control, flags).map(drop);
+    }
+    let mut parts = [IoSlice::new(&[]); PARTS_MAX + 1];
+    parts[0] = IoSlice::new(&head);
+    for (part, from) in parts[1..].iter_mut().zip(payload) {
+        *part = IoSlice::new(from);
+    }
+    let mut none = SendAncillaryBuffer::default();
+    rustix::net::sendmsg(socket, &parts[..=payload.len()], &mut none, flags).map(drop)
+}
+
+/// Receives what comes next.
+///
+/// # Errors
+/// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EMFILE when
+/// a message above 64 KiB is lost because this process can have no more descriptors.
+pub fn receive(
+    socket: BorrowedFd<'_>,
+    to: &mut [IoSliceMut<'_>],
+    how: How,
+) -> io::Result<Incoming> {
+    let space: usize = to.iter().map(|part| part.len()).sum();
+    if to.len() >= SYSTEM_PARTS {
+        // The head needs one as well.
+        let mut whole = vec![0; space.min(PAYLOAD_MAX)];
+        let got = receive(socket, &mut [IoSliceMut::new(&mut whole)], how)?;
+        if let Incoming::Message { len, .. } = got {
+            scatter(&whole[..len], to);
+        }
+        return Ok(got);
+    }
+    let mut head = [0; PACKET_LEN];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let mut flags = RecvFlags::CMSG_CLOEXEC;
+    flags.set(RecvFlags::DONTWAIT, how.dontwait);
+    flags.set(RecvFlags::PEEK, how.peek);
+    let mut next = || {
+        if let [one] = to {
+            let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(one)];
+            rustix::net::recvmsg(socket, &mut parts, &mut control, flags)
+        } else {
+            let mut parts = vec![IoSliceMut::new(&mut head)];
+            parts.extend(to.iter_mut().map(|part| IoSliceMut::new(part)));
+            rustix::net::recvmsg(socket, &mut parts, &mut control, flags)
+        }
+    };
+    let got = match next() {
+        // A node that was killed with unread input. That is reported once, before what it has sent.
+        Err(Errno::CONNRESET) => next(),
+        got => got,
+    };
+    let got = match got {
+        Ok(got) if got.bytes == 0 => return Err(Errno::NETDOWN.into()),
+        Ok(got) => got,
+        Err(Errno::CONNRESET) => return Err(Errno::NETDOWN.into()),
+        Err(Errno::AGAIN) if !how.dontwait && !is_nonblocking(socket) => {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let packet = Packet::decode(&head).filter(|_| got.bytes >= PACKET_LEN);
+    let unclear = || io::Error::from(Errno::PROTO);
+    let packet = packet.ok_or_else(unclear)?;
+    match packet.kind {
+        PacketKind::Update => Ok(Incoming::Cleared(packet.groups())),
+        PacketKind::Data => {
+            let total = packet.len as usize;
+            let len = total.min(space);
+            match first_fd(&mut control) {
+                Some(rest) => take_rest(rest, total, to)?,
+                None if got.bytes - PACKET_LEN == len => {}
+                // The rest lies in a memfd for which there was no descriptor.
+                None if got.flags.contains(ReturnFlags::CTRUNC) => return Err(Errno::MFILE.into()),
+                None => return Err(unclear()),
+            }
+            let from = SocketAddr::new(packet.address, packet.port);
+            Ok(Incoming::Message { len, total, from })
+        }
+        _ => Err(unclear()),
+    }
+}
+
+/// The first `len` bytes of a payload.
+fn gather(payload: &[IoSlice<'_>], len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len);
+    for part in payload {
+        bytes.extend_from_slice(&part[..part.len().min(len - bytes.len())]);
+    }
+    bytes
+}
+
+/// Puts bytes into parts, one after the other.
+fn scatter(mut bytes: &[u8], to: &mut [IoSliceMut<'_>]) {
+    for part in to {
+        let count = part.len().min(bytes.len());
+        part[..count].copy_from_slice(&bytes[..count]);
+        bytes = &bytes[count..];
+    }
+}
+
+fn errno(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    /// The rest would be what lay in the buffer before.
+    #[test]
+    fn a_message_without_its_rest_is_an_error() {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let head = Packet { len: 100_000, ..Packet::new(PacketKind::Data) }.encode();
+        let parts = [IoSlice::new(&head), IoSlice::new(&[7; INLINE_FIRST])];
+        let mut none = SendAncillaryBuffer::default();
+        let mut send = || {
+            rustix::net::sendmsg(&theirs, &parts, &mut none, SendFlags::empty()).unwrap();
+        };
+        send();
+        let mut buffer = vec![0; 100_000];
+        let error = receive(ours.as_fd(), &mut [IoSliceMut::new(&mut buffer)], How::default());
+        assert_eq!(error.unwrap_err().raw_os_error(), Some(Errno::PROTO.raw_os_error()));
+        // It is not missed by who has no room for it.
+        send();
+        let room = &mut buffer[..INLINE_FIRST];
+        let got = receive(ours.as_fd(), &mut [IoSliceMut::new(room)], How::default()).unwrap();
+        assert!(matches!(got, Incoming::Message { len: INLINE_FIRST, total: 100_000, .. }));
+    }
+
+    #[test]
+    fn messages_arrive_in_as_many_parts_as_the_system_takes() {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let payload: Vec<u8> = (0..1500_u16).map(|at| at as u8).collect();
+        let head = Packet { len: 1500, ..Packet::new(PacketKind::Data) }.encode();
+        let mut none = SendAncillaryBuffer::default();
+        let parts = [IoSlice::new(&head), IoSlice::new(&payload)];
+        rustix::net::sendmsg(&theirs, &parts, &mut none, SendFlags::empty()).unwrap();
+        let mut bytes = vec![0; SYSTEM_PARTS];
+        let mut room: Vec<_> = bytes.chunks_mut(1).map(IoSliceMut::new).collect();
+        let got = receive(ours.as_fd(), &mut room, How::default()).unwrap();
+        assert!(matches!(got, Incoming::Message { len: SYSTEM_PARTS, total: 1500, .. }));
+        assert!(bytes == payload[..SYSTEM_PARTS]);
+    }
+}

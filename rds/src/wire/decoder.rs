@@ -1,0 +1,219 @@
+//! Cuts a TCP stream into messages, however it is split.
+
+use super::header::{HEADER_LEN, Header, Kind, WireError};
+
+/// Room that a payload gets before its bytes are there.
+const FIRST_ROOM: usize = 64 << 10;
+
+/// What a piece of the stream has led to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A header that makes sense. Its payload is kept unless [`Decoder::skip`] is called next.
+    Header(Header, Kind),
+    /// The end of a message, with its payload if that was kept.
+    Message(Header, Kind, Option<Vec<u8>>),
+}
+
+/// The state between two pieces of a stream.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    head: Head,
+    /// The message whose payload is arriving.
+    body: Option<Body>,
+}
+
+#[derive(Debug)]
+struct Head {
+    bytes: [u8; HEADER_LEN],
+    got: usize,
+}
+
+impl Default for Head {
+    fn default() -> Self {
+        Self { bytes: [0; HEADER_LEN], got: 0 }
+    }
+}
+
+#[derive(Debug)]
+struct Body {
+    header: Header,
+    kind: Kind,
+    /// None: its bytes are thrown away.
+    payload: Option<Vec<u8>>,
+    left: usize,
+}
+
+impl Decoder {
+    /// Takes bytes off the front of `input`, up to the next step. `None` when all are taken and
+    /// nothing is complete.
+    ///
+    /// # Errors
+    /// A header that makes no sense. The stream cannot be read any further.
+    pub fn step(&mut self, input: &mut &[u8]) -> Result<Option<Step>, WireError> {
+        let Some(body) = &mut self.body else { return self.head(input) };
+        let count = body.left.min(input.len());
+        let (taken, rest) = input.split_at(count);
+        if let Some(payload) = &mut body.payload {
+            make_room(payload, count, body.left);
+            payload.extend_from_slice(taken);
+        }
+        *input = rest;
+        body.left -= count;
+        if body.left > 0 {
+            return Ok(None);
+        }
+        let end = self.body.take();
+        Ok(end.map(|body| Step::Message(body.header, body.kind, body.payload)))
+    }
+
+    fn head(&mut self, input: &mut &[u8]) -> Result<Option<Step>, WireError> {
+        let Head { bytes, got } = &mut self.head;
+        let count = (HEADER_LEN - *got).min(input.len());
+        let (taken, rest) = input.split_at(count);
+        bytes[*got..*got + count].copy_from_slice(taken);
+        *input = rest;
+        *got += count;
+        if *got < HEADER_LEN {
+            return Ok(None);
+        }
+        *got = 0;
+        let header = Header::decode(bytes);
+        let kind = header.kind()?;
+        let left = header.len as usize;
+        self.body = Some(Body { header, kind, payload: Some(Vec::new()), left });
+        Ok(Some(Step::Header(header, kind)))
+    }
+
+    /// Throws away what has arrived of the current payload, and the rest of it as it arrives.
+    pub fn skip(&mut self) {
+        if let Some(body) = &mut self.body {
+            body.payload = None;
+        }
+    }
+
+    /// Bytes of memory that it holds for an unfinished payload.
+    pub fn held(&self) -> usize {
+        let payload = self.body.as_ref().and_then(|body| body.payload.as_ref());
+        payload.map_or(0, Vec::capacity)
+    }
+
+    /// True between two messages.
+    pub fn is_between(&self) -> bool {
+        self.body.is_none() && self.head.got == 0
+    }
+}
+
+/// Room for `count` more bytes, in at most a few steps for all that is `left`: a peer that only
+/// announces much gets little.
+fn make_room(payload: &mut Vec<u8>, count: usize, left: usize) {
+    if payload.capacity() - payload.len() < count {
+        let ahead = FIRST_ROOM.max(payload.len()).max(count);
+        payload.reserve_exact(ahead.min(left));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::header::CONG_BITMAP;
+    use super::*;
+
+    fn message(sequence: u64, payload: &[u8]) -> Vec<u8> {
+        let len = u32::try_from(payload.len()).unwrap();
+        let header = Header { sequence, len, sport: 3000, dport: 4000, ..Header::default() };
+        [&header.encode(), payload].concat()
+    }
+
+    /// All messages of a stream that arrives in pieces of these sizes, again and again.
+    fn read(stream: &[u8], pieces: &[usize]) -> Result<Vec<(Header, Vec<u8>)>, WireError> {
+        let mut decoder = Decoder::default();
+        let mut found = Vec::new();
+        let mut rest = stream;
+        for piece in pieces.iter().cycle() {
+            let (mut input, later) = rest.split_at(rest.len().min(*piece));
+            while let Some(step) = decoder.step(&mut input)? {
+                if let Step::Message(header, _, payload) = step {
+                    found.push((header, payload.unwrap()));
+                }
+            }
+            assert!(input.is_empty());
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        assert!(decoder.is_between());
+        Ok(found)
+    }
+
+    #[test]
+    fn a_payload_gets_no_more_memory_than_has_arrived() {
+        let mut decoder = Decoder::default();
+        let mut stream = message(1, &vec![7; 1 << 20]);
+        let rest = stream.split_off(HEADER_LEN);
+        let mut held = 0;
+        for (at, mut piece) in [&stream[..]].into_iter().chain(rest.chunks(1000)).enumerate() {
+            while decoder.step(&mut piece).unwrap().is_some() {}
+            held = held.max(decoder.held());
+            assert!(decoder.held() <= (2 * at * 1000).max(FIRST_ROOM), "{at}: {}", decoder.held());
+        }
+        assert!(held >= 1 << 19);
+        assert_eq!(decoder.held(), 0);
+    }
+
+    #[test]
+    fn a_payload_that_nobody_wants_is_not_held() {
+        let mut decoder = Decoder::default();
+        let stream = [message(1, &[7; 5000]), message(2, b"next")].concat();
+        let mut input = &stream[..100];
+        assert!(matches!(decoder.step(&mut input), Ok(Some(Step::Header(..)))));
+        assert_eq!(decoder.step(&mut input), Ok(None));
+        assert!(decoder.held() > 0);
+        decoder.skip();
+        assert_eq!(decoder.held(), 0);
+        let mut input = &stream[100..];
+        let step = decoder.step(&mut input).unwrap();
+        assert!(matches!(step, Some(Step::Message(_, Kind::Message, None))), "{step:?}");
+        assert!(matches!(decoder.step(&mut input), Ok(Some(Step::Header(h, _))) if h.len == 4));
+        let step = decoder.step(&mut input).unwrap();
+        assert!(matches!(&step, Some(Step::Message(h, _, Some(p))) if h.sequence == 2
+            && p == b"next"));
+    }
+
+    #[test]
+    fn nonsense_ends_the_stream() {
+        let header = Header { flags: CONG_BITMAP, len: 8191, ..Header::default() };
+        assert_eq!(read(&header.encode(), &[1]), Err(WireError::MapLength(8191)));
+        let header = Header { len: u32::MAX, ..Header::default() };
+        assert_eq!(read(&header.encode(), &[48]), Err(WireError::TooLong(u32::MAX)));
+    }
+
+    proptest! {
+        #[test]
+        fn a_stream_means_the_same_however_it_is_split(
+            payloads in proptest::collection::vec(
+                proptest::collection::vec(any::<u8>(), 0..300), 0..8),
+            pieces in proptest::collection::vec(1_usize..200, 1..5),
+        ) {
+            let stream: Vec<u8> =
+                (1..).zip(&payloads).flat_map(|(seq, payload)| message(seq, payload)).collect();
+            let found = read(&stream, &pieces).unwrap();
+            prop_assert_eq!(found.len(), payloads.len());
+            for ((seq, payload), (header, got)) in (1..).zip(&payloads).zip(&found) {
+                prop_assert_eq!((seq, payload), (header.sequence, got));
+            }
+        }
+
+        #[test]
+        fn encoding_reverses_decoding(bytes in any::<[u8; 32]>(), more in any::<[u8; 16]>()) {
+            let mut whole = [0; HEADER_LEN];
+            whole[..32].copy_from_slice(&bytes);
+            whole[32..].copy_from_slice(&more);
+            // What TCP has no use for is dropped.
+            whole[8..16].fill(0);
+            whole[25..32].fill(0);
+            prop_assert_eq!(Header::decode(&whole).encode(), whole);
+        }
+    }
+}

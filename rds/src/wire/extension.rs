@@ -1,0 +1,99 @@
+//! Extension headers: up to 16 bytes of typed values at the end of a header.
+//!
+//! A type says how long its body is, so behind an unknown type nothing can be read. Types that
+//! concern RDMA have no meaning over TCP and are passed over.
+
+const NPATHS: u8 = 5;
+const GEN_NUM: u8 = 6;
+
+/// The values that nodes over TCP send each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extensions {
+    /// Connections that a pair of nodes may have, in probes and their answers.
+    pub npaths: Option<u16>,
+    /// A number that a node draws at its start, never 0: another number is another run of the node.
+    pub generation: Option<u32>,
+}
+
+impl Extensions {
+    /// As the header has them.
+    pub fn encode(self) -> [u8; 16] {
+        let mut out = [0; 16];
+        let mut at = 0;
+        if let Some(npaths) = self.npaths {
+            out[0] = NPATHS;
+            out[1..3].copy_from_slice(&npaths.to_be_bytes());
+            at = 3;
+        }
+        if let Some(generation) = self.generation {
+            out[at] = GEN_NUM;
+            out[at + 1..at + 5].copy_from_slice(&generation.to_be_bytes());
+        }
+        out
+    }
+
+    /// What a header has, up to its end or to the first type that is unknown or cut short.
+    pub fn decode(bytes: &[u8; 16]) -> Self {
+        let mut found = Self::default();
+        let mut rest = bytes.as_slice();
+        while let Some((&kind, body)) = rest.split_first() {
+            let Some(len) = body_len(kind).filter(|len| *len <= body.len()) else { break };
+            match (kind, body) {
+                (NPATHS, [a, b, ..]) => found.npaths = Some(u16::from_be_bytes([*a, *b])),
+                (GEN_NUM, [a, b, c, d, ..]) => {
+                    let number = u32::from_be_bytes([*a, *b, *c, *d]);
+                    found.generation = Some(number).filter(|number| *number != 0);
+                }
+                _ => {}
+            }
+            rest = &body[len..];
+        }
+        found
+    }
+}
+
+/// Bytes behind a type. `None` ends the list: type 0, and types whose length nobody knows.
+const fn body_len(kind: u8) -> Option<usize> {
+    match kind {
+        // Version, the key of an RDMA operation, capabilities.
+        1 | 2 | 7 => Some(4),
+        // Destination and size of an RDMA operation.
+        3 | 4 => Some(8),
+        NPATHS => Some(2),
+        GEN_NUM => Some(4),
+        // The index of a path.
+        8 => Some(1),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(bytes: &[u8]) -> [u8; 16] {
+        let mut out = [0; 16];
+        out[..bytes.len()].copy_from_slice(bytes);
+        out
+    }
+
+    #[test]
+    fn lists_are_read_up_to_what_is_unknown() {
+        let both = Extensions { npaths: Some(8), generation: Some(0x0102_0304) };
+        for (bytes, expected) in [
+            (&[5, 0, 8, 6, 1, 2, 3, 4][..], both),
+            (&[6, 1, 2, 3, 4, 8, 7, 5, 0, 8], both),
+            (&[2, 9, 9, 9, 9, 5, 0, 8, 6, 1, 2, 3, 4], both),
+            (&[5, 0, 8, 99, 6, 1, 2, 3, 4], Extensions { npaths: Some(8), generation: None }),
+            (&[0, 5, 0, 8], Extensions::default()),
+            // 0 is no generation.
+            (&[6, 0, 0, 0, 0, 5, 0, 1], Extensions { npaths: Some(1), generation: None }),
+            // Cut short by the end of the room.
+            (&[3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5, 0], Extensions::default()),
+            (&[3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5], Extensions::default()),
+        ] {
+            assert_eq!(Extensions::decode(&room(bytes)), expected, "{bytes:?}");
+        }
+        assert_eq!(both.encode(), room(&[5, 0, 8, 6, 1, 2, 3, 4]));
+    }
+}

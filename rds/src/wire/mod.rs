@@ -1,0 +1,20 @@
+//! Every message of RDS over TCP, byte for byte as Linux's rds_tcp speaks them.
+//!
+//! A message is a [`Header`] of 48 bytes and a payload. A [`CongestionMap`] travels as such a
+//! payload; [`Extensions`] lie in the header. A [`Decoder`] cuts a TCP stream into messages.
+//!
+//! Promises: decoding never panics, whatever the bytes, and allocates no more than has arrived.
+//! Integers are big-endian. Layouts and rules: docs/RDS.md.
+
+mod decoder;
+mod extension;
+mod header;
+mod map;
+
+pub use decoder::{Decoder, Step};
+pub use extension::Extensions;
+pub use header::{
+    ACK_REQUIRED, CONG_BITMAP, HEADER_LEN, Header, Kind, PAYLOAD_MAX, PING_PORT, PROBE_PORT,
+    RETRANSMITTED, TCP_PORT, WireError,
+};
+pub use map::{CongestionMap, MAP_LEN};

@@ -1,0 +1,173 @@
+//! A node with its users: one that sends, and a reader for each socket.
+
+use std::collections::BTreeSet;
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::net::Ipv4Addr;
+
+use rds::proto::{Config, Event, LinkId, Node, SendError, SocketId};
+use rtrs_core::prng::Prng;
+use rtrs_core::time::Duration;
+use rtrs_core::time::Instant;
+
+use super::checker::Checker;
+use super::plan::Plan;
+
+/// The first port of each node.
+const FIRST_PORT: u16 = 4000;
+
+pub(super) fn address(host: usize) -> IpAddr {
+    Ipv4Addr::new(10, 9, 0, u8::try_from(host + 1).unwrap_or(255)).into()
+}
+
+pub(super) fn host_of(address: IpAddr) -> usize {
+    match address {
+        IpAddr::V4(v4) => usize::from(v4.octets()[3]) - 1,
+        IpAddr::V6(_) => usize::MAX,
+    }
+}
+
+/// A message that its user has not been able to send yet.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    from: usize,
+    to: usize,
+    port: u16,
+    len: usize,
+}
+
+/// What users have seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) congested: u64,
+    pub(super) full: u64,
+}
+
+/// A node and its users, in one run of its process.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) index: usize,
+    pub(super) life: u32,
+    pub(super) announces: bool,
+    pub(super) node: Node,
+    sockets: Vec<SocketId>,
+    /// Messages that wait for room, by the order in which they were wanted. Its user waits for
+    /// an event before it tries again.
+    wanted: VecDeque<Wanted>,
+    may_try: bool,
+    /// Sockets whose readers have something to do, and until when they rest.
+    readable: BTreeSet<SocketId>,
+    pub(super) rests_until: Instant,
+    /// Links that had no room for more.
+    pub(super) blocked: BTreeSet<LinkId>,
+    pub(super) refused: Refused,
+}
+
+impl Host {
+    pub(super) fn start(plan: &Plan, index: usize, life: u32, prng: &mut Prng) -> Self {
+        let announces = plan.announces[index];
+        // Other runs of a node that does not announce them look alike to peers.
+        let generation = if announces { prng.next_u32() | 1 } else { 0 };
+        let mut config = Config::new(address(index), generation, prng.next_u64());
+        (config.sndbuf, config.rcvbuf) = (plan.sndbuf, plan.rcvbuf);
+        config.connect_timeout = Duration::from_secs(3);
+        let mut node = Node::new(config);
+        let ports = FIRST_PORT..FIRST_PORT + plan.sockets[index];
+        let sockets = ports.map(|port| node.bind(port).expect("a free port")).collect();
+        Self {
+            index,
+            life,
+            announces,
+            node,
+            sockets,
+            wanted: VecDeque::new(),
+            may_try: true,
+            readable: BTreeSet::new(),
+            rests_until: Instant::ZERO,
+            blocked: BTreeSet::new(),
+            refused: Refused::default(),
+        }
+    }
+
+    /// A user wants to send something to another node.
+    pub(super) fn want(&mut self, plan: &Plan, to: usize, prng: &mut Prng) {
+        self.wanted.push_back(Wanted {
+            from: prng.index(self.sockets.len()),
+            to,
+            port: FIRST_PORT + u16::try_from(prng.index(plan.sockets[to].into())).unwrap_or(0),
+            len: usize::try_from(prng.range(0..=plan.len_max)).unwrap_or(0),
+        });
+        self.may_try = true;
+    }
+
+    /// True if messages wait for room.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
+    /// Users read and send what they can. `lives` are the runs of all nodes.
+    pub(super) fn users(
+        &mut self,
+        now: Instant,
+        lives: &[u32],
+        checker: &mut Checker,
+    ) -> Result<(), String> {
+        loop {
+            self.hear();
+            if self.rests_until <= now {
+                self.read(checker)?;
+            }
+            if !std::mem::take(&mut self.may_try) {
+                return Ok(());
+            }
+            self.send(now, lives, checker)?;
+        }
+    }
+
+    /// Takes events. Only these make users try again.
+    fn hear(&mut self) {
+        while let Some(event) = self.node.take_event() {
+            match event {
+                Event::Readable(id) => {
+                    self.readable.insert(id);
+                }
+                Event::Writable(_) | Event::Congestion(_) => self.may_try = true,
+            }
+        }
+    }
+
+    fn read(&mut self, checker: &mut Checker) -> Result<(), String> {
+        let me = (self.index, self.life);
+        for id in std::mem::take(&mut self.readable) {
+            while let Some(received) = self.node.receive(id) {
+                let from = (host_of(received.from), received.port);
+                checker.read(from, (me, id.port), &received.payload, self.announces)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, now: Instant, lives: &[u32], checker: &mut Checker) -> Result<(), String> {
+        for wanted in std::mem::take(&mut self.wanted) {
+            let id = self.sockets[wanted.from];
+            let to = (address(wanted.to), wanted.port);
+            let payload = checker.payload(wanted.len);
+            match self.node.may_send(id, to, payload.len()) {
+                Ok(()) => {
+                    self.node.send(now, id, to, payload).map_err(|why| format!("send: {why}"))?;
+                    let (from, to) = ((self.index, self.life), (wanted.to, lives[wanted.to]));
+                    checker.sent(from, to, (id.port, wanted.port), wanted.len);
+                }
+                Err(why) => {
+                    match why {
+                        SendError::Congested => self.refused.congested += 1,
+                        SendError::Full => self.refused.full += 1,
+                        _ => return Err(format!("send: {why}")),
+                    }
+                    self.wanted.push_back(wanted);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! The simulator of RDS nodes: the machines that the daemon runs, over connections that pass bytes
+//! in pieces, stall and break, under load, with checkers that know what may become of each message.
+//!
+//! A run is one thread on a virtual clock and follows from its seed. `plan` draws what happens,
+//! `net` has the connections, `host` a node with its users, `world` the clock and the faults,
+//! `checker` the rules.
+
+mod checker;
+mod host;
+mod net;
+mod plan;
+mod world;
+
+use rtrs_core::mutant;
+use rtrs_core::mutant::Mutant;
+
+use self::world::{Outcome, run};
+
+/// Seeds in which a rule that was taken out has to show.
+const MUTANT_SEEDS: u64 = 8000;
+
+#[test]
+fn seeds_pass() -> Result<(), String> {
+    let mut sum = Outcome::default();
+    for seed in 0..2000 {
+        let outcome = run(seed).map_err(|why| format!("seed {seed}: {why}"))?;
+        sum.add(&outcome);
+    }
+    // The faults happen, and messages meet them.
+    assert!(sum.messages > 200_000 && sum.cuts > 5_000 && sum.restarts > 1_000, "{sum:?}");
+    assert!(sum.retransmitted > 2_000 && sum.doubles > 200 && sum.raced > 300, "{sum:?}");
+    assert!(sum.congested > 2_000 && sum.full > 2_000 && sum.stalls > 1_000, "{sum:?}");
+    assert!(sum.refusals > 500, "{sum:?}");
+    Ok(())
+}
+
+#[test]
+fn a_run_repeats_itself() {
+    for seed in 0..20 {
+        assert_eq!(run(seed), run(seed), "seed {seed}");
+    }
+}
+
+#[test]
+fn every_rule_that_is_taken_out_is_missed() {
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut survived = Vec::new();
+    for rule in Mutant::RDS {
+        let caught = (0..MUTANT_SEEDS).find(|seed| {
+            mutant::choose(Some(*rule));
+            let outcome = std::panic::catch_unwind(|| run(*seed));
+            mutant::choose(None);
+            !matches!(outcome, Ok(Ok(_)))
+        });
+        match caught {
+            Some(seed) => println!("{rule}: seed {seed}"),
+            None => survived.push(rule.name()),
+        }
+    }
+    drop(std::panic::take_hook());
+    assert!(survived.is_empty(), "nobody misses {survived:?}");
+}

@@ -1,0 +1,171 @@
+//! Connections between nodes as TCP has them: each system holds what it has not passed on, and an
+//! end that is gone is seen behind what came before it.
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+
+use rds::proto::LinkId;
+
+/// A connection, by its number.
+pub(super) type ConnId = u64;
+/// One end of a connection.
+pub(super) type EndId = (ConnId, usize);
+
+/// One end.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) host: usize,
+    /// The run of its node.
+    pub(super) life: u32,
+    /// What its node calls it; nothing before it is accepted.
+    pub(super) link: Option<LinkId>,
+    /// Written, and not with the other system yet.
+    pub(super) out: VecDeque<u8>,
+    /// With this system, and not read yet.
+    pub(super) inbox: VecDeque<u8>,
+    /// Bytes of this end that the other system has, in all.
+    pub(super) acked: u64,
+    /// Something of it was read.
+    pub(super) was_read: bool,
+    /// Behind its inbox comes the end.
+    pub(super) ends: bool,
+    /// Its node has closed it, or is gone.
+    pub(super) closed: bool,
+    /// What is written goes nowhere.
+    pub(super) broken: bool,
+}
+
+/// All connections.
+#[derive(Debug, Default)]
+pub(super) struct Net {
+    conns: BTreeMap<ConnId, [End; 2]>,
+    by_link: BTreeMap<(usize, LinkId), EndId>,
+    /// Ends that nodes have not accepted, oldest first.
+    backlog: BTreeMap<usize, VecDeque<EndId>>,
+    next: ConnId,
+}
+
+impl Net {
+    /// Connects a node, which has a name for the connection, to the system of another one, each in
+    /// a run.
+    pub(super) fn connect(&mut self, from: (usize, u32, LinkId), to: (usize, u32)) {
+        self.next += 1;
+        let id = self.next;
+        let end = |host, life, link| End {
+            host,
+            life,
+            link,
+            out: VecDeque::new(),
+            inbox: VecDeque::new(),
+            acked: 0,
+            was_read: false,
+            ends: false,
+            closed: false,
+            broken: false,
+        };
+        let ends = [end(from.0, from.1, Some(from.2)), end(to.0, to.1, None)];
+        self.by_link.insert((from.0, from.2), (id, 0));
+        self.backlog.entry(to.0).or_default().push_back((id, 1));
+        self.conns.insert(id, ends);
+    }
+
+    /// The oldest end that a node has not accepted, which it takes now.
+    pub(super) fn accept(&mut self, host: usize) -> Option<EndId> {
+        self.backlog.get_mut(&host)?.pop_front()
+    }
+
+    /// A node calls an end that it has accepted by this name.
+    pub(super) fn name(&mut self, id: EndId, link: LinkId) {
+        if let Some(end) = self.end(id) {
+            end.link = Some(link);
+            let host = end.host;
+            self.by_link.insert((host, link), id);
+        }
+    }
+
+    pub(super) fn find(&self, host: usize, link: LinkId) -> Option<EndId> {
+        self.by_link.get(&(host, link)).copied()
+    }
+
+    pub(super) fn end(&mut self, (conn, side): EndId) -> Option<&mut End> {
+        self.conns.get_mut(&conn).map(|ends| &mut ends[side])
+    }
+
+    /// Ends that a node has, oldest first.
+    pub(super) fn of_host(&self, host: usize) -> Vec<EndId> {
+        let mine = self.by_link.iter().filter(|((owner, _), _)| *owner == host);
+        mine.map(|(_, id)| *id).collect()
+    }
+
+    /// All connections, oldest first.
+    pub(super) fn all(&self) -> Vec<ConnId> {
+        self.conns.keys().copied().collect()
+    }
+
+    /// The runs of other nodes that a node has connections to; of several to one node the oldest.
+    pub(super) fn peers(&mut self, host: usize) -> Vec<(usize, u32)> {
+        let others: Vec<EndId> = self.of_host(host).into_iter().map(other).collect();
+        others.into_iter().filter_map(|id| self.end(id).map(|end| (end.host, end.life))).collect()
+    }
+
+    /// Moves up to `count` bytes that one end has written to the other system, as far as that has
+    /// room in its window. Returns how many are left.
+    pub(super) fn move_bytes(&mut self, (conn, side): EndId, count: usize, window: usize) -> usize {
+        let Some(ends) = self.conns.get_mut(&conn) else { return 0 };
+        let [first, second] = ends;
+        let (from, to) = if side == 0 { (first, second) } else { (second, first) };
+        if to.closed || from.broken {
+            // Nobody acknowledges it.
+            from.out.clear();
+            return 0;
+        }
+        let room = window.saturating_sub(to.inbox.len());
+        let count = count.min(room).min(from.out.len());
+        to.inbox.extend(take(&mut from.out, count));
+        from.acked += count as u64;
+        from.out.len()
+    }
+
+    /// A node has closed an end, or is gone: nothing is read any more at this end.
+    pub(super) fn close(&mut self, (conn, side): EndId) {
+        let Some(ends) = self.conns.get_mut(&conn) else { return };
+        ends[side].closed = true;
+        ends[side].inbox.clear();
+        if let Some(link) = ends[side].link {
+            self.by_link.remove(&(ends[side].host, link));
+        }
+        if ends.iter().all(|end| end.closed) {
+            self.conns.remove(&conn);
+        }
+    }
+
+    /// Nothing passes any more.
+    pub(super) fn break_conn(&mut self, conn: ConnId) {
+        for end in self.conns.get_mut(&conn).into_iter().flatten() {
+            end.broken = true;
+            end.out.clear();
+        }
+    }
+
+    /// An end sees, behind what has arrived, that the connection is no more. Returns its node.
+    pub(super) fn finish(&mut self, id: EndId) -> Option<usize> {
+        let end = self.end(id).filter(|end| !end.closed)?;
+        (end.ends, end.broken) = (true, true);
+        end.out.clear();
+        Some(end.host)
+    }
+}
+
+/// The other end.
+pub(super) fn other((conn, side): EndId) -> EndId {
+    (conn, 1 - side)
+}
+
+/// Takes bytes off the front, all at once: by far most of what a run moves.
+pub(super) fn take(queue: &mut VecDeque<u8>, count: usize) -> Vec<u8> {
+    let (first, second) = queue.as_slices();
+    let from_first = count.min(first.len());
+    let bytes = [&first[..from_first], &second[..count - from_first]].concat();
+    queue.drain(..count);
+    bytes
+}

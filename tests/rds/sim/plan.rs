@@ -1,0 +1,85 @@
+//! What a run draws from its seed: nodes, limits, load and faults.
+
+use rtrs_core::prng::Prng;
+use rtrs_core::prng::Ratio;
+use rtrs_core::time::Duration;
+
+use super::checker::LEN_MAX;
+
+/// The shape of a run.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// Nodes, each with the number of its sockets.
+    pub(super) sockets: Vec<u16>,
+    /// Whether a node announces which run of it a peer speaks to (GEN_NUM). Those that do not are
+    /// like Linux 6.1.
+    pub(super) announces: Vec<bool>,
+    /// Messages in all.
+    pub(super) messages: usize,
+    /// Largest payload beside what the checker needs.
+    pub(super) len_max: u64,
+    pub(super) sndbuf: usize,
+    pub(super) rcvbuf: usize,
+    /// Bytes that a system holds for a connection, at each end.
+    pub(super) window: usize,
+    /// Most bytes that move at once.
+    pub(super) piece: u64,
+    /// Longest time that bytes, ends and attempts to connect take.
+    pub(super) delay: Duration,
+    /// Longest pause of a user between two messages.
+    pub(super) pause: Duration,
+    /// Faults in all, and longest time between them.
+    pub(super) faults: usize,
+    pub(super) fault_pause: Duration,
+    /// How often a fault is a restart of a node rather than a broken connection.
+    pub(super) restarts: Ratio,
+    /// How often a fault is a node that does not run for a while, though its system does, and the
+    /// longest such time. Less than messages are held for the map of a peer.
+    pub(super) stalls: Ratio,
+    pub(super) stall: Duration,
+    /// How often a broken connection is noticed at one end only at first.
+    pub(super) one_sided: Ratio,
+    /// How often a user that reads takes a rest.
+    pub(super) rests: Ratio,
+    /// How often reports of acknowledgments are late.
+    pub(super) late_acks: Ratio,
+    /// How often nodes like Linux 6.1 reset a connection unread, as that does while it has not seen
+    /// the end of the former one.
+    pub(super) refusals: Ratio,
+}
+
+impl Plan {
+    pub(super) fn draw(prng: &mut Prng) -> Self {
+        let nodes = match prng.chance(Ratio::new(2, 3)) {
+            true => 2,
+            false => prng.range(3..=8),
+        };
+        let sockets = (0..nodes).map(|_| if prng.chance(Ratio::new(1, 2)) { 1 } else { 3 });
+        let sockets = sockets.collect();
+        let share = [Ratio::ZERO, Ratio::new(1, 2), Ratio::ONE][prng.index(3)];
+        let announces = (0..nodes).map(|_| prng.chance(share)).collect();
+        let small = prng.chance(Ratio::new(1, 3));
+        let micros = |prng: &mut Prng, max| Duration::from_micros(prng.range(10..=max));
+        Self {
+            sockets,
+            announces,
+            messages: usize::try_from(prng.range(60..=240)).unwrap_or(60),
+            len_max: if small { 100 } else { prng.range(0..=LEN_MAX as u64) },
+            sndbuf: usize::try_from(prng.range(8_000..=40_000)).unwrap_or(8_000),
+            rcvbuf: usize::try_from(prng.range(1_000..=20_000)).unwrap_or(1_000),
+            window: usize::try_from(prng.range(500..=100_000)).unwrap_or(500),
+            piece: prng.range(300..=40_000),
+            delay: micros(prng, 3_000),
+            pause: micros(prng, 2_000),
+            faults: if prng.chance(Ratio::new(1, 8)) { 0 } else { prng.index(24) },
+            fault_pause: Duration::from_micros(prng.range(100..=30_000)),
+            restarts: [Ratio::ZERO, Ratio::new(1, 4), Ratio::new(1, 2)][prng.index(3)],
+            stalls: [Ratio::ZERO, Ratio::new(1, 4), Ratio::new(1, 2)][prng.index(3)],
+            stall: micros(prng, 30_000),
+            one_sided: [Ratio::ZERO, Ratio::new(1, 2), Ratio::ONE][prng.index(3)],
+            rests: [Ratio::ZERO, Ratio::new(1, 20), Ratio::new(1, 3)][prng.index(3)],
+            late_acks: [Ratio::ZERO, Ratio::new(1, 4), Ratio::new(3, 4)][prng.index(3)],
+            refusals: [Ratio::ZERO, Ratio::new(1, 4), Ratio::new(1, 2)][prng.index(3)],
+        }
+    }
+}
