@@ -1,0 +1,7 @@
+//! Fuzz target: no bytes of a peer break an RDS node. The body is in rds.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| rds::fuzz_stream(data));
