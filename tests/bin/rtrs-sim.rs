@@ -18,7 +18,7 @@ use clap::{Parser, ValueEnum};
 use parking_lot::Mutex;
 use rtrs_core::prng::Prng;
 use rtrs_tests::sim::{
-    Options, Outcome, Plant, Sink, Stats, kept_seeds, run_held, run_shares, run_with,
+    Options, Outcome, Plant, Sink, Stats, kept_seeds, run_held, run_idle, run_shares, run_with,
 };
 use serde::Serialize;
 
@@ -60,10 +60,13 @@ struct Args {
     /// Instead of load under faults: what equal paths carry a second after a stall.
     #[arg(long)]
     shares: bool,
+    /// Instead of load under faults: a session that was idle for minutes, and what happens then.
+    #[arg(long, conflicts_with_all = ["plant", "shares", "held"])]
+    idle: bool,
     /// Take safety rules out of the machines, one at a time, and show that each is missed: a
     /// mutant's name, `all`, `quick` for the most important ones, or `list`.
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "all")]
-    #[arg(conflicts_with_all = ["minutes", "keep_going", "held", "plant", "shares"])]
+    #[arg(conflicts_with_all = ["minutes", "keep_going", "held", "idle", "plant", "shares"])]
     mutants: Option<String>,
     /// Plant a bug that a checker has to see.
     #[arg(long, hide = true, value_name = "NAME")]
@@ -110,6 +113,7 @@ fn replay(seed: u64, args: &Args) -> String {
     let mut command = std::env::args().next().unwrap_or_else(|| "rtrs-sim".into());
     command += &format!(" --seed {seed}");
     command += if args.held { " --held" } else { "" };
+    command += if args.idle { " --idle" } else { "" };
     command += if args.shares { " --shares" } else { "" };
     if let Some(plant) = args.plant {
         command += &format!(" --plant {}", plant.name());
@@ -129,6 +133,9 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     };
     if args.held {
         return run_held(seed, sink);
+    }
+    if args.idle {
+        return run_idle(seed, sink);
     }
     if args.shares {
         return run_shares(seed, args.plant.unwrap_or_default(), sink);
@@ -249,10 +256,10 @@ fn main() -> ExitCode {
         }
     };
     let log = args.seed.is_some() && !args.quiet && args.output == Format::Text;
-    if log && !args.held && !args.shares {
+    let own = args.held || args.idle || args.shares;
+    if log && !own {
         println!("{:#?}", Options::draw(first));
     }
-    let own = args.held || args.shares;
     let kept =
         if args.seed.is_none() && plant == Plant::None && !own { kept_seeds() } else { Vec::new() };
     let kept = kept.iter().map(|&(seed, _)| seed).collect();

@@ -3,23 +3,24 @@
 //! A core turns as its driver would turn it: messages, events of its fabric, timers, whoever uses
 //! the device, what is to be posted. After a turn in which anything happened it pauses for a
 //! time of the seed's choice, so that events pile up and turns interleave. `bounds.rs` is what has
-//! to hold at any moment, and what is left; `beside.rs` has other sessions; `operator.rs` what
-//! operators do.
+//! to hold at any moment, and what is left; `users.rs` has the workloads, `second.rs` a second
+//! volume, `beside.rs` other sessions; `operator.rs` what operators do.
 
 mod beside;
 mod bounds;
 mod guest;
 mod nbd;
 mod operator;
+mod second;
 mod servers;
+mod users;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nbd_bridge::{Group, Seat};
 use rtrs_client::engine::{ClientEngine, PathView};
-use rtrs_client::{Change, Leaving};
-use rtrs_core::block::IoOp;
+use rtrs_client::{Change, DeviceIndex, Leaving};
 use rtrs_core::fabric::sim::{NodeId, World};
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::prng::Prng;
@@ -37,10 +38,11 @@ use super::nbd::End;
 use super::options::{MS, Options};
 use super::oracle::Oracle;
 use super::port::{Port, PortFaults, SharedFaults};
-use super::workload::{Errors, Mode, Rules, Workload};
+use super::workload::{Errors, Rules, Workload};
 use super::{Failure, Plant};
 use beside::Beside;
 use operator::Exports;
+use second::Second;
 use servers::Strangers;
 
 /// Rounds at one moment after which the clock counts as standing still.
@@ -71,6 +73,8 @@ pub(super) struct Cluster {
     /// The session of this life has opened the device once.
     has_opened: bool,
     guest: Option<guest::Guest>,
+    /// The second volume, in sessions that have one.
+    pub(super) second: Option<Second>,
     beside: Beside,
     server: Vec<ServerHost>,
     exports: Exports,
@@ -175,6 +179,7 @@ impl Cluster {
             retry_at: None,
             has_opened: false,
             guest: None,
+            second: Second::new(options, &rules, log),
             beside: Beside::default(),
             server: Vec::new(),
             exports: Exports::new(options),
@@ -207,7 +212,10 @@ impl Cluster {
         (self.life, self.has_opened, self.retry_at) = (self.life + 1, false, None);
         self.group = Group::new(works.len(), |_| ());
         let identity = self.strangers.identity(self.life);
-        let config = session_config(&self.options, self.life, self.saved_epoch, identity);
+        let mut config = session_config(&self.options, self.life, self.saved_epoch, identity);
+        let takes_over = self.options.takeover.is_some();
+        let second = self.second.as_mut().map(|second| second.begin_life(takes_over));
+        config.volumes.extend(second);
         let config = Arc::new(config);
         let uuid = |at: usize| [0xa0 + at as u8; 16].map(|byte: u8| byte ^ self.life);
         let uuids: Vec<[u8; 16]> = (0..self.options.paths).map(uuid).collect();
@@ -230,15 +238,19 @@ impl Cluster {
         }
         self.retry_at = None;
         let now = self.now();
-        let kept = self.client.first().and_then(|home| home.core.saved_epoch());
+        let kept = self.client.first().and_then(|home| home.core.saved_epoch(DeviceIndex::FIRST));
         self.saved_epoch = kept.or(self.saved_epoch);
-        let kept = self.client.first().and_then(|home| home.core.pinned_identity());
+        let kept =
+            self.client.first().and_then(|home| home.core.pinned_identity(DeviceIndex::FIRST));
         self.strangers.keep(kept);
+        if let (Some(second), Some(home)) = (&mut self.second, self.client.first()) {
+            second.client_gone(now, self.options.takeover.is_some(), &home.core);
+        }
         if self.plant == Plant::EarlyOpen {
             self.disk.turn_loose();
         }
         for mut host in std::mem::take(&mut self.client) {
-            host.work.abandon(now, &mut self.oracle);
+            host.work.abandon(now, &mut self.oracle, true);
             self.works.push(host.work);
         }
         self.oracle.client_gone(self.options.takeover.is_some());
@@ -249,6 +261,7 @@ impl Cluster {
         if self.restore_at.is_some_and(|at| at <= now) {
             self.restore(now);
         }
+        self.supervise_second(now);
         let Some(home) = self.client.first() else { return };
         if self.life > 1 && self.retry_at.is_none() && home.core.failure().is_some() {
             self.retry_at = Some(now + 50 * MS);
@@ -269,63 +282,11 @@ impl Cluster {
         self.plan = plan.into();
     }
 
-    /// What the workloads do from now on.
-    pub(super) fn set_mode(&mut self, mode: Mode) {
-        self.is_loaded = mode == Mode::Load;
-        for host in &mut self.client {
-            host.work.mode = mode;
-            host.pace.due = true;
-        }
-        for work in &mut self.works {
-            work.mode = mode;
-        }
-        if let Some(work) = self.guest_work() {
-            work.mode = mode;
-        }
-    }
-
-    /// The workload of the second session, where it has one. Its core is to turn.
-    fn guest_work(&mut self) -> Option<&mut Workload> {
-        let guest = self.guest.as_mut()?;
-        guest.pace.due = true;
-        guest.work_mut()
-    }
-
-    /// Lets one core read the whole disk.
-    pub(super) fn read_back(&mut self, core: usize) {
-        let at = core % self.client.len();
-        self.client[at].work.mode = Mode::ReadBack(0);
-        self.client[at].pace.due = true;
-        if let Some(work) = self.guest_work() {
-            work.mode = Mode::ReadBack(0);
-        }
-    }
-
-    /// No IO may fail for want of a path from now on.
-    pub(super) fn expect_no_errors(&mut self) {
-        self.client.iter_mut().for_each(|host| host.work.is_calm = true);
-        if let Some(work) = self.guest_work() {
-            work.is_calm = true;
-        }
-    }
-
-    /// Has an IO done on a core.
-    pub(super) fn order(&mut self, core: usize, op: IoOp, sector: u32, count: u32, fua: bool) {
-        let at = core % self.client.len();
-        self.client[at].work.order(op, sector, count, fua);
-        self.client[at].pace.due = true;
-    }
-
     /// Lets the write go that the disk holds up.
     pub(super) fn let_go(&mut self) {
         self.log.event(self.now(), "let go", [0, 0], String::new);
         self.disk.let_go();
         self.wake_all();
-    }
-
-    pub(super) fn workloads(&self) -> impl Iterator<Item = &Workload> {
-        let guest = self.guest.iter().filter_map(guest::Guest::work);
-        self.client.iter().map(|host| &host.work).chain(&self.works).chain(guest)
     }
 
     pub(super) fn paths(&self) -> Vec<PathView> {
@@ -334,12 +295,13 @@ impl Cluster {
 
     /// The device is there on all cores and all paths carry IO.
     pub(super) fn is_whole(&self) -> bool {
-        self.client.first().is_some_and(|home| home.core.is_open())
+        self.client.first().is_some_and(|home| home.core.is_open(DeviceIndex::FIRST))
             && self.is_settled()
             && self.guest.iter().filter_map(guest::Guest::work).all(Workload::is_open)
             && self.paths().len() == self.options.paths
             && self.paths().iter().all(|path| path.connected)
             && self.client.iter().all(|host| host.work.is_open() && host.inbox.deadline().is_none())
+            && self.is_second_whole()
     }
 
     /// No fault strikes any more.
@@ -351,6 +313,7 @@ impl Cluster {
         self.disk.calm(self.now());
         self.exports.calm(self.now());
         self.kept.calm();
+        self.calm_second();
         self.no_more_strangers();
         self.beside.end_rival();
         self.restore_at = self.options.operated.then(|| self.now());
@@ -411,7 +374,9 @@ impl Cluster {
             Act::Have { path, within } => self.have(now, path, within),
             Act::Choose(policy) => {
                 let change = self.client.first().and_then(|home| home.choose(policy));
-                change.into_iter().for_each(|change| self.change(now, change));
+                if let Some(change) = change {
+                    self.change(now, change);
+                }
             }
             Act::Move { path } => self.move_address(path),
             Act::Resize { sectors } => self.resize(sectors),
@@ -419,6 +384,7 @@ impl Cluster {
             Act::Say(said) => self.say(said),
             Act::Reconnect { only, by } => self.reconnect(now, only, by)?,
             Act::RemoveExport => self.remove_export()?,
+            Act::Second(act) => self.act_on_second(now, act),
         }
         self.wake_all();
         Ok(())
@@ -470,7 +436,7 @@ impl Cluster {
         }
         busy |= core.poll(now, fabrics);
         if !work.is_open()
-            && let Some(device) = core.device()
+            && let Some(device) = core.device(DeviceIndex::FIRST)
         {
             if self.life > 1 && !std::mem::replace(&mut self.has_opened, true) {
                 // The server lets a writer in only when nothing of the one before can happen any
@@ -482,6 +448,9 @@ impl Cluster {
             work.open(now, device, seat);
         }
         busy |= work.turn(now, &mut self.oracle)?;
+        if let Some(second) = &mut self.second {
+            busy |= second.turn(now, at, core)?;
+        }
         for (sector, count) in work.failed.drain(..) {
             self.disk.let_loose(sector, count);
         }
@@ -537,6 +506,9 @@ impl Cluster {
         let now = self.world.now();
         self.disk.set_now(now);
         self.exports.set_now(now);
+        if let Some(second) = &self.second {
+            second.set_now(now);
+        }
         let mut any = self.strangers.turn(now, self.options.think_max);
         for at in 0..self.client.len() {
             let pace = &mut self.client[at].pace;
@@ -576,7 +548,10 @@ impl Cluster {
 
     /// When a core wants to turn.
     fn core_time(&self, now: Instant) -> Option<Instant> {
-        let client = self.client.iter().map(|host| (&host.pace, host.deadline()));
+        let client = self.client.iter().enumerate().map(|(at, host)| {
+            let second = self.second.as_ref().and_then(|second| second.deadline(at));
+            (&host.pace, earliest(host.deadline(), second))
+        });
         let server = self.server.iter().map(|host| (&host.pace, host.deadline()));
         let guest = self.guest.iter().map(|guest| (&guest.pace, guest.deadline()));
         let stranger = self.strangers.hosts().map(|host| (&host.pace, host.deadline()));
@@ -590,8 +565,10 @@ impl Cluster {
 
     /// Marks the cores whose time has come.
     fn wake_due(&mut self, now: Instant) {
-        for host in &mut self.client {
-            host.pace.due |= host.deadline().is_some_and(|at| at <= now);
+        for (at, host) in self.client.iter_mut().enumerate() {
+            let second = self.second.as_ref().and_then(|second| second.deadline(at));
+            let deadline = earliest(host.deadline(), second);
+            host.pace.due |= deadline.is_some_and(|at| at <= now);
         }
         for host in self.server.iter_mut().chain(self.strangers.hosts_mut()) {
             host.pace.due |= host.deadline().is_some_and(|at| at <= now);
@@ -617,6 +594,9 @@ impl Cluster {
         let event = self.world.next_event_time();
         let planned = self.plan.front().map(|&(at, _)| at);
         let planned = earliest(planned, self.kept.deadline());
+        let second = self.second.as_ref().filter(|_| !self.client.is_empty());
+        let second = second.and_then(Second::retry_at);
+        let planned = earliest(planned, second);
         let planned =
             earliest(earliest(planned, self.retry_at), self.restore_at).map(|at| at.max(now));
         let next = earliest(earliest(event, planned), self.core_time(now));

@@ -481,7 +481,8 @@ impl State {
             }
             (IoOp::Flush, _) if self.plant == Plant::NoFlush => {}
             (IoOp::Flush, _) => self.flush(op.mark),
-            (IoOp::Read, None) => op.status = IoStatus::Invalid,
+            (IoOp::Extents, Some(room)) => rtrs_core::extents::all_data(room, op.io.len),
+            (IoOp::Read | IoOp::Extents, None) => op.status = IoStatus::Invalid,
             (IoOp::Write | IoOp::WriteZeroes | IoOp::Discard, _) => self.do_write(op, len),
         }
     }

@@ -61,6 +61,43 @@ pub(super) enum Act {
     Say(Said),
     /// The server's operator removes the session's export by force.
     RemoveExport,
+    /// Something happens to the session's second volume.
+    Second(SecondAct),
+}
+
+/// What happens to a second volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SecondAct {
+    /// Its user is gone, whatever is in flight, and the session closes it.
+    Close,
+    /// The session has it again.
+    Add,
+    /// A server that starts does not export it.
+    Hide,
+    /// The server exports it.
+    Show,
+}
+
+/// Draws what happens to the second volume, in order of time: it is closed and added again, or the
+/// server is started again and lacks it for a while.
+pub(super) fn second((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<(Instant, Act)> {
+    let mut plan = Vec::new();
+    for _ in 0..2 + prng.below(5) {
+        let at = from + prng.duration(Duration::ZERO..=time * 3 / 4);
+        let back = at + prng.duration(Duration::ZERO..=200 * MS);
+        if prng.chance(Ratio::new(2, 3)) {
+            plan.push((at, Act::Second(SecondAct::Close)));
+            plan.push((back, Act::Second(SecondAct::Add)));
+        } else {
+            let away = prng.duration(Duration::from_micros(100)..=20 * MS);
+            plan.push((at, Act::Second(SecondAct::Hide)));
+            plan.push((at, Act::StopServer { power: false }));
+            plan.push((at + away, Act::StartServer));
+            plan.push((back.max(at + away), Act::Second(SecondAct::Show)));
+        }
+    }
+    plan.sort_by_key(|(at, _)| *at);
+    plan
 }
 
 /// Draws when the backing file is made shorter from `from` on, and what follows, in order of time.

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use rtrs_client::engine::{ClientEngine, ClientMessage};
-use rtrs_client::{Change, Failover, HeartbeatSettings, PathTarget, Policy, SessionConfig, Tuning};
+use rtrs_client::{
+    Change, Failover, HeartbeatSettings, PathTarget, Policy, SessionConfig, Tuning, VolumeConfig,
+};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
 use rtrs_core::identity::Identity;
@@ -139,7 +141,12 @@ pub(super) fn client_ip(path: usize) -> IpAddr {
 }
 
 fn heartbeat(options: &Options) -> HeartbeatSettings {
-    HeartbeatSettings { interval: options.heartbeat, missed_max: 3, confirmed_missed_max: 2 }
+    HeartbeatSettings {
+        interval: options.heartbeat,
+        missed_max: 3,
+        confirmed_missed_max: 2,
+        idle_max: options.extra.idle.client,
+    }
 }
 
 /// The name of a path.
@@ -161,6 +168,17 @@ pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
     }
 }
 
+/// A volume that is opened for writing, by a session that knows nothing of it.
+pub(super) fn volume(export: &str) -> VolumeConfig {
+    VolumeConfig {
+        export: export.into(),
+        access: AccessMode::ReadWrite,
+        read_only_fallback: false,
+        inherited_epoch: None,
+        identity: None,
+    }
+}
+
 /// What the client of a life is told; of one that takes over, what the one before had kept.
 pub(super) fn session_config(
     options: &Options,
@@ -171,20 +189,21 @@ pub(super) fn session_config(
     SessionConfig {
         // A client that returns beside the one before has another name.
         name: if options.renamed { format!("sim{life}") } else { "sim".into() },
-        export: "vol".into(),
-        access: match options.guest {
-            Some(Guest::Writer) => AccessMode::Migration,
-            _ => AccessMode::ReadWrite,
-        },
+        volumes: vec![VolumeConfig {
+            access: match options.guest {
+                Some(Guest::Writer) => AccessMode::Migration,
+                _ => AccessMode::ReadWrite,
+            },
+            inherited_epoch: kept.filter(|_| options.takeover.is_some()),
+            identity,
+            ..volume("vol")
+        }],
         // Who takes over waits until the server has done with the session of the client that died.
         open_patience: match options.takeover {
             Some(_) if life > 1 => Duration::from_secs(60),
             None if life > 1 && options.faults.client_leave > 0 => Duration::from_secs(60),
             _ => Duration::ZERO,
         },
-        read_only_fallback: false,
-        identity,
-        inherited_epoch: kept.filter(|_| options.takeover.is_some()),
         resent_for: resent_for(options.takeover),
         id: SessionId([life; 16]),
         paths: (0..options.paths).map(|path| path_target(options, path)).collect(),
@@ -227,6 +246,7 @@ pub(super) fn server_params(options: &Options, instance: ServerInstance) -> Sess
         always_invalidate: options.always_invalidate.into(),
         heartbeat_interval: options.server_heartbeat,
         heartbeat_missed_max: 3,
+        heartbeat_idle_max: options.extra.idle.server,
         handshake_timeout: 1000 * MS,
         shutdown_grace: 1000 * MS,
         cores: options.server_cores,

@@ -1,9 +1,10 @@
 //! The simulator as a test: seeds that pass, runs that repeat, planted bugs that are seen.
 #![forbid(unsafe_code)]
 
-use rtrs_core::mutant::Mutant;
+use rtrs_core::mutant::{Mutant, choose};
 use rtrs_tests::sim::{
-    Options, Plant, hunt, kept_seeds, run, run_held, run_proofs, run_shares, run_with,
+    GatewayPlant, Options, Plant, hunt, kept_seeds, run, run_gateways, run_held, run_idle,
+    run_proofs, run_shares, run_with,
 };
 
 /// Seeds in which a planted bug has to show.
@@ -36,6 +37,18 @@ fn the_newest_write_stays_behind_one_that_was_held() {
     assert!(failed >= 200, "one met a write that had failed in {failed} of 1000 variations only");
 }
 
+/// Nothing happens for minutes, but rare heartbeats; then something does.
+#[test]
+fn what_happens_after_idle_minutes_is_noticed_in_time() {
+    for seed in 0..200 {
+        let outcome = run_idle(seed, None);
+        assert_eq!(outcome.failure, None, "replay: rtrs-sim --idle --seed {seed}");
+        if seed < 10 {
+            assert_eq!(run_idle(seed, None), outcome, "seed {seed} repeats itself");
+        }
+    }
+}
+
 /// A core, a path, the disk or the registration of memory stalls; then all is well again.
 #[test]
 fn equal_paths_carry_equal_shares_a_second_after_a_stall() {
@@ -60,6 +73,37 @@ fn an_intruder_proves_nothing_and_disturbs_nobody() {
     assert!(sum.0 > 500 && sum.1 > 1000 && sum.2 > 500, "{sum:?}");
 }
 
+/// Two gateways freeze, are killed, cut off and moved; no write of one lands after those of the
+/// next, none is lost, and in the end all goes on.
+#[test]
+fn an_export_moves_between_gateways_without_a_ghost_write() {
+    let mut sum = (0, 0, 0);
+    for seed in 0..150 {
+        let counts = run_gateways(seed, GatewayPlant::None);
+        let counts = counts.unwrap_or_else(|why| panic!("seed {seed}: {why:?}"));
+        if seed % 10 == 0 {
+            assert_eq!(run_gateways(seed, GatewayPlant::None), Ok(counts), "seed {seed}");
+        }
+        sum = (sum.0 + counts.terms, sum.1 + counts.forced, sum.2 + counts.late);
+    }
+    assert!(sum.0 > 500 && sum.1 > 200 && sum.2 > 50, "{sum:?}");
+}
+
+#[test]
+fn bugs_of_gateways_are_seen() {
+    for plant in [GatewayPlant::NoBlocklist, GatewayPlant::ActiveEarly] {
+        let mut seen = (0..150).filter_map(|seed| run_gateways(seed, plant).err());
+        assert!(seen.any(|failure| ["ghost", "lost"].contains(&failure.checker)), "{plant:?}");
+    }
+    // The client takes a standby for an active one.
+    for mutant in Mutant::GATEWAYS {
+        choose(Some(*mutant));
+        let seen = (0..150).find_map(|seed| run_gateways(seed, GatewayPlant::None).err());
+        choose(None);
+        assert!(seen.is_some(), "{mutant}");
+    }
+}
+
 #[test]
 fn a_run_repeats_itself() {
     for seed in 0..20 {
@@ -75,6 +119,16 @@ fn a_request_that_is_sent_again_before_its_fence_is_caught() {
     let verdict = hunt(Mutant::ResendBeforeFence, 0..0, |_| true);
     let caught = verdict.caught.expect("a seed of tests/sim/mutants.txt catches it");
     assert_eq!(caught.checker, "blocks", "{}", caught.text);
+}
+
+/// What makes heartbeats of idle paths safe.
+#[test]
+fn heartbeats_that_stay_rare_are_caught() {
+    for mutant in [Mutant::IdleKept, Mutant::IdleUnhurried] {
+        let caught = hunt(mutant, 0..0, |_| true).caught;
+        let caught = caught.expect("a seed of tests/sim/mutants.txt catches it");
+        assert_eq!(caught.checker, "live", "{mutant:?}: {}", caught.text);
+    }
 }
 
 #[test]

@@ -8,10 +8,11 @@
 //! `port.rs` the fabric as the machines see it, with its faults · `disk.rs` the backend ·
 //! `epochs.rs` the server's state directory · `workload.rs` who uses the device · `buffers.rs` its
 //! memory · `nbd.rs` the front end between · `oracle.rs` what reads may return · `faults.rs` what
-//! breaks and when · `held.rs` a write that its disk holds up · `shares.rs` what equal paths carry
-//! after a stall · `proofs.rs` clients that prove who they are, and an intruder, with `crowd.rs` ·
-//! `run.rs` one run from attach to detach · `log.rs` what happened · `plant.rs` bugs that must be
-//! caught · `mutants.rs` rules of the machines taken out.
+//! breaks and when · `held.rs` a write that its disk holds up · `idle.rs` what happens after idle
+//! minutes · `shares.rs` what equal paths carry after a stall · `proofs.rs` clients that prove who
+//! they are, and an intruder, with `crowd.rs` · `gateways/` two servers over one store · `run.rs`
+//! one run from attach to detach · `log.rs` what happened · `plant.rs` bugs that must be caught ·
+//! `mutants.rs` rules of the machines taken out.
 
 mod buffers;
 mod cluster;
@@ -19,8 +20,10 @@ mod crowd;
 mod disk;
 mod epochs;
 mod faults;
+mod gateways;
 mod held;
 mod host;
+mod idle;
 mod log;
 mod mutants;
 mod nbd;
@@ -33,9 +36,11 @@ mod run;
 mod shares;
 mod workload;
 
+pub use gateways::{Counts, GatewayPlant, run_gateways};
 pub use held::run_held;
+pub use idle::run_idle;
 pub use log::Sink;
-pub use mutants::{Caught, Scene, Verdict, hunt, keep_panics};
+pub use mutants::{Caught, Scenario, Scene, Verdict, hunt, keep_panics};
 pub use options::Options;
 pub use plant::Plant;
 pub use proofs::{Proofs, run_proofs};

@@ -3,7 +3,8 @@
 //! The rules stand in `rtrs_core::mutant`. A seed that fails counts only if it passes without the
 //! mutant. A machine that panics, because a law of its own does not hold any more, is seen too.
 //! Seeds that are known to find a mutant stand in `mutants.txt` and are tried first, so that the
-//! gate takes seconds; where none does, others are searched, load and held writes in turn.
+//! gate takes seconds; where none does, others are searched, load, held writes and idle sessions
+//! in turn.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -12,18 +13,30 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rtrs_core::mutant::{self, Mutant};
 use serde::Serialize;
 
-use super::{Failure, Options, Plant, run_held, run_with};
+use super::{Failure, Options, Plant, run_held, run_idle, run_with};
 
-/// Every n-th seed of a search is run as a held write too.
-const HELD_EVERY: u64 = 4;
+/// Every n-th seed of a search is run as a held write too, and another as an idle session.
+const OTHERS_EVERY: u64 = 4;
+
+/// What a run is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scenario {
+    /// Load under faults.
+    Load,
+    /// A held write.
+    Held,
+    /// What happens after idle minutes.
+    Idle,
+}
 
 /// A run of the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Scene {
     /// Its seed.
     pub seed: u64,
-    /// The scenario of a held write, instead of load under faults.
-    pub held: bool,
+    /// What it is about.
+    pub scenario: Scenario,
 }
 
 /// How a mutant was caught.
@@ -75,12 +88,13 @@ fn known_scenes(mutant: Mutant) -> Vec<Scene> {
         let Some(name) = words.next() else { continue };
         let of: Mutant = name.parse().unwrap_or_else(|error| panic!("mutants.txt: {error}"));
         for word in words.filter(|_| of == mutant) {
-            let (held, number) = match word.strip_prefix('h') {
-                Some(number) => (true, number),
-                None => (false, word),
+            let (scenario, number) = match (word.strip_prefix('h'), word.strip_prefix('i')) {
+                (Some(number), _) => (Scenario::Held, number),
+                (_, Some(number)) => (Scenario::Idle, number),
+                _ => (Scenario::Load, word),
             };
             let seed = number.parse().unwrap_or_else(|_| panic!("mutants.txt: '{word}'"));
-            found.push(Scene { seed, held });
+            found.push(Scene { seed, scenario });
         }
     }
     found
@@ -89,11 +103,10 @@ fn known_scenes(mutant: Mutant) -> Vec<Scene> {
 /// Runs a scene with a mutant or without.
 fn play(scene: Scene, mutant: Option<Mutant>) -> Option<Failure> {
     mutant::choose(mutant);
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        if scene.held {
-            return run_held(scene.seed, None).failure;
-        }
-        run_with(&Options::draw(scene.seed), Plant::None, None).failure
+    let outcome = catch_unwind(AssertUnwindSafe(|| match scene.scenario {
+        Scenario::Load => run_with(&Options::draw(scene.seed), Plant::None, None).failure,
+        Scenario::Held => run_held(scene.seed, None).failure,
+        Scenario::Idle => run_idle(scene.seed, None).failure,
     }));
     mutant::choose(None);
     outcome.unwrap_or_else(|_| {
@@ -108,8 +121,13 @@ pub fn hunt(mutant: Mutant, seeds: Range<u64>, mut go_on: impl FnMut(Scene) -> b
     let known = known_scenes(mutant);
     let count = known.len() as u64;
     let others = seeds.flat_map(|seed| {
-        let held = (seed % HELD_EVERY == 0).then_some(Scene { seed, held: true });
-        [Some(Scene { seed, held: false }), held].into_iter().flatten()
+        let other = match seed % OTHERS_EVERY {
+            0 => Some(Scenario::Held),
+            2 => Some(Scenario::Idle),
+            _ => None,
+        };
+        let scene = move |scenario| Scene { seed, scenario };
+        [Some(scene(Scenario::Load)), other.map(scene)].into_iter().flatten()
     });
     let mut verdict = Verdict { mutant: mutant.name(), rule: mutant.rule(), caught: None, runs: 0 };
     for scene in known.into_iter().chain(others) {

@@ -5,6 +5,11 @@
 //! here, and does what the kernel does with requests and replies. No virtual time passes between
 //! the two: whoever turns the core turns both until neither has anything to do. Where the bytes are
 //! cut follows from the seed. A process that dies takes bridge, ring and sockets with it.
+//!
+//! Where it asks for parts of blocks, it does not say that it is the kernel, and half of the writes
+//! come twice: behind the write the same bytes from somewhere within a block on. As changes of a
+//! block take turns in the order in which they came, this changes nothing; if they did not, the
+//! block could become what it was before.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
@@ -39,13 +44,22 @@ pub(super) struct Use {
     pub(super) drops: bool,
     /// They ask for more at once than fits into a buffer of the bridge.
     pub(super) long: bool,
+    /// They write parts of blocks too.
+    pub(super) parts: bool,
     /// How long a request may wait for a change that was given up.
     pub(super) deferred_max: Option<Duration>,
 }
+/// In the cookie of a write that comes for the second time.
+const TWICE: u64 = 1 << 63;
+/// What a client sends before its first request, without the name of the export.
+const HELLO: &[u8] = b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x03";
+/// Bytes of the greeting, and of the size and flags that answer.
+const WELCOME: usize = 18 + 10;
 /// Connections of a core, those included that are gone and have writes in flight.
 const CONNECTIONS_MAX: usize = 12;
 /// Rounds of one turn after which bridge and socket count as going round in circles.
 const ROUNDS_MAX: u32 = 100_000;
+const HALF: Ratio = Ratio::new(1, 2);
 
 /// An end of an NBD connection.
 #[derive(Debug)]
@@ -70,6 +84,10 @@ pub(super) struct Front {
     /// Bytes of a reply that is not whole.
     input: Vec<u8>,
     asked: BTreeMap<u64, Io>,
+    /// Writes that come twice, and how the first of the two ended.
+    twice: Option<BTreeMap<u64, Option<IoStatus>>>,
+    /// Bytes that come before the first reply.
+    welcome: usize,
     done: VecDeque<Completion>,
     turns: u32,
 }
@@ -92,21 +110,29 @@ impl Front {
             touched_bytes: 0,
             max_payload: if way.long { LONG_MAX } else { PAYLOAD_MAX },
             deferred_max: way.deferred_max,
+            shared_writes: false,
         };
         let mut bridge = Bridge::seated(&ring, Box::new(device), "vol", config, seat)
             .expect("a session's device can be served");
         let (socket, theirs) = UnixStream::pair().expect("a pair of sockets");
         socket.set_nonblocking(true).expect("a socket that does not block");
-        assert!(bridge.adopt_kernel(now, theirs.into()), "the first connection is taken");
+        if way.parts {
+            bridge.adopt(now, theirs.into());
+        } else {
+            let taken = bridge.adopt_kernel(now, theirs.into());
+            assert!(taken, "the first connection is taken");
+        }
         Self {
             geometry,
             bridge,
             ring,
             socket,
             prng,
-            out: Vec::new(),
-            input: FIRST_BYTES.to_vec(),
+            out: if way.parts { [HELLO, b"vol"].concat() } else { Vec::new() },
+            input: if way.parts { Vec::new() } else { FIRST_BYTES.to_vec() },
             asked: BTreeMap::new(),
+            twice: way.parts.then(BTreeMap::new),
+            welcome: if way.parts { WELCOME } else { 0 },
             done: VecDeque::new(),
             turns: 0,
         }
@@ -135,7 +161,7 @@ impl Front {
 
     /// How many of so many bytes go at once.
     fn cut(&mut self, len: usize) -> usize {
-        if self.prng.chance(Ratio::new(1, 2)) { len } else { 1 + self.prng.index(len) }
+        if self.prng.chance(HALF) { len } else { 1 + self.prng.index(len) }
     }
 
     fn send(&mut self) -> bool {
@@ -162,7 +188,8 @@ impl Front {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
             Err(error) => panic!("the bridge closed its socket: {error}"),
         }
-        let mut at = 0;
+        let mut at = self.welcome.min(self.input.len());
+        self.welcome -= at;
         while let Some(used) = self.take_reply(at) {
             at += used;
         }
@@ -178,8 +205,19 @@ impl Front {
             Err(error) if error.is_short() => return None,
             Err(error) => panic!("the bridge's replies are out of step: {error}"),
         };
-        let tag = head.cookie;
-        let status = status_of(head.error);
+        let tag = head.cookie & !TWICE;
+        let mut status = status_of(head.error);
+        if let Some(first) = self.twice.as_mut().and_then(|twice| twice.get_mut(&tag)) {
+            match first {
+                None => {
+                    *first = Some(status);
+                    return Some(SimpleReply::LEN);
+                }
+                Some(first) if !first.is_ok() => status = *first,
+                Some(_) => {}
+            }
+        }
+        self.twice.as_mut().map(|twice| twice.remove(&tag));
         let mut used = SimpleReply::LEN;
         // Whose end it is, and whether it is one, the workload judges.
         let asked = self.asked.get(&tag).filter(|io| io.op == IoOp::Read && status.is_ok());
@@ -220,6 +258,7 @@ impl BlockDevice for Front {
             IoOp::Flush => cmd::FLUSH,
             IoOp::Discard => cmd::TRIM,
             IoOp::WriteZeroes => cmd::WRITE_ZEROES,
+            IoOp::Extents => cmd::BLOCK_STATUS,
         };
         // No flag that was not offered: the kernel flushes after such a write.
         let flags = if io.flags.fua { cmd_flags::FUA } else { 0 };
@@ -227,7 +266,16 @@ impl BlockDevice for Front {
         let head = Request { flags, command, cookie, offset, len };
         self.out.extend_from_slice(&head.encode());
         if let (IoOp::Write, Some(buf)) = (io.op, &io.buf) {
-            self.out.extend_from_slice(&buf.to_vec());
+            let bytes = buf.to_vec();
+            self.out.extend_from_slice(&bytes);
+            if let Some(twice) = self.twice.as_mut().filter(|_| self.prng.chance(HALF)) {
+                let from = 1 + self.prng.below(u64::from(len) - 1) as u32;
+                let (offset, len) = (offset + u64::from(from), len - from);
+                let part = Request { cookie: cookie | TWICE, offset, len, ..head };
+                self.out.extend_from_slice(&part.encode());
+                self.out.extend_from_slice(&bytes[from as usize..]);
+                twice.insert(cookie, None);
+            }
         }
         self.asked.insert(cookie, io);
         Ok(())

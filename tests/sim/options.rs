@@ -12,8 +12,7 @@ use rtrs_core::fabric::sim::{BindMode, LinkOptions, WorldOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
 
-use extra::Extra;
-pub(super) use extra::{Removal, Saves, Truncation};
+pub(super) use extra::{Extra, IdleMax, Removal, Saves, Truncation};
 pub(super) use ids::{Ids, Said, Told, others};
 
 /// A millisecond.
@@ -139,6 +138,8 @@ pub struct WorkOptions {
     pub zeroes: Ratio,
     /// Writes in flight may overlap each other.
     pub overlap: bool,
+    /// Over NBD, parts of blocks are written too.
+    pub parts: bool,
     /// What failed for want of a path is written anew at once, with other data.
     pub rewrites: bool,
     /// How many of them a core does at most.
@@ -408,7 +409,6 @@ impl Options {
         let plain = plain && drawn.stall_max.is_none() && !drawn.path_errors();
         let own = &mut Prng::new(seed ^ 0x6e62_645f_6472_6f70);
         drawn.nbd_drops |= drawn.nbd && plain && half(own);
-        // Of its own, as above.
         let own = &mut Prng::new(seed ^ 0x7772_6974_6562);
         let fits = drawn.disk.write_cache
             && drawn.faults.power_cut > 0
@@ -417,7 +417,6 @@ impl Options {
         if fits && own.chance(Ratio::new(1, 2)) {
             drawn.hunt_lost_writes(own);
         } else if drawn.stall_max.is_none() && !drawn.nbd_drops {
-            // Of its own, as above.
             let own = &mut Prng::new(seed ^ STRANGERS);
             if own.chance(Ratio::new(1, 6)) {
                 drawn.hunt_strangers(own);
@@ -591,8 +590,8 @@ impl Options {
 impl Options {
     /// Nothing happens to the cluster but IO.
     pub(super) fn is_quiet(&self) -> bool {
-        let removed = self.extra.removal.is_some();
-        self.faults.is_empty() && !self.operated && !self.rival && !removed
+        let changed = self.extra.removal.is_some() || self.extra.second;
+        self.faults.is_empty() && !self.operated && !self.rival && !changed
     }
 
     /// IO is held to a time, or other servers are told from the session's by its first path: what
@@ -638,6 +637,7 @@ impl WorkOptions {
             fua: pick(prng, &[Ratio::ZERO, Ratio::new(1, 20), Ratio::new(1, 3)]),
             zeroes: pick(prng, &[Ratio::ZERO, Ratio::ZERO, Ratio::new(1, 5)]),
             overlap: prng.chance(Ratio::new(1, 4)),
+            parts: false,
             rewrites: false,
             rewrites_max: u64::MAX,
             ios_max: pick(prng, &[100, 250, 500]),

@@ -261,12 +261,16 @@ impl Oracle {
     pub(super) fn write_failed(&mut self, id: u32, over: bool) {
         let now = self.tick();
         let write = &mut self.writes[id as usize];
-        (write.failed, write.pending) = (now, false);
-        let range = write.sector as usize..(write.sector + write.count) as usize;
-        for at in range.clone() {
+        (write.failed, write.pending, write.dead) = (now, false, false);
+        // By now that one has happened or never will, as nobody is asked for it again.
+        let parked = std::mem::take(&mut write.parked);
+        if parked {
+            write.finish = now;
+        }
+        for at in write.sector as usize..(write.sector + write.count) as usize {
             self.busy[at] -= 1;
         }
-        if over {
+        if over && !parked {
             self.close(id, now);
         }
     }

@@ -38,7 +38,7 @@ pub enum Plant {
     Twice,
     /// The device forgets an IO.
     Never,
-    /// The server is not told that connections ended, when the session is detached.
+    /// The server does not see that connections ended, when the session is detached.
     LostClose,
     /// The device ends an IO with an error that nothing brought about.
     BadStatus,

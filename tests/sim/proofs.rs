@@ -17,7 +17,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rtrs_client::engine::{ClientEngine, Nonces, Prover};
 use rtrs_client::{
-    Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SessionDevice, SlowIo,
+    DeviceIndex, Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig,
+    SessionDevice, SlowIo,
 };
 use rtrs_core::block::{BlockDevice, Core, Io, IoFlags, IoOp};
 use rtrs_core::fabric::sim::{BindMode, NodeId, World, WorldOptions, sim_ip};
@@ -36,6 +37,7 @@ use rtrs_server::engine::message::{ControlMessage, Message};
 use rtrs_server::{Export, ExportTable, ServerEngine, SessionParams};
 
 use super::crowd::Crowd;
+use super::host::volume;
 
 const MS: Duration = Duration::from_millis(1);
 const PORT: u16 = 1234;
@@ -245,8 +247,12 @@ impl Run {
     }
 
     fn client(&mut self, n: u8) -> Client {
-        let heartbeat =
-            HeartbeatSettings { interval: 100 * MS, missed_max: 5, confirmed_missed_max: 5 };
+        let heartbeat = HeartbeatSettings {
+            interval: 100 * MS,
+            missed_max: 5,
+            confirmed_missed_max: 5,
+            idle_max: 1000 * MS,
+        };
         let path = |path: u8| PathTarget {
             name: format!("path{path}"),
             local: Some(sim_ip(9 + 2 * n + path)),
@@ -261,13 +267,9 @@ impl Run {
         let nonces = Arc::new(Drawn(Mutex::new(self.prng.fork())));
         let config = Arc::new(SessionConfig {
             name: format!("client{n}"),
-            export: format!("vol{n}"),
-            access: AccessMode::ReadWrite,
-            read_only_fallback: false,
+            volumes: vec![volume(&format!("vol{n}"))],
             open_patience: Duration::ZERO,
-            inherited_epoch: None,
             resent_for: Duration::ZERO,
-            identity: None,
             id: SessionId([n; 16]),
             paths: (0..PATHS).map(path).collect(),
             shards: 1,
@@ -369,7 +371,7 @@ impl Run {
         let now = self.world.now();
         let client = &mut self.clients[at];
         if client.device.is_none() {
-            client.device = client.core.device();
+            client.device = client.core.device(DeviceIndex::FIRST);
             let region = Arc::clone(&client.region);
             if let Some(device) = &mut client.device {
                 device.attach_region(&region).map_err(|error| error.to_string())?;

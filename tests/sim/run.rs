@@ -7,7 +7,7 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant};
 
 use super::cluster::Cluster;
-use super::faults::{Act, grow, moves, operate, plan, reconnects, remove, say, truncate};
+use super::faults::{Act, grow, moves, operate, plan, reconnects, remove, say, second, truncate};
 use super::log::{Log, Sink};
 use super::options::{MS, Options};
 use super::workload::Mode;
@@ -75,6 +75,10 @@ pub struct Stats {
     pub cut_saves: u64,
     /// Writes of a second session.
     pub guest_writes: u64,
+    /// Writes to a second volume of the session.
+    pub second_writes: u64,
+    /// Times that one was closed with its IO in flight, and added again.
+    pub second_lives: u64,
     /// Power cuts.
     pub power_cuts: u64,
     /// Events in the log.
@@ -110,6 +114,8 @@ impl Stats {
         self.late_saves += other.late_saves;
         self.cut_saves += other.cut_saves;
         self.guest_writes += other.guest_writes;
+        self.second_writes += other.second_writes;
+        self.second_lives += other.second_lives;
         self.power_cuts += other.power_cuts;
         self.events += other.events;
         self.virtual_ms += other.virtual_ms;
@@ -163,6 +169,7 @@ pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome 
     (stats.backend_late, stats.backend_beyond) = (disk.late, disk.beyond);
     (stats.late_saves, stats.cut_saves) = cluster.saves();
     stats.guest_writes = cluster.guest_writes();
+    (stats.second_writes, stats.second_lives) = cluster.second_counts();
     stats.events = log.events();
     stats.virtual_ms = now.as_nanos() / 1_000_000;
     Outcome { failure, stats, fingerprint: log.fingerprint() }
@@ -223,6 +230,11 @@ fn drive(
     if let Some(removal) = options.extra.removal {
         let own = &mut Prng::new(options.seed ^ 0x7265_6d6f_7665_6421);
         acts.extend(remove(removal, &links, (from, options.load_time), own));
+        acts.sort_by_key(|&(at, _)| at);
+    }
+    if options.extra.second {
+        let own = &mut Prng::new(options.seed ^ 0x7365_636f_6e64_5f21);
+        acts.extend(second((from, options.load_time), own));
         acts.sort_by_key(|&(at, _)| at);
     }
     cluster.set_plan(acts);

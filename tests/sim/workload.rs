@@ -228,7 +228,7 @@ impl Workload {
     /// How it uses its front.
     fn way(&self) -> Use {
         let (long, deferred_max) = (self.options.span_max > 128, self.errors.deferred_max);
-        Use { drops: self.nbd_drops, long, deferred_max }
+        Use { drops: self.nbd_drops, long, parts: self.options.parts, deferred_max }
     }
 
     /// Its front, where there is one.
@@ -255,12 +255,12 @@ impl Workload {
         Ok(())
     }
 
-    /// The process has ended: whatever was in flight ends without a word, or waits for the next
-    /// one.
-    pub(super) fn abandon(&mut self, now: Instant, oracle: &mut Oracle) {
+    /// Its user is gone: whatever was in flight ends without a word, or waits for the next one,
+    /// where that takes over.
+    pub(super) fn abandon(&mut self, now: Instant, oracle: &mut Oracle, takes_over: bool) {
         self.device = None;
         self.given_up.clear();
-        if let Some(after) = self.takeover {
+        if let Some(after) = self.takeover.filter(|_| takes_over) {
             for (tag, io) in &mut self.pending {
                 io.again_at = Some(now.max(io.since + after));
                 match io.op {
@@ -516,6 +516,7 @@ impl Workload {
                 0
             }
             IoOp::Flush => oracle.begin(),
+            IoOp::Extents => 0,
         };
         if fua {
             oracle.durable_asked(sector, count);
@@ -684,6 +685,7 @@ impl Workload {
                 let bytes = status.is_ok().then(|| self.buffers.slice(io.slot, len).to_vec());
                 return oracle.read_done(tag, io.sector, bytes.as_deref());
             }
+            IoOp::Extents => {}
             IoOp::Flush => {
                 self.stats.flushes += 1;
                 if status.is_ok() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rtrs_core::mutant::{self, Mutant};
-use rtrs_tests::sim::{Scene, Verdict, hunt, keep_panics};
+use rtrs_tests::sim::{Scenario, Scene, Verdict, hunt, keep_panics};
 use serde::Serialize;
 
 /// Seeds after which a mutant has survived, where no others are asked for.
@@ -137,10 +137,14 @@ fn line(verdict: &Verdict) -> String {
     let Some(caught) = &verdict.caught else {
         return format!("{:24} SURVIVED {} runs: {}", verdict.mutant, verdict.runs, verdict.rule);
     };
-    let Scene { seed, held } = caught.scene;
-    let held = if held { "--held " } else { "" };
+    let Scene { seed, scenario } = caught.scene;
+    let scenario = match scenario {
+        Scenario::Load => "",
+        Scenario::Held => "--held ",
+        Scenario::Idle => "--idle ",
+    };
     let known = if caught.known { "" } else { " (not in tests/sim/mutants.txt)" };
     let text: String = caught.text.chars().take(110).collect();
     let (mutant, checker) = (verdict.mutant, &caught.checker);
-    format!("{mutant:24} {checker:8} {held}seed {seed}{known}: {text}")
+    format!("{mutant:24} {checker:8} {scenario}seed {seed}{known}: {text}")
 }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use rtrs_client::DeviceIndex;
 use rtrs_client::engine::{ClientEngine, ClientMessage};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
@@ -89,13 +90,16 @@ impl Cluster {
         let now = self.now();
         let mut cores = Vec::new();
         for mut host in std::mem::take(&mut self.client) {
-            host.work.abandon(now, &mut self.oracle);
+            host.work.abandon(now, &mut self.oracle, true);
             self.works.push(host.work);
             let (core, fabrics, inbox) = (host.core, host.fabrics, host.inbox);
             cores.push(IdleCore { core, fabrics, inbox });
         }
         self.retry_at = None;
         self.oracle.client_gone(false);
+        if let (Some(second), Some(home)) = (&mut self.second, cores.first()) {
+            second.client_gone(now, false, &home.core);
+        }
         let Some(home) = cores.first_mut() else { return };
         home.core.detach(now, &mut home.fabrics);
         self.beside.leaving.push(cores);
@@ -141,8 +145,8 @@ impl Cluster {
             }
         }
         self.beside.leaving.retain(|cores| !cores[0].core.is_done());
-        let open = self.beside.rival.iter().any(|rival| rival.core.is_open());
-        if open && self.client.first().is_some_and(|home| home.core.is_open()) {
+        let open = self.beside.rival.iter().any(|rival| rival.core.is_open(DeviceIndex::FIRST));
+        if open && self.client.first().is_some_and(|home| home.core.is_open(DeviceIndex::FIRST)) {
             let text = "the server lets a second session write beside the first";
             return Err(Failure::new("blocks", text));
         }

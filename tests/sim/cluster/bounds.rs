@@ -13,6 +13,7 @@ use super::super::host::{client_ip, server_ip};
 use super::super::options::Options;
 use super::super::workload::Workload;
 use super::Cluster;
+use super::second::Second;
 
 /// Bytes a path may register at the server besides its chunks.
 const PATH_EXTRA_MAX: usize = 256 << 10;
@@ -56,6 +57,9 @@ impl Cluster {
         if let Some(oracle) = self.guest.as_mut().and_then(|guest| guest.oracle_mut()) {
             oracle.settle();
         }
+        if let Some(second) = &mut self.second {
+            second.oracle.settle();
+        }
     }
 
     /// Requests so far on each core, by path.
@@ -87,7 +91,8 @@ impl Cluster {
         let sessions = self.server.first().map_or(0, |host| host.core.snapshot(self.now()).len());
         let shards = || self.server.iter().map(|host| host.core.shard());
         let connections = shards().map(|shard| shard.connections()).sum();
-        let block = self.disk.inflight() + self.exports.inflight();
+        let second = self.second.as_ref().map_or(0, Second::block_inflight);
+        let block = self.disk.inflight() + self.exports.inflight() + second;
         (sessions, connections, shards().map(|s| s.inflight()).sum(), block)
     }
 
@@ -154,6 +159,9 @@ impl Cluster {
         for host in &mut self.client {
             host.core.check();
             host.work.check()?;
+        }
+        if let Some(second) = &mut self.second {
+            second.check()?;
         }
         for host in &self.server {
             host.core.check();

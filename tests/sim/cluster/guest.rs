@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use nbd_bridge::{Group, Seat};
 use rtrs_client::engine::{ClientEngine, ClientMessage};
-use rtrs_client::{PathTarget, SessionConfig, SessionDevice};
+use rtrs_client::{DeviceIndex, PathTarget, SessionConfig, SessionDevice, VolumeConfig};
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::{World, sim_ip};
@@ -21,7 +21,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 
 use super::super::Failure;
-use super::super::host::{Inbox, Pace, path_target, session_config};
+use super::super::host::{Inbox, Pace, path_target, session_config, volume};
 use super::super::log::Log;
 use super::super::options::{Guest as Kind, MS, Options, WorkOptions};
 use super::super::oracle::Oracle;
@@ -73,13 +73,12 @@ impl Guest {
         let remotes: Vec<SocketAddr> = path.remotes.clone();
         let config = SessionConfig {
             name: "guest".into(),
-            export: export.into(),
+            volumes: vec![VolumeConfig { access, identity: home, ..volume(export) }],
             id: SessionId([0xee; 16]),
-            access,
             shards: 1,
             open_patience: Duration::from_secs(60),
             paths: vec![PathTarget { local: Some(address()), remotes, ..path }],
-            ..session_config(options, 1, None, home)
+            ..session_config(options, 1, None, None)
         };
         let core = ClientEngine::new(world.now(), CoreIndex(0), &Arc::new(config), &[[0xee; 16]]);
         let work = options.extra.guest_writes.then(|| {
@@ -160,7 +159,7 @@ impl Guest {
         busy |= core.poll(now, fabrics);
         if let Some((work, oracle)) = &mut self.work {
             if !work.is_open()
-                && let Some(device) = core.device()
+                && let Some(device) = core.device(DeviceIndex::FIRST)
             {
                 work.open(now, device, Seat { group: Group::new(1, |_| ()), shard: 0 });
             }
@@ -168,7 +167,7 @@ impl Guest {
             work.check()?;
         } else {
             if self.device.is_none() {
-                self.device = core.device();
+                self.device = core.device(DeviceIndex::FIRST);
             }
             busy |= self.flush(now);
         }

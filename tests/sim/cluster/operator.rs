@@ -63,10 +63,11 @@ impl Exports {
         }
     }
 
-    /// The exports of a server that starts with this one for the session.
-    pub(super) fn of(&mut self, export: Export) -> Arc<ExportTable> {
+    /// The exports of a server that starts with this one for the session, and perhaps another.
+    pub(super) fn of(&mut self, export: Export, second: Option<Export>) -> Arc<ExportTable> {
         self.table = ExportTable::new(Vec::new());
         self.add(export);
+        second.into_iter().for_each(|second| self.add_second(second));
         if let Some(disk) = &self.neighbor {
             let other = Export::new(guest::NEIGHBOR, Arc::new(disk.clone()));
             self.table.add(&Arc::new(other)).expect("another name");
@@ -79,6 +80,16 @@ impl Exports {
         let export = Arc::new(export);
         self.table.add(&export).expect("nothing else has the name");
         self.held = Arc::downgrade(&export);
+    }
+
+    /// True while the server exports something by this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.table.find(name.as_bytes()).is_some()
+    }
+
+    /// The second volume's export is there from now on.
+    pub(super) fn add_second(&mut self, export: Export) {
+        self.table.add(&Arc::new(export)).expect("nothing else has the name");
     }
 
     fn disks(&self) -> impl Iterator<Item = &Disk> {
@@ -132,12 +143,14 @@ impl Cluster {
         self.change(now, change);
     }
 
-    /// Tells the session to change. It may refuse.
-    pub(super) fn change(&mut self, now: Instant, change: Change) {
-        let Some(home) = self.client.first_mut() else { return };
-        if let Err(refused) = home.core.change(now, change, &mut home.fabrics) {
-            self.log.event(now, "refused", [0, 0], || refused);
+    /// Tells the session to change. False where it refuses.
+    pub(super) fn change(&mut self, now: Instant, change: Change) -> bool {
+        let Some(home) = self.client.first_mut() else { return false };
+        let done = home.core.change(now, change, &mut home.fabrics);
+        if let Err(refused) = &done {
+            self.log.event(now, "refused", [0, 0], || refused.clone());
         }
+        done.is_ok()
     }
 
     /// Removes what is exported as the session's. The sessions that had it open.

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
+use rtrs_client::DeviceIndex;
 use rtrs_core::block::Core;
 use rtrs_core::fabric::Fabric;
 use rtrs_core::identity::{ExportId, Identity, ServerId};
@@ -28,6 +29,7 @@ use super::super::port::{Port, PortFaults, SharedFaults};
 use super::super::{Failure, Plant};
 use super::Cluster;
 use super::guest::Guest;
+use super::second::Second;
 
 /// The other servers of a run.
 #[derive(Debug)]
@@ -155,7 +157,8 @@ impl Cluster {
         let instance = ServerInstance { boot: 1 + cuts, process: self.servers_started };
         let server_id = self.strangers.says().server;
         let params = SessionParams { server_id, ..server_params(&self.options, instance) };
-        let exports = self.exports.of(self.export());
+        let second = self.second.as_ref().and_then(Second::export);
+        let exports = self.exports.of(self.export(), second);
         self.note_length();
         for at in 0..self.options.server_cores {
             let core = Core::without_ring(CoreIndex(at));
@@ -205,10 +208,11 @@ impl Cluster {
         }
         self.kept.abandon();
         let guest = self.guest.as_mut().and_then(Guest::oracle_mut);
+        let second = self.second.as_mut().map(|second| second.server_gone(power));
         if power {
             self.disk.cut_power();
         }
-        for oracle in guest.into_iter().chain([&mut self.oracle]) {
+        for oracle in guest.into_iter().chain(second).chain([&mut self.oracle]) {
             oracle.settle();
             oracle.cut_is_reported();
             if power {
@@ -243,7 +247,7 @@ impl Cluster {
     /// The shards of the client that know another size of the device than it has, in words.
     pub(in super::super) fn other_sizes(&self) -> String {
         let size = self.disk.size();
-        let wrong = self.client.iter().filter_map(|host| host.core.size());
+        let wrong = self.client.iter().filter_map(|host| host.core.size(DeviceIndex::FIRST));
         let wrong: Vec<u64> =
             wrong.filter(|known| *known != size && self.options.extra.resizes).collect();
         if wrong.is_empty() {
@@ -328,7 +332,8 @@ impl Cluster {
 
     /// What the session is pinned to, where there is one.
     fn pinned(&self) -> Option<Identity> {
-        self.client.first().map(|home| home.core.pinned_identity().unwrap_or_default())
+        let home = self.client.first()?;
+        Some(home.core.pinned_identity(DeviceIndex::FIRST).unwrap_or_default())
     }
 
     /// The session is pinned to what its server says, at the end.

@@ -1,6 +1,7 @@
 //! What a share of the runs has that look for nothing else: a disk slower than `io-timeout`, a
 //! backing file that is made shorter, a device that grows and shrinks, epochs that are saved late,
-//! a second session that writes, an export that is removed by force.
+//! a second session that writes, an export that is removed by force, a front end that is asked for
+//! parts of blocks, a second volume.
 //!
 //! Each is drawn by a generator of its own, and runs that hunt for something stay as they are.
 
@@ -20,6 +21,8 @@ const GUEST_LOSSES: u64 = 0x6775_6573_745f_6c71;
 const LITTLE_MEMORY: u64 = 0x6c69_7474_6c65_5f6d;
 const RESIZES: u64 = 0x7265_7369_7a65_735f;
 const REMOVAL: u64 = 0x7265_6d6f_7661_6c5f;
+const PARTS: u64 = 0x7061_7274_735f_6f66;
+const SECOND: u64 = 0x7365_636f_7475_7a61;
 
 /// The extras of a run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,9 +41,28 @@ pub struct Extra {
     pub guest_writes: bool,
     /// The server has memory for half of a path's chunks, so that its sessions get half the depth.
     pub little_memory: bool,
+    /// The session has a second volume.
+    pub second: bool,
     /// Who says what, in runs with other servers; both ids, and the others anything else, where
     /// nothing is drawn.
     pub ids: Option<Ids>,
+    /// Heartbeats of idle paths.
+    pub idle: IdleMax,
+}
+
+/// The longest time between two heartbeats of an idle path; zero: always the same.
+#[derive(Clone, Copy, Debug)]
+pub struct IdleMax {
+    /// That the client is set to.
+    pub client: Duration,
+    /// That the server takes.
+    pub server: Duration,
+}
+
+impl Default for IdleMax {
+    fn default() -> Self {
+        Self { client: Duration::from_secs(2), server: Duration::from_secs(30) }
+    }
 }
 
 /// What becomes of a backing file that is made shorter.
@@ -107,12 +129,24 @@ impl Options {
         if self.is_ordinary() && own.chance(Ratio::new(1, 4)) {
             return self.have_removal(own);
         }
+        let own = &mut Prng::new(seed ^ PARTS);
+        // A write of which one half fails is judged nowhere.
+        let whole = self.disk.errors == Ratio::ZERO && !self.path_errors();
+        let stays = self.faults.client_restart + self.faults.power_cut == 0;
+        if self.is_ordinary() && self.nbd && whole && stays && half(own) {
+            (self.work.parts, self.work.overlap) = (true, false);
+        }
         let own = &mut Prng::new(seed ^ GUEST_WRITES);
         let ordinary = self.is_ordinary() && !self.extra.little_memory;
         let alone = self.faults.client_restart == 0 && ordinary;
         if alone && own.chance(Ratio::new(1, 8)) {
             self.guest = Some(Guest::Writer);
             self.extra.guest_writes = true;
+        }
+        let own = &mut Prng::new(seed ^ SECOND);
+        if self.is_ordinary() && own.chance(Ratio::new(1, 3)) {
+            self.extra.second = true;
+            self.work.ios_max = self.work.ios_max.max(250);
         }
         let loses = self.disk.writeback.num > 0;
         let own = &mut Prng::new(seed ^ LATE_SAVES);

@@ -1,0 +1,276 @@
+//! A second volume of the session: another export of its server, with a disk, workloads on all
+//! cores of the client and an oracle of its own.
+//!
+//! It shares connections and permits with the first one. Its user goes at times, with all its IO in
+//! flight, and comes again; the server lacks its export at times, and the other volume goes on.
+//! What a user left has happened when the next one has the volume, or never does.
+
+use std::sync::Arc;
+
+use nbd_bridge::{Group, Seat};
+use rtrs_client::engine::ClientEngine;
+use rtrs_client::{Change, DeviceIndex, VolumeConfig};
+use rtrs_core::prng::Prng;
+use rtrs_core::time::{Duration, Instant};
+use rtrs_server::Export;
+use rtrs_server::engine::epoch::SyncEpoch;
+
+use super::super::disk::Disk;
+use super::super::epochs::KeptEpoch;
+use super::super::faults::SecondAct;
+use super::super::host::volume;
+use super::super::log::Log;
+use super::super::options::{Options, WorkOptions};
+use super::super::oracle::Oracle;
+use super::super::workload::{Mode, Rules, Workload};
+use super::super::{Failure, Plant};
+use super::Cluster;
+
+/// Its export.
+const NAME: &str = "vol2";
+/// Its index in the session.
+const INDEX: DeviceIndex = DeviceIndex(1);
+/// Sectors of its disk.
+const SECTORS: u32 = 64;
+/// Its cores' numbers in the log, behind those of the first volume.
+const CORES: usize = 0x40;
+/// How soon it is tried again to add it.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// The second volume.
+#[derive(Debug)]
+pub(in super::super) struct Second {
+    disk: Disk,
+    /// What servers keep of its export for the next.
+    kept: Arc<KeptEpoch>,
+    pub(super) oracle: Oracle,
+    works: Vec<Workload>,
+    /// The session has it.
+    is_there: bool,
+    /// A core of its present user has it.
+    is_used: bool,
+    /// Servers that start do not export it.
+    is_hidden: bool,
+    /// When it is added again.
+    retry_at: Option<Instant>,
+    /// The server's cache epoch, as the client that died last had saved it.
+    saved_epoch: Option<u64>,
+    lives: u64,
+}
+
+impl Second {
+    pub(super) fn new(options: &Options, rules: &Rules, log: &Log) -> Option<Self> {
+        if !options.extra.second {
+            return None;
+        }
+        let mut prng = Prng::new(options.seed ^ 0x7365_636f_6e64_6469);
+        let tracks = options.faults.cuts_power();
+        let disk = Disk::new(options.disk, SECTORS, tracks, Plant::None, prng.fork());
+        let own = WorkOptions {
+            sectors: SECTORS,
+            depth: options.work.depth.clamp(2, 8),
+            ..options.work.clone()
+        };
+        let oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
+        let (nbd, nbd_drops, plant) = (false, false, Plant::None);
+        let rules = Rules { options: own, nbd, nbd_drops, plant, ..rules.clone() };
+        let works = (0..usize::from(options.client_cores))
+            .map(|at| Workload::new(CORES + at, &rules, prng.fork(), log.clone()));
+        Some(Self {
+            disk,
+            kept: KeptEpoch::new(None, options.seed, Plant::None),
+            oracle,
+            works: works.collect(),
+            is_there: false,
+            is_used: false,
+            is_hidden: false,
+            retry_at: None,
+            saved_epoch: None,
+            lives: 0,
+        })
+    }
+
+    /// A client begins its life with it.
+    pub(super) fn begin_life(&mut self, takes_over: bool) -> VolumeConfig {
+        (self.is_there, self.is_used, self.retry_at) = (true, false, None);
+        let inherited_epoch = self.saved_epoch.take().filter(|_| takes_over);
+        VolumeConfig { inherited_epoch, ..volume(NAME) }
+    }
+
+    /// The client's process ends; another takes over, if so said.
+    pub(super) fn client_gone(&mut self, now: Instant, takeover: bool, core: &ClientEngine) {
+        let takeover = takeover && self.is_there;
+        self.saved_epoch = core.saved_epoch(INDEX).filter(|_| takeover);
+        self.user_gone(now, takeover);
+    }
+
+    /// Its user is gone; another takes over, if so said.
+    fn user_gone(&mut self, now: Instant, takeover: bool) {
+        for work in &mut self.works {
+            work.abandon(now, &mut self.oracle, takeover);
+        }
+        self.oracle.client_gone(takeover);
+        (self.is_there, self.is_used) = (false, false);
+    }
+
+    /// What a server that starts exports as it, if it does.
+    pub(super) fn export(&self) -> Option<Export> {
+        (!self.is_hidden).then(|| self.exported())
+    }
+
+    fn exported(&self) -> Export {
+        let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, NAME.into());
+        Export { epoch, ..Export::new(NAME, Arc::new(self.disk.exported())) }
+    }
+
+    /// The server's process has ended; with the power of its machine, if so said. What is known of
+    /// its sectors.
+    pub(super) fn server_gone(&mut self, power: bool) -> &mut Oracle {
+        self.kept.abandon();
+        if power {
+            self.disk.cut_power();
+        }
+        &mut self.oracle
+    }
+
+    pub(super) fn works(&self) -> impl Iterator<Item = &Workload> {
+        self.works.iter()
+    }
+
+    pub(super) fn set_mode(&mut self, mode: Mode) {
+        self.works.iter_mut().for_each(|work| work.mode = mode);
+    }
+
+    pub(super) fn read_back(&mut self, core: usize) {
+        self.works[core].mode = Mode::ReadBack(0);
+    }
+
+    pub(super) fn expect_no_errors(&mut self) {
+        self.works.iter_mut().for_each(|work| work.is_calm = true);
+    }
+
+    pub(super) fn set_now(&self, now: Instant) {
+        self.disk.set_now(now);
+    }
+
+    /// Operations of its disk that have not ended.
+    pub(super) fn block_inflight(&self) -> usize {
+        self.disk.inflight()
+    }
+
+    /// When it is to be added.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// When a core is to turn for it.
+    pub(super) fn deadline(&self, core: usize) -> Option<Instant> {
+        self.works.get(core).and_then(Workload::deadline)
+    }
+
+    /// Turns its workload on a core. True when anything happened.
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        at: usize,
+        core: &ClientEngine,
+    ) -> Result<bool, Failure> {
+        let work = &mut self.works[at];
+        if !work.is_open()
+            && self.is_there
+            && let Some(device) = core.device(INDEX)
+        {
+            if !std::mem::replace(&mut self.is_used, true) {
+                self.oracle.settle();
+            }
+            work.open(now, device, Seat { group: Group::new(1, |_| ()), shard: 0 });
+        }
+        let busy = work.turn(now, &mut self.oracle)?;
+        work.failed.clear();
+        Ok(busy)
+    }
+
+    /// Buffers that nobody has are as they were handed back.
+    pub(super) fn check(&mut self) -> Result<(), Failure> {
+        self.works.iter_mut().try_for_each(Workload::check)
+    }
+}
+
+impl Cluster {
+    /// What happens to the second volume, as its operators have planned it.
+    pub(super) fn act_on_second(&mut self, now: Instant, act: SecondAct) {
+        let Some(second) = &mut self.second else { return };
+        match act {
+            SecondAct::Close if second.is_there => self.close_second(now),
+            SecondAct::Add if !second.is_there => second.retry_at = Some(now),
+            SecondAct::Close | SecondAct::Add => {}
+            SecondAct::Hide => second.is_hidden = true,
+            SecondAct::Show => self.show_second(),
+        }
+    }
+
+    /// Its user is gone with all its IO in flight.
+    fn close_second(&mut self, now: Instant) {
+        let closed = self.change(now, Change::CloseVolume { export: NAME.into() });
+        if let Some(second) = self.second.as_mut().filter(|_| closed) {
+            second.user_gone(now, false);
+            second.lives += 1;
+        }
+    }
+
+    /// The server exports it.
+    fn show_second(&mut self) {
+        let Some(second) = self.second.as_mut().filter(|second| second.is_hidden) else { return };
+        second.is_hidden = false;
+        // One that starts exports it itself; one that runs may have had it before it was hidden.
+        if !self.server.is_empty() && !self.exports.has(NAME) {
+            let export = second.exported();
+            self.exports.add_second(export);
+        }
+    }
+
+    /// A second volume that was closed is added again, and so is one that could not be opened.
+    pub(super) fn supervise_second(&mut self, now: Instant) {
+        let due = |second: &Second| second.retry_at.is_some_and(|at| at <= now);
+        if self.second.as_ref().is_none_or(|second| !due(second)) || self.client.is_empty() {
+            return;
+        }
+        let is_there = self.second.as_ref().is_some_and(|second| second.is_there);
+        let failed = |volume: &rtrs_client::VolumeView| volume.device == INDEX && volume.failed;
+        if is_there && self.client[0].core.volumes(now).iter().any(failed) {
+            self.close_second(now);
+        }
+        let is_there = is_there && self.second.as_ref().is_some_and(|second| second.is_there);
+        let added = !is_there && self.change(now, Change::AddVolume(volume(NAME)));
+        let Some(second) = &mut self.second else { return };
+        second.is_there |= added;
+        // One that is there may fail yet.
+        second.retry_at = Some(now + RETRY);
+        self.wake_all();
+    }
+
+    /// From now on the session has its second volume, and the server exports it.
+    pub(super) fn calm_second(&mut self) {
+        let now = self.now();
+        self.show_second();
+        if let Some(second) = &mut self.second {
+            second.disk.calm(now);
+            second.retry_at.get_or_insert(now);
+        }
+    }
+
+    /// Every core has the second volume, and every path serves it; where there is one.
+    pub(super) fn is_second_whole(&self) -> bool {
+        let Some(second) = &self.second else { return true };
+        let served = self.paths().iter().all(|path| path.volumes == 2);
+        second.is_there && served && second.works.iter().all(Workload::is_open)
+    }
+
+    /// Writes to a second volume, and how often it was closed under IO.
+    pub(in super::super) fn second_counts(&self) -> (u64, u64) {
+        let second = self.second.as_ref();
+        second.map_or((0, 0), |second| {
+            (second.works().map(|work| work.stats.writes).sum(), second.lives)
+        })
+    }
+}
