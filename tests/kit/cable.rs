@@ -1,5 +1,5 @@
-//! Two hosts on this machine, joined by a cable that can be pulled: two network namespaces, each
-//! held by a process that sleeps, and a veth pair. It takes root, and goes with its handle.
+//! Two hosts on this machine, joined by cables that can be pulled: two network namespaces, each
+//! held by a process that sleeps, and veth pairs. It takes root, and goes with its handle.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,6 +17,12 @@ const LIFE_TIME: &str = "900";
 pub struct Netns(u32);
 
 impl Netns {
+    /// A process that is in it.
+    #[must_use]
+    pub fn pid(self) -> u32 {
+        self.0
+    }
+
     /// A program of this project, on this host; on the machine itself without one.
     pub(crate) fn program(netns: Option<Self>, name: &str) -> Command {
         let Some(Self(pid)) = netns else { return Command::new(bin(name)) };
@@ -26,7 +32,7 @@ impl Netns {
     }
 }
 
-/// A veth pair, the client's end and the server's.
+/// Veth pairs, each with the client's end and the server's.
 #[derive(Debug)]
 pub struct Cable {
     ends: [Proc; 2],
@@ -44,6 +50,15 @@ impl Cable {
     /// When it should be possible and is not.
     #[must_use]
     pub fn lay() -> Option<Self> {
+        Self::lay_all(1)
+    }
+
+    /// Lays so many between two new hosts; the first one is that of [`Self::lay`].
+    ///
+    /// # Panics
+    /// When it should be possible and is not.
+    #[must_use]
+    pub fn lay_all(count: usize) -> Option<Self> {
         if !requires(&["ip", "nsenter", "unshare"]) {
             return None;
         }
@@ -57,19 +72,39 @@ impl Cable {
             return None;
         }
         let cable = Self { ends: [Self::host(), Self::host()] };
-        let [client, server] = cable.hosts().map(|Netns(pid)| pid.to_string());
-        let pair = ["link", "add", Self::LINK, "netns", &client, "type", "veth"];
-        let peer = ["peer", "name", "cable1", "netns", &server];
+        for number in 0..count {
+            cable.lay_one(number);
+        }
+        Some(cable)
+    }
+
+    fn lay_one(&self, number: usize) {
+        let [client, server] = self.hosts().map(|Netns(pid)| pid.to_string());
+        let [ours, theirs] = Self::links(number);
+        let pair = ["link", "add", &ours, "netns", &client, "type", "veth"];
+        let peer = ["peer", "name", &theirs, "netns", &server];
         let _ = run("ip", &[&pair[..], &peer[..]].concat(), COMMAND_TIME_MAX).ok();
         // No address of IPv6 comes up by itself while a test waits for other news.
-        cable.client(&["link", "set", Self::LINK, "addrgenmode", "none"]);
-        cable.server(&["link", "set", "cable1", "addrgenmode", "none"]);
-        cable.client(&["addr", "add", "10.99.0.1/24", "dev", Self::LINK]);
-        cable.server(&["addr", "add", &format!("{}/24", Self::SERVER), "dev", "cable1"]);
-        cable.client(&["link", "set", Self::LINK, "up"]);
-        cable.plug();
-        wait_for("the cable's carrier", COMMAND_TIME_MAX, || cable.has_carrier().then_some(()));
-        Some(cable)
+        self.client(&["link", "set", &ours, "addrgenmode", "none"]);
+        self.server(&["link", "set", &theirs, "addrgenmode", "none"]);
+        self.client(&["addr", "add", &format!("10.99.{number}.1/24"), "dev", &ours]);
+        let address = format!("{}/24", Self::server_address(number));
+        self.server(&["addr", "add", &address, "dev", &theirs]);
+        self.client(&["link", "set", &ours, "up"]);
+        self.plug_one(number);
+        let carrier = || ip(self.hosts()[0], &["link", "show", &ours]).contains("state UP");
+        wait_for("the cable's carrier", COMMAND_TIME_MAX, || carrier().then_some(()));
+    }
+
+    /// The names of the ends of a cable.
+    fn links(number: usize) -> [String; 2] {
+        [2 * number, 2 * number + 1].map(|end| format!("cable{end}"))
+    }
+
+    /// The server's address at a cable; [`Self::SERVER`] is the first.
+    #[must_use]
+    pub fn server_address(number: usize) -> String {
+        format!("10.99.{number}.2")
     }
 
     fn host() -> Proc {
@@ -98,22 +133,32 @@ impl Cable {
         let _ = ip(self.hosts()[0], words);
     }
 
-    fn server(&self, words: &[&str]) {
+    /// Runs `ip` on the server's host.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn server(&self, words: &[&str]) {
         let _ = ip(self.hosts()[1], words);
     }
 
     /// The far end is gone: the client's link loses its carrier and keeps all else.
     pub fn pull(&self) {
-        self.server(&["link", "set", "cable1", "down"]);
+        self.pull_one(0);
     }
 
     /// The far end is there again.
     pub fn plug(&self) {
-        self.server(&["link", "set", "cable1", "up"]);
+        self.plug_one(0);
     }
 
-    fn has_carrier(&self) -> bool {
-        ip(self.hosts()[0], &["link", "show", Self::LINK]).contains("state UP")
+    /// Pulls one of several.
+    pub fn pull_one(&self, number: usize) {
+        self.server(&["link", "set", &Self::links(number)[1], "down"]);
+    }
+
+    /// Plugs one of several in again.
+    pub fn plug_one(&self, number: usize) {
+        self.server(&["link", "set", &Self::links(number)[1], "up"]);
     }
 
     /// The server's hardware address stays known to the client: what it sends to it is lost while

@@ -129,7 +129,9 @@ impl ClientBuilder {
     #[must_use]
     pub fn try_start(self) -> (Client, Finished) {
         let client = self.handle();
-        let finished = client.command(&self.words(&client.front));
+        let mut command = client.process(&self.words(&client.front));
+        command.envs(self.envs.iter().map(|(name, value)| (name, value)));
+        let finished = Proc::start(command).wait(COMMAND_TIME_MAX);
         (client, finished)
     }
 
@@ -273,15 +275,18 @@ impl Client {
         names.filter(is_ours).collect()
     }
 
-    /// The one process of the session.
+    /// The one process of the session. Waits for others to end, as those of a session that was
+    /// detached just now.
     ///
     /// # Panics
-    /// When there is none, or more than one.
+    /// When there is none, or more than one for [`COMMAND_TIME_MAX`].
     #[must_use]
     pub fn pid(&self) -> u32 {
-        let pids = self.pids();
-        assert!(pids.len() == 1, "one process of {} asked for, found {pids:?}", self.export);
-        pids[0]
+        wait_for("the session to have one process", COMMAND_TIME_MAX, || {
+            let pids = self.pids();
+            assert!(!pids.is_empty(), "no process of {}", self.export);
+            (pids.len() == 1).then(|| pids[0])
+        })
     }
 
     /// The process of a session started in the foreground, to be waited for.

@@ -203,7 +203,7 @@ impl Peer {
     pub fn answer(&mut self) -> Answer {
         self.wait(ANSWER_TIME_MAX, "answer", |client| {
             while let Some(received) = client.take_immediate() {
-                if received.1 == Imm::Heartbeat {
+                if matches!(received.1, Imm::Heartbeat { .. }) {
                     client.send_imm(0, Imm::HeartbeatAck.encode());
                 }
                 if let Some(answer) = Answer::of(received) {

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::COMMAND_TIME_MAX;
 use crate::cable::Netns;
 use crate::proc::{Finished, Proc, bin, run};
 use crate::scratch::Scratch;
 use crate::transport::Transport;
+use crate::{COMMAND_TIME_MAX, wait_for};
 
 /// How long the server has to say that it listens.
 const READY_TIME_MAX: Duration = Duration::from_secs(20);
@@ -226,6 +226,16 @@ impl Server {
     #[must_use]
     pub fn output(&self) -> String {
         self.proc.output()
+    }
+
+    /// Waits until it has written these words. Returns all that it wrote up to then. A thread of
+    /// its own writes its log, so that a line may come late.
+    ///
+    /// # Panics
+    /// When it does not within [`COMMAND_TIME_MAX`].
+    pub fn wait_output(&self, words: &str) -> String {
+        let written = || Some(self.output()).filter(|output| output.contains(words));
+        wait_for(words, COMMAND_TIME_MAX, written)
     }
 
     /// The directory of its control socket.
