@@ -98,8 +98,8 @@ fn an_open_server_warns_unless_it_is_told_not_to() {
         (&["--access", "anyone@127.0.0.0/8:rw"], false),
     ] {
         let server = Server::builder().export("vol0=mem:1M").args(args).start();
-        assert_eq!(server.output().contains(warning), warns, "{args:?}");
-        let _ = server.stop(STOP_TIME_MAX);
+        let ended = server.stop(STOP_TIME_MAX);
+        assert_eq!(ended.stderr.contains(warning), warns, "{args:?}");
     }
 }
 
@@ -197,8 +197,7 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
     let failed = server.command(&["reload"]).code(1).says("no export changed: ");
     let failed = failed.says("; but this was applied: access list of export vol0; ");
     let _ = failed.says("sessions that lost paths: vol0-of-127-0-0-7");
-    let output = server.output();
-    assert!(output.contains("reload: no export changed: "), "{output}");
+    let _ = server.wait_output("reload: no export changed: ");
     session_ends(&server);
     // Nor is anything open to everyone because the only export with a list is not there.
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
@@ -266,10 +265,8 @@ fn the_state_in_the_log_has_no_uuid() {
     let client = from("127.0.0.7", &server, "vol0").start();
     let uuid = client.status()["session_id"].as_str().expect("a UUID").to_owned();
     server.signal("USR1");
-    wait_for("the state", COMMAND_TIME_MAX, || {
-        server.output().contains("state: server").then_some(())
-    });
-    assert!(server.output().contains("state: session") && !server.output().contains(&uuid));
+    let _ = server.wait_output("state: server");
+    assert!(!server.wait_output("state: session").contains(&uuid));
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
 }
@@ -325,8 +322,7 @@ fn the_audit_log_says_who_did_what() {
     let (_, refused) = from("127.0.0.9", &server, "vol0").try_start();
     let _ = refused.code(1);
     client.detach();
-    let output = server.output();
-    let _ = server.stop(STOP_TIME_MAX);
+    let output = server.stop(STOP_TIME_MAX).stderr;
     let text = fs::read_to_string(&log).expect("an audit log");
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -358,8 +354,7 @@ fn a_check_warns_as_a_start_does() {
     assert!(check(&["--access", "db1:rw"]).contains("\"db1\" lets nobody in"));
     // With a log that has no warnings, on stderr.
     let server = Server::builder().export("vol0=mem:1M").args(&["--log", "error"]).start();
-    assert!(server.output().contains("warning: no access list"));
-    let _ = server.stop(STOP_TIME_MAX);
+    assert!(server.stop(STOP_TIME_MAX).stderr.contains("warning: no access list"));
 }
 
 #[test]

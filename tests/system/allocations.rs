@@ -136,3 +136,15 @@ fn no_request_over_tls_allocates() {
     let scratch = Scratch::new();
     check(("tls", "mem:16M"), &IO, &with_keys(&scratch), &scratch);
 }
+
+/// The first and the last block are read and written back.
+#[test]
+fn no_request_for_parts_of_blocks_allocates() {
+    let kinds = [
+        (0, consts::CMD_READ, 1000),
+        (0, consts::CMD_WRITE, 1000),
+        (consts::CMD_FLAG_FUA, consts::CMD_WRITE, 5000),
+        (0, consts::CMD_WRITE, 100_001),
+    ];
+    check(("tcp", "mem:16M"), &kinds, &Ends::default(), &Scratch::new());
+}

@@ -30,11 +30,6 @@ fn session(server: &Server, name: &str) -> Value {
     found.unwrap_or_else(|| panic!("no session {name}"))
 }
 
-/// The log is written by a thread of its own.
-fn wait_for_log(server: &Server, text: &str) {
-    wait_for(text, Duration::from_secs(10), || server.output().contains(text).then_some(()));
-}
-
 #[test]
 fn under_pressure_new_sessions_get_less_and_old_ones_come_back() {
     // The chunks of one path, and six groups more.
@@ -62,7 +57,7 @@ fn under_pressure_new_sessions_get_less_and_old_ones_come_back() {
     }
     let mut rigid = Peer::new(address, PeerOptions::new(10, 10));
     assert_eq!(rigid.connect(0), Err(ENOMEM));
-    wait_for_log(&server, "memory-max (5.4 MiB) has ");
+    let _ = server.wait_output("memory-max (5.4 MiB) has ");
     let second = attach(&server, "vol1");
     assert_eq!(session(&server, "vol1")["queue_depth"], 32);
     let mut raw = RawNbd::go(second.front(), "vol1");
@@ -94,9 +89,9 @@ fn under_pressure_new_sessions_get_less_and_old_ones_come_back() {
 #[test]
 fn a_session_for_which_nothing_is_left_is_refused_with_the_reason() {
     let server = server("1M").start();
-    wait_for_log(&server, "memory-max 1M is less than the chunks of one path (4348k)");
+    let _ = server.wait_output("memory-max 1M is less than the chunks of one path (4348k)");
     let (_client, done) = Client::attach("vol0").path(server.portal()).try_start();
     let _ = done.code(1).says("ENOMEM (the server has no memory for this; its log says why)");
-    wait_for_log(&server, "memory-max (1.0 MiB) has 1.0 MiB left; raise memory-max");
+    let _ = server.wait_output("memory-max (1.0 MiB) has 1.0 MiB left; raise memory-max");
     let _ = server.stop(STOP_TIME_MAX);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, bin, consts, is_root, run,
-    skip, sparse_file, wait_for,
+    skip, sparse_file,
 };
 use tempfile::TempDir;
 
@@ -198,10 +198,8 @@ fn a_reload_opens_exports_as_the_user() {
     let _ = refused.says(&format!("user {USER} ({UID}) may not read {secret}"));
     let mut server = server;
     server.signal("HUP");
-    wait_for("the reload of a signal to fail", COMMAND_TIME_MAX, || {
-        let line = format!("reload: nothing changed: cannot export \"more\": user {USER}");
-        server.output().contains(&line).then_some(())
-    });
+    let line = format!("reload: nothing changed: cannot export \"more\": user {USER}");
+    let _ = server.wait_output(&line);
     let _ = server.stop(STOP_TIME_MAX);
 }
 

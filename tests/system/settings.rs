@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rds::settings as rds;
 use rtrs_client::settings as client;
 use rtrs_core::settings::{Described, describe, settings_from_file};
 use rtrs_server::settings as server;
@@ -116,6 +117,8 @@ fn the_tables_are_what_is_declared() {
         ("client", table(&describe::<client::Settings>(), "")),
         ("bench", table(&describe::<client::Settings>(), "bench")),
     ];
+    let begin = "<!-- settings of rds, written by tests/system/settings.rs -->";
+    holds("docs/RDS.md", begin, Some("<!-- end -->"), &table(&describe::<rds::Settings>(), ""));
     for (name, table) in tables {
         let begin = format!("<!-- settings of {name}, written by tests/system/settings.rs -->");
         holds("docs/OPERATING.md", &begin, Some("<!-- end -->"), &table);
@@ -127,9 +130,12 @@ fn the_annotated_files_hold_the_defaults() {
     const BEGIN: &str = "# What follows is written by tests/system/settings.rs.";
     holds("configs/server.yaml", BEGIN, None, &annotated(&describe::<server::Settings>()));
     holds("configs/client.yaml", BEGIN, None, &annotated(&describe::<client::Settings>()));
+    holds("configs/rds.yaml", BEGIN, None, &annotated(&describe::<rds::Settings>()));
     let path = |name| root().join("configs").join(name);
     let read = settings_from_file::<server::Settings, rtrs_server::ErrorKind>;
     assert_eq!(read(&path("server.yaml")).expect("good"), server::Settings::default());
+    let read = settings_from_file::<rds::Settings, ::rds::ErrorKind>;
+    assert_eq!(read(&path("rds.yaml")).expect("good"), rds::Settings::default());
     let read = settings_from_file::<client::Settings, rtrs_client::ErrorKind>;
     assert_eq!(read(&path("client.yaml")).expect("good"), client::Settings::default());
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rtrs_tests::{Client, Exposition, RawNbd, STOP_TIME_MAX, Server};
+use rtrs_tests::{Client, Exposition, RawNbd, STOP_TIME_MAX, Server, wait_for};
 use serde_json::Value;
 
 use super::faults::proxy::Proxy;
@@ -108,6 +108,11 @@ fn each_path_has_times_of_its_own() {
     let paths = [proxy.portal(), server.portals()[1].clone()];
     let args = ["--shards", "1", "--policy", "round-robin"];
     let client = Client::attach("vol0").path(&paths[0]).path(&paths[1]).args(&args).start();
+    wait_for("both paths", STOP_TIME_MAX, || {
+        let status = client.status();
+        let paths = status["paths"].as_array().expect("paths");
+        paths.iter().all(|path| path["state"] == "connected").then_some(())
+    });
     let mut raw = RawNbd::go(client.front(), "vol0");
     proxy.delay(DELAY);
     for at in 0..2 * READS {

@@ -9,17 +9,22 @@ use rtrs_tests::{COMMAND_TIME_MAX, Finished, Scratch, bin, requires, run};
 use crate::settings::root;
 
 const TOOL: &str = "systemd-analyze";
+const UNITS: [&str; 4] =
+    ["rtrs-server.service", "rtrs-client@.service", "rtrs-apply.service", "rds-node.service"];
 const DROP_IN: &str = "rtrs-server.service.d/rdma.conf";
 
 /// The units in a directory of their own, with programs that are there. `drop_in`: with RDMA.
 fn units(drop_in: bool) -> Scratch {
     let scratch = Scratch::new();
     let configs = root().join("configs");
-    for name in ["rtrs-server.service", "rtrs-client@.service", "rtrs-client-apply.service"] {
+    for name in UNITS {
         let mut text = fs::read_to_string(configs.join(name)).expect("a unit");
-        for program in ["rtrs-server", "rtrs-client"] {
-            let installed = format!("/usr/local/bin/{program}");
-            text = text.replace(&installed, bin(program).to_str().expect("a plain path"));
+        for program in ["rtrs-server", "rtrs-client", "rds"] {
+            // Where systemd finds programs, none may be.
+            let path = bin(program).display().to_string();
+            for prefix in ["=", ":"] {
+                text = text.replace(&format!("{prefix}{program} "), &format!("{prefix}{path} "));
+            }
         }
         fs::write(scratch.path(name), text).expect("write a unit");
     }
@@ -46,11 +51,12 @@ fn systemd_reads_the_units() {
         return;
     }
     let scratch = units(true);
-    for name in ["rtrs-server.service", "rtrs-client@.service", "rtrs-client-apply.service"] {
+    for name in UNITS {
         let unit = scratch.text(name);
         let read = run(TOOL, &["verify", "--man=no", &unit], COMMAND_TIME_MAX).ok();
         // Unknown keys and values are warnings. Units of the host are not ours.
-        let ours: Vec<&str> = read.stderr.lines().filter(|line| line.contains("rtrs-")).collect();
+        let is_ours = |line: &&str| line.contains("rtrs-") || line.contains("rds-");
+        let ours: Vec<&str> = read.stderr.lines().filter(is_ours).collect();
         assert!(ours.is_empty(), "{name}: {ours:#?}");
     }
 }
@@ -65,7 +71,8 @@ fn the_units_leave_little_open() {
         without.path("rtrs-server.service"),
         with.path("rtrs-server.service"),
         without.path("rtrs-client@.service"),
-        without.path("rtrs-client-apply.service"),
+        without.path("rtrs-apply.service"),
+        without.path("rds-node.service"),
     ] {
         let _ = rate(&unit).ok().says("Overall exposure level");
     }
@@ -121,7 +128,7 @@ fn the_units_allow_the_system_calls_of_the_daemons() {
         return;
     }
     let configs = root().join("configs");
-    for name in ["rtrs-server.service", "rtrs-client@.service", "rtrs-client-apply.service"] {
+    for name in UNITS {
         let allowed = allowed(&configs.join(name));
         for call in CALLS.iter().chain(&["mlockall", "prctl"]) {
             assert!(allowed.contains(*call), "{name} denies {call}");

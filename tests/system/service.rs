@@ -1,0 +1,100 @@
+//! The daemons as services: what they tell the service manager, by sd_notify(3).
+
+use std::os::unix::net::UnixDatagram;
+use std::process::Command;
+use std::time::Duration;
+
+use rtrs_tests::{Client, Proc, STOP_TIME_MAX, Scratch, Server, bin, free_port, wait_for};
+
+/// What a service manager hears.
+struct Manager {
+    scratch: Scratch,
+    socket: UnixDatagram,
+}
+
+impl Manager {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let socket = UnixDatagram::bind(scratch.path("notify")).expect("bind a socket");
+        socket.set_nonblocking(true).expect("do not wait");
+        Self { scratch, socket }
+    }
+
+    fn address(&self) -> String {
+        self.scratch.text("notify")
+    }
+
+    /// The next message, if there is one.
+    fn heard(&self) -> Option<String> {
+        let mut buffer = [0; 1024];
+        let length = self.socket.recv(&mut buffer).ok()?;
+        Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
+    }
+
+    /// Waits for a message that begins like this.
+    fn hears(&self, start: &str) -> String {
+        wait_for(start, Duration::from_secs(20), || {
+            self.heard().filter(|message| message.starts_with(start))
+        })
+    }
+}
+
+#[test]
+fn a_server_says_that_it_is_ready_alive_and_stopping() {
+    let manager = Manager::new();
+    let server = Server::builder()
+        .export("vol0=mem:1M")
+        .env("NOTIFY_SOCKET", manager.address())
+        .env("WATCHDOG_USEC", "200000")
+        .start();
+    let ready = manager.hears("READY=1");
+    assert_eq!(ready, format!("READY=1\nSTATUS=listening on {}", server.portal()));
+    for _ in 0..3 {
+        let _ = manager.hears("WATCHDOG=1");
+    }
+    let _ = server.stop(STOP_TIME_MAX);
+    let _ = manager.hears("STOPPING=1");
+}
+
+#[test]
+fn a_session_in_the_foreground_says_that_it_is_ready() {
+    let manager = Manager::new();
+    let server = Server::builder().export("vol0=mem:1M").start();
+    let mut client = Client::attach("vol0")
+        .path(server.portal())
+        .env("NOTIFY_SOCKET", manager.address())
+        .start_foreground();
+    let _ = manager.hears("EXTEND_TIMEOUT_USEC=90000000");
+    assert_eq!(manager.hears("READY=1"), format!("READY=1\nSTATUS={}", client.uri()));
+    let _ = client.take_foreground().terminate(STOP_TIME_MAX).ok();
+    let _ = manager.hears("STOPPING=1");
+    assert_eq!(manager.heard(), None, "no watchdog was asked for");
+
+    // The service is the command's that has started it.
+    let background = Client::attach("vol0")
+        .path(server.portal())
+        .env("NOTIFY_SOCKET", manager.address())
+        .start();
+    background.detach();
+    assert_eq!(manager.heard(), None);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_daemon_of_rds_says_that_it_is_ready_alive_and_stopping() {
+    let manager = Manager::new();
+    let dir = manager.scratch.text("");
+    let port = free_port().to_string();
+    let mut command = Command::new(bin("rds"));
+    command.args(["node", "--address", "127.0.0.1", "--socket-dir", &dir]);
+    command.args(["--listen-port", &port, "--peer-port", &port]);
+    command.env("NOTIFY_SOCKET", manager.address()).env("WATCHDOG_USEC", "200000");
+    let node = Proc::start(command);
+    let ready = manager.hears("READY=1");
+    assert!(ready.starts_with("READY=1\nSTATUS=node 127.0.0.1 is ready at "), "{ready}");
+    for _ in 0..3 {
+        let _ = manager.hears("WATCHDOG=1");
+    }
+    let _ = node.terminate(STOP_TIME_MAX).ok();
+    let _ = manager.hears("STOPPING=1");
+}

@@ -1,0 +1,311 @@
+//! Several volumes in one session: one process and one set of connections, a socket, statistics and
+//! a detach for each; volumes that are added, refused, removed or lost beside others.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Exposition, Finished, Front, RawNbd, Reply, STOP_TIME_MAX, Server,
+    ServerBuilder, scrape, wait_for,
+};
+use serde_json::{Value, json};
+
+const DONE: Reply = Reply::Error(0);
+/// A volume of each size, so that none is taken for another.
+const EXPORTS: [(&str, &str); 4] = [("a", "1M"), ("b", "2M"), ("pool/c", "4M"), ("d", "8M")];
+
+fn server() -> ServerBuilder {
+    EXPORTS
+        .iter()
+        .fold(Server::builder(), |server, (name, size)| server.export(format!("{name}=mem:{size}")))
+}
+
+/// A run directory, and the sockets of volumes below it.
+struct Host(Client);
+
+impl Host {
+    fn new() -> Self {
+        Self(Client::attach("a").unattached())
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.0.run_dir().join(format!("{name}.nbd"))
+    }
+
+    fn run(&self, words: &[&str]) -> Finished {
+        self.0.command(words)
+    }
+
+    /// Attaches volumes to a new session, with a socket each.
+    fn attach(&self, server: &Server, names: &[&str], args: &[&str]) -> Finished {
+        let sockets = self.socket("{name}").display().to_string();
+        let fixed = ["--path", server.portal(), "--socket", &sockets, "--shards=2"];
+        self.run(&[&["attach"], names, &fixed, args].concat())
+    }
+
+    /// Adds a volume to the session of another.
+    fn add(&self, name: &str, session: &str) -> Finished {
+        let socket = self.socket(name).display().to_string();
+        self.run(&["attach", name, "--session", session, "--socket", &socket])
+    }
+
+    fn nbd(&self, name: &str) -> RawNbd {
+        let file = name.replace('/', "%2F");
+        RawNbd::go(&Front::Unix(self.socket(&file)), name)
+    }
+
+    fn json(&self, command: &str, name: &str) -> Value {
+        self.run(&[command, name, "-o", "json"]).json()
+    }
+
+    /// The volumes that `list` shows, as name and state.
+    fn list(&self) -> Vec<(String, String)> {
+        let list = self.run(&["list", "-o", "json"]).ok().json();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let volumes = list.as_array().expect("a list").iter();
+        volumes.map(|volume| (text(&volume["name"]), text(&volume["state"]))).collect()
+    }
+
+    fn assert_listed(&self, names: &[&str]) {
+        let expected = names.iter().map(|name| ((*name).to_owned(), "open".to_owned()));
+        assert_eq!(self.list(), expected.collect::<Vec<_>>());
+    }
+}
+
+/// Writes a block that no other volume has, and reads it and the place of the others' back.
+fn write_own(host: &Host, names: &[&str], seed: u8) {
+    let mut all: Vec<_> = names.iter().map(|name| host.nbd(name)).collect();
+    let byte = |at: usize| seed + u8::try_from(at).expect("a few volumes");
+    for (at, nbd) in all.iter_mut().enumerate() {
+        assert_eq!(nbd.write(0, 4096, &[byte(at); 4096]), DONE, "{}", names[at]);
+    }
+    for (at, nbd) in all.iter_mut().enumerate() {
+        let mut block = [0; 4096];
+        nbd.read(4096, &mut block).expect("a read");
+        assert_eq!(block, [byte(at); 4096], "{}", names[at]);
+    }
+}
+
+#[test]
+fn volumes_of_a_session_have_a_process_and_connections_in_common() {
+    let (server, host) = (server().start(), Host::new());
+    let names = ["a", "b", "pool/c"];
+    let attached = host.attach(&server, &names, &["-o", "json"]).ok().json();
+    let attached = attached.as_array().expect("a list");
+    let uris: Vec<_> = attached.iter().map(|one| one["uri"].as_str().expect("a URI")).collect();
+    assert!(uris[2].contains("pool%252Fc.nbd"), "{uris:?}");
+    let pid = host.0.pid();
+    host.assert_listed(&names);
+    assert_eq!(server.sessions().len(), 1, "one session at the server");
+    for (name, size) in names.iter().zip([1_u64, 2, 4]) {
+        let status = host.json("status", name);
+        assert_eq!(status["size"], json!(size << 20), "{status}");
+        assert_eq!((&status["pid"], &status["volumes"]), (&json!(pid), &json!(names)), "{status}");
+        assert_eq!(status["paths"].as_array().map(Vec::len), Some(1), "{status}");
+    }
+    let _ = host.run(&["status", "b"]).ok().says("volumes").says("a, b, pool/c");
+    write_own(&host, &names, 1);
+    // Each counts its own IO.
+    assert_eq!(host.nbd("b").write(0, 0, &[9; 4096]), DONE);
+    for (name, writes) in [("a", 1), ("b", 2), ("pool/c", 1)] {
+        let stats = host.json("stats", name);
+        assert_eq!(stats["ops"]["write"]["count"], writes, "{name}: {stats}");
+    }
+    // The log is that of the first.
+    let _ = host.run(&["logs", "b"]).ok().says("pool/c");
+
+    // One goes, the others go on.
+    let mut kept = host.nbd("a");
+    let _ = host.run(&["detach", "b"]).ok();
+    host.assert_listed(&["a", "pool/c"]);
+    assert!(!host.socket("b").exists(), "detach left the NBD socket behind");
+    assert_eq!(kept.write(0, 0, &[3; 4096]), DONE, "its connection lives");
+    assert_eq!(host.0.pid(), pid);
+    assert_eq!(host.json("status", "a")["volumes"], json!(["a", "pool/c"]));
+    let open = server.list()["sessions"][0].to_string();
+    assert!(!open.contains("\"b\""), "the server has closed it: {open}");
+    let _ = host.run(&["detach", "b"]).code(1).says("b");
+    // The first one may go too. The last one ends the session.
+    let _ = host.run(&["detach", "a"]).ok();
+    host.assert_listed(&["pool/c"]);
+    write_own(&host, &["pool/c"], 7);
+    let _ = host.run(&["detach", "pool/c"]).ok();
+    host.0.wait_gone(COMMAND_TIME_MAX);
+    assert_eq!(host.list(), []);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_volume_is_added_to_a_session_and_leaves_it() {
+    let (server, host) = (server().start(), Host::new());
+    let _ = host.attach(&server, &["a"], &["--session-name", "host7"]).ok();
+    let pid = host.0.pid();
+    let _ = host.add("b", "a").ok().says("b attached");
+    // By the session's name at the server too.
+    let _ = host.add("d", "host7").ok();
+    assert_eq!(host.0.pid(), pid, "no other process");
+    assert_eq!(server.sessions().len(), 1);
+    host.assert_listed(&["a", "b", "d"]);
+    write_own(&host, &["a", "b", "d"], 1);
+    for (words, code, why) in [
+        (&["attach", "b", "--session", "a"][..], 1, "choose where to attach"),
+        (&["attach", "x", "--session", "nobody", "--socket", "/s"], 1, "nobody"),
+        (&["attach", "x", "y", "--session", "a", "--socket", "/s"], 2, "one volume at a time"),
+        (&["attach", "x", "--session", "a", "--crc", "off"], 2, "crc is as the session has it"),
+    ] {
+        let _ = host.run(words).code(code).says(why);
+    }
+    let twice = host.add("b", "a").code(1);
+    let _ = twice.says("already attached");
+    let _ = host.add("missing", "a").code(1).says("missing");
+    host.assert_listed(&["a", "b", "d"]);
+    assert!(!host.socket("missing").exists(), "what was refused leaves a socket behind");
+    // Its name is free at once, and again.
+    for round in 0..3 {
+        let _ = host.run(&["detach", "d"]).ok();
+        let _ = host.add("d", "b").ok();
+        write_own(&host, &["a", "b", "d"], 10 + round);
+    }
+    // The one that began it may go, and come back.
+    let _ = host.run(&["detach", "a"]).ok();
+    write_own(&host, &["b", "d"], 20);
+    let alone = host.attach(&server, &["a"], &[]).code(1);
+    let _ = alone.says("which still has its log; attach it there with --session");
+    let _ = host.add("a", "host7").ok();
+    write_own(&host, &["a", "b", "d"], 30);
+    assert_eq!(host.0.pid(), pid);
+    host.0.signal("TERM");
+    host.0.wait_gone(STOP_TIME_MAX);
+    assert!(!host.socket("d").exists(), "SIGTERM left an NBD socket behind");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_volume_that_is_refused_does_not_keep_the_others() {
+    let (server, host) = (server().start(), Host::new());
+    let done = host.attach(&server, &["a", "missing", "b"], &["-o", "json"]).code(1);
+    let done = done.says("cannot attach missing");
+    let attached = done.json();
+    assert!(attached[0]["uri"].is_string() && attached[2]["uri"].is_string(), "{attached}");
+    assert_eq!(attached[1]["export"], "missing", "{attached}");
+    assert!(attached[1]["error"].is_string(), "{attached}");
+    host.assert_listed(&["a", "b"]);
+    write_own(&host, &["a", "b"], 1);
+    let _ = host.run(&["detach", "a"]).ok();
+    let _ = host.run(&["detach", "b"]).ok();
+    host.0.wait_gone(COMMAND_TIME_MAX);
+    // None of them: no session.
+    let _ = host.attach(&server, &["missing", "none"], &[]).code(1).says("missing");
+    host.0.wait_gone(COMMAND_TIME_MAX);
+    for (names, args, why) in [
+        (&["a", "a"][..], &[][..], "named twice"),
+        (&["a", "b"], &["--listen", "127.0.0.1:0"], "cannot listen at one address"),
+        (&["a", "b"], &["--device", "/dev/nbd0"], "cannot have one device"),
+        (&["a", "b"], &["--socket", "/s"], "cannot have one socket /s"),
+    ] {
+        let words = [&["attach"], names, &["--path", server.portal()], args].concat();
+        let words =
+            if args.is_empty() { [&words[..], &["--socket", "/{name}"]].concat() } else { words };
+        let _ = host.run(&words).code(2).says(why);
+    }
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn what_happens_to_one_volume_does_not_happen_to_the_others() {
+    let mut server = server().start();
+    let (host, names) = (Host::new(), ["a", "b", "d"]);
+    let _ = host.attach(&server, &names, &["--no-path=fail", "--reconnect-max=200ms"]).ok();
+    write_own(&host, &names, 1);
+    let _ = server.command(&["export", "remove", "b", "--force"]).ok();
+    wait_for("the volume's end", COMMAND_TIME_MAX, || {
+        host.list().contains(&("b".into(), "failed".into())).then_some(())
+    });
+    assert_ne!(host.nbd("b").write(0, 0, &[1; 4096]), DONE, "its IO fails");
+    write_own(&host, &["a", "d"], 3);
+    let status = host.json("status", "b");
+    assert!(status["reason"].to_string().contains("removed the export"), "{status}");
+    assert_eq!(host.json("status", "a")["state"], "open");
+    let _ = host.run(&["detach", "b"]).ok();
+    // The export of its name is another one, for another session.
+    let _ = server.command(&["export", "add", "b=mem:16M"]).ok();
+    let _ = host.add("b", "a").code(1).says("EIDRM");
+    let _ = host.attach(&server, &["b"], &[]).ok();
+    assert_eq!(host.json("status", "b")["size"], json!(16 << 20));
+    // One that grows.
+    let _ = server.command(&["export", "resize", "d", "--size", "32M"]).ok();
+    wait_for("the size", COMMAND_TIME_MAX, || {
+        (host.json("status", "d")["size"] == json!(32 << 20)).then_some(())
+    });
+    assert_eq!(host.json("status", "a")["size"], json!(1 << 20));
+    server.check_alive();
+    let _ = host.run(&["detach", "b"]).ok();
+    host.0.signal("TERM");
+    host.0.wait_gone(STOP_TIME_MAX);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn all_volumes_come_back_with_their_server() {
+    let scratch = rtrs_tests::Scratch::new();
+    let portal = format!("tcp://127.0.0.1:{}", rtrs_tests::free_port());
+    let start = || {
+        let server = Server::builder().listen(&portal);
+        let server = ["a", "b"].iter().fold(server, |server, name| {
+            let file = scratch.path(name);
+            if !file.exists() {
+                rtrs_tests::sparse_file(&file, 1 << 20);
+            }
+            server.export(format!("{name}={}", scratch.text(name)))
+        });
+        server.start()
+    };
+    let (server, host) = (start(), Host::new());
+    let _ = host.attach(&server, &["a", "b"], &["--reconnect-max=200ms"]).ok();
+    write_own(&host, &["a", "b"], 1);
+    server.crash();
+    let server = start();
+    wait_for("both volumes", COMMAND_TIME_MAX, || {
+        host.list().iter().all(|(_, state)| state == "open").then_some(())
+    });
+    write_own(&host, &["a", "b"], 5);
+    let _ = host.run(&["detach", "a"]).ok();
+    let _ = host.run(&["detach", "b"]).ok();
+    host.0.wait_gone(COMMAND_TIME_MAX);
+    for (name, byte) in [("a", 5), ("b", 6)] {
+        let bytes = std::fs::read(scratch.path(name)).expect("the file");
+        assert_eq!(bytes[4096..8192], [byte; 4096], "{name}");
+    }
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn metrics_have_a_label_for_each_volume() {
+    let (server, host) = (server().start(), Host::new());
+    let socket = host.socket("metrics");
+    let metrics = format!("unix:{}", socket.display());
+    let _ = host.attach(&server, &["a", "b"], &["--metrics", &metrics]).ok();
+    write_own(&host, &["a", "b"], 1);
+    assert_eq!(host.nbd("b").write(0, 0, &[9; 4096]), DONE);
+    let scrape_all = || scrape(UnixStream::connect(&socket).expect("a connection"));
+    let value = |name: &str, labels: &[(&str, &str)]| {
+        let text = scrape_all();
+        Exposition::parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}")).value(name, labels)
+    };
+    for (export, writes) in [("a", 1.0), ("b", 2.0)] {
+        let io = [("role", "client"), ("export", export), ("op", "write")];
+        assert_eq!(value("rtrs_io_seconds_count", &io), writes);
+        assert_eq!(value("rtrs_client_up", &[("export", export)]), 1.0);
+    }
+    let _ = host.add("d", "a").ok();
+    // A scrape may get what the one before got.
+    wait_for("the third", COMMAND_TIME_MAX, || scrape_all().contains("export=\"d\"").then_some(()));
+    assert_eq!(value("rtrs_client_up", &[("export", "d")]), 1.0);
+    let _ = host.run(&["detach", "a"]).ok();
+    wait_for("the first one's end", COMMAND_TIME_MAX, || {
+        (!scrape_all().contains("export=\"a\"")).then_some(())
+    });
+    let _ = (host.run(&["detach", "b"]).ok(), host.run(&["detach", "d"]).ok());
+    host.0.wait_gone(COMMAND_TIME_MAX);
+    let _ = server.stop(STOP_TIME_MAX);
+}
