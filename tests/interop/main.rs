@@ -3,6 +3,12 @@
 //! and session; what the programs wrote is compared byte by byte with the exported file.
 #![forbid(unsafe_code)]
 
+mod ceph;
+mod gateways;
+mod sparse;
+mod tester;
+mod upstream;
+
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -64,7 +70,7 @@ fn nbdinfo_shows_the_export() {
         assert_eq!(json["structured"], true, "{json}");
         assert_eq!(json["exports"][0]["export-name"], "vol0", "{json}");
         assert_eq!(json["exports"][0]["export-size"], 64 * MIB, "{json}");
-        assert_eq!(json["exports"][0]["block_size_maximum"], 32 * MIB, "{json}");
+        assert_eq!(json["exports"][0]["block_size_maximum"], 64 * MIB, "{json}");
 
         let list = run("nbdinfo", &["--list", "--json", &uri], COMMAND_TIME_MAX).ok().json();
         let names: Vec<_> = list["exports"].as_array().expect("a list of exports").iter().collect();

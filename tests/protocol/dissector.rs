@@ -58,6 +58,7 @@ const FIELDS: &[&str] = &[
     "rnbd.bytes",
     "rnbd.fua",
     "rnbd.open.sectors",
+    "rtrs.ext.idle_ms",
     "rtrs.ext.authenticate",
     "rtrs.ext.client_authenticates",
     "rnbd.auth.nonce",
@@ -206,6 +207,7 @@ fn a_session_of_ours_over_tcp() {
         let packets = packets.iter().filter(|packet| packet["rnbd.op"].iter().any(|one| one == op));
         packets.flat_map(|packet| &packet[field]).map(|text| text.parse().unwrap_or(0)).collect()
     };
+    assert!(count("rtrs.ext.idle_ms", "30000") > 0);
     let written: u64 = of("1", "rnbd.bytes").iter().sum();
     assert_eq!(written, 10 * 4096 + (200 << 10));
     assert_eq!(of("1", "rnbd.sector").first(), Some(&16));

@@ -222,7 +222,7 @@ impl Path {
             return Err("a heartbeat where none belongs".into());
         }
         match imm {
-            Imm::Heartbeat => self.counts.heartbeats += 1,
+            Imm::Heartbeat { .. } => self.counts.heartbeats += 1,
             _ => self.counts.heartbeat_acks += 1,
         }
         Ok(())
@@ -249,7 +249,7 @@ impl Path {
         };
         let (permit, off) = match Imm::decode_with(imm, MemBits::for_depth(granted.queue_depth)) {
             Imm::Request { permit, offset } => (permit, offset),
-            beat @ (Imm::Heartbeat | Imm::HeartbeatAck) => {
+            beat @ (Imm::Heartbeat { .. } | Imm::HeartbeatAck) => {
                 return self.heartbeat(cid, beat, whole);
             }
             other => return Err(format!("{other:?} from a client")),
@@ -310,6 +310,7 @@ impl Path {
             UserMessage::Open { .. } => counts.opens += 1,
             UserMessage::Close(_) => counts.closes += 1,
             UserMessage::Fence(_)
+            | UserMessage::Move(_)
             | UserMessage::Discover { .. }
             | UserMessage::Challenge(_)
             | UserMessage::Auth(_) => {
@@ -323,7 +324,9 @@ impl Path {
                     RwOp::Flush if header.sector == u64::MAX => counts.flushes += 1,
                     RwOp::Discard => counts.discards += 1,
                     RwOp::WriteZeroes => counts.write_zeroes += 1,
-                    RwOp::Flush | RwOp::SecureErase => return Err(format!("{header:?}")),
+                    RwOp::Flush | RwOp::SecureErase | RwOp::Extents => {
+                        return Err(format!("{header:?}"));
+                    }
                 }
             }
         }
@@ -365,7 +368,9 @@ impl Path {
         };
         let (permit, errno, invalidated) = match Imm::decode(imm) {
             Imm::Response { permit, errno, invalidated } => (permit, errno, invalidated),
-            beat @ (Imm::Heartbeat | Imm::HeartbeatAck) => return self.heartbeat(cid, beat, whole),
+            beat @ (Imm::Heartbeat { .. } | Imm::HeartbeatAck) => {
+                return self.heartbeat(cid, beat, whole);
+            }
             other => return Err(format!("{other:?} from a server")),
         };
         let running = self.running.remove(&permit.0).ok_or("an answer nobody waits for")?;

@@ -1,0 +1,35 @@
+//! The backend `nbd:` as a user has it: a copy goes through to the server behind.
+
+use std::path::Path;
+use std::process::Command;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, COPY_TIME_MAX, Proc, Scratch, Server, Stand, equal_prefix, pattern_file,
+    requires, run, sparse_file, wait_for,
+};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_copy_goes_through_to_the_server_behind() {
+    if !requires(&["nbdkit", "nbdcopy"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (disk, from, back) = (scratch.text("disk"), scratch.text("from"), scratch.text("back"));
+    sparse_file(Path::new(&disk), 24 * MIB);
+    pattern_file(Path::new(&from), 24 * MIB, 5);
+    let socket = scratch.text("socket");
+    let mut command = Command::new("nbdkit");
+    command.args(["-f", "-U", &socket, "file", &disk]);
+    let _upstream = Proc::start(command);
+    wait_for("nbdkit's socket", COMMAND_TIME_MAX, || Path::new(&socket).exists().then_some(()));
+    let server = Server::builder().export(format!("vol0=nbd+unix:///?socket={socket}"));
+    let stand = Stand::start(Scratch::new(), server, |client| client);
+    let uri = stand.uri();
+    let _ = run("nbdcopy", &["--flush", &from, &uri], COPY_TIME_MAX).ok();
+    equal_prefix(Path::new(&from), Path::new(&disk), 24 * MIB);
+    let _ = run("nbdcopy", &[&uri, &back], COPY_TIME_MAX).ok();
+    equal_prefix(Path::new(&from), Path::new(&back), 24 * MIB);
+    stand.finish();
+}
