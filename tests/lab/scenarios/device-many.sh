@@ -25,12 +25,13 @@ scenario() {
     done
     for ((number = 0; number < DEVICES; number++)); do
         timeout 120 rtrs-client attach "d$number" --device "/dev/nbd$number" --path "$PORTAL" \
-            >"attach$number.log" 2>&1 &
+            --connect-timeout $((5 * LAB_SLOW))s >"attach$number.log" 2>&1 &
         attaching+=($!)
     done
     for ((number = 0; number < DEVICES; number++)); do
-        wait "${attaching[number]}"
-        expect_eq "d$number attaches" "$?" 0
+        if wait "${attaching[number]}"; then pass "d$number attaches"; else
+            fail "d$number attaches" "$(tail -n 5 "attach$number.log")"
+        fi
     done
     kill "${burners[@]}"
     for ((number = 0; number < DEVICES; number++)); do

@@ -53,7 +53,7 @@ scenario() {
     assert_true "the server's modules load" kernel_server 1234
     assert_true "it maps over two paths" ks_map fk "$disk" 2
     assert_eq "both are connected" "$(ks_states fk)" "2 connected"
-    faults_begin kernel "/dev/$KS_DEV" 400
+    faults_begin kernel "/dev/$KS_DEV" $((400 * LAB_SLOW))
     round kernel both-ways 'topology_cut va0 && topology_cut vb0' \
         'topology_mend va0 && topology_mend vb0'
     round kernel down 'topology_down_link a 0' 'topology_up_link a 0'

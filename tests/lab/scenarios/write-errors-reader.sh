@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: writes are lost behind our server, and a reader flushes first: the writer is still told
+# lab: writes are lost behind our server, and a reader flushes first: the writer still gets EIO
 # topology: one
 # paths: 1
 # limit: 300

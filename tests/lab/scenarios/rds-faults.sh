@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# lab: our RDS node and the kernel's: 100 broken connections, restarts of both, under checked load
+# topology: one
+# paths: 1
+# limit: 300
+# groups: rds ours
+
+# Breaks the connection of a load again and again, in turn by the kernel's side, by its socket's
+# end, and by ours.
+break_often() { # times own
+    local number
+    for ((number = 0; number < $1; number++)); do
+        case $((number % 3)) in
+            0) rds_in rk ss -K dst "$2" sport = 16385 or dst "$2" dport = 16385 ;;
+            1) rds_by ru rds node reset "$2" 10.9.0.5 --socket-dir "$LAB_WORK/ru" ;;
+            2) rds_in ru ss -K dst 10.9.0.5 sport = $RDS_PORT or dst 10.9.0.5 dport = 16385 ;;
+        esac >/dev/null 2>&1
+        sleep 0.1
+    done
+}
+
+# Load, all of it checked, again and again until the connection has been broken 100 times.
+broken_load() { # own namespace argument...
+    local breaker own=$1
+    shift
+    break_often 100 "$own" &
+    breaker=$!
+    while kill -0 $breaker 2>/dev/null; do
+        if ! rds_load "$@" -s 4 -d 8 -q 20000 -a 3000 -t 5s; then
+            cat "$LAB_WORK/stress.json"
+            kill $breaker && wait $breaker
+            return 1
+        fi
+    done
+}
+
+# How often a connection was lost.
+resets() { # own
+    rds_by ru rds node stats "$1" --socket-dir "$LAB_WORK/ru" -o json |
+        jq '.[0].nodes[0].counters.conn_reset'
+}
+
+scenario() {
+    # shellcheck source=tests/lab/rds.sh
+    . tests/lab/rds.sh
+    local own round server
+    assert_true "two namespaces are connected, and the kernel has RDS" rds_up
+    assert_true "our nodes start" rds_node ru 10.9.0.1 10.9.0.9
+    assert_true "a server over the kernel's node" rds_serve rk -I 10.9.0.5 --kernel
+    for own in 10.9.0.1 10.9.0.9; do
+        expect_true "nothing is lost, doubled or reordered from $own" broken_load $own ru \
+            10.9.0.5 -I $own
+        expect_num "its connection broke often" "$(resets $own)" -ge 50
+    done
+    for own in 10.9.0.1 10.9.0.9; do
+        server=$RDS_SERVER
+        assert_true "a server over $own" rds_serve ru -I $own
+        expect_true "nor from the kernel to $own" broken_load $own rk $own -I 10.9.0.5 --kernel
+        kill "$RDS_SERVER" && wait "$RDS_SERVER" 2>/dev/null
+        RDS_SERVER=$server
+    done
+    for round in 1 2 3; do
+        kill -KILL "$RDS_NODE" && wait "$RDS_NODE" 2>/dev/null
+        assert_true "our nodes start again after a kill ($round)" rds_node ru 10.9.0.1 10.9.0.9
+        for own in 10.9.0.1 10.9.0.9; do
+            expect_true "$own carries load" rds_load ru 10.9.0.5 -I $own -d 4 -t 1s
+        done
+    done
+    kill "$RDS_SERVER" && wait "$RDS_SERVER" 2>/dev/null
+    # The kernel forgets all that it knew: its node restarts.
+    for round in 1 2; do
+        assert_within 30 "rds_tcp is unloaded" rmmod rds_tcp
+        assert_true "and loaded" modprobe rds_tcp
+        assert_true "a server over the kernel's node" rds_serve rk -I 10.9.0.5 --kernel
+        for own in 10.9.0.1 10.9.0.9; do
+            expect_true "$own carries load to the kernel's new node" rds_load ru 10.9.0.5 -I $own \
+                -d 4 -t 1s
+        done
+        # It ends by the signal, which is no fault of the scenario.
+        kill "$RDS_SERVER" && wait "$RDS_SERVER" 2>/dev/null || true
+    done
+}
