@@ -6,7 +6,8 @@
 /// Most columns of a line.
 pub(crate) const LINE_MAX: usize = 100;
 /// The crates of the workspace that have code of the product.
-const CRATES: &[&str] = &["nbd-bridge", "rtrs-client", "rtrs-core", "rtrs-server"];
+const CRATES: &[&str] =
+    &["nbd-bridge", "rds", "rds/preload", "rtrs-client", "rtrs-core", "rtrs-server"];
 
 /// What machines may not name, and why.
 const MACHINE_BANS: &[(&str, &str)] = &[
@@ -268,8 +269,9 @@ pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
 
 /// What a document points to inside the tree: targets of links, and paths in backquotes.
 pub(crate) fn references(text: &str) -> Vec<(usize, String)> {
-    const TOPS: [&str; 9] = [
+    const TOPS: [&str; 10] = [
         "nbd-bridge/",
+        "rds/",
         "rtrs-client/",
         "rtrs-core/",
         "rtrs-server/",
