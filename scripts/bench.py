@@ -3,9 +3,11 @@
 
 Every side serves the same file over TCP loopback and is driven by the same fio jobs. Runs are
 interleaved (round by round, job by job, side by side), so that a slow minute of the machine hits
-all of them; a cell is the median of its rounds. CPU time is what the serving processes used,
-children included (utime + stime of /proc/PID/stat), over the IOs fio completed; memory is the sum
-of their VmHWM. `foreign` is CPU that neither fio nor the side under test used: numbers taken
+all of them; a cell is the median of its rounds. A ratio is taken within each round, and the table
+shows the median of these with the lowest and the highest: over five rounds that range holds the
+true median with a confidence of 94 %. CPU time is what the serving processes used, children
+included (utime + stime of /proc/PID/stat), over the IOs fio completed; memory is the sum of their
+VmHWM. `foreign` is CPU that neither fio nor the side under test used: numbers taken
 beside a busy machine say so themselves.
 
 Started by scripts/bench.sh. Only the standard library is used. Exit codes: 0 good, 1 failed,
@@ -33,23 +35,30 @@ FILE_BYTES_DEFAULT = 1 << 30
 
 # id, fio arguments, what is compared, which direction is good, the ratio asked for.
 FIO_ROWS = [
-    ("randread-4k-q32", "4k randread QD32", "randread", "4k", 32, "iops", 1.0),
-    ("randwrite-4k-q32", "4k randwrite QD32", "randwrite", "4k", 32, "iops", 1.0),
-    ("randread-4k-q1", "4k randread QD1 latency", "randread", "4k", 1, "lat", 1.6),
-    ("read-128k-q16", "128k read QD16", "read", "128k", 16, "iops", 1.0),
-    ("write-128k-q16", "128k write QD16", "write", "128k", 16, "iops", 1.0),
+    ("randread-4k-q32", "4k randread QD32", "randread", "4k", 32, "iops", 1.2),
+    ("randwrite-4k-q32", "4k randwrite QD32", "randwrite", "4k", 32, "iops", 1.1),
+    ("randread-4k-q1", "4k randread QD1 latency", "randread", "4k", 1, "lat", 1.3),
+    ("read-128k-q16", "128k read QD16", "read", "128k", 16, "iops", 0.85),
+    ("write-128k-q16", "128k write QD16", "write", "128k", 16, "iops", 0.85),
 ]
 # id, title, rw, the two sides compared (A over B), the ratio asked for or None, jobs, depth each.
 SESSION_ROWS = [
     ("session-randread", "session 4k randread, 2 jobs of QD16, no NBD", "randread",
-     ("on", "peers"), 3.0, 2, 16),
-    ("session-one-job", "the same, 1 job of QD32", "randread", ("on", "peers"), 3.0, 1, 32),
-    ("invalidate-randread", "always_invalidate on/off, randread", "randread", ("on", "off"), 0.9,
-     1, 32),
+     ("on", "peers"), 4.5, 2, 16),
+    ("session-one-job", "the same, 1 job of QD32", "randread", ("on", "peers"), 3.5, 1, 32),
+    ("invalidate-randread", "always_invalidate on/off, randread", "randread", ("on", "off"),
+     0.95, 1, 32),
     ("invalidate-randwrite", "always_invalidate on/off, randwrite", "randwrite", ("on", "off"),
-     0.9, 1, 32),
+     0.95, 1, 32),
     ("crc-randread", "CRC32C on/off, randread", "randread", ("on", "crc-off"), None, 1, 32),
     ("crc-randwrite", "CRC32C on/off, randwrite", "randwrite", ("on", "crc-off"), None, 1, 32),
+]
+# id, title, the row of FIO_ROWS it is taken from, the ratio to nbdkit's asked for. Only rtrs-server
+# counts here: nbdkit has no client of its own.
+CPU_ROWS = [
+    ("cpu-read-4k", "CPU of rtrs-server per 4k read", "randread-4k-q32", 0.45),
+    ("cpu-read-128k", "CPU of rtrs-server per 128k read", "read-128k-q16", 1.0),
+    ("cpu-write-128k", "CPU of rtrs-server per 128k write", "write-128k-q16", 1.0),
 ]
 
 
@@ -164,6 +173,14 @@ def stop_all():
         process.stop()
 
 
+def end_on_signals():
+    """Has the usual signals end this script as an exit does, so that what it started ends too."""
+    def end(number, _frame):
+        raise SystemExit(128 + number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+
+
 def stat_fields(pid):
     with open(f"/proc/{pid}/stat") as stat:
         return stat.read().rpartition(")")[2].split()
@@ -256,6 +273,9 @@ class Side:
         self.uri = f"nbd://127.0.0.1:{self.port}/bench"
         self.processes = []
         self.peak = 0
+
+    def fio_engine(self):
+        return ["--ioengine=nbd", f"--uri={self.uri}"]
 
     def launch(self, *argv):
         process = Process(self.name, argv)
@@ -350,8 +370,10 @@ PEERS = [Nbdkit, QemuNbd, NbdServer]
 # ---- one measurement -------------------------------------------------------------------------
 
 def run_bounded(side, name, argv, seconds_max, scratch):
-    """Runs argv to its end, watching the side's memory. Returns (stdout, rusage, foreign)."""
+    """Runs argv to its end, watching the side's memory. Returns its stdout and the CPU seconds of
+    the side, of its server alone and of argv, and the share of the machine that others used."""
     before_busy, before_side = machine_busy_seconds(), cpu_seconds(side.pids())
+    before_server = cpu_seconds(side.pids()[:1])
     start = time.monotonic()
     out_path = os.path.join(scratch, "run.out")
     with open(out_path, "wb") as out, open(out_path + ".err", "wb") as err:
@@ -378,6 +400,7 @@ def run_bounded(side, name, argv, seconds_max, scratch):
     elapsed = time.monotonic() - start
     time.sleep(0.05)
     side_cpu = cpu_seconds(side.pids()) - before_side
+    server_cpu = cpu_seconds(side.pids()[:1]) - before_server
     foreign = machine_busy_seconds() - before_busy - side_cpu - usage.ru_utime - usage.ru_stime
     with open(out_path, errors="replace") as out, open(out_path + ".err", errors="replace") as err:
         stdout, stderr = out.read(), err.read()
@@ -385,7 +408,7 @@ def run_bounded(side, name, argv, seconds_max, scratch):
         raise BenchError(f"{name} ended with {child.returncode}: {' '.join(map(str, argv))}\n"
                          f"{stderr[-1500:]}{stdout[-1500:]}")
     foreign_share = max(0.0, foreign / (elapsed * os.cpu_count()))
-    return stdout, side_cpu, usage.ru_utime + usage.ru_stime, foreign_share
+    return stdout, side_cpu, server_cpu, usage.ru_utime + usage.ru_stime, foreign_share
 
 
 RUNNING = []
@@ -400,11 +423,12 @@ def parse_json(name, text):
 
 
 def measure_fio(side, rw, bs, depth, args, scratch):
-    argv = ["fio", "--name=bench", "--ioengine=nbd", f"--uri={side.uri}", f"--rw={rw}",
-            f"--bs={bs}", f"--iodepth={depth}", "--time_based=1", f"--runtime={args.runtime}",
+    argv = ["fio", "--name=bench", *side.fio_engine(), f"--rw={rw}", f"--bs={bs}",
+            f"--iodepth={depth}", "--time_based=1", f"--runtime={args.runtime}",
             f"--size={args.size}", "--randrepeat=0", "--norandommap=1", "--thread=1",
             "--percentile_list=50:99", "--output-format=json"]
-    stdout, side_cpu, _, foreign = run_bounded(side, "fio", argv, args.runtime * 3 + 30, scratch)
+    stdout, side_cpu, server_cpu, own, foreign = run_bounded(side, "fio", argv,
+                                                             args.runtime * 3 + 30, scratch)
     job = parse_json("fio", stdout)["jobs"][0]
     if job["error"]:
         raise BenchError(f"fio on {side.name}: error {job['error']}")
@@ -413,6 +437,9 @@ def measure_fio(side, rw, bs, depth, args, scratch):
     if ios == 0:
         raise BenchError(f"fio on {side.name} completed no IO")
     fio_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
+    if not side.processes:
+        # The work is done on threads of fio.
+        fio_seconds = own
     percentiles = way["clat_ns"].get("percentile", {})
     return {
         "iops": way["iops"],
@@ -421,6 +448,7 @@ def measure_fio(side, rw, bs, depth, args, scratch):
                    "p50": percentiles.get("50.000000", 0) / 1000,
                    "p99": percentiles.get("99.000000", 0) / 1000},
         "cpu_us_per_io": side_cpu * 1e6 / ios,
+        "server_cpu_us_per_io": server_cpu * 1e6 / ios,
         "load_cpu_us_per_io": fio_seconds * 1e6 / ios,
         "foreign": foreign,
     }
@@ -430,8 +458,8 @@ def measure_session(side, rw, jobs, depth, args, scratch):
     argv = [f"{args.bin_dir}/rtrs-client", "bench", "bench", "--path", side.portal, "--rw", rw,
             "--bs", "4k", "--numjobs", jobs, "--iodepth", depth, "--runtime", f"{args.runtime}s",
             *side.bench_args, "-o", "json"]
-    stdout, side_cpu, own, foreign = run_bounded(side, "rtrs-client bench", argv,
-                                                 args.runtime * 3 + 30, scratch)
+    stdout, side_cpu, server_cpu, own, foreign = run_bounded(side, "rtrs-client bench", argv,
+                                                             args.runtime * 3 + 30, scratch)
     result = parse_json("rtrs-client bench", stdout)
     try:
         iops, lat = float(result["iops"]), result["lat_us"]
@@ -441,7 +469,8 @@ def measure_session(side, rw, jobs, depth, args, scratch):
         raise BenchError(f"rtrs-client bench: {error!r} in {stdout[-500:]}") from error
     ios = max(1.0, iops * args.runtime)
     return {"iops": iops, "bw_bytes": bandwidth, "lat_us": lat,
-            "cpu_us_per_io": (side_cpu + own) * 1e6 / ios, "load_cpu_us_per_io": 0.0,
+            "cpu_us_per_io": (side_cpu + own) * 1e6 / ios,
+            "server_cpu_us_per_io": server_cpu * 1e6 / ios, "load_cpu_us_per_io": 0.0,
             "foreign": foreign}
 
 
@@ -456,6 +485,7 @@ def median_of(samples):
         "bw_bytes": pick(lambda s: s["bw_bytes"]),
         "lat_us": {k: pick(lambda s, k=k: s["lat_us"][k]) for k in ("mean", "p50", "p99")},
         "cpu_us_per_io": pick(lambda s: s["cpu_us_per_io"]),
+        "server_cpu_us_per_io": pick(lambda s: s["server_cpu_us_per_io"]),
         "load_cpu_us_per_io": pick(lambda s: s["load_cpu_us_per_io"]),
         "foreign": max(s["foreign"] for s in samples),
         "spread_percent": 100 * (max(iops) - min(iops)) / middle if middle else 0.0,
@@ -550,28 +580,38 @@ def report(round_index, args, row, name, sample):
         f"us/IO, foreign {sample['foreign'] * 100:.0f} %")
 
 
+def compare(ours, other, value, asked, is_cost):
+    """The ratio of ours to the other's within each round: median, lowest, highest, met."""
+    ratios = [value(a) / value(b) for a, b in zip(ours["rounds"], other["rounds"]) if value(b)]
+    if not ratios:
+        return {}
+    middle = statistics.median(ratios)
+    met = asked is None or (middle <= asked if is_cost else middle >= asked)
+    return {"ratio": middle, "lowest": min(ratios), "highest": max(ratios), "met": met}
+
+
 def judge(table):
     """Adds to every row the best peer, the ratio to it, and whether what was asked is met."""
     peers = [kind.name for kind in PEERS]
     verdicts = {}
+
+    def iops(sample):
+        return sample["iops"]
+
+    def latency(sample):
+        return sample["lat_us"]["mean"]
+
     for row_id, title, _, _, _, what, asked in FIO_ROWS:
         cells = table["rows"].get(row_id)
         if not cells:
             continue
         present = [p for p in peers if p in cells]
-        if what == "lat":
-            best = min(present, key=lambda p: cells[p]["lat_us"]["mean"])
-        else:
-            best = max(present, key=lambda p: cells[p]["iops"])
+        is_cost = what == "lat"
+        value = latency if is_cost else iops
+        best = (min if is_cost else max)(present, key=lambda p, v=value, c=cells: v(c[p]))
         verdict = {"title": title, "best": best, "asked": asked, "what": what}
         if Ours.name in cells:
-            ours, peer = cells[Ours.name], cells[best]
-            if what == "lat":
-                verdict["ratio"] = ours["lat_us"]["mean"] / peer["lat_us"]["mean"]
-                verdict["met"] = verdict["ratio"] <= asked
-            else:
-                verdict["ratio"] = ours["iops"] / peer["iops"]
-                verdict["met"] = verdict["ratio"] >= asked
+            verdict |= compare(cells[Ours.name], cells[best], value, asked, is_cost)
         verdicts[row_id] = verdict
     for row_id, title, _, (_, other), asked, _, _ in SESSION_ROWS:
         cells = table["rows"].get(row_id)
@@ -579,15 +619,35 @@ def judge(table):
             continue
         if other in ("off", "crc-off"):
             best = (OursInvalidateOff if other == "off" else OursCrcOff).name
-            base = cells[best]["iops"]
+            base = cells[best]
         else:
-            fio_cells = table["rows"][FIO_ROWS[0][0]]
             best = verdicts[FIO_ROWS[0][0]]["best"]
-            base = fio_cells[best]["iops"]
-        ratio = cells[OursSession.name]["iops"] / base
+            base = table["rows"][FIO_ROWS[0][0]][best]
         verdicts[row_id] = {"title": title, "best": best, "asked": asked, "what": "iops",
-                            "ratio": ratio, "met": asked is None or ratio >= asked}
+                            **compare(cells[OursSession.name], base, iops, asked, False)}
     table["verdicts"] = verdicts
+    table["cpu"] = {}
+    for row_id, title, source, asked in CPU_ROWS:
+        cells = table["rows"].get(source, {})
+        if Ours.name in cells and Nbdkit.name in cells:
+            table["cpu"][row_id] = {
+                "title": title, "asked": asked,
+                "ours": cells[Ours.name]["server_cpu_us_per_io"],
+                "nbdkit": cells[Nbdkit.name]["server_cpu_us_per_io"],
+                **compare(cells[Ours.name], cells[Nbdkit.name],
+                          lambda sample: sample["server_cpu_us_per_io"], asked, True),
+            }
+
+
+def ratio_text(verdict, sign):
+    """The last three cells of a row: ratio, asked, met."""
+    ratio = "-"
+    if "ratio" in verdict:
+        ratio = f"{verdict['ratio']:.2f} ({verdict['lowest']:.2f}-{verdict['highest']:.2f})"
+    if verdict["asked"] is None:
+        return f"{ratio} | - | - |"
+    met = {True: "yes", False: "NO", None: "-"}[verdict.get("met")]
+    return f"{ratio} | {sign} {verdict['asked']} | {met} |"
 
 
 def cell_text(what, cell):
@@ -611,12 +671,7 @@ def markdown(name, table):
     for row_id, verdict in table["verdicts"].items():
         cells = table["rows"][row_id]
         sign = "<=" if verdict["what"] == "lat" else ">="
-        ratio = f"{verdict['ratio']:.2f}" if "ratio" in verdict else "-"
-        met = {True: "yes", False: "NO", None: "-"}[verdict.get("met")]
-        if verdict["asked"] is None:
-            end = f"{ratio} | - | - |"
-        else:
-            end = f"{ratio} | {sign} {verdict['asked']} | {met} |"
+        end = ratio_text(verdict, sign)
         if OursSession.name in cells:
             ours = cell_text("iops", cells[OursSession.name])
             other = cells.get(verdict["best"]) or table["rows"][FIO_ROWS[0][0]][verdict["best"]]
@@ -628,6 +683,12 @@ def markdown(name, table):
     if session:
         out += ["", "| rtrs-client bench | ours | against | ratio | asked | met |",
                 "|---|---|---|---|---|---|", *session]
+    if table["cpu"]:
+        out += ["", "| CPU per request of the server alone | rtrs-server | nbdkit | ratio | asked "
+                "| met |", "|---|---|---|---|---|---|"]
+        for row in table["cpu"].values():
+            out.append(f"| {row['title']} | {row['ours']:.2f} us | {row['nbdkit']:.2f} us | "
+                       f"{ratio_text(row, '<=')}")
     out += ["", "CPU microseconds per IO of the serving processes (ours: client and server), "
             "then of fio; spread of IOPS over the rounds; CPU others used at most:", "",
             "| job | side | server us/IO | fio us/IO | spread | foreign |",
@@ -694,6 +755,11 @@ def parse_args():
     parser.add_argument("--wait-quiet", type=int, default=0, metavar="SEC",
                         help="before each run wait up to SEC for a machine below 10 %% busy (0)")
     parser.add_argument("--bin-dir", default="target/release", help="where our binaries are")
+    parser.add_argument("--rtt", metavar="MS,...",
+                        help="compare block devices over links with these round trip times, e.g. "
+                        "0.2ms,2ms,20ms, in a guest of the lab")
+    parser.add_argument("--loss", metavar="SHARE,...",
+                        help="and with these losses of packets, e.g. 0,0.01%%")
     parser.add_argument("-o", "--output", choices=["md", "json"], default="md")
     parser.add_argument("--list", action="store_true", help="print the row ids and stop")
     args = parser.parse_args()
@@ -709,14 +775,9 @@ def parse_args():
     return args
 
 
-def end(number, _frame):
-    raise SystemExit(128 + number)
-
-
 def main():
     args = parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, end)
+    end_on_signals()
     tools = ("fio", "nbdkit", "qemu-nbd", "nbd-server")
     missing = [tool for tool in tools if not shutil.which(tool)]
     if not args.peers_only:
