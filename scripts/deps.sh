@@ -14,20 +14,24 @@ RTRS_DEPS=(
     e2fsck:e2fsprogs
     mkfs.ext4:e2fsprogs
     fio:fio
+    fish:fish
     '/usr/include/infiniband/verbs.h:libibverbs-dev'
     '/usr/include/rdma/rdma_cma.h:librdmacm-dev'
     '/usr/lib/llvm-*/lib/libclang.so:libclang-dev'
+    man:man-db
     nbdcopy:libnbd-bin
     nbdinfo:libnbd-bin
     nbd-server:nbd-server
     nbdkit:nbdkit
     pkg-config:pkg-config
     python3:python3
+    qperf:qperf
     qemu-img:qemu-utils
     qemu-io:qemu-utils
     qemu-nbd:qemu-utils
     systemd-analyze:systemd
     tshark:tshark
+    zsh:zsh
 )
 
 deps_say() { printf 'deps: %s\n' "$*" >&2; }

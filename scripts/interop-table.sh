@@ -22,7 +22,7 @@ if [ $# -eq 0 ]; then
     logs=${RTRS_LAB_CACHE:-$HOME/.cache/rtrs-lab}/logs
     newest=$(find "$logs" -name cells -printf '%T@ %p\n' 2>/dev/null | sort -n | tail -n 1)
     if [ -z "$newest" ]; then
-        echo "interop-table: no run in $logs told cells; scripts/lab.sh run interop" >&2
+        echo "interop-table: no run in $logs has cells; scripts/lab.sh run interop" >&2
         exit 1
     fi
     set -- "${newest#* }"

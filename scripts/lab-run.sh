@@ -49,7 +49,7 @@ lab_header() { # name key
     [ -z "$value" ] || printf '%s\n' "$value"
 }
 
-# Names, groups, all and thirds, turned into names; in the order of the files, each once.
+# Names, groups, all and shares, turned into names; in the order of the files, each once.
 lab_select() { # word...
     local word name known groups at
     for word in "$@"; do
@@ -60,10 +60,10 @@ lab_select() { # word...
                 :
             elif [ "$(lab_header "$name" in-all)" = no ]; then
                 continue
-            elif [[ $word == [123]/3 ]]; then
+            elif [[ $word =~ ^[1-9]/[1-9]$ ]]; then
                 [[ $groups != *' smoke '* ]] || continue
-                at=$((at % 3 + 1))
-                [ $at -eq "${word%/3}" ] || continue
+                at=$((at % ${word#*/} + 1))
+                [ $at -eq "${word%/*}" ] || continue
             elif [ "$word" != all ]; then
                 continue
             fi
@@ -86,16 +86,17 @@ lab_build() { # name...
     if [ -z "$from" ]; then
         from=${CARGO_TARGET_DIR:-$PWD/target}/release
         lab_say "building the daemons (release)"
-        cargo build --release --locked --bin rtrs-server --bin rtrs-client || return 1
+        cargo build --release --locked -p rtrs-server -p rtrs-client -p rds -p rds-preload ||
+            return 1
     fi
     mkdir -p "$LAB_SHARE/bin"
-    for name in rtrs-server rtrs-client; do
+    for name in rtrs-server rtrs-client rds librds_preload.so; do
         if ! [ -x "$from/$name" ]; then
             lab_say "FAILED: no $name in $from; build it, or leave RTRS_BIN_DIR unset"
             return 1
         fi
     done
-    for file in "$from"/rtrs-*; do
+    for file in "$from"/rtrs-* "$from/rds" "$from/librds_preload.so"; do
         [ -f "$file" ] && [ -x "$file" ] || continue
         lab_copy "$file" "${file##*/}" || return 1
     done
@@ -166,11 +167,15 @@ lab_write_settings() {
         printf 'LAB_QUICK=%q\n' "${RTRS_QUICK:-}"
         printf 'LAB_LONG=%q\n' "${LAB_LONG:-}"
         printf 'LAB_FIGURES=%q\n' "${LAB_FIGURES:-}"
+        printf 'LAB_RDS_TOOLS=%q\n' "${RTRS_LAB_RDS_TOOLS:-}"
         printf 'LAB_SOAK_ROUNDS=%q\n' "${RTRS_LAB_SOAK_ROUNDS:-}"
         printf 'LAB_SOAK_SEED=%q\n' "${RTRS_LAB_SOAK_SEED:-}"
         printf 'LAB_BENCH_SECONDS=%q\n' "${RTRS_LAB_BENCH_SECONDS:-}"
         printf 'LAB_BENCH_PASSES=%q\n' "${RTRS_LAB_BENCH_PASSES:-}"
         printf 'LAB_BENCH_ROWS=%q\n' "${RTRS_LAB_BENCH_ROWS:-}"
+        printf 'LAB_GATEWAY_ROUNDS=%q\n' "${RTRS_LAB_GATEWAY_ROUNDS:-}"
+        printf 'LAB_WAN_RTT=%q\n' "${RTRS_LAB_WAN_RTT:-}"
+        printf 'LAB_WAN_LOSS=%q\n' "${RTRS_LAB_WAN_LOSS:-}"
         printf 'LAB_BENCH_PEERS=%q\n' "${RTRS_LAB_BENCH_PEERS:-}"
         printf 'declare -A LAB_TESTS=()\n'
         for test in "${LAB_TESTS[@]}"; do
@@ -444,7 +449,9 @@ lab_take_lock() {
 lab_prepare() {
     LAB_SHARE=$(mktemp -d "${TMPDIR:-/tmp}/rtrs-lab.XXXXXX") || return 1
     # A script that changes while a guest runs it breaks in the middle of a word.
-    mkdir -p "$LAB_SHARE/tree/tests" && cp -r tests/lab "$LAB_SHARE/tree/tests/" || return 1
+    mkdir -p "$LAB_SHARE/tree/tests" "$LAB_SHARE/tree/scripts" &&
+        cp -r tests/lab "$LAB_SHARE/tree/tests/" &&
+        cp scripts/ceph.sh "$LAB_SHARE/tree/scripts/" || return 1
     LAB_LOGS=$LAB_CACHE/logs/run-$(date +%Y%m%d-%H%M%S)-$$
     trap lab_cleanup EXIT
     trap 'exit 130' INT
@@ -468,7 +475,7 @@ lab_run() { # word...
     if ! missing=$(lab_ready); then
         echo "SKIP: this machine has no lab; missing:"
         printf '%s\n' "$missing" | sed 's/^/  /'
-        echo "remedy: scripts/lab.sh setup"
+        echo "hint: scripts/lab.sh setup"
         for name in $names; do echo "SKIP $name"; done
         LAB_SKIPPED=$(printf '%s\n' "$names" | wc -l)
         lab_close "$start"
@@ -497,7 +504,7 @@ lab_run() { # word...
 lab_shell() { # [command]
     local missing
     if ! missing=$(lab_ready); then
-        printf 'lab: not ready; missing: %s\nremedy: scripts/lab.sh setup\n' "$missing" >&2
+        printf 'lab: not ready; missing: %s\nhint: scripts/lab.sh setup\n' "$missing" >&2
         return 1
     fi
     lab_ready >/dev/null

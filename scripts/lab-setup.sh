@@ -15,8 +15,8 @@ LAB_MODULES_BUILT=(rtrs-core rtrs-client rtrs-server rnbd-client rnbd-server siw
 LAB_PACKAGES=(
     binutils busybox-static clang e2fsprogs fio gcc gnutls-bin ibverbs-providers ibverbs-utils
     iproute2 iputils-ping jq kmod libclang-dev libibverbs-dev libnbd-bin librdmacm-dev make
-    nbd-client nbd-server nbdkit nvme-cli parted perftest pkg-config procps python3 qemu-system-x86
-    qemu-utils rdma-core rdmacm-utils udev util-linux xfsprogs xz-utils
+    nbd-client nbd-server nbdkit nftables nvme-cli parted perftest pkg-config procps python3
+    qemu-system-x86 qemu-utils qperf rdma-core rdmacm-utils udev util-linux xfsprogs xz-utils
 )
 
 lab_say() { printf 'lab: %s\n' "$*"; }

@@ -4,8 +4,8 @@
 #
 #   scripts/lab.sh setup               install and build what it needs; again: seconds
 #   scripts/lab.sh list [-o json]      the scenarios
-#   scripts/lab.sh run NAME|GROUP|all  run scenarios; several may be named. 1/3, 2/3 and 3/3 are
-#                                      thirds of all that are not in the group smoke
+#   scripts/lab.sh run NAME|GROUP|all  run scenarios; several may be named. 1/5 to 5/5 are fifths
+#                                      of all that are not in the group smoke; any N up to 9 will do
 #   scripts/lab.sh shell [COMMAND]     a root shell in a guest, or one command
 #
 # Environment: RTRS_LAB_LOCK is the lock that keeps two labs of one machine apart [default: in the

@@ -41,7 +41,7 @@ local USER = {
 }
 local OP = {
     [0] = "read", [1] = "write", [2] = "flush", [3] = "discard", [4] = "secure erase",
-    [5] = "write zeroes",
+    [5] = "write zeroes", [128] = "extents",
 }
 local KIND = { [1] = "raw key", [2] = "certificates" }
 local ACCESS = { [0] = "ro", [1] = "rw", [2] = "migration" }
@@ -87,12 +87,15 @@ local f = {
     ext_times = ProtoField.bool("rtrs.ext.times", "Times in answers", 32, nil, 32),
     ext_discover = ProtoField.bool("rtrs.ext.discover", "DISCOVER", 32, nil, 64),
     ext_auth = ProtoField.bool("rtrs.ext.authenticate", "Has to authenticate", 32, nil, 128),
+    ext_idle = ProtoField.bool("rtrs.ext.idle", "Rare heartbeats of idle paths", 32, nil, 512),
+    idle_ms = ProtoField.uint32("rtrs.ext.idle_ms", "Milliseconds between these at most"),
     server_id = ProtoField.bytes("rtrs.ext.server_id", "Server ID, or eviction secret"),
 
     imm = ProtoField.uint32("rtrs.imm", "Immediate", base.HEX),
     imm_type = ProtoField.uint8("rtrs.imm.type", "Type", base.DEC, IMM),
     permit = ProtoField.uint32("rtrs.permit", "Permit"),
     offset = ProtoField.uint32("rtrs.imm.offset", "Offset of the message"),
+    next_ms = ProtoField.uint32("rtrs.imm.next_ms", "Milliseconds to the next heartbeat"),
     errno = ProtoField.uint16("rtrs.imm.errno", "errno"),
     inval = ProtoField.uint32("rtrs.inval_key", "Invalidated key", base.HEX),
 
@@ -144,6 +147,7 @@ local r = {
     cache = ProtoField.bool("rnbd.open.cache", "Volatile cache", 8, nil, 2),
     is_volatile = ProtoField.bool("rnbd.open.volatile", "Volatile content", 8, nil, 1),
     fast_wz = ProtoField.bool("rnbd.open.fast_zeroes", "Fast write zeroes", 8, nil, 2),
+    extents = ProtoField.bool("rnbd.open.extents", "Extents", 8, nil, 4),
     cache_id = ProtoField.uint64("rnbd.open.cache_id", "Cache ID", base.HEX),
     fence_path = ProtoField.bytes("rnbd.fence.path", "Path to fence"),
     count = ProtoField.uint16("rnbd.discover.count", "Exports"),
@@ -251,7 +255,7 @@ local function con_rsp(tree, range)
             { f.ext_server, 24, 4 }, { f.ext_lengths, 24, 4 }, { f.ext_fence, 24, 4 },
             { f.ext_cache, 24, 4 }, { f.ext_identity, 24, 4 }, { f.ext_changed, 24, 4 },
             { f.ext_times, 24, 4 }, { f.ext_discover, 24, 4 }, { f.ext_auth, 24, 4 },
-            { f.server_id, 28, 16 },
+            { f.ext_idle, 24, 4 }, { f.server_id, 28, 16 }, { f.idle_ms, 44, 4 },
         })
     end
 end
@@ -295,7 +299,7 @@ local function user_message(tree, range, is_answer)
             { r.physical, 36, 2 }, { r.logical, 38, 2 }, { r.segments, 40, 2 },
             { r.secure, 42, 2 }, { r.rotational, 44, 1 }, { r.can_fua, 45, 1 },
             { r.cache, 45, 1 }, { r.is_volatile, 46, 1 }, { r.fast_wz, 46, 1 },
-            { r.cache_id, 48, 8 },
+            { r.extents, 46, 1 }, { r.cache_id, 48, 8 },
         })
     elseif kind == 4 then
         add_all(sub, range, {
@@ -479,6 +483,9 @@ local function show_immediate(tree, found, range, imm)
     end
     if kind == 10 then
         tree:add(r.device, range, bits(imm, 0, 28))
+    end
+    if kind == 8 and bits(imm, 0, 28) > 0 then
+        tree:add(f.next_ms, range, bits(imm, 0, 28))
     end
     if found.errno then
         tree:add(f.errno, range, found.errno)

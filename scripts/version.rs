@@ -1,0 +1,55 @@
+//! The build script of the programs: makes `RTRS_VERSION`, the text that `--version` prints.
+//!
+//! It names the features, but for `rds`, which has none, and in a release build the git revision.
+//! Other builds leave the revision out: it would compile the programs again with each commit. A
+//! tree that is not the top of a git work tree, such as an unpacked archive, has no revision.
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-changed=../scripts/version.rs");
+    let text = |name| env::var(name).unwrap_or_default();
+    let build = if text("PROFILE") == "release" {
+        // Also for what is not committed: the daemons are compiled again for these anyway.
+        for path in ["src", "../rtrs-core/src", "../nbd-bridge/src", "../Cargo.lock"] {
+            println!("cargo::rerun-if-changed={path}");
+        }
+        let root = Path::new(&text("CARGO_MANIFEST_DIR")).join("..");
+        let revision = revision(&root).unwrap_or_else(|| "unknown".to_owned());
+        format!("revision {revision}")
+    } else {
+        "debug build".to_owned()
+    };
+    let features = match (text("CARGO_PKG_NAME").as_str(), env::var_os("CARGO_FEATURE_VERBS")) {
+        ("rds", _) => "",
+        (_, Some(_)) => ", features: verbs",
+        (_, None) => ", features: none",
+    };
+    let version = text("CARGO_PKG_VERSION");
+    println!("cargo::rustc-env=RTRS_VERSION={version} ({build}{features})");
+}
+
+/// The commit of a work tree, and whether files differ from it. None without git.
+pub(crate) fn revision(root: &Path) -> Option<String> {
+    // The second changes with each commit, the first when another branch is checked out.
+    let heads = ["--git-path", "HEAD", "--git-path", "logs/HEAD"];
+    let places = git(root, &[&["rev-parse", "--show-toplevel"], &heads[..]].concat())?;
+    let mut places = places.lines().map(|place| root.join(place));
+    if places.next()?.canonicalize().ok()? != root.canonicalize().ok()? {
+        return None;
+    }
+    // A file that is not there would run this script in every build.
+    for place in places.filter(|place| place.exists()) {
+        println!("cargo::rerun-if-changed={}", place.display());
+    }
+    git(root, &["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
+}
+
+/// What git prints, if it succeeds.
+fn git(root: &Path, args: &[&str]) -> Option<String> {
+    let out = Command::new("git").arg("-C").arg(root).args(args).output().ok()?;
+    let text = String::from_utf8(out.stdout).ok()?;
+    out.status.success().then(|| text.trim_end().to_owned())
+}
