@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use rtrs_core::rt::random_number;
 use rtrs_core::settings::{
-    ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, SECOND, Switch, Time, ValueError,
-    text_values,
+    ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, SECOND, SocketMode, Switch, Time,
+    ValueError, text_values,
 };
 
 use crate::error::{Error, ErrorKind};
@@ -55,39 +55,8 @@ impl fmt::Display for NodeAddress {
     }
 }
 
-/// Permissions of a socket in octal: `660`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SocketMode(u32);
-
-impl SocketMode {
-    /// The bits.
-    #[must_use]
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-impl FromStr for SocketMode {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
-        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= 0o777);
-        mode.map(Self).ok_or_else(|| {
-            ValueError::new("mode", text, "is not an octal mode", "use 0 to 777, as in 660")
-        })
-    }
-}
-
-impl fmt::Display for SocketMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:o}", self.0)
-    }
-}
-
 text_values! {
     NodeAddress, "ADDRESS", "an address such as 10.0.0.1";
-    SocketMode, "MODE", "permissions in octal such as 660";
 }
 
 rtrs_core::settings! {

@@ -8,8 +8,8 @@
 mod socket;
 mod values;
 
+pub use socket::SocketOwner;
 pub(crate) use socket::give_socket;
-pub use socket::{SocketMode, SocketOwner};
 pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NbdTls, NoPath, Policy, SlowIo};
 
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use rtrs_core::identity::Identity;
 use rtrs_core::settings::{
     Auto, AutoSwitch, ByteSize, HOUR, Int, LogFilter, LogFormat, MILLISECOND, MINUTE,
-    MetricsAddress, Portal, SECOND, Shards, Switch, Time, Visitor, settings_from_yaml,
+    MetricsAddress, Portal, SECOND, Shards, SocketMode, Switch, Time, Visitor, settings_from_yaml,
 };
 use rtrs_core::tls::PublicKey;
 

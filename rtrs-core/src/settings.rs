@@ -31,6 +31,7 @@ mod output;
 mod portal;
 mod reading;
 mod size;
+mod socket_mode;
 mod suggest;
 
 pub use crate::{choices, text_values};
@@ -50,4 +51,5 @@ pub use output::{Output, print_text, printable, run_program, write_text};
 pub use portal::{Host, PORT_DEFAULT, Portal, ResolveError, Scheme};
 pub use reading::{config_text, settings_from_file, settings_from_yaml, yaml_error};
 pub use size::ByteSize;
+pub use socket_mode::SocketMode;
 pub use suggest::nearest;

@@ -1,6 +1,6 @@
 //! Who may connect to the unix socket that NBD is served on: its mode and its owner.
 //!
-//! Owns [`SocketMode`] and [`SocketOwner`], and looks their names up in /etc/passwd and /etc/group.
+//! Owns [`SocketOwner`], and looks its names up in /etc/passwd and /etc/group.
 
 use std::fmt;
 use std::fs;
@@ -9,29 +9,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::str::FromStr;
 
-use rtrs_core::settings::{ValueError, text_values};
-
-/// Permissions in octal: `660`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SocketMode(u32);
-
-impl FromStr for SocketMode {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
-        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= 0o777);
-        mode.map(Self).ok_or_else(|| {
-            ValueError::new("mode", text, "is not an octal mode", "use 0 to 777, as in 660")
-        })
-    }
-}
-
-impl fmt::Display for SocketMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:o}", self.0)
-    }
-}
+use rtrs_core::settings::{SocketMode, ValueError, text_values};
 
 /// A user and a group, by name or number: `USER`, `USER:GROUP` or `:GROUP`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -66,7 +44,6 @@ impl fmt::Display for SocketOwner {
 }
 
 text_values! {
-    SocketMode, "MODE", "an octal mode such as 660";
     SocketOwner, "USER:GROUP", "an owner such as qemu:kvm";
 }
 
@@ -112,7 +89,7 @@ pub(crate) fn give_socket(
         chown(path, user, group)?;
     }
     match mode {
-        Some(SocketMode(mode)) => fs::set_permissions(path, fs::Permissions::from_mode(mode)),
+        Some(mode) => fs::set_permissions(path, fs::Permissions::from_mode(mode.get())),
         None => Ok(()),
     }
 }
@@ -120,19 +97,6 @@ pub(crate) fn give_socket(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn modes_are_octal() {
-        for (text, mode) in [("660", 0o660), ("0600", 0o600), ("0", 0), ("777", 0o777)] {
-            let read: SocketMode = text.parse().unwrap();
-            assert_eq!(read, SocketMode(mode));
-            assert_eq!(read.to_string().parse(), Ok(read));
-        }
-        for text in ["", "668", "1777", "rw", "-1", "+60", "00660"] {
-            let error = text.parse::<SocketMode>().unwrap_err().to_string();
-            assert!(error.contains("is not an octal mode; use 0 to 777, as in 660"), "{error}");
-        }
-    }
 
     #[test]
     fn owners_are_names_or_numbers() {
