@@ -191,13 +191,17 @@ lab_vng_command() { # role cpus memory qemu_option...
     LAB_VNG=(env "PATH=$LAB_VENV/bin:$PATH" vng --disable-kvm
         -r "/boot/vmlinuz-$LAB_RELEASE" --cpus "$cpus" -m "$memory"
         --user root --cwd "$PWD" "--rwdir=/run/lab=$LAB_SHARE"
-        # A second console that keeps the kernel's last words when nothing else speaks any more.
-        --append=console=ttyS1 --append=log_buf_len=4M
+        --append=log_buf_len=4M
+        # A guest that went silent can be asked where its processors are (lab_nmi).
+        --append=unknown_nmi_panic --append=panic_print=0x40
         # The emulated TSC is one clock for all CPUs. Without this the kernel reads the time from
         # an emulated chip, and so does every program, by system call.
         --append=tsc=reliable
         --append=rcupdate.rcu_cpu_stall_timeout=120
-        "--qemu-opts=-serial file:$LAB_SHARE/console-$role.log")
+        "--qemu-opts=-qmp unix:$LAB_SHARE/qmp-$role,server=on,wait=off"
+        # The console keeps the kernel's last words when nothing else speaks any more; virtme-ng
+        # would have it in /dev/null.
+        "--qemu-opts=-set chardev.console.path=$LAB_SHARE/console-$role.log")
     [ $# -eq 0 ] || LAB_VNG+=("--qemu-opts=$*")
 }
 
@@ -249,13 +253,40 @@ lab_count() { # name status checks_passed checks_failed seconds
     printf -- '-- %s: %s (checks: %s passed, %s failed; %s s)\n\n' "$1" "$2" "$3" "$checks" "$5"
 }
 
-# The last words of a guest that went silent, and what known faults of the kernel they tell of.
-lab_last_words() { # role name
-    local log=$LAB_SHARE/console-$1.log
-    [ -s "$log" ] || return 0
-    kernel_faults_named <"$log" | sed "s/^/KERNEL $2 /"
-    echo "   kernel of the $1 guest, last lines of its console:"
-    tail -n 40 "$log" | tr -d '\r' | sed 's/^/   | /'
+# Makes the kernel of a guest that went silent panic, and so say where its processors are.
+lab_nmi() { # role
+    timeout 30 python3 - "$LAB_SHARE/qmp-$1" <<'END'
+import json, socket, sys
+qemu = socket.socket(socket.AF_UNIX)
+qemu.settimeout(20)
+qemu.connect(sys.argv[1])
+answers = qemu.makefile()
+answers.readline()
+for command in "qmp_capabilities", "inject-nmi":
+    qemu.sendall(json.dumps({"execute": command}).encode() + b"\n")
+    if "return" not in json.loads(answers.readline()):
+        sys.exit(f"   qemu refuses {command}")
+# It ends once the kernel has panicked.
+try:
+    while answers.readline():
+        pass
+except TimeoutError:
+    print("   the kernel does not panic")
+END
+}
+
+# The last words of the guests' kernels, and what known faults they tell of. Those that went silent
+# are made to speak.
+lab_last_words() { # name ended|timeout
+    local role log
+    for role in $LAB_ROLES; do
+        log=$LAB_SHARE/console-$role.log
+        [ "$2" = ended ] || lab_nmi "$role"
+        [ -s "$log" ] || continue
+        kernel_faults_named <"$log" | sed "s/^/KERNEL $1 /"
+        echo "   kernel of the $role guest, last lines of its console:"
+        tail -n 120 "$log" | tr -d '\r' | sed 's/^/   | /'
+    done
 }
 
 # A scenario begins; sets variables of lab_listen.
@@ -338,13 +369,13 @@ lab_listen() { # number_of_guests
         printf 'FAIL %s: the guest %s\n' "$current" "$([ "$status" = timeout ] &&
             echo "did not end it in time and was killed" || echo "died")"
         [ "$status" != timeout ] || echo "CLASS $current hang"
-        for role in $LAB_ROLES; do lab_last_words "$role" "$current"; done
+        lab_last_words "$current" "$status"
         lab_count "$current" failed "$goods" "$bads" $((SECONDS - started))
         LAB_LEFT=("${LAB_LEFT[@]:1}")
     elif [ $booted -lt "$guests" ]; then
         echo "FAIL ${LAB_LEFT[0]}: the guest $([ "$status" = timeout ] &&
             echo "did not boot within $LAB_BOOT_MAX s" || echo "died at boot")"
-        for role in $LAB_ROLES; do lab_last_words "$role" "${LAB_LEFT[0]}"; done
+        lab_last_words "${LAB_LEFT[0]}" "$status"
         lab_count "${LAB_LEFT[0]}" failed 0 0 $((SECONDS - start))
         LAB_LEFT=("${LAB_LEFT[@]:1}")
     fi
@@ -371,7 +402,7 @@ lab_cables() { # listen|connect end port...
 # One boot (of one guest, or of a pair) with as many of LAB_LEFT as it manages.
 lab_boot_once() { # topology
     local ports left=${#LAB_LEFT[@]}
-    rm -rf "$LAB_SHARE"/lines "$LAB_SHARE"/console-*.log "$LAB_SHARE/sync"
+    rm -rf "$LAB_SHARE"/lines "$LAB_SHARE"/console-*.log "$LAB_SHARE"/qmp-* "$LAB_SHARE/sync"
     mkdir -p "$LAB_SHARE/sync"
     mkfifo "$LAB_SHARE/lines"
     # 5 is for guests to write, 7 to read; the read-write one lets both be opened without a wait.
@@ -400,7 +431,7 @@ lab_boot_once() { # topology
     exec 7<&-
     if [ ${#LAB_LEFT[@]} -eq "$left" ]; then
         echo "FAIL ${LAB_LEFT[0]}: the guest ended before it began"
-        for role in $LAB_ROLES; do lab_last_words "$role" "${LAB_LEFT[0]}"; done
+        lab_last_words "${LAB_LEFT[0]}" ended
         lab_count "${LAB_LEFT[0]}" failed 0 0 0
         LAB_LEFT=("${LAB_LEFT[@]:1}")
     fi

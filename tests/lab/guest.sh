@@ -32,7 +32,7 @@ guest_prepare() {
     echo 60 >/proc/sys/kernel/watchdog_thresh
     echo 45 >/proc/sys/kernel/hung_task_timeout_secs
     echo -1 >/proc/sys/kernel/hung_task_warnings
-    # Warnings and worse to the second console, which the host keeps.
+    # Warnings and worse to the console, which the host keeps.
     dmesg -n warn
     ip link set lo up
     ulimit -c 0
@@ -195,6 +195,23 @@ barrier() { # name stage
     await "$1.$(other_role).$2" 120
 }
 
+# Runs a scenario with its limit. One that waits in the kernel cannot be ended, nor does `timeout`
+# end before it: it is left behind, so that the guest can still say what waits where.
+guest_scenario() { # limit file
+    local scenario bound first status
+    # shellcheck disable=SC2016
+    timeout -k 5 "$1" bash -c 'echo $$ >"$1/cgroup.procs"; shift; exec "$@"' - \
+        "$GUEST_CGROUP" bash tests/lab/scenario.sh "$2" "$LAB_ROLE" </dev/null &
+    scenario=$!
+    sleep $(($1 * LAB_SLOW + 20)) &
+    bound=$!
+    wait -n -p first $scenario $bound
+    status=$?
+    [ "$first" = $scenario ] || return 137
+    kill $bound
+    return $status
+}
+
 run_scenario() { # name last
     local name=$1 limit start=$SECONDS status checks mark dirty='' text allowed keep=
     local file=tests/lab/scenarios/$name.sh
@@ -212,9 +229,7 @@ run_scenario() { # name last
         echo "FAIL $name: the topology does not come up: $(tail -n 5 "$LAB_HOME/topology")"
         status=1 dirty=dirty
     else
-        # shellcheck disable=SC2016
-        timeout -k 5 "$limit" bash -c 'echo $$ >"$1/cgroup.procs"; shift; exec "$@"' - \
-            "$GUEST_CGROUP" bash tests/lab/scenario.sh "$file" "$LAB_ROLE"
+        guest_scenario "$limit" "$file"
         status=$?
     fi
     if [ $status -eq 124 ] || [ $status -eq 137 ]; then
