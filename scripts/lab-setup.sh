@@ -13,9 +13,9 @@ LAB_MODULES_BUILT=(rtrs-core rtrs-client rtrs-server rnbd-client rnbd-server siw
 
 # Beside the kernel, which lab_kernel_packages names.
 LAB_PACKAGES=(
-    binutils busybox-static clang e2fsprogs fio gcc gnutls-bin ibverbs-providers ibverbs-utils
-    iproute2 iputils-ping jq kmod libclang-dev libibverbs-dev libnbd-bin librdmacm-dev make
-    nbd-client nbd-server nbdkit nftables nvme-cli parted perftest pkg-config procps python3
+    binutils busybox-static clang e2fsprogs ethtool fio gcc gnutls-bin ibverbs-providers
+    ibverbs-utils iproute2 iputils-ping jq kmod libclang-dev libibverbs-dev libnbd-bin librdmacm-dev
+    make nbd-client nbd-server nbdkit nftables nvme-cli parted perftest pkg-config procps python3
     qemu-system-x86 qemu-utils qperf rdma-core rdmacm-utils udev util-linux xfsprogs xz-utils
 )
 

@@ -68,7 +68,7 @@ scenario() {
     modprobe nbd nbds_max=4
     modprobe sch_netem
     for device in va0 vb0 va1 vb1; do
-        ethtool -K $device tso off gso off gro off >/dev/null
+        assert_true "$device sends packets as they are" ethtool -K $device tso off gso off gro off
     done
     for peer in 0 1; do
         assert_true "disk $peer" dd if=/dev/urandom of="/dev/ram$peer" bs=1M count=$DISK_MIB \
