@@ -306,6 +306,8 @@ struct CqSlot {
 pub(super) struct CoreDevice {
     cqs: Vec<CqSlot>,
     channel: Rc<CompChannel>,
+    /// Of the interrupts that report completions, so that shards do not share one.
+    vector: u32,
     pub(super) completions: Watch,
     pub(super) reports: Watch,
 }
@@ -321,15 +323,20 @@ fn queue_entries(need: u32, most: u32) -> u32 {
 }
 
 impl CoreDevice {
-    /// `tokens` are those of the completion channel and of the device's own reports.
-    pub(super) fn new(context: &Arc<Context>, tokens: (u64, u64)) -> Result<Self, FabricError> {
+    /// `tokens` are those of the completion channel and of the device's own reports; `core` is the
+    /// shard's number.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        tokens: (u64, u64),
+        core: u32,
+    ) -> Result<Self, FabricError> {
         let failed = |e| {
             FabricError::system(format!("cannot use completion queues of {}", context.name()), e)
         };
         let channel = CompChannel::new(context).map_err(failed)?;
         let completions = Watch::new(Fd::new(channel.pollable().map_err(failed)?), tokens.0);
         let reports = Watch::new(Fd::new(context.async_pollable().map_err(failed)?), tokens.1);
-        Ok(Self { cqs: Vec::new(), channel, completions, reports })
+        Ok(Self { cqs: Vec::new(), channel, vector: core, completions, reports })
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -364,7 +371,7 @@ impl CoreDevice {
             return Err(hint::queue_too_long(context.name(), what, need.into(), most));
         }
         let entries = queue_entries(need, most);
-        let cq = Cq::new(&self.channel, entries, self.cqs.len()).map_err(|e| {
+        let cq = Cq::new(&self.channel, entries, self.cqs.len(), self.vector).map_err(|e| {
             let name = context.name();
             FabricError::system(
                 format!("cannot make a queue of {entries} completions on {name}"),

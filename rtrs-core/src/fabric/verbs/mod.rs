@@ -219,7 +219,7 @@ impl VerbsFabric {
         }
         let at = self.devices.len();
         let tokens = (token::COMPLETIONS | at as u64, token::REPORTS | at as u64);
-        let mut device = CoreDevice::new(context, tokens)?;
+        let mut device = CoreDevice::new(context, tokens, self.core)?;
         device.completions.arm(&self.port);
         device.reports.arm(&self.port);
         self.devices.push(None);

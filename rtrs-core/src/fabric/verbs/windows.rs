@@ -145,7 +145,7 @@ impl Provider for Trial<'_> {
         let pd = self.window.as_ref().ok_or_else(no_order)?.pd();
         let limits = QpLimits { send_max: 1, recv_max: 1 };
         let channel = CompChannel::new(self.context)?;
-        let cq = Cq::new(&channel, Qp::cq_entries(pd, limits), 0)?;
+        let cq = Cq::new(&channel, Qp::cq_entries(pd, limits), 0, 0)?;
         let (qp, _) = self.qp.insert((Qp::new(pd, &cq, QpNum(0), limits)?, cq));
         qp.connect_to_itself()
     }

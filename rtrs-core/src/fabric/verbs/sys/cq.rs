@@ -144,13 +144,18 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    /// A queue for that many completions, which reports on the channel under `index`.
+    /// A queue for that many completions, which reports on the channel under `index`, by the
+    /// interrupt of the device that is `vector` modulo the number of these.
     pub(crate) fn new(
         channel: &Rc<CompChannel>,
         entries: u32,
         index: usize,
+        vector: u32,
     ) -> io::Result<Rc<Self>> {
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
+        // SAFETY: an open context.
+        let vectors = unsafe { (*channel.context.raw()).num_comp_vectors };
+        let vector = i32::try_from(vector % vectors.max(1).cast_unsigned()).unwrap_or(0);
         // SAFETY: an open context and a channel of it; the index is no pointer to anybody but us;
         // null is the error.
         let raw = NonNull::new(unsafe {
@@ -159,7 +164,7 @@ impl Cq {
                 entries,
                 ptr::without_provenance_mut(index),
                 channel.raw.as_ptr(),
-                0,
+                vector,
             )
         })
         .ok_or_else(io::Error::last_os_error)?;

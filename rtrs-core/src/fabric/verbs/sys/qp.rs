@@ -41,6 +41,8 @@ pub(crate) struct Qp {
     name: QpNum,
     sends: Sends,
     recvs: Recvs,
+    /// Bytes of a request that the device takes from us, instead of from memory.
+    inline_max: usize,
     reads: bool,
     bind_qp: Option<BindQp>,
     iwarp: bool,
@@ -58,6 +60,10 @@ struct BindQp {
     number: u32,
     binds: Sends,
 }
+
+/// Bytes that go to the device inside a request, so that it need not read them from memory: a
+/// request for a read and an answer fit, and a queue entry stays small.
+const INLINE_MAX: u32 = 64;
 
 /// A message may be this long at most (IBA 9.7.8 and every device).
 const MESSAGE_MAX: usize = 1 << 31;
@@ -81,13 +87,17 @@ impl Qp {
         name: QpNum,
         limits: QpLimits,
     ) -> io::Result<Self> {
-        let (raw, number) = create(pd, cq, limits.send_max, limits.recv_max)?;
+        let (send, recv) = (limits.send_max, limits.recv_max);
+        // Not every device can, nor with queues of this length.
+        let (raw, number, inline_max) = create(pd, cq, send, recv, INLINE_MAX)
+            .or_else(|_| create(pd, cq, send, recv, 0))?;
         let mut qp = Self {
             raw: Some(raw),
             number,
             name,
             sends: Sends::new(limits.send_max, true, false),
             recvs: Recvs::new(limits.recv_max),
+            inline_max,
             reads: false,
             bind_qp: None,
             iwarp: pd.context().limits().iwarp,
@@ -96,7 +106,7 @@ impl Qp {
             pd: Arc::clone(pd),
         };
         if Self::needs_bind_qp(pd) {
-            let (raw, number) = create(pd, cq, limits.send_max, 0)?;
+            let (raw, number, _) = create(pd, cq, limits.send_max, 0, 0)?;
             let binds = Sends::new(limits.send_max, false, true);
             qp.bind_qp = Some(BindQp { raw: Some(raw), number, binds });
         }
@@ -253,6 +263,9 @@ impl Qp {
         }
         raw.opcode = opcode;
         raw.send_flags = if signal { ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
+        if count > 0 && op != WcOp::RdmaRead && wr.sges.len() <= self.inline_max {
+            raw.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
+        }
         let imm = match wr.op {
             WrOp::Send { imm, .. } | WrOp::RdmaWrite { imm, .. } => imm,
             WrOp::RdmaRead { .. } => None,
@@ -600,7 +613,14 @@ impl BindQp {
 }
 
 /// A queue pair in its first state, and its number.
-fn create(pd: &Pd, cq: &Cq, sends: u32, recvs: u32) -> io::Result<(NonNull<ibv_qp>, u32)> {
+/// A queue pair, its number, and the bytes that it takes inside a request, at least those asked for.
+fn create(
+    pd: &Pd,
+    cq: &Cq,
+    sends: u32,
+    recvs: u32,
+    inline_max: u32,
+) -> io::Result<(NonNull<ibv_qp>, u32, usize)> {
     // SAFETY: plain data, for which all zeroes is valid.
     let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
     init.send_cq = cq.raw();
@@ -611,12 +631,13 @@ fn create(pd: &Pd, cq: &Cq, sends: u32, recvs: u32) -> io::Result<(NonNull<ibv_q
     init.cap.max_recv_wr = recvs.max(1);
     init.cap.max_send_sge = 2;
     init.cap.max_recv_sge = 1;
+    init.cap.max_inline_data = inline_max;
     // SAFETY: a living domain and queue of one device; the attributes live through the call.
     let raw = NonNull::new(unsafe { ibv_create_qp(pd.raw(), &raw mut init) })
         .ok_or_else(io::Error::last_os_error)?;
     pd.has_one_more();
     // SAFETY: just made.
-    Ok((raw, unsafe { (*raw.as_ptr()).qp_num }))
+    Ok((raw, unsafe { (*raw.as_ptr()).qp_num }, inline_max as usize))
 }
 
 /// Takes a handle that nobody has any more, of a queue pair of the domain.
