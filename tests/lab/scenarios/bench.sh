@@ -13,8 +13,10 @@
 # A measurement that hangs, or a peer that cannot be started, is told and left out; how fast
 # anything is fails nothing.
 
-# Ours over RDMA, ours without always-invalidate, two kernel peers over RDMA; then over TCP.
-PEERS=${LAB_BENCH_PEERS:-ours-rdma ours-off rnbd nvme-rdma ours-tcp nvme-tcp nbd-server nbdkit}
+# Ours over RDMA, ours without always-invalidate, two kernel peers over RDMA; then over TCP, ours
+# with CRC32C and without.
+PEERS=${LAB_BENCH_PEERS:-ours-rdma ours-off rnbd nvme-rdma ours-tcp ours-plain nvme-tcp nbd-server \
+nbdkit}
 ROWS=${LAB_BENCH_ROWS:-r4q1 r4q32 w4q32 r64s w64s}
 PASSES=${LAB_BENCH_PASSES:-3}
 SECONDS_EACH=${LAB_BENCH_SECONDS:-4}
@@ -49,8 +51,9 @@ leave_out() { # peer why
 # --- how each peer comes up; DEVICE[peer] is its block device then ---
 
 start_ours() {
-    local disk rdma tcp off
+    local rdma tcp off plain
     rdma=$(disk_of ours-rdma) tcp=$(disk_of ours-tcp) off=$(disk_of ours-off)
+    plain=$(disk_of ours-plain)
     if [ -n "$rdma$tcp" ]; then
         start_server ${rdma:+--export "rdma=$rdma"} ${tcp:+--export "tcp=$tcp"} \
             --listen rdma://10.0.0.2:1234 --listen tcp://10.0.0.2:1234
@@ -58,9 +61,14 @@ start_ours() {
     if [ -n "$off" ]; then
         start_server --export "off=$off" --listen rdma://10.0.0.2:1235 --always-invalidate off
     fi
+    if [ -n "$plain" ]; then
+        start_server --export "plain=$plain" --listen tcp://10.0.0.2:1237 --crc off
+    fi
     [ -z "$rdma" ] || start_one ours-rdma rdma --path rdma://10.0.0.1@10.0.0.2:1234
     [ -z "$off" ] || start_one ours-off off --path rdma://10.0.0.1@10.0.0.2:1235
     [ -z "$tcp" ] || start_one ours-tcp tcp --path tcp://10.0.0.1@10.0.0.2:1234
+    [ -z "$plain" ] ||
+        start_one ours-plain plain --path tcp://10.0.0.1@10.0.0.2:1237 --crc off
 }
 
 start_one() { # peer name argument...

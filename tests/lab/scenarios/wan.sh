@@ -7,10 +7,11 @@
 # groups: bench
 # in-all: no
 #
-# Both servers stay up, each with a disk of its own, alike. Each pass goes through the links, for
-# each through the rows, and for each row through the peers. RTRS_LAB_WAN_RTT and RTRS_LAB_WAN_LOSS,
-# words such as 2ms and 0.01%, RTRS_LAB_BENCH_PASSES [3] and RTRS_LAB_BENCH_SECONDS [4, for each
-# measurement] are read by scripts/lab.sh. How fast anything is fails nothing.
+# All servers stay up, each with a disk of its own, alike: ours with CRC32C and without, nbdkit.
+# Each pass goes through the links, for each through the rows, and for each row through the peers.
+# RTRS_LAB_WAN_RTT and RTRS_LAB_WAN_LOSS, words such as 2ms and 0.01%, RTRS_LAB_BENCH_PASSES [3] and
+# RTRS_LAB_BENCH_SECONDS [4, for each measurement] are read by scripts/lab.sh. How fast anything is
+# fails nothing.
 
 . tests/lab/faults.sh
 
@@ -30,6 +31,13 @@ shape() { # rtt loss
         tc qdisc replace dev $device root netem limit 200000 delay "${half}ms" loss "${2%\%}%" ||
             return 1
     done
+}
+
+# With the heartbeats of a user who says nothing.
+attach_default() { # name port argument...
+    timeout 90 rtrs-client attach "$1" --path "tcp://10.0.0.1@10.0.0.2:$2" \
+        --path "tcp://10.0.1.1@10.0.1.2:$2" "${@:3}" >"$LAB_WORK/attach.out" 2>&1 </dev/null ||
+        { tail -n 5 "$LAB_WORK/attach.out" && return 1; }
 }
 
 # One measurement: the line `pass rtt loss row peer iops p99` with tabs between.
@@ -61,32 +69,37 @@ failover() { # rtt
 }
 
 scenario() {
-    local pass rtt loss row peer device start=$SECONDS
+    local pass rtt loss row peer device servers start=$SECONDS
     : >"$LAB_WORK/results.tsv"
     : >"$LAB_WORK/failovers.tsv"
-    modprobe brd rd_nr=2 rd_size=$((DISK_MIB * 1024)) max_part=0
+    modprobe brd rd_nr=3 rd_size=$((DISK_MIB * 1024)) max_part=0
     modprobe nbd nbds_max=4
     modprobe sch_netem
     for device in va0 vb0 va1 vb1; do
         assert_true "$device sends packets as they are" ethtool -K $device tso off gso off gro off
     done
-    for peer in 0 1; do
+    for peer in 0 1 2; do
         assert_true "disk $peer" dd if=/dev/urandom of="/dev/ram$peer" bs=1M count=$DISK_MIB \
             oflag=direct
     done
     start_server --export vol=/dev/ram0 --listen tcp://10.0.0.2:1234 --listen tcp://10.0.1.2:1234
-    assert_true "ours attaches over two paths" attach vol --device /dev/nbd0 \
-        --path tcp://10.0.0.1@10.0.0.2:1234 --path tcp://10.0.1.1@10.0.1.2:1234
+    servers=$LAB_SERVER
+    start_server --export plain=/dev/ram2 --listen tcp://10.0.0.2:1235 \
+        --listen tcp://10.0.1.2:1235 --crc off
+    assert_true "ours attaches over two paths" attach_default vol 1234 --device /dev/nbd0
+    assert_true "and without CRC32C" attach_default plain 1235 --device /dev/nbd2 --crc off
     nbdkit -f -i 10.0.0.2 -p 10810 file /dev/ram1 >"$LAB_WORK/nbdkit.log" 2>&1 </dev/null &
     assert_within 20 "nbdkit listens" sh -c "ss -Htln 'sport = :10810' | grep -q ."
     assert_true "nbdkit's disk attaches" timeout 30 nbd-client 10.0.0.2 10810 /dev/nbd1
-    DEVICE=([ours]=/dev/nbd0 [nbdkit]=/dev/nbd1)
+    DEVICE=([ours]=/dev/nbd0 [plain]=/dev/nbd2 [nbdkit]=/dev/nbd1)
     for ((pass = 1; pass <= PASSES; pass++)); do
         for rtt in $RTTS; do
             for loss in $LOSSES; do
                 assert_true "a round trip of $rtt with a loss of $loss" shape "$rtt" "$loss"
                 for row in 4k 128k; do
-                    for peer in ours nbdkit; do measure "$pass" "$rtt" "$loss" "$row" "$peer"; done
+                    for peer in ours plain nbdkit; do
+                        measure "$pass" "$rtt" "$loss" "$row" "$peer"
+                    done
                 done
             done
         done
@@ -98,8 +111,10 @@ scenario() {
     done
     expect_eq "no request failed" "$(client_json stats vol '[.ops[].errors] | add')" 0
     assert_true "nbdkit's disk is given back" timeout 30 nbd-client -d /dev/nbd1
-    assert_true "ours detaches" detach vol
-    assert_true "the server ends well" stop_server
+    for peer in vol plain; do assert_true "$peer detaches" detach $peer; done
+    assert_true "a server ends well" stop_server
+    LAB_SERVER=$servers
+    assert_true "and the other" stop_server
     assert_true "the figures make a table" python3 tests/lab/wan_table.py \
         "$LAB_WORK/results.tsv" "$LAB_WORK/failovers.tsv" "$LAB_SHARE/bench.json"
     cat "$LAB_HOME/out"
