@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# lab: fifty volumes of one session over two RDMA paths pin no more memory than one
+# topology: one
+# paths: 2
+# limit: 150
+# groups: issue ours
+
+VOLUMES=50
+
+# KiB that the kernel has pinned for a process: what is registered with RDMA devices.
+pinned() { # pid
+    awk '/^VmPin/ { print $2 }' "/proc/$1/status"
+}
+
+# Writes and reads back what only this volume has, through its NBD socket.
+use_volume() { # number
+    timeout 60 qemu-io -f raw -c "write -P $1 0 1M" -c flush -c "read -P $1 0 1M" \
+        "nbd+unix:///v$1?socket=$LAB_WORK/v$1.sock"
+}
+
+holds_own() { # number
+    timeout 60 qemu-io -r -f raw -c "read -P $1 0 1M" "nbd+unix:///v$1?socket=$LAB_WORK/v$1.sock"
+}
+
+detach_all() { # name...
+    local name
+    for name in "$@"; do timeout 60 rtrs-client detach "$name" || return 1; done
+}
+
+scenario() {
+    local at client exports=() names=() one
+    for ((at = 1; at <= VOLUMES; at++)); do
+        exports+=(--export "v$at=mem:2M")
+        names+=("v$at")
+    done
+    start_server "${exports[@]}" --listen rdma://10.0.0.2:1234 --listen rdma://10.0.1.2:1234
+    assert_true "one volume attaches" attach v1 --socket "$LAB_WORK/{name}.sock" \
+        --path rdma://10.0.0.1@10.0.0.2:1234 --path rdma://10.0.1.1@10.0.1.2:1234
+    assert_within 20 "over two paths" are_connected v1 2
+    assert_true "it can be used" use_volume 1
+    client=$(client_pid v1)
+    one="$(pinned "$client") $(pinned "$LAB_SERVER")"
+    note "KiB pinned by client and server: $one"
+    assert_num "the client pins memory" "${one% *}" -gt 0
+    assert_num "so does the server" "${one#* }" -gt 0
+    assert_true "49 more join it" timeout 90 rtrs-client attach "${names[@]:1}" --session v1 \
+        --socket "$LAB_WORK/{name}.sock"
+    expect_eq "they are volumes of one process" \
+        "$(rtrs-client list -o json | jq -c '[length, ([.[].pid] | unique | length)]')" \
+        "[$VOLUMES,1]"
+    for at in 2 3 25 $VOLUMES; do expect_true "volume $at can be used" use_volume $at; done
+    for at in 1 2 3 25 $VOLUMES; do expect_true "volume $at has its own data" holds_own $at; done
+    expect_eq "they pin what one did" "$(pinned "$client") $(pinned "$LAB_SERVER")" "$one"
+    assert_true "all detach" detach_all "${names[@]}"
+    assert_within 20 "the process ends" eval "! kill -0 $client"
+    assert_true "the server ends well" stop_server
+}
