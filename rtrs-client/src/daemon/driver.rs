@@ -18,6 +18,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::fabrics::{FabricRegistry, provider_of};
 use super::fronts::{Fronts, NewFront, Opened};
+use super::link_watcher::NetworkChange;
 use super::notices::{Event, Notices};
 use crate::engine::{
     Change, ClientEngine, ClientMessage, DeviceIndex, EngineReport, Reported, SessionConfig,
@@ -54,10 +55,8 @@ pub(crate) enum Message {
         scheme: Scheme,
         reply: mpsc::Sender<Result<ProviderIndex, String>>,
     },
-    /// To shard 0: something in the host's network is up or new.
-    Network {
-        what: String,
-    },
+    /// To shard 0: the host's network changed.
+    Network(NetworkChange),
     /// To shard 0: finish what is in flight within the bound, close everything, end.
     Shutdown {
         grace: Duration,
@@ -222,8 +221,11 @@ impl ClientShard {
                         tracing::debug!("nobody waits for a provider any more");
                     }
                 }
-                Message::Network { what } => {
+                Message::Network(NetworkChange::Up(what)) => {
                     self.engine.on_network_change(now, &what, &mut self.fabrics);
+                }
+                Message::Network(NetworkChange::Down { what, addresses }) => {
+                    self.engine.on_link_down(now, (&what, &addresses), &mut self.fabrics);
                 }
                 Message::Shutdown { grace } => self.on_shutdown(now, grace),
                 Message::StopFront { device: Some(device), deadline } => {

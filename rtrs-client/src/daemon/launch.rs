@@ -253,13 +253,13 @@ fn start_threads(
     Ok(Running { shards: senders, threads, network, events: from_shards })
 }
 
-/// Notifies shard 0 of what is up or new in the host's network, if the system reports that.
+/// Notifies shard 0 of what changes in the host's network, if the system reports that.
 fn watch_network(control_shard: Sender<Message>) -> Option<LinkWatcher> {
-    let watch = LinkWatcher::start(move |what| control_shard.send(Message::Network { what }));
+    let watch = LinkWatcher::start(move |change| control_shard.send(Message::Network(change)));
     let unavailable = |error: &io::Error| {
         tracing::info!(
-            "the system does not report links that come up ({error}): a path that is down is \
-             tried again only after its delay"
+            "the system does not report links that go down or come up ({error}): a dead path is \
+             noticed by heartbeats and tried again only after its delay"
         );
     };
     watch.inspect_err(unavailable).ok()

@@ -1,12 +1,12 @@
-//! Hears from the kernel when something in this host's network is there again: a link with its
-//! carrier, an address, a route.
+//! Hears from the kernel when something in this host's network is there again (a link with its
+//! carrier, an address, a route), and when a link goes down.
 //!
-//! A thread sleeps on a netlink socket (`NETLINK_ROUTE`) and reports to the session what is up or
-//! new; `engine/control/network.rs` decides what that means for paths. However many changes there
-//! are, it reports at most one for each `PAUSE`; those in between count as one. It does not report
-//! what goes away: heartbeats detect that. Started and ended with the session (`launch`).
+//! A thread sleeps on a netlink socket (`NETLINK_ROUTE`) and reports to the session
+//! ([`NetworkChange`]); `engine/control/network.rs` decides what that means for paths. However many
+//! changes there are, it reports what is up or new at most once for each `PAUSE`, and a link that
+//! is down then, with the addresses it had. Started and ended with the session (`launch`).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::Hash;
 use std::io;
@@ -17,7 +17,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{
@@ -67,6 +68,20 @@ impl fmt::Display for Change {
     }
 }
 
+/// What the thread reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NetworkChange {
+    /// Something is up or new; what, for the log.
+    Up(String),
+    /// A link is down.
+    Down {
+        /// Which, for the log.
+        what: String,
+        /// The addresses of this host that it had.
+        addresses: Vec<IpAddr>,
+    },
+}
+
 /// The thread, as long as it is of use.
 #[derive(Debug)]
 pub(crate) struct LinkWatcher {
@@ -76,11 +91,11 @@ pub(crate) struct LinkWatcher {
 }
 
 impl LinkWatcher {
-    /// Tells what is up or new from now on.
+    /// Tells what changes from now on.
     ///
     /// # Errors
     /// The system's, where there is no netlink: not in this kernel, or not for this process.
-    pub(crate) fn start(tell: impl Fn(String) + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(tell: impl Fn(NetworkChange) + Send + 'static) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind(&SocketAddr::new(0, GROUPS))?;
         let socket = Arc::new(socket);
@@ -119,10 +134,17 @@ impl Drop for LinkWatcher {
 }
 
 fn wake(socket: &Socket) -> io::Result<()> {
+    send(socket, NLM_F_ACK, NetlinkPayload::Noop)
+}
+
+fn send(
+    socket: &Socket,
+    flags: u16,
+    payload: NetlinkPayload<RouteNetlinkMessage>,
+) -> io::Result<()> {
     let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | NLM_F_ACK;
-    let nothing = NetlinkPayload::<RouteNetlinkMessage>::Noop;
-    let mut message = NetlinkMessage::new(header, nothing);
+    header.flags = NLM_F_REQUEST | flags;
+    let mut message = NetlinkMessage::new(header, payload);
     message.finalize();
     let mut bytes = vec![0; message.buffer_len()];
     message.serialize(&mut bytes);
@@ -138,13 +160,27 @@ struct Listener {
 }
 
 impl Listener {
-    fn run(mut self, tell: impl Fn(String)) {
+    fn run(mut self, tell: impl Fn(NetworkChange)) {
+        if let Err(error) = self.learn() {
+            tracing::debug!("the links that are up are not known: {error}");
+        }
         while !self.stop.load(Ordering::SeqCst) {
             match self.take_news() {
-                Ok(None) => {}
-                Ok(Some(change)) => {
-                    tell(change.to_string());
-                    std::thread::sleep(PAUSE);
+                Ok(news) => {
+                    let downs = self.known.take_downs();
+                    let is_quiet = news.is_none() && downs.is_empty();
+                    for (link, addresses) in downs {
+                        tell(NetworkChange::Down {
+                            what: format!("link {link} is down"),
+                            addresses,
+                        });
+                    }
+                    if let Some(change) = news {
+                        tell(NetworkChange::Up(change.to_string()));
+                    }
+                    if !is_quiet {
+                        std::thread::sleep(PAUSE);
+                    }
                 }
                 Err(error) => {
                     tracing::warn!("cannot watch the network any more: {error}");
@@ -152,6 +188,27 @@ impl Listener {
                 }
             }
         }
+    }
+
+    /// What is up and there to begin with, which is no news.
+    fn learn(&mut self) -> io::Result<()> {
+        let links = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        for request in [links, addresses] {
+            let mut socket = Socket::new(NETLINK_ROUTE)?;
+            socket.bind_auto()?;
+            send(&socket, NLM_F_DUMP, NetlinkPayload::InnerMessage(request))?;
+            // The kernel has the next part ready when the one before is taken.
+            for _ in 0..DATAGRAMS_MAX {
+                self.bytes.clear();
+                match socket.recv(&mut self.bytes, DONT_WAIT) {
+                    Ok(_) => drop(self.known.judge(&self.bytes)),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Sleeps until there are messages and takes all there are: the first that is news.
@@ -178,15 +235,30 @@ impl Listener {
 /// The kernel's error for a socket that lost messages.
 const ENOBUFS: i32 = 105;
 
-/// What is known to be up or there, so that a message which only repeats it is no news. What was
-/// there before the first message is not known: it may be news once.
+/// What is known to be up or there, so that a message which only repeats it is no news.
 #[derive(Debug, Default)]
 struct Known {
     links_up: HashSet<u32>,
     addresses: HashSet<(u32, IpAddr)>,
+    /// Links that were up and are not any more, by index: name and addresses then.
+    downs: HashMap<u32, (String, Vec<IpAddr>)>,
 }
 
 impl Known {
+    /// The links that have gone down since the last time: name and addresses.
+    fn take_downs(&mut self) -> Vec<(String, Vec<IpAddr>)> {
+        std::mem::take(&mut self.downs).into_values().collect()
+    }
+
+    fn link_down(&mut self, link: &LinkMessage) {
+        let index = link.header.index;
+        if self.links_up.remove(&index) {
+            let of_link = self.addresses.iter().filter(|(at, _)| *at == index);
+            let addresses = of_link.map(|(_, address)| *address).collect();
+            self.downs.insert(index, (link_name(link), addresses));
+        }
+    }
+
     /// The first news among the messages of a datagram.
     fn judge(&mut self, mut bytes: &[u8]) -> Option<Change> {
         let mut news = None;
@@ -212,13 +284,14 @@ impl Known {
             RouteNetlinkMessage::NewLink(link) => {
                 let index = link.header.index;
                 if !link.header.flags.contains(LinkFlags::Up | LinkFlags::Running) {
-                    self.links_up.remove(&index);
+                    self.link_down(link);
                     return None;
                 }
+                self.downs.remove(&index);
                 is_new(&mut self.links_up, index).then(|| Change::Link(link_name(link)))
             }
             RouteNetlinkMessage::DelLink(link) => {
-                self.links_up.remove(&link.header.index);
+                self.link_down(link);
                 None
             }
             RouteNetlinkMessage::NewAddress(message) => {

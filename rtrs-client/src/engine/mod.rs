@@ -22,6 +22,7 @@ mod tests;
 
 use std::cell::RefCell;
 use std::fmt;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -305,6 +306,16 @@ impl ClientEngine {
     /// Something in the host's network is up or new, which may help paths that are down.
     pub(crate) fn on_network_change(&mut self, now: Instant, what: &str, fabrics: &mut Fabrics) {
         self.control(now, fabrics, |control, ctx| control.on_network_change(what, ctx));
+    }
+
+    /// A link of this host went down; see [`SessionControl::on_link_down`].
+    pub(crate) fn on_link_down(
+        &mut self,
+        now: Instant,
+        (what, addresses): (&str, &[IpAddr]),
+        fabrics: &mut Fabrics,
+    ) {
+        self.control(now, fabrics, |control, ctx| control.on_link_down(what, addresses, ctx));
     }
 
     /// Changes paths, volumes or settings of the running session; on the control shard only.

@@ -64,6 +64,46 @@ fn a_link_is_news_when_it_gets_its_carrier() {
 }
 
 #[test]
+fn a_link_that_goes_down_is_told_with_its_addresses() {
+    let own = |last| IpAddr::from(Ipv4Addr::new(10, 9, 0, last));
+    let new = |last| bytes_of(RouteNetlinkMessage::NewAddress(address(last)));
+    let mut known = Known::default();
+    assert_eq!(known.judge(&new_link(2, LinkFlags::Up)), None);
+    assert_eq!(known.take_downs(), [], "it was not known to be up");
+    let _ = known.judge(&[new_link(2, UP), new_link(3, UP), new(1), new(2)].concat());
+    assert_eq!(known.judge(&new_link(2, LinkFlags::empty())), None);
+    let mut downs = known.take_downs();
+    downs[0].1.sort();
+    assert_eq!(downs, [("eth2".to_owned(), vec![own(1), own(2)])]);
+    assert_eq!(known.take_downs(), [], "once");
+    let _ = known.judge(&new_link(2, LinkFlags::Up));
+    assert_eq!(known.take_downs(), [], "it was down already");
+    let _ = known.judge(&new_link(2, UP));
+    let _ = known.judge(&[new_link(2, LinkFlags::Up), new_link(2, UP)].concat());
+    assert_eq!(known.take_downs(), [], "up again before anybody was told");
+    let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelAddress(address(1))));
+    let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelLink(link(2, UP))));
+    assert_eq!(known.take_downs(), [("eth2".to_owned(), vec![own(2)])], "removed");
+}
+
+#[test]
+fn what_is_up_to_begin_with_is_known() {
+    let mut socket = Socket::new(NETLINK_ROUTE).unwrap();
+    socket.bind_auto().unwrap();
+    let mut listener = Listener {
+        socket: Arc::new(socket),
+        stop: Arc::default(),
+        known: Known::default(),
+        bytes: Vec::with_capacity(DATAGRAM_MAX),
+    };
+    listener.learn().unwrap();
+    let Known { links_up, addresses, .. } = &listener.known;
+    let home = addresses.iter().find(|(_, address)| address.is_loopback());
+    let (index, _) = home.expect("the loopback's address");
+    assert!(links_up.contains(index), "{links_up:?}");
+}
+
+#[test]
 fn an_address_is_news_when_it_can_be_used() {
     let new = |message: AddressMessage| bytes_of(RouteNetlinkMessage::NewAddress(message));
     let news = Some(Change::Address(Ipv4Addr::new(10, 9, 0, 1).into()));
@@ -155,5 +195,8 @@ fn the_thread_sleeps_until_it_is_ended() {
     drop(watch);
     wait_for_threads(0);
     // Whatever the machine's network did meanwhile: nobody is left to tell more.
-    assert!(news.iter().all(|what| !what.is_empty()));
+    let text = |change| match change {
+        NetworkChange::Up(what) | NetworkChange::Down { what, .. } => what,
+    };
+    assert!(news.iter().map(text).all(|what| !what.is_empty()));
 }

@@ -53,6 +53,7 @@ mod terms;
 mod volume;
 mod volumes;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{CloseReason, WorkCompletion};
@@ -266,6 +267,14 @@ impl SessionControl {
             path.network_changed(what, ctx);
         }
         self.poll_network(ctx);
+    }
+
+    /// A link of this host went down that has these addresses; `what` says which. The paths that
+    /// cannot go on without it end.
+    pub(crate) fn on_link_down(&mut self, what: &str, addresses: &[IpAddr], ctx: &mut Ctx<'_>) {
+        for id in network::cut_off(&self.paths, addresses, ctx) {
+            self.end_path(id, End::failed(what), ctx);
+        }
     }
 
     fn poll_network(&mut self, ctx: &mut Ctx<'_>) -> bool {

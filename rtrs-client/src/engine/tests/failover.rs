@@ -25,6 +25,42 @@ fn lose(fixture: &mut Fixture, path: usize) {
 }
 
 #[test]
+fn a_link_that_goes_down_ends_its_path_at_once() {
+    let mut fixture = Fixture::open(|s| {
+        s.paths = 2;
+        (s.how.hold, s.how.fence) = (true, true);
+    });
+    for slot in 0..4 {
+        submit(&mut fixture, slot % 2, IoOp::Write, slot);
+    }
+    fixture.until("all held", SEC, |s| s.server.held.len() == 4);
+    fixture.link_down(0);
+    fixture.link_down_reported(&[0]);
+    assert_ne!(fixture.client.states()[0], PathState::Connected);
+    assert_eq!(fixture.client.states()[1], PathState::Connected);
+    let status = fixture.client.control.status();
+    assert_eq!(status[0].last_error.as_deref(), Some("link sim0 is down"));
+    fixture.server.how.hold = false;
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
+    assert_eq!(fixture.server.fences.len(), 1, "behind the fence");
+    fixture.link_up(0);
+    fixture.until("both paths", 5 * SEC, Fixture::is_whole);
+}
+
+#[test]
+fn a_link_that_goes_down_leaves_the_last_paths_to_their_heartbeats() {
+    for count in [1, 2] {
+        let mut fixture = Fixture::open(|s| s.paths = count);
+        let all: Vec<_> = (0..count).collect();
+        fixture.link_down_reported(&all);
+        fixture.run(SEC);
+        assert!(fixture.is_whole(), "{count}: {:?}", fixture.client.states());
+    }
+}
+
+#[test]
 fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
     for (bind, acknowledged) in [(BindMode::Done, false), (BindMode::Pending, true)] {
         for fence in [false, true] {

@@ -644,6 +644,14 @@ impl Fixture {
         self.client.control(now, |control, ctx| control.on_network_change("link sim0 is up", ctx));
     }
 
+    /// The system says that a link went down which has the addresses of these paths.
+    pub(super) fn link_down_reported(&mut self, paths: &[usize]) {
+        let now = self.world.now();
+        let addresses: Vec<_> = paths.iter().map(|path| client_ip(*path)).collect();
+        let what = "link sim0 is down";
+        self.client.control(now, |control, ctx| control.on_link_down(what, &addresses, ctx));
+    }
+
     pub(super) fn detach(&mut self) {
         let now = self.world.now();
         self.client.control(now, |control, ctx| control.detach(ctx));

@@ -1,5 +1,7 @@
 //! What a change of this host's network means to a path: an attempt at once.
 
+use std::net::IpAddr;
+
 use rtrs_core::time::Instant;
 
 use super::Path;
@@ -11,10 +13,18 @@ impl Path {
     pub(in crate::engine::control) fn network_changed(&mut self, what: &str, ctx: &Ctx<'_>) {
         let tries =
             !matches!(self.state, PathState::Connected | PathState::Disconnected | PathState::Gone);
-        let rdma = ctx.fabrics[self.target.provider.index()].scheme() == "rdma";
-        if tries && !rdma {
+        if tries && !self.is_rdma(ctx) {
             self.network.changed(ctx.now, what);
         }
+    }
+
+    pub(in crate::engine::control) fn is_rdma(&self, ctx: &Ctx<'_>) -> bool {
+        ctx.fabrics[self.target.provider.index()].scheme() == "rdma"
+    }
+
+    /// Whether its source address, if one was named, is among these.
+    pub(in crate::engine::control) fn comes_from(&self, addresses: &[IpAddr]) -> bool {
+        self.target.local.is_some_and(|local| addresses.contains(&local))
     }
 
     /// Acts on a network change that is due, if one is. Once the device was open, an attempt may be

@@ -89,8 +89,8 @@ impl Qp {
     ) -> io::Result<Self> {
         let (send, recv) = (limits.send_max, limits.recv_max);
         // Not every device can, nor with queues of this length.
-        let (raw, number, inline_max) = create(pd, cq, send, recv, INLINE_MAX)
-            .or_else(|_| create(pd, cq, send, recv, 0))?;
+        let (raw, number, inline_max) =
+            create(pd, cq, send, recv, INLINE_MAX).or_else(|_| create(pd, cq, send, recv, 0))?;
         let mut qp = Self {
             raw: Some(raw),
             number,
