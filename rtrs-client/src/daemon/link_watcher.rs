@@ -240,7 +240,8 @@ const ENOBUFS: i32 = 105;
 struct Known {
     links_up: HashSet<u32>,
     addresses: HashSet<(u32, IpAddr)>,
-    /// Links that were up and are not any more, by index: name and addresses then.
+    /// Links that were up and are not any more, by index: name, and the addresses that only they
+    /// had.
     downs: HashMap<u32, (String, Vec<IpAddr>)>,
 }
 
@@ -254,7 +255,12 @@ impl Known {
         let index = link.header.index;
         if self.links_up.remove(&index) {
             let of_link = self.addresses.iter().filter(|(at, _)| *at == index);
-            let addresses = of_link.map(|(_, address)| *address).collect();
+            // What another link has too still works.
+            let is_elsewhere = |address: &IpAddr| {
+                self.links_up.iter().any(|other| self.addresses.contains(&(*other, *address)))
+            };
+            let addresses = of_link.map(|(_, address)| *address);
+            let addresses = addresses.filter(|address| !is_elsewhere(address)).collect();
             self.downs.insert(index, (link_name(link), addresses));
         }
     }

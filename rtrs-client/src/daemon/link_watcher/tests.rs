@@ -84,6 +84,11 @@ fn a_link_that_goes_down_is_told_with_its_addresses() {
     let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelAddress(address(1))));
     let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelLink(link(2, UP))));
     assert_eq!(known.take_downs(), [("eth2".to_owned(), vec![own(2)])], "removed");
+    let mut elsewhere = address(2);
+    elsewhere.header.index = 3;
+    let _ = known.judge(&bytes_of(RouteNetlinkMessage::NewAddress(elsewhere)));
+    let _ = known.judge(&[new_link(2, UP), new_link(2, LinkFlags::Up)].concat());
+    assert_eq!(known.take_downs(), [("eth2".to_owned(), vec![])], "another link has it too");
 }
 
 #[test]
