@@ -509,7 +509,11 @@ fn qperf_measures_over_it() {
             // Its RDS sockets are at the addresses of its TCP connection.
             let args = ["-lp", &port, "-t", "1", "127.0.0.1", test];
             let finished = start(&stand, "qperf", &args).wait(LIMIT);
-            finished.stdout.contains(" = ").then_some(finished)
+            let is_good = finished.stdout.contains(" = ");
+            if !is_good {
+                println!("{finished:?}; its server: {}", server.output());
+            }
+            is_good.then_some(finished)
         });
         println!("{}", measured.stdout);
         assert!(measured.stderr.is_empty(), "{measured:?}");

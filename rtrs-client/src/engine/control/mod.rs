@@ -36,6 +36,7 @@ mod gateways;
 mod heartbeat;
 pub(crate) mod identity;
 mod leave;
+mod link_down;
 mod moving;
 pub(crate) mod network;
 pub(in crate::engine) mod no_path;
@@ -272,7 +273,7 @@ impl SessionControl {
     /// A link of this host went down that has these addresses; `what` says which. The paths that
     /// cannot go on without it end.
     pub(crate) fn on_link_down(&mut self, what: &str, addresses: &[IpAddr], ctx: &mut Ctx<'_>) {
-        for id in network::cut_off(&self.paths, addresses, ctx) {
+        for id in link_down::cut_off(&self.paths, addresses, ctx) {
             self.end_path(id, End::failed(what), ctx);
         }
     }

@@ -1,10 +1,4 @@
-//! The network of this host changed.
-//!
-//! For the worse: a link with the source address of a TCP path went down ([`cut_off`]). The path
-//! ends at once, long before its heartbeats would tell, if another path can go on. Without another
-//! there is nothing to gain: the link may come back before TCP gives up.
-//!
-//! For the better: paths that are down are tried at once.
+//! The network of this host changed for the better: paths that are down are tried at once.
 //!
 //! A link has its carrier again, an address or a route was added; whether that is of use to a path
 //! only an attempt shows. So every path that waits is tried, and its waits begin anew, short. An
@@ -23,14 +17,7 @@
 //! what cannot be sent then leaves the management queue pair deaf for good, and the path never came
 //! back in the lab (faults-links). They are tried after their waits.
 
-use std::net::IpAddr;
-
-use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
-
-use super::path::Path;
-use super::paths::Paths;
-use crate::engine::ctx::Ctx;
 
 /// Least time between two things that changes cause on a path.
 pub(in crate::engine) const SPACING_MIN: Duration = Duration::from_millis(200);
@@ -40,18 +27,6 @@ pub(in crate::engine) const SPACING_MAX: Duration = Duration::from_millis(3200);
 const QUIET: Duration = Duration::from_secs(10);
 /// How long an attempt goes on whatever changes: most are over by then.
 pub(in crate::engine) const ATTEMPT_MIN: Duration = Duration::from_millis(300);
-
-/// The connected paths that end because these addresses of this host are on a link that went down.
-/// Devices of RDMA report their ports themselves.
-pub(super) fn cut_off(paths: &Paths, addresses: &[IpAddr], ctx: &Ctx<'_>) -> Vec<PathId> {
-    let is_cut_off = |path: &&Path| path.comes_from(addresses);
-    let mut connected = paths.iter().filter(|path| path.is_connected());
-    if connected.all(|path| is_cut_off(&path)) {
-        return Vec::new();
-    }
-    let connected = paths.iter().filter(|path| path.is_connected() && !path.is_rdma(ctx));
-    connected.filter(is_cut_off).map(Path::id).collect()
-}
 
 /// What network changes cause on a path.
 #[derive(Debug)]

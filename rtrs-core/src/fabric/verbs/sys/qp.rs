@@ -613,7 +613,7 @@ impl BindQp {
 }
 
 /// A queue pair in its first state, and its number.
-/// A queue pair, its number, and the bytes that it takes inside a request, at least those asked for.
+/// A queue pair, its number, and the bytes that it takes inside a request: those asked for.
 fn create(
     pd: &Pd,
     cq: &Cq,
