@@ -1,7 +1,9 @@
 //! What a test asks of its machine. [`requires`] skips aloud and counted ([`skip`]); [`quick`]
 //! tells whether the short versions are wanted.
 
-use std::net::TcpListener;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -42,9 +44,35 @@ pub fn is_root() -> bool {
     id.stdout.trim_ascii() == b"0"
 }
 
-/// A TCP port of 127.0.0.1 that was free a moment ago. For programs that cannot take port 0.
+/// Ports below those that Linux gives to outgoing connections: one of these could take a port
+/// before the program that it is for.
+const PORTS: Range<u16> = 10_000..32_000;
+
+/// A TCP port that was free a moment ago at all IPv4 addresses of this host. For programs that
+/// cannot take port 0.
+///
+/// # Panics
+/// When no port is free.
 #[must_use]
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bind a loopback port");
-    listener.local_addr().expect("its address").port()
+    let drawn = || {
+        let random = RandomState::new().build_hasher().finish();
+        PORTS.start + u16::try_from(random % PORTS.len() as u64).expect("less than all ports")
+    };
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
+    std::iter::repeat_with(drawn).take(1000).find(is_free).expect("a free port")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn free_ports_are_not_those_of_outgoing_connections() {
+        let ports: HashSet<u16> = (0..100).map(|_| free_port()).collect();
+        assert!(ports.len() > 90, "{ports:?}");
+        assert!(ports.iter().all(|port| PORTS.contains(port)), "{ports:?}");
+    }
 }

@@ -206,9 +206,11 @@ assert a.recv(100) == b"answer of the child"
 assert os.waitpid(child, 0)[1] == 0
 # exec: another program finds what it has inherited.
 script = '''
-import os, socket, sys
+import os, select, socket, sys
 s = socket.socket(21, socket.SOCK_SEQPACKET, fileno=int(sys.argv[1]))
 assert s.getsockname() == ("127.0.0.2", 4000), s.getsockname()
+# It does not wait: the time limit of the program before has made it so.
+select.select([s], [], [], 30)
 got, source = s.recvfrom(100)
 s.sendto(got + b" after exec", source)
 '''
