@@ -264,8 +264,12 @@ answers = qemu.makefile()
 answers.readline()
 for command in "qmp_capabilities", "inject-nmi":
     qemu.sendall(json.dumps({"execute": command}).encode() + b"\n")
-    if "return" not in json.loads(answers.readline()):
-        sys.exit(f"   qemu refuses {command}")
+    # Events may come before the answer.
+    answer = {"event": ""}
+    while "event" in answer:
+        answer = json.loads(answers.readline() or '{"error": "it has ended"}')
+    if "return" not in answer:
+        sys.exit(f"   qemu refuses {command}: {answer}")
 # It ends once the kernel has panicked.
 try:
     while answers.readline():
@@ -383,8 +387,18 @@ lab_listen() { # number_of_guests
 
 # A TCP port of 127.0.0.1 that nobody listens on.
 lab_free_port() {
-    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0));
-print(s.getsockname()[1])'
+    python3 - <<'END'
+import random, socket
+# Below those of outgoing connections, which could take it before the guest does.
+for port in random.sample(range(10000, 32000), 1000):
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+    print(port)
+    break
+END
 }
 
 # Two network cards that are the two ends of two cables; the MAC says which: 52:54:00:00:PATH:END.

@@ -17,7 +17,7 @@ COLUMNS = [
     ("ours-rdma", "nvme-rdma", "rdma/nvme-rdma", None),
     ("ours-tcp", "nvme-tcp", "tcp/nvme-tcp", None),
     ("ours-tcp", "nbd-server", "tcp/nbd-server", 1.2),
-    ("ours-tcp", "nbdkit", "tcp/nbdkit", 1.2),
+    ("ours-tcp", "nbdkit", "tcp/nbdkit", 0.8),
     ("ours-plain", "nbdkit", "no CRC/nbdkit", 0.8),
     ("ours-rdma", "ours-off", "inval. on/off", 0.9),
 ]

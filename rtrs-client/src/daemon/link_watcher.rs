@@ -2,9 +2,10 @@
 //! carrier, an address, a route), and when a link goes down.
 //!
 //! A thread sleeps on a netlink socket (`NETLINK_ROUTE`) and reports to the session
-//! ([`NetworkChange`]); `engine/control/network.rs` decides what that means for paths. However many
-//! changes there are, it reports what is up or new at most once for each `PAUSE`, and a link that
-//! is down then, with the addresses it had. Started and ended with the session (`launch`).
+//! ([`NetworkChange`]); `engine/control/network.rs` and `link_down.rs` decide what that means for
+//! paths. However many changes there are, it reports what is up or new at most once for each
+//! `PAUSE`, and the links that are down then, with their addresses. Started and ended with the
+//! session (`launch`).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -20,12 +21,12 @@ use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader, NetlinkMessage,
     NetlinkPayload,
 };
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage,
 };
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use netlink_packet_route::route::{RouteFlags, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
@@ -73,11 +74,11 @@ impl fmt::Display for Change {
 pub(crate) enum NetworkChange {
     /// Something is up or new; what, for the log.
     Up(String),
-    /// A link is down.
+    /// A link is down, or several at a time.
     Down {
         /// Which, for the log.
         what: String,
-        /// The addresses of this host that it had.
+        /// The addresses of this host that no other link has.
         addresses: Vec<IpAddr>,
     },
 }
@@ -167,18 +168,11 @@ impl Listener {
         while !self.stop.load(Ordering::SeqCst) {
             match self.take_news() {
                 Ok(news) => {
-                    let downs = self.known.take_downs();
-                    let is_quiet = news.is_none() && downs.is_empty();
-                    for (link, addresses) in downs {
-                        tell(NetworkChange::Down {
-                            what: format!("link {link} is down"),
-                            addresses,
-                        });
-                    }
-                    if let Some(change) = news {
-                        tell(NetworkChange::Up(change.to_string()));
-                    }
-                    if !is_quiet {
+                    let down = self.known.take_down();
+                    let up = news.map(|change| NetworkChange::Up(change.to_string()));
+                    let mut changes = down.into_iter().chain(up).peekable();
+                    if changes.peek().is_some() {
+                        changes.for_each(&tell);
                         std::thread::sleep(PAUSE);
                     }
                 }
@@ -246,9 +240,20 @@ struct Known {
 }
 
 impl Known {
-    /// The links that have gone down since the last time: name and addresses.
-    fn take_downs(&mut self) -> Vec<(String, Vec<IpAddr>)> {
-        std::mem::take(&mut self.downs).into_values().collect()
+    /// The links with addresses that have gone down since the last time, together: none of them
+    /// can stand in for another.
+    fn take_down(&mut self) -> Option<NetworkChange> {
+        let downs = std::mem::take(&mut self.downs).into_values();
+        let (mut names, addresses): (Vec<_>, Vec<_>) =
+            downs.filter(|(_, addresses)| !addresses.is_empty()).unzip();
+        names.sort();
+        let addresses: Vec<_> = addresses.into_iter().flatten().collect();
+        let what = match &names[..] {
+            [] => return None,
+            [name] => format!("link {name} is down"),
+            names => format!("links {} are down", names.join(", ")),
+        };
+        Some(NetworkChange::Down { what, addresses })
     }
 
     fn link_down(&mut self, link: &LinkMessage) {
@@ -287,6 +292,12 @@ impl Known {
 
     fn judge_message(&mut self, message: &RouteNetlinkMessage) -> Option<Change> {
         match message {
+            // Of a bridge, about its ports: a port that leaves it stays up.
+            RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link)
+                if link.header.interface_family != AddressFamily::Unspec =>
+            {
+                None
+            }
             RouteNetlinkMessage::NewLink(link) => {
                 let index = link.header.index;
                 if !link.header.flags.contains(LinkFlags::Up | LinkFlags::Running) {

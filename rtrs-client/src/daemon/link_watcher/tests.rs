@@ -3,7 +3,6 @@
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
 
-use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute};
 
 use super::*;
@@ -63,32 +62,62 @@ fn a_link_is_news_when_it_gets_its_carrier() {
     assert_eq!(known.judge(&new_link(2, UP)), is_up(2), "another one in its place");
 }
 
+fn own(last: u8) -> IpAddr {
+    Ipv4Addr::new(10, 9, 0, last).into()
+}
+
+/// What is told of links that are down: the text and the addresses, sorted.
+fn told(known: &mut Known) -> Option<(String, Vec<IpAddr>)> {
+    match known.take_down()? {
+        NetworkChange::Down { what, mut addresses } => {
+            addresses.sort();
+            Some((what, addresses))
+        }
+        up @ NetworkChange::Up(_) => panic!("{up:?}"),
+    }
+}
+
 #[test]
 fn a_link_that_goes_down_is_told_with_its_addresses() {
-    let own = |last| IpAddr::from(Ipv4Addr::new(10, 9, 0, last));
     let new = |last| bytes_of(RouteNetlinkMessage::NewAddress(address(last)));
+    let down = |addresses| Some(("link eth2 is down".to_owned(), addresses));
     let mut known = Known::default();
     assert_eq!(known.judge(&new_link(2, LinkFlags::Up)), None);
-    assert_eq!(known.take_downs(), [], "it was not known to be up");
+    assert_eq!(told(&mut known), None, "it was not known to be up");
     let _ = known.judge(&[new_link(2, UP), new_link(3, UP), new(1), new(2)].concat());
     assert_eq!(known.judge(&new_link(2, LinkFlags::empty())), None);
-    let mut downs = known.take_downs();
-    downs[0].1.sort();
-    assert_eq!(downs, [("eth2".to_owned(), vec![own(1), own(2)])]);
-    assert_eq!(known.take_downs(), [], "once");
+    assert_eq!(told(&mut known), down(vec![own(1), own(2)]));
+    assert_eq!(told(&mut known), None, "once");
     let _ = known.judge(&new_link(2, LinkFlags::Up));
-    assert_eq!(known.take_downs(), [], "it was down already");
+    assert_eq!(told(&mut known), None, "it was down already");
     let _ = known.judge(&new_link(2, UP));
     let _ = known.judge(&[new_link(2, LinkFlags::Up), new_link(2, UP)].concat());
-    assert_eq!(known.take_downs(), [], "up again before anybody was told");
+    assert_eq!(told(&mut known), None, "up again before anybody was told");
+    let mut of_bridge = link(2, UP);
+    of_bridge.header.interface_family = AddressFamily::Bridge;
+    let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelLink(of_bridge)));
+    assert_eq!(told(&mut known), None, "it has left a bridge");
     let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelAddress(address(1))));
     let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelLink(link(2, UP))));
-    assert_eq!(known.take_downs(), [("eth2".to_owned(), vec![own(2)])], "removed");
-    let mut elsewhere = address(2);
-    elsewhere.header.index = 3;
-    let _ = known.judge(&bytes_of(RouteNetlinkMessage::NewAddress(elsewhere)));
-    let _ = known.judge(&[new_link(2, UP), new_link(2, LinkFlags::Up)].concat());
-    assert_eq!(known.take_downs(), [("eth2".to_owned(), vec![])], "another link has it too");
+    assert_eq!(told(&mut known), down(vec![own(2)]), "removed");
+}
+
+#[test]
+fn links_that_go_down_together_are_told_together() {
+    let on = |index, last| {
+        let mut message = address(last);
+        message.header.index = index;
+        bytes_of(RouteNetlinkMessage::NewAddress(message))
+    };
+    let up = [2, 3, 4].map(|index| new_link(index, UP)).concat();
+    let down = [2, 3, 4].map(|index| new_link(index, LinkFlags::Up)).concat();
+    let mut known = Known::default();
+    let _ = known.judge(&[up.clone(), on(2, 1), on(3, 2)].concat());
+    let _ = known.judge(&down);
+    assert_eq!(told(&mut known), Some(("links eth2, eth3 are down".into(), vec![own(1), own(2)])));
+    let _ = known.judge(&[up, on(4, 1)].concat());
+    let _ = known.judge(&new_link(2, LinkFlags::Up));
+    assert_eq!(told(&mut known), None, "another link has its address");
 }
 
 #[test]

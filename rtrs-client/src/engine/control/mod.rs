@@ -273,6 +273,7 @@ impl SessionControl {
     /// A link of this host went down that has these addresses; `what` says which. The paths that
     /// cannot go on without it end.
     pub(crate) fn on_link_down(&mut self, what: &str, addresses: &[IpAddr], ctx: &mut Ctx<'_>) {
+        self.next_open = None;
         for id in link_down::cut_off(&self.paths, addresses, ctx) {
             self.end_path(id, End::failed(what), ctx);
         }

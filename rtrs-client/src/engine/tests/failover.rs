@@ -7,7 +7,7 @@ use rtrs_core::wire::Fence;
 
 use super::fixture::{Fixture, MS, SEC};
 use super::server::Seen;
-use crate::engine::{DeviceIndex, Failover, NoPath};
+use crate::engine::{Change, DeviceIndex, Failover, Leaving, NoPath};
 use crate::path::state::PathState;
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
@@ -55,9 +55,31 @@ fn a_link_that_goes_down_leaves_the_last_paths_to_their_heartbeats() {
         let mut fixture = Fixture::open(|s| s.paths = count);
         let all: Vec<_> = (0..count).collect();
         fixture.link_down_reported(&all);
-        fixture.run(SEC);
         assert!(fixture.is_whole(), "{count}: {:?}", fixture.client.states());
+        fixture.run(SEC);
+        let status = fixture.client.control.status();
+        assert!(status.iter().all(|path| path.reconnects == 0), "{count}: {status:?}");
     }
+}
+
+#[test]
+fn a_path_that_leaves_does_not_stand_in_for_one_whose_link_goes_down() {
+    let mut fixture = Fixture::open(|s| {
+        s.paths = 2;
+        s.how.hold = true;
+    });
+    for slot in 0..4 {
+        submit(&mut fixture, slot % 2, IoOp::Read, slot);
+    }
+    fixture.until("all held", SEC, |s| s.server.held.len() == 4);
+    let leaving = Leaving { path: "path1".into(), within: SEC, force: false };
+    fixture.change(Change::Remove(leaving)).expect("it may leave");
+    fixture.link_down_reported(&[0]);
+    assert_eq!(fixture.client.states()[0], PathState::Connected);
+    fixture.server.how.hold = false;
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
 }
 
 #[test]

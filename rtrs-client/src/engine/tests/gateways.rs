@@ -155,6 +155,18 @@ fn io_goes_to_the_active_server_and_the_other_is_standby() {
 }
 
 #[test]
+fn a_standby_path_does_not_stand_in_for_one_whose_link_goes_down() {
+    let mut fixture = open(Some(1));
+    fixture.link_down_reported(&[1]);
+    assert_eq!(states(&fixture), [PathState::Standby, PathState::Connected]);
+    fixture.run(SEC);
+    assert!(gateways(&mut fixture).moves.is_empty(), "nobody is asked");
+    fixture.link_down_reported(&[0]);
+    assert_ne!(states(&fixture)[0], PathState::Standby, "nothing needs the standby path");
+    fixture.until("both paths", 5 * SEC, are_up);
+}
+
+#[test]
 fn where_no_server_is_active_one_is_asked() {
     let mut fixture = open(None);
     fixture.until("the question", SEC, |s| !seen(s).moves.is_empty());

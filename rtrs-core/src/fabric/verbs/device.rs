@@ -306,7 +306,7 @@ struct CqSlot {
 pub(super) struct CoreDevice {
     cqs: Vec<CqSlot>,
     channel: Rc<CompChannel>,
-    /// Of the interrupts that report completions, so that shards do not share one.
+    /// Of the interrupts that report completions, over which shards are spread.
     vector: u32,
     pub(super) completions: Watch,
     pub(super) reports: Watch,
@@ -371,7 +371,9 @@ impl CoreDevice {
             return Err(hint::queue_too_long(context.name(), what, need.into(), most));
         }
         let entries = queue_entries(need, most);
-        let cq = Cq::new(&self.channel, entries, self.cqs.len(), self.vector).map_err(|e| {
+        // A device may have run out of what another vector needs.
+        let new = |vector| Cq::new(&self.channel, entries, self.cqs.len(), vector);
+        let cq = new(self.vector).or_else(|_| new(0)).map_err(|e| {
             let name = context.name();
             FabricError::system(
                 format!("cannot make a queue of {entries} completions on {name}"),

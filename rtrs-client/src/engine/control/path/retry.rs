@@ -27,6 +27,11 @@ impl Path {
         self.target.local.is_some_and(|local| addresses.contains(&local))
     }
 
+    /// Whether its source address was named and is not among these.
+    pub(in crate::engine::control) fn comes_from_elsewhere(&self, addresses: &[IpAddr]) -> bool {
+        self.target.local.is_some_and(|local| !addresses.contains(&local))
+    }
+
     /// Acts on a network change that is due, if one is. Once the device was open, an attempt may be
     /// given up: Some(true) when it is, and has to end for a new one.
     pub(in crate::engine::control) fn poll_network(

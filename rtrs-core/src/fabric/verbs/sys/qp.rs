@@ -263,7 +263,7 @@ impl Qp {
         }
         raw.opcode = opcode;
         raw.send_flags = if signal { ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
-        if count > 0 && op != WcOp::RdmaRead && wr.sges.len() <= self.inline_max {
+        if count == 1 && op != WcOp::RdmaRead && wr.sges.len() <= self.inline_max {
             raw.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
         }
         let imm = match wr.op {
@@ -613,7 +613,7 @@ impl BindQp {
 }
 
 /// A queue pair in its first state, and its number.
-/// A queue pair, its number, and the bytes that it takes inside a request: those asked for.
+/// A queue pair, its number, and the bytes that it takes inside a request, at most those asked for.
 fn create(
     pd: &Pd,
     cq: &Cq,
@@ -637,7 +637,9 @@ fn create(
         .ok_or_else(io::Error::last_os_error)?;
     pd.has_one_more();
     // SAFETY: just made.
-    Ok((raw, unsafe { (*raw.as_ptr()).qp_num }, inline_max as usize))
+    let number = unsafe { (*raw.as_ptr()).qp_num };
+    // A driver may grant less, and refuse requests beyond it.
+    Ok((raw, number, init.cap.max_inline_data.min(inline_max) as usize))
 }
 
 /// Takes a handle that nobody has any more, of a queue pair of the domain.
