@@ -313,7 +313,7 @@ impl Known {
             }
             RouteNetlinkMessage::NewAddress(message) => {
                 let address = address_of(message)?;
-                // Not to be used before it is known that nobody else has it; that is told again.
+                // Not to be used before it is known that nobody else has it; that comes again.
                 let place = (message.header.index, address);
                 if is_tentative(message) {
                     self.addresses.remove(&place);

@@ -335,7 +335,7 @@ impl FromStr for ExportSpec {
         if name.as_ref().is_some_and(String::is_empty) {
             return refuse("has an empty name".into(), "write NAME=TARGET, or only TARGET");
         }
-        // An escaped first letter says that `mem:` or the like is the beginning of a file name.
+        // After an escaped first letter, `mem:` or the like is the beginning of a file name.
         let literal = target.first().is_some_and(|(_, escaped)| *escaped);
         let target = plain(target);
         let target = if literal && SCHEMES.iter().any(|scheme| target.starts_with(scheme)) {

@@ -66,8 +66,8 @@ fn own(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 9, 0, last).into()
 }
 
-/// What is told of links that are down: the text and the addresses, sorted.
-fn told(known: &mut Known) -> Option<(String, Vec<IpAddr>)> {
+/// What is reported of links that are down: the text and the addresses, sorted.
+fn reported(known: &mut Known) -> Option<(String, Vec<IpAddr>)> {
     match known.take_down()? {
         NetworkChange::Down { what, mut addresses } => {
             addresses.sort();
@@ -78,32 +78,32 @@ fn told(known: &mut Known) -> Option<(String, Vec<IpAddr>)> {
 }
 
 #[test]
-fn a_link_that_goes_down_is_told_with_its_addresses() {
+fn a_link_that_goes_down_is_reported_with_its_addresses() {
     let new = |last| bytes_of(RouteNetlinkMessage::NewAddress(address(last)));
     let down = |addresses| Some(("link eth2 is down".to_owned(), addresses));
     let mut known = Known::default();
     assert_eq!(known.judge(&new_link(2, LinkFlags::Up)), None);
-    assert_eq!(told(&mut known), None, "it was not known to be up");
+    assert_eq!(reported(&mut known), None, "it was not known to be up");
     let _ = known.judge(&[new_link(2, UP), new_link(3, UP), new(1), new(2)].concat());
     assert_eq!(known.judge(&new_link(2, LinkFlags::empty())), None);
-    assert_eq!(told(&mut known), down(vec![own(1), own(2)]));
-    assert_eq!(told(&mut known), None, "once");
+    assert_eq!(reported(&mut known), down(vec![own(1), own(2)]));
+    assert_eq!(reported(&mut known), None, "once");
     let _ = known.judge(&new_link(2, LinkFlags::Up));
-    assert_eq!(told(&mut known), None, "it was down already");
+    assert_eq!(reported(&mut known), None, "it was down already");
     let _ = known.judge(&new_link(2, UP));
     let _ = known.judge(&[new_link(2, LinkFlags::Up), new_link(2, UP)].concat());
-    assert_eq!(told(&mut known), None, "up again before anybody was told");
+    assert_eq!(reported(&mut known), None, "up again before it was reported");
     let mut of_bridge = link(2, UP);
     of_bridge.header.interface_family = AddressFamily::Bridge;
     let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelLink(of_bridge)));
-    assert_eq!(told(&mut known), None, "it has left a bridge");
+    assert_eq!(reported(&mut known), None, "it has left a bridge");
     let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelAddress(address(1))));
     let _ = known.judge(&bytes_of(RouteNetlinkMessage::DelLink(link(2, UP))));
-    assert_eq!(told(&mut known), down(vec![own(2)]), "removed");
+    assert_eq!(reported(&mut known), down(vec![own(2)]), "removed");
 }
 
 #[test]
-fn links_that_go_down_together_are_told_together() {
+fn links_that_go_down_together_are_reported_together() {
     let on = |index, last| {
         let mut message = address(last);
         message.header.index = index;
@@ -114,10 +114,13 @@ fn links_that_go_down_together_are_told_together() {
     let mut known = Known::default();
     let _ = known.judge(&[up.clone(), on(2, 1), on(3, 2)].concat());
     let _ = known.judge(&down);
-    assert_eq!(told(&mut known), Some(("links eth2, eth3 are down".into(), vec![own(1), own(2)])));
+    assert_eq!(
+        reported(&mut known),
+        Some(("links eth2, eth3 are down".into(), vec![own(1), own(2)]))
+    );
     let _ = known.judge(&[up, on(4, 1)].concat());
     let _ = known.judge(&new_link(2, LinkFlags::Up));
-    assert_eq!(told(&mut known), None, "another link has its address");
+    assert_eq!(reported(&mut known), None, "another link has its address");
 }
 
 #[test]
