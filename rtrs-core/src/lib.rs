@@ -34,6 +34,7 @@ pub mod rbd;
 #[allow(unsafe_code)]
 pub mod rt;
 pub mod settings;
+pub mod shares;
 #[cfg(any(test, feature = "test-util"))]
 pub mod skip;
 pub mod status;

@@ -1,7 +1,7 @@
 //! The devices of a session, as one shard has them.
 //!
 //! Each request names its device, and each device has a geometry, a cache epoch and completions of
-//! its own. All share the rows for IOs (`shares.rs`). A number that was given back is another
+//! its own. All share the rows for IOs. A number that was given back is another
 //! device's later; who has the one before is told by a token.
 
 use std::collections::VecDeque;
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use rtrs_core::block::{Completion, Geometry};
 use rtrs_core::identity::ExportId;
 use rtrs_core::losses::Losses;
+use rtrs_core::shares::Shares;
 use rtrs_core::status::IoStatus;
 
 use super::cache_epoch::{CacheWatch, FlushMark};
 use super::device_set::{DeviceIndex, DeviceSet};
-use super::shares::Shares;
 
 /// Device ids count up from 0, so this one is nobody's.
 pub(crate) const NO_DEVICE: u32 = i32::MAX as u32;
@@ -148,7 +148,7 @@ impl DeviceTable {
     pub(crate) fn free(&mut self, device: DeviceIndex) {
         let row = &mut self.rows[device.index()];
         for _ in 0..std::mem::take(&mut row.inflight) {
-            self.shares.give(device);
+            self.shares.give(device.index());
         }
         self.completed -= row.completed.len();
         (row.standing, row.token) = (Standing::Free, DeviceToken::default());
@@ -178,7 +178,7 @@ impl DeviceTable {
 
     /// True while a device may have another IO.
     pub(crate) fn has_room(&self, device: DeviceIndex) -> bool {
-        self.shares.may_take(device)
+        self.shares.may_take(device.index())
     }
 
     /// This tracks writes and flushes of the device.
@@ -270,7 +270,7 @@ impl DeviceTable {
     /// An IO of the device was taken.
     pub(crate) fn taken(&mut self, device: DeviceIndex) {
         self.row_mut(device).inflight += 1;
-        self.shares.take(device);
+        self.shares.take(device.index());
     }
 
     /// An IO of the device has ended. `mark` is that of a flush, which may report a loss. Returns
@@ -309,7 +309,7 @@ impl DeviceTable {
         let done = row.completed.pop_front()?;
         row.inflight -= 1;
         self.completed -= 1;
-        self.shares.give(device);
+        self.shares.give(device.index());
         Some(done)
     }
 

@@ -16,7 +16,6 @@ pub(crate) mod io;
 pub(crate) mod message;
 pub(crate) mod prover;
 pub(crate) mod session;
-mod shares;
 #[cfg(test)]
 mod tests;
 

@@ -2,7 +2,7 @@
 //!
 //! An IO is issued as one or more requests, each holding a permit, which is a chunk of the server.
 //! IOs that find no permit or no path wait, those of each device in order (`waiting.rs`); devices
-//! share the permits (`engine/shares.rs`). A request whose path died keeps its permit: it awaits
+//! share the permits. A request whose path died keeps its permit: it awaits
 //! the fence of that path, and is then ready to be sent again. All tables are made once, when the
 //! server's bounds are known or a volume is added; issuing and finishing a request allocates
 //! nothing.
@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use rtrs_core::block::{Io, IoOp};
 use rtrs_core::ids::{PathId, PermitId};
+use rtrs_core::shares::Shares;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
@@ -20,7 +21,6 @@ use crate::engine::cache_epoch::FlushMark;
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::device_table::IOS_MAX;
 use crate::engine::session::VOLUMES_MAX;
-use crate::engine::shares::Shares;
 use crate::path::io::Request as IoRequest;
 
 /// The row of a request: its permit, counted from the shard's first.
@@ -194,7 +194,7 @@ impl Requests {
 
     /// True while a device may have one more permit, if one is free.
     pub(super) fn may_take_permit(&self, device: DeviceIndex) -> bool {
-        self.shares.may_take(device)
+        self.shares.may_take(device.index())
     }
 
     /// A free permit.
@@ -334,7 +334,7 @@ impl Requests {
             self.waiting.pop_front(device);
         }
         self.waiting.turn_taken(device);
-        self.shares.take(device);
+        self.shares.take(device.index());
         let row = usize::from(permit.0 - self.permits.range().start);
         debug_assert!(self.rows[row].is_none(), "permit {permit} is in use");
         let (sent, standing) = (now, Standing::Sent);
@@ -348,7 +348,7 @@ impl Requests {
         let request = *self.request(row);
         self.rows[row.index()] = None;
         self.permits.give(self.permit_of(row));
-        self.shares.give(self.io(request.io).device);
+        self.shares.give(self.io(request.io).device.index());
         let io = self.io_mut(request.io);
         io.pending -= 1;
         if !status.is_ok() && io.status.is_ok() && !rtrs_core::mutated!(RequestErrorDropped) {
@@ -424,7 +424,7 @@ impl Requests {
             held_by[self.io(request.io).device.index()] += 1;
         }
         for (device, held) in DeviceIndex::all().zip(held_by) {
-            assert_eq!(self.shares.held(device), held, "permits of {device:?}");
+            assert_eq!(self.shares.held(device.index()), held, "permits of {device:?}");
         }
     }
 }
