@@ -12,6 +12,7 @@ use rtrs_core::block::BlockDevice;
 use rtrs_core::rt::{Fd, Op as RingOp, Port, Ring};
 use rtrs_core::time::{Instant, earliest};
 
+use crate::buffer_pool::BufferPools;
 use crate::buffers::Buffers;
 use crate::config::BridgeConfig;
 use crate::conn::{Conn, TOKEN_SEND};
@@ -44,17 +45,19 @@ impl Bridge {
         name: &str,
         config: BridgeConfig,
     ) -> io::Result<Self> {
-        Self::seated(ring, device, name, config, Seat::alone())
+        Self::seated(ring, &BufferPools::default(), device, name, config, Seat::alone())
     }
 
-    /// A bridge that serves `device` on this shard under `name`, at its place among the device's.
-    /// Clients see the geometry that the device has when they connect or send a request.
+    /// A bridge that serves `device` on this shard under `name`, at its place among the device's,
+    /// with memory of these pools, which the bridges of a shard share. Clients see the geometry
+    /// that the device has when they connect or send a request.
     ///
     /// # Errors
     /// `InvalidInput` when the export cannot be served or the bounds are too small for it; the
     /// system's error when memory is refused or cannot be registered with the device.
     pub fn seated(
         ring: &Rc<Ring>,
+        pools: &BufferPools,
         mut device: Box<dyn BlockDevice>,
         name: &str,
         config: BridgeConfig,
@@ -65,7 +68,7 @@ impl Bridge {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let (connections, payload) = (config.connections_max, config.max_payload as usize);
-        let mut buffers = Buffers::new(config.buffer_bytes, connections, payload)?;
+        let mut buffers = Buffers::new(pools, config.buffer_bytes, connections, payload)?;
         buffers.touch(config.touched_bytes);
         device.attach_region(buffers.region())?;
         let shared = Shared::new(name, buffers, &config, device, seat);
@@ -213,7 +216,7 @@ impl Bridge {
         let (receive, read) =
             conns().map(Conn::buffers).fold((0, 0), |sum, n| (sum.0 + n.0, sum.1 + n.1));
         assert_eq!(receive, buffers.receivers(), "connections that have a buffer to receive");
-        let held = buffers.capacity() - buffers.available();
+        let held = buffers.held();
         let Seat { group, shard } = &self.shared.seat;
         let orphaned = requests.orphaned();
         assert!(

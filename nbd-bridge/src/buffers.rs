@@ -1,4 +1,4 @@
-//! Buffers of one shard: counted references over a fixed pool in one registered region.
+//! Buffers of one bridge: counted references over its share of a pool in one registered region.
 //!
 //! A connection receives into a buffer of its own; the payload of a write is handed to the
 //! device where it was received, and the buffer comes back when the last such write is done.
@@ -7,13 +7,15 @@
 //!
 //! Only reads can hold memory for as long as a client pleases. So every connection is kept a
 //! buffer for receiving and a first one for reading, whatever the others do; above these a
-//! connection may hold as many as it leaves free.
+//! connection may hold as many as it leaves free. Beside bridges of other devices (`buffer_pool`)
+//! so much is kept for as many connections as the bridge's own share has room for.
 
 use std::io;
 use std::sync::Arc;
 
-use rtrs_core::mem::{MemSlice, Pool, Region};
+use rtrs_core::mem::{MemSlice, Region};
 
+use crate::buffer_pool::{BufferPools, Share};
 use crate::proto::wire::{CHUNK_MAX, MIN_BLOCK_MAX};
 
 /// Bytes of one buffer: two writes of 128 KiB and the headers between them.
@@ -54,11 +56,10 @@ impl ReadMemory {
     }
 }
 
-/// The pool with a count of holders per buffer.
+/// What one bridge has of a pool, and what it keeps for its connections.
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    pool: Pool,
-    holders: Vec<u32>,
+    share: Share,
     connections_max: usize,
     /// Connections that have a buffer for receiving, and those that hold memory for reads.
     receivers: usize,
@@ -66,12 +67,13 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// A pool of at least `bytes` for at most `connections_max` connections.
+    /// A share of a pool of at least `bytes`, for at most `connections_max` connections.
     ///
     /// # Errors
     /// `InvalidInput` when a request of `payload_max` bytes might never fit beside the
     /// connections; the system's error when memory is refused.
     pub(crate) fn new(
+        pools: &BufferPools,
         bytes: usize,
         connections_max: usize,
         payload_max: usize,
@@ -89,37 +91,38 @@ impl Buffers {
             ));
         }
         let count = u32::try_from(bytes.div_ceil(BUFFER_LEN)).unwrap_or(u32::MAX);
-        let pool = Pool::new(count, BUFFER_LEN)?;
-        let holders = vec![0; count as usize];
-        Ok(Self { pool, holders, connections_max, receivers: 0, readers: 0 })
+        let share = pools.join(count)?;
+        Ok(Self { share, connections_max, receivers: 0, readers: 0 })
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {
-        self.pool.region()
+        self.share.region()
     }
 
-    /// Makes the memory of the buffers that are taken first real, at least `bytes` of it as far as
-    /// there are so many. What is given back is taken again before others, so that as much traffic
-    /// as fits them needs no fresh memory.
+    /// Makes the memory of the buffers that are taken first real: so many bytes for this bridge.
     pub(crate) fn touch(&mut self, bytes: usize) {
-        let count = bytes.div_ceil(BUFFER_LEN).min(self.pool.available());
-        let taken: Vec<u32> = (0..count).filter_map(|_| self.pool.take()).collect();
-        for &index in taken.iter().rev() {
-            self.pool.slice(index).fill(0);
-            self.pool.give(index);
+        self.share.touch(bytes);
+    }
+
+    /// Connections that two buffers are kept for: all that may come, unless other bridges have
+    /// buffers of the pool.
+    fn kept(&self) -> usize {
+        match self.share.sure() {
+            all if all == self.share.capacity() => self.connections_max,
+            sure => (sure / 4).clamp(1, self.connections_max),
         }
     }
 
-    /// Takes a whole buffer with one holder.
-    fn take(&mut self) -> Option<u32> {
-        let index = self.pool.take()?;
-        self.holders[index as usize] = 1;
-        Some(index)
+    /// The longest piece of a read, in bytes, for which there is memory some time, whatever other
+    /// bridges do.
+    pub(crate) fn sure_piece(&self) -> usize {
+        let buffers = self.share.sure().saturating_sub(2 * self.kept()).max(1);
+        PIECE_MAX.min(buffers * PART_MAX)
     }
 
     /// A connection's first buffer for receiving.
     pub(crate) fn take_receiver(&mut self) -> Option<u32> {
-        let buffer = self.take()?;
+        let buffer = self.share.take()?;
         self.receivers += 1;
         Some(buffer)
     }
@@ -132,7 +135,7 @@ impl Buffers {
 
     /// A buffer in the place of `old`, whose first bytes are the `len` bytes from `from` on.
     pub(crate) fn exchange(&mut self, old: u32, from: usize, len: usize) -> Option<u32> {
-        let fresh = self.take()?;
+        let fresh = self.share.take()?;
         self.copy((old, from), (fresh, 0), len);
         self.release(old);
         Some(fresh)
@@ -140,20 +143,12 @@ impl Buffers {
 
     /// One more holder.
     pub(crate) fn hold(&mut self, index: u32) {
-        assert!(self.holders[index as usize] > 0, "only a held buffer can be held again");
-        self.holders[index as usize] += 1;
+        self.share.hold(index);
     }
 
     /// One holder less; the last one gives the buffer back. True when it was the last.
     pub(crate) fn release(&mut self, index: u32) -> bool {
-        let holders = &mut self.holders[index as usize];
-        assert!(*holders > 0, "buffer {index} has no holder");
-        *holders -= 1;
-        let last = *holders == 0;
-        if last {
-            self.pool.give(index);
-        }
-        last
+        self.share.release(index)
     }
 
     /// A part of a buffer.
@@ -172,7 +167,7 @@ impl Buffers {
 
     /// True when the caller's own hold is the only one.
     pub(crate) fn is_sole_holder(&self, index: u32) -> bool {
-        self.holders[index as usize] == 1
+        self.share.is_sole_holder(index)
     }
 
     /// Moves bytes between two buffers, or within one.
@@ -245,19 +240,18 @@ impl Buffers {
     }
 
     fn may_take(&self, count: usize, others_first: bool, memory: &ReadMemory) -> bool {
-        let to_receive = self.connections_max.saturating_sub(self.receivers);
-        let free = self.pool.available().saturating_sub(to_receive);
+        let kept = self.kept();
+        let free = self.share.room().saturating_sub(kept.saturating_sub(self.receivers));
         if memory.is_empty() && count == 1 {
             return free >= 1;
         }
-        let first_reads = self.connections_max.saturating_sub(self.readers);
-        let free = free.saturating_sub(first_reads);
+        let free = free.saturating_sub(kept.saturating_sub(self.readers));
         !others_first && count <= free && (memory.is_empty() || memory.held + count <= free)
     }
 
     /// A buffer that [`Buffers::may_take`] promised.
     fn take_for(&mut self, memory: &mut ReadMemory) -> u32 {
-        let buffer = self.take().unwrap_or_else(|| panic!("fewer buffers than counted"));
+        let buffer = self.share.take().unwrap_or_else(|| panic!("fewer buffers than counted"));
         if memory.is_empty() {
             self.readers += 1;
         }
@@ -282,19 +276,14 @@ impl Buffers {
         }
     }
 
-    /// Buffers nobody holds.
-    pub(crate) fn available(&self) -> usize {
-        self.pool.available()
+    /// Buffers that the bridge holds.
+    pub(crate) fn held(&self) -> usize {
+        self.share.held()
     }
 
     /// Connections that have a buffer for receiving.
     pub(crate) fn receivers(&self) -> usize {
         self.receivers
-    }
-
-    /// All buffers.
-    pub(crate) fn capacity(&self) -> usize {
-        self.pool.capacity()
     }
 }
 
@@ -302,8 +291,12 @@ impl Buffers {
 mod tests {
     use super::*;
 
+    fn of(pools: &BufferPools, count: usize, connections_max: usize) -> io::Result<Buffers> {
+        Buffers::new(pools, BUFFER_LEN * count, connections_max, PART_MAX)
+    }
+
     fn buffers(count: usize, connections_max: usize) -> Buffers {
-        Buffers::new(BUFFER_LEN * count, connections_max, PART_MAX).unwrap()
+        of(&BufferPools::default(), count, connections_max).unwrap()
     }
 
     #[test]
@@ -313,16 +306,16 @@ mod tests {
         for _ in 0..65 {
             assert!(buffers.take_read(4096, false, &mut memory, &mut parts));
         }
-        assert_eq!((buffers.available(), memory.held()), (3, 1), "65 reads fit one buffer");
+        assert_eq!((buffers.held(), memory.held()), (1, 1), "65 reads fit one buffer");
         assert_eq!(parts[1].slice.offset() - parts[0].slice.offset(), 4096);
         assert!(buffers.take_read(4096, false, &mut memory, &mut parts));
-        assert_eq!((buffers.available(), memory.held()), (2, 2));
+        assert_eq!((buffers.held(), memory.held()), (2, 2));
         for part in parts.drain(..) {
             buffers.release_read(part.buffer, &mut memory);
         }
-        assert_eq!((buffers.available(), memory.held()), (3, 1), "one stays to cut from");
+        assert_eq!((buffers.held(), memory.held()), (1, 1), "one stays to cut from");
         buffers.drop_cut(&mut memory);
-        assert_eq!((buffers.available(), memory.held(), buffers.readers), (4, 0, 0));
+        assert_eq!((buffers.held(), memory.held(), buffers.readers), (0, 0, 0));
     }
 
     #[test]
@@ -358,13 +351,13 @@ mod tests {
         let mut buffers = buffers(6, 1);
         buffers.region().fill(0, 6 * BUFFER_LEN, 7);
         buffers.touch(BUFFER_LEN + 1);
-        assert_eq!(buffers.available(), 6);
+        assert_eq!(buffers.held(), 0);
         let first = |buffers: &Buffers, index| {
             let mut byte = [0];
             buffers.copy_out(index, BUFFER_LEN - 1, &mut byte);
             byte[0]
         };
-        let taken: Vec<u32> = (0..6).filter_map(|_| buffers.take()).collect();
+        let taken: Vec<u32> = (0..6).filter_map(|_| buffers.share.take()).collect();
         let touched: Vec<u8> = taken.iter().map(|&index| first(&buffers, index)).collect();
         assert_eq!(touched, [0, 0, 7, 7, 7, 7]);
         buffers.touch(usize::MAX);
@@ -372,11 +365,55 @@ mod tests {
 
     #[test]
     fn too_little_memory_is_refused_at_start() {
-        assert!(Buffers::new(BUFFER_LEN * 3, 1, PART_MAX).is_err());
-        assert!(Buffers::new(BUFFER_LEN * 4, 1, PART_MAX).is_ok());
+        let pools = BufferPools::default();
+        assert!(of(&pools, 3, 1).is_err());
+        assert!(of(&pools, 4, 1).is_ok());
         // A longer read comes in pieces.
         let piece = BUFFER_LEN * (PIECE_MAX.div_ceil(PART_MAX) + 2);
-        assert!(Buffers::new(piece, 1, 2 * PIECE_MAX).is_ok());
-        assert!(Buffers::new(piece - BUFFER_LEN, 1, 2 * PIECE_MAX).is_err());
+        assert!(Buffers::new(&pools, piece, 1, 2 * PIECE_MAX).is_ok());
+        assert!(Buffers::new(&pools, piece - BUFFER_LEN, 1, 2 * PIECE_MAX).is_err());
+    }
+
+    /// A connection's first memory for reading, of one buffer.
+    fn reads(buffers: &mut Buffers) -> bool {
+        let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
+        buffers.take_read(PART_MAX, true, &mut memory, &mut parts)
+    }
+
+    #[test]
+    fn whatever_others_hold_a_bridge_receives_and_reads() {
+        let pools = BufferPools::default();
+        let greedy = of(&pools, 246, 48).unwrap();
+        assert_eq!(greedy.sure_piece(), PIECE_MAX, "alone it is sure of the longest");
+        let mut others: Vec<_> = (0..49).map(|_| of(&pools, 246, 48).unwrap()).collect();
+        assert!(others.iter().all(|other| other.region().id() == greedy.region().id()));
+        while greedy.share.take().is_some() {}
+        assert_eq!(greedy.held(), 246 - 49 * 2, "the others' reserves are left");
+        for other in &mut others {
+            assert_eq!(other.sure_piece(), PART_MAX, "a long read comes in pieces");
+            assert!(other.take_receiver().is_some() && reads(other));
+            assert!(other.share.take().is_none(), "there are no more");
+        }
+    }
+
+    #[test]
+    fn two_that_share_have_half_of_an_even_part_each_for_sure() {
+        let pools = BufferPools::default();
+        let [mut one, mut two] = [0, 1].map(|_| of(&pools, 240, 48).unwrap());
+        // Sixty for sure: fifteen connections with two each, and the rest for a long read.
+        assert_eq!(one.sure_piece(), 30 * PART_MAX);
+        while one.share.take().is_some() {}
+        assert_eq!((one.held(), two.share.room()), (180, 60));
+        for _ in 0..15 {
+            assert!(two.take_receiver().is_some());
+        }
+        let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
+        assert!(two.take_read(two.sure_piece(), false, &mut memory, &mut parts));
+        for _ in 0..14 {
+            assert!(reads(&mut two), "each connection's first");
+        }
+        // What one gives back the other may have, as soon as the first has no more than it may.
+        one.release(0);
+        assert!(one.share.take().is_some());
     }
 }

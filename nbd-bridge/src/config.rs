@@ -8,7 +8,8 @@ use crate::proto::wire::PAYLOAD_MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BridgeConfig {
     /// Bytes of buffers on this shard: the largest piece of a request, 32 MiB as a rule, and
-    /// two buffers of 260 KiB for every connection must fit. Memory is real only once it was used.
+    /// two buffers of 260 KiB for every connection must fit. Bridges that share their pools have
+    /// them in common, up to about 60 in a pool of 64 MiB. Memory is real only once it was used.
     pub buffer_bytes: usize,
     /// Connections on this shard; more are closed at once.
     pub connections_max: usize,

@@ -436,6 +436,11 @@ impl Conn {
                      {} s; the client has to connect again",
                     ROUND_TIMEOUT.as_secs()
                 );
+            } else if matches!(self.phase, Phase::Handshake(_)) && self.buffer.is_none() {
+                tracing::warn!(
+                    "NBD client turned away: all buffers of this shard are in use; set a larger \
+                     buffer-size, or attach fewer volumes to the session"
+                );
             } else {
                 tracing::debug!("NBD client stopped in the middle of a message");
             }
@@ -451,12 +456,15 @@ impl Conn {
             return None;
         }
         let to_receive = match self.phase {
-            Phase::Handshake(_) => Some(self.opened + HANDSHAKE_TIMEOUT),
             Phase::Payload { .. } | Phase::Skip { .. } => Some(self.heard + STALL_TIMEOUT),
             Phase::Header if self.fill > self.start => Some(self.heard + STALL_TIMEOUT),
-            Phase::Header | Phase::Starved(_) | Phase::Ended => None,
+            Phase::Handshake(_) | Phase::Header | Phase::Starved(_) | Phase::Ended => None,
         };
         let to_receive = to_receive.filter(|_| self.receiving.is_some());
+        // Also where there is no memory to receive into.
+        let shakes_hands = matches!(self.phase, Phase::Handshake(_));
+        let by = shakes_hands.then(|| self.opened + HANDSHAKE_TIMEOUT);
+        let to_receive = rtrs_core::time::earliest(to_receive, by);
         let to_begin = self.waits_for_round().then(|| self.heard + ROUND_TIMEOUT);
         let to_receive = rtrs_core::time::earliest(to_receive, to_begin);
         let to_send = self.sending.is_some().then_some(self.send_by);

@@ -4,7 +4,7 @@
 //! - `listener`: the socket clients connect to; connections are handed out over shards.
 //! - `starttls`: TLS for the clients of a TCP port, on threads in front of everything else.
 //! - `conn`: one connection on one shard; `shared` with `buffers` and `requests` is what the
-//!   connections of a shard have in common.
+//!   connections of a shard have in common, `buffer_pool` what the bridges of a shard have.
 //! - `proto`: the NBD protocol as state machines without IO; bytes in, bytes and decisions out.
 //! - `bridge`: a shard's connections, its requests and its device; `config` has its bounds.
 //! - `group`: what the shards of a device share: orphaned writes of connections that are gone;
@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod bridge;
+mod buffer_pool;
 mod buffers;
 mod config;
 mod conn;
@@ -34,6 +35,7 @@ mod stats;
 mod status;
 
 pub use bridge::Bridge;
+pub use buffer_pool::BufferPools;
 pub use config::BridgeConfig;
 pub use dial::{DialError, ServerAddress, dial};
 pub use export::export_info;

@@ -249,8 +249,9 @@ rtrs_core::settings! {
         slow_io: Option<SlowIo> = "wait; fail with takeover",
         /// NBD buffers per shard, 58M to 4G in steps of 4k
         ///
-        /// The minimum holds 32 MiB of a request and two buffers for each of 48 connections.
-        /// Memory is used only as requests need it. Requests wait while all of it is in use.
+        /// Volumes of a session that have the same buffer-size share them. The minimum holds
+        /// 32 MiB of a request and two buffers for each of 48 connections. Memory is used only as
+        /// requests need it. Requests wait while all of it is in use.
         buffer_size: ByteSize = "64M",
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
         ///

@@ -18,7 +18,7 @@ mod users;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use nbd_bridge::{Group, Seat};
+use nbd_bridge::{BufferPools, Group, Seat};
 use rtrs_client::engine::{ClientEngine, PathView};
 use rtrs_client::{Change, DeviceIndex, Leaving};
 use rtrs_core::fabric::sim::{NodeId, World};
@@ -157,7 +157,9 @@ impl Cluster {
         };
         let (work, takeover) = (options.work.clone(), options.takeover);
         let Options { nbd, nbd_drops, preflush, .. } = *options;
-        let rules = Rules { options: work, errors, takeover, nbd, nbd_drops, preflush, plant };
+        let shares = options.extra.second;
+        let rules =
+            Rules { options: work, errors, takeover, nbd, nbd_drops, shares, preflush, plant };
         let works = (0..options.client_cores)
             .map(|at| Workload::new(usize::from(at), &rules, prng.fork(), log.clone()))
             .collect();
@@ -226,6 +228,7 @@ impl Cluster {
                 fabrics: vec![Port::boxed(fabric, SharedFaults::clone(&self.ports[0]))],
                 inbox: Inbox::new(),
                 work,
+                pools: BufferPools::default(),
                 pace: Pace::new(),
             });
         }
@@ -423,7 +426,7 @@ impl Cluster {
 
     fn turn_client(&mut self, at: usize) -> Result<bool, Failure> {
         let now = self.world.now();
-        let ClientHost { core, fabrics, inbox, work, pace } = &mut self.client[at];
+        let ClientHost { core, fabrics, inbox, work, pools, pace } = &mut self.client[at];
         let mut busy = false;
         while let Some(message) = inbox.pop(now) {
             busy = true;
@@ -445,11 +448,11 @@ impl Cluster {
                 self.disk.tie_up();
             }
             let seat = Seat { group: Arc::clone(&self.group), shard: at };
-            work.open(now, device, seat);
+            work.open(now, device, seat, pools);
         }
         busy |= work.turn(now, &mut self.oracle)?;
         if let Some(second) = &mut self.second {
-            busy |= second.turn(now, at, core)?;
+            busy |= second.turn(now, at, core, pools)?;
         }
         for (sector, count) in work.failed.drain(..) {
             self.disk.let_loose(sector, count);

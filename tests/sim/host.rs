@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
+use nbd_bridge::BufferPools;
 use rtrs_client::engine::{ClientEngine, ClientMessage};
 use rtrs_client::{
     Change, Failover, HeartbeatSettings, PathTarget, Policy, SessionConfig, Tuning, VolumeConfig,
@@ -69,6 +70,8 @@ pub(super) struct ClientHost {
     pub(super) fabrics: Vec<Box<dyn Fabric>>,
     pub(super) inbox: Inbox<ClientMessage>,
     pub(super) work: Workload,
+    /// Memory of the front ends of its volumes.
+    pub(super) pools: BufferPools,
     pub(super) pace: Pace,
 }
 

@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 use nbd_bridge::kernel::FIRST_BYTES;
 use nbd_bridge::wire::{SimpleReply, cmd, cmd_flags};
-use nbd_bridge::{Bridge, BridgeConfig, Request, Seat};
+use nbd_bridge::{Bridge, BridgeConfig, BufferPools, Request, Seat};
 use rtrs_client::SessionDevice;
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
 use rtrs_core::prng::{Prng, Ratio};
@@ -30,11 +30,15 @@ use rtrs_core::time::{Duration, Instant};
 const PAYLOAD_MAX: u32 = 64 << 10;
 /// That of long ones.
 const LONG_MAX: u32 = 1 << 20;
-/// Bytes of the bridge's buffers: the least it takes for its connections and such requests.
+/// Buffers that the bridges of two volumes share besides.
+const SHARED: usize = 13;
+/// Bytes of the bridge's buffers: the least it takes for its connections and such requests, and
+/// more where it shares them.
 pub(super) const fn buffer_bytes(way: Use) -> usize {
     let connections = if way.drops { CONNECTIONS_MAX } else { 1 };
     let long = if way.long { 2 * LONG_MAX as usize } else { 0 };
-    (1 + 2 * connections) * (260 << 10) + long
+    let shared = if way.shares { SHARED } else { 0 };
+    (1 + 2 * connections + shared) * (260 << 10) + long
 }
 
 /// How a front is used.
@@ -48,6 +52,8 @@ pub(super) struct Use {
     pub(super) parts: bool,
     /// How long a request may wait for a change that was given up.
     pub(super) deferred_max: Option<Duration>,
+    /// The session has another volume, whose front has its memory from the same pool.
+    pub(super) shares: bool,
 }
 /// In the cookie of a write that comes for the second time.
 const TWICE: u64 = 1 << 63;
@@ -99,6 +105,7 @@ impl Front {
         device: SessionDevice,
         mut prng: Prng,
         (seat, way): (Seat, Use),
+        pools: &BufferPools,
     ) -> Self {
         let geometry = device.geometry().clone();
         let ring = Ring::new(64).expect("io_uring");
@@ -112,7 +119,7 @@ impl Front {
             deferred_max: way.deferred_max,
             shared_writes: false,
         };
-        let mut bridge = Bridge::seated(&ring, Box::new(device), "vol", config, seat)
+        let mut bridge = Bridge::seated(&ring, pools, Box::new(device), "vol", config, seat)
             .expect("a session's device can be served");
         let (socket, theirs) = UnixStream::pair().expect("a pair of sockets");
         socket.set_nonblocking(true).expect("a socket that does not block");

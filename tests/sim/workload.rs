@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use nbd_bridge::Seat;
+use nbd_bridge::{BufferPools, Seat};
 use rtrs_client::SessionDevice;
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::prng::{Prng, Ratio};
@@ -105,6 +105,8 @@ pub(super) struct Rules {
     pub(super) nbd: bool,
     /// Its users drop their connections now and then.
     pub(super) nbd_drops: bool,
+    /// The memory of its front is shared with that of another volume.
+    pub(super) shares: bool,
     /// Durable writes flush before they are done.
     pub(super) preflush: bool,
     pub(super) plant: Plant,
@@ -139,6 +141,7 @@ pub(super) struct Workload {
     resent_until: Instant,
     nbd: bool,
     nbd_drops: bool,
+    shares: bool,
     preflush: bool,
     plant: Plant,
     prng: Prng,
@@ -167,7 +170,8 @@ pub(super) struct Workload {
 
 impl Workload {
     pub(super) fn new(core: usize, rules: &Rules, prng: Prng, log: Log) -> Self {
-        let Rules { options, errors, takeover, nbd, nbd_drops, preflush, plant } = rules.clone();
+        let Rules { options, errors, takeover, nbd, nbd_drops, shares, preflush, plant } =
+            rules.clone();
         let span = options.span_max.max(8) as usize * SECTOR;
         Self {
             core,
@@ -176,6 +180,7 @@ impl Workload {
             takeover,
             nbd,
             nbd_drops,
+            shares,
             preflush,
             plant,
             prng,
@@ -205,12 +210,18 @@ impl Workload {
     }
 
     /// The device is there.
-    pub(super) fn open(&mut self, now: Instant, mut device: SessionDevice, seat: Seat) {
+    pub(super) fn open(
+        &mut self,
+        now: Instant,
+        mut device: SessionDevice,
+        seat: Seat,
+        pools: &BufferPools,
+    ) {
         self.resent_until = now + resent_for(self.takeover);
         self.removed_at = None;
         if self.nbd {
             let way = self.way();
-            let front = Front::new(now, device, self.prng.fork(), (seat, way));
+            let front = Front::new(now, device, self.prng.fork(), (seat, way), pools);
             self.device = Some(Used::Nbd(Box::new(front)));
         } else {
             device
@@ -228,7 +239,8 @@ impl Workload {
     /// How it uses its front.
     fn way(&self) -> Use {
         let (long, deferred_max) = (self.options.span_max > 128, self.errors.deferred_max);
-        Use { drops: self.nbd_drops, long, parts: self.options.parts, deferred_max }
+        let (drops, parts, shares) = (self.nbd_drops, self.options.parts, self.shares);
+        Use { drops, long, parts, deferred_max, shares }
     }
 
     /// Its front, where there is one.

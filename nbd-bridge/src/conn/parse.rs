@@ -13,6 +13,7 @@ use rtrs_core::rt::Port;
 use super::{Conn, Phase};
 use crate::buffers::{BUFFER_LEN, PART_MAX, PIECE_MAX, Part};
 use crate::cut::Cut;
+use crate::proto::wire::NbdError;
 use crate::proto::{AfterRefusal, Op, Outcome, Request, Validated};
 use crate::requests::Late;
 use crate::shared::Shared;
@@ -111,11 +112,7 @@ impl Conn {
             Err(refusal) => {
                 let Some(row) = shared.take_row(self.rows) else { return false };
                 self.start += Request::LEN;
-                self.rows += 1;
-                let entry = shared.requests.row(row);
-                (entry.conn, entry.cookie) = (self.id, request.cookie);
-                entry.refusal = Some((refusal.error, refusal.reason));
-                self.replies.push_back(row);
+                self.refuse(row, request.cookie, (refusal.error, refusal.reason), shared);
                 match refusal.after {
                     AfterRefusal::Continue => {}
                     AfterRefusal::Skip(left) => self.phase = Phase::Skip { left },
@@ -126,9 +123,24 @@ impl Conn {
         }
     }
 
+    /// Answers a request with an error.
+    fn refuse(
+        &mut self,
+        row: u32,
+        cookie: u64,
+        refusal: (NbdError, &'static str),
+        shared: &mut Shared,
+    ) {
+        self.rows += 1;
+        let entry = shared.requests.row(row);
+        (entry.conn, entry.cookie, entry.refusal) = (self.id, cookie, Some(refusal));
+        self.replies.push_back(row);
+    }
+
     /// Begins a valid request. False when it has to wait, or was the last one.
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
-        let Validated { op, cookie, offset, mut len, fua, no_hole, fast_only, one } = request;
+        let Validated { op, cookie, offset, mut len, fua, no_hole, fast_only, one, .. } = request;
+        let one_chunk = request.one_chunk;
         let (io, flags) = match op {
             Op::Disconnect => {
                 self.in_order = true;
@@ -160,16 +172,33 @@ impl Conn {
             self.phase = Phase::Starved(request);
             return false;
         };
-        let pieces = whole.div_ceil(PIECE_MAX as u64).max(1);
-        let piece = whole.div_ceil(pieces).next_multiple_of(PIECE_ALIGN.max(block)).min(whole);
+        let piece_of = |most: usize| {
+            let pieces = whole.div_ceil(most as u64).max(1);
+            whole.div_ceil(pieces).next_multiple_of(PIECE_ALIGN.max(block)).min(whole)
+        };
+        let (mut piece, sure) = (piece_of(PIECE_MAX), piece_of(shared.buffers.sure_piece()));
         let memory = match op {
             Op::Read => piece,
             // The extents as the device lists them, and as the client wants them.
             Op::BlockStatus => 2 * extents::LEN_MAX as u64,
             _ => 2 * block * fragments as u64,
         };
-        let memory = usize::try_from(memory).unwrap_or(usize::MAX);
-        if memory > 0 && !shared.take_read(self.id.slot, row, memory, &mut self.memory) {
+        let mut take = |bytes: u64| {
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            bytes == 0 || shared.take_read(self.id.slot, row, bytes, &mut self.memory)
+        };
+        let mut taken = take(memory);
+        if !taken && op == Op::Read && sure < piece {
+            // The other devices may never leave enough for a long piece.
+            if one_chunk {
+                let why = "there is no memory for so long a chunk; read without DF, or less";
+                self.refuse(row, cookie, (NbdError::Overflow, why), shared);
+                return true;
+            }
+            piece = sure;
+            taken = take(piece);
+        }
+        if !taken {
             shared.requests.give(row);
             self.phase = Phase::Starved(request);
             return false;

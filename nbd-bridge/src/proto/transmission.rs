@@ -62,6 +62,8 @@ pub struct Validated {
     pub fast_only: bool,
     /// Block status wants to know the first extent only.
     pub one: bool,
+    /// A read has to be answered with one chunk.
+    pub one_chunk: bool,
 }
 
 /// How a connection goes on after a refusal.
@@ -253,14 +255,15 @@ impl Rules {
             no_hole: has(cmd_flags::NO_HOLE),
             fast_only: has(cmd_flags::FAST_ZERO),
             one: has(cmd_flags::REQ_ONE),
+            one_chunk: has(cmd_flags::DF),
         })
     }
 }
 
 impl Validated {
     const fn bare(op: Op, cookie: u64) -> Self {
-        let (fua, no_hole, fast_only, one) = (false, false, false, false);
-        Self { op, cookie, offset: 0, len: 0, fua, no_hole, fast_only, one }
+        let (fua, no_hole, fast_only, one, one_chunk) = (false, false, false, false, false);
+        Self { op, cookie, offset: 0, len: 0, fua, no_hole, fast_only, one, one_chunk }
     }
 
     /// Bytes of payload that follow the request on the stream.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as StdInstant};
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Seat};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, BufferPools, Group, Listener, Seat};
 use rtrs_core::block::Geometry;
 use rtrs_core::rt::{Inbox, PollPolicy, Ring, Sender, Shard, mailbox, run};
 use rtrs_core::time::{Instant, earliest};
@@ -121,7 +121,12 @@ impl Fixture {
     }
 
     pub(crate) fn with(geometry: Geometry, config: BridgeConfig) -> Self {
-        Self::seated(geometry, config, Seat::alone(), Arc::default())
+        Self::seated(geometry, config, Seat::alone(), Arc::default(), 0)
+    }
+
+    /// A shard with so many bridges of other devices that use the same memory.
+    pub(crate) fn beside(others: usize, geometry: Geometry, config: BridgeConfig) -> Self {
+        Self::seated(geometry, config, Seat::alone(), Arc::default(), others)
     }
 
     /// Two shards of one device.
@@ -133,7 +138,7 @@ impl Fixture {
         let two = [0, 1].map(|shard| {
             let seat = Seat { group: Arc::clone(&group), shard };
             let switches = Switches { disk: Arc::clone(&disk), ..Switches::default() };
-            Self::seated(geometry.clone(), config, seat, Arc::new(switches))
+            Self::seated(geometry.clone(), config, seat, Arc::new(switches), 0)
         });
         let all = two.each_ref().map(|fixture| fixture.mail.clone());
         assert!(senders.set(all).is_ok());
@@ -145,19 +150,27 @@ impl Fixture {
         config: BridgeConfig,
         seat: Seat,
         switches: Arc<Switches>,
+        others: usize,
     ) -> Self {
         let shared = Arc::clone(&switches);
         let (mail, inbox) = mailbox().unwrap();
         let thread = std::thread::spawn(move || {
             let ring = Ring::new(64).unwrap();
-            let device = Box::new(TestDevice::new(geometry, shared));
-            let bridge = Bridge::seated(&ring, device, "vol0", config, seat).unwrap();
+            let pools = BufferPools::default();
+            let bridge = |geometry, switches, seat| {
+                let device = Box::new(TestDevice::new(geometry, switches));
+                Bridge::seated(&ring, &pools, device, "vol0", config, seat).unwrap()
+            };
+            let other = || bridge(geometry.clone(), Arc::default(), Seat::alone());
+            let others: Vec<Bridge> = (0..others).map(|_| other()).collect();
+            let bridge = bridge(geometry.clone(), shared, seat);
             let inbox = inbox.arm(&ring).unwrap();
             let shard_ring = ring.clone();
             let mut shard =
                 TestShard { inbox, ring: shard_ring, bridge, listener: None, done: false };
             let policy = PollPolicy { budget_max: Duration::from_micros(20) };
             run(&ring, policy, &mut shard).unwrap();
+            drop(others);
         });
         Self { switches, mail, thread: Some(thread) }
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use nbd_bridge::kernel::FIRST_BYTES;
-use nbd_bridge::{Bridge, BridgeConfig, Group, Seat};
+use nbd_bridge::{Bridge, BridgeConfig, BufferPools, Group, Seat};
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
@@ -93,7 +93,9 @@ impl Two {
             let ring = Ring::new(32).unwrap();
             let device = Box::new(TestDevice::new(geometry(), Arc::clone(&switches)));
             let seat = Seat { group: Arc::clone(&group), shard };
-            let bridge = Bridge::seated(&ring, device, "vol0", config, seat).unwrap();
+            let bridge =
+                Bridge::seated(&ring, &BufferPools::default(), device, "vol0", config, seat)
+                    .unwrap();
             Shard { ring, bridge, switches, now: Instant::from_nanos(1 << 50) }
         });
         all.iter_mut().for_each(Shard::settle);

@@ -7,7 +7,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::{Instant, earliest};
 
-use nbd_bridge::BridgeStats;
+use nbd_bridge::{BridgeStats, BufferPools};
 
 use crate::engine::{ClientEngine, DeviceIndex};
 use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};
@@ -59,6 +59,10 @@ pub(crate) struct Fronts {
     shard: CoreIndex,
     ring: Rc<Ring>,
     slots: Vec<Slot>,
+    /// Front ends of devices that are gone, which have memory that something may still write to.
+    leaving: Vec<Box<dyn FrontEnd>>,
+    /// Memory that the front ends share.
+    pools: BufferPools,
 }
 
 /// What became of a device that a front end was to get.
@@ -71,7 +75,8 @@ pub(crate) enum Opened {
 
 impl Fronts {
     pub(crate) fn new(shard: CoreIndex, ring: &Rc<Ring>, fronts: Vec<NewFront>) -> Self {
-        let mut all = Self { shard, ring: Rc::clone(ring), slots: Vec::new() };
+        let (slots, leaving, pools) = (Vec::new(), Vec::new(), BufferPools::default());
+        let mut all = Self { shard, ring: Rc::clone(ring), slots, leaving, pools };
         fronts.into_iter().for_each(|front| all.add(front));
         all
     }
@@ -83,9 +88,14 @@ impl Fronts {
         self.slots.push(Slot { device, export, front, opened, end, is_awaited, abandoned });
     }
 
-    /// The device is gone.
+    /// The device is gone. What its front end still has at the server ends before its memory is
+    /// given to another one.
     pub(crate) fn remove(&mut self, device: DeviceIndex) {
-        self.slots.retain(|slot| slot.device != device);
+        for mut slot in self.slots.extract_if(.., |slot| slot.device == device) {
+            slot.front.stop();
+            slot.front.abort();
+            self.leaving.push(slot.front);
+        }
     }
 
     fn get(&mut self, device: DeviceIndex) -> Option<&mut Slot> {
@@ -104,7 +114,8 @@ impl Fronts {
             let Some(device) = engine.device(slot.device) else { continue };
             slot.opened = true;
             let geometry = Box::new(device.geometry().clone());
-            let place = Place { shard: self.shard, ring: &self.ring, export: &slot.export };
+            let (shard, ring, pools) = (self.shard, &self.ring, &self.pools);
+            let place = Place { shard, ring, pools, export: &slot.export };
             return Some(match slot.front.open(now, &place, device) {
                 Ok(()) => Opened::Ready(slot.device, geometry),
                 Err(error) => Opened::Failed(slot.device, error),
@@ -122,7 +133,13 @@ impl Fronts {
 
     /// Moves everything on that can be moved. True when anything happened.
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
-        self.slots.iter_mut().fold(false, |any, slot| slot.front.turn(now) | any)
+        let any = self.slots.iter_mut().fold(false, |any, slot| slot.front.turn(now) | any);
+        if self.leaving.is_empty() {
+            return any;
+        }
+        let any = self.leaving.iter_mut().fold(any, |any, front| front.turn(now) | any);
+        self.leaving.retain(|front| !front.is_idle());
+        any
     }
 
     /// What the driver has to do for one of them.
@@ -133,7 +150,8 @@ impl Fronts {
 
     /// When `turn` wants to be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.slots.iter().fold(None, |at, slot| {
+        let leaving = self.leaving.iter().filter_map(|front| front.deadline()).min();
+        self.slots.iter().fold(leaving, |at, slot| {
             let end = match slot.end {
                 End::Stopping(deadline) => Some(deadline),
                 End::None | End::Stopped => None,
@@ -190,5 +208,88 @@ impl Fronts {
     /// Counters for `stats`, by device.
     pub(crate) fn stats(&self) -> Vec<(DeviceIndex, BridgeStats)> {
         self.slots.iter().map(|slot| (slot.device, slot.front.stats())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::engine::SessionDevice;
+
+    /// A front end whose IO ends when the test says so.
+    #[derive(Default)]
+    struct Busy {
+        running: Cell<bool>,
+        aborted: Cell<bool>,
+        turns: Cell<u32>,
+        gone: Cell<bool>,
+    }
+
+    struct Front(Rc<Busy>);
+
+    impl FrontEnd for Front {
+        fn open(&mut self, _: Instant, _: &Place<'_>, _: SessionDevice) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn take_socket(&mut self, _: Instant, _: FrontSocket) {}
+
+        fn turn(&mut self, _: Instant) -> bool {
+            self.0.turns.set(self.0.turns.get() + 1);
+            false
+        }
+
+        fn next_request(&mut self) -> Option<FrontRequest> {
+            None
+        }
+
+        fn deadline(&self) -> Option<Instant> {
+            None
+        }
+
+        fn stop(&mut self) {}
+
+        fn abort(&mut self) {
+            self.0.aborted.set(true);
+        }
+
+        fn is_idle(&self) -> bool {
+            self.0.aborted.get() && !self.0.running.get()
+        }
+    }
+
+    impl Drop for Front {
+        fn drop(&mut self) {
+            self.0.gone.set(true);
+        }
+    }
+
+    #[test]
+    fn a_front_end_whose_device_is_gone_stays_until_its_io_has_ended() {
+        let ring = Ring::new(8).unwrap();
+        let mut fronts = Fronts::new(CoreIndex(0), &ring, Vec::new());
+        let busy = Rc::new(Busy::default());
+        busy.running.set(true);
+        let device = DeviceIndex::FIRST;
+        fronts.slots.push(Slot {
+            device,
+            export: "v".into(),
+            front: Box::new(Front(Rc::clone(&busy))),
+            opened: true,
+            end: End::None,
+            is_awaited: false,
+            abandoned: 0,
+        });
+        fronts.remove(device);
+        assert_eq!(fronts.devices().count(), 0, "the number is free");
+        for turns in 1..4 {
+            fronts.turn(Instant::ZERO);
+            assert_eq!((busy.turns.get(), busy.gone.get()), (turns, false), "its IO runs");
+        }
+        busy.running.set(false);
+        fronts.turn(Instant::ZERO);
+        assert!(busy.gone.get());
     }
 }

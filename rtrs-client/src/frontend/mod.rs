@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, Group, Seat};
+use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, BufferPools, Group, Seat};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
@@ -68,6 +68,8 @@ pub(crate) struct Place<'a> {
     pub(crate) shard: CoreIndex,
     /// Its shard's ring.
     pub(crate) ring: &'a Rc<Ring>,
+    /// Memory of its shard's bridges.
+    pub(crate) pools: &'a BufferPools,
     /// The export's name.
     pub(crate) export: &'a str,
 }
@@ -124,5 +126,5 @@ fn bridge(
     group: &Arc<Group>,
 ) -> io::Result<Bridge> {
     let seat = Seat { group: Arc::clone(group), shard: place.shard.index() };
-    Bridge::seated(place.ring, Box::new(device), place.export, config, seat)
+    Bridge::seated(place.ring, place.pools, Box::new(device), place.export, config, seat)
 }

@@ -4,10 +4,6 @@
 # paths: 2
 # limit: 150
 # groups: memory
-# in-all: no
-#
-# It fails as yet: each volume has buffers of its own (`buffer-size`), which RDMA pins, and the
-# client is killed when the guest's memory is used up. Into `all` when volumes share them.
 
 VOLUMES=50
 SESSION=(--socket "$LAB_WORK/{name}.sock" --path rdma://10.0.0.1@10.0.0.2:1234

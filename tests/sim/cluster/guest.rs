@@ -8,7 +8,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use nbd_bridge::{Group, Seat};
+use nbd_bridge::{BufferPools, Group, Seat};
 use rtrs_client::engine::{ClientEngine, ClientMessage};
 use rtrs_client::{DeviceIndex, PathTarget, SessionConfig, SessionDevice, VolumeConfig};
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
@@ -161,7 +161,8 @@ impl Guest {
             if !work.is_open()
                 && let Some(device) = core.device(DeviceIndex::FIRST)
             {
-                work.open(now, device, Seat { group: Group::new(1, |_| ()), shard: 0 });
+                let seat = Seat { group: Group::new(1, |_| ()), shard: 0 };
+                work.open(now, device, seat, &BufferPools::default());
             }
             busy |= work.turn(now, oracle)?;
             work.check()?;

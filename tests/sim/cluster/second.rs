@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use nbd_bridge::{Group, Seat};
+use nbd_bridge::{BufferPools, Group, Seat};
 use rtrs_client::engine::ClientEngine;
 use rtrs_client::{Change, DeviceIndex, VolumeConfig};
 use rtrs_core::prng::Prng;
@@ -72,8 +72,8 @@ impl Second {
             ..options.work.clone()
         };
         let oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
-        let (nbd, nbd_drops, plant) = (false, false, Plant::None);
-        let rules = Rules { options: own, nbd, nbd_drops, plant, ..rules.clone() };
+        let (nbd_drops, plant) = (false, Plant::None);
+        let rules = Rules { options: own, nbd_drops, plant, ..rules.clone() };
         let works = (0..usize::from(options.client_cores))
             .map(|at| Workload::new(CORES + at, &rules, prng.fork(), log.clone()));
         Some(Self {
@@ -174,6 +174,7 @@ impl Second {
         now: Instant,
         at: usize,
         core: &ClientEngine,
+        pools: &BufferPools,
     ) -> Result<bool, Failure> {
         let work = &mut self.works[at];
         if !work.is_open()
@@ -183,7 +184,8 @@ impl Second {
             if !std::mem::replace(&mut self.is_used, true) {
                 self.oracle.settle();
             }
-            work.open(now, device, Seat { group: Group::new(1, |_| ()), shard: 0 });
+            let seat = Seat { group: Group::new(1, |_| ()), shard: 0 };
+            work.open(now, device, seat, pools);
         }
         let busy = work.turn(now, &mut self.oracle)?;
         work.failed.clear();

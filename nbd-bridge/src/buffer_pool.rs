@@ -1,0 +1,269 @@
+//! Memory that the bridges of a shard share: one registered region, cut into equal buffers.
+//!
+//! RDMA pins a region when it is registered, so bridges of many devices must not have one each.
+//! What a bridge may hold is its share (`rtrs_core::shares`): no device gets less than half of an
+//! even part, also when another one holds what it has because its disk hangs. A bridge that finds no
+//! pool with room for its share begins a further one.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use rtrs_core::mem::{Pool, Region};
+use rtrs_core::shares::Shares;
+
+use crate::buffers::BUFFER_LEN;
+
+/// Buffers that are kept for each bridge at least: one to receive into and one to read into.
+const LEAST: u32 = 2;
+
+/// The pools of one shard, for all bridges that are made with it.
+#[derive(Clone, Debug, Default)]
+pub struct BufferPools(Rc<RefCell<Vec<Weak<BufferPool>>>>);
+
+impl BufferPools {
+    /// A share of a pool of so many buffers.
+    ///
+    /// # Errors
+    /// The system's error when memory is refused.
+    pub(crate) fn join(&self, count: u32) -> io::Result<Share> {
+        let mut pools = self.0.borrow_mut();
+        pools.retain(|pool| pool.strong_count() > 0);
+        let alive = pools.iter().filter_map(Weak::upgrade);
+        let mut of_size = alive.filter(|pool| pool.capacity() == count as usize);
+        if let Some(share) = of_size.find_map(|pool| pool.join()) {
+            return Ok(share);
+        }
+        let pool = Rc::new(BufferPool::new(count)?);
+        pools.push(Rc::downgrade(&pool));
+        pool.join().ok_or_else(|| io::Error::other("a new pool has no room for a bridge"))
+    }
+}
+
+/// Buffers of one size in one region, with a count of holders each.
+#[derive(Debug)]
+struct BufferPool {
+    region: Arc<Region>,
+    rows: RefCell<Rows>,
+}
+
+#[derive(Debug)]
+struct Rows {
+    pool: Pool,
+    holders: Vec<u32>,
+    shares: Shares,
+    /// Which shares are somebody's.
+    members: Vec<bool>,
+    /// Bytes made real for all members.
+    touched: usize,
+}
+
+impl BufferPool {
+    fn new(count: u32) -> io::Result<Self> {
+        let pool = Pool::new(count, BUFFER_LEN)?;
+        let region = Arc::clone(pool.region());
+        let shares = Shares::with_least(count as usize, LEAST);
+        let holders = vec![0; count as usize];
+        let rows = Rows { pool, holders, shares, members: Vec::new(), touched: 0 };
+        Ok(Self { region, rows: RefCell::new(rows) })
+    }
+
+    fn capacity(&self) -> usize {
+        self.rows.borrow().pool.capacity()
+    }
+
+    /// A share for one more bridge, if there is room.
+    fn join(self: Rc<Self>) -> Option<Share> {
+        let mut rows = self.rows.borrow_mut();
+        let first = !rows.members.contains(&true);
+        if !first && !rows.shares.has_room_for_device() {
+            return None;
+        }
+        let free = rows.members.iter().position(|taken| !taken);
+        let member = free.unwrap_or_else(|| {
+            rows.members.push(false);
+            rows.members.len() - 1
+        });
+        rows.members[member] = true;
+        rows.shares.add();
+        drop(rows);
+        Some(Share { pool: self, member, touched: 0 })
+    }
+}
+
+/// What one bridge has of a pool.
+#[derive(Debug)]
+pub(crate) struct Share {
+    pool: Rc<BufferPool>,
+    member: usize,
+    /// Bytes made real for it.
+    touched: usize,
+}
+
+impl Share {
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.pool.region
+    }
+
+    /// Makes the memory of the buffers that are taken first real: so many bytes besides those of the
+    /// other members, as far as there are so many. What is given back is taken again before
+    /// others, so that as much traffic as fits them needs no fresh memory.
+    pub(crate) fn touch(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.region().len());
+        self.touched += bytes;
+        let rows = &mut *self.pool.rows.borrow_mut();
+        rows.touched += bytes;
+        let count = rows.touched.div_ceil(BUFFER_LEN).min(rows.pool.available());
+        let taken: Vec<u32> = (0..count).filter_map(|_| rows.pool.take()).collect();
+        for &index in taken.iter().rev() {
+            // Whoever had it before has no use for what is in it.
+            rows.pool.slice(index).fill(0);
+            rows.pool.give(index);
+        }
+    }
+
+    /// Takes a whole buffer with one holder.
+    pub(crate) fn take(&self) -> Option<u32> {
+        let rows = &mut *self.pool.rows.borrow_mut();
+        if !rows.shares.may_take(self.member) {
+            return None;
+        }
+        let index = rows.pool.take()?;
+        rows.holders[index as usize] = 1;
+        rows.shares.take(self.member);
+        Some(index)
+    }
+
+    /// One more holder of a buffer that this bridge has taken.
+    pub(crate) fn hold(&self, index: u32) {
+        let holders = &mut self.pool.rows.borrow_mut().holders[index as usize];
+        assert!(*holders > 0, "only a held buffer can be held again");
+        *holders += 1;
+    }
+
+    /// One holder less; the last one gives the buffer back. True when it was the last.
+    pub(crate) fn release(&self, index: u32) -> bool {
+        let rows = &mut *self.pool.rows.borrow_mut();
+        let holders = &mut rows.holders[index as usize];
+        assert!(*holders > 0, "buffer {index} has no holder");
+        *holders -= 1;
+        let last = *holders == 0;
+        if last {
+            rows.pool.give(index);
+            rows.shares.give(self.member);
+        }
+        last
+    }
+
+    /// True when the caller's own hold is the only one.
+    pub(crate) fn is_sole_holder(&self, index: u32) -> bool {
+        self.pool.rows.borrow().holders[index as usize] == 1
+    }
+
+    /// Buffers that this bridge may take now.
+    pub(crate) fn room(&self) -> usize {
+        self.pool.rows.borrow().shares.room_for(self.member)
+    }
+
+    /// Buffers that this bridge may hold in all, whatever the others do: all of them without others.
+    pub(crate) fn sure(&self) -> usize {
+        self.pool.rows.borrow().shares.sure()
+    }
+
+    /// All buffers, whoever has them.
+    pub(crate) fn capacity(&self) -> usize {
+        self.pool.capacity()
+    }
+
+    /// Buffers that this bridge holds.
+    pub(crate) fn held(&self) -> usize {
+        self.pool.rows.borrow().shares.held(self.member)
+    }
+}
+
+impl Drop for Share {
+    /// Gives the share back. Buffers that are still held may still be written to, by a device or the
+    /// ring: they stay out for as long as the pool is there, and with them the share.
+    fn drop(&mut self) {
+        let rows = &mut *self.pool.rows.borrow_mut();
+        let held = rows.shares.held(self.member);
+        if held > 0 {
+            tracing::debug!("{held} buffers of a bridge that is gone are in use: they stay out");
+            return;
+        }
+        rows.members[self.member] = false;
+        rows.touched -= self.touched;
+        rows.shares.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bridge_without_room_begins_a_further_pool() {
+        let pools = BufferPools::default();
+        let regions = |shares: &[Share]| {
+            let mut ids: Vec<_> = shares.iter().map(|share| share.region().id()).collect();
+            ids.dedup();
+            ids.len()
+        };
+        // The reserves are at most half of a pool: four of two buffers in one of 16.
+        let mut shares: Vec<_> = (0..8).map(|_| pools.join(16).unwrap()).collect();
+        assert_eq!(regions(&shares), 2);
+        shares.push(pools.join(17).unwrap());
+        assert_eq!(regions(&shares), 3, "pools of another size are others");
+        // One whose memory is taken has no room either, until it is given back.
+        let busy = BufferPools::default();
+        let first = busy.join(16).unwrap();
+        let taken: Vec<u32> = std::iter::from_fn(|| first.take()).collect();
+        assert_eq!(taken.len(), 16);
+        assert_ne!(busy.join(16).unwrap().region().id(), first.region().id());
+        taken.iter().for_each(|&index| assert!(first.release(index)));
+        assert_eq!(busy.join(16).unwrap().region().id(), first.region().id());
+    }
+
+    #[test]
+    fn a_pool_ends_with_its_last_bridge() {
+        let pools = BufferPools::default();
+        let [one, two] = [0, 1].map(|_| pools.join(16).unwrap());
+        let region = Arc::downgrade(one.region());
+        drop(one);
+        assert!(region.strong_count() > 0);
+        drop(two);
+        assert_eq!(region.strong_count(), 0);
+        assert!(pools.join(16).unwrap().take().is_some());
+        assert_eq!(pools.0.borrow().len(), 1, "what is gone is forgotten");
+    }
+
+    #[test]
+    fn memory_that_a_bridge_leaves_in_use_is_nobody_elses() {
+        let pools = BufferPools::default();
+        let [one, two] = [0, 1].map(|_| pools.join(16).unwrap());
+        let left = [one.take().unwrap(), one.take().unwrap()];
+        drop(one);
+        let all: Vec<u32> = std::iter::from_fn(|| two.take()).collect();
+        assert!(!all.is_empty() && left.iter().all(|left| !all.contains(left)), "{left:?} {all:?}");
+        all.iter().for_each(|&index| assert!(two.release(index)));
+        // Its share stays with what is in use; one that left nothing leaves its place.
+        let three = pools.join(16).unwrap();
+        assert_eq!(three.sure(), 2);
+        drop(three);
+        assert_eq!(two.sure(), 4);
+    }
+
+    #[test]
+    fn memory_is_made_real_for_each_bridge_and_not_once_more_for_those_that_went() {
+        let pools = BufferPools::default();
+        let mut one = pools.join(64).unwrap();
+        one.touch(BUFFER_LEN + 1);
+        for _ in 0..40 {
+            pools.join(64).unwrap().touch(BUFFER_LEN);
+        }
+        let mut two = pools.join(64).unwrap();
+        two.touch(BUFFER_LEN);
+        assert_eq!(two.pool.rows.borrow().touched, 2 * BUFFER_LEN + 1);
+    }
+}
