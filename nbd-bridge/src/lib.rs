@@ -11,6 +11,7 @@
 //!   `ranges`, the changes of parts of blocks, which `cut` finds in a request.
 //! - `kernel`: the same shards behind a block device of the kernel, /dev/nbdX.
 //! - `dial`, with `proto/client`: the other side, a connection to an NBD server.
+//! - `send_buffer`: room in unix sockets.
 //! - `export`, `status`: a device and its errors as NBD shows them.
 
 #![forbid(unsafe_code)]
@@ -29,6 +30,7 @@ mod listener;
 mod proto;
 mod ranges;
 mod requests;
+mod send_buffer;
 mod shared;
 mod starttls;
 mod stats;

@@ -14,6 +14,7 @@ use rtrs_core::rt::{Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant};
 use socket2::TcpKeepalive;
 
+use crate::send_buffer;
 use crate::starttls::Relays;
 
 /// Wait after an accept that failed for want of descriptors or memory.
@@ -195,10 +196,6 @@ impl Listener {
     }
 }
 
-/// Room in the socket for the replies of a batch, so that the shard need not wait for the client
-/// to take them one by one. TCP sizes its own.
-const UNIX_SEND_BUFFER: usize = 4 << 20;
-
 /// Silence of a TCP client after which its host is asked whether the connection still exists.
 const PROBE_AFTER: Duration = Duration::from_secs(10);
 /// Time between two such questions.
@@ -211,7 +208,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Sets what helps a peer, and what ends one that is gone. A refusal only makes that slower.
 pub(crate) fn tune(socket: &OwnedFd, tcp: bool) {
-    let socket = socket2::SockRef::from(socket);
+    let fd = socket;
+    let socket = socket2::SockRef::from(fd);
     let probes = TcpKeepalive::new()
         .with_time(PROBE_AFTER)
         .with_interval(PROBE_EVERY)
@@ -224,7 +222,8 @@ pub(crate) fn tune(socket: &OwnedFd, tcp: bool) {
         ];
         all.into_iter().collect()
     } else {
-        socket.set_send_buffer_size(UNIX_SEND_BUFFER)
+        // TCP sizes its own.
+        send_buffer::enlarge(fd, send_buffer::ROOM)
     };
     if let Err(error) = tuned {
         tracing::debug!("socket of an NBD connection not tuned: {error}");

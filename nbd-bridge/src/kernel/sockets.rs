@@ -17,6 +17,7 @@ use std::time::Duration;
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::proto::wire::magic;
+use crate::send_buffer;
 
 /// For the kernel to begin to read all sockets of a device.
 pub(super) const READ_PATIENCE: Duration = Duration::from_secs(2);
@@ -27,8 +28,6 @@ pub(super) const CONNECTS_MAX: u32 = 6;
 /// will be. Who adopts the socket leaves them out.
 pub const FIRST_BYTES: [u8; 4] = magic::SIMPLE_REPLY.to_be_bytes();
 
-/// Room in a socket for the requests or replies of a batch.
-const SOCKET_BUFFER: usize = 4 << 20;
 /// MSG_PEEK and MSG_DONTWAIT of Linux.
 const PEEK: i32 = 0x2 | 0x40;
 
@@ -46,8 +45,7 @@ impl Sockets {
         for _ in 0..count {
             let (kernel, ours) = Socket::pair(Domain::UNIX, Type::STREAM, None)?;
             for socket in [&kernel, &ours] {
-                // The system's bound (net.core.wmem_max) holds; less room only makes it slower.
-                if let Err(error) = socket.set_send_buffer_size(SOCKET_BUFFER) {
+                if let Err(error) = send_buffer::enlarge(socket, send_buffer::ROOM) {
                     tracing::debug!("socket of a kernel device not tuned: {error}");
                 }
             }

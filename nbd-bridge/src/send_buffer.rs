@@ -1,0 +1,42 @@
+//! Room in a unix socket for the requests or replies of a batch, so that who sends need not wait
+//! for its peer to take them one by one.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
+
+/// Bytes of room.
+pub(crate) const ROOM: usize = 4 << 20;
+
+/// Has a socket take so many bytes that its peer has not read. With CAP_NET_ADMIN the system's bound
+/// (net.core.wmem_max, 208 KiB unless set) does not count; without, there is as much room as that.
+///
+/// # Errors
+/// The system's error; the socket has as much room as before.
+pub(crate) fn enlarge(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    set_socket_send_buffer_size_force(&socket, bytes)
+        .or_else(|_| set_socket_send_buffer_size(&socket, bytes))
+        .map_err(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::sockopt::socket_send_buffer_size;
+
+    use super::*;
+
+    #[test]
+    fn there_is_as_much_room_as_the_process_may_have() {
+        let bound = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap();
+        let bound: usize = bound.trim().parse().unwrap();
+        let (socket, peer) = UnixStream::pair().unwrap();
+        enlarge(&socket, bound + 4096).unwrap();
+        let forced = set_socket_send_buffer_size_force(&peer, bound + 4096).is_ok();
+        // The kernel doubles it, for what it needs beside the bytes.
+        let expected = if forced { bound + 4096 } else { bound };
+        assert_eq!(socket_send_buffer_size(&socket).unwrap(), 2 * expected);
+    }
+}
