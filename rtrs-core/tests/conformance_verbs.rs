@@ -261,9 +261,10 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("our descriptors").count()
 }
 
-/// PendingDreqs that the peer has not confirmed are kept for the close timeout at most.
+/// Identifiers whose DREQ the peer has not confirmed are kept for the close timeout at most. Then a
+/// thread destroys them.
 fn quiet(cores: &mut Cores) {
-    let until = Clock.now() + options().close_timeout + Duration::from_millis(100);
+    let until = Clock.now() + options().close_timeout + Duration::from_millis(500);
     while Clock.now() < until {
         cores.turn();
         cores.a.poll(Clock.now());

@@ -80,15 +80,15 @@ impl VerbsShared {
     /// /dev/infiniband/rdma_cm, the permission to open it.
     pub fn open() -> Result<Arc<Self>, FabricError> {
         hint::check_connection_manager()?;
-        let channel = EventChannel::new().map_err(|e| {
+        let no_thread = |e| FabricError::system("cannot start a thread for calls of drivers", e);
+        let reaper = Arc::new(Reaper::start("rdma-end").map_err(no_thread)?);
+        let channel = EventChannel::new(&reaper).map_err(|e| {
             FabricError::system("cannot use the RDMA connection manager (rdma_ucm)", e)
         })?;
         let null =
             File::open("/dev/null").map_err(|e| FabricError::system("cannot open /dev/null", e))?;
-        let reaper = Reaper::start()
-            .map_err(|e| FabricError::system("cannot start the thread that ends queue pairs", e))?;
         let shared = Arc::new(Self {
-            reaper: Arc::new(reaper),
+            reaper,
             channel,
             contexts: Mutex::default(),
             removed: Mutex::default(),

@@ -56,6 +56,15 @@ impl Listeners {
         Ok(address)
     }
 
+    /// Ends all. Their ports are free when this returns, which waits for the kernel.
+    pub(super) fn stop(&mut self) {
+        for one in self.all.drain(..) {
+            if let State::Listening(id) = one.state {
+                id.destroy();
+            }
+        }
+    }
+
     /// The device of these listeners was removed, or their address moved.
     pub(super) fn lost(&mut self, now: Instant, is_it: impl Fn(&CmId) -> bool) {
         for one in &mut self.all {

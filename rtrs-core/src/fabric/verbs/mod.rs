@@ -160,7 +160,7 @@ impl VerbsFabric {
         options: VerbsOptions,
     ) -> Result<Self, FabricError> {
         let failed = |e| FabricError::system("cannot use the RDMA connection manager", e);
-        let channel = EventChannel::new().map_err(failed)?;
+        let channel = EventChannel::new(&shared.reaper).map_err(failed)?;
         let cm = Watch::new(Fd::new(channel.pollable().map_err(failed)?), token::CM);
         let (sender, mailbox) = mailbox().map_err(failed)?;
         let inbox = mailbox.arm(ring).map_err(failed)?;
@@ -412,7 +412,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn stop_listening(&mut self) {
-        self.listeners = Listeners::default();
+        self.listeners.stop();
         self.events.retain(|event| {
             !matches!(event, Event::Rare(event) if matches!(**event, FabricEvent::Request(_)))
         });

@@ -1,13 +1,16 @@
-//! Threads that destroy queue pairs, register memory, and free what is no longer used.
+//! Threads for calls of a driver that may block.
 //!
 //! A driver lets `ibv_destroy_qp` return when nothing of the queue pair is in flight any more.
 //! rdma_rxe waits there for the packets that a network device has not sent yet, up to 50 s when
 //! that stands still (rxe_pool.c, `__rxe_cleanup`). A shard that waited with it would hold up every
 //! other path it has. So queue pairs are destroyed here, and the shard hears of it when it is done.
-//! Pinning and unpinning memory and making hundreds of windows takes some time in any case.
+//! Identifiers of the connection manager are destroyed here too (`rdma_destroy_id` waits for the
+//! kernel's own work on them). Pinning and unpinning memory and making hundreds of windows takes
+//! some time in any case.
 //!
 //! One thread is there from the start, since there may be no memory for one when paths die;
-//! further ones come while all are busy, and go when they are idle.
+//! further ones come while all are busy, and go when they are idle. A call that never returns keeps
+//! its thread, and only what waits for that call waits with it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,12 +20,12 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::time::Duration;
 
-/// Threads at most; queue pairs beyond wait for their turn.
+/// Threads at most; jobs beyond wait for their turn.
 const WORKERS_MAX: usize = 64;
 /// How long a thread beyond the first waits for work.
 const IDLE_MAX: Duration = Duration::from_secs(5);
-/// They call the driver and send a message.
-const STACK: usize = 128 << 10;
+/// They call the driver and send a message. The library may load that of a device in between.
+const STACK: usize = 256 << 10;
 
 /// Does something, and tells its owner where that one waits for it.
 type Job = Box<dyn FnOnce() + Send>;
@@ -37,23 +40,24 @@ struct State {
 
 /// Does what takes its time on threads of its own. Dropped, it finishes what it has.
 pub(super) struct Reaper {
+    name: &'static str,
     shared: Arc<(Mutex<State>, Condvar)>,
 }
 
 impl Reaper {
-    /// Starts the first thread.
+    /// Starts the first thread; all have that name.
     ///
     /// # Errors
     /// The system's when there can be no thread.
-    pub(super) fn start() -> io::Result<Self> {
-        let reaper = Self { shared: Arc::default() };
+    pub(super) fn start(name: &'static str) -> io::Result<Self> {
+        let reaper = Self { name, shared: Arc::default() };
         reaper.spawn(&mut reaper.shared.0.lock())?;
         Ok(reaper)
     }
 
     fn spawn(&self, state: &mut State) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new().name("rdma-end".into()).stack_size(STACK);
+        let thread = std::thread::Builder::new().name(self.name.into()).stack_size(STACK);
         let _ = thread.spawn(move || work(&shared))?;
         state.workers += 1;
         Ok(())
@@ -68,7 +72,7 @@ impl Reaper {
             && let Err(error) = self.spawn(&mut state)
         {
             // The first one gets there.
-            tracing::warn!(%error, "no further thread to destroy queue pairs");
+            tracing::warn!(%error, threads = self.name, "no further thread for calls of a driver");
         }
         drop(state);
         self.shared.1.notify_one();
@@ -129,7 +133,7 @@ mod tests {
 
     #[test]
     fn one_that_blocks_holds_up_no_other() {
-        let reaper = Reaper::start().unwrap();
+        let reaper = Reaper::start("reaper").unwrap();
         let (sender, receiver) = mpsc::channel();
         let gates: Vec<_> = (0..WORKERS_MAX - 1).map(|_| mpsc::channel::<()>()).collect();
         let (open, gates): (Vec<_>, Vec<_>) = gates.into_iter().unzip();
@@ -156,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_done_even_when_all_are_busy_and_the_owner_goes() {
-        let reaper = Reaper::start().unwrap();
+        let reaper = Reaper::start("reaper").unwrap();
         let (sender, receiver) = mpsc::channel();
         for n in 0..WORKERS_MAX * 3 {
             let sender = sender.clone();

@@ -23,6 +23,7 @@ use rdma_sys::{
 
 use super::{outcome, taken};
 use crate::fabric::PrivateData;
+use crate::fabric::verbs::reaper::Reaper;
 
 /// `RDMA_OPTION_ID` and its option `ACK_TIMEOUT`, of <rdma/rdma_cma.h>.
 const OPTION_LEVEL_ID: libc::c_int = 0;
@@ -35,6 +36,8 @@ const REJECT_DATA_MAX: usize = 148;
 #[derive(Debug)]
 pub(crate) struct EventChannel {
     raw: NonNull<rdma_event_channel>,
+    /// Destroys the identifiers of this channel.
+    reaper: Arc<Reaper>,
 }
 
 // SAFETY: librdmacm guards its own state; the channel itself is a descriptor that never changes.
@@ -43,12 +46,12 @@ unsafe impl Send for EventChannel {}
 unsafe impl Sync for EventChannel {}
 
 impl EventChannel {
-    /// A new channel, non-blocking.
-    pub(crate) fn new() -> io::Result<Arc<Self>> {
+    /// A new channel, non-blocking. Its identifiers are destroyed by `reaper`.
+    pub(crate) fn new(reaper: &Arc<Reaper>) -> io::Result<Arc<Self>> {
         // SAFETY: no arguments; null is the error.
         let raw = NonNull::new(unsafe { rdma_create_event_channel() })
             .ok_or_else(io::Error::last_os_error)?;
-        let channel = Self { raw };
+        let channel = Self { raw, reaper: Arc::clone(reaper) };
         set_nonblocking(channel.fd())?;
         Ok(Arc::new(channel))
     }
@@ -89,7 +92,7 @@ impl EventChannel {
             let request = (kind == CmEventKind::Request)
                 .then(|| NonNull::new(event.id))
                 .flatten()
-                .map(|raw| CmId { raw, channel: Arc::clone(self) });
+                .map(|raw| CmId { raw, channel: Arc::clone(self), in_place: false });
             CmEvent {
                 id: IdKey(event.id as usize),
                 kind,
@@ -213,18 +216,40 @@ impl ConnParam<'_> {
     }
 }
 
-/// An identifier: a listener, an attempt, a connection.
+/// An identifier: a listener, an attempt, a connection. Dropped, it is destroyed on a thread of
+/// the reaper, because the kernel may wait for work that is still under way.
 #[derive(Debug)]
 pub(crate) struct CmId {
     raw: NonNull<rdma_cm_id>,
     channel: Arc<EventChannel>,
+    /// Its drop destroys it, on the thread that drops it.
+    in_place: bool,
 }
 
 // SAFETY: librdmacm guards its own state, and an identifier is used through one owner at a time.
 unsafe impl Send for CmId {}
 // SAFETY: calls through a shared reference only read fields that change with events of this
-// identifier (taken on one thread), or make a system call.
+// identifier (taken on one thread), or make a system call. `disconnect` reads such a field on
+// another thread: that of the device, which never changes once an identifier is connected.
 unsafe impl Sync for CmId {}
+
+/// The handle of a dropped identifier. The channel goes after the identifier.
+struct DroppedId {
+    raw: NonNull<rdma_cm_id>,
+    _channel: Arc<EventChannel>,
+}
+
+// SAFETY: the only handle of its identifier, and librdmacm is thread-safe.
+unsafe impl Send for DroppedId {}
+
+impl DroppedId {
+    fn destroy(self) {
+        // SAFETY: the only handle of the identifier, no queue pair is tied to it. An event that its
+        // shard has taken and not yet acknowledged is waited for; the shard acknowledges at once.
+        // An established identifier tells its peer.
+        unsafe { rdma_destroy_id(self.raw.as_ptr()) };
+    }
+}
 
 impl CmId {
     pub(crate) fn new(channel: &Arc<EventChannel>) -> io::Result<Self> {
@@ -239,7 +264,12 @@ impl CmId {
             )
         })?;
         let raw = NonNull::new(raw).ok_or_else(|| io::Error::other("rdma_create_id gave null"))?;
-        Ok(Self { raw, channel: Arc::clone(channel) })
+        Ok(Self { raw, channel: Arc::clone(channel), in_place: false })
+    }
+
+    /// Destroys it on this thread: what it was bound to is free when this returns.
+    pub(crate) fn destroy(mut self) {
+        self.in_place = true;
     }
 
     pub(crate) fn key(&self) -> IdKey {
@@ -402,9 +432,12 @@ impl CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: the identifier is ours, no queue pair is tied to it, and none of its events is
-        // unacknowledged on this thread. An established one tells its peer.
-        unsafe { rdma_destroy_id(self.raw.as_ptr()) };
+        let dropped = DroppedId { raw: self.raw, _channel: Arc::clone(&self.channel) };
+        if self.in_place {
+            dropped.destroy();
+        } else {
+            self.channel.reaper.take(move || dropped.destroy());
+        }
     }
 }
 
