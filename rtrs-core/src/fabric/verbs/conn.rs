@@ -1,7 +1,7 @@
 //! One connection: its steps through the connection manager, and why it ended.
 //!
 //! ```text
-//! connect:  Resolving > Routing > Connecting > Open > Draining
+//! connect:  Resolving > Looking > Routing > Connecting > Open > Draining
 //! accept:   Accepting (the reply waits for `flush`) > Answered > Open > Draining
 //! ```
 //! A step that fails gives an [`End`]; the fabric then takes the connection down (ending.rs): its
@@ -10,8 +10,8 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use super::info::port_is_down;
 use super::options::{Retry, VerbsOptions};
 use super::sys::{CmEvent, CmEventKind, CmId, ConnParam, Posted, Qp, Wc};
 use crate::fabric::{
@@ -29,6 +29,8 @@ const RESOLVE_DOUBLED_MAX: u32 = 4;
 pub(super) enum Stage {
     /// Waiting for the peer's address.
     Resolving,
+    /// Waiting for a look at the port.
+    Looking,
     /// Waiting for the route there.
     Routing,
     /// Waiting for the peer's answer.
@@ -65,6 +67,15 @@ impl Reads {
 /// Why a connection is to be taken down.
 pub(super) type End = ConnectFailure;
 
+/// What is said of a connection whose queue pair is being destroyed.
+#[derive(Debug)]
+pub(super) enum Last {
+    /// That it ended, and why.
+    Report(End),
+    /// Nothing: it had not begun, and its user got an error.
+    Nothing,
+}
+
 pub(super) fn lost(what: impl Into<String>) -> CloseReason {
     CloseReason::Lost(what.into())
 }
@@ -74,6 +85,8 @@ pub(super) fn lost(what: impl Into<String>) -> CloseReason {
 pub(super) enum Step {
     /// It goes on.
     On,
+    /// It goes on with `on_port`, after a look at its port.
+    Look,
     /// It is up now, with the peer's private data.
     Up(PrivateData),
     /// It is over.
@@ -84,7 +97,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) qp: Qp,
-    pub(super) id: CmId,
+    pub(super) id: Arc<CmId>,
     pub(super) name: QpNum,
     /// The domain's number, for checks of local memory.
     pub(super) pd: u32,
@@ -100,12 +113,8 @@ pub(super) struct Conn {
     pub(super) dirty: bool,
     /// Is being taken down.
     pub(super) dying: bool,
-    /// Why it ended, and whether the device had ended it before. Its queue pair is being destroyed.
-    pub(super) end: Option<(End, bool)>,
-    /// Its port was down when it ended, so no DREQ could be sent.
-    pub(super) port_down: bool,
-    /// A DREQ was sent to the peer.
-    pub(super) dreq_sent: bool,
+    /// It ended: its queue pair is being destroyed.
+    pub(super) end: Option<Last>,
     /// The peer or the connection manager ended it, so nothing need be waited for.
     pub(super) peer_knows: bool,
     /// Entries reserved in the completion queue.
@@ -122,7 +131,7 @@ impl Conn {
     pub(super) fn new(qp: Qp, id: CmId, name: QpNum, pd: u32, cq_entries: u32) -> Self {
         Self {
             qp,
-            id,
+            id: Arc::new(id),
             name,
             pd,
             stage: Stage::Resolving,
@@ -133,8 +142,6 @@ impl Conn {
             dirty: false,
             dying: false,
             end: None,
-            port_down: false,
-            dreq_sent: false,
             peer_knows: false,
             cq_entries,
             route: None,
@@ -173,14 +180,9 @@ impl Conn {
     }
 
     /// An event of the connection manager.
-    pub(super) fn on_event(
-        &mut self,
-        now: Instant,
-        event: &CmEvent,
-        options: &VerbsOptions,
-    ) -> Step {
+    pub(super) fn on_event(&mut self, event: &CmEvent, options: &VerbsOptions) -> Step {
         let result = match (event.kind, self.stage) {
-            (CmEventKind::AddrResolved, Stage::Resolving) => self.on_address(now, options),
+            (CmEventKind::AddrResolved, Stage::Resolving) => self.on_address(),
             (CmEventKind::AddrError, Stage::Resolving) if event.status == -libc::ETIMEDOUT => {
                 // Until our own deadline.
                 self.resolve().map(|()| Step::On).map_err(step("resolve the peer's address"))
@@ -222,13 +224,32 @@ impl Conn {
         Ok(Step::Up(private_data))
     }
 
-    fn on_address(&mut self, now: Instant, options: &VerbsOptions) -> Result<Step, CloseReason> {
+    fn on_address(&mut self) -> Result<Step, CloseReason> {
         let context = self.qp.pd().context();
         if self.id.context_key() != Some(context.key()) {
             let name = context.name();
             return Err(lost(format!("the route to the peer does not lead over {name} any more")));
         }
-        self.check_port()?;
+        self.stage = Stage::Looking;
+        Ok(Step::Look)
+    }
+
+    /// Its port was looked at: over one that is down nothing may be sent (dreq.rs).
+    pub(super) fn on_port(&mut self, now: Instant, down: bool, options: &VerbsOptions) -> Step {
+        let result = self.prepare(now, down, options);
+        result.unwrap_or_else(|reason| Step::Over(ConnectFailure::Failed(reason)))
+    }
+
+    fn prepare(
+        &mut self,
+        now: Instant,
+        down: bool,
+        options: &VerbsOptions,
+    ) -> Result<Step, CloseReason> {
+        if down {
+            let (device, number) = (self.qp.pd().context().name(), self.id.port_number());
+            return Err(lost(format!("port {number} of {device} is down")));
+        }
         let retry = Retry::within(options.path_timeout);
         // Old kernels lack the option; the timeout is then the path's own.
         let _ = self.id.set_ack_timeout(retry.ack_timeout);
@@ -238,20 +259,6 @@ impl Conn {
         let left = self.deadline.map_or(options.startup_timeout, |at| at.since(now));
         self.id.resolve_route(millis(left)).map_err(step("find the route"))?;
         Ok(Step::On)
-    }
-
-    /// Whether the port works; over one that does not, nothing may be sent (dreq.rs).
-    fn check_port(&self) -> Result<(), CloseReason> {
-        let (device, number) = (self.qp.pd().context().name(), self.id.port_number());
-        if port_is_down(device, number) {
-            return Err(lost(format!("port {number} of {device} is down")));
-        }
-        Ok(())
-    }
-
-    /// Whether the port is down.
-    pub(super) fn port_is_down(&self) -> bool {
-        self.check_port().is_err()
     }
 
     fn on_route(&mut self, options: &VerbsOptions) -> Result<Step, CloseReason> {
@@ -317,7 +324,9 @@ impl Conn {
             let wr_id = self.qp.recv_done(wc.tag.seq)?;
             if wc.status == WcStatus::Success && self.stage == Stage::Answered {
                 // Data before the peer's last message of the handshake: it is up all the same.
-                let _ = self.id.notify_established();
+                if !self.dying {
+                    let _ = self.id.notify_established();
+                }
                 self.stage = Stage::Open;
                 self.deadline = None;
                 report(FabricEvent::Established {

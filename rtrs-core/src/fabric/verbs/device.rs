@@ -16,9 +16,11 @@ use std::thread;
 use parking_lot::Mutex;
 
 use super::domain::VerbsPd;
+use super::dreq::DreqKeeper;
 use super::reaper::Reaper;
 use super::regions::Regions;
 use super::sys::{AsyncEvent, CmId, CompChannel, Context, Cq, EventChannel, Wc};
+use super::teardown::Torn;
 use super::{hint, info, windows};
 use crate::fabric::rdma::MemoryWindows;
 use crate::fabric::{AsyncRegistration, FabricError};
@@ -35,6 +37,8 @@ pub(super) enum Report {
     Destroyed(Destroyed),
     /// Of the reaper: memory of this shard was registered.
     Made(Box<AsyncRegistration>),
+    /// The port over which a connection is to be made was looked at.
+    Port { qp: QpNum, down: bool },
 }
 
 /// What a device reported.
@@ -49,8 +53,7 @@ pub(super) struct DeviceReport {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Destroyed {
     pub(super) name: QpNum,
-    /// It could not be: it may still use its memory.
-    pub(super) failed: bool,
+    pub(super) torn: Torn,
 }
 
 /// What the shards of a process share: the devices that are open, the keys of local memory.
@@ -68,7 +71,12 @@ pub struct VerbsShared {
     cores: Mutex<Vec<(u32, Sender<Report>)>>,
     /// Requests that wait for their answer.
     pub(super) half_open: Arc<AtomicU32>,
+    /// For what may take long.
     pub(super) reaper: Arc<Reaper>,
+    /// For calls that are expected to be short.
+    pub(super) calls: Reaper,
+    /// Keeps the identifiers of ended connections.
+    pub(super) dreqs: DreqKeeper,
 }
 
 impl VerbsShared {
@@ -89,6 +97,8 @@ impl VerbsShared {
             File::open("/dev/null").map_err(|e| FabricError::system("cannot open /dev/null", e))?;
         let shared = Arc::new(Self {
             reaper,
+            calls: Reaper::start("rdma-call").map_err(no_thread)?,
+            dreqs: DreqKeeper::start().map_err(no_thread)?,
             channel,
             contexts: Mutex::default(),
             removed: Mutex::default(),

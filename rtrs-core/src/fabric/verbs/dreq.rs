@@ -6,9 +6,18 @@
 //! and the device takes no connection of any program any more. Dropping an identifier sends
 //! a DREQ too. So those of a port that is down are kept until it has been up for a while, and then
 //! released in order.
+//!
+//! A thread of the process looks at the ports and sends: both ask the driver. Shards leave it
+//! messages and wait for nothing.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
 
 use super::info::port_is_down;
 use super::sys::{CmId, IdKey};
+use crate::rt::Clock;
 use crate::time::{Duration, Instant};
 
 /// How often ports that are down are looked at.
@@ -20,19 +29,135 @@ const SETTLE: Duration = Duration::from_secs(15);
 const HELD_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Identifiers kept for ports that are down; the oldest goes for one more.
 const HELD_MAX: usize = 4096;
+/// Messages that the thread has not taken, should a driver keep it. Identifiers beyond are released
+/// at once.
+const WAITING_MAX: usize = 4096;
+/// The thread calls little.
+const STACK: usize = 64 << 10;
+
+/// What is kept.
+pub(super) trait Kept {
+    /// Names it in events.
+    type Key: PartialEq;
+    /// Its name.
+    fn key(&self) -> Self::Key;
+    /// Sends a DREQ. False when none was sent.
+    fn disconnect(&self) -> bool;
+}
+
+impl Kept for Arc<CmId> {
+    type Key = IdKey;
+
+    fn key(&self) -> IdKey {
+        CmId::key(self)
+    }
+
+    fn disconnect(&self) -> bool {
+        CmId::disconnect(self).is_ok()
+    }
+}
+
+/// A port of a device, by its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PortName {
+    pub(super) device: String,
+    pub(super) number: u8,
+}
+
+/// A message to the thread.
+#[derive(Debug)]
+enum Message<I: Kept> {
+    /// The DREQ of this one was sent.
+    Sent { id: I, repeat_for: Duration },
+    /// The port of this one is down.
+    Hold { id: I, port: PortName, peer_connected: bool, repeat_for: Duration },
+    /// The peer confirmed, or the kernel gave up.
+    Done(I::Key),
+}
+
+/// The thread that keeps them. Dropped, it releases what it has.
+#[derive(Debug)]
+pub(super) struct DreqKeeper<I: Kept = Arc<CmId>> {
+    messages: SyncSender<Message<I>>,
+}
+
+impl DreqKeeper {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system's when there can be no thread.
+    pub(super) fn start() -> io::Result<Self> {
+        Self::with(|port| port_is_down(&port.device, port.number))
+    }
+}
+
+impl<I> DreqKeeper<I>
+where
+    I: Kept + Send + 'static,
+    I::Key: Send,
+{
+    fn with(is_down: impl Fn(&PortName) -> bool + Send + 'static) -> io::Result<Self> {
+        let (messages, inbox) = sync_channel(WAITING_MAX);
+        let thread = thread::Builder::new().name("rdma-dreq".into()).stack_size(STACK);
+        let _ = thread.spawn(move || keep(&inbox, is_down))?;
+        Ok(Self { messages })
+    }
+
+    /// Keeps an identifier whose DREQ was sent until the peer confirms it, for `repeat_for` at
+    /// most.
+    pub(super) fn sent(&self, id: I, repeat_for: Duration) {
+        self.leave(Message::Sent { id, repeat_for });
+    }
+
+    /// Keeps an identifier whose port is down. `repeat_for` is how long the DREQ is repeated that
+    /// is sent when the port is up, if the peer needs one.
+    pub(super) fn hold(&self, id: I, port: PortName, peer_connected: bool, repeat_for: Duration) {
+        self.leave(Message::Hold { id, port, peer_connected, repeat_for });
+    }
+
+    /// The peer confirmed, or the kernel gave up.
+    pub(super) fn done(&self, id: I::Key) {
+        // One that finds no place is released when its time is over.
+        let _ = self.messages.try_send(Message::Done(id));
+    }
+
+    /// Never waits: what finds no place is dropped.
+    fn leave(&self, message: Message<I>) {
+        if self.messages.try_send(message).is_err() {
+            tracing::warn!("too many ended RDMA connections wait; one is released early");
+        }
+    }
+}
+
+fn keep<I: Kept>(inbox: &Receiver<Message<I>>, is_down: impl Fn(&PortName) -> bool) {
+    let mut kept = PendingDreqs::default();
+    loop {
+        let message = match kept.deadline() {
+            Some(at) => inbox.recv_timeout(at.since(Clock.now())),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match message {
+            Ok(message) => kept.take(Clock.now(), message),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        kept.poll(Clock.now(), &is_down);
+    }
+}
 
 /// An identifier that waits to be released.
 #[derive(Debug)]
-struct PendingDreq {
-    id: CmId,
+struct PendingDreq<I> {
+    id: I,
     until: Instant,
-    /// Waits for this device to have its port up; no DREQ was sent.
+    repeat_for: Duration,
+    /// Waits for this port to be up; no DREQ was sent.
     held: Option<Held>,
 }
 
 #[derive(Debug)]
 struct Held {
-    device: String,
+    port: PortName,
     /// The peer knows the connection, so it needs a DREQ.
     peer_connected: bool,
     give_up: Instant,
@@ -40,52 +165,59 @@ struct Held {
     up: bool,
 }
 
-/// All of a shard.
-#[derive(Debug, Default)]
-pub(super) struct PendingDreqs {
-    all: Vec<PendingDreq>,
+/// All of a process.
+#[derive(Debug)]
+struct PendingDreqs<I> {
+    all: Vec<PendingDreq<I>>,
 }
 
-impl PendingDreqs {
-    /// Keeps an identifier whose DREQ was sent until the peer confirms it.
-    pub(super) fn sent(&mut self, id: CmId, until: Instant) {
-        self.all.push(PendingDreq { id, until, held: None });
+impl<I> Default for PendingDreqs<I> {
+    fn default() -> Self {
+        Self { all: Vec::new() }
+    }
+}
+
+impl<I: Kept> PendingDreqs<I> {
+    fn take(&mut self, now: Instant, message: Message<I>) {
+        match message {
+            Message::Sent { id, repeat_for } => {
+                self.all.push(PendingDreq { id, until: now + repeat_for, repeat_for, held: None });
+            }
+            Message::Hold { id, port, peer_connected, repeat_for } => {
+                self.make_room();
+                let give_up = now + HELD_TIME_MAX;
+                let held = Some(Held { port, peer_connected, give_up, up: false });
+                self.all.push(PendingDreq { id, until: now + LOOK, repeat_for, held });
+            }
+            Message::Done(id) => self.all.retain(|one| one.id.key() != id || one.held.is_some()),
+        }
     }
 
-    /// Keeps an identifier whose port is down.
-    pub(super) fn hold(&mut self, now: Instant, id: CmId, device: String, peer_connected: bool) {
+    fn make_room(&mut self) {
         if self.all.iter().filter(|one| one.held.is_some()).count() >= HELD_MAX
             && let Some(oldest) = self.all.iter().position(|one| one.held.is_some())
         {
             self.all.remove(oldest);
         }
-        let held = Held { device, peer_connected, give_up: now + HELD_TIME_MAX, up: false };
-        self.all.push(PendingDreq { id, until: now + LOOK, held: Some(held) });
     }
 
-    /// The peer confirmed, or the kernel gave up.
-    pub(super) fn done(&mut self, id: IdKey) {
-        self.all.retain(|one| one.id.key() != id || one.held.is_some());
-    }
-
-    /// Releases what is due. `repeat_for` is how long a DREQ that is sent now is repeated.
-    pub(super) fn poll(&mut self, now: Instant, repeat_for: Duration) {
+    /// Releases what is due.
+    fn poll(&mut self, now: Instant, is_down: impl Fn(&PortName) -> bool) {
         if self.deadline().is_none_or(|at| now < at) {
             return;
         }
         // Most of those that wait, wait for the same port.
-        let mut known: Option<(String, u8, bool)> = None;
+        let mut known: Option<(PortName, bool)> = None;
         self.all.retain_mut(|one| {
             if one.until > now {
                 return true;
             }
             let Some(held) = &mut one.held else { return false };
-            let port = one.id.port_number();
             let down = match &known {
-                Some((device, number, down)) if *device == held.device && *number == port => *down,
-                _ => port_is_down(&held.device, port),
+                Some((port, down)) if *port == held.port => *down,
+                _ => is_down(&held.port),
             };
-            known = Some((held.device.clone(), port, down));
+            known = Some((held.port.clone(), down));
             if down && now < held.give_up {
                 (held.up, one.until) = (false, now + LOOK);
                 return true;
@@ -94,15 +226,138 @@ impl PendingDreqs {
                 one.until = now + SETTLE;
                 return true;
             }
-            let sent = !down && held.peer_connected && one.id.disconnect().is_ok();
+            let sent = !down && held.peer_connected && one.id.disconnect();
             one.held = None;
-            one.until = now + repeat_for;
+            one.until = now + one.repeat_for;
             sent
         });
     }
 
     /// When to be polled.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    fn deadline(&self) -> Option<Instant> {
         self.all.iter().map(|one| one.until).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const REPEAT_FOR: Duration = Duration::from_secs(2);
+
+    /// An identifier that counts the DREQs that it sends.
+    struct StandIn(u32, Arc<AtomicU32>);
+
+    impl Kept for StandIn {
+        type Key = u32;
+
+        fn key(&self) -> u32 {
+            self.0
+        }
+
+        fn disconnect(&self) -> bool {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+    }
+
+    fn port() -> PortName {
+        PortName { device: "rxe0".into(), number: 1 }
+    }
+
+    fn hold(id: u32, sent: &Arc<AtomicU32>) -> Message<StandIn> {
+        let id = StandIn(id, Arc::clone(sent));
+        Message::Hold { id, port: port(), peer_connected: true, repeat_for: REPEAT_FOR }
+    }
+
+    #[test]
+    fn one_that_was_sent_goes_when_it_is_confirmed_or_its_time_is_over() {
+        let (mut kept, sent) = (PendingDreqs::default(), Arc::default());
+        for id in [1, 2] {
+            let id = StandIn(id, Arc::clone(&sent));
+            kept.take(Instant::ZERO, Message::Sent { id, repeat_for: REPEAT_FOR });
+        }
+        kept.take(Instant::ZERO, Message::Done(1));
+        assert_eq!(kept.all.len(), 1);
+        let no_look = |_: &PortName| unreachable!("its port is not looked at");
+        kept.poll(Instant::ZERO + Duration::from_millis(1999), no_look);
+        assert_eq!(kept.all.len(), 1);
+        assert_eq!(kept.deadline(), Some(Instant::ZERO + REPEAT_FOR));
+        kept.poll(Instant::ZERO + REPEAT_FOR, no_look);
+        assert!(kept.all.is_empty());
+        assert_eq!(sent.load(Ordering::Relaxed), 0, "each was sent before");
+    }
+
+    #[test]
+    fn a_port_that_was_down_gets_its_dreq_when_it_has_settled() {
+        let (mut kept, sent) = (PendingDreqs::default(), Arc::default());
+        let (down, looks) = (Cell::new(true), Cell::new(0));
+        let look = |_: &PortName| {
+            looks.set(looks.get() + 1);
+            down.get()
+        };
+        kept.take(Instant::ZERO, hold(1, &sent));
+        kept.take(Instant::ZERO, hold(2, &sent));
+        // What the kernel says of one whose DREQ was not sent is no confirmation.
+        kept.take(Instant::ZERO, Message::Done(1));
+        let mut now = Instant::ZERO + LOOK;
+        kept.poll(now, look);
+        assert_eq!((kept.all.len(), looks.get()), (2, 1), "one look for both");
+        // Up for too short a time, then down again.
+        for is_down in [false, true, false] {
+            down.set(is_down);
+            now = kept.deadline().unwrap();
+            kept.poll(now, look);
+            assert_eq!((kept.all.len(), sent.load(Ordering::Relaxed)), (2, 0));
+        }
+        assert_eq!(kept.deadline(), Some(now + SETTLE));
+        kept.poll(now + SETTLE, look);
+        assert_eq!((kept.all.len(), sent.load(Ordering::Relaxed)), (2, 2));
+        kept.poll(now + SETTLE + REPEAT_FOR, look);
+        assert!(kept.all.is_empty());
+    }
+
+    #[test]
+    fn a_port_that_stays_down_is_given_up_without_a_dreq() {
+        let (mut kept, sent) = (PendingDreqs::default(), Arc::default());
+        kept.take(Instant::ZERO, hold(1, &sent));
+        kept.poll(Instant::ZERO + (HELD_TIME_MAX - LOOK), |_| true);
+        assert_eq!(kept.all.len(), 1);
+        kept.poll(Instant::ZERO + HELD_TIME_MAX, |_| true);
+        assert!(kept.all.is_empty());
+        assert_eq!(sent.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_driver_that_does_not_answer_holds_up_nobody() {
+        let sent = Arc::default();
+        let (open, gate) = mpsc::channel::<()>();
+        let (told, looked) = mpsc::channel();
+        let keeper = DreqKeeper::with(move |_| {
+            let _ = told.send(());
+            let _ = gate.recv();
+            true
+        })
+        .unwrap();
+        keeper.leave(hold(0, &sent));
+        looked.recv_timeout(Duration::from_secs(20)).expect("a look at the port");
+        // The thread is in the driver; more come than it has places for.
+        for id in 1..=2 * u32::try_from(WAITING_MAX).unwrap() {
+            keeper.leave(hold(id, &sent));
+        }
+        // One in the list, and those that wait; each has a count of `sent`.
+        assert_eq!(Arc::strong_count(&sent), 2 + WAITING_MAX);
+        drop((open, keeper));
+        for _ in 0..2000 {
+            if Arc::strong_count(&sent) == 1 {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        panic!("identifiers stay behind");
     }
 }

@@ -1,13 +1,18 @@
 //! How connections end, and how completions reach them.
 //!
-//! The queue pair goes to error, a DREQ is sent to the peer, and the available completions are
-//! taken. Then the reaper destroys the queue pair on another thread, because a driver may block.
-//! Only after that the rest is reported as flushed, its memory is released, and `Closed` is
-//! reported. So no end blocks a shard, and nothing lands after `Closed`.
+//! The shard takes the available completions and hands the queue pair over (teardown.rs): threads
+//! outside put it into the error state, send a DREQ to the peer and destroy the queue pair, because
+//! a driver may block in each of these calls. Until then completions come as before. Only after
+//! that the rest is reported as flushed, its memory is released, and `Closed` is reported. So no
+//! end blocks a shard, and nothing lands after `Closed`.
+
+use std::sync::Arc;
 
 use super::VerbsFabric;
-use super::conn::{Conn, End, completion};
+use super::conn::{Conn, End, Last, completion};
 use super::device::{Destroyed, Report};
+use super::dreq::PortName;
+use super::teardown::{self, Link, Progress};
 use crate::fabric::FabricEvent;
 use crate::ids::QpNum;
 
@@ -47,48 +52,52 @@ impl VerbsFabric {
 
     /// Begins to take a connection down, once.
     pub(super) fn begin_end(&mut self, name: QpNum, end: End) {
+        self.tear_down(name, Last::Report(end));
+    }
+
+    fn tear_down(&mut self, name: QpNum, last: Last) {
         let Some(conn) = self.conns.get_mut(name).filter(|conn| conn.end.is_none()) else { return };
         conn.dying = true;
-        let was_in_error = conn.was_up() && conn.qp.is_in_error();
-        conn.end = Some((end, was_in_error));
+        conn.end = Some(last);
         conn.deadline = None;
-        // An error means that the device is gone, and the queue pair with it.
-        let _ = conn.qp.enter_error();
-        conn.port_down = conn.port_is_down();
-        conn.dreq_sent = conn.peer_connected() && !conn.port_down && conn.id.disconnect().is_ok();
-        self.settle(name);
-        self.drain();
-        if let Some(ending) = self.conns.get_mut(name).and_then(|conn| conn.qp.detach()) {
+        let progress = Progress { up: conn.was_up(), peer_connected: conn.peer_connected() };
+        let (id, port) = (Arc::clone(&conn.id), conn.id.port_number());
+        if let Some(ending) = conn.qp.detach() {
             let sender = self.sender.clone();
-            self.shared.reaper.take(move || {
-                let failed = ending.destroy().is_err();
-                sender.send(Report::Destroyed(Destroyed { name, failed }));
+            let (calls, reaper) = (&self.shared.calls, &self.shared.reaper);
+            teardown::start(calls, reaper, Link { ending, id, port }, progress, move |torn| {
+                sender.send(Report::Destroyed(Destroyed { name, torn }));
             });
         }
+        self.settle(name);
+        self.drain();
     }
 
     /// The queue pair of a connection is gone: reports the connection's end.
     pub(super) fn complete_end(&mut self, gone: Destroyed) {
-        let Destroyed { name, failed } = gone;
+        let Destroyed { name, torn } = gone;
         self.drain();
         let Some(mut conn) = self.conns.remove(name) else { return };
-        conn.qp.destroyed(failed);
+        conn.qp.destroyed(torn.failed);
+        self.release(&conn);
+        // One that had not begun has nothing posted that its user would know.
+        let Some(Last::Report(end)) = conn.end.take() else { return };
         let events = &mut self.events;
         conn.qp.flush_rest(|posted| events.push_back(completion(name, posted).into()));
-        let Some((end, was_in_error)) = conn.end.take() else { return };
-        let end = conn.explain(end, was_in_error);
-        self.release(&conn);
+        let end = conn.explain(end, torn.was_in_error);
         let event = FabricEvent::ended(name, conn.was_up(), end);
         tracing::debug!(?event, "an RDMA connection ended");
         self.push(event);
-        // A port that came up meanwhile may not be able to send yet.
-        let (connected, port_down) = (conn.peer_connected(), conn.port_down || conn.port_is_down());
-        let Conn { qp, id, peer_knows, dreq_sent, .. } = *conn;
-        if port_down {
+        let connected = conn.peer_connected();
+        let repeat_for = self.options.close_timeout;
+        let Conn { qp, id, peer_knows, .. } = *conn;
+        if torn.port_down {
             let device = qp.pd().context().name().to_owned();
-            self.dreqs.hold(self.now, id, device, connected && !peer_knows && !dreq_sent);
-        } else if dreq_sent && !peer_knows {
-            self.dreqs.sent(id, self.now + self.options.close_timeout);
+            let port = PortName { device, number: id.port_number() };
+            let needs_dreq = connected && !peer_knows && !torn.dreq_sent;
+            self.shared.dreqs.hold(id, port, needs_dreq, repeat_for);
+        } else if torn.dreq_sent && !peer_knows {
+            self.shared.dreqs.sent(id, repeat_for);
         }
     }
 
@@ -101,11 +110,7 @@ impl VerbsFabric {
 
     /// Takes a connection out that has not begun; its user got an error.
     pub(super) fn discard(&mut self, name: QpNum) {
-        if let Some(mut conn) = self.conns.remove(name) {
-            // A failure is logged there, and what was posted then keeps its memory.
-            let _ = conn.qp.destroy();
-            self.release(&conn);
-        }
+        self.tear_down(name, Last::Nothing);
     }
 
     /// Gives back what a connection has besides its queue pair.

@@ -29,6 +29,7 @@ mod reaper;
 mod regions;
 #[allow(unsafe_code)]
 mod sys;
+mod teardown;
 mod turn;
 mod windows;
 
@@ -46,7 +47,6 @@ pub use options::VerbsOptions;
 use self::conn::{Conn, End, Reads, Stage, lost};
 use self::device::{CoreDevice, Report, Watch, source_for};
 use self::domain::{VerbsPd, VerbsWindow};
-use self::dreq::PendingDreqs;
 use self::listener::Listeners;
 use self::regions::RegionCache;
 use self::sys::{CmId, EventChannel, IdKey, Qp, Wc};
@@ -125,7 +125,6 @@ pub struct VerbsFabric {
     /// Connections by their identifier, for events.
     by_id: HashMap<IdKey, QpNum>,
     listeners: Listeners,
-    dreqs: PendingDreqs,
     /// By the index in tokens; one that was removed leaves its place empty.
     devices: Vec<Option<CoreDevice>>,
     channel: Arc<EventChannel>,
@@ -170,7 +169,6 @@ impl VerbsFabric {
             conns: QpTable::new(),
             by_id: HashMap::new(),
             listeners: Listeners::default(),
-            dreqs: PendingDreqs::default(),
             devices: Vec::new(),
             channel,
             cm,
@@ -573,7 +571,7 @@ impl Fabric for VerbsFabric {
             conn.dirty = false;
             match conn.stage {
                 // Receives posted now go out with the next step.
-                Stage::Resolving => {}
+                Stage::Resolving | Stage::Looking => {}
                 Stage::Accepting => {
                     if let Err(reason) = conn.answer(&self.options) {
                         self.dying.push((name, ConnectFailure::Failed(reason)));
@@ -643,8 +641,7 @@ impl Fabric for VerbsFabric {
         if !self.events.is_empty() {
             return Some(self.now);
         }
-        let listen = self.listeners.deadline();
-        earliest(earliest(self.conns.deadline(), self.dreqs.deadline()), listen)
+        earliest(self.conns.deadline(), self.listeners.deadline())
     }
 
     fn counters(&self) -> FabricCounters {

@@ -8,6 +8,9 @@
 //! kernel's own work on them). Pinning and unpinning memory and making hundreds of windows takes
 //! some time in any case.
 //!
+//! A process has two sets of these threads: one for what may take long, one for calls that are
+//! expected to be short (`teardown.rs`) and must not wait behind the others.
+//!
 //! One thread is there from the start, since there may be no memory for one when paths die;
 //! further ones come while all are busy, and go when they are idle. A call that never returns keeps
 //! its thread, and only what waits for that call waits with it.

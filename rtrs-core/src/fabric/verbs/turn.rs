@@ -1,11 +1,13 @@
 //! What a turn takes in: descriptors that became readable, events of the connection manager,
 //! reports of devices, completions, timers.
 
-use super::conn::{Reads, Stage, Step};
+use super::conn::{Conn, Reads, Stage, Step};
 use super::device::{DeviceReport, Report};
+use super::info::port_is_down;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId};
 use super::{CM_EVENTS_MAX, HalfOpen, VerbsFabric, VerbsRequest, token};
 use crate::fabric::{CloseReason, ConnRequest, ConnectFailure, FabricEvent, PeerIdentity};
+use crate::ids::QpNum;
 
 impl VerbsFabric {
     fn on_cm_event(&mut self, mut event: CmEvent) {
@@ -15,28 +17,51 @@ impl VerbsFabric {
         }
         let Some(&name) = self.by_id.get(&event.id) else {
             if !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other) {
-                self.dreqs.done(event.id);
+                self.shared.dreqs.done(event.id);
             }
             if matches!(event.kind, CmEventKind::DeviceRemoval | CmEventKind::AddrChange) {
                 self.listeners.lost(self.now, |id| id.key() == event.id);
             }
             return;
         };
-        let (now, options) = (self.now, self.options.clone());
+        let options = self.options.clone();
         let Some(conn) = self.conns.get_mut(name) else { return };
         if conn.end.is_some() {
             // The answer to our DREQ, or the peer's own DREQ.
             conn.peer_knows |= !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other);
             return;
         }
-        match conn.on_event(now, &event, &options) {
+        let step = conn.on_event(&event, &options);
+        self.take_step(name, step);
+    }
+
+    fn take_step(&mut self, name: QpNum, step: Step) {
+        match step {
             Step::On => self.settle(name),
+            Step::Look => self.look_at_port(name),
             Step::Up(private_data) => {
                 self.settle(name);
                 self.push(FabricEvent::Established { qp: name, private_data });
             }
             Step::Over(end) => self.begin_end(name, end),
         }
+    }
+
+    /// The driver is asked on another thread.
+    fn look_at_port(&mut self, qp: QpNum) {
+        let Some(conn) = self.conns.get(qp) else { return };
+        let (device, port) = (conn.qp.pd().context().name().to_owned(), conn.id.port_number());
+        let sender = self.sender.clone();
+        self.shared.calls.take(move || {
+            sender.send(Report::Port { qp, down: port_is_down(&device, port) });
+        });
+    }
+
+    fn on_port(&mut self, name: QpNum, down: bool) {
+        let looking = |conn: &&mut Conn| conn.end.is_none() && conn.stage == Stage::Looking;
+        let Some(conn) = self.conns.get_mut(name).filter(looking) else { return };
+        let step = conn.on_port(self.now, down, &self.options);
+        self.take_step(name, step);
     }
 
     fn on_request(&mut self, id: CmId, event: &CmEvent) {
@@ -178,7 +203,6 @@ impl VerbsFabric {
             };
             self.begin_end(name, ConnectFailure::Failed(reason));
         }
-        self.dreqs.poll(self.now, self.options.close_timeout);
         self.listeners.poll(self.now, &self.channel, &self.shared, self.options.backlog);
         any
     }
@@ -191,6 +215,7 @@ impl VerbsFabric {
                 Report::Device(report) => self.on_report(report),
                 Report::Destroyed(gone) => self.complete_end(gone),
                 Report::Made(made) => self.made.push_back(*made),
+                Report::Port { qp, down } => self.on_port(qp, down),
             }
         }
         any

@@ -155,14 +155,9 @@ impl Qp {
         attributes: &mut ibv_qp_attr,
         mask: libc::c_int,
     ) -> io::Result<()> {
-        let raw = self.alive()?;
-        // SAFETY: the queue pair is alive; the attributes live through the call.
-        outcome(unsafe { ibv_modify_qp(raw.as_ptr(), ptr::from_mut(attributes), mask) })?;
-        if let Some(raw) = self.bind_qp.as_ref().and_then(|bind_qp| bind_qp.raw) {
-            // SAFETY: as above.
-            outcome(unsafe { ibv_modify_qp(raw.as_ptr(), ptr::from_mut(attributes), mask) })?;
-        }
-        Ok(())
+        modify(self.alive()?, attributes, mask)?;
+        let bind_qp = self.bind_qp.as_ref().and_then(|bind_qp| bind_qp.raw);
+        bind_qp.map_or(Ok(()), |raw| modify(raw, attributes, mask))
     }
 
     /// To INIT: receives may be posted. `reads` lets the peer read.
@@ -214,25 +209,6 @@ impl Qp {
     pub(super) fn no_attributes() -> ibv_qp_attr {
         // SAFETY: plain data, for which all zeroes is valid.
         unsafe { std::mem::zeroed() }
-    }
-
-    /// To ERR: nothing is sent or taken any more, what is posted is flushed.
-    pub(crate) fn enter_error(&mut self) -> io::Result<()> {
-        let mut attributes = Self::no_attributes();
-        attributes.qp_state = ibv_qp_state::IBV_QPS_ERR;
-        self.modify(&mut attributes, ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed())
-    }
-
-    /// True when the device has put it into ERR.
-    pub(crate) fn is_in_error(&self) -> bool {
-        let Ok(raw) = self.alive() else { return true };
-        // SAFETY: plain data, for which all zeroes is valid.
-        let (mut attributes, mut init): (ibv_qp_attr, ibv_qp_init_attr) =
-            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-        let mask = ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
-        // SAFETY: the queue pair is alive; both structures are written during the call.
-        let code = unsafe { ibv_query_qp(raw.as_ptr(), &raw mut attributes, mask, &raw mut init) };
-        code == 0 && attributes.qp_state == ibv_qp_state::IBV_QPS_ERR
     }
 
     /// Adds a request to the batch. The caller has checked that its memory is registered.
@@ -479,7 +455,7 @@ impl Qp {
 
     /// Destroys the queue pair; from then on nobody reaches memory through it.
     pub(crate) fn destroy(&mut self) -> io::Result<()> {
-        let Some(ending) = self.detach() else { return Ok(()) };
+        let Some(mut ending) = self.detach() else { return Ok(()) };
         let result = ending.destroy();
         self.destroyed(result.is_err());
         result
@@ -537,12 +513,34 @@ pub(crate) struct Ending {
 unsafe impl Send for Ending {}
 
 impl Ending {
-    /// Destroys the queue pairs, however long the driver takes for it.
-    pub(crate) fn destroy(mut self) -> io::Result<()> {
-        self.finish()
+    /// True when the device has put the queue pair into ERR.
+    pub(crate) fn is_in_error(&self) -> bool {
+        let Some(raw) = self.main else { return true };
+        // SAFETY: plain data, for which all zeroes is valid.
+        let (mut attributes, mut init): (ibv_qp_attr, ibv_qp_init_attr) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        let mask = ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
+        // SAFETY: the queue pair is alive; both structures are written during the call.
+        let code = unsafe { ibv_query_qp(raw.as_ptr(), &raw mut attributes, mask, &raw mut init) };
+        code == 0 && attributes.qp_state == ibv_qp_state::IBV_QPS_ERR
     }
 
-    fn finish(&mut self) -> io::Result<()> {
+    /// To ERR: nothing is sent or taken any more, what is posted is flushed.
+    pub(crate) fn enter_error(&self) -> io::Result<()> {
+        let mut attributes = Qp::no_attributes();
+        attributes.qp_state = ibv_qp_state::IBV_QPS_ERR;
+        let mask = ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
+        let mut raws = self.main.into_iter().chain(self.bind_qp);
+        raws.try_for_each(|raw| modify(raw, &mut attributes, mask))
+    }
+
+    /// The name of their device.
+    pub(crate) fn device(&self) -> &str {
+        self.pd.context().name()
+    }
+
+    /// Destroys the queue pairs, however long the driver takes for it.
+    pub(crate) fn destroy(&mut self) -> io::Result<()> {
         let bound = self.bind_qp.take().map_or(Ok(()), |raw| destroy(&self.pd, raw));
         let sent = self.main.take().map_or(Ok(()), |raw| destroy(&self.pd, raw));
         bound.and(sent).inspect_err(|error| {
@@ -554,7 +552,7 @@ impl Ending {
 impl Drop for Ending {
     fn drop(&mut self) {
         // The failure is logged, and the memory stays with the `Qp`, which waits for the outcome.
-        let _ = self.finish();
+        let _ = self.destroy();
     }
 }
 
@@ -612,8 +610,8 @@ impl BindQp {
     }
 }
 
-/// A queue pair in its first state, and its number.
-/// A queue pair, its number, and the bytes that it takes inside a request, at most those asked for.
+/// A queue pair in its first state, its number, and the bytes that it takes inside a request, at
+/// most those asked for.
 fn create(
     pd: &Pd,
     cq: &Cq,
@@ -640,6 +638,12 @@ fn create(
     let number = unsafe { (*raw.as_ptr()).qp_num };
     // A driver may grant less, and refuse requests beyond it.
     Ok((raw, number, init.cap.max_inline_data.min(inline_max) as usize))
+}
+
+/// Modifies a queue pair, which its owner has not destroyed.
+fn modify(raw: NonNull<ibv_qp>, to: &mut ibv_qp_attr, mask: libc::c_int) -> io::Result<()> {
+    // SAFETY: the queue pair is alive; the attributes live through the call.
+    outcome(unsafe { ibv_modify_qp(raw.as_ptr(), ptr::from_mut(to), mask) })
 }
 
 /// Takes a handle that nobody has any more, of a queue pair of the domain.

@@ -1,0 +1,219 @@
+//! The driver's calls that end a connection, made outside the shards.
+//!
+//! The queue pair goes to the error state and a DREQ goes to the peer; then the queue pair is
+//! destroyed, which may take long ([`super::reaper`]). The first calls have threads of their own, so
+//! that no DREQ waits behind queue pairs that are slow to go.
+
+use std::io;
+use std::sync::Arc;
+
+use super::info::port_is_down;
+use super::reaper::Reaper;
+use super::sys::{CmId, Ending};
+
+/// The calls that end a connection.
+pub(super) trait Teardown: Send + 'static {
+    /// Whether the device has put the queue pair into the error state.
+    fn is_in_error(&self) -> bool;
+    /// Puts it there.
+    fn enter_error(&self);
+    /// Whether the port of the connection is down.
+    fn port_is_down(&self) -> bool;
+    /// Sends a DREQ. False when none was sent.
+    fn disconnect(&self) -> bool;
+    /// Destroys the queue pair, however long that takes.
+    fn destroy(&mut self) -> io::Result<()>;
+}
+
+/// How far the connection is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    /// It is up here.
+    pub(super) up: bool,
+    /// The peer may know it as established, so it needs a DREQ.
+    pub(super) peer_connected: bool,
+}
+
+/// What came of the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Torn {
+    /// The queue pair could not be destroyed: it may still use its memory.
+    pub(super) failed: bool,
+    /// The connection was up, and the device had put its queue pair into the error state.
+    pub(super) was_in_error: bool,
+    /// The port was down before or after.
+    pub(super) port_down: bool,
+    /// A DREQ was sent to the peer.
+    pub(super) dreq_sent: bool,
+}
+
+/// Makes the calls: the short ones on a thread of `calls`, the last on one of `reaper`, which then
+/// reports. Returns at once.
+pub(super) fn start(
+    calls: &Reaper,
+    reaper: &Arc<Reaper>,
+    mut it: impl Teardown,
+    progress: Progress,
+    report: impl FnOnce(Torn) + Send + 'static,
+) {
+    let reaper = Arc::clone(reaper);
+    calls.take(move || {
+        let was_in_error = progress.up && it.is_in_error();
+        it.enter_error();
+        let port_down = it.port_is_down();
+        let dreq_sent = progress.peer_connected && !port_down && it.disconnect();
+        reaper.take(move || {
+            let failed = it.destroy().is_err();
+            // A port that came up meanwhile may not be able to send yet.
+            let port_down = port_down || it.port_is_down();
+            // Whoever gets the report finds nothing of the connection in its domain any more.
+            drop(it);
+            report(Torn { failed, was_in_error, port_down, dreq_sent });
+        });
+    });
+}
+
+/// A connection's queue pair and identifier.
+pub(super) struct Link {
+    pub(super) ending: Ending,
+    pub(super) id: Arc<CmId>,
+    /// The number of its port.
+    pub(super) port: u8,
+}
+
+impl Teardown for Link {
+    fn is_in_error(&self) -> bool {
+        self.ending.is_in_error()
+    }
+
+    fn enter_error(&self) {
+        // An error means that the device is gone, and the queue pair with it.
+        let _ = self.ending.enter_error();
+    }
+
+    fn port_is_down(&self) -> bool {
+        port_is_down(self.ending.device(), self.port)
+    }
+
+    fn disconnect(&self) -> bool {
+        self.id.disconnect().is_ok()
+    }
+
+    fn destroy(&mut self) -> io::Result<()> {
+        self.ending.destroy()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, Receiver, Sender};
+    use std::thread::{self, ThreadId};
+
+    use super::*;
+    use crate::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+    const UP: Progress = Progress { up: true, peer_connected: true };
+
+    /// A connection that says which calls are made, and where.
+    struct StandIn {
+        calls: Sender<(&'static str, ThreadId)>,
+        down: bool,
+        /// Its destruction waits for this.
+        gate: Option<Receiver<()>>,
+    }
+
+    impl StandIn {
+        fn new() -> (Self, Receiver<(&'static str, ThreadId)>) {
+            let (calls, made) = mpsc::channel();
+            (Self { calls, down: false, gate: None }, made)
+        }
+
+        fn call(&self, name: &'static str) {
+            let _ = self.calls.send((name, thread::current().id()));
+        }
+    }
+
+    impl Teardown for StandIn {
+        fn is_in_error(&self) -> bool {
+            self.call("query");
+            true
+        }
+
+        fn enter_error(&self) {
+            self.call("error");
+        }
+
+        fn port_is_down(&self) -> bool {
+            self.call("port");
+            self.down
+        }
+
+        fn disconnect(&self) -> bool {
+            self.call("dreq");
+            true
+        }
+
+        fn destroy(&mut self) -> io::Result<()> {
+            self.call("destroy");
+            if let Some(gate) = &self.gate {
+                let _ = gate.recv();
+            }
+            Err(io::ErrorKind::Other.into())
+        }
+    }
+
+    fn pools() -> (Reaper, Arc<Reaper>) {
+        (Reaper::start("calls").unwrap(), Arc::new(Reaper::start("reaper").unwrap()))
+    }
+
+    /// The calls of one teardown in their order, and what is reported.
+    fn run(down: bool, progress: Progress) -> (Vec<&'static str>, Torn) {
+        let (calls, reaper) = pools();
+        let (mut it, made) = StandIn::new();
+        it.down = down;
+        let (told, torn) = mpsc::channel();
+        start(&calls, &reaper, it, progress, move |torn| told.send(torn).unwrap());
+        let torn = torn.recv_timeout(PATIENCE).unwrap();
+        let here = thread::current().id();
+        let names = made.iter().map(|(name, thread)| {
+            assert_ne!(thread, here, "{name} was made on the thread that asked");
+            name
+        });
+        (names.collect(), torn)
+    }
+
+    #[test]
+    fn no_call_is_made_on_the_thread_that_asks_and_each_in_its_order() {
+        let (names, torn) = run(false, UP);
+        assert_eq!(names, ["query", "error", "port", "dreq", "destroy", "port"]);
+        let said = Torn { failed: true, was_in_error: true, port_down: false, dreq_sent: true };
+        assert_eq!(torn, said);
+    }
+
+    #[test]
+    fn no_dreq_goes_over_a_port_that_is_down_or_to_a_peer_that_knows_nothing() {
+        let (names, torn) = run(true, UP);
+        assert_eq!(names, ["query", "error", "port", "destroy"]);
+        assert!(torn.port_down && !torn.dreq_sent);
+        let (names, torn) = run(false, Progress { up: false, peer_connected: false });
+        assert_eq!(names, ["error", "port", "destroy", "port"]);
+        assert!(!torn.was_in_error && !torn.dreq_sent);
+    }
+
+    #[test]
+    fn queue_pairs_that_are_slow_to_go_hold_up_no_dreq() {
+        let (calls, reaper) = pools();
+        let mut gates = Vec::new();
+        for _ in 0..100 {
+            let (mut it, made) = StandIn::new();
+            let (open, gate) = mpsc::channel();
+            it.gate = Some(gate);
+            start(&calls, &reaper, it, UP, |_| {});
+            for name in ["query", "error", "port", "dreq"] {
+                assert_eq!(made.recv_timeout(PATIENCE).map(|(name, _)| name), Ok(name));
+            }
+            gates.push((open, made));
+        }
+    }
+}
