@@ -23,7 +23,7 @@ use super::sys::{AsyncEvent, CmId, CompChannel, Context, Cq, EventChannel, Wc};
 use super::teardown::Torn;
 use super::{hint, info, windows};
 use crate::fabric::rdma::MemoryWindows;
-use crate::fabric::{AsyncRegistration, FabricError};
+use crate::fabric::{AsyncRegistration, ConnRequest, FabricError};
 use crate::ids::QpNum;
 use crate::rt::{Fd, Op, OpId, Port, Sender};
 use crate::time::Duration;
@@ -39,6 +39,10 @@ pub(super) enum Report {
     Made(Box<AsyncRegistration>),
     /// The port over which a connection is to be made was looked at.
     Port { qp: QpNum, down: bool },
+    /// A request that came over a device which was not known before.
+    Request(Box<ConnRequest>),
+    /// An address without a listener was tried.
+    Listener(Box<Tried>),
 }
 
 /// What a device reported.
@@ -54,6 +58,14 @@ pub(super) struct DeviceReport {
 pub(super) struct Destroyed {
     pub(super) name: QpNum,
     pub(super) torn: Torn,
+}
+
+/// An address that was to be listened on was tried.
+#[derive(Debug)]
+pub(super) struct Tried {
+    pub(super) address: SocketAddr,
+    /// The listener, or why there is none.
+    pub(super) outcome: Result<CmId, FabricError>,
 }
 
 /// What the shards of a process share: the devices that are open, the keys of local memory.
@@ -126,23 +138,37 @@ impl VerbsShared {
             .and_then(|found| found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV)))
             .map_err(|e| hint::no_device(address.ip(), &info::names(), e))?;
         self.check_present(found.key())?;
-        let mut contexts = self.contexts.lock();
-        let known = contexts.iter().find(|c| c.key() == found.key()).cloned();
-        Ok(known.unwrap_or_else(|| {
-            let found = Arc::new(found);
-            let device = found.name();
-            match windows::of_context(&found) {
-                MemoryWindows::Usable => {}
-                MemoryWindows::Untried(why) => {
-                    tracing::debug!(device, why, "memory windows were not tried");
-                }
-                MemoryWindows::Missing(why) => {
-                    tracing::info!(device, why, "an RDMA device has no memory windows");
-                }
+        if let Some(known) = self.known(found.key()) {
+            return Ok(known);
+        }
+        let found = Arc::new(found);
+        let device = found.name();
+        // Without the lock: a shard that asks for another device must not wait for this.
+        match windows::of_context(&found) {
+            MemoryWindows::Usable => {}
+            MemoryWindows::Untried(why) => {
+                tracing::debug!(device, why, "memory windows were not tried");
             }
-            contexts.push(Arc::clone(&found));
-            found
-        }))
+            MemoryWindows::Missing(why) => {
+                tracing::info!(device, why, "an RDMA device has no memory windows");
+            }
+        }
+        let mut contexts = self.contexts.lock();
+        // Another thread may have been as fast.
+        if let Some(known) = contexts.iter().find(|context| context.key() == found.key()) {
+            return Ok(Arc::clone(known));
+        }
+        contexts.push(Arc::clone(&found));
+        Ok(found)
+    }
+
+    fn known(&self, key: usize) -> Option<Arc<Context>> {
+        self.contexts.lock().iter().find(|context| context.key() == key).cloned()
+    }
+
+    /// True when the device of this identifier is in view, so that `keep` asks no driver.
+    pub(super) fn keeps(&self, id: &CmId) -> bool {
+        id.context_key().is_none_or(|key| self.known(key).is_some())
     }
 
     /// Refuses a device that is being removed and still in use.
@@ -158,19 +184,16 @@ impl VerbsShared {
     /// librdmacm has opened the device of this identifier, which has that address of ours: keeps
     /// it in view, so that it is given back when it is removed.
     pub(super) fn keep(&self, id: &CmId, address: SocketAddr) -> Result<(), FabricError> {
-        let Some(key) = id.context_key() else { return Ok(()) };
-        if self.contexts.lock().iter().any(|context| context.key() == key) {
-            return Ok(());
-        }
-        self.context_of(address).map(drop)
+        if self.keeps(id) { Ok(()) } else { self.context_of(address).map(drop) }
     }
 
     /// Tells all shards of devices that are being removed.
     fn look_for_removed(&self) {
-        let removed: Vec<_> = self.contexts.lock().extract_if(.., |c| !c.is_present()).collect();
-        for context in removed {
+        // Looked at without the lock, which shards take.
+        let contexts = self.contexts.lock().clone();
+        for context in contexts.iter().filter(|context| !context.is_present()) {
             tracing::warn!(device = context.name(), "an RDMA device is being removed");
-            self.removed(&context);
+            self.removed(context);
         }
     }
 

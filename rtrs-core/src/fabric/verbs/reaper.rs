@@ -9,7 +9,7 @@
 //! some time in any case.
 //!
 //! A process has two sets of these threads: one for what may take long, one for calls that are
-//! expected to be short (`teardown.rs`) and must not wait behind the others.
+//! expected to be short (`teardown.rs`, `listener.rs`) and must not wait behind the others.
 //!
 //! One thread is there from the start, since there may be no memory for one when paths die;
 //! further ones come while all are busy, and go when they are idle. A call that never returns keeps

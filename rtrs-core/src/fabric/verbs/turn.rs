@@ -1,9 +1,12 @@
 //! What a turn takes in: descriptors that became readable, events of the connection manager,
 //! reports of devices, completions, timers.
 
+use std::sync::Arc;
+
 use super::conn::{Conn, Reads, Stage, Step};
 use super::device::{DeviceReport, Report};
 use super::info::port_is_down;
+use super::listener::try_again;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId};
 use super::{CM_EVENTS_MAX, HalfOpen, VerbsFabric, VerbsRequest, token};
 use crate::fabric::{CloseReason, ConnRequest, ConnectFailure, FabricEvent, PeerIdentity};
@@ -70,17 +73,28 @@ impl VerbsFabric {
             return;
         };
         let (Some(peer), Some(local)) = (id.peer_address(), id.local_address()) else { return };
-        if let Err(error) = self.shared.keep(&id, local) {
-            return tracing::warn!(%error, "a request came over a device that cannot be used");
-        }
+        let known = self.shared.keeps(&id);
         let reads = Reads { responder: event.responder_reads, initiator: event.initiator_reads };
-        self.push(FabricEvent::Request(ConnRequest {
-            private_data: event.private_data,
+        let private_data = event.private_data;
+        let request = move |id| ConnRequest {
+            private_data,
             peer,
             local,
             identity: PeerIdentity::default(),
             inner: Box::new(VerbsRequest { id, reads, _place: place }),
-        }));
+        };
+        if known {
+            self.push(FabricEvent::Request(request(id)));
+            return;
+        }
+        // The first over this device, whose windows are tried now: on another thread.
+        let (shared, sender) = (Arc::clone(&self.shared), self.sender.clone());
+        self.shared.calls.take(move || match shared.keep(&id, local) {
+            Ok(()) => sender.send(Report::Request(Box::new(request(id)))),
+            Err(error) => {
+                tracing::warn!(%error, "a request came over a device that cannot be used");
+            }
+        });
     }
 
     /// What a device reported, as far as it concerns this shard.
@@ -203,7 +217,14 @@ impl VerbsFabric {
             };
             self.begin_end(name, ConnectFailure::Failed(reason));
         }
-        self.listeners.poll(self.now, &self.channel, &self.shared, self.options.backlog);
+        for address in self.listeners.poll(self.now) {
+            let (channel, shared) = (Arc::clone(&self.channel), Arc::clone(&self.shared));
+            let (sender, backlog) = (self.sender.clone(), self.options.backlog);
+            self.shared.calls.take(move || {
+                let tried = try_again(&channel, &shared, address, backlog);
+                sender.send(Report::Listener(Box::new(tried)));
+            });
+        }
         any
     }
 
@@ -216,6 +237,10 @@ impl VerbsFabric {
                 Report::Destroyed(gone) => self.complete_end(gone),
                 Report::Made(made) => self.made.push_back(*made),
                 Report::Port { qp, down } => self.on_port(qp, down),
+                Report::Listener(tried) => self.listeners.tried(self.now, *tried),
+                // Dropped when listening was stopped meanwhile.
+                Report::Request(_) if self.listeners.is_empty() => {}
+                Report::Request(request) => self.push(FabricEvent::Request(*request)),
             }
         }
         any
