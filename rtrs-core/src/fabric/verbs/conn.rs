@@ -324,6 +324,7 @@ impl Conn {
             let wr_id = self.qp.recv_done(wc.tag.seq)?;
             if wc.status == WcStatus::Success && self.stage == Stage::Answered {
                 // Data before the peer's last message of the handshake: it is up all the same.
+                // The identifier of one that ends is in use elsewhere.
                 if !self.dying {
                     let _ = self.id.notify_established();
                 }

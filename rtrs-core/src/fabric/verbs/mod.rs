@@ -3,8 +3,10 @@
 //!
 //! A [`VerbsFabric`] is one shard's view: its event channel of the connection manager, its
 //! completion channels and queues, its queue pairs. [`VerbsShared`] is what the shards of a process
-//! share. Nothing here blocks: descriptors are polled through the shard's ring, and what is posted
-//! goes to the device as one list for each queue pair with `flush`.
+//! share. Descriptors are polled through the shard's ring, and what is posted goes to the device as
+//! one list for each queue pair with `flush`. Calls that may block in the driver are made on other
+//! threads, and a message brings the outcome back. ARCHITECTURE.md ("Calls of RDMA drivers") says
+//! which calls stay on the shard, and why.
 //!
 //! A device may be removed while it is in use. Its connections end, the shard's part of it is freed
 //! with the last of them, and the context with the last domain. Addresses that were listened on are
@@ -13,8 +15,9 @@
 //! `options.rs` · `info.rs` which devices there are · `hint.rs` errors people see · `device.rs`
 //! what shards share, a shard's queues · `listener.rs` what is listened on · `domain.rs`
 //! `regions.rs` memory · `conn.rs` one connection · `turn.rs` what a turn takes in · `ending.rs`
-//! ends and completions · `dreq.rs` what follows an end · `reaper.rs` threads for what blocks ·
-//! `windows.rs` whether a device has memory windows · `sys/` the calls, and all unsafe code.
+//! ends and completions · `teardown.rs` the calls of an end · `dreq.rs` what follows an end ·
+//! `reaper.rs` threads for what blocks · `windows.rs` whether a device has memory windows · `sys/`
+//! the calls, and all unsafe code.
 
 mod conn;
 mod device;

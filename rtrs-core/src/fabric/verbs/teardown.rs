@@ -1,8 +1,8 @@
 //! The driver's calls that end a connection, made outside the shards.
 //!
 //! The queue pair goes to the error state and a DREQ goes to the peer; then the queue pair is
-//! destroyed, which may take long ([`super::reaper`]). The first calls have threads of their own, so
-//! that no DREQ waits behind queue pairs that are slow to go.
+//! destroyed, which may take long ([`super::reaper`]). The first calls have threads of their own,
+//! so that no DREQ waits behind queue pairs that are slow to go.
 
 use std::io;
 use std::sync::Arc;

@@ -322,7 +322,9 @@ impl Qp {
         }
     }
 
-    /// At once, behind what is in the batch.
+    /// At once, behind what is in the batch, so that the order is that of the posters' calls. One
+    /// call for each: `ibv_bind_mw` takes one bind and is the only call that is documented for
+    /// windows of type 1; `ibv_post_send` takes those of type 2 (ibv_post_send(3)).
     fn bind_now(
         &mut self,
         window: &Arc<Mw>,
