@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use rtrs_core::block::BlockDevice;
 use rtrs_core::rt::{Fd, Op as RingOp, Port, Ring};
-use rtrs_core::time::{Instant, earliest};
+use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::buffer_pool::BufferPools;
 use crate::buffers::Buffers;
@@ -20,6 +20,10 @@ use crate::group::{RECHECK, Seat};
 use crate::requests::ConnId;
 use crate::shared::Shared;
 use crate::stats::BridgeStats;
+
+/// How long a bridge waits for memory that others hold before it goes on with other memory: far
+/// longer than they hold it unless their device hangs.
+const SQUEEZED_MAX: Duration = Duration::from_secs(1);
 
 /// One shard's bridge between NBD clients and a block device.
 #[derive(Debug)]
@@ -32,6 +36,8 @@ pub struct Bridge {
     stopping: bool,
     /// When to look again whether orphaned writes have ended, or other shards have looked.
     recheck: Option<Instant>,
+    /// Since when others hold memory that this bridge waits for.
+    squeezed: Option<Instant>,
 }
 
 impl Bridge {
@@ -82,6 +88,7 @@ impl Bridge {
             generation: 0,
             stopping: false,
             recheck: None,
+            squeezed: None,
         })
     }
 
@@ -195,6 +202,12 @@ impl Bridge {
             shared.seat.group.ranges.leave(shared.seat.shard);
         }
         self.recheck = (waits || shared.has_deferred()).then(|| now + RECHECK);
+        let squeezed = shared.buffers.was_squeezed();
+        self.squeezed = squeezed.then(|| self.squeezed.unwrap_or(now));
+        if self.squeezed.is_some_and(|since| now.since(since) >= SQUEEZED_MAX) {
+            any |= shared.move_on();
+            self.squeezed = Some(now);
+        }
         any
     }
 
@@ -202,6 +215,7 @@ impl Bridge {
     pub fn deadline(&self) -> Option<Instant> {
         let conns = self.conns.iter().flatten();
         let soonest = earliest(self.shared.device().deadline(), self.recheck);
+        let soonest = earliest(soonest, self.squeezed.map(|since| since + SQUEEZED_MAX));
         conns.fold(soonest, |soonest, conn| earliest(soonest, conn.deadline()))
     }
 

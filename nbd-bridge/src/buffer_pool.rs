@@ -3,7 +3,8 @@
 //! RDMA pins a region when it is registered, so bridges of many devices must not have one each.
 //! What a bridge may hold is its share (`rtrs_core::shares`): no device gets less than half of an
 //! even part, also when another one holds what it has because its disk hangs. A bridge that finds no
-//! pool with room for its share begins a further one.
+//! pool with room for its share begins a further one, and so does one that waits for too long for
+//! memory that others hold.
 
 use std::cell::RefCell;
 use std::io;
@@ -23,21 +24,24 @@ const LEAST: u32 = 2;
 pub struct BufferPools(Rc<RefCell<Vec<Weak<BufferPool>>>>);
 
 impl BufferPools {
-    /// A share of a pool of so many buffers.
+    /// A share of a pool of so many buffers, for a bridge that has these already: of one that has
+    /// free memory then, and of any otherwise.
     ///
     /// # Errors
     /// The system's error when memory is refused.
-    pub(crate) fn join(&self, count: u32) -> io::Result<Share> {
+    pub(crate) fn join(&self, count: u32, had: &[Option<Share>]) -> io::Result<Share> {
         let mut pools = self.0.borrow_mut();
         pools.retain(|pool| pool.strong_count() > 0);
         let alive = pools.iter().filter_map(Weak::upgrade);
-        let mut of_size = alive.filter(|pool| pool.capacity() == count as usize);
-        if let Some(share) = of_size.find_map(|pool| pool.join()) {
+        let is_had =
+            |pool: &Rc<BufferPool>| had.iter().flatten().any(|share| Rc::ptr_eq(&share.pool, pool));
+        let mut others = alive.filter(|pool| pool.capacity() == count as usize && !is_had(pool));
+        if let Some(share) = others.find_map(|pool| pool.join(had.is_empty())) {
             return Ok(share);
         }
         let pool = Rc::new(BufferPool::new(count)?);
         pools.push(Rc::downgrade(&pool));
-        pool.join().ok_or_else(|| io::Error::other("a new pool has no room for a bridge"))
+        pool.join(true).ok_or_else(|| io::Error::other("a new pool has no room for a bridge"))
     }
 }
 
@@ -52,6 +56,8 @@ struct BufferPool {
 struct Rows {
     pool: Pool,
     holders: Vec<u32>,
+    /// Which buffers have memory behind them for sure.
+    real: Vec<bool>,
     shares: Shares,
     /// Which shares are somebody's.
     members: Vec<bool>,
@@ -64,8 +70,8 @@ impl BufferPool {
         let pool = Pool::new(count, BUFFER_LEN)?;
         let region = Arc::clone(pool.region());
         let shares = Shares::with_least(count as usize, LEAST);
-        let holders = vec![0; count as usize];
-        let rows = Rows { pool, holders, shares, members: Vec::new(), touched: 0 };
+        let (holders, real) = (vec![0; count as usize], vec![false; count as usize]);
+        let rows = Rows { pool, holders, real, shares, members: Vec::new(), touched: 0 };
         Ok(Self { region, rows: RefCell::new(rows) })
     }
 
@@ -73,11 +79,13 @@ impl BufferPool {
         self.rows.borrow().pool.capacity()
     }
 
-    /// A share for one more bridge, if there is room.
-    fn join(self: Rc<Self>) -> Option<Share> {
+    /// A share for one more bridge, if there is room: also while others use what is kept for it, if
+    /// it can wait for that.
+    fn join(self: Rc<Self>, waits: bool) -> Option<Share> {
         let mut rows = self.rows.borrow_mut();
         let first = !rows.members.contains(&true);
-        if !first && !rows.shares.has_room_for_device() {
+        let fits = rows.shares.fits_device() && (waits || rows.shares.has_room_for_device());
+        if !first && !fits {
             return None;
         }
         let free = rows.members.iter().position(|taken| !taken);
@@ -117,8 +125,10 @@ impl Share {
         let count = rows.touched.div_ceil(BUFFER_LEN).min(rows.pool.available());
         let taken: Vec<u32> = (0..count).filter_map(|_| rows.pool.take()).collect();
         for &index in taken.iter().rev() {
-            // Whoever had it before has no use for what is in it.
-            rows.pool.slice(index).fill(0);
+            if !std::mem::replace(&mut rows.real[index as usize], true) {
+                // Whoever had it before has no use for what is in it.
+                rows.pool.slice(index).fill(0);
+            }
             rows.pool.give(index);
         }
     }
@@ -211,44 +221,54 @@ mod tests {
             ids.len()
         };
         // The reserves are at most half of a pool: four of two buffers in one of 16.
-        let mut shares: Vec<_> = (0..8).map(|_| pools.join(16).unwrap()).collect();
+        let mut shares: Vec<_> = (0..8).map(|_| pools.join(16, &[]).unwrap()).collect();
         assert_eq!(regions(&shares), 2);
-        shares.push(pools.join(17).unwrap());
+        shares.push(pools.join(17, &[]).unwrap());
         assert_eq!(regions(&shares), 3, "pools of another size are others");
-        // One whose memory is taken has no room either, until it is given back.
-        let busy = BufferPools::default();
-        let first = busy.join(16).unwrap();
-        let taken: Vec<u32> = std::iter::from_fn(|| first.take()).collect();
-        assert_eq!(taken.len(), 16);
-        assert_ne!(busy.join(16).unwrap().region().id(), first.region().id());
-        taken.iter().for_each(|&index| assert!(first.release(index)));
-        assert_eq!(busy.join(16).unwrap().region().id(), first.region().id());
+    }
+
+    #[test]
+    fn volumes_that_come_under_load_share_a_pool_and_one_that_starves_finds_another() {
+        let pools = BufferPools::default();
+        let mut shares = Vec::new();
+        for _ in 0..50 {
+            let share = pools.join(246, &[]).unwrap();
+            while share.take().is_some() {}
+            shares.push(share);
+        }
+        let region = shares[0].region().id();
+        assert!(shares.iter().all(|share| share.region().id() == region));
+        // Two that starve share the further one.
+        let [one, two] = [0, 1].map(|_| Some(shares.pop().unwrap()));
+        let [one, two] = [one, two].map(|had| pools.join(246, &[had]).unwrap());
+        assert_eq!(one.region().id(), two.region().id());
+        assert_ne!(one.region().id(), region);
     }
 
     #[test]
     fn a_pool_ends_with_its_last_bridge() {
         let pools = BufferPools::default();
-        let [one, two] = [0, 1].map(|_| pools.join(16).unwrap());
+        let [one, two] = [0, 1].map(|_| pools.join(16, &[]).unwrap());
         let region = Arc::downgrade(one.region());
         drop(one);
         assert!(region.strong_count() > 0);
         drop(two);
         assert_eq!(region.strong_count(), 0);
-        assert!(pools.join(16).unwrap().take().is_some());
+        assert!(pools.join(16, &[]).unwrap().take().is_some());
         assert_eq!(pools.0.borrow().len(), 1, "what is gone is forgotten");
     }
 
     #[test]
     fn memory_that_a_bridge_leaves_in_use_is_nobody_elses() {
         let pools = BufferPools::default();
-        let [one, two] = [0, 1].map(|_| pools.join(16).unwrap());
+        let [one, two] = [0, 1].map(|_| pools.join(16, &[]).unwrap());
         let left = [one.take().unwrap(), one.take().unwrap()];
         drop(one);
         let all: Vec<u32> = std::iter::from_fn(|| two.take()).collect();
         assert!(!all.is_empty() && left.iter().all(|left| !all.contains(left)), "{left:?} {all:?}");
         all.iter().for_each(|&index| assert!(two.release(index)));
         // Its share stays with what is in use; one that left nothing leaves its place.
-        let three = pools.join(16).unwrap();
+        let three = pools.join(16, &[]).unwrap();
         assert_eq!(three.sure(), 2);
         drop(three);
         assert_eq!(two.sure(), 4);
@@ -257,12 +277,12 @@ mod tests {
     #[test]
     fn memory_is_made_real_for_each_bridge_and_not_once_more_for_those_that_went() {
         let pools = BufferPools::default();
-        let mut one = pools.join(64).unwrap();
+        let mut one = pools.join(64, &[]).unwrap();
         one.touch(BUFFER_LEN + 1);
         for _ in 0..40 {
-            pools.join(64).unwrap().touch(BUFFER_LEN);
+            pools.join(64, &[]).unwrap().touch(BUFFER_LEN);
         }
-        let mut two = pools.join(64).unwrap();
+        let mut two = pools.join(64, &[]).unwrap();
         two.touch(BUFFER_LEN);
         assert_eq!(two.pool.rows.borrow().touched, 2 * BUFFER_LEN + 1);
     }

@@ -8,7 +8,8 @@
 //! Only reads can hold memory for as long as a client pleases. So every connection is kept a
 //! buffer for receiving and a first one for reading, whatever the others do; above these a
 //! connection may hold as many as it leaves free. Beside bridges of other devices (`buffer_pool`)
-//! so much is kept for as many connections as the bridge's own share has room for.
+//! so much is kept for as many connections as the bridge's own share has room for. A bridge that
+//! gets nothing for a while because others hold the memory goes on with a share of another pool.
 
 use std::io;
 use std::sync::Arc;
@@ -25,6 +26,10 @@ pub(crate) const PART_MAX: usize = 256 * 1024;
 /// Bytes that a read takes memory for at once, at most: what is answered with one chunk, and the
 /// rest of the blocks at its ends. A longer one takes turns with its client.
 pub(crate) const PIECE_MAX: usize = CHUNK_MAX as usize + 2 * MIN_BLOCK_MAX as usize;
+/// A buffer's number has that of its share above this.
+const SHARE_SHIFT: u32 = 24;
+/// Shares that a bridge has at most: each beyond the first is one whose memory others held.
+const SHARES_MAX: usize = 8;
 /// Longest read that shares a buffer.
 const SMALL_MAX: usize = PART_MAX / 2;
 
@@ -59,11 +64,20 @@ impl ReadMemory {
 /// What one bridge has of a pool, and what it keeps for its connections.
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    share: Share,
+    pools: BufferPools,
+    /// Buffers of a pool.
+    count: u32,
+    /// By the high part of a buffer's number; those that are not the present one have buffers out.
+    shares: Vec<Option<Share>>,
+    present: usize,
+    /// Bytes made real.
+    touched: usize,
     connections_max: usize,
     /// Connections that have a buffer for receiving, and those that hold memory for reads.
     receivers: usize,
     readers: usize,
+    /// Something was not to be had since this was asked last, because others hold the memory.
+    squeezed: bool,
 }
 
 impl Buffers {
@@ -91,24 +105,102 @@ impl Buffers {
             ));
         }
         let count = u32::try_from(bytes.div_ceil(BUFFER_LEN)).unwrap_or(u32::MAX);
-        let share = pools.join(count)?;
-        Ok(Self { share, connections_max, receivers: 0, readers: 0 })
+        let (pools, shares) = (pools.clone(), vec![Some(pools.join(count, &[])?)]);
+        let (present, touched, receivers, readers, squeezed) = (0, 0, 0, 0, false);
+        Ok(Self {
+            pools,
+            count,
+            shares,
+            present,
+            touched,
+            connections_max,
+            receivers,
+            readers,
+            squeezed,
+        })
     }
 
+    /// What buffers are taken from.
+    fn share(&self) -> &Share {
+        self.share_at(self.present)
+    }
+
+    fn share_at(&self, at: usize) -> &Share {
+        self.shares[at].as_ref().unwrap_or_else(|| panic!("share {at} was given back"))
+    }
+
+    /// The share that a buffer is of, and its place there.
+    fn place(&self, buffer: u32) -> (&Share, u32) {
+        (self.share_at((buffer >> SHARE_SHIFT) as usize), buffer & ((1 << SHARE_SHIFT) - 1))
+    }
+
+    /// A whole buffer with one holder.
+    fn take(&mut self) -> Option<u32> {
+        let taken = self.share().take();
+        self.squeezed |= taken.is_none() && self.is_squeezed(1);
+        let share = u32::try_from(self.present).unwrap_or(u32::MAX);
+        taken.map(|index| share << SHARE_SHIFT | index)
+    }
+
+    /// The memory that buffers are taken from.
     pub(crate) fn region(&self) -> &Arc<Region> {
-        self.share.region()
+        self.share().region()
     }
 
     /// Makes the memory of the buffers that are taken first real: so many bytes for this bridge.
     pub(crate) fn touch(&mut self, bytes: usize) {
-        self.share.touch(bytes);
+        self.touched = bytes;
+        if let Some(share) = &mut self.shares[self.present] {
+            share.touch(bytes);
+        }
+    }
+
+    /// True when so many buffers are not to be had because others hold them, and not because this
+    /// bridge has more itself than it is sure of.
+    fn is_squeezed(&self, count: usize) -> bool {
+        let (share, own) = (self.share(), self.share().held().saturating_sub(self.receivers));
+        let alone = share.sure() == share.capacity();
+        !alone && share.room() < count && own <= share.sure()
+    }
+
+    /// True when this was so for something that was asked for since the last call.
+    pub(crate) fn was_squeezed(&mut self) -> bool {
+        std::mem::take(&mut self.squeezed)
+    }
+
+    /// A share of another pool than those of which there are shares. None when there are too many.
+    ///
+    /// # Errors
+    /// The system's error when memory is refused.
+    pub(crate) fn further_share(&self) -> io::Result<Option<Share>> {
+        let has_place = self.shares.len() < SHARES_MAX || self.shares.iter().any(Option::is_none);
+        has_place.then(|| self.pools.join(self.count, &self.shares)).transpose()
+    }
+
+    /// Takes buffers from this share from now on; what is out goes back to where it was taken.
+    pub(crate) fn go_on_with(&mut self, share: Share) {
+        let before = self.present;
+        self.present = self.shares.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.shares.push(None);
+            self.shares.len() - 1
+        });
+        self.shares[self.present] = Some(share);
+        self.touch(self.touched);
+        self.leave_unused(before);
+    }
+
+    /// Gives a share back that is not the present one, once nothing of it is out.
+    fn leave_unused(&mut self, at: usize) {
+        if at != self.present && self.share_at(at).held() == 0 {
+            self.shares[at] = None;
+        }
     }
 
     /// Connections that two buffers are kept for: all that may come, unless other bridges have
     /// buffers of the pool.
     fn kept(&self) -> usize {
-        match self.share.sure() {
-            all if all == self.share.capacity() => self.connections_max,
+        match self.share().sure() {
+            all if all == self.share().capacity() => self.connections_max,
             sure => (sure / 4).clamp(1, self.connections_max),
         }
     }
@@ -116,13 +208,13 @@ impl Buffers {
     /// The longest piece of a read, in bytes, for which there is memory some time, whatever other
     /// bridges do.
     pub(crate) fn sure_piece(&self) -> usize {
-        let buffers = self.share.sure().saturating_sub(2 * self.kept()).max(1);
+        let buffers = self.share().sure().saturating_sub(2 * self.kept()).max(1);
         PIECE_MAX.min(buffers * PART_MAX)
     }
 
     /// A connection's first buffer for receiving.
     pub(crate) fn take_receiver(&mut self) -> Option<u32> {
-        let buffer = self.share.take()?;
+        let buffer = self.take()?;
         self.receivers += 1;
         Some(buffer)
     }
@@ -135,7 +227,7 @@ impl Buffers {
 
     /// A buffer in the place of `old`, whose first bytes are the `len` bytes from `from` on.
     pub(crate) fn exchange(&mut self, old: u32, from: usize, len: usize) -> Option<u32> {
-        let fresh = self.share.take()?;
+        let fresh = self.take()?;
         self.copy((old, from), (fresh, 0), len);
         self.release(old);
         Some(fresh)
@@ -143,41 +235,51 @@ impl Buffers {
 
     /// One more holder.
     pub(crate) fn hold(&mut self, index: u32) {
-        self.share.hold(index);
+        let (share, index) = self.place(index);
+        share.hold(index);
     }
 
     /// One holder less; the last one gives the buffer back. True when it was the last.
     pub(crate) fn release(&mut self, index: u32) -> bool {
-        self.share.release(index)
+        let (share, at) = self.place(index);
+        let last = share.release(at);
+        if last {
+            self.leave_unused((index >> SHARE_SHIFT) as usize);
+        }
+        last
     }
 
     /// A part of a buffer.
     pub(crate) fn slice(&self, index: u32, from: usize, len: usize) -> MemSlice {
         assert!(from + len <= BUFFER_LEN, "{from}+{len} is outside a buffer");
-        self.region()
-            .slice(index as usize * BUFFER_LEN + from, len)
+        let (share, at) = self.place(index);
+        share
+            .region()
+            .slice(at as usize * BUFFER_LEN + from, len)
             .unwrap_or_else(|| panic!("buffer {index} is outside the pool"))
     }
 
     /// Copies bytes out of a buffer.
     pub(crate) fn copy_out(&self, index: u32, from: usize, to: &mut [u8]) {
         assert!(from + to.len() <= BUFFER_LEN, "{from}+{} is outside a buffer", to.len());
-        self.region().copy_out(index as usize * BUFFER_LEN + from, to);
+        let (share, index) = self.place(index);
+        share.region().copy_out(index as usize * BUFFER_LEN + from, to);
     }
 
     /// True when the caller's own hold is the only one.
     pub(crate) fn is_sole_holder(&self, index: u32) -> bool {
-        self.share.is_sole_holder(index)
+        let (share, index) = self.place(index);
+        share.is_sole_holder(index)
     }
 
     /// Moves bytes between two buffers, or within one.
     pub(crate) fn copy(&self, from: (u32, usize), to: (u32, usize), len: usize) {
         assert!(from.1 + len <= BUFFER_LEN && to.1 + len <= BUFFER_LEN, "outside a buffer");
-        let region = self.region();
-        region.copy_from(
-            to.0 as usize * BUFFER_LEN + to.1,
-            region,
-            from.0 as usize * BUFFER_LEN + from.1,
+        let ((source, from_at), (target, to_at)) = (self.place(from.0), self.place(to.0));
+        target.region().copy_from(
+            to_at as usize * BUFFER_LEN + to.1,
+            source.region(),
+            from_at as usize * BUFFER_LEN + from.1,
             len,
         );
     }
@@ -197,6 +299,7 @@ impl Buffers {
         }
         let count = len.div_ceil(PART_MAX);
         if !self.may_take(count, others_first, memory) {
+            self.squeezed |= self.is_squeezed(count);
             return false;
         }
         let mut left = len;
@@ -230,6 +333,7 @@ impl Buffers {
             self.drop_cut(memory);
         }
         if !self.may_take(1, others_first, memory) {
+            self.squeezed |= self.is_squeezed(1);
             return false;
         }
         let buffer = self.take_for(memory);
@@ -241,8 +345,8 @@ impl Buffers {
 
     fn may_take(&self, count: usize, others_first: bool, memory: &ReadMemory) -> bool {
         let kept = self.kept();
-        let free = self.share.room().saturating_sub(kept.saturating_sub(self.receivers));
-        if memory.is_empty() && count == 1 {
+        let free = self.share().room().saturating_sub(kept.saturating_sub(self.receivers));
+        if memory.is_empty() && count == 1 && (!others_first || self.readers < kept) {
             return free >= 1;
         }
         let free = free.saturating_sub(kept.saturating_sub(self.readers));
@@ -251,7 +355,7 @@ impl Buffers {
 
     /// A buffer that [`Buffers::may_take`] promised.
     fn take_for(&mut self, memory: &mut ReadMemory) -> u32 {
-        let buffer = self.share.take().unwrap_or_else(|| panic!("fewer buffers than counted"));
+        let buffer = self.take().unwrap_or_else(|| panic!("fewer buffers than counted"));
         if memory.is_empty() {
             self.readers += 1;
         }
@@ -278,7 +382,7 @@ impl Buffers {
 
     /// Buffers that the bridge holds.
     pub(crate) fn held(&self) -> usize {
-        self.share.held()
+        self.shares.iter().flatten().map(Share::held).sum()
     }
 
     /// Connections that have a buffer for receiving.
@@ -357,7 +461,7 @@ mod tests {
             buffers.copy_out(index, BUFFER_LEN - 1, &mut byte);
             byte[0]
         };
-        let taken: Vec<u32> = (0..6).filter_map(|_| buffers.share.take()).collect();
+        let taken: Vec<u32> = (0..6).filter_map(|_| buffers.take()).collect();
         let touched: Vec<u8> = taken.iter().map(|&index| first(&buffers, index)).collect();
         assert_eq!(touched, [0, 0, 7, 7, 7, 7]);
         buffers.touch(usize::MAX);
@@ -383,16 +487,16 @@ mod tests {
     #[test]
     fn whatever_others_hold_a_bridge_receives_and_reads() {
         let pools = BufferPools::default();
-        let greedy = of(&pools, 246, 48).unwrap();
+        let mut greedy = of(&pools, 246, 48).unwrap();
         assert_eq!(greedy.sure_piece(), PIECE_MAX, "alone it is sure of the longest");
         let mut others: Vec<_> = (0..49).map(|_| of(&pools, 246, 48).unwrap()).collect();
         assert!(others.iter().all(|other| other.region().id() == greedy.region().id()));
-        while greedy.share.take().is_some() {}
+        while greedy.take().is_some() {}
         assert_eq!(greedy.held(), 246 - 49 * 2, "the others' reserves are left");
         for other in &mut others {
             assert_eq!(other.sure_piece(), PART_MAX, "a long read comes in pieces");
             assert!(other.take_receiver().is_some() && reads(other));
-            assert!(other.share.take().is_none(), "there are no more");
+            assert!(other.take().is_none(), "there are no more");
         }
     }
 
@@ -402,8 +506,8 @@ mod tests {
         let [mut one, mut two] = [0, 1].map(|_| of(&pools, 240, 48).unwrap());
         // Sixty for sure: fifteen connections with two each, and the rest for a long read.
         assert_eq!(one.sure_piece(), 30 * PART_MAX);
-        while one.share.take().is_some() {}
-        assert_eq!((one.held(), two.share.room()), (180, 60));
+        while one.take().is_some() {}
+        assert_eq!((one.held(), two.share().room()), (180, 60));
         for _ in 0..15 {
             assert!(two.take_receiver().is_some());
         }
@@ -414,6 +518,39 @@ mod tests {
         }
         // What one gives back the other may have, as soon as the first has no more than it may.
         one.release(0);
-        assert!(one.share.take().is_some());
+        assert!(one.take().is_some());
+    }
+
+    #[test]
+    fn a_long_read_has_its_turn_beside_short_ones_when_another_bridge_hangs() {
+        let pools = BufferPools::default();
+        let [mut one, mut two] = [0, 1].map(|_| of(&pools, 246, 48).unwrap());
+        for _ in 0..20 {
+            assert!(one.take_receiver().is_some());
+        }
+        while two.take().is_some() {}
+        let mut short = Vec::new();
+        for _ in 0..31 {
+            let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
+            if one.take_read(PART_MAX, false, &mut memory, &mut parts) {
+                short.push((memory, parts));
+            }
+        }
+        // The long one waits, the others come again and again.
+        let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
+        let mut turns = 0;
+        while !one.take_read(8 * PART_MAX, false, &mut memory, &mut parts) {
+            let (mut own, mut its) = short.remove(0);
+            for part in its.drain(..) {
+                one.release_read(part.buffer, &mut own);
+            }
+            if !one.take_read(8 * PART_MAX, false, &mut memory, &mut parts)
+                && one.take_read(PART_MAX, true, &mut own, &mut its)
+            {
+                short.push((own, its));
+            }
+            turns += 1;
+            assert!(turns < 1000, "starved");
+        }
     }
 }

@@ -292,6 +292,12 @@ impl Conn {
             return;
         }
         self.broken = true;
+        // What the device still has may keep the connection here for long.
+        if !self.kernel
+            && let Err(error) = socket2::SockRef::from(&self.fd).shutdown(std::net::Shutdown::Both)
+        {
+            tracing::debug!("socket of an NBD client not shut down: {error}");
+        }
         self.depart(port, shared);
         if !self.in_order {
             shared.drop_unbegun(self.id);

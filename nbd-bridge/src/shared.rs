@@ -99,6 +99,29 @@ impl Shared {
         ExportInfo { max_payload, shared_writes, ..export }
     }
 
+    /// Goes on with memory of another pool. True when there is such memory.
+    pub(crate) fn move_on(&mut self) -> bool {
+        let share = self.buffers.further_share().and_then(|share| {
+            share.iter().try_for_each(|share| self.device.attach_region(share.region()))?;
+            Ok(share)
+        });
+        match share {
+            Ok(Some(share)) => {
+                self.buffers.go_on_with(share);
+                tracing::info!(
+                    export = self.name,
+                    "other volumes hold the NBD buffers: this one goes on with others"
+                );
+                true
+            }
+            Ok(None) => false,
+            Err(error) => {
+                tracing::warn!(export = self.name, %error, "no further NBD buffers");
+                false
+            }
+        }
+    }
+
     /// True when nothing more should be taken from clients for now.
     pub(crate) fn is_congested(&self) -> bool {
         !self.backlog.is_empty()

@@ -45,9 +45,15 @@ impl Shares {
         self.divide(self.devices + 1);
     }
 
-    /// One takes no part any more; it has nothing left.
+    /// One takes no part any more; it has nothing left. What is kept for each of the others grows
+    /// only if there is so much.
     pub fn remove(&mut self) {
-        self.divide(self.devices - 1);
+        let devices = self.devices - 1;
+        let before = self.reserve;
+        self.divide(devices);
+        if !self.has_reserves(devices, self.reserve) {
+            self.set_reserve(before);
+        }
     }
 
     /// What is kept for each of so many devices.
@@ -59,20 +65,34 @@ impl Shares {
 
     fn divide(&mut self, devices: u32) {
         self.devices = devices;
-        self.reserve = self.reserve_of(devices);
+        self.set_reserve(self.reserve_of(devices));
+    }
+
+    fn set_reserve(&mut self, reserve: u32) {
+        self.reserve = reserve;
         let beyond = self.held.iter().map(|held| held.saturating_sub(self.reserve));
         self.beyond = beyond.sum();
     }
 
-    /// True when a further device's reserve is free, besides what is kept for the others then, and
-    /// the reserves are no more than half of all.
-    pub fn has_room_for_device(&self) -> bool {
-        let devices = self.devices + 1;
-        let reserve = self.reserve_of(devices);
+    /// True when the reserves of so many devices are free, or theirs already.
+    fn has_reserves(&self, devices: u32, reserve: u32) -> bool {
         let used: u32 = self.held.iter().map(|held| reserve.min(*held)).sum();
         let kept = u64::from(reserve) * u64::from(devices);
-        kept <= u64::from(self.all / 2)
-            && kept - u64::from(used) <= u64::from(self.all - self.total)
+        kept.saturating_sub(u64::from(used)) <= u64::from(self.all.saturating_sub(self.total))
+    }
+
+    /// True when the reserves with a further device are no more than half of all.
+    pub fn fits_device(&self) -> bool {
+        let devices = self.devices + 1;
+        let reserve = self.reserve_of(devices);
+        reserve >= self.least && reserve * devices <= self.all / 2
+    }
+
+    /// True when a further device fits, and its reserve is free besides what is kept for the others
+    /// then.
+    pub fn has_room_for_device(&self) -> bool {
+        let devices = self.devices + 1;
+        self.fits_device() && self.has_reserves(devices, self.reserve_of(devices))
     }
 
     /// What a device may have in all, whatever the others do.
@@ -195,7 +215,22 @@ mod tests {
         assert_eq!(shares.sure(), 16);
         (0..13).for_each(|_| shares.take(0));
         assert!(!shares.has_room_for_device());
+        assert!(shares.fits_device());
         shares.give(0);
         assert!(shares.has_room_for_device());
+    }
+
+    #[test]
+    fn when_a_device_goes_the_others_keep_their_reserves() {
+        let mut shares = Shares::with_least(248, 2);
+        (0..42).for_each(|_| shares.add());
+        let hung = fill(&mut shares, 0);
+        assert_eq!((hung, shares.sure()), (166, 2));
+        shares.remove();
+        assert!((1..41).all(|device| fill(&mut shares, device) >= 2));
+        assert_eq!(shares.sure(), 2, "there was no more to keep");
+        (0..hung).for_each(|_| shares.give(0));
+        shares.remove();
+        assert_eq!(shares.sure(), 3);
     }
 }

@@ -13,7 +13,6 @@ use rtrs_core::rt::Port;
 use super::{Conn, Phase};
 use crate::buffers::{BUFFER_LEN, PART_MAX, PIECE_MAX, Part};
 use crate::cut::Cut;
-use crate::proto::wire::NbdError;
 use crate::proto::{AfterRefusal, Op, Outcome, Request, Validated};
 use crate::requests::Late;
 use crate::shared::Shared;
@@ -112,7 +111,11 @@ impl Conn {
             Err(refusal) => {
                 let Some(row) = shared.take_row(self.rows) else { return false };
                 self.start += Request::LEN;
-                self.refuse(row, request.cookie, (refusal.error, refusal.reason), shared);
+                self.rows += 1;
+                let entry = shared.requests.row(row);
+                (entry.conn, entry.cookie) = (self.id, request.cookie);
+                entry.refusal = Some((refusal.error, refusal.reason));
+                self.replies.push_back(row);
                 match refusal.after {
                     AfterRefusal::Continue => {}
                     AfterRefusal::Skip(left) => self.phase = Phase::Skip { left },
@@ -123,24 +126,11 @@ impl Conn {
         }
     }
 
-    /// Answers a request with an error.
-    fn refuse(
-        &mut self,
-        row: u32,
-        cookie: u64,
-        refusal: (NbdError, &'static str),
-        shared: &mut Shared,
-    ) {
-        self.rows += 1;
-        let entry = shared.requests.row(row);
-        (entry.conn, entry.cookie, entry.refusal) = (self.id, cookie, Some(refusal));
-        self.replies.push_back(row);
-    }
-
     /// Begins a valid request. False when it has to wait, or was the last one.
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
         let Validated { op, cookie, offset, mut len, fua, no_hole, fast_only, one, .. } = request;
-        let one_chunk = request.one_chunk;
+        // Of a simple reply, nothing can say that what follows its first piece failed.
+        let may_split = self.structured() && !request.one_chunk;
         let (io, flags) = match op {
             Op::Disconnect => {
                 self.in_order = true;
@@ -188,13 +178,8 @@ impl Conn {
             bytes == 0 || shared.take_read(self.id.slot, row, bytes, &mut self.memory)
         };
         let mut taken = take(memory);
-        if !taken && op == Op::Read && sure < piece {
-            // The other devices may never leave enough for a long piece.
-            if one_chunk {
-                let why = "there is no memory for so long a chunk; read without DF, or less";
-                self.refuse(row, cookie, (NbdError::Overflow, why), shared);
-                return true;
-            }
+        if !taken && op == Op::Read && sure < piece && may_split {
+            // Others hold what a long piece needs.
             piece = sure;
             taken = take(piece);
         }

@@ -234,7 +234,7 @@ impl Conn {
         }
     }
 
-    fn structured(&self) -> bool {
+    pub(super) fn structured(&self) -> bool {
         self.rules.is_some_and(|rules| rules.structured_replies())
     }
 

@@ -10,6 +10,7 @@ mod flow;
 mod ghosts;
 mod given_up;
 mod long;
+mod neighbours;
 mod parts;
 mod programs;
 mod resize;
