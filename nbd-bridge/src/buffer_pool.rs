@@ -2,9 +2,9 @@
 //!
 //! RDMA pins a region when it is registered, so bridges of many devices must not have one each.
 //! What a bridge may hold is its share (`rtrs_core::shares`): no device gets less than half of an
-//! even part, also when another one holds what it has because its disk hangs. A bridge that finds no
-//! pool with room for its share begins a further one, and so does one that waits for too long for
-//! memory that others hold.
+//! even part, also when another one holds what it has because its disk hangs. A bridge that finds
+//! no pool with room for its share begins a further one, and so does one that waits for too long
+//! for memory that others hold.
 
 use std::cell::RefCell;
 use std::io;
@@ -14,8 +14,8 @@ use std::sync::Arc;
 use rtrs_core::mem::{Pool, Region};
 use rtrs_core::shares::Shares;
 
-use crate::buffers::BUFFER_LEN;
-
+/// Bytes of one buffer: two writes of 128 KiB and the headers between them.
+pub(crate) const BUFFER_LEN: usize = 256 * 1024 + 4096;
 /// Buffers that are kept for each bridge at least: one to receive into and one to read into.
 const LEAST: u32 = 2;
 
@@ -114,8 +114,8 @@ impl Share {
         &self.pool.region
     }
 
-    /// Makes the memory of the buffers that are taken first real: so many bytes besides those of the
-    /// other members, as far as there are so many. What is given back is taken again before
+    /// Makes the memory of the buffers that are taken first real: so many bytes besides those of
+    /// the other members, as far as there are so many. What is given back is taken again before
     /// others, so that as much traffic as fits them needs no fresh memory.
     pub(crate) fn touch(&mut self, bytes: usize) {
         let bytes = bytes.min(self.region().len());
@@ -176,7 +176,7 @@ impl Share {
         self.pool.rows.borrow().shares.room_for(self.member)
     }
 
-    /// Buffers that this bridge may hold in all, whatever the others do: all of them without others.
+    /// Buffers that this bridge may hold in all, whatever others do: all of them without others.
     pub(crate) fn sure(&self) -> usize {
         self.pool.rows.borrow().shares.sure()
     }
@@ -193,8 +193,8 @@ impl Share {
 }
 
 impl Drop for Share {
-    /// Gives the share back. Buffers that are still held may still be written to, by a device or the
-    /// ring: they stay out for as long as the pool is there, and with them the share.
+    /// Gives the share back. Buffers that are still held may still be written to, by a device or
+    /// the ring: they stay out for as long as the pool is there, and with them the share.
     fn drop(&mut self) {
         let rows = &mut *self.pool.rows.borrow_mut();
         let held = rows.shares.held(self.member);

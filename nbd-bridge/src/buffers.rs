@@ -16,11 +16,10 @@ use std::sync::Arc;
 
 use rtrs_core::mem::{MemSlice, Region};
 
+pub(crate) use crate::buffer_pool::BUFFER_LEN;
 use crate::buffer_pool::{BufferPools, Share};
 use crate::proto::wire::{CHUNK_MAX, MIN_BLOCK_MAX};
 
-/// Bytes of one buffer: two writes of 128 KiB and the headers between them.
-pub(crate) const BUFFER_LEN: usize = 256 * 1024 + 4096;
 /// Most of one read or write that goes into one buffer.
 pub(crate) const PART_MAX: usize = 256 * 1024;
 /// Bytes that a read takes memory for at once, at most: what is answered with one chunk, and the

@@ -9,8 +9,8 @@ use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_s
 /// Bytes of room.
 pub(crate) const ROOM: usize = 4 << 20;
 
-/// Has a socket take so many bytes that its peer has not read. With CAP_NET_ADMIN the system's bound
-/// (net.core.wmem_max, 208 KiB unless set) does not count; without, there is as much room as that.
+/// Has a socket take so many bytes that its peer has not read. With CAP_NET_ADMIN the system's
+/// bound (net.core.wmem_max, 208 KiB unless set) does not count; without, there is as much room.
 ///
 /// # Errors
 /// The system's error; the socket has as much room as before.

@@ -448,7 +448,7 @@ impl Cluster {
                 self.disk.tie_up();
             }
             let seat = Seat { group: Arc::clone(&self.group), shard: at };
-            work.open(now, device, seat, pools);
+            work.open(now, device, (seat, pools));
         }
         busy |= work.turn(now, &mut self.oracle)?;
         if let Some(second) = &mut self.second {

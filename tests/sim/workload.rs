@@ -140,8 +140,8 @@ pub(super) struct Workload {
     /// Until then flushes tell of a loss again: what a dead client had taken comes again.
     resent_until: Instant,
     nbd: bool,
-    nbd_drops: bool,
-    shares: bool,
+    /// How it uses its front.
+    way: Use,
     preflush: bool,
     plant: Plant,
     prng: Prng,
@@ -173,14 +173,14 @@ impl Workload {
         let Rules { options, errors, takeover, nbd, nbd_drops, shares, preflush, plant } =
             rules.clone();
         let span = options.span_max.max(8) as usize * SECTOR;
+        let (long, deferred_max) = (options.span_max > 128, errors.deferred_max);
         Self {
             core,
             base: 0,
             errors,
             takeover,
             nbd,
-            nbd_drops,
-            shares,
+            way: Use { drops: nbd_drops, long, parts: options.parts, deferred_max, shares },
             preflush,
             plant,
             prng,
@@ -214,19 +214,16 @@ impl Workload {
         &mut self,
         now: Instant,
         mut device: SessionDevice,
-        seat: Seat,
-        pools: &BufferPools,
+        (seat, pools): (Seat, &BufferPools),
     ) {
         self.resent_until = now + resent_for(self.takeover);
         self.removed_at = None;
         if self.nbd {
-            let way = self.way();
-            let front = Front::new(now, device, self.prng.fork(), (seat, way), pools);
+            let front = Front::new(now, device, self.prng.fork(), (seat, self.way), pools);
             self.device = Some(Used::Nbd(Box::new(front)));
         } else {
-            device
-                .attach_region(self.buffers.region())
-                .expect("memory of a workload is registered");
+            let attached = device.attach_region(self.buffers.region());
+            attached.expect("memory of a workload is registered");
             self.device = Some(Used::Session(device));
         }
     }
@@ -234,13 +231,6 @@ impl Workload {
     /// The server's operator has removed its export: what it asks for from now on fails.
     pub(super) fn export_removed(&mut self, now: Instant) {
         self.removed_at = Some(now);
-    }
-
-    /// How it uses its front.
-    fn way(&self) -> Use {
-        let (long, deferred_max) = (self.options.span_max > 128, self.errors.deferred_max);
-        let (drops, parts, shares) = (self.nbd_drops, self.options.parts, self.shares);
-        Use { drops, long, parts, deferred_max, shares }
     }
 
     /// Its front, where there is one.
@@ -357,7 +347,7 @@ impl Workload {
 
     /// Bytes of its buffers.
     pub(super) fn bytes(&self) -> usize {
-        if self.nbd { buffer_bytes(self.way()) } else { self.buffers.region().len() }
+        if self.nbd { buffer_bytes(self.way) } else { self.buffers.region().len() }
     }
 
     /// Buffers that nobody has are as they were handed back.

@@ -162,7 +162,7 @@ impl Guest {
                 && let Some(device) = core.device(DeviceIndex::FIRST)
             {
                 let seat = Seat { group: Group::new(1, |_| ()), shard: 0 };
-                work.open(now, device, seat, &BufferPools::default());
+                work.open(now, device, (seat, &BufferPools::default()));
             }
             busy |= work.turn(now, oracle)?;
             work.check()?;
