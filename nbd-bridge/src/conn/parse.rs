@@ -166,22 +166,25 @@ impl Conn {
             let pieces = whole.div_ceil(most as u64).max(1);
             whole.div_ceil(pieces).next_multiple_of(PIECE_ALIGN.max(block)).min(whole)
         };
-        let (mut piece, sure) = (piece_of(PIECE_MAX), piece_of(shared.buffers.sure_piece()));
+        let mut piece = piece_of(PIECE_MAX);
         let memory = match op {
             Op::Read => piece,
             // The extents as the device lists them, and as the client wants them.
             Op::BlockStatus => 2 * extents::LEN_MAX as u64,
             _ => 2 * block * fragments as u64,
         };
-        let mut take = |bytes: u64| {
+        let mut take = |shared: &mut Shared, bytes: u64| {
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
             bytes == 0 || shared.take_read(self.id.slot, row, bytes, &mut self.memory)
         };
-        let mut taken = take(memory);
-        if !taken && op == Op::Read && sure < piece && may_split {
-            // Others hold what a long piece needs.
-            piece = sure;
-            taken = take(piece);
+        let mut taken = take(shared, memory);
+        if !taken && op == Op::Read && may_split {
+            let sure = piece_of(shared.buffers.sure_piece());
+            if sure < piece {
+                // Others hold what a long piece needs.
+                piece = sure;
+                taken = take(shared, piece);
+            }
         }
         if !taken {
             shared.requests.give(row);
