@@ -140,6 +140,8 @@ mutants! {
         NbdBacklogForgotten = "nbd-backlog-forgotten",
         /// A sync that failed is forgotten when it was answered.
         SyncFailureForgotten = "sync-failure-forgotten",
+        /// An epoch that could not be written counts as saved.
+        FailedSaveCounts = "failed-save-counts",
         /// A session may go on using an export that was removed under it.
         RemovedServed = "removed-served",
         /// A session opens what has the name of an export that was removed under it.

@@ -235,10 +235,10 @@ rtrs_core::settings! {
         run_dir: Option<PathBuf> = "/run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root",
         /// Directory of state kept over restarts
         ///
-        /// It holds one number for each export whose flush has failed. $STATE_DIRECTORY has
-        /// priority. The default without root is $XDG_STATE_HOME/rtrs, or ~/.local/state/rtrs. If
-        /// the server cannot write there it logs a warning; clients then treat each server start as
-        /// a loss of data that they had not flushed.
+        /// It holds a small file for each writable export. $STATE_DIRECTORY has priority. The
+        /// default without root is $XDG_STATE_HOME/rtrs, or ~/.local/state/rtrs. If the server
+        /// cannot write there it logs a warning; clients then treat each server start as a loss of
+        /// data that they had not flushed.
         state_dir: Option<PathBuf> = "/var/lib/rtrs, or ~/.local/state/rtrs without root",
         /// Drop the privileges of root and go on as this user, NAME or NAME:GROUP
         ///

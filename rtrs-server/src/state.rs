@@ -1,51 +1,57 @@
 //! The state directory: what a server keeps for the next one of its host.
 //!
-//! Owns [`StateDir`]: one file for each export of which a sync has ever failed, holding the
-//! export's epoch as a number (`epoch.rs`). A thread writes them, so that no shard waits for a
-//! disk; rises that come while a file is being written go into the next write. The new number is
-//! written to a file beside, which takes the old one's place when the disk has it. The next server
-//! reads that one first, so that a server that is killed meanwhile loses nothing.
+//! Owns [`StateDir`]: one file for each writable export, with the export's epoch
+//! (`engine/epoch_file.rs`). The file is allocated when the export is opened, so that a full disk
+//! keeps no epoch from being saved. A thread saves, so that no shard waits for a disk; rises that
+//! come while a file is written go into the next save. A file that cannot be written is cleared,
+//! and what can be neither written nor cleared is tried again until that succeeds: until then the
+//! epoch does not count as saved.
 //!
-//! A file is named after the export's key: the name and what is behind it, or for an export of the
-//! search path the id of the file or disk, which keeps it under every name. Several servers may
-//! share a directory, but not a file: a server that may change the export holds a lock on
-//! `KEY.lock` beside it, as long as it serves the export. Else one server could overwrite what
-//! another has saved, and a client would miss a loss.
+//! A file is named after the export's key: the ID of the file or disk, which keeps the epoch under
+//! every name and path, or name and target of what has no such ID. Several servers may share a
+//! directory, but not a file: a server that may change the export holds a lock on `KEY.lock` beside
+//! the file, as long as it serves the export. Otherwise one server could overwrite what another has
+//! saved, and a client would miss a loss.
 //!
 //! If the directory cannot be used, every start of the server counts as a new epoch of its caches:
-//! clients then hear of a loss that may not have been one, and of none too little.
+//! clients may then learn of a loss that was none, but miss no loss.
 
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rtrs_core::rt::{Account, FilesAs, effective_user, random_number};
+use rtrs_core::rt::{Account, FilesAs, blkdev, effective_user, random_number};
 
 use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
+use crate::engine::epoch_file::{EpochFile, Medium, Saved, fnv1a};
 
 /// Letters of an export's name in the name of its file.
 const STEM_MAX: usize = 40;
 
-/// How long a read waits for what is being written.
+/// How long an open waits for a save of the same export.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
 /// How long another server may keep an export's epoch before it is an error: it may be ending.
 const TAKEN_MAX: Duration = Duration::from_secs(5);
 
+/// Time between two attempts to save an epoch.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// Another server keeps the epoch of an export in the same directory.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "another server keeps the epoch of an export with this name and target in {}; give each server \
-     a --state-dir of its own, or stop the other one", .0.display()
+    "another server keeps the epoch of this target in {}; give each server a --state-dir of its \
+     own, or stop the other one", .0.display()
 )]
 pub(crate) struct Taken(PathBuf);
 
@@ -53,9 +59,9 @@ pub(crate) struct Taken(PathBuf);
 #[derive(Debug)]
 pub(crate) struct StateDir {
     store: Option<Arc<Files>>,
-    /// Of this process; for epochs that cannot be kept.
+    /// Random number of this process, for epochs that cannot be kept.
     salt: u64,
-    /// Whose the directory is, for a server that starts as root and goes on as somebody else.
+    /// Owner of the directory, for a server that starts as root and continues as another user.
     owner: Option<Account>,
 }
 
@@ -70,32 +76,35 @@ struct Files {
 /// The right to write an export's file. One server at a time has it.
 #[derive(Debug)]
 struct Claim {
-    path: PathBuf,
+    lock: PathBuf,
     /// Locked until it is closed.
-    _file: File,
+    _locked: File,
+    path: PathBuf,
+    /// Opened with the export.
+    file: Mutex<Option<EpochFile<DiskFile>>>,
+    /// The log has the failure of a save, and no save has succeeded since.
+    logged: AtomicBool,
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // While the lock is held: who waits for it finds that the name is gone, and begins anew.
-        let _ = fs::remove_file(&self.path);
+        // While the lock is held: a server that waits for it finds the name gone and begins anew.
+        let _ = fs::remove_file(&self.lock);
     }
 }
 
-/// The files of an export that this server may change.
+/// The file of an export that this server may change.
 #[derive(Debug)]
 struct Claimed {
-    files: Arc<Files>,
+    jobs: Sender<Job>,
     claim: Arc<Claim>,
 }
 
-/// What the thread does.
+/// A save. The claim is held until it is done.
 #[derive(Debug)]
-enum Job {
-    /// The claim is held until it is done.
-    Save(PathBuf, Arc<EpochState>, Arc<Claim>),
-    /// Tell when all that was asked for before is done.
-    Tell(Sender<()>),
+struct Job {
+    state: Arc<EpochState>,
+    claim: Arc<Claim>,
 }
 
 impl StateDir {
@@ -121,7 +130,7 @@ impl StateDir {
         }
     }
 
-    /// An epoch that nobody can find again: each is a new one to clients.
+    /// An epoch that no server finds again: each is a new one to clients.
     pub(crate) fn unknown() -> Arc<SyncEpoch> {
         SyncEpoch::unkept(random_number() | 1)
     }
@@ -133,28 +142,25 @@ impl StateDir {
     /// Another server keeps it, and has not ended within 5 s.
     pub(crate) fn epoch(&self, key: &str, read_only: bool) -> Result<Arc<SyncEpoch>, Taken> {
         let Some(files) = &self.store else { return Ok(SyncEpoch::unkept(self.salt)) };
-        let acting = files_as(self.owner.as_ref());
-        let claim = match &acting {
-            Ok(_) if read_only => Ok(None),
-            Ok(_) => files.claim(key).map(Some),
-            Err(error) => Err(error.kind().into()),
-        };
-        if claim.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
-            return Err(Taken(files.dir.clone()));
-        }
-        // Read when nobody else can write it any more.
-        Ok(match claim.and_then(|claim| Ok((claim, files.read(key)?))) {
-            Ok((Some(claim), base)) => {
-                let store = Arc::new(Claimed { files: Arc::clone(files), claim });
-                SyncEpoch::kept(base, store, key.into())
+        let opened = files_as(self.owner.as_ref()).and_then(|_as| match read_only {
+            true => files.look(key),
+            false => files.keep(key),
+        });
+        match opened {
+            Ok(epoch) => Ok(epoch),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                Err(Taken(files.dir.clone()))
             }
-            Ok((None, base)) => SyncEpoch::kept(base, Arc::new(ReadOnly), key.into()),
             Err(error) => {
                 let path = files.path(key);
-                tracing::warn!("cannot use {}: {error}; remove it if it stays so", path.display());
-                Self::unknown()
+                tracing::warn!(
+                    "cannot use {}: {error}; make it writable. Until then, clients treat every \
+                     start of this server as a loss of unflushed data",
+                    path.display()
+                );
+                Ok(Self::unknown())
             }
-        })
+        }
     }
 }
 
@@ -168,6 +174,12 @@ pub(crate) fn state_dir(said: Option<&Path>) -> Option<PathBuf> {
 /// Acts as the owner on this thread, if there is one.
 fn files_as(owner: Option<&Account>) -> io::Result<Option<FilesAs>> {
     owner.map(FilesAs::begin).transpose()
+}
+
+/// A number for the epoch of an export whose last one is unknown: small enough for every reader of
+/// JSON.
+fn fresh_number() -> u64 {
+    (random_number() >> 32).max(1)
 }
 
 fn default_dir(is_root: bool, var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
@@ -203,9 +215,48 @@ impl Files {
         self.dir.join(format!("{stem}-{:016x}", fnv1a(key.as_bytes())))
     }
 
+    /// Opens the epoch of an export that this server may change.
+    fn keep(&self, key: &str) -> io::Result<Arc<SyncEpoch>> {
+        let claim = self.claim(key)?;
+        if !is_free_within(&claim, WRITE_MAX) {
+            let text =
+                "another export of this server has the same target, or a save takes too long";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+        }
+        let mut file = claim.file.lock();
+        let fresh = fresh_number();
+        let number = match &mut *file {
+            Some(file) => file.reopen(fresh)?,
+            None => {
+                let mut opened = EpochFile::open(DiskFile::new(&claim.path), fresh)?;
+                // Now, and not when a save needs it.
+                opened.medium().file()?;
+                file.insert(opened).number()
+            }
+        };
+        drop(file);
+        let store = Claimed { jobs: self.jobs.clone(), claim };
+        Ok(SyncEpoch::kept(number, Arc::new(store), key.into()))
+    }
+
+    /// Reads the epoch of an export that this server does not change.
+    fn look(&self, key: &str) -> io::Result<Arc<SyncEpoch>> {
+        let path = self.path(key);
+        let claim = self.claims.lock().get(&path).and_then(Weak::upgrade);
+        // Not while this server saves it for another export of the same target.
+        let saving = claim.as_ref().map(|claim| claim.file.try_lock_for(WRITE_MAX));
+        let readable = !matches!(saving, Some(None));
+        let number = if readable { EpochFile::look(DiskFile::new(&path))? } else { None };
+        Ok(match number {
+            Some(number) => SyncEpoch::kept(number, Arc::new(ReadOnly), key.into()),
+            None => StateDir::unknown(),
+        })
+    }
+
     /// Takes the right to write the export's file; `ResourceBusy` when another server keeps it.
     fn claim(&self, key: &str) -> io::Result<Arc<Claim>> {
-        let path = self.path(key).with_extension("lock");
+        let path = self.path(key);
+        let lock = path.with_extension("lock");
         let mut claims = self.claims.lock();
         claims.retain(|_, claim| claim.strong_count() > 0);
         if let Some(claim) = claims.get(&path).and_then(Weak::upgrade) {
@@ -213,7 +264,7 @@ impl Files {
         }
         let end = Instant::now() + self.taken_max;
         loop {
-            let file = File::options().write(true).create(true).truncate(false).open(&path)?;
+            let file = File::options().write(true).create(true).truncate(false).open(&lock)?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) if Instant::now() < end => {
@@ -224,50 +275,45 @@ impl Files {
                     return Err(io::ErrorKind::ResourceBusy.into());
                 }
                 Err(TryLockError::Error(error)) => {
-                    tracing::debug!("{}: cannot be locked here: {error}", path.display());
+                    tracing::debug!("{}: cannot be locked here: {error}", lock.display());
                 }
             }
-            // Who had it before may have removed the name.
-            let named = fs::metadata(&path).is_ok_and(|meta| {
+            // The server that had it before may have removed the name.
+            let named = fs::metadata(&lock).is_ok_and(|meta| {
                 file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (meta.dev(), meta.ino()))
             });
             if named {
-                let claim = Arc::new(Claim { path: path.clone(), _file: file });
+                let claim = Arc::new(Claim {
+                    lock,
+                    _locked: file,
+                    path: path.clone(),
+                    file: Mutex::default(),
+                    logged: AtomicBool::new(false),
+                });
                 claims.insert(path, Arc::downgrade(&claim));
                 return Ok(claim);
             }
         }
     }
+}
 
-    fn read(&self, key: &str) -> io::Result<u64> {
-        // An export of the search path may have been closed just now with a save under way.
-        let (done, saved) = mpsc::channel();
-        let _ = self.jobs.send(Job::Tell(done));
-        saved.recv_timeout(WRITE_MAX).map_err(|_| {
-            io::Error::new(io::ErrorKind::TimedOut, "what is being written takes too long")
-        })?;
-        let path = self.path(key);
-        // A server that was killed while it saved has left this one. After a power failure it may
-        // hold anything, but then the host has started anew.
-        let cut = fs::read_to_string(path.with_extension("new")).unwrap_or_default();
-        if let Some(number) = cut.strip_suffix('\n').and_then(|number| number.parse().ok()) {
-            return Ok(number);
+/// Waits until neither an export nor a save uses a claim.
+fn is_free_within(claim: &Arc<Claim>, within: Duration) -> bool {
+    let end = Instant::now() + within;
+    while Arc::strong_count(claim) > 1 {
+        if Instant::now() >= end {
+            return false;
         }
-        match fs::read_to_string(path) {
-            Ok(text) => text.trim().parse().map_err(|_| {
-                io::Error::new(io::ErrorKind::InvalidData, "it does not hold a number")
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-            Err(error) => Err(error),
-        }
+        thread::sleep(Duration::from_millis(1));
     }
+    true
 }
 
 impl EpochStore for Claimed {
-    fn save(&self, key: &str, state: &Arc<EpochState>) {
-        let job = Job::Save(self.files.path(key), Arc::clone(state), Arc::clone(&self.claim));
+    fn save(&self, _key: &str, state: &Arc<EpochState>) {
+        let job = Job { state: Arc::clone(state), claim: Arc::clone(&self.claim) };
         // The thread ends with the last sender only.
-        let _ = self.files.jobs.send(job);
+        let _ = self.jobs.send(job);
     }
 }
 
@@ -282,46 +328,148 @@ impl EpochStore for ReadOnly {
     }
 }
 
-/// FNV-1a, 64 bits: tells file names apart, protects nothing.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+/// The system's file of an [`EpochFile`].
+#[derive(Debug)]
+struct DiskFile {
+    path: PathBuf,
+    open: Option<File>,
 }
 
-fn run(inbox: &Receiver<Job>) {
-    for job in inbox {
-        let (path, state, _claim) = match job {
-            Job::Save(path, state, claim) => (path, state, claim),
-            Job::Tell(done) => {
-                // Who asked may have lost patience.
-                let _ = done.send(());
-                continue;
-            }
-        };
-        let (number, rises) = state.begin_save();
-        if let Err(error) = write(&path, number) {
-            tracing::error!(
-                epoch = number,
-                "cannot write {}: {error}; a client that connects after the server's next start \
-                 may not be notified that a sync has failed",
-                path.display()
-            );
+impl DiskFile {
+    fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), open: None }
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        self.path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    }
+
+    /// Opens the file for writing, unless it is open.
+    fn file(&mut self) -> io::Result<&File> {
+        match &mut self.open {
+            Some(file) => Ok(file),
+            empty => Ok(empty.insert(File::options().write(true).open(&self.path)?)),
         }
-        // What was lost is reported all the same.
-        state.end_save(rises);
     }
 }
 
-fn write(path: &Path, number: u64) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut file = File::create(&fresh)?;
-    file.write_all(format!("{number}\n").as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)?;
-    match path.parent() {
-        Some(dir) => File::open(dir)?.sync_all(),
-        None => Ok(()),
+impl Medium for DiskFile {
+    fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
+        // A server that was killed while it replaced the file: the old one lacks what was saved.
+        if self.path.with_extension("new").try_exists()? {
+            return Ok(Some(Vec::new()));
+        }
+        match fs::read(&self.path) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn replace(&mut self, content: &[u8]) -> io::Result<()> {
+        let fresh = self.path.with_extension("new");
+        let written = File::create(&fresh).and_then(|file| {
+            // Not everywhere; there the sync below finds out whether there is room.
+            let _ = blkdev::fallocate(&file, 0, 0, content.len() as u64);
+            file.write_all_at(content, 0)?;
+            file.sync_all()?;
+            fs::rename(&fresh, &self.path)?;
+            Ok(file)
+        });
+        match written {
+            Ok(file) => {
+                self.open = Some(file);
+                self.sync_directory()
+            }
+            Err(error) => {
+                // Its presence would make the next server distrust the file.
+                let _ = fs::remove_file(&fresh);
+                Err(error)
+            }
+        }
+    }
+
+    fn overwrite(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
+        let file = self.file()?;
+        file.write_all_at(bytes, at as u64)?;
+        file.sync_data()
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        let emptied = self.file().and_then(|file| {
+            file.set_len(0)?;
+            file.sync_all()
+        });
+        emptied.or_else(|_| {
+            self.open = None;
+            match fs::remove_file(&self.path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => self.sync_directory(),
+            }
+        })
+    }
+}
+
+fn run(inbox: &Receiver<Job>) {
+    let mut failed: Vec<Job> = Vec::new();
+    let mut retry = Instant::now() + RETRY;
+    loop {
+        let next = if failed.is_empty() {
+            inbox.recv().map_err(RecvTimeoutError::from)
+        } else {
+            inbox.recv_timeout(retry.saturating_duration_since(Instant::now()))
+        };
+        match next {
+            Ok(job) => {
+                failed.retain(|other| !Arc::ptr_eq(&other.state, &job.state));
+                if failed.is_empty() {
+                    retry = Instant::now() + RETRY;
+                }
+                failed.extend(job.fails());
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                failed = failed.into_iter().filter_map(Job::fails).collect();
+                retry = Instant::now() + RETRY;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+impl Job {
+    /// Saves the epoch. Returns the job if that fails.
+    fn fails(self) -> Option<Self> {
+        let (number, rises) = self.state.begin_save();
+        let saved = match &mut *self.claim.file.lock() {
+            Some(file) => file.save(number),
+            None => Err(io::Error::other("it was never opened")),
+        };
+        let path = self.claim.path.display();
+        match saved {
+            Ok(Saved::Kept) => self.claim.logged.store(false, Ordering::Relaxed),
+            Ok(Saved::Cleared(error)) => {
+                if !self.claim.logged.swap(true, Ordering::Relaxed) {
+                    tracing::error!(
+                        epoch = number,
+                        "cannot write {path}: {error}; clients treat the next start of this \
+                         server as a loss of unflushed data; free space there"
+                    );
+                }
+            }
+            Err(error) => {
+                if !self.claim.logged.swap(true, Ordering::Relaxed) {
+                    tracing::error!(
+                        epoch = number,
+                        "cannot write or clear {path}: {error}; trying again until that succeeds. \
+                         A client that connects after a start of the server before that may not \
+                         be notified that a sync has failed; check the disk"
+                    );
+                }
+                return Some(self);
+            }
+        }
+        self.state.end_save(rises);
+        None
     }
 }
 
@@ -358,45 +506,100 @@ mod tests {
     fn an_epoch_outlives_the_server() {
         let scratch = Scratch::new("outlives");
         let first = StateDir::open(Some(&scratch.0), None).epoch("vol=/a/b", false).unwrap();
-        assert_eq!(first.number(), 0);
+        let base = first.number();
         first.raise();
         wait_saved(&first, first.raise());
         let id = first.cache_id(5, 2);
         drop(first);
         let state = StateDir::open(Some(&scratch.0), None);
         let next = state.epoch("vol=/a/b", false).unwrap();
-        assert_eq!(next.number(), 2);
+        assert_eq!(next.number(), base + 2);
         assert_eq!(next.cache_id(5, 0), id, "one instance");
         drop(next);
-        assert_eq!(state.epoch("vol=/a/c", false).unwrap().number(), 0);
+        let other = state.epoch("vol=/a/c", false).unwrap();
+        assert_ne!(other.number(), base, "a fresh epoch");
+        drop(other);
         let files = fs::read_dir(scratch.0.join("epochs")).unwrap().count();
-        assert_eq!(files, 1, "nothing is left of a write");
+        assert_eq!(files, 2, "nothing is left of a write");
     }
 
     #[test]
-    fn an_epoch_whose_save_was_cut_short_is_found() {
-        let scratch = Scratch::new("cut");
+    fn a_file_of_an_earlier_version_is_read() {
+        let scratch = Scratch::new("earlier");
         let state = StateDir::open(Some(&scratch.0), None);
         let path = state.store.as_ref().unwrap().path("vol");
         fs::write(&path, "14\n").unwrap();
-        for (cut, number) in [("15\n", 15), ("", 14), ("1", 14), ("\0\0\0", 14)] {
-            fs::write(path.with_extension("new"), cut).unwrap();
-            assert_eq!(state.epoch("vol", false).unwrap().number(), number, "{cut:?}");
-        }
-        fs::write(path.with_extension("new"), "15\n").unwrap();
+        assert_eq!(state.epoch("vol", true).unwrap().number(), 14, "by a reader");
         let epoch = state.epoch("vol", false).unwrap();
+        assert_eq!(epoch.number(), 14);
         wait_saved(&epoch, epoch.raise());
-        assert_eq!(state.epoch("vol", false).unwrap().number(), 16);
-        assert!(!path.with_extension("new").exists());
+        drop(epoch);
+        assert_eq!(state.epoch("vol", false).unwrap().number(), 15);
+    }
+
+    #[test]
+    fn a_file_that_may_lack_a_save_is_not_trusted() {
+        let scratch = Scratch::new("distrusted");
+        let state = StateDir::open(Some(&scratch.0), None);
+        let path = state.store.as_ref().unwrap().path("vol");
+        let breaks: [(&str, fn(&Path)); 5] = [
+            ("removed", |path| fs::remove_file(path).unwrap()),
+            ("cleared", |path| fs::write(path, "").unwrap()),
+            ("replaced in part", |path| fs::write(path.with_extension("new"), "1").unwrap()),
+            ("cut", |path| File::options().write(true).open(path).unwrap().set_len(100).unwrap()),
+            ("torn", |path| {
+                let file = File::options().write(true).open(path).unwrap();
+                file.write_all_at(b"rtrs-epoch 1 000000000000000000009", 4096).unwrap();
+            }),
+        ];
+        for (what, break_it) in breaks {
+            let before = state.epoch("vol", false).unwrap().number();
+            assert_eq!(state.epoch("vol", false).unwrap().number(), before);
+            break_it(&path);
+            let epoch = state.epoch("vol", false).unwrap();
+            assert_ne!(epoch.number(), before, "{what}");
+            assert!(!path.with_extension("new").exists(), "{what}");
+            wait_saved(&epoch, epoch.raise());
+        }
+    }
+
+    #[test]
+    fn an_epoch_that_cannot_be_saved_is_not_called_saved() {
+        let scratch = Scratch::new("refused-save");
+        let state = StateDir::open(Some(&scratch.0), None);
+        let epoch = state.epoch("vol", false).unwrap();
+        let (before, dir) = (epoch.number(), scratch.0.join("epochs"));
+        // Neither written nor cleared: the file is open for reading only, its place is a directory.
+        let claims = state.store.as_ref().unwrap().claims.lock();
+        let claim = claims.values().find_map(Weak::upgrade).unwrap();
+        drop(claims);
+        let path = claim.path.clone();
+        let kept = dir.join("aside");
+        fs::rename(&path, &kept).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("x"), "").unwrap();
+        let read_only = File::open(&kept).unwrap();
+        claim.file.lock().as_mut().unwrap().medium().open = Some(read_only);
+        drop(claim);
+        let rises = epoch.raise();
+        thread::sleep(RETRY * 2);
+        assert!(!epoch.is_saved(rises));
+        // The disk works again.
+        fs::remove_dir_all(&path).unwrap();
+        fs::rename(&kept, &path).unwrap();
+        wait_saved(&epoch, rises);
+        drop(epoch);
+        assert_eq!(state.epoch("vol", false).unwrap().number(), before + 1);
     }
 
     #[test]
     fn an_export_that_is_found_again_has_what_was_just_raised() {
         let scratch = Scratch::new("again");
         let state = StateDir::open(Some(&scratch.0), None);
+        let base = state.epoch("/a/b", false).unwrap().number();
         for rises in 0..20 {
             let epoch = state.epoch("/a/b", false).unwrap();
-            assert_eq!(epoch.number(), rises);
+            assert_eq!(epoch.number(), base + rises);
             epoch.raise();
         }
     }
@@ -406,8 +609,9 @@ mod tests {
         let scratch = Scratch::new("shared");
         let mut states = [(); 2].map(|()| StateDir::open(Some(&scratch.0), None));
         let first = states[0].epoch("vol=/a/b", false).unwrap();
-        let again = states[0].epoch("vol=/a/b", false).unwrap();
-        drop(again);
+        let base = first.number();
+        let reader = states[0].epoch("vol=/a/b", true).unwrap();
+        assert_eq!(reader.number(), base);
         let second = states[1].store.as_mut().and_then(Arc::get_mut).unwrap();
         second.taken_max = Duration::ZERO;
         let error = states[1].epoch("vol=/a/b", false).unwrap_err().to_string();
@@ -415,12 +619,12 @@ mod tests {
         assert!(error.contains("--state-dir"), "{error}");
         let reader = states[1].epoch("vol=/a/b", true).unwrap();
         reader.raise();
-        assert_eq!(states[1].epoch("other=/a/c", false).unwrap().number(), 0);
+        states[1].epoch("other=/a/c", false).unwrap();
         // What is being saved when the first server ends is waited for.
         states[1].store.as_mut().and_then(Arc::get_mut).unwrap().taken_max = TAKEN_MAX;
         first.raise();
         drop(first);
-        assert_eq!(states[1].epoch("vol=/a/b", false).unwrap().number(), 1);
+        assert_eq!(states[1].epoch("vol=/a/b", false).unwrap().number(), base + 1);
     }
 
     #[test]
@@ -433,9 +637,9 @@ mod tests {
         let ids = [id(), id()];
         assert!(ids[0] != ids[1] && ids[0] != 5);
         let state = StateDir::open(Some(&scratch.0), None);
-        fs::write(state.store.as_ref().unwrap().path("vol"), "seven").unwrap();
-        let epoch = state.epoch("vol", false).unwrap();
-        assert_ne!(epoch.cache_id(5, 0), 5, "what cannot be read is not 0");
+        fs::create_dir(state.store.as_ref().unwrap().path("vol")).unwrap();
+        let ids = [(); 2].map(|()| state.epoch("vol", false).unwrap().cache_id(5, 0));
+        assert!(ids[0] != ids[1] && ids[0] != 5, "a file that cannot be read");
     }
 
     #[test]

@@ -4,13 +4,19 @@
 //! are saved together. A save has two moments. At the first the number is written, so that a server
 //! that starts after this one was killed finds it. At the second it is durable, and what waits for
 //! that is answered. Where a seed does not draw otherwise both come at once.
+//!
+//! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), over a medium that in some
+//! runs refuses writes and tears them. That the file can be cleared is certain here: a medium that
+//! refuses this too hides a loss from the next server, which docs/FENCE.md says.
 
+use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_server::engine::epoch::{EpochState, EpochStore};
+use rtrs_server::engine::epoch_file::{EpochFile, Medium};
 
 use super::Plant;
 use super::options::{MS, Saves};
@@ -21,7 +27,13 @@ pub(super) struct KeptEpoch(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    number: u64,
+    /// As the server that runs has it open.
+    file: Option<EpochFile<SimFile>>,
+    /// What the last server has left.
+    left: SimFile,
+    /// The first server finds nothing, and starts with epoch 0.
+    fresh: Prng,
+    is_first: bool,
     saves: Option<Saves>,
     plant: Plant,
     prng: Prng,
@@ -32,6 +44,52 @@ struct State {
     /// When the server is killed, before the save ends.
     kill_at: Option<Instant>,
     stats: EpochStats,
+}
+
+/// The content of the file, which refuses changes where a seed draws that.
+#[derive(Clone, Debug)]
+struct SimFile {
+    content: Option<Vec<u8>>,
+    fails: bool,
+    prng: Prng,
+}
+
+impl SimFile {
+    fn refuse(&mut self) -> io::Result<()> {
+        match self.fails && self.prng.chance(Ratio::new(2, 3)) {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Medium for SimFile {
+    fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.content.clone())
+    }
+
+    fn replace(&mut self, content: &[u8]) -> io::Result<()> {
+        self.refuse()?;
+        self.content = Some(content.to_vec());
+        Ok(())
+    }
+
+    fn overwrite(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
+        let refused = self.refuse();
+        let done = match refused {
+            Ok(()) => bytes.len(),
+            // Nothing of it, a part, all of it.
+            Err(_) => [0, self.prng.index(bytes.len()), bytes.len()][self.prng.index(3)],
+        };
+        let content = self.content.as_mut().expect("an open file");
+        content[at..at + done].copy_from_slice(&bytes[..done]);
+        refused
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.content = Some(Vec::new());
+        Ok(())
+    }
 }
 
 /// What there was to save.
@@ -45,8 +103,13 @@ pub(super) struct EpochStats {
 
 impl KeptEpoch {
     pub(super) fn new(saves: Option<Saves>, seed: u64, plant: Plant) -> Arc<Self> {
+        let fails = saves.is_some_and(|saves| saves.fails);
+        let prng = Prng::new(seed ^ 0x746f_726e_5f66_696b);
         Arc::new(Self(Mutex::new(State {
-            number: 0,
+            file: None,
+            left: SimFile { content: None, fails, prng },
+            fresh: Prng::new(seed ^ 0x6672_6573_685f_6e6f),
+            is_first: true,
             saves,
             plant,
             prng: Prng::new(seed ^ 0x7361_7665_735f),
@@ -57,9 +120,23 @@ impl KeptEpoch {
         })))
     }
 
-    /// What a server that starts finds.
+    /// What a server that starts finds, or one that exports the disk again.
     pub(super) fn number(&self) -> u64 {
-        self.0.lock().number
+        let state = &mut *self.0.lock();
+        let fresh = if state.is_first { 0 } else { state.fresh.next_u64() };
+        state.is_first = false;
+        // A start finds a medium that works: what failed before is what counts.
+        let fails = std::mem::replace(&mut state.left.fails, false);
+        let file = match state.file.take() {
+            Some(mut file) => {
+                file.medium().fails = false;
+                file.reopen(fresh).map(|_| file)
+            }
+            None => EpochFile::open(state.left.clone(), fresh),
+        };
+        let file = state.file.insert(file.expect("it can be written"));
+        (file.medium().fails, state.left.fails) = (fails, fails);
+        file.number()
     }
 
     pub(super) fn stats(&self) -> EpochStats {
@@ -70,6 +147,8 @@ impl KeptEpoch {
     pub(super) fn calm(&self) {
         let state = &mut *self.0.lock();
         (state.saves, state.kill_at) = (None, None);
+        let open = state.file.as_mut().map(EpochFile::medium);
+        open.into_iter().chain([&mut state.left]).for_each(|file| file.fails = false);
         if let Some((at, ..)) = &mut state.busy {
             *at = Instant::ZERO;
         }
@@ -81,6 +160,9 @@ impl KeptEpoch {
         state.stats.cut += u64::from(state.busy.take().is_some());
         state.kill_at = None;
         state.jobs.clear();
+        if let Some(mut file) = state.file.take() {
+            state.left = file.medium().clone();
+        }
     }
 
     /// True once when the server is to be killed now.
@@ -100,7 +182,9 @@ impl KeptEpoch {
         let mut any = false;
         loop {
             if let Some((_, kept, number, rises)) = state.busy.take_if(|(at, ..)| *at <= now) {
-                state.number = number;
+                if state.plant == Plant::LateSave {
+                    state.write(number);
+                }
                 kept.end_save(rises);
                 any = true;
             }
@@ -128,9 +212,14 @@ impl State {
             }
         }
         if self.plant != Plant::LateSave {
-            self.number = number;
+            self.write(number);
         }
         self.busy = Some((now + time, job, number, rises));
+    }
+
+    fn write(&mut self, number: u64) {
+        let file = self.file.as_mut().expect("a server runs");
+        file.save(number).expect("it can be cleared");
     }
 }
 
@@ -139,7 +228,7 @@ impl EpochStore for KeptEpoch {
         let kept = &mut *self.0.lock();
         if kept.saves.is_none() && kept.busy.is_none() {
             let (number, rises) = state.begin_save();
-            kept.number = number;
+            kept.write(number);
             return state.end_save(rises);
         }
         kept.jobs.push(Arc::clone(state));

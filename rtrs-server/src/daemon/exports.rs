@@ -9,7 +9,7 @@
 mod access;
 
 use std::collections::BTreeMap;
-use std::path::{self, PathBuf};
+use std::path::{self, Path};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::Instant;
 
@@ -79,25 +79,14 @@ impl Opener {
             export_id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
             "exported"
         );
-        let target = match &spec.target {
-            // Two servers may have been started in two directories.
-            Target::Path(path) => Some(path::absolute(path).unwrap_or_else(|_| path.clone())),
-            // Gateways have no epoch in common, and no cache that would need one.
-            Target::Rbd(_) if spec.gateway => None,
-            Target::Rbd(_) | Target::Nbd(_) => Some(PathBuf::from(spec.target.to_string())),
-            // What is in memory ends with the export, and so does what was lost of it: the next
-            // one is in another epoch.
-            Target::Memory(_) | Target::Null(_) => None,
-        };
-        let mut epoch = match target {
-            Some(target) => {
-                let key = format!("{name}={}", target.display());
+        let mut epoch = match self.epoch_key(spec) {
+            Some(key) => {
                 self.state.epoch(&key, spec.ro).map_err(failed(ErrorKind::InUse, refused()))?
             }
             None => StateDir::unknown(),
         };
-        // The same file under another name or path has another number, which could be one that a
-        // client knows from before a failure.
+        // The same ID with another number, which could be one that a client knows from before a
+        // failure.
         let past = id.and_then(|id| self.past.lock().get(&id).copied());
         if past.is_some_and(|past| past != epoch.number()) {
             epoch = StateDir::unknown();
@@ -110,6 +99,25 @@ impl Opener {
             epoch,
             ..Export::new(name, source)
         })
+    }
+
+    /// Key of an export's epoch in the state directory; `None` if the epoch is not kept. The same
+    /// file or disk has the same key under every name and path.
+    fn epoch_key(&self, spec: &ExportSpec) -> Option<String> {
+        let by_name = |target: &Path| format!("{}={}", spec.name(), target.display());
+        match &spec.target {
+            Target::Path(path) => Some(match self.sources.target(path) {
+                Some(id) => epoch_key(id),
+                // Two servers may have been started in two directories.
+                None => by_name(&path::absolute(path).unwrap_or_else(|_| path.clone())),
+            }),
+            // Gateways have no epoch in common, and no cache that would need one.
+            Target::Rbd(_) if spec.gateway => None,
+            Target::Rbd(_) | Target::Nbd(_) => Some(by_name(Path::new(&spec.target.to_string()))),
+            // What is in memory ends with the export, and so does what was lost of it: the next
+            // one is in another epoch.
+            Target::Memory(_) | Target::Null(_) => None,
+        }
     }
 
     /// An export is about to be closed; nobody uses it any more. Flushes it. The error is for the
@@ -127,6 +135,11 @@ impl Opener {
         }
         flushed
     }
+}
+
+/// Key of the epoch of a file or block device in the state directory.
+pub(super) fn epoch_key(target: ExportId) -> String {
+    format!("id={target}")
 }
 
 /// An export that the configuration or a command has named.

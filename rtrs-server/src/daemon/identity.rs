@@ -124,13 +124,7 @@ impl Sources {
                 Some(Key::stable("process", parts.collect()))
             }
         };
-        let id = key.and_then(|key| {
-            let parts: Vec<&[u8]> = key.parts.iter().map(String::as_bytes).collect();
-            match (key.stable, self.boot) {
-                (true, _) => Some(ExportId::stable(key.kind, &parts)),
-                (false, boot) => Some(ExportId::weak(boot?, key.kind, &parts)),
-            }
-        });
+        let id = key.and_then(|key| self.id_of(&key));
         match id {
             None => tracing::warn!(
                 export = name,
@@ -145,6 +139,19 @@ impl Sources {
             Some(_) => {}
         }
         id
+    }
+
+    /// Returns the ID of a file or block device itself, whatever ID the operator has set.
+    pub(crate) fn target(&self, path: &Path) -> Option<ExportId> {
+        self.path(path, 0).and_then(|key| self.id_of(&key))
+    }
+
+    fn id_of(&self, key: &Key) -> Option<ExportId> {
+        let parts: Vec<&[u8]> = key.parts.iter().map(String::as_bytes).collect();
+        match (key.stable, self.boot) {
+            (true, _) => Some(ExportId::stable(key.kind, &parts)),
+            (false, boot) => Some(ExportId::weak(boot?, key.kind, &parts)),
+        }
     }
 
     fn path(&self, path: &Path, depth: u32) -> Option<Key> {

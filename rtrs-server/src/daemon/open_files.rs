@@ -43,8 +43,9 @@ impl Need {
         let found = if set.search_path == SearchSpec::Off { 0 } else { FOUND_MAX };
         let exports = set.export.len() as u64 + found;
         Self {
-            // The file, its duplicate for discards, the one for syncs, and one for each shard.
-            base: PROCESS + shards * SHARD + exports * (3 + shards),
+            // The file, its duplicate for discards, the one for syncs, the file of the epoch and its
+            // lock, and one for each shard.
+            base: PROCESS + shards * SHARD + exports * (5 + shards),
             half_open: 2 * u64::from(set.half_open_max()) + ENDING + pings,
             sessions: u64::from(set.sessions_max.get()),
             // A client with as many shards.
@@ -119,16 +120,16 @@ mod tests {
     fn a_lack_of_descriptors_names_what_needs_them() {
         let yaml = "sessions-max: 100\nhalf-open-max: 50\nexport: [mem:1M]\nlog: info";
         let need = need(yaml, 4);
-        // 64 + 4 x 16 + 1 x (3 + 4), 2 x 50 + 128 + 64, 100 x 2 x 5.
-        assert_eq!((need.base, need.half_open, need.of_session()), (135, 292, 10));
-        assert_eq!((need.total(), lack(need, 1427)), (1427, None));
-        assert_eq!(need.sessions_within(1427), 100);
+        // 64 + 4 x 16 + 1 x (5 + 4), 2 x 50 + 128 + 64, 100 x 2 x 5.
+        assert_eq!((need.base, need.half_open, need.of_session()), (137, 292, 10));
+        assert_eq!((need.total(), lack(need, 1429)), (1429, None));
+        assert_eq!(need.sessions_within(1429), 100);
         let text = lack(need, 1024).unwrap();
         assert_eq!(
             text,
             "the limit of open files is 1024, enough for 59 sessions, but the settings allow for \
-             1427: 1000 for 100 sessions (2 paths of 5 connections each), 292 for half-open-max \
-             (twice) and pings, and 135 for shards and exports; raise the hard limit \
+             1429: 1000 for 100 sessions (2 paths of 5 connections each), 292 for half-open-max \
+             (twice) and pings, and 137 for shards and exports; raise the hard limit \
              (LimitNOFILE= in a systemd unit), or lower sessions-max or half-open-max"
         );
         assert_eq!(need.sessions_within(10), 0);
@@ -138,6 +139,6 @@ mod tests {
     fn the_search_path_needs_descriptors() {
         let without = need("export: [mem:1M]", 1);
         let with = need("export: [mem:1M]\nsearch-path: /srv", 1);
-        assert_eq!(with.base - without.base, 64 * 4);
+        assert_eq!(with.base - without.base, 64 * 6);
     }
 }

@@ -10,6 +10,7 @@ pub mod control;
 pub mod ctx;
 pub mod device_table;
 pub mod epoch;
+pub mod epoch_file;
 pub mod finder;
 pub mod io;
 pub mod ledger;

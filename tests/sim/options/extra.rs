@@ -92,6 +92,8 @@ pub struct Saves {
     pub hang: Option<Duration>,
     /// The server may be killed meanwhile.
     pub kills: bool,
+    /// Saves fail, and tear what they write.
+    pub fails: bool,
 }
 
 impl Options {
@@ -155,6 +157,7 @@ impl Options {
                 time_max: pick(own, &[5, 100, 300]) * MS,
                 hang: pick(own, &[None, Some(6000 * MS)]),
                 kills: own.chance(Ratio::new(3, 4)),
+                fails: false,
             });
             if half(own) {
                 // Who is told of a loss is told by nothing else.
@@ -162,6 +165,8 @@ impl Options {
                 self.faults =
                     FaultMix { gap_max: self.load_time * 4, power_cut: 1, ..FaultMix::NONE };
             }
+            let fails = !half(own);
+            self.extra.saves.iter_mut().for_each(|saves| saves.fails = fails);
         }
         let own = &mut Prng::new(seed ^ GUEST_LOSSES);
         let writer = self.guest == Some(Guest::Writer);

@@ -74,3 +74,28 @@ fn clients_that_are_known_no_longer_end_with_any_change_of_the_lists() {
     sender.send(Message::Wake);
     shard.join().unwrap();
 }
+
+/// A client that knows an epoch must not find the same number again under another path.
+#[test]
+fn an_epoch_belongs_to_the_file_not_to_name_or_path() {
+    let dir = std::env::temp_dir().join(format!("rtrs-exports-{}-paths", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(dir.join("sub")).unwrap();
+    let paths = ["vol", "sub/../vol", "sub/link", "hard"].map(|path| dir.join(path));
+    std::fs::write(&paths[0], [0; 8192]).unwrap();
+    std::os::unix::fs::symlink("../vol", &paths[2]).unwrap();
+    std::fs::hard_link(&paths[0], &paths[3]).unwrap();
+    let mut number = None;
+    // Each is a server that is killed in the end.
+    for (path, name) in paths.iter().zip(["vol", "vol", "other", "vol"]) {
+        let state = Arc::new(StateDir::open(Some(&dir.join("state")), None));
+        let opener = Opener::new(Sources::system(), state);
+        let spec = ExportSpec::new(Some(name.into()), Target::Path(path.clone()));
+        let export = opener.open(&spec).unwrap();
+        let found = export.epoch.number();
+        assert_eq!(number.unwrap_or(found), found, "{}", path.display());
+        assert!(wait_saved(&export.epoch, export.epoch.raise()));
+        number = Some(found + 1);
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+}
