@@ -32,7 +32,7 @@ pub struct Bridge {
     shared: Shared,
     conns: Vec<Option<Conn>>,
     config: BridgeConfig,
-    generation: u32,
+    generation: u64,
     stopping: bool,
     /// When to look again whether orphaned writes have ended, or other shards have looked.
     recheck: Option<Instant>,
@@ -115,7 +115,7 @@ impl Bridge {
             self.conns.push(None);
             self.conns.len() - 1
         });
-        self.generation = self.generation.wrapping_add(1);
+        self.generation += 1;
         let id = ConnId { slot, generation: self.generation };
         self.shared.seat.group.ranges.join(self.shared.seat.shard);
         match Conn::new(Fd::new(socket), id, now, kernel, &self.shared) {

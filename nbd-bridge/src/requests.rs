@@ -17,7 +17,7 @@ use crate::proto::wire::{NbdError, base_allocation};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConnId {
     pub(crate) slot: usize,
-    pub(crate) generation: u32,
+    pub(crate) generation: u64,
 }
 
 /// Whether a request took longer than its device allows.

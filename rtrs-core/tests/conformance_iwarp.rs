@@ -40,8 +40,14 @@ impl Tcp {
     }
 
     fn with(make: impl Fn(&Rc<Ring>, Arc<IwarpShared>, Side) -> IwarpFabric) -> Self {
+        Self::sharing([IwarpShared::new(), IwarpShared::new()], make)
+    }
+
+    fn sharing(
+        [here, there]: [Arc<IwarpShared>; 2],
+        make: impl Fn(&Rc<Ring>, Arc<IwarpShared>, Side) -> IwarpFabric,
+    ) -> Self {
         let rings = [(); 3].map(|()| Ring::new(256).expect("io_uring"));
-        let (here, there) = (IwarpShared::new(), IwarpShared::new());
         Self {
             a: make(&rings[0], Arc::clone(&here), Side::A),
             b: make(&rings[1], there, Side::B),
@@ -116,6 +122,22 @@ mod without_checksums {
 
     fn make() -> Tcp {
         Tcp::new(&IwarpOptions { crc: false, ..IwarpOptions::default() })
+    }
+
+    rtrs_core::fabric_conformance!(make);
+}
+
+/// Regions and protection domains are numbered across 2^32.
+mod with_late_numbers {
+    use super::{IwarpFabric, IwarpOptions, IwarpShared, Tcp};
+
+    fn make() -> Tcp {
+        let near = u64::from(u32::MAX) - 1;
+        rtrs_core::mem::skip_ids_to(near);
+        let shared = [(); 2].map(|()| IwarpShared::with_domains_from(near));
+        Tcp::sharing(shared, |ring, shared, _| {
+            IwarpFabric::new(ring, shared, IwarpOptions::default())
+        })
     }
 
     rtrs_core::fabric_conformance!(make);

@@ -110,3 +110,26 @@ impl<C> QpTable<C> {
         Some(qp)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of a slot that is used again and again.
+    #[test]
+    fn a_generation_that_wraps_never_gives_out_a_number_in_use() {
+        let mut table = QpTable::new();
+        let live = table.reserve().unwrap();
+        table.insert(live, "live");
+        let mut last = live;
+        for _ in 0..=2 * u32::from(u16::MAX) {
+            let next = table.reserve().unwrap();
+            assert!(next != last && next != live);
+            assert!(table.get(last).is_none() || last == live);
+            table.insert(next, "next");
+            assert_eq!(table.remove(next).as_deref(), Some(&"next"));
+            last = next;
+        }
+        assert_eq!(table.get(live), Some(&"live"));
+    }
+}

@@ -9,6 +9,8 @@ mod usage;
 
 pub use crc::crc32c_append;
 pub use pool::Pool;
+#[cfg(any(test, feature = "test-util"))]
+pub use region::skip_ids_to;
 pub use region::{IoVecs, MemSlice, Region};
 pub use shared::SharedMemory;
 pub(crate) use usage::unit_of;

@@ -12,18 +12,25 @@ use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::usage::{Counting, MemoryMeter, RegionUsage};
 
-static NEXT_ID: AtomicU32 = AtomicU32::new(1);
+/// Never wraps: a process cannot map so many regions. Peers can cause 2^32 of them.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Has the next region numbered from here on, unless numbers are past that already.
+#[cfg(any(test, feature = "test-util"))]
+pub fn skip_ids_to(id: u64) {
+    NEXT_ID.fetch_max(id, Ordering::Relaxed);
+}
 
 /// Page-aligned anonymous memory of fixed length.
 pub struct Region {
     base: NonNull<u8>,
     len: usize,
     stride: usize,
-    id: u32,
+    id: u64,
     usage: Option<Box<RegionUsage>>,
 }
 
@@ -133,7 +140,7 @@ impl Region {
     }
 
     /// A number unique to this region in this process.
-    pub fn id(&self) -> u32 {
+    pub fn id(&self) -> u64 {
         self.id
     }
 

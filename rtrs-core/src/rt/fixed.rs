@@ -72,7 +72,7 @@ enum Piece {
 
 #[derive(Debug)]
 struct Attached {
-    id: u32,
+    id: u64,
     region: Weak<Region>,
     /// How often it was attached.
     holders: u32,
@@ -98,7 +98,7 @@ pub(super) struct Fixed {
     regions: Vec<Attached>,
     free: Vec<u16>,
     /// Pieces by region and index.
-    wanted: VecDeque<(u32, usize)>,
+    wanted: VecDeque<(u64, usize)>,
     /// Slots whose pieces were released.
     leaving: VecDeque<u16>,
     prepared: bool,
@@ -135,7 +135,7 @@ impl Fixed {
     }
 
     /// The counterpart of an `attach`. The last one releases all pieces.
-    pub(super) fn detach(&mut self, id: u32) {
+    pub(super) fn detach(&mut self, id: u64) {
         let Some(at) = self.regions.iter().position(|known| known.id == id) else { return };
         self.regions[at].holders -= 1;
         if self.regions[at].holders > 0 {

@@ -178,7 +178,7 @@ impl Ring {
     /// Takes an [`Ring::attach_region`] back, also of a region that is gone: the kernel pins its
     /// pages until the next turns have released them, so late is safe, and only costs memory. Ids
     /// are never used twice.
-    pub fn detach_region(&self, id: u32) {
+    pub fn detach_region(&self, id: u64) {
         self.inner.borrow_mut().fixed.detach(id);
     }
 

@@ -46,7 +46,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
@@ -109,20 +109,26 @@ impl Default for IwarpOptions {
 #[derive(Debug)]
 pub struct IwarpShared {
     stags: Arc<StagTable>,
-    next_pd: AtomicU32,
+    next_pd: AtomicU64,
 }
 
 impl IwarpShared {
     /// An empty table of keys.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { stags: StagTable::new(), next_pd: AtomicU32::new(1) })
+        Arc::new(Self { stags: StagTable::new(), next_pd: AtomicU64::new(1) })
+    }
+
+    /// The same, with protection domains that are numbered from here on.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn with_domains_from(number: u64) -> Arc<Self> {
+        Arc::new(Self { stags: StagTable::new(), next_pd: AtomicU64::new(number) })
     }
 }
 
 #[derive(Debug)]
 struct IwarpPd {
     shared: Arc<IwarpShared>,
-    id: u32,
+    id: u64,
 }
 
 #[derive(Debug)]
@@ -283,7 +289,7 @@ impl IwarpFabric {
         self.conns.iter().count()
     }
 
-    fn pd_id(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u32, FabricError> {
+    fn pd_id(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u64, FabricError> {
         match pd.as_any().downcast_ref::<IwarpPd>() {
             Some(pd) if Arc::ptr_eq(&pd.shared, &self.shared) => Ok(pd.id),
             _ => Err(FabricError::LocalMemory),
@@ -291,7 +297,7 @@ impl IwarpFabric {
     }
 
     /// A machine for a reserved queue pair, which is given back on failure.
-    fn machine(&mut self, qp: QpNum, pd: u32, limits: QpLimits) -> io::Result<QpMachine> {
+    fn machine(&mut self, qp: QpNum, pd: u64, limits: QpLimits) -> io::Result<QpMachine> {
         let stage = if self.tls.is_some() { TLS_STAGE } else { RX_STAGE };
         QpMachine::new(qp, pd, limits, stage).inspect_err(|_| drop(self.conns.remove(qp)))
     }

@@ -106,7 +106,7 @@ pub(super) struct Failure {
 /// The machine.
 pub(super) struct QpMachine {
     pub(super) qp: QpNum,
-    pub(super) pd: u32,
+    pub(super) pd: u64,
     pub(super) limits: QpLimits,
     pub(super) terms: Option<Terms>,
     /// Receive staging.
@@ -132,7 +132,7 @@ impl QpMachine {
     ///
     /// # Errors
     /// The system's error when the staging memory is refused.
-    pub(super) fn new(qp: QpNum, pd: u32, limits: QpLimits, stage: usize) -> io::Result<Self> {
+    pub(super) fn new(qp: QpNum, pd: u64, limits: QpLimits, stage: usize) -> io::Result<Self> {
         Ok(Self {
             qp,
             pd,

@@ -13,7 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
@@ -26,13 +26,13 @@ use crate::mem::{MemSlice, Region};
 const SLAB_LEN: usize = 4096;
 const SLABS: usize = 4096;
 
-const LOCAL_WRITE: u32 = 1;
-pub(super) const REMOTE_WRITE: u32 = 2;
-pub(super) const REMOTE_READ: u32 = 4;
-const WINDOW: u32 = 8;
-const PARENT_WRITE: u32 = 16;
+const LOCAL_WRITE: u16 = 1;
+pub(super) const REMOTE_WRITE: u16 = 2;
+pub(super) const REMOTE_READ: u16 = 4;
+const WINDOW: u16 = 8;
+const PARENT_WRITE: u16 = 16;
 
-fn access_bits(access: Access) -> u32 {
+fn access_bits(access: Access) -> u16 {
     (if access.local_write { LOCAL_WRITE } else { 0 })
         | (if access.remote_write { REMOTE_WRITE } else { 0 })
         | (if access.remote_read { REMOTE_READ } else { 0 })
@@ -55,6 +55,8 @@ pub(super) enum StagFault {
     Early,
 }
 
+const _: () = assert!(size_of::<Entry>() == 64, "an entry fills a cache line");
+
 /// One key. `state` holds a generation (high half) and the valid STag (low half, 0 when dead);
 /// the other fields only change while it is dead, `placing` is zero and `binding` is held.
 #[repr(align(64))]
@@ -66,14 +68,15 @@ struct Entry {
     /// First byte of the region that the key stands for.
     offset: AtomicU64,
     len: AtomicU64,
-    region: AtomicU32,
-    pd: AtomicU32,
-    access: AtomicU32,
+    region: AtomicU64,
+    pd: AtomicU64,
+    access: AtomicU16,
+    /// A bind is in progress.
+    binding: AtomicBool,
     /// Accesses in progress.
     placing: AtomicU32,
     /// The last valid STag, also when dead.
     last: AtomicU32,
-    binding: AtomicU32,
 }
 
 impl Entry {
@@ -100,7 +103,7 @@ impl Entry {
 pub(super) struct Placement {
     index: u32,
     /// Which region.
-    pub(super) region: u32,
+    pub(super) region: u64,
     /// First byte in the region.
     pub(super) offset: usize,
 }
@@ -127,7 +130,7 @@ struct Free {
 pub(super) struct StagTable {
     slabs: Box<[OnceLock<Box<[Entry]>>]>,
     free: Mutex<Free>,
-    regions: RwLock<HashMap<u32, (Arc<Region>, usize)>>,
+    regions: RwLock<HashMap<u64, (Arc<Region>, usize)>>,
     /// Grows whenever a region leaves, so that caches drop it.
     epoch: AtomicU64,
     random: RandomState,
@@ -204,7 +207,7 @@ impl StagTable {
         regions.entry(region.id()).or_insert_with(|| (Arc::clone(region), 0)).1 += 1;
     }
 
-    fn drop_region(&self, id: u32) {
+    fn drop_region(&self, id: u64) {
         let mut regions = self.regions.write();
         if let Some(held) = regions.get_mut(&id) {
             held.1 -= 1;
@@ -218,7 +221,7 @@ impl StagTable {
     /// Registers a region, whole. Returns its STag and the address of its first byte.
     pub(super) fn register(
         &self,
-        pd: u32,
+        pd: u64,
         region: &Arc<Region>,
         access: Access,
     ) -> Result<(u32, u64), FabricError> {
@@ -239,13 +242,13 @@ impl StagTable {
     }
 
     /// Ends a registration.
-    pub(super) fn deregister(&self, stag: u32, region: u32) {
+    pub(super) fn deregister(&self, stag: u32, region: u64) {
         self.give_back(stag >> 8);
         self.drop_region(region);
     }
 
     /// A new window over the registration `parent`, unbound. Returns its index.
-    pub(super) fn make_window(&self, pd: u32, parent: u32) -> Result<u32, FabricError> {
+    pub(super) fn make_window(&self, pd: u64, parent: u32) -> Result<u32, FabricError> {
         let of = self.entry(parent >> 8).ok_or(FabricError::LocalMemory)?;
         let access = of.access.load(Ordering::Relaxed);
         let valid = of.state.load(Ordering::Acquire) as u32 == parent;
@@ -273,7 +276,7 @@ impl StagTable {
         self.entry(index).map_or(0, |entry| entry.last.load(Ordering::Acquire))
     }
 
-    fn window_entry(&self, pd: u32, rkey: Rkey) -> Result<&Entry, FabricError> {
+    fn window_entry(&self, pd: u64, rkey: Rkey) -> Result<&Entry, FabricError> {
         let entry = self.entry(rkey.0 >> 8).ok_or(FabricError::LocalMemory)?;
         let window = entry.access.load(Ordering::Relaxed) & WINDOW != 0;
         let ours = entry.pd.load(Ordering::Relaxed) == pd;
@@ -286,7 +289,7 @@ impl StagTable {
     /// Gives the window that has (or had last) the key `rkey` a new range and a new key.
     pub(super) fn bind(
         &self,
-        pd: u32,
+        pd: u64,
         rkey: Rkey,
         slice: &MemSlice,
         access: Access,
@@ -298,11 +301,11 @@ impl StagTable {
         {
             return Err(FabricError::LocalMemory);
         }
-        if entry.binding.swap(1, Ordering::SeqCst) != 0 {
+        if entry.binding.swap(true, Ordering::SeqCst) {
             return Err(FabricError::QpState);
         }
         if !entry.kill() {
-            entry.binding.store(0, Ordering::SeqCst);
+            entry.binding.store(false, Ordering::SeqCst);
             return Err(FabricError::QpState);
         }
         entry.offset.store(slice.offset() as u64, Ordering::Relaxed);
@@ -310,20 +313,20 @@ impl StagTable {
         entry.access.store(kept | access_bits(access), Ordering::Relaxed);
         let stag = self.next_stag(rkey.0 >> 8, rkey.0);
         entry.publish(stag);
-        entry.binding.store(0, Ordering::SeqCst);
+        entry.binding.store(false, Ordering::SeqCst);
         Ok(Rkey(stag))
     }
 
     /// Takes a window's key away. `QpState` while an access through it is in progress; the key
     /// is dead for newcomers all the same, and asking again later succeeds.
-    pub(super) fn revoke(&self, pd: u32, rkey: Rkey) -> Result<Rkey, FabricError> {
+    pub(super) fn revoke(&self, pd: u64, rkey: Rkey) -> Result<Rkey, FabricError> {
         let entry = self.window_entry(pd, rkey)?;
         if entry.kill() { Ok(rkey) } else { Err(FabricError::QpState) }
     }
 
     /// A peer's Send with Invalidate (RFC 5040 section 5.3). Only windows can be invalidated.
     /// Doing it to one that is dead already is fine if it was this domain's.
-    pub(super) fn invalidate(&self, pd: u32, stag: u32) -> Result<(), StagFault> {
+    pub(super) fn invalidate(&self, pd: u64, stag: u32) -> Result<(), StagFault> {
         match self.window_entry(pd, Rkey(stag)) {
             Ok(entry) => {
                 entry.kill();
@@ -337,11 +340,11 @@ impl StagTable {
     /// it with [`StagTable::release`] or turns it into a [`Placing`].
     pub(super) fn acquire(
         &self,
-        pd: u32,
+        pd: u64,
         stag: u32,
         addr: u64,
         len: usize,
-        need: u32,
+        need: u16,
     ) -> Result<Placement, StagFault> {
         let index = stag >> 8;
         let Some(entry) = self.entry(index) else { return Err(StagFault::Invalid) };
@@ -371,10 +374,10 @@ impl StagTable {
 
     fn validate(
         entry: &Entry,
-        pd: u32,
+        pd: u64,
         addr: u64,
         len: usize,
-        need: u32,
+        need: u16,
     ) -> Result<usize, StagFault> {
         if entry.pd.load(Ordering::Relaxed) != pd {
             return Err(StagFault::Foreign);
@@ -409,7 +412,7 @@ impl StagTable {
     }
 
     /// Validates local memory of a work request. Returns the address a peer would use for it.
-    pub(super) fn check_local(&self, pd: u32, sge: &Sge, write: bool) -> Option<u64> {
+    pub(super) fn check_local(&self, pd: u64, sge: &Sge, write: bool) -> Option<u64> {
         let entry = self.entry(sge.lkey >> 8)?;
         if sge.lkey == 0 || entry.state.load(Ordering::Acquire) as u32 != sge.lkey {
             return None;
@@ -454,7 +457,7 @@ impl RegionCache {
     }
 
     /// The region with this id, if it is registered.
-    pub(super) fn get(&mut self, table: &StagTable, id: u32) -> Option<&Arc<Region>> {
+    pub(super) fn get(&mut self, table: &StagTable, id: u64) -> Option<&Arc<Region>> {
         self.refresh(table);
         let slot = &mut self.slots[id as usize % Self::SLOTS];
         if slot.as_ref().is_none_or(|region| region.id() != id) {
@@ -468,7 +471,28 @@ impl RegionCache {
 mod tests {
     use super::*;
 
-    const RW: u32 = REMOTE_WRITE;
+    const RW: u16 = REMOTE_WRITE;
+
+    /// What peers can count up is an identity in more than 32 bits.
+    #[test]
+    fn numbers_of_regions_and_domains_do_not_wrap() {
+        let table = StagTable::new();
+        let victim = Region::new(8192).unwrap();
+        let (foreign, base) = table.register(1, &victim, Access::REMOTE_WRITE).unwrap();
+        // 2^32 regions and domains later.
+        let domain = 1 + (1 << 32);
+        crate::mem::skip_ids_to(victim.id() + (1 << 32));
+        let own = Region::new(8192).unwrap();
+        assert!(own.id() > u64::from(u32::MAX));
+        let (stag, own_base) = table.register(domain, &own, Access::REMOTE_WRITE).unwrap();
+        let place = table.acquire(domain, stag, own_base, 16, RW).unwrap();
+        let mut cache = RegionCache::new();
+        assert!(Arc::ptr_eq(cache.get(&table, place.region).unwrap(), &own));
+        let reached = table.acquire(domain, foreign, base, 16, RW);
+        assert_eq!(reached.unwrap_err(), StagFault::Foreign);
+        let sge = Sge { slice: own.whole(), lkey: foreign };
+        assert_eq!(table.check_local(domain, &sge, false), None);
+    }
 
     #[test]
     fn a_key_reaches_its_range_and_nothing_else() {

@@ -81,7 +81,7 @@ pub(super) struct End {
     pub(super) node: usize,
     pub(super) core: usize,
     pub(super) qp: QpNum,
-    pub(super) pd: u32,
+    pub(super) pd: u64,
     pub(super) addr: SocketAddr,
     pub(super) state: State,
     pub(super) limits: QpLimits,

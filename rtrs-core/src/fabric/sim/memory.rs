@@ -29,7 +29,7 @@ pub(super) enum Want {
 /// What a remote key grants.
 #[derive(Debug)]
 struct Grant {
-    pd: u32,
+    pd: u64,
     addr: u64,
     slice: MemSlice,
     access: Access,
@@ -39,8 +39,8 @@ struct Grant {
 /// What a local key stands for.
 #[derive(Debug)]
 struct Local {
-    pd: u32,
-    region: u32,
+    pd: u64,
+    region: u64,
     len: usize,
     access: Access,
 }
@@ -52,7 +52,7 @@ pub(super) struct Keys {
     remote: BTreeMap<u32, Grant>,
     local: BTreeMap<u32, Local>,
     next_base: u64,
-    next_pd: u32,
+    next_pd: u64,
 }
 
 impl Keys {
@@ -76,7 +76,7 @@ impl Keys {
     }
 
     /// Validates a piece of local memory for use on a queue pair of `pd`.
-    pub(super) fn check_local(&self, pd: u32, sge: &Sge, write: bool) -> bool {
+    pub(super) fn check_local(&self, pd: u64, sge: &Sge, write: bool) -> bool {
         self.local.get(&sge.lkey).is_some_and(|local| {
             local.pd == pd
                 && local.region == sge.slice.region().id()
@@ -87,7 +87,7 @@ impl Keys {
     /// Validates a peer's access of more than zero bytes and names the memory it reaches.
     pub(super) fn check_remote(
         &self,
-        pd: u32,
+        pd: u64,
         remote: RemoteMem,
         len: usize,
         want: Want,
@@ -112,7 +112,7 @@ impl Keys {
     }
 
     /// A peer's send with invalidate. Only windows can be taken away from afar.
-    pub(super) fn invalidate(&mut self, pd: u32, key: Rkey) -> Result<(), &'static str> {
+    pub(super) fn invalidate(&mut self, pd: u64, key: Rkey) -> Result<(), &'static str> {
         match self.remote.get(&key.0) {
             Some(grant) if grant.pd == pd && grant.window => {
                 self.remote.remove(&key.0);
@@ -126,7 +126,7 @@ impl Keys {
 /// A protection domain.
 #[derive(Debug)]
 pub(super) struct SimPd {
-    pub(super) id: u32,
+    pub(super) id: u64,
     pub(super) keys: Arc<Mutex<Keys>>,
 }
 
@@ -225,7 +225,7 @@ impl Drop for SimRegistration {
 /// A window over parts of a registration.
 #[derive(Debug)]
 pub(super) struct SimWindow {
-    pd: u32,
+    pd: u64,
     keys: Arc<Mutex<Keys>>,
     parent: Arc<dyn MemoryRegistration>,
     /// The last key given; in force while the table has it.
@@ -234,12 +234,12 @@ pub(super) struct SimWindow {
 
 impl SimWindow {
     /// True when a queue pair of `pd` may bind this window to `slice`.
-    pub(super) fn covers(&self, pd: u32, slice: &MemSlice) -> bool {
+    pub(super) fn covers(&self, pd: u64, slice: &MemSlice) -> bool {
         self.belongs(pd) && slice.region().id() == self.parent.region().id()
     }
 
     /// True when the window is of this protection domain.
-    pub(super) fn belongs(&self, pd: u32) -> bool {
+    pub(super) fn belongs(&self, pd: u64) -> bool {
         self.pd == pd
     }
 

@@ -73,7 +73,7 @@ impl SimFabric {
     }
 
     /// A protection domain of this node, by its number.
-    fn domain(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u32, FabricError> {
+    fn domain(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u64, FabricError> {
         let inner = self.world.borrow();
         match pd.as_any().downcast_ref::<SimPd>() {
             Some(pd) if Arc::ptr_eq(&pd.keys, inner.net.keys(self.node)) => Ok(pd.id),

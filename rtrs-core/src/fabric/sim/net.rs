@@ -198,7 +198,7 @@ impl Net {
     pub(super) fn place(
         &self,
         node: usize,
-        pd: u32,
+        pd: u64,
         remote: RemoteMem,
         bytes: &[u8],
     ) -> Result<(), &'static str> {
@@ -218,7 +218,7 @@ impl Net {
     pub(super) fn fetch(
         &self,
         node: usize,
-        pd: u32,
+        pd: u64,
         remote: RemoteMem,
         len: usize,
     ) -> Result<Vec<u8>, &'static str> {

@@ -100,7 +100,7 @@ pub(super) struct Conn {
     pub(super) id: Arc<CmId>,
     pub(super) name: QpNum,
     /// The domain's number, for checks of local memory.
-    pub(super) pd: u32,
+    pub(super) pd: u64,
     pub(super) stage: Stage,
     pub(super) reads: Reads,
     /// Ours, for the connect or the reply.
@@ -128,7 +128,7 @@ pub(super) struct Conn {
 impl Conn {
     /// A connection with the identifier `id`; `pd` is the domain's number, `cq_entries` what was
     /// reserved for its queue pair.
-    pub(super) fn new(qp: Qp, id: CmId, name: QpNum, pd: u32, cq_entries: u32) -> Self {
+    pub(super) fn new(qp: Qp, id: CmId, name: QpNum, pd: u64, cq_entries: u32) -> Self {
         Self {
             qp,
             id: Arc::new(id),

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 
@@ -79,8 +79,8 @@ pub struct VerbsShared {
     removed: Mutex<Vec<Weak<Context>>>,
     null: Arc<File>,
     pub(super) regions: Arc<Regions>,
-    next_id: AtomicU32,
-    cores: Mutex<Vec<(u32, Sender<Report>)>>,
+    next_id: AtomicU64,
+    cores: Mutex<Vec<(u64, Sender<Report>)>>,
     /// Requests that wait for their answer.
     pub(super) half_open: Arc<AtomicU32>,
     /// For what may take long.
@@ -116,7 +116,7 @@ impl VerbsShared {
             removed: Mutex::default(),
             null: Arc::new(null),
             regions: Arc::default(),
-            next_id: AtomicU32::new(1),
+            next_id: AtomicU64::new(1),
             cores: Mutex::new(Vec::new()),
             half_open: Arc::default(),
         });
@@ -128,7 +128,7 @@ impl VerbsShared {
         Ok(shared)
     }
 
-    fn fresh_id(&self) -> u32 {
+    fn fresh_id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -219,13 +219,13 @@ impl VerbsShared {
     }
 
     /// A shard wants to hear of devices; gives its number for `leave`.
-    pub(super) fn join(&self, sender: Sender<Report>) -> u32 {
+    pub(super) fn join(&self, sender: Sender<Report>) -> u64 {
         let core = self.fresh_id();
         self.cores.lock().push((core, sender));
         core
     }
 
-    pub(super) fn leave(&self, core: u32) {
+    pub(super) fn leave(&self, core: u64) {
         self.cores.lock().retain(|(id, _)| *id != core);
     }
 
@@ -361,7 +361,7 @@ impl CoreDevice {
     pub(super) fn new(
         context: &Arc<Context>,
         tokens: (u64, u64),
-        core: u32,
+        core: u64,
     ) -> Result<Self, FabricError> {
         let failed = |e| {
             FabricError::system(format!("cannot use completion queues of {}", context.name()), e)
@@ -369,7 +369,8 @@ impl CoreDevice {
         let channel = CompChannel::new(context).map_err(failed)?;
         let completions = Watch::new(Fd::new(channel.pollable().map_err(failed)?), tokens.0);
         let reports = Watch::new(Fd::new(context.async_pollable().map_err(failed)?), tokens.1);
-        Ok(Self { cqs: Vec::new(), channel, vector: core, completions, reports })
+        #[allow(clippy::cast_possible_truncation, reason = "it only spreads shards")]
+        Ok(Self { cqs: Vec::new(), channel, vector: core as u32, completions, reports })
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {

@@ -19,7 +19,7 @@ use crate::mem::{MemSlice, Region};
 pub(super) struct VerbsPd {
     pub(super) pd: Arc<Pd>,
     /// Unique in the process.
-    pub(super) id: u32,
+    pub(super) id: u64,
     regions: Arc<Regions>,
     reaper: Arc<Reaper>,
     /// What is registered in it, by local key, for windows to find their registration.
@@ -29,7 +29,7 @@ pub(super) struct VerbsPd {
 #[derive(Debug)]
 struct VerbsMr {
     mr: Arc<Mr>,
-    pd: u32,
+    pd: u64,
     regions: Arc<Regions>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct VerbsWindow {
 impl VerbsPd {
     pub(super) fn new(
         context: &Arc<Context>,
-        id: u32,
+        id: u64,
         regions: &Arc<Regions>,
         reaper: &Arc<Reaper>,
     ) -> Result<Self, FabricError> {

@@ -135,7 +135,7 @@ pub struct VerbsFabric {
     inbox: Inbox<Report>,
     /// Where the reaper tells this shard.
     sender: Sender<Report>,
-    core: u32,
+    core: u64,
     shared: Arc<VerbsShared>,
     options: VerbsOptions,
     port: Port,

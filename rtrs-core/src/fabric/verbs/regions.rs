@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use crate::fabric::{Access, FabricError, Sge};
 
 /// Keys are a device's, so the domain's number goes with them.
-type Key = (u32, u32);
+type Key = (u64, u32);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    region: u32,
+    region: u64,
     local_write: bool,
 }
 
@@ -28,14 +28,14 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    pub(super) fn add(&self, pd: u32, lkey: u32, region: u32, access: Access) {
+    pub(super) fn add(&self, pd: u64, lkey: u32, region: u64, access: Access) {
         let entry = Entry { region, local_write: access.local_write };
         let mut entries = self.entries.lock();
         entries.insert((pd, lkey), entry);
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    pub(super) fn remove(&self, pd: u32, lkey: u32) {
+    pub(super) fn remove(&self, pd: u64, lkey: u32) {
         let mut entries = self.entries.lock();
         entries.remove(&(pd, lkey));
         self.version.fetch_add(1, Ordering::Release);
@@ -62,7 +62,7 @@ impl RegionCache {
     }
 
     /// Checks local memory of a request in a domain.
-    pub(super) fn check(&self, pd: u32, sge: &Sge, write: bool) -> Result<(), FabricError> {
+    pub(super) fn check(&self, pd: u64, sge: &Sge, write: bool) -> Result<(), FabricError> {
         let found = self.sorted.binary_search_by_key(&(pd, sge.lkey), |(key, _)| *key);
         let Ok(at) = found else { return Err(FabricError::LocalMemory) };
         let entry = self.sorted[at].1;

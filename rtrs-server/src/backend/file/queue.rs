@@ -123,7 +123,7 @@ pub(super) struct FileDevice {
     /// Room for what flushes find, while none needs it.
     facts: Vec<FileFacts>,
     /// Attached to the ring by this queue, by id.
-    regions: Vec<(u32, Weak<Region>)>,
+    regions: Vec<(u64, Weak<Region>)>,
     now: Instant,
     sweep_at: Instant,
     /// Every operation as it was submitted.

@@ -65,7 +65,7 @@ pub(super) struct Aside {
 }
 
 /// What was registered: the region, its length, for whom.
-pub(super) type Regions = Arc<Mutex<Vec<(u32, usize, Access)>>>;
+pub(super) type Regions = Arc<Mutex<Vec<(u64, usize, Access)>>>;
 
 /// A protection domain of such a device.
 #[derive(Debug)]

@@ -433,7 +433,7 @@ impl Fixture {
     }
 
     /// Regions of chunks that the server has registered since the last call.
-    pub(super) fn pools(&self) -> Vec<(u32, Access)> {
+    pub(super) fn pools(&self) -> Vec<(u64, Access)> {
         let chunks = usize::from(self.params.limits.queue_depth());
         let size = chunks * self.params.limits.chunk_size() as usize;
         let all = std::mem::take(&mut *self.registered.lock());

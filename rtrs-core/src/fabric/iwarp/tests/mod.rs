@@ -37,7 +37,7 @@ fn terms(initiator: bool) -> Terms {
     }
 }
 
-const PD: u32 = 1;
+const PD: u64 = 1;
 
 /// A machine with memory, driven by hand.
 struct End {
