@@ -370,7 +370,10 @@ impl ExportTable {
         let export = slot.and_then(Slot::leave);
         // What is closed with the last holder is closed without the lock.
         drop(places);
-        drop(export);
+        match (export, &self.finder) {
+            (Some(export), Some(finder)) if found => finder.close(export),
+            (export, _) => drop(export),
+        }
     }
 }
 
@@ -379,6 +382,7 @@ mod tests {
     use super::*;
     use crate::backend::NullSource;
     use crate::engine::finder::Search;
+        let found = slot.as_ref().is_some_and(|slot| matches!(slot, Slot::Found(_)));
 
     #[derive(Debug)]
     struct Nobody;

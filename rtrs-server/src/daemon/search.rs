@@ -29,7 +29,7 @@ use rtrs_core::rt::blkdev::{find_beneath, find_directory};
 use rtrs_core::wire::{Name, errno};
 
 use crate::backend::{Target, open_target_at};
-use crate::daemon::exports::epoch_key;
+use crate::daemon::exports::{epoch_key, wait_saved};
 use crate::daemon::identity::Sources;
 use crate::engine::finder::{Finder, Search};
 use crate::engine::message::{ControlMessage, Message};
@@ -77,6 +77,24 @@ impl Searcher {
 impl Finder for Searcher {
     fn find(&self, search: Search) -> bool {
         self.searches.send(search).is_ok()
+    }
+
+    fn close(&self, export: Arc<Export>) {
+        // A flush takes its time, and searches do not wait for it.
+        let closer = thread::Builder::new().name("release".into());
+        if let Err(error) = closer.spawn(move || close(&export)) {
+            tracing::error!("an export is closed without a flush: cannot start a thread: {error}");
+        }
+    }
+}
+
+/// Flushes an export that no session has open. The kernel reports a write-back error to whoever
+/// opens the file next only as long as it remembers the file, so a failure raises the epoch.
+fn close(export: &Export) {
+    if let Err(error) = export.source.settle() {
+        let name = &export.name;
+        tracing::error!(%name, %error, "cannot flush an export that is closed");
+        let _ = wait_saved(&export.epoch, export.epoch.raise());
     }
 }
 
@@ -429,6 +447,61 @@ mod tests {
         // A client that knows the epoch after the first failure must notice the second one.
         fs::rename(at("moved"), at("a")).unwrap();
         assert_eq!(look("a").epoch.number(), base + 2);
+    }
+
+    /// A write-back that fails after the last session has left is not lost.
+    #[test]
+    fn a_found_export_is_flushed_before_it_is_closed() {
+        let tree = Tree::new("closed");
+        let export = tree.shelf(false).look(b"s", &name(b"a")).unwrap();
+        let (epoch, rises) = (Arc::clone(&export.epoch), export.epoch.rises());
+        let (settled, told) = mpsc::channel();
+        let failing = |fails| Failing { fails, settled: settled.clone() };
+        for (fails, raised) in [(false, 0), (true, 1)] {
+            let source = Arc::new(failing(fails));
+            let found = Export { epoch: Arc::clone(&epoch), ..Export::new("a", source) };
+            let (searches, _jobs) = mpsc::channel();
+            let finder = Box::new(Searcher { searches });
+            let table = crate::export::ExportTable::with_finder(Vec::new(), Some(finder));
+            let found = Arc::new(found);
+            let at = table.place(&found).unwrap();
+            let weak = Arc::downgrade(&found);
+            drop(found);
+            table.leave(at);
+            told.recv_timeout(std::time::Duration::from_secs(60)).expect("it is flushed");
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            while weak.strong_count() > 0 {
+                assert!(std::time::Instant::now() < end, "not closed");
+                thread::sleep(std::time::Duration::from_millis(1));
+            }
+            assert_eq!(epoch.rises(), rises + raised);
+            assert!(epoch.is_saved(epoch.rises()));
+        }
+    }
+
+    /// A source whose last flush fails, or does not.
+    #[derive(Debug)]
+    struct Failing {
+        fails: bool,
+        settled: Sender<()>,
+    }
+
+    impl rtrs_core::block::BlockSource for Failing {
+        fn geometry(&self) -> rtrs_core::block::Geometry {
+            rtrs_core::block::Geometry::plain(4096)
+        }
+
+        fn open(
+            &self,
+            _core: &rtrs_core::block::Core,
+        ) -> io::Result<Box<dyn rtrs_core::block::BlockDevice>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn settle(&self) -> io::Result<()> {
+            let _ = self.settled.send(());
+            if self.fails { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@
 mod lock;
 mod queue;
 mod shared;
+mod shrink;
 mod sysfs;
 mod thread;
 mod watch;
@@ -39,6 +40,7 @@ use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
 use self::lock::Locks;
 use self::queue::FileDevice;
 use self::shared::{Shared, ZEROES};
+use self::shrink::Shrinks;
 use super::target::{BackendError, Direct, whole_blocks};
 
 /// Largest physical block announced, in bytes: RNBD has 16 bits for it.
@@ -156,6 +158,7 @@ impl FileSource {
                 follows: AtomicBool::new(true),
                 resizing: Mutex::new(()),
                 align,
+                shrinks: Shrinks::default(),
                 in_memory,
                 punch,
                 zero_range: AtomicBool::new(true),

@@ -36,6 +36,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::shared::{Shared, ZEROES};
+use super::shrink::Changes;
 use super::thread::{Answer, Job, Reply, Work};
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
@@ -122,6 +123,7 @@ pub(super) struct FileDevice {
     thread: ThreadEnd,
     /// Room for what flushes find, while none needs it.
     facts: Vec<FileFacts>,
+    changes: Changes,
     /// Attached to the ring by this queue, by id.
     regions: Vec<(u64, Weak<Region>)>,
     now: Instant,
@@ -160,6 +162,7 @@ impl FileDevice {
             bounce,
             thread,
             facts: Vec::new(),
+            changes: shared.shrinks.join(),
             regions: Vec::new(),
             now: Instant::ZERO,
             sweep_at: Instant::ZERO,
@@ -347,6 +350,9 @@ impl FileDevice {
         let slot = self.slots[index as usize].take().expect("a taken slot");
         if let (Some(bounce), Some(pool)) = (slot.bounce, &mut self.bounce) {
             pool.give(bounce);
+        }
+        if slot.op.changes() {
+            self.changes.end();
         }
         self.free.push(index);
         self.done.push(slot.tag, status);
@@ -540,6 +546,10 @@ impl BlockDevice for FileDevice {
         if self.inflight() >= INFLIGHT_MAX {
             return Err(io);
         }
+        let changes = io.op.changes();
+        if changes {
+            self.changes.begin();
+        }
         self.refresh();
         let mut status = self.geometry.check(&io);
         let moves = io.op != IoOp::Extents;
@@ -559,6 +569,9 @@ impl BlockDevice for FileDevice {
             extents::all_data(room, io.len);
         }
         if !status.is_ok() || idle_flush || no_holes {
+            if changes {
+                self.changes.end();
+            }
             self.done.push(io.tag, status);
             return Ok(());
         }
@@ -568,6 +581,9 @@ impl BlockDevice for FileDevice {
         {
             bounce = self.bounce.as_mut().and_then(Pool::take);
             if bounce.is_none() {
+                if changes {
+                    self.changes.end();
+                }
                 return Err(io);
             }
         }
@@ -602,7 +618,12 @@ impl BlockDevice for FileDevice {
             self.sweep_regions();
         }
         let ended = self.drain();
-        self.drain_thread() || ended
+        let any = self.drain_thread() || ended;
+        self.changes.report(&self.shared.shrinks, |end| {
+            let of = self.slots.iter().flatten().filter(|slot| slot.op.changes());
+            of.map(|slot| slot.offset + slot.len as u64).any(|at| at > end)
+        });
+        any
     }
 
     fn reap(&mut self) -> Option<Completion> {

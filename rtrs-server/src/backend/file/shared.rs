@@ -12,6 +12,7 @@ use rtrs_core::block::{Geometry, SharedSize};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::DirectAlign;
 
+use super::shrink::Shrinks;
 use super::thread::TargetThread;
 use super::watcher::Watch;
 
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     pub(super) size: SharedSize,
     /// It grows with its target: until it is made smaller.
     pub(super) follows: AtomicBool,
+    /// Changes that may reach beyond the end of a shrink.
+    pub(super) shrinks: Shrinks,
     /// Held to change `size`, `follows`, `end` and `reported`.
     pub(super) resizing: Mutex<()>,
     /// Set when O_DIRECT is in use.

@@ -24,11 +24,15 @@ use crate::backend::target::SIZE_MAX;
 
 /// Of all targets of the process.
 static WATCHER: Watcher<Shared> = Watcher::new();
+use rtrs_core::time::Duration;
 
 /// Has a target examined from now on.
 pub(super) fn start(shared: &Arc<Shared>) -> io::Result<Watch> {
     WATCHER.add(shared)
 }
+/// Time for changes beyond the new end of a file that is made shorter.
+const CHANGES_MAX: Duration = Duration::from_secs(10);
+
 
 impl Examine for Shared {
     fn examine_target(&self) {
@@ -151,9 +155,16 @@ impl Shared {
         if size < had {
             self.size.set(size);
         }
-        let noted = if size < had || self.is_cut_unreported() { lost() } else { Ok(()) };
+        let ended = || match size >= had || self.shrinks.wait(size, CHANGES_MAX) {
+            true => Ok(()),
+            false => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "writes beyond the new end have not ended in time; nothing is changed, try again",
+            )),
+        };
+        let noted = || if size < had || self.is_cut_unreported() { lost() } else { Ok(()) };
         let set_len = || if has == size { Ok(()) } else { self.file.set_len(size) };
-        if let Err(error) = noted.and_then(|()| set_len()) {
+        if let Err(error) = ended().and_then(|()| noted()).and_then(|()| set_len()) {
             self.size.set(had);
             self.follows.store(followed, Ordering::SeqCst);
             return Err(error);
