@@ -335,6 +335,19 @@ pub enum SharedErrors {
     Syncs,
 }
 
+/// What the path of a target leads to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum TargetName {
+    /// The file or device that is open.
+    #[default]
+    Kept,
+    /// Another file or device.
+    Replaced,
+    /// Nothing.
+    Missing,
+}
+
 /// Notes that a resize is about to lose data; see [`BlockSource::resize`].
 pub type Lost<'a> = dyn Fn() -> std::io::Result<()> + 'a;
 
@@ -360,6 +373,15 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     fn is_cut(&self) -> bool {
         false
     }
+
+    /// What the path of the target leads to, as far as is known; `None` for a source without a path.
+    /// Never blocks.
+    fn target_name(&self) -> Option<TargetName> {
+        None
+    }
+
+    /// Examines what the path leads to now. Blocks for at most about this long.
+    fn examine_name(&self, _within: crate::time::Duration) {}
 
     /// Gives it another size, in whole blocks, with what is behind it. May block. If something is
     /// lost by that, `lost` is called: after nothing is written beyond the new end any more, and

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockSource, Geometry};
@@ -19,7 +19,7 @@ use rtrs_core::identity::ExportId;
 
 use crate::access_list::AccessPolicy;
 use crate::engine::epoch::SyncEpoch;
-use crate::engine::finder::Finder;
+use crate::engine::finder::{Examiner, Finder};
 use crate::engine::io::overlap::OrphanedWrites;
 use crate::segments::Segments;
 use crate::stats::ExportCounters;
@@ -179,6 +179,7 @@ impl Places {
 #[derive(Debug)]
 pub struct ExportTable {
     finder: Option<Box<dyn Finder>>,
+    examiner: OnceLock<Box<dyn Examiner>>,
     /// There was an export that moves between servers.
     gateways: AtomicBool,
     /// Who may open what; the operator's threads replace it.
@@ -207,7 +208,8 @@ impl ExportTable {
         let orphaned = Segments::new(EXPORTS_MAX);
         let (gateways, access, places) =
             (AtomicBool::default(), Mutex::default(), Mutex::default());
-        let table = Self { finder, gateways, access, places, orphaned };
+        let examiner = OnceLock::new();
+        let table = Self { finder, examiner, gateways, access, places, orphaned };
         for export in exports {
             let export = Arc::new(export);
             if let Err(error) = table.add(&export) {
@@ -335,6 +337,16 @@ impl ExportTable {
         *self.access.lock() = Arc::new(policy);
     }
 
+    /// Sets who examines targets, once.
+    pub fn set_examiner(&self, examiner: Box<dyn Examiner>) {
+        self.examiner.get_or_init(|| examiner);
+    }
+
+    /// Who examines targets before their first open.
+    pub fn examiner(&self) -> Option<&dyn Examiner> {
+        self.examiner.get().map(|examiner| &**examiner)
+    }
+
     /// Who finds other names.
     pub fn finder(&self) -> Option<&dyn Finder> {
         self.finder.as_deref()
@@ -367,6 +379,7 @@ impl ExportTable {
         let mut places = self.places.lock();
         let slot = places.slots.get_mut(index.index());
         let slot = slot.filter(|slot| matches!(slot, Slot::Found(_) | Slot::Ending(_)));
+        let found = slot.as_ref().is_some_and(|slot| matches!(slot, Slot::Found(_)));
         let export = slot.and_then(Slot::leave);
         // What is closed with the last holder is closed without the lock.
         drop(places);
@@ -382,7 +395,6 @@ mod tests {
     use super::*;
     use crate::backend::NullSource;
     use crate::engine::finder::Search;
-        let found = slot.as_ref().is_some_and(|slot| matches!(slot, Slot::Found(_)));
 
     #[derive(Debug)]
     struct Nobody;

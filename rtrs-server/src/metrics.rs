@@ -11,6 +11,8 @@ rtrs_core::metrics! {
         "Requests that waited because the queue of the disk or file was full.";
     FAILED_FLUSHES = Counter "rtrs_server_failed_flushes_total" ["export"]
         "Flushes and durable writes that the disk or file failed; each starts a new cache epoch.";
+    EXPORT_REPLACED = Gauge "rtrs_server_export_replaced" ["export"]
+        "1 while the path of an export leads elsewhere than to the exported file or device.";
     SESSIONS = Gauge "rtrs_server_sessions" ["state"]
         "Sessions by state.";
     PATHS = Gauge "rtrs_server_paths" ["transport"]

@@ -471,6 +471,10 @@ choices! {
         Open = "open",
         /// Its file or disk was made shorter from outside: IO beyond the new end fails.
         Cut = "cut",
+        /// Its path leads to another file or device than the one that clients have open.
+        Replaced = "replaced",
+        /// Its path leads nowhere; the file that was opened is still exported.
+        Missing = "missing",
         /// Another server serves it, and this one can take over.
         Standby = "standby",
         /// It is removed, and what sessions have begun there still runs.

@@ -230,6 +230,75 @@ fn the_configuration_is_read_again() {
 }
 
 #[test]
+fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
+    let scratch = Scratch::new();
+    let path = scratch.path("vol.img");
+    let put = |byte: u8| {
+        fs::write(scratch.path("fresh.img"), vec![byte; 1 << 20]).expect("a file");
+        fs::rename(scratch.path("fresh.img"), &path).expect("a new file in its place");
+    };
+    put(1);
+    let server = Server::builder().export(&format!("vol0={}", scratch.text("vol.img"))).start();
+    let state = || export(&server, "vol0")["state"].as_str().expect("a state").to_owned();
+    let holds = |client: &Client| {
+        let mut found = [0; 512];
+        assert_eq!(RawNbd::go(client.front(), "vol0").read(0, &mut found), Ok(()));
+        found[0]
+    };
+    // At once: the next session gets the new file, whether anything has looked before or not.
+    for byte in [2, 3, 4] {
+        put(byte);
+        let client = attach(&server, "vol0", &[]);
+        assert_eq!((holds(&client), &*state()), (byte, "open"));
+        client.detach();
+    }
+    let client = attach(&server, "vol0", &[]);
+    put(5);
+    assert_eq!(state(), "replaced");
+    let _ = server.command(&["export", "list"]).ok().says("replaced");
+    let _ =
+        server.command(&["metrics"]).ok().says("rtrs_server_export_replaced{export=\"vol0\"} 1");
+    for words in [&["reload", "--dry-run", "-o", "json"][..], &["reload", "-o", "json"]] {
+        let report = server.command(words).ok().json();
+        assert_eq!(names(&report, "kept"), ["vol0"], "{words:?}: {report}");
+        let why = report["kept"][0]["why"].as_str().expect("a reason");
+        assert!(why.contains("leads to another file") && why.contains("copy it"), "{why}");
+    }
+    let beside = attach(&server, "vol0", &["--access", "ro"]);
+    assert_eq!((holds(&client), holds(&beside)), (4, 4), "all sessions use one file");
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[9; 512]), Reply::Error(0));
+    drop(raw);
+    assert_eq!(fs::read(&path).expect("the new file")[0], 5, "no write goes to the new file");
+    client.detach();
+    beside.detach();
+    wait_for("the new file", COMMAND_TIME_MAX, || (state() == "unused").then_some(()));
+    let client = attach(&server, "vol0", &[]);
+    assert_eq!(holds(&client), 5);
+    client.detach();
+    // Deleted: what is open stays, so that it can be copied.
+    fs::remove_file(&path).expect("a file");
+    assert_eq!(state(), "missing");
+    let report = server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!(names(&report, "kept"), ["vol0"], "{report}");
+    let client = attach(&server, "vol0", &[]);
+    assert_eq!(holds(&client), 5);
+    client.detach();
+    put(6);
+    wait_for("its successor", COMMAND_TIME_MAX, || (state() == "unused").then_some(()));
+    // What cannot be exported leaves the old one in place.
+    fs::write(scratch.path("fresh.img"), "short").expect("a file");
+    fs::rename(scratch.path("fresh.img"), &path).expect("a file that is too short");
+    let report = server.command(&["reload", "-o", "json"]).ok().json();
+    let why = report["kept"][0]["why"].as_str().expect("a reason");
+    assert!(why.contains("less than one block"), "{why}");
+    let client = attach(&server, "vol0", &[]);
+    assert_eq!(holds(&client), 6);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn flags_are_a_configuration_too() {
     let server = Server::builder().export("vol0=null:1M").export("vol1=null:1M").start();
     let _ = server.command(&["export", "set", "vol0", "ro"]).ok();

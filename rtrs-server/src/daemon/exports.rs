@@ -7,6 +7,7 @@
 //! lock is free and a failure of the flush is known to whoever opens the same file next.
 
 mod access;
+mod replaced;
 
 use std::collections::BTreeMap;
 use std::path::{self, Path};
@@ -19,6 +20,8 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
 
+pub(super) use self::replaced::Followed;
+use self::replaced::NotReopened;
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
 use crate::control_protocol::{Changed, ExportDrained, ExportList, Removed, SavedExports};
@@ -186,6 +189,8 @@ pub(crate) struct Exports {
     control: ControlShard,
     entries: Mutex<BTreeMap<String, Entry>>,
     changing: Mutex<()>,
+    /// Exports whose path leads to a target that cannot be exported.
+    not_reopened: Mutex<BTreeMap<String, NotReopened>>,
     access: Mutex<ServerAccess>,
     /// How clients are known, if they can be.
     keys: Option<Arc<TlsEndpoint>>,
@@ -208,6 +213,7 @@ impl Exports {
             control,
             entries: Mutex::default(),
             changing: Mutex::default(),
+            not_reopened: Mutex::default(),
             access: Mutex::new(ServerAccess::new(set)),
             keys,
             audit,
@@ -278,6 +284,12 @@ impl Exports {
 
     /// All exports.
     pub(crate) fn list(&self) -> Result<ExportList, String> {
+        self.examine_targets();
+        self.list_now()
+    }
+
+    /// All exports, as far as is known without a look at their targets.
+    fn list_now(&self) -> Result<ExportList, String> {
         let access = self.access();
         let policy = self.table.access();
         let (open_to_everyone, open_to_named) = (policy.is_open(), policy.is_open_to_named());
@@ -435,7 +447,7 @@ impl Exports {
 
     /// Why there is nothing of this name to change.
     fn unknown(&self, name: &str) -> String {
-        let exports = self.list().map(|list| list.exports).unwrap_or_default();
+        let exports = self.list_now().map(|list| list.exports).unwrap_or_default();
         match exports.into_iter().find(|export| export.name == name) {
             Some(export) if export.found => format!(
                 "{name:?} is not an export of the configuration: a client opened it below \
@@ -465,7 +477,7 @@ impl Exports {
 
     /// True if a session has an export open. `name` is its own, without other slashes.
     pub(super) fn is_open(&self, name: &str) -> Result<bool, String> {
-        let exports = self.list()?.exports;
+        let exports = self.list_now()?.exports;
         Ok(exports.iter().any(|export| export.name == name && !export.open_by.is_empty()))
     }
 

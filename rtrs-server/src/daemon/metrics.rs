@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use rtrs_core::block::TargetName;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::metrics::{MetricsServer, Number, Samples};
 use rtrs_core::rt::Sender;
@@ -80,13 +81,17 @@ impl ServerMetrics {
     pub(crate) fn samples(&self) -> Result<Samples, String> {
         let sessions = self.control.sessions()?;
         let reports = self.reports();
-        let mut exports: BTreeMap<String, (ExportTotals, u64)> = BTreeMap::new();
+        let mut exports: BTreeMap<String, ExportSums> = BTreeMap::new();
         for at in 0..u16::try_from(self.exports.len()).unwrap_or(u16::MAX) {
             let Some(export) = self.exports.get(ExportIndex(at)) else { continue };
             // Below %SESSNAME%, exports of several sessions can have one name.
-            let (totals, rises) = exports.entry(export.name.clone()).or_default();
-            totals.add(&export.counters.totals());
-            *rises += u64::from(export.epoch.rises());
+            let sums = exports.entry(export.name.clone()).or_default();
+            sums.totals.add(&export.counters.totals());
+            sums.rises += u64::from(export.epoch.rises());
+            if let Some(name) = export.source.target_name() {
+                let replaced = sums.replaced.unwrap_or(false) || name != TargetName::Kept;
+                sums.replaced = Some(replaced);
+            }
         }
         let mut out = Samples::default();
         out.add(&m::BUILD_INFO, &[ROLE, env!("CARGO_PKG_VERSION")], 1_u64);
@@ -94,8 +99,8 @@ impl ServerMetrics {
         if let Some(expires) = self.tls.as_ref().and_then(|tls| tls.expires()) {
             out.add(&m::CERTIFICATE_EXPIRY, &[], expires);
         }
-        for (name, (totals, rises)) in &exports {
-            add_export(&mut out, name, totals, *rises);
+        for (name, sums) in &exports {
+            add_export(&mut out, name, sums);
         }
         add_reports(&mut out, &reports);
         add_sessions(&mut out, &sessions);
@@ -125,7 +130,17 @@ impl ServerMetrics {
     }
 }
 
-fn add_export(out: &mut Samples, name: &str, totals: &ExportTotals, rises: u64) {
+/// Sums over exports of one name.
+#[derive(Default)]
+struct ExportSums {
+    totals: ExportTotals,
+    rises: u64,
+    /// A path leads elsewhere; `None` without a path.
+    replaced: Option<bool>,
+}
+
+fn add_export(out: &mut Samples, name: &str, sums: &ExportSums) {
+    let ExportSums { totals, rises, replaced } = sums;
     for (op, of_op) in OP_NAMES.iter().zip(&totals.ops) {
         // A thousand exports with five operations each would be a large text.
         if of_op.times.count() > 0 {
@@ -141,7 +156,10 @@ fn add_export(out: &mut Samples, name: &str, totals: &ExportTotals, rises: u64) 
     }
     out.add(&m::DEVICE_ERRORS, &[name], totals.device_errors);
     out.add(&m::DEVICE_QUEUE_FULL, &[name], totals.queue_full);
-    out.add(&m::FAILED_FLUSHES, &[name], rises);
+    out.add(&m::FAILED_FLUSHES, &[name], *rises);
+    if let Some(replaced) = replaced {
+        out.add(&m::EXPORT_REPLACED, &[name], u64::from(*replaced));
+    }
 }
 
 fn add_reports(out: &mut Samples, reports: &[ShardReport]) {

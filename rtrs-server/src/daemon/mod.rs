@@ -5,6 +5,7 @@
 //! which disk or file an export is, `control_socket` serves the commands, which reach the control
 //! shard through `control_shard`, `exports` changes what is exported while the server runs,
 //! `access` and `reload` make it what the configuration says, `sizes` notices exports that grow,
+//! `targets` has exports opened again whose path leads to another file,
 //! `audit` writes the audit log, `expiry` reminds of a certificate that expires, `authenticate` has
 //! threads check the proofs of clients, `metrics` collects what scrapes get, `open_files` compares
 //! the limit of descriptors with the settings, `privileges` goes on as another user.
@@ -28,6 +29,7 @@ mod reload;
 mod search;
 mod serve;
 mod sizes;
+mod targets;
 mod warnings;
 
 pub(crate) use check::{Running, check_start};

@@ -17,7 +17,7 @@ use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Reloaded};
-use crate::daemon::exports::{Entry, Exports, RELEASE_MAX, check};
+use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
@@ -282,6 +282,7 @@ impl Difference {
 
 /// Makes the exports what is wanted. After an error they are as they were.
 fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
+    exports.examine_targets();
     let have = exports.entries();
     let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
     let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
@@ -330,16 +331,14 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
     }
     for name in same {
         exports.note_configured(&name);
-        let changed = |change: &ListChange| change.export.as_deref() == Some(&*name);
-        match done.access_changed.iter().any(changed) {
-            false => done.unchanged += 1,
-            true => done.changed.push(name),
-        }
+        let followed = exports.follow(&name);
+        note_same(done, name, followed);
     }
     Ok(())
 }
 
 fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
+    exports.examine_targets();
     let Difference { added, removed, changed, same } = Difference::new(wanted, exports.entries());
     for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
         check(&mut spec.clone())?;
@@ -376,8 +375,26 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
         }
     }
     done.added = added.iter().map(|spec| spec.name().to_owned()).collect();
-    done.unchanged = same.len();
+    for name in same {
+        let entry = exports.entry(&name);
+        let followed = entry.map_or(Followed::Same, |entry| exports.standing(&entry));
+        match followed {
+            Followed::Same => done.unchanged += 1,
+            Followed::Reopened => done.changed.push(name),
+            Followed::Kept(why) => done.kept.push(Kept { name, why }),
+        }
+    }
     Ok(())
+}
+
+/// Notes what became of an export whose settings are as before.
+fn note_same(done: &mut Reloaded, name: String, followed: Followed) {
+    let changed = |change: &ListChange| change.export.as_deref() == Some(&*name);
+    match followed {
+        Followed::Kept(why) => done.kept.push(Kept { name, why }),
+        Followed::Same if !done.access_changed.iter().any(changed) => done.unchanged += 1,
+        Followed::Same | Followed::Reopened => done.changed.push(name),
+    }
 }
 
 fn note_added(done: &mut Reloaded, name: &str, added: Result<(), String>) {

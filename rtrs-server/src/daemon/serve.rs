@@ -40,6 +40,7 @@ use crate::daemon::privileges::RunAs;
 use crate::daemon::reload::{Changes, Reload, Reread};
 use crate::daemon::search::{SearchPath, Searcher};
 use crate::daemon::sizes;
+use crate::daemon::targets;
 use crate::daemon::warnings::{warn, warnings};
 use crate::engine::ServerEngine;
 use crate::engine::finder::Finder;
@@ -160,6 +161,12 @@ fn run_server(
     let exports = Exports::new((table, opener), control, set, setup.audit.clone());
     let reload = Reload::new(set, reread, setup.audit.clone(), tls.clone());
     let changes = Arc::new(Changes { exports, reload });
+    match targets::watch(&changes, control_shard.clone()) {
+        Ok(examiner) => exports_to_close.set_examiner(examiner),
+        Err(error) => tracing::error!(
+            "targets that are replaced are not followed: cannot start a thread: {error}"
+        ),
+    }
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
         let metrics = ServerMetrics::new(&setup.senders, &setup.exports, tls);

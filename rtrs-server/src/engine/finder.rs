@@ -15,12 +15,15 @@ pub struct OpenMode {
     pub access: AccessMode,
     /// The client compares cache ids: it has room for the long response, which kernels have not.
     pub compares: bool,
+    /// The target was examined for this open.
+    pub examined: bool,
 }
 
 impl OpenMode {
     /// An open with so much room for its response.
     pub const fn new(access: AccessMode, room: u32) -> Self {
-        Self { access, compares: room as usize >= OpenRspTail::LONG_LEN }
+        let compares = room as usize >= OpenRspTail::LONG_LEN;
+        Self { access, compares, examined: false }
     }
 }
 
@@ -37,15 +40,23 @@ pub struct Search {
     pub name: Name,
 }
 
+/// Examines targets of named exports before their first session opens them: a path may lead to
+/// another file by then.
+pub trait Examiner: fmt::Debug + Send + Sync {
+    /// Takes an open and returns at once; the open comes back to the control shard as a request,
+    /// marked as examined. Returns false if it will not.
+    fn examine(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool;
+}
+
 /// Looks for what is not exported by name.
 pub trait Finder: fmt::Debug + Send + Sync {
     /// Takes a search and returns at once; its answer is a message to the control shard. False
     /// when there will be none.
     fn find(&self, search: Search) -> bool;
-}
 
     /// Takes an export that was found and that no session has open any more, and returns at once.
     /// It is flushed before it is closed, unless a search has found it again by then.
     fn close(&self, export: Arc<Export>) {
         drop(export);
     }
+}

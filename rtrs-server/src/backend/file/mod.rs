@@ -32,14 +32,16 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rtrs_core::block::{
-    BlockDevice, BlockSource, Core, Geometry, Lost, SharedErrors, SharedSize, TargetSize,
+    BlockDevice, BlockSource, Core, Geometry, Lost, SharedErrors, SharedSize, TargetName,
+    TargetSize,
 };
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
+use rtrs_core::time::Duration;
 
 use self::lock::Locks;
 use self::queue::FileDevice;
-use self::shared::{Shared, ZEROES};
+use self::shared::{NameCell, Shared, ZEROES};
 use self::shrink::Shrinks;
 use super::target::{BackendError, Direct, whole_blocks};
 
@@ -156,9 +158,9 @@ impl FileSource {
                 size: SharedSize::new(geometry.size),
                 geometry,
                 follows: AtomicBool::new(true),
+                shrinks: Shrinks::default(),
                 resizing: Mutex::new(()),
                 align,
-                shrinks: Shrinks::default(),
                 in_memory,
                 punch,
                 zero_range: AtomicBool::new(true),
@@ -167,7 +169,9 @@ impl FileSource {
                 device,
                 end: AtomicU64::new(u64::MAX),
                 reported: AtomicU64::new(u64::MAX),
-                deleted: AtomicBool::new(false),
+                name: NameCell::default(),
+                looks_begun: AtomicU64::new(0),
+                looks_ended: AtomicU64::new(0),
                 watch: OnceLock::new(),
             }),
         };
@@ -194,6 +198,14 @@ impl BlockSource for FileSource {
 
     fn is_cut(&self) -> bool {
         self.shared.is_cut()
+    }
+
+    fn target_name(&self) -> Option<TargetName> {
+        Some(self.shared.name.get())
+    }
+
+    fn examine_name(&self, within: Duration) {
+        self.shared.look_within(within);
     }
 
     fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {

@@ -4,11 +4,11 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use rtrs_core::block::{Geometry, SharedSize};
+use rtrs_core::block::{Geometry, SharedSize, TargetName};
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::DirectAlign;
 
@@ -51,10 +51,35 @@ pub(super) struct Shared {
     pub(super) end: AtomicU64,
     /// The end that a flush has last failed for.
     pub(super) reported: AtomicU64,
-    /// That it has no name any more was reported.
-    pub(super) deleted: AtomicBool,
+    /// What the path led to at the last look.
+    pub(super) name: NameCell,
+    /// Looks that have begun, and the last of them that has ended.
+    pub(super) looks_begun: AtomicU64,
+    pub(super) looks_ended: AtomicU64,
     /// Who looks for such changes.
     pub(super) watch: OnceLock<Watch>,
+}
+
+/// A [`TargetName`] that threads share.
+#[derive(Debug, Default)]
+pub(super) struct NameCell(AtomicU8);
+
+impl NameCell {
+    pub(super) fn get(&self) -> TargetName {
+        Self::name(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn swap(&self, name: TargetName) -> TargetName {
+        Self::name(self.0.swap(name as u8, Ordering::Relaxed))
+    }
+
+    const fn name(number: u8) -> TargetName {
+        match number {
+            1 => TargetName::Replaced,
+            2 => TargetName::Missing,
+            _ => TargetName::Kept,
+        }
+    }
 }
 
 impl Shared {

@@ -1,4 +1,4 @@
-//! Looks whether the target still is what was exported: how long, and with a name.
+//! Looks whether the target still is what was exported: how long, and what its path leads to.
 //!
 //! A target that has grown makes its device larger, which clients notice by themselves
 //! (`daemon/sizes.rs`). A write past the end of a file that was made shorter would make it longer
@@ -8,39 +8,49 @@
 //! until the target is exported anew or resized by command, whatever length it has by then. What
 //! was cut off may have been acknowledged and not flushed: one flush fails for each cut, and the
 //! engine informs the other sessions. What changed is logged once.
+//!
+//! A path may come to lead to another file (`mv new.img vol.img`, as rsync, restores and editors do),
+//! to another device (udev makes nodes anew), or nowhere. The export keeps what it has open. An
+//! export that no session has open is opened again by its path (`daemon/targets.rs`).
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::{fs::File, io};
+use std::thread;
+use std::time::Instant;
 
-use rtrs_core::block::{Lost, TargetSize};
+use rtrs_core::block::{Lost, TargetName, TargetSize};
 use rtrs_core::rt::blkdev;
 use rtrs_core::status::IoStatus;
+use rtrs_core::time::Duration;
 
 use super::shared::Shared;
 use super::watcher::{Examine, Watch, Watcher};
 use crate::backend::target::SIZE_MAX;
 
+/// Time for changes beyond the new end of a file that is made shorter.
+const CHANGES_MAX: Duration = Duration::from_secs(10);
+
 /// Of all targets of the process.
 static WATCHER: Watcher<Shared> = Watcher::new();
-use rtrs_core::time::Duration;
 
 /// Has a target examined from now on.
 pub(super) fn start(shared: &Arc<Shared>) -> io::Result<Watch> {
     WATCHER.add(shared)
 }
-/// Time for changes beyond the new end of a file that is made shorter.
-const CHANGES_MAX: Duration = Duration::from_secs(10);
-
 
 impl Examine for Shared {
     fn examine_target(&self) {
+        let number = self.looks_begun.fetch_add(1, Ordering::SeqCst) + 1;
         self.examine();
+        self.examine_name();
+        self.looks_ended.fetch_max(number, Ordering::SeqCst);
     }
 }
 
-/// Bytes that a target has now, and whether a name leads to it.
+/// Bytes that a target has now, and whether it has a name.
 fn measure(file: &File, device: bool) -> io::Result<(u64, bool)> {
     if device {
         return Ok((blkdev::device_size(file)?, true));
@@ -63,9 +73,8 @@ impl Shared {
         tracing::debug!("{}: cannot be examined: {error}", self.path.display());
     }
 
-    /// The target has so many bytes, and perhaps a name.
+    /// Notes that the target has so many bytes, and whether it has a name.
     pub(super) fn note(&self, len: u64, named: bool) {
-        let path = self.path.display();
         if self.is_news(len) {
             let _turn = self.resizing.lock();
             // What a shard has found may be older than the last resize.
@@ -75,10 +84,68 @@ impl Shared {
                 Err(error) => self.cannot_look(&error),
             }
         }
-        if !named && !self.deleted.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                "{path}: was deleted while exported; what is written is lost when the server ends"
-            );
+        if !named && self.name.get() == TargetName::Kept {
+            self.look();
+        }
+    }
+
+    /// Compares what the path leads to with what is open, and logs a change.
+    fn examine_name(&self) {
+        let name = match self.name_now() {
+            Ok(name) => name,
+            Err(error) => return self.cannot_look(&error),
+        };
+        if self.name.swap(name) == name {
+            return;
+        }
+        let path = self.path.display();
+        match name {
+            TargetName::Kept => {
+                tracing::info!(%path, "the path leads to the exported target again")
+            }
+            TargetName::Replaced => tracing::error!(
+                %path,
+                "the path leads to another file or device than the exported one: clients use the \
+                 old one until all have closed it; what they write is lost then if it has no \
+                 other name: copy it through a client before that"
+            ),
+            TargetName::Missing => tracing::error!(
+                %path,
+                "the path leads nowhere: the exported target was renamed or deleted; if it was \
+                 deleted, its content is lost when the server ends: copy it through a client \
+                 before that"
+            ),
+        }
+    }
+
+    /// What the path leads to.
+    fn name_now(&self) -> io::Result<TargetName> {
+        let own = self.file.metadata()?;
+        let found = match fs::metadata(&self.path) {
+            Ok(found) => found,
+            Err(error) => {
+                let gone = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+                let deleted = !self.device && own.nlink() == 0;
+                return match deleted || gone.contains(&error.kind()) {
+                    true => Ok(TargetName::Missing),
+                    false => Err(error),
+                };
+            }
+        };
+        let same = match self.device {
+            true => found.file_type().is_block_device() && found.rdev() == own.rdev(),
+            false => (found.dev(), found.ino()) == (own.dev(), own.ino()),
+        };
+        Ok(if same { TargetName::Kept } else { TargetName::Replaced })
+    }
+
+    /// Has the target examined, and waits for that so long.
+    pub(super) fn look_within(&self, within: Duration) {
+        let end = Instant::now() + within;
+        let begun = self.looks_begun.load(Ordering::SeqCst);
+        self.look();
+        while self.looks_ended.load(Ordering::SeqCst) <= begun && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 

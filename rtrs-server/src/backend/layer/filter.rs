@@ -6,14 +6,15 @@ use std::io;
 use std::sync::Arc;
 
 use rtrs_core::block::{
-    BlockDevice, BlockSource, Completion, Core, Geometry, Io, Lost, SharedErrors, TargetSize,
+    BlockDevice, BlockSource, Completion, Core, Geometry, Io, Lost, SharedErrors, TargetName,
+    TargetSize,
 };
 use rtrs_core::gateway::Gateway;
 use rtrs_core::identity::ExportId;
 use rtrs_core::mem::Region;
 use rtrs_core::prng::Prng;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Instant, earliest};
+use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
@@ -108,6 +109,14 @@ impl BlockSource for Layer {
 
     fn is_cut(&self) -> bool {
         self.inner.is_cut()
+    }
+
+    fn target_name(&self) -> Option<TargetName> {
+        self.inner.target_name()
+    }
+
+    fn examine_name(&self, within: Duration) {
+        self.inner.examine_name(within);
     }
 
     fn gateway(&self) -> Option<&dyn Gateway> {

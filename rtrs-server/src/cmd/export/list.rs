@@ -7,7 +7,7 @@ use crate::cmd::text::bytes;
 use crate::control_protocol::{ExportList, Request};
 use crate::error::Error;
 use crate::settings::AccessRule;
-use crate::stats::ExportSnapshot;
+use crate::stats::{ExportSnapshot, ExportState};
 
 pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     let list: ExportList = Server::find(args)?.request(&Request::ExportList)?;
@@ -44,7 +44,16 @@ fn text(list: &ExportList) -> String {
             &printable(backing),
             &if users.is_empty() { "-".to_owned() } else { users.join(", ") },
         ]);
-        head + &access
+        let target = match state {
+            ExportState::Replaced => {
+                "  its path leads to another file or device; sessions use the one that is open\n"
+            }
+            ExportState::Missing => {
+                "  its path leads nowhere; what is open is exported until the server ends\n"
+            }
+            _ => "",
+        };
+        head + target + &access
     });
     let access = match (list.open_to_everyone, &list.access[..]) {
         (true, _) => "access: everyone, because there is no access list\n".to_owned(),

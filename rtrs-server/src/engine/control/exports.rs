@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use rtrs_core::block::TargetName;
 use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::SessionId;
 use rtrs_core::wire::AccessMode;
@@ -58,12 +59,15 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             access: (*mode).into(),
         });
         let open_by: Vec<ExportUser> = users.collect();
+        let name = export.source.target_name();
         let state = match () {
             () if exports.is_ending(at) => ExportState::Removing,
             () if export.source.is_cut() => ExportState::Cut,
             () if export.source.gateway().is_some_and(|gateway| !gateway.standing().active) => {
                 ExportState::Standby
             }
+            () if name == Some(TargetName::Replaced) => ExportState::Replaced,
+            () if name == Some(TargetName::Missing) => ExportState::Missing,
             () if open_by.is_empty() => ExportState::Unused,
             () => ExportState::Open,
         };

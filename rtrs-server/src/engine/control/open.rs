@@ -50,7 +50,7 @@ impl Opens {
     }
 
     /// OPEN came, from a session of that name. `None`: the finder is asked, and its answer comes
-    /// as a message.
+    /// as a message; or the examiner, which sends the request again.
     pub(super) fn open(
         &mut self,
         session: &SessionShared,
@@ -67,12 +67,30 @@ impl Opens {
             return Some(ControlAnswer::Refused(errno::EIDRM));
         }
         if let Some(index) = self.exports.find(bytes) {
+            if !mode.examined && self.is_examined_first(index, reply_to, name, mode) {
+                return None;
+            }
             return Some(self.open_export(session, index, mode, ctx));
         }
         let asked = self.exports.finder().zip(session_name).is_some_and(|(finder, session)| {
             finder.find(Search { reply_to, mode, session, name: *name })
         });
         (!asked).then_some(ControlAnswer::Refused(errno::ENOENT))
+    }
+
+    /// True if the target of an export that no session has open is examined first.
+    fn is_examined_first(
+        &self,
+        index: ExportIndex,
+        reply_to: ReplyTo,
+        name: &Name,
+        mode: OpenMode,
+    ) -> bool {
+        let unused = self.access.opens(index).is_empty();
+        let has_path =
+            self.exports.get(index).is_some_and(|export| export.source.target_name().is_some());
+        let examiner = self.exports.examiner().filter(|_| unused && has_path);
+        examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
     }
 
     /// The finder is done.
@@ -105,7 +123,7 @@ impl Opens {
         mode: OpenMode,
         ctx: &mut Ctx<'_>,
     ) -> ControlAnswer {
-        let OpenMode { access, compares } = mode;
+        let OpenMode { access, compares, .. } = mode;
         let Some(export) = self.exports.get(index) else {
             return ControlAnswer::Refused(errno::ENOENT);
         };

@@ -1,0 +1,62 @@
+//! Paths of targets that lead elsewhere, and sizes that change while IO runs.
+
+use rtrs_core::block::TargetName;
+
+use super::*;
+
+#[test]
+fn a_path_that_leads_elsewhere_is_noticed() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("vol", 1 << 20);
+    let (other, aside) = (scratch.file("other", 1 << 20), path.with_extension("aside"));
+    let source = open(&path);
+    let look = || {
+        source.examine_name(Duration::from_secs(60));
+        source.target_name().unwrap()
+    };
+    assert_eq!(look(), TargetName::Kept);
+    std::fs::rename(&path, &aside).unwrap();
+    assert_eq!(look(), TargetName::Missing, "renamed");
+    std::fs::rename(&other, &path).unwrap();
+    assert_eq!(look(), TargetName::Replaced);
+    std::fs::rename(&aside, &path).unwrap();
+    assert_eq!(look(), TargetName::Kept, "renamed back");
+    std::fs::write(scratch.file("new", 1 << 20), [1; 4096]).unwrap();
+    std::fs::rename(path.with_file_name("new"), &path).unwrap();
+    assert_eq!(look(), TargetName::Replaced, "its inode has no name");
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(look(), TargetName::Missing);
+}
+
+/// A write that a queue has begun does not run after the cut.
+#[test]
+fn a_shrink_waits_for_writes_beyond_the_new_end() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("shrunk", 1 << 20);
+    let source = open(&path);
+    let mut rigs = [Rig::new(&source, 0), Rig::new(&source, 1)];
+    // The second queue has nothing but a change below the end, the first one a change beyond it.
+    for (rig, offset) in rigs.iter_mut().zip([512 << 10, 0]) {
+        let io = rig.transfer(IoOp::Write, offset, 0, 4096);
+        rig.device.submit(io).unwrap();
+    }
+    let cutting = source.clone();
+    let cut = std::thread::spawn(move || cutting.resize(8192, &|| Ok(())));
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while source.geometry().size != 8192 {
+        assert!(std::time::Instant::now() < end, "the size is lowered first");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20, "not cut while the write runs");
+    for rig in &mut rigs {
+        assert_eq!(
+            rig.drain().iter().map(|(_, status)| *status).collect::<Vec<_>>(),
+            [IoStatus::Ok]
+        );
+    }
+    cut.join().unwrap().unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192);
+    let io = rigs[0].transfer(IoOp::Write, 512 << 10, 0, 4096);
+    assert_eq!(rigs[0].run(io), IoStatus::NoSpace, "new writes end there");
+}
