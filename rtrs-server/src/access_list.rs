@@ -360,6 +360,10 @@ fn bare(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
     use super::*;
 
     fn read(texts: &[&str]) -> Vec<AccessRule> {
@@ -465,6 +469,67 @@ mod tests {
         assert!(policy.may_connect(db1) && policy.allows(db1, "dev/x", true));
         assert!(!policy.allows(db1, "vol1", false));
         assert!(!policy.may_connect(Client { name: Some("db2"), ..outside }));
+    }
+
+    /// Names with any number of slashes in front.
+    fn spelled() -> impl Strategy<Value = (&'static str, usize)> {
+        (select(&["vol0", "vol1", "dev/x", "a"][..]), 0..4usize)
+    }
+
+    fn spell((name, slashes): (&str, usize)) -> String {
+        "/".repeat(slashes) + name
+    }
+
+    fn any_list() -> impl Strategy<Value = Vec<&'static str>> {
+        let rules =
+            ["anyone:ro", "anyone@10.0.0.0/31:rw", "kernel@10.0.0.2:rw", "db1:rw", "db2:ro"];
+        vec(select(rules.to_vec()), 0..3)
+    }
+
+    proptest! {
+        /// Every function of a policy answers the same for all spellings of a name, whatever the
+        /// spelling in the configuration.
+        #[test]
+        fn slashes_in_front_of_a_name_change_no_right(
+            server in any_list(),
+            lists in vec((spelled(), any_list()), 0..4),
+            asked in spelled(),
+            name in select(&[None, Some("db1"), Some("db2"), Some("db3")][..]),
+            address in 0..4u8,
+            unlisted in select(
+                &[Unlisted::Everyone, Unlisted::Named, Unlisted::Nobody][..],
+            ),
+        ) {
+            let server = read(&server);
+            let lists: Vec<_> = lists.into_iter().map(|(at, list)| (at, read(&list))).collect();
+            let policy = |with_slashes: bool| {
+                let spelled: Vec<_> = lists
+                    .iter()
+                    .map(|((name, slashes), list)| {
+                        let slashes = if with_slashes { *slashes } else { 0 };
+                        (spell((name, slashes)), list)
+                    })
+                    .collect();
+                let lists = spelled.iter().map(|(name, list)| (name.as_str(), &list[..]));
+                AccessPolicy::new(&server, lists, unlisted)
+            };
+            let (spelled, plain) = (policy(true), policy(false));
+            let client = Client { name, address: [10, 0, 0, address].into() };
+            prop_assert_eq!(&spelled, &plain);
+            prop_assert_eq!(spelled.list_of(&spell(asked)), plain.list_of(asked.0));
+            prop_assert_eq!(spelled.may_connect(client), plain.may_connect(client));
+            prop_assert_eq!(spelled.is_open(), plain.is_open());
+            prop_assert_eq!(spelled.is_open_to_named(), plain.is_open_to_named());
+            for write in [false, true] {
+                let allowed = spelled.allows(client, &spell(asked), write);
+                prop_assert_eq!(allowed, plain.allows(client, asked.0, write));
+                // What the lists say, without the policy's own look-up.
+                let own = lists.iter().rfind(|((name, _), list)| *name == asked.0 && !list.is_empty());
+                let list = own.map_or(&server, |(_, list)| list);
+                let listed = list.iter().any(|rule| rule.allows(client, write));
+                prop_assert_eq!(allowed, listed || spelled.allows_unlisted(client));
+            }
+        }
     }
 
     #[test]

@@ -167,6 +167,41 @@ fn a_client_sees_what_it_may_open() {
 }
 
 #[test]
+fn every_spelling_of_a_name_has_the_rights_of_its_export() {
+    const SPELLINGS: [&str; 3] = ["vol", "/vol", "//vol"];
+    let both = SPELLINGS.iter().flat_map(|listed| SPELLINGS.map(|asked| (*listed, asked)));
+    for (listed, asked) in both {
+        let mut fixture = Fixture::new(StandOptions::default());
+        // The server's list would let the second client in, the export's own does not.
+        let set = |fixture: &Fixture, own: &str| {
+            let (server, own) = (rules(&[anyone(1, "rw")]), rules(&[anyone(0, own)]));
+            let exports = [(listed, &own[..])].into_iter();
+            fixture.exports.set_access(AccessPolicy::new(&server, exports, Unlisted::Nobody));
+        };
+        set(&fixture, "rw");
+        let mut member = Peer::up(&mut fixture, from(0), "sess1");
+        assert!(member.open_device(&mut fixture, asked, RW).is_ok(), "{listed}, {asked}");
+        let other = PeerOptions { session: 2, path: 3, ..from(1) };
+        let mut stranger = Peer::up(&mut fixture, other, "sess2");
+        for mode in [RO, RW] {
+            let opened = stranger.open_device(&mut fixture, asked, mode);
+            assert_eq!(opened.map(drop), Err(errno::EACCES), "{listed}, {asked}");
+        }
+        stranger.clear_result();
+        stranger.send_discover((0, 0), "", Page::LEN_MAX);
+        assert_eq!(stranger.reply(&mut fixture).errno, 0);
+        let page = Page::decode(&stranger.result(Page::LEN_MAX)).unwrap();
+        assert!(page.exports.iter().all(|export| export.name.as_bytes() != b"vol"), "{listed}");
+        let mut second = Peer::new(&fixture, second_path(1));
+        assert_eq!(second.connect(&mut fixture, 0), Err(-13), "{listed}, {asked}");
+        set(&fixture, "ro");
+        fixture.admin(AdminRequest::CheckAccess);
+        assert!(member.closed(&mut fixture) > 0, "{listed}, {asked}: the session writes");
+        assert_eq!(stranger.closed(&mut fixture), 0);
+    }
+}
+
+#[test]
 fn a_forced_removal_is_no_change_of_the_lists() {
     let mut fixture = Fixture::new(StandOptions::default());
     set(&fixture, &[], &[anyone(0, "rw")]);
