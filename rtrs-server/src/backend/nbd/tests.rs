@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockSource, IoOp};
+use rtrs_core::block::{BlockSource, IoFlags, IoOp};
 use rtrs_core::rt::Clock;
 use rtrs_core::skip::skip;
 use rtrs_core::status::IoStatus;
@@ -303,6 +303,33 @@ fn a_server_that_comes_back_is_used_again_and_a_loss_is_reported_once() {
         assert!(matches!(rig.drain()[..], [(_, IoStatus::Ok)]));
         wait_for("the new size", || source.geometry().size == 16 * MIB);
         assert_eq!(source.settle().map_err(|error| error.to_string()), Ok(()));
+    }
+}
+
+#[test]
+fn a_loss_of_any_unflushed_change_is_reported() {
+    if !requires("nbdkit") {
+        return;
+    }
+    let scratch = Scratch::new("changes");
+    let disk = scratch.disk("disk", 8 * MIB);
+    for op in [IoOp::Write, IoOp::WriteZeroes, IoOp::Discard] {
+        for fua in [false, true] {
+            let upstream = Upstream::nbdkit(&scratch, &["file", &disk]);
+            let source = upstream.open("").unwrap();
+            let mut rig = Rig::new(&*source, 0);
+            let changed = match op {
+                IoOp::Write => rig.write_at(0, &[1; 4096], 0, fua),
+                _ => rig.clear(op, 0, 4096, IoFlags { fua, ..IoFlags::default() }),
+            };
+            assert_eq!(changed, IoStatus::Ok, "{op:?}, FUA {fua}");
+            drop(upstream);
+            let _upstream = Upstream::nbdkit(&scratch, &["file", &disk]);
+            rig.read(0, 4096);
+            let flush = rig.io(IoOp::Flush, 0, 0);
+            let expected = if fua { IoStatus::Ok } else { IoStatus::Io };
+            assert_eq!(rig.run(flush), expected, "{op:?}, FUA {fua}");
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, IoHeader, OpenRsp, OpenRspTail, Rw, errno};
@@ -76,6 +77,33 @@ fn a_reader_takes_no_error_from_a_writer() {
     assert_eq!(fixture.device.lock().log.len(), ran + 1, "a read, and no sync");
     assert_eq!(flush(&mut fixture, &mut writer, 1), errno::EIO);
     assert_eq!(flush(&mut fixture, &mut writer, 1), 0, "told once");
+}
+
+#[test]
+fn a_session_that_may_no_longer_write_flushes_what_it_wrote() {
+    for (reconnects, fails) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut fixture = Fixture::new(StandOptions::default());
+        let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+        assert_eq!(write(&mut fixture, &mut one, 1, false), 0);
+        if reconnects {
+            one.leave(&mut fixture);
+            (one, _) = open(&mut fixture, 1, AccessMode::ReadOnly);
+        } else {
+            one.open_device(&mut fixture, "vol", AccessMode::ReadOnly).unwrap();
+        }
+        assert_eq!(write(&mut fixture, &mut one, 1, false), errno::EPERM);
+        if fails {
+            lose(&fixture);
+        }
+        let expected = if fails { errno::EIO } else { 0 };
+        assert_eq!(flush(&mut fixture, &mut one, 2), expected, "reconnects: {reconnects}");
+        let last = fixture.device.lock().log.pop();
+        assert_eq!(last, Some((IoOp::Flush, 0, 0, false)), "reconnects: {reconnects}");
+        // Everything is flushed or reported: the next one has nothing to do.
+        let ran = fixture.device.lock().log.len();
+        assert_eq!(flush(&mut fixture, &mut one, 1), 0);
+        assert_eq!(fixture.device.lock().log.len(), ran, "no sync");
+    }
 }
 
 #[test]
