@@ -334,6 +334,30 @@ mod tests {
     }
 
     #[test]
+    fn the_shape_is_checked_again_when_the_sockets_are_to_be_served() {
+        for (name, sectors, cache, serves) in [
+            ("same", "2048", "write back", true),
+            ("longer", "4096", "write back", false),
+            ("uncached", "2048", "write through", false),
+        ] {
+            let tree = tree(&format!("nbd-takeover-serve-{name}"));
+            // What the kernel has now; the device was reached before.
+            tree.file("sys/block/nbd2/size", &format!("{sectors}\n"));
+            tree.file("sys/block/nbd2/queue/write_cache", &format!("{cache}\n"));
+            let (places, claim) = (tree.places.clone(), Claim::new(&tree.places, 2).unwrap());
+            let reached = Reached { index: 2, places, sockets: Sockets::default(), claim };
+            let mut export = ExportInfo { min_block: 512, ..ExportInfo::plain("v", 1 << 20) };
+            export.write_cache = true;
+            let mut adopted = false;
+            let served = reached.serve(&export, |_| {
+                adopted = true;
+                Ok(())
+            });
+            assert_eq!((served.is_ok(), adopted), (serves, serves), "{name}");
+        }
+    }
+
+    #[test]
     fn only_a_quick_takeover_reaches_early() {
         let tree = tree("nbd-takeover-reach");
         let mut options = options(DeviceChoice::Index(2));

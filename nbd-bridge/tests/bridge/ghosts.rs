@@ -3,6 +3,8 @@
 
 use std::io::{ErrorKind, Write};
 use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -54,6 +56,20 @@ impl Shard {
     /// A client past the handshake.
     pub(crate) fn client(&mut self) -> Client {
         let (ours, theirs) = self.pair();
+        self.connect(ours, theirs)
+    }
+
+    /// A client past the handshake, over TCP.
+    fn tcp_client(&mut self) -> Client {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        // The functions used of a `UnixStream` are those of any stream socket.
+        let [ours, theirs] = [ours, theirs].map(|end| UnixStream::from(OwnedFd::from(end)));
+        self.connect(ours, theirs)
+    }
+
+    fn connect(&mut self, ours: UnixStream, theirs: UnixStream) -> Client {
         ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         self.bridge.adopt(self.now, theirs.into());
         let thread = std::thread::spawn(move || Client::go(ours, false));
@@ -346,6 +362,35 @@ fn clients_that_take_their_leave_are_answered_and_hold_up_what_overlaps() {
         assert_eq!(two.disk(0), 2);
         drop((old, new));
         two.end();
+    }
+}
+
+/// Whether a client that sends no more is replaced by another one cannot be seen over TCP.
+#[test]
+fn a_half_closed_tcp_client_loses_its_first_request_where_another_one_asks_too() {
+    let all = [(true, true), (true, false), (false, true), (false, false)];
+    for (connects_first, asks_first) in all {
+        for alone in [false, true] {
+            let mut two = Two::new();
+            let early = (!connects_first).then(|| two.shards[0].client());
+            let mut old = two.shards[0].tcp_client();
+            let mut new = early.unwrap_or_else(|| two.shards[0].client());
+            if !alone && !asks_first {
+                new.send_write(0, 2, 0, &NEW);
+            }
+            old.send_write(0, 1, 0, &OLD);
+            old.stream.shutdown(std::net::Shutdown::Write).unwrap();
+            if !alone && asks_first {
+                new.send_write(0, 2, 0, &NEW);
+            }
+            two.settle();
+            let answered = old.try_reply(|_| 0).is_ok_and(|reply| reply.error == 0);
+            assert_eq!(answered, alone, "{connects_first}, {asks_first}");
+            assert_eq!(is_answered(&mut new, 0), !alone);
+            assert_eq!(two.disk(0), if alone { 1 } else { 2 });
+            drop((old, new));
+            two.end();
+        }
     }
 }
 

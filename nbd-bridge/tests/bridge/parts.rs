@@ -142,6 +142,32 @@ fn a_change_of_a_part_waits_for_older_changes_of_the_block() {
 }
 
 #[test]
+fn a_change_of_a_part_waits_for_older_changes_that_the_device_has_no_room_for() {
+    for other in [0, 1] {
+        let mut two = Two::new();
+        let mut first = two.shards[0].client();
+        let mut second = two.shards[other].client();
+        two.shards[0].switches.fill.store(1, SeqCst);
+        two.shards[0].hold(true);
+        first.send_write(0, 1, 8192, &[1; 512]);
+        first.send_write(0, 2, 0, &[2; 1024]);
+        settle(&mut two);
+        assert!(two.shards[0].switches.refused.load(SeqCst) > 0, "the second has no room");
+        second.send_write(0, 3, 500, &[3; 100]);
+        settle(&mut two);
+        let submitted = two.shards[other].switches.submitted.load(SeqCst);
+        assert_eq!(submitted, u64::from(other == 0), "nothing is read before that has ended");
+        two.shards[0].hold(false);
+        settle(&mut two);
+        assert!(is_answered(&mut first, 0) && is_answered(&mut first, 0));
+        assert!(is_answered(&mut second, 0));
+        assert_eq!([499, 500, 599, 600].map(|at| two.disk(at)), [2, 3, 3, 2]);
+        drop((first, second));
+        two.end();
+    }
+}
+
+#[test]
 fn newer_changes_of_the_block_wait_for_a_change_of_a_part() {
     for other in [0, 1] {
         let mut two = Two::new();
