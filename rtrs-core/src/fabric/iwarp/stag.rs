@@ -88,6 +88,11 @@ impl Entry {
             // A failure means that the peer invalidated it just now: as dead as we want it.
             let _ = self.state.compare_exchange(state, dead, Ordering::SeqCst, Ordering::SeqCst);
         }
+        self.is_idle()
+    }
+
+    /// True when no access is in progress.
+    fn is_idle(&self) -> bool {
         self.placing.load(Ordering::SeqCst) == 0
     }
 
@@ -160,33 +165,37 @@ impl StagTable {
     }
 
     fn alloc(&self) -> Result<u32, FabricError> {
-        let mut free = self.free.lock();
-        if free.entries.is_empty() {
-            if free.slabs.is_empty() {
-                return Err(FabricError::NoKey);
-            }
-            let pick = (self.draw() % free.slabs.len() as u64) as usize;
-            let slab = free.slabs.swap_remove(pick);
-            let _ = self.slabs[usize::from(slab)]
-                .set((0..SLAB_LEN).map(|_| Entry::default()).collect());
-            let first = u32::from(slab) * SLAB_LEN as u32;
-            // Index 0 with key 0 would be STag 0.
-            let mut fresh: Vec<u32> =
-                (first..first + SLAB_LEN as u32).filter(|index| *index != 0).collect();
-            for i in (1..fresh.len()).rev() {
-                fresh.swap(i, (self.draw() % (i as u64 + 1)) as usize);
-            }
-            free.entries.extend(fresh);
-        }
+        let free = &mut *self.free.lock();
         // An entry that an access still holds must keep its fields: take another one.
         for _ in 0..free.entries.len() {
             let Some(index) = free.entries.pop_front() else { break };
-            if self.entry(index).is_some_and(|e| e.placing.load(Ordering::SeqCst) == 0) {
+            if self.entry(index).is_some_and(Entry::is_idle) {
                 return Ok(index);
             }
             free.entries.push_back(index);
         }
-        Err(FabricError::NoKey)
+        self.add_slab(free)?;
+        free.entries.pop_back().ok_or(FabricError::NoKey)
+    }
+
+    /// Adds the entries of a fresh slab to the free ones, in random order.
+    fn add_slab(&self, free: &mut Free) -> Result<(), FabricError> {
+        if free.slabs.is_empty() {
+            return Err(FabricError::NoKey);
+        }
+        let pick = (self.draw() % free.slabs.len() as u64) as usize;
+        let slab = free.slabs.swap_remove(pick);
+        let _ =
+            self.slabs[usize::from(slab)].set((0..SLAB_LEN).map(|_| Entry::default()).collect());
+        let first = u32::from(slab) * SLAB_LEN as u32;
+        // Index 0 with key 0 would be STag 0.
+        let mut fresh: Vec<u32> =
+            (first..first + SLAB_LEN as u32).filter(|index| *index != 0).collect();
+        for i in (1..fresh.len()).rev() {
+            fresh.swap(i, (self.draw() % (i as u64 + 1)) as usize);
+        }
+        free.entries.extend(fresh);
+        Ok(())
     }
 
     fn give_back(&self, index: u32) {
@@ -563,6 +572,42 @@ mod tests {
         let mut list: Vec<u32> = seen.into_iter().collect();
         list.sort_unstable();
         assert!(list.windows(2).any(|w| w[1] - w[0] > 4096), "two slabs far apart");
+    }
+
+    #[test]
+    fn an_entry_that_an_access_holds_is_not_used_again() {
+        let table = StagTable::new();
+        let region = Region::new(4096).unwrap();
+        let register = || table.register(1, &region, Access::REMOTE_WRITE).unwrap();
+        let (stag, base) = register();
+        let held = table.acquire(1, stag, base, 1, RW).unwrap();
+        table.deregister(stag, region.id());
+        for _ in 0..2 * SLAB_LEN {
+            assert_ne!(register().0 >> 8, stag >> 8);
+        }
+        table.release(held);
+        let used = (0..2 * SLAB_LEN).any(|_| register().0 >> 8 == stag >> 8);
+        assert!(used, "the entry is free again");
+    }
+
+    #[test]
+    fn a_window_is_not_bound_while_an_access_holds_it() {
+        let table = StagTable::new();
+        let region = Region::new(8192).unwrap();
+        let (parent, base) = table.register(1, &region, Access::LOCAL).unwrap();
+        let index = table.make_window(1, parent).unwrap();
+        let part = region.slice(0, 512).unwrap();
+        let bind = |key| table.bind(1, key, &part, Access::REMOTE_WRITE);
+        let key = bind(Rkey(table.last_stag(index))).unwrap();
+        let held = table.acquire(1, key.0, base, 1, RW).unwrap();
+        for _ in 0..2 {
+            assert!(matches!(bind(key), Err(FabricError::QpState)));
+            assert!(table.acquire(1, key.0, base, 1, RW).is_err(), "dead for newcomers");
+        }
+        table.release(held);
+        let next = bind(key).unwrap();
+        assert_ne!(next, key);
+        table.release(table.acquire(1, next.0, base, 1, RW).unwrap());
     }
 
     #[test]
