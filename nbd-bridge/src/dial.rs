@@ -10,7 +10,8 @@ use rtrs_core::time::Duration;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::listener::tune;
-use crate::proto::client::{ClientHandshake, HandshakeError, Offered};
+use crate::proto::client::{ClientHandshake, HandshakeError, Offered, Reply, Requests};
+use crate::proto::wire::cmd;
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -80,6 +81,39 @@ pub fn dial(
     let fd = OwnedFd::from(socket);
     tune(&fd, matches!(address, ServerAddress::Tcp(..)));
     Ok((fd, offered))
+}
+
+/// Flushes over a connection that has nothing in flight, and closes the connection. Each step may
+/// take `limit`.
+///
+/// # Errors
+/// Why what the server has acknowledged over the connection may not be durable.
+pub fn flush(fd: OwnedFd, structured: bool, limit: Duration) -> io::Result<()> {
+    let mut socket = Socket::from(fd);
+    socket.set_read_timeout(Some(limit))?;
+    socket.set_write_timeout(Some(limit))?;
+    let mut requests = Requests::new(1);
+    requests.reconnect(structured);
+    let full = || io::Error::other("no room for a request");
+    let row = requests.add(cmd::FLUSH, 0, 0, 0).ok_or_else(full)?;
+    socket.write_all(&requests.send(row))?;
+    let (mut part, mut received) = ([0; 512], Vec::new());
+    loop {
+        match socket.read(&mut part)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => received.extend_from_slice(&part[..count]),
+        }
+        while let Some((count, reply)) = requests.next(&received).map_err(io::Error::other)? {
+            received.drain(..count);
+            match reply {
+                Reply::End { error: 0, .. } => return Ok(()),
+                Reply::End { error, .. } => {
+                    return Err(io::Error::other(format!("the server answers with error {error}")));
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 fn connect(address: &ServerAddress, limit: Duration) -> io::Result<Socket> {

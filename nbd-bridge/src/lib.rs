@@ -39,7 +39,7 @@ mod status;
 pub use bridge::Bridge;
 pub use buffer_pool::BufferPools;
 pub use config::BridgeConfig;
-pub use dial::{DialError, ServerAddress, dial};
+pub use dial::{DialError, ServerAddress, dial, flush};
 pub use export::export_info;
 pub use group::{Group, Seat};
 pub use listener::{Bound, Endpoint, Listener};

@@ -16,6 +16,8 @@
 //! If the directory cannot be used, every start of the server counts as a new epoch of its caches:
 //! clients may then learn of a loss that was none, but miss no loss.
 
+mod clean_stop;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;

@@ -84,7 +84,12 @@ impl Opener {
         );
         let mut epoch = match self.epoch_key(spec) {
             Some(key) => {
-                self.state.epoch(&key, spec.ro).map_err(failed(ErrorKind::InUse, refused()))?
+                let epoch = self.state.epoch(&key, spec.ro);
+                let epoch = epoch.map_err(failed(ErrorKind::InUse, refused()))?;
+                match spec.target {
+                    Target::Nbd(_) if !spec.ro => self.state.tie_to_process(&key, epoch),
+                    _ => epoch,
+                }
             }
             None => StateDir::unknown(),
         };
@@ -133,6 +138,9 @@ impl Opener {
             tracing::error!(%name, %error, "cannot flush a removed export");
             format!("export {name:?} is removed, but it cannot be flushed: {error}")
         });
+        if flushed.is_ok() {
+            export.epoch.note_clean_stop();
+        }
         if let Some(id) = export.id {
             self.past.lock().insert(id, export.epoch.number());
         }

@@ -10,6 +10,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rtrs_core::block::{BlockSource, Core, WakeHandle};
 use rtrs_core::identity::EvictionKey;
@@ -54,6 +55,9 @@ use crate::state::StateDir;
 
 /// Submissions a shard's ring takes per turn before it has to hand them over early.
 const RING_ENTRIES: u32 = 1024;
+
+/// Time for the flushes at the end of the process.
+const FLUSH_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the server until SIGTERM or SIGINT, or until it is drained. `reread` reads the settings
 /// again when the operator asks for it.
@@ -214,9 +218,38 @@ fn run_server(
         }
         None => outcome,
     };
+    stop_cleanly(&exports_to_close);
     // Others may have the table to the end of the process.
     exports_to_close.clear();
     outcome
+}
+
+/// Flushes exports whose unflushed changes are known to this process only, so that the next process
+/// can keep their cache ids.
+fn stop_cleanly(exports: &Arc<ExportTable>) {
+    let tied = exports.all().into_iter().filter(|(_, export)| export.epoch.is_tied());
+    let flushing = tied.filter_map(|(_, export)| {
+        let (done, flushed) = mpsc::channel();
+        let flushes = Arc::clone(&export);
+        let thread = thread::Builder::new().name("rtrs-flush".into());
+        // The main thread may have stopped waiting.
+        let started = thread.spawn(move || drop(done.send(flushes.source.settle())));
+        started.ok().map(|_| (export, flushed))
+    });
+    let flushing: Vec<_> = flushing.collect();
+    let until = Instant::now() + FLUSH_MAX;
+    for (export, flushed) in flushing {
+        let late = || Err(io::ErrorKind::TimedOut.into());
+        let left = until.saturating_duration_since(Instant::now());
+        match flushed.recv_timeout(left).unwrap_or_else(|_| late()) {
+            Ok(()) => export.epoch.note_clean_stop(),
+            Err(error) => tracing::error!(
+                name = %export.name,
+                %error,
+                "cannot flush at the end: clients with unflushed writes are told of a loss"
+            ),
+        }
+    }
 }
 
 fn on_signal(

@@ -74,6 +74,12 @@ pub trait EpochStore: fmt::Debug + Send + Sync {
     fn save(&self, key: &str, state: &Arc<EpochState>);
 }
 
+/// Record of a clean stop, for the next process.
+pub trait StopMark: fmt::Debug + Send + Sync {
+    /// Records that everything is flushed, and that nothing is written any more.
+    fn note(&self);
+}
+
 /// One shard's lowest number that is out, on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -83,8 +89,10 @@ struct Lowest(AtomicU64);
 #[derive(Debug, Default)]
 pub struct SyncEpoch {
     state: Arc<EpochState>,
-    /// Set when the epoch cannot be saved: makes every start of the server a new cache epoch.
+    /// Set when the epoch cannot be saved, and where unflushed data is known to this process only:
+    /// a part of the cache id that differs from one start of the server to the next.
     salt: u64,
+    stop: Option<Box<dyn StopMark>>,
     store: Option<(Arc<dyn EpochStore>, String)>,
     next: AtomicU64,
     lowest: OnceLock<Box<[Lowest]>>,
@@ -102,6 +110,27 @@ impl SyncEpoch {
     /// An epoch that nobody keeps. `salt` differs from one process to the next.
     pub fn unkept(salt: u64) -> Arc<Self> {
         Arc::new(Self { salt, ..Self::default() })
+    }
+
+    /// Makes the cache ids depend on a number of this process, which a clean stop leaves to the
+    /// next one. Called before the epoch is shared.
+    pub(crate) fn tied(mut self: Arc<Self>, number: u64, stop: Box<dyn StopMark>) -> Arc<Self> {
+        let Some(own) = Arc::get_mut(&mut self) else { return Self::unkept(number) };
+        own.salt ^= number;
+        own.stop = Some(stop);
+        self
+    }
+
+    /// Whether the cache ids depend on this process until a clean stop is noted.
+    pub fn is_tied(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// Records that everything is flushed, and that nothing is written any more.
+    pub fn note_clean_stop(&self) {
+        if let Some(stop) = &self.stop {
+            stop.note();
+        }
     }
 
     /// How often a sync has failed since the process began.

@@ -57,11 +57,17 @@ fn attempt(shared: &Shared) -> Result<(OwnedFd, Offered), String> {
     if size < had {
         return Err(format!("it has {size} bytes now, and had {had}"));
     }
+    let lacks = |had: bool, flag| had && flags & flag == 0;
+    let geometry = &shared.geometry;
     let needed = [
-        (!shared.geometry.read_only && flags & tf::READ_ONLY != 0, "it is read-only now"),
-        (shared.geometry.write_cache && flags & tf::SEND_FLUSH == 0, "it has no flush any more"),
-        (shared.geometry.fua && flags & tf::SEND_FUA == 0, "it has no FUA any more"),
-        (made.1.min_block > shared.geometry.logical_block, "its blocks are larger now"),
+        (lacks(shared.multi, tf::CAN_MULTI_CONN), "it allows one connection only now"),
+        (lacks(geometry.discard, tf::SEND_TRIM), "it has no trim any more"),
+        (lacks(geometry.write_zeroes, tf::SEND_WRITE_ZEROES), "it has no zeroes any more"),
+        (made.1.max_payload < geometry.io_max, "its largest request is smaller now"),
+        (!geometry.read_only && flags & tf::READ_ONLY != 0, "it is read-only now"),
+        (lacks(geometry.write_cache, tf::SEND_FLUSH), "it has no flush any more"),
+        (lacks(geometry.fua, tf::SEND_FUA), "it has no FUA any more"),
+        (made.1.min_block > geometry.logical_block, "its blocks are larger now"),
     ];
     match needed.iter().find(|(missing, _)| *missing) {
         Some((_, why)) => Err((*why).to_owned()),

@@ -7,15 +7,18 @@
 //!
 //! A connection that ends is made anew; meanwhile IOs wait, for `GONE_MAX` at most. What was not
 //! answered is sent again. What was answered and not flushed may be lost, if it was the server that
-//! went: one flush fails for that, and the engine informs all sessions.
+//! went: one flush fails for that, and the engine informs all sessions (`changes.rs`). A device
+//! that is closed is flushed (`last_flush.rs`). What is unflushed when this process ends is known
+//! to nobody, so the cache id of the export depends on the process (`state/clean_stop.rs`).
 
+mod changes;
 mod dialer;
+mod last_flush;
 mod queue;
 mod shared;
 
 use std::io;
 use std::rc::Rc;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
 
 use nbd_bridge::client::Offered;
@@ -29,6 +32,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Clock, Fd, Ring};
 use rtrs_core::time::Duration;
 
+use self::changes::{ANSWER_MAX, Changes};
 use self::queue::NbdDevice;
 pub use self::shared::NbdOptions;
 use self::shared::Shared;
@@ -59,6 +63,15 @@ impl NbdSource {
     /// # Errors
     /// What is wrong with it, in a sentence for people.
     pub fn open(text: &str, how: NbdOptions) -> Result<Self, BackendError> {
+        Self::open_within(text, how, ANSWER_MAX)
+    }
+
+    /// Connects to a server, with a limit for the flush of one connection that another one needs.
+    fn open_within(
+        text: &str,
+        how: NbdOptions,
+        answer_max: Duration,
+    ) -> Result<Self, BackendError> {
         let system =
             |error| BackendError::new(text, "cannot be opened", "try again").because(error);
         let at = how.clone();
@@ -73,6 +86,7 @@ impl NbdSource {
             }
         };
         let geometry = geometry(text, &how, &offered)?;
+        let multi = offered.flags & tf::CAN_MULTI_CONN != 0;
         let (dialer, wanted) = mpsc::channel();
         let shared = Arc::new(Shared {
             text: text.to_owned(),
@@ -81,20 +95,18 @@ impl NbdSource {
             how,
             dialer,
             first: Mutex::new(Some((fd, offered))),
-            changes: AtomicU64::new(0),
-            settled: AtomicU64::new(0),
-            losses: AtomicU64::new(0),
-            reported: AtomicU64::new(0),
+            multi,
+            changes: Changes::new(answer_max),
         });
         dialer::start(&shared, wanted).map_err(system)?;
-        let single = if offered.flags & tf::CAN_MULTI_CONN == 0 {
+        let single = if multi {
+            None
+        } else {
             let of = Arc::clone(&shared);
             let open = move |core: &Core| open_queue(&of, core);
             let size = Arc::clone(&shared.size);
             let started = Single::start((shared.geometry.clone(), size), open);
             Some(started.map_err(system)?)
-        } else {
-            None
         };
         Ok(Self { shared, single })
     }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
@@ -17,12 +17,16 @@ use rtrs_core::extents;
 use rtrs_core::mem::{IoVecs, MemSlice, Region};
 use rtrs_core::rt::{Fd, Op, OpId, Port, Ring};
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Instant, earliest};
+use rtrs_core::time::{Duration, Instant, earliest};
 
+use super::changes::{Account, Peers};
+use super::last_flush;
 use super::shared::{GONE_MAX, Shared, Wanted};
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
+/// One row is for a flush that another connection needs.
+const ROWS: usize = INFLIGHT_MAX + 1;
 /// Slices of one send: a head and data for each of 128 requests.
 const SLICES: usize = 256;
 /// Bytes after which a send is long enough.
@@ -31,18 +35,32 @@ const SEND_BYTES: usize = 1 << 20;
 const BUFFER: usize = 64 << 10;
 /// What is looked at to find what follows.
 const HEAD: usize = 32;
+/// Time between two looks at a flush that waits for other connections.
+const WAIT_STEP: Duration = Duration::from_millis(500);
 
 const SEND: u64 = 0;
 const RECEIVE: u64 = 1;
 
-/// An accepted IO.
+/// A request that is not answered.
 struct Slot {
-    tag: u64,
+    /// Tag of an accepted IO; None for a flush that another connection needs.
+    tag: Option<u64>,
     op: IoOp,
     flags: IoFlags,
     buf: Option<MemSlice>,
-    /// Of a flush: all changes that were answered before it.
+    /// Changes that a flush has to cover; unused by other operations.
     mark: u64,
+}
+
+/// A flush that is answered, and waits for the flushes of other connections.
+struct WaitingFlush {
+    tag: u64,
+    mark: u64,
+    /// Time that the shard has waited. A pause of the process counts as one step: the shards of
+    /// the other connections were paused too.
+    waited: Duration,
+    /// Time of the last look.
+    seen: Option<Instant>,
 }
 
 /// Data of a read that is on its way.
@@ -72,6 +90,12 @@ pub(super) struct NbdDevice {
     requests: Requests,
     /// By row of `requests`.
     slots: Box<[Option<Slot>]>,
+    /// Whether one of them is a flush that another connection needs.
+    helps: bool,
+    account: Arc<Account>,
+    peers: Peers,
+    waiting: VecDeque<WaitingFlush>,
+    structured: bool,
     /// Rows whose requests are to be sent, in that order.
     to_send: VecDeque<u32>,
     /// The heads of requests, by row.
@@ -97,15 +121,18 @@ impl NbdDevice {
         wake: WakeHandle,
         first: Option<(Fd, Offered)>,
     ) -> io::Result<Self> {
-        let mut requests = Requests::new(INFLIGHT_MAX as u32);
+        let mut requests = Requests::new(ROWS as u32);
         let alive = Arc::default();
+        let (heads, buffer) = (Region::new(ROWS * RequestHeader::LEN)?, Region::new(BUFFER)?);
+        let structured = first.as_ref().is_some_and(|(_, offered)| offered.structured);
         let link = match first {
-            Some((fd, offered)) => {
-                requests.reconnect(offered.structured);
+            Some((fd, _)) => {
+                requests.reconnect(structured);
                 Link::Up(fd)
             }
             None => ask(shared, &alive, &wake),
         };
+        let account = shared.changes.join(wake.clone());
         Ok(Self {
             geometry: Geometry { size: shared.size.get(), ..shared.geometry.clone() },
             shared: Arc::clone(shared),
@@ -113,13 +140,18 @@ impl NbdDevice {
             wake,
             link,
             requests,
-            slots: (0..INFLIGHT_MAX).map(|_| None).collect(),
-            to_send: VecDeque::with_capacity(INFLIGHT_MAX),
-            heads: Region::new(INFLIGHT_MAX * RequestHeader::LEN)?,
+            slots: (0..ROWS).map(|_| None).collect(),
+            helps: false,
+            account,
+            peers: Peers::default(),
+            waiting: VecDeque::with_capacity(INFLIGHT_MAX),
+            structured,
+            to_send: VecDeque::with_capacity(ROWS),
+            heads,
             vecs: Some(IoVecs::new(SLICES)),
             sending: None,
             receiving: None,
-            buffer: Region::new(BUFFER)?.whole(),
+            buffer: buffer.whole(),
             filled: (0, 0),
             incoming: None,
             accepted: 0,
@@ -161,10 +193,11 @@ impl NbdDevice {
         self.sending = Some(self.port.submit(Op::SendMsg { fd, iov }, SEND));
     }
 
-    /// Gives the ring room for what comes.
+    /// Gives the ring room for what comes. Nothing is received while nothing is asked for, so that
+    /// an idle connection can be handed on (`last_flush.rs`).
     fn receive(&mut self) {
         let Link::Up(fd) = &self.link else { return };
-        if self.receiving.is_some() {
+        if self.receiving.is_some() || self.accepted == 0 && !self.helps {
             return;
         }
         let (start, end) = self.filled;
@@ -242,19 +275,72 @@ impl NbdDevice {
         }
     }
 
-    /// An IO has ended.
-    fn end(&mut self, row: u32, mut status: IoStatus) {
+    /// Ends a request. A flush that succeeded goes on to wait for other connections.
+    fn end(&mut self, row: u32, status: IoStatus) {
         let Some(slot) = self.slots[row as usize].take() else {
             unreachable!("a row of `requests` has its slot")
         };
-        if status.is_ok() && slot.op.changes() && !slot.flags.fua {
-            self.shared.changed();
+        let Slot { op, mark, .. } = slot;
+        if status.is_ok() && op.changes() && !slot.flags.fua {
+            self.shared.changes.add(&self.account);
         }
-        if status.is_ok() && slot.op == IoOp::Flush && !self.shared.flushed(slot.mark) {
-            status = IoStatus::Io;
+        if status.is_ok() && op == IoOp::Flush {
+            self.account.settle(mark);
+            self.shared.changes.wake_waiting();
         }
+        let Some(tag) = slot.tag else {
+            self.helps = false;
+            if !status.is_ok() {
+                self.shared.log_loss(&self.account, &format!("a flush failed: {status}"));
+                self.shared.changes.wake_waiting();
+            }
+            return;
+        };
         self.accepted -= 1;
-        self.done.push(slot.tag, status);
+        if status.is_ok() && op == IoOp::Flush {
+            self.shared.changes.count_waiting(true);
+            self.waiting.push_back(WaitingFlush { tag, mark, waited: Duration::ZERO, seen: None });
+        } else {
+            self.done.push(tag, status);
+        }
+    }
+
+    /// Ends flushes whose changes are settled on all connections.
+    fn end_flushes(&mut self, now: Instant) -> bool {
+        let changes = &self.shared.changes;
+        let before = self.done.len();
+        while let Some(flush) = self.waiting.front_mut() {
+            let step = now.since(flush.seen.unwrap_or(now)).min(WAIT_STEP);
+            (flush.waited, flush.seen) = (flush.waited + step, Some(now));
+            if !self.peers.are_settled(changes, flush.mark) {
+                if flush.waited < changes.answer_max {
+                    break;
+                }
+                let silent = self.peers.give_up(changes, flush.mark);
+                tracing::error!(
+                    "{}: {silent} connections do not answer a flush that another one has answered; \
+                     writes that were not flushed may be lost, and the flush fails",
+                    self.shared.text
+                );
+            }
+            let status = if changes.report() { IoStatus::Ok } else { IoStatus::Io };
+            self.done.push(flush.tag, status);
+            self.waiting.pop_front();
+            changes.count_waiting(false);
+        }
+        self.done.len() > before
+    }
+
+    /// Sends a flush that another connection needs.
+    fn help(&mut self) {
+        if self.helps || !matches!(self.link, Link::Up(_)) || !self.account.is_requested() {
+            return;
+        }
+        let Some(row) = self.requests.add(cmd::FLUSH, 0, 0, 0) else { return };
+        let (op, flags, mark) = (IoOp::Flush, IoFlags::default(), self.shared.changes.mark());
+        self.slots[row as usize] = Some(Slot { tag: None, op, flags, buf: None, mark });
+        self.helps = true;
+        self.to_send.push_back(row);
     }
 
     /// The connection cannot be used any more.
@@ -276,7 +362,8 @@ impl NbdDevice {
         {
             return;
         }
-        self.shared.lost_connection();
+        self.shared.log_loss(&self.account, "the connection has ended");
+        self.shared.changes.wake_waiting();
         (self.filled, self.incoming) = ((0, 0), None);
         self.to_send.clear();
         let rows = (0u32..).zip(&self.slots);
@@ -293,6 +380,7 @@ impl NbdDevice {
                 let block = u64::from(self.geometry.logical_block);
                 self.shared.size.set(offered.size / block * block);
             }
+            self.structured = offered.structured;
             self.requests.reconnect(offered.structured);
             self.link = Link::Up(Fd::new(fd));
             self.gone = false;
@@ -362,19 +450,19 @@ impl BlockDevice for NbdDevice {
     }
 
     fn submit(&mut self, io: Io) -> Result<(), Io> {
-        if self.inflight() >= INFLIGHT_MAX {
+        if self.accepted + self.waiting.len() + self.done.len() >= INFLIGHT_MAX {
             return Err(io);
         }
         self.refresh();
-        let mark = self.shared.mark();
+        let mark = self.shared.changes.mark();
         let status = match self.geometry.check(&io) {
             IoStatus::Ok if io.op == IoOp::Extents => {
                 io.buf.iter().for_each(|room| extents::all_data(room, io.len));
                 Err(IoStatus::Ok)
             }
             IoStatus::Ok if io.op == IoOp::Flush && !self.geometry.write_cache => {
-                let known = self.shared.flushed(mark);
-                Err(if known { IoStatus::Ok } else { IoStatus::Io })
+                self.peers.settle(&self.shared.changes, mark);
+                Err(if self.shared.changes.report() { IoStatus::Ok } else { IoStatus::Io })
             }
             IoStatus::Ok if self.gone => Err(IoStatus::TimedOut),
             IoStatus::Ok => Ok(()),
@@ -388,8 +476,11 @@ impl BlockDevice for NbdDevice {
         let Some(row) = self.requests.add(command, flags, io.offset, io.len) else {
             return Err(io);
         };
+        if io.op == IoOp::Flush {
+            self.peers.request(&self.shared.changes, &self.account, mark);
+        }
         let Io { tag, op, flags, buf, .. } = io;
-        self.slots[row as usize] = Some(Slot { tag, op, flags, buf, mark });
+        self.slots[row as usize] = Some(Slot { tag: Some(tag), op, flags, buf, mark });
         self.accepted += 1;
         self.to_send.push_back(row);
         Ok(())
@@ -431,6 +522,8 @@ impl BlockDevice for NbdDevice {
             problem.iter().for_each(|why| self.lose(why));
         }
         self.ended();
+        busy |= self.end_flushes(now);
+        self.help();
         self.send();
         self.receive();
         busy
@@ -441,7 +534,7 @@ impl BlockDevice for NbdDevice {
     }
 
     fn inflight(&self) -> usize {
-        self.accepted + self.done.len()
+        self.accepted + self.waiting.len() + self.done.len() + usize::from(self.helps)
     }
 
     fn rests(&self) -> bool {
@@ -454,7 +547,29 @@ impl BlockDevice for NbdDevice {
             Link::Down(_, Some(since)) if !self.gone => Some(since + GONE_MAX),
             _ => None,
         };
-        earliest(self.done.deadline(), gone)
+        let waits = self.waiting.front().and_then(|flush| flush.seen);
+        let waits = waits.map(|seen| seen + WAIT_STEP);
+        earliest(self.done.deadline(), earliest(gone, waits))
+    }
+}
+
+impl Drop for NbdDevice {
+    /// Hands an idle connection with unsettled changes on to its last flush.
+    fn drop(&mut self) {
+        (0..self.waiting.len()).for_each(|_| self.shared.changes.count_waiting(false));
+        let idle = self.receiving.is_none() && self.slots.iter().all(Option::is_none);
+        if idle && !self.geometry.write_cache {
+            self.account.settle(self.shared.changes.mark());
+        }
+        if let Link::Up(fd) = &self.link
+            && idle
+            && self.account.owes_any()
+            && let Ok(fd) = fd.as_fd().try_clone_to_owned()
+        {
+            return last_flush::begin(&self.shared, &self.account, fd, self.structured);
+        }
+        self.shared.log_loss(&self.account, "a device is closed with requests in flight");
+        self.shared.changes.leave(&self.account);
     }
 }
 

@@ -1,7 +1,6 @@
-//! What all shards know about one export of an NBD server, and what may be lost there.
+//! State of one export of an NBD server, shared by all shards.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 
 use nbd_bridge::ServerAddress;
@@ -9,6 +8,8 @@ use nbd_bridge::client::Offered;
 use parking_lot::Mutex;
 use rtrs_core::block::{Geometry, SharedSize, WakeHandle};
 use rtrs_core::time::Duration;
+
+use super::changes::{Account, Changes};
 
 /// How long IOs wait for a server that is gone.
 pub(super) const GONE_MAX: Duration = Duration::from_secs(300);
@@ -51,45 +52,20 @@ pub(super) struct Shared {
     pub(super) dialer: mpsc::Sender<Wanted>,
     /// The connection that it was opened with, for the first shard.
     pub(super) first: Mutex<Option<(OwnedFd, Offered)>>,
-    /// Changes that were answered without being durable.
-    pub(super) changes: AtomicU64,
-    /// A good flush has covered, or a loss has counted, so many of them.
-    pub(super) settled: AtomicU64,
-    /// Times that changes may have been lost.
-    pub(super) losses: AtomicU64,
-    /// Losses that a flush has failed for.
-    pub(super) reported: AtomicU64,
+    /// The server allows several connections, and each shard has its own.
+    pub(super) multi: bool,
+    /// What may be lost with the server.
+    pub(super) changes: Changes,
 }
 
 impl Shared {
-    /// A change was answered that is not durable.
-    pub(super) fn changed(&self) {
-        self.changes.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// All changes that were answered by now.
-    pub(super) fn mark(&self) -> u64 {
-        self.changes.load(Ordering::SeqCst)
-    }
-
-    /// A connection has ended, perhaps with its server.
-    pub(super) fn lost_connection(&self) {
-        let mark = self.mark();
-        if self.settled.fetch_max(mark, Ordering::SeqCst) < mark {
-            self.losses.fetch_add(1, Ordering::SeqCst);
+    /// Counts a loss if changes of a connection are unsettled, and logs why.
+    pub(super) fn log_loss(&self, account: &Account, why: &str) {
+        if self.changes.lose(account) {
             tracing::error!(
-                "{}: the connection has ended with writes that were not flushed; they may be lost, \
-                 and the next flush fails",
+                "{}: {why}; writes that were not flushed may be lost, and the next flush fails",
                 self.text
             );
         }
-    }
-
-    /// A flush that began after `mark` changes is good as far as the server knows. False when it
-    /// has to report a loss.
-    pub(super) fn flushed(&self, mark: u64) -> bool {
-        self.settled.fetch_max(mark, Ordering::SeqCst);
-        let losses = self.losses.load(Ordering::SeqCst);
-        self.reported.fetch_max(losses, Ordering::SeqCst) >= losses
     }
 }

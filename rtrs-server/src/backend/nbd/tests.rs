@@ -1,6 +1,9 @@
 //! The backend with servers of others: nbdkit, qemu-nbd and nbd-server. The contract of a backend,
 //! servers that go and come back, and what is refused.
 
+mod model;
+mod store;
+
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};

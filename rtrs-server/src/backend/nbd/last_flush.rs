@@ -1,0 +1,37 @@
+//! The last flush over a connection whose device is closed, on a thread of its own.
+//!
+//! A device closes with the last session that has its export open. What it has written since its
+//! last flush is made durable then: the server may be restarted before the next session comes, and
+//! no connection would be left that ends with a loss.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread;
+
+use nbd_bridge::flush;
+use rtrs_core::time::Duration;
+
+use super::changes::Account;
+use super::shared::Shared;
+
+/// Time for the flush.
+const FLUSH_MAX: Duration = Duration::from_secs(30);
+
+/// Flushes over an idle connection, closes the connection, and removes its account. What is not
+/// flushed counts as a loss.
+pub(super) fn begin(shared: &Arc<Shared>, account: &Arc<Account>, fd: OwnedFd, structured: bool) {
+    let of = Arc::clone(shared);
+    let own = Arc::clone(account);
+    let thread = thread::Builder::new().name("nbd-flush".into()).spawn(move || {
+        let mark = of.changes.mark();
+        match flush(fd, structured, FLUSH_MAX) {
+            Ok(()) => own.settle(mark),
+            Err(error) => of.log_loss(&own, &format!("a closed device cannot be flushed: {error}")),
+        }
+        of.changes.leave(&own);
+    });
+    if let Err(error) = thread {
+        shared.log_loss(account, &format!("a closed device cannot be flushed: {error}"));
+        shared.changes.leave(account);
+    }
+}
