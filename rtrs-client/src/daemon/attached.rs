@@ -338,7 +338,9 @@ impl AttachedSession {
     /// Saves which volumes share the session, for one that takes over all of them.
     fn save_session(&mut self) {
         let several = self.volumes.len() > 1;
-        for volume in self.volumes.iter_mut().filter(|volume| volume.was_attached) {
+        let is_device = |volume: &&mut Volume| matches!(volume.front, Front::Device(_));
+        let attached = self.volumes.iter_mut().filter(|volume| volume.was_attached);
+        for volume in attached.filter(is_device) {
             let Some(saved) = &volume.saved else { continue };
             if !several {
                 // Of a process before this one.

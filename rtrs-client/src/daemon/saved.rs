@@ -3,9 +3,9 @@
 //! identity of the export; and, of volumes that share a session, which one and the settings that
 //! each has of its own. For udev: which device a volume has.
 //!
-//! Files beside the control socket, each replaced as a whole. Volumes behind a device of the kernel
-//! have them; one that is detached removes them. The first two are written by the thread that
-//! forwards the session's events.
+//! Files beside the control socket, each replaced as a whole; a volume that is detached removes
+//! them. All volumes have the first two, which the thread writes that forwards the session's
+//! events; volumes behind a device of the kernel have the others.
 
 use std::collections::BTreeMap;
 use std::io;

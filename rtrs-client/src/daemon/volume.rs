@@ -164,7 +164,7 @@ pub(crate) fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
     let (fronts, uri, saved) = front(plan)?;
     let config = VolumeConfig {
         identity: pinned(plan, saved.as_ref())?,
-        inherited_epoch: saved.as_ref().filter(|_| plan.takes_over()).and_then(Saved::epoch),
+        inherited_epoch: inherited(plan, saved.as_ref()),
         ..volume_config(&plan.session)
     };
     Ok(Prepared { config, fronts, control, uri, saved, reached })
@@ -198,7 +198,7 @@ fn front(plan: &AttachPlan) -> Result<(MakeFrontEnds, Option<String>, Option<Sav
             None => bound,
         };
         let uri = Some(bound.uri(export));
-        Ok((nbd::at(bound, bridge), uri, None))
+        Ok((nbd::at(bound, bridge), uri, Some(Saved::new(&plan.run_dir, export)?)))
     };
     match &plan.front {
         Front::Socket(path) => listen(Endpoint::Unix(path.clone())),
@@ -215,6 +215,13 @@ fn front(plan: &AttachPlan) -> Result<(MakeFrontEnds, Option<String>, Option<Sav
             Ok((fronts, None, Some(Saved::new(&plan.run_dir, export)?)))
         }
     }
+}
+
+/// The epoch in which a process that died may have left unflushed writes. NBD users of a socket or
+/// an address connect to the next process by themselves; users of a device only by a takeover.
+fn inherited(plan: &AttachPlan, saved: Option<&Saved>) -> Option<u64> {
+    let is_device = matches!(plan.front, Front::Device(_));
+    saved.filter(|_| !is_device || plan.takes_over())?.epoch()
 }
 
 /// The identity that a volume must have, if it is known before it opens.
@@ -329,6 +336,23 @@ mod tests {
         assert!(error.contains("cannot read which export the dead process used"), "{error}");
         assert_eq!(pin(&device(Some(SAID), false)), Ok(Some(said)));
         assert_eq!(pin(&device(None, true)), Ok(None));
+        std::fs::remove_dir_all(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_process_behind_a_socket_inherits_the_epoch_of_one_that_died() {
+        let name = format!("rtrs-inherited-{}", std::process::id());
+        let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+        dir.make().unwrap();
+        let saved = Saved::new(&dir, "v").unwrap();
+        let epoch = |front| inherited(&plan(front, None, false), Some(&saved));
+        assert_eq!(epoch("socket: /s"), None);
+        saved.save_epoch(7);
+        assert_eq!(epoch("socket: /s"), Some(7));
+        assert_eq!(epoch("device: auto\ntakeover: true"), Some(7));
+        assert_eq!(epoch("device: auto"), None, "its users are gone");
+        saved.forget();
+        assert_eq!(epoch("socket: /s"), None, "detached");
         std::fs::remove_dir_all(dir.path()).unwrap();
     }
 
