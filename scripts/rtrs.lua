@@ -88,6 +88,8 @@ local f = {
     ext_discover = ProtoField.bool("rtrs.ext.discover", "DISCOVER", 32, nil, 64),
     ext_auth = ProtoField.bool("rtrs.ext.authenticate", "Has to authenticate", 32, nil, 128),
     ext_idle = ProtoField.bool("rtrs.ext.idle", "Rare heartbeats of idle paths", 32, nil, 512),
+    ext_process = ProtoField.bool("rtrs.ext.has_process", "Process", 32, nil, 1024),
+    process = ProtoField.bytes("rtrs.ext.process", "Process of the server"),
     idle_ms = ProtoField.uint32("rtrs.ext.idle_ms", "Milliseconds between these at most"),
     server_id = ProtoField.bytes("rtrs.ext.server_id", "Server ID, or eviction secret"),
 
@@ -163,6 +165,7 @@ local r = {
     auth_count = ProtoField.uint8("rnbd.auth.count", "Keys or certificates"),
     auth_scheme = ProtoField.uint16("rnbd.auth.scheme", "SignatureScheme", base.HEX),
     fence_cnt = ProtoField.uint16("rnbd.fence.recon_cnt", "Its connects"),
+    fence_process = ProtoField.bytes("rnbd.fence.process", "Its process of the server"),
 }
 rnbd.fields = r
 
@@ -256,6 +259,7 @@ local function con_rsp(tree, range)
             { f.ext_cache, 24, 4 }, { f.ext_identity, 24, 4 }, { f.ext_changed, 24, 4 },
             { f.ext_times, 24, 4 }, { f.ext_discover, 24, 4 }, { f.ext_auth, 24, 4 },
             { f.ext_idle, 24, 4 }, { f.server_id, 28, 16 }, { f.idle_ms, 44, 4 },
+            { f.ext_process, 24, 4 }, { f.process, 48, 6 },
         })
     end
 end
@@ -337,7 +341,8 @@ local function user_message(tree, range, is_answer)
     elseif kind == 0x8004 then
         add_all(sub, range, { { r.auth_version, 2, 2 } })
     elseif kind == 0x8001 then
-        add_all(sub, range, { { r.fence_path, 4, 16 }, { r.fence_cnt, 20, 2 } })
+        add_all(sub, range, { { r.fence_path, 4, 16 }, { r.fence_cnt, 20, 2 },
+            { r.fence_process, 22, 6 } })
     end
     sub:append_text(", " .. title)
     return title

@@ -398,6 +398,13 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether no write of an earlier process of the server can take effect any more: that process
+    /// held a lock until its last write had ended, and this one holds the lock now. True too where
+    /// the content ended with that process.
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
     /// Where the error of a lost write is reported to one sync only, whichever comes first, the
     /// success of a sync says something only when those beside it are known.
     fn shared_errors(&self) -> SharedErrors {

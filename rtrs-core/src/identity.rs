@@ -52,6 +52,26 @@ impl ServerId {
     }
 }
 
+/// One process of a server, in 48 bits. A client tells the processes of one server apart by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerProcess(pub [u8; 6]);
+
+impl ServerProcess {
+    /// Stands for an unknown process.
+    pub const NONE: Self = Self([0; 6]);
+
+    /// The low bits of a number that the process has drawn.
+    pub const fn new(number: u64) -> Self {
+        let [a, b, c, d, e, f, ..] = number.to_le_bytes();
+        Self([a, b, c, d, e, f])
+    }
+
+    /// Whether both are known, and are not the same process.
+    pub fn differs(self, other: Self) -> bool {
+        self != other && self != Self::NONE && other != Self::NONE
+    }
+}
+
 /// One export: the same as long as the same disk or file is behind it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExportId {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
 use rtrs_core::gateway::Standing;
-use rtrs_core::identity::{EvictionSecret, ExportId};
+use rtrs_core::identity::{EvictionSecret, ExportId, ServerProcess};
 use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{
@@ -145,7 +145,13 @@ fn check_handshake(vectors: &Vectors) {
         assert_eq!(Extensions::decode(&rsp.ext), Extensions::default());
     }
     let identity = Some(uuid(0xc0));
-    let ours = Extensions { identity, times: true, idle_ms: Some(30_000), ..Extensions::OURS };
+    let ours = Extensions {
+        identity,
+        times: true,
+        idle_ms: Some(30_000),
+        process: Some(ServerProcess([0xf0, 0xf1, 0xf2, 0xf3, 0xf4, 0xf5])),
+        ..Extensions::OURS
+    };
     let rsp = ConnRsp { ext: ours.encode(), ..ConnRsp::accept(Limits::DEFAULT, true) };
     assert_eq!(Extensions::decode(&rsp.ext), ours);
     vectors.check("con_rsp_accept_ours", rsp, rsp.encode(), ConnRsp::decode);
@@ -242,8 +248,10 @@ fn check_io(vectors: &Vectors) {
         vectors.check_read(name, ReadMsg { usr_len, need_inval: true, desc });
     }
     let path = PathUuid(std::array::from_fn(|i| 0xa0 + i as u8));
-    let fence = Fence { path, recon_cnt: 3 };
+    let fence = Fence { path, recon_cnt: 3, process: ServerProcess::NONE };
     vectors.check("fence", fence, fence.encode(), Fence::decode);
+    let fence = Fence { process: ServerProcess([0xf0, 0xf1, 0xf2, 0xf3, 0xf4, 0xf5]), ..fence };
+    vectors.check("fence_process", fence, fence.encode(), Fence::decode);
     for (name, away) in [("move_here", false), ("move_away", true)] {
         let message = Move { device_id: 7, away };
         vectors.check(name, message, message.encode(), Move::decode);

@@ -28,6 +28,7 @@ use rtrs_core::fabric::{
     ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion,
     WorkRequest, WrOp,
 };
+use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::{
     ConnIndex, CoreIndex, PathUuid, PermitId, ProviderIndex, QpNum, Rkey, SessionId,
 };
@@ -442,7 +443,9 @@ impl Rig {
             _ if fields & 1 == 0 => SessInfo { ver: fields >> 1 }.encode().to_vec(),
             _ => {
                 let path = PathUuid([1 + (fields >> 1) % PATHS; 16]);
-                Fence { path, recon_cnt: u16::from(fields >> 4) }.encode().to_vec()
+                Fence { path, recon_cnt: u16::from(fields >> 4), process: ServerProcess::NONE }
+                    .encode()
+                    .to_vec()
             }
         };
         // The data lie before the header; of a read only their room.

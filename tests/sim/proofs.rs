@@ -23,6 +23,7 @@ use rtrs_client::{
 use rtrs_core::block::{BlockDevice, Core, Io, IoFlags, IoOp};
 use rtrs_core::fabric::sim::{BindMode, NodeId, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{Fabric, FabricEvent, PdUse};
+use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::{CoreIndex, PathUuid, ProviderIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::mem::Region;
@@ -561,7 +562,14 @@ impl Run {
             // No proof, but anything else.
             _ => {
                 played.send_open(0, "vol1", AccessMode::ReadWrite);
-                played.send_fence(1, Fence { path: PathUuid([uuid(1, 1); 16]), recon_cnt: 99 });
+                played.send_fence(
+                    1,
+                    Fence {
+                        path: PathUuid([uuid(1, 1); 16]),
+                        recon_cnt: 99,
+                        process: ServerProcess::NONE,
+                    },
+                );
                 for permit in 2..8 {
                     let io = io_header(Rw::WRITE, 0, 512);
                     played.send_write((0, permit), io, &[0xbb; 512]);

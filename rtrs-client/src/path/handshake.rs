@@ -21,7 +21,7 @@ use rtrs_core::wire::{
     AUTH_VERSION, AccessMode, Auth, Challenge, ChallengeRsp, ClientExtensions, Close, ConnReq,
     ConnRsp, Discover, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Move, Name, Open,
     OpenRefusal, OpenRsp, OpenRspTail, Page, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg,
-    errno_name,
+    errno, errno_name,
 };
 
 pub(crate) use super::refusal::{
@@ -138,6 +138,8 @@ pub(crate) enum ServiceEvent {
     Closed,
     /// The server has begun to move a device, or has not, with this errno.
     Moves(u16),
+    /// The process of the server cannot answer for the one to which the path led.
+    FenceRefused,
     /// The path that was meant is fenced off.
     Fenced,
     /// Exports were listed.
@@ -546,6 +548,7 @@ impl ServiceConnection {
             }
             Step::Close => Ok(ServiceEvent::Closed),
             Step::Move => Ok(ServiceEvent::Moves(answer.errno)),
+            Step::Fence if answer.errno == errno::ENOLCK => Ok(ServiceEvent::FenceRefused),
             Step::Fence if answer.errno != 0 => {
                 Err(format!("the server refused a fence: {}", errno_name(answer.errno)))
             }

@@ -8,6 +8,7 @@
 //! an enum with its codes on the wire.
 
 use super::WireError;
+use crate::identity::ServerProcess;
 use crate::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 
 /// The first `N` bytes of a message.
@@ -101,7 +102,7 @@ macro_rules! fields {
     )+};
 }
 fields! { integers u8 u16 i16 u32 u64 }
-fields! { newtypes Rkey PermitId ConnIndex PathUuid SessionId super::Rw }
+fields! { newtypes Rkey PermitId ConnIndex PathUuid SessionId ServerProcess super::Rw }
 
 /// Declares a message: its length in bytes, its name in docs/PROTOCOL.md, its fields with their
 /// offsets. `at & mask` is a flag in a byte. With a type number in front of the fields, which bytes

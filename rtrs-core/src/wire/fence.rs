@@ -8,6 +8,7 @@
 
 use super::bytes::{put, take, u32_at};
 use super::error::WireError;
+use crate::identity::ServerProcess;
 use crate::ids::PathUuid;
 
 /// Opens the extensions in CON_RSP.
@@ -22,8 +23,9 @@ const DISCOVER: u32 = 64;
 const AUTHENTICATE: u32 = 128;
 const GATEWAYS: u32 = 256;
 const IDLE: u32 = 512;
+const PROCESS: u32 = 1024;
 
-/// What a server keeps to and can do beyond the kernel's: 28 bytes at 20 of CON_RSP, where kernels
+/// What a server keeps to and can do beyond the kernel's: 36 bytes at 20 of CON_RSP, where kernels
 /// have zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
@@ -54,6 +56,8 @@ pub struct Extensions {
     /// It takes what HB_MSG announces ([`Imm::Heartbeat`](super::Imm::Heartbeat)): the longest time
     /// between two of an idle path that it waits for, in milliseconds.
     pub idle_ms: Option<u32>,
+    /// Which process of the server it is. A FENCE names the process to which its path led.
+    pub process: Option<ServerProcess>,
 }
 
 impl Extensions {
@@ -69,6 +73,7 @@ impl Extensions {
         authenticate: false,
         gateways: false,
         idle_ms: None,
+        process: None,
     };
 
     /// As the room for extensions of CON_RSP holds it.
@@ -86,12 +91,14 @@ impl Extensions {
                 (self.authenticate, AUTHENTICATE),
                 (self.gateways, GATEWAYS),
                 (self.idle_ms.is_some(), IDLE),
+                (self.process.is_some(), PROCESS),
             ];
             let bits = bits.iter().fold(0, |all, (has, bit)| if *has { all | bit } else { all });
             put(&mut out, 0, MARK);
             put(&mut out, 4, bits.to_le_bytes());
             put(&mut out, 8, self.identity.unwrap_or_default());
             put(&mut out, 24, self.idle_ms.unwrap_or_default().to_le_bytes());
+            put(&mut out, 28, self.process.unwrap_or(ServerProcess::NONE).0);
         }
         out
     }
@@ -114,6 +121,7 @@ impl Extensions {
             authenticate: bits & AUTHENTICATE != 0,
             gateways: bits & GATEWAYS != 0,
             idle_ms: (bits & IDLE != 0).then(|| u32_at(ext, 24)),
+            process: (bits & PROCESS != 0).then(|| ServerProcess(take(ext, 28))),
         }
     }
 }
@@ -125,6 +133,9 @@ message! {
         4 path: PathUuid,
         /// Its last connect that is meant, as CON_REQ counts them; earlier ones are meant too.
         20 recon_cnt: u16,
+        /// The server's process to which that connect led; [`ServerProcess::NONE`] if it named
+        /// none.
+        22 process: ServerProcess,
     }
 }
 
@@ -150,11 +161,11 @@ mod tests {
             other[at] = byte;
             assert_eq!(Extensions::decode(&other), Extensions::default(), "byte {at}");
         }
-        for bits in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 0x3ff_u16] {
+        for bits in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 0x7ff_u16] {
             let mut other = ours;
             other[4..6].copy_from_slice(&bits.to_le_bytes());
             let has = |bit| bits & bit != 0;
-            (other[8], other[24], other[25]) = (7, 0x30, 0x75);
+            (other[8], other[24], other[25], other[33]) = (7, 0x30, 0x75, 9);
             let mut id = [0; 16];
             id[0] = 7;
             let expected = Extensions {
@@ -168,9 +179,10 @@ mod tests {
                 authenticate: has(128),
                 gateways: has(256),
                 idle_ms: has(512).then_some(30_000),
+                process: has(1024).then_some(ServerProcess([0, 0, 0, 0, 0, 9])),
             };
             assert_eq!(Extensions::decode(&other), expected);
-            if bits == 0x3ff {
+            if bits == 0x7ff {
                 assert_eq!(expected.encode(), other);
             }
         }
@@ -178,7 +190,11 @@ mod tests {
 
     #[test]
     fn a_fence_survives_and_covers_what_came_before() {
-        let fence = Fence { path: PathUuid([7; 16]), recon_cnt: 3 };
+        let fence = Fence {
+            path: PathUuid([7; 16]),
+            recon_cnt: 3,
+            process: ServerProcess::new(0x0102_0304_0506),
+        };
         assert_eq!(Fence::decode(&fence.encode()), Ok(fence));
         assert!(Fence::decode(&fence.encode()[..27]).is_err());
         assert!(Fence::decode(&[5; 28]).is_err());

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use rtrs_core::fabric::{ProtectionDomain, Who};
-use rtrs_core::identity::{EvictionKey, ServerId};
+use rtrs_core::identity::{EvictionKey, ServerId, ServerProcess};
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::proto::ping::PingServerConfig;
@@ -23,6 +23,13 @@ pub struct ServerInstance {
     pub boot: u64,
     /// Of this process.
     pub process: u64,
+}
+
+impl ServerInstance {
+    /// The process, as clients know it; None if it has no number.
+    pub fn process(self) -> Option<ServerProcess> {
+        Some(ServerProcess::new(self.process)).filter(|process| *process != ServerProcess::NONE)
+    }
 }
 
 /// What every session of a server is made with.

@@ -401,7 +401,7 @@ impl Cluster {
         let Options { disk, work, .. } = &self.options;
         let disk = Disk::new(*disk, work.sectors, false, Plant::None, strangers.prng.fork());
         disk.set_now(self.world.now());
-        let instance = ServerInstance { boot: 1, process: 1 };
+        let instance = ServerInstance { boot: 1, process: 1 << 32 };
         let params =
             SessionParams { server_id, cores: 1, ..server_params(&self.options, instance) };
         let (source, epoch) = (Arc::new(disk.clone()), SyncEpoch::unkept(1));

@@ -54,7 +54,7 @@ pub(super) fn ask(
     let (Some(recon_cnt), None) = (fence.recon_cnt(), fence.asked()) else {
         return Fencing::Waits;
     };
-    let fence = Fence { path: paths[path].uuid(), recon_cnt };
+    let fence = Fence { path: paths[path].uuid(), recon_cnt, process: fence.process() };
     let free = !paths.is_using(permit);
     let closed = paths[path].state() != PathState::Closing;
     // Another server knows nothing of it.
@@ -62,7 +62,11 @@ pub(super) fn ask(
     let same = |other: &Path| other.server() == server;
     let up = |other: &&Path| other.is_connected() && other.id() != path && same(other);
     let idle = |other: &&Path| free && other.fences() && other.is_idle();
-    let over = paths.iter().filter(up).find(idle).map(Path::id);
+    let lost = &paths[path];
+    let same_process = |other: &&Path| !other.process().differs(fence.process);
+    let there = paths.iter().filter(up).any(|other| same_process(&other));
+    let answers = |other: &&Path| if there { same_process(other) } else { may_answer(lost, other) };
+    let over = paths.iter().filter(up).filter(answers).find(idle).map(Path::id);
     if let Some(over) = over {
         let posted = paths[over].try_post(ctx, |s, fabric| s.post_fence(&fence, permit, fabric));
         return match posted {
@@ -81,6 +85,17 @@ pub(super) fn ask(
     Fencing::Waits
 }
 
+/// Whether the process to which a path leads may answer for the one to which a dead path led: it is
+/// the same, or has open what the dead path carried and has not refused.
+fn may_answer(lost: &Path, over: &Path) -> bool {
+    let process = over.process();
+    let opened = || {
+        let carried = lost.fence.lost_at().map(|(_, carried)| carried);
+        carried.is_none_or(|carried| carried.iter().all(|volume| over.has(volume)))
+    };
+    !process.differs(lost.fence.process()) || !lost.fence.is_refused_by(process) && opened()
+}
+
 /// True when all volumes that a path carried before it died are served by other servers since: what
 /// it sent has no effect any more (`rtrs_core::gateway`).
 pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
@@ -90,13 +105,15 @@ pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
     paths.iter().any(|other| elsewhere(&other)) && carried.iter().all(moved)
 }
 
-/// True while a fence can be asked for: another path to its server is connected.
+/// True while a fence can be asked for: another path to its server is connected, and leads to a
+/// process that may answer.
 pub(super) fn is_awaited(paths: &Paths) -> bool {
     paths.iter().any(|path| {
         let lost = path.fence.lost_at();
-        let up =
-            |server| paths.iter().any(|other| other.is_connected() && other.server() == server);
-        lost.is_some_and(|(server, _)| up(server))
+        let up = |other: &Path, server| other.is_connected() && other.server() == server;
+        lost.is_some_and(|(server, _)| {
+            paths.iter().any(|other| up(other, server) && may_answer(path, other))
+        })
     })
 }
 
@@ -104,6 +121,18 @@ pub(super) fn is_awaited(paths: &Paths) -> bool {
 pub(super) fn answered(paths: &Paths, over: PathId) -> Option<PathId> {
     let asked = |path: &&Path| path.fence.asked().is_some_and(|(asked, _)| asked == over);
     paths.iter().find(asked).map(Path::id)
+}
+
+/// Over this path, the server has refused a fence: its process cannot answer for another one.
+pub(super) fn refused(paths: &mut Paths, over: PathId) {
+    let by = paths[over].process();
+    let Some(lost) = answered(paths, over) else { return };
+    tracing::warn!(
+        path = %paths[lost].name(),
+        "the server was restarted and cannot tell whether requests of the path still run, since an \
+         export has no lock; IO waits until the path connects again"
+    );
+    paths[lost].fence.refuse(by);
 }
 
 /// True when a connected path that waits for fences may carry IO: what it carried to another server

@@ -570,6 +570,11 @@ impl SessionControl {
                 }
                 self.advance_fences(ctx);
             }
+            ServiceEvent::FenceRefused => {
+                fence::refused(&mut self.paths, id);
+                self.advance_fences(ctx);
+                self.open_beside(ctx);
+            }
             ServiceEvent::Closed => {
                 path.answered()?;
                 self.on_closed(id, ctx);

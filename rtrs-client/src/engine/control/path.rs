@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::{
     CloseReason, Fabric, FabricError, RemoteMem, WcOp, WcStatus, WorkCompletion,
 };
-use rtrs_core::identity::ServerId;
+use rtrs_core::identity::{ServerId, ServerProcess};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{Challenge, Extensions};
@@ -21,7 +21,7 @@ use super::due::{Due, End};
 use super::heartbeat::{Finding, HeartbeatMonitor};
 use super::leave::{Leave, Why};
 use super::network::NetworkRetry;
-use super::path_fence::PathFence;
+use super::path_fence::{Carried, PathFence};
 use super::reconnect::Reconnect;
 use super::status::PathStatus;
 use super::terms::{Asked, Terms};
@@ -39,15 +39,26 @@ pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the server said of itself in the last attempt that it accepted.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ServerInfo {
     /// It takes FENCE.
     fences: bool,
     id: Option<ServerId>,
+    process: ServerProcess,
     /// It accepted the path once, and may be asked to make the session anew.
     accepted: bool,
     /// The longest interval between heartbeats of an idle path that it takes; zero for the usual.
     idle_max: Duration,
+}
+
+impl ServerInfo {
+    const UNKNOWN: Self = Self {
+        fences: false,
+        id: None,
+        process: ServerProcess::NONE,
+        accepted: false,
+        idle_max: Duration::ZERO,
+    };
 }
 
 /// The control shard's part of a path.
@@ -99,7 +110,7 @@ impl Path {
             state: PathState::Waiting,
             until: now,
             connections: Connections::new(&target, epoch, config.shards),
-            server: ServerInfo::default(),
+            server: ServerInfo::UNKNOWN,
             opening: None,
             asked: None,
             challenge: None,
@@ -169,6 +180,11 @@ impl Path {
     /// Which server it is, as that said last.
     pub(super) fn server(&self) -> Option<ServerId> {
         self.server.id
+    }
+
+    /// Which process of the server it is, as that said last.
+    pub(super) fn process(&self) -> ServerProcess {
+        self.server.process
     }
 
     /// Why it ended last.
@@ -271,7 +287,8 @@ impl Path {
         service.granted(granted, extensions);
         let idle_max = Duration::from_millis(extensions.idle_ms.unwrap_or_default().into());
         let fences = extensions.fence;
-        self.server = ServerInfo { fences, id, accepted: true, idle_max };
+        let process = extensions.process.unwrap_or(ServerProcess::NONE);
+        self.server = ServerInfo { fences, id, process, accepted: true, idle_max };
         self.connect_next(ctx)
     }
 
@@ -559,7 +576,11 @@ impl Path {
         self.until = ctx.now + CLOSE_TIMEOUT;
         self.heartbeat.stop();
         (self.opening, self.asked, self.challenge) = (None, None, None);
-        let carried = (self.server.id, self.terms.end());
+        let carried = Carried {
+            server: self.server.id,
+            process: self.server.process,
+            volumes: self.terms.end(),
+        };
         self.fence.died((self.connections.epoch(), self.connections.recon_cnt()), carried);
         self.connections.shared().set_latency(Duration::ZERO);
         self.connections.end(self.id, end.in_order, ctx);

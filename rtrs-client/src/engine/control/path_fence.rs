@@ -3,20 +3,29 @@
 use std::sync::Arc;
 
 use rtrs_core::fabric::RemoteMem;
-use rtrs_core::identity::ServerId;
+use rtrs_core::identity::{ServerId, ServerProcess};
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
 
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
+
+/// What a path carried, and to which server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Carried {
+    pub(super) server: Option<ServerId>,
+    pub(super) process: ServerProcess,
+    /// Volumes that the path served.
+    pub(super) volumes: DeviceSet,
+}
 
 /// A path's last epoch that carried IO, while that may still be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lost {
     epoch: u32,
     recon_cnt: u16,
-    /// Which server it led to, and the volumes that it served.
-    server: Option<ServerId>,
-    carried: DeviceSet,
+    carried: Carried,
+    /// The other process of that server that cannot answer for `process`, if one was asked.
+    refused_by: Option<ServerProcess>,
     /// The path over which the server was asked to fence it off, and until when that may take.
     asked: Option<(PathId, Instant)>,
 }
@@ -64,16 +73,12 @@ impl PathFence {
         self.carries = false;
     }
 
-    /// The path dies, in this epoch and after so many connects: what it carried to this server
-    /// awaits a fence.
-    pub(super) fn died(
-        &mut self,
-        (epoch, recon_cnt): (u32, u16),
-        (server, carried): (Option<ServerId>, DeviceSet),
-    ) {
+    /// The path dies, in this epoch and after so many connects: what it carried awaits a fence.
+    pub(super) fn died(&mut self, (epoch, recon_cnt): (u32, u16), carried: Carried) {
         self.held = None;
         if std::mem::take(&mut self.carries) && !rtrs_core::mutated!(LostUnnoted) {
-            self.lost = Some(Lost { epoch, recon_cnt, server, carried, asked: None });
+            let (refused_by, asked) = (None, None);
+            self.lost = Some(Lost { epoch, recon_cnt, carried, refused_by, asked });
         }
     }
 
@@ -84,13 +89,31 @@ impl PathFence {
 
     /// While that is so: the server to which the path led, and the volumes that it served.
     pub(super) fn lost_at(&self) -> Option<(Option<ServerId>, DeviceSet)> {
-        self.lost.map(|lost| (lost.server, lost.carried))
+        self.lost.map(|lost| (lost.carried.server, lost.carried.volumes))
+    }
+
+    /// The process of that server to which the path led.
+    pub(super) fn process(&self) -> ServerProcess {
+        self.lost.map_or(ServerProcess::NONE, |lost| lost.carried.process)
+    }
+
+    /// Whether a process of the server has refused to answer for the one to which the path led.
+    pub(super) fn is_refused_by(&self, process: ServerProcess) -> bool {
+        self.lost.is_some_and(|lost| lost.refused_by == Some(process))
+    }
+
+    /// A process of the server cannot answer for the one to which the path led.
+    pub(super) fn refuse(&mut self, by: ServerProcess) {
+        if let Some(lost) = &mut self.lost {
+            (lost.refused_by, lost.asked) = (Some(by), None);
+        }
     }
 
     /// A volume is gone: what was sent for it was answered, or is not wanted any more.
     pub(super) fn forget(&mut self, volume: DeviceIndex) {
         if let Some(lost) = &mut self.lost {
-            lost.carried.remove(volume);
+            lost.carried.volumes.remove(volume);
+            lost.refused_by = None;
         }
     }
 

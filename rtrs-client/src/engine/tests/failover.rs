@@ -1,9 +1,12 @@
 //! What was in flight on a path that dies goes on elsewhere, once, in order, behind the fence.
 
+use std::cell::RefCell;
+
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::sim::BindMode;
+use rtrs_core::identity::ServerProcess;
 use rtrs_core::status::IoStatus;
-use rtrs_core::wire::Fence;
+use rtrs_core::wire::{ConnReq, ConnRsp, Extensions, Fence};
 
 use super::fixture::{Fixture, MS, SEC};
 use super::server::Seen;
@@ -118,13 +121,63 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
             assert_eq!(times.map(|ops| ops[0].count() + ops[1].count()), [3, 3]);
             assert!(times[0][0].nanos >= 200_000_000, "reads took the time of the failover");
             let path = fixture.server.connects()[0].0.path_uuid;
-            let fences: &[Fence] = if fence { &[Fence { path, recon_cnt: 1 }] } else { &[] };
+            let fences: &[Fence] = if fence {
+                &[Fence { path, recon_cnt: 1, process: ServerProcess::NONE }]
+            } else {
+                &[]
+            };
             assert_eq!(fixture.server.fences, fences);
             fixture.link_up(0);
             fixture.until("both paths", 5 * SEC, Fixture::is_whole);
             assert_eq!(fixture.server.opens, 1, "the device stayed open");
             assert_eq!(fixture.client.control.status()[0].reconnects, 1);
         }
+    }
+}
+
+/// Has each path led to a process of its own, in the order of their first connects.
+fn processes() -> Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>> {
+    let known = RefCell::new(Vec::new());
+    Box::new(move |req, mut rsp| {
+        let mut known = known.borrow_mut();
+        let at = known.iter().position(|path| *path == req.path_uuid).unwrap_or_else(|| {
+            known.push(req.path_uuid);
+            known.len() - 1
+        });
+        let process = Some(ServerProcess::new(at as u64 + 1));
+        rsp.ext = Extensions { process, ..Extensions::decode(&rsp.ext) }.encode();
+        rsp.encode().to_vec()
+    })
+}
+
+#[test]
+fn a_process_that_cannot_answer_for_another_leaves_the_path_unfenced() {
+    for refuses in [false, true] {
+        let mut fixture = Fixture::open(|s| {
+            s.paths = 2;
+            (s.how.hold, s.how.fence, s.how.refuse_fences) = (true, true, refuses);
+            s.how.con_rsp = Some(processes());
+        });
+        for slot in 0..6 {
+            submit(&mut fixture, slot % 2, IoOp::Write, slot);
+        }
+        fixture.until("all held", SEC, |s| s.server.held.len() == 6);
+        assert_eq!(fixture.spread(), [4, 2], "each shard goes 0, 1, 0");
+        lose(&mut fixture, 0);
+        fixture.run(20 * SEC);
+        let path = fixture.server.connects()[0].0.path_uuid;
+        let fence = Fence { path, recon_cnt: 1, process: ServerProcess::new(1) };
+        assert_eq!(fixture.server.fences, [fence], "asked once, with the process of the path");
+        assert_eq!(fixture.client.states()[1], PathState::Connected);
+        assert_eq!(fixture.spread(), [4, if refuses { 2 } else { 6 }]);
+        fixture.server.how.hold = false;
+        fixture.server.release();
+        // The path that connects again is its own fence.
+        fixture.link_up(0);
+        fixture.until("both paths", 5 * SEC, Fixture::is_whole);
+        fixture.drain(SEC);
+        assert_eq!(fixture.client.done.len(), 6);
+        assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
     }
 }
 

@@ -41,6 +41,8 @@ pub(super) struct How {
     pub(super) hold_control: bool,
     /// Keeps FENCE in `held`.
     pub(super) hold_fences: bool,
+    /// Refuses FENCE for paths that led to another process.
+    pub(super) refuse_fences: bool,
     /// Keeps opens of this export in `held`.
     pub(super) hold_volume: Option<&'static str>,
     /// Answers heartbeats.
@@ -78,6 +80,7 @@ impl Default for How {
             hold_probes: false,
             hold_control: false,
             hold_fences: false,
+            refuse_fences: false,
             hold_volume: None,
             heartbeats: true,
             fence: false,

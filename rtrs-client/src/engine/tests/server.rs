@@ -16,7 +16,7 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
     AccessMode, ChunkRequest, ConnReq, ConnRsp, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits,
-    Message, OpenRspTail, RkeyRsp, SessInfoRsp, SgDesc, UserMessage,
+    Message, OpenRspTail, RkeyRsp, SessInfoRsp, SgDesc, UserMessage, errno,
 };
 
 use super::exports::{More, open_rsp, run_io};
@@ -502,10 +502,13 @@ impl Server {
                 assert!(self.how.fence, "only a server that says so is sent a FENCE");
                 assert_ne!(fence.path, request.path, "a path is fenced off over another");
                 self.how.gateways.iter().for_each(|gateways| gateways.check_fence(request.path));
+                self.fences.push(fence);
+                if self.how.refuse_fences {
+                    return errno::ENOLCK;
+                }
                 for path in &mut self.paths {
                     path.ending |= path.uuid == fence.path && fence.covers(path.recon_cnt);
                 }
-                self.fences.push(fence);
                 0
             }
             UserMessage::Move(wanted) => {

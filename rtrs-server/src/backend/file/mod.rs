@@ -167,6 +167,7 @@ impl FileSource {
                 zeroes,
                 thread: OnceLock::new(),
                 device,
+                exclusive: !no_lock,
                 end: AtomicU64::new(u64::MAX),
                 reported: AtomicU64::new(u64::MAX),
                 name: NameCell::default(),
@@ -190,6 +191,10 @@ impl FileSource {
 impl BlockSource for FileSource {
     fn geometry(&self) -> Geometry {
         Geometry { size: self.shared.size.get(), ..self.shared.geometry.clone() }
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.shared.exclusive
     }
 
     fn target_size(&self) -> io::Result<TargetSize> {

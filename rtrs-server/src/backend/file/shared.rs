@@ -47,6 +47,8 @@ pub(super) struct Shared {
     pub(super) thread: OnceLock<TargetThread>,
     /// It is a block device.
     pub(super) device: bool,
+    /// A writable target is locked.
+    pub(super) exclusive: bool,
     /// The lowest end seen that is below the size; else the largest number.
     pub(super) end: AtomicU64,
     /// The end that a flush has last failed for.

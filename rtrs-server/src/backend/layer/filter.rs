@@ -85,6 +85,10 @@ impl BlockSource for Layer {
         self.inner.is_volatile()
     }
 
+    fn is_exclusive(&self) -> bool {
+        self.inner.is_exclusive()
+    }
+
     fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
         let inner = self.inner.open(core)?;
         Ok(Box::new(LayerDevice {

@@ -190,6 +190,11 @@ impl BlockSource for NbdSource {
         SharedErrors::Flushes
     }
 
+    /// The server goes on with what it has, whoever has gone.
+    fn is_exclusive(&self) -> bool {
+        self.shared.geometry.read_only
+    }
+
     fn settle(&self) -> io::Result<()> {
         if !self.shared.geometry.write_cache {
             return Ok(());

@@ -82,6 +82,8 @@ pub(super) struct Shared {
     refused: AtomicBool,
     /// Of a gateway: who is to hear of that.
     refused_to: Option<Refused>,
+    /// A writable image is locked, by the export or by its gateway.
+    exclusive: bool,
 }
 
 impl RbdSource {
@@ -111,14 +113,15 @@ impl RbdSource {
             let hint = "give it a size first, as in `rbd resize --size 1G IMAGE`";
             return Err(BackendError::new(name, problem, hint));
         }
-        let made = Self::new(name, image, (exported, block, read_only), refused_to);
+        let exclusive = refused_to.is_some() || !how.no_lock;
+        let made = Self::new(name, image, (exported, block, read_only, exclusive), refused_to);
         made.map_err(|error| system(name, error))
     }
 
     fn new(
         name: &str,
         image: Image,
-        (size, block, read_only): (u64, u32, bool),
+        (size, block, read_only, exclusive): (u64, u32, bool, bool),
         refused_to: Option<Refused>,
     ) -> io::Result<Self> {
         let changes = !read_only;
@@ -150,6 +153,7 @@ impl RbdSource {
             resizing: Mutex::new(()),
             refused: AtomicBool::new(false),
             refused_to,
+            exclusive,
         });
         let target = Arc::downgrade(&shared);
         thread::Builder::new().name("rbd-watch".into()).spawn(move || watch(&target, &changed))?;
@@ -380,6 +384,10 @@ impl BlockSource for RbdSource {
         end.store(u64::MAX, Ordering::SeqCst);
         own.set(size);
         Ok(())
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.0.exclusive
     }
 
     /// Each IO gets its own error.

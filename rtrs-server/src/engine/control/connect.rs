@@ -10,12 +10,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{AsyncRegistration, ConnRequest, PdUse, RegisterError};
+use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, Limits, PATHS_PER_SESSION_MAX};
 use rtrs_core::mem::Counting;
 use rtrs_core::proto::quota::Source;
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{ClientExtensions, ConnReq};
+use rtrs_core::wire::{ClientExtensions, ConnReq, Extensions};
 
 use super::chunk_pool::CachedChunks;
 use super::client_log::ClientLog;
@@ -247,9 +248,14 @@ impl Connector {
         request: ConnRequest,
         ctx: &mut Ctx<'_>,
     ) {
-        let gateways = self.exports.has_gateways();
-        let idle_ms = self.params.idle_ms();
-        let says = (self.params.server_id, self.params.discovery, gateways, idle_ms);
+        let says = Extensions {
+            identity: Some(self.params.server_id.map_or([0; 16], ServerId::bytes)),
+            discover: self.params.discovery,
+            gateways: self.exports.has_gateways(),
+            idle_ms: self.params.idle_ms(),
+            process: self.params.instance.process(),
+            ..Extensions::OURS
+        };
         let forms = (path.fresh_keys, path.times, path.is_unproved());
         let response = acceptance(path.session.limits, forms, says);
         let shard = self.shard_of(cid, &path.session);

@@ -63,7 +63,7 @@ use self::admission::Admission;
 use self::client_log::{Asked, ClientLog, Opener};
 use self::connect::Connector;
 use self::drain::{Drain, Order};
-use self::fence::{Fencing, fence};
+use self::fence::{Fencing, Own, fence};
 use self::known::{KnownPeers, know};
 use self::open::Opens;
 use self::path::Path;
@@ -299,21 +299,23 @@ impl Control {
                 self.challenge(reply_to, (challenge, room))
             }
             ControlRequest::Auth { version, proof } => self.auth(reply_to, (version, proof), ctx),
-            ControlRequest::Fence(asked) => match fence(path, &asked, &self.registry) {
-                Fencing::Answer(answer) => {
-                    if answer == ControlAnswer::Done {
-                        self.fence_unproved(session.id, &asked, ctx);
+            ControlRequest::Fence(asked) => {
+                let own = Own::of(&self.params, &self.exports);
+                match fence(path, &asked, &self.registry, &own) {
+                    Fencing::Answer(answer) => {
+                        if answer == ControlAnswer::Done {
+                            self.fence_unproved(session.id, &asked, ctx);
+                        }
+                        Some(answer)
                     }
-                    Some(answer)
+                    Fencing::End(key) => {
+                        self.fence_unproved(session.id, &asked, ctx);
+                        self.registry.path_mut(key).into_iter().for_each(|p| p.fence(reply_to));
+                        self.end_path(key, &PathEnd::Fenced, ctx);
+                        rtrs_core::mutated!(FenceBeforeStopped).then_some(ControlAnswer::Done)
+                    }
                 }
-                Fencing::End(key) => {
-                    self.fence_unproved(session.id, &asked, ctx);
-                    let path = self.registry.path_mut(key);
-                    path.into_iter().for_each(|path| path.fence(reply_to));
-                    self.end_path(key, &PathEnd::Fenced, ctx);
-                    rtrs_core::mutated!(FenceBeforeStopped).then_some(ControlAnswer::Done)
-                }
-            },
+            }
         }
     }
 

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use rtrs_core::fabric::{FabricError, PrivateData, ProofError, RegisterError, Who};
-use rtrs_core::identity::{EvictionSecret, ServerId};
+use rtrs_core::identity::EvictionSecret;
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
 
@@ -260,22 +260,22 @@ impl Refusal {
     }
 }
 
-/// What an accepted peer is sent. Its answers carry fresh keys, and times with them.
+/// What an accepted peer is sent, with these extensions of the server. Its answers carry fresh
+/// keys, and times with them.
 pub(crate) fn acceptance(
     limits: Limits,
     (fresh_keys, times, authenticate): (bool, bool, bool),
-    (server_id, discover, gateways, idle_ms): (Option<ServerId>, bool, bool, Option<u32>),
+    server: Extensions,
 ) -> PrivateData {
-    let identity = Some(server_id.map_or([0; 16], ServerId::bytes));
-    let ours = Extensions::OURS;
-    let says = Extensions { identity, times, discover, authenticate, gateways, idle_ms, ..ours };
-    let ext = says.encode();
+    let ext = Extensions { times, authenticate, ..server }.encode();
     let accept = ConnRsp { ext, ..ConnRsp::accept(limits, fresh_keys) };
     PrivateData::new(&accept.encode())
 }
 
 #[cfg(test)]
 mod tests {
+    use rtrs_core::identity::ServerProcess;
+
     use super::*;
 
     #[test]
@@ -303,8 +303,13 @@ mod tests {
 
     #[test]
     fn an_acceptance_is_the_captured_one_with_our_extensions() {
-        let id = ServerId::from_bytes([5; 16]);
-        let bytes = acceptance(Limits::DEFAULT, (true, false, false), (id, true, false, None));
+        let says = |discover, gateways| Extensions {
+            identity: Some([5; 16]),
+            discover,
+            gateways,
+            ..Extensions::OURS
+        };
+        let bytes = acceptance(Limits::DEFAULT, (true, false, false), says(true, false));
         let mut expected = [0u8; 56];
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
@@ -312,24 +317,30 @@ mod tests {
         expected[20..25].copy_from_slice(b"RTRX\x5f");
         expected[28..44].fill(5);
         assert_eq!(bytes.as_bytes(), expected);
-        let silent = acceptance(Limits::DEFAULT, (true, false, false), (id, false, false, None));
+        let silent = acceptance(Limits::DEFAULT, (true, false, false), says(false, false));
         expected[24] = 0x1f;
         assert_eq!(silent.as_bytes(), expected);
         // To a client of ours that takes times.
         expected[24] = 0x7f;
-        let bytes = acceptance(Limits::DEFAULT, (true, true, false), (id, true, false, None));
+        let bytes = acceptance(Limits::DEFAULT, (true, true, false), says(true, false));
         assert_eq!(bytes.as_bytes(), expected);
         // To one that has to prove who it is.
         expected[24] = 0xff;
-        let bytes = acceptance(Limits::DEFAULT, (true, true, true), (id, true, false, None));
+        let bytes = acceptance(Limits::DEFAULT, (true, true, true), says(true, false));
         assert_eq!(bytes.as_bytes(), expected);
         // Where exports move between servers.
         expected[25] = 1;
-        let bytes = acceptance(Limits::DEFAULT, (true, true, true), (id, true, true, None));
+        let bytes = acceptance(Limits::DEFAULT, (true, true, true), says(true, true));
         assert_eq!(bytes.as_bytes(), expected);
         // Heartbeats of idle paths at least every 30 s.
-        (expected[25], expected[44], expected[45]) = (2, 0x30, 0x75);
-        let idle = (id, true, false, Some(30_000));
+        (expected[25], expected[44], expected[45]) = (6, 0x30, 0x75);
+        // The process of the server.
+        expected[48..54].fill(9);
+        let idle = Extensions {
+            idle_ms: Some(30_000),
+            process: Some(ServerProcess([9; 6])),
+            ..says(true, false)
+        };
         let bytes = acceptance(Limits::DEFAULT, (true, true, true), idle);
         assert_eq!(bytes.as_bytes(), expected);
     }

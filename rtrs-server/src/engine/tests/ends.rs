@@ -1,11 +1,13 @@
 //! Replays, dead paths, silence, shutdown: what happens when things end.
 
 use rtrs_core::block::IoOp;
+use rtrs_core::identity::ServerProcess;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, Fence, Imm, Rw, errno};
 
 use super::fixture::{Fixture, StandOptions, client_ip};
 use super::peer::{Peer, PeerOptions, io};
+use crate::engine::session::ServerInstance;
 use crate::stats::PathStage;
 
 fn second_path() -> PeerOptions {
@@ -256,11 +258,11 @@ fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
     fixture.device.lock().hold = true;
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.settle();
-    b.send_fence(0, Fence { path, recon_cnt: 0 });
+    b.send_fence(0, Fence { path, recon_cnt: 0, process: ServerProcess::NONE });
     assert_eq!(b.reply(&mut fixture).errno, 0, "of a connect long past there is nothing");
     assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Connected);
 
-    b.send_fence(0, Fence { path, recon_cnt: 1 });
+    b.send_fence(0, Fence { path, recon_cnt: 1, process: ServerProcess::NONE });
     let reply = b.reply(&mut fixture);
     assert_eq!((reply.permit, reply.errno), (0, 0));
     assert_eq!(a.closed(&mut fixture), 3);
@@ -276,12 +278,12 @@ fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
     assert_eq!(fixture.device.lock().bytes[..512], [2; 512]);
     // Again, and of a path nobody knows: nothing of them can begin.
     for uuid in [path, rtrs_core::ids::PathUuid([0x77; 16])] {
-        b.send_fence(0, Fence { path: uuid, recon_cnt: 9 });
+        b.send_fence(0, Fence { path: uuid, recon_cnt: 9, process: ServerProcess::NONE });
         assert_eq!(b.reply(&mut fixture).errno, 0);
     }
     // Its own path cannot be meant.
     let own = second_path().request(0).path_uuid;
-    b.send_fence(0, Fence { path: own, recon_cnt: 9 });
+    b.send_fence(0, Fence { path: own, recon_cnt: 9, process: ServerProcess::NONE });
     assert_eq!(b.reply(&mut fixture).errno, errno::EINVAL);
     b.leave(&mut fixture);
     fixture.assert_empty();
@@ -296,7 +298,7 @@ fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_clos
     fixture.device.lock().hold = true;
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.pass(Duration::from_millis(5));
-    b.send_fence(0, Fence { path, recon_cnt: 1 });
+    b.send_fence(0, Fence { path, recon_cnt: 1, process: ServerProcess::NONE });
     // What comes with it, and is not begun.
     a.send_write((2, 7), io(Rw::WRITE, 1, 512), &[7; 512]);
     fixture.pass(Duration::from_millis(50));
@@ -323,12 +325,37 @@ fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_clos
 }
 
 #[test]
+fn a_fence_of_another_process_needs_the_locks_of_what_the_session_writes() {
+    let path = PeerOptions::default().request(0).path_uuid;
+    for exclusive in [false, true] {
+        let mut options = StandOptions { exclusive, ..StandOptions::default() };
+        options.params.instance = ServerInstance { boot: 1, process: 7 };
+        let mut fixture = Fixture::new(options);
+        let options = PeerOptions { first_conn: true, ..second_path() };
+        let mut b = Peer::up(&mut fixture, options, "sess");
+        let mut ask = |fixture: &mut Fixture, process| {
+            b.send_fence(0, Fence { path, recon_cnt: 3, process: ServerProcess::new(process) });
+            b.reply(fixture).errno
+        };
+        assert_eq!(ask(&mut fixture, 8), 0, "the session writes nothing");
+        let a = Peer::open(&mut fixture, PeerOptions { path: 9, ..PeerOptions::default() });
+        let refused = if exclusive { 0 } else { errno::ENOLCK };
+        assert_eq!(ask(&mut fixture, 8), refused);
+        // The process itself knows, and a client of an earlier version names none.
+        for process in [7, 0] {
+            assert_eq!(ask(&mut fixture, process), 0);
+        }
+        drop(a);
+    }
+}
+
+#[test]
 fn a_fence_reaches_no_other_session() {
     let (mut fixture, _a, _b) = two_paths(true);
     let path = PeerOptions::default().request(0).path_uuid;
     let other = PeerOptions { session: 2, path: 7, local: 2, ..PeerOptions::default() };
     let mut other = Peer::up(&mut fixture, other, "other");
-    other.send_fence(0, Fence { path, recon_cnt: 9 });
+    other.send_fence(0, Fence { path, recon_cnt: 9, process: ServerProcess::NONE });
     assert_eq!(other.reply(&mut fixture).errno, 0);
     let sessions = fixture.sessions();
     let states = sessions.iter().flat_map(|session| &session.paths).map(|path| path.state);

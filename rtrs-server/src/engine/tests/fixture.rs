@@ -63,6 +63,7 @@ pub(super) struct DeviceState {
 pub(super) struct TestSource {
     pub(super) geometry: Geometry,
     pub(super) volatile: bool,
+    pub(super) exclusive: bool,
     pub(super) state: Arc<Mutex<DeviceState>>,
 }
 
@@ -83,6 +84,9 @@ impl BlockSource for TestSource {
     }
     fn is_volatile(&self) -> bool {
         self.volatile
+    }
+    fn is_exclusive(&self) -> bool {
+        self.exclusive
     }
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
         self.state.lock().open += 1;
@@ -187,6 +191,8 @@ pub(super) struct StandOptions {
     pub(super) search: bool,
     /// The devices say that their content ends with the process.
     pub(super) volatile: bool,
+    /// The exports are locked.
+    pub(super) exclusive: bool,
     /// The epoch of the exports.
     pub(super) epoch: Arc<SyncEpoch>,
 }
@@ -204,6 +210,7 @@ impl Default for StandOptions {
             device: DeviceOptions::default(),
             search: false,
             volatile: false,
+            exclusive: true,
             epoch: Arc::default(),
             geometry: Geometry {
                 discard: true,
@@ -271,6 +278,7 @@ impl Fixture {
             let source = TestSource {
                 geometry: options.geometry.clone(),
                 volatile: options.volatile,
+                exclusive: options.exclusive,
                 state: Arc::clone(state),
             };
             let (id, epoch) = (Some(ExportId::of_name(name)), Arc::clone(&options.epoch));

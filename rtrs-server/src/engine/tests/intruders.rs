@@ -1,6 +1,7 @@
 //! Whoever reaches the port, knows the UUIDs of a session and of its paths, and has no key: what he
 //! takes from the session's client.
 
+use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::PathUuid;
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{AccessMode, Challenge, ClientExtensions, Fence, Rw, WriteMsg, errno};
@@ -364,7 +365,10 @@ fn an_auth_of_another_version_leaves_the_second_challenge() {
 fn a_fence_of_the_client_still_means_them() {
     let (mut fixture, _clerk, mut owner) = owner(StandOptions::default());
     let mut peer = unproved(&mut fixture, at(2, OUTSIDE));
-    owner.send_fence(1, Fence { path: PathUuid([2; 16]), recon_cnt: 5 });
+    owner.send_fence(
+        1,
+        Fence { path: PathUuid([2; 16]), recon_cnt: 5, process: ServerProcess::NONE },
+    );
     assert_eq!(owner.reply(&mut fixture).errno, 0);
     assert!(peer.closed(&mut fixture) > 0);
 }

@@ -1,6 +1,7 @@
 //! What a closed path has left at the disk, and who waits for it.
 
 use rtrs_core::block::{Geometry, IoOp};
+use rtrs_core::identity::ServerProcess;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, Fence, Rw, WriteMsg, errno};
 
@@ -50,7 +51,7 @@ fn leave_running(
     hold(fixture);
     fixture.settle();
     let path = PeerOptions::default().request(0).path_uuid;
-    b.send_fence(0, Fence { path, recon_cnt: 1 });
+    b.send_fence(0, Fence { path, recon_cnt: 1, process: ServerProcess::NONE });
     assert_eq!(b.reply(fixture).errno, 0);
     let states: Vec<_> = fixture.sessions()[0].paths.iter().map(|path| path.state).collect();
     assert_eq!(states, [PathStage::Draining, PathStage::Connected]);

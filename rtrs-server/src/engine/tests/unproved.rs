@@ -1,6 +1,7 @@
 //! Paths whose clients have not proved who they are: what they get, and that they disturb nobody,
 //! although they know the UUIDs of a session that others use.
 
+use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::PathUuid;
 use rtrs_core::wire::{AccessMode, Fence, Page, Rw, errno};
 
@@ -26,7 +27,10 @@ fn everything_else_is_answered_with_eacces() {
     peer.send_sess_info((0, 0), 2);
     peer.send_open(1, "vol", RW);
     peer.send_close(2, 0);
-    peer.send_fence(3, Fence { path: PathUuid([1; 16]), recon_cnt: 1 });
+    peer.send_fence(
+        3,
+        Fence { path: PathUuid([1; 16]), recon_cnt: 1, process: ServerProcess::NONE },
+    );
     peer.send_discover((0, 4), "", Page::LEN_MAX);
     peer.send_read((1, 5), io(Rw::READ, 0, 512));
     peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
@@ -144,7 +148,10 @@ fn a_fence_means_connects_that_have_proved_nothing_too() {
     let again = PeerOptions { recon_cnt: 2, ..second_path(2, 1) };
     let mut late = unproved(&mut fixture, again);
     let data = proof((&mut fixture, &clerk), &mut late, &client_config(1));
-    owner.send_fence(1, Fence { path: PathUuid([2; 16]), recon_cnt: 2 });
+    owner.send_fence(
+        1,
+        Fence { path: PathUuid([2; 16]), recon_cnt: 2, process: ServerProcess::NONE },
+    );
     assert_eq!(owner.reply(&mut fixture).errno, 0);
     assert!(other.closed(&mut fixture) > 0);
     late.send_auth((0, 0), &data);
@@ -152,7 +159,10 @@ fn a_fence_means_connects_that_have_proved_nothing_too() {
     assert!(late.closed(&mut fixture) > 0, "nothing of it begins any more");
     // One that comes later is not meant.
     let mut next = unproved(&mut fixture, PeerOptions { recon_cnt: 3, ..second_path(2, 1) });
-    owner.send_fence(1, Fence { path: PathUuid([2; 16]), recon_cnt: 2 });
+    owner.send_fence(
+        1,
+        Fence { path: PathUuid([2; 16]), recon_cnt: 2, process: ServerProcess::NONE },
+    );
     assert_eq!(owner.reply(&mut fixture).errno, 0);
     assert_eq!(prove((&mut fixture, &clerk), &mut next, 1), 0);
 }
