@@ -168,6 +168,15 @@ mutants! {
         /// A standby gateway is given IO as if it were active.
         StandbyServes = "standby-serves",
     }
+    /// Those of access rights and shares, which the tests of `rtrs-server` take out.
+    SERVER {
+        /// A configuration counts before the exports are as it says.
+        ReloadGrantsFirst = "reload-grants-first",
+        /// All that clients ask of the control shard is done within a turn.
+        ControlUnbounded = "control-unbounded",
+        /// A session connects as many paths as it likes, whatever they take.
+        PathsUnbounded = "paths-unbounded",
+    }
     /// Those of RDS nodes, which `tests/rds/sim` takes out.
     RDS {
         /// A message is taken for acknowledged when it is written.
@@ -253,7 +262,7 @@ impl FromStr for Mutant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = Self::ALL.iter().chain(Self::RDS);
+        let all = Self::ALL.iter().chain(Self::SERVER).chain(Self::RDS);
         let found = all.copied().find(|mutant| mutant.name() == text);
         found.ok_or_else(|| format!("no mutant is called '{text}'; `rtrs-sim --mutants list`"))
     }
@@ -265,7 +274,7 @@ mod tests {
 
     #[test]
     fn names_are_distinct_and_nothing_is_chosen() {
-        let all = [Mutant::ALL, Mutant::RDS].concat();
+        let all = [Mutant::ALL, Mutant::SERVER, Mutant::RDS].concat();
         for (at, mutant) in all.iter().enumerate() {
             assert_eq!(mutant.name().parse(), Ok(*mutant));
             assert!(!mutant.rule().is_empty() && !super::is_chosen(*mutant));

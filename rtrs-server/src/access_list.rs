@@ -4,7 +4,8 @@
 //! a server at one moment. With no list anywhere a server is open to everyone, or if it has
 //! certificates or keys, to clients that prove who they are. With any list, what is not listed is
 //! denied: an export follows its own list, or that of the server if it has none. A list allows
-//! what any of its rules allows; their order does not matter.
+//! what any of its rules allows; their order does not matter. While a configuration is applied, and
+//! as long as an export is not as the configuration says, the lists before count too.
 //! A rule names a client by its authenticated name, or clients by their address. An address is no
 //! proof of who sends from it.
 
@@ -15,6 +16,7 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 use rtrs_core::fabric::Who as ProvedWho;
+use rtrs_core::ids::SessionId;
 use rtrs_core::settings::{ValueError, text_values};
 use rtrs_core::tls::EVERYONE;
 use serde::{Deserialize, Serialize};
@@ -63,12 +65,13 @@ pub(crate) struct Client<'a> {
     /// Its authenticated name.
     pub(crate) name: Option<&'a str>,
     pub(crate) address: IpAddr,
+    pub(crate) session: SessionId,
 }
 
 impl<'a> Client<'a> {
-    /// Who has proved that, and comes from this address.
-    pub(crate) fn of(who: &'a ProvedWho, peer: SocketAddr) -> Self {
-        Self { name: who.name(), address: peer.ip() }
+    /// Client of a session that has proved that it is `who`, and comes from this address.
+    pub(crate) fn of(who: &'a ProvedWho, peer: SocketAddr, session: SessionId) -> Self {
+        Self { name: who.name(), address: peer.ip(), session }
     }
 }
 
@@ -258,7 +261,7 @@ impl ListChange {
 }
 
 /// Who may do what no list says anything about.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Unlisted {
     /// There is no list, nor certificates or keys: everyone may do everything.
     #[default]
@@ -269,18 +272,67 @@ pub(crate) enum Unlisted {
     Nobody,
 }
 
+impl Unlisted {
+    fn allows(self, client: Client<'_>) -> bool {
+        match self {
+            Self::Everyone => true,
+            Self::Named => client.name.is_some(),
+            Self::Nobody => false,
+        }
+    }
+}
+
+/// Condition for opening an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Grant {
+    /// Access list, of the export or of the server.
+    Rules(Vec<AccessRule>),
+    /// Rule for exports to which no list applies.
+    Unlisted(Unlisted),
+    /// Sessions that had the export open when it left the configuration; true for writing.
+    Holders(BTreeMap<SessionId, bool>),
+}
+
+impl Grant {
+    fn allows(&self, client: Client<'_>, write: bool) -> bool {
+        match self {
+            Self::Rules(list) => list.iter().any(|rule| rule.allows(client, write)),
+            Self::Unlisted(unlisted) => unlisted.allows(client),
+            Self::Holders(sessions) => {
+                sessions.get(&client.session).is_some_and(|writes| *writes || !write)
+            }
+        }
+    }
+}
+
+/// Whether a client meets all conditions.
+fn all_allow(grants: &[Grant], client: Client<'_>, write: bool) -> bool {
+    grants.iter().all(|grant| grant.allows(client, write))
+}
+
 /// The access lists of a server.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessPolicy {
-    server: Vec<AccessRule>,
-    /// The exports that have a list, by name without slashes in front.
-    exports: BTreeMap<String, Vec<AccessRule>>,
-    unlisted: Unlisted,
+    /// Conditions, all of which count, for exports that are not in `exports`, and for those below
+    /// the search path.
+    others: Vec<Grant>,
+    /// Conditions of single exports, by name without slashes in front.
+    exports: BTreeMap<String, Vec<Grant>>,
+    /// An export has more than one condition.
+    narrowed: bool,
     /// Which configuration of certificates and keys is in use.
     pub(crate) generation: u64,
     /// Whom any rule means, so that a stranger is refused at once, however many exports there are.
     names: BTreeSet<String>,
     nets: Vec<Who>,
+    /// The most that any export without a list allows.
+    unlisted: Unlisted,
+}
+
+impl Default for AccessPolicy {
+    fn default() -> Self {
+        Self::new(&[], [].into_iter(), Unlisted::Everyone)
+    }
 }
 
 impl AccessPolicy {
@@ -291,17 +343,33 @@ impl AccessPolicy {
         unlisted: Unlisted,
     ) -> Self {
         let listed = exports.filter(|(_, list)| !list.is_empty());
-        let exports: BTreeMap<_, _> =
-            listed.map(|(name, list)| (bare(name).to_owned(), list.to_vec())).collect();
+        let exports: BTreeMap<_, _> = listed
+            .map(|(name, list)| (bare(name).to_owned(), vec![Grant::Rules(list.to_vec())]))
+            .collect();
+        let others = match server.is_empty() && exports.is_empty() {
+            true => Grant::Unlisted(unlisted),
+            false => Grant::Rules(server.to_vec()),
+        };
+        Self::with_grants(vec![others], exports)
+    }
+
+    /// Conditions of single exports, and of all others.
+    pub(crate) fn with_grants(others: Vec<Grant>, exports: BTreeMap<String, Vec<Grant>>) -> Self {
         let (mut names, mut nets) = (BTreeSet::new(), BTreeSet::new());
-        for rule in exports.values().flatten().chain(server) {
-            match &rule.who {
-                Who::Name(name) => drop(names.insert(name.clone())),
-                who => drop(nets.insert(who.clone())),
+        let mut least = Unlisted::Nobody;
+        for grant in exports.values().flatten().chain(&others) {
+            match grant {
+                Grant::Rules(list) => list.iter().for_each(|rule| match &rule.who {
+                    Who::Name(name) => drop(names.insert(name.clone())),
+                    who => drop(nets.insert(who.clone())),
+                }),
+                Grant::Unlisted(unlisted) => least = least.min(*unlisted),
+                Grant::Holders(_) => {}
             }
         }
-        let (server, nets) = (server.to_vec(), nets.into_iter().collect());
-        Self { server, exports, unlisted, generation: 0, names, nets }
+        let narrowed = exports.values().chain([&others]).any(|grants| grants.len() > 1);
+        let nets = nets.into_iter().collect();
+        Self { others, exports, narrowed, generation: 0, names, nets, unlisted: least }
     }
 
     /// The same, with clients that are known by this configuration of certificates and keys.
@@ -311,50 +379,48 @@ impl AccessPolicy {
 
     /// True when everyone may do everything.
     pub(crate) fn is_open(&self) -> bool {
-        self.rest() == Unlisted::Everyone
+        self.exports.is_empty() && self.is_open_to_everyone()
     }
 
-    /// True when everyone who has a name may do everything, and others nothing.
+    /// True when exports without conditions of their own are open to everyone.
+    pub(crate) fn is_open_to_everyone(&self) -> bool {
+        self.others == [Grant::Unlisted(Unlisted::Everyone)]
+    }
+
+    /// True when exports without conditions of their own are open to everyone who has a name.
     pub(crate) fn is_open_to_named(&self) -> bool {
-        self.rest() == Unlisted::Named
+        self.others == [Grant::Unlisted(Unlisted::Named)]
     }
 
-    /// Who may do what no list says anything about.
-    fn rest(&self) -> Unlisted {
-        match self.server.is_empty() && self.exports.is_empty() {
-            true => self.unlisted,
-            false => Unlisted::Nobody,
-        }
+    /// Whether conditions depend on the session of a client.
+    pub(crate) fn has_holders(&self) -> bool {
+        let is_holders = |grant: &Grant| matches!(grant, Grant::Holders(_));
+        self.narrowed && self.exports.values().flatten().any(is_holders)
     }
 
-    fn allows_unlisted(&self, client: Client<'_>) -> bool {
-        match self.rest() {
-            Unlisted::Everyone => true,
-            Unlisted::Named => client.name.is_some(),
-            Unlisted::Nobody => false,
-        }
-    }
-
-    /// The list that an export has of its own.
-    pub(crate) fn list_of(&self, export: &str) -> &[AccessRule] {
-        self.exports.get(bare(export)).map_or(&[], Vec::as_slice)
-    }
-
-    /// True when the client may have a session: there is a list that names it.
+    /// True when the client may have a session: it may open an export if that is there.
     pub(crate) fn may_connect(&self, client: Client<'_>) -> bool {
-        self.allows_unlisted(client)
+        let named = self.unlisted.allows(client)
             || client.name.is_some_and(|name| self.names.contains(name))
-            || self.nets.iter().any(|net| net.means(client))
+            || self.nets.iter().any(|net| net.means(client));
+        let may = |grants: &Vec<Grant>| all_allow(grants, client, false);
+        named && (!self.narrowed || may(&self.others) || self.exports.values().any(may))
     }
 
-    /// True when the client may open an export, to write to it too.
+    /// True when the client may open a named export, to write to it too.
     pub(crate) fn allows(&self, client: Client<'_>, export: &str, write: bool) -> bool {
-        let list = self.exports.get(bare(export)).unwrap_or(&self.server);
-        self.allows_unlisted(client) || list.iter().any(|rule| rule.allows(client, write))
+        let grants = self.exports.get(bare(export)).unwrap_or(&self.others);
+        all_allow(grants, client, write)
+    }
+
+    /// True when the client may open what a search path has under a name that is no export's.
+    pub(crate) fn allows_found(&self, client: Client<'_>, write: bool) -> bool {
+        all_allow(&self.others, client, write)
     }
 }
 
-fn bare(name: &str) -> &str {
+/// Name of an export without slashes in front.
+pub(crate) fn bare(name: &str) -> &str {
     name.trim_start_matches('/')
 }
 
@@ -371,7 +437,8 @@ mod tests {
     }
 
     fn at(address: &str) -> Client<'_> {
-        Client { name: None, address: address.parse().unwrap() }
+        let session = SessionId([0; 16]);
+        Client { name: None, address: address.parse().unwrap(), session }
     }
 
     fn policy(server: &[&str], exports: &[(&str, &[&str])]) -> AccessPolicy {
@@ -514,9 +581,10 @@ mod tests {
                 AccessPolicy::new(&server, lists, unlisted)
             };
             let (spelled, plain) = (policy(true), policy(false));
-            let client = Client { name, address: [10, 0, 0, address].into() };
+            let (address, session) = ([10, 0, 0, address].into(), SessionId([0; 16]));
+            let client = Client { name, address, session };
             prop_assert_eq!(&spelled, &plain);
-            prop_assert_eq!(spelled.list_of(&spell(asked)), plain.list_of(asked.0));
+            let none = server.is_empty() && lists.iter().all(|(_, list)| list.is_empty());
             prop_assert_eq!(spelled.may_connect(client), plain.may_connect(client));
             prop_assert_eq!(spelled.is_open(), plain.is_open());
             prop_assert_eq!(spelled.is_open_to_named(), plain.is_open_to_named());
@@ -527,7 +595,7 @@ mod tests {
                 let own = lists.iter().rfind(|((name, _), list)| *name == asked.0 && !list.is_empty());
                 let list = own.map_or(&server, |(_, list)| list);
                 let listed = list.iter().any(|rule| rule.allows(client, write));
-                prop_assert_eq!(allowed, listed || spelled.allows_unlisted(client));
+                prop_assert_eq!(allowed, listed || none && unlisted.allows(client));
             }
         }
     }

@@ -185,9 +185,26 @@ pub struct ExportTable {
     /// Who may open what; the operator's threads replace it.
     access: Mutex<Arc<AccessPolicy>>,
     places: Mutex<Places>,
+    /// Changes of the named exports and of who may open them.
+    version: AtomicU64,
     /// By place. None is left there when a place is used again: a shard has the device open as long
     /// as something runs at it.
     orphaned: Segments<OrphanedWrites>,
+    /// Called after each change of exports or of who may open them.
+    #[cfg(test)]
+    watch: Watch,
+}
+
+/// Call that a test makes after each change of a table.
+#[cfg(test)]
+#[derive(Default)]
+struct Watch(Mutex<Option<Arc<dyn Fn() + Send + Sync>>>);
+
+#[cfg(test)]
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watch")
+    }
 }
 
 /// A name without slashes in front.
@@ -209,7 +226,17 @@ impl ExportTable {
         let (gateways, access, places) =
             (AtomicBool::default(), Mutex::default(), Mutex::default());
         let examiner = OnceLock::new();
-        let table = Self { finder, examiner, gateways, access, places, orphaned };
+        let table = Self {
+            finder,
+            examiner,
+            gateways,
+            access,
+            places,
+            version: AtomicU64::new(0),
+            orphaned,
+            #[cfg(test)]
+            watch: Watch::default(),
+        };
         for export in exports {
             let export = Arc::new(export);
             if let Err(error) = table.add(&export) {
@@ -238,6 +265,8 @@ impl ExportTable {
             self.gateways.store(true, Ordering::Relaxed);
         }
         places.names.insert(name, index);
+        drop(places);
+        self.changed();
         Ok(index)
     }
 
@@ -253,6 +282,7 @@ impl ExportTable {
             false => Slot::Left(Arc::downgrade(&export)),
         };
         places.names.remove(bare(export.name.as_bytes()));
+        self.version.fetch_add(1, Ordering::Release);
         Some(export)
     }
 
@@ -335,6 +365,28 @@ impl ExportTable {
     /// ([`AdminRequest::CheckAccess`](crate::engine::message::AdminRequest::CheckAccess)).
     pub(crate) fn set_access(&self, policy: AccessPolicy) {
         *self.access.lock() = Arc::new(policy);
+        self.changed();
+    }
+
+    /// Number of changes of the named exports and of who may open them.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Has `watch` called after each change that does not come from the control shard.
+    #[cfg(test)]
+    pub(crate) fn watch(&self, watch: impl Fn() + Send + Sync + 'static) {
+        *self.watch.0.lock() = Some(Arc::new(watch));
+    }
+
+    /// What the operator changes is changed.
+    fn changed(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+        #[cfg(test)]
+        {
+            let watch = self.watch.0.lock().clone();
+            watch.into_iter().for_each(|watch| watch());
+        }
     }
 
     /// Sets who examines targets, once.

@@ -565,6 +565,19 @@ pub struct ExportSnapshot {
     /// Its own access list; without one it follows that of the server.
     #[serde(default)]
     pub access: Vec<AccessRule>,
+    /// What counts besides the lists, if anything does.
+    #[serde(default)]
+    pub access_limit: Option<AccessLimit>,
+}
+
+/// Limit of access to an export that is not as the configuration says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AccessLimit {
+    /// The export left the configuration: sessions that had it open then may use it.
+    Holders,
+    /// The export could not be changed: the access lists before count too.
+    Before,
 }
 
 /// Memory of the chunks of all sessions as statistics show it.

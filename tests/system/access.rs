@@ -219,25 +219,45 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
 }
 
 #[test]
-fn an_export_that_left_the_configuration_follows_the_server() {
+fn an_export_that_left_the_configuration_serves_who_has_it_open_and_nobody_else() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let vol1 = "{name: vol1, target: 'mem:1M', access: ['anyone@127.0.0.8:rw']}";
-    let both = format!(
-        "export: [{{name: vol0, target: 'mem:1M', access: ['anyone@127.0.0.7:rw']}}, {vol1}]\n"
-    );
-    fs::write(&config, &both).expect("a file");
+    let vol0 = "{name: vol0, target: 'mem:1M', access: ['anyone@127.0.0.7:rw']}";
+    fs::write(&config, format!("export: [{vol0}, {vol1}]\n")).expect("a file");
     let server = Server::builder().args(&["--config", &config]).start();
-    let client = from("127.0.0.7", &server, "vol0").start();
-    // With the server's list it is only open.
-    fs::write(&config, format!("access: ['anyone@127.0.0.7:rw']\nexport: [{vol1}]\n"))
-        .expect("a file");
-    let _ = server.command(&["reload"]).ok().says("kept vol0");
-    assert_eq!(server.sessions().len(), 1);
-    fs::write(&config, format!("export: [{vol1}]\n")).expect("a file");
-    let _ = server.command(&["reload"]).ok();
-    session_ends(&server);
-    give_up(&client, "vol0", server);
+    let client = from("127.0.0.7", &server, "vol0").args(&["--no-path", "queue"]).start();
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    let name = "vol0-of-127-0-0-7";
+    let path = || {
+        let sessions = server.sessions();
+        let session = sessions.into_iter().find(|session| session["name"] == name)?;
+        (session["paths"][0]["state"] == "connected").then(|| session["paths"][0]["path"].as_u64())
+    };
+    // With a list of the server that means more clients, and without any.
+    for (round, all) in ["access: ['anyone@127.0.0.0/24:rw']\n", "", ""].into_iter().enumerate() {
+        let rest = if round == 2 { "vol1, target: 'mem:1M'}" } else { &vol1[7..] };
+        fs::write(&config, format!("{all}export: [{{name: {rest}]\n")).expect("a file");
+        let _ = server.command(&["reload"]).ok().says("kept vol0");
+        let shown = server.command(&["export", "list"]).ok().stdout;
+        assert!(shown.contains("  access: only sessions that had it open when it left"), "{shown}");
+        for mode in ["ro", "rw"] {
+            let other = from("127.0.0.9", &server, "vol0").args(&["--access", mode]);
+            let (_, refused) = other.try_start();
+            let _ = refused.code(1).says(if round == 1 { "EACCES" } else { "may not open 'vol0'" });
+        }
+        let before = path();
+        let _ = server.command(&["session", "disconnect", name]).ok();
+        wait_for("the path to come back", COMMAND_TIME_MAX, || {
+            let now = path();
+            (now.is_some() && now != before).then_some(())
+        });
+        assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
+    }
+    drop(raw);
+    client.detach();
+    let _ = server.command(&["reload"]).ok().says("removed vol0");
+    let _ = server.stop(STOP_TIME_MAX);
 }
 
 #[test]

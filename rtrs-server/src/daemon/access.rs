@@ -1,26 +1,51 @@
 //! The access lists of a running server: what settings and commands make of them.
 //!
-//! Owns [`ServerAccess`], the lists of the server itself and of its exports. A list counts from the
-//! moment it is set, whether or not its export can be opened. What is not listed stays closed: a
-//! server that had a list does not become open to everyone when a command takes the last one away,
-//! only when its configuration has none.
+//! Owns [`ServerAccess`], the lists of the server itself and of its exports. What is not listed
+//! stays closed: a server that had a list does not become open to everyone when a command takes the
+//! last one away, only when its configuration has none.
+//!
+//! A list is meant for what the configuration exports under the name, so another configuration
+//! takes effect in two steps. [`narrow_to`](ServerAccess::narrow_to) keeps out, at once, whom
+//! either configuration keeps out; [`grant`](ServerAccess::grant) lets in whom the new one lets in,
+//! export by export, when that is exported. An export that could not be changed keeps both. One
+//! that left the configuration, and is open, serves the sessions that had it open then.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::access_list::{AccessPolicy, AccessRule, ListChange, Unlisted};
+use rtrs_core::ids::SessionId;
+
+use crate::access_list::{AccessPolicy, AccessRule, Grant, ListChange, Unlisted, bare};
 use crate::plan::has_keys;
 use crate::settings::{ExportSpec, Settings};
+use crate::stats::AccessLimit;
 
-/// The access lists of a server.
+/// Sessions that have an export open; true for writing.
+pub(super) type Holders = BTreeMap<SessionId, bool>;
+
+/// An export that left the configuration while sessions had it open.
+#[derive(Clone, Debug)]
+struct Withdrawn {
+    list: Vec<AccessRule>,
+    grants: Vec<Grant>,
+}
+
+/// The access lists of a server. Names are those of exports without slashes in front.
 #[derive(Clone, Debug)]
 pub(super) struct ServerAccess {
     server: Vec<AccessRule>,
     /// By the name of the export.
     exports: BTreeMap<String, Vec<AccessRule>>,
+    withdrawn: BTreeMap<String, Withdrawn>,
+    /// Conditions that count besides the list of an export.
+    narrowed: BTreeMap<String, Vec<Grant>>,
+    /// The same for what is found below the search path.
+    narrowed_others: Vec<Grant>,
     /// Clients can prove who they are.
     has_keys: bool,
     /// There was a list since the configuration was last read.
     closed: bool,
+    /// Number of the configuration that was read last.
+    configuration: u64,
     /// Which configuration of certificates and keys is in use.
     pub(super) generation: u64,
 }
@@ -28,21 +53,90 @@ pub(super) struct ServerAccess {
 impl ServerAccess {
     /// Of a server that starts.
     pub(super) fn new(set: &Settings) -> Self {
-        let (server, exports) = (Vec::new(), BTreeMap::new());
-        let has_keys = has_keys(set);
-        let mut access = Self { server, exports, has_keys, closed: false, generation: 0 };
+        let mut access = Self {
+            server: Vec::new(),
+            exports: BTreeMap::new(),
+            withdrawn: BTreeMap::new(),
+            narrowed: BTreeMap::new(),
+            narrowed_others: Vec::new(),
+            has_keys: has_keys(set),
+            closed: false,
+            configuration: 0,
+            generation: 0,
+        };
         access.configure(set, BTreeMap::new());
         access
     }
 
     /// The lists are those of the configuration, and of exports that commands have added.
-    pub(super) fn configure(&mut self, set: &Settings, others: BTreeMap<String, Vec<AccessRule>>) {
+    fn configure(&mut self, set: &Settings, others: BTreeMap<String, Vec<AccessRule>>) {
         self.server.clone_from(&set.access);
-        self.exports = others;
+        self.exports =
+            others.into_iter().map(|(name, list)| (bare(&name).to_owned(), list)).collect();
         for spec in &set.export {
-            self.exports.insert(spec.name().to_owned(), spec.access.clone());
+            self.exports.insert(bare(spec.name()).to_owned(), spec.access.clone());
         }
         self.closed = self.has_list();
+        self.configuration += 1;
+    }
+
+    /// Takes over a configuration, of which only what it forbids counts yet: an export is open to
+    /// whom the lists before and those of the configuration let in. `others` are the lists of
+    /// exports that commands have added, `withdrawn` the exports that left the configuration, which
+    /// serve nobody but their holders.
+    pub(super) fn narrow_to(
+        &mut self,
+        set: &Settings,
+        others: BTreeMap<String, Vec<AccessRule>>,
+        withdrawn: &BTreeMap<String, Holders>,
+    ) {
+        let before = self.clone();
+        self.configure(set, others);
+        self.withdrawn.clear();
+        for (name, holders) in withdrawn {
+            let name = bare(name).to_owned();
+            if self.exports.contains_key(&name) {
+                continue;
+            }
+            let mut grants = before.grants(&name);
+            // Those of the first time: a session may be about to connect again.
+            if !grants.iter().any(|grant| matches!(grant, Grant::Holders(_))) {
+                grants.push(Grant::Holders(holders.clone()));
+            }
+            let list = before.of(&name);
+            self.withdrawn.insert(name, Withdrawn { list, grants });
+        }
+        self.narrowed.clear();
+        for name in before.exports.keys().chain(before.withdrawn.keys()) {
+            if self.exports.contains_key(name) && !rtrs_core::mutated!(ReloadGrantsFirst) {
+                let own = self.list_or_rest(name);
+                let mut grants = before.grants(name);
+                grants.retain(|grant| *grant != own);
+                if !grants.is_empty() {
+                    self.narrowed.insert(name.clone(), grants);
+                }
+            }
+        }
+        let own = self.rest();
+        self.narrowed_others = before.other_grants();
+        self.narrowed_others.retain(|grant| *grant != own);
+    }
+
+    /// Lets in whom the configuration lets in, to these exports, which are as it says. Nothing
+    /// happens if another configuration was read since the one of that number.
+    pub(super) fn grant<'a>(&mut self, configuration: u64, exports: impl Iterator<Item = &'a str>) {
+        if configuration != self.configuration {
+            return;
+        }
+        self.narrowed_others.clear();
+        for name in exports {
+            self.narrowed.remove(bare(name));
+        }
+    }
+
+    /// Number of the configuration that was read last.
+    pub(super) fn configuration(&self) -> u64 {
+        self.configuration
     }
 
     /// The list of the server itself.
@@ -52,27 +146,47 @@ impl ServerAccess {
 
     /// The list of an export.
     pub(super) fn of(&self, export: &str) -> Vec<AccessRule> {
-        self.exports.get(export).cloned().unwrap_or_default()
+        let name = bare(export);
+        let withdrawn = || self.withdrawn.get(name).map(|export| &export.list);
+        self.exports.get(name).or_else(withdrawn).cloned().unwrap_or_default()
     }
 
-    /// An export has another list now.
+    /// Why the list of an export is not all that counts.
+    pub(super) fn limit_of(&self, export: &str) -> Option<AccessLimit> {
+        let name = bare(export);
+        if self.withdrawn.contains_key(name) {
+            return Some(AccessLimit::Holders);
+        }
+        self.narrowed.contains_key(name).then_some(AccessLimit::Before)
+    }
+
+    /// An export has another list now, whatever the configuration says.
     pub(super) fn set(&mut self, spec: &ExportSpec) {
-        self.exports.insert(spec.name().to_owned(), spec.access.clone());
+        let name = bare(spec.name());
+        self.exports.insert(name.to_owned(), spec.access.clone());
+        self.narrowed.remove(name);
+        self.withdrawn.remove(name);
         self.closed |= self.has_list();
     }
 
     /// There is no such export any more.
     pub(super) fn forget(&mut self, export: &str) {
-        self.exports.remove(export);
+        let name = bare(export);
+        self.exports.remove(name);
+        self.narrowed.remove(name);
+        self.withdrawn.remove(name);
     }
 
     /// The lists that are others in `now`.
     pub(super) fn changes_to(&self, now: &Self) -> Vec<ListChange> {
         let names: BTreeSet<&String> = self.exports.keys().chain(now.exports.keys()).collect();
+        let list = |lists: &BTreeMap<String, Vec<AccessRule>>, name| {
+            lists.get(name).cloned().unwrap_or_default()
+        };
         let exports = names.into_iter().map(|name| ListChange {
             export: Some(name.clone()),
-            before: self.of(name),
-            after: now.of(name),
+            before: list(&self.exports, name),
+            after: list(&now.exports, name),
         });
         let (before, after) = (self.server.clone(), now.server.clone());
         let server = ListChange { export: None, before, after };
@@ -84,21 +198,57 @@ impl ServerAccess {
         !self.server.is_empty() || self.exports.values().any(|list| !list.is_empty())
     }
 
+    /// Condition of exports without a list of their own.
+    fn rest(&self) -> Grant {
+        match (self.has_list(), self.closed, self.has_keys) {
+            (true, ..) => Grant::Rules(self.server.clone()),
+            (false, true, _) => Grant::Unlisted(Unlisted::Nobody),
+            (false, false, true) => Grant::Unlisted(Unlisted::Named),
+            (false, false, false) => Grant::Unlisted(Unlisted::Everyone),
+        }
+    }
+
+    fn list_or_rest(&self, name: &str) -> Grant {
+        match self.exports.get(name) {
+            Some(list) if !list.is_empty() => Grant::Rules(list.clone()),
+            _ => self.rest(),
+        }
+    }
+
+    /// Conditions of an export, all of which count.
+    fn grants(&self, name: &str) -> Vec<Grant> {
+        if let Some(withdrawn) = self.withdrawn.get(name) {
+            return withdrawn.grants.clone();
+        }
+        let narrowed = self.narrowed.get(name).into_iter().flatten().cloned();
+        [self.list_or_rest(name)].into_iter().chain(narrowed).collect()
+    }
+
+    /// Conditions of what has no list of its own.
+    fn other_grants(&self) -> Vec<Grant> {
+        [self.rest()].into_iter().chain(self.narrowed_others.iter().cloned()).collect()
+    }
+
     /// Who may open what.
     pub(super) fn policy(&self) -> AccessPolicy {
-        let unlisted = match (self.closed, self.has_keys) {
-            (true, _) => Unlisted::Nobody,
-            (false, true) => Unlisted::Named,
-            (false, false) => Unlisted::Everyone,
+        let listed = self.exports.iter().filter(|(_, list)| !list.is_empty());
+        let listed = listed.map(|(name, _)| name);
+        // Of those without a list that must not follow what others do.
+        let beside = match self.narrowed_others.is_empty() {
+            true => None,
+            false => Some(self.exports.keys()),
         };
-        let lists = self.exports.iter().map(|(name, list)| (name.as_str(), &list[..]));
-        AccessPolicy::new(&self.server, lists, unlisted).with_generation(self.generation)
+        let names = listed.chain(self.narrowed.keys()).chain(self.withdrawn.keys());
+        let names: BTreeSet<&String> = names.chain(beside.into_iter().flatten()).collect();
+        let exports = names.into_iter().map(|name| (name.clone(), self.grants(name))).collect();
+        AccessPolicy::with_grants(self.other_grants(), exports).with_generation(self.generation)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access_list::Client;
 
     fn spec(text: &str) -> ExportSpec {
         text.parse().unwrap()
@@ -114,6 +264,108 @@ mod tests {
         assert!(!access.policy().is_open(), "the list went with its export");
         access.configure(&Settings::default(), BTreeMap::new());
         assert!(access.policy().is_open());
+    }
+
+    const DB1: SessionId = SessionId([1; 16]);
+    const DB2: SessionId = SessionId([2; 16]);
+
+    fn may(
+        access: &ServerAccess,
+        who: &str,
+        session: SessionId,
+        export: &str,
+        write: bool,
+    ) -> bool {
+        let client = Client { name: Some(who), address: [10, 0, 0, 1].into(), session };
+        let policy = access.policy();
+        let allowed = policy.allows(client, export, write);
+        assert!(!allowed || policy.may_connect(client), "{who} {export}");
+        allowed
+    }
+
+    fn settings(server: &[&str], exports: &[&str]) -> Settings {
+        let access = server.iter().map(|rule| rule.parse().unwrap()).collect();
+        let export = exports.iter().map(|text| spec(text)).collect();
+        Settings { access, export, ..Settings::default() }
+    }
+
+    #[test]
+    fn a_configuration_forbids_first_and_allows_later() {
+        let old = settings(&["ops:ro"], &["a=mem:1M,access=db1:rw", "b=mem:1M"]);
+        let new = settings(
+            &["ops:rw"],
+            &["a=mem:2M,access=db2:rw,access=db1:ro", "b=mem:1M,access=db1:rw"],
+        );
+        let mut access = ServerAccess::new(&old);
+        access.narrow_to(&new, BTreeMap::new(), &BTreeMap::new());
+        let may = |access: &ServerAccess, who, export, write| may(access, who, DB1, export, write);
+        assert!(may(&access, "db1", "a", false) && !may(&access, "db1", "a", true));
+        assert!(!may(&access, "db2", "a", false) && !may(&access, "db1", "b", false));
+        assert!(!may(&access, "ops", "b", false), "in the old list of the server only");
+        let client = Client { name: Some("ops"), address: [10, 0, 0, 1].into(), session: DB1 };
+        let found = |access: &ServerAccess, write| access.policy().allows_found(client, write);
+        assert!(found(&access, false) && !found(&access, true));
+        assert_eq!(access.limit_of("a"), Some(AccessLimit::Before));
+        // Only what is as configured follows the configuration, and only the last one.
+        access.grant(access.configuration() - 1, ["a", "b"].into_iter());
+        assert!(!may(&access, "db1", "b", false));
+        access.grant(access.configuration(), ["b"].into_iter());
+        assert!(may(&access, "db1", "b", true) && !may(&access, "db2", "a", false));
+        assert!(found(&access, true));
+        // What was kept is not given to those of the next configuration either.
+        let third = settings(&[], &["a=mem:3M,access=db3:rw", "b=mem:1M"]);
+        access.narrow_to(&third, BTreeMap::new(), &BTreeMap::new());
+        access.grant(access.configuration(), ["b"].into_iter());
+        assert!(["db1", "db2", "db3"].into_iter().all(|who| !may(&access, who, "a", false)));
+        // A command says who may open what is there.
+        access.set(&spec("a=mem:1M,access=db3:rw"));
+        assert!(may(&access, "db3", "a", true) && access.limit_of("a").is_none());
+    }
+
+    #[test]
+    fn an_export_that_left_the_configuration_serves_its_holders_only() {
+        let old = settings(&["web:rw"], &["a=mem:1M,access=db1:rw,access=db2:rw", "b=mem:1M"]);
+        let holders = |who: &[(SessionId, bool)]| who.iter().copied().collect::<Holders>();
+        let gone = |who| BTreeMap::from([("a".to_owned(), holders(who))]);
+        let mut access = ServerAccess::new(&old);
+        // No list is left: what was withdrawn does not close the server, nor open to everyone.
+        access.narrow_to(&settings(&[], &["b=mem:1M"]), BTreeMap::new(), &gone(&[(DB1, false)]));
+        access.grant(access.configuration(), ["b"].into_iter());
+        for (who, session, write, allowed) in [
+            ("db1", DB1, false, true),
+            ("db1", DB1, true, false),
+            ("db1", DB2, false, false),
+            ("db2", DB2, false, false),
+            ("web", DB2, false, false),
+            ("web", DB1, false, false),
+        ] {
+            assert_eq!(may(&access, who, session, "a", write), allowed, "{who} {write}");
+        }
+        assert!(access.policy().is_open_to_everyone() && !access.policy().is_open());
+        assert_eq!(access.limit_of("a"), Some(AccessLimit::Holders));
+        assert_eq!(access.of("a").len(), 2, "`export save` keeps its list");
+        // The next reload finds nobody there, as the session connects again.
+        access.narrow_to(&settings(&[], &["b=mem:1M"]), BTreeMap::new(), &gone(&[]));
+        assert!(may(&access, "db1", DB1, "a", false));
+        // It returns.
+        access.narrow_to(&old, BTreeMap::new(), &BTreeMap::new());
+        assert!(may(&access, "db1", DB1, "a", false) && !may(&access, "db2", DB2, "a", false));
+        access.grant(access.configuration(), ["a", "b"].into_iter());
+        assert!(may(&access, "db2", DB2, "a", true) && !may(&access, "web", DB1, "a", false));
+    }
+
+    #[test]
+    fn a_slash_in_front_makes_no_other_name() {
+        let mut old = settings(&[], &["a=mem:1M,access=db1:rw"]);
+        old.export[0].name = Some("/a".into());
+        let mut access = ServerAccess::new(&old);
+        let new = settings(&["db2:rw"], &["a=mem:2M,access=db2:rw"]);
+        access.narrow_to(&new, BTreeMap::new(), &BTreeMap::new());
+        for name in ["a", "/a", "//a"] {
+            assert!(
+                !may(&access, "db2", DB2, name, false) && !may(&access, "db1", DB1, name, false)
+            );
+        }
     }
 
     #[test]

@@ -161,6 +161,8 @@ pub(super) struct Entry {
     export: Weak<Export>,
     /// It was not opened for writing.
     opened_ro: bool,
+    /// A command has given it its size.
+    resized: bool,
     /// It stands in the configuration.
     pub(super) configured: bool,
 }
@@ -172,6 +174,20 @@ impl Entry {
         let (ro, access) = (self.spec.ro, self.spec.access.clone());
         let same = ExportSpec { ro, access, ..spec.clone() } == self.spec;
         same && (spec.ro == ro || !self.opened_ro)
+    }
+
+    /// Whether the export is what these settings say, but for its access list, and for the size
+    /// that a command has given it.
+    pub(super) fn is_as_set(&self, spec: &ExportSpec) -> bool {
+        let target = match (&self.spec.target, &spec.target) {
+            (Target::Memory(_), Target::Memory(_)) | (Target::Null(_), Target::Null(_))
+                if self.resized =>
+            {
+                self.spec.target.clone()
+            }
+            _ => spec.target.clone(),
+        };
+        ExportSpec { target, access: self.spec.access.clone(), ..spec.clone() } == self.spec
     }
 
     /// Refuses to open memory again, which would be lost.
@@ -270,7 +286,8 @@ impl Exports {
 
     fn note(&self, spec: &ExportSpec, export: &Arc<Export>, configured: bool) {
         let (spec_of, opened_ro) = (spec.clone(), export.read_only);
-        let entry = Entry { spec: spec_of, export: Arc::downgrade(export), opened_ro, configured };
+        let export = Arc::downgrade(export);
+        let entry = Entry { spec: spec_of, export, opened_ro, resized: false, configured };
         self.entries.lock().insert(spec.name().to_owned(), entry);
     }
 
@@ -287,6 +304,7 @@ impl Exports {
             && let Target::Memory(of) | Target::Null(of) = &mut entry.spec.target
         {
             *of = size;
+            entry.resized = true;
         }
     }
 
@@ -300,7 +318,8 @@ impl Exports {
     fn list_now(&self) -> Result<ExportList, String> {
         let access = self.access();
         let policy = self.table.access();
-        let (open_to_everyone, open_to_named) = (policy.is_open(), policy.is_open_to_named());
+        let open_to_everyone = policy.is_open_to_everyone();
+        let open_to_named = policy.is_open_to_named();
         self.control.ask(AdminRequest::Exports, |answer| match answer {
             AdminReply::Exports(mut exports) => {
                 let entries = self.entries.lock();
@@ -308,11 +327,15 @@ impl Exports {
                 let is_named = |export: &&mut ExportSnapshot| {
                     !export.found && export.state != ExportState::Removing
                 };
+                let lists = self.access.lock();
                 for export in exports.iter_mut().filter(is_named) {
+                    export.access = lists.of(&export.name);
+                    export.access_limit = lists.limit_of(&export.name);
                     if let Some(Entry { spec, .. }) = entries.get(&export.name) {
                         export.backing = spec.target.to_string();
                     }
                 }
+                drop(lists);
                 exports.sort_by(|a, b| a.name.cmp(&b.name));
                 Some(ExportList {
                     exports,

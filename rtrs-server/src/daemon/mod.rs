@@ -26,6 +26,8 @@ mod open_files;
 mod portals;
 mod privileges;
 mod reload;
+#[cfg(test)]
+pub(crate) mod rig;
 mod search;
 mod serve;
 mod sizes;

@@ -1,11 +1,13 @@
 //! `reload`: reads the configuration again and makes of the exports what it says now.
 //!
 //! Owns [`Reload`]. Nothing changes if the configuration, a certificate or a key is wrong; but for
-//! a certificate of the server that is in use already, and has expired meanwhile. Who may do what
-//! is applied first, and waits for nothing: no disk, no export and no other change delays the end
-//! of those who may no longer. Then the exports follow, unless one that is new cannot be opened;
-//! the error says what was applied before. An export that is open is neither removed nor changed,
-//! only reported. Exports that a command has added stay, unless the configuration names them.
+//! a certificate of the server that is in use already, and has expired meanwhile. What is forbidden
+//! from now on is applied first, and waits for nothing: no disk, no export and no other change
+//! delays the end of those who may no longer. Then the exports follow, unless one that is new
+//! cannot be opened; the error says what was applied before. What the configuration allows comes
+//! last, to exports that are as it says: a list is never given to what another configuration has
+//! under the name. An export that is open is neither removed nor changed, only reported. Exports
+//! that a command has added stay, unless the configuration names them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,15 +90,18 @@ impl Reload {
 
     /// Applies what differs, and notes what was applied, also before an error.
     fn apply(&self, exports: &Exports, done: &mut Reloaded) -> Result<(), String> {
-        let set = self.apply_access(exports, done)?;
+        let (set, number) = self.apply_access(exports, done)?;
         // They look at files and users, for which nobody who is to be ended has to wait.
         done.warnings.extend(warnings(&set));
         warn(done.certificate.iter().chain(&done.warnings).cloned().collect());
         if set.ping_only {
             return Ok(());
         }
-        let turn = exports.begin();
-        turn.and_then(|_turn| apply(exports, set.export, done))?;
+        let turn = exports.begin()?;
+        let applied = apply(exports, set.export.clone(), done);
+        exports.grant_access(number, &set.export);
+        drop(turn);
+        applied?;
         tracing::info!(
             added = done.added.len(),
             removed = done.removed.len(),
@@ -114,12 +119,19 @@ impl Reload {
         Ok(())
     }
 
-    /// Reads all again, and applies who may do what. Returns the settings, whose exports are to be
-    /// applied yet.
-    fn apply_access(&self, exports: &Exports, done: &mut Reloaded) -> Result<Settings, String> {
+    /// Reads all again, and applies what is forbidden from now on. Returns the settings, whose
+    /// exports are to be applied yet and what they allow after that, and their number.
+    fn apply_access(
+        &self,
+        exports: &Exports,
+        done: &mut Reloaded,
+    ) -> Result<(Settings, u64), String> {
         let _reading = self.reading.lock();
         let (set, renewed, read) = self.read()?;
         *done = read;
+        // Before the keys, by which a name may come to mean another client.
+        let (number, changes) = exports.narrow_access(&set);
+        done.access_changed = changes;
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
             done.warnings = endpoint.older_lists(&config);
             exports.replace_keys(endpoint, config);
@@ -128,13 +140,12 @@ impl Reload {
                 changed => tracing::info!(changed, "certificates or keys read again"),
             }
         }
-        done.access_changed = exports.configure_access(&set);
         for change in &done.access_changed {
             let (before, after) = (rules(&change.before), rules(&change.after));
             tracing::info!(%before, %after, "changed: {}", printable(&change.list()));
         }
         done.revoked = exports.check_access()?;
-        Ok(set)
+        Ok((set, number))
     }
 
     /// Says what that would do. Targets are looked at, and not opened.
@@ -302,6 +313,7 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
     for name in removed {
         match exports.unpublish(&name, false) {
             Ok((export, _)) => {
+                exports.forget_access(&name);
                 released.push(export);
                 done.removed.push(name);
             }

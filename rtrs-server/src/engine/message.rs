@@ -328,6 +328,8 @@ pub enum AdminRequest {
     },
     /// Which exports there are, and who has them open.
     Exports,
+    /// Which sessions have the exports of these names open.
+    Holders(Vec<String>),
     /// Let nobody open an export any more.
     ExportRemove {
         /// Its name.
@@ -372,6 +374,8 @@ pub enum AdminReply {
     },
     /// The exports.
     Exports(Vec<ExportSnapshot>),
+    /// Sessions that have exports open, by name; true for writing.
+    Holders(BTreeMap<String, BTreeMap<SessionId, bool>>),
     /// The sessions that lose paths.
     Revoked(Vec<Revoked>),
     /// The clients that have proved who they are, by path.

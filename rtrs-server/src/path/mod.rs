@@ -119,7 +119,7 @@ impl PathShared {
 
     /// The client, as access lists name it.
     pub(crate) fn client(&self) -> Client<'_> {
-        Client::of(&self.identity().who, self.origin.peer)
+        Client::of(&self.identity().who, self.origin.peer, self.session.id)
     }
 
     /// Who the client has proved to be.

@@ -7,7 +7,7 @@ use crate::cmd::text::bytes;
 use crate::control_protocol::{ExportList, Request};
 use crate::error::Error;
 use crate::settings::AccessRule;
-use crate::stats::{ExportSnapshot, ExportState};
+use crate::stats::{AccessLimit, ExportSnapshot, ExportState};
 
 pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     let list: ExportList = Server::find(args)?.request(&Request::ExportList)?;
@@ -31,9 +31,18 @@ fn text(list: &ExportList) -> String {
             })
             .collect();
         let ExportSnapshot { name, size, read_only, state, device_errors, backing, .. } = export;
-        let access = match &export.access[..] {
+        let mut access = match &export.access[..] {
             [] => String::new(),
             own => format!("  access: {}\n", rules(own)),
+        };
+        access += match export.access_limit {
+            None => "",
+            Some(AccessLimit::Holders) => {
+                "  access: only sessions that had it open when it left the configuration\n"
+            }
+            Some(AccessLimit::Before) => {
+                "  access: only clients of the lists before too; it is not as configured\n"
+            }
         };
         let head = line([
             &printable(name),

@@ -1,13 +1,13 @@
 //! Who may use the exports of a running server: access lists, and the certificates or keys by which
 //! clients are known.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
-use super::Exports;
+use super::{Entry, Exports, Followed};
 use crate::access_list::ListChange;
-use crate::daemon::access::ServerAccess;
+use crate::daemon::access::{Holders, ServerAccess};
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::path::PathKey;
 use crate::settings::{AccessRule, ExportSpec, Settings};
@@ -27,29 +27,50 @@ impl Exports {
         self.access.lock().server().to_vec()
     }
 
-    /// Replaces all access lists at once by those of the configuration. An export that a command
-    /// has added keeps its own; one that left the configuration has none from now on. Returns what
-    /// is different.
-    pub(in crate::daemon) fn configure_access(&self, set: &Settings) -> Vec<ListChange> {
-        let others = self.others();
-        let mut changes = Vec::new();
+    /// Takes over the access lists of a configuration, of which only what they forbid counts until
+    /// [`Self::grant_access`]. An export that a command has added keeps its own; one that left the
+    /// configuration serves nobody but the sessions that have it open. Returns the number of the
+    /// configuration, and what is different.
+    pub(in crate::daemon) fn narrow_access(&self, set: &Settings) -> (u64, Vec<ListChange>) {
+        let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
+        let (mut number, mut changes) = (0, Vec::new());
         self.change_access(|access| {
             let before = access.clone();
-            access.configure(set, others);
+            access.narrow_to(set, others, &withdrawn);
             changes = before.changes_to(access);
+            number = access.configuration();
         });
-        changes
+        (number, changes)
     }
 
-    /// The access lists as [`Self::configure_access`] would make them, and what would be different.
+    /// Lets in whom the configuration of that number lets in, to the exports that are as it says.
+    /// To be called in the turn of its exports.
+    pub(in crate::daemon) fn grant_access(&self, number: u64, wanted: &[ExportSpec]) {
+        let entries = self.entries();
+        let wanted: BTreeMap<&str, &ExportSpec> =
+            wanted.iter().map(|spec| (spec.name(), spec)).collect();
+        let as_wanted = |name: &str, entry: &Entry| match wanted.get(name) {
+            Some(spec) => entry.is_as_set(spec) && self.standing(entry) == Followed::Same,
+            None => !entry.configured,
+        };
+        let done = entries.iter().filter(|(name, entry)| as_wanted(name, entry));
+        self.change_access(|access| access.grant(number, done.map(|(name, _)| &**name)));
+    }
+
+    /// An export left the configuration, and is removed.
+    pub(in crate::daemon) fn forget_access(&self, name: &str) {
+        self.change_access(|access| access.forget(name));
+    }
+
+    /// The access lists as [`Self::narrow_access`] would make them, and what would be different.
     pub(in crate::daemon) fn preview_lists(
         &self,
         set: &Settings,
     ) -> (ServerAccess, Vec<ListChange>) {
-        let others = self.others();
+        let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
         let before = self.access.lock().clone();
         let mut access = before.clone();
-        access.configure(set, others);
+        access.narrow_to(set, others, &withdrawn);
         let changes = before.changes_to(&access);
         (access, changes)
     }
@@ -58,6 +79,26 @@ impl Exports {
     fn others(&self) -> BTreeMap<String, Vec<AccessRule>> {
         let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
         others.map(|(name, entry)| (name, entry.spec.access)).collect()
+    }
+
+    /// The exports that are not in a configuration any more, and which sessions have them open.
+    fn withdrawn_by(&self, set: &Settings) -> BTreeMap<String, Holders> {
+        let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();
+        let gone = self.entries().into_iter().filter(|(_, entry)| entry.configured);
+        let gone = gone.map(|(name, _)| name).filter(|name| !wanted.contains(name.as_str()));
+        let gone: Vec<String> = gone.collect();
+        if gone.is_empty() {
+            return BTreeMap::new();
+        }
+        let asked = self.control.ask(AdminRequest::Holders(gone.clone()), |answer| match answer {
+            AdminReply::Holders(holders) => Some(holders),
+            _ => None,
+        });
+        // Whoever may not any more must not wait for a control shard that is busy.
+        asked.unwrap_or_else(|why| {
+            tracing::warn!("exports that left the configuration serve nobody: {why}");
+            gone.into_iter().map(|name| (name, Holders::new())).collect()
+        })
     }
 
     /// From now on clients are known by these certificates or keys; those that are connected, from

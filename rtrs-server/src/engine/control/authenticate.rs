@@ -150,8 +150,8 @@ impl Control {
     /// Whether who has proved that may have this path.
     fn admit_proof(&self, key: PathKey, identity: &PeerIdentity) -> Result<(), Refusal> {
         let path = self.registry.path(key).ok_or(Refusal::PathExists)?;
-        let client = Client::of(&identity.who, path.shared().origin.peer);
         let id = path.shared().session.id;
+        let client = Client::of(&identity.who, path.shared().origin.peer, id);
         if self.evicted.contains(id) {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(id)));
         }

@@ -49,9 +49,8 @@ fn names(users: &[(SessionId, AccessMode)], registry: &Registry) -> String {
     }
 }
 
-/// All exports.
+/// All exports, without their access lists, which the daemon knows.
 pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) -> AdminReply {
-    let policy = exports.access();
     let all = exports.all().into_iter().map(|(at, export)| {
         let users = opens.users(at).iter().map(|(session, mode)| ExportUser {
             session: session.to_string(),
@@ -85,10 +84,24 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             device_errors: totals.device_errors,
             io: (&totals).into(),
             epoch: export.epoch.number(),
-            access: policy.list_of(&export.name).to_vec(),
+            access: Vec::new(),
+            access_limit: None,
         }
     });
     AdminReply::Exports(all.collect())
+}
+
+/// The sessions that have exports open, by name; true for writing.
+pub(super) fn holders(exports: &ExportTable, opens: &Opens, names: Vec<String>) -> AdminReply {
+    let of = |name: &str| {
+        let users = exports.find(name.as_bytes()).map(|at| opens.users(at)).unwrap_or_default();
+        users.iter().map(|(session, mode)| (*session, mode.may_write())).collect()
+    };
+    let all = names.into_iter().map(|name| {
+        let holders = of(&name);
+        (name, holders)
+    });
+    AdminReply::Holders(all.collect())
 }
 
 /// The devices that an export is, to sessions that have it open.

@@ -263,7 +263,10 @@ impl Control {
                     asking.set_asked(ctx.now);
                     asking.name()
                 });
-                if let Some(answer) = self.deny(&session, peer, (&name, mode.access), ctx) {
+                // Before the lists are looked at: they may be for what has the name next.
+                let index = self.exports.find(name.as_bytes());
+                let asked = (&*name, mode.access, index.is_some());
+                if let Some(answer) = self.deny(&session, peer, asked, ctx) {
                     return Some(answer);
                 }
                 if !takes_standby && gateway::is_standby(&name, &self.exports) {
@@ -273,7 +276,7 @@ impl Control {
                     self.log.open_refused(ctx.now, &client, asked, why);
                     return Some(ControlAnswer::Refused(errno::EBUSY));
                 }
-                let asked = (reply_to, &*name, mode);
+                let asked = (reply_to, (&*name, index), mode);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
                 let asked = Asked::new(*name, mode.access, &self.exports);
                 self.opened((&*session, peer), (reply_to.path, asked), &answer, ctx);
@@ -326,7 +329,8 @@ impl Control {
         let Some(found_for) = self.registry.path(reply_to.path) else { return };
         let session = Arc::clone(&found_for.shared().session);
         let peer = found_for.shared().origin.peer;
-        if let Some(answer) = self.deny(&session, peer, (&search.name, mode.access), ctx) {
+        let asked = (&search.name, mode.access, false);
+        if let Some(answer) = self.deny(&session, peer, asked, ctx) {
             return reply_to.answer(answer, ctx.out);
         }
         let answer = match self.evicted.contains(session.id) {
@@ -343,10 +347,10 @@ impl Control {
         &mut self,
         session: &SessionShared,
         peer: SocketAddr,
-        (name, access): (&Name, AccessMode),
+        (name, access, named): (&Name, AccessMode, bool),
         ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
-        let asked = (session.id, name, access);
+        let asked = (session.id, (name, named), access);
         let why = check_open(&self.exports, &self.registry, asked).err()?;
         let client = Opener::of(session.id, peer, &self.registry);
         let asked = Asked::new(*name, access, &self.exports);
@@ -449,6 +453,9 @@ impl Control {
             }
             AdminRequest::Exports => {
                 return reply.send(exports::list(&self.exports, &self.opens, &self.registry));
+            }
+            AdminRequest::Holders(names) => {
+                return reply.send(exports::holders(&self.exports, &self.opens, names));
             }
             AdminRequest::ExportRemove { name, force } => {
                 let found = exports::find(&self.exports, &name);

@@ -49,13 +49,13 @@ impl Opens {
         }
     }
 
-    /// OPEN came, from a session of that name. `None`: the finder is asked, and its answer comes
-    /// as a message; or the examiner, which sends the request again.
+    /// OPEN came, from a session of that name, for the named export at `index`. `None`: the finder
+    /// is asked, and its answer comes as a message; or the examiner, which sends the request again.
     pub(super) fn open(
         &mut self,
         session: &SessionShared,
         session_name: Option<Name>,
-        (reply_to, name, mode): (ReplyTo, &Name, OpenMode),
+        (reply_to, (name, index), mode): (ReplyTo, (&Name, Option<ExportIndex>), OpenMode),
         ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
         let bytes = name.as_bytes();
@@ -66,7 +66,7 @@ impl Opens {
         if mode.compares && self.removed.contains(session.id, bytes) {
             return Some(ControlAnswer::Refused(errno::EIDRM));
         }
-        if let Some(index) = self.exports.find(bytes) {
+        if let Some(index) = index {
             if !mode.examined && self.is_examined_first(index, reply_to, name, mode) {
                 return None;
             }

@@ -38,7 +38,7 @@ pub(super) fn check_connect(
         // One whose client has no name gets none.
         return if session == Some(Some(&Who::Anonymous)) { Err(other()) } else { Ok(()) };
     }
-    let client = Client::of(&identity.who, peer);
+    let client = Client::of(&identity.who, peer, id);
     check_client(exports, (identity, client))?;
     // What nobody has proved to be his own is whose comes with a name.
     if session.flatten().is_some_and(|who| *who != identity.who) {
@@ -90,7 +90,11 @@ pub(super) fn check_session(
     let devices = &session.shared().devices;
     for open in devices.ids().filter_map(|id| devices.get(id)) {
         let Some(export) = exports.get(open.export) else { continue };
-        if !policy.allows(client, &export.name, open.writable) {
+        let allowed = match exports.is_found(open.export) {
+            true => policy.allows_found(client, open.writable),
+            false => policy.allows(client, &export.name, open.writable),
+        };
+        if !allowed {
             return Err(Refusal::NotAllowed(denial(client, &export.name, open.writable)));
         }
     }
@@ -116,11 +120,12 @@ pub(super) fn may_open(
         || clients.peek().is_some() && clients.all(|client| policy.allows(client, export, write))
 }
 
-/// Whether all paths of a session may open an export. The error is for its client.
+/// Whether all paths of a session may open an export, which has this name, or is to be found below
+/// the search path. The error is for its client.
 pub(super) fn check_open(
     exports: &ExportTable,
     registry: &Registry,
-    (id, name, mode): (SessionId, &Name, AccessMode),
+    (id, (name, named), mode): (SessionId, (&Name, bool), AccessMode),
 ) -> Result<(), String> {
     let policy = exports.access();
     if policy.is_open() {
@@ -132,7 +137,11 @@ pub(super) fn check_open(
     if clients.peek().is_none() {
         return Err("its session has no path any more".into());
     }
-    let denied = clients.find(|client| !policy.allows(*client, &name, write));
+    let allows = |client| match named {
+        true => policy.allows(client, &name, write),
+        false => policy.allows_found(client, write),
+    };
+    let denied = clients.find(|client| !allows(*client));
     denied.map_or(Ok(()), |client| Err(denial(client, &name, write)))
 }
 
@@ -216,7 +225,7 @@ mod tests {
         exports.set_access(AccessPolicy::new(&list, [].into_iter(), Unlisted::Nobody));
         let (registry, id) = (Registry::default(), SessionId([1; 16]));
         let name = Name::new(b"vol").unwrap();
-        check_open(&exports, &registry, (id, &name, AccessMode::ReadOnly)).unwrap_err();
+        check_open(&exports, &registry, (id, (&name, true), AccessMode::ReadOnly)).unwrap_err();
         assert!(!may_open(&exports.access(), &registry, (id, "vol", false)));
     }
 }

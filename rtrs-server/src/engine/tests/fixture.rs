@@ -261,6 +261,12 @@ impl Finder for Searches {
 impl Fixture {
     #[allow(clippy::needless_pass_by_value, reason = "tests make them in the call")]
     pub(super) fn new(options: StandOptions) -> Self {
+        Self::serving(options, None)
+    }
+
+    /// A server of these exports, or of its own.
+    #[allow(clippy::needless_pass_by_value, reason = "tests make them in the call")]
+    pub(super) fn serving(options: StandOptions, exports: Option<Arc<ExportTable>>) -> Self {
         let world_options = WorldOptions { bind: options.bind, ..WorldOptions::default() };
         let world = World::with_options(7, world_options);
         let node = world.node(sim_ip(1));
@@ -295,7 +301,8 @@ impl Fixture {
             export("other", false, &spare()),
             export("fixed", true, &spare()),
         ];
-        let exports = ExportTable::with_finder(named, options.search.then_some(finder));
+        let own = || ExportTable::with_finder(named, options.search.then_some(finder));
+        let exports = exports.unwrap_or_else(own);
         let found = Arc::new(export("found", false, &spare()));
         let (log, registered, aside) =
             (Log::default(), Regions::default(), Rc::<RefCell<Aside>>::default());
@@ -399,6 +406,20 @@ impl Fixture {
                 }
             }
         }
+    }
+
+    /// Runs one turn of each shard, or lets the next event come. False when none comes within ten
+    /// milliseconds.
+    pub(super) fn step(&mut self) -> bool {
+        if self.turn() {
+            return true;
+        }
+        let soon = self.now() + Duration::from_millis(10);
+        let next = self.world.next_event_time().filter(|at| *at <= soon);
+        next.into_iter().for_each(|at| {
+            self.world.advance_to(at.max(self.now() + Duration::from_nanos(1)));
+        });
+        next.is_some()
     }
 
     fn turn(&mut self) -> bool {

@@ -8,7 +8,7 @@
 //! sync that failed · `idle.rs` heartbeats of idle paths · `memory.rs` what chunks take ·
 //! `times.rs` where time goes · `admin.rs` the operator's commands; `exports.rs` exports that come
 //! and go while clients have them · `access.rs` access lists; `authenticate.rs` clients that prove
-//! who they are; `unproved.rs` what those cannot do that have not; `intruders.rs` what they take
+//! who they are; `reloads.rs` who may open what while a configuration is applied · `unproved.rs` what those cannot do that have not; `intruders.rs` what they take
 //! from others; `crowd.rs` what many of them take · `device.rs` the fabric.
 
 mod access;
@@ -33,6 +33,7 @@ mod opens;
 mod overlap;
 mod peer;
 mod registration;
+mod reloads;
 mod resize;
 mod syncs;
 mod times;
