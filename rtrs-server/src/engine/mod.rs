@@ -36,6 +36,9 @@ use crate::audit::AuditSink;
 use crate::export::ExportTable;
 use crate::stats::{SessionSnapshot, ShardReport};
 
+/// Requests of pings that a turn takes.
+const PINGS_PER_TURN: usize = 16;
+
 /// One shard of a server.
 #[derive(Debug)]
 pub struct ServerEngine {
@@ -45,6 +48,8 @@ pub struct ServerEngine {
     pings: Option<PingServer>,
     /// On shard 0, where the listener is: each ping on its way to the last shard has a clone.
     handed_over: Arc<()>,
+    /// Requests of pings in this turn.
+    handed_over_now: usize,
     params: SessionParams,
     shard: Shard,
     out: Outbox,
@@ -61,6 +66,7 @@ impl ServerEngine {
             control,
             pings: (index == ping_shard(&params)).then(|| PingServer::new(params.pings)),
             handed_over: Arc::default(),
+            handed_over_now: 0,
             params,
             shard: Shard::new(params, core, Arc::clone(exports)),
             out: Outbox::default(),
@@ -160,6 +166,7 @@ impl ServerEngine {
         now: Instant,
         fabrics: &mut Fabrics,
     ) {
+        self.handed_over_now += 1;
         let place = Arc::clone(&self.handed_over);
         if Arc::strong_count(&place) > self.params.pings.connections_max + 1 {
             let fabric = fabrics[provider.index()].as_mut();
@@ -179,6 +186,7 @@ impl ServerEngine {
     /// happened.
     pub fn poll(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
         let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
+        self.handed_over_now = 0;
         let mut busy = self.shard.poll(ctx);
         if let Some(control) = &mut self.control {
             busy |= control.poll(ctx);
@@ -191,10 +199,12 @@ impl ServerEngine {
     }
 
     /// True when this shard has begun as much IO as it should before it answers: 256 KiB, or 16 IOs
-    /// of 4 KiB. Then the next call is [`poll`](Self::poll), and further events wait for the next
-    /// turn.
+    /// of 4 KiB; or when clients have asked for as much of the control shard. Then the next call is
+    /// [`poll`](Self::poll), and further events wait for the next turn.
     pub fn is_turn_full(&self) -> bool {
         self.shard.is_turn_full()
+            || self.control.as_ref().is_some_and(Control::is_turn_full)
+            || self.handed_over_now >= PINGS_PER_TURN
     }
 
     /// When to be polled even if nothing happens.

@@ -10,6 +10,7 @@ use rtrs_core::wire::{ClientExtensions, ConnReq, Name};
 
 use super::Control;
 use super::admission::Room;
+use super::backlog::CONNECT;
 use super::client_log::Opener;
 use super::connect::refuse;
 use super::path::Path;
@@ -29,6 +30,7 @@ impl Control {
         request: ConnRequest,
         ctx: &mut Ctx<'_>,
     ) {
+        self.backlog.spend(CONNECT);
         match self.admit(provider, &request, ctx) {
             Ok((path, cid)) => {
                 let waiting = self.registry.path_mut(path.key);

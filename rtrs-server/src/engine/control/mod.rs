@@ -14,7 +14,9 @@
 //!   `permission.rs` what the access lists allow;
 //! - `exports.rs` changes of exports; `removed.rs` what sessions had open of those; `announce.rs`
 //!   what clients have to open again;
+//! - `backlog.rs` requests of clients that wait; `requests.rs` whose turn it is;
 //! - `discover.rs` DISCOVER; `fence.rs` FENCE; `gateway.rs` MOVE;
+//! - `ends.rs` how paths and sessions end;
 //! - `admin.rs` the operator's commands; `drain.rs` the server's end.
 
 pub mod access;
@@ -23,6 +25,7 @@ mod admission;
 mod admit;
 mod announce;
 mod authenticate;
+mod backlog;
 mod chunk_pool;
 mod client_log;
 mod close;
@@ -30,6 +33,7 @@ mod connect;
 mod discover;
 mod drain;
 mod ended;
+mod ends;
 mod exports;
 mod fence;
 mod gateway;
@@ -42,14 +46,13 @@ mod proving;
 mod refusal;
 mod registry;
 mod removed;
+mod requests;
 mod unproved;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rtrs_core::fabric::ProofError;
 use rtrs_core::gateway::GatewayEvent;
-use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -60,23 +63,25 @@ pub(crate) use self::refusal::REASONS;
 
 use self::admin::{Ends, Evicted, lost_portals};
 use self::admission::Admission;
+use self::backlog::{Backlog, Waiting};
 use self::client_log::{Asked, ClientLog, Opener};
 use self::connect::Connector;
+use self::discover::Lists;
 use self::drain::{Drain, Order};
 use self::fence::{Fencing, Own, fence};
 use self::known::{KnownPeers, know};
 use self::open::Opens;
 use self::path::Path;
 use self::permission::{check_open, identities, revoked, to_end};
-use self::registry::{Registry, Session};
+use self::registry::Registry;
 use crate::audit::AuditSink;
 use crate::engine::authenticator::Authenticator;
 use crate::engine::control::refusal::RefusedCounts;
 use crate::engine::ctx::Ctx;
 use crate::engine::finder::Search;
 use crate::engine::message::{
-    AdminReply, AdminReplyTo, AdminRequest, ControlAnswer, ControlMessage, ControlRequest,
-    EndReport, ReplyTo, ShardMessage,
+    AdminReply, AdminReplyTo, AdminRequest, ControlAnswer, ControlMessage, ControlRequest, ReplyTo,
+    ShardMessage,
 };
 use crate::engine::session::{SessionParams, SessionShared};
 use crate::export::{Export, ExportTable};
@@ -97,6 +102,8 @@ pub struct Control {
     known: KnownPeers,
     connector: Connector,
     opens: Opens,
+    backlog: Backlog,
+    lists: Lists,
     evicted: Evicted,
     drain: Drain,
     log: ClientLog,
@@ -120,6 +127,8 @@ impl Control {
             connector: Connector::new(params, Arc::clone(&exports)),
             opens: Opens::new(params, Arc::clone(&exports)),
             exports,
+            backlog: Backlog::default(),
+            lists: Lists::default(),
             evicted: Evicted::default(),
             drain: Drain::default(),
             log: ClientLog::default(),
@@ -188,7 +197,10 @@ impl Control {
     /// Takes a message of a shard.
     pub fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
         match message {
-            ControlMessage::Info { path, bytes } => self.info(path, &bytes, ctx),
+            ControlMessage::Info { path, bytes } => {
+                self.backlog.spend(backlog::CONNECT);
+                self.info(path, &bytes, ctx);
+            }
             ControlMessage::Serving { path } => {
                 let SessionParams { heartbeat_interval, heartbeat_missed_max, .. } = self.params;
                 if let Some(path) = self.live_path(path) {
@@ -206,9 +218,8 @@ impl Control {
                 }
             }
             ControlMessage::Request { reply_to, request } => {
-                if let Some(answer) = self.request(reply_to, request, ctx) {
-                    reply_to.answer(answer, ctx.out);
-                }
+                self.backlog.spend(backlog::TAKE);
+                self.put_off(Waiting { reply_to, request, draft: None });
             }
             ControlMessage::Found(found) => {
                 let (search, result) = *found;
@@ -240,7 +251,7 @@ impl Control {
         }
     }
 
-    /// A request of a client came. `None`: the answer comes later, or nobody waits for it.
+    /// Serves a request of a client. `None`: the answer comes later, or nobody waits for it.
     fn request(
         &mut self,
         reply_to: ReplyTo,
@@ -288,16 +299,8 @@ impl Control {
                 self.log.closed(&client, (&session, &self.exports), Some(device));
                 self.opens.close(&session, device, reply_to, ctx.out)
             }
-            ControlRequest::Discover { .. } if !self.params.discovery => {
-                Some(ControlAnswer::Refused(errno::EINVAL))
-            }
-            ControlRequest::Discover { .. } if self.evicted.contains(session.id) => {
-                Some(ControlAnswer::Refused(errno::ESTALE))
-            }
-            ControlRequest::Discover { after, room } => {
-                let parts = (&*self.exports, &self.opens, &self.registry);
-                Some(discover::page(&after, room, session.id, parts))
-            }
+            // Served apart (`requests.rs`).
+            ControlRequest::Discover { .. } => Some(ControlAnswer::Refused(errno::EINVAL)),
             ControlRequest::Challenge { challenge, room } => {
                 self.challenge(reply_to, (challenge, room))
             }
@@ -539,103 +542,6 @@ impl Control {
         self.next = earliest(self.next, wake);
     }
 
-    /// Begins the end of a path. Nothing happens to one that ends already.
-    fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
-        let Some(path) = self.registry.path_mut(key) else { return };
-        let peer = path.shared().origin.peer;
-        let is_loud = path.shared().session.has_opened() && !path.is_unproved()
-            || path.state().is_ending()
-            || self.log.admit(ctx.now, peer, "end").is_some();
-        if !path.close(end, is_loud, ctx.out) {
-            return;
-        }
-        if *end == PathEnd::Unproved {
-            let why = ProofError::from("its client has not proved who it is in time");
-            self.not_proved(key, &why, ctx);
-        }
-        if let Some(path) = self.registry.path(key) {
-            self.connector.ended(path, end, ctx.now);
-            self.log.ended(&Opener::of_path(path, &self.registry), end);
-        }
-        self.advance_end(key, ctx);
-    }
-
-    /// A shard reports how far the end of a path is.
-    fn report(&mut self, key: PathKey, shard: CoreIndex, report: EndReport, ctx: &mut Ctx<'_>) {
-        let Some(path) = self.live_path(key) else { return };
-        if path.report(shard, report) {
-            self.end_path(key, &PathEnd::Shutdown, ctx);
-        } else {
-            self.advance_end(key, ctx);
-        }
-        self.advance_drain(ctx);
-    }
-
-    /// Goes on with the end of a path; the last path of a session takes the session with it.
-    fn advance_end(&mut self, key: PathKey, ctx: &mut Ctx<'_>) {
-        let Some(path) = self.live_path(key) else { return };
-        let (fenced, gone) = path.advance();
-        let id = path.shared().session.id;
-        for reply_to in fenced {
-            reply_to.answer(ControlAnswer::Done, ctx.out);
-        }
-        self.open_proved(id, ctx);
-        if !gone {
-            return;
-        }
-        let Some(path) = self.live_path(key) else { return };
-        let peer = path.shared().origin.peer;
-        let place = path.is_known().then(|| path.place());
-        if let Some(place) = place.and_then(|place| self.known.path_gone(place)) {
-            know(place, false, ctx);
-        }
-        let ended = self.registry.remove(key, ctx.now + self.params.handshake_timeout);
-        let orphaned = self.registry.session(id).and_then(Session::orphaned);
-        self.next = earliest(self.next, orphaned);
-        if self.registry.keeps_removable() {
-            self.next = earliest(self.next, Some(ctx.now + LOOK_FOR_REMOVED));
-        }
-        ended.into_iter().for_each(|session| self.session_gone(&session, peer, ctx));
-    }
-
-    /// A session has ended; the last of its paths was from there.
-    fn session_gone(&mut self, session: &Session, last: SocketAddr, ctx: &mut Ctx<'_>) {
-        let (name, id) = (session.name(), session.id());
-        let who = session.shared().name_of_client();
-        let client = Opener { name, session: id, peer: session.peer().unwrap_or(last), who };
-        self.log.closed(&client, (session.shared(), &self.exports), None);
-        self.admission.ended(id, session.has_opened());
-        self.opens.session_ended(session.shared(), ctx.now, ctx.out);
-        // Without a name none of its paths was up.
-        if name.is_some() {
-            self.log.disconnected(ctx.now, &client, session.has_opened());
-        }
-        if session.has_opened() {
-            tracing::info!(session = %SessionTag::of(id), "a session ended");
-        } else {
-            tracing::debug!(session = %SessionTag::of(id), "a session ended");
-        }
-    }
-
-    /// Ends sessions for which nobody has proved in time that he is their client: whoever connects
-    /// paths to them and proves nothing must not keep them, with what they have open.
-    fn end_orphaned(&mut self, ctx: &mut Ctx<'_>) {
-        let orphaned = |session: &Session| session.orphaned().map(|until| (until, session.id()));
-        let orphaned: Vec<_> = self.registry.sessions().filter_map(orphaned).collect();
-        for (until, id) in orphaned {
-            if ctx.now < until {
-                self.next = earliest(self.next, Some(until));
-                continue;
-            }
-            let peer = self.registry.session(id).and_then(Session::peer);
-            self.end_session(id, &PathEnd::Orphaned, ctx);
-            // It may be gone with them.
-            if let Some((session, peer)) = self.registry.abandon(id, ctx.now).zip(peer) {
-                self.session_gone(&session, peer, ctx);
-            }
-        }
-    }
-
     /// Looks at the timers and at memory that was registered. True when anything happened.
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut busy = false;
@@ -661,6 +567,7 @@ impl Control {
             self.registry.arm(key, next);
             end.into_iter().for_each(|end| self.end_path(key, &end, ctx));
         }
+        busy |= self.serve_backlog(ctx);
         if self.next.is_none_or(|next| ctx.now < next) {
             return busy;
         }
@@ -669,35 +576,6 @@ impl Control {
         self.end_orphaned(ctx);
         self.advance_drain(ctx);
         true
-    }
-
-    /// A path serves: if its session has opened no export yet, there is a time for that.
-    fn watch_unopened(&mut self, key: PathKey) {
-        let path = self.registry.path(key);
-        let session = path.and_then(|path| self.registry.session(path.shared().session.id));
-        let until = session.filter(|session| !session.has_opened());
-        let until = until.map(|session| session.asked() + self.params.open_timeout);
-        self.next = earliest(self.next, until);
-    }
-
-    /// Ends sessions that have opened no export for too long.
-    fn end_unopened(&mut self, ctx: &mut Ctx<'_>) {
-        let mut late = Vec::new();
-        for session in self.registry.sessions().filter(|session| !session.has_opened()) {
-            let until = session.asked() + self.params.open_timeout;
-            match until <= ctx.now {
-                true => late.push(session.id()),
-                false => self.next = earliest(self.next, Some(until)),
-            }
-        }
-        for id in late {
-            // One without a path that is up has a time for its handshake.
-            let up = |path: &Path| path.state() == PathState::Connected;
-            if self.registry.paths_of(id).any(up) {
-                self.refused.count("not-opened");
-                self.end_session(id, &PathEnd::Unopened, ctx);
-            }
-        }
     }
 
     /// When to be polled even if nothing happens.

@@ -103,7 +103,7 @@ pub(super) fn check_session(
 
 /// The clients of a session, one for each path that carries requests. One that is still connecting,
 /// or has not proved who it is, is checked when it is up. What one that ends has begun was allowed.
-fn clients(registry: &Registry, id: SessionId) -> impl Iterator<Item = Client<'_>> {
+pub(super) fn clients(registry: &Registry, id: SessionId) -> impl Iterator<Item = Client<'_>> {
     let up = |path: &&Path| path.state() == PathState::Connected && !path.is_unproved();
     registry.paths_of(id).filter(up).map(|path| path.shared().client())
 }

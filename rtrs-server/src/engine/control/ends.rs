@@ -1,0 +1,153 @@
+//! How paths and sessions end: what ends them, what their shards report, and who is too late.
+
+use std::net::SocketAddr;
+
+use rtrs_core::fabric::ProofError;
+use rtrs_core::identity::SessionTag;
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::time::earliest;
+
+use super::client_log::Opener;
+use super::known::know;
+use super::path::Path;
+use super::registry::Session;
+use super::{Control, LOOK_FOR_REMOVED};
+use crate::engine::ctx::Ctx;
+use crate::engine::message::{ControlAnswer, EndReport};
+use crate::path::state::PathState;
+use crate::path::{PathEnd, PathKey};
+
+impl Control {
+    /// Begins the end of a path. Nothing happens to one that ends already.
+    pub(super) fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
+        let Some(path) = self.registry.path_mut(key) else { return };
+        let peer = path.shared().origin.peer;
+        let is_loud = path.shared().session.has_opened() && !path.is_unproved()
+            || path.state().is_ending()
+            || self.log.admit(ctx.now, peer, "end").is_some();
+        if !path.close(end, is_loud, ctx.out) {
+            return;
+        }
+        self.backlog.forget(key);
+        if *end == PathEnd::Unproved {
+            let why = ProofError::from("its client has not proved who it is in time");
+            self.not_proved(key, &why, ctx);
+        }
+        if let Some(path) = self.registry.path(key) {
+            self.connector.ended(path, end, ctx.now);
+            self.log.ended(&Opener::of_path(path, &self.registry), end);
+        }
+        self.advance_end(key, ctx);
+    }
+
+    /// A shard reports how far the end of a path is.
+    pub(super) fn report(
+        &mut self,
+        key: PathKey,
+        shard: CoreIndex,
+        report: EndReport,
+        ctx: &mut Ctx<'_>,
+    ) {
+        let Some(path) = self.live_path(key) else { return };
+        if path.report(shard, report) {
+            self.end_path(key, &PathEnd::Shutdown, ctx);
+        } else {
+            self.advance_end(key, ctx);
+        }
+        self.advance_drain(ctx);
+    }
+
+    /// Goes on with the end of a path; the last path of a session takes the session with it.
+    pub(super) fn advance_end(&mut self, key: PathKey, ctx: &mut Ctx<'_>) {
+        let Some(path) = self.live_path(key) else { return };
+        let (fenced, gone) = path.advance();
+        let id = path.shared().session.id;
+        for reply_to in fenced {
+            reply_to.answer(ControlAnswer::Done, ctx.out);
+        }
+        self.open_proved(id, ctx);
+        if !gone {
+            return;
+        }
+        let Some(path) = self.live_path(key) else { return };
+        let peer = path.shared().origin.peer;
+        let place = path.is_known().then(|| path.place());
+        if let Some(place) = place.and_then(|place| self.known.path_gone(place)) {
+            know(place, false, ctx);
+        }
+        let ended = self.registry.remove(key, ctx.now + self.params.handshake_timeout);
+        let orphaned = self.registry.session(id).and_then(Session::orphaned);
+        self.next = earliest(self.next, orphaned);
+        if self.registry.keeps_removable() {
+            self.next = earliest(self.next, Some(ctx.now + LOOK_FOR_REMOVED));
+        }
+        ended.into_iter().for_each(|session| self.session_gone(&session, peer, ctx));
+    }
+
+    /// A session has ended; the last of its paths was from there.
+    pub(super) fn session_gone(&mut self, session: &Session, last: SocketAddr, ctx: &mut Ctx<'_>) {
+        let (name, id) = (session.name(), session.id());
+        let who = session.shared().name_of_client();
+        let client = Opener { name, session: id, peer: session.peer().unwrap_or(last), who };
+        self.log.closed(&client, (session.shared(), &self.exports), None);
+        self.admission.ended(id, session.has_opened());
+        self.opens.session_ended(session.shared(), ctx.now, ctx.out);
+        // Without a name none of its paths was up.
+        if name.is_some() {
+            self.log.disconnected(ctx.now, &client, session.has_opened());
+        }
+        if session.has_opened() {
+            tracing::info!(session = %SessionTag::of(id), "a session ended");
+        } else {
+            tracing::debug!(session = %SessionTag::of(id), "a session ended");
+        }
+    }
+
+    /// Ends sessions for which nobody has proved in time that he is their client: whoever connects
+    /// paths to them and proves nothing must not keep them, with what they have open.
+    pub(super) fn end_orphaned(&mut self, ctx: &mut Ctx<'_>) {
+        let orphaned = |session: &Session| session.orphaned().map(|until| (until, session.id()));
+        let orphaned: Vec<_> = self.registry.sessions().filter_map(orphaned).collect();
+        for (until, id) in orphaned {
+            if ctx.now < until {
+                self.next = earliest(self.next, Some(until));
+                continue;
+            }
+            let peer = self.registry.session(id).and_then(Session::peer);
+            self.end_session(id, &PathEnd::Orphaned, ctx);
+            // It may be gone with them.
+            if let Some((session, peer)) = self.registry.abandon(id, ctx.now).zip(peer) {
+                self.session_gone(&session, peer, ctx);
+            }
+        }
+    }
+
+    /// A path serves: if its session has opened no export yet, there is a time for that.
+    pub(super) fn watch_unopened(&mut self, key: PathKey) {
+        let path = self.registry.path(key);
+        let session = path.and_then(|path| self.registry.session(path.shared().session.id));
+        let until = session.filter(|session| !session.has_opened());
+        let until = until.map(|session| session.asked() + self.params.open_timeout);
+        self.next = earliest(self.next, until);
+    }
+
+    /// Ends sessions that have opened no export for too long.
+    pub(super) fn end_unopened(&mut self, ctx: &mut Ctx<'_>) {
+        let mut late = Vec::new();
+        for session in self.registry.sessions().filter(|session| !session.has_opened()) {
+            let until = session.asked() + self.params.open_timeout;
+            match until <= ctx.now {
+                true => late.push(session.id()),
+                false => self.next = earliest(self.next, Some(until)),
+            }
+        }
+        for id in late {
+            // One without a path that is up has a time for its handshake.
+            let up = |path: &Path| path.state() == PathState::Connected;
+            if self.registry.paths_of(id).any(up) {
+                self.refused.count("not-opened");
+                self.end_session(id, &PathEnd::Unopened, ctx);
+            }
+        }
+    }
+}

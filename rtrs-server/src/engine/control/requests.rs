@@ -1,0 +1,73 @@
+//! Turns of the control shard: which of the requests that wait are served when (`backlog.rs`).
+
+use rtrs_core::proto::quota::Source;
+use rtrs_core::wire::errno;
+
+use super::Control;
+use super::backlog::{self, Asker, Waiting};
+use super::discover::{SLICE, Step};
+use crate::engine::ctx::Ctx;
+use crate::engine::message::{ControlAnswer, ControlRequest};
+
+impl Control {
+    /// A request of a client came. That of a path that ends is dropped: whoever is told that
+    /// nothing of the path begins any more must be right.
+    pub(super) fn put_off(&mut self, waiting: Waiting) {
+        let Some(path) = self.live_path(waiting.reply_to.path) else { return };
+        if path.state().is_ending() {
+            return;
+        }
+        let (session, peer) = (&path.shared().session, path.shared().origin.peer);
+        let asker = match session.has_opened() && !path.is_unproved() {
+            true => Asker::Session(session.id),
+            false => Asker::Source(Source::of(peer.ip())),
+        };
+        self.backlog.push(asker, waiting);
+    }
+
+    /// Serves requests of clients, as many as a turn has time for. True when any waited.
+    pub(super) fn serve_backlog(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let busy = !self.backlog.is_empty();
+        self.backlog.begin_turn();
+        while !self.backlog.is_turn_full()
+            && let Some((asker, waiting)) = self.backlog.take()
+        {
+            self.backlog.spend(backlog::cost(&waiting.request));
+            let reply_to = waiting.reply_to;
+            let answer = match waiting.request {
+                ControlRequest::Discover { .. } => self.discover(asker, waiting),
+                request => self.request(reply_to, request, ctx),
+            };
+            answer.into_iter().for_each(|answer| reply_to.answer(answer, ctx.out));
+        }
+        self.backlog.begin_turn();
+        busy
+    }
+
+    /// Answers a DISCOVER, or puts it back until more exports are looked at.
+    fn discover(&mut self, asker: Asker, mut waiting: Waiting) -> Option<ControlAnswer> {
+        let ControlRequest::Discover { after, room } = &waiting.request else { return None };
+        let session = self.registry.path(waiting.reply_to.path)?.shared().session.id;
+        if !self.params.discovery {
+            return Some(ControlAnswer::Refused(errno::EINVAL));
+        }
+        if self.evicted.contains(session) {
+            return Some(ControlAnswer::Refused(errno::ESTALE));
+        }
+        let parts = (&*self.exports, &self.opens, &self.registry);
+        match self.lists.page((&**after, *room, waiting.draft.take()), session, parts) {
+            Step::Answer(answer) => Some(answer),
+            Step::Again(draft) => {
+                waiting.draft = Some(draft);
+                self.backlog.spend(u32::from(SLICE));
+                self.backlog.put_back(asker, waiting);
+                None
+            }
+        }
+    }
+
+    /// Whether clients have asked for as much as a turn has time for.
+    pub fn is_turn_full(&self) -> bool {
+        self.backlog.is_turn_full()
+    }
+}
