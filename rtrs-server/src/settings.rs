@@ -181,11 +181,12 @@ rtrs_core::settings! {
         sessions_max: Int<u32, 1, 65536> = "128",
         /// Memory that chunks may use before new sessions get fewer
         ///
-        /// auto is a quarter of the host's memory, but at least the chunks of one path, which need
-        /// queue-depth times (chunk-size + 4k) bytes. Over TCP a chunk counts from the first write
-        /// to it; over RDMA all chunks of a path count, because they are pinned. A new session
-        /// whose chunks do not fit gets a smaller queue depth. A client that cannot use a smaller
-        /// one, such as the kernel's, is refused with ENOMEM. Existing sessions are never refused.
+        /// auto is a quarter of the host's memory, but at least the chunks of two paths. A path
+        /// needs queue-depth times (chunk-size + 4k) bytes. Over TCP a chunk counts from the first
+        /// write to it; over RDMA all chunks of a path count, because they are pinned. A new
+        /// session whose chunks do not fit gets a smaller queue depth. A client that cannot use a
+        /// smaller one, such as the kernel's, is refused with ENOMEM. A session gets further paths
+        /// as long as all of its chunks fit, and always those back that it had.
         memory_max: Auto<ByteSize> = "auto",
         /// Time that running requests have to finish on SIGTERM
         ///

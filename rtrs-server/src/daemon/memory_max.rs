@@ -34,7 +34,7 @@ pub(super) fn of(set: &Settings, limits: Limits) -> u64 {
                 tracing::warn!("{MEMINFO} does not show the memory of this host: no memory-max");
                 return u64::MAX;
             };
-            path.max(total / 4)
+            (2 * path).max(total / 4)
         }
     }
 }

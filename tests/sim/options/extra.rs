@@ -18,7 +18,6 @@ const TRUNCATION: u64 = 0x7472_756e_6361_7465;
 const GUEST_WRITES: u64 = 0x6775_6573_745f_7770;
 const LATE_SAVES: u64 = 0x6c61_7465_7361_7666;
 const GUEST_LOSSES: u64 = 0x6775_6573_745f_6c71;
-const LITTLE_MEMORY: u64 = 0x6c69_7474_6c65_5f6d;
 const RESIZES: u64 = 0x7265_7369_7a65_735f;
 const REMOVAL: u64 = 0x7265_6d6f_7661_6c5f;
 const PARTS: u64 = 0x7061_7274_735f_6f66;
@@ -173,13 +172,13 @@ impl Options {
         self.extra.guest_writes |= loses && writer && half(own);
     }
 
-    /// With one session at a time, and a depth of which half is the least that a server gives.
+    /// With one session at a time, one path, since no other fits, and a depth of which half is the
+    /// least that a server gives.
     fn draw_memory(&mut self) {
         let Self { faults, guest, kernel, rival, .. } = self;
         let others = faults.client_restart + faults.client_leave > 0 || *rival;
         let alone = !others && guest.is_none() && kernel.is_none();
-        let own = &mut Prng::new(self.seed ^ LITTLE_MEMORY);
-        self.extra.little_memory = alone && self.queue_depth == 32 && half(own);
+        self.extra.little_memory = alone && self.queue_depth == 32 && self.paths == 1;
     }
 
     /// True when the run hunts for nothing, by the traces that hunts leave.

@@ -180,7 +180,7 @@ impl Control {
         if others.iter().any(|other| way_of(&other.shared().origin) == way_of(origin)) {
             return Err(Refusal::SameAddresses);
         }
-        Ok(())
+        self.connector.check_memory(session, others.len(), &self.registry)
     }
 
     /// A client has proved who it is: what the path was before ends now.

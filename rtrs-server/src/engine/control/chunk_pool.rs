@@ -49,6 +49,16 @@ impl ChunkCache {
         self.paths_max = self.paths_max.max(live);
     }
 
+    /// Paths with chunks that the session had at once.
+    pub(super) fn paths_max(&self) -> usize {
+        self.paths_max
+    }
+
+    /// Paths whose memory is kept.
+    pub(super) fn kept(&self) -> usize {
+        self.list.len()
+    }
+
     /// Keeps the memory of a path that is gone; `live` others have chunks and connections.
     pub(super) fn keep(&mut self, path: Arc<PathShared>, live: usize) {
         let Some(PathShared { key, origin, pd, messages, chunks, .. }) = alone(path) else {

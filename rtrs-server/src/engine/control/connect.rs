@@ -20,7 +20,7 @@ use rtrs_core::wire::{ClientExtensions, ConnReq, Extensions};
 
 use super::chunk_pool::CachedChunks;
 use super::client_log::ClientLog;
-use super::memory::Memory;
+use super::memory::{Memory, SessionMemory};
 use super::path::{Held, Path};
 use super::registry::{Registry, Session};
 use super::unproved::{Newcomer, Unproved};
@@ -97,8 +97,31 @@ impl Connector {
         let session = registry.session(conn.session_id).map(Session::shared);
         match session.filter(|session| session.who().is_some()).map(|session| session.limits) {
             Some(of) => Memory::check_depth(full, of, conn).map(|()| of),
-            None => self.memory.limits_of_new(full, conn),
+            None => {
+                let reserved = registry.reserved_beside(conn.session_id);
+                self.memory.limits_of_new(full, conn, reserved)
+            }
         }
+    }
+
+    /// Checks whether a session with so many paths whose client is known may have one more: as many
+    /// as it had at once always, others if all of its chunks fit into memory-max.
+    pub(super) fn check_memory(
+        &self,
+        session: &Session,
+        paths: usize,
+        registry: &Registry,
+    ) -> Result<(), Refusal> {
+        if paths == 0 || paths < session.cache.paths_max() {
+            return Ok(());
+        }
+        let id = session.id();
+        self.memory.check_further_path(&SessionMemory {
+            paths,
+            path_bytes: ChunkPool::bytes(session.shared().limits) as u64,
+            used: registry.memory_of(id),
+            reserved_by_others: registry.reserved_beside(id),
+        })
     }
 
     /// The path of a connection request, which is made if there is none. Some: when its handshake
@@ -168,6 +191,13 @@ impl Connector {
         let cores = self.params.cores;
         let id = conn.session_id;
         let limits = self.limits_of(conn, registry)?;
+        // A proof takes the place of its own path.
+        if let Some(session) = registry.session(id) {
+            let live = registry.paths_of(id).filter(|path| {
+                path.state().may_begin() && !path.is_unproved() && !(proves && path.is_named(conn))
+            });
+            self.check_memory(session, live.count(), registry)?;
+        }
         let session = registry.session_mut(id);
         let from = (provider, proves.then(|| request.peer.ip()));
         let cached = session.and_then(|s| s.cache.take(from, |pd| fabric.fits(pd, request)));

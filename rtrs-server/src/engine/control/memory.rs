@@ -4,9 +4,13 @@
 //! else half of it, and so on; a client that cannot use a smaller depth is refused. What counts is
 //! in `rtrs-core/src/mem/usage.rs`: over TCP the chunks that peers have written, over RDMA all.
 //! So the limit decides about new sessions and is no bound of what the server uses: sessions that
-//! exist may still write to chunks that they never used, and connect further paths, and are not
-//! refused for memory. A session keeps its depth for as long as any end knows it: its client
-//! repeats it to a server that was started again. Owned by the control shard.
+//! exist may still write to chunks that they never used. A session may have as many paths at once
+//! as it had before, and the memory of those stays its own until it ends, whatever else is
+//! admitted: a path that failed always comes back. For one more path, all chunks of the session
+//! must fit beside what others use: no session takes more than the limit.
+//!
+//! A session keeps its depth for as long as any end knows it: its client repeats it to a server
+//! that was started again. Owned by the control shard.
 
 use std::sync::Arc;
 
@@ -20,6 +24,19 @@ use crate::stats::MemorySnapshot;
 
 /// Depth below which a session is refused rather than given less, if the server is set to more.
 const DEPTH_MIN: u16 = 16;
+
+/// Memory of a session that asks for a further path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SessionMemory {
+    /// Paths that it has.
+    pub(super) paths: usize,
+    /// Bytes of the chunks of a path.
+    pub(super) path_bytes: u64,
+    /// Bytes of its chunks that count against the limit.
+    pub(super) used: u64,
+    /// Bytes that other sessions may need for paths that they had.
+    pub(super) reserved_by_others: u64,
+}
 
 /// The memory of chunks, and who gets how much.
 #[derive(Debug)]
@@ -44,7 +61,13 @@ impl Memory {
     }
 
     /// The limits of a session that this server does not know. `full`: what the server is set to.
-    pub(super) fn limits_of_new(&self, full: Limits, conn: &ConnReq) -> Result<Limits, Refusal> {
+    /// `reserved`: bytes that other sessions may need for paths that they had.
+    pub(super) fn limits_of_new(
+        &self,
+        full: Limits,
+        conn: &ConnReq,
+        reserved: u64,
+    ) -> Result<Limits, Refusal> {
         let ClientExtensions { smaller_depth, queue_depth: has, .. } =
             ClientExtensions::decode(&conn.ext);
         let most = full.queue_depth();
@@ -56,7 +79,7 @@ impl Memory {
             0 if smaller_depth => (most, most.min(DEPTH_MIN.max(conn.cid_num.saturating_mul(2)))),
             0 => (most, most),
         };
-        let room = self.meter.room();
+        let room = self.meter.room().saturating_sub(reserved);
         loop {
             let limits = full.with_depth(depth);
             if ChunkPool::bytes(limits) as u64 <= room {
@@ -67,6 +90,19 @@ impl Memory {
                 return Err(Refusal::MemoryMax { needs, room, max: self.meter.max() });
             }
             depth /= 2;
+        }
+    }
+
+    /// Checks whether a session may have one more path at once than it had before.
+    pub(super) fn check_further_path(&self, share: &SessionMemory) -> Result<(), Refusal> {
+        let SessionMemory { paths, path_bytes, used, reserved_by_others } = *share;
+        let max = self.meter.max();
+        let others = self.meter.used().saturating_sub(used).saturating_add(reserved_by_others);
+        let own = path_bytes.saturating_mul(paths as u64).max(used);
+        let room = max.saturating_sub(others).saturating_sub(own);
+        match path_bytes <= room || rtrs_core::mutated!(PathsUnbounded) {
+            true => Ok(()),
+            false => Err(Refusal::MemoryMax { needs: path_bytes, room, max }),
         }
     }
 
@@ -97,7 +133,7 @@ mod tests {
         let bytes = |depth| ChunkPool::bytes(full.with_depth(depth)) as u64;
         let granted = |room: u64, conn: &ConnReq| {
             let memory = Memory::new(room);
-            memory.limits_of_new(full, conn).map(Limits::queue_depth)
+            memory.limits_of_new(full, conn, 0).map(Limits::queue_depth)
         };
         let refused = |room, needs| Err(Refusal::MemoryMax { needs, room, max: room });
         let ours = conn(3, true, 0);
@@ -133,7 +169,23 @@ mod tests {
         // A server of few chunks gives all or none.
         let few = Limits::new(8, CHUNK).unwrap();
         let memory = Memory::new(ChunkPool::bytes(few) as u64 - 1);
-        assert!(memory.limits_of_new(few, &ours).is_err());
+        assert!(memory.limits_of_new(few, &ours, 0).is_err());
+        // What others may need is not there.
+        let memory = Memory::new(bytes(500));
+        let beside =
+            |reserved| memory.limits_of_new(full, &ours, reserved).map(Limits::queue_depth);
+        assert_eq!((beside(0), beside(1)), (Ok(500), Ok(250)));
+    }
+
+    #[test]
+    fn all_paths_of_a_session_fit_beside_what_others_use() {
+        let memory = Memory::new(100);
+        let may = |paths, used, reserved_by_others| {
+            let share = SessionMemory { paths, path_bytes: 25, used, reserved_by_others };
+            memory.check_further_path(&share).is_ok()
+        };
+        assert!(may(1, 0, 0) && may(3, 0, 0) && !may(4, 0, 0));
+        assert!(may(2, 0, 25) && !may(3, 0, 1) && !may(3, 76, 0));
     }
 
     #[test]

@@ -149,6 +149,11 @@ impl Path {
         self.state.may_begin() && has && !self.is_unproved()
     }
 
+    /// True when it has chunks or is getting them, whatever becomes of it, and its client is known.
+    pub(super) fn has_memory(&self) -> bool {
+        (self.held.is_some() || self.shared.chunks.get().is_some()) && !self.is_unproved()
+    }
+
     /// True until its client has proved who it is, where it has to.
     pub(super) fn is_unproved(&self) -> bool {
         self.proving.is_some()

@@ -14,6 +14,7 @@ use rtrs_core::wire::Name;
 use super::chunk_pool::ChunkCache;
 use super::path::Path;
 use crate::engine::session::SessionShared;
+use crate::path::chunks::ChunkPool;
 use crate::path::{PathKey, PathShared};
 use crate::stats::{IoTotals, PathSnapshot};
 
@@ -252,6 +253,18 @@ impl Registry {
         let chunks = self.paths_of(id).filter_map(|path| path.shared().chunks.get());
         let kept = self.sessions.get(&id).map_or(0, |session| session.cache.counted());
         chunks.map(|pool| pool.region().counted()).sum::<u64>() + kept
+    }
+
+    /// Bytes that sessions other than `but` may need for paths that they had, and whose memory is
+    /// not there at present.
+    pub(super) fn reserved_beside(&self, but: SessionId) -> u64 {
+        let of = |session: &Session| {
+            let there = self.paths_of(session.id()).filter(|path| path.has_memory()).count();
+            let there = there + session.cache.kept();
+            let missing = session.cache.paths_max().saturating_sub(there);
+            missing as u64 * ChunkPool::bytes(session.shared.limits) as u64
+        };
+        self.sessions().filter(|session| session.id() != but).map(of).sum()
     }
 
     /// A number for a new path.

@@ -2,6 +2,7 @@
 
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::limits::Limits;
+use rtrs_core::mutant::{self, Mutant};
 use rtrs_core::wire::{AccessMode, ClientExtensions, SgDesc};
 
 use super::fixture::{DeviceOptions, Fixture, StandOptions};
@@ -138,30 +139,87 @@ fn what_counts_is_what_was_written_or_all_that_is_pinned() {
 }
 
 #[test]
-fn a_new_session_that_does_not_fit_is_refused_and_those_that_exist_are_not() {
+fn a_new_session_that_does_not_fit_is_refused_and_a_path_that_comes_back_is_not() {
     for pins in [false, true] {
         let mut fixture = short_of(24, pins);
         let mut first = Peer::open(&mut fixture, kernels(1));
-        assert!((0..10).all(|chunk| write(&mut first, &mut fixture, chunk)));
+        assert!((0..16).all(|chunk| write(&mut first, &mut fixture, chunk)));
         let mut second = Peer::new(&fixture, kernels(2));
         assert_eq!(second.connect(&mut fixture, 0), Err(ENOMEM));
-        // The session that exists connects another path, and its first one anew.
-        let further = PeerOptions { path: 9, local: 3, ..kernels(1) };
-        let mut further = Peer::up(&mut fixture, further, "sess");
-        assert_eq!(further.queue_depth, 16);
-        assert!((0..16).all(|chunk| write(&mut further, &mut fixture, chunk)));
-        let again = PeerOptions { recon_cnt: 2, ..kernels(1) };
-        first.leave(&mut fixture);
-        let mut first = Peer::up(&mut fixture, again, "sess");
-        assert!((0..16).all(|chunk| write(&mut first, &mut fixture, chunk)));
+        // Nor has the session that exists any more paths than fit.
+        let other = PeerOptions { path: 9, local: 3, ..kernels(1) };
+        for _ in 0..3 {
+            let mut further = Peer::new(&fixture, other);
+            assert_eq!(further.connect(&mut fixture, 0), Err(ENOMEM));
+        }
         let (all, _) = memory(&mut fixture);
-        assert!(all.used_bytes > all.max_bytes, "beyond the limit");
-        assert_eq!(second.connect(&mut fixture, 0), Err(ENOMEM));
+        assert!(all.used_bytes <= all.max_bytes);
         first.leave(&mut fixture);
-        further.leave(&mut fixture);
         let mut second = Peer::up(&mut fixture, kernels(2), "second");
         second.leave(&mut fixture);
         fixture.assert_empty();
+    }
+}
+
+/// Peers of a session with two paths, which fill the memory of a server, and both of these.
+fn full_of_two_paths(pins: bool) -> (Fixture, [PeerOptions; 2], [Peer; 2]) {
+    let mut fixture = short_of(40, pins);
+    let paths = [kernels(1), PeerOptions { path: 9, local: 3, ..kernels(1) }];
+    let mut first = Peer::open(&mut fixture, paths[0]);
+    let mut second = Peer::up(&mut fixture, paths[1], "sess");
+    for peer in [&mut first, &mut second] {
+        assert!((0..16).all(|chunk| write(peer, &mut fixture, chunk)));
+    }
+    (fixture, paths, [first, second])
+}
+
+#[test]
+fn the_paths_that_a_session_had_always_find_memory() {
+    for pins in [false, true] {
+        let (mut fixture, paths, mut peers) = full_of_two_paths(pins);
+        for round in 0..3 {
+            for at in 0..2 {
+                let third = PeerOptions { path: 10, local: 2, ..kernels(1) };
+                let mut third = Peer::new(&fixture, third);
+                assert_eq!(third.connect(&mut fixture, 0), Err(ENOMEM), "one more");
+                peers[at].leave(&mut fixture);
+                // What the path leaves is nobody else's.
+                let mut other = Peer::new(&fixture, ours(2, 0));
+                assert_eq!(other.connect(&mut fixture, 0), Err(ENOMEM), "pinned: {pins}");
+                let again = PeerOptions { recon_cnt: round + 2, ..paths[at] };
+                peers[at] = Peer::up(&mut fixture, again, "sess");
+                assert!((0..16).all(|chunk| write(&mut peers[at], &mut fixture, chunk)));
+                let (all, _) = memory(&mut fixture);
+                assert!(all.used_bytes <= all.max_bytes, "{all:?}");
+            }
+        }
+        peers.iter_mut().for_each(|peer| peer.leave(&mut fixture));
+        let mut other = Peer::up(&mut fixture, kernels(2), "other");
+        other.leave(&mut fixture);
+        fixture.assert_empty();
+    }
+}
+
+#[test]
+fn a_session_with_many_paths_stays_below_the_limit() {
+    for (mutant, kept) in [(None, true), (Some(Mutant::PathsUnbounded), false)] {
+        mutant::choose(mutant);
+        let mut fixture = short_of(40, false);
+        let mut peers = vec![Peer::open(&mut fixture, kernels(1))];
+        for path in 5..25 {
+            let options = PeerOptions { path, local: path, ..kernels(1) };
+            let mut peer = Peer::new(&fixture, options);
+            if (0..options.cid_num).all(|cid| peer.connect(&mut fixture, cid).is_ok()) {
+                peer.info(&mut fixture, "sess");
+                peers.push(peer);
+            }
+        }
+        for peer in &mut peers {
+            assert!((0..16).all(|chunk| write(peer, &mut fixture, chunk)));
+        }
+        let (all, _) = memory(&mut fixture);
+        mutant::choose(None);
+        assert_eq!(all.used_bytes <= all.max_bytes, kept, "{} paths: {all:?}", peers.len());
     }
 }
 
@@ -189,7 +247,7 @@ fn a_client_that_takes_less_gets_a_smaller_depth_and_keeps_it() {
         // Now there are at most 8 left, if the memory is used.
         let mut small = Peer::new(&fixture, ours(3, 0));
         assert_eq!(small.connect(&mut fixture, 0), Err(ENOMEM));
-        // A further path has the same depth, whether its client says so or not; no other.
+        // A further path has no other depth, whether its client says so or not.
         let path =
             |path, extensions| PeerOptions { path, local: path - 4, extensions, ..ours(2, 0) };
         let says = |queue_depth| ClientExtensions {
@@ -198,9 +256,8 @@ fn a_client_that_takes_less_gets_a_smaller_depth_and_keeps_it() {
             ..ClientExtensions::default()
         };
         for (number, asked) in [(7, 32), (8, 0)] {
-            let mut further = Peer::up(&mut fixture, path(number, says(asked)), "sess");
-            assert_eq!(further.queue_depth, 32);
-            further.leave(&mut fixture);
+            let mut further = Peer::new(&fixture, path(number, says(asked)));
+            assert_eq!(further.connect(&mut fixture, 0), Err(ENOMEM), "it does not fit");
         }
         for asked in [16, 33, 64] {
             let mut other = Peer::new(&fixture, path(9, says(asked)));
