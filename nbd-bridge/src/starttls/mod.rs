@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rtrs_core::log_limit::{LogLimit, LogLimits};
 use rtrs_core::rt::{Clock, PeerEnd, peer_end};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::tls::{ProofError, TlsConfigError, TlsDir, TlsServerConfig, cipher_name, name_of};
+use rtrs_core::tls::{ProofError, TlsConfigError, TlsDir, TlsServerConfig, cipher_name};
 use rustls::ServerConnection;
 
 pub use negotiate::TlsMode;
@@ -231,7 +231,8 @@ impl Relays {
             Next::Handshake => {}
         }
         client.until = whole.min(std::time::Instant::now() + handshake);
-        let mut conn = self.handshake(&mut client).inspect_err(|error| {
+        let config = self.config();
+        let mut conn = shake_hands(&config, &mut client).inspect_err(|error| {
             let rustls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
             let why = match rustls {
                 Some(error) => ProofError::with_certificates(error),
@@ -244,7 +245,7 @@ impl Relays {
             self.refuse(peer, &ProofError::new(why.kind(), text));
             linger(&ends.client);
         })?;
-        let name = conn.peer_certificates().and_then(|chain| name_of(chain.first()?));
+        let name = conn.peer_certificates().and_then(|chain| config.name_of(chain));
         let cipher = conn.negotiated_cipher_suite().and_then(|suite| cipher_name(suite.suite()));
         tracing::info!(
             peer = peer.map(tracing::field::display),
@@ -264,15 +265,6 @@ impl Relays {
                 Ok(None)
             }
         }
-    }
-
-    fn handshake(&self, client: &mut (impl Read + Write)) -> io::Result<Box<ServerConnection>> {
-        let connection = self.config().connection();
-        let mut conn = Box::new(connection.map_err(|e| io::Error::other(e.to_string()))?);
-        while conn.is_handshaking() {
-            conn.complete_io(client)?;
-        }
-        Ok(conn)
     }
 
     /// The certificates for a new connection. They are read again, so that new ones and revoked
@@ -313,6 +305,18 @@ impl Relays {
             tracing::warn!(%peer, more, "NBD client refused: {why}");
         }
     }
+}
+
+fn shake_hands(
+    config: &TlsServerConfig,
+    client: &mut (impl Read + Write),
+) -> io::Result<Box<ServerConnection>> {
+    let connection = config.connection();
+    let mut conn = Box::new(connection.map_err(|e| io::Error::other(e.to_string()))?);
+    while conn.is_handshaking() {
+        conn.complete_io(client)?;
+    }
+    Ok(conn)
 }
 
 /// Waits a moment for the client to take the alert and close. If unread data were there at our

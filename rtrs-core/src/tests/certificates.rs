@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
-    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
-    SerialNumber, date_time_ymd,
+    ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    NameConstraints, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
 
 /// A certificate to be made.
@@ -30,6 +30,8 @@ pub struct Wanted<'a> {
     pub serial: u64,
     /// What it may be used for; nothing for everything.
     pub uses: &'a [ExtendedKeyUsagePurpose],
+    /// URIs among its names.
+    pub uris: &'a [&'a str],
 }
 
 impl Wanted<'_> {
@@ -43,6 +45,7 @@ impl Wanted<'_> {
         seconds: None,
         serial: 1,
         uses: &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+        uris: &[],
     };
     /// The client `db1`.
     pub const CLIENT: Self = Self {
@@ -54,6 +57,7 @@ impl Wanted<'_> {
         seconds: None,
         serial: 2,
         uses: &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+        uris: &[],
     };
     /// The same, and good for nothing else.
     pub const CLIENT_ONLY: Self =
@@ -91,9 +95,46 @@ impl Authority {
     /// Without random numbers.
     #[must_use]
     pub fn subordinate(&self, name: &str) -> Self {
+        self.sign(ca_params(name))
+    }
+
+    /// A new one that this one has signed, with a number for a revocation list.
+    ///
+    /// # Panics
+    /// Without random numbers.
+    #[must_use]
+    pub fn subordinate_numbered(&self, name: &str, serial: u64) -> Self {
+        let mut params = ca_params(name);
+        params.serial_number = Some(SerialNumber::from(serial));
+        self.sign(params)
+    }
+
+    /// A new one that this one has signed, which may sign only names below these.
+    ///
+    /// # Panics
+    /// Without random numbers.
+    #[must_use]
+    pub fn subordinate_for(&self, name: &str, permitted: &[GeneralSubtree]) -> Self {
+        let (permitted_subtrees, excluded_subtrees) = (permitted.to_vec(), Vec::new());
+        let mut params = ca_params(name);
+        params.name_constraints = Some(NameConstraints { permitted_subtrees, excluded_subtrees });
+        self.sign(params)
+    }
+
+    fn sign(&self, params: CertificateParams) -> Self {
         let key = KeyPair::generate().expect("a key");
-        let issued = CertifiedIssuer::signed_by(ca_params(name), key, &self.0);
-        Self(issued.expect("a CA"))
+        Self(CertifiedIssuer::signed_by(params, key, &self.0).expect("a CA"))
+    }
+
+    /// Writes certificate and key of an end, whose chain has the certificate of this CA too.
+    ///
+    /// # Panics
+    /// When the files cannot be written.
+    pub fn issue_with_chain(&self, dir: &Path, wanted: &Wanted<'_>) {
+        self.issue(dir, wanted);
+        let path = dir.join(format!("{}-cert.pem", wanted.end));
+        let own = fs::read_to_string(&path).expect("certificate");
+        fs::write(path, own + &self.pem()).expect("chain");
     }
 
     /// The certificate, in PEM.
@@ -126,6 +167,8 @@ impl Authority {
     pub fn issue(&self, dir: &Path, wanted: &Wanted<'_>) {
         let names: Vec<String> = wanted.names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names).expect("names");
+        let uris = wanted.uris.iter().map(|uri| SanType::URI((*uri).try_into().expect("a URI")));
+        params.subject_alt_names.extend(uris);
         params.distinguished_name.push(DnType::CommonName, wanted.common_name);
         params.extended_key_usages = wanted.uses.to_vec();
         params.not_before = date_time_ymd(wanted.years.0, 1, 1);

@@ -6,13 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::client::danger::ServerCertVerifier;
-use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption, WebPkiServerVerifier};
+use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{
-    AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, WebPkiClientVerifier,
-};
+use rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage};
 use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
 use rustls::{
@@ -22,10 +20,11 @@ use rustls::{
 use super::ALPN;
 use super::files::{Files, TlsDir};
 use super::keys::{Clients, PrivateKey, PublicKey};
-use super::lists::Lists;
+use super::lists::{Lists, is_revoked};
 use super::own::Sources;
 use super::proof::OwnCredential;
 use super::raw::{RawKeys, RawVerifier};
+use super::revocation::{client_verifier, server_verifier};
 use crate::fabric::peer::{PeerIdentity, Who};
 
 /// Why certificates or keys cannot be used.
@@ -80,6 +79,8 @@ pub struct TlsServerConfig {
     pub(super) rustls: Arc<ServerConfig>,
     /// With raw keys.
     pub(super) clients: Option<Arc<Clients>>,
+    /// The CAs of `ca-cert.pem`; none with raw keys.
+    roots: Arc<RootCertStore>,
     pub(super) verifier: Arc<dyn ClientCertVerifier>,
     pub(super) own: OwnCredential,
     /// What it was made from.
@@ -159,11 +160,8 @@ impl TlsServerConfig {
         finish: impl FnOnce(ServerConfig) -> ServerConfig,
     ) -> Result<Self, Error> {
         let files = dir.read("server")?;
-        let roots = roots(dir, &files.ca)?;
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
-            .with_crls(files.crl.clone())
-            .only_check_end_entity_revocation()
-            .build()
+        let roots = roots(dir, &files)?;
+        let verifier = client_verifier(&roots, &files.crl, &provider)
             .map_err(|error| unusable(dir, &files.crl, &error))?;
         let lists = Lists::check(dir, &files, &provider)?;
         let own = OwnCredential::certificates(&files.chain, &files.key, &provider)
@@ -176,7 +174,7 @@ impl TlsServerConfig {
             .with_single_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
         let (rustls, sources) = (Arc::new(finish(rustls)), Sources::certificates(&files, lists));
-        Ok(Self { rustls, clients: None, verifier, own, sources, generation: 0 })
+        Ok(Self { rustls, clients: None, roots, verifier, own, sources, generation: 0 })
     }
 
     /// Raw keys: ours, and those of the clients.
@@ -197,7 +195,8 @@ impl TlsServerConfig {
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
         let clients = Some(Arc::new(clients));
         let rustls = Arc::new(server(rustls));
-        Ok(Self { rustls, clients, verifier, own, sources, generation: 0 })
+        let roots = Arc::new(RootCertStore::empty());
+        Ok(Self { rustls, clients, roots, verifier, own, sources, generation: 0 })
     }
 
     /// The server's end of a new connection, for programs that move its bytes themselves.
@@ -215,17 +214,25 @@ impl TlsServerConfig {
         let Some(proof) = &identity.proof else { return identity.who == Who::Anonymous };
         let Some((first, others)) = proof.chain.split_first() else { return false };
         let verified = self.verifier.verify_client_cert(first, others, UnixTime::now());
-        verified.is_ok() && self.who(first) == Some(identity.who.clone())
+        verified.is_ok() && self.who(&proof.chain) == Some(identity.who.clone())
     }
 
-    /// Who a client with this verified certificate or key is.
-    pub(super) fn who(&self, certificate: &CertificateDer<'_>) -> Option<Who> {
+    /// Who a client with this verified chain or key is.
+    pub(super) fn who(&self, chain: &[CertificateDer<'_>]) -> Option<Who> {
         match &self.clients {
-            None => super::names::name_of(certificate).map(Who::Certificate),
+            None => self.name_of(chain).map(Who::Certificate),
             Some(clients) => {
-                PublicKey::from_spki(certificate).and_then(|key| clients.name(&key)).map(Who::Key)
+                let key = chain.first().and_then(|key| PublicKey::from_spki(key));
+                key.and_then(|key| clients.name(&key)).map(Who::Key)
             }
         }
+    }
+
+    /// The name of a client with this verified chain of certificates. None if the first certificate
+    /// has no name that can be used, or one that constraints of a CA do not cover.
+    #[must_use]
+    pub fn name_of(&self, chain: &[CertificateDer<'_>]) -> Option<Arc<str>> {
+        super::names::name_of(chain, &self.roots.roots)
     }
 }
 
@@ -237,11 +244,8 @@ impl TlsClientConfig {
     pub fn with_certificates(dir: &TlsDir, name: Option<&str>) -> Result<Self, Error> {
         let provider = provider();
         let files = dir.read("client")?;
-        let roots = roots(dir, &files.ca)?;
-        let verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
-            .with_crls(files.crl.clone())
-            .only_check_end_entity_revocation()
-            .build()
+        let roots = roots(dir, &files)?;
+        let verifier = server_verifier(&roots, &files.crl, &provider)
             .map_err(|error| unusable(dir, &files.crl, &error))?;
         let lists = Lists::check(dir, &files, &provider)?;
         let own = OwnCredential::certificates(&files.chain, &files.key, &provider)
@@ -249,7 +253,8 @@ impl TlsClientConfig {
         let rustls = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| certificate(&files, &error))?
-            .with_webpki_verifier(Arc::clone(&verifier))
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::clone(&verifier))
             .with_client_auth_cert(files.chain.clone(), files.key.clone_key())
             .map_err(|error| certificate(&files, &error))?;
         let name = name.map(server_name).transpose()?;
@@ -323,13 +328,17 @@ fn certified(key: &PrivateKey, provider: &CryptoProvider) -> Result<Arc<Certifie
     Ok(Arc::new(CertifiedKey::new(vec![spki], signing)))
 }
 
-fn roots(dir: &TlsDir, ca: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, Error> {
+/// The CAs of `ca-cert.pem` that no other CA has revoked.
+fn roots(dir: &TlsDir, files: &Files) -> Result<Arc<RootCertStore>, Error> {
+    let refuse = |why: String| Error::Content { path: dir.0.join("ca-cert.pem"), why };
     let mut roots = RootCertStore::empty();
-    for certificate in ca {
-        roots.add(certificate.clone()).map_err(|error| Error::Content {
-            path: dir.0.join("ca-cert.pem"),
-            why: error.to_string(),
-        })?;
+    for certificate in files.ca.iter().filter(|ca| !is_revoked(ca, files)) {
+        roots.add(certificate.clone()).map_err(|error| refuse(error.to_string()))?;
+    }
+    if roots.is_empty() && !files.ca.is_empty() {
+        return Err(refuse(
+            "ca-crl.pem revokes each of its CAs; use one that is not revoked".into(),
+        ));
     }
     Ok(Arc::new(roots))
 }

@@ -8,7 +8,8 @@ use crate::fabric::peer::ProofError;
 
 /// A client that was verified is nobody all the same.
 pub(super) const NO_NAME: &str = "the client's certificate has no name that can be used: a DNS \
-                                  name, a URI or a common name";
+                                  name, a URI or a common name, and below a CA with name \
+                                  constraints one of a form that they speak of";
 /// The peer's answer to a key.
 const UNKNOWN: &str = "our key is not known to the peer";
 /// One end has keys and the other certificates, or their ciphers differ.
@@ -67,7 +68,7 @@ fn kind(error: &Error) -> &'static str {
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
                 "the certificate is not valid yet"
             }
-            CertificateError::Revoked => "the certificate is revoked",
+            CertificateError::Revoked => "the certificate or its CA is revoked",
             CertificateError::UnknownIssuer => "the CA is not known",
             CertificateError::BadSignature => "the CA has not signed it",
             CertificateError::UnknownRevocationStatus => "the CA has no revocation list",
@@ -112,7 +113,7 @@ fn certificate(error: &CertificateError) -> String {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "is not valid yet".into()
         }
-        CertificateError::Revoked => "is revoked by ca-crl.pem".into(),
+        CertificateError::Revoked => "is revoked by ca-crl.pem, or a CA of its chain is".into(),
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "is not signed by the CA in ca-cert.pem".into()
         }
@@ -167,7 +168,9 @@ pub(crate) fn alert_text(
 fn known_alert(alert: AlertDescription, raw_keys: bool) -> Option<&'static str> {
     let what = match alert {
         AlertDescription::CertificateExpired => "our certificate has expired, or is not valid yet",
-        AlertDescription::CertificateRevoked => "our certificate is revoked",
+        AlertDescription::CertificateRevoked => {
+            "our certificate is revoked, or a CA of its chain is"
+        }
         // The second is the answer to a certificate of another CA with the same name.
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "our certificate is not signed by the CA that the peer trusts"

@@ -335,8 +335,7 @@ fn session(conn: Conn) -> Result<Session, ProofError> {
         Conn::Server(conn, config, _) => {
             let raw_keys = is_raw_key(&conn);
             let chain = conn.peer_certificates().unwrap_or_default();
-            let who = chain.first().and_then(|certificate| config.who(certificate));
-            let who = who.ok_or(NO_NAME)?;
+            let who = config.who(chain).ok_or(NO_NAME)?;
             let chain = chain.iter().cloned().map(CertificateDer::into_owned).collect();
             let proof = Some(Arc::new(Proof { chain, generation: config.generation }));
             let peer = PeerIdentity { who, proof, cipher: None };

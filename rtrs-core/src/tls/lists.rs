@@ -9,9 +9,13 @@ use std::path::PathBuf;
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{
-    CertificateRevocationListDer, SignatureVerificationAlgorithm, SubjectPublicKeyInfoDer, UnixTime,
+    CertificateDer, CertificateRevocationListDer, SignatureVerificationAlgorithm,
+    SubjectPublicKeyInfoDer, UnixTime,
 };
-use webpki::{EndEntityCert, RawPublicKeyEntity, anchor_from_trusted_cert, spki_for_anchor};
+use webpki::{
+    BorrowedCertRevocationList, CertRevocationList, EndEntityCert, RawPublicKeyEntity,
+    anchor_from_trusted_cert, spki_for_anchor,
+};
 
 use super::config::TlsConfigError as Error;
 use super::files::{Files, TlsDir};
@@ -123,18 +127,33 @@ impl Lists {
         let signs_through = |subject: &[u8]| {
             intermediates.iter().any(|(ca, issuer)| issuer == subject && has_list(&ca.subject))
         };
-        let lacks = |ca: &&Authority| !has_list(&ca.subject) && !signs_through(&ca.subject);
-        let bare = roots.iter().filter(lacks).filter(|_| !all.is_empty());
+        let bare = roots.iter().filter(|ca| !has_list(&ca.subject) && !all.is_empty());
         let mut notes: Vec<String> = bare
             .map(|ca| {
-                format!(
-                    "{} has no list of {}, which is in ca-cert.pem: whoever has a certificate that \
-                     this CA itself has signed is refused; append its list, which may be empty",
-                    path.display(),
-                    ca_name(&ca.subject)
-                )
+                let (path, name) = (path.display(), ca_name(&ca.subject));
+                if signs_through(&ca.subject) {
+                    format!(
+                        "{path} has no list of {name}, which is in ca-cert.pem: a CA that it \
+                         signed and has revoked is trusted; append its list"
+                    )
+                } else {
+                    format!(
+                        "{path} has no list of {name}, which is in ca-cert.pem: whoever has a \
+                         certificate that this CA itself has signed is refused; append its list, \
+                         which may be empty"
+                    )
+                }
             })
             .collect();
+        let revoked = files.ca.iter().filter(|ca| is_revoked(ca, files));
+        notes.extend(revoked.filter_map(|ca| EndEntityCert::try_from(ca).ok()).map(|ca| {
+            format!(
+                "{} revokes {}, which is in ca-cert.pem: no certificate that this CA has signed is \
+                 accepted; remove the CA from ca-cert.pem",
+                path.display(),
+                ca_name(ca.subject())
+            )
+        }));
         notes.extend(foreign.iter().map(|name| {
             format!(
                 "{} has a list of {name}, which is not in ca-cert.pem: it counts only where a peer \
@@ -220,6 +239,23 @@ fn intermediates(files: &Files) -> Vec<(Authority, Vec<u8>)> {
             (Authority { subject, spki }, ca.issuer().to_vec())
         })
         .collect()
+}
+
+/// Whether another CA that is known here has revoked a CA of `ca-cert.pem`. [`Lists::check`]
+/// refuses a list that is not by that CA.
+pub(super) fn is_revoked(ca: &CertificateDer<'_>, files: &Files) -> bool {
+    let Ok(ca) = EndEntityCert::try_from(ca) else { return false };
+    let issuer = ca.issuer();
+    let is_issuer = |one: &CertificateDer<'_>| {
+        EndEntityCert::try_from(one).is_ok_and(|one| one.subject() == issuer)
+    };
+    if issuer == ca.subject() || !files.chain.iter().skip(1).chain(&files.ca).any(is_issuer) {
+        return false;
+    }
+    let lists = files.crl.iter().filter_map(|der| BorrowedCertRevocationList::from_der(der).ok());
+    lists.map(CertRevocationList::from).any(|list| {
+        list.issuer() == issuer && matches!(list.find_serial(ca.serial()), Ok(Some(_)) | Err(_))
+    })
 }
 
 /// What a list has (RFC 5280 section 5.1).
@@ -383,7 +419,10 @@ mod tests {
         let between = other.subordinate("between");
         let all = authority.pem() + &other.pem() + &between.pem();
         fs::write(dir.0.join("ca-cert.pem"), all).unwrap();
-        assert_eq!(warned(&(own + &between.list(&[], 1, 2120))), "");
+        let text = warned(&(own.clone() + &between.list(&[], 1, 2120)));
+        assert!(text.contains("\"other CA\"") && text.contains("has revoked is trusted"), "{text}");
+        let all = own + &between.list(&[], 1, 2120) + &foreign;
+        assert_eq!(warned(&all), "");
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
 //! commands for keys · `config.rs` what rustls needs · `raw.rs` checks of raw keys · `names.rs` the
 //! name in a certificate · `own.rs` checks of our own files · `lists.rs` revocation lists ·
+//! `revocation.rs` verifiers that look for whole chains in them ·
 //! `proof.rs` proofs of paths without TLS · `handshake.rs` one handshake · `workers.rs` the threads
 //! · `explain.rs` errors for people.
 
@@ -32,6 +33,7 @@ mod names;
 mod own;
 mod proof;
 mod raw;
+mod revocation;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -53,7 +55,6 @@ pub use fuzz_auth::fuzz_auth;
 pub use handshake::cipher_name;
 pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
 pub use keys::{Clients, EVERYONE, KeyError, PrivateKey, PublicKey};
-pub use names::name_of;
 pub use own::{EXPIRES_SOON_DAYS, NO_LIST};
 pub use proof::{Exchange, ProofFacts, nonce};
 pub use workers::TlsEndpoint;

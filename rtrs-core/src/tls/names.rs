@@ -1,27 +1,92 @@
 //! The name in a certificate that was verified: its first DNS name, else its first URI, else its
 //! common name.
+//!
+//! Name constraints of a CA (RFC 5280 section 4.2.1.10) speak of forms of names, and a verification
+//! compares only names of the form that they speak of. So a CA that may sign certain DNS names
+//! could put any name into a URI or a common name. Below a CA with constraints a common name
+//! identifies nobody, and a DNS name or a URI does not if the constraints speak of the other form
+//! alone.
 
 use std::sync::Arc;
 
-use rustls::pki_types::CertificateDer;
-use webpki::EndEntityCert;
+use rustls::pki_types::{CertificateDer, TrustAnchor};
+use webpki::{EndEntityCert, anchor_from_trusted_cert};
 
 use super::keys::is_name;
 
 /// OBJECT IDENTIFIER 2.5.4.3, common name, with tag and length.
 const COMMON_NAME: [u8; 5] = [6, 3, 0x55, 4, 3];
 
-/// The name, if it has one that can be printed.
-#[must_use]
-pub fn name_of(certificate: &CertificateDer<'_>) -> Option<Arc<str>> {
-    let parsed = EndEntityCert::try_from(certificate).ok()?;
-    let dns = parsed.valid_dns_names().next();
-    let name = dns.or_else(|| parsed.valid_uri_names().next());
-    let name = match name {
-        Some(name) => name.to_owned(),
-        None => common_name(parsed.subject())?,
+/// Tags of name forms in constraints.
+const DNS_NAME: u8 = 0x82;
+const URI: u8 = 0x86;
+
+/// Forms of names that the constraints of a CA speak of.
+#[derive(Clone, Copy, Default)]
+struct Constrained {
+    dns: bool,
+    uri: bool,
+}
+
+/// The name of the first certificate of a chain, if it has one that can be printed and that no CA
+/// of the chain, nor one of `roots` that has signed a part of it, may have evaded its constraints
+/// with.
+pub(super) fn name_of(chain: &[CertificateDer<'_>], roots: &[TrustAnchor<'_>]) -> Option<Arc<str>> {
+    let (first, others) = chain.split_first()?;
+    let parsed = EndEntityCert::try_from(first).ok()?;
+    let constraints = constraints(first, others, roots);
+    let is_free = |covered: fn(&Constrained) -> bool, other: fn(&Constrained) -> bool| {
+        constraints.iter().all(|one| covered(one) || !other(one))
+    };
+    let name = if let Some(dns) = parsed.valid_dns_names().next() {
+        is_free(|one| one.dns, |one| one.uri).then(|| dns.to_owned())?
+    } else if let Some(uri) = parsed.valid_uri_names().next() {
+        is_free(|one| one.uri, |one| one.dns).then(|| uri.to_owned())?
+    } else {
+        constraints.is_empty().then(|| common_name(parsed.subject()))??
     };
     is_name(&name).then(|| Arc::from(name))
+}
+
+/// Constraints of the CAs that may have a part in a chain. Those of a CA that cannot be read are
+/// taken for constraints of other forms.
+fn constraints(
+    first: &CertificateDer<'_>,
+    others: &[CertificateDer<'_>],
+    roots: &[TrustAnchor<'_>],
+) -> Vec<Constrained> {
+    let mut found = Vec::new();
+    for certificate in others {
+        match anchor_from_trusted_cert(certificate) {
+            Ok(ca) => found.extend(ca.name_constraints.map(|der| forms(&der))),
+            Err(_) => found.push(Constrained::default()),
+        }
+    }
+    for certificate in std::iter::once(first).chain(others) {
+        let Ok(parsed) = EndEntityCert::try_from(certificate) else { continue };
+        let signers = roots.iter().filter(|root| root.subject.as_ref() == parsed.issuer());
+        found.extend(
+            signers.filter_map(|root| root.name_constraints.as_ref()).map(|der| forms(der)),
+        );
+    }
+    found
+}
+
+/// Forms of names in the contents of NameConstraints: lists of what is permitted and excluded.
+fn forms(mut lists: &[u8]) -> Constrained {
+    let mut found = Constrained::default();
+    while let Some((_, mut subtrees, rest)) = element(lists) {
+        lists = rest;
+        while let Some((_, subtree, rest)) = element(subtrees) {
+            subtrees = rest;
+            match subtree.first() {
+                Some(&DNS_NAME) => found.dns = true,
+                Some(&URI) => found.uri = true,
+                _ => {}
+            }
+        }
+    }
+    found
 }
 
 /// The last common name of a subject: the contents of a Name (RFC 5280 section 4.1.2.4), which is

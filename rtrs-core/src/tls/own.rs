@@ -38,6 +38,8 @@ pub(super) enum End {
 pub(super) struct Sources {
     /// The certificate, with its file.
     certificate: Option<(CertificateDer<'static>, PathBuf)>,
+    /// The own chain gives its certificate a name.
+    is_named: bool,
     /// The names of the files, and the hashes of what they have.
     files: Vec<(&'static str, [u8; 32])>,
     lists: Lists,
@@ -57,6 +59,8 @@ impl Sources {
         };
         Self {
             certificate: certificate.map(|certificate| (certificate, files.chain_path.clone())),
+            // The CAs of `ca-cert.pem` may be those of the other end only.
+            is_named: name_of(&files.chain, &[]).is_some(),
             files: vec![
                 ("ca-cert.pem", hash(&mut files.ca.iter().map(AsRef::as_ref))),
                 ("ca-crl.pem", hash(&mut files.crl.iter().map(AsRef::as_ref))),
@@ -185,9 +189,9 @@ impl TlsClientConfig {
     pub fn check_own(&self) -> Result<(), Error> {
         let Some((certificate, path)) = &self.sources.certificate else { return Ok(()) };
         check_purpose(certificate, path, End::Client)?;
-        if name_of(certificate).is_none() {
+        if !self.sources.is_named {
             let why = "the certificate has no name that can be used; give it a DNS name, a URI or \
-                       a common name";
+                       a common name, and a DNS name if a CA of its chain has name constraints";
             return Err(Error::Content { path: path.clone(), why: why.into() });
         }
         Ok(())

@@ -254,7 +254,7 @@ impl TlsServerConfig {
         let Some((first, others)) = chain.split_first() else { return refuse("nothing is shown") };
         self.verifier.verify_client_cert(first, others, UnixTime::now())?;
         check_signature(&proof, first, &exchange.message(CLIENT))?;
-        let Some(who) = self.who(first) else {
+        let Some(who) = self.who(&chain) else {
             return refuse(NO_NAME);
         };
         let proof = Some(Arc::new(Proof { chain, generation: self.generation }));

@@ -20,6 +20,8 @@ use super::workers::TlsEndpoint;
 use crate::fabric::Who;
 use crate::tests::certificates::{Authority, TestDir, Wanted, certificates, write_secret};
 
+mod chains;
+
 /// Four bytes are a request.
 fn request_len(_: &[u8]) -> Option<usize> {
     Some(4)
