@@ -1,6 +1,7 @@
 //! What the server's log tells an operator: what it serves, who opens what, who is refused and why.
 
-use rtrs_tests::{COMMAND_TIME_MAX, Client, STOP_TIME_MAX, Server, wait_for};
+use rtrs_tests::raw_mpa::{CRC, ENHANCED, REFUSED, REQUEST_KEY, start_data, start_frame};
+use rtrs_tests::{COMMAND_TIME_MAX, Client, RawMpa, STOP_TIME_MAX, Server, wait_for};
 
 /// Lines of the log with all of these words.
 fn lines(log: &str, words: &[&str]) -> Vec<String> {
@@ -58,6 +59,29 @@ fn a_client_that_is_refused_again_and_again_is_logged_with_its_reason_and_seldom
     let count = lines(&log, &["refused an open"]).len() as u64;
     assert!(count <= 1 + intervals.min(3), "{count} lines in {intervals} intervals: {log}");
     let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_stranger_does_not_fill_the_log_with_refused_pings() {
+    let server =
+        Server::builder().export("vol0=mem:1M").args(&["--access", "anyone@10.9.9.9:ro"]).start();
+    let address = server.address().parse().expect("an address");
+    // Version 1, ping-pong, one at a time, of more bytes than a ping may have.
+    let hello =
+        [&b"RTRSPING"[..], &[1, 0, 0, 0, 0, 1, 0, 0], &u32::MAX.to_be_bytes(), &[0; 4]].concat();
+    let request = start_frame(REQUEST_KEY, ENHANCED | CRC, 2, &start_data(&hello));
+    let begun = std::time::Instant::now();
+    for _ in 0..2000 {
+        let mut raw = RawMpa::connect(address);
+        raw.write(&request);
+        assert_eq!(raw.read_exact(20)[16] & REFUSED, REFUSED);
+    }
+    // A hundred at once, and one for each five seconds.
+    let most = 101 + begun.elapsed().as_secs() / 5;
+    let log = server.stop(STOP_TIME_MAX).stderr;
+    let count = lines(&log, &["refused a ping"]).len() as u64;
+    assert!((1..=most).contains(&count), "{count} lines, at most {most}: {log}");
+    assert!(log.len() < 64 << 10, "{} bytes", log.len());
 }
 
 #[test]

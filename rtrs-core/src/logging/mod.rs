@@ -1,20 +1,27 @@
 //! The log of a daemon: which lines, in which format, to standard error.
 //!
 //! Lines pass through the queue of [`Log`], so that no shard waits for who reads them.
+//!
+//! `line.rs` the formats · `limit.rs` the limit for lines that repeat
 
-use std::fmt;
+mod limit;
+mod line;
+
+use std::fmt::Write;
 use std::io;
 
-use serde_json::json;
-use tracing::{Event, Level, Subscriber};
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::registry::LookupSpan;
 
+use self::limit::Limits;
+use self::line::{Line, LineFormat};
 use crate::rt::{Log, SettleAtEnd};
 use crate::settings::{LogFilter, LogFormat};
+
+/// End of the targets of events to which no limit applies: an operator asked for as many lines.
+const UNLIMITED: &str = "::state_dump";
 
 /// Starts the log of this process; keep what comes back until the end. A process that has one
 /// already, as tests do, keeps that.
@@ -24,16 +31,13 @@ use crate::settings::{LogFilter, LogFormat};
 pub fn log_to_stderr(filter: &LogFilter, format: LogFormat) -> io::Result<SettleAtEnd> {
     let log = Log::start(io::stderr(), move |count| lost_lines(format, count))?;
     let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
+    let started = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter.get()))
         .with_writer(move || writer.clone())
         .log_internal_errors(false)
-        .with_ansi(false);
-    let started = match format {
-        LogFormat::Text => subscriber.try_init(),
-        LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
-        LogFormat::Journald => subscriber.event_format(ForJournal::new()).try_init(),
-    };
+        .with_ansi(false)
+        .event_format(LineFormat::new(format, Limits::default()))
+        .try_init();
     if started.is_err() {
         tracing::debug!("a log was set up already");
     }
@@ -51,93 +55,48 @@ pub fn timestamp() -> String {
 /// The line that stands for lines that were lost.
 fn lost_lines(format: LogFormat, count: u64) -> String {
     let text = format!("{count} lines of the log were lost: it was not read");
-    match format {
-        LogFormat::Text => format!("{text}\n"),
-        LogFormat::Journald => format!("<{}>{text}\n", priority(Level::WARN)),
-        LogFormat::Json => {
-            let timestamp = timestamp();
-            let target = module_path!();
-            let line = json!({
-                "timestamp": timestamp, "level": "WARN", "message": text, "target": target,
-            });
-            format!("{line}\n")
+    let line = Line { level: Level::WARN, target: module_path!(), message: text, fields: vec![] };
+    line.text(format)
+}
+
+/// Appends a character, or its escape if it is a control or format character or is not printable.
+fn push_escaped(text: &mut String, c: char) {
+    match c {
+        '"' | '\'' => text.push(c),
+        c => text.extend(c.escape_debug()),
+    }
+}
+
+/// Appends a text in quotes.
+fn push_quoted(text: &mut String, value: &str) {
+    text.push('"');
+    for c in value.chars() {
+        match c {
+            '"' => text.push_str("\\\""),
+            c => push_escaped(text, c),
         }
     }
+    text.push('"');
 }
 
-/// Lines as the journal takes them from standard error: the priority in front (sd-daemon(3)), and
-/// no time or level, which the journal notes itself.
-struct ForJournal(Format<Full, ()>);
-
-impl ForJournal {
-    fn new() -> Self {
-        Self(Format::default().without_time().with_level(false).with_ansi(false))
+/// Appends a text as a string of JSON, in which no control or format character is left.
+fn push_json(text: &mut String, value: &str) {
+    text.push('"');
+    for c in value.chars() {
+        match c {
+            '"' | '\\' => text.extend(['\\', c]),
+            c if c.escape_debug().len() == 1 || c == '\'' => text.push(c),
+            c => {
+                let mut units = [0; 2];
+                for unit in c.encode_utf16(&mut units) {
+                    // Writing to a string cannot fail.
+                    let _ = write!(text, "\\u{unit:04x}");
+                }
+            }
+        }
     }
-}
-
-impl<S, N> FormatEvent<S, N> for ForJournal
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, N>,
-        mut writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
-        write!(writer, "<{}>", priority(*event.metadata().level()))?;
-        self.0.format_event(context, writer, event)
-    }
-}
-
-/// The priority of syslog(3).
-const fn priority(level: Level) -> u8 {
-    match level {
-        Level::ERROR => 3,
-        Level::WARN => 4,
-        Level::INFO => 6,
-        _ => 7,
-    }
+    text.push('"');
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tests::Kept;
-
-    #[test]
-    fn the_journal_gets_a_priority_and_no_time() {
-        let kept = Kept::default();
-        let writer = kept.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(Level::TRACE)
-            .with_writer(move || writer.clone())
-            .event_format(ForJournal::new())
-            .finish();
-        tracing::subscriber::with_default(subscriber, || {
-            tracing::error!(path = "tcp://h", "path down");
-            tracing::warn!("slow");
-            tracing::info!("up");
-            tracing::debug!("more");
-        });
-        let text = kept.text();
-        let target = module_path!();
-        let wanted = format!(
-            "<3>{target}: path down path=\"tcp://h\"\n<4>{target}: slow\n<6>{target}: up\n\
-             <7>{target}: more\n"
-        );
-        assert_eq!(text, wanted);
-    }
-
-    #[test]
-    fn lost_lines_are_told_in_the_format_of_the_log() {
-        let text = "7 lines of the log were lost: it was not read";
-        assert_eq!(lost_lines(LogFormat::Text, 7), format!("{text}\n"));
-        assert_eq!(lost_lines(LogFormat::Journald, 7), format!("<4>{text}\n"));
-        let line: serde_json::Value =
-            serde_json::from_str(&lost_lines(LogFormat::Json, 7)).unwrap();
-        assert_eq!((&line["message"], &line["level"]), (&json!(text), &json!("WARN")));
-        assert!(line["timestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{line}");
-    }
-}
+mod tests;

@@ -62,7 +62,10 @@ impl ControlShard {
         for mut session in sessions {
             // The UUID is a secret.
             session.id.clone_from(&session.log_id);
-            tracing::info!("state: session {}", json(serde_json::to_string(&session)));
+            tracing::info!(
+                target: concat!(module_path!(), "::state_dump"),
+                "state: session {}", json(serde_json::to_string(&session))
+            );
         }
         tracing::info!(
             sessions = count,

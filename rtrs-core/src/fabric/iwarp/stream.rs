@@ -640,7 +640,10 @@ impl Conn {
                 if let Some(failure) = &self.machine.failure {
                     let reason = failure.reason.clone();
                     if failure.terminate.is_some() || self.has_alert() {
-                        tracing::warn!(qp = self.qp.0, %reason, "terminating");
+                        let peer = SockRef::from(&self.fd).peer_addr().ok();
+                        let peer = peer.and_then(|peer| peer.as_socket());
+                        let peer = peer.map(tracing::field::display);
+                        tracing::warn!(peer, qp = self.qp.0, %reason, "terminating");
                         self.reason.get_or_insert(reason);
                         self.phase = Phase::Terminating;
                         self.deadline = Some(env.now + env.options.close_timeout);

@@ -1,0 +1,237 @@
+//! Lines of the log: `TIME LEVEL target: message name=value`, the same for the journal, or JSON.
+//!
+//! What a peer has sent may be in each value and in the message, and must neither forge a field nor
+//! hide one. So a value is in quotes unless all its characters are printable and none is a space,
+//! `=`, a quote or a backslash. A message is in quotes if it has a `=` or begins with a quote, so
+//! the first `=` outside quotes belongs to the first field. Control and format characters, such as
+//! those that change the direction of a text, are escaped everywhere.
+
+use std::fmt::{self, Debug};
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+use super::limit::{Admission, Limits, Origin};
+use super::{UNLIMITED, push_escaped, push_json, push_quoted, timestamp};
+use crate::rt::Clock;
+use crate::settings::LogFormat;
+
+/// Names that JSON has for other things; fields with such a name get a prefix.
+const RESERVED: [&str; 4] = ["timestamp", "level", "message", "target"];
+
+/// A line before it is formatted.
+pub(super) struct Line {
+    pub(super) level: Level,
+    pub(super) target: &'static str,
+    pub(super) message: String,
+    pub(super) fields: Vec<(&'static str, Value)>,
+}
+
+/// The value of a field.
+pub(super) enum Value {
+    /// A number or a truth value.
+    Plain(String),
+    /// A string, always in quotes.
+    String(String),
+    /// What a value looks like, in quotes where needed.
+    Shown(String),
+}
+
+impl Value {
+    pub(super) fn text(&self) -> &str {
+        match self {
+            Self::Plain(text) | Self::String(text) | Self::Shown(text) => text,
+        }
+    }
+}
+
+impl Line {
+    fn of(event: &Event<'_>) -> Self {
+        let metadata = event.metadata();
+        let mut line = Self {
+            level: *metadata.level(),
+            target: metadata.target(),
+            message: String::new(),
+            fields: Vec::new(),
+        };
+        event.record(&mut line);
+        line
+    }
+
+    /// The line in a format, with its end.
+    pub(super) fn text(&self, format: LogFormat) -> String {
+        match format {
+            LogFormat::Json => self.json(),
+            LogFormat::Text => self.fields_after(format!("{} {:>5} ", timestamp(), self.level)),
+            LogFormat::Journald => self.fields_after(format!("<{}>", priority(self.level))),
+        }
+    }
+
+    fn fields_after(&self, mut text: String) -> String {
+        text.push_str(self.target);
+        text.push_str(": ");
+        if self.message.contains('=') || self.message.starts_with('"') {
+            push_quoted(&mut text, &self.message);
+        } else {
+            push_message(&mut text, &self.message);
+        }
+        for (name, value) in &self.fields {
+            text.extend([" ", *name, "="]);
+            match value {
+                Value::Plain(value) => text.push_str(value),
+                Value::Shown(value) if is_bare(value) => text.push_str(value),
+                Value::String(value) | Value::Shown(value) => push_quoted(&mut text, value),
+            }
+        }
+        text.push('\n');
+        text
+    }
+
+    fn json(&self) -> String {
+        let mut text = format!(r#"{{"timestamp":"{}","level":"{}","#, timestamp(), self.level);
+        text.push_str(r#""message":"#);
+        push_json(&mut text, &self.message);
+        for (name, value) in &self.fields {
+            let prefix = if RESERVED.contains(name) { "field." } else { "" };
+            text.extend([",\"", prefix, *name, "\":"]);
+            match value {
+                Value::Plain(value) => text.push_str(value),
+                Value::String(value) | Value::Shown(value) => push_json(&mut text, value),
+            }
+        }
+        text.push_str(r#","target":"#);
+        push_json(&mut text, self.target);
+        text.push_str("}\n");
+        text
+    }
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let text = format!("{value:?}");
+        match field.name() {
+            "message" => self.message = text,
+            name => self.fields.push((name, Value::Shown(text))),
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => value.clone_into(&mut self.message),
+            name => self.fields.push((name, Value::String(value.to_owned()))),
+        }
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.fields.push((field.name(), Value::Plain(value.to_string())));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.fields.push((field.name(), Value::Plain(value.to_string())));
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        let value = value.is_finite().then(|| value.to_string());
+        self.fields.push((field.name(), Value::Plain(value.unwrap_or_else(|| "null".to_owned()))));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.fields.push((field.name(), Value::Plain(value.to_string())));
+    }
+}
+
+/// Whether a value needs no quotes.
+fn is_bare(value: &str) -> bool {
+    let plain =
+        |c: char| !matches!(c, ' ' | '=' | '"' | '\'' | '\\') && c.escape_debug().len() == 1;
+    !value.is_empty() && value.chars().all(plain)
+}
+
+/// Appends a message, in which backslashes stand for themselves.
+fn push_message(text: &mut String, message: &str) {
+    for c in message.chars() {
+        match c {
+            '\\' => text.push(c),
+            c => push_escaped(text, c),
+        }
+    }
+}
+
+/// The priority of syslog(3).
+const fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    }
+}
+
+/// Formats the events of a process and leaves out those that repeat too often.
+///
+/// The journal takes lines from standard error with the priority in front (sd-daemon(3)), and notes
+/// time and level itself.
+pub(super) struct LineFormat {
+    format: LogFormat,
+    limits: Limits,
+}
+
+impl LineFormat {
+    pub(super) fn new(format: LogFormat, limits: Limits) -> Self {
+        Self { format, limits }
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for LineFormat
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    /// An error leaves the event out.
+    fn format_event(
+        &self,
+        _context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let line = Line::of(event);
+        let metadata = event.metadata();
+        // Who sees more has asked for it.
+        let is_limited =
+            *metadata.level() <= Level::INFO && !metadata.target().ends_with(UNLIMITED);
+        if is_limited {
+            let origin = Origin { callsite: metadata.callsite(), peer: line.peer() };
+            match self.limits.admit(Clock.now(), &origin) {
+                Admission::LeftOut => return Err(fmt::Error),
+                Admission::Passes { left_out: 0 } => {}
+                Admission::Passes { left_out } => {
+                    let note = line.left_out(left_out);
+                    writer.write_str(&note.text(self.format))?;
+                }
+            }
+        }
+        writer.write_str(&line.text(self.format))
+    }
+}
+
+impl Line {
+    /// Who has caused the line: the address of the field `peer`, without its port, or the name of a
+    /// client or session.
+    fn peer(&self) -> Option<&str> {
+        let of = |name: &str| self.fields.iter().find(|(field, _)| *field == name);
+        if let Some((_, peer)) = of("peer") {
+            return peer.text().rsplit_once(':').map(|(address, _)| address);
+        }
+        of("client").or_else(|| of("session")).map(|(_, value)| value.text())
+    }
+
+    /// The line that stands for lines like this one that were left out.
+    fn left_out(&self, count: u64) -> Self {
+        let fields = vec![("left_out", Value::Plain(count.to_string()))];
+        let message = "lines like the next one were left out".to_owned();
+        Self { level: self.level, target: self.target, message, fields }
+    }
+}
