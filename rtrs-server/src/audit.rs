@@ -37,6 +37,12 @@ pub enum AuditKind {
     ExportSet,
     /// A command has removed an export; the reason names the sessions that had it open.
     ExportRemove,
+    /// A command has changed the size of an export; the reason has both sizes.
+    ExportResize,
+    /// A command has had another gateway serve an export.
+    ExportDrain,
+    /// A command drains the server, which then ends.
+    Drain,
 }
 
 /// How it went.

@@ -266,7 +266,8 @@ rtrs_core::settings! {
         audit_log: Option<AuditLog> = "",
         /// Size of an audit log at which a new file begins
         ///
-        /// The file before is kept as FILE.1, and the one before that is removed.
+        /// As many lines as fit into this size are kept in FILE.1. Clients cannot remove what
+        /// others have caused.
         audit_log_max: ByteSize = "64M",
         /// Format of the log
         ///

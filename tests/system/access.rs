@@ -341,8 +341,11 @@ fn the_audit_log_says_who_did_what() {
     let session = server.sessions()[0]["log_id"].clone();
     let (_, refused) = from("127.0.0.9", &server, "vol0").try_start();
     let _ = refused.code(1);
+    let _ = server.command(&["export", "resize", "none", "--force"]).code(1);
     client.detach();
-    let output = server.stop(STOP_TIME_MAX).stderr;
+    let _ = server.command(&["export", "set", "vol0", "ro"]).ok();
+    let _ = server.command(&["drain"]).ok();
+    let output = server.wait(STOP_TIME_MAX).code(0).stderr;
     let text = fs::read_to_string(&log).expect("an audit log");
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -356,6 +359,9 @@ fn the_audit_log_says_who_did_what() {
         assert!(has(event, "ok", "127.0.0.7:"), "{event}: {text}");
     }
     assert!(has("connect", "refused", "127.0.0.9:"), "{text}");
+    for (event, result) in [("export-resize", "refused"), ("export-set", "ok"), ("drain", "ok")] {
+        assert!(has(event, result, ""), "{event}: {text}");
+    }
     let open = lines.iter().find(|line| line["event"] == "open").expect("an open");
     assert_eq!((&open["export"], &open["mode"]), (&"vol0".into(), &"rw".into()), "{text}");
     assert_eq!((&open["session"], &open["identity"]), (&session, &serde_json::Value::Null));

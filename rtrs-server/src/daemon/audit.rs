@@ -1,8 +1,14 @@
 //! The audit log: one JSON object a line, in a file or in the journal.
 //!
 //! A thread writes, so that a slow disk delays nobody. Its queue is bounded: what does not fit is
-//! counted, and the next line says how many were lost. A file that has reached its limit becomes
-//! `FILE.1`, in place of the one before, so two of them is all that there ever is.
+//! counted, and the next line says how many were lost. Of a file that has reached its limit, and of
+//! the one before, a part is kept as `FILE.1`, so two of them is all that there ever is.
+//!
+//! `audit/limit.rs` what one client may have recorded · `audit/rotation.rs` what is kept of a file
+//! that is full
+
+mod limit;
+mod rotation;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,14 +17,17 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rtrs_core::logging::timestamp;
+use rtrs_core::rt::Clock;
 use serde::Serialize;
 use serde_json::json;
 
+use self::limit::Limits;
 use crate::audit::{AuditEvent, AuditSink};
 use crate::error::{Error, ErrorKind, failed};
 use crate::settings::{AuditLog, Settings};
@@ -27,6 +36,8 @@ use crate::settings::{AuditLog, Settings};
 const QUEUE_MAX: usize = 4096;
 /// How long the end of the server waits until they are written.
 const END_MAX: Duration = Duration::from_secs(2);
+/// How often the thread looks for events that were left out and not reported.
+const LOOK: Duration = Duration::from_secs(5);
 const JOURNAL: &str = "/run/systemd/journal/socket";
 
 /// A line with its time.
@@ -75,20 +86,35 @@ pub(super) fn start(set: &Settings) -> Result<(AuditSink, AuditThread), Error> {
     };
     let out = out.map_err(failed(ErrorKind::System, cannot_open(to)))?;
     let (sender, queue) = sync_channel(QUEUE_MAX);
-    let lost = Arc::new(AtomicU64::new(0));
-    let lost_of = Arc::clone(&lost);
+    let gate =
+        Arc::new(Gate { limits: Mutex::new(Limits::new(Clock.now())), lost: AtomicU64::new(0) });
+    let gate_of = Arc::clone(&gate);
     let thread = std::thread::Builder::new()
         .name("audit".into())
-        .spawn(move || write_all(out, &queue, &lost_of))
+        .spawn(move || write_all(out, &queue, &gate_of))
         .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
     let running = AuditThread(Some((sender.clone(), thread)));
     let sink = AuditSink::new(move |event| {
-        let line = Job::Write(Box::new(Line { time: timestamp(), event }));
-        if sender.try_send(line).is_err() {
-            lost.fetch_add(1, Ordering::Relaxed);
+        // The thread holds the lock for a moment only.
+        let Some(event) = gate.limits.lock().admit(Clock.now(), event) else { return };
+        if sender.try_send(Job::Write(Box::new(Line::now(event)))).is_err() {
+            gate.lost.fetch_add(1, Ordering::Relaxed);
         }
     });
     Ok((sink, running))
+}
+
+/// What decides on an event before the queue.
+struct Gate {
+    limits: Mutex<Limits>,
+    /// Events that did not fit into the queue or could not be written.
+    lost: AtomicU64,
+}
+
+impl Line {
+    fn now(event: AuditEvent) -> Self {
+        Self { time: timestamp(), event }
+    }
 }
 
 /// Refuses what [`start`] would refuse, and makes no file.
@@ -126,26 +152,51 @@ fn cannot_open(to: &AuditLog) -> String {
 }
 
 /// Writes until the end, or until the last sink is gone.
-fn write_all(mut out: Out, queue: &Receiver<Job>, lost: &AtomicU64) {
-    let mut failing = false;
-    for job in queue {
-        let Job::Write(line) = job else { return };
-        let missed = lost.swap(0, Ordering::Relaxed);
+fn write_all(out: Out, queue: &Receiver<Job>, gate: &Gate) {
+    let mut writer = Writer { out, gate, is_failing: false };
+    let mut look_at = Instant::now() + LOOK;
+    loop {
+        match queue.recv_timeout(look_at.saturating_duration_since(Instant::now())) {
+            Ok(Job::Write(line)) => writer.write(&line),
+            Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if Instant::now() >= look_at {
+            look_at = Instant::now() + LOOK;
+            let overdue = || gate.limits.lock().overdue(Clock.now());
+            while let Some(event) = overdue() {
+                writer.write(&Line::now(event));
+            }
+        }
+    }
+    let rest = gate.limits.lock().rest();
+    rest.into_iter().for_each(|event| writer.write(&Line::now(event)));
+}
+
+struct Writer<'a> {
+    out: Out,
+    gate: &'a Gate,
+    is_failing: bool,
+}
+
+impl Writer<'_> {
+    fn write(&mut self, line: &Line) {
+        let missed = self.gate.lost.swap(0, Ordering::Relaxed);
         let mut text = String::new();
         if missed > 0 {
             text += &format!("{}\n", json!({ "time": line.time, "event": "lost", "lost": missed }));
         }
         // None of its parts can fail.
-        text += &serde_json::to_string(&line).unwrap_or_default();
+        text += &serde_json::to_string(line).unwrap_or_default();
         text.push('\n');
-        match out.write(&text) {
-            Ok(()) => failing = false,
+        match self.out.write(&text) {
+            Ok(()) => self.is_failing = false,
             Err(error) => {
-                lost.fetch_add(missed + 1, Ordering::Relaxed);
-                if !failing {
+                self.gate.lost.fetch_add(missed + 1, Ordering::Relaxed);
+                if !self.is_failing {
                     tracing::error!(%error, "cannot write the audit log");
                 }
-                failing = true;
+                self.is_failing = true;
             }
         }
     }
@@ -177,13 +228,7 @@ impl Out {
             Self::File { path, file, written, max } => {
                 let len = lines.len() as u64;
                 if *written > 0 && *written + len > *max {
-                    let mut before = path.clone().into_os_string();
-                    before.push(".1");
-                    match fs::rename(&*path, before) {
-                        // It went at an earlier try, whose open failed, or somebody took it away.
-                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                        renamed => renamed?,
-                    }
+                    rotate(path, *max)?;
                     (*file, *written) = open(path)?;
                 }
                 file.write_all(lines.as_bytes()).inspect_err(|_| {
@@ -200,6 +245,21 @@ impl Out {
                 journal.send(entry.as_bytes()).map(drop)
             }),
         }
+    }
+}
+
+/// Makes room for a new file. Where a part of the lines cannot be kept, as on a disk that is full,
+/// the file takes the place of the one before.
+fn rotate(path: &Path, max: u64) -> io::Result<()> {
+    let mut before = path.to_owned().into_os_string();
+    before.push(".1");
+    if rotation::rotate(path, Path::new(&before), max).is_ok() {
+        return Ok(());
+    }
+    match fs::rename(path, before) {
+        // It went at an earlier try, whose open failed, or somebody took it away.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        renamed => renamed,
     }
 }
 
@@ -353,10 +413,70 @@ mod tests {
         let event = AuditEvent::new(AuditKind::Reload, AuditResult::Ok);
         sender.send(Job::Write(Box::new(Line { time: "now".into(), event }))).unwrap();
         drop(sender);
-        write_all(Out::file(&path, 1 << 20).unwrap(), &queue, &AtomicU64::new(3));
+        let limits = Mutex::new(Limits::new(Clock.now()));
+        let gate = Gate { limits, lost: AtomicU64::new(3) };
+        write_all(Out::file(&path, 1 << 20).unwrap(), &queue, &gate);
         let text = fs::read_to_string(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], r#"{"event":"lost","lost":3,"time":"now"}"#);
         assert!(lines[1].starts_with(r#"{"time":"now","event":"reload","result":"ok""#), "{text}");
+    }
+
+    fn opened(identity: &str, number: u32) -> AuditEvent {
+        AuditEvent {
+            identity: Some(identity.to_owned()),
+            address: Some(([10, 0, 0, 1], 1).into()),
+            export: Some(format!("vol{number}")),
+            ..AuditEvent::new(AuditKind::Open, AuditResult::Ok)
+        }
+    }
+
+    #[test]
+    fn a_client_cannot_flush_the_records_of_others() {
+        let dir = Scratch::new("flush");
+        let path = dir.path("audit.log");
+        let max = 16 << 10;
+        let set = Settings {
+            audit_log: Some(AuditLog::File(path.clone())),
+            audit_log_max: "16K".parse().unwrap(),
+            ..Settings::default()
+        };
+        let (sink, thread) = start(&set).unwrap();
+        sink.record(|| AuditEvent::new(AuditKind::Reload, AuditResult::Ok));
+        for number in 0..10 {
+            sink.record(|| opened("db1", number));
+        }
+        for number in 0..100_000 {
+            sink.record(|| opened("intruder", number));
+        }
+        drop(thread);
+        let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+        let (before, now) = (read(&dir.path("audit.log.1")), read(&path));
+        assert!(before.len() <= max && now.len() <= max, "{} {}", before.len(), now.len());
+        let all = before + &now;
+        assert_eq!(all.matches(r#""identity":"db1""#).count(), 10);
+        assert_eq!(all.matches(r#""event":"reload""#).count(), 1);
+        let lines = all.lines().map(|line| serde_json::from_str(line).unwrap());
+        let left_out = |line: serde_json::Value| line["left_out"].as_u64().unwrap();
+        assert!(lines.map(left_out).sum::<u64>() > 90_000, "{all}");
+    }
+
+    #[test]
+    fn files_that_are_full_again_and_again_keep_what_others_did() {
+        let dir = Scratch::new("full");
+        let path = dir.path("audit.log");
+        let mut out = Out::file(&path, 8 << 10).unwrap();
+        let mut write = |event: AuditEvent| {
+            let line = Line { time: "now".into(), event };
+            out.write(&format!("{}\n", serde_json::to_string(&line).unwrap())).unwrap();
+        };
+        write(opened("db1", 7));
+        for number in 0..2000 {
+            write(opened("intruder", number));
+        }
+        let before = fs::read_to_string(dir.path("audit.log.1")).unwrap();
+        assert!(before.len() <= 8 << 10);
+        assert!(before.lines().next().unwrap().contains(r#""export":"vol7""#), "{before}");
+        assert!(before.contains("intruder") && !dir.path("audit.log.1.new").exists());
     }
 }

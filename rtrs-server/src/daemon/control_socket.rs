@@ -277,6 +277,7 @@ impl Shared {
         match settle(&self.exports, within / 2) {
             Err(error) if error.kind() != io::ErrorKind::TimedOut => {
                 tracing::error!("not draining, still serving: {error}");
+                self.changes.exports.record_drain(Some(&error.to_string()));
                 self.busy.store(false, Ordering::SeqCst);
                 return refuse(&stream, format!("not draining, still serving: {error}"));
             }
@@ -284,6 +285,7 @@ impl Shared {
             Err(error) => tracing::warn!("draining anyway: {error}"),
             Ok(()) => {}
         }
+        self.changes.exports.record_drain(None);
         give_up(&self.exports, until.saturating_duration_since(Instant::now()) / 2);
         let mut draining = self.draining.lock();
         let within = until.saturating_duration_since(Instant::now());

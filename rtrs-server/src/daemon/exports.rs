@@ -75,7 +75,7 @@ impl Opener {
         let geometry = source.geometry();
         tracing::info!(
             export = name,
-            target = %spec.target,
+            from = %spec.target,
             size = geometry.size,
             block_size = geometry.logical_block,
             read_only = geometry.read_only,
@@ -383,8 +383,15 @@ impl Exports {
         check_below(spec, &self.set.search_path).map_err(|error| error.chain().to_string())
     }
 
+    /// Records that a command drains the server, or why it does not.
+    pub(crate) fn record_drain(&self, why_not: Option<&str>) {
+        let result = if why_not.is_some() { AuditResult::Refused } else { AuditResult::Ok };
+        let reason = why_not.map(str::to_owned);
+        self.audit.record(|| AuditEvent { reason, ..AuditEvent::new(AuditKind::Drain, result) });
+    }
+
     /// Records what a command did to an export.
-    fn recorded<T>(
+    pub(super) fn recorded<T>(
         &self,
         event: AuditKind,
         name: &str,
@@ -545,6 +552,10 @@ impl Exports {
 
     /// Has another gateway serve an export.
     pub(crate) fn drain(&self, name: &str, within: Duration) -> Result<ExportDrained, String> {
+        self.recorded(AuditKind::ExportDrain, name, self.drain_now(name, within), |_| None)
+    }
+
+    fn drain_now(&self, name: &str, within: Duration) -> Result<ExportDrained, String> {
         let (_, export) = self.find(name)?;
         let Some(gateway) = export.source.gateway() else {
             return Err(format!("export {name:?} has no other gateway; see the option gateway"));

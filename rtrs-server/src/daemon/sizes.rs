@@ -15,6 +15,7 @@ use rtrs_core::block::TargetSize;
 
 use super::control_shard::ControlShard;
 use super::exports::{Exports, wait_saved};
+use crate::audit::AuditKind;
 use crate::backend::SIZE_MAX;
 use crate::control_protocol::Resized;
 use crate::engine::message::{ControlMessage, Message};
@@ -56,6 +57,15 @@ impl Exports {
         size: Option<u64>,
         force: bool,
     ) -> Result<Resized, String> {
+        let why = |done: &Resized| {
+            let forced = if force { ", with --force" } else { "" };
+            Some(format!("from {} to {} bytes{forced}", done.size_before, done.size))
+        };
+        let resized = self.resize_now(name, size, force);
+        self.recorded(AuditKind::ExportResize, name, resized, why)
+    }
+
+    fn resize_now(&self, name: &str, size: Option<u64>, force: bool) -> Result<Resized, String> {
         let _turn = self.begin()?;
         let (at, export) = self.find(name)?;
         let cannot = |why: String| format!("cannot resize {name:?}: {why}");
