@@ -24,7 +24,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak, mpsc};
 use std::thread;
 
 use crossbeam_queue::ArrayQueue;
@@ -360,23 +360,56 @@ impl Drop for Image {
     /// Closes it on a thread when its last IO has ended, and waits for that a while: its lock is
     /// free then.
     fn drop(&mut self) {
-        let (Some(open), queues) = (self.open.take(), mem::take(&mut self.queues)) else { return };
+        let Some(open) = self.open.take() else { return };
+        let queues = Arc::downgrade(&mem::take(&mut self.queues));
         let (done, closed) = mpsc::channel::<()>();
+        // Outside of the thread, so that it is not dropped with a thread that cannot be started.
+        let open = Arc::new(Mutex::new(Some(open)));
+        let (open_there, queues_there) = (Arc::clone(&open), queues.clone());
         let close = move || {
-            while Arc::strong_count(&queues) > 1 {
+            while queues_there.strong_count() > 0 {
                 thread::sleep(LOOK);
             }
-            drop((open, done));
+            drop(take(&open_there));
+            drop(done);
         };
         let name = &self.facts.image;
         match thread::Builder::new().name("rbd-close".into()).spawn(close) {
-            Ok(_) if closed.recv_timeout(CLOSE_MAX) == Err(mpsc::RecvTimeoutError::Timeout) => {
-                tracing::warn!("RBD image {name}: the cluster does not answer; it closes later");
+            Ok(_) => {
+                let ended = closed.recv_timeout(CLOSE_MAX);
+                if ended == Err(mpsc::RecvTimeoutError::Timeout) {
+                    tracing::warn!(
+                        "RBD image {name}: the cluster does not answer; it closes later"
+                    );
+                }
             }
-            Ok(_) => {}
-            Err(error) => tracing::error!("RBD image {name}: cannot start a thread: {error}"),
+            Err(error) => {
+                tracing::error!("RBD image {name}: cannot start a thread: {error}");
+                if is_idle(&queues) {
+                    drop(take(&open));
+                } else {
+                    tracing::error!("RBD image {name}: it stays open, since IO of it is running");
+                    mem::forget(take(&open));
+                }
+            }
         }
     }
+}
+
+fn take(open: &Mutex<Option<Open>>) -> Option<Open> {
+    open.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Waits a while until no queue is left. False if there still is one.
+fn is_idle(queues: &Weak<()>) -> bool {
+    let until = std::time::Instant::now() + CLOSE_MAX;
+    while queues.strong_count() > 0 {
+        if std::time::Instant::now() >= until {
+            return false;
+        }
+        thread::sleep(LOOK);
+    }
+    true
 }
 
 impl Open {

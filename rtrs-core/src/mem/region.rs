@@ -10,11 +10,15 @@
 
 use std::fmt;
 use std::io;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::usage::{Counting, MemoryMeter, RegionUsage};
+
+/// Bytes that are copied for a checksum at a time: they stay in the cache of the first level.
+const CRC_PIECE: usize = 8 << 10;
 
 /// Never wraps: a process cannot map so many regions. Peers can cause 2^32 of them.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -221,10 +225,22 @@ impl Region {
     /// Continues a CRC32C over a range of the region. Panics when the range leaves the region.
     pub fn crc32c(&self, seed: u32, offset: usize, len: usize) -> u32 {
         assert!(offset <= self.len && len <= self.len - offset, "crc outside the region");
-        // SAFETY: the range was just checked and is mapped. The bytes may change under us, in
-        // which case the sum is simply wrong: it is compared with a sum, never used as an index.
-        let bytes = unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) };
-        super::crc32c_append(seed, bytes)
+        // The sum is of a copy, since the bytes may change under us. The copy stays in the cache.
+        let mut piece = [MaybeUninit::<u8>::uninit(); CRC_PIECE];
+        let (mut sum, mut at) = (seed, offset);
+        while at < offset + len {
+            let count = (offset + len - at).min(CRC_PIECE);
+            // SAFETY: the range was just checked and is mapped; `piece` is not a part of it and has
+            // room, and so many bytes of it are initialized by this.
+            let bytes = unsafe {
+                let from = self.base.as_ptr().add(at);
+                std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr().cast::<u8>(), count);
+                std::slice::from_raw_parts(piece.as_ptr().cast::<u8>(), count)
+            };
+            sum = super::crc32c_append(sum, bytes);
+            at += count;
+        }
+        sum
     }
 
     /// Address of the byte at `offset`, for the kernel and for RDMA devices.

@@ -31,6 +31,24 @@ pub fn become_daemon() -> io::Result<()> {
     std::env::set_current_dir("/")
 }
 
+/// Keeps the memory of the process, and with it its keys, out of core dumps, and from other
+/// processes of its user (PR_SET_DUMPABLE).
+///
+/// # Errors
+/// The system's error.
+pub fn forbid_dumps() -> io::Result<()> {
+    const OFF: libc::c_ulong = 0;
+    // SAFETY: this prctl takes numbers and touches no memory of ours.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, OFF, OFF, OFF, OFF) })
+}
+
+/// Whether [`forbid_dumps`] holds.
+fn dumps_are_forbidden() -> bool {
+    const UNUSED: libc::c_ulong = 0;
+    // SAFETY: as above.
+    unsafe { libc::prctl(libc::PR_GET_DUMPABLE, UNUSED, UNUSED, UNUSED, UNUSED) == 0 }
+}
+
 /// Makes `file` the standard error of the process, for all threads.
 ///
 /// # Errors
@@ -287,6 +305,7 @@ pub fn forbid_new_privileges() -> io::Result<()> {
 /// The system's error, after which the process should end; also if it can still become root.
 pub fn become_account(account: &Account) -> io::Result<()> {
     let Account { uid, gid, groups, .. } = account;
+    let dumps_are_forbidden = dumps_are_forbidden();
     // SAFETY: setgroups reads as many groups as there are.
     check(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
     // SAFETY: these take numbers and touch no memory of ours.
@@ -297,7 +316,8 @@ pub fn become_account(account: &Account) -> io::Result<()> {
     if unsafe { libc::setuid(0) } == 0 {
         return Err(io::Error::other("the process can still become root"));
     }
-    Ok(())
+    // A change of the user may have allowed them (fs.suid_dumpable).
+    if dumps_are_forbidden { forbid_dumps() } else { Ok(()) }
 }
 
 /// While it lives, this thread opens, makes and removes files as an account, with no more rights
@@ -349,6 +369,12 @@ fn set_files_group(gid: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_forbids_dumps_has_none() {
+        forbid_dumps().unwrap();
+        assert!(dumps_are_forbidden());
+    }
 
     #[test]
     fn accounts_are_found_with_their_groups() {

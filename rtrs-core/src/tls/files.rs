@@ -9,6 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
 use super::config::TlsConfigError as Error;
+use crate::rt::forbid_dumps;
 
 /// Longest file that is read: a list of ten thousand clients, or a large revocation list.
 const FILE_MAX: u64 = 16 << 20;
@@ -84,8 +85,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     read_checked(path, |_| None)
 }
 
-/// The bytes of a file with a secret: only its owner may have access.
+/// The bytes of a file with a secret: only its owner may have access. The process makes no core
+/// dump from then on, which would have the secret.
 pub(super) fn read_secret(path: &Path) -> Result<Vec<u8>, Error> {
+    forbid_dumps().map_err(|source| Error::Read { path: path.into(), source })?;
     let text = read_checked(path, |mode| (mode & 0o077 != 0).then_some(mode & 0o777))?;
     let has = |part: &[u8]| text.windows(part.len()).any(|window| window == part);
     // PKCS#8, and what OpenSSL wrote before.

@@ -49,7 +49,8 @@ pub enum BadReply {
     /// Nothing waits for it.
     #[error("a reply to no request")]
     Cookie,
-    /// Data outside its request, or for what reads nothing, or twice.
+    /// Data outside its request, or for what reads nothing, or twice, or in too many parts at a
+    /// time.
     #[error("data outside its request")]
     Range,
     /// A read ended well without all of its data.
@@ -63,7 +64,51 @@ pub enum BadReply {
     Shutdown,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+/// Parts of a read that a chunk may come for in any order, at most.
+const PARTS_MAX: usize = 64;
+
+/// Which bytes of a read have come: ranges that neither overlap nor touch, in order.
+#[derive(Clone, Debug, Default)]
+struct Parts(Vec<(u32, u32)>);
+
+impl Parts {
+    /// Adds a range that is not empty. False if a part of it has come already, or if there would be
+    /// too many ranges.
+    fn add(&mut self, start: u32, end: u32) -> bool {
+        let at = self.0.partition_point(|(_, before)| *before < start);
+        match self.0.get(at).copied() {
+            Some((from, to)) if to == start => {
+                let next = self.0.get(at + 1).copied();
+                match next {
+                    Some((from, _)) if from < end => return false,
+                    Some((from_next, to_next)) if from_next == end => {
+                        self.0[at] = (from, to_next);
+                        self.0.remove(at + 1);
+                    }
+                    _ => self.0[at] = (from, end),
+                }
+                true
+            }
+            Some((from, _)) if from < end => false,
+            Some((from, to)) if from == end => {
+                self.0[at] = (start, to);
+                true
+            }
+            _ if self.0.len() >= PARTS_MAX => false,
+            _ => {
+                self.0.insert(at, (start, end));
+                true
+            }
+        }
+    }
+
+    /// Whether all of a read of this length has come.
+    fn is_whole(&self, len: u32) -> bool {
+        len == 0 || self.0 == [(0, len)]
+    }
+}
+
+#[derive(Clone, Debug, Default)]
 struct Row {
     /// Part of its cookie: replies to an earlier request of the row are none to this one.
     round: u32,
@@ -72,8 +117,7 @@ struct Row {
     flags: u16,
     offset: u64,
     len: u32,
-    /// Bytes of data so far.
-    got: u32,
+    got: Parts,
     error: u32,
 }
 
@@ -94,7 +138,9 @@ impl Requests {
     pub fn new(room: u32) -> Self {
         Self {
             structured: false,
-            rows: (0..room).map(|_| Row::default()).collect(),
+            rows: (0..room)
+                .map(|_| Row { got: Parts(Vec::with_capacity(PARTS_MAX)), ..Row::default() })
+                .collect(),
             free: (0..room).rev().collect(),
             skip: 0,
             ends: None,
@@ -105,8 +151,8 @@ impl Requests {
     pub fn add(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> Option<u32> {
         let row = self.free.pop()?;
         let entry = &mut self.rows[row as usize];
-        let round = entry.round;
-        *entry = Row { round, command, flags, offset, len, ..Row::default() };
+        let (round, got) = (entry.round, std::mem::take(&mut entry.got));
+        *entry = Row { round, command, flags, offset, len, got, ..Row::default() };
         Some(row)
     }
 
@@ -114,7 +160,9 @@ impl Requests {
     pub fn send(&mut self, row: u32) -> [u8; RequestHeader::LEN] {
         let entry = &mut self.rows[row as usize];
         entry.round = entry.round.wrapping_add(1);
-        (entry.waits, entry.got, entry.error) = (true, 0, 0);
+        (entry.waits, entry.error) = (true, 0);
+        // Its memory is kept.
+        entry.got.0.clear();
         let Row { command, flags, offset, len, round, .. } = *entry;
         let cookie = u64::from(round) << 32 | u64::from(row);
         RequestHeader { flags, command, cookie, offset, len }.encode()
@@ -222,9 +270,10 @@ impl Requests {
         let entry = &mut self.rows[row as usize];
         let at = if structured { from.checked_sub(entry.offset) } else { Some(0) };
         let at = at.and_then(|at| u32::try_from(at).ok()).ok_or(BadReply::Range)?;
-        let fits = at.checked_add(len).is_some_and(|end| end <= entry.len);
-        let got = entry.got.checked_add(len).filter(|got| fits && *got <= entry.len);
-        entry.got = got.filter(|_| len > 0).ok_or(BadReply::Range)?;
+        let end = at.checked_add(len).filter(|end| len > 0 && *end <= entry.len);
+        if !end.is_some_and(|end| entry.got.add(at, end)) {
+            return Err(BadReply::Range);
+        }
         self.ends = done.then_some(row);
         Ok(Reply::Data { row, at, len })
     }
@@ -235,7 +284,7 @@ impl Requests {
         if entry.error == NbdError::Shutdown.code() {
             return Err(BadReply::Shutdown);
         }
-        if entry.command == cmd::READ && entry.error == 0 && entry.got != entry.len {
+        if entry.command == cmd::READ && entry.error == 0 && !entry.got.is_whole(entry.len) {
             return Err(BadReply::Missing);
         }
         entry.waits = false;

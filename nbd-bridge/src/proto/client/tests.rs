@@ -236,7 +236,44 @@ fn a_reply_of_the_connection_before_is_none() {
     assert_eq!(requests.next(&reply), Ok(Some((16, Reply::End { row: 0, error: 5 }))));
 }
 
+#[test]
+fn chunks_that_overlap_are_refused_although_their_lengths_add_up() {
+    let part = |at: u64, len: usize| [&at.to_be_bytes()[..], &vec![7; len]].concat();
+    let hole = |at: u64, len: u32| [&at.to_be_bytes()[..], &len.to_be_bytes()].concat();
+    for second in [chunk(1, 1, 0, &part(8192, 2048)), chunk(1, 2, 0, &hole(8191 + 2048, 2048))] {
+        let (mut requests, read, _) = two(true);
+        let mut bytes = chunk(0, 1, read, &part(8192, 2048));
+        bytes.extend(second);
+        let cookie = bytes.len() - (20 + 8 + if bytes.len() > 4096 { 2048 } else { 4 });
+        bytes[cookie + 8..cookie + 16].copy_from_slice(&read.to_be_bytes());
+        assert_eq!(replies(&mut requests, &bytes), Err(BadReply::Range));
+    }
+}
+
 proptest! {
+    #[test]
+    fn each_byte_of_a_read_comes_once(
+        parts in prop::collection::vec((0..18_u64, 1..5_u32), 1..12),
+    ) {
+        const UNIT: u64 = 256;
+        let (mut requests, read, _) = two(true);
+        let mut got = [false; 16];
+        for (at, len) in parts {
+            let payload =
+                [&(8192 + at * UNIT).to_be_bytes()[..], &(len * 256).to_be_bytes()].concat();
+            let range = at as usize..(at + u64::from(len)) as usize;
+            let is_new = got.get(range.clone()).is_some_and(|part| !part.contains(&true));
+            let taken = replies(&mut requests, &chunk(0, 2, read, &payload));
+            prop_assert_eq!(taken.is_ok(), is_new, "{:?}", taken);
+            if !is_new {
+                return Ok(());
+            }
+            got[range].fill(true);
+        }
+        let ended = replies(&mut requests, &chunk(1, 0, read, &[]));
+        prop_assert_eq!(ended.is_ok(), got == [true; 16], "{:?}", ended);
+    }
+
     #[test]
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), magic in 0..3u8) {
         let mut out = Vec::new();

@@ -1,12 +1,17 @@
 //! All pings of a server: which requests are pings, how many may run, and how long one may be
 //! silent. What one connection does is `conn.rs`.
+//!
+//! Pings need no permission, so places are shared by source: where all are taken, the oldest ping
+//! of the source that has the most gives way to one of a source that has fewer.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use super::conn::{PingConn, Turn};
 use super::limits;
 use crate::fabric::{ConnRequest, Fabric, FabricError, FabricEvent, PdUse, PrivateData};
 use crate::ids::QpNum;
+use crate::proto::quota::Source;
 use crate::time::{Duration, Instant};
 use crate::wire::{PingHello, PingReply, PingStatus};
 
@@ -63,9 +68,29 @@ pub struct PingServerStats {
 #[derive(Debug)]
 pub struct PingServer {
     config: PingServerConfig,
-    conns: BTreeMap<(usize, QpNum), PingConn>,
+    conns: BTreeMap<(usize, QpNum), Running>,
     stats: PingServerStats,
     stopping: bool,
+}
+
+/// An accepted ping.
+#[derive(Debug)]
+struct Running {
+    conn: PingConn,
+    peer: SocketAddr,
+    /// Accepted pings before it.
+    number: u64,
+}
+
+impl Running {
+    /// Since when nothing was heard; None while it is taken down.
+    fn idle_since(&self) -> Option<Instant> {
+        self.conn.idle_since()
+    }
+
+    fn source(&self) -> Source {
+        Source::of(self.peer.ip())
+    }
 }
 
 impl PingServer {
@@ -114,8 +139,14 @@ impl PingServer {
         fabric: &mut dyn Fabric,
     ) {
         let peer = request.peer;
+        let source = Source::of(peer.ip());
         let hello = match self.admit(&request) {
-            Ok(hello) => hello,
+            Ok(hello) if self.make_room(now, provider, source, fabric) => hello,
+            Ok(_) => {
+                let most = self.config.connections_max;
+                tracing::info!(%peer, most, "refused a ping: as many as may run do");
+                return self.refuse(now, request, PingStatus::Busy, fabric);
+            }
             Err((status, why)) => {
                 tracing::info!(%peer, "refused a ping: {why}");
                 return self.refuse(now, request, status, fabric);
@@ -143,7 +174,8 @@ impl PingServer {
                 self.stats.accepted += 1;
                 tracing::debug!(%peer, ?hello, "a ping");
                 let opened = conn.open(fabric, qp);
-                self.conns.insert((provider, qp), conn);
+                let number = self.stats.accepted;
+                self.conns.insert((provider, qp), Running { conn, peer, number });
                 if let Err(error) = opened {
                     self.fault(now, provider, qp, &Fault::Fabric(error), fabric);
                 }
@@ -159,10 +191,6 @@ impl PingServer {
         if !self.config.enabled || self.stopping {
             return Err((PingStatus::Off, "pings are off".into()));
         }
-        let most = self.config.connections_max;
-        if self.conns.len() >= most {
-            return Err((PingStatus::Busy, format!("{most} pings run already")));
-        }
         let data = request.private_data.as_bytes();
         if !PingHello::is_ping(data) {
             return Ok(None);
@@ -173,6 +201,32 @@ impl PingServer {
             return Err((PingStatus::Unusable, text));
         }
         Ok(Some(hello))
+    }
+
+    /// Whether one more ping of a source may run. Ends another for it if need be.
+    fn make_room(
+        &mut self,
+        now: Instant,
+        provider: usize,
+        source: Source,
+        fabric: &mut dyn Fabric,
+    ) -> bool {
+        let most = self.config.connections_max;
+        let live = || self.conns.iter().filter(|(_, ping)| ping.idle_since().is_some());
+        if live().count() < most {
+            // Those that are taken down take memory too.
+            return self.conns.len() < 2 * most;
+        }
+        let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
+        live().for_each(|(_, ping)| *counts.entry(ping.source()).or_default() += 1);
+        let own = counts.get(&source).copied().unwrap_or(0);
+        let of_most = live()
+            .filter(|(key, ping)| key.0 == provider && counts[&ping.source()] > own + 1)
+            .max_by_key(|(_, ping)| (counts[&ping.source()], u64::MAX - ping.number));
+        let oldest = of_most.map(|((_, qp), _)| *qp);
+        let Some(qp) = oldest.filter(|_| self.conns.len() < 2 * most) else { return false };
+        self.fault(now, provider, qp, &Fault::GivesWay, fabric);
+        true
     }
 
     fn refuse(
@@ -196,8 +250,8 @@ impl PingServer {
     ) {
         let (qp, turn) = match event {
             FabricEvent::Completion(wc) => {
-                let Some(conn) = self.conns.get_mut(&(provider, wc.qp)) else { return };
-                (wc.qp, conn.handle_completion(now, wc, fabric))
+                let Some(ping) = self.conns.get_mut(&(provider, wc.qp)) else { return };
+                (wc.qp, ping.conn.handle_completion(now, wc, fabric))
             }
             FabricEvent::Closed { qp, reason } => {
                 tracing::debug!(%qp, %reason, "a ping ended");
@@ -209,8 +263,8 @@ impl PingServer {
                 return;
             }
             FabricEvent::Established { qp, .. } => {
-                if let Some(conn) = self.conns.get_mut(&(provider, *qp)) {
-                    conn.heard(now);
+                if let Some(ping) = self.conns.get_mut(&(provider, *qp)) {
+                    ping.conn.heard(now);
                 }
                 return;
             }
@@ -231,10 +285,10 @@ impl PingServer {
         fault: &Fault,
         fabric: &mut dyn Fabric,
     ) {
-        let Some(conn) = self.conns.get_mut(&(provider, qp)) else { return };
-        if conn.end() {
+        let Some(ping) = self.conns.get_mut(&(provider, qp)) else { return };
+        if ping.conn.end() {
             self.stats.faults += 1;
-            tracing::info!(%qp, "ended a ping: {fault}");
+            tracing::info!(peer = %ping.peer, %qp, "ended a ping: {fault}");
             fabric.abort(now, qp);
         }
     }
@@ -244,7 +298,7 @@ impl PingServer {
         let late: Vec<(usize, QpNum)> = self
             .conns
             .iter()
-            .filter(|(_, conn)| conn.idle_since().is_some_and(|at| at + self.config.idle <= now))
+            .filter(|(_, ping)| ping.idle_since().is_some_and(|at| at + self.config.idle <= now))
             .map(|(key, _)| *key)
             .collect();
         for (provider, qp) in &late {
@@ -258,15 +312,15 @@ impl PingServer {
     /// When to be polled even if nothing happens.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        let oldest = self.conns.values().filter_map(PingConn::idle_since).min();
+        let oldest = self.conns.values().filter_map(Running::idle_since).min();
         oldest.map(|at| at + self.config.idle)
     }
 
     /// Ends all pings and takes no more.
     pub fn stop(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
         self.stopping = true;
-        for ((provider, qp), conn) in &mut self.conns {
-            if let Some(fabric) = fabrics.get_mut(*provider).filter(|_| conn.end()) {
+        for ((provider, qp), ping) in &mut self.conns {
+            if let Some(fabric) = fabrics.get_mut(*provider).filter(|_| ping.conn.end()) {
                 fabric.disconnect(now, *qp);
             }
         }
@@ -284,6 +338,8 @@ pub(super) enum Fault {
     Turn(&'static str),
     #[error("nothing was heard for {0:?}")]
     Silent(Duration),
+    #[error("another source has fewer pings, and no place is left")]
+    GivesWay,
     #[error("a request of ours failed: {0}")]
     Failed(crate::fabric::WcStatus),
     #[error(transparent)]

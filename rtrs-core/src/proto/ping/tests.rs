@@ -313,6 +313,44 @@ fn pings_are_bounded_and_come_free() {
 }
 
 #[test]
+fn the_oldest_ping_of_the_source_with_the_most_gives_way() {
+    let most = PingServerConfig { connections_max: 3, ..PingServerConfig::default() };
+    let mut fixture = Fixture::new(most);
+    let data = || PrivateData::new(&hello(PingMode::PingPong, 64).encode());
+    let mut peers: Vec<Peer> = (0..3).map(|_| fixture.peer(data())).collect();
+    let node = fixture.world.node(sim_ip(3));
+    let (mut other, remote) = (fixture.world.fabric(node), fixture.address);
+    let pd = other.alloc_pd(PdUse::Connect { local: None, remote }).unwrap();
+    let params = ConnectParams {
+        local: Some(sim_ip(3)),
+        remote,
+        private_data: data(),
+        limits: limits(16),
+        timeout: SECOND,
+        peer_name: None,
+    };
+    let _qp = other.connect(fixture.now(), &pd, &params).unwrap();
+    let mut outcome = None;
+    for _ in 0..2000 {
+        let now = fixture.now();
+        other.flush(now);
+        let _events = fixture.step();
+        other.poll(fixture.now());
+        outcome = outcome.or_else(|| other.next_event());
+        if outcome.is_some() {
+            break;
+        }
+    }
+    assert!(matches!(outcome, Some(FabricEvent::Established { .. })), "{outcome:?}");
+    assert_eq!((fixture.server.stats().accepted, fixture.server.stats().faults), (4, 1));
+    // The two that are left still have places: one more of this source is refused.
+    let address = fixture.address;
+    let (_, events) = fixture.ping(config(address, hello(PingMode::PingPong, 64), 1));
+    assert_eq!(*ended(&events), Err(PingFailure::Refused(PingStatus::Busy)));
+    peers.clear();
+}
+
+#[test]
 fn a_silent_client_is_ended_and_a_live_one_is_not() {
     let mut fixture = Fixture::new(PingServerConfig::default());
     let data = PrivateData::new(&hello(PingMode::PingPong, 64).encode());
