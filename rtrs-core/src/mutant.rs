@@ -91,6 +91,8 @@ mutants! {
         FlushCoversLater = "flush-covers-later",
         /// An answer out of another epoch of the server's cache counts for this one.
         OldLifeAnswer = "old-life-answer",
+        /// A flush that the server answers with some errors reports nothing to other users.
+        FlushErrorByKind = "flush-error-by-kind",
         /// A loss is not reported by flushes.
         LossUnsaid = "loss-unsaid",
         /// Of flushes beside each other one reports a loss and the others succeed.

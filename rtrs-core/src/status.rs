@@ -47,6 +47,30 @@ impl IoStatus {
         matches!(self, Self::Ok)
     }
 
+    /// Every status, for tables.
+    pub const ALL: [Self; 13] = [
+        Self::Ok,
+        Self::Io,
+        Self::Beyond,
+        Self::Invalid,
+        Self::ReadOnly,
+        Self::NoSpace,
+        Self::NoMemory,
+        Self::Unsupported,
+        Self::NoDevice,
+        Self::Aborted,
+        Self::TimedOut,
+        Self::Busy,
+        Self::Moved,
+    ];
+
+    /// Whether a write that ends with this status was refused before it reached the device, so that
+    /// its end says nothing about data acknowledged before. Does not hold for a flush: a file
+    /// system that was shut down fails a flush with EROFS.
+    pub const fn is_refusal(self) -> bool {
+        matches!(self, Self::Beyond | Self::Invalid | Self::ReadOnly | Self::Unsupported)
+    }
+
     /// The positive Linux errno of this status, 0 for `Ok`. Always below 512, as the RTRS
     /// immediate has nine bits for it.
     pub const fn to_errno(self) -> u16 {

@@ -141,18 +141,16 @@ impl CacheWatch {
         }
     }
 
-    /// The server, or the device behind it, failed a request.
-    pub(super) fn failed(&self, io: &Io, status: IoStatus) {
-        let by_device = !matches!(
-            status,
-            IoStatus::Invalid
-                | IoStatus::ReadOnly
-                | IoStatus::Unsupported
-                | IoStatus::Aborted
-                | IoStatus::TimedOut
-        );
+    /// Records a request that the server answered with an error. The server's device may have
+    /// reported to this request what it lost of others' data, whatever the status is. Statuses that
+    /// this session made itself, for requests without an answer, do not belong here: the server
+    /// reports a loss again when its answer did not arrive.
+    pub(super) fn failed(&self, io: &Io, answer: IoStatus) {
+        let by_kind = rtrs_core::mutated!(FlushErrorByKind)
+            && matches!(answer, IoStatus::Aborted | IoStatus::TimedOut | IoStatus::ReadOnly);
         let unflushed = || self.all_acked() > self.flushed.load(Ordering::SeqCst);
-        if by_device && (io.op == IoOp::Flush || io.flags.fua && unflushed()) {
+        let durable_write = || io.flags.fua && !answer.is_refusal() && unflushed();
+        if !by_kind && (io.op == IoOp::Flush || durable_write()) {
             self.losses.add();
         }
     }
@@ -348,8 +346,7 @@ mod tests {
         let count = || watch.losses().count();
         watch.failed(&fua, IoStatus::Io);
         watch.failed(&io(IoOp::Write, false), IoStatus::Io);
-        watch.failed(&flush, IoStatus::TimedOut);
-        assert_eq!(count(), 0, "nothing to lose, nothing made durable, no answer");
+        assert_eq!(count(), 0, "nothing to lose, nothing made durable");
         write(&watch, 0, 7);
         watch.failed(&fua, IoStatus::Io);
         watch.failed(&flush, IoStatus::NoSpace);
@@ -358,5 +355,18 @@ mod tests {
         assert!(end(&watch, mark, 7));
         let mark = begin(&watch);
         assert!(!end(&watch, mark, 7));
+    }
+
+    #[test]
+    fn every_error_that_answers_a_flush_counts() {
+        for status in IoStatus::ALL.into_iter().filter(|status| !status.is_ok()) {
+            let watch = CacheWatch::new(1, 7, false);
+            write(&watch, 0, 7);
+            watch.failed(&io(IoOp::Write, true), status);
+            assert_eq!(watch.losses().count(), u64::from(!status.is_refusal()), "FUA: {status}");
+            let watch = CacheWatch::new(1, 7, false);
+            watch.failed(&io(IoOp::Flush, false), status);
+            assert_eq!(watch.losses().count(), 1, "flush: {status}");
+        }
     }
 }

@@ -327,12 +327,14 @@ impl Shard {
         }
         let taken = self.requests.io(request.io);
         if let Some(cache) = self.devices.cache(taken.device) {
-            match status {
-                IoStatus::Ok => {
+            match (status, request.standing) {
+                (IoStatus::Ok, _) => {
                     let epoch = path.cache_id(taken.device);
                     cache.done(self.index, &taken.io, taken.mark, epoch);
                 }
-                status => cache.failed(&taken.io, status),
+                (status, Standing::Answered(_)) => cache.failed(&taken.io, status),
+                // The server's answer is unknown.
+                _ => {}
             }
         }
         self.end_io(request.io);

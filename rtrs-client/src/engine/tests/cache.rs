@@ -5,7 +5,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
 use super::fixture::{Fixture, SEC};
-use crate::engine::DeviceIndex;
+use crate::engine::{DeviceIndex, NoPath};
 use crate::path::state::PathState;
 
 fn run(fixture: &mut Fixture, shard: usize, op: IoOp, fua: bool) -> Option<IoStatus> {
@@ -150,4 +150,36 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
     assert_eq!(kept(&first), Some(7));
     restart(&mut first, 8);
     assert_eq!(flush(&mut first), Some(IoStatus::Ok));
+}
+
+fn losses(fixture: &Fixture) -> Option<u64> {
+    let report = fixture.client.device_report(fixture.now(), 0, DeviceIndex::FIRST);
+    report.map(|report| report.cache_losses)
+}
+
+#[test]
+fn a_flush_that_the_server_answers_with_any_error_is_a_loss() {
+    for code in [1, 5, 12, 13, 16, 19, 22, 25, 28, 30, 38, 95, 103, 104, 107, 110, 133] {
+        let mut fixture = fixture(7);
+        assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
+        fixture.server.how.io_errno = Some(Box::new(move |_| code));
+        assert!(run(&mut fixture, 0, IoOp::Flush, false).is_some_and(|status| !status.is_ok()));
+        assert_eq!(losses(&fixture), Some(1), "errno {code}");
+    }
+}
+
+#[test]
+fn a_flush_without_an_answer_is_no_loss() {
+    let mut fixture = Fixture::open(|s| {
+        (s.how.fence, s.how.cache_id) = (true, 7);
+        s.config.no_path = NoPath::QueueFor(SEC);
+    });
+    assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
+    fixture.server.how.hold = true;
+    let flush = fixture.submit_with(0, (IoOp::Flush, IoFlags::default()), (0, 4096), 0);
+    fixture.until("the flush", SEC, |s| s.server.held.len() == 1);
+    fixture.link_down(0);
+    fixture.drain(20 * SEC);
+    assert!(fixture.client.status(flush).is_some_and(|status| !status.is_ok()));
+    assert_eq!(losses(&fixture), Some(0));
 }

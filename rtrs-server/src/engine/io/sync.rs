@@ -44,15 +44,6 @@ pub(super) enum Verdict {
     Fail(u16),
 }
 
-/// True for a status of a write with FUA that says nothing about what was acknowledged before: the
-/// request was refused before it reached the disk.
-const fn is_refusal(status: IoStatus) -> bool {
-    matches!(
-        status,
-        IoStatus::Beyond | IoStatus::Invalid | IoStatus::ReadOnly | IoStatus::Unsupported
-    )
-}
-
 impl IoProgress {
     /// True when the step that the device works on makes data durable.
     fn is_sync(&self) -> bool {
@@ -64,7 +55,7 @@ impl IoProgress {
     /// to another gateway has no cache, and lost nothing.
     fn has_lost(&self, status: IoStatus) -> bool {
         let failed = !status.is_ok() && status != IoStatus::Moved;
-        failed && (self.is_flush() || !is_refusal(status))
+        failed && (self.is_flush() || !status.is_refusal())
     }
 
     /// True when that step is a flush that covers all that was acknowledged before.
