@@ -17,6 +17,7 @@ use crate::buffers::Buffers;
 use crate::config::BridgeConfig;
 use crate::conn::{Conn, TOKEN_SEND};
 use crate::group::{RECHECK, Seat};
+use crate::notices::{self, Notice};
 use crate::requests::ConnId;
 use crate::shared::Shared;
 use crate::stats::BridgeStats;
@@ -108,7 +109,15 @@ impl Bridge {
     fn add(&mut self, now: Instant, socket: OwnedFd, kernel: bool) -> bool {
         let connections = self.connections();
         if self.stopping || connections >= self.config.connections_max {
-            tracing::warn!("NBD client turned away: {connections} connections on this shard");
+            if let Some(left_out) = self.shared.notices.admit(now, Notice::TooManyConnections) {
+                tracing::warn!(
+                    export = self.shared.name(),
+                    peer = notices::peer(&socket),
+                    connections,
+                    left_out,
+                    "NBD client turned away: too many connections on this shard"
+                );
+            }
             return false;
         }
         let slot = self.conns.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -118,9 +127,20 @@ impl Bridge {
         self.generation += 1;
         let id = ConnId { slot, generation: self.generation };
         self.shared.seat.group.ranges.join(self.shared.seat.shard);
-        match Conn::new(Fd::new(socket), id, now, kernel, &self.shared) {
+        let fd = Fd::new(socket);
+        match Conn::new(fd.clone(), id, now, kernel, &self.shared) {
             Ok(conn) => self.conns[slot] = Some(conn),
-            Err(error) => tracing::warn!("NBD client turned away: {error}"),
+            Err(error) => {
+                if let Some(left_out) = self.shared.notices.admit(now, Notice::NoSocket) {
+                    tracing::warn!(
+                        export = self.shared.name(),
+                        peer = notices::peer(&fd),
+                        left_out,
+                        %error,
+                        "NBD client turned away: its connection cannot be set up"
+                    );
+                }
+            }
         }
         self.conns[slot].is_some()
     }
@@ -186,6 +206,7 @@ impl Bridge {
         // What a device does at once is answered at once.
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);
+        any |= close_failed(port, shared, conns);
         for entry in &mut *conns {
             let Some(conn) = entry else { continue };
             conn.note_reported(shared);
@@ -201,6 +222,7 @@ impl Bridge {
         if conns.iter().all(Option::is_none) {
             shared.seat.group.ranges.leave(shared.seat.shard);
         }
+        shared.log_left_out(now);
         self.recheck = (waits || shared.has_deferred()).then(|| now + RECHECK);
         let squeezed = shared.buffers.was_squeezed();
         self.squeezed = squeezed.then(|| self.squeezed.unwrap_or(now));
@@ -216,7 +238,14 @@ impl Bridge {
         let conns = self.conns.iter().flatten();
         let soonest = earliest(self.shared.device().deadline(), self.recheck);
         let soonest = earliest(soonest, self.squeezed.map(|since| since + SQUEEZED_MAX));
+        let soonest = earliest(soonest, self.shared.notices.deadline());
         conns.fold(soonest, |soonest, conn| earliest(soonest, conn.deadline()))
+    }
+
+    /// States met that only a bug can cause; for tests.
+    #[doc(hidden)]
+    pub fn internal_errors(&self) -> u64 {
+        self.shared.internal_errors()
     }
 
     /// Asserts that every row and every buffer is accounted for; for tests. Writes whose payload
@@ -224,6 +253,7 @@ impl Bridge {
     #[doc(hidden)]
     pub fn check(&self) {
         let Shared { requests, buffers, .. } = &self.shared;
+        assert_eq!(self.shared.internal_errors(), 0, "internal errors, see the log");
         let conns = || self.conns.iter().flatten();
         let rows: usize = conns().map(Conn::rows).sum();
         assert_eq!(rows, requests.busy(), "rows of connections against rows in use");
@@ -265,6 +295,20 @@ fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     true
 }
 
+/// Closes the connections that internal errors concern. True when there was one.
+fn close_failed(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
+    let mut any = false;
+    while let Some(id) = shared.take_failed() {
+        any = true;
+        if let Some(conn) = conns.get_mut(id.slot).and_then(Option::as_mut)
+            && conn.id == id
+        {
+            conn.abort(port, shared);
+        }
+    }
+    any
+}
+
 /// Hands finished requests to their connections.
 fn dispatch_finished(shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let any = !shared.finished.is_empty();
@@ -272,7 +316,7 @@ fn dispatch_finished(shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
         let id = shared.requests.row(row).conn;
         match conns.get_mut(id.slot).and_then(Option::as_mut) {
             Some(conn) if conn.id == id => conn.on_finished(row, shared),
-            _ => panic!("row {row} outlived its connection"),
+            _ => shared.internal_error(row, "a row outlived its connection"),
         }
     }
     any

@@ -156,7 +156,11 @@ impl Share {
     pub(crate) fn release(&self, index: u32) -> bool {
         let rows = &mut *self.pool.rows.borrow_mut();
         let holders = &mut rows.holders[index as usize];
-        assert!(*holders > 0, "buffer {index} has no holder");
+        debug_assert!(*holders > 0, "buffer {index} has no holder");
+        if *holders == 0 {
+            tracing::error!(index, what = "a buffer given back twice", "internal error");
+            return false;
+        }
         *holders -= 1;
         let last = *holders == 0;
         if last {

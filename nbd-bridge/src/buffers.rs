@@ -301,9 +301,14 @@ impl Buffers {
             self.squeezed |= self.is_squeezed(count);
             return false;
         }
-        let mut left = len;
+        let (mut left, before) = (len, parts.len());
         for _ in 0..count {
-            let buffer = self.take_for(memory);
+            let Some(buffer) = self.take_for(memory) else {
+                for part in parts.drain(before..) {
+                    self.release_read(part.buffer, memory);
+                }
+                return false;
+            };
             let part = left.min(PART_MAX);
             parts.push(Part { buffer, slice: self.slice(buffer, 0, part) });
             left -= part;
@@ -335,7 +340,7 @@ impl Buffers {
             self.squeezed |= self.is_squeezed(1);
             return false;
         }
-        let buffer = self.take_for(memory);
+        let Some(buffer) = self.take_for(memory) else { return false };
         memory.cut = Some((buffer, aligned));
         self.hold(buffer);
         parts.push(Part { buffer, slice: self.slice(buffer, 0, len) });
@@ -353,13 +358,15 @@ impl Buffers {
     }
 
     /// A buffer that [`Buffers::may_take`] promised.
-    fn take_for(&mut self, memory: &mut ReadMemory) -> u32 {
-        let buffer = self.take().unwrap_or_else(|| panic!("fewer buffers than counted"));
+    fn take_for(&mut self, memory: &mut ReadMemory) -> Option<u32> {
+        let buffer = self.take();
+        debug_assert!(buffer.is_some(), "fewer buffers than counted");
+        let buffer = buffer?;
         if memory.is_empty() {
             self.readers += 1;
         }
         memory.held += 1;
-        buffer
+        Some(buffer)
     }
 
     /// Releases a read's hold on a buffer.

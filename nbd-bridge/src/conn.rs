@@ -29,6 +29,7 @@ use rtrs_core::time::{Duration, Instant};
 use crate::buffers::ReadMemory;
 use crate::group::{Due, ROUND_TIMEOUT};
 use crate::kernel::FIRST_BYTES;
+use crate::notices::{self, Notice};
 use crate::proto::{Handshake, Rules, Terms, Validated, reply};
 use crate::requests::{ConnId, Late};
 use crate::shared::Shared;
@@ -421,8 +422,10 @@ impl Conn {
     }
 
     fn free_row(&mut self, row: u32, shared: &mut Shared) {
+        if !shared.free_row(row, &mut self.memory) {
+            return;
+        }
         self.rows -= 1;
-        shared.free_row(row, &mut self.memory);
         if self.rows == 0 {
             shared.buffers.drop_cut(&mut self.memory);
         }
@@ -436,24 +439,43 @@ impl Conn {
             any = true;
         }
         if !self.broken && self.deadline().is_some_and(|at| at <= now) {
-            if self.waits_for_round() {
-                tracing::warn!(
-                    "cannot serve an NBD client: a shard has not looked at its connections for \
-                     {} s; the client has to connect again",
-                    ROUND_TIMEOUT.as_secs()
-                );
-            } else if matches!(self.phase, Phase::Handshake(_)) && self.buffer.is_none() {
-                tracing::warn!(
-                    "NBD client turned away: all buffers of this shard are in use; set a larger \
-                     buffer-size, or attach fewer volumes to the session"
-                );
-            } else {
-                tracing::debug!("NBD client stopped in the middle of a message");
-            }
+            self.log_overdue(now, shared);
             self.abort(port, shared);
             any = true;
         }
         any
+    }
+
+    /// Logs why a connection is closed that did not go on in time.
+    fn log_overdue(&self, now: Instant, shared: &mut Shared) {
+        let notice = if self.waits_for_round() {
+            Notice::ShardNotLooking
+        } else if matches!(self.phase, Phase::Handshake(_)) && self.buffer.is_none() {
+            Notice::NoBuffers
+        } else {
+            tracing::debug!("NBD client stopped in the middle of a message");
+            return;
+        };
+        let Some(left_out) = shared.notices.admit(now, notice) else { return };
+        let (export, peer) = (shared.name(), notices::peer(&self.fd));
+        if notice == Notice::NoBuffers {
+            tracing::warn!(
+                export,
+                %peer,
+                left_out,
+                "NBD client turned away: all buffers of this shard are in use; set a larger \
+                 buffer-size, or attach fewer volumes to the session"
+            );
+        } else {
+            tracing::warn!(
+                export,
+                %peer,
+                left_out,
+                "NBD client closed: a shard has not looked at its connections for {} s; the \
+                 client has to connect again",
+                ROUND_TIMEOUT.as_secs()
+            );
+        }
     }
 
     /// When the client has to have gone on.

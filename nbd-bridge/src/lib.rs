@@ -11,7 +11,7 @@
 //!   `ranges`, the changes of parts of blocks, which `cut` finds in a request.
 //! - `kernel`: the same shards behind a block device of the kernel, /dev/nbdX.
 //! - `dial`, with `proto/client`: the other side, a connection to an NBD server.
-//! - `send_buffer`: room in unix sockets.
+//! - `send_buffer`: room in unix sockets; `notices`, log lines that clients can cause.
 //! - `export`, `status`: a device and its errors as NBD shows them.
 
 #![forbid(unsafe_code)]
@@ -27,6 +27,7 @@ mod export;
 mod group;
 pub mod kernel;
 mod listener;
+mod notices;
 mod proto;
 mod ranges;
 mod requests;

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rtrs_core::local::{SocketFile, bind_unix};
+use rtrs_core::log_limit::LogLimit;
 use rtrs_core::rt::{Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant};
 use socket2::TcpKeepalive;
@@ -130,7 +131,8 @@ impl Bound {
             fd: Fd::new(socket),
             tcp: matches!(endpoint, Endpoint::Tcp(_)),
             retry: None,
-            failing: false,
+            failing: None,
+            limit: LogLimit::default(),
             relays,
             _file: file,
         };
@@ -146,7 +148,9 @@ pub struct Listener {
     fd: Fd,
     tcp: bool,
     retry: Option<Instant>,
-    failing: bool,
+    /// Whether accepting fails, and whether that was logged.
+    failing: Option<bool>,
+    limit: LogLimit,
     relays: Option<Arc<Relays>>,
     /// Removes the unix socket's name at the end.
     _file: Option<SocketFile>,
@@ -168,7 +172,7 @@ impl Listener {
             match done.into_fd() {
                 Ok(socket) => {
                     self.accept();
-                    if std::mem::take(&mut self.failing) {
+                    if self.failing.take() == Some(true) {
                         tracing::info!("NBD clients are accepted again");
                     }
                     tune(&socket, self.tcp);
@@ -180,8 +184,12 @@ impl Listener {
                 }
                 Err(error) => {
                     // Once, and not with every try.
-                    if !std::mem::replace(&mut self.failing, true) {
-                        tracing::warn!("NBD clients wait: accepting fails: {error}");
+                    if self.failing.is_none() {
+                        let admitted = self.limit.admit(now);
+                        self.failing = Some(admitted.is_some());
+                        if let Some(left_out) = admitted {
+                            tracing::warn!(left_out, "NBD clients wait: accepting fails: {error}");
+                        }
                     }
                     self.retry = Some(now + RETRY);
                     return None;

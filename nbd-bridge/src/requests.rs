@@ -58,6 +58,11 @@ impl Fragment {
         self != Self::None
     }
 
+    /// The device has an IO of it.
+    pub(crate) fn is_at_device(self) -> bool {
+        matches!(self, Self::Reading | Self::Dropped | Self::Writing)
+    }
+
     /// It waits for others, or for room at the device.
     pub(crate) fn waits(self) -> bool {
         matches!(self, Self::Waiting | Self::ToRead | Self::ToWrite)
@@ -133,6 +138,16 @@ impl Row {
     pub(crate) fn is_idle(&self) -> bool {
         let fragments = self.fragments.iter().filter(|fragment| fragment.is_open());
         self.pending as usize == fragments.count()
+    }
+
+    /// The device has something of it.
+    pub(crate) fn is_at_device(&self) -> bool {
+        !self.is_idle() || self.fragments.iter().any(|fragment| fragment.is_at_device())
+    }
+
+    /// It is in a table or list of the shard.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.deferred || self.orphaned || self.queued || self.awaited
     }
 
     /// The bytes that it reads or changes, in whole blocks.
@@ -288,15 +303,19 @@ impl Requests {
     pub(crate) fn give(&mut self, index: u32) {
         let row = &mut self.rows[index as usize];
         let empty = row.parts.is_empty() && row.aside.is_none();
-        assert!(empty && row.pending == 0, "row {index} given back in use");
-        assert!(!row.deferred && !row.orphaned, "row {index} given back in a table");
-        assert!(!row.queued && !row.awaited, "row {index} given back in a list");
+        debug_assert!(empty && row.pending == 0, "row {index} given back in use");
+        debug_assert!(!row.is_listed(), "row {index} given back in a table");
         row.live = false;
         self.free.push(index);
     }
 
     pub(crate) fn row(&mut self, index: u32) -> &mut Row {
         &mut self.rows[index as usize]
+    }
+
+    /// A row in use, if this number is one.
+    pub(crate) fn live(&mut self, index: u32) -> Option<&mut Row> {
+        self.rows.get_mut(index as usize).filter(|row| row.live)
     }
 
     /// The rows of a connection that are not finished.

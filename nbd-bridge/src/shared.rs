@@ -10,6 +10,7 @@
 //! after start, but when a client is gone or the device gives up.
 
 mod fragments;
+mod internal_error;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::buffers::{Buffers, ReadMemory};
 use crate::config::BridgeConfig;
 use crate::export::export_info;
 use crate::group::Seat;
+use crate::notices::{Notice, Notices};
 use crate::proto::{ExportInfo, Exports, Op};
 use crate::requests::{ConnId, Late, Requests, Row};
 use crate::stats::BridgeStats;
@@ -39,6 +41,11 @@ pub(crate) struct Shared {
     pub(crate) buffers: Buffers,
     pub(crate) requests: Requests,
     pub(crate) stats: BridgeStats,
+    /// Limits for log lines that clients can cause.
+    pub(crate) notices: Notices,
+    internal_errors: internal_error::InternalErrors,
+    /// Time of the current turn.
+    now: Instant,
     /// Of the device; each connection reports them to its client.
     pub(crate) losses: Option<Arc<Losses>>,
     device: Box<dyn BlockDevice>,
@@ -75,6 +82,9 @@ impl Shared {
             buffers,
             requests: Requests::new(config.requests_max),
             stats: BridgeStats::default(),
+            notices: Notices::default(),
+            internal_errors: internal_error::InternalErrors::default(),
+            now: Instant::ZERO,
             losses: device.take_losses(),
             device,
             backlog: VecDeque::with_capacity(rows),
@@ -92,11 +102,21 @@ impl Shared {
         self.device.as_ref()
     }
 
+    /// Name that clients find the device by.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The device as clients see it at this time.
     pub(crate) fn export(&self) -> ExportInfo {
         let Self { max_payload, shared_writes, .. } = *self;
         let export = export_info(&self.name, self.device.geometry());
         ExportInfo { max_payload, shared_writes, ..export }
+    }
+
+    /// Logs how many lines were left out of those that clients can cause.
+    pub(crate) fn log_left_out(&mut self, now: Instant) {
+        self.notices.log_left_out(now, &self.name);
     }
 
     /// Goes on with memory of another pool. True when there is such memory.
@@ -116,7 +136,9 @@ impl Shared {
             }
             Ok(None) => false,
             Err(error) => {
-                tracing::warn!(export = self.name, %error, "no further NBD buffers");
+                if let Some(left_out) = self.notices.admit(self.now, Notice::NoFurtherBuffers) {
+                    tracing::warn!(export = self.name, left_out, %error, "no further NBD buffers");
+                }
                 false
             }
         }
@@ -177,7 +199,8 @@ impl Shared {
             // More of its payload has come.
             return;
         }
-        if entry.late == Late::Noted && entry.complete && entry.pending > 0 {
+        // What took too long may have ended meanwhile: then the rest goes on.
+        if entry.late == Late::Noted && entry.complete && entry.is_at_device() {
             return self.give_up(row);
         }
         if !self.queue(row) {
@@ -294,9 +317,11 @@ impl Shared {
         let mut any = false;
         while let Some(tag) = self.device.take_given_up() {
             any = true;
+            if !self.is_at_device(tag, "the device gave up an IO that it does not have") {
+                continue;
+            }
             let (index, _) = row_of(tag);
             let row = self.requests.row(index);
-            assert!(row.pending > 0, "the device gave up an IO that it does not have");
             match (row.late, row.complete || row.op == Op::Read) {
                 (Late::No | Late::Noted, true) => self.give_up(index),
                 (Late::No, false) => row.late = Late::Noted,
@@ -326,11 +351,16 @@ impl Shared {
                 group.orphans.enter((shard, index), bytes);
             }
         }
-        if count > 0 {
-            self.stats.orphaned += count;
+        if count == 0 {
+            return;
+        }
+        self.stats.orphaned += count;
+        if let Some(left_out) = self.notices.admit(self.now, Notice::UnansweredWrites) {
             tracing::info!(
+                export = self.name,
                 writes = count,
-                "an NBD connection ended with writes unanswered: what overlaps them waits for them"
+                left_out,
+                "NBD connection ended with unanswered writes: overlapping requests wait for them"
             );
         }
     }
@@ -417,11 +447,7 @@ impl Shared {
             // A change within blocks has had its turn; of the orphaned write that it overlaps,
             // what is left is elsewhere.
             self.undefer(row);
-            let entry = self.requests.row(row);
-            if std::mem::take(&mut entry.orphaned) {
-                let key = (self.seat.shard, row);
-                self.seat.group.orphans.leave(|own| *own == key);
-            }
+            self.leave_orphans(row);
             // One whose error is on its way ends with that.
             if self.requests.row(row).late != Late::GivenUp {
                 self.finished.push_back(row);
@@ -429,8 +455,20 @@ impl Shared {
         }
     }
 
-    /// Gives a row and its memory back.
-    pub(crate) fn free_row(&mut self, row: u32, memory: &mut ReadMemory) {
+    /// A row is no orphaned write any more.
+    fn leave_orphans(&mut self, row: u32) {
+        if std::mem::take(&mut self.requests.row(row).orphaned) {
+            let key = (self.seat.shard, row);
+            self.seat.group.orphans.leave(|own| *own == key);
+        }
+    }
+
+    /// Gives a row and its memory back. False when it has to stay.
+    #[must_use]
+    pub(crate) fn free_row(&mut self, row: u32, memory: &mut ReadMemory) -> bool {
+        if !self.leave_tables(row) {
+            return false;
+        }
         let entry = self.requests.row(row);
         while let Some(part) = entry.parts.pop() {
             if entry.op == Op::Write {
@@ -443,9 +481,11 @@ impl Shared {
             self.buffers.release_read(aside.buffer, memory);
         }
         self.requests.give(row);
+        true
     }
 
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
+        self.now = now;
         self.device.poll(now)
     }
 
@@ -454,6 +494,9 @@ impl Shared {
         let mut any = self.take_given_up();
         while let Some(done) = self.device.reap() {
             any = true;
+            if !self.is_at_device(done.tag, "the device completed an IO that it does not have") {
+                continue;
+            }
             let (row, fragment) = row_of(done.tag);
             self.stats.completed(done.status);
             if let Some(which) = fragment {
@@ -461,7 +504,6 @@ impl Shared {
                 continue;
             }
             let entry = self.requests.row(row);
-            assert!(entry.pending > 0, "the device completed an IO twice");
             entry.pending -= 1;
             if !done.status.is_ok() && entry.status.is_ok() && !rtrs_core::mutated!(NbdErrorDropped)
             {

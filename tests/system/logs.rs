@@ -1,8 +1,11 @@
 //! The logs of both daemons: what they say, in which format, and where.
 
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, RawNbd, STOP_TIME_MAX, Scratch, Server, Stand, bin, run, sparse_file,
-    wait_for,
+    COMMAND_TIME_MAX, Client, Front, RawNbd, STOP_TIME_MAX, Scratch, Server, Stand, bin, consts,
+    run, sparse_file, wait_for,
 };
 use serde_json::Value;
 
@@ -87,4 +90,47 @@ fn a_log_that_was_renamed_is_opened_again() {
     assert!(read(&log).starts_with(&shown));
     let _ = stand.client.command(&["logs", "other"]).code(1).says("has no log");
     let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn clients_that_come_and_go_do_not_fill_the_log() {
+    const CLIENTS: u64 = 4000;
+    const LEAVING: usize = 160;
+    // Lines of startup and end, and a few of each kind.
+    const BYTES_MAX: usize = 16 << 10;
+    let server = Server::builder().export("vol0=mem:16M,delay=5ms").start();
+    let client = Client::attach("vol0").path(server.portal()).args(&["--shards", "1"]).start();
+    let Front::Unix(socket) = client.front().clone() else { panic!("a unix socket by default") };
+    for round in 0..LEAVING / 16 {
+        for at in 0..16 {
+            let mut leaving = RawNbd::go(client.front(), "vol0");
+            let _ = leaving.send_request(0, consts::CMD_WRITE, at * 4096, 4096);
+            leaving.send(&[7; 4096]);
+        }
+        // Waits for the writes that were left behind.
+        let mut whole = [0; 16 * 4096];
+        RawNbd::go(client.front(), "vol0").read(0, &mut whole).expect("a read");
+        assert!(whole.iter().all(|byte| *byte == 7), "round {round}");
+    }
+    // More than a shard serves: the rest is turned away.
+    let held: Vec<_> = (0..64).map(|_| UnixStream::connect(&socket).expect("a listener")).collect();
+    for _ in 0..CLIENTS {
+        drop(UnixStream::connect(&socket).expect("a listener"));
+    }
+    let log = client.run_dir().join("vol0.log");
+    let read = || std::fs::read_to_string(&log).expect("the log");
+    // What was left out is counted once it has come to rest.
+    let text = wait_for("the count of lines left out", Duration::from_secs(60), || {
+        let of_turned_away =
+            |line: &&str| line.contains("turned away") && line.contains("repeated=");
+        let text = read();
+        text.lines().any(|line| of_turned_away(&line)).then_some(text)
+    });
+    assert!(text.len() < BYTES_MAX, "{} bytes: {text}", text.len());
+    let own = format!("peer=pid {}", std::process::id());
+    let line = text.lines().find(|line| line.contains("too many connections")).expect("a line");
+    assert!(line.contains(&own) || line.contains(&own.replace('=', "=\"")), "{line}");
+    drop(held);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
 }

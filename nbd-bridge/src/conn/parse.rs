@@ -220,7 +220,9 @@ impl Conn {
                 shared.submit(row);
                 for which in 0..2 {
                     if !shared.requests.row(row).cut.rest[which].is_empty() {
-                        shared.fragment_memory(row, which).1.fill(0);
+                        if let Some((_, bytes)) = shared.fragment_memory(row, which) {
+                            bytes.fill(0);
+                        }
                         shared.begin_fragment(row, which);
                     }
                 }
@@ -287,8 +289,10 @@ impl Conn {
         shared.submit(row);
         for (which, (at, len)) in rest.into_iter().enumerate() {
             if len > 0 && shared.requests.row(row).late != Late::GivenUp {
-                let bytes = shared.buffers.slice(buffer, at, len);
-                shared.fragment_memory(row, which).1.copy_from(&bytes);
+                let payload = shared.buffers.slice(buffer, at, len);
+                if let Some((_, bytes)) = shared.fragment_memory(row, which) {
+                    bytes.copy_from(&payload);
+                }
                 shared.begin_fragment(row, which);
             }
         }

@@ -32,7 +32,11 @@ impl Shared {
     }
 
     /// Memory of a fragment: its block, and the bytes that are put in.
-    pub(crate) fn fragment_memory(&mut self, index: u32, which: usize) -> (MemSlice, MemSlice) {
+    pub(crate) fn fragment_memory(
+        &mut self,
+        index: u32,
+        which: usize,
+    ) -> Option<(MemSlice, MemSlice)> {
         let row = self.requests.row(index);
         let block = row.cut.block;
         let bytes = &row.cut.rest[which];
@@ -41,9 +45,7 @@ impl Shared {
         let before = row.cut.rest[..which].iter().filter(|bytes| !bytes.is_empty()).count();
         let at = 2 * before * block as usize;
         let part = |at, len| row.aside.as_ref().and_then(|aside| aside.slice.slice(at, len));
-        part(at, block as usize)
-            .zip(part(at + block as usize + from, len))
-            .unwrap_or_else(|| panic!("row {index} has no memory for its fragments"))
+        part(at, block as usize).zip(part(at + block as usize + from, len))
     }
 
     /// Enters a fragment whose bytes are in its memory.
@@ -157,7 +159,13 @@ impl Shared {
             _ => return false,
         };
         let block = self.fragment_block(index, which);
-        let (memory, _) = self.fragment_memory(index, which);
+        let Some((memory, _)) = self.fragment_memory(index, which) else {
+            self.internal_error(index, "a part of a block without memory");
+            self.note_status(index, IoStatus::Io);
+            self.end_fragment(index, which);
+            self.finish_if_done(index);
+            return true;
+        };
         let tag = u64::from(index) | (which as u64 + 1) << WHICH_SHIFT;
         let flags = IoFlags { fua, ..IoFlags::default() };
         #[allow(clippy::cast_possible_truncation, reason = "a block is at most 64 KiB")]
@@ -185,8 +193,7 @@ impl Shared {
                 // The block as it was must not pass for a change.
                 self.note_status(index, IoStatus::Io);
             }
-            Fragment::Reading | Fragment::Dropped | Fragment::Writing => {}
-            other => panic!("a fragment of row {index} that is {other:?} has no IO"),
+            _ => {}
         }
         self.note_status(index, status);
         self.end_fragment(index, which);
@@ -205,7 +212,7 @@ impl Shared {
     fn put_in(&mut self, index: u32, which: usize) -> bool {
         let Cut { block, rest, .. } = &self.requests.row(index).cut;
         let from = rest[which].start % block;
-        let (block, bytes) = self.fragment_memory(index, which);
+        let Some((block, bytes)) = self.fragment_memory(index, which) else { return false };
         let place = usize::try_from(from).ok().and_then(|from| block.slice(from, bytes.len()));
         if let Some(place) = &place {
             place.copy_from(&bytes);

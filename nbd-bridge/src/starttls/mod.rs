@@ -16,7 +16,7 @@ mod pipe;
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +31,7 @@ use rustls::ServerConnection;
 pub use negotiate::TlsMode;
 
 use crate::conn::HANDSHAKE_TIMEOUT;
+use crate::notices::peer;
 use negotiate::{Negotiation, Next, Stop};
 use pipe::{Pipe, Wire};
 
@@ -84,8 +85,8 @@ pub struct Relays {
     times: (Duration, Duration),
     open: Mutex<Open>,
     loaded: Mutex<Loaded>,
-    /// By address and reason.
-    refusals: Mutex<LogLimits<(IpAddr, &'static str)>>,
+    /// Limits for log lines that clients can cause, by source and kind.
+    lines: Mutex<LogLimits<(IpAddr, &'static str)>>,
 }
 
 /// Nothing that is done under these locks leaves anything half done.
@@ -123,7 +124,7 @@ impl Relays {
             times,
             open: Mutex::default(),
             loaded: Mutex::new(loaded),
-            refusals: Mutex::default(),
+            lines: Mutex::default(),
         }))
     }
 
@@ -133,10 +134,12 @@ impl Relays {
         if open.stopping || open.ends.len() >= self.max {
             let count = open.ends.len();
             if let Some(more) = open.full.admit(now) {
-                tracing::warn!(more, "NBD client turned away: {count} connections for TLS");
+                let peer = peer(&client);
+                tracing::warn!(%peer, more, "NBD client turned away: {count} connections for TLS");
             }
             return None;
         }
+        let peer = peer(&client);
         let started = UnixStream::pair().and_then(|(engine, other)| {
             let client = TcpStream::from(client);
             let ends = Arc::new(Ends { client, engine, serving: AtomicBool::new(false) });
@@ -151,7 +154,7 @@ impl Relays {
             Ok(other) => Some(other.into()),
             Err(error) => {
                 if let Some(more) = open.full.admit(now) {
-                    tracing::warn!(more, "NBD client turned away: {error}");
+                    tracing::warn!(%peer, more, "NBD client turned away: {error}");
                 }
                 None
             }
@@ -247,12 +250,15 @@ impl Relays {
         })?;
         let name = conn.peer_certificates().and_then(|chain| config.name_of(chain));
         let cipher = conn.negotiated_cipher_suite().and_then(|suite| cipher_name(suite.suite()));
-        tracing::info!(
-            peer = peer.map(tracing::field::display),
-            certificate = name.as_deref().unwrap_or("without a name"),
-            cipher = cipher.unwrap_or("unknown"),
-            "NBD client over TLS"
-        );
+        if let Some(more) = self.admits_line(peer, "connected") {
+            tracing::info!(
+                peer = peer.map(tracing::field::display),
+                certificate = name.as_deref().unwrap_or("without a name"),
+                cipher = cipher.unwrap_or("unknown"),
+                more,
+                "NBD client over TLS"
+            );
+        }
         negotiation.secured();
         client.until = whole;
         let mut secure = rustls::Stream::new(&mut *conn, &mut client);
@@ -299,11 +305,24 @@ impl Relays {
     }
 
     fn refuse(&self, peer: Option<&SocketAddr>, why: &ProofError) {
-        let Some(peer) = peer else { return };
-        let kind = (peer.ip(), why.kind());
-        if let Some(more) = lock(&self.refusals).admit(Clock.now(), kind) {
-            tracing::warn!(%peer, more, "NBD client refused: {why}");
+        if let Some(more) = self.admits_line(peer, why.kind()) {
+            let peer = peer.map(tracing::field::display);
+            tracing::warn!(peer, more, "NBD client refused: {why}");
         }
+    }
+
+    /// Whether a line of this kind about a client is to be logged now: how many were left out.
+    fn admits_line(&self, peer: Option<&SocketAddr>, kind: &'static str) -> Option<u64> {
+        let source = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| source(peer.ip()));
+        lock(&self.lines).admit(Clock.now(), (source, kind))
+    }
+}
+
+/// What counts as one client: an IPv4 address, or a network of 64 bits, which one host may have.
+fn source(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Switches {
     pub(crate) hold: AtomicBool,
     /// What is in flight now takes too long; cleared when that was told.
     pub(crate) give_up: AtomicBool,
+    /// Every IO completes twice, and IOs that nobody submitted are given up.
+    pub(crate) lie: AtomicBool,
     /// The newest completes first.
     pub(crate) reverse: AtomicBool,
     /// Every n-th data IO fails; 0 for none.
@@ -128,7 +130,12 @@ impl TestDevice {
             let next =
                 if reverse { self.queue.pop_back() } else { self.queue.pop_front() }.unwrap();
             let status = self.run(&next.1);
-            self.done.push_back(Completion { tag: next.1.tag, status });
+            let done = Completion { tag: next.1.tag, status };
+            self.done.push_back(done);
+            if self.switches.lie.load(SeqCst) {
+                self.done.push_back(done);
+                self.given_up.extend([done.tag, 3 << 32, u64::from(u32::MAX)]);
+            }
             any = true;
         }
         any

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use nbd_bridge::kernel::FIRST_BYTES;
 use nbd_bridge::{Bridge, BridgeConfig, BufferPools, Group, Seat};
+use rtrs_core::block::Geometry;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
@@ -31,13 +32,29 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
+    /// Turns as [`settle`](Self::settle) does, with a bridge that meets internal errors.
+    pub(crate) fn turn_unchecked(&mut self) {
+        self.turn_until_quiet(|_| ());
+    }
+
     /// Turns until nothing happens for a while of real time.
     pub(crate) fn settle(&mut self) {
+        self.turn_until_quiet(Bridge::check);
+    }
+
+    /// Turns once, without waiting for anything.
+    pub(crate) fn turn_once(&mut self) {
+        self.ring.turn().unwrap();
+        self.bridge.turn(self.now);
+        self.bridge.check();
+    }
+
+    fn turn_until_quiet(&mut self, check: impl Fn(&Bridge)) {
         let mut quiet = 0;
         while quiet < 5 {
             let limit = Some(Duration::from_millis(2));
             let any = self.ring.turn_or_sleep(limit).unwrap() | self.bridge.turn(self.now);
-            self.bridge.check();
+            check(&self.bridge);
             quiet = if any { 0 } else { quiet + 1 };
         }
     }
@@ -102,12 +119,16 @@ impl Two {
     }
 
     pub(crate) fn with(config: BridgeConfig) -> Self {
+        Self::of(&geometry(), config)
+    }
+
+    pub(crate) fn of(geometry: &Geometry, config: BridgeConfig) -> Self {
         let group = Group::new(2, |_| ());
         let first = Arc::new(Switches::default());
         let second = Arc::new(Switches { disk: Arc::clone(&first.disk), ..Switches::default() });
         let mut all = [(0, first), (1, second)].map(|(shard, switches)| {
             let ring = Ring::new(32).unwrap();
-            let device = Box::new(TestDevice::new(geometry(), Arc::clone(&switches)));
+            let device = Box::new(TestDevice::new(geometry.clone(), Arc::clone(&switches)));
             let seat = Seat { group: Arc::clone(&group), shard };
             let bridge =
                 Bridge::seated(&ring, &BufferPools::default(), device, "vol0", config, seat)

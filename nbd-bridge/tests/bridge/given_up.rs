@@ -205,3 +205,66 @@ fn a_write_whose_payload_still_arrives_is_told_when_it_is_here() {
     assert_eq!((reply.cookie, reply.error), (2, 0), "the connection is in step");
     end(two, vec![client]);
 }
+
+/// The rest of a payload comes when what was late of its beginning has ended, and the part of a
+/// block at its end or beginning still waits for its turn.
+#[test]
+fn a_late_write_whose_only_rest_waits_for_its_turn_goes_on() {
+    for last in [false, true] {
+        let (mut two, mut first) = held(config());
+        let mut second = two.shards[0].client();
+        let mut third = two.shards[1].client();
+        let block = 4 << 20;
+        // A part of a block that is being read, on another shard.
+        two.shards[1].hold(true);
+        third.send_write(0, 1, block + 10, &[1; 20]);
+        two.settle();
+        two.settle();
+        // Its first part is at the device; the one in the block waits.
+        let len = 1 << 20;
+        let at = if last { block + 100 - u64::from(len) } else { block + 100 };
+        let mut bytes = crate::client::request(crate::client::WRITE, 0, 2, at, len);
+        bytes.extend(vec![2; len as usize]);
+        let (head, rest) = bytes.split_at(700 << 10);
+        two.feed(&mut second, head);
+        give_up(&mut two);
+        assert_eq!(next(&mut two, &mut second), None, "its payload still arrives");
+        two.shards[0].hold(false);
+        two.settle();
+        two.feed(&mut second, rest);
+        assert_eq!(next(&mut two, &mut second), None, "it waits for its turn");
+        two.shards[1].hold(false);
+        two.settle();
+        assert_eq!(next(&mut two, &mut second), Some((2, 0)));
+        assert_eq!(next(&mut two, &mut third), Some((1, 0)));
+        let at = usize::try_from(at).unwrap();
+        assert_eq!([at, at + len as usize - 1].map(|at| two.disk(at)), [2, 2]);
+        first.send_write(0, 3, 0, &NEW);
+        assert_eq!(next(&mut two, &mut first), Some((3, 0)));
+        end(two, vec![first, second, third]);
+    }
+}
+
+#[test]
+fn a_device_that_reports_what_it_does_not_have_ends_one_connection() {
+    let mut two = Two::new();
+    let (mut client, mut other) = (two.shards[0].client(), two.shards[0].client());
+    // First requests wait until both shards have looked at their connections.
+    other.send_write(0, 1, 8192, &NEW);
+    client.send(READ, 0, 1, 0, 4096);
+    two.settle();
+    assert_eq!(client.reply(|_| 4096).error, 0);
+    let shard = &mut two.shards[0];
+    assert_eq!((other.reply(|_| 0).error, shard.bridge.internal_errors()), (0, 0));
+    shard.switches.lie.store(true, SeqCst);
+    client.send_write(0, 2, 0, &OLD);
+    shard.turn_unchecked();
+    assert!(shard.bridge.internal_errors() > 0);
+    shard.switches.lie.store(false, SeqCst);
+    other.send_write(0, 3, 8192, &OLD);
+    shard.turn_unchecked();
+    assert_eq!(other.reply(|_| 0).error, 0, "the other connection goes on");
+    drop((client, other));
+    shard.turn_unchecked();
+    assert_eq!((shard.bridge.connections(), shard.bridge.inflight()), (0, 0));
+}

@@ -10,6 +10,7 @@ mod flow;
 mod ghosts;
 mod given_up;
 mod long;
+mod mixture;
 mod neighbours;
 mod parts;
 mod programs;

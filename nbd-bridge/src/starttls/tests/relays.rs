@@ -273,7 +273,7 @@ fn each_reason_of_a_client_has_lines_of_its_own() {
     let peer = "127.0.0.1:7".parse().unwrap();
     let left_out = |why: &'static str| {
         place.relays.refuse(Some(&peer), &why.into());
-        lock(&place.relays.refusals).deadline().is_some()
+        lock(&place.relays.lines).deadline().is_some()
     };
     assert!(!left_out("it does not use TLS"));
     assert!(!left_out("the TLS handshake failed: the peer's certificate has expired"));

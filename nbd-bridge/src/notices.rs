@@ -1,0 +1,71 @@
+//! Log lines that NBD clients can cause, limited so that no client fills the log.
+//!
+//! The first line of a kind is logged at once, the next ones ever more rarely, each with how many
+//! were left out.
+
+use std::os::fd::AsFd;
+
+use rtrs_core::log_limit::LogLimits;
+use rtrs_core::rt::peer_pid;
+use rtrs_core::time::Instant;
+
+/// A kind of line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    TooManyConnections,
+    NoSocket,
+    ShardNotLooking,
+    NoBuffers,
+    UnansweredWrites,
+    NoFurtherBuffers,
+}
+
+impl Notice {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::TooManyConnections => "NBD client turned away: too many connections",
+            Self::NoSocket => "NBD client turned away: its connection cannot be set up",
+            Self::ShardNotLooking => "NBD client closed: a shard does not look at its connections",
+            Self::NoBuffers => "NBD client turned away: all buffers are in use",
+            Self::UnansweredWrites => "NBD connection ended with unanswered writes",
+            Self::NoFurtherBuffers => "no further NBD buffers",
+        }
+    }
+}
+
+/// Limits for the lines of a shard.
+#[derive(Debug, Default)]
+pub(crate) struct Notices(LogLimits<Notice>);
+
+impl Notices {
+    /// Whether a line of this kind is to be logged now: how many were left out since the last one.
+    pub(crate) fn admit(&mut self, now: Instant, notice: Notice) -> Option<u64> {
+        self.0.admit(now, notice)
+    }
+
+    /// Logs how many lines were left out of kinds that have come to rest.
+    pub(crate) fn log_left_out(&mut self, now: Instant, export: &str) {
+        while let Some((notice, repeated)) = self.0.overdue(now) {
+            tracing::warn!(export, repeated, "{}: more of these", notice.text());
+        }
+    }
+
+    /// When lines that were left out are logged.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.0.deadline()
+    }
+}
+
+/// The other end of a client's socket, for the log.
+pub(crate) fn peer(fd: &impl AsFd) -> String {
+    let address = socket2::SockRef::from(fd).peer_addr().ok();
+    match address.and_then(|address| address.as_socket()) {
+        Some(address) => address.to_string(),
+        None => match peer_pid(fd) {
+            // The other end of a relay: its own line has the address.
+            Ok(pid) if pid == std::process::id() => "tls".into(),
+            Ok(pid) => format!("pid {pid}"),
+            Err(_) => "unknown".into(),
+        },
+    }
+}
