@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The NBD URI of export `name` here.
+    /// The NBD URI of export `name` here, with an address that clients can use.
     pub fn uri(&self, name: &str) -> String {
         match self {
             Self::Unix(path) => {
@@ -39,10 +39,34 @@ impl Endpoint {
                 format!("nbd+unix:///{}?socket={path}", percent_encoded(name.as_bytes()))
             }
             Self::Tcp(address) => {
-                format!("nbd://{address}/{}", percent_encoded(name.as_bytes()))
+                format!("nbd://{}/{}", reachable(*address), percent_encoded(name.as_bytes()))
             }
         }
     }
+}
+
+/// An address under which others reach a port that listens on all addresses: the one that this host
+/// uses towards its default gateway, or a loopback address if it has none. Nothing is sent.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    // Documentation networks (RFC 5737 and 3849), which lead to the default gateway.
+    const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+    let source = |own: IpAddr, outside: IpAddr| {
+        let socket = UdpSocket::bind((own, 0)).ok()?;
+        socket.connect((outside, 9)).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    let v4 = || source(Ipv4Addr::UNSPECIFIED.into(), OUTSIDE_V4.into());
+    let v6 = || source(Ipv6Addr::UNSPECIFIED.into(), OUTSIDE_V6.into());
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => v4().unwrap_or(Ipv4Addr::LOCALHOST.into()),
+        // It takes IPv4 clients too, as a rule.
+        IpAddr::V6(ip) if ip.is_unspecified() => {
+            v6().or_else(v4).unwrap_or(Ipv6Addr::LOCALHOST.into())
+        }
+        _ => return address,
+    };
+    SocketAddr::new(ip, address.port())
 }
 
 /// Bytes as a URI's path and query take them (RFC 3986, 2.1 and 2.3); slashes stay.
@@ -275,5 +299,20 @@ mod tests {
         );
         let tcp = Endpoint::Tcp("[::1]:10809".parse().unwrap());
         assert_eq!(tcp.uri("vol0.img"), "nbd://[::1]:10809/vol0.img");
+    }
+
+    #[test]
+    fn the_uri_of_all_addresses_has_one_that_can_be_connected_to() {
+        for any in ["0.0.0.0:0", "[::]:0"] {
+            let Ok(bound) = Bound::new(&Endpoint::Tcp(any.parse().unwrap())) else {
+                assert_eq!(any, "[::]:0", "a host without IPv6");
+                continue;
+            };
+            let uri = bound.uri("v");
+            let address = uri.strip_prefix("nbd://").and_then(|rest| rest.strip_suffix("/v"));
+            let address: SocketAddr = address.unwrap().parse().unwrap();
+            assert!(!address.ip().is_unspecified(), "{uri}");
+            TcpStream::connect(address).unwrap();
+        }
     }
 }

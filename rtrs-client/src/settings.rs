@@ -185,9 +185,15 @@ rtrs_core::settings! {
         /// Serve NBD on this TCP address, for example 127.0.0.1:10809
         ///
         /// A numeric address. The default port is 10809; with port 0 the system chooses one. Anyone
-        /// who can connect can read and write, unless nbd-tls is require. Set one of device, socket
-        /// and listen.
+        /// who can connect can read and write, unless nbd-tls is require. An address that other
+        /// hosts can reach needs nbd-tls require, or insecure-open. Set one of device, socket and
+        /// listen.
         listen: Option<NbdAddress> = "",
+        /// Serve NBD without nbd-tls require on an address that other hosts can reach
+        ///
+        /// Everyone who can connect can then read and write the volume, in clear text, whatever the
+        /// session's own paths and the server's access lists demand.
+        insecure_open: bool = "false",
         /// TLS for the NBD clients of listen
         ///
         /// require refuses clients without TLS and without a certificate of the CA in nbd-tls-dir.

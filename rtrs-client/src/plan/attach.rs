@@ -19,7 +19,8 @@ use super::device_name::{backend, cannot_attach, device_failed};
 use super::session::SessionPlan;
 use crate::error::{Error, ErrorKind, usage};
 use crate::settings::{
-    Access, AttachSettings, BenchSettings, Device, PlaceSettings, SessionSettings, Settings, SlowIo,
+    Access, AttachSettings, BenchSettings, Device, NbdAddress, NbdTls, PlaceSettings,
+    SessionSettings, Settings, SlowIo,
 };
 
 /// What stands for the name of a volume in the path of a socket.
@@ -87,6 +88,7 @@ impl Front {
             }
         }
         check_nbd_tls(settings)?;
+        check_open_to_others(settings)?;
         match (settings.socket.clone(), settings.listen, settings.device) {
             (Some(path), None, None) => {
                 let path = std::path::absolute(&path).map_err(|e| {
@@ -138,6 +140,19 @@ fn check_nbd_tls(settings: &AttachSettings) -> Result<(), Error> {
         ))),
         (Some(_), Some(_)) => Ok(()),
     }
+}
+
+/// Refuses to serve NBD in clear text, to everyone, on an address that other hosts can reach.
+fn check_open_to_others(settings: &AttachSettings) -> Result<(), Error> {
+    let Some(address) = settings.listen.map(NbdAddress::get) else { return Ok(()) };
+    let is_local = address.ip().to_canonical().is_loopback();
+    if is_local || settings.insecure_open || settings.nbd_tls == NbdTls::Require {
+        return Ok(());
+    }
+    Err(usage(format!(
+        "listen {address} would let every host that can connect read and write in clear text; set \
+         nbd-tls require with nbd-tls-dir, listen on 127.0.0.1, or accept this with insecure-open"
+    )))
 }
 
 /// What a request that takes too long does. What a dead process had taken comes again when it is as

@@ -101,6 +101,15 @@ fn values_and_combinations_of_attach_are_validated() {
     }
     let error = attach("listen: 127.0.0.1\nnbd-tls: require").unwrap_err();
     assert_usage(&error, "nbd-tls require needs certificates; set nbd-tls-dir to a directory with");
+    for yaml in ["listen: 10.0.0.5", "listen: '[::]:1'\nnbd-tls: on\nnbd-tls-dir: /t"] {
+        let error = attach(yaml).unwrap_err();
+        assert_usage(&error, "would let every host that can connect read and write in clear text");
+        assert!(attach(&format!("{yaml}\ninsecure-open: true")).is_ok());
+    }
+    for yaml in ["listen: 127.9.9.9", "listen: '::1'", "listen: '[::ffff:127.0.0.1]:1'"] {
+        assert!(attach(yaml).is_ok(), "{yaml}");
+    }
+    assert!(attach("listen: 0.0.0.0\nnbd-tls: require\nnbd-tls-dir: /t").is_ok());
     let many: String = (1..=129).map(|port| format!("- tcp://h:{port}\n")).collect();
     let error = attach(&format!("socket: /s\npath:\n{many}")).unwrap_err();
     assert_usage(&error, "129 paths are too many; use at most 128");

@@ -14,10 +14,11 @@ use crate::error::{Error, usage};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
 /// What a volume may have that is added to a session. All else is as the session has it.
-pub(crate) const OF_ADDED: [&str; 10] = [
+pub(crate) const OF_ADDED: [&str; 11] = [
     "access",
     "device",
     "identity",
+    "insecure-open",
     "listen",
     "nbd-tls",
     "nbd-tls-dir",
@@ -70,8 +71,9 @@ impl AttachPlan {
         (session.access, session.read_only, session.identity) = (None, false, None);
         (attach.device, attach.socket, attach.listen) = (None, None, None);
         (attach.socket_mode, attach.socket_owner) = (None, None);
-        let AttachSettings { nbd_tls, nbd_tls_dir, .. } = AttachSettings::default();
+        let AttachSettings { nbd_tls, nbd_tls_dir, insecure_open, .. } = AttachSettings::default();
         (attach.nbd_tls, attach.nbd_tls_dir) = (nbd_tls, nbd_tls_dir);
+        attach.insecure_open = insecure_open;
         for (name, text) in own {
             if !OF_ADDED.contains(&name.as_str()) {
                 return Err(of_session(name));
