@@ -83,6 +83,9 @@ mutants! {
         ResendBeforeFence = "resend-before-fence",
         /// A path carries IO before those that died are fenced off.
         UpBeforeFence = "up-before-fence",
+        /// A volume that a path has opened is used over it before another path that carried the
+        /// volume is fenced off.
+        ServedBeforeFence = "served-before-fence",
         /// An IO ends with an error before the path that it was sent on is fenced off.
         GivenUpBeforeFence = "given-up-before-fence",
         /// The shards of a client use the same permits.

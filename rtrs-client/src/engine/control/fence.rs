@@ -11,9 +11,12 @@ use rtrs_core::ids::{PathId, PermitId};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::Fence;
 
+use super::SessionControl;
+use super::due::End;
 use super::path::{Path, STEP_TIMEOUT};
 use super::paths::Paths;
 use crate::engine::ctx::Ctx;
+use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::Failover;
 use crate::path::state::PathState;
 
@@ -147,8 +150,87 @@ pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
     fence.is_held() && !fence.is_awaited() && !(fences() && awaited())
 }
 
+/// True when shards may use a volume over a path that carries IO and has opened the volume just
+/// now. Another path to the same server that carried the volume and awaits its fence stands in the
+/// way, as with [`may_carry`]: IO may have ended with an error that still has a copy there.
+pub(super) fn may_serve(paths: &Paths, path: PathId, volume: DeviceIndex) -> bool {
+    let server = paths[path].server();
+    let lost = |other: &Path| {
+        let lost = other.fence.lost_at();
+        lost.is_some_and(|(at, carried)| at == server && carried.contains(volume))
+    };
+    let awaited = paths[path].fences() && paths.iter().any(lost);
+    !awaited || rtrs_core::mutated!(ServedBeforeFence)
+}
+
 /// When an answer to a fence is overdue.
 pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
     let asked = |path: &Path| path.fence.asked().map(|(_, until)| until);
     paths.iter().map(asked).fold(None, earliest)
+}
+
+impl SessionControl {
+    /// The server begins nothing more of what a path carried before. True if shards were notified.
+    pub(super) fn on_fenced(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> bool {
+        let message = self.paths[id].fenced();
+        message.is_some_and(|message| {
+            self.notify_all(&message, ctx);
+            true
+        })
+    }
+
+    /// Lets shards use volumes over paths that carry IO and have opened them since. True if there
+    /// was one.
+    fn serve_opened(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let mut any = false;
+        for id in self.paths.ids() {
+            for volume in self.paths[id].fence.unreported().iter() {
+                if may_serve(&self.paths, id, volume)
+                    && let Some(message) = self.paths[id].serves(volume)
+                {
+                    self.volumes[volume].no_path.stop();
+                    self.notify_all(&message, ctx);
+                    any = true;
+                }
+            }
+        }
+        any
+    }
+
+    /// Asks for fences that are due, and lets paths carry IO that wait for none. True when
+    /// anything was done.
+    pub(super) fn advance_fences(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let mut any = false;
+        let rules = (self.bounds.fence_permit(), self.config.failover);
+        for id in self.paths.ids() {
+            if let Some(over) = expire(&mut self.paths, id, ctx.now) {
+                self.end_path(over, End::failed("a fence was not answered in time"), ctx);
+            }
+            if self.paths[id].fence.is_answered() || is_moved(&self.paths, id) {
+                any |= self.on_fenced(id, ctx);
+                continue;
+            }
+            match ask(&mut self.paths, id, rules, ctx) {
+                Fencing::Waits => continue,
+                Fencing::Asked => {}
+                Fencing::NotNeeded => {
+                    self.on_fenced(id, ctx);
+                }
+                Fencing::End(over, why) => self.end_path(over, End::failed(why), ctx),
+            }
+            any = true;
+        }
+        for id in self.paths.ids() {
+            if may_carry(&self.paths, id)
+                && let Some(message) = self.paths[id].bring_up()
+            {
+                for served in self.paths[id].terms.served() {
+                    self.volumes[served.device].no_path.stop();
+                }
+                self.notify_all(&message, ctx);
+                any = true;
+            }
+        }
+        any | self.serve_opened(ctx)
+    }
 }

@@ -65,7 +65,6 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use self::bounds::Bounds;
 use self::due::{Due, End};
 use self::failure::SessionFailure;
-use self::fence::Fencing;
 use self::heartbeat::Finding;
 use self::identity::PinnedServer;
 use self::leave::Why;
@@ -587,49 +586,6 @@ impl SessionControl {
             ServiceEvent::Discovered(_) | ServiceEvent::DiscoverRefused(_) => {}
         }
         Ok(())
-    }
-
-    /// Nothing that a path carried before can be delivered any more.
-    fn on_fenced(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
-        if let Some(message) = self.paths[id].fenced() {
-            self.notify_all(&message, ctx);
-        }
-    }
-
-    /// Asks for fences that are due, and lets paths carry IO that wait for none. True when
-    /// anything was done.
-    fn advance_fences(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let mut any = false;
-        let rules = (self.bounds.fence_permit(), self.config.failover);
-        for id in self.paths.ids() {
-            if let Some(over) = fence::expire(&mut self.paths, id, ctx.now) {
-                self.end_path(over, End::failed("a fence was not answered in time"), ctx);
-            }
-            if fence::is_moved(&self.paths, id) {
-                self.on_fenced(id, ctx);
-                any = true;
-                continue;
-            }
-            match fence::ask(&mut self.paths, id, rules, ctx) {
-                Fencing::Waits => continue,
-                Fencing::Asked => {}
-                Fencing::NotNeeded => self.on_fenced(id, ctx),
-                Fencing::End(over, why) => self.end_path(over, End::failed(why), ctx),
-            }
-            any = true;
-        }
-        for id in self.paths.ids() {
-            if fence::may_carry(&self.paths, id)
-                && let Some(message) = self.paths[id].bring_up()
-            {
-                for served in self.paths[id].terms.served() {
-                    self.volumes[served.device].no_path.stop();
-                }
-                self.notify_all(&message, ctx);
-                any = true;
-            }
-        }
-        any
     }
 
     fn end_if_failed(&mut self, id: PathId, done: Result<(), String>, ctx: &mut Ctx<'_>) {

@@ -212,10 +212,11 @@ impl SessionControl {
             self.notify_all(&ShardMessage::Open(at, Arc::clone(&device)), ctx);
         }
         self.paths[id].terms.agree(at, device.device_id, device.cache_id);
+        self.paths[id].fence.opened(at);
         self.displace(id, at, ctx);
         if self.paths[id].is_connected() {
             self.advance_fences(ctx);
-            self.on_served(id, at, ctx);
+            self.open_beside(ctx);
             return Ok(());
         }
         self.on_open(id, ctx)
@@ -299,15 +300,6 @@ impl SessionControl {
     pub(super) fn identity(&self, at: DeviceIndex) -> Identity {
         let export = self.volumes.get(at).and_then(|volume| volume.pinned.id());
         Identity { server: self.server.id(), export }
-    }
-
-    /// A connected path serves another volume.
-    fn on_served(&mut self, id: PathId, at: DeviceIndex, ctx: &mut Ctx<'_>) {
-        if let Some(message) = self.paths[id].serves(at) {
-            self.volumes[at].no_path.stop();
-            self.notify_all(&message, ctx);
-        }
-        self.open_beside(ctx);
     }
 
     /// A connected path has opened a volume once more.

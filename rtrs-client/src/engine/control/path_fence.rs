@@ -28,6 +28,8 @@ struct Lost {
     refused_by: Option<ServerProcess>,
     /// The path over which the server was asked to fence it off, and until when that may take.
     asked: Option<(PathId, Instant)>,
+    /// The server begins nothing more of it; connections of it are still open at this end.
+    answered: bool,
 }
 
 /// Whether a path carries IO, waits for the fences of others, or awaits its own.
@@ -37,6 +39,8 @@ pub(super) struct PathFence {
     held: Option<Arc<[RemoteMem]>>,
     /// The shards were notified that they may use it.
     carries: bool,
+    /// Volumes that the path has opened since, and that shards were not notified of.
+    unreported: DeviceSet,
     lost: Option<Lost>,
 }
 
@@ -54,13 +58,33 @@ impl PathFence {
     /// The path carries IO from now on, over these chunks. None when it does already, or must not.
     pub(super) fn release(&mut self) -> Option<Arc<[RemoteMem]>> {
         let chunks = self.held.take()?;
-        self.carries = true;
+        (self.carries, self.unreported) = (true, DeviceSet::default());
         Some(chunks)
     }
 
     /// True while shards may use the path.
     pub(super) fn carries(&self) -> bool {
         self.carries
+    }
+
+    /// The path has opened a volume. One that opens before the path carries IO is among those that
+    /// shards are notified of then.
+    pub(super) fn opened(&mut self, volume: DeviceIndex) {
+        if self.carries {
+            self.unreported.insert(volume);
+        }
+    }
+
+    /// Volumes that the path has open, and that shards must not use over it yet.
+    pub(super) fn unreported(&self) -> DeviceSet {
+        self.unreported
+    }
+
+    /// Shards are notified of a volume, or the path does not serve it any more. True if they knew.
+    pub(super) fn told(&mut self, volume: DeviceIndex) -> bool {
+        let known = !self.unreported.contains(volume);
+        self.unreported.remove(volume);
+        known
     }
 
     /// The path leaves: it is given no IO any more.
@@ -75,10 +99,10 @@ impl PathFence {
 
     /// The path dies, in this epoch and after so many connects: what it carried awaits a fence.
     pub(super) fn died(&mut self, (epoch, recon_cnt): (u32, u16), carried: Carried) {
-        self.held = None;
+        (self.held, self.unreported) = (None, DeviceSet::default());
         if std::mem::take(&mut self.carries) && !rtrs_core::mutated!(LostUnnoted) {
-            let (refused_by, asked) = (None, None);
-            self.lost = Some(Lost { epoch, recon_cnt, carried, refused_by, asked });
+            let (refused_by, asked, answered) = (None, None, false);
+            self.lost = Some(Lost { epoch, recon_cnt, carried, refused_by, asked, answered });
         }
     }
 
@@ -111,6 +135,7 @@ impl PathFence {
 
     /// A volume is gone: what was sent for it was answered, or is not wanted any more.
     pub(super) fn forget(&mut self, volume: DeviceIndex) {
+        self.unreported.remove(volume);
         if let Some(lost) = &mut self.lost {
             lost.carried.volumes.remove(volume);
             lost.refused_by = None;
@@ -119,7 +144,19 @@ impl PathFence {
 
     /// The connect of the path up to which it has to be fenced off, while it has to.
     pub(super) fn recon_cnt(&self) -> Option<u16> {
-        self.lost.map(|lost| lost.recon_cnt)
+        self.lost.filter(|lost| !lost.answered).map(|lost| lost.recon_cnt)
+    }
+
+    /// The server begins nothing more of the path, whose connections are still open at this end.
+    pub(super) fn answered(&mut self) {
+        if let Some(lost) = &mut self.lost {
+            (lost.asked, lost.answered) = (None, true);
+        }
+    }
+
+    /// True while only connections at this end are in the way.
+    pub(super) fn is_answered(&self) -> bool {
+        self.lost.is_some_and(|lost| lost.answered)
     }
 
     /// Over which path its fence was asked for, and until when the answer may take.

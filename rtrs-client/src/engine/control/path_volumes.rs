@@ -124,22 +124,25 @@ impl Path {
         Some(ShardMessage::PathUp { path: self.id(), epoch: self.epoch(), chunks, served })
     }
 
-    /// It serves another volume. Some, if it carries IO already: what the shards have to know.
-    pub(super) fn serves(&self, volume: DeviceIndex) -> Option<ShardMessage> {
+    /// Shards may use another volume over it, which it has open: what they have to know.
+    pub(super) fn serves(&mut self, volume: DeviceIndex) -> Option<ShardMessage> {
+        self.fence.told(volume);
         let served = self.terms.served().find(|served| served.device == volume)?;
         let (path, epoch) = (self.id(), self.epoch());
         self.fence.carries().then_some(ShardMessage::Serves { path, epoch, served })
     }
 
     /// It does not serve a volume any more. Some, if it carries IO: what the shards have to know.
-    pub(super) fn leaves(&self, device: DeviceIndex) -> Option<ShardMessage> {
+    pub(super) fn leaves(&mut self, device: DeviceIndex) -> Option<ShardMessage> {
         let (path, epoch) = (self.id(), self.epoch());
-        self.fence.carries().then_some(ShardMessage::Leaves { path, epoch, device })
+        let known = self.fence.told(device) && self.fence.carries();
+        known.then_some(ShardMessage::Leaves { path, epoch, device })
     }
 
     /// True while IO to a volume can go over it.
     pub(super) fn carries(&self, volume: DeviceIndex) -> bool {
-        self.fence.carries() && self.is_connected() && self.terms.serves(volume)
+        let told = self.fence.carries() && !self.fence.unreported().contains(volume);
+        told && self.is_connected() && self.terms.serves(volume)
     }
 
     /// True while it is connected and serves a volume.

@@ -453,3 +453,39 @@ fn a_session_that_takes_over_waits_for_each_volume() {
     fixture.drain(SEC);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok), "nobody had the first one before");
 }
+
+#[test]
+fn a_volume_is_not_used_over_a_path_before_the_dead_path_is_fenced() {
+    let mut fixture = with_second(|s| {
+        s.paths = 2;
+        (s.how.fence, s.config.no_path) = (true, NoPath::Fail);
+    });
+    let mut second = Users::of(&fixture, SECOND);
+    // The other path has the first volume, and its open of the second one is under way.
+    fixture.server.how.hold_volume = Some("vol1");
+    let at = fixture.server.paths.iter().position(|p| p.uuid.0[0] == 0xa1).expect("path 1");
+    fixture.server.end_path(fixture.now(), at);
+    fixture.until("the open", 5 * SEC, |s| s.server.held.len() == 1 && s.serving(SECOND) == [0]);
+    assert_eq!(fixture.serving(DeviceIndex::FIRST), [0, 1]);
+    // A write is lost with the only path that carries the second one.
+    (fixture.server.how.hold, fixture.server.how.hold_fences) = (true, true);
+    let tag = second.submit(&mut fixture, 0, IoOp::Write, 4096, 4096);
+    fixture.until("the write", SEC, |s| s.server.held.len() == 2);
+    fixture.link_down(0);
+    fixture.until("the end of the path", 5 * SEC, |s| s.serving(SECOND).is_empty());
+    fixture.run(SEC);
+    assert!(second.status(tag).is_some_and(|status| !status.is_ok()), "its user has the error");
+    let at = fixture.server.held.iter().position(|request| request.io.is_none());
+    let open = fixture.server.held.remove(at.expect("the open"));
+    fixture.server.serve(&open);
+    let is_fence = |request: &Request| request.io.is_none() && request.permit.0 == 1;
+    fixture.until("the fence", SEC, |s| s.server.held.iter().any(is_fence));
+    fixture.run(SEC);
+    assert!(fixture.serving(SECOND).is_empty(), "the write may still begin");
+    assert!(status(&fixture, SECOND).no_path.is_some(), "no path carries it");
+    fixture.server.how.hold = false;
+    (fixture.server.how.hold_fences, fixture.server.how.hold_volume) = (false, None);
+    fixture.server.release();
+    fixture.until("the volume", SEC, |s| s.serving(SECOND) == [1]);
+    second.check(&mut fixture, 7);
+}
