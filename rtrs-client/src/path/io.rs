@@ -205,6 +205,8 @@ pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry
     let size = rsp
         .nsectors
         .checked_mul(512)
+        // The system's bound: what rounds up to blocks must not overflow.
+        .filter(|size| i64::try_from(*size).is_ok())
         .ok_or_else(|| format!("the server's device has {} sectors", rsp.nsectors))?;
     let bytes = |sectors: u32| sectors.saturating_mul(512) / logical * logical;
     let discard_max = bytes(rsp.max_discard_sectors);
@@ -402,7 +404,10 @@ mod tests {
             let rsp = OpenRsp { logical_block_size: logical, ..good };
             assert!(geometry_of(&rsp, true).is_err(), "{logical}");
         }
-        assert!(geometry_of(&OpenRsp { nsectors: u64::MAX / 512 + 1, ..good }, true).is_err());
+        for nsectors in [u64::MAX / 512 + 1, u64::MAX / 512, 1 << 54] {
+            assert!(geometry_of(&OpenRsp { nsectors, ..good }, true).is_err(), "{nsectors}");
+        }
+        assert!(geometry_of(&OpenRsp { nsectors: (1 << 54) - 1, ..good }, true).is_ok());
         let odd = OpenRsp {
             logical_block_size: 4096,
             nsectors: 15,

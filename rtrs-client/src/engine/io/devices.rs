@@ -139,7 +139,9 @@ impl Shard {
         let (taken, request) = self.requests.oldest(device)?;
         let waits = match request.map(|request| (request.standing, request.path)) {
             Some((Standing::AwaitingFence { .. }, path)) => Waits::Fence(path),
-            Some((Standing::Sent | Standing::Answered(_), path)) => Waits::Answer(path),
+            Some((Standing::Sent | Standing::Answered(_) | Standing::Exposed, path)) => {
+                Waits::Answer(path)
+            }
             Some((Standing::Ready, _)) => Waits::Path,
             None if self.paths.serve(device) => Waits::Permit,
             None => Waits::Path,

@@ -287,6 +287,8 @@ impl Shard {
             Ok(true) => self.end_request(row, answer.status),
             Ok(false) => {}
             Err(error) => {
+                // Another connection of the path may still place data into the read's memory.
+                self.requests.request_mut(row).standing = Standing::Exposed;
                 let what = format!("window of permit {} did not close: {error}", answer.permit);
                 self.paths.abort(path, CloseReason::Lost(what), ctx);
             }

@@ -103,6 +103,9 @@ pub(super) enum Standing {
     Sent,
     /// It was answered, and the window of its read target is still being closed.
     Answered(IoStatus),
+    /// It was answered, and the window of its read target could not be closed: the answer counts
+    /// for nothing, and the connection ends.
+    Exposed,
     /// Its connection is gone, and the path of this epoch may still have it delivered.
     AwaitingFence {
         /// The epoch it was sent in.
@@ -133,7 +136,9 @@ pub(super) struct Request {
 impl Request {
     /// On a connection of this path.
     pub(super) fn is_on(&self, path: PathId) -> bool {
-        self.path == path && matches!(self.standing, Standing::Sent | Standing::Answered(_))
+        let on =
+            matches!(self.standing, Standing::Sent | Standing::Answered(_) | Standing::Exposed);
+        self.path == path && on
     }
 }
 

@@ -117,7 +117,7 @@ impl Shard {
 
     /// Whether the connection of an overdue request lives.
     fn life(&self, request: &Request, now: Instant) -> Life {
-        if matches!(request.standing, Standing::Answered(_)) {
+        if matches!(request.standing, Standing::Answered(_) | Standing::Exposed) {
             // Nothing at the server is waited for.
             return Life::Unproven;
         }
@@ -210,7 +210,7 @@ impl Shard {
             let waits = match request.standing {
                 Standing::Ready => true,
                 Standing::AwaitingFence { .. } => unfenced || early,
-                Standing::Sent | Standing::Answered(_) => false,
+                Standing::Sent | Standing::Answered(_) | Standing::Exposed => false,
             };
             // The time that a disk has taken does not count where it may take any.
             let submitted = self.requests.io(request.io).submitted;

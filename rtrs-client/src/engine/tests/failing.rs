@@ -1,7 +1,7 @@
 //! Paths that die and come back, with IO on them.
 
 use rtrs_core::block::{IoFlags, IoOp};
-use rtrs_core::fabric::sim::LinkOptions;
+use rtrs_core::fabric::sim::{BindMode, LinkOptions};
 use rtrs_core::identity::ExportId;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{ConnRsp, Extensions, OpenRsp, errno};
@@ -498,4 +498,23 @@ fn io_is_taken_back_only_if_nothing_of_it_was_sent() {
     fixture.server.how.hold = false;
     fixture.until("the path", 5 * SEC, |s| s.client.pending() == 0);
     assert!(tags[..sent].iter().all(|tag| fixture.client.status(*tag) == Some(IoStatus::Ok)));
+}
+
+#[test]
+fn a_read_whose_window_does_not_close_is_read_again_and_never_succeeds() {
+    let mut fixture = Fixture::open(|s| {
+        (s.paths, s.how.fence, s.world.bind) = (2, true, BindMode::InUse);
+    });
+    let write = submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.drain(SEC);
+    assert_eq!(fixture.client.status(write), Some(IoStatus::Ok), "a write has no window");
+    let read = submit(&mut fixture, 0, IoOp::Read, 1);
+    fixture.until("the end of a path", SEC, |s| {
+        s.client.states().iter().any(|state| *state != PathState::Connected)
+    });
+    assert_eq!(fixture.client.status(read), None);
+    fixture.drain(60 * SEC);
+    assert_eq!(fixture.client.status(read), Some(IoStatus::Aborted), "not for ever");
+    let reads = fixture.server.ios().count() - 1;
+    assert!(reads > 1, "it was sent again");
 }

@@ -263,7 +263,7 @@ impl Fabric for SimFabric {
                 return Err(FabricError::LocalMemory);
             }
             let key = sim.draw_key();
-            if net.options.bind == BindMode::Done {
+            if net.options.bind != BindMode::Pending {
                 sim.put(key, slice, access);
                 return Ok(BindResult::Done(key));
             }
@@ -289,9 +289,13 @@ impl Fabric for SimFabric {
             if !sim.belongs(end.pd) {
                 return Err(FabricError::LocalMemory);
             }
-            if net.options.bind == BindMode::Done {
-                sim.take();
-                return Ok(BindResult::Done(window.rkey()));
+            match net.options.bind {
+                BindMode::Done => {
+                    sim.take();
+                    return Ok(BindResult::Done(window.rkey()));
+                }
+                BindMode::InUse => return Err(FabricError::QpState),
+                BindMode::Pending => {}
             }
             conn.push(side, wr_id, Job::Revoke { window: Arc::clone(window) }, true)?;
             net.cores[self.core].touched.push(qp);

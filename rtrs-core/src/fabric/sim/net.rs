@@ -22,6 +22,9 @@ pub enum BindMode {
     Done,
     /// At its completion, as in verbs.
     Pending,
+    /// When the call returns; every revoke finds that another connection is in the middle of a
+    /// write through the window, and fails.
+    InUse,
 }
 
 /// How a world behaves where providers may differ.
