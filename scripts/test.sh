@@ -11,23 +11,30 @@
 #
 # Of the simulator it runs 1,000 seeds and the most important mutants; of the lab the group smoke in
 # one boot: a device, a kernel client, a kernel server, a link that goes down. --ci, as
-# .ci/run has it, runs 3,000 seeds, all mutants, the fuzz targets' build and a fifth of the other
-# scenarios besides, another one with each commit; --full the same with all scenarios.
+# .ci/run has it, runs 3,000 seeds and 3,000 others, all mutants, the fuzz targets' build and a
+# fifth of the other scenarios besides, both other ones with each commit; --full the same with all
+# scenarios.
 # --quick runs the same tests on smaller images and for shorter times (RTRS_QUICK=1 to them), fewer
 # seeds, and leaves the lab out.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-# seeds and shares: how many runs of the simulator; lints: arguments of scripts/lints.sh;
-# lints_beside: what the lints run beside: the lab, whose guests they slow down, or the tests.
-quick=0 scenarios=smoke seeds=1000 shares=150 mutants=quick lints=--no-fuzz lints_beside=lab
-long() { seeds=3000 shares=400 mutants=all lints= lints_beside=tests; }
+# seeds and shares: how many runs of the simulator; block: first of 3,000 further seeds, none if
+# empty; lints: arguments of scripts/lints.sh; lints_beside: what the lints run beside: the lab,
+# whose guests they slow down, or the tests.
+quick=0 scenarios=smoke seeds=1000 block= shares=150 mutants=quick lints=--no-fuzz lints_beside=lab
+# Number of commits, or the day of the year (in decimal, for all its zeros).
+turn=$((10#$(git rev-list --count HEAD 2>/dev/null || date +%j)))
+long() {
+    seeds=3000 block=$((3000 + turn % 9 * 3000))
+    shares=400 mutants=all lints= lints_beside=tests
+}
 for arg in "$@"; do
     case $arg in
         --quick) quick=1 seeds=300 shares=60 ;;
         --ci)
             long
-            scenarios="smoke $(($(git rev-list --count HEAD 2>/dev/null || date +%j) % 5 + 1))/5"
+            scenarios="smoke $((turn % 5 + 1))/5"
             ;;
         --full) long && scenarios=all ;;
         -h | --help)
@@ -270,6 +277,10 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
         --test-threads=4
     # The dev profile is optimized enough, and its assertions are on.
     gate sim 1800 "$target/debug/rtrs-sim" --seeds "0..$seeds"
+    if [ -n "$block" ]; then
+        echo "sim-block: seeds from $block on"
+        gate sim-block 1800 "$target/debug/rtrs-sim" --seeds "$block..$((block + 3000))"
+    fi
     gate sim-shares 1800 "$target/debug/rtrs-sim" --shares --seeds "0..$shares"
     gate sim-idle 1800 "$target/debug/rtrs-sim" --idle --seeds "0..$seeds"
     gate mutants 1800 "$target/debug/rtrs-sim" --quiet --mutants $mutants
