@@ -157,9 +157,15 @@ impl DeviceTable {
         self.shares.remove();
     }
 
-    /// Drops what has ended and nobody will reap, if the device's user is gone.
-    pub(crate) fn drop_unclaimed(&mut self, device: DeviceIndex) {
-        while !self.has_user(device) && self.reap(device).is_some() {}
+    /// Drops completions of devices without a user, which nothing would reap. A user may be gone
+    /// before the shard hears that the device is closed.
+    pub(crate) fn drop_unclaimed(&mut self) {
+        if self.completed == 0 {
+            return;
+        }
+        for device in DeviceIndex::all().take(self.rows.len()) {
+            while !self.has_user(device) && self.reap(device).is_some() {}
+        }
     }
 
     fn has_user(&self, device: DeviceIndex) -> bool {

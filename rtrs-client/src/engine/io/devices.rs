@@ -78,7 +78,6 @@ impl Shard {
     /// Says of devices that are to go when nothing of them is left here.
     pub(super) fn tell_settled(&mut self, ctx: &mut Ctx<'_>) {
         for device in self.closing.iter() {
-            self.devices.drop_unclaimed(device);
             let is_used = self.requests.has_ios(device) || self.devices.is_left(device);
             if is_used && !rtrs_core::mutated!(VolumeFreedEarly) {
                 continue;

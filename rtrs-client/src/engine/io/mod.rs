@@ -402,6 +402,7 @@ impl Shard {
     /// finished.
     pub(crate) fn pump(&mut self, ctx: &mut Ctx<'_>) -> bool {
         self.now = ctx.now;
+        self.devices.drop_unclaimed();
         self.tell_retired(ctx);
         self.tell_settled(ctx);
         let mut any = self.sweep(ctx);

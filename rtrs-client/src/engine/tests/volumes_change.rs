@@ -200,6 +200,20 @@ fn what_nobody_reaps_of_a_closed_volume_does_not_keep_its_shard_busy() {
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
 }
 
+/// The shard hears of the close later than its user goes.
+#[test]
+fn completions_without_a_user_keep_no_shard_busy_before_the_close() {
+    let mut fixture = with_second(|s| s.how.hold = true);
+    let mut second = Users::of(&fixture, SECOND);
+    second.submit(&mut fixture, 0, IoOp::Write, 0, 4096);
+    fixture.until("the write", SEC, |s| s.server.held.len() == 1);
+    drop(second);
+    fixture.server.release();
+    fixture.run(100 * MS);
+    assert_eq!(fixture.all_volumes(), ["vol0", "vol1"]);
+    assert!(!fixture.client.has_completions(0));
+}
+
 #[test]
 fn what_a_closed_volume_had_on_a_dead_path_ends_when_that_is_fenced_off() {
     let mut fixture = with_second(|s| {
