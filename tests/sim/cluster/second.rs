@@ -93,14 +93,16 @@ impl Second {
     /// A client begins its life with it.
     pub(super) fn begin_life(&mut self, takes_over: bool) -> VolumeConfig {
         (self.is_there, self.is_used, self.retry_at) = (true, false, None);
-        let inherited_epoch = self.saved_epoch.take().filter(|_| takes_over);
+        let inherited_epoch = self.saved_epoch.filter(|_| takes_over);
         VolumeConfig { inherited_epoch, ..volume(NAME) }
     }
 
     /// The client's process ends; another takes over, if so said.
     pub(super) fn client_gone(&mut self, now: Instant, takeover: bool, core: &ClientEngine) {
         let takeover = takeover && self.is_there;
-        self.saved_epoch = core.saved_epoch(INDEX).filter(|_| takeover);
+        // A client that died before it saved one leaves that of the client before it.
+        let saved = core.saved_epoch(INDEX).or(self.saved_epoch);
+        self.saved_epoch = saved.filter(|_| takeover);
         self.user_gone(now, takeover);
     }
 
@@ -216,6 +218,7 @@ impl Cluster {
         let closed = self.change(now, Change::CloseVolume { export: NAME.into() });
         if let Some(second) = self.second.as_mut().filter(|_| closed) {
             second.user_gone(now, false);
+            second.saved_epoch = None;
             second.lives += 1;
         }
     }
