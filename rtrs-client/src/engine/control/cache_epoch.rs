@@ -52,6 +52,9 @@ impl CacheEpoch {
         if before.is_some() && epoch != 0 {
             watch.inherit(now + self.resent_for);
             report(watch.meet(epoch, volatile), volatile);
+        } else {
+            // Before anything is written: the process may die before `keep` comes.
+            self.kept = watch.settled_epoch();
         }
         let watch = self.watch.insert(Arc::new(watch));
         Some(Arc::clone(watch))

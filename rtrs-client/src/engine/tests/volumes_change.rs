@@ -43,6 +43,16 @@ fn a_volume_that_is_added_is_opened_on_each_connected_path() {
     assert_eq!(add(&mut fixture, "vol1"), Err("volume vol1 already exists".into()));
 }
 
+/// A process that dies at once leaves it to the one that takes over.
+#[test]
+fn the_epoch_of_a_volume_that_is_added_is_kept_before_its_first_io() {
+    let mut fixture = fixture(1);
+    fixture.server.more.named("vol1").cache_id = 70;
+    add(&mut fixture, "vol1").expect("it is there");
+    fixture.until("the volume", SEC, |s| s.serves_all(2));
+    assert_eq!(fixture.client.control.saved_epoch(SECOND), Some(70));
+}
+
 #[test]
 fn a_volume_that_is_added_without_a_path_is_opened_when_one_is_there() {
     let mut fixture = fixture(2);
