@@ -357,6 +357,8 @@ impl Fabric for Port {
         }
         if let FabricEvent::Closed { qp, .. } = event {
             self.windows.retain(|(of, _)| *of != qp);
+            // It would hold the memory of a path that is gone.
+            self.twice.take_if(|(of, ..)| *of == qp);
         }
         let faults = self.faults.borrow();
         let lost = faults.plant == Plant::LostClose
