@@ -9,6 +9,7 @@
 //! shard has the device of its former export open: an index means one thing at a time.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -175,11 +176,19 @@ impl Places {
     }
 }
 
+/// Closes exports of the search path.
+pub(crate) trait Closer: fmt::Debug + Send + Sync {
+    /// Takes an export that no session has open any more, and returns at once. The export is
+    /// flushed before it is closed, unless a search has found it again by then.
+    fn close(&self, export: Arc<Export>);
+}
+
 /// All exports of a server.
 #[derive(Debug)]
 pub struct ExportTable {
     finder: Option<Box<dyn Finder>>,
     examiner: OnceLock<Box<dyn Examiner>>,
+    closer: OnceLock<Box<dyn Closer>>,
     /// There was an export that moves between servers.
     gateways: AtomicBool,
     /// Who may open what; the operator's threads replace it.
@@ -225,10 +234,11 @@ impl ExportTable {
         let orphaned = Segments::new(EXPORTS_MAX);
         let (gateways, access, places) =
             (AtomicBool::default(), Mutex::default(), Mutex::default());
-        let examiner = OnceLock::new();
+        let (examiner, closer) = (OnceLock::new(), OnceLock::new());
         let table = Self {
             finder,
             examiner,
+            closer,
             gateways,
             access,
             places,
@@ -389,6 +399,11 @@ impl ExportTable {
         }
     }
 
+    /// Sets who closes exports of the search path, once.
+    pub(crate) fn set_closer(&self, closer: Box<dyn Closer>) {
+        self.closer.get_or_init(|| closer);
+    }
+
     /// Sets who examines targets, once.
     pub fn set_examiner(&self, examiner: Box<dyn Examiner>) {
         self.examiner.get_or_init(|| examiner);
@@ -435,8 +450,8 @@ impl ExportTable {
         let export = slot.and_then(Slot::leave);
         // What is closed with the last holder is closed without the lock.
         drop(places);
-        match (export, &self.finder) {
-            (Some(export), Some(finder)) if found => finder.close(export),
+        match (export, self.closer.get()) {
+            (Some(export), Some(closer)) if found => closer.close(export),
             (export, _) => drop(export),
         }
     }

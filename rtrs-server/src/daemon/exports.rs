@@ -20,8 +20,6 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
 
-pub(super) use self::replaced::Followed;
-use self::replaced::NotReopened;
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
 use crate::control_protocol::{Changed, ExportDrained, ExportList, Removed, SavedExports};
@@ -204,6 +202,24 @@ impl Entry {
         };
         Err(format!("export {name:?} would lose its memory; {hint}"))
     }
+}
+
+/// A failed attempt to open an export again.
+#[derive(Debug)]
+struct NotReopened {
+    at: Instant,
+    why: String,
+}
+
+/// What became of an export whose target was examined.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Followed {
+    /// The path leads to what is exported.
+    Same,
+    /// The path led to another file or device, which is exported now.
+    Reopened,
+    /// The export is not what its path leads to, for this reason.
+    Kept(String),
 }
 
 /// The exports of a running server.

@@ -33,7 +33,7 @@ use crate::daemon::exports::{epoch_key, wait_saved};
 use crate::daemon::identity::Sources;
 use crate::engine::finder::{Finder, Search};
 use crate::engine::message::{ControlMessage, Message};
-use crate::export::Export;
+use crate::export::{Closer, Export};
 use crate::settings::ExportSpec;
 use crate::state::StateDir;
 
@@ -78,7 +78,13 @@ impl Finder for Searcher {
     fn find(&self, search: Search) -> bool {
         self.searches.send(search).is_ok()
     }
+}
 
+/// Flushes and closes what was found, on threads.
+#[derive(Debug)]
+pub(super) struct FlushingCloser;
+
+impl Closer for FlushingCloser {
     fn close(&self, export: Arc<Export>) {
         // A flush takes its time, and searches do not wait for it.
         let closer = thread::Builder::new().name("release".into());
@@ -460,9 +466,8 @@ mod tests {
         for (fails, raised) in [(false, 0), (true, 1)] {
             let source = Arc::new(failing(fails));
             let found = Export { epoch: Arc::clone(&epoch), ..Export::new("a", source) };
-            let (searches, _jobs) = mpsc::channel();
-            let finder = Box::new(Searcher { searches });
-            let table = crate::export::ExportTable::with_finder(Vec::new(), Some(finder));
+            let table = crate::export::ExportTable::new(Vec::new());
+            table.set_closer(Box::new(FlushingCloser));
             let found = Arc::new(found);
             let at = table.place(&found).unwrap();
             let weak = Arc::downgrade(&found);

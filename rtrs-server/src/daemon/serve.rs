@@ -39,7 +39,7 @@ use crate::daemon::open_files;
 use crate::daemon::portals::Portals;
 use crate::daemon::privileges::RunAs;
 use crate::daemon::reload::{Changes, Reload, Reread};
-use crate::daemon::search::{SearchPath, Searcher};
+use crate::daemon::search::{FlushingCloser, SearchPath, Searcher};
 use crate::daemon::sizes;
 use crate::daemon::targets;
 use crate::daemon::warnings::{warn, warnings};
@@ -112,6 +112,7 @@ fn run_server(
     let (senders, mailboxes) = mailboxes(cores)?;
     let finder = start_finder(set, &sources, &state, &senders)?;
     let exports = ExportTable::with_finder(exports, finder);
+    exports.set_closer(Box::new(FlushingCloser));
     exports.set_access(ServerAccess::new(set).policy());
     let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot take signals"))?;
 

@@ -1,12 +1,10 @@
 //! Opens of what is not exported by name: what is searched for, and who searches.
 
 use std::fmt;
-use std::sync::Arc;
 
 use rtrs_core::wire::{AccessMode, Name, OpenRspTail};
 
 use super::reply_to::ReplyTo;
-use crate::export::Export;
 
 /// How an export is to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +51,4 @@ pub trait Finder: fmt::Debug + Send + Sync {
     /// Takes a search and returns at once; its answer is a message to the control shard. False
     /// when there will be none.
     fn find(&self, search: Search) -> bool;
-
-    /// Takes an export that was found and that no session has open any more, and returns at once.
-    /// It is flushed before it is closed, unless a search has found it again by then.
-    fn close(&self, export: Arc<Export>) {
-        drop(export);
-    }
 }

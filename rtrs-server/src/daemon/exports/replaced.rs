@@ -6,7 +6,7 @@ use std::time::Instant;
 use rtrs_core::block::TargetName;
 use rtrs_core::time::Duration;
 
-use super::{Entry, Exports, RELEASE_MAX};
+use super::{Entry, Exports, Followed, NotReopened, RELEASE_MAX};
 use crate::export::Export;
 
 /// Longest wait for a look at what a path leads to; file systems can hang.
@@ -17,24 +17,6 @@ const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
 
 /// Time between attempts to open an export again whose path leads elsewhere.
 const RETRY: Duration = Duration::from_secs(10);
-
-/// A failed attempt to open an export again.
-#[derive(Debug)]
-pub(super) struct NotReopened {
-    at: Instant,
-    why: String,
-}
-
-/// What became of an export whose target was examined.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::daemon) enum Followed {
-    /// The path leads to what is exported.
-    Same,
-    /// The path led to another file or device, which is exported now.
-    Reopened,
-    /// The export is not what its path leads to, for this reason.
-    Kept(String),
-}
 
 /// Reason why an export in use keeps its target.
 const IN_USE: &str = "its path leads to another file or device, and sessions have the old one open; \
