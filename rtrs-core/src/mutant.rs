@@ -100,6 +100,8 @@ mutants! {
         LossUnsaid = "loss-unsaid",
         /// Of flushes beside each other one reports a loss and the others succeed.
         LossSaidOnce = "loss-said-once",
+        /// A loss between the parts of an IO is not reported after the IO's end.
+        PartLossForgotten = "part-loss-forgotten",
         /// Who takes over does not count what the one before may have left.
         InheritedForgotten = "inherited-forgotten",
         /// The epoch that is kept for a successor moves on before a loss was reported.

@@ -544,7 +544,8 @@ mod tests {
         let scratch = Scratch::new("distrusted");
         let state = StateDir::open(Some(&scratch.0), None);
         let path = state.store.as_ref().unwrap().path("vol");
-        let breaks: [(&str, fn(&Path)); 5] = [
+        type Break = (&'static str, fn(&Path));
+        let breaks: [Break; 5] = [
             ("removed", |path| fs::remove_file(path).unwrap()),
             ("cleared", |path| fs::write(path, "").unwrap()),
             ("replaced in part", |path| fs::write(path.with_extension("new"), "1").unwrap()),

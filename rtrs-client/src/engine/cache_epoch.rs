@@ -155,6 +155,22 @@ impl CacheWatch {
         }
     }
 
+    /// Losses so far.
+    pub(super) fn count(&self) -> u64 {
+        self.losses.count()
+    }
+
+    /// An IO has ended well whose first part was done when there were `before` losses. One since may
+    /// have taken that part, and be reported already: flushes of the whole IO report it again.
+    pub(super) fn ended_in_parts(&self, io: &Io, before: u64) {
+        let changes = matches!(io.op, IoOp::Write | IoOp::Discard | IoOp::WriteZeroes);
+        let is_safe = io.flags.fua && !self.is_volatile();
+        let is_due = self.count() != before && !rtrs_core::mutated!(PartLossForgotten);
+        if changes && !is_safe && is_due {
+            self.losses.add();
+        }
+    }
+
     /// How a flush ends for the session's only user.
     pub(super) fn report(&self, mark: FlushMark, status: IoStatus) -> IoStatus {
         let (status, reported) = self.losses.judge(status, mark.reported);

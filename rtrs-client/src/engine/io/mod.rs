@@ -327,12 +327,18 @@ impl Shard {
         if request.is_on(request.path) {
             path.request_left();
         }
-        let taken = self.requests.io(request.io);
+        let taken = self.requests.io_mut(request.io);
         if let Some(cache) = self.devices.cache(taken.device) {
             match (status, request.standing) {
                 (IoStatus::Ok, _) => {
+                    if taken.has_more() {
+                        taken.losses.get_or_insert(cache.count());
+                    }
                     let epoch = path.cache_id(taken.device);
                     cache.done(self.index, &taken.io, taken.mark, epoch);
+                    if let Some(before) = taken.losses.filter(|_| !taken.has_more()) {
+                        cache.ended_in_parts(&taken.io, before);
+                    }
                 }
                 (status, Standing::Answered(_)) => cache.failed(&taken.io, status),
                 // The server's answer is unknown.

@@ -46,6 +46,8 @@ pub(super) struct TakenIo {
     issued: u32,
     /// Requests in flight.
     pending: u32,
+    /// Losses of acknowledged writes before its first part was done, of an IO of several parts.
+    pub(super) losses: Option<u64>,
     /// Stands in the queue of those that wait to be issued.
     queued: bool,
     /// Its user is told that it has failed, and what of it is at the server may still land.
@@ -60,8 +62,18 @@ impl TakenIo {
         mark: FlushMark,
         submitted: Instant,
     ) -> Self {
-        let (issued, pending, queued, given_up) = (0, 0, false, false);
-        Self { device, io, mark, submitted, status, issued, pending, queued, given_up }
+        Self {
+            device,
+            io,
+            mark,
+            submitted,
+            status,
+            issued: 0,
+            pending: 0,
+            losses: None,
+            queued: false,
+            given_up: false,
+        }
     }
 
     /// Begin and length of the part that is issued next, when a request carries so much at most.
@@ -89,6 +101,11 @@ impl TakenIo {
         let offset = self.io.offset + u64::from(at);
         let (op, flags) = (self.io.op, self.io.flags);
         IoRequest { permit, device_id, op, flags, offset, len, buf }
+    }
+
+    /// True while parts of it are to be done.
+    pub(super) fn has_more(&self) -> bool {
+        self.pending > 0 || !self.is_all_issued()
     }
 
     fn is_all_issued(&self) -> bool {

@@ -4,7 +4,7 @@ use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-use super::fixture::{Fixture, SEC};
+use super::fixture::{Fixture, MS, SEC};
 use crate::engine::{DeviceIndex, NoPath};
 use crate::path::state::PathState;
 
@@ -89,6 +89,36 @@ fn a_flush_in_flight_over_a_loss_fails() {
         assert_eq!(fixture.client.status(flush), Some(IoStatus::Io));
     }
     assert_eq!(run(&mut fixture, 0, IoOp::Flush, false), Some(IoStatus::Ok));
+}
+
+/// A flush that fails while the write is under way says nothing of it to its user.
+#[test]
+fn a_loss_between_the_parts_of_a_write_is_reported_after_its_end() {
+    let mut fixture = Fixture::open(|s| {
+        s.paths = 2;
+        (s.how.fence, s.how.cache_id, s.how.max_io) = (true, 7, 4096);
+    });
+    fixture.server.how.hold = true;
+    let write = fixture.submit(0, IoOp::Write, 0, 8192);
+    fixture.until("both parts", SEC, |s| s.server.held.len() == 2);
+    let first = fixture.server.held.remove(0);
+    fixture.server.serve(&first);
+    fixture.run(10 * MS);
+    restart(&mut fixture, 8);
+    fixture.until("the other part again", SEC, |s| s.server.held.len() == 1);
+    let flush = fixture.submit(1, IoOp::Flush, 0, 0);
+    fixture.until("the flush", SEC, |s| s.server.held.len() == 2);
+    let held = fixture.server.held.remove(1);
+    fixture.server.serve(&held);
+    fixture.until("its end", SEC, |s| s.client.status(flush).is_some());
+    let status = |fixture: &Fixture, tag| fixture.client.status(tag);
+    assert_eq!((status(&fixture, flush), status(&fixture, write)), (Some(IoStatus::Io), None));
+    fixture.server.how.hold = false;
+    fixture.server.release();
+    fixture.drain(SEC);
+    assert_eq!(status(&fixture, write), Some(IoStatus::Ok));
+    assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Io));
+    assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Ok), "once");
 }
 
 #[test]

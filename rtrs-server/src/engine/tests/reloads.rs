@@ -123,6 +123,9 @@ fn try_all(fixture: &mut Fixture) -> Vec<(&'static str, (u64, u8, bool))> {
     opened
 }
 
+/// An export by name, and the size, client and write access with which it was opened.
+type Found = (&'static str, (u64, u8, bool));
+
 /// Tasks of the thread of the control shard besides messages.
 enum Task {
     /// Has a client open an export, and keep it open, if it may.
@@ -135,7 +138,7 @@ enum Task {
     /// Sends whether the clients that hold exports have all of their paths.
     AreUp(mpsc::Sender<Vec<(u8, bool)>>),
     /// Sends what clients open now.
-    Look(mpsc::Sender<Vec<(&'static str, (u64, u8, bool))>>),
+    Look(mpsc::Sender<Vec<Found>>),
     End,
 }
 
