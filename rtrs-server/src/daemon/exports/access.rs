@@ -53,8 +53,10 @@ impl Exports {
             Some(spec) => entry.is_as_set(spec) && self.standing(entry) == Followed::Same,
             None => !entry.configured,
         };
+        // Before the lists are locked: whether an export is in use is asked of the control shard.
         let done = entries.iter().filter(|(name, entry)| as_wanted(name, entry));
-        self.change_access(|access| access.grant(number, done.map(|(name, _)| &**name)));
+        let done: Vec<&str> = done.map(|(name, _)| &**name).collect();
+        self.change_access(|access| access.grant(number, done.into_iter()));
     }
 
     /// An export left the configuration, and is removed.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rtrs_core::block::TargetName;
 use rtrs_core::time::Duration;
 
-use super::{Entry, Exports, Followed, NotReopened, RELEASE_MAX};
+use super::{Entry, Exports, Followed, NotReopened};
 use crate::export::Export;
 
 /// Longest wait for a look at what a path leads to; file systems can hang.
@@ -48,8 +48,11 @@ impl Exports {
         if export.source.target_name() != Some(TargetName::Replaced) {
             return;
         }
+        let name = export.name.clone();
+        // The old one is closed when its last holder is gone.
+        drop(export);
         let Some(_turn) = self.changing.try_lock_for(OPEN_TURN_MAX) else { return };
-        let _ = self.follow(&export.name);
+        let _ = self.follow(&name);
     }
 
     /// Opens exports again whose path leads elsewhere and that no session has open.
@@ -126,6 +129,9 @@ impl Exports {
             self.publish(&entry.spec, &old, entry.configured)?;
             return Err(why);
         }
-        self.release(vec![old], RELEASE_MAX)
+        // Nobody waits: an open that was examined must not wait for the last flush of the old one.
+        // What goes wrong there stands in the log.
+        let _ = self.release(vec![old], Duration::ZERO);
+        Ok(())
     }
 }
