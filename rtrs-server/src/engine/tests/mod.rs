@@ -5,7 +5,8 @@
 //! posted · `violations.rs` what a peer must not do · `discover.rs` lists of exports · `opens.rs`
 //! what is found below a search path · `ends.rs` replays, death, silence, shutdown · `overlap.rs`
 //! who waits for what a closed path has left at the disk · `syncs.rs` who hears of a sync that
-//! failed · `idle.rs` heartbeats of idle paths · `memory.rs` what chunks take · `turns.rs` what
+//! failed; `losses.rs` the same in every order, on the disk of `lossy_disk.rs` ·
+//! `idle.rs` heartbeats of idle paths · `memory.rs` what chunks take · `turns.rs` what
 //! clients ask of the control shard · `times.rs` where time goes · `admin.rs` the operator's
 //! commands; `exports.rs` exports that come and go while clients have them · `access.rs` access
 //! lists; `authenticate.rs` clients that prove who they are; `reloads.rs` who may open what while a
@@ -29,6 +30,8 @@ mod handshake;
 mod idle;
 mod intruders;
 mod io;
+mod losses;
+mod lossy_disk;
 mod memory;
 mod opens;
 mod overlap;
