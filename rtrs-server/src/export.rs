@@ -210,8 +210,8 @@ pub struct ExportTable {
 struct Watch(Mutex<Option<Arc<dyn Fn() + Send + Sync>>>);
 
 #[cfg(test)]
-impl std::fmt::Debug for Watch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Watch")
     }
 }
