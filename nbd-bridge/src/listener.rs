@@ -59,10 +59,10 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     let v4 = || source(Ipv4Addr::UNSPECIFIED.into(), OUTSIDE_V4.into());
     let v6 = || source(Ipv6Addr::UNSPECIFIED.into(), OUTSIDE_V6.into());
     let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => v4().unwrap_or(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V4(ip) if ip.is_unspecified() => v4().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         // It takes IPv4 clients too, as a rule.
         IpAddr::V6(ip) if ip.is_unspecified() => {
-            v6().or_else(v4).unwrap_or(Ipv6Addr::LOCALHOST.into())
+            v6().or_else(v4).unwrap_or(IpAddr::V6(Ipv6Addr::LOCALHOST))
         }
         _ => return address,
     };

@@ -374,8 +374,8 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         false
     }
 
-    /// What the path of the target leads to, as far as is known; `None` for a source without a path.
-    /// Never blocks.
+    /// What the path of the target leads to, as far as is known; `None` for a source without a
+    /// path. Never blocks.
     fn target_name(&self) -> Option<TargetName> {
         None
     }

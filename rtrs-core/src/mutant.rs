@@ -83,9 +83,6 @@ mutants! {
         ResendBeforeFence = "resend-before-fence",
         /// A path carries IO before those that died are fenced off.
         UpBeforeFence = "up-before-fence",
-        /// A volume that a path has opened is used over it before another path that carried the
-        /// volume is fenced off.
-        ServedBeforeFence = "served-before-fence",
         /// An IO ends with an error before the path that it was sent on is fenced off.
         GivenUpBeforeFence = "given-up-before-fence",
         /// The shards of a client use the same permits.
@@ -94,14 +91,10 @@ mutants! {
         FlushCoversLater = "flush-covers-later",
         /// An answer out of another epoch of the server's cache counts for this one.
         OldLifeAnswer = "old-life-answer",
-        /// A flush that the server answers with some errors reports nothing to other users.
-        FlushErrorByKind = "flush-error-by-kind",
         /// A loss is not reported by flushes.
         LossUnsaid = "loss-unsaid",
         /// Of flushes beside each other one reports a loss and the others succeed.
         LossSaidOnce = "loss-said-once",
-        /// A loss between the parts of an IO is not reported after the IO's end.
-        PartLossForgotten = "part-loss-forgotten",
         /// Who takes over does not count what the one before may have left.
         InheritedForgotten = "inherited-forgotten",
         /// The epoch that is kept for a successor moves on before a loss was reported.

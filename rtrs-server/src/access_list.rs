@@ -592,7 +592,8 @@ mod tests {
                 let allowed = spelled.allows(client, &spell(asked), write);
                 prop_assert_eq!(allowed, plain.allows(client, asked.0, write));
                 // What the lists say, without the policy's own look-up.
-                let own = lists.iter().rfind(|((name, _), list)| *name == asked.0 && !list.is_empty());
+                let is_own = |list: &&((_, _), Vec<_>)| list.0.0 == asked.0 && !list.1.is_empty();
+                let own = lists.iter().rfind(is_own);
                 let list = own.map_or(&server, |(_, list)| list);
                 let listed = list.iter().any(|rule| rule.allows(client, write));
                 prop_assert_eq!(allowed, listed || none && unlisted.allows(client));

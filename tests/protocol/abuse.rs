@@ -3,10 +3,12 @@
 //! daemons stay alive. Exit codes: 1 failed at work, 2 wrong usage. Violations of RTRS peers have
 //! their own tests.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -127,7 +129,7 @@ fn port_taken() {
 #[test]
 fn state_of_an_export_kept_by_another_server() {
     let scratch = Scratch::new();
-    let (state, file) = (scratch.text("state"), scratch.path("vol"));
+    let state = scratch.text("state");
     let server = |name: &str| {
         sparse_file(&scratch.path(name), MIB);
         let export = format!("vol0={}", scratch.text(name));
@@ -135,14 +137,20 @@ fn state_of_an_export_kept_by_another_server() {
         builder.args(&["--state-dir", &state, "--run-dir", &scratch.text("run")])
     };
     let first = server("vol").start();
+    let entries = std::fs::read_dir(scratch.path("state").join("epochs")).expect("the epochs");
+    let mut paths = entries.map(|entry| entry.expect("an entry").path());
+    let is_lock = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "lock");
+    let lock = paths.find(is_lock).expect("the lock of the epoch");
     // Servers share the directory as long as they export different things.
     let other = server("other").start();
-    // As in two containers: one path, two files.
-    std::fs::rename(&file, scratch.path("moved")).expect("move the file");
-    let done = server("vol").run().code(1).says("vol0").says("--state-dir");
-    let _ = done.says(&state);
     let _ = first.stop(STOP_TIME_MAX);
     let _ = other.stop(STOP_TIME_MAX);
+    // As a server in another container, to which the file of the export is another one.
+    let held = File::create(&lock).expect("a lock file");
+    held.try_lock().expect("nobody has it");
+    let done = server("vol").run().code(1).says("vol0").says("--state-dir");
+    let _ = done.says(&state);
+    drop(held);
     let _ = server("vol").start().stop(STOP_TIME_MAX);
 }
 

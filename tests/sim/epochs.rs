@@ -5,9 +5,9 @@
 //! that starts after this one was killed finds it. At the second it is durable, and what waits for
 //! that is answered. Where a seed does not draw otherwise both come at once.
 //!
-//! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), over a medium that in some
-//! runs refuses writes and tears them. That the file can be cleared is certain here: a medium that
-//! refuses this too hides a loss from the next server, which docs/FENCE.md says.
+//! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), over a medium that in
+//! some runs refuses writes and tears them. That the file can be cleared is certain here: a medium
+//! that refuses this too hides a loss from the next server, which docs/FENCE.md says.
 
 use std::io;
 use std::sync::Arc;

@@ -240,7 +240,7 @@ fn an_export_is_taken_over_from_a_client_that_hangs() {
     let done =
         done.code(1).says("perhaps another session there has the name sess (--session-name)");
     assert!(!done.stderr.contains("protocol"), "{done:?}");
-    let _ = server.wait_output("another session has the name \"sess\"");
+    let _ = server.wait_output("another session has the name \\\"sess\\\"");
     assert_eq!(server.list()["refused"]["session-name"], 1);
     let words = ["--session-name", "other"];
     let (_refused, done) = Client::attach("vol0").path(&portals[0]).args(&words).try_start();

@@ -238,7 +238,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
         fs::rename(scratch.path("fresh.img"), &path).expect("a new file in its place");
     };
     put(1);
-    let server = Server::builder().export(&format!("vol0={}", scratch.text("vol.img"))).start();
+    let server = Server::builder().export(format!("vol0={}", scratch.text("vol.img"))).start();
     let state = || export(&server, "vol0")["state"].as_str().expect("a state").to_owned();
     let holds = |client: &Client| {
         let mut found = [0; 512];
@@ -264,7 +264,8 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
         let why = report["kept"][0]["why"].as_str().expect("a reason");
         assert!(why.contains("leads to another file") && why.contains("copy it"), "{why}");
     }
-    let beside = attach(&server, "vol0", &["--access", "ro"]);
+    let words = ["--session-name", "beside", "--access", "ro"];
+    let beside = Client::attach("vol0").path(server.portal()).args(&words).start();
     assert_eq!((holds(&client), holds(&beside)), (4, 4), "all sessions use one file");
     let mut raw = RawNbd::go(client.front(), "vol0");
     assert_eq!(raw.write(0, 0, &[9; 512]), Reply::Error(0));

@@ -146,11 +146,9 @@ impl CacheWatch {
     /// this session made itself, for requests without an answer, do not belong here: the server
     /// reports a loss again when its answer did not arrive.
     pub(super) fn failed(&self, io: &Io, answer: IoStatus) {
-        let by_kind = rtrs_core::mutated!(FlushErrorByKind)
-            && matches!(answer, IoStatus::Aborted | IoStatus::TimedOut | IoStatus::ReadOnly);
         let unflushed = || self.all_acked() > self.flushed.load(Ordering::SeqCst);
         let durable_write = || io.flags.fua && !answer.is_refusal() && unflushed();
-        if !by_kind && (io.op == IoOp::Flush || durable_write()) {
+        if io.op == IoOp::Flush || durable_write() {
             self.losses.add();
         }
     }
@@ -160,12 +158,12 @@ impl CacheWatch {
         self.losses.count()
     }
 
-    /// An IO has ended well whose first part was done when there were `before` losses. One since may
-    /// have taken that part, and be reported already: flushes of the whole IO report it again.
+    /// An IO has ended well whose first part was done when there were `before` losses. One since
+    /// may have taken that part, and be reported already: flushes of the whole IO report it again.
     pub(super) fn ended_in_parts(&self, io: &Io, before: u64) {
         let changes = matches!(io.op, IoOp::Write | IoOp::Discard | IoOp::WriteZeroes);
         let is_safe = io.flags.fua && !self.is_volatile();
-        let is_due = self.count() != before && !rtrs_core::mutated!(PartLossForgotten);
+        let is_due = self.count() != before;
         if changes && !is_safe && is_due {
             self.losses.add();
         }

@@ -43,8 +43,8 @@ impl Need {
         let found = if set.search_path == SearchSpec::Off { 0 } else { FOUND_MAX };
         let exports = set.export.len() as u64 + found;
         Self {
-            // The file, its duplicate for discards, the one for syncs, the file of the epoch and its
-            // lock, and one for each shard.
+            // The file, its duplicate for discards, the one for syncs, the file of the epoch and
+            // its lock, and one for each shard.
             base: PROCESS + shards * SHARD + exports * (5 + shards),
             half_open: 2 * u64::from(set.half_open_max()) + ENDING + pings,
             sessions: u64::from(set.sessions_max.get()),

@@ -1,9 +1,9 @@
 //! Exports whose path has come to lead to another file or device.
 //!
 //! A thread has what no session has open opened again by its path: once a second, and before the
-//! first session opens an export ([`Examiner`]), so that no session starts on the old file. What the
-//! path leads to is examined by the backend (`backend/file/watch.rs`), whose threads may block; the
-//! wait for that is bounded.
+//! first session opens an export ([`Examiner`]), so that no session starts on the old file. What
+//! the path leads to is examined by the backend (`backend/file/watch.rs`), whose threads may block;
+//! the wait for that is bounded.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};

@@ -197,7 +197,9 @@ impl Drop for Scene {
 }
 
 fn server(scratch: &Scratch, listens: &[String]) -> ServerBuilder {
-    let builder = Server::builder().export(format!("vol0={}", scratch.text("vol0.img")));
+    let builder = Server::builder()
+        .export(format!("vol0={}", scratch.text("vol0.img")))
+        .args(&["--state-dir", &scratch.text("state")]);
     listens.iter().fold(builder, |builder, listen| builder.listen(listen))
 }
 

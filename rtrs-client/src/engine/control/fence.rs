@@ -15,6 +15,8 @@ use super::SessionControl;
 use super::due::End;
 use super::path::{Path, STEP_TIMEOUT};
 use super::paths::Paths;
+use super::volume::Volume;
+use super::volumes::Volumes;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::Failover;
@@ -50,6 +52,7 @@ pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<Pa
 pub(super) fn ask(
     paths: &mut Paths,
     path: PathId,
+    volumes: &Volumes,
     (permit, failover): (PermitId, Failover),
     ctx: &mut Ctx<'_>,
 ) -> Fencing {
@@ -68,7 +71,10 @@ pub(super) fn ask(
     let lost = &paths[path];
     let same_process = |other: &&Path| !other.process().differs(fence.process);
     let there = paths.iter().filter(up).any(|other| same_process(&other));
-    let answers = |other: &&Path| if there { same_process(other) } else { may_answer(lost, other) };
+    let answers = |other: &&Path| match there {
+        true => same_process(other),
+        false => may_answer(lost, other, volumes),
+    };
     let over = paths.iter().filter(up).filter(answers).find(idle).map(Path::id);
     if let Some(over) = over {
         let posted = paths[over].try_post(ctx, |s, fabric| s.post_fence(&fence, permit, fabric));
@@ -89,12 +95,16 @@ pub(super) fn ask(
 }
 
 /// Whether the process to which a path leads may answer for the one to which a dead path led: it is
-/// the same, or has open what the dead path carried and has not refused.
-fn may_answer(lost: &Path, over: &Path) -> bool {
+/// the same, or was asked to open each volume that the dead path carried, and has not refused the
+/// fence. Volumes that are being closed are not opened there, and one that the process does not
+/// open takes no writes from it.
+fn may_answer(lost: &Path, over: &Path, volumes: &Volumes) -> bool {
     let process = over.process();
     let opened = || {
         let carried = lost.fence.lost_at().map(|(_, carried)| carried);
-        carried.is_none_or(|carried| carried.iter().all(|volume| over.has(volume)))
+        let wanted = |at: &DeviceIndex| volumes.get(*at).is_some_and(Volume::is_wanted);
+        let tried = |at| over.terms.is_tried(at);
+        carried.is_none_or(|carried| carried.iter().filter(wanted).all(tried))
     };
     !process.differs(lost.fence.process()) || !lost.fence.is_refused_by(process) && opened()
 }
@@ -110,12 +120,12 @@ pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
 
 /// True while a fence can be asked for: another path to its server is connected, and leads to a
 /// process that may answer.
-pub(super) fn is_awaited(paths: &Paths) -> bool {
+pub(super) fn is_awaited(paths: &Paths, volumes: &Volumes) -> bool {
     paths.iter().any(|path| {
         let lost = path.fence.lost_at();
         let up = |other: &Path, server| other.is_connected() && other.server() == server;
         lost.is_some_and(|(server, _)| {
-            paths.iter().any(|other| up(other, server) && may_answer(path, other))
+            paths.iter().any(|other| up(other, server) && may_answer(path, other, volumes))
         })
     })
 }
@@ -160,7 +170,7 @@ pub(super) fn may_serve(paths: &Paths, path: PathId, volume: DeviceIndex) -> boo
         lost.is_some_and(|(at, carried)| at == server && carried.contains(volume))
     };
     let awaited = paths[path].fences() && paths.iter().any(lost);
-    !awaited || rtrs_core::mutated!(ServedBeforeFence)
+    !awaited
 }
 
 /// When an answer to a fence is overdue.
@@ -210,7 +220,7 @@ impl SessionControl {
                 any |= self.on_fenced(id, ctx);
                 continue;
             }
-            match ask(&mut self.paths, id, rules, ctx) {
+            match ask(&mut self.paths, id, &self.volumes, rules, ctx) {
                 Fencing::Waits => continue,
                 Fencing::Asked => {}
                 Fencing::NotNeeded => {

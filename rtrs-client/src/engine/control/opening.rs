@@ -68,8 +68,8 @@ fn due(path: &Path, volumes: &Volumes) -> Option<(Instant, DeviceIndex)> {
     new.chain(changed).min()
 }
 
-fn may_open(paths: &Paths) -> bool {
-    let awaited = fence::is_awaited(paths);
+fn may_open(paths: &Paths, volumes: &Volumes) -> bool {
+    let awaited = fence::is_awaited(paths, volumes);
     let opening = paths.first(PathState::Opening).is_some();
     !(paths.is_using(CONTROL) || opening || awaited)
 }
@@ -130,7 +130,7 @@ impl SessionControl {
             due.map(|(_, volume)| (path.id(), volume))
         };
         let next = self.paths.iter().filter(|path| path.is_free()).find_map(due);
-        let next = next.filter(|_| may_open(&self.paths) && self.is_running());
+        let next = next.filter(|_| may_open(&self.paths, &self.volumes) && self.is_running());
         let Some((id, volume)) = next else { return false };
         let (path, volume) = (&mut self.paths[id], &self.volumes[volume]);
         let at = volume.index();
@@ -147,7 +147,7 @@ impl SessionControl {
     pub(super) fn open_deadline(&self) -> Option<Instant> {
         let free = self.paths.iter().filter(|path| path.is_free());
         let due = free.filter_map(|path| due(path, &self.volumes)).map(|(at, _)| at).min();
-        due.filter(|_| may_open(&self.paths) && self.is_running())
+        due.filter(|_| may_open(&self.paths, &self.volumes) && self.is_running())
     }
 
     /// The server says that a device has changed, which may be one that is not open yet.

@@ -332,7 +332,7 @@ impl Shard {
             match (status, request.standing) {
                 (IoStatus::Ok, _) => {
                     if taken.has_more() {
-                        taken.losses.get_or_insert(cache.count());
+                        taken.losses.get_or_insert_with(|| cache.count());
                     }
                     let epoch = path.cache_id(taken.device);
                     cache.done(self.index, &taken.io, taken.mark, epoch);

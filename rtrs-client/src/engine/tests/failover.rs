@@ -135,8 +135,11 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
     }
 }
 
-/// Has each path led to a process of its own, in the order of their first connects.
-fn processes() -> Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>> {
+/// Encodes an accept as a test wants it.
+type Accept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
+
+/// Leads each path to a process of its own, in the order of their first connects.
+fn processes() -> Accept {
     let known = RefCell::new(Vec::new());
     Box::new(move |req, mut rsp| {
         let mut known = known.borrow_mut();

@@ -46,7 +46,8 @@ fn a_volume_that_is_added_is_opened_on_each_connected_path() {
 /// A process that dies at once leaves it to the one that takes over.
 #[test]
 fn the_epoch_of_a_volume_that_is_added_is_kept_before_its_first_io() {
-    let mut fixture = fixture(1);
+    let mut fixture = Fixture::open(|s| (s.paths, s.how.fence, s.how.cache_id) = (1, true, 7));
+    fixture.server.more.add("vol1", 1 << 20);
     fixture.server.more.named("vol1").cache_id = 70;
     add(&mut fixture, "vol1").expect("it is there");
     fixture.until("the volume", SEC, |s| s.serves_all(2));

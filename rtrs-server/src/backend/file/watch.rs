@@ -9,9 +9,9 @@
 //! was cut off may have been acknowledged and not flushed: one flush fails for each cut, and the
 //! engine informs the other sessions. What changed is logged once.
 //!
-//! A path may come to lead to another file (`mv new.img vol.img`, as rsync, restores and editors do),
-//! to another device (udev makes nodes anew), or nowhere. The export keeps what it has open. An
-//! export that no session has open is opened again by its path (`daemon/targets.rs`).
+//! A path may come to lead to another file (`mv new.img vol.img`, as rsync, restores and editors
+//! do), to another device (udev makes nodes anew), or nowhere. The export keeps what it has open.
+//! An export that no session has open is opened again by its path (`daemon/targets.rs`).
 
 use std::fs::{self, File};
 use std::io;

@@ -19,9 +19,9 @@ const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Reason why an export in use keeps its target.
-const IN_USE: &str = "its path leads to another file or device, and sessions have the old one open; \
-                      what they write may be lost when the last of them closes it: copy it through \
-                      a client before that. The new one is exported then";
+const IN_USE: &str = "its path leads to another file or device, and sessions have the old one \
+                      open; what they write may be lost when the last of them closes it: copy it \
+                      through a client before that. The new one is exported then";
 
 /// Reason why an export whose path leads nowhere keeps its target.
 const MISSING: &str = "its path leads nowhere; what was opened is still exported, and if it was \
