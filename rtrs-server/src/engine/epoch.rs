@@ -8,7 +8,7 @@
 //! A sync that succeeds proves nothing while another one that began before its end has not been
 //! looked at: that one may have taken the error. Every sync therefore draws a number, each shard
 //! publishes the lowest of its numbers that is still out, and a good sync is answered only when
-//! all numbers drawn before its end are back (`engine/io/syncs.rs`).
+//! all numbers drawn before its end are back (`engine/io/sync.rs`).
 //!
 //! The epoch is part of the cache id of OPEN_RSP, so that a client in a new session notices too.
 //! An [`EpochStore`] keeps it across restarts of the server; the failed sync is answered after

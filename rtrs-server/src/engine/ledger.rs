@@ -350,7 +350,3 @@ mod tests {
         assert!(!ledger.may_repeat(other, PERMIT));
     }
 }
-
-#[cfg(all(test, loom))]
-#[path = "tests/ledger_model.rs"]
-mod loom_model;

@@ -34,9 +34,9 @@ use super::devices::Devices;
 use super::overlap::{OrphanedWrite, touches};
 use super::path::{LocalPath, Mode};
 use super::permits::Claim;
-use super::progress::{IoProgress, IoStep};
+use super::progress::IoProgress;
 use super::request::{Arrival, Parsed, Reply, Request, RequestState, State, Wait};
-use super::sync::{Settling, Verdict};
+use super::sync::{Account, Next, Settling};
 use super::table::{ConnRow, RequestRef, Table, Waiting};
 use super::validate::{part_max, plan_io};
 use crate::engine::ctx::Ctx;
@@ -394,9 +394,7 @@ impl Step<'_> {
             return true;
         };
         let part_max = part_max(devices.geometry(io.export), io.op);
-        io.begin_sync(shared, permit, devices);
         io.submitted = ctx.now;
-        let export = io.export;
         let order = if io.is_flush() {
             let (op, flags) = (IoOp::Flush, IoFlags::default());
             Io { tag, op, flags, offset: 0, len: 0, buf: None }
@@ -415,10 +413,7 @@ impl Step<'_> {
                 buf: chunk.and_then(|chunk| chunk.slice(io.done as usize, bytes as usize)),
             }
         };
-        let taken = devices.submit(export, order).is_ok();
-        if !taken {
-            io.withdraw_sync(devices);
-        }
+        let taken = io.submit(order, Account::of(shared, permit, io.device), devices);
         request.wait(if taken { Wait::Submitted } else { Wait::Queued });
         taken
     }
@@ -500,36 +495,18 @@ impl Step<'_> {
         let Some(io) = request.io_mut() else {
             return self.path.internal_error("a step ended of a request that is no IO", ctx.out);
         };
-        match io.verdict(status, shared, self.devices) {
-            Verdict::Stands => {}
-            Verdict::Fail(errno) => return self.finish_io(errno, ctx),
-            Verdict::ReportLoss(hidden, errno) => {
-                if let Some(ledger) = shared.session.devices.ledger(io.device) {
-                    ledger.report(io.mark, hidden, shared.key, permit);
-                }
+        let account = Account::of(shared, permit, io.device);
+        match io.end_step(status, account, self.devices) {
+            Next::Submit => {
+                let export = io.export;
+                self.submit_or_wait(export, ctx);
+            }
+            Next::Answer(errno) => self.finish_io(errno, ctx),
+            Next::ReportLoss(errno) => {
                 request.reported_loss = Some(io.device);
-                return self.finish_io(errno, ctx);
+                self.finish_io(errno, ctx);
             }
         }
-        if !status.is_ok() && !rtrs_core::mutated!(DeviceErrorDropped) {
-            return self.finish_io(status.to_errno(), ctx);
-        }
-        match io.step {
-            IoStep::PreFlush => io.step = IoStep::Data,
-            IoStep::Data => {
-                io.done += io.part;
-                if io.done >= io.len || rtrs_core::mutated!(FirstPartAnswers) {
-                    if !io.post_flush || rtrs_core::mutated!(PostflushDropped) {
-                        io.note_write(shared, self.devices);
-                        return self.finish_io(0, ctx);
-                    }
-                    io.step = IoStep::PostFlush;
-                }
-            }
-            IoStep::PostFlush => return self.finish_io(0, ctx),
-        }
-        let export = io.export;
-        self.submit_or_wait(export, ctx);
     }
 
     fn finish_io(&mut self, errno: u16, ctx: &mut Ctx<'_>) {

@@ -5,8 +5,11 @@
 //! and is only then decided: a flush by the session's ledger (`ledger.rs`), a write with FUA by the
 //! epoch it was submitted in. Until then the request is `Settling`; the shard looks at such
 //! requests in each turn, and another shard whose sync has ended wakes it by a message.
+//!
+//! The request pipeline calls [`submit`](IoProgress::submit), `end_sync`, `is_settled` and
+//! [`end_step`](IoProgress::end_step) in that order, and so does the loom model of this protocol.
 
-use rtrs_core::block::IoOp;
+use rtrs_core::block::{Io, IoOp};
 use rtrs_core::ids::PermitId;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
@@ -14,12 +17,27 @@ use rtrs_core::wire::errno;
 
 use super::devices::Devices;
 use super::progress::{IoProgress, IoStep};
-use crate::engine::ledger::Hidden;
-use crate::path::PathShared;
+use crate::engine::device_table::DeviceId;
+use crate::engine::ledger::{FlushLedger, Hidden};
+use crate::path::{PathKey, PathShared};
 
 /// What saving an epoch may take. After that the failure is reported all the same: a state
 /// directory on a disk that hangs must not delay the answer for ever.
 const SAVE_MAX: Duration = Duration::from_secs(5);
+
+/// A session's ledger for the export of a request, and where that request is answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Account<'a> {
+    ledger: Option<&'a FlushLedger>,
+    path: PathKey,
+    permit: PermitId,
+}
+
+impl<'a> Account<'a> {
+    pub(super) fn of(path: &'a PathShared, permit: PermitId, device: DeviceId) -> Self {
+        Self { ledger: path.session.devices.ledger(device), path: path.key, permit }
+    }
+}
 
 /// How a step of an IO ended, and what has to come about before that is acted on.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +51,20 @@ pub(super) struct Settling {
     unsaved_at: Instant,
 }
 
+/// What follows a step of an IO that has ended for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The next step is submitted.
+    Submit,
+    /// The IO is answered with this errno.
+    Answer(u16),
+    /// A flush is answered with this errno, which reports a loss.
+    ReportLoss(u16),
+}
+
 /// What the end of a step means for the answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Verdict {
+enum Verdict {
     /// The step ended as the device says.
     Stands,
     /// The flush fails: acknowledged writes may be lost.
@@ -63,29 +92,39 @@ impl IoProgress {
         self.step == IoStep::PreFlush || self.op == IoOp::Flush
     }
 
-    /// It is about to be submitted: notes what decides about its end.
-    pub(super) fn begin_sync(
+    /// Gives the device the next step, `order`. False when the device is full.
+    pub(super) fn submit(
         &mut self,
-        path: &PathShared,
-        permit: PermitId,
+        order: Io,
+        account: Account<'_>,
         devices: &mut Devices,
-    ) {
+    ) -> bool {
+        self.begin_sync(account, devices);
+        let taken = devices.submit(self.export, order).is_ok();
+        if !taken {
+            self.withdraw_sync(devices);
+        }
+        taken
+    }
+
+    /// It is about to be submitted: notes what decides about its end.
+    fn begin_sync(&mut self, account: Account<'_>, devices: &mut Devices) {
         let rises = devices.epoch(self.export).rises();
         self.epoch.get_or_insert(rises);
         if !self.is_sync() {
             return;
         }
         if self.covers_all()
-            && let Some(ledger) = path.session.devices.ledger(self.device)
+            && let Some(ledger) = account.ledger
         {
-            self.mark = ledger.begin_flush(rises, path.key, permit);
+            self.mark = ledger.begin_flush(rises, account.path, account.permit);
         }
         self.number = devices.draw(self.export, self.covers_all());
     }
 
     /// The device was full: the sync did not begin. Nobody is woken, since another shard whose
     /// device is full too would answer by waking this one; requests that wait are looked at again.
-    pub(super) fn withdraw_sync(&mut self, devices: &mut Devices) {
+    fn withdraw_sync(&mut self, devices: &mut Devices) {
         if let Some(number) = self.number.take() {
             devices.back(self.export, number);
         }
@@ -150,20 +189,52 @@ impl IoProgress {
         }
     }
 
-    /// What the end of a settled step means.
-    pub(super) fn verdict(
-        &self,
+    /// A step is settled: reports a loss, notes a write that is about to be acknowledged, and moves
+    /// on to the next step.
+    pub(super) fn end_step(
+        &mut self,
         status: IoStatus,
-        path: &PathShared,
+        account: Account<'_>,
         devices: &Devices,
-    ) -> Verdict {
+    ) -> Next {
+        match self.verdict(status, account, devices) {
+            Verdict::Stands => {}
+            Verdict::Fail(errno) => return Next::Answer(errno),
+            Verdict::ReportLoss(hidden, errno) => {
+                if let Some(ledger) = account.ledger {
+                    ledger.report(self.mark, hidden, account.path, account.permit);
+                }
+                return Next::ReportLoss(errno);
+            }
+        }
+        if !status.is_ok() && !rtrs_core::mutated!(DeviceErrorDropped) {
+            return Next::Answer(status.to_errno());
+        }
+        match self.step {
+            IoStep::PreFlush => self.step = IoStep::Data,
+            IoStep::Data => {
+                self.done += self.part;
+                if self.done >= self.len || rtrs_core::mutated!(FirstPartAnswers) {
+                    if !self.post_flush || rtrs_core::mutated!(PostflushDropped) {
+                        self.note_write(account, devices);
+                        return Next::Answer(0);
+                    }
+                    self.step = IoStep::PostFlush;
+                }
+            }
+            IoStep::PostFlush => return Next::Answer(0),
+        }
+        Next::Submit
+    }
+
+    /// What the end of a settled step means.
+    fn verdict(&self, status: IoStatus, account: Account<'_>, devices: &Devices) -> Verdict {
         let rises = devices.epoch(self.export).rises();
         if self.covers_all() {
             if !status.is_ok() {
                 return Verdict::ReportLoss(Hidden::Loss, status.to_errno());
             }
-            let ledger = path.session.devices.ledger(self.device);
-            let hidden = ledger.and_then(|own| own.hides_loss(self.mark, rises));
+            let hidden = account.ledger.and_then(|own| own.hides_loss(self.mark, rises));
             return hidden.map_or(Verdict::Stands, |why| Verdict::ReportLoss(why, errno::EIO));
         }
         let outdated = self.epoch.is_some_and(|began| rises > began);
@@ -174,13 +245,16 @@ impl IoProgress {
     }
 
     /// A write has been done and is about to be acknowledged.
-    pub(super) fn note_write(&self, path: &PathShared, devices: &Devices) {
+    fn note_write(&self, account: Account<'_>, devices: &Devices) {
         if !self.changes() || self.flags.fua {
             return;
         }
-        let ledger = path.session.devices.ledger(self.device);
-        if let (Some(ledger), Some(began)) = (ledger, self.epoch) {
+        if let (Some(ledger), Some(began)) = (account.ledger, self.epoch) {
             ledger.wrote(began, devices.epoch(self.export).rises());
         }
     }
 }
+
+#[cfg(all(test, loom))]
+#[path = "../tests/sync_model.rs"]
+mod loom_model;
