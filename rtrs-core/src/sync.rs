@@ -1,4 +1,5 @@
-//! The atomics of protocols that loom checks: those of `std`, and under `--cfg loom` loom's.
+//! The atomics and locks of protocols that loom checks: those of `std` and `parking_lot`, and
+//! under `--cfg loom` loom's.
 //!
 //! Loom runs a few threads in every interleaving and lets loads return every value that the memory
 //! model allows. It does not know the single order of `SeqCst` accesses: it treats them as acquire
@@ -10,6 +11,48 @@ pub use std::sync::atomic;
 
 #[cfg(loom)]
 pub use loom::sync::atomic;
+
+#[cfg(not(loom))]
+pub(crate) use parking_lot::{Mutex, RwLock};
+
+#[cfg(loom)]
+pub(crate) use locks::{Mutex, RwLock};
+
+/// Loom's locks with the methods of `parking_lot`. A model that panics ends, so none is poisoned.
+#[cfg(loom)]
+mod locks {
+    use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct RwLock<T>(loom::sync::RwLock<T>);
+
+    impl<T> RwLock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::RwLock::new(value))
+        }
+
+        pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+            self.0.read().unwrap()
+        }
+
+        pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+            self.0.write().unwrap()
+        }
+    }
+}
 
 /// Runs a model in every interleaving with at most three preemptions, or as many as
 /// `LOOM_MAX_PREEMPTIONS` says. Switches where a thread ends or waits are not counted.

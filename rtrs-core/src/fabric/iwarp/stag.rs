@@ -12,19 +12,24 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::hash::BuildHasher;
+#[cfg(not(loom))]
+use std::hash::RandomState;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
-
-use parking_lot::{Mutex, RwLock};
 
 use crate::fabric::{Access, FabricError, Sge};
 use crate::ids::Rkey;
 use crate::mem::{MemSlice, Region};
+use crate::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutex, RwLock};
 
-/// Entries of a slab, and slabs of a table: 2^24 keys together.
-const SLAB_LEN: usize = 4096;
-const SLABS: usize = 4096;
+/// Entries of a slab, and slabs of a table: 2^24 keys together. A model needs few.
+const SLAB_LEN: usize = if cfg!(loom) { 4 } else { 4096 };
+const SLABS: usize = if cfg!(loom) { 1 } else { 4096 };
+/// Loom needs the same numbers in each run.
+#[cfg(loom)]
+type RandomState = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
 const LOCAL_WRITE: u16 = 1;
 pub(super) const REMOTE_WRITE: u16 = 2;
@@ -55,6 +60,7 @@ pub(super) enum StagFault {
     Early,
 }
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Entry>() == 64, "an entry fills a cache line");
 
 /// One key. `state` holds a generation (high half) and the valid STag (low half, 0 when dead);
@@ -80,20 +86,23 @@ struct Entry {
 }
 
 impl Entry {
-    /// Makes the key dead for newcomers. True when no access is in progress.
-    fn kill(&self) -> bool {
+    /// Makes the key `stag` dead for newcomers; a later key of the entry stays valid. True when no
+    /// access is in progress.
+    fn kill(&self, stag: u32) -> bool {
         let state = self.state.load(Ordering::SeqCst);
-        if state & u64::from(u32::MAX) != 0 {
+        if state as u32 == stag {
             let dead = ((state >> 32).wrapping_add(1) & u64::from(u32::MAX)) << 32;
-            // A failure means that the peer invalidated it just now: as dead as we want it.
+            // A failure means that another shard killed it just now.
             let _ = self.state.compare_exchange(state, dead, Ordering::SeqCst, Ordering::SeqCst);
         }
         self.is_idle()
     }
 
-    /// True when no access is in progress.
+    /// True when no access is in progress. A read-modify-write like that of
+    /// [`StagTable::acquire`]: of two the second sees what was done before the first, so an access
+    /// is counted here or finds the key dead.
     fn is_idle(&self) -> bool {
-        self.placing.load(Ordering::SeqCst) == 0
+        self.placing.fetch_add(0, Ordering::SeqCst) == 0
     }
 
     fn publish(&self, stag: u32) {
@@ -139,7 +148,8 @@ pub(super) struct StagTable {
     /// Grows whenever a region leaves, so that caches drop it.
     epoch: AtomicU64,
     random: RandomState,
-    draws: AtomicU64,
+    /// Orders nothing, so no model has to interleave it.
+    draws: AtomicUsize,
 }
 
 impl StagTable {
@@ -150,7 +160,7 @@ impl StagTable {
             regions: RwLock::new(HashMap::new()),
             epoch: AtomicU64::new(0),
             random: RandomState::new(),
-            draws: AtomicU64::new(0),
+            draws: AtomicUsize::new(0),
         })
     }
 
@@ -200,7 +210,7 @@ impl StagTable {
 
     fn give_back(&self, index: u32) {
         if let Some(entry) = self.entry(index) {
-            entry.kill();
+            entry.kill(entry.last.load(Ordering::Acquire));
         }
         self.free.lock().entries.push_back(index);
     }
@@ -313,7 +323,8 @@ impl StagTable {
         if entry.binding.swap(true, Ordering::SeqCst) {
             return Err(FabricError::QpState);
         }
-        if !entry.kill() {
+        // Another bind may have replaced the key since it was validated.
+        if entry.last.load(Ordering::Relaxed) != rkey.0 || !entry.kill(rkey.0) {
             entry.binding.store(false, Ordering::SeqCst);
             return Err(FabricError::QpState);
         }
@@ -330,7 +341,7 @@ impl StagTable {
     /// is dead for newcomers all the same, and asking again later succeeds.
     pub(super) fn revoke(&self, pd: u64, rkey: Rkey) -> Result<Rkey, FabricError> {
         let entry = self.window_entry(pd, rkey)?;
-        if entry.kill() { Ok(rkey) } else { Err(FabricError::QpState) }
+        if entry.kill(rkey.0) { Ok(rkey) } else { Err(FabricError::QpState) }
     }
 
     /// A peer's Send with Invalidate (RFC 5040 section 5.3). Only windows can be invalidated.
@@ -338,7 +349,7 @@ impl StagTable {
     pub(super) fn invalidate(&self, pd: u64, stag: u32) -> Result<(), StagFault> {
         match self.window_entry(pd, Rkey(stag)) {
             Ok(entry) => {
-                entry.kill();
+                entry.kill(stag);
                 Ok(())
             }
             Err(_) => Err(StagFault::Invalid),
@@ -666,3 +677,7 @@ mod tests {
         writer.join().unwrap();
     }
 }
+
+#[cfg(all(test, loom))]
+#[path = "tests/stag_model.rs"]
+mod loom_model;
