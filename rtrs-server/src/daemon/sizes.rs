@@ -113,3 +113,60 @@ impl Exports {
         Ok(Resized { export: export.name.clone(), size: to, size_before: had })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::rt::mailbox;
+
+    use super::*;
+    use crate::audit::AuditSink;
+    use crate::backend::MemorySource;
+    use crate::daemon::exports::Opener;
+    use crate::daemon::identity::Sources;
+    use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
+    use crate::settings::Settings;
+    use crate::state::StateDir;
+
+    /// A state directory whose disk takes epochs, or hangs.
+    #[derive(Debug)]
+    struct Store {
+        hangs: bool,
+    }
+
+    impl EpochStore for Store {
+        fn save(&self, _key: &str, state: &Arc<EpochState>) {
+            if !self.hangs {
+                let (_, rises) = state.begin_save();
+                state.end_save(rises);
+            }
+        }
+    }
+
+    #[test]
+    fn an_export_is_not_cut_before_the_loss_is_noted() {
+        for hangs in [false, true] {
+            let mut export = Export::new("vol", Arc::new(MemorySource::new(1 << 20, 512)));
+            export.epoch = SyncEpoch::kept(0, Arc::new(Store { hangs }), "vol".into());
+            let table = ExportTable::new(vec![export]);
+            let export = table.get(ExportIndex(0)).unwrap();
+            let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
+            let opener = Arc::new(Opener::new(Sources::system(), state));
+            let (sender, _inbox) = mailbox().unwrap();
+            let parts = ((table, opener), (ControlShard(sender), None));
+            let settings = Settings::default();
+            let exports = Exports::new(parts.0, parts.1, &settings, AuditSink::default());
+
+            let resized = exports.resize("vol", Some(4096), true);
+            assert_eq!(export.epoch.rises(), 1);
+            let size = export.source.geometry().size;
+            if hangs {
+                let why = resized.unwrap_err();
+                assert!(why.contains("state-dir could not note"), "{why}");
+                assert_eq!((size, export.note_size()), (1 << 20, false));
+            } else {
+                assert_eq!(resized.unwrap().size, 4096);
+                assert_eq!(size, 4096);
+            }
+        }
+    }
+}
