@@ -538,13 +538,22 @@ mod tests {
         assert!(!policy.may_connect(Client { name: Some("db2"), ..outside }));
     }
 
-    /// Names with any number of slashes in front.
-    fn spelled() -> impl Strategy<Value = (&'static str, usize)> {
-        (select(&["vol0", "vol1", "dev/x", "a"][..]), 0..4usize)
+    /// An export name with slashes in front, which count for nothing.
+    #[derive(Clone, Debug)]
+    struct Spelled {
+        name: &'static str,
+        slashes: usize,
     }
 
-    fn spell((name, slashes): (&str, usize)) -> String {
-        "/".repeat(slashes) + name
+    impl Spelled {
+        fn text(&self) -> String {
+            "/".repeat(self.slashes) + self.name
+        }
+    }
+
+    fn spelled() -> impl Strategy<Value = Spelled> {
+        let names = select(&["vol0", "vol1", "dev/x", "a"][..]);
+        (names, 0..4usize).prop_map(|(name, slashes)| Spelled { name, slashes })
     }
 
     fn any_list() -> impl Strategy<Value = Vec<&'static str>> {
@@ -572,9 +581,8 @@ mod tests {
             let policy = |with_slashes: bool| {
                 let spelled: Vec<_> = lists
                     .iter()
-                    .map(|((name, slashes), list)| {
-                        let slashes = if with_slashes { *slashes } else { 0 };
-                        (spell((name, slashes)), list)
+                    .map(|(at, list)| {
+                        (if with_slashes { at.text() } else { at.name.to_owned() }, list)
                     })
                     .collect();
                 let lists = spelled.iter().map(|(name, list)| (name.as_str(), &list[..]));
@@ -589,10 +597,12 @@ mod tests {
             prop_assert_eq!(spelled.is_open(), plain.is_open());
             prop_assert_eq!(spelled.is_open_to_named(), plain.is_open_to_named());
             for write in [false, true] {
-                let allowed = spelled.allows(client, &spell(asked), write);
-                prop_assert_eq!(allowed, plain.allows(client, asked.0, write));
+                let allowed = spelled.allows(client, &asked.text(), write);
+                prop_assert_eq!(allowed, plain.allows(client, asked.name, write));
                 // What the lists say, without the policy's own look-up.
-                let is_own = |list: &&((_, _), Vec<_>)| list.0.0 == asked.0 && !list.1.is_empty();
+                let is_own = |(at, list): &&(Spelled, Vec<_>)| {
+                    at.name == asked.name && !list.is_empty()
+                };
                 let own = lists.iter().rfind(is_own);
                 let list = own.map_or(&server, |(_, list)| list);
                 let listed = list.iter().any(|rule| rule.allows(client, write));

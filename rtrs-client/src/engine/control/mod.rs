@@ -84,6 +84,16 @@ use crate::path::state::PathState;
 /// How often a path looks whether it may connect, while another asks for the session.
 const OPENER_POLL: Duration = Duration::from_millis(5);
 
+/// End of a connection that a shard reports.
+struct ShardConnectionEnd {
+    /// Epoch of the path that the connection belonged to.
+    epoch: u32,
+    cid: ConnIndex,
+    why: String,
+    /// The peer closed the connection.
+    in_order: bool,
+}
+
 /// The parts of the control shard.
 #[derive(Debug)]
 pub(crate) struct SessionControl {
@@ -446,23 +456,19 @@ impl SessionControl {
             ControlMessage::InternalError { path } => self.paths[path].count_internal_error(),
             ControlMessage::Failed { path, epoch, cid, failure } => {
                 let why = handshake::describe_failure(&failure);
-                self.on_shard_closed(path, (epoch, cid), (&why, false), ctx);
+                let end = ShardConnectionEnd { epoch, cid, why, in_order: false };
+                self.on_shard_closed(path, end, ctx);
             }
             ControlMessage::Closed { path, epoch, cid, reason } => {
                 let why = self.paths[path].describe_end(&reason);
                 let in_order = reason == CloseReason::Peer;
-                self.on_shard_closed(path, (epoch, cid), (&why, in_order), ctx);
+                self.on_shard_closed(path, ShardConnectionEnd { epoch, cid, why, in_order }, ctx);
             }
         }
     }
 
-    fn on_shard_closed(
-        &mut self,
-        id: PathId,
-        (epoch, cid): (u32, ConnIndex),
-        (why, in_order): (&str, bool),
-        ctx: &mut Ctx<'_>,
-    ) {
+    fn on_shard_closed(&mut self, id: PathId, end: ShardConnectionEnd, ctx: &mut Ctx<'_>) {
+        let ShardConnectionEnd { epoch, cid, why, in_order } = end;
         if self.paths[id].epoch() == epoch {
             self.paths[id].connection_ended(cid);
             let why = Some(format!("connection {cid}: {why}"));

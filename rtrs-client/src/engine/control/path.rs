@@ -587,7 +587,7 @@ impl Path {
             process: self.server.process,
             volumes: self.terms.end(),
         };
-        self.fence.died((self.connections.epoch(), self.connections.recon_cnt()), carried);
+        self.fence.died(self.connections.epoch(), self.connections.recon_cnt(), carried);
         self.connections.shared().set_latency(Duration::ZERO);
         self.connections.end(self.id, end.in_order, ctx);
         true

@@ -97,8 +97,8 @@ impl PathFence {
         self.carries = false;
     }
 
-    /// The path dies, in this epoch and after so many connects: what it carried awaits a fence.
-    pub(super) fn died(&mut self, (epoch, recon_cnt): (u32, u16), carried: Carried) {
+    /// The path dies after its connect number `recon_cnt`: what it carried awaits a fence.
+    pub(super) fn died(&mut self, epoch: u32, recon_cnt: u16, carried: Carried) {
         (self.held, self.unreported) = (None, DeviceSet::default());
         if std::mem::take(&mut self.carries) && !rtrs_core::mutated!(LostUnnoted) {
             let (refused_by, asked, answered) = (None, None, false);

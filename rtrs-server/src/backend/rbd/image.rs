@@ -86,6 +86,15 @@ pub(super) struct Shared {
     exclusive: bool,
 }
 
+/// How an image is exported.
+struct Shape {
+    /// Bytes, in whole blocks.
+    size: u64,
+    block: u32,
+    read_only: bool,
+    exclusive: bool,
+}
+
 impl RbdSource {
     /// Opens an image, and takes its lock for writing.
     ///
@@ -114,16 +123,18 @@ impl RbdSource {
             return Err(BackendError::new(name, problem, hint));
         }
         let exclusive = refused_to.is_some() || !how.no_lock;
-        let made = Self::new(name, image, (exported, block, read_only, exclusive), refused_to);
+        let shape = Shape { size: exported, block, read_only, exclusive };
+        let made = Self::new(name, image, shape, refused_to);
         made.map_err(|error| system(name, error))
     }
 
     fn new(
         name: &str,
         image: Image,
-        (size, block, read_only, exclusive): (u64, u32, bool, bool),
+        shape: Shape,
         refused_to: Option<Refused>,
     ) -> io::Result<Self> {
+        let Shape { size, block, read_only, exclusive } = shape;
         let changes = !read_only;
         let object = image.facts().object_size.clamp(IO_MAX.0, IO_MAX.1);
         let geometry = Geometry {

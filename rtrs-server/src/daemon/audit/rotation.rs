@@ -130,11 +130,12 @@ fn surplus(sizes: BTreeMap<Owner, u64>, max: u64) -> BTreeMap<Owner, u64> {
             .collect();
         self::share(&of_class, classes[class].min(share))
     });
-    let of_owner = |(owner, size): (Owner, u64)| {
-        let share = shares[owner.class()];
-        (owner, size.saturating_sub(share))
-    };
-    sizes.into_iter().map(of_owner).filter(|(_, surplus)| *surplus > 0).collect()
+    let mut surplus = sizes;
+    surplus.retain(|owner, size| {
+        *size = size.saturating_sub(shares[owner.class()]);
+        *size > 0
+    });
+    surplus
 }
 
 /// The largest share so that all sizes, each cut to it, fit together.

@@ -61,15 +61,33 @@ pub(super) enum Step {
     Again(Box<Draft>),
 }
 
+/// A DISCOVER: exports behind a name, in an answer of limited size.
+pub(super) struct PageRequest<'a> {
+    pub(super) session: SessionId,
+    pub(super) after: &'a Name,
+    /// Bytes of the answer.
+    pub(super) room: u32,
+}
+
+/// What a page is made from.
+#[derive(Clone, Copy)]
+pub(super) struct Tables<'a> {
+    pub(super) exports: &'a ExportTable,
+    pub(super) opens: &'a Opens,
+    pub(super) registry: &'a Registry,
+}
+
 impl Lists {
-    /// Makes a page of the exports that come after a name, as many as fit; or a part of the list.
+    /// Makes a page of exports, as many as fit. Looks at [`SLICE`] exports, after those of `draft`,
+    /// if there is no list for the client yet.
     pub(super) fn page(
         &mut self,
-        (after, room, draft): (&Name, u32, Option<Box<Draft>>),
-        session: SessionId,
-        parts: (&ExportTable, &Opens, &Registry),
+        request: &PageRequest<'_>,
+        draft: Option<Box<Draft>>,
+        tables: Tables<'_>,
     ) -> Step {
-        let (exports, _, registry) = parts;
+        let Tables { exports, registry, .. } = tables;
+        let session = request.session;
         let version = exports.version();
         let client = client_key(exports, registry, session);
         let known = |list: &List| list.version == version && list.client == client;
@@ -88,7 +106,7 @@ impl Lists {
                 }
             }
         };
-        let page = list.page(after, room, session, parts);
+        let page = list.page(request, tables);
         if self.0.len() >= LISTS_MAX {
             self.0.pop_front();
         }
@@ -139,15 +157,9 @@ impl Draft {
 }
 
 impl List {
-    /// The exports that come after a name, as many as fit.
-    fn page(
-        &self,
-        after: &Name,
-        room: u32,
-        session: SessionId,
-        (exports, opens, registry): (&ExportTable, &Opens, &Registry),
-    ) -> ControlAnswer {
-        let after = bare(after.as_bytes());
+    fn page(&self, request: &PageRequest<'_>, tables: Tables<'_>) -> ControlAnswer {
+        let Tables { exports, opens, registry } = tables;
+        let (session, after) = (request.session, bare(request.after.as_bytes()));
         let is_before = |at: &ExportIndex| {
             exports.get(*at).is_some_and(|export| bare(export.name.as_bytes()) <= after)
         };
@@ -171,7 +183,7 @@ impl List {
                 id: export.id,
             })
         });
-        let page = Page::fill(named.take(Page::EXPORTS_MAX + 1), room as usize);
+        let page = Page::fill(named.take(Page::EXPORTS_MAX + 1), request.room as usize);
         ControlAnswer::Page(page.encode().into())
     }
 }

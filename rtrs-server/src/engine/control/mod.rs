@@ -56,7 +56,7 @@ use rtrs_core::gateway::GatewayEvent;
 use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{AccessMode, Name, OpenRefusal, errno};
+use rtrs_core::wire::{AccessMode, OpenRefusal, errno};
 
 pub use self::connect::DRAINING_MAX;
 pub(crate) use self::refusal::REASONS;
@@ -72,7 +72,7 @@ use self::fence::{Fencing, Own, fence};
 use self::known::{KnownPeers, know};
 use self::open::Opens;
 use self::path::Path;
-use self::permission::{check_open, identities, revoked, to_end};
+use self::permission::{OpenCheck, check_open, identities, revoked, to_end};
 use self::registry::Registry;
 use crate::audit::AuditSink;
 use crate::engine::authenticator::Authenticator;
@@ -91,6 +91,15 @@ use crate::stats::SessionSnapshot;
 
 /// How often it is looked whether a device that kept memory is registered with was removed.
 const LOOK_FOR_REMOVED: Duration = Duration::from_secs(1);
+
+/// Path over which a session opened an export.
+#[derive(Clone, Copy)]
+struct OpenedBy<'a> {
+    session: &'a SessionShared,
+    path: PathKey,
+    /// Address of the client.
+    peer: SocketAddr,
+}
 
 /// The parts of the control shard.
 #[derive(Debug)]
@@ -276,8 +285,9 @@ impl Control {
                 });
                 // Before the lists are looked at: they may be for what has the name next.
                 let index = self.exports.find(name.as_bytes());
-                let asked = (&*name, mode.access, index.is_some());
-                if let Some(answer) = self.deny(&session, peer, asked, ctx) {
+                let (id, named, access) = (session.id, index.is_some(), mode.access);
+                let asked = OpenCheck { session: id, name: &name, named, access };
+                if let Some(answer) = self.deny(asked, peer, ctx) {
                     return Some(answer);
                 }
                 if !takes_standby && gateway::is_standby(&name, &self.exports) {
@@ -290,7 +300,8 @@ impl Control {
                 let asked = (reply_to, (&*name, index), mode);
                 let answer = self.opens.open(&session, session_name, asked, ctx)?;
                 let asked = Asked::new(*name, mode.access, &self.exports);
-                self.opened((&*session, peer), (reply_to.path, asked), &answer, ctx);
+                let by = OpenedBy { session: &session, path: reply_to.path, peer };
+                self.opened(by, asked, &answer, ctx);
                 Some(answer)
             }
             ControlRequest::Move(wanted) => Some(gateway::answer(wanted, &session, &self.exports)),
@@ -332,8 +343,9 @@ impl Control {
         let Some(found_for) = self.registry.path(reply_to.path) else { return };
         let session = Arc::clone(&found_for.shared().session);
         let peer = found_for.shared().origin.peer;
-        let asked = (&search.name, mode.access, false);
-        if let Some(answer) = self.deny(&session, peer, asked, ctx) {
+        let (name, access) = (&search.name, mode.access);
+        let asked = OpenCheck { session: session.id, name, named: false, access };
+        if let Some(answer) = self.deny(asked, peer, ctx) {
             return reply_to.answer(answer, ctx.out);
         }
         let answer = match self.evicted.contains(session.id) {
@@ -341,22 +353,21 @@ impl Control {
             false => self.opens.found(&session, mode, result, ctx),
         };
         let asked = Asked::new(search.name, mode.access, &self.exports);
-        self.opened((&*session, peer), (reply_to.path, asked), &answer, ctx);
+        let by = OpenedBy { session: &session, path: reply_to.path, peer };
+        self.opened(by, asked, &answer, ctx);
         reply_to.answer(answer, ctx.out);
     }
 
     /// The answer to an open that the access lists do not allow.
     fn deny(
         &mut self,
-        session: &SessionShared,
+        asked: OpenCheck<'_>,
         peer: SocketAddr,
-        (name, access, named): (&Name, AccessMode, bool),
         ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
-        let asked = (session.id, (name, named), access);
         let why = check_open(&self.exports, &self.registry, asked).err()?;
-        let client = Opener::of(session.id, peer, &self.registry);
-        let asked = Asked::new(*name, access, &self.exports);
+        let client = Opener::of(asked.session, peer, &self.registry);
+        let asked = Asked::new(*asked.name, asked.access, &self.exports);
         self.refused.count("access");
         self.log.open_refused(ctx.now, &client, asked, (errno::EACCES, Some(&why)));
         Some(ControlAnswer::NotAllowed(OpenRefusal::new(&why).encode()))
@@ -365,11 +376,12 @@ impl Control {
     /// An open that came over a path is about to be answered.
     fn opened(
         &mut self,
-        (session, peer): (&SessionShared, SocketAddr),
-        (path, asked): (PathKey, Asked),
+        by: OpenedBy<'_>,
+        asked: Asked,
         answer: &ControlAnswer,
         ctx: &mut Ctx<'_>,
     ) {
+        let OpenedBy { session, path, peer } = by;
         let device = self.opens.device_of(session, asked.export(), answer);
         exports::opened_again(path, device, &mut self.registry, ctx.out);
         self.note_open(session, answer, ctx);

@@ -120,20 +120,30 @@ pub(super) fn may_open(
         || clients.peek().is_some() && clients.all(|client| policy.allows(client, export, write))
 }
 
-/// Whether all paths of a session may open an export, which has this name, or is to be found below
-/// the search path. The error is for its client.
+/// An OPEN whose permission is to be checked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenCheck<'a> {
+    pub(super) session: SessionId,
+    pub(super) name: &'a Name,
+    /// Whether an export has this name. If none has, it is looked for below the search path.
+    pub(super) named: bool,
+    pub(super) access: AccessMode,
+}
+
+/// Checks whether all paths of a session may open an export. The error is for its client.
 pub(super) fn check_open(
     exports: &ExportTable,
     registry: &Registry,
-    (id, (name, named), mode): (SessionId, (&Name, bool), AccessMode),
+    asked: OpenCheck<'_>,
 ) -> Result<(), String> {
+    let OpenCheck { session, name, named, access } = asked;
     let policy = exports.access();
     if policy.is_open() {
         return Ok(());
     }
     let name = String::from_utf8_lossy(name.as_bytes());
-    let write = mode.may_write();
-    let mut clients = clients(registry, id).peekable();
+    let write = access.may_write();
+    let mut clients = clients(registry, session).peekable();
     if clients.peek().is_none() {
         return Err("its session has no path any more".into());
     }
@@ -224,8 +234,9 @@ mod tests {
         let exports = ExportTable::new(Vec::new());
         exports.set_access(AccessPolicy::new(&list, [].into_iter(), Unlisted::Nobody));
         let (registry, id) = (Registry::default(), SessionId([1; 16]));
-        let name = Name::new(b"vol").unwrap();
-        check_open(&exports, &registry, (id, (&name, true), AccessMode::ReadOnly)).unwrap_err();
+        let (name, access) = (&Name::new(b"vol").unwrap(), AccessMode::ReadOnly);
+        let asked = OpenCheck { session: id, name, named: true, access };
+        check_open(&exports, &registry, asked).unwrap_err();
         assert!(!may_open(&exports.access(), &registry, (id, "vol", false)));
     }
 }

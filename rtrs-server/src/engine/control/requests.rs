@@ -5,7 +5,7 @@ use rtrs_core::wire::errno;
 
 use super::Control;
 use super::backlog::{self, Asker, Waiting};
-use super::discover::{SLICE, Step};
+use super::discover::{PageRequest, SLICE, Step, Tables};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{ControlAnswer, ControlRequest};
 
@@ -54,8 +54,10 @@ impl Control {
         if self.evicted.contains(session) {
             return Some(ControlAnswer::Refused(errno::ESTALE));
         }
-        let parts = (&*self.exports, &self.opens, &self.registry);
-        match self.lists.page((&**after, *room, waiting.draft.take()), session, parts) {
+        let request = PageRequest { session, after, room: *room };
+        let tables =
+            Tables { exports: &self.exports, opens: &self.opens, registry: &self.registry };
+        match self.lists.page(&request, waiting.draft.take(), tables) {
             Step::Answer(answer) => Some(answer),
             Step::Again(draft) => {
                 waiting.draft = Some(draft);
