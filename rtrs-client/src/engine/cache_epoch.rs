@@ -61,6 +61,8 @@ pub(crate) struct CacheWatch {
     /// A flush submitted before this may be one that an earlier process had taken.
     resent_until: Option<Instant>,
     losses: Arc<Losses>,
+    /// Those of them that may have taken any write that was acknowledged before.
+    shared: AtomicU64,
 }
 
 impl CacheWatch {
@@ -73,6 +75,7 @@ impl CacheWatch {
             volatile: AtomicBool::new(volatile),
             resent_until: None,
             losses: Arc::default(),
+            shared: AtomicU64::new(0),
         }
     }
 
@@ -116,7 +119,8 @@ impl CacheWatch {
     }
 
     /// The server did a request, over a path opened in this epoch of its cache; 0: nobody knows.
-    pub(super) fn done(&self, shard: CoreIndex, io: &Io, mark: FlushMark, epoch: u64) {
+    /// True when that epoch is over, so that what it wrote may be lost.
+    pub(super) fn done(&self, shard: CoreIndex, io: &Io, mark: FlushMark, epoch: u64) -> bool {
         let current = || self.epoch.load(Ordering::SeqCst) == epoch;
         let is_current = || epoch == 0 || rtrs_core::mutated!(OldLifeAnswer) || current();
         match io.op {
@@ -136,9 +140,18 @@ impl CacheWatch {
                 }
                 if !is_current() {
                     self.losses.add();
+                    return true;
                 }
             }
         }
+        false
+    }
+
+    /// Anything that was acknowledged and not flushed may be lost. Whoever finds that reported
+    /// finds it counted here.
+    fn add_shared(&self) {
+        self.shared.fetch_add(1, Ordering::SeqCst);
+        self.losses.add();
     }
 
     /// Records a request that the server answered with an error. The server's device may have
@@ -149,13 +162,14 @@ impl CacheWatch {
         let unflushed = || self.all_acked() > self.flushed.load(Ordering::SeqCst);
         let durable_write = || io.flags.fua && !answer.is_refusal() && unflushed();
         if io.op == IoOp::Flush || durable_write() {
-            self.losses.add();
+            self.add_shared();
         }
     }
 
-    /// Losses so far.
+    /// Losses so far that may have taken any write. One whose answer came out of an epoch that was
+    /// over is lost by itself.
     pub(super) fn count(&self) -> u64 {
-        self.losses.count()
+        self.shared.load(Ordering::SeqCst)
     }
 
     /// An IO has ended well whose first part was done when there were `before` losses. One since
@@ -195,7 +209,7 @@ impl CacheWatch {
         let safe = if volatile { since } else { flushed };
         let lost = acked.saturating_sub(safe);
         if lost > 0 {
-            self.losses.add();
+            self.add_shared();
         }
         lost
     }
@@ -205,7 +219,7 @@ impl CacheWatch {
     pub(super) fn cut(&self) -> u64 {
         let lost = self.all_acked().saturating_sub(self.flushed.load(Ordering::SeqCst));
         if lost > 0 {
-            self.losses.add();
+            self.add_shared();
         }
         lost
     }
@@ -369,6 +383,19 @@ mod tests {
         assert!(end(&watch, mark, 7));
         let mark = begin(&watch);
         assert!(!end(&watch, mark, 7));
+    }
+
+    #[test]
+    fn a_write_that_is_lost_by_itself_says_nothing_of_parts_of_others() {
+        let watch = CacheWatch::new(1, 8, false);
+        let (change, before) = (io(IoOp::Write, false), watch.count());
+        assert!(watch.done(CORE, &change, FlushMark::default(), 7), "out of an epoch that is over");
+        assert!(!watch.done(CORE, &change, FlushMark::default(), 8));
+        watch.ended_in_parts(&change, before);
+        assert_eq!(watch.losses().count(), 1, "the answer out of the old epoch");
+        watch.failed(&io(IoOp::Flush, false), IoStatus::Io);
+        watch.ended_in_parts(&change, before);
+        assert_eq!(watch.losses().count(), 3, "the flush, and the part that it may have covered");
     }
 
     #[test]

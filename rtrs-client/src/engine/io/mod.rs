@@ -59,6 +59,9 @@ use crate::path::io::Answer;
 use crate::path::shard::PathEvent;
 use crate::stats::{DeviceStats, ShardStats};
 
+/// Count of losses, for an IO of which a part is lost by itself: there are never so many.
+const PART_LOST: u64 = u64::MAX;
+
 /// One shard's part of a session.
 #[derive(Debug)]
 pub(crate) struct Shard {
@@ -335,7 +338,10 @@ impl Shard {
                         taken.losses.get_or_insert_with(|| cache.count());
                     }
                     let epoch = path.cache_id(taken.device);
-                    cache.done(self.index, &taken.io, taken.mark, epoch);
+                    let outdated = cache.done(self.index, &taken.io, taken.mark, epoch);
+                    if outdated && taken.has_more() {
+                        taken.losses = Some(PART_LOST);
+                    }
                     if let Some(before) = taken.losses.filter(|_| !taken.has_more()) {
                         cache.ended_in_parts(&taken.io, before);
                     }
