@@ -61,6 +61,8 @@ mutants! {
         FenceBeforeStopped = "fence-before-stopped",
         /// FENCE is answered and the path goes on.
         FenceWithoutEnd = "fence-without-end",
+        /// FENCE is answered by a process that knows nothing of the path, at a disk without a lock.
+        ForeignFenceAnswered = "foreign-fence-answered",
         /// A path that its client says is dead is not replaced.
         OldPathKept = "old-path-kept",
         /// A request of several parts is answered after the first.
@@ -91,10 +93,14 @@ mutants! {
         FlushCoversLater = "flush-covers-later",
         /// An answer out of another epoch of the server's cache counts for this one.
         OldLifeAnswer = "old-life-answer",
+        /// A flush that the server answers with some errors reports nothing to other users.
+        FlushErrorByKind = "flush-error-by-kind",
         /// A loss is not reported by flushes.
         LossUnsaid = "loss-unsaid",
         /// Of flushes beside each other one reports a loss and the others succeed.
         LossSaidOnce = "loss-said-once",
+        /// A loss between the parts of an IO is not reported after the IO's end.
+        PartLossForgotten = "part-loss-forgotten",
         /// Who takes over does not count what the one before may have left.
         InheritedForgotten = "inherited-forgotten",
         /// The epoch that is kept for a successor moves on before a loss was reported.
@@ -138,6 +144,14 @@ mutants! {
         /// The front end takes flushes that came before a loss was reported for ones that came
         /// after.
         NbdBacklogForgotten = "nbd-backlog-forgotten",
+        /// Zeroes of a session do not count among what it has to flush.
+        ZeroesNotCounted = "zeroes-not-counted",
+        /// Discards of a session do not count among what it has to flush.
+        DiscardNotCounted = "discard-not-counted",
+        /// The client does not count zeroes and discards among what the server may lose.
+        ZeroesUnwatched = "zeroes-unwatched",
+        /// PREFLUSH of zeroes and discards is not done.
+        PreflushOfZeroesDropped = "preflush-of-zeroes-dropped",
         /// A sync that failed is forgotten when it was answered.
         SyncFailureForgotten = "sync-failure-forgotten",
         /// An epoch that could not be written counts as saved.

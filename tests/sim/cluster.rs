@@ -34,7 +34,7 @@ use super::host::{
     session_config,
 };
 use super::log::Log;
-use super::nbd::End;
+use super::nbd::{ASIDE_SECTORS, End};
 use super::options::{MS, Options};
 use super::oracle::Oracle;
 use super::port::{Port, PortFaults, SharedFaults};
@@ -132,9 +132,15 @@ impl Cluster {
         let tracks = options.faults.cuts_power();
         let sectors = options.work.sectors;
         let all = sectors + if options.extra.guest_writes { guest::SECTORS } else { 0 };
+        let all = all + if options.extra.losses.stalls { ASIDE_SECTORS } else { 0 };
         let disk = Disk::new(options.disk, all, tracks, plant, prng.fork());
         disk.count_later_than(options.io_timeout);
         disk.shared_from(sectors);
+        disk.set_unlocked(options.extra.unlocked);
+        disk.set_apart(options.extra.losses.apart);
+        if options.extra.losses.statuses {
+            disk.vary_statuses(Prng::new(options.seed ^ 0x7374_6174_7573_6573));
+        }
         let mut port = |has: &[Plant]| {
             PortFaults::new(if has.contains(&plant) { plant } else { Plant::None }, prng.fork())
         };
@@ -150,6 +156,7 @@ impl Cluster {
         let errors = Errors {
             backend: options.disk.errors.num > 0 || options.disk.writeback.num > 0,
             loses: options.disk.writeback.num > 0,
+            statuses: options.extra.losses.statuses,
             shrinks: options.extra.resizes,
             paths: options.path_errors(),
             given_up_for: options.given_up_for(),
@@ -157,9 +164,21 @@ impl Cluster {
         };
         let (work, takeover) = (options.work.clone(), options.takeover);
         let Options { nbd, nbd_drops, preflush, .. } = *options;
-        let shares = options.extra.second;
-        let rules =
-            Rules { options: work, errors, takeover, nbd, nbd_drops, shares, preflush, plant };
+        let (shares, alone) = (options.extra.second, options.extra.losses.users);
+        let stalls = options.extra.losses.stalls;
+        let rules = Rules {
+            options: work,
+            errors,
+            takeover,
+            nbd,
+            alone,
+            stalls,
+            nbd_drops,
+            shares,
+            preflush,
+            zeroes: options.extra.losses.zeroes,
+            plant,
+        };
         let works = (0..options.client_cores)
             .map(|at| Workload::new(usize::from(at), &rules, prng.fork(), log.clone()))
             .collect();
@@ -382,6 +401,7 @@ impl Cluster {
                 }
             }
             Act::Move { path } => self.move_address(path),
+            Act::Twin { path } => self.twin(path),
             Act::Resize { sectors } => self.resize(sectors),
             Act::Grow { times } => self.grow(now, times),
             Act::Say(said) => self.say(said),

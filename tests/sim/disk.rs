@@ -7,6 +7,8 @@
 //! durable one: writes are dropped, torn at sectors and reordered. An operation whose device is
 //! dropped (the server's process ended) has happened by then or never will.
 
+mod ways;
+
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -68,6 +70,12 @@ struct State {
     loser: Prng,
     /// Writes were lost; the next sync says so, whoever asks for it, and no other.
     lost: bool,
+    /// Draws how it says so, where that is not always the same.
+    statuses: Option<Prng>,
+    /// It has no lock.
+    unlocked: bool,
+    /// Durable writes take no error of others.
+    apart: bool,
     now: Instant,
     /// Since when nothing is slow, stuck or failing any more.
     calm: Option<Instant>,
@@ -139,6 +147,9 @@ impl Disk {
         let state = State {
             loser: Prng::new(0x6c6f_7365_7273 ^ u64::from(sectors) << 32 ^ prng.clone().next_u64()),
             lost: false,
+            statuses: None,
+            unlocked: false,
+            apart: false,
             options,
             plant,
             tracks,
@@ -321,6 +332,10 @@ impl BlockSource for Disk {
         Geometry { size: self.size.get(), ..self.geometry.clone() }
     }
 
+    fn is_exclusive(&self) -> bool {
+        !self.state.lock().unlocked
+    }
+
     fn open(&self, _core: &Core) -> io::Result<Box<dyn BlockDevice>> {
         Ok(Box::new(Queue {
             geometry: self.geometry(),
@@ -461,10 +476,10 @@ impl State {
             }
             return;
         }
-        let syncs = op.io.op == IoOp::Flush || op.io.flags.fua;
+        let syncs = op.io.op == IoOp::Flush || op.io.flags.fua && !self.apart;
         op.took = syncs && std::mem::take(&mut self.lost);
         if op.took && self.plant != Plant::QuietSync {
-            op.status = IoStatus::Io;
+            op.status = self.sync_error(op.io.op);
         }
         if op.io.op == IoOp::Flush && self.reported > self.end {
             self.reported = self.end;

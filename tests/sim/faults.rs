@@ -3,6 +3,8 @@
 //! Every fault of the network heals and every server starts again before the plan's end, so that
 //! afterwards the cluster is whole and everything has to come to an end.
 
+mod twins;
+
 use std::net::IpAddr;
 
 use rtrs_client::Policy;
@@ -11,6 +13,7 @@ use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 
 use super::options::{FaultMix, Ids, MS, Removal, Said, Truncation};
+pub(super) use twins::twins;
 
 /// How long before the server starts again other servers end, where they have to.
 const SAID_AHEAD: Duration = Duration::from_millis(300);
@@ -53,6 +56,8 @@ pub(super) enum Act {
     /// An address of the server, whose connections stay, becomes another server's; or the server's
     /// again.
     Move { path: usize },
+    /// A second process of the server has an address of the first, and its disk; or it ends.
+    Twin { path: Option<usize> },
     /// The backing file is made shorter, or gets its length back.
     Resize { sectors: u32 },
     /// The device gets another size, so many times that of what is used of it.

@@ -11,6 +11,8 @@
 //! block take turns in the order in which they came, this changes nothing; if they did not, the
 //! block could become what it was before.
 
+mod stalls;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -24,7 +26,10 @@ use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::rt::Ring;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_core::time::{Duration, Instant, earliest};
+
+pub(super) use stalls::SECTORS as ASIDE_SECTORS;
+use stalls::Stalls;
 
 /// Largest request: more than a workload asks for at once, unless it asks for long ones.
 const PAYLOAD_MAX: u32 = 64 << 10;
@@ -50,6 +55,10 @@ pub(super) struct Use {
     pub(super) long: bool,
     /// They write parts of blocks too.
     pub(super) parts: bool,
+    /// Each core's connection is a user of its own, not one of a kernel's device.
+    pub(super) alone: bool,
+    /// Their users stop in the middle of payloads, and write aside from there on.
+    pub(super) stalls: Option<u64>,
     /// How long a request may wait for a change that was given up.
     pub(super) deferred_max: Option<Duration>,
     /// The session has another volume, whose front has its memory from the same pool.
@@ -92,6 +101,7 @@ pub(super) struct Front {
     asked: BTreeMap<u64, Io>,
     /// Writes that come twice, and how the first of the two ended.
     twice: Option<BTreeMap<u64, Option<IoStatus>>>,
+    stalls: Option<Stalls>,
     /// Bytes that come before the first reply.
     welcome: usize,
     done: VecDeque<Completion>,
@@ -123,7 +133,8 @@ impl Front {
             .expect("a session's device can be served");
         let (socket, theirs) = UnixStream::pair().expect("a pair of sockets");
         socket.set_nonblocking(true).expect("a socket that does not block");
-        if way.parts {
+        let alone = way.parts || way.alone || way.stalls.is_some();
+        if alone {
             bridge.adopt(now, theirs.into());
         } else {
             let taken = bridge.adopt_kernel(now, theirs.into());
@@ -134,14 +145,15 @@ impl Front {
             bridge,
             ring,
             socket,
-            prng,
-            out: if way.parts { [HELLO, b"vol"].concat() } else { Vec::new() },
-            input: if way.parts { Vec::new() } else { FIRST_BYTES.to_vec() },
+            out: if alone { [HELLO, b"vol"].concat() } else { Vec::new() },
+            input: if alone { Vec::new() } else { FIRST_BYTES.to_vec() },
             asked: BTreeMap::new(),
             twice: way.parts.then(BTreeMap::new),
-            welcome: if way.parts { WELCOME } else { 0 },
+            stalls: way.stalls.map(|base| Stalls::new(base, prng.fork())),
+            welcome: if alone { WELCOME } else { 0 },
             done: VecDeque::new(),
             turns: 0,
+            prng,
         }
     }
 
@@ -160,6 +172,7 @@ impl Front {
     pub(super) fn reconnect(&mut self, End(ours): End) -> End {
         ours.set_nonblocking(true).expect("a socket that does not block");
         self.out.clear();
+        self.stalls.iter_mut().for_each(Stalls::closed);
         self.input = FIRST_BYTES.to_vec();
         self.asked.clear();
         self.done.clear();
@@ -171,14 +184,17 @@ impl Front {
         if self.prng.chance(HALF) { len } else { 1 + self.prng.index(len) }
     }
 
-    fn send(&mut self) -> bool {
-        if self.out.is_empty() {
+    fn send(&mut self, now: Instant) -> bool {
+        let stalled = self.stalls.as_mut().is_some_and(|stalls| stalls.has_stopped(now));
+        if self.out.is_empty() || stalled {
             return false;
         }
-        let count = self.cut(self.out.len());
+        let room = self.stalls.as_ref().map(|stalls| stalls.room(self.out.len()));
+        let count = self.cut(room.unwrap_or(self.out.len()));
         match self.socket.write(&self.out[..count]) {
             Ok(count) => {
                 self.out.drain(..count);
+                self.stalls.iter_mut().for_each(|stalls| stalls.sent(now, count));
                 count > 0
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => false,
@@ -212,6 +228,9 @@ impl Front {
             Err(error) if error.is_short() => return None,
             Err(error) => panic!("the bridge's replies are out of step: {error}"),
         };
+        if self.stalls.as_mut().is_some_and(|stalls| stalls.take_reply(head.cookie)) {
+            return Some(SimpleReply::LEN);
+        }
         let tag = head.cookie & !TWICE;
         let mut status = status_of(head.error);
         if let Some(first) = self.twice.as_mut().and_then(|twice| twice.get_mut(&tag)) {
@@ -269,6 +288,10 @@ impl BlockDevice for Front {
         };
         // No flag that was not offered: the kernel flushes after such a write.
         let flags = if io.flags.fua { cmd_flags::FUA } else { 0 };
+        if let Some(stalls) = self.stalls.as_mut().filter(|_| io.op == IoOp::Write) {
+            stalls.ask_aside(&mut self.out);
+            stalls.payload(self.out.len() + Request::LEN, io.len as usize);
+        }
         let (cookie, offset, len) = (io.tag, io.offset, io.len);
         let head = Request { flags, command, cookie, offset, len };
         self.out.extend_from_slice(&head.encode());
@@ -291,7 +314,7 @@ impl BlockDevice for Front {
     fn poll(&mut self, now: Instant) -> bool {
         let mut rounds = 0;
         loop {
-            let mut any = self.send();
+            let mut any = self.send(now);
             any |= self.ring.turn().expect("io_uring");
             any |= self.bridge.turn(now);
             any |= self.receive();
@@ -317,6 +340,7 @@ impl BlockDevice for Front {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.bridge.deadline()
+        let stalls = self.stalls.as_ref().filter(|_| !self.out.is_empty());
+        earliest(self.bridge.deadline(), stalls.and_then(Stalls::resumes))
     }
 }

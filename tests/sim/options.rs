@@ -4,8 +4,11 @@
 //! others get room, and bounds are small so that tables fill and wrap.
 
 mod extra;
+mod follows;
 mod hunts;
 mod ids;
+mod losses;
+mod sequences;
 
 use rtrs_client::{Failover, NoPath, Policy, SlowIo};
 use rtrs_core::fabric::sim::{BindMode, LinkOptions, WorldOptions};
@@ -14,6 +17,7 @@ use rtrs_core::time::Duration;
 
 pub(super) use extra::{Extra, IdleMax, Removal, Saves, Truncation};
 pub(super) use ids::{Ids, Said, Told, others};
+pub(super) use losses::Losses;
 
 /// A millisecond.
 pub(super) const MS: Duration = Duration::from_millis(1);
@@ -456,7 +460,7 @@ impl Options {
         drawn.late_data |= late && has(drawn.faults.qp_error, own);
         let takes = drawn.disk.fua && drawn.disk.write_cache && !loses;
         drawn.preflush = takes && has(drawn.faults.power_cut, own);
-        drawn.draw_extra();
+        drawn.draw_additions();
         drawn
     }
 
@@ -584,43 +588,6 @@ impl Options {
         faults.lasts_max = faults.lasts_max.max(3000 * MS);
         (self.disk.slow, self.disk.stuck) = (Ratio::ZERO, Ratio::ZERO);
         self.load_time = 3000 * MS;
-    }
-}
-
-impl Options {
-    /// Nothing happens to the cluster but IO.
-    pub(super) fn is_quiet(&self) -> bool {
-        let changed = self.extra.removal.is_some() || self.extra.second;
-        self.faults.is_empty() && !self.operated && !self.rival && !changed
-    }
-
-    /// IO is held to a time, or other servers are told from the session's by its first path: what
-    /// strikes paths leaves that one alone.
-    pub(super) fn keeps_first_path(&self) -> bool {
-        self.stall_max.is_some() || self.extra.ids.is_some_and(Ids::is_beside)
-    }
-
-    /// How long a write may still take effect that ended with an error because no path was left,
-    /// once its core is served again: then what was sent of it is fenced off, and only what the
-    /// backend had begun goes on. None where the backend or a core may take long.
-    pub(super) fn given_up_for(&self) -> Option<Duration> {
-        let quick = self.disk.slow.num == 0 && self.disk.stuck.num == 0;
-        (quick && self.faults.core_stall == 0).then_some(self.disk.latency_max + 2 * MS)
-    }
-
-    /// How long an IO may wait for a change that was given up, if that is bounded.
-    pub(super) fn deferred_max(&self) -> Option<Duration> {
-        (self.slow_io == SlowIo::Fail).then_some(self.io_timeout)
-    }
-
-    /// IO may end with an error because no path came back in time, or the disk took too long.
-    pub(super) fn path_errors(&self) -> bool {
-        match self.no_path {
-            _ if self.slow_io == SlowIo::Fail => true,
-            NoPath::Fail => true,
-            NoPath::QueueFor(time) => time < Duration::from_secs(60),
-            NoPath::Queue => false,
-        }
     }
 }
 

@@ -47,6 +47,8 @@ use super::disk::SECTOR;
 
 /// Later than everything.
 const OPEN: u64 = u64::MAX;
+/// Users of a device that are told of losses, each by itself.
+pub(super) const USERS: usize = 2;
 
 /// A write.
 #[derive(Clone, Debug)]
@@ -70,9 +72,9 @@ struct Write {
     dead: bool,
     /// And by now it has happened or will not, until the next one is asked for it.
     parked: bool,
-    /// When somebody was told that it was lost with the power: a flush that begins later does not
-    /// cover it. 0 if nobody is left to tell.
-    excused: Option<u64>,
+    /// When each user was told that it was lost with the power: a flush of that user which begins
+    /// later does not cover it. 0 if nobody is left to tell.
+    excused: [Option<u64>; USERS],
     /// Acknowledged, perhaps by what the server said before the power failed.
     old: bool,
 }
@@ -112,8 +114,8 @@ pub(super) struct Oracle {
     write_cache: bool,
     /// When the power last failed.
     last_cut: u64,
-    /// The power cut that a flush has told of, and when.
-    reported: (u64, u64),
+    /// The power cut that a flush has told of, and when, by user.
+    reported: [(u64, u64); USERS],
     /// A client took over from another, and cannot know what of that one's writes was flushed.
     doubt: bool,
     /// What a server said before its power failed may come afterwards.
@@ -173,7 +175,7 @@ impl Oracle {
             orphan: false,
             dead: false,
             parked: false,
-            excused: None,
+            excused: [None; USERS],
             old: false,
         };
         Self {
@@ -181,7 +183,7 @@ impl Oracle {
             overlap,
             write_cache,
             last_cut: 0,
-            reported: (0, 0),
+            reported: [(0, 0); USERS],
             doubt: false,
             flights: false,
             writes: vec![zero],
@@ -222,7 +224,7 @@ impl Oracle {
             orphan: false,
             dead: false,
             parked: false,
-            excused: None,
+            excused: [None; USERS],
             old: false,
         });
         for at in sector as usize..(sector + count) as usize {
@@ -614,7 +616,7 @@ impl Oracle {
         let now = self.tick();
         self.reads.clear();
         self.last_cut = now;
-        self.excuse(0, |write| write.orphan);
+        self.excuse(0..USERS, 0, |write| write.orphan);
         for at in 0..self.sectors.len() {
             let mut candidates = self.sectors[at].survivors.clone();
             candidates.extend(self.sectors[at].clusters.iter().map(|cluster| cluster.id));

@@ -7,7 +7,9 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant};
 
 use super::cluster::Cluster;
-use super::faults::{Act, grow, moves, operate, plan, reconnects, remove, say, second, truncate};
+use super::faults::{
+    Act, grow, moves, operate, plan, reconnects, remove, say, second, truncate, twins,
+};
 use super::log::{Log, Sink};
 use super::options::{MS, Options};
 use super::workload::Mode;
@@ -230,6 +232,11 @@ fn drive(
     if let Some(removal) = options.extra.removal {
         let own = &mut Prng::new(options.seed ^ 0x7265_6d6f_7665_6421);
         acts.extend(remove(removal, &links, (from, options.load_time), own));
+        acts.sort_by_key(|&(at, _)| at);
+    }
+    if options.extra.twin {
+        let own = &mut Prng::new(options.seed ^ 0x7477_696e_735f_6f66);
+        acts.extend(twins(&links, (from, options.load_time), own));
         acts.sort_by_key(|&(at, _)| at);
     }
     if options.extra.second {

@@ -5,6 +5,8 @@
 //! clients that die are followed by one that takes over, what was not answered is asked for again,
 //! as a whole and some time later, as the kernel's nbd does; what is new goes at once.
 
+mod rules;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use nbd_bridge::{BufferPools, Seat};
@@ -19,8 +21,9 @@ use super::disk::SECTOR;
 use super::log::Log;
 use super::nbd::{Front, Use, buffer_bytes};
 use super::options::WorkOptions;
-use super::oracle::{Oracle, pattern};
+use super::oracle::{Oracle, USERS, pattern};
 use super::{Failure, Plant};
+pub(super) use rules::{Errors, Rules};
 
 /// An IO in flight.
 #[derive(Clone, Debug)]
@@ -76,42 +79,6 @@ pub(super) enum Mode {
     ReadBack(u32),
 }
 
-/// Which errors an IO may end with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Errors {
-    /// The backend's own.
-    pub(super) backend: bool,
-    /// A flush that fails tells of writes that the backend lost.
-    pub(super) loses: bool,
-    /// A flush may report a device that became smaller while no path was up.
-    pub(super) shrinks: bool,
-    /// Those of a session that has had no path for too long.
-    pub(super) paths: bool,
-    /// How long what was given up may still happen once the core is served again.
-    pub(super) given_up_for: Option<Duration>,
-    /// How long an IO may wait for a change that was given up, if that is bounded.
-    pub(super) deferred_max: Option<Duration>,
-}
-
-/// What there is about a run, the same for the workloads of all cores.
-#[derive(Clone, Debug)]
-pub(super) struct Rules {
-    pub(super) options: WorkOptions,
-    pub(super) errors: Errors,
-    /// Whoever comes after a client that died takes its device over, as the kernel's users see it:
-    /// what was not answered is asked for again, this long after it was first.
-    pub(super) takeover: Option<Duration>,
-    /// The device is used through the front end, as NBD.
-    pub(super) nbd: bool,
-    /// Its users drop their connections now and then.
-    pub(super) nbd_drops: bool,
-    /// The memory of its front is shared with that of another volume.
-    pub(super) shares: bool,
-    /// Durable writes flush before they are done.
-    pub(super) preflush: bool,
-    pub(super) plant: Plant,
-}
-
 /// What a workload uses.
 #[derive(Debug)]
 enum Used {
@@ -143,6 +110,8 @@ pub(super) struct Workload {
     /// How it uses its front.
     way: Use,
     preflush: bool,
+    /// Data is written durably, zeroes are not.
+    zeroes: bool,
     plant: Plant,
     prng: Prng,
     device: Option<Used>,
@@ -170,18 +139,28 @@ pub(super) struct Workload {
 
 impl Workload {
     pub(super) fn new(core: usize, rules: &Rules, prng: Prng, log: Log) -> Self {
-        let Rules { options, errors, takeover, nbd, nbd_drops, shares, preflush, plant } =
-            rules.clone();
+        let Rules { options, errors, takeover, nbd, alone, nbd_drops, shares, .. } = rules.clone();
+        let Rules { stalls, zeroes, preflush, plant, .. } = *rules;
         let span = options.span_max.max(8) as usize * SECTOR;
-        let (long, deferred_max) = (options.span_max > 128, errors.deferred_max);
+        let long = options.span_max > 128 || rules.stalls;
+        let deferred_max = errors.deferred_max;
         Self {
             core,
             base: 0,
             errors,
             takeover,
             nbd,
-            way: Use { drops: nbd_drops, long, parts: options.parts, deferred_max, shares },
+            way: Use {
+                drops: nbd_drops,
+                long,
+                parts: options.parts,
+                alone,
+                stalls: stalls.then(|| u64::from(options.sectors) * SECTOR as u64),
+                deferred_max,
+                shares,
+            },
             preflush,
+            zeroes,
             plant,
             prng,
             device: None,
@@ -291,6 +270,11 @@ impl Workload {
     /// True when the device is there.
     pub(super) fn is_open(&self) -> bool {
         self.device.is_some()
+    }
+
+    /// Which user of the device it is: those of a kernel's device are one.
+    fn user(&self) -> usize {
+        if self.way.alone || self.way.stalls.is_some() { self.core % USERS } else { 0 }
     }
 
     /// IOs in flight.
@@ -459,6 +443,7 @@ impl Workload {
         };
         let zeroes_max = device.geometry().discard_max / SECTOR as u32;
         let count = if op == IoOp::Write { count } else { count.min(zeroes_max) };
+        let fua = if self.zeroes { op == IoOp::Write } else { fua };
         for _ in 0..8 {
             let sector = self.prng.below(room) as u32;
             if self.options.overlap || oracle.is_free(sector, count) {
@@ -605,10 +590,11 @@ impl Workload {
             format!("io {tag:#x} {status:?} after {} us", now.since(io.since).as_micros())
         });
         let resent = io.since < self.resent_until;
-        let reported =
-            (io.op, status) == (IoOp::Flush, IoStatus::Io) && oracle.flush_failed(io.mark, resent);
-        if (io.op, status, self.errors.loses) == (IoOp::Flush, IoStatus::Io, true) {
-            oracle.excuse_unflushed();
+        let any = self.errors.statuses && !status.is_ok();
+        let failed = io.op == IoOp::Flush && (any || status == IoStatus::Io);
+        let reported = failed && oracle.flush_failed(self.user(), io.mark, resent);
+        if failed && self.errors.loses {
+            oracle.excuse_unflushed(self.user());
         }
         let removed = self.removed_at.is_some();
         if status.is_ok() && self.removed_at.is_some_and(|at| io.since > at) {
@@ -637,6 +623,7 @@ impl Workload {
             }
             IoStatus::Io if io.op == IoOp::Flush && self.errors.shrinks => self.stats.errors += 1,
             IoStatus::Io if self.errors.backend => self.stats.errors += 1,
+            _ if syncs && self.errors.statuses => self.stats.errors += 1,
             // NBD has one error for all of these.
             IoStatus::Io if self.errors.paths && self.nbd && !calm => self.stats.errors += 1,
             IoStatus::Aborted | IoStatus::TimedOut if self.errors.paths && !calm => {
@@ -691,7 +678,7 @@ impl Workload {
             IoOp::Flush => {
                 self.stats.flushes += 1;
                 if status.is_ok() {
-                    return oracle.flush_acked(io.mark);
+                    return oracle.flush_acked(self.user(), io.mark);
                 }
             }
         }

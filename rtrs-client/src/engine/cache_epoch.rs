@@ -125,6 +125,7 @@ impl CacheWatch {
         let is_current = || epoch == 0 || rtrs_core::mutated!(OldLifeAnswer) || current();
         match io.op {
             IoOp::Read | IoOp::Extents => {}
+            IoOp::Discard | IoOp::WriteZeroes if rtrs_core::mutated!(ZeroesUnwatched) => {}
             IoOp::Flush => {
                 if is_current() {
                     let later = rtrs_core::mutated!(FlushCoversLater).then(|| self.all_acked());
@@ -159,9 +160,11 @@ impl CacheWatch {
     /// this session made itself, for requests without an answer, do not belong here: the server
     /// reports a loss again when its answer did not arrive.
     pub(super) fn failed(&self, io: &Io, answer: IoStatus) {
+        let by_kind = rtrs_core::mutated!(FlushErrorByKind)
+            && matches!(answer, IoStatus::Aborted | IoStatus::TimedOut | IoStatus::ReadOnly);
         let unflushed = || self.all_acked() > self.flushed.load(Ordering::SeqCst);
         let durable_write = || io.flags.fua && !answer.is_refusal() && unflushed();
-        if io.op == IoOp::Flush || durable_write() {
+        if !by_kind && (io.op == IoOp::Flush || durable_write()) {
             self.add_shared();
         }
     }
@@ -177,7 +180,7 @@ impl CacheWatch {
     pub(super) fn ended_in_parts(&self, io: &Io, before: u64) {
         let changes = matches!(io.op, IoOp::Write | IoOp::Discard | IoOp::WriteZeroes);
         let is_safe = io.flags.fua && !self.is_volatile();
-        let is_due = self.count() != before;
+        let is_due = self.count() != before && !rtrs_core::mutated!(PartLossForgotten);
         if changes && !is_safe && is_due {
             self.losses.add();
         }

@@ -116,7 +116,7 @@ impl Cluster {
         let pool = usize::from(queue_depth) * chunk_size as usize;
         let guest = usize::from(self.guest.is_some()) * (1 + DRAINING_MAX);
         // Another server on the same host may have as much.
-        let servers = if self.options.strangers { 2 } else { 1 };
+        let servers = if self.options.strangers || self.options.extra.twin { 2 } else { 1 };
         let server_max = servers * (paths + DRAINING_MAX + guest) * (pool + PATH_EXTRA_MAX);
         let buffers: usize = self.workloads().map(Workload::bytes).sum();
         let cores = usize::from(self.options.client_cores);

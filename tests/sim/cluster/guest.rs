@@ -91,8 +91,15 @@ impl Guest {
             };
             let oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
             // Its requests do not pass a port that would ask for PREFLUSH.
-            let (nbd, nbd_drops, preflush) = (false, false, false);
-            let rules = Rules { options: own, nbd, nbd_drops, preflush, ..rules.clone() };
+            let rules = Rules {
+                options: own,
+                nbd: false,
+                alone: false,
+                stalls: false,
+                nbd_drops: false,
+                preflush: false,
+                ..rules.clone()
+            };
             let prng = Prng::new(options.seed ^ 0x6775_6573_745f_696f);
             let work = Workload::new(CORE, &rules, prng, log.clone());
             (work.based_at(base), oracle)

@@ -72,8 +72,8 @@ impl Second {
             ..options.work.clone()
         };
         let oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
-        let (nbd_drops, plant) = (false, Plant::None);
-        let rules = Rules { options: own, nbd_drops, plant, ..rules.clone() };
+        let (nbd_drops, stalls, plant) = (false, false, Plant::None);
+        let rules = Rules { options: own, nbd_drops, stalls, plant, ..rules.clone() };
         let works = (0..usize::from(options.client_cores))
             .map(|at| Workload::new(CORES + at, &rules, prng.fork(), log.clone()));
         Some(Self {

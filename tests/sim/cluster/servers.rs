@@ -46,6 +46,8 @@ pub(super) struct Strangers {
     host: Option<(ServerHost, Disk)>,
     /// The path that the server does not have while it is there.
     path: Option<usize>,
+    /// Processes of the session's server that ran beside the first.
+    twins: u64,
     /// What the client that died last had kept for the next.
     kept: Option<Identity>,
     /// Who says what, where not all say something.
@@ -63,13 +65,15 @@ impl Strangers {
     pub(super) fn new(options: &Options, plant: Plant) -> Self {
         let (home, ids) = (Said::All.identity(), options.extra.ids);
         let said = ids.map_or(Said::All, |ids| ids.home[0]);
+        let named = options.strangers || options.extra.resizes || options.extra.twin;
         Self {
             on: options.strangers,
-            home: (options.strangers || options.extra.resizes).then_some(home),
+            home: named.then_some(home),
             prng: Prng::new(options.seed ^ 0x7374_7261_6e67_6572),
             alike: plant == Plant::SameIdentity,
             host: None,
             path: None,
+            twins: 0,
             kept: None,
             ids,
             said,
@@ -404,9 +408,26 @@ impl Cluster {
         let instance = ServerInstance { boot: 1, process: 1 << 32 };
         let params =
             SessionParams { server_id, cores: 1, ..server_params(&self.options, instance) };
-        let (source, epoch) = (Arc::new(disk.clone()), SyncEpoch::unkept(1));
-        let export = Export { id, epoch, ..Export::new("vol", source) };
-        let faults = PortFaults::new(Plant::None, strangers.prng.fork());
+        let epoch = SyncEpoch::unkept(1);
+        let export = Export { id, epoch, ..Export::new("vol", Arc::new(disk.clone())) };
+        self.log.event(
+            self.world.now(),
+            "stranger",
+            [paths.start as u64, paths.end as u64],
+            || Identity { server: server_id, export: id }.to_string(),
+        );
+        self.start_other(params, export, disk, paths);
+    }
+
+    /// A server beside the session's starts, with these paths' addresses.
+    fn start_other(
+        &mut self,
+        params: SessionParams,
+        export: Export,
+        disk: Disk,
+        paths: Range<usize>,
+    ) {
+        let faults = PortFaults::new(Plant::None, self.strangers.prng.fork());
         let core = Core::without_ring(CoreIndex(0));
         let mut host = ServerHost {
             core: ServerEngine::new(params, core, &ExportTable::new(vec![export])),
@@ -414,16 +435,31 @@ impl Cluster {
             inbox: Inbox::new(),
             pace: Pace::new(),
         };
-        self.log.event(
-            self.world.now(),
-            "stranger",
-            [paths.start as u64, paths.end as u64],
-            || Identity { server: server_id, export: id }.to_string(),
-        );
         for path in paths {
             listen(host.fabrics[0].as_mut(), path);
         }
         self.strangers.host = Some((host, disk));
+    }
+
+    /// A second process of the server starts, which has the same disk and this path's address; or
+    /// it ends, and the first one has the address again.
+    pub(super) fn twin(&mut self, path: Option<usize>) {
+        self.take_back();
+        let up = self.server.first_mut().filter(|host| !host.core.is_stopping());
+        let (Some(path), Some(host)) = (path, up) else { return };
+        host.fabrics[0].stop_listening();
+        for own in (0..self.options.paths).filter(|own| *own != path) {
+            listen(host.fabrics[0].as_mut(), own);
+        }
+        self.strangers.path = Some(path);
+        let Identity { server: server_id, export: id } = self.strangers.says();
+        self.strangers.twins += 1;
+        let instance = ServerInstance { boot: 1, process: (1 << 32) + self.strangers.twins };
+        let params =
+            SessionParams { server_id, cores: 1, ..server_params(&self.options, instance) };
+        let source = Arc::new(self.disk.clone());
+        let export = Export { id, epoch: SyncEpoch::unkept(1), ..Export::new("vol", source) };
+        self.start_other(params, export, self.disk.clone(), path..path + 1);
     }
 }
 

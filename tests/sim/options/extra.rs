@@ -9,7 +9,7 @@ use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
 
-use super::{FaultMix, Guest, Ids, MS, Options, half, pick};
+use super::{FaultMix, Guest, Ids, Losses, MS, Options, half, pick};
 
 // Chosen so that the seeds that are kept for what they found stay what they were.
 const LATE_DISK: u64 = 0x6c61_7465_5f64_7361;
@@ -42,11 +42,17 @@ pub struct Extra {
     pub little_memory: bool,
     /// The session has a second volume.
     pub second: bool,
+    /// Nothing keeps two processes of the server from writing to the disk.
+    pub unlocked: bool,
+    /// There are two at times, each with an address of its own.
+    pub twin: bool,
     /// Who says what, in runs with other servers; both ids, and the others anything else, where
     /// nothing is drawn.
     pub ids: Option<Ids>,
     /// Heartbeats of idle paths.
     pub idle: IdleMax,
+    /// What losses are looked for with.
+    pub losses: Losses,
 }
 
 /// The longest time between two heartbeats of an idle path; zero: always the same.
@@ -182,7 +188,7 @@ impl Options {
     }
 
     /// True when the run hunts for nothing, by the traces that hunts leave.
-    fn is_ordinary(&self) -> bool {
+    pub(super) fn is_ordinary(&self) -> bool {
         let Self { faults, work, .. } = self;
         let hunted = faults.give_up + faults.client_leave + faults.late_requests > 0
             || faults.away_max != 300 * MS

@@ -53,6 +53,7 @@ impl<'a> Own<'a> {
         };
         !self.process.is_some_and(|own| own.differs(fence.process))
             || written.all(|entry| is_locked(entry.export))
+            || rtrs_core::mutated!(ForeignFenceAnswered)
     }
 }
 

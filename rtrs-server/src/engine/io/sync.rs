@@ -246,7 +246,12 @@ impl IoProgress {
 
     /// A write has been done and is about to be acknowledged.
     fn note_write(&self, account: Account<'_>, devices: &Devices) {
-        if !self.changes() || self.flags.fua {
+        let uncounted = match self.op {
+            IoOp::WriteZeroes => rtrs_core::mutated!(ZeroesNotCounted),
+            IoOp::Discard => rtrs_core::mutated!(DiscardNotCounted),
+            _ => false,
+        };
+        if !self.changes() || self.flags.fua || uncounted {
             return;
         }
         if let (Some(ledger), Some(began)) = (account.ledger, self.epoch) {

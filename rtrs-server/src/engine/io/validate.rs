@@ -52,7 +52,8 @@ pub(super) fn plan_io(
     }
     let fua = op.changes() && header.rw.is_fua();
     let preflush = header.rw.is_preflush() && !rtrs_core::mutated!(PreflushDropped);
-    let flush_first = preflush && op != IoOp::Flush && !reads_only;
+    let unkept = rtrs_core::mutated!(PreflushOfZeroesDropped) && op != IoOp::Write;
+    let flush_first = preflush && op != IoOp::Flush && !reads_only && !unkept;
     Ok(IoProgress {
         export: entry.export,
         device,

@@ -1,0 +1,119 @@
+//! Payloads that come in pieces, one much later than the other; and writes of parts of blocks that
+//! share blocks with others, to bytes that nobody reads.
+//!
+//! A user stops in the middle of a payload for up to some seconds, at most one at a time: what it
+//! asks for afterwards comes as late. Before some writes it asks for others in sectors of their
+//! own, small ones and such as are longer than a buffer of the bridge, which begin and end within
+//! the same few blocks. How those end is of no interest, as long as each does once.
+
+use std::collections::BTreeSet;
+
+use nbd_bridge::Request;
+use nbd_bridge::wire::cmd;
+use rtrs_core::prng::{Prng, Ratio};
+use rtrs_core::time::{Duration, Instant};
+
+use super::super::disk::SECTOR;
+use super::super::options::MS;
+
+/// Sectors of such writes.
+pub(in super::super) const SECTORS: u32 = 1024;
+/// In the cookie of a write there.
+const ASIDE: u64 = 1 << 62;
+/// How many of them a front asks for at most.
+const ASIDE_MAX: u64 = 40;
+/// Longest of the short ones, and of the long ones.
+const SHORT_MAX: u64 = 600;
+const LONG_MAX: u64 = 400 << 10;
+/// How long a user stops at most.
+const STALL_MAX: Duration = Duration::from_millis(2000);
+
+/// One core's user that stops in the middle of payloads.
+#[derive(Debug)]
+pub(super) struct Stalls {
+    /// Where the sectors aside begin, in bytes.
+    base: u64,
+    prng: Prng,
+    asked: u64,
+    open: BTreeSet<u64>,
+    /// Bytes that were sent so far.
+    sent: u64,
+    /// Where the user stops next, and for how long.
+    next: Option<(u64, Duration)>,
+    until: Instant,
+}
+
+impl Stalls {
+    pub(super) fn new(base: u64, prng: Prng) -> Self {
+        let (asked, open, sent) = (0, BTreeSet::new(), 0);
+        Self { base, prng, asked, open, sent, next: None, until: Instant::ZERO }
+    }
+
+    /// True while the user has stopped.
+    pub(super) fn has_stopped(&mut self, now: Instant) -> bool {
+        let stopped = self.until > now;
+        if !stopped {
+            self.until = Instant::ZERO;
+        }
+        stopped
+    }
+
+    /// When a user goes on that has stopped.
+    pub(super) fn resumes(&self) -> Option<Instant> {
+        (self.until > Instant::ZERO).then_some(self.until)
+    }
+
+    /// How many of so many bytes the user sends before it stops.
+    pub(super) fn room(&self, len: usize) -> usize {
+        let room = self.next.map_or(u64::MAX, |(at, _)| at - self.sent);
+        usize::try_from(room).unwrap_or(usize::MAX).min(len)
+    }
+
+    /// So many bytes were sent.
+    pub(super) fn sent(&mut self, now: Instant, count: usize) {
+        self.sent += count as u64;
+        let stops = self.next.take_if(|(at, _)| *at <= self.sent);
+        self.until = stops.map_or(Instant::ZERO, |(_, time)| now + time);
+    }
+
+    /// A payload of so many bytes is sent behind `before` others that wait.
+    pub(super) fn payload(&mut self, before: usize, len: usize) {
+        if self.next.is_none() && self.prng.chance(Ratio::new(1, 6)) {
+            let at = self.sent + (before + self.prng.index(len)) as u64;
+            self.next = Some((at.max(self.sent + 1), self.prng.duration(MS..=STALL_MAX)));
+        }
+    }
+
+    /// Appends writes aside to what is sent, now and then.
+    pub(super) fn ask_aside(&mut self, out: &mut Vec<u8>) {
+        if self.asked >= ASIDE_MAX || self.prng.chance(Ratio::new(3, 4)) {
+            return;
+        }
+        let block = self.base + self.prng.below(2) * SECTOR as u64;
+        for _ in 0..1 + self.prng.below(3) {
+            self.asked += 1;
+            let long = self.prng.chance(Ratio::new(1, 4));
+            let most = if long { LONG_MAX } else { SHORT_MAX };
+            let (offset, len) = (block + self.prng.below(500), 1 + self.prng.below(most));
+            let (cookie, len) = (ASIDE | self.asked, len as u32);
+            let head = Request { flags: 0, command: cmd::WRITE, cookie, offset, len };
+            out.extend_from_slice(&head.encode());
+            self.payload(out.len(), len as usize);
+            out.resize(out.len() + len as usize, 0x5a);
+            self.open.insert(cookie);
+        }
+    }
+
+    /// True for the reply to a write aside.
+    pub(super) fn take_reply(&mut self, cookie: u64) -> bool {
+        let ended = self.open.remove(&cookie);
+        assert!(ended || cookie & ASIDE == 0, "a write aside ended that was not asked for");
+        ended
+    }
+
+    /// Its connection is closed.
+    pub(super) fn closed(&mut self) {
+        self.open.clear();
+        (self.next, self.until) = (None, Instant::ZERO);
+    }
+}
