@@ -13,7 +13,16 @@ impl Control {
     /// A request of a client came. That of a path that ends is dropped: whoever is told that
     /// nothing of the path begins any more must be right.
     pub(super) fn put_off(&mut self, waiting: Waiting) {
-        let Some(path) = self.live_path(waiting.reply_to.path) else { return };
+        let from = waiting.reply_to.path;
+        let examined = |request: &ControlRequest| match request {
+            ControlRequest::Open { mode, .. } => mode.examined,
+            _ => false,
+        };
+        // The target of its export was examined on another thread; the path may be gone since.
+        if examined(&waiting.request) && self.registry.path(from).is_none() {
+            return;
+        }
+        let Some(path) = self.live_path(from) else { return };
         if path.state().is_ending() {
             return;
         }

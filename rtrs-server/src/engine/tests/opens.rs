@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use rtrs_core::identity::ExportId;
+use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::time::Duration;
-use rtrs_core::wire::{AccessMode, IoHeader, OpenRsp, OpenRspTail, Rw, errno};
+use rtrs_core::wire::{AccessMode, IoHeader, Name, OpenRsp, OpenRspTail, Rw, errno};
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
+use crate::engine::finder::OpenMode;
+use crate::engine::message::{ControlMessage, ControlRequest, Message, ReplyTo};
 use crate::engine::session::ServerInstance;
+use crate::path::PathKey;
 
 fn searching() -> Fixture {
     Fixture::new(StandOptions { search: true, ..StandOptions::default() })
@@ -217,5 +221,17 @@ fn a_session_that_goes_before_its_close_is_answered_gives_the_export_back_in_the
     assert_eq!(fixture.sessions().len(), 1);
     overwrite(&mut fixture, &mut new);
     new.leave(&mut fixture);
+    fixture.assert_empty();
+}
+
+#[test]
+fn an_open_whose_target_was_examined_may_come_back_after_its_path() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let reply_to = ReplyTo { path: PathKey(77), core: CoreIndex(0), permit: PermitId(3) };
+    let mode = OpenMode { examined: true, ..OpenMode::new(AccessMode::ReadOnly, 128) };
+    let request = ControlRequest::Open { name: Box::new(Name::new(b"vol").unwrap()), mode };
+    fixture.send(Message::Control(ControlMessage::Request { reply_to, request }));
+    // No internal error.
+    fixture.settle();
     fixture.assert_empty();
 }
