@@ -1,9 +1,9 @@
 //! Volumes that are added to a session that runs, and closed.
 
 use rtrs_core::block::{BlockDevice, IoOp};
-use rtrs_core::identity::{Identity, ServerId};
+use rtrs_core::identity::{Identity, ServerId, ServerProcess};
 use rtrs_core::status::IoStatus;
-use rtrs_core::wire::errno;
+use rtrs_core::wire::{ConnReq, ConnRsp, Extensions, Fence, errno};
 
 use super::fixture::{Fixture, MS, SEC, client_ip, server_ip, volume};
 use super::users::{SECOND, Users, new_with_second, with_second};
@@ -255,6 +255,51 @@ fn what_a_closed_volume_had_on_a_dead_path_ends_when_that_is_fenced_off() {
     assert!(fixture.server.ios().count() <= 5, "nothing of it is sent again");
     fixture.link_up(0);
     fixture.until("the path", 5 * SEC, Fixture::is_whole);
+}
+
+/// Accepts connections as the process with this number.
+fn process(number: u64) -> Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>> {
+    Box::new(move |_, mut rsp| {
+        let process = Some(ServerProcess::new(number));
+        rsp.ext = Extensions { process, ..Extensions::decode(&rsp.ext) }.encode();
+        rsp.encode().to_vec()
+    })
+}
+
+#[test]
+fn a_restarted_server_fences_a_path_whose_volume_it_does_not_open() {
+    for closes in [false, true] {
+        let mut fixture = with_second(|s| {
+            s.paths = 2;
+            (s.how.hold, s.how.fence) = (true, true);
+            s.how.con_rsp = Some(process(1));
+        });
+        let mut second = Users::of(&fixture, SECOND);
+        for at in 0..2 {
+            second.submit(&mut fixture, 0, IoOp::Write, at * 4096, 4096);
+            fixture.submit(0, IoOp::Write, at * 4096, 4096);
+        }
+        fixture.until("all", SEC, |s| s.server.held.len() == 4);
+        let path = fixture.server.connects()[0].0.path_uuid;
+
+        fixture.link_down(0);
+        fixture.link_down(1);
+        let lost = |s: &Fixture| s.client.states().iter().all(|at| *at != PathState::Connected);
+        fixture.until("the end of both paths", 3 * SEC, lost);
+        fixture.server.held.clear();
+        fixture.server.how.hold = false;
+        fixture.server.how.con_rsp = Some(process(2));
+        fixture.server.more.named("vol1").open_errno = 2;
+        if closes {
+            close(&mut fixture, "vol1").expect("another is left");
+        }
+        fixture.link_up(1);
+        fixture.drain(5 * SEC);
+        let fence = Fence { path, recon_cnt: 1, process: ServerProcess::new(1) };
+        assert_eq!(fixture.server.fences, [fence], "closes: {closes}");
+        assert_eq!(fixture.client.done.len(), 2);
+        assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
+    }
 }
 
 #[test]
