@@ -41,7 +41,7 @@ local USER = {
 }
 local OP = {
     [0] = "read", [1] = "write", [2] = "flush", [3] = "discard", [4] = "secure erase",
-    [5] = "write zeroes", [128] = "extents",
+    [5] = "write zeroes", [128] = "extents", [129] = "partial write",
 }
 local KIND = { [1] = "raw key", [2] = "certificates" }
 local ACCESS = { [0] = "ro", [1] = "rw", [2] = "migration" }
@@ -150,6 +150,7 @@ local r = {
     is_volatile = ProtoField.bool("rnbd.open.volatile", "Volatile content", 8, nil, 1),
     fast_wz = ProtoField.bool("rnbd.open.fast_zeroes", "Fast write zeroes", 8, nil, 2),
     extents = ProtoField.bool("rnbd.open.extents", "Extents", 8, nil, 4),
+    partial = ProtoField.bool("rnbd.open.partial_writes", "Partial writes", 8, nil, 8),
     cache_id = ProtoField.uint64("rnbd.open.cache_id", "Cache ID", base.HEX),
     fence_path = ProtoField.bytes("rnbd.fence.path", "Path to fence"),
     count = ProtoField.uint16("rnbd.discover.count", "Exports"),
@@ -303,7 +304,7 @@ local function user_message(tree, range, is_answer)
             { r.physical, 36, 2 }, { r.logical, 38, 2 }, { r.segments, 40, 2 },
             { r.secure, 42, 2 }, { r.rotational, 44, 1 }, { r.can_fua, 45, 1 },
             { r.cache, 45, 1 }, { r.is_volatile, 46, 1 }, { r.fast_wz, 46, 1 },
-            { r.extents, 46, 1 }, { r.cache_id, 48, 8 },
+            { r.extents, 46, 1 }, { r.partial, 46, 1 }, { r.cache_id, 48, 8 },
         })
     elseif kind == 4 then
         add_all(sub, range, {

@@ -23,8 +23,8 @@ pub struct BridgeConfig {
     /// How long a request may wait for a change that it overlaps and that nobody waits for any
     /// more; then it fails. None: as long as that takes.
     pub deferred_max: Option<Duration>,
-    /// Another host may write to the device at the same time. Then changes of parts of blocks,
-    /// which are read, changed and written, are refused.
+    /// Another host may write to the device at the same time. Then changes of parts of blocks are
+    /// refused unless the device takes partial writes.
     pub shared_writes: bool,
 }
 

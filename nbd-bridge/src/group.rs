@@ -17,9 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rtrs_core::orphans::Orphans;
+use rtrs_core::ranges::Ranges;
 use rtrs_core::time::Duration;
-
-use crate::ranges::Ranges;
 
 /// How long a new connection waits for a shard that does not look at its sockets.
 pub(crate) const ROUND_TIMEOUT: Duration = Duration::from_secs(15);

@@ -7,8 +7,8 @@
 //!   connections of a shard have in common, `buffer_pool` what the bridges of a shard have.
 //! - `proto`: the NBD protocol as state machines without IO; bytes in, bytes and decisions out.
 //! - `bridge`: a shard's connections, its requests and its device; `config` has its bounds.
-//! - `group`: what the shards of a device share: orphaned writes of connections that are gone;
-//!   `ranges`, the changes of parts of blocks, which `cut` finds in a request.
+//! - `group`: what the shards of a device share: orphaned writes of connections that are gone, and
+//!   the turns of changes of parts of blocks, which `cut` finds in a request.
 //! - `kernel`: the same shards behind a block device of the kernel, /dev/nbdX.
 //! - `dial`, with `proto/client`: the other side, a connection to an NBD server.
 //! - `send_buffer`: room in unix sockets; `notices`, log lines that clients can cause.
@@ -29,7 +29,6 @@ pub mod kernel;
 mod listener;
 mod notices;
 mod proto;
-mod ranges;
 mod requests;
 mod send_buffer;
 mod shared;

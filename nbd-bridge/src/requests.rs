@@ -50,6 +50,8 @@ pub(crate) enum Fragment {
     ToWrite,
     /// The device writes the block.
     Writing,
+    /// The device writes the bytes into the block.
+    WritingPart,
 }
 
 impl Fragment {
@@ -60,7 +62,7 @@ impl Fragment {
 
     /// The device has an IO of it.
     pub(crate) fn is_at_device(self) -> bool {
-        matches!(self, Self::Reading | Self::Dropped | Self::Writing)
+        matches!(self, Self::Reading | Self::Dropped | Self::Writing | Self::WritingPart)
     }
 
     /// It waits for others, or for room at the device.
@@ -86,6 +88,8 @@ pub(crate) struct Row {
     pub(crate) cut: Cut,
     /// Of `cut.rest`, how far each is.
     pub(crate) fragments: [Fragment; 2],
+    /// The device did not take a partial write: blocks are read, changed and written.
+    pub(crate) whole_blocks: bool,
     /// Memory of the fragments.
     pub(crate) aside: Option<Part>,
     /// Bytes of the whole blocks that may be handed to the device: all, or the payload that is
@@ -122,6 +126,8 @@ pub(crate) struct Row {
     pub(crate) status: IoStatus,
     /// Of a flush: losses reported to its user before it came.
     pub(crate) reported: u64,
+    /// Of a change in several IOs: losses when the first of them had ended.
+    pub(crate) losses: Option<u64>,
     /// A refusal instead of a status, with its reason.
     pub(crate) refusal: Option<(NbdError, &'static str)>,
     /// Data of a read, or payload of a write.
@@ -246,12 +252,13 @@ impl Row {
             cookie: 0,
             op: Op::Flush,
             io: None,
-            flags: IoFlags { fua: false, no_unmap: false, fast_only: false },
+            flags: IoFlags { fua: false, no_unmap: false, fast_only: false, partial: false },
             one: false,
             offset: 0,
             len: 0,
             cut: Cut::new(Op::Flush, 0..0, 1),
             fragments: [Fragment::None; 2],
+            whole_blocks: false,
             aside: None,
             ready: 0,
             handed: 0,
@@ -270,6 +277,7 @@ impl Row {
             live: false,
             status: IoStatus::Ok,
             reported: 0,
+            losses: None,
             refusal: None,
             parts: Vec::new(),
         }

@@ -109,8 +109,9 @@ impl Shared {
 
     /// The device as clients see it at this time.
     pub(crate) fn export(&self) -> ExportInfo {
-        let Self { max_payload, shared_writes, .. } = *self;
-        let export = export_info(&self.name, self.device.geometry());
+        let geometry = self.device.geometry();
+        let (max_payload, export) = (self.max_payload, export_info(&self.name, geometry));
+        let shared_writes = self.shared_writes && !geometry.partial_writes;
         ExportInfo { max_payload, shared_writes, ..export }
     }
 
@@ -444,6 +445,7 @@ impl Shared {
             entry.complete = true;
         }
         if early || entry.is_done() || entry.is_between() {
+            self.repeat_loss(row);
             // A change within blocks has had its turn; of the orphaned write that it overlaps,
             // what is left is elsewhere.
             self.undefer(row);
@@ -452,6 +454,26 @@ impl Shared {
             if self.requests.row(row).late != Late::GivenUp {
                 self.finished.push_back(row);
             }
+        }
+    }
+
+    /// An IO of this row has ended well.
+    fn note_losses(&mut self, row: u32) {
+        let entry = self.requests.row(row);
+        if entry.changes() && !entry.is_done() && entry.losses.is_none() {
+            entry.losses = self.losses.as_ref().map(|losses| losses.count());
+        }
+    }
+
+    /// A row is about to be answered. A loss since the first of its IOs ended may have taken what
+    /// that one wrote, and be reported already: flushes after the answer report it again.
+    fn repeat_loss(&mut self, row: u32) {
+        let entry = self.requests.row(row);
+        let before = entry.losses.take().filter(|_| entry.status.is_ok() && !entry.flags.fua);
+        if let (Some(before), Some(losses)) = (before, &self.losses)
+            && losses.count() != before
+        {
+            losses.add();
         }
     }
 
@@ -505,6 +527,10 @@ impl Shared {
             }
             let entry = self.requests.row(row);
             entry.pending -= 1;
+            if done.status.is_ok() {
+                self.note_losses(row);
+            }
+            let entry = self.requests.row(row);
             if !done.status.is_ok() && entry.status.is_ok() && !rtrs_core::mutated!(NbdErrorDropped)
             {
                 entry.status = done.status;

@@ -59,6 +59,9 @@ pub struct IoFlags {
     pub no_unmap: bool,
     /// Write zeroes must fail with `Unsupported` unless it is quicker than writing zeroes.
     pub fast_only: bool,
+    /// The write changes a part of one block and leaves the rest of it as it is, whoever changes
+    /// that meanwhile. Its offset and length are in bytes.
+    pub partial: bool,
 }
 
 /// One IO on its way to a device.
@@ -125,6 +128,8 @@ pub struct Geometry {
     pub rotational: bool,
     /// `IoOp::Extents` is answered.
     pub extents: bool,
+    /// `IoFlags::partial` is honored.
+    pub partial_writes: bool,
 }
 
 impl Geometry {
@@ -154,7 +159,12 @@ impl Geometry {
         }
         let block = u64::from(self.logical_block);
         let len = u64::from(io.len);
-        if !io.offset.is_multiple_of(block) || !len.is_multiple_of(block) || len == 0 {
+        let fits_blocks = if io.flags.partial {
+            io.op == IoOp::Write && is_part_of_block(io.offset, len, block)
+        } else {
+            io.offset.is_multiple_of(block) && len.is_multiple_of(block)
+        };
+        if !fits_blocks || len == 0 {
             return IoStatus::Invalid;
         }
         match io.offset.checked_add(len) {
@@ -163,6 +173,7 @@ impl Geometry {
             _ => return IoStatus::NoSpace,
         }
         match io.op {
+            IoOp::Write if io.flags.partial && !self.partial_writes => IoStatus::Unsupported,
             IoOp::Read | IoOp::Write => {
                 let fits = io.buf.as_ref().is_some_and(|b| b.len() == io.len as usize);
                 if !fits || io.len > self.io_max { IoStatus::Invalid } else { IoStatus::Ok }
@@ -180,6 +191,11 @@ impl Geometry {
             _ => IoStatus::Ok,
         }
     }
+}
+
+/// True when so many bytes from there on lie in one block.
+pub const fn is_part_of_block(offset: u64, len: u64, block: u64) -> bool {
+    offset % block + len <= block
 }
 
 /// The size of a device that may change while shards have it open: one number for all of them.

@@ -29,6 +29,7 @@ pub mod mutant;
 pub mod orphans;
 pub mod prng;
 pub mod proto;
+pub mod ranges;
 #[allow(unsafe_code)]
 pub mod rbd;
 #[allow(unsafe_code)]

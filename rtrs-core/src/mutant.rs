@@ -137,8 +137,12 @@ mutants! {
         NbdFirstPart = "nbd-first-part",
         /// The front end hands on what overlaps a write that a closed connection has left.
         NbdOrphanForgotten = "nbd-orphan-forgotten",
-        /// The front end does not let changes of one block take turns.
+        /// Changes of one block do not take turns, at the front end or the server.
         NbdTurnsSkipped = "nbd-turns-skipped",
+        /// The front end reads and writes a block although the server takes partial writes.
+        PartialByClient = "partial-by-client",
+        /// A partial write does not wait for its turn.
+        PartialWithoutTurn = "partial-without-turn",
         /// The front end hands on what overlaps a change that was given up and may still land.
         SlowIoRangeDropped = "slow-io-range-dropped",
         /// The front end takes flushes that came before a loss was reported for ones that came

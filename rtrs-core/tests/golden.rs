@@ -216,7 +216,7 @@ fn check_export(vectors: &Vectors) {
     vectors.check("close", close, close.encode(), Close::decode);
 }
 
-fn headers() -> [(&'static str, IoHeader); 6] {
+fn headers() -> [(&'static str, IoHeader); 7] {
     let header = |sector, rw, bi_size, prio| IoHeader { device_id: 0, sector, rw, bi_size, prio };
     [
         ("io_write_4k", header(0x800, Rw::WRITE.sync(), 4096, 0x4004)),
@@ -225,6 +225,7 @@ fn headers() -> [(&'static str, IoHeader); 6] {
         ("io_flush", header(u64::MAX, Rw::FLUSH.sync().fua(true), 0, 0)),
         ("io_discard", header(0x800, Rw::DISCARD.sync(), 65536, 0x4004)),
         ("io_extents", header(0x800, Rw::EXTENTS, 1 << 31, 0)),
+        ("io_partial_write", header(0x800, Rw::PARTIAL_WRITE.fua(true), 20, 300)),
     ]
 }
 
@@ -312,6 +313,7 @@ fn check_tails(vectors: &Vectors) {
         ("tail_flush", "io_flush", RwOp::Flush, 0, ReadMsg::LEN_MIN),
         ("tail_discard", "io_discard", RwOp::Discard, 0, WriteMsg::LEN),
         ("tail_extents", "io_extents", RwOp::Extents, 4096, ReadMsg::LEN_MAX),
+        ("tail_partial_write", "io_partial_write", RwOp::PartialWrite, 20, WriteMsg::LEN),
     ] {
         let found = vectors.tail(name, data_len, message_len);
         assert_eq!(found, UserMessage::Io(op, headers[header]), "{name}");

@@ -134,6 +134,7 @@ proptest! {
             volatile: mode == 1,
             fast_zero: mode != 1,
             extents: mode != 2,
+            partial_writes: mode < 2,
         };
         prop_assert_eq!(OpenRsp::decode(&rsp.encode()), Ok(rsp));
     }

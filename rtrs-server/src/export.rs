@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockSource, Geometry};
 use rtrs_core::identity::ExportId;
+use rtrs_core::ranges::Ranges;
 
 use crate::access_list::AccessPolicy;
 use crate::engine::epoch::SyncEpoch;
@@ -65,6 +66,8 @@ pub struct Export {
     pub frozen: AtomicBool,
     /// The size that its users were last informed of.
     pub known_size: AtomicU64,
+    /// Which of its changes take turns; made when a shard opens it.
+    pub(crate) turns: OnceLock<Arc<Ranges>>,
 }
 
 impl Export {
@@ -82,7 +85,13 @@ impl Export {
             counters: Arc::default(),
             frozen: AtomicBool::new(false),
             known_size: AtomicU64::new(size),
+            turns: OnceLock::new(),
         }
+    }
+
+    /// Which of its changes take turns, on so many shards.
+    pub(crate) fn turns(&self, shards: u16) -> Arc<Ranges> {
+        Arc::clone(self.turns.get_or_init(|| Arc::new(Ranges::new(usize::from(shards)))))
     }
 
     /// Size, limits and abilities as clients see them.

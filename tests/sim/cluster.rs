@@ -133,6 +133,7 @@ impl Cluster {
         let sectors = options.work.sectors;
         let all = sectors + if options.extra.guest_writes { guest::SECTORS } else { 0 };
         let all = all + if options.extra.losses.stalls { ASIDE_SECTORS } else { 0 };
+        let all = all.next_multiple_of(options.disk.block / 512);
         let disk = Disk::new(options.disk, all, tracks, plant, prng.fork());
         disk.count_later_than(options.io_timeout);
         disk.shared_from(sectors);

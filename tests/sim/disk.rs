@@ -134,11 +134,12 @@ impl Disk {
     ) -> Self {
         let size = sectors as usize * SECTOR;
         let geometry = Geometry {
-            physical_block: 512,
+            logical_block: options.block,
+            physical_block: options.block,
             write_cache: options.write_cache,
             fua: options.fua,
             discard: true,
-            discard_granularity: 512,
+            discard_granularity: options.block,
             write_zeroes: true,
             io_max: options.io_max,
             discard_max: options.discard_max,

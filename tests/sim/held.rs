@@ -36,6 +36,7 @@ fn settings(seed: u64) -> Options {
     }
     options.io_timeout = Duration::from_secs(5);
     (options.faults, options.stall_max) = (FaultMix::NONE, None);
+    options.unmix();
     options.work.overlap = false;
     let disk = &mut options.disk;
     (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);

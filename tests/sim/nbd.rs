@@ -292,7 +292,8 @@ impl BlockDevice for Front {
             stalls.ask_aside(&mut self.out);
             stalls.payload(self.out.len() + Request::LEN, io.len as usize);
         }
-        let (cookie, offset, len) = (io.tag, io.offset, io.len);
+        let (cookie, len) = (io.tag, io.len);
+        let offset = if io.op == IoOp::Flush { 0 } else { io.offset };
         let head = Request { flags, command, cookie, offset, len };
         self.out.extend_from_slice(&head.encode());
         if let (IoOp::Write, Some(buf)) = (io.op, &io.buf) {

@@ -179,6 +179,8 @@ pub struct DiskOptions {
     pub io_max: u32,
     /// Longest discard or write zeroes it takes.
     pub discard_max: u32,
+    /// Bytes of a block.
+    pub block: u32,
 }
 
 /// Which faults strike and how often.
@@ -628,6 +630,7 @@ impl DiskOptions {
             room: pick(prng, &[1, 4, 64]),
             io_max: pick(prng, &[4096, 1 << 20, 1 << 20]),
             discard_max: pick(prng, &[4096, 1 << 20]),
+            block: 512,
         }
     }
 }
@@ -638,9 +641,9 @@ impl FaultMix {
         let none = prng.chance(Ratio::new(1, 10));
         let mut weight = || if none || half(prng) { 0 } else { pick(prng, &[1, 3]) };
         let (link_down, silence, blackhole) = (weight(), weight(), weight());
-        let (slow_path, qp_error) = (weight(), weight());
-        let (server_restart, power_cut, server_stop) = (weight(), weight(), weight());
-        let (core_stall, no_memory, client_restart) = (weight(), weight(), weight());
+        let (slow_path, qp_error, server_restart) = (weight(), weight(), weight());
+        let (power_cut, server_stop, core_stall) = (weight(), weight(), weight());
+        let (no_memory, client_restart) = (weight(), weight());
         Self {
             gap_max: pick(prng, &[50, 200, 600]) * MS,
             lasts_max: pick(prng, &[20, 200, 1000]) * MS,
@@ -656,11 +659,8 @@ impl FaultMix {
             client_restart,
             core_stall,
             no_memory,
-            give_up: 0,
-            client_leave: 0,
-            late_requests: 0,
-            late_answers: 0,
             spare: paths > 1 && half(prng),
+            ..Self::NONE
         }
     }
 }

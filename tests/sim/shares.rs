@@ -37,6 +37,7 @@ fn settings(seed: u64, prng: &mut Prng) -> Options {
     (options.faults, options.stall_max) = (FaultMix::NONE, None);
     (options.pinned, options.operated, options.takeover) = (None, false, None);
     (options.strangers, options.late_data, options.rival) = (false, false, false);
+    options.unmix();
     options.guest = None;
     options.queue_depth = options.queue_depth.max(16);
     let link = &mut options.world.link;

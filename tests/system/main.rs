@@ -29,6 +29,7 @@ mod identity;
 mod logs;
 mod memory;
 mod metrics;
+mod migration;
 mod nbd_tls;
 mod network;
 mod online;

@@ -145,7 +145,8 @@ impl Conn {
             Op::Flush => (Some(IoOp::Flush), IoFlags::default()),
             Op::Trim => (Some(IoOp::Discard), IoFlags { fua, ..IoFlags::default() }),
             Op::WriteZeroes => {
-                (Some(IoOp::WriteZeroes), IoFlags { fua, no_unmap: no_hole, fast_only })
+                let flags = IoFlags { fua, no_unmap: no_hole, fast_only, ..IoFlags::default() };
+                (Some(IoOp::WriteZeroes), flags)
             }
             Op::BlockStatus => {
                 len = len.min(STATUS_MAX);

@@ -1,19 +1,23 @@
 //! Changes of parts of blocks, and the changes that wait for them.
 //!
+//! A fragment is one partial write where the device takes those: then nobody else's change of the
+//! block is undone, whoever else has the device. Elsewhere the block is read, changed and written.
+//! Both take turns with the other changes of the block, by the list of
+//! [`Ranges`](rtrs_core::ranges::Ranges), since a device may cease to take partial writes.
+//!
 //! Each fragment of a row has two blocks of memory: the block as it is read and written, and behind
-//! it the bytes that are put in, at the place where they belong. Turns are taken by the list of
-//! [`Ranges`](crate::ranges::Ranges). What comes of a fragment is the row's: its flags, its first
-//! failure, its reply when all of it has ended.
+//! it the bytes that are put in, at the place where they belong. What comes of a fragment is the
+//! row's: its flags, its first failure, its reply when all of it has ended.
 
 use std::ops::Range;
 
-use rtrs_core::block::{Io, IoFlags, IoOp};
+use rtrs_core::block::{Io, IoFlags, IoOp, is_part_of_block};
 use rtrs_core::mem::MemSlice;
+use rtrs_core::ranges::{Key, Piece};
 use rtrs_core::status::IoStatus;
 
 use super::Shared;
 use crate::cut::Cut;
-use crate::ranges::{Key, Piece};
 use crate::requests::{Fragment, Row};
 
 /// Fragments of a shard at a time; beyond that requests of more wait.
@@ -28,7 +32,7 @@ impl Shared {
     }
 
     fn key(&self, row: u32, piece: Piece) -> Key {
-        Key { shard: self.seat.shard, row, piece }
+        Key { shard: self.seat.shard, row: row.into(), piece }
     }
 
     /// Memory of a fragment: its block, and the bytes that are put in.
@@ -76,7 +80,7 @@ impl Shared {
         let (group, shard) = (&self.seat.group, self.seat.shard);
         let Some(round) = group.ranges.due(shard) else { return false };
         for (index, row) in self.requests.in_flight() {
-            let key = Key { shard, row: index, piece: Piece::Running };
+            let key = Key { shard, row: index.into(), piece: Piece::Running };
             let end = if row.queued { row.handed } else { row.ready };
             row.awaited |= group.ranges.meets(key, &row.blocks(0, end));
         }
@@ -153,13 +157,32 @@ impl Shared {
     /// Hands the next IO of a fragment to the device. True when it took one.
     fn submit_fragment(&mut self, index: u32, which: usize) -> bool {
         let row = self.requests.row(index);
-        let (op, next, fua) = match row.fragments[which] {
-            Fragment::ToRead => (IoOp::Read, Fragment::Reading, false),
-            Fragment::ToWrite => (IoOp::Write, Fragment::Writing, row.flags.fua),
+        let geometry = self.device.geometry();
+        let (bytes, block) = (&row.cut.rest[which], u64::from(geometry.logical_block));
+        let partial = geometry.partial_writes
+            && !row.whole_blocks
+            && !rtrs_core::mutated!(PartialByClient)
+            && is_part_of_block(bytes.start, bytes.end - bytes.start, block);
+        let (op, next) = match row.fragments[which] {
+            Fragment::ToRead if partial => (IoOp::Write, Fragment::WritingPart),
+            Fragment::ToRead => (IoOp::Read, Fragment::Reading),
+            Fragment::ToWrite => (IoOp::Write, Fragment::Writing),
             _ => return false,
         };
-        let block = self.fragment_block(index, which);
-        let Some((memory, _)) = self.fragment_memory(index, which) else {
+        let partial = next == Fragment::WritingPart;
+        if next == Fragment::Reading && self.shared_writes {
+            // Another client may change the block between its read and its write.
+            self.note_status(index, IoStatus::Invalid);
+            self.end_fragment(index, which);
+            self.finish_if_done(index);
+            return true;
+        }
+        let fua = op == IoOp::Write && row.flags.fua;
+        let bytes = match partial {
+            true => row.cut.rest[which].clone(),
+            false => self.fragment_block(index, which),
+        };
+        let Some((block, part)) = self.fragment_memory(index, which) else {
             self.internal_error(index, "a part of a block without memory");
             self.note_status(index, IoStatus::Io);
             self.end_fragment(index, which);
@@ -167,10 +190,11 @@ impl Shared {
             return true;
         };
         let tag = u64::from(index) | (which as u64 + 1) << WHICH_SHIFT;
-        let flags = IoFlags { fua, ..IoFlags::default() };
+        let flags = IoFlags { fua, partial, ..IoFlags::default() };
         #[allow(clippy::cast_possible_truncation, reason = "a block is at most 64 KiB")]
-        let len = (block.end - block.start) as u32;
-        let io = Io { tag, op, flags, offset: block.start, len, buf: Some(memory) };
+        let len = (bytes.end - bytes.start) as u32;
+        let buf = Some(if partial { part } else { block });
+        let io = Io { tag, op, flags, offset: bytes.start, len, buf };
         let taken = self.device.submit(io).is_ok();
         if taken {
             self.requests.row(index).fragments[which] = next;
@@ -193,10 +217,22 @@ impl Shared {
                 // The block as it was must not pass for a change.
                 self.note_status(index, IoStatus::Io);
             }
+            // The server took partial writes when this one was submitted; since then another one
+            // has its place.
+            Fragment::WritingPart if status == IoStatus::Unsupported => {
+                (row.fragments[which], row.whole_blocks) = (Fragment::ToRead, true);
+                if !self.submit_fragment(index, which) {
+                    self.wait(index);
+                }
+                return;
+            }
             _ => {}
         }
         self.note_status(index, status);
         self.end_fragment(index, which);
+        if status.is_ok() {
+            self.note_losses(index);
+        }
         self.finish_if_done(index);
     }
 

@@ -47,6 +47,8 @@ pub(crate) struct Switches {
     pub(crate) resize: AtomicU64,
     /// Bytes of a block from the next turn on; 0 for no change.
     pub(crate) reblock: AtomicU32,
+    /// Partial writes are refused, whatever the geometry says.
+    pub(crate) no_partial: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -72,6 +74,9 @@ impl TestDevice {
         let status = self.geometry.check(io);
         if status != IoStatus::Ok {
             return status;
+        }
+        if io.flags.partial && self.switches.no_partial.load(SeqCst) {
+            return IoStatus::Unsupported;
         }
         self.count += 1;
         let every = self.switches.fail_every.load(SeqCst);

@@ -101,6 +101,29 @@ fn a_loss_fails_one_flush_of_each_client_and_is_counted() {
     assert_eq!((stats.completed, stats.failed), (4, 2));
 }
 
+/// Who flushes while the write is under way is told nothing of it.
+#[test]
+fn a_loss_between_the_pieces_of_a_write_is_reported_after_its_end() {
+    let fixture = Fixture::new();
+    let mut clients = [fixture.client(true), fixture.client(true)];
+    let bytes = [request(WRITE, 0, 1, 0, 300_000), pattern(1, 300_000)].concat();
+    let (first, rest) = bytes.split_at(280_000);
+    clients[0].stream.write_all(first).unwrap();
+    fixture.wait("end of its first piece", |report| report.stats.completed == 1);
+    fixture.switches.losses.add();
+    assert_eq!(clients[1].error_of(FLUSH, 0, 0, 0), 5);
+    clients[0].stream.write_all(rest).unwrap();
+    assert_eq!(clients[0].reply(|_| 0).error, 0);
+    for client in &mut clients {
+        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 5);
+        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0, "once");
+    }
+    for client in clients {
+        client.disconnect();
+    }
+    fixture.finish();
+}
+
 #[test]
 fn a_bare_request_of_many_pieces_waits_for_room_at_the_device() {
     let geometry = Geometry { zeroes_max: 4096, ..geometry() };

@@ -120,6 +120,32 @@ fn clients_that_asked_for_block_sizes_and_writers_beside_others_keep_to_blocks()
 }
 
 #[test]
+fn a_device_that_takes_partial_writes_gets_the_bytes_alone() {
+    for shared_writes in [false, true] {
+        let geometry = Geometry { partial_writes: true, ..geometry() };
+        let fixture = Fixture::with(geometry, BridgeConfig { shared_writes, ..config() });
+        let mut client = fixture.client(false);
+        let submitted = || fixture.switches.submitted.load(SeqCst);
+        client.send_write(FUA, 1, 500, &[7; 100]);
+        assert_eq!(client.reply(|_| 0).error, 0);
+        assert_eq!((submitted(), fixture.switches.durable.load(SeqCst)), (2, 2), "no read");
+        assert_eq!(client.error_of(ZEROES, 0, 590, 4), 0);
+        assert_eq!(submitted(), 3);
+        let found = [499, 500, 589, 590, 593, 594, 599, 600].map(|at| client.read(at, 1)[0]);
+        assert_eq!(found, [0, 7, 7, 0, 0, 7, 7, 0]);
+        // The server was replaced by one that does not take them.
+        fixture.switches.no_partial.store(true, SeqCst);
+        client.send_write(0, 1, 505, &[9; 2]);
+        let error = client.reply(|_| 0).error;
+        assert_eq!(error, if shared_writes { EINVAL } else { 0 });
+        let new = if shared_writes { 7 } else { 9 };
+        assert_eq!(client.read(504, 4), [7, new, new, 7]);
+        client.disconnect();
+        fixture.finish();
+    }
+}
+
+#[test]
 fn a_change_of_a_part_waits_for_older_changes_of_the_block() {
     for other in [0, 1] {
         let mut two = Two::new();

@@ -49,6 +49,7 @@ impl Request {
     ) -> Layout {
         let rw = match self.op {
             IoOp::Read => Rw::READ.sync(),
+            IoOp::Write if self.flags.partial => Rw::PARTIAL_WRITE.fua(self.flags.fua),
             IoOp::Write if self.flags.fua => Rw::WRITE.sync().fua(!rtrs_core::mutated!(FuaUnasked)),
             IoOp::Write => Rw::WRITE,
             IoOp::Flush => Rw::FLUSH.sync().fua(true),
@@ -65,7 +66,7 @@ impl Request {
             sector: if self.op == IoOp::Flush { u64::MAX } else { self.offset / 512 },
             rw,
             bi_size: self.len,
-            prio: 0,
+            prio: if self.flags.partial { (self.offset % 512) as u16 } else { 0 },
         };
         let user = header.encode();
         let usr_len = user.len();
@@ -230,6 +231,7 @@ pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry
         fast_zero: !own_zeroes && rsp.fast_zero,
         rotational: rsp.rotational,
         extents: keeps_lengths && rsp.extents,
+        partial_writes: keeps_lengths && rsp.partial_writes,
     })
 }
 
@@ -316,6 +318,9 @@ mod tests {
         assert_eq!(bytes[..32], golden("io_write_4k_fua"));
         assert_eq!(bytes[32..], golden("write_usr32"));
         assert_eq!((layout.chunk_offset, layout.imm), (0, imm("imm_req_0_write")));
+        let part = IoFlags { partial: true, ..fua };
+        let (bytes, layout) = encode(IoOp::Write, part, (0, 0x800 * 512 + 300, 20));
+        assert_eq!((bytes, layout.chunk_offset), (golden("tail_partial_write"), 0));
         let (bytes, _) = encode(IoOp::Write, none, (0, 0x800 * 512, 4096));
         let mut expected = tail("tail_write");
         // Captured from a synchronous write.
@@ -332,7 +337,7 @@ mod tests {
         assert_eq!(bytes, expected);
         assert_eq!((layout.chunk_offset, layout.imm), (0, imm("imm_req_0_flush")));
 
-        let flags = IoFlags { fua: true, no_unmap: true, fast_only: true };
+        let flags = IoFlags { fua: true, no_unmap: true, fast_only: true, partial: false };
         let (bytes, layout) = encode(IoOp::WriteZeroes, flags, (0, 1 << 20, 65536));
         assert_eq!(bytes[16..24], [5, 0x0a, 0, 0x80, 0, 0, 1, 0], "FUA, NOUNMAP, our FAST_ONLY");
         assert_eq!((bytes.len(), layout.chunk_offset), (36, 0));

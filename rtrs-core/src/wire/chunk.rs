@@ -20,6 +20,7 @@
 
 use std::ops::Range;
 
+use super::RNBD_VERSION;
 use super::auth::{Auth, Challenge, ChallengeRsp, SignedProof};
 use super::bytes::{fixed, u16_at};
 use super::discover::{Discover, Page};
@@ -219,7 +220,14 @@ impl ChunkRequest {
         match u16::from_le_bytes(*head) {
             IoHeader::TYPE => {
                 let io = IoHeader::decode(header, ver)?;
-                Ok(UserMessage::Io(self.check_io(&io)?, io))
+                let op = self.check_io(&io)?;
+                // Its place is in a field that older headers do not have.
+                if op == RwOp::PartialWrite && (ver < RNBD_VERSION || header.len() < IoHeader::LEN)
+                {
+                    let fault = Fault::UnknownOp(op.to_wire());
+                    return Err(WireError { message: "IO", at: 16, fault });
+                }
+                Ok(UserMessage::Io(op, io))
             }
             SessInfo::TYPE => {
                 let info = SessInfo::decode(header)?;
@@ -269,7 +277,7 @@ impl ChunkRequest {
             }
             // The size is that of the range, not of the answer.
             RwOp::Extents => self.check_answer_room(extents::LEN_MIN)?,
-            RwOp::Write => {
+            RwOp::Write | RwOp::PartialWrite => {
                 self.check_size(io.bi_size)?;
                 self.check_direction(false)?;
             }

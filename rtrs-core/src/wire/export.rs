@@ -159,6 +159,9 @@ message! {
         /// Extents are answered ([`Rw::EXTENTS`](super::Rw::EXTENTS)). Ours too: counts only behind
         /// [`Extensions::lengths`](super::Extensions::lengths).
         46 & 4 extents: bool,
+        /// A write may change a part of a block ([`Rw::PARTIAL_WRITE`](super::Rw::PARTIAL_WRITE)).
+        /// Ours too: counts only behind [`Extensions::lengths`](super::Extensions::lengths).
+        46 & 8 partial_writes: bool,
     }
 }
 

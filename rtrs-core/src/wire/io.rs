@@ -30,6 +30,9 @@ codes! {
         /// Say which of them are holes. Ours, far from the kernel's numbers, and even as those of
         /// what has an answer.
         Extents = 128,
+        /// Write `bi_size` bytes of one block and leave the others as they are. Ours, and odd as
+        /// those of what comes with data. `prio` is the first byte within the sector.
+        PartialWrite = 129,
     }
 }
 
@@ -53,6 +56,10 @@ impl Rw {
     pub const WRITE_ZEROES: Self = Self(5);
     /// Extents. Ours: for servers that announced [`OpenRsp::extents`](super::OpenRsp::extents).
     pub const EXTENTS: Self = Self(128);
+
+    /// A partial write. Ours: for servers that announced
+    /// [`OpenRsp::partial_writes`](super::OpenRsp::partial_writes).
+    pub const PARTIAL_WRITE: Self = Self(129);
 
     const OP: u32 = 0xff;
     const SYNC: u32 = 0x100;
@@ -147,7 +154,8 @@ message! {
         16 rw: Rw,
         /// Bytes the IO covers.
         20 bi_size: u32,
-        /// IO priority as Linux encodes it, 0 for none.
+        /// IO priority as Linux encodes it, 0 for none. Of a partial write the byte of `sector`
+        /// where it begins.
         24 prio: u16,
     }
 }

@@ -346,6 +346,7 @@ fn a_model_agrees(source: &dyn BlockSource, keeps: Keeps) {
                 fua: g.fua && dice.roll(8) == 0,
                 no_unmap: dice.roll(2) == 0,
                 fast_only: false,
+                partial: false,
             };
             let offset = base + from as u64;
             match dice.roll(8) {
@@ -405,6 +406,7 @@ fn cleared_ranges_read_as_promised(source: &dyn BlockSource, keeps: Keeps) {
                 fua: g.fua && bits & 1 != 0,
                 no_unmap: bits & 2 != 0,
                 fast_only: bits & 4 != 0,
+                partial: false,
             };
             assert_eq!(rig.write(0, &full), IoStatus::Ok);
             let status = rig.clear(op, inner.start, inner.end - inner.start, flags);

@@ -196,8 +196,8 @@ pub enum ShardMessage {
         /// Which.
         export: ExportIndex,
     },
-    /// A sync of another shard is back, for which requests may wait here.
-    SyncBack,
+    /// Requests may wait here for what happened on another shard: a sync that is back, a turn.
+    Wake,
     /// The server stops: end.
     Exit,
 }

@@ -15,6 +15,7 @@ pub mod finder;
 pub mod io;
 pub mod ledger;
 pub mod message;
+mod partial;
 pub mod reply_to;
 pub mod session;
 

@@ -324,7 +324,7 @@ impl Path {
                     RwOp::Flush if header.sector == u64::MAX => counts.flushes += 1,
                     RwOp::Discard => counts.discards += 1,
                     RwOp::WriteZeroes => counts.write_zeroes += 1,
-                    RwOp::Flush | RwOp::SecureErase | RwOp::Extents => {
+                    RwOp::Flush | RwOp::SecureErase | RwOp::Extents | RwOp::PartialWrite => {
                         return Err(format!("{header:?}"));
                     }
                 }

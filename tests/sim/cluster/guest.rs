@@ -3,7 +3,8 @@
 //! It opens the export for reading, or as a second writer (`migration`), and flushes now and then.
 //! What becomes of those flushes nobody judges: it is there for what it does to the other session.
 //! In some runs it is a user like the first one, with a workload on sectors of its own behind those
-//! of the other, judged by an oracle of its own. A neighbor is such a user of another export.
+//! of the other, judged by an oracle of its own. A neighbor is such a user of another export. In
+//! some of these runs one block has sectors of both, and both change parts of it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -31,6 +32,8 @@ use super::super::workload::{Rules, Workload};
 const GAP_MAX: Duration = Duration::from_millis(40);
 /// Sectors that it writes to.
 pub(super) const SECTORS: u32 = 32;
+/// Those of them that it uses where it shares a block.
+const MIXED_SECTORS: u32 = 4;
 /// The export of a neighbor.
 pub(super) const NEIGHBOR: &str = "other";
 /// Its core's number in the log, behind all others.
@@ -83,17 +86,17 @@ impl Guest {
         let core = ClientEngine::new(world.now(), CoreIndex(0), &Arc::new(config), &[[0xee; 16]]);
         let work = options.extra.guest_writes.then(|| {
             let own = WorkOptions {
-                sectors: SECTORS,
+                sectors: if options.extra.mixed { MIXED_SECTORS } else { SECTORS },
                 depth: options.work.depth.clamp(2, 8),
                 span_max: options.work.span_max.min(8),
-                gap_max: options.work.gap_max.max(5 * MS),
+                gap_max: if options.extra.mixed { MS } else { options.work.gap_max.max(5 * MS) },
                 ..options.work.clone()
             };
             let oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
             // Its requests do not pass a port that would ask for PREFLUSH.
             let rules = Rules {
                 options: own,
-                nbd: false,
+                nbd: options.extra.mixed,
                 alone: false,
                 stalls: false,
                 nbd_drops: false,

@@ -122,7 +122,9 @@ impl Second {
 
     fn exported(&self) -> Export {
         let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, NAME.into());
-        Export { epoch, ..Export::new(NAME, Arc::new(self.disk.exported())) }
+        let mut export = Export::new(NAME, Arc::new(self.disk.exported()));
+        export.epoch = epoch;
+        export
     }
 
     /// The server's process has ended; with the power of its machine, if so said. What is known of

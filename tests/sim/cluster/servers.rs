@@ -183,7 +183,9 @@ impl Cluster {
     pub(super) fn export(&self) -> Export {
         let source = Arc::new(self.disk.exported());
         let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
-        Export { id: self.strangers.says().export, epoch, ..Export::new("vol", source) }
+        let mut export = Export::new("vol", source);
+        (export.id, export.epoch) = (self.strangers.says().export, epoch);
+        export
     }
 
     /// Starts the server that is down; one of its addresses may be somebody else's from now on.
@@ -408,8 +410,8 @@ impl Cluster {
         let instance = ServerInstance { boot: 1, process: 1 << 32 };
         let params =
             SessionParams { server_id, cores: 1, ..server_params(&self.options, instance) };
-        let epoch = SyncEpoch::unkept(1);
-        let export = Export { id, epoch, ..Export::new("vol", Arc::new(disk.clone())) };
+        let mut export = Export::new("vol", Arc::new(disk.clone()));
+        (export.id, export.epoch) = (id, SyncEpoch::unkept(1));
         self.log.event(
             self.world.now(),
             "stranger",
@@ -458,7 +460,8 @@ impl Cluster {
         let params =
             SessionParams { server_id, cores: 1, ..server_params(&self.options, instance) };
         let source = Arc::new(self.disk.clone());
-        let export = Export { id, epoch: SyncEpoch::unkept(1), ..Export::new("vol", source) };
+        let mut export = Export::new("vol", source);
+        (export.id, export.epoch) = (id, SyncEpoch::unkept(1));
         self.start_other(params, export, self.disk.clone(), path..path + 1);
     }
 }

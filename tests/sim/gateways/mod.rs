@@ -136,7 +136,8 @@ impl Rig {
         self.started += 1;
         let gateway = SimGateway::new(&self.store);
         let id = Some(ExportId::of_name("image"));
-        let export = Export { id, ..Export::new("vol", Arc::new(gateway.clone())) };
+        let mut export = Export::new("vol", Arc::new(gateway.clone()));
+        export.id = id;
         let table = ExportTable::new(vec![export]);
         let params = SessionParams {
             limits: Limits::new(32, 16384).expect("sound limits"),

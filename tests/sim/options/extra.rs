@@ -22,6 +22,7 @@ const RESIZES: u64 = 0x7265_7369_7a65_735f;
 const REMOVAL: u64 = 0x7265_6d6f_7661_6c5f;
 const PARTS: u64 = 0x7061_7274_735f_6f66;
 const SECOND: u64 = 0x7365_636f_7475_7a61;
+const MIXED: u64 = 0x6d69_7865_645f_7772;
 
 /// The extras of a run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,6 +39,8 @@ pub struct Extra {
     pub saves: Option<Saves>,
     /// The second session writes to sectors of its own, behind those of the others.
     pub guest_writes: bool,
+    /// Both sessions change parts of a block that has sectors of both.
+    pub mixed: bool,
     /// The server has memory for half of a path's chunks, so that its sessions get half the depth.
     pub little_memory: bool,
     /// The session has a second volume.
@@ -149,6 +152,10 @@ impl Options {
         if alone && own.chance(Ratio::new(1, 8)) {
             self.guest = Some(Guest::Writer);
             self.extra.guest_writes = true;
+            let own = &mut Prng::new(seed ^ MIXED);
+            if whole && stays && own.chance(Ratio::new(3, 4)) {
+                self.have_mixed_writers(own);
+            }
         }
         let own = &mut Prng::new(seed ^ SECOND);
         if self.is_ordinary() && own.chance(Ratio::new(1, 3)) {
@@ -237,6 +244,27 @@ impl Options {
         if half(prng) {
             // Paths are as good as can be.
             self.faults = FaultMix { gap_max: self.load_time * 4, ..FaultMix::NONE };
+        }
+    }
+
+    /// Blocks are larger than sectors, and the sectors of the second session begin within one.
+    fn have_mixed_writers(&mut self, prng: &mut Prng) {
+        self.extra.mixed = true;
+        (self.nbd, self.pinned) = (true, None);
+        let Self { disk, work, .. } = self;
+        (disk.block, disk.latency_max) = (4096, MS / 2);
+        (disk.slow, disk.slow_max) = (Ratio::new(1, 8), 5 * MS);
+        (work.parts, work.overlap) = (true, false);
+        // The front end leaves out discards of parts of blocks, and no checker knows of that.
+        work.zeroes = Ratio::ZERO;
+        (work.sectors, work.span_max) = (pick(prng, &[4, 12]), 8);
+        (work.gap_max, work.ios_max) = (MS, 500);
+    }
+
+    /// Takes that back, for runs whose requests are not those of the workloads alone.
+    pub(in super::super) fn unmix(&mut self) {
+        if std::mem::take(&mut self.extra.mixed) {
+            (self.disk.block, self.work.parts, self.work.sectors) = (512, false, 64);
         }
     }
 

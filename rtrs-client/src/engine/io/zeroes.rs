@@ -12,11 +12,12 @@ use rtrs_core::mem::Region;
 
 use crate::engine::device_table::{OpenDevice, ZEROES_LEN};
 
-/// True when the server that the device is at now cannot do a write zeroes, or say what is a hole,
-/// that was submitted when another one had its place.
+/// True when the server that the device is at now cannot do a write zeroes or a partial write, or
+/// say what is a hole, and this was submitted when another one had its place.
 pub(super) fn unsupported(io: &Io, device: &OpenDevice) -> bool {
     let lacks_fast = io.flags.fast_only && !device.geometry.fast_zero;
     match io.op {
+        IoOp::Write => io.flags.partial && !device.geometry.partial_writes,
         IoOp::WriteZeroes => !device.writes_zeroes || lacks_fast,
         IoOp::Extents => !device.geometry.extents,
         _ => false,

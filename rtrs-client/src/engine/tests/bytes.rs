@@ -5,8 +5,8 @@ use rtrs_core::block::{IoFlags, IoOp};
 use super::fixture::{Fixture, SEC};
 use super::server::{BLANK, Request};
 
-const FUA: IoFlags = IoFlags { fua: true, no_unmap: false, fast_only: false };
-const KEEP: IoFlags = IoFlags { fua: false, no_unmap: true, fast_only: false };
+const FUA: IoFlags = IoFlags { fua: true, no_unmap: false, fast_only: false, partial: false };
+const KEEP: IoFlags = IoFlags { fua: false, no_unmap: true, fast_only: false, partial: false };
 
 /// RNBD's IO header: device 0, priority 0.
 fn header(sector: u64, rw: u32, size: u32) -> Vec<u8> {

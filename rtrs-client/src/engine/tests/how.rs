@@ -7,7 +7,7 @@ use super::gateways::Gateways;
 
 /// Bytes to send in place of a good message.
 pub(super) type Rewrite<T> = Box<dyn Fn(T) -> Vec<u8>>;
-type RewriteAccept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
+pub(super) type RewriteAccept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
 type Judge = Box<dyn Fn(&IoHeader) -> u16>;
 
 /// How the server behaves.

@@ -247,7 +247,7 @@ fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
         fixture.submit(0, IoOp::Write, 0, bytes.len() as u32);
         fixture.drain(SEC);
         let before = fixture.server.ios().count();
-        let flags = IoFlags { fua: true, no_unmap: true, fast_only: false };
+        let flags = IoFlags { fua: true, no_unmap: true, fast_only: false, partial: false };
         let zeroes = fixture.submit_with(0, (IoOp::WriteZeroes, flags), (512, 599_040), 0);
         fixture.drain(SEC);
         assert_eq!(fixture.client.status(zeroes), Some(IoStatus::Ok));

@@ -3,9 +3,10 @@
 use rtrs_core::block::{BlockDevice, IoOp};
 use rtrs_core::identity::{Identity, ServerId, ServerProcess};
 use rtrs_core::status::IoStatus;
-use rtrs_core::wire::{ConnReq, ConnRsp, Extensions, Fence, errno};
+use rtrs_core::wire::{Extensions, Fence, errno};
 
 use super::fixture::{Fixture, MS, SEC, client_ip, server_ip, volume};
+use super::how::RewriteAccept;
 use super::users::{SECOND, Users, new_with_second, with_second};
 use crate::engine::{Change, DeviceIndex, NoPath, SessionFailure};
 use crate::path::state::PathState;
@@ -258,7 +259,7 @@ fn what_a_closed_volume_had_on_a_dead_path_ends_when_that_is_fenced_off() {
 }
 
 /// Accepts connections as the process with this number.
-fn process(number: u64) -> Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>> {
+fn process(number: u64) -> RewriteAccept {
     Box::new(move |_, mut rsp| {
         let process = Some(ServerProcess::new(number));
         rsp.ext = Extensions { process, ..Extensions::decode(&rsp.ext) }.encode();

@@ -87,6 +87,7 @@ pub(super) struct Shared {
 }
 
 /// How an image is exported.
+#[derive(Clone, Copy, Debug)]
 struct Shape {
     /// Bytes, in whole blocks.
     size: u64,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rtrs_core::gateway::Gateway;
 use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, SessionId};
-use rtrs_core::limits::{SECTOR_SIZE, SEGMENTS_MAX};
+use rtrs_core::limits::{Limits, SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, Name, OpenRsp, OpenRspTail, errno};
 
@@ -22,6 +22,7 @@ use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::finder::{OpenMode, Search};
 use crate::engine::ledger::FlushLedger;
 use crate::engine::message::{CloseNumber, ControlAnswer, Outbox, ReplyTo, ShardMessage};
+use crate::engine::partial::takes_partial_writes;
 use crate::engine::session::{ServerInstance, SessionParams, SessionShared};
 use crate::export::{Export, ExportIndex, ExportTable, bare};
 use crate::stats::OpenSnapshot;
@@ -155,7 +156,9 @@ impl Opens {
         // what its paths open later is of the same epoch to it.
         let ledger = session.devices.ledger(device);
         let epoch = ledger.map_or(0, FlushLedger::opened);
-        let opened = describe(&export, device, self.params.instance, epoch);
+        let mut opened = describe(&export, session.limits, device, self.params.instance, epoch);
+        // A kernel client gets the bytes of a kernel server.
+        opened.partial_writes &= compares;
         if !had
             && let Some(ledger) = ledger
             && let Some(lost) = self.ended.take(ctx.now, session.id, &export)
@@ -322,7 +325,13 @@ fn name_matches(export: &str, asked: &Name) -> bool {
 const WRITE_THROUGH: u64 = 0x7772_6974_6520_7468;
 
 /// OPEN_RSP of an export: its geometry in the units of the wire.
-fn describe(export: &Export, device: DeviceId, instance: ServerInstance, epoch: u32) -> OpenRsp {
+fn describe(
+    export: &Export,
+    limits: Limits,
+    device: DeviceId,
+    instance: ServerInstance,
+    epoch: u32,
+) -> OpenRsp {
     let geometry = export.geometry();
     let volatile = export.source.is_volatile();
     let base = match (volatile, geometry.write_cache) {
@@ -369,5 +378,6 @@ fn describe(export: &Export, device: DeviceId, instance: ServerInstance, epoch: 
         volatile,
         fast_zero: geometry.fast_zero && writable,
         extents: geometry.extents,
+        partial_writes: takes_partial_writes(&geometry, limits),
     }
 }

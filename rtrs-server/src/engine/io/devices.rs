@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io, SharedErrors};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Region;
+use rtrs_core::ranges::Ranges;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Instant, earliest};
 
@@ -43,6 +44,7 @@ struct OpenDevice {
     shared: SharedErrors,
     errors: DeviceErrors,
     counters: Arc<ShardExportCounters>,
+    turns: Arc<Ranges>,
     /// As long as it is held, its place in the table means nothing else.
     export: Arc<Export>,
 }
@@ -124,6 +126,8 @@ impl Devices {
                 let syncs = VecDeque::with_capacity(INFLIGHT_MAX);
                 let errors = DeviceErrors::default();
                 let counters = export.counters.shard(self.core.index);
+                let turns = export.turns(self.cores);
+                turns.join(usize::from(self.core.index.0));
                 slot.insert(OpenDevice {
                     device,
                     waiting,
@@ -133,6 +137,7 @@ impl Devices {
                     shared,
                     errors,
                     counters,
+                    turns,
                     export,
                 })
             }
@@ -185,8 +190,23 @@ impl Devices {
     /// Wakes the other shards: a sync of this one is back, for which requests may wait there.
     pub(super) fn wake_others(&self, out: &mut Outbox) {
         for core in (0..self.cores).filter(|core| *core != self.core.index.0) {
-            out.shard(CoreIndex(core), ShardMessage::SyncBack);
+            out.shard(CoreIndex(core), ShardMessage::Wake);
         }
+    }
+
+    /// Which changes of the export at a place take turns; None when it is not open here.
+    pub(super) fn turns(&self, export: ExportIndex) -> Option<&Ranges> {
+        Some(&self.open.get(export.index())?.as_ref()?.turns)
+    }
+
+    /// The open devices for which this shard has to look at what it has in flight.
+    pub(super) fn to_look_at(&self) -> impl Iterator<Item = (ExportIndex, &Arc<Ranges>, u64)> {
+        let shard = usize::from(self.core.index.0);
+        let open = (0..).map(ExportIndex).zip(&self.open);
+        open.filter_map(move |(at, open)| {
+            let turns = &open.as_ref()?.turns;
+            Some((at, turns, turns.due(shard)?))
+        })
     }
 
     /// What closed paths have left running at an export, on all shards.
@@ -270,19 +290,20 @@ impl Devices {
     }
 
     /// Takes the device of that number from those that are polled if it has nothing to do any more,
-    /// and closes it if it may be closed: not while an IO at it `settles`. True when another has
-    /// its number now.
-    pub(super) fn sweep(&mut self, number: usize, settles: impl Fn(ExportIndex) -> bool) -> bool {
+    /// and closes it if it may be closed: not while a request `needs` it. True when another has its
+    /// number now.
+    pub(super) fn sweep(&mut self, number: usize, needs: impl Fn(ExportIndex) -> bool) -> bool {
         let Some(at) = self.polled(number) else { return false };
         let slot = &mut self.open[at.index()];
         let Some(open) = slot else { return false };
         let device = &open.device;
         let busy = device.inflight() > 0 || !open.waiting.is_empty();
-        if busy || !(open.closing || device.rests()) || open.closing && settles(at) {
+        if busy || !(open.closing || device.rests()) || open.closing && needs(at) {
             return false;
         }
         open.polled = false;
         if open.closing {
+            open.turns.leave(usize::from(self.core.index.0));
             *slot = None;
         }
         self.polled.swap_remove(number);

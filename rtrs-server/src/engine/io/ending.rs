@@ -4,11 +4,12 @@ use super::overlap::OrphanedWrite;
 use super::pipeline::Step;
 use super::request::{RequestState, State, Wait};
 use crate::engine::ledger::FlushLedger;
+use crate::engine::message::Outbox;
 
 impl Step<'_> {
     /// The path closes: the request ends, unless the device works on it. Then it stays
     /// `Submitted`, counts as in flight, and is an orphaned write if it changes anything.
-    pub(super) fn close(&mut self) {
+    pub(super) fn close(&mut self, out: &mut Outbox) {
         let (permit, shared) = (self.at.permit, &self.path.shared);
         let request = &mut self.path.requests[permit];
         // An answer that reported a loss may not have arrived: the client sends such a flush again
@@ -33,11 +34,12 @@ impl Step<'_> {
             State::Io(_, Wait::Settling(_), io) => io.count_settling(false, self.devices),
             _ => {}
         }
-        self.release();
+        self.release(out);
     }
 
     /// The device is done with a request that was left running.
-    pub(super) fn orphaned_write_ended(&mut self) {
+    pub(super) fn orphaned_write_ended(&mut self, out: &mut Outbox) {
+        self.end_turn(out);
         let request = &mut self.path.requests[self.at.permit];
         let own = (self.path.shared.key, self.at.permit);
         if let Some(io) = request.io() {

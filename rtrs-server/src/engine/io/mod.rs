@@ -21,6 +21,7 @@ pub mod request;
 mod rows;
 mod sync;
 mod table;
+mod turns;
 mod validate;
 
 use std::collections::BTreeMap;
@@ -142,8 +143,8 @@ impl Shard {
                 self.devices.close(export);
                 self.paths.values_mut().for_each(|path| path.set_attached(export, false));
             }
-            // Requests that settle are looked at in each turn.
-            ShardMessage::SyncBack => {}
+            // Requests that wait are looked at in each turn.
+            ShardMessage::Wake => {}
             ShardMessage::Exit => self.exit = true,
         }
     }
@@ -221,7 +222,7 @@ impl Shard {
     /// Polls devices and looks at requests that wait for others. True when anything happened.
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         self.now = ctx.now;
-        let mut busy = false;
+        let mut busy = self.look(ctx.out);
         let mut row = 0;
         self.devices.poll_idle(ctx.now);
         while let Some(at) = self.devices.polled(row) {
@@ -241,8 +242,8 @@ impl Shard {
             }
             let Self { devices, paths, waiting, .. } = self;
             let io = |at: &RequestRef| paths.get(at.path)?.requests.get(at.permit)?.io();
-            let settling = || waiting.settling.iter().filter_map(io);
-            row += usize::from(!devices.sweep(row, |at| settling().any(|io| io.export == at)));
+            let needing = || waiting.settling.iter().chain(&waiting.deferred).filter_map(io);
+            row += usize::from(!devices.sweep(row, |at| needing().any(|io| io.export == at)));
         }
         // Both lists keep their memory.
         let mut waited = mem::take(&mut self.looked_at);
@@ -313,7 +314,7 @@ impl Shard {
                 let here = |at: &RequestRef| *at == RequestRef { path: row, permit };
                 let io = request.io().filter(|io| io.may_change().is_some());
                 let known = match request.state() {
-                    RequestState::Deferred | RequestState::Blocked => {
+                    RequestState::Deferred | RequestState::Blocked | RequestState::Turn => {
                         !closing && self.waiting.deferred.iter().any(here)
                     }
                     RequestState::Settling => !closing && self.waiting.settling.iter().any(here),
@@ -544,7 +545,7 @@ impl Shard {
         let permits: Vec<PermitId> = path.requests.iter().map(|(permit, _)| permit).collect();
         for permit in permits {
             let at = RequestRef { path: row, permit };
-            Step { at, path, conns, devices, waiting, limits }.close();
+            Step { at, path, conns, devices, waiting, limits }.close(ctx.out);
         }
         for at in path.conns() {
             let conn = &mut conns[*at];

@@ -8,12 +8,13 @@
 //! ([`LocalPath::internal_error`]). The message is copied out of the chunk once and the copy is
 //! validated; with `always_invalidate` the peer's key is dead before that.
 //!
-//! Two waits end on any shard, without a message: `Deferred`, for the permit, which a path that is
-//! not closed still holds (`permits.rs`), and `Blocked`, for what a closed path has left running in
-//! the bytes that are to change (`overlap.rs`). So a shard with such a request looks again in each
-//! turn, and every millisecond when nothing else happens. A deferred request has no permit and is
-//! dropped when its path finishes. A blocked one has its permit, counts as in flight, and is
-//! dropped when its path closes.
+//! Three waits end on any shard, without a message: `Deferred`, for the permit, which a path that
+//! is not closed still holds (`permits.rs`), `Blocked`, for what a closed path has left running in
+//! the bytes that are to change (`overlap.rs`), and `Turn`, for other changes of a block
+//! (`turns.rs`). So a shard with such a request looks again in each turn, and every millisecond
+//! when nothing else happens. A deferred request has no permit and is dropped when its path
+//! finishes. The others have their permits, count as in flight, and are dropped when their paths
+//! close.
 
 use std::ops::Range;
 
@@ -34,7 +35,7 @@ use super::devices::Devices;
 use super::overlap::{OrphanedWrite, touches};
 use super::path::{LocalPath, Mode};
 use super::permits::Claim;
-use super::progress::IoProgress;
+use super::progress::{IoProgress, IoStep};
 use super::request::{Arrival, Parsed, Reply, Request, RequestState, State, Wait};
 use super::sync::{Account, Next, Settling};
 use super::table::{ConnRow, RequestRef, Table, Waiting};
@@ -43,7 +44,7 @@ use crate::engine::ctx::Ctx;
 use crate::engine::device_table::DeviceId;
 use crate::engine::finder::OpenMode;
 use crate::engine::ledger::FlushLedger;
-use crate::engine::message::{ControlAnswer, ControlMessage, ControlRequest, ReplyTo};
+use crate::engine::message::{ControlAnswer, ControlMessage, ControlRequest, Outbox, ReplyTo};
 use crate::export::ExportIndex;
 use crate::path::io::Answer;
 use crate::path::{PathEnd, PathKey, PeerFault};
@@ -138,7 +139,7 @@ impl Step<'_> {
     /// own data; what is validated is a copy, made after the old key is dead.
     fn revoke(&mut self, mut arrival: Arrival, ctx: &mut Ctx<'_>) {
         let Some(conn) = self.conns.get(arrival.conn).filter(|conn| self.serves(conn)) else {
-            return self.release();
+            return self.release(ctx.out);
         };
         let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
         let Some(window) = chunks.window(chunk) else { return self.parse(arrival, ctx) };
@@ -158,7 +159,7 @@ impl Step<'_> {
             Ok(BindResult::Done(_)) => self.parse(arrival, ctx),
             Ok(BindResult::Pending(_)) => self.request().go(State::Revoking(arrival)),
             Err(error) => {
-                self.release();
+                self.release(ctx.out);
                 self.path.fail_by_fabric(&error, ctx.out);
             }
         }
@@ -168,7 +169,7 @@ impl Step<'_> {
     pub(super) fn revoked(&mut self, ctx: &mut Ctx<'_>) {
         match self.path.requests.get(self.at.permit).map(Request::get) {
             Some(&State::Revoking(arrival)) if self.path.may_begin() => self.parse(arrival, ctx),
-            Some(State::Revoking(_)) => self.release(),
+            Some(State::Revoking(_)) => self.release(ctx.out),
             // The request was dropped when the path was closed.
             _ if self.path.mode() == Mode::Closing => {}
             _ => self.path.internal_error("a key was revoked for no request", ctx.out),
@@ -193,7 +194,7 @@ impl Step<'_> {
         let message = match message {
             Ok(message) => message,
             Err(error) => {
-                self.release();
+                self.release(ctx.out);
                 return self.path.violation(PeerFault::Wire(error), ctx.out);
             }
         };
@@ -292,7 +293,7 @@ impl Step<'_> {
         // take the error of what others wrote.
         let ledger = self.path.shared.session.devices.ledger(device);
         let reads_only = !entry.writable && ledger.is_none_or(FlushLedger::is_clean);
-        plan_io((device, entry), geometry, reads_only, (op, io, room))
+        plan_io((device, entry), geometry, reads_only, self.limits, (op, io, room))
     }
 
     /// Opens the device on this shard, and makes the path's chunks known to it.
@@ -308,18 +309,35 @@ impl Step<'_> {
     }
 
     /// Step 6. The IO begins; or it is blocked by what a closed path has left running in its
-    /// bytes; or it queues up at a device that is full.
+    /// bytes; or it waits for its turn; or it queues up at a device that is full.
     fn start(&mut self, mut request: Parsed, io: IoProgress, ctx: &mut Ctx<'_>) {
         if self.is_blocked(&io) {
             self.note_blocked(&mut request.arrival, &io);
             self.request().go(State::Io(request, Wait::Blocked, io));
             self.waiting.deferred.push(self.at);
+        } else if !self.is_free(&io) {
+            self.request().go(State::Io(request, Wait::Turn, io));
+            self.begin_in_turn(io.export, ctx);
         } else if self.devices.is_contended(io.export) {
             self.request().go(State::Io(request, Wait::Queued, io));
             self.devices.wait(io.export, self.at);
         } else {
             self.request().go(State::Io(request, Wait::Submitted, io));
             self.submit_or_wait(io.export, ctx);
+        }
+    }
+
+    /// An IO that is to begin now, unless it has to wait for its turn.
+    fn begin_in_turn(&mut self, export: ExportIndex, ctx: &mut Ctx<'_>) {
+        if !self.takes_turn(ctx.out) {
+            self.request().wait(Wait::Turn);
+            self.waiting.deferred.push(self.at);
+        } else if self.devices.is_contended(export) {
+            self.request().wait(Wait::Queued);
+            self.devices.wait(export, self.at);
+        } else {
+            self.request().wait(Wait::Submitted);
+            self.submit_or_wait(export, ctx);
         }
     }
 
@@ -351,26 +369,25 @@ impl Step<'_> {
         );
     }
 
-    /// `Deferred` or `Blocked` may end: looks again.
+    /// `Deferred`, `Blocked` or `Turn` may end: looks again.
     pub(super) fn recheck(&mut self, ctx: &mut Ctx<'_>) {
         match *self.path.requests[self.at.permit].get() {
             State::Deferred(arrival) => self.claim(arrival, ctx),
-            State::Io(_, Wait::Blocked, io) if !self.path.may_begin() || self.is_blocked(&io) => {
+            State::Io(_, Wait::Blocked | Wait::Turn, io)
+                if !self.path.may_begin() || self.is_blocked(&io) =>
+            {
                 self.waiting.deferred.push(self.at);
             }
-            State::Io(request, Wait::Blocked, io) => {
-                self.path.counters().blocked.sub(1);
+            State::Io(request, wait @ (Wait::Blocked | Wait::Turn), io) => {
+                if matches!(wait, Wait::Blocked) {
+                    self.path.counters().blocked.sub(1);
+                }
                 // Nothing kept the device open meanwhile.
                 if let Err(errno) = self.open_device(io.export) {
                     let reply = Reply::to_io(errno, &io);
                     return self.finish(request, reply, ctx);
                 }
-                if self.devices.is_contended(io.export) {
-                    self.request().wait(Wait::Queued);
-                    return self.devices.wait(io.export, self.at);
-                }
-                self.request().wait(Wait::Submitted);
-                self.submit_or_wait(io.export, ctx);
+                self.begin_in_turn(io.export, ctx);
             }
             _ => self.path.internal_error("a request waits for others in no such state", ctx.out),
         }
@@ -402,15 +419,20 @@ impl Step<'_> {
             io.part = (io.len - io.done).min(part_max);
             let moves_data = matches!(io.op, IoOp::Read | IoOp::Write | IoOp::Extents);
             let bytes = if io.op == IoOp::Extents { io.room } else { io.part };
+            let at = io.done + io.partial.map_or(0, |part| part.block_at);
             let chunks = shared.chunks.get().filter(|_| moves_data);
             let chunk = chunks.map(|chunks| chunks.chunk(ChunkIndex::from(permit)));
+            let (op, flags) = match io.step {
+                IoStep::ReadBlock => (IoOp::Read, IoFlags::default()),
+                _ => (io.op, io.flags),
+            };
             Io {
                 tag,
-                op: io.op,
-                flags: io.flags,
+                op,
+                flags,
                 offset: io.offset + u64::from(io.done),
                 len: io.part,
-                buf: chunk.and_then(|chunk| chunk.slice(io.done as usize, bytes as usize)),
+                buf: chunk.and_then(|chunk| chunk.slice(at as usize, bytes as usize)),
             }
         };
         let taken = io.submit(order, Account::of(shared, permit, io.device), devices);
@@ -451,11 +473,11 @@ impl Step<'_> {
         }
         if self.path.mode() == Mode::Closing {
             // What remains of it is not begun: the effect of an unanswered request is open.
-            return self.orphaned_write_ended();
+            return self.orphaned_write_ended(ctx.out);
         }
         if status == IoStatus::Moved {
             // Not answered: the client sends it to the server that has the export now.
-            self.release();
+            self.release(ctx.out);
             return self.path.fail(PathEnd::Moved, ctx.out);
         }
         self.settle(end, ctx);
@@ -497,6 +519,14 @@ impl Step<'_> {
         };
         let account = Account::of(shared, permit, io.device);
         match io.end_step(status, account, self.devices) {
+            Next::PutIn(part) => {
+                let io = *io;
+                // The block as it was must not pass for a change.
+                if !self.put_in(&io, part) {
+                    return self.finish_io(errno::EIO, ctx);
+                }
+                self.submit_or_wait(io.export, ctx);
+            }
             Next::Submit => {
                 let export = io.export;
                 self.submit_or_wait(export, ctx);
@@ -523,9 +553,10 @@ impl Step<'_> {
     /// Step 10. The request is decided: binds the chunk's window under a fresh key, then answers,
     /// in turn with the answers that wait for room in the send queue.
     fn finish(&mut self, mut request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
+        self.end_turn(ctx.out);
         let at = request.arrival.conn;
         let Some(conn) = self.conns.get(at).filter(|conn| self.serves(conn)) else {
-            return self.release();
+            return self.release(ctx.out);
         };
         let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
         if request.arrival.key.is_none()
@@ -540,7 +571,7 @@ impl Step<'_> {
                     request.arrival.key = Some(key);
                 }
                 Err(error) => {
-                    self.release();
+                    self.release(ctx.out);
                     return self.path.fail_by_fabric(&error, ctx.out);
                 }
             }
@@ -581,7 +612,7 @@ impl Step<'_> {
         };
         self.path.counters().answered(reply.errno == 0, reply.io, data_len, took);
         // The permit is free before the answer can reach the peer, who may use it at once.
-        self.release();
+        self.release(ctx.out);
         let Some(conn) = self.conns.get_mut(arrival.conn) else {
             return self.path.internal_error("the connection of an answer is gone", ctx.out);
         };
@@ -610,7 +641,8 @@ impl Step<'_> {
     }
 
     /// Frees the row and the permit. Without an answer: the connection is gone, or the path closed.
-    pub(super) fn release(&mut self) {
+    pub(super) fn release(&mut self, out: &mut Outbox) {
+        self.end_turn(out);
         self.request().end();
         self.path.end_request();
         self.path.release_permit(self.at.permit);

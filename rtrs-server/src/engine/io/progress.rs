@@ -7,6 +7,7 @@ use rtrs_core::time::Instant;
 
 use crate::engine::device_table::DeviceId;
 use crate::engine::ledger::FlushMark;
+use crate::engine::partial::PartOfBlock;
 use crate::export::ExportIndex;
 
 /// Which step of an IO the device works on.
@@ -14,10 +15,23 @@ use crate::export::ExportIndex;
 pub(super) enum IoStep {
     /// A flush before the IO (PREFLUSH).
     PreFlush,
+    /// The block of a partial write is read.
+    ReadBlock,
     /// The IO itself, in parts where the device takes less at once.
     Data,
     /// A flush in place of FUA, for a device without FUA.
     PostFlush,
+}
+
+/// Whether a change takes turns with others (`turns.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It does not: nothing in its place does.
+    None,
+    /// It is entered and waits.
+    Waits,
+    /// It is entered and runs; others may wait for its end.
+    Runs,
 }
 
 /// What remains of an IO.
@@ -39,6 +53,9 @@ pub(super) struct IoProgress {
     pub(super) len: u32,
     /// Bytes of the part that the device works on.
     pub(super) part: u32,
+    /// Of a partial write; then the IO is the write of the whole block.
+    pub(super) partial: Option<PartOfBlock>,
+    pub(super) turn: Turn,
     /// Bytes of the chunk that hold the data, or the answer of extents.
     pub(super) room: u32,
     /// The export's epoch when it was submitted first.
@@ -74,6 +91,6 @@ impl IoProgress {
 
     /// What the device is to do next is a flush.
     pub(super) fn is_flush(&self) -> bool {
-        self.step != IoStep::Data || self.op == IoOp::Flush
+        matches!(self.step, IoStep::PreFlush | IoStep::PostFlush) || self.op == IoOp::Flush
     }
 }

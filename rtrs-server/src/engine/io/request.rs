@@ -27,6 +27,8 @@ pub enum RequestState {
     Control,
     /// The disk still has an older write of a closed path to the same bytes.
     Blocked,
+    /// Another change of a block has to end first (`turns.rs`).
+    Turn,
     /// The device is full.
     Queued,
     /// The device works on it.
@@ -111,6 +113,7 @@ impl Reply {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wait {
     Blocked,
+    Turn,
     Queued,
     Submitted,
     Settling(Settling),
@@ -214,6 +217,7 @@ impl Wait {
     const fn state(self) -> RequestState {
         match self {
             Self::Blocked => RequestState::Blocked,
+            Self::Turn => RequestState::Turn,
             Self::Queued => RequestState::Queued,
             Self::Submitted => RequestState::Submitted,
             Self::Settling(_) => RequestState::Settling,
@@ -225,19 +229,23 @@ impl Wait {
 mod tests {
     use super::RequestState::{
         self, Blocked, Control, Deferred, Free, Queued, Responding, Revoking, Settling, Submitted,
+        Turn,
     };
 
     #[test]
     fn what_a_request_waits_for_in_turn() {
-        const ALL: [RequestState; 9] =
-            [Free, Deferred, Revoking, Control, Blocked, Queued, Submitted, Settling, Responding];
-        let device = [Blocked, Queued, Submitted, Responding];
+        const ALL: [RequestState; 10] = [
+            Free, Deferred, Revoking, Control, Blocked, Turn, Queued, Submitted, Settling,
+            Responding,
+        ];
+        let device = [Blocked, Turn, Queued, Submitted, Responding];
         for (from, expected) in [
             (Free, [&[Deferred, Revoking, Control][..], &device].concat()),
             (Deferred, [&[Free, Revoking, Control][..], &device].concat()),
             (Revoking, [&[Free, Control][..], &device].concat()),
             (Control, vec![Free, Responding]),
-            (Blocked, vec![Free, Queued, Submitted, Responding]),
+            (Blocked, vec![Free, Turn, Queued, Submitted, Responding]),
+            (Turn, vec![Free, Queued, Submitted, Responding]),
             (Queued, vec![Free, Submitted, Responding]),
             (Submitted, vec![Free, Queued, Settling, Responding]),
             (Settling, vec![Free, Queued, Submitted, Responding]),

@@ -31,6 +31,13 @@ impl Rows {
         Some(&block[permit.index() % BLOCK])
     }
 
+    /// All rows that are made, to be changed.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (PermitId, &mut Request)> {
+        let blocks = self.0.iter_mut().enumerate();
+        let made = blocks.filter_map(|(at, block)| Some((at * BLOCK, block.as_deref_mut()?)));
+        made.flat_map(|(first, block)| (first..).map(permit).zip(block))
+    }
+
     /// All rows that are made.
     pub(super) fn iter(&self) -> impl Iterator<Item = (PermitId, &Request)> {
         let blocks = self.0.iter().enumerate();

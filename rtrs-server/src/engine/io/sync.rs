@@ -19,6 +19,7 @@ use super::devices::Devices;
 use super::progress::{IoProgress, IoStep};
 use crate::engine::device_table::DeviceId;
 use crate::engine::ledger::{FlushLedger, Hidden};
+use crate::engine::partial::PartOfBlock;
 use crate::path::{PathKey, PathShared};
 
 /// What saving an epoch may take. After that the failure is reported all the same: a state
@@ -56,6 +57,8 @@ pub(super) struct Settling {
 pub(super) enum Next {
     /// The next step is submitted.
     Submit,
+    /// The same, when these bytes are in the block that was read.
+    PutIn(PartOfBlock),
     /// The IO is answered with this errno.
     Answer(u16),
     /// A flush is answered with this errno, which reports a loss.
@@ -76,7 +79,8 @@ enum Verdict {
 impl IoProgress {
     /// True when the step that the device works on makes data durable.
     fn is_sync(&self) -> bool {
-        self.covers_all() || self.step == IoStep::PostFlush || self.flags.fua
+        let fua = self.flags.fua && self.step != IoStep::ReadBlock;
+        self.covers_all() || self.step == IoStep::PostFlush || fua
     }
 
     /// True when that step failed as a sync, so that acknowledged data may be lost. No flush is
@@ -211,7 +215,12 @@ impl IoProgress {
             return Next::Answer(status.to_errno());
         }
         match self.step {
+            IoStep::PreFlush if self.partial.is_some() => self.step = IoStep::ReadBlock,
             IoStep::PreFlush => self.step = IoStep::Data,
+            IoStep::ReadBlock => {
+                self.step = IoStep::Data;
+                return self.partial.map_or(Next::Submit, Next::PutIn);
+            }
             IoStep::Data => {
                 self.done += self.part;
                 if self.done >= self.len || rtrs_core::mutated!(FirstPartAnswers) {

@@ -50,7 +50,7 @@ pub(super) struct RequestRef {
 /// Requests that a shard looks at in each turn.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// `Deferred` or `Blocked`.
+    /// `Deferred`, `Blocked` or `Turn`.
     pub(super) deferred: Vec<RequestRef>,
     /// `Settling`.
     pub(super) settling: Vec<RequestRef>,
@@ -110,6 +110,11 @@ impl<R: Row, T> Table<R, T> {
     /// All rows.
     pub(super) fn iter(&self) -> impl Iterator<Item = (R, &T)> {
         (0..).zip(&self.rows).filter_map(|(at, row)| Some((R::at(at), row.as_ref()?)))
+    }
+
+    /// All rows with their numbers, to be changed.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (R, &mut T)> {
+        (0..).zip(&mut self.rows).filter_map(|(at, row)| Some((R::at(at), row.as_mut()?)))
     }
 
     /// All rows, to be changed.

@@ -1,27 +1,29 @@
 //! What a device lets an IO do: its range, its blocks, how much at once.
 
 use rtrs_core::block::{Geometry, IoFlags, IoOp};
-use rtrs_core::limits::SECTOR_SIZE;
+use rtrs_core::limits::{Limits, SECTOR_SIZE};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{IoHeader, RwOp, errno};
 
-use super::progress::{IoProgress, IoStep};
+use super::progress::{IoProgress, IoStep, Turn};
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::ledger::FlushMark;
+use crate::engine::partial::PartOfBlock;
 
 /// Plans an IO of the wire. `reads_only`: the session has nothing to make durable. The error is
 /// the errno to answer at once, 0 where there is nothing to do. The data, or an answer, has `room`
-/// bytes of the chunk.
+/// bytes of the chunk, whose size is one of `limits`.
 pub(super) fn plan_io(
     (device, entry): (DeviceId, DeviceEntry),
     geometry: &Geometry,
     reads_only: bool,
-    (op, header, room): (RwOp, &IoHeader, u32),
+    limits: Limits,
+    (rw_op, header, room): (RwOp, &IoHeader, u32),
 ) -> Result<IoProgress, u16> {
-    let op = match op {
+    let op = match rw_op {
         RwOp::Read => IoOp::Read,
-        RwOp::Write => IoOp::Write,
+        RwOp::Write | RwOp::PartialWrite => IoOp::Write,
         RwOp::Flush => IoOp::Flush,
         RwOp::Discard => IoOp::Discard,
         RwOp::WriteZeroes => IoOp::WriteZeroes,
@@ -39,6 +41,16 @@ pub(super) fn plan_io(
             let offset = header.sector.checked_mul(u64::from(SECTOR_SIZE));
             (offset.ok_or(errno::EINVAL)?, header.bi_size)
         }
+    };
+    let (offset, len, partial) = match rw_op {
+        RwOp::PartialWrite => {
+            let start = offset.saturating_add(header.prio.into());
+            let bytes = start..start.saturating_add(len.into());
+            let part = PartOfBlock::new(geometry, limits, bytes);
+            let (offset, part) = part.ok_or(errno::EINVAL)?;
+            (offset, geometry.logical_block, Some(part))
+        }
+        _ => (offset, len, None),
     };
     let status = validate_range(geometry, op, offset, len);
     if !status.is_ok() {
@@ -62,13 +74,20 @@ pub(super) fn plan_io(
             fua: fua && geometry.fua && !rtrs_core::mutated!(FuaDropped),
             no_unmap: op == IoOp::WriteZeroes && header.rw.is_no_unmap(),
             fast_only: op == IoOp::WriteZeroes && header.rw.is_fast_only(),
+            partial: false,
         },
-        step: if flush_first { IoStep::PreFlush } else { IoStep::Data },
+        step: match partial {
+            _ if flush_first => IoStep::PreFlush,
+            Some(_) => IoStep::ReadBlock,
+            None => IoStep::Data,
+        },
         post_flush: fua && !geometry.fua && geometry.write_cache,
         offset,
         done: 0,
         len,
         part: 0,
+        partial,
+        turn: Turn::None,
         room,
         epoch: None,
         mark: FlushMark::default(),

@@ -4,7 +4,8 @@
 //! is let in when too many ask · `io.rs` requests and their answers · `chains.rs` what exactly is
 //! posted · `violations.rs` what a peer must not do · `discover.rs` lists of exports · `opens.rs`
 //! what is found below a search path · `ends.rs` replays, death, silence, shutdown · `overlap.rs`
-//! who waits for what a closed path has left at the disk · `syncs.rs` who hears of a sync that
+//! who waits for what a closed path has left at the disk; `partial.rs` writes of parts of blocks ·
+//! `syncs.rs` who hears of a sync that
 //! failed; `losses.rs` the same in every order, on the disk of `lossy_disk.rs` ·
 //! `idle.rs` heartbeats of idle paths · `memory.rs` what chunks take · `turns.rs` what
 //! clients ask of the control shard · `times.rs` where time goes · `admin.rs` the operator's
@@ -35,6 +36,7 @@ mod lossy_disk;
 mod memory;
 mod opens;
 mod overlap;
+mod partial;
 mod peer;
 mod registration;
 mod reloads;

@@ -16,6 +16,7 @@ use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, IoF
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::sync::model;
 
+use super::super::progress::Turn;
 use super::*;
 use crate::engine::ledger::FlushMark;
 use crate::export::{Export, ExportIndex, ExportTable};
@@ -160,6 +161,8 @@ impl Request {
             done: 0,
             len,
             part: len,
+            partial: None,
+            turn: Turn::None,
             room: 0,
             epoch: None,
             mark: FlushMark::default(),
@@ -180,7 +183,7 @@ impl Request {
             let Completion { status, .. } = self.devices.reap(EXPORT).unwrap();
             self.settling = Some(self.io.end_sync(Instant::ZERO, status, &mut self.devices).0);
             match self.settle(account) {
-                Some(Next::Submit) => {}
+                Some(Next::Submit | Next::PutIn(_)) => {}
                 Some(Next::Answer(errno) | Next::ReportLoss(errno)) => return Some(errno),
                 None => return None,
             }
@@ -196,7 +199,9 @@ impl Request {
     fn finish(&mut self, account: Account<'_>) -> u16 {
         match self.settle(account).expect("no sync is out that it waits for") {
             Next::Answer(errno) | Next::ReportLoss(errno) => errno,
-            Next::Submit => self.run(account).expect("no sync is out that it waits for"),
+            Next::Submit | Next::PutIn(_) => {
+                self.run(account).expect("no sync is out that it waits for")
+            }
         }
     }
 }
@@ -265,7 +270,7 @@ fn check(change: Change, before: bool) {
         drop(other.join().unwrap());
         let end = end.unwrap_or_else(|| flush.finish(model.account(1)));
         let written = written.unwrap_or_else(|| write.finish(model.account(0)));
-        // What a flush reports says nothing of a write that was acknowledged after it was submitted.
+        // It reports nothing of a write that was acknowledged after it was submitted.
         let reports = [before, !model.disk.flushed_first.load(Ordering::Relaxed)];
         let (_, last) = model.flush(2);
         let last = last.expect("no sync is out");

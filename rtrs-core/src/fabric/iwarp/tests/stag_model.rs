@@ -133,7 +133,7 @@ fn an_entry_that_an_access_holds_is_not_given_again() {
 }
 
 #[test]
-fn an_invalidation_of_a_key_spares_the_next_one() {
+fn an_invalidation_of_a_key_leaves_the_next_one_alone() {
     model(|| {
         let model = Model::new();
         let peer = on_shard(&model, |model| model.table.invalidate(PD, model.key.0).is_ok());

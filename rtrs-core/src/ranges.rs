@@ -1,8 +1,10 @@
 //! Ranges in which changes of one device have to take turns, on all its shards.
 //!
 //! A change of a part of a block is a *fragment*: the block is read, the bytes are put in, and the
-//! block is written (`shared::fragments`). No other change of that block may run meanwhile, or it
-//! would be undone. So a fragment enters its block here, and begins when
+//! block is written. No other change of that block may run meanwhile, or it would be undone. The
+//! server takes such writes (`rtrs-server`, `engine/io/turns.rs`); in front of servers that do not,
+//! the NBD front end does it (`nbd-bridge`, `shared/fragments.rs`). A fragment enters its block
+//! here, and begins when
 //! - every shard has looked at what it has in flight since then, and has entered what overlaps;
 //! - nothing that overlaps runs, and nothing that overlaps came before.
 //!
@@ -12,7 +14,7 @@
 //!
 //! Why no change escapes: a shard looks at the count before it hands a change to the device. If it
 //! finds 0 there, its next look comes after that, and finds the change or its end. A shard without
-//! connections has nothing in flight, and need not look.
+//! anything open has nothing in flight, and need not look.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,13 +22,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// The round of a shard that has no connections.
+/// The round of a shard that has nothing in flight and has not joined.
 const ABSENT: u64 = u64::MAX;
 
 /// What an entry stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
-    /// One of the row's fragments.
+pub enum Piece {
+    /// One of the row's fragments, by number.
     Fragment(usize),
     /// What of the row is ready and was not handed to the device.
     Queued,
@@ -36,10 +38,13 @@ pub(crate) enum Piece {
 
 /// Whose an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
-    pub(crate) shard: usize,
-    pub(crate) row: u32,
-    pub(crate) piece: Piece,
+pub struct Key {
+    /// The shard, from 0.
+    pub shard: usize,
+    /// The request on that shard, as the shard numbers them.
+    pub row: u64,
+    /// What of the request.
+    pub piece: Piece,
 }
 
 #[derive(Debug)]
@@ -59,7 +64,7 @@ impl Entry {
 }
 
 /// The list, and how far the shards have looked.
-pub(crate) struct Ranges {
+pub struct Ranges {
     /// Entries in the list.
     count: AtomicUsize,
     /// In the order in which they came.
@@ -71,7 +76,8 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    pub(crate) fn new(shards: usize) -> Self {
+    /// An empty list for so many shards, none of which has joined.
+    pub fn new(shards: usize) -> Self {
         Self {
             count: AtomicUsize::new(0),
             list: Mutex::default(),
@@ -80,26 +86,26 @@ impl Ranges {
         }
     }
 
-    /// This shard has connections from now on. Before their first request.
-    pub(crate) fn join(&self, shard: usize) {
+    /// This shard may have changes in flight from now on. Before the first of them.
+    pub fn join(&self, shard: usize) {
         let looked = &self.looked[shard];
         if looked.load(Ordering::SeqCst) == ABSENT {
             looked.store(self.round.load(Ordering::SeqCst), Ordering::SeqCst);
         }
     }
 
-    /// This shard has none any more, and nothing in flight.
-    pub(crate) fn leave(&self, shard: usize) {
+    /// This shard has nothing in flight, and nothing in the list.
+    pub fn leave(&self, shard: usize) {
         self.looked[shard].store(ABSENT, Ordering::SeqCst);
     }
 
     /// True when no change needs to look at the list.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
     }
 
     /// Enters a fragment, and has all other shards look that have not looked since.
-    pub(crate) fn enter(&self, key: Key, bytes: Range<u64>, wake: impl Fn(usize)) {
+    pub fn enter(&self, key: Key, bytes: Range<u64>, mut wake: impl FnMut(usize)) {
         let round = {
             let mut list = self.list.lock();
             let round = self.round.load(Ordering::SeqCst) + 1;
@@ -116,7 +122,7 @@ impl Ranges {
     }
 
     /// Enters a change whose bytes overlap an entry. False if they do not.
-    pub(crate) fn queue(&self, key: Key, bytes: Range<u64>) -> bool {
+    pub fn queue(&self, key: Key, bytes: Range<u64>) -> bool {
         let mut list = self.list.lock();
         let waits = list.iter().any(|entry| entry.overlaps(&bytes));
         if waits {
@@ -127,7 +133,7 @@ impl Ranges {
     }
 
     /// More of a change that waits is ready, up to this byte.
-    pub(crate) fn extend(&self, key: Key, end: u64) {
+    pub fn extend(&self, key: Key, end: u64) {
         let mut list = self.list.lock();
         for entry in list.iter_mut().filter(|entry| entry.key == key) {
             entry.bytes.end = end;
@@ -135,7 +141,7 @@ impl Ranges {
     }
 
     /// True when it is this one's turn: it runs from now on.
-    pub(crate) fn start(&self, key: Key) -> bool {
+    pub fn start(&self, key: Key) -> bool {
         let mut list = self.list.lock();
         let Some(at) = list.iter().position(|entry| entry.key == key) else { return false };
         let Entry { bytes, round, .. } = &list[at];
@@ -144,7 +150,7 @@ impl Ranges {
         };
         let looked = self.looked.iter().all(|looked| looked.load(Ordering::SeqCst) >= *round);
         let starts =
-            looked && list.iter().enumerate().all(free) || rtrs_core::mutated!(NbdTurnsSkipped);
+            looked && list.iter().enumerate().all(free) || crate::mutated!(NbdTurnsSkipped);
         list[at].runs = starts;
         if starts && key.piece == Piece::Queued {
             // More of the row may be queued beside it.
@@ -154,14 +160,14 @@ impl Ranges {
     }
 
     /// The round in which this shard has to look, if there is one.
-    pub(crate) fn due(&self, shard: usize) -> Option<u64> {
+    pub fn due(&self, shard: usize) -> Option<u64> {
         let round = self.round.load(Ordering::SeqCst);
         (self.looked[shard].load(Ordering::Relaxed) < round).then_some(round)
     }
 
     /// A change in flight on a shard that looks: it is entered if it overlaps a fragment that waits
     /// for this shard. True if it is.
-    pub(crate) fn meets(&self, key: Key, bytes: &Range<u64>) -> bool {
+    pub fn meets(&self, key: Key, bytes: &Range<u64>) -> bool {
         let looked = self.looked[key.shard].load(Ordering::Relaxed);
         let mut list = self.list.lock();
         let waits = list.iter().any(|entry| entry.round > looked && entry.overlaps(bytes));
@@ -173,14 +179,14 @@ impl Ranges {
     }
 
     /// This shard has entered what it had in flight. Wakes those who may have waited for that.
-    pub(crate) fn has_looked(&self, shard: usize, round: u64, wake: impl Fn(usize)) {
+    pub fn has_looked(&self, shard: usize, round: u64, wake: impl FnMut(usize)) {
         let list = self.list.lock();
         self.looked[shard].store(round, Ordering::SeqCst);
         wake_waiting(&list, shard, wake);
     }
 
     /// Those of a shard have ended. Nothing happens if there is none like this.
-    pub(crate) fn end(&self, shard: usize, is: impl Fn(&Key) -> bool, wake: impl Fn(usize)) {
+    pub fn end(&self, shard: usize, is: impl Fn(&Key) -> bool, wake: impl FnMut(usize)) {
         let mut list = self.list.lock();
         let before = list.len();
         list.retain(|entry| entry.key.shard != shard || !is(&entry.key));
@@ -192,7 +198,7 @@ impl Ranges {
 }
 
 /// Wakes the other shards that have something in the list that waits.
-fn wake_waiting(list: &[Entry], own: usize, wake: impl Fn(usize)) {
+fn wake_waiting(list: &[Entry], own: usize, mut wake: impl FnMut(usize)) {
     for (at, entry) in list.iter().enumerate() {
         let shard = entry.key.shard;
         let waits = |entry: &Entry| entry.key.shard == shard && !entry.runs;
@@ -219,7 +225,7 @@ mod tests {
     use super::Piece::{Fragment, Queued, Running};
     use super::*;
 
-    fn key(shard: usize, row: u32, piece: Piece) -> Key {
+    fn key(shard: usize, row: u64, piece: Piece) -> Key {
         Key { shard, row, piece }
     }
 

@@ -1,0 +1,63 @@
+//! Where the bytes of a partial write go.
+
+use std::ops::Range;
+
+use rtrs_core::block::{Geometry, is_part_of_block};
+use rtrs_core::limits::Limits;
+
+/// The bytes that a partial write puts into its block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartOfBlock {
+    /// The first one, counted from the first of the block.
+    pub(crate) from: u32,
+    /// How many, at the front of the chunk.
+    pub(crate) len: u32,
+    /// Where in the chunk the block is read to.
+    pub(crate) block_at: u32,
+}
+
+/// True when chunks of this size have room for a block behind the bytes that are put into it.
+pub(crate) const fn takes_partial_writes(geometry: &Geometry, limits: Limits) -> bool {
+    !geometry.read_only && geometry.logical_block <= limits.chunk_size() / 2
+}
+
+impl PartOfBlock {
+    /// The block of some bytes on the device, and where in it they are. None when they are not in
+    /// one block, or no chunk has room for that.
+    pub(crate) fn new(
+        geometry: &Geometry,
+        limits: Limits,
+        Range { start, end }: Range<u64>,
+    ) -> Option<(u64, Self)> {
+        let block = geometry.logical_block;
+        let fits = start < end && is_part_of_block(start, end - start, block.into());
+        if !fits || !takes_partial_writes(geometry, limits) {
+            return None;
+        }
+        let from = u32::try_from(start % u64::from(block)).ok()?;
+        let len = u32::try_from(end - start).ok()?;
+        let block_at = limits.chunk_size() - block;
+        Some((start - u64::from(from), Self { from, len, block_at }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_part_of_a_block_is_within_it_and_the_block_within_the_chunk() {
+        let geometry = Geometry { logical_block: 4096, ..Geometry::plain(1 << 20) };
+        let limits = Limits::new(8, 8192).expect("limits");
+        let part = |bytes| PartOfBlock::new(&geometry, limits, bytes);
+        let of = |from, len| PartOfBlock { from, len, block_at: 4096 };
+        assert_eq!(part(8192..8193), Some((8192, of(0, 1))));
+        assert_eq!(part(8195..12288), Some((8192, of(3, 4093))));
+        assert_eq!(part(8192..12288), Some((8192, of(0, 4096))));
+        assert_eq!(part(8192..8192), None, "nothing");
+        assert_eq!(part(8191..8193), None, "of two blocks");
+        let large = Geometry { logical_block: 8192, ..geometry.clone() };
+        assert_eq!(PartOfBlock::new(&large, limits, 0..1), None, "no room for the block");
+        assert!(!takes_partial_writes(&Geometry { read_only: true, ..geometry }, limits));
+    }
+}
