@@ -461,17 +461,18 @@ impl Shared {
     fn note_losses(&mut self, row: u32) {
         let entry = self.requests.row(row);
         if entry.changes() && !entry.is_done() && entry.losses.is_none() {
-            entry.losses = self.losses.as_ref().map(|losses| losses.count());
+            entry.losses = self.losses.as_ref().map(|losses| losses.shared());
         }
     }
 
     /// A row is about to be answered. A loss since the first of its IOs ended may have taken what
-    /// that one wrote, and be reported already: flushes after the answer report it again.
+    /// that one wrote, and be reported already: flushes after the answer report it again. Losses of
+    /// other single writes, and such repetitions, do not count.
     fn repeat_loss(&mut self, row: u32) {
         let entry = self.requests.row(row);
         let before = entry.losses.take().filter(|_| entry.status.is_ok() && !entry.flags.fua);
         if let (Some(before), Some(losses)) = (before, &self.losses)
-            && losses.count() != before
+            && losses.shared() != before
         {
             losses.add();
         }

@@ -15,6 +15,8 @@ use crate::status::IoStatus;
 #[derive(Debug, Default)]
 pub struct Losses {
     count: AtomicU64,
+    /// Those of them that may have taken any write that was acknowledged before.
+    shared: AtomicU64,
     /// All of these were known at the last good flush.
     settled: AtomicU64,
     /// The highest count reported to any user.
@@ -24,9 +26,21 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// Acknowledged writes may be lost.
+    /// Adds a loss of single writes.
     pub fn add(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Adds a loss of anything that was acknowledged and not flushed.
+    pub fn add_shared(&self) {
+        // Whoever finds the loss reported finds it counted here.
+        self.shared.fetch_add(1, Ordering::SeqCst);
+        self.add();
+    }
+
+    /// Returns the number of losses added by [`add_shared`](Self::add_shared).
+    pub fn shared(&self) -> u64 {
+        self.shared.load(Ordering::SeqCst)
     }
 
     /// How many losses there were.

@@ -219,7 +219,7 @@ impl Shared {
             }
             // The server took partial writes when this one was submitted; since then another one
             // has its place.
-            Fragment::WritingPart if status == IoStatus::Unsupported => {
+            Fragment::WritingPart if status == IoStatus::Unsupported && row.status.is_ok() => {
                 (row.fragments[which], row.whole_blocks) = (Fragment::ToRead, true);
                 if !self.submit_fragment(index, which) {
                     self.wait(index);

@@ -110,7 +110,7 @@ fn a_loss_between_the_pieces_of_a_write_is_reported_after_its_end() {
     let (first, rest) = bytes.split_at(280_000);
     clients[0].stream.write_all(first).unwrap();
     fixture.wait("end of its first piece", |report| report.stats.completed == 1);
-    fixture.switches.losses.add();
+    fixture.switches.losses.add_shared();
     assert_eq!(clients[1].error_of(FLUSH, 0, 0, 0), 5);
     clients[0].stream.write_all(rest).unwrap();
     assert_eq!(clients[0].reply(|_| 0).error, 0);
@@ -121,6 +121,31 @@ fn a_loss_between_the_pieces_of_a_write_is_reported_after_its_end() {
     for client in clients {
         client.disconnect();
     }
+    fixture.finish();
+}
+
+/// Each of the writes overlaps the next one in time.
+#[test]
+fn the_report_of_a_loss_is_not_repeated_for_its_own_repetition() {
+    let fixture = Fixture::new();
+    let mut clients: Vec<_> = (0..4).map(|_| fixture.client(true)).collect();
+    let bytes = [request(WRITE, 0, 1, 0, 300_000), pattern(1, 300_000)].concat();
+    let (first, rest) = bytes.split_at(280_000);
+    let losses = &fixture.switches.losses;
+    for at in 0..clients.len() {
+        clients[at].stream.write_all(first).unwrap();
+        let ended = |completed| completed == 2 * at as u64 + u64::from(at == 0);
+        fixture.wait("first piece", |report| ended(report.stats.completed));
+        match at.checked_sub(1) {
+            None => losses.add_shared(),
+            Some(before) => {
+                clients[before].stream.write_all(rest).unwrap();
+                assert_eq!(clients[before].reply(|_| 0).error, 0);
+            }
+        }
+    }
+    assert_eq!((losses.shared(), losses.count()), (1, 2));
+    drop(clients);
     fixture.finish();
 }
 

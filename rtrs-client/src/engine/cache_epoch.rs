@@ -61,8 +61,6 @@ pub(crate) struct CacheWatch {
     /// A flush submitted before this may be one that an earlier process had taken.
     resent_until: Option<Instant>,
     losses: Arc<Losses>,
-    /// Those of them that may have taken any write that was acknowledged before.
-    shared: AtomicU64,
 }
 
 impl CacheWatch {
@@ -75,7 +73,6 @@ impl CacheWatch {
             volatile: AtomicBool::new(volatile),
             resent_until: None,
             losses: Arc::default(),
-            shared: AtomicU64::new(0),
         }
     }
 
@@ -148,13 +145,6 @@ impl CacheWatch {
         false
     }
 
-    /// Anything that was acknowledged and not flushed may be lost. Whoever finds that reported
-    /// finds it counted here.
-    fn add_shared(&self) {
-        self.shared.fetch_add(1, Ordering::SeqCst);
-        self.losses.add();
-    }
-
     /// Records a request that the server answered with an error. The server's device may have
     /// reported to this request what it lost of others' data, whatever the status is. Statuses that
     /// this session made itself, for requests without an answer, do not belong here: the server
@@ -165,14 +155,14 @@ impl CacheWatch {
         let unflushed = || self.all_acked() > self.flushed.load(Ordering::SeqCst);
         let durable_write = || io.flags.fua && !answer.is_refusal() && unflushed();
         if !by_kind && (io.op == IoOp::Flush || durable_write()) {
-            self.add_shared();
+            self.losses.add_shared();
         }
     }
 
     /// Losses so far that may have taken any write. One whose answer came out of an epoch that was
     /// over is lost by itself.
     pub(super) fn count(&self) -> u64 {
-        self.shared.load(Ordering::SeqCst)
+        self.losses.shared()
     }
 
     /// An IO has ended well whose first part was done when there were `before` losses. One since
@@ -212,7 +202,7 @@ impl CacheWatch {
         let safe = if volatile { since } else { flushed };
         let lost = acked.saturating_sub(safe);
         if lost > 0 {
-            self.add_shared();
+            self.losses.add_shared();
         }
         lost
     }
@@ -222,7 +212,7 @@ impl CacheWatch {
     pub(super) fn cut(&self) -> u64 {
         let lost = self.all_acked().saturating_sub(self.flushed.load(Ordering::SeqCst));
         if lost > 0 {
-            self.add_shared();
+            self.losses.add_shared();
         }
         lost
     }

@@ -59,7 +59,10 @@ fn attempt(shared: &Shared) -> Result<(OwnedFd, Offered), String> {
     }
     let lacks = |had: bool, flag| had && flags & flag == 0;
     let geometry = &shared.geometry;
+    // Without a cache at the start nothing is flushed.
+    let gains_cache = !geometry.read_only && !geometry.write_cache && flags & tf::SEND_FLUSH != 0;
     let needed = [
+        (gains_cache, "it has a write cache now"),
         (lacks(shared.multi, tf::CAN_MULTI_CONN), "it allows one connection only now"),
         (lacks(geometry.discard, tf::SEND_TRIM), "it has no trim any more"),
         (lacks(geometry.write_zeroes, tf::SEND_WRITE_ZEROES), "it has no zeroes any more"),

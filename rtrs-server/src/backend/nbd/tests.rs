@@ -310,6 +310,33 @@ fn a_server_that_comes_back_is_used_again_and_a_loss_is_reported_once() {
 }
 
 #[test]
+fn a_server_that_comes_back_with_a_cache_is_refused() {
+    if !requires("nbdkit") {
+        return;
+    }
+    let scratch = Scratch::new("cache");
+    let disk = scratch.disk("disk", 8 * MIB);
+    let size = format!("get_size=echo {}", 8 * MIB);
+    let read = "pread=dd if=/dev/zero count=$3 iflag=count_bytes";
+    // It has no flush.
+    let plain = ["eval", &size, read, "pwrite=cat >/dev/null"];
+    let upstream = Upstream::nbdkit(&scratch, &plain);
+    let source = upstream.open("").unwrap();
+    assert!(!source.geometry().write_cache);
+    let mut rig = Rig::new(&*source, 0);
+    assert_eq!(rig.write(0, &[1; 4096]), IoStatus::Ok);
+    drop(upstream);
+    let upstream = Upstream::nbdkit(&scratch, &["file", &disk]);
+    let io = rig.transfer(IoOp::Read, 0, 0, 4096);
+    rig.device.submit(io).unwrap();
+    (0..100).for_each(|_| rig.turn());
+    assert_eq!(rig.device.inflight(), 1, "nobody would flush its cache");
+    drop(upstream);
+    let _upstream = Upstream::nbdkit(&scratch, &plain);
+    assert!(matches!(rig.drain()[..], [(_, IoStatus::Ok)]));
+}
+
+#[test]
 fn a_loss_of_any_unflushed_change_is_reported() {
     if !requires("nbdkit") {
         return;

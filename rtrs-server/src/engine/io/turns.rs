@@ -106,7 +106,7 @@ impl Shard {
         let mut any = false;
         for (export, turns, round) in devices.to_look_at() {
             any = true;
-            for (row, path) in paths.iter_mut() {
+            for (row, path) in paths.iter_mut().filter(|(_, path)| path.inflight() > 0) {
                 for (permit, request) in path.requests.iter_mut() {
                     let State::Io(..) = request.get() else { continue };
                     let begins = matches!(request.state(), RequestState::Blocked);
