@@ -1,9 +1,8 @@
-//! Serves a device in memory, or one that does nothing, over NBD: the front end alone, for
-//! measurements of it.
+//! Serves a device in memory, or one that does nothing, over NBD, to measure the front end alone.
 //!
 //! `null_server SOCKET [--shards N] [--size BYTES] [--memory] [--poll-us N] [--pin]` prints one
-//! line when clients can connect, and counters when it gets a line on its standard input, or the
-//! end of it.
+//! line when clients can connect, and counters when it reads a line, or the end of file, from its
+//! standard input.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead};
@@ -22,7 +21,7 @@ use rtrs_core::rt::{
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-/// Does every IO at once: with memory it copies, without it nothing moves.
+/// Device that completes every IO at once: with memory it copies data, without it nothing is moved.
 #[derive(Debug)]
 struct MemoryDevice {
     geometry: Geometry,

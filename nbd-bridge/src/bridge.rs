@@ -1,8 +1,8 @@
-//! A shard's part of the bridge: its connections, its requests, its device.
+//! Bridge of one shard: its connections, its requests and its device.
 //!
-//! Connections are handed over as sockets and stay on this shard. Everything they share - the
-//! device, the buffers, the rows - is in [`Shared`], so that a connection and the rest of the
-//! shard can be borrowed apart.
+//! Connections are handed over as sockets and stay on this shard. Everything that they share (the
+//! device, the buffers, the rows) is in [`Shared`], so that a connection and the rest of the shard
+//! can be borrowed separately.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,8 +22,8 @@ use crate::requests::ConnId;
 use crate::shared::Shared;
 use crate::stats::BridgeStats;
 
-/// How long a bridge waits for memory that others hold before it goes on with other memory: far
-/// longer than they hold it unless their device hangs.
+/// Time for which a bridge waits for memory that others hold before it switches to other memory.
+/// Others hold memory far less long, unless their device hangs.
 const SQUEEZED_MAX: Duration = Duration::from_secs(1);
 
 /// One shard's bridge between NBD clients and a block device.
@@ -35,17 +35,18 @@ pub struct Bridge {
     config: BridgeConfig,
     generation: u64,
     stopping: bool,
-    /// When to look again whether orphaned writes have ended, or other shards have looked.
+    /// Time of the next check whether orphaned writes have ended, or other shards have checked
+    /// their sockets.
     recheck: Option<Instant>,
-    /// Since when others hold memory that this bridge waits for.
+    /// Time since which this bridge has waited for memory that others hold.
     squeezed: Option<Instant>,
 }
 
 impl Bridge {
-    /// A bridge that serves `device` on this shard under `name`, where no other shard does.
+    /// Creates a bridge that serves `device` under `name` on this shard only.
     ///
     /// # Errors
-    /// As [`Bridge::seated`].
+    /// Same as [`Bridge::seated`].
     pub fn new(
         ring: &Rc<Ring>,
         device: Box<dyn BlockDevice>,
@@ -55,9 +56,9 @@ impl Bridge {
         Self::seated(ring, &BufferPools::default(), device, name, config, Seat::alone())
     }
 
-    /// A bridge that serves `device` on this shard under `name`, at its place among the device's,
-    /// with memory of these pools, which the bridges of a shard share. Clients see the geometry
-    /// that the device has when they connect or send a request.
+    /// Creates a bridge that serves `device` under `name` as one of the device's bridges. Its
+    /// memory comes from `pools`, which the bridges of a shard share. Clients see the geometry that
+    /// the device has when they connect or send a request.
     ///
     /// # Errors
     /// `InvalidInput` when the export cannot be served or the bounds are too small for it; the
@@ -93,15 +94,15 @@ impl Bridge {
         })
     }
 
-    /// Takes a connected client over. It is closed at once when there are too many.
+    /// Takes over a connected client. With too many connections, the client is closed at once.
     pub fn adopt(&mut self, now: Instant, socket: OwnedFd) {
         self.add(now, socket, false);
     }
 
-    /// Takes over the other end of a socket that the kernel has, or will have, for a device that
-    /// shows this bridge's export. There is no handshake and no bound in time for the kernel, which
-    /// was sent [`FIRST_BYTES`](crate::kernel::FIRST_BYTES) of the first reply already. False when
-    /// there are too many connections; then the socket is closed.
+    /// Takes over the other end of a socket that belongs to, or will be given to, a kernel device
+    /// that shows this bridge's export. The kernel has no handshake and no timeouts, and has
+    /// already been sent [`FIRST_BYTES`](crate::kernel::FIRST_BYTES) of the first reply. Returns
+    /// false and closes the socket when there are too many connections.
     pub fn adopt_kernel(&mut self, now: Instant, socket: OwnedFd) -> bool {
         self.add(now, socket, true)
     }
@@ -145,7 +146,7 @@ impl Bridge {
         self.conns[slot].is_some()
     }
 
-    /// Takes no more requests; what is in flight is answered, then connections close.
+    /// Stops taking requests. Requests in flight are answered, then connections close.
     pub fn stop(&mut self) {
         self.stopping = true;
         for conn in self.conns.iter_mut().flatten() {
@@ -153,7 +154,7 @@ impl Bridge {
         }
     }
 
-    /// Closes all connections without waiting for answers.
+    /// Closes all connections without waiting for replies.
     pub fn abort(&mut self) {
         self.stopping = true;
         for conn in self.conns.iter_mut().flatten() {
@@ -161,12 +162,12 @@ impl Bridge {
         }
     }
 
-    /// Open connections.
+    /// Number of open connections.
     pub fn connections(&self) -> usize {
         self.conns.iter().flatten().count()
     }
 
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub fn inflight(&self) -> usize {
         self.shared.requests.busy()
     }
@@ -176,7 +177,7 @@ impl Bridge {
         BridgeStats { connections: self.connections() as u64, ..self.shared.stats }
     }
 
-    /// Does all that can be done now. True when anything happened.
+    /// Does all work that is possible now. Returns true when anything happened.
     pub fn turn(&mut self, now: Instant) -> bool {
         let Self { port, shared, conns, .. } = self;
         let mut any = shared.poll(now) | look(port, shared, conns);
@@ -200,10 +201,10 @@ impl Bridge {
             any |= conn.take_requests(now, port, shared);
             waits |= conn.waits_for_round();
         }
-        // A round that was just asked for is over at once where no other shard has a bridge.
+        // A round that was just requested is over at once when no other shard has a bridge.
         any |= look(port, shared, conns);
         any |= shared.has_deferred() && shared.release_deferred() | shared.expire_deferred(now);
-        // What a device does at once is answered at once.
+        // IO that the device completes at once is answered at once.
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);
         any |= close_failed(port, shared, conns);
@@ -233,7 +234,7 @@ impl Bridge {
         any
     }
 
-    /// When `turn` wants to be called even if nothing happens.
+    /// Returns the time at which `turn` must be called even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let conns = self.conns.iter().flatten();
         let soonest = earliest(self.shared.device().deadline(), self.recheck);
@@ -242,14 +243,14 @@ impl Bridge {
         conns.fold(soonest, |soonest, conn| earliest(soonest, conn.deadline()))
     }
 
-    /// States met that only a bug can cause; for tests.
+    /// Number of internal errors (states that only a bug can cause); for tests.
     #[doc(hidden)]
     pub fn internal_errors(&self) -> u64 {
         self.shared.internal_errors()
     }
 
-    /// Asserts that every row and every buffer is accounted for; for tests. Writes whose payload
-    /// is at the device may hold buffers beyond the count, so that is exact only without them.
+    /// Asserts that every row and every buffer is accounted for; for tests. Writes whose payload is
+    /// at the device may hold buffers beyond the count, so the check is exact only without them.
     #[doc(hidden)]
     pub fn check(&self) {
         let Shared { requests, buffers, .. } = &self.shared;
@@ -283,8 +284,8 @@ impl Drop for Bridge {
     }
 }
 
-/// Looks at all sockets for clients that are gone, if a new connection anywhere waits for it. True
-/// when it was so.
+/// Checks all sockets for disconnected clients, if a new connection on any shard waits for it.
+/// Returns true when a check was due.
 fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let Seat { group, shard } = &shared.seat;
     let Some(due) = group.due(*shard) else { return false };
@@ -295,7 +296,7 @@ fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     true
 }
 
-/// Closes the connections that internal errors concern. True when there was one.
+/// Closes the connections affected by internal errors. Returns true when there was one.
 fn close_failed(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let mut any = false;
     while let Some(id) = shared.take_failed() {
@@ -309,7 +310,7 @@ fn close_failed(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) ->
     any
 }
 
-/// Hands finished requests to their connections.
+/// Passes finished requests to their connections.
 fn dispatch_finished(shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let any = !shared.finished.is_empty();
     while let Some(row) = shared.finished.pop_front() {

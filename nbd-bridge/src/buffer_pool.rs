@@ -1,10 +1,10 @@
-//! Memory that the bridges of a shard share: one registered region, cut into equal buffers.
+//! Memory shared by the bridges of a shard: one registered region, cut into equal buffers.
 //!
-//! RDMA pins a region when it is registered, so bridges of many devices must not have one each.
-//! What a bridge may hold is its share (`rtrs_core::shares`): no device gets less than half of an
-//! even part, also when another one holds what it has because its disk hangs. A bridge that finds
-//! no pool with room for its share begins a further one, and so does one that waits for too long
-//! for memory that others hold.
+//! RDMA pins a region when it is registered, so bridges of many devices must not have one each. A
+//! bridge may hold buffers up to its share (`rtrs_core::shares`): no device gets less than half of
+//! an even part, even when another device holds its buffers because its disk hangs. A bridge that
+//! finds no pool with room for its share creates a further one, and so does a bridge that waits too
+//! long for memory that others hold.
 
 use std::cell::RefCell;
 use std::io;
@@ -14,18 +14,18 @@ use std::sync::Arc;
 use rtrs_core::mem::{Pool, Region};
 use rtrs_core::shares::Shares;
 
-/// Bytes of one buffer: two writes of 128 KiB and the headers between them.
+/// Size of one buffer: two writes of 128 KiB and the headers between them.
 pub(crate) const BUFFER_LEN: usize = 256 * 1024 + 4096;
-/// Buffers that are kept for each bridge at least: one to receive into and one to read into.
+/// Minimum number of buffers reserved for each bridge: one for receiving and one for reads.
 const LEAST: u32 = 2;
 
-/// The pools of one shard, for all bridges that are made with it.
+/// The pools of one shard, for all bridges created with them.
 #[derive(Clone, Debug, Default)]
 pub struct BufferPools(Rc<RefCell<Vec<Weak<BufferPool>>>>);
 
 impl BufferPools {
-    /// A share of a pool of so many buffers, for a bridge that has these already: of one that has
-    /// free memory then, and of any otherwise.
+    /// Takes a share of a pool of `count` buffers, for a bridge that already has the shares `had`.
+    /// With former shares, the pool must have free memory; otherwise any pool will do.
     ///
     /// # Errors
     /// The system's error when memory is refused.
@@ -45,7 +45,7 @@ impl BufferPools {
     }
 }
 
-/// Buffers of one size in one region, with a count of holders each.
+/// Buffers of one size in one region, each with a reference count.
 #[derive(Debug)]
 struct BufferPool {
     region: Arc<Region>,
@@ -56,12 +56,12 @@ struct BufferPool {
 struct Rows {
     pool: Pool,
     holders: Vec<u32>,
-    /// Which buffers have memory behind them for sure.
+    /// Whether each buffer is certain to have physical memory.
     real: Vec<bool>,
     shares: Shares,
-    /// Which shares are somebody's.
+    /// Whether each share is in use.
     members: Vec<bool>,
-    /// Bytes made real for all members.
+    /// Bytes populated for all members.
     touched: usize,
 }
 
@@ -79,8 +79,8 @@ impl BufferPool {
         self.rows.borrow().pool.capacity()
     }
 
-    /// A share for one more bridge, if there is room: also while others use what is kept for it, if
-    /// it can wait for that.
+    /// Adds a share for one more bridge, if there is room. With `waits`, the bridge can wait for
+    /// its reserve, so other bridges may be using it at the moment.
     fn join(self: Rc<Self>, waits: bool) -> Option<Share> {
         let mut rows = self.rows.borrow_mut();
         let first = !rows.members.contains(&true);
@@ -100,12 +100,12 @@ impl BufferPool {
     }
 }
 
-/// What one bridge has of a pool.
+/// A bridge's share of a pool.
 #[derive(Debug)]
 pub(crate) struct Share {
     pool: Rc<BufferPool>,
     member: usize,
-    /// Bytes made real for it.
+    /// Bytes populated for this share.
     touched: usize,
 }
 
@@ -114,9 +114,9 @@ impl Share {
         &self.pool.region
     }
 
-    /// Makes the memory of the buffers that are taken first real: so many bytes besides those of
-    /// the other members, as far as there are so many. What is given back is taken again before
-    /// others, so that as much traffic as fits them needs no fresh memory.
+    /// Populates the buffers that are taken first with physical memory: `bytes` in addition to
+    /// those of the other members, as far as the pool has them. Freed buffers are reused before
+    /// others, so traffic that fits into the populated buffers needs no fresh memory.
     pub(crate) fn touch(&mut self, bytes: usize) {
         let bytes = bytes.min(self.region().len());
         self.touched += bytes;
@@ -126,14 +126,14 @@ impl Share {
         let taken: Vec<u32> = (0..count).filter_map(|_| rows.pool.take()).collect();
         for &index in taken.iter().rev() {
             if !std::mem::replace(&mut rows.real[index as usize], true) {
-                // Whoever had it before has no use for what is in it.
+                // The previous holder has no use for the contents.
                 rows.pool.slice(index).fill(0);
             }
             rows.pool.give(index);
         }
     }
 
-    /// Takes a whole buffer with one holder.
+    /// Takes a whole buffer with a reference count of one.
     pub(crate) fn take(&self) -> Option<u32> {
         let rows = &mut *self.pool.rows.borrow_mut();
         if !rows.shares.may_take(self.member) {
@@ -145,14 +145,14 @@ impl Share {
         Some(index)
     }
 
-    /// One more holder of a buffer that this bridge has taken.
+    /// Adds a reference to a buffer that this bridge has taken.
     pub(crate) fn hold(&self, index: u32) {
         let holders = &mut self.pool.rows.borrow_mut().holders[index as usize];
         assert!(*holders > 0, "only a held buffer can be held again");
         *holders += 1;
     }
 
-    /// One holder less; the last one gives the buffer back. True when it was the last.
+    /// Drops a reference; the last one frees the buffer. Returns true when it was the last.
     pub(crate) fn release(&self, index: u32) -> bool {
         let rows = &mut *self.pool.rows.borrow_mut();
         let holders = &mut rows.holders[index as usize];
@@ -170,35 +170,36 @@ impl Share {
         last
     }
 
-    /// True when the caller's own hold is the only one.
+    /// Whether the caller holds the only reference.
     pub(crate) fn is_sole_holder(&self, index: u32) -> bool {
         self.pool.rows.borrow().holders[index as usize] == 1
     }
 
-    /// Buffers that this bridge may take now.
+    /// Number of buffers that this bridge may take now.
     pub(crate) fn room(&self) -> usize {
         self.pool.rows.borrow().shares.room_for(self.member)
     }
 
-    /// Buffers that this bridge may hold in all, whatever others do: all of them without others.
+    /// Number of buffers guaranteed to this bridge whatever others do: the whole pool if there are
+    /// no others.
     pub(crate) fn sure(&self) -> usize {
         self.pool.rows.borrow().shares.sure()
     }
 
-    /// All buffers, whoever has them.
+    /// Total number of buffers.
     pub(crate) fn capacity(&self) -> usize {
         self.pool.capacity()
     }
 
-    /// Buffers that this bridge holds.
+    /// Number of buffers held by this bridge.
     pub(crate) fn held(&self) -> usize {
         self.pool.rows.borrow().shares.held(self.member)
     }
 }
 
 impl Drop for Share {
-    /// Gives the share back. Buffers that are still held may still be written to, by a device or
-    /// the ring: they stay out for as long as the pool is there, and with them the share.
+    /// Returns the share. Buffers still held may still be written to by a device or the ring. They
+    /// stay allocated as long as the pool exists, and so does the share.
     fn drop(&mut self) {
         let rows = &mut *self.pool.rows.borrow_mut();
         let held = rows.shares.held(self.member);
@@ -224,7 +225,8 @@ mod tests {
             ids.dedup();
             ids.len()
         };
-        // The reserves are at most half of a pool: four of two buffers in one of 16.
+        // The reserves are at most half of a pool: with two buffers each, a pool of 16 has room for
+        // four.
         let mut shares: Vec<_> = (0..8).map(|_| pools.join(16, &[]).unwrap()).collect();
         assert_eq!(regions(&shares), 2);
         shares.push(pools.join(17, &[]).unwrap());
@@ -242,7 +244,7 @@ mod tests {
         }
         let region = shares[0].region().id();
         assert!(shares.iter().all(|share| share.region().id() == region));
-        // Two that starve share the further one.
+        // Two starved bridges share the further pool.
         let [one, two] = [0, 1].map(|_| Some(shares.pop().unwrap()));
         let [one, two] = [one, two].map(|had| pools.join(246, &[had]).unwrap());
         assert_eq!(one.region().id(), two.region().id());
@@ -271,7 +273,7 @@ mod tests {
         let all: Vec<u32> = std::iter::from_fn(|| two.take()).collect();
         assert!(!all.is_empty() && left.iter().all(|left| !all.contains(left)), "{left:?} {all:?}");
         all.iter().for_each(|&index| assert!(two.release(index)));
-        // Its share stays with what is in use; one that left nothing leaves its place.
+        // The share stays with the buffers in use; a share that left none frees its place.
         let three = pools.join(16, &[]).unwrap();
         assert_eq!(three.sure(), 2);
         drop(three);

@@ -1,15 +1,16 @@
-//! Buffers of one bridge: counted references over its share of a pool in one registered region.
+//! Buffers of one bridge: counted references to its share of a pool in one registered region.
 //!
-//! A connection receives into a buffer of its own; the payload of a write is handed to the
-//! device where it was received, and the buffer comes back when the last such write is done.
-//! The small reads of a connection share a buffer, cut off one after the other. Nothing here
-//! allocates after start.
+//! A connection receives into a buffer of its own. The payload of a write is submitted to the
+//! device where it was received, and the buffer is returned when the last such write is done. Small
+//! reads of a connection share a buffer and are carved from it one after the other. After startup
+//! this module allocates nothing.
 //!
-//! Only reads can hold memory for as long as a client pleases. So every connection is kept a
-//! buffer for receiving and a first one for reading, whatever the others do; above these a
-//! connection may hold as many as it leaves free. Beside bridges of other devices (`buffer_pool`)
-//! so much is kept for as many connections as the bridge's own share has room for. A bridge that
-//! gets nothing for a while because others hold the memory goes on with a share of another pool.
+//! Only reads can hold memory for as long as a client pleases. Therefore one buffer for receiving
+//! and a first one for reading are reserved for every connection; beyond these, a connection may
+//! hold as many as it leaves free. When bridges of other devices use the same pool (`buffer_pool`),
+//! that reserve covers only as many connections as the bridge's own share has room for. A bridge
+//! that gets no buffers for a while because others hold the memory switches to a share of another
+//! pool.
 
 use std::io;
 use std::sync::Arc;
@@ -20,67 +21,69 @@ pub(crate) use crate::buffer_pool::BUFFER_LEN;
 use crate::buffer_pool::{BufferPools, Share};
 use crate::proto::wire::{CHUNK_MAX, MIN_BLOCK_MAX};
 
-/// Most of one read or write that goes into one buffer.
+/// Maximum number of bytes of one read or write in one buffer.
 pub(crate) const PART_MAX: usize = 256 * 1024;
-/// Bytes that a read takes memory for at once, at most: what is answered with one chunk, and the
-/// rest of the blocks at its ends. A longer one takes turns with its client.
+/// Maximum number of bytes for which a read takes memory at once: the data of one chunk, and the
+/// rest of the blocks at its ends. A longer read is done piece by piece.
 pub(crate) const PIECE_MAX: usize = CHUNK_MAX as usize + 2 * MIN_BLOCK_MAX as usize;
-/// A buffer's number has that of its share above this.
+/// Bit position of the share's index in a buffer number.
 const SHARE_SHIFT: u32 = 24;
-/// Shares that a bridge has at most: each beyond the first is one whose memory others held.
+/// Maximum number of shares of a bridge. Each one beyond the first was added because others held
+/// the memory.
 const SHARES_MAX: usize = 8;
-/// Longest read that shares a buffer.
+/// Maximum length of a read that shares a buffer.
 const SMALL_MAX: usize = PART_MAX / 2;
 
-/// A part of a buffer and the buffer it holds.
+/// Part of a buffer, with a reference to that buffer.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) buffer: u32,
     pub(crate) slice: MemSlice,
 }
 
-/// The memory that one connection's reads hold.
+/// Memory held by the reads of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct ReadMemory {
-    /// The buffer that small reads are cut from, and how far it is used.
+    /// Buffer from which small reads are carved, and the number of bytes used.
     cut: Option<(u32, usize)>,
-    /// Buffers held, the one above included.
+    /// Number of buffers held, including the one above.
     held: usize,
 }
 
 impl ReadMemory {
-    /// True when nothing is held.
+    /// Whether no buffer is held.
     pub(crate) fn is_empty(&self) -> bool {
         self.held == 0
     }
 
-    /// Buffers held.
+    /// Number of buffers held.
     pub(crate) fn held(&self) -> usize {
         self.held
     }
 }
 
-/// What one bridge has of a pool, and what it keeps for its connections.
+/// A bridge's shares of pools, and the reserves for its connections.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     pools: BufferPools,
-    /// Buffers of a pool.
+    /// Number of buffers of a pool.
     count: u32,
-    /// By the high part of a buffer's number; those that are not the present one have buffers out.
+    /// Shares, indexed by the high part of a buffer number. All but the present share have buffers
+    /// in use.
     shares: Vec<Option<Share>>,
     present: usize,
-    /// Bytes made real.
+    /// Bytes populated with physical memory.
     touched: usize,
     connections_max: usize,
-    /// Connections that have a buffer for receiving, and those that hold memory for reads.
+    /// Number of connections with a receive buffer, and of connections that hold memory for reads.
     receivers: usize,
     readers: usize,
-    /// Something was not to be had since this was asked last, because others hold the memory.
+    /// A request for memory has failed since the last query because others hold the memory.
     squeezed: bool,
 }
 
 impl Buffers {
-    /// A share of a pool of at least `bytes`, for at most `connections_max` connections.
+    /// Takes a share of a pool of at least `bytes`, for at most `connections_max` connections.
     ///
     /// # Errors
     /// `InvalidInput` when a request of `payload_max` bytes might never fit beside the
@@ -119,7 +122,7 @@ impl Buffers {
         })
     }
 
-    /// What buffers are taken from.
+    /// Returns the share from which buffers are taken.
     fn share(&self) -> &Share {
         self.share_at(self.present)
     }
@@ -128,12 +131,12 @@ impl Buffers {
         self.shares[at].as_ref().unwrap_or_else(|| panic!("share {at} was given back"))
     }
 
-    /// The share that a buffer is of, and its place there.
+    /// Returns the share of a buffer, and its index in that share.
     fn place(&self, buffer: u32) -> (&Share, u32) {
         (self.share_at((buffer >> SHARE_SHIFT) as usize), buffer & ((1 << SHARE_SHIFT) - 1))
     }
 
-    /// A whole buffer with one holder.
+    /// Takes a whole buffer with a reference count of one.
     fn take(&mut self) -> Option<u32> {
         let taken = self.share().take();
         self.squeezed |= taken.is_none() && self.is_squeezed(1);
@@ -141,12 +144,12 @@ impl Buffers {
         taken.map(|index| share << SHARE_SHIFT | index)
     }
 
-    /// The memory that buffers are taken from.
+    /// Returns the region from which buffers are taken.
     pub(crate) fn region(&self) -> &Arc<Region> {
         self.share().region()
     }
 
-    /// Makes the memory of the buffers that are taken first real: so many bytes for this bridge.
+    /// Populates the first `bytes` of the buffers for this bridge with physical memory.
     pub(crate) fn touch(&mut self, bytes: usize) {
         self.touched = bytes;
         if let Some(share) = &mut self.shares[self.present] {
@@ -154,20 +157,21 @@ impl Buffers {
         }
     }
 
-    /// True when so many buffers are not to be had because others hold them, and not because this
-    /// bridge has more itself than it is sure of.
+    /// Whether `count` buffers are unavailable because others hold them, rather than because this
+    /// bridge already holds more than its guaranteed number.
     fn is_squeezed(&self, count: usize) -> bool {
         let (share, own) = (self.share(), self.share().held().saturating_sub(self.receivers));
         let alone = share.sure() == share.capacity();
         !alone && share.room() < count && own <= share.sure()
     }
 
-    /// True when this was so for something that was asked for since the last call.
+    /// Whether such a shortage occurred since the last call.
     pub(crate) fn was_squeezed(&mut self) -> bool {
         std::mem::take(&mut self.squeezed)
     }
 
-    /// A share of another pool than those of which there are shares. None when there are too many.
+    /// Takes a share of a pool in which this bridge has no share yet. Returns None when it has too
+    /// many.
     ///
     /// # Errors
     /// The system's error when memory is refused.
@@ -176,7 +180,7 @@ impl Buffers {
         has_place.then(|| self.pools.join(self.count, &self.shares)).transpose()
     }
 
-    /// Takes buffers from this share from now on; what is out goes back to where it was taken.
+    /// Takes buffers from `share` from now on. Buffers in use are returned to their own share.
     pub(crate) fn go_on_with(&mut self, share: Share) {
         let before = self.present;
         self.present = self.shares.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -188,15 +192,15 @@ impl Buffers {
         self.leave_unused(before);
     }
 
-    /// Gives a share back that is not the present one, once nothing of it is out.
+    /// Returns a share that is not the present one, once none of its buffers is in use.
     fn leave_unused(&mut self, at: usize) {
         if at != self.present && self.share_at(at).held() == 0 {
             self.shares[at] = None;
         }
     }
 
-    /// Connections that two buffers are kept for: all that may come, unless other bridges have
-    /// buffers of the pool.
+    /// Number of connections for which two buffers are reserved: all possible connections, unless
+    /// other bridges use the pool.
     fn kept(&self) -> usize {
         match self.share().sure() {
             all if all == self.share().capacity() => self.connections_max,
@@ -204,27 +208,27 @@ impl Buffers {
         }
     }
 
-    /// The longest piece of a read, in bytes, for which there is memory some time, whatever other
-    /// bridges do.
+    /// Maximum length, in bytes, of a read piece that eventually gets memory whatever other bridges
+    /// do.
     pub(crate) fn sure_piece(&self) -> usize {
         let buffers = self.share().sure().saturating_sub(2 * self.kept()).max(1);
         PIECE_MAX.min(buffers * PART_MAX)
     }
 
-    /// A connection's first buffer for receiving.
+    /// Takes the receive buffer of a new connection.
     pub(crate) fn take_receiver(&mut self) -> Option<u32> {
         let buffer = self.take()?;
         self.receivers += 1;
         Some(buffer)
     }
 
-    /// A connection receives no more.
+    /// Releases the receive buffer of a connection.
     pub(crate) fn release_receiver(&mut self, buffer: u32) {
         self.receivers -= 1;
         self.release(buffer);
     }
 
-    /// A buffer in the place of `old`, whose first bytes are the `len` bytes from `from` on.
+    /// Replaces buffer `old` by a fresh one that starts with the `len` bytes at `from`.
     pub(crate) fn exchange(&mut self, old: u32, from: usize, len: usize) -> Option<u32> {
         let fresh = self.take()?;
         self.copy((old, from), (fresh, 0), len);
@@ -232,13 +236,13 @@ impl Buffers {
         Some(fresh)
     }
 
-    /// One more holder.
+    /// Adds a reference.
     pub(crate) fn hold(&mut self, index: u32) {
         let (share, index) = self.place(index);
         share.hold(index);
     }
 
-    /// One holder less; the last one gives the buffer back. True when it was the last.
+    /// Drops a reference; the last one frees the buffer. Returns true when it was the last.
     pub(crate) fn release(&mut self, index: u32) -> bool {
         let (share, at) = self.place(index);
         let last = share.release(at);
@@ -248,7 +252,7 @@ impl Buffers {
         last
     }
 
-    /// A part of a buffer.
+    /// Returns a part of a buffer.
     pub(crate) fn slice(&self, index: u32, from: usize, len: usize) -> MemSlice {
         assert!(from + len <= BUFFER_LEN, "{from}+{len} is outside a buffer");
         let (share, at) = self.place(index);
@@ -265,7 +269,7 @@ impl Buffers {
         share.region().copy_out(index as usize * BUFFER_LEN + from, to);
     }
 
-    /// True when the caller's own hold is the only one.
+    /// Whether the caller holds the only reference.
     pub(crate) fn is_sole_holder(&self, index: u32) -> bool {
         let (share, index) = self.place(index);
         share.is_sole_holder(index)
@@ -283,9 +287,9 @@ impl Buffers {
         );
     }
 
-    /// Memory for a read of `len` bytes, appended to `parts`: all of it or nothing. False when
-    /// there is not enough now, or when another waits for memory and this is not a
-    /// connection's first.
+    /// Allocates memory for a read of `len` bytes and appends it to `parts`: all of it or nothing.
+    /// Returns false when there is not enough now, or when another connection waits for memory and
+    /// this is not the connection's first buffer.
     pub(crate) fn take_read(
         &mut self,
         len: usize,
@@ -325,7 +329,7 @@ impl Buffers {
     ) -> bool {
         let aligned = len.next_multiple_of(512);
         if let Some((buffer, used)) = memory.cut {
-            // Nobody but us: start over at its beginning, which is the warmest memory.
+            // No other holder: start over at the beginning, which is the warmest memory.
             let used = if self.is_sole_holder(buffer) { 0 } else { used };
             if used + aligned <= BUFFER_LEN {
                 memory.cut = Some((buffer, used + aligned));
@@ -333,7 +337,7 @@ impl Buffers {
                 parts.push(Part { buffer, slice: self.slice(buffer, used, len) });
                 return true;
             }
-            // Full, and its reads hold it.
+            // The buffer is full and held by its reads.
             self.drop_cut(memory);
         }
         if !self.may_take(1, others_first, memory) {
@@ -357,7 +361,7 @@ impl Buffers {
         !others_first && count <= free && (memory.is_empty() || memory.held + count <= free)
     }
 
-    /// A buffer that [`Buffers::may_take`] promised.
+    /// Takes a buffer that [`Buffers::may_take`] promised.
     fn take_for(&mut self, memory: &mut ReadMemory) -> Option<u32> {
         let buffer = self.take();
         debug_assert!(buffer.is_some(), "fewer buffers than counted");
@@ -369,7 +373,7 @@ impl Buffers {
         Some(buffer)
     }
 
-    /// Releases a read's hold on a buffer.
+    /// Releases a read's reference to a buffer.
     pub(crate) fn release_read(&mut self, buffer: u32, memory: &mut ReadMemory) {
         if self.release(buffer) {
             memory.held -= 1;
@@ -379,19 +383,19 @@ impl Buffers {
         }
     }
 
-    /// Releases the buffer that small reads are cut from, for a connection without reads.
+    /// Releases the buffer for small reads of a connection without reads.
     pub(crate) fn drop_cut(&mut self, memory: &mut ReadMemory) {
         if let Some((buffer, _)) = memory.cut.take() {
             self.release_read(buffer, memory);
         }
     }
 
-    /// Buffers that the bridge holds.
+    /// Number of buffers held by the bridge.
     pub(crate) fn held(&self) -> usize {
         self.shares.iter().flatten().map(Share::held).sum()
     }
 
-    /// Connections that have a buffer for receiving.
+    /// Number of connections with a receive buffer.
     pub(crate) fn receivers(&self) -> usize {
         self.receivers
     }
@@ -478,13 +482,13 @@ mod tests {
         let pools = BufferPools::default();
         assert!(of(&pools, 3, 1).is_err());
         assert!(of(&pools, 4, 1).is_ok());
-        // A longer read comes in pieces.
+        // A longer read is done in pieces.
         let piece = BUFFER_LEN * (PIECE_MAX.div_ceil(PART_MAX) + 2);
         assert!(Buffers::new(&pools, piece, 1, 2 * PIECE_MAX).is_ok());
         assert!(Buffers::new(&pools, piece - BUFFER_LEN, 1, 2 * PIECE_MAX).is_err());
     }
 
-    /// A connection's first memory for reading, of one buffer.
+    /// Takes a connection's first read memory, of one buffer.
     fn reads(buffers: &mut Buffers) -> bool {
         let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
         buffers.take_read(PART_MAX, true, &mut memory, &mut parts)
@@ -510,7 +514,7 @@ mod tests {
     fn two_that_share_have_half_of_an_even_part_each_for_sure() {
         let pools = BufferPools::default();
         let [mut one, mut two] = [0, 1].map(|_| of(&pools, 240, 48).unwrap());
-        // Sixty for sure: fifteen connections with two each, and the rest for a long read.
+        // Sixty are guaranteed: two for each of fifteen connections, and the rest for a long read.
         assert_eq!(one.sure_piece(), 30 * PART_MAX);
         while one.take().is_some() {}
         assert_eq!((one.held(), two.share().room()), (180, 60));
@@ -522,7 +526,8 @@ mod tests {
         for _ in 0..14 {
             assert!(reads(&mut two), "each connection's first");
         }
-        // What one gives back the other may have, as soon as the first has no more than it may.
+        // Buffers returned by one bridge are available to the other once the first is within its
+        // limit.
         one.release(0);
         assert!(one.take().is_some());
     }
@@ -542,7 +547,7 @@ mod tests {
                 short.push((memory, parts));
             }
         }
-        // The long one waits, the others come again and again.
+        // The long read waits while the others come repeatedly.
         let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
         let mut turns = 0;
         while !one.take_read(8 * PART_MAX, false, &mut memory, &mut parts) {

@@ -1,30 +1,31 @@
-//! `BridgeConfig`: the bounds of one shard's bridge.
+//! `BridgeConfig`: limits of one shard's bridge.
 
 use rtrs_core::time::Duration;
 
 use crate::proto::wire::PAYLOAD_MAX;
 
-/// Bounds of one shard's bridge.
+/// Limits of one shard's bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BridgeConfig {
-    /// Bytes of buffers on this shard: the largest piece of a request, 32 MiB as a rule, and
-    /// two buffers of 260 KiB for every connection must fit. Bridges that share their pools have
-    /// them in common, up to about 60 in a pool of 64 MiB. Memory is real only once it was used.
+    /// Bytes of buffers on this shard. The largest piece of a request (usually 32 MiB) and two
+    /// buffers of 260 KiB for every connection must fit. Bridges with the same pools share these
+    /// bytes, up to about 60 bridges in a pool of 64 MiB. Physical memory is allocated on first
+    /// use.
     pub buffer_bytes: usize,
-    /// Connections on this shard; more are closed at once.
+    /// Maximum number of connections on this shard; further ones are closed at once.
     pub connections_max: usize,
-    /// Requests in flight on this shard; one connection has at most half of them.
+    /// Maximum number of requests in flight on this shard. One connection gets at most half.
     pub requests_max: u32,
-    /// Bytes of buffers that are made real at start and used first, so that this much traffic
+    /// Bytes of buffers that are populated at startup and used first, so that this much traffic
     /// needs no fresh memory.
     pub touched_bytes: usize,
-    /// Largest read or write in one request that clients are offered.
+    /// Maximum read or write size of one request, as advertised to clients.
     pub max_payload: u32,
-    /// How long a request may wait for a change that it overlaps and that nobody waits for any
-    /// more; then it fails. None: as long as that takes.
+    /// Maximum time for which a request waits for an overlapping change whose client no longer
+    /// waits for it; then the request fails. None means no limit.
     pub deferred_max: Option<Duration>,
-    /// Another host may write to the device at the same time. Then changes of parts of blocks are
-    /// refused unless the device takes partial writes.
+    /// Another host may write to the device at the same time. Changes of parts of blocks are then
+    /// refused unless the device supports partial writes.
     pub shared_writes: bool,
 }
 

@@ -1,19 +1,19 @@
 //! One NBD connection on one shard.
 //!
-//! Bytes are received into a buffer of the registered pool. A write's payload goes to the device
-//! from where it was received: while large writes arrive, each receive is bounded so that the
-//! payload fills a fresh buffer and only the next header follows it; small ones are received in
-//! bulk, many to a buffer. Only a request that straddles the end of a buffer is moved, and for a
-//! large write that is at most its header. Reads are answered from the memory that the device
-//! filled. Replies go out in the order in which requests finish, many to a system call.
+//! Bytes are received into a buffer of the registered pool. The payload of a write is submitted to
+//! the device from where it was received: while large writes arrive, each receive is limited so
+//! that the payload fills a fresh buffer and only the next header follows it; small writes are
+//! received in bulk, many to a buffer. Only a request that straddles the end of a buffer is moved,
+//! and for a large write that is at most its header. Reads are answered from the memory that the
+//! device filled. Replies are sent in the order in which requests finish, many per system call.
 //!
 //! The kernel's end of a device ([`crate::kernel`]) is such a connection too, without a handshake
-//! and without bounds in time: it is trusted, it has nothing else to turn to, and memory may be so
-//! short that it reads and writes slowly. Cutting it off would fail IO that is only late. It ends
-//! when the device is disconnected, which has bounds of its own.
+//! and without timeouts: it is trusted, it has no alternative, and when memory is short it may read
+//! and write slowly. Closing it would fail IO that is merely late. It ends when the device is
+//! disconnected, which has timeouts of its own.
 //!
-//! This file is the connection's life and its bounds in time; `parse` turns bytes into requests,
-//! `socket` receives and sends. Called by `bridge`.
+//! This file holds the lifecycle and the timeouts of a connection; `parse` turns bytes into
+//! requests, `socket` receives and sends. Called by `bridge`.
 
 mod parse;
 mod socket;
@@ -34,74 +34,76 @@ use crate::proto::{Handshake, Rules, Terms, Validated, reply};
 use crate::requests::{ConnId, Late};
 use crate::shared::Shared;
 
-/// Bound of the whole handshake.
+/// Timeout of the whole handshake.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Bound between two receives in the middle of a message, and of a send beside the time that its
-/// bytes take.
+/// Timeout between two receives in the middle of a message, and of a send in addition to the time
+/// that its bytes take at [`SEND_RATE_MIN`].
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes in a second that a client has to read at least while a reply is being sent.
+/// Minimum rate, in bytes per second, at which a client must read a reply.
 const SEND_RATE_MIN: u64 = 256 * 1024;
-/// Replies that go out in one system call at most.
+/// Maximum number of replies per system call.
 const REPLIES_MAX: usize = 64;
-/// Slices of one system call: a 32 MiB piece of a read in parts, or many small reads.
+/// Maximum number of slices per system call: a 32 MiB piece of a read in parts, or many small
+/// reads.
 const SLICES_MAX: usize = 320;
-/// Tokens of this connection's operations, above the slot number.
+/// Tokens of this connection's operations; the slot number is in the low bits.
 pub(crate) const TOKEN_SEND: u64 = 1 << 32;
 
-/// What is being received at the moment.
+/// Receive state of a connection.
 #[derive(Debug)]
 enum Phase {
     Handshake(Box<Handshake>),
     Header,
-    /// Payload of this row: bytes still to come.
+    /// Payload of a row, with the number of bytes still to come.
     Payload {
         row: u32,
         left: u32,
     },
-    /// Payload that nobody wants.
+    /// Payload that is discarded.
     Skip {
         left: u32,
     },
     /// A request that waits for a row or for memory.
     Starved(Validated),
-    /// Nothing more is taken from the client.
+    /// No further requests are accepted.
     Ended,
 }
 
 /// Whether requests of a connection may be handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
-    /// The first one has not come.
+    /// No request has arrived yet.
     Shut,
-    /// It waits until all shards have looked for clients that are gone.
+    /// Waiting until all shards have checked for disconnected clients.
     Asked(u64),
     Open,
 }
 
-/// One connection.
+/// An NBD connection.
 pub(crate) struct Conn {
     fd: Fd,
     pub(crate) id: ConnId,
     phase: Phase,
     gate: Gate,
-    /// Over TCP a client that is gone looks like one that only sends no more.
+    /// Connected over TCP, where a disconnected client looks like one that only shut down its
+    /// sending side.
     tcp: bool,
-    /// What it left unanswered counts as orphaned writes.
+    /// The client has disconnected; its unanswered writes count as orphaned.
     departed: bool,
-    /// It disconnected with a request, and what came before that is carried out.
+    /// The client sent a disconnect request; requests before it are carried out.
     in_order: bool,
     rules: Option<Rules>,
-    /// Buffer we receive into, first byte not yet consumed, end of what was received.
+    /// Receive buffer, offset of the first unconsumed byte, and end of the received bytes.
     buffer: Option<u32>,
     start: usize,
     fill: usize,
-    /// Requests for which receives are still bounded to fit large writes.
+    /// Number of requests for which receives remain limited to fit large writes.
     large: u8,
     receiving: Option<OpId>,
     sending: Option<OpId>,
-    /// Tells when the client is gone, also while nothing is received.
+    /// Poll that reports a hangup of the client, also while no receive is running.
     watching: Option<OpId>,
-    /// The client sends no more, so a poll could not tell anything else.
+    /// The client has shut down its sending side, so a poll could not report anything else.
     half_closed: bool,
     vecs: Option<Box<IoVecs>>,
     staging: MemSlice,
@@ -109,46 +111,48 @@ pub(crate) struct Conn {
     greeting: Vec<u8>,
     replies: VecDeque<u32>,
     in_send: Vec<u32>,
-    /// A simple reply of which a piece was sent and not the last one.
+    /// Row of a simple reply that has been sent in part.
     cut_short: Option<u32>,
-    /// Rows that belong to this connection.
+    /// Number of rows of this connection.
     rows: usize,
-    /// What its reads hold.
+    /// Memory held by the reads of this connection.
     memory: ReadMemory,
     opened: Instant,
-    /// Last time that bytes came, or that we began to wait for them.
+    /// Time when bytes last arrived, or when the connection began to wait for them.
     heard: Instant,
-    /// When the send that is under way has to be done.
+    /// Deadline of the send in progress.
     send_by: Instant,
-    /// The socket is unusable: send and receive no more.
+    /// The socket is unusable; no more sends or receives.
     broken: bool,
-    /// The other end is the kernel, for which there are no bounds in time.
+    /// The other end is the kernel, which has no timeouts.
     kernel: bool,
-    /// Bytes of the next send that have left already.
+    /// Bytes of the next send that were already sent.
     sent_before: usize,
     /// Losses of acknowledged writes that have been reported to the client.
     reported: u64,
-    /// What is known of that for requests that wait to be taken.
+    /// Loss reports as seen by requests that are still to be taken.
     backlog: Backlog,
 }
 
-/// Requests that came before the client heard of a loss, and are taken after it. A flush among them
-/// fails for the loss as well, since it may cover writes that were lost.
+/// State for requests that arrived before the client learned of a loss and are taken after it. A
+/// flush among them fails because of that loss too, since it may cover writes that were lost.
 #[derive(Clone, Copy, Debug, Default)]
 struct Backlog {
     /// Bytes received so far.
     received: u64,
-    /// Requests wait for rows, memory or the device, and nothing more is received.
+    /// Requests wait for rows, memory or the device, and receiving has stopped.
     stalled: bool,
-    /// Losses reported to the client when we looked last.
+    /// Losses reported to the client at the last check.
     seen: u64,
-    /// So many were reported when the requests up to this byte came.
+    /// A loss count, and the stream offset up to which requests arrived when only that count had
+    /// been reported.
     older: Option<(u64, u64)>,
 }
 
 impl Conn {
-    /// A client that is about to begin its handshake; or the kernel, which learned the export by
-    /// other means, begins with requests and has [`FIRST_BYTES`] of the first reply.
+    /// Creates the connection of a client that is about to start its handshake, or of the kernel.
+    /// The kernel learned the export by other means, starts with requests, and already has
+    /// [`FIRST_BYTES`] of the first reply.
     pub(crate) fn new(
         fd: Fd,
         id: ConnId,
@@ -198,7 +202,7 @@ impl Conn {
             broken: false,
             kernel,
             sent_before: if kernel { FIRST_BYTES.len() } else { 0 },
-            // The client begins with what the device's last good flush knew of.
+            // The client starts with the losses known at the device's last successful flush.
             reported: settled,
             backlog: Backlog::default(),
         };
@@ -206,7 +210,7 @@ impl Conn {
         Ok(conn)
     }
 
-    /// True when the connection holds no request any more and may be dropped.
+    /// Whether the connection holds no more requests and may be dropped.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(self.phase, Phase::Ended)
             && self.rows == 0
@@ -216,17 +220,17 @@ impl Conn {
             && (self.broken || (self.greeting.is_empty() && self.replies.is_empty()))
     }
 
-    /// Rows that belong to this connection.
+    /// Number of rows of this connection.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Buffers that this connection holds for other than writes: for receiving, for reads.
+    /// Number of buffers held for receiving and for reads. Buffers of writes are not included.
     pub(crate) fn buffers(&self) -> (usize, usize) {
         (usize::from(self.buffer.is_some()), self.memory.held())
     }
 
-    /// Takes no more requests; what is in flight is still answered, except for a write whose
+    /// Stops taking requests. Requests in flight are still answered, except for a write whose
     /// payload did not arrive in full.
     pub(crate) fn end(&mut self, port: &Port, shared: &mut Shared) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
@@ -241,8 +245,8 @@ impl Conn {
         }
     }
 
-    /// The client is gone, or will send nothing more: as [`Conn::end`], and what is in flight holds
-    /// up what overlaps it on other connections.
+    /// Handles a client that has disconnected or will send nothing more: as [`Conn::end`], and its
+    /// changes in flight also hold up overlapping requests of other connections.
     pub(crate) fn depart(&mut self, port: &Port, shared: &mut Shared) {
         if !matches!(self.phase, Phase::Ended) {
             self.end(port, shared);
@@ -252,11 +256,12 @@ impl Conn {
         }
     }
 
-    /// Looks whether the client is gone, for a connection that waits for this round. What it sent
-    /// and nobody has read is dropped: it would be carried out after newer requests. A TCP client
-    /// that has only shut down its sending side loses its unread requests by that, unanswered; not
-    /// so where nobody but itself has asked since the last look. One that is gone altogether may
-    /// have been replaced before its socket came here, so that counts in its own round too.
+    /// Checks whether the client has disconnected, on behalf of a connection that waits for this
+    /// round. Bytes that the client sent and that have not been read are dropped, because those
+    /// requests would be carried out after newer ones. A TCP client that has only shut down its
+    /// sending side therefore loses its unread requests without an answer, unless it is the only
+    /// one that has asked since the last check. A client that has disconnected altogether may have
+    /// been replaced before its socket arrived here, so it counts in its own round too.
     pub(crate) fn look(&mut self, due: Due, port: &Port, shared: &mut Shared) {
         if self.broken {
             return;
@@ -269,13 +274,13 @@ impl Conn {
         }
     }
 
-    /// True while the first request waits for other shards.
+    /// Whether the first request waits for other shards.
     pub(crate) fn waits_for_round(&self) -> bool {
         matches!(self.gate, Gate::Asked(_)) && !matches!(self.phase, Phase::Ended)
     }
 
-    /// True when requests may be handled: all shards have looked for clients that are gone since
-    /// the first one came.
+    /// Returns true when requests may be handled: all shards have checked for disconnected clients
+    /// since the first request arrived.
     fn passes(&mut self, shared: &Shared) -> bool {
         let group = &shared.seat.group;
         match self.gate {
@@ -287,13 +292,13 @@ impl Conn {
         self.gate == Gate::Open
     }
 
-    /// Gives the connection up: cancels what runs and answers nothing more.
+    /// Aborts the connection: cancels running operations and sends no more replies.
     pub(crate) fn abort(&mut self, port: &Port, shared: &mut Shared) {
         if self.broken {
             return;
         }
         self.broken = true;
-        // What the device still has may keep the connection here for long.
+        // IOs at the device may keep the connection object alive for a long time.
         if !self.kernel
             && let Err(error) = socket2::SockRef::from(&self.fd).shutdown(std::net::Shutdown::Both)
         {
@@ -311,8 +316,8 @@ impl Conn {
         }
     }
 
-    /// A row's reply is out, or nobody is there to get it. The device may still have what it gave
-    /// up. A piece of a long read is followed by the next one.
+    /// Handles a row whose reply was sent or can no longer be delivered. The device may still work
+    /// on a row that it gave up. A piece of a long read is followed by the next one.
     fn told(&mut self, row: u32, shared: &mut Shared) {
         let entry = shared.requests.row(row);
         if entry.is_between() {
@@ -329,7 +334,7 @@ impl Conn {
         }
     }
 
-    /// Releases what a connection that is gone still held.
+    /// Releases the buffers of a closed connection.
     pub(crate) fn release(&mut self, shared: &mut Shared) {
         if let Some(buffer) = self.buffer.take() {
             shared.buffers.release_receiver(buffer);
@@ -337,7 +342,8 @@ impl Conn {
         shared.buffers.drop_cut(&mut self.memory);
     }
 
-    /// Losses reported to the client. All connections of a kernel device are one client.
+    /// Returns the losses reported to the client. All connections of a kernel device are one
+    /// client.
     fn reported(&self, shared: &Shared) -> u64 {
         match &shared.losses {
             Some(losses) if self.kernel => losses.common(),
@@ -345,7 +351,7 @@ impl Conn {
         }
     }
 
-    /// Looks whether a loss has been reported since, while requests waited.
+    /// Checks whether a loss was reported while requests waited.
     pub(crate) fn note_reported(&mut self, shared: &Shared) {
         let reported = self.reported(shared);
         let seen = std::mem::replace(&mut self.backlog.seen, reported);
@@ -357,8 +363,8 @@ impl Conn {
         self.backlog.older = Some((older, end));
     }
 
-    /// Notes whether requests wait. Nothing is received then, so the shard asks the ring to tell
-    /// when the client goes: where no new connection has it look, nothing else would.
+    /// Records whether requests wait. Receiving stops meanwhile, so the ring is asked to report a
+    /// hangup: without a new connection that triggers a check, it would go unnoticed.
     pub(crate) fn note_stall(&mut self, port: &Port) {
         self.backlog.stalled = self.receiving.is_none() && !matches!(self.phase, Phase::Ended);
         let unwatched = self.watching.is_none() && !self.half_closed;
@@ -369,8 +375,8 @@ impl Conn {
         }
     }
 
-    /// The client is gone, or sends no more. Where bytes are received at the moment, that finds its
-    /// end too, behind what it sent before.
+    /// Handles a hangup of the client, or the end of what it sends. A receive in progress finds the
+    /// end by itself, behind the bytes that were sent before.
     pub(crate) fn on_hangup(&mut self, port: &Port, shared: &mut Shared) {
         self.watching = None;
         if self.broken || self.receiving.is_some() {
@@ -383,7 +389,7 @@ impl Conn {
         }
     }
 
-    /// Losses that had been reported when the request came that is being taken, if those were
+    /// Returns the losses that had been reported when the current request arrived, if they were
     /// fewer than now.
     fn older(&self) -> Option<u64> {
         if rtrs_core::mutated!(NbdBacklogForgotten) {
@@ -393,7 +399,7 @@ impl Conn {
         self.backlog.older.filter(|(_, end)| taken <= *end).map(|(reported, _)| reported)
     }
 
-    /// A flush has ended: it fails if a loss has not been reported to the client.
+    /// Ends a flush, which fails if a loss has not been reported to the client.
     fn end_flush(&mut self, row: u32, shared: &mut Shared) {
         let Some(losses) = &shared.losses else { return };
         let entry = shared.requests.row(row);
@@ -407,7 +413,7 @@ impl Conn {
         }
     }
 
-    /// A row of this connection is finished, or was given up, and wants its reply.
+    /// Handles a row that has finished or was given up: queues its reply.
     pub(crate) fn on_finished(&mut self, row: u32, shared: &mut Shared) {
         let late = shared.requests.row(row).late;
         let gone = self.broken || shared.requests.row(row).silent || late == Late::Told;
@@ -431,7 +437,7 @@ impl Conn {
         }
     }
 
-    /// Takes requests from what has arrived. True when anything happened.
+    /// Takes requests from the received bytes. Returns true when anything happened.
     pub(crate) fn take_requests(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
         let mut any = false;
         self.note_reported(shared);
@@ -446,7 +452,7 @@ impl Conn {
         any
     }
 
-    /// Logs why a connection is closed that did not go on in time.
+    /// Logs why an overdue connection is closed.
     fn log_overdue(&self, now: Instant, shared: &mut Shared) {
         let notice = if self.waits_for_round() {
             Notice::ShardNotLooking
@@ -478,7 +484,7 @@ impl Conn {
         }
     }
 
-    /// When the client has to have gone on.
+    /// Returns the time by which the client must make progress.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         if self.broken || self.kernel {
             return None;
@@ -489,7 +495,7 @@ impl Conn {
             Phase::Handshake(_) | Phase::Header | Phase::Starved(_) | Phase::Ended => None,
         };
         let to_receive = to_receive.filter(|_| self.receiving.is_some());
-        // Also where there is no memory to receive into.
+        // Applies even when there is no memory to receive into.
         let shakes_hands = matches!(self.phase, Phase::Handshake(_));
         let by = shakes_hands.then(|| self.opened + HANDSHAKE_TIMEOUT);
         let to_receive = rtrs_core::time::earliest(to_receive, by);

@@ -1,40 +1,41 @@
-//! Where a request begins and ends within blocks of the device.
+//! Alignment of requests to device blocks.
 
 use std::ops::Range;
 
 use crate::proto::Op;
 
-/// A request in whole blocks and the rest.
+/// A request split into whole blocks and the partial blocks at its ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cut {
-    /// Blocks that the device is asked for as they are.
+    /// Blocks that are submitted to the device as they are.
     pub(crate) whole: Range<u64>,
-    /// What is changed of a block before these and of one behind them; empty as a rule.
+    /// Changed bytes of the partial block before the whole blocks and of the one behind them;
+    /// usually empty.
     pub(crate) rest: [Range<u64>; 2],
     /// All blocks that are read or changed.
     pub(crate) span: Range<u64>,
-    /// Bytes of a block, as they were when the client came: the device may have others since.
+    /// Block size when the client connected; the device may have changed it since.
     pub(crate) block: u64,
 }
 
 impl Cut {
-    /// Cuts a request at the blocks that it touches. Their size is a power of two.
+    /// Splits a request at block boundaries. `block` must be a power of two.
     pub(crate) const fn new(op: Op, bytes: Range<u64>, block: u64) -> Self {
         const NONE: Range<u64> = 0..0;
         let Range { start, end } = bytes;
         let (down, up) = (start & !(block - 1), (start + block - 1) & !(block - 1));
         let (last_down, last_up) = (end & !(block - 1), (end + block - 1) & !(block - 1));
         match op {
-            // Also what was not asked for around it.
+            // Includes the bytes around the range that were not requested.
             Op::Read | Op::Cache | Op::BlockStatus | Op::Flush | Op::Disconnect => {
                 Self { whole: down..last_up, rest: [NONE, NONE], span: down..last_up, block }
             }
-            // A hint, which must not reach beyond its bytes.
+            // A discard is a hint and must not exceed its range.
             Op::Trim => {
                 let whole = if up < last_down { up..last_down } else { end..end };
                 Self { span: whole.start..whole.end, whole, rest: [NONE, NONE], block }
             }
-            // All in one block, and not the whole of it.
+            // The range covers part of a single block.
             Op::Write | Op::WriteZeroes if up >= end && down < start => {
                 Self { whole: end..end, rest: [start..end, NONE], span: down..last_up, block }
             }
@@ -47,7 +48,7 @@ impl Cut {
         }
     }
 
-    /// How many parts of blocks are changed.
+    /// Number of partial blocks that are changed.
     pub(crate) fn fragments(&self) -> usize {
         self.rest.iter().filter(|bytes| !bytes.is_empty()).count()
     }

@@ -13,12 +13,12 @@ use crate::listener::tune;
 use crate::proto::client::{ClientHandshake, HandshakeError, Offered, Reply, Requests};
 use crate::proto::wire::cmd;
 
-/// Where a server listens.
+/// Address of an NBD server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ServerAddress {
     /// A host name or address, and a port.
     Tcp(String, u16),
-    /// A unix socket.
+    /// Path of a unix socket.
     Unix(PathBuf),
 }
 
@@ -32,21 +32,21 @@ impl fmt::Display for ServerAddress {
     }
 }
 
-/// Why there is no connection.
+/// Reason why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The system's error.
+    /// System error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The server cannot be used.
+    /// Server that cannot be used.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
 }
 
-/// Connects, and asks for the export of this name. Each step may take `limit`.
+/// Connects and requests the export `name`. Each step may take `limit`.
 ///
 /// # Errors
-/// Why there is no connection.
+/// The reason why the connection failed.
 pub fn dial(
     address: &ServerAddress,
     name: &str,
@@ -58,7 +58,7 @@ pub fn dial(
     let mut handshake = ClientHandshake::new(name);
     let (mut input, mut out) = ([0; 4096], Vec::new());
     let offered = loop {
-        // One reply of the server follows the other, so nothing of the next phase is read here.
+        // The server sends replies one at a time, so no bytes of the next phase are read here.
         let count = socket.read(&mut input).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
                 io::Error::new(io::ErrorKind::TimedOut, "the server does not answer")
@@ -83,11 +83,11 @@ pub fn dial(
     Ok((fd, offered))
 }
 
-/// Flushes over a connection that has nothing in flight, and closes the connection. Each step may
-/// take `limit`.
+/// Sends a flush on a connection that has nothing in flight, and closes the connection. Each step
+/// may take `limit`.
 ///
 /// # Errors
-/// Why what the server has acknowledged over the connection may not be durable.
+/// Fails when data that the server has acknowledged over this connection may not be durable.
 pub fn flush(fd: OwnedFd, structured: bool, limit: Duration) -> io::Result<()> {
     let mut socket = Socket::from(fd);
     socket.set_read_timeout(Some(limit))?;

@@ -1,11 +1,11 @@
-//! A block device as NBD clients see it.
+//! Block devices as NBD clients see them.
 
 use rtrs_core::block::Geometry;
 
 use crate::proto::ExportInfo;
 
-/// The NBD view of a device. Every connection reaches the same device, whose flush covers all
-/// of them, so several connections may be used at once (CAN_MULTI_CONN).
+/// Returns the NBD view of a device. Every connection reaches the same device, whose flush covers
+/// all connections, so a client may use several at once (CAN_MULTI_CONN).
 pub fn export_info(name: &str, geometry: &Geometry) -> ExportInfo {
     ExportInfo {
         description: "RTRS session".into(),

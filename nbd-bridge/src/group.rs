@@ -1,16 +1,17 @@
-//! What the bridges of one device have in common: the orphaned writes of NBD connections that are
-//! gone, and the rounds in which all shards look for such connections.
+//! State shared by the bridges of one device: the orphaned writes of disconnected NBD clients, and
+//! the rounds in which all shards check for disconnected clients.
 //!
-//! A client may close a connection, with requests unanswered, and write the same blocks again over
-//! another one, on another shard. The old writes must not land after the new ones. So, when a
-//! connection's client is gone, its shard drops what has not begun and enters the rest in the table
-//! of orphaned writes; whatever overlaps them and is received afterwards waits until they have
-//! ended (`shared`). And before the first request of a connection is handled, every shard has
-//! looked at its sockets once, so that a close which came before that connection is seen before it,
-//! also where bytes of the old one lie unread (`Conn::look`).
+//! A client may close a connection with requests unanswered, and write the same blocks again over
+//! another connection on another shard. The old writes must not land after the new ones. So when a
+//! client disconnects, its shard drops what has not begun and enters the rest in the table of
+//! orphaned writes. Overlapping requests received afterwards wait until those writes have ended
+//! (`shared`). In addition, before the first request of a connection is handled, every shard checks
+//! its sockets once, so that a close that preceded the connection is seen first, even when unread
+//! bytes of the old connection remain (`Conn::look`).
 //!
-//! A shard that does not turn holds up new connections only, at most [`ROUND_TIMEOUT`]: then they
-//! are closed, since serving them would not be safe. The kernel's connections wait on.
+//! A shard that makes no progress holds up new connections only, for at most [`ROUND_TIMEOUT`].
+//! Then they are closed, since serving them would not be safe. The kernel's connections keep
+//! waiting.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,36 +21,36 @@ use rtrs_core::orphans::Orphans;
 use rtrs_core::ranges::Ranges;
 use rtrs_core::time::Duration;
 
-/// How long a new connection waits for a shard that does not look at its sockets.
+/// Maximum time for which a new connection waits for a shard that does not check its sockets.
 pub(crate) const ROUND_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often a shard looks whether what it waits for is over.
+/// Interval at which a shard rechecks what it waits for.
 pub(crate) const RECHECK: Duration = Duration::from_millis(1);
-/// The last round of a shard without a bridge: it has no connection to look at.
+/// Last round of a shard without a bridge, which has no connections to check.
 const ABSENT: u64 = u64::MAX;
 
-/// A round in which a shard has to look.
+/// A round in which a shard must check its sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
     pub(crate) round: u64,
-    /// The shard has looked since every other round was asked for.
+    /// The shard has checked since every other round was requested.
     pub(crate) only: bool,
 }
 
-/// What the bridges of one device share, one for each shard.
+/// State shared by the bridges of one device, one bridge per shard.
 pub struct Group {
-    /// Known by shard and row.
+    /// Orphaned writes, identified by shard and row.
     pub(crate) orphans: Orphans<(usize, u32)>,
-    /// Changes of parts of blocks, and what takes turns with them.
+    /// Changes of parts of blocks, and the requests that take turns with them.
     pub(crate) ranges: Ranges,
-    /// The last round that was asked for.
+    /// Number of the last round that was requested.
     round: AtomicU64,
-    /// By shard, the last round in which it looked at its sockets.
+    /// The last round in which each shard checked its sockets.
     looked: Box<[AtomicU64]>,
     wake: Box<dyn Fn(usize) + Send + Sync>,
 }
 
 impl Group {
-    /// A group of so many shards. `wake` makes the bridge of another shard turn soon.
+    /// Creates a group of `shards` shards. `wake` schedules a turn of another shard's bridge.
     pub fn new(shards: usize, wake: impl Fn(usize) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             orphans: Orphans::default(),
@@ -60,28 +61,28 @@ impl Group {
         })
     }
 
-    /// Writes of connections that are gone, on all shards, which may still land.
+    /// Returns the number of writes of disconnected clients, on all shards, that may still land.
     pub fn orphaned_writes(&self) -> usize {
         self.orphans.len()
     }
 
-    /// Makes the bridge of another shard turn soon.
+    /// Schedules a turn of another shard's bridge.
     pub(crate) fn wake(&self, shard: usize) {
         (self.wake)(shard);
     }
 
-    /// This shard has a bridge from now on, without connections.
+    /// Adds the bridge of a shard, which has no connections yet.
     pub(crate) fn join(&self, shard: usize) {
         self.looked[shard].store(self.round.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
-    /// This shard's bridge is gone, and its connections with it.
+    /// Removes the bridge of a shard, whose connections are already closed.
     pub(crate) fn leave(&self, shard: usize) {
         self.looked[shard].store(ABSENT, Ordering::SeqCst);
         self.ranges.leave(shard);
     }
 
-    /// Asks all shards to look at their sockets; returns the round.
+    /// Requests that all shards check their sockets. Returns the round.
     pub(crate) fn ask(&self, shard: usize) -> u64 {
         let round = self.round.fetch_add(1, Ordering::SeqCst) + 1;
         for (other, looked) in self.looked.iter().enumerate() {
@@ -92,19 +93,19 @@ impl Group {
         round
     }
 
-    /// The round in which this shard has to look, if there is one.
+    /// Returns the round in which this shard must check its sockets, if any.
     pub(crate) fn due(&self, shard: usize) -> Option<Due> {
         let round = self.round.load(Ordering::SeqCst);
         let looked = self.looked[shard].load(Ordering::Relaxed);
         (looked < round).then(|| Due { round, only: looked + 1 == round })
     }
 
-    /// This shard has looked; what it found is in the table.
+    /// Records that a shard has checked its sockets. Its findings are in the table.
     pub(crate) fn has_looked(&self, shard: usize, round: u64) {
         self.looked[shard].store(round, Ordering::SeqCst);
     }
 
-    /// True when all shards have looked.
+    /// Whether all shards have checked their sockets.
     pub(crate) fn is_over(&self, round: u64) -> bool {
         self.looked.iter().all(|looked| looked.load(Ordering::SeqCst) >= round)
     }
@@ -124,14 +125,14 @@ impl fmt::Debug for Group {
 /// A bridge's place in its group.
 #[derive(Clone, Debug)]
 pub struct Seat {
-    /// The group.
+    /// Group of the device.
     pub group: Arc<Group>,
-    /// Which of its shards.
+    /// Index of the bridge's shard.
     pub shard: usize,
 }
 
 impl Seat {
-    /// The only shard of a device.
+    /// Creates the seat of a device's only shard.
     pub fn alone() -> Self {
         Self { group: Group::new(1, |_| ()), shard: 0 }
     }
@@ -165,7 +166,7 @@ mod tests {
         let group = Group::new(2, |_| ());
         group.join(0);
         group.join(1);
-        // Shard 1 has asked, and shard 0 asks itself before it has looked.
+        // Shard 1 has requested a round, and shard 0 requests one itself before checking.
         group.ask(1);
         let round = group.ask(0);
         assert_eq!(group.due(0), Some(Due { round, only: false }));

@@ -1,16 +1,17 @@
-//! `/dev/nbdX`: a block device of the kernel over the bridge's shards.
+//! `/dev/nbdX`: a kernel block device on top of the bridge's shards.
 //!
-//! The kernel's nbd driver is given one socket per shard, already in transmission phase; the other
-//! end of each is adopted by that core's [`Bridge`](crate::Bridge). It sends the requests of a CPU
-//! through the socket of that CPU's hardware queue, at most [`QUEUE_DEPTH`] at a time and socket.
+//! The kernel's nbd driver gets one socket per shard, already in the transmission phase; the other
+//! end of each is adopted by that shard's [`Bridge`](crate::Bridge). The driver sends the requests
+//! of a CPU through the socket of that CPU's hardware queue, with at most [`QUEUE_DEPTH`] requests
+//! in flight per socket.
 //!
-//! - `device`: a device's life, from the connect to the disconnect, each step with a bound;
-//!   `options`: how it is asked for; `error`: what is in the way;
-//! - `netlink`: the messages for it; `sockets`: what it is connected with;
-//! - `takeover`: fresh sockets for a device whose process died; `claim`: who has a device;
-//!   `resend`: when the kernel sends again what a dead process had taken;
-//! - `sysfs`, `usage`: what the kernel shows of devices and of who uses them; `probe`: opening a
-//!   device, in a process that may be left behind.
+//! - `device`: lifecycle of a device from connect to disconnect, each step with a timeout;
+//!   `options`: parameters of a connect; `error`: reasons for failure;
+//! - `netlink`: the messages for these; `sockets`: the socket pairs of a device;
+//! - `takeover`: fresh sockets for a device whose process died; `claim`: ownership of a device;
+//!   `resend`: when the kernel resends requests that a dead process had taken;
+//! - `sysfs`, `usage`: the kernel's view of devices and of their users; `probe`: opening a device
+//!   in a process that may be left behind.
 //!
 //! No thread of this process may open the device: if its IO is stuck, so is the open, and a process
 //! with a stuck thread keeps its sockets, so that even killing it frees nothing.

@@ -1,18 +1,18 @@
 //! A library that serves any block device over NBD, and connects to NBD servers.
 //!
-//! Map of the crate, in the order of a request's way:
-//! - `listener`: the socket clients connect to; connections are handed out over shards.
+//! Map of the crate, in the order in which a request passes through it:
+//! - `listener`: the socket that clients connect to; connections are distributed over shards.
 //! - `starttls`: TLS for the clients of a TCP port, on threads in front of everything else.
-//! - `conn`: one connection on one shard; `shared` with `buffers` and `requests` is what the
-//!   connections of a shard have in common, `buffer_pool` what the bridges of a shard have.
+//! - `conn`: one connection on one shard; `shared` with `buffers` and `requests` holds what the
+//!   connections of a shard share, `buffer_pool` what the bridges of a shard share.
 //! - `proto`: the NBD protocol as state machines without IO; bytes in, bytes and decisions out.
-//! - `bridge`: a shard's connections, its requests and its device; `config` has its bounds.
-//! - `group`: what the shards of a device share: orphaned writes of connections that are gone, and
+//! - `bridge`: a shard's connections, requests and device; `config` has its limits.
+//! - `group`: state shared by the shards of a device: orphaned writes of closed connections, and
 //!   the turns of changes of parts of blocks, which `cut` finds in a request.
 //! - `kernel`: the same shards behind a block device of the kernel, /dev/nbdX.
 //! - `dial`, with `proto/client`: the other side, a connection to an NBD server.
-//! - `send_buffer`: room in unix sockets; `notices`, log lines that clients can cause.
-//! - `export`, `status`: a device and its errors as NBD shows them.
+//! - `send_buffer`: send buffer sizes of unix sockets; `notices`: log lines that clients can cause.
+//! - `export`, `status`: a device and its errors in NBD terms.
 
 #![forbid(unsafe_code)]
 
@@ -50,7 +50,7 @@ pub use proto::{
 pub use starttls::{RELAYS_MAX, Relays, TlsMode};
 pub use stats::BridgeStats;
 
-/// Bodies of the fuzz targets; no part of the API.
+/// Bodies of the fuzz targets; not part of the API.
 #[cfg(any(test, feature = "test-util"))]
 #[doc(hidden)]
 pub mod fuzz {

@@ -1,4 +1,4 @@
-//! The socket that NBD clients connect to: a unix socket or a TCP port.
+//! The listening socket for NBD clients: a unix socket or a TCP port.
 
 use std::fmt;
 use std::io;
@@ -18,20 +18,20 @@ use socket2::TcpKeepalive;
 use crate::send_buffer;
 use crate::starttls::Relays;
 
-/// Wait after an accept that failed for want of descriptors or memory.
+/// Pause after an accept that failed for lack of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Where NBD clients connect to.
+/// Address that NBD clients connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A unix socket at this path.
+    /// Path of a unix socket.
     Unix(PathBuf),
-    /// A TCP address; port 0 takes a free one.
+    /// TCP address; with port 0 the system picks a free port.
     Tcp(SocketAddr),
 }
 
 impl Endpoint {
-    /// The NBD URI of export `name` here, with an address that clients can use.
+    /// Returns the NBD URI of export `name`, with an address that clients can use.
     pub fn uri(&self, name: &str) -> String {
         match self {
             Self::Unix(path) => {
@@ -45,10 +45,11 @@ impl Endpoint {
     }
 }
 
-/// An address under which others reach a port that listens on all addresses: the one that this host
-/// uses towards its default gateway, or a loopback address if it has none. Nothing is sent.
+/// Returns an address under which others can reach a port that listens on all addresses: the one
+/// that this host uses towards its default gateway, or a loopback address if it has none. No
+/// packets are sent.
 fn reachable(address: SocketAddr) -> SocketAddr {
-    // Documentation networks (RFC 5737 and 3849), which lead to the default gateway.
+    // Documentation networks (RFC 5737 and RFC 3849), which are routed to the default gateway.
     const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
     const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
     let source = |own: IpAddr, outside: IpAddr| {
@@ -60,7 +61,7 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     let v6 = || source(Ipv6Addr::UNSPECIFIED.into(), OUTSIDE_V6.into());
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => v4().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        // It takes IPv4 clients too, as a rule.
+        // An IPv6 wildcard socket usually accepts IPv4 clients too.
         IpAddr::V6(ip) if ip.is_unspecified() => {
             v6().or_else(v4).unwrap_or(IpAddr::V6(Ipv6Addr::LOCALHOST))
         }
@@ -69,7 +70,7 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// Bytes as a URI's path and query take them (RFC 3986, 2.1 and 2.3); slashes stay.
+/// Percent-encodes bytes for the path or query of a URI (RFC 3986, 2.1 and 2.3). Slashes are kept.
 fn percent_encoded(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for byte in bytes {
@@ -92,7 +93,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A bound socket before it is served. Removes its unix socket path when dropped.
+/// A bound socket before it is served. Removes the path of its unix socket on drop.
 #[derive(Debug)]
 pub struct Bound {
     socket: OwnedFd,
@@ -102,11 +103,11 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Binds and listens. A unix socket that nobody listens on any more is replaced.
+    /// Binds and listens. A unix socket on which no process listens any more is replaced.
     ///
     /// # Errors
-    /// The system's error; `AddrInUse` when somebody listens there, `AlreadyExists` when the path
-    /// is something other than a socket.
+    /// The system's error; `AddrInUse` when another process listens there, `AlreadyExists` when the
+    /// path is not a socket.
     pub fn new(endpoint: &Endpoint) -> io::Result<Self> {
         match endpoint {
             Endpoint::Unix(path) => {
@@ -128,12 +129,12 @@ impl Bound {
         Self { relays: Some(relays), ..self }
     }
 
-    /// The connections of clients with TLS, if that is offered.
+    /// Returns the relays of TLS clients, if TLS is offered.
     pub fn relays(&self) -> Option<Arc<Relays>> {
         self.relays.clone()
     }
 
-    /// The NBD URI of export `name` here: `nbds` where TLS is offered.
+    /// Returns the NBD URI of export `name`; its scheme is `nbds` if TLS is offered.
     pub fn uri(&self, name: &str) -> String {
         let uri = self.endpoint.uri(name);
         match uri.strip_prefix("nbd://") {
@@ -142,7 +143,7 @@ impl Bound {
         }
     }
 
-    /// Where it listens, with the port that was really taken.
+    /// Returns the address, with the port that was actually bound.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -172,11 +173,11 @@ pub struct Listener {
     fd: Fd,
     tcp: bool,
     retry: Option<Instant>,
-    /// Whether accepting fails, and whether that was logged.
+    /// None while accepting works, otherwise whether the failure has been logged.
     failing: Option<bool>,
     limit: LogLimit,
     relays: Option<Arc<Relays>>,
-    /// Removes the unix socket's name at the end.
+    /// Removes the path of the unix socket on drop.
     _file: Option<SocketFile>,
 }
 
@@ -185,7 +186,7 @@ impl Listener {
         self.port.submit(Op::Accept { fd: self.fd.clone() }, 0);
     }
 
-    /// The next client.
+    /// Returns the next client.
     pub fn take(&mut self, now: Instant) -> Option<OwnedFd> {
         if self.retry.is_some_and(|at| at <= now) {
             self.retry = None;
@@ -207,7 +208,7 @@ impl Listener {
                     }
                 }
                 Err(error) => {
-                    // Once, and not with every try.
+                    // Logged once, not on every attempt.
                     if self.failing.is_none() {
                         let admitted = self.limit.admit(now);
                         self.failing = Some(admitted.is_some());
@@ -222,23 +223,23 @@ impl Listener {
         }
     }
 
-    /// When `take` wants to be called even if nothing happens.
+    /// Returns the time at which `take` must be called even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         self.retry
     }
 }
 
-/// Silence of a TCP client after which its host is asked whether the connection still exists.
+/// Idle time of a TCP client after which keepalive probes are sent.
 const PROBE_AFTER: Duration = Duration::from_secs(10);
-/// Time between two such questions.
+/// Interval between keepalive probes.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
-/// How many may stay unanswered, where `SILENCE_MAX` cannot be set.
+/// Number of unanswered probes that end a connection where `SILENCE_MAX` cannot be set.
 const PROBES_MAX: u32 = 4;
-/// Silence of a TCP client's host after which the connection ends, also while data is on its way.
-/// Else a client whose host is gone would keep its place among the connections for ever.
+/// Time without an acknowledgment from a TCP client's host after which the connection ends, even
+/// while data is in flight. Otherwise a client whose host died would occupy a connection forever.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Sets what helps a peer, and what ends one that is gone. A refusal only makes that slower.
+/// Sets socket options that speed up a client and detect a dead one. Failures only cost speed.
 pub(crate) fn tune(socket: &OwnedFd, tcp: bool) {
     let fd = socket;
     let socket = socket2::SockRef::from(fd);
@@ -254,7 +255,7 @@ pub(crate) fn tune(socket: &OwnedFd, tcp: bool) {
         ];
         all.into_iter().collect()
     } else {
-        // TCP sizes its own.
+        // TCP sizes its buffers itself.
         send_buffer::enlarge(fd, send_buffer::ROOM)
     };
     if let Err(error) = tuned {

@@ -1,7 +1,7 @@
-//! Log lines that NBD clients can cause, limited so that no client fills the log.
+//! Log lines that NBD clients can cause, rate limited so that no client can flood the log.
 //!
-//! The first line of a kind is logged at once, the next ones ever more rarely, each with how many
-//! were left out.
+//! The first line of a kind is logged at once, further ones at growing intervals, each with the
+//! number of suppressed lines.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +9,7 @@ use rtrs_core::log_limit::LogLimits;
 use rtrs_core::rt::peer_pid;
 use rtrs_core::time::Instant;
 
-/// A kind of line.
+/// Kind of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
     TooManyConnections,
@@ -33,36 +33,37 @@ impl Notice {
     }
 }
 
-/// Limits for the lines of a shard.
+/// Rate limits of a shard's log lines.
 #[derive(Debug, Default)]
 pub(crate) struct Notices(LogLimits<Notice>);
 
 impl Notices {
-    /// Whether a line of this kind is to be logged now: how many were left out since the last one.
+    /// Decides whether to log a line of this kind now. Returns the number of lines suppressed since
+    /// the last one, or None to suppress this one.
     pub(crate) fn admit(&mut self, now: Instant, notice: Notice) -> Option<u64> {
         self.0.admit(now, notice)
     }
 
-    /// Logs how many lines were left out of kinds that have come to rest.
+    /// Logs the number of suppressed lines of kinds that have become quiet.
     pub(crate) fn log_left_out(&mut self, now: Instant, export: &str) {
         while let Some((notice, repeated)) = self.0.overdue(now) {
             tracing::warn!(export, repeated, "{}: more of these", notice.text());
         }
     }
 
-    /// When lines that were left out are logged.
+    /// Returns the time at which suppressed lines are to be logged.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.0.deadline()
     }
 }
 
-/// The other end of a client's socket, for the log.
+/// Describes the other end of a client's socket for the log.
 pub(crate) fn peer(fd: &impl AsFd) -> String {
     let address = socket2::SockRef::from(fd).peer_addr().ok();
     match address.and_then(|address| address.as_socket()) {
         Some(address) => address.to_string(),
         None => match peer_pid(fd) {
-            // The other end of a relay: its own line has the address.
+            // The other end is a TLS relay, whose own log line has the address.
             Ok(pid) if pid == std::process::id() => "tls".into(),
             Ok(pid) => format!("pid {pid}"),
             Err(_) => "unknown".into(),

@@ -1,4 +1,5 @@
-//! Requests in flight on one shard: a row each, from the header to the last byte of the reply.
+//! In-flight requests of one shard: one row per request, from its header to the last byte of its
+//! reply.
 
 use std::ops::Range;
 
@@ -13,177 +14,179 @@ use crate::cut::Cut;
 use crate::proto::Op;
 use crate::proto::wire::{NbdError, base_allocation};
 
-/// A connection of a shard: its slot, and what distinguishes it from former ones of that slot.
+/// Identifies a connection of a shard: a slot, and a generation that distinguishes successive users
+/// of the slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConnId {
     pub(crate) slot: usize,
     pub(crate) generation: u64,
 }
 
-/// Whether a request took longer than its device allows.
+/// Tracks whether a request exceeded the time limit of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Late {
-    /// It did not.
+    /// Within the limit.
     No,
-    /// It did, and its client is told once its payload is here.
+    /// Overdue; the client gets an error once the payload has been received.
     Noted,
-    /// Its client is being told that it failed. The device still works on it.
+    /// The error reply is on its way to the client, while the device still works on the request.
     GivenUp,
-    /// Its client was told, or is gone.
+    /// The reply has been sent, or the client has disconnected.
     Told,
 }
 
-/// How far the change of a part of a block is.
+/// Progress of a write to part of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fragment {
-    /// There is none, its bytes have not come, or it has ended.
+    /// No such write, its bytes have not been received yet, or it has completed.
     None,
-    /// It waits for its turn.
+    /// Waiting for its turn.
     Waiting,
-    /// It is its turn, and the device had no room.
+    /// Its turn has come, but the device queue was full when the read of the block was submitted.
     ToRead,
-    /// The device reads the block.
+    /// The block is being read.
     Reading,
-    /// The same, and nothing follows.
+    /// The block is being read, but the write was canceled and nothing follows.
     Dropped,
-    /// The bytes are in the block, and the device had no room.
+    /// The bytes have been merged into the block, but the device queue was full.
     ToWrite,
-    /// The device writes the block.
+    /// The block is being written.
     Writing,
-    /// The device writes the bytes into the block.
+    /// The device itself is writing the partial block.
     WritingPart,
 }
 
 impl Fragment {
-    /// It has begun and not ended; such fragments count as pending.
+    /// Whether the fragment has begun and not yet ended. Open fragments count as pending.
     pub(crate) fn is_open(self) -> bool {
         self != Self::None
     }
 
-    /// The device has an IO of it.
+    /// Whether the fragment has an IO in flight at the device.
     pub(crate) fn is_at_device(self) -> bool {
         matches!(self, Self::Reading | Self::Dropped | Self::Writing | Self::WritingPart)
     }
 
-    /// It waits for others, or for room at the device.
+    /// Whether the fragment waits for other requests, or for room in the device queue.
     pub(crate) fn waits(self) -> bool {
         matches!(self, Self::Waiting | Self::ToRead | Self::ToWrite)
     }
 }
 
-/// A request and what is outstanding of it.
+/// A request and its outstanding work.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) conn: ConnId,
     pub(crate) cookie: u64,
     pub(crate) op: Op,
-    /// What the device is asked; None when it is not asked at all.
+    /// Operation for the device; None when the device is not involved.
     pub(crate) io: Option<IoOp>,
     pub(crate) flags: IoFlags,
-    /// Of block status: only the first extent is wanted.
+    /// The client wants only the first extent (block status only).
     pub(crate) one: bool,
     pub(crate) offset: u64,
     pub(crate) len: u32,
-    /// The same in blocks of the device.
+    /// `offset` and `len` in device blocks.
     pub(crate) cut: Cut,
-    /// Of `cut.rest`, how far each is.
+    /// Progress of the two fragments in `cut.rest`.
     pub(crate) fragments: [Fragment; 2],
-    /// The device did not take a partial write: blocks are read, changed and written.
+    /// The device rejected a partial write, so blocks are read, modified and written back.
     pub(crate) whole_blocks: bool,
     /// Memory of the fragments.
     pub(crate) aside: Option<Part>,
-    /// Bytes of the whole blocks that may be handed to the device: all, or the payload that is
-    /// here. A flush counts as one.
+    /// Bytes of the whole blocks that may be submitted to the device: all of them, or the payload
+    /// received so far. A flush counts as one byte.
     pub(crate) ready: u32,
-    /// Bytes that were handed to the device.
+    /// Bytes submitted to the device.
     pub(crate) handed: u32,
-    /// Of a read: how much is read before its client gets that, and where what it gets next begins.
+    /// Maximum number of bytes read before they are sent to the client (reads only). `base` is
+    /// where the current piece begins.
     pub(crate) piece: u32,
     pub(crate) base: u32,
-    /// Where the next of them are: the part, and the offset in it.
+    /// Position of the next bytes to submit: the index of a part, and an offset in that part.
     pub(crate) cursor: (usize, usize),
-    /// IOs submitted and not yet completed, and fragments.
+    /// Number of IOs in flight plus open fragments.
     pub(crate) pending: u32,
-    /// Nothing more will get ready (the payload of a large write arrives piece by piece, and a long
-    /// read is read so).
+    /// `ready` will not grow any more. The payload of a large write arrives piece by piece, and a
+    /// long read is also done in pieces.
     pub(crate) complete: bool,
-    /// It gets no reply: its payload did not arrive in full.
+    /// No reply is sent, because the payload did not arrive in full.
     pub(crate) silent: bool,
-    /// It waits for orphaned writes, and nothing of it was handed over.
+    /// Waiting for orphaned writes; no part has been submitted.
     pub(crate) deferred: bool,
-    /// It is one itself, and is in the table.
+    /// The request is an orphaned write itself, and is listed in the group's table.
     pub(crate) orphaned: bool,
-    /// What is ready waits for changes of parts of blocks.
+    /// The ready bytes wait for changes of parts of blocks.
     pub(crate) queued: bool,
-    /// Such changes wait for what the device has of it.
+    /// Changes of parts of blocks wait for IOs of this request.
     pub(crate) awaited: bool,
-    /// Since when it is known to be deferred, or to wait for its turn.
+    /// Time when the request was first seen deferred or waiting for its turn.
     pub(crate) deferred_since: Option<Instant>,
     pub(crate) late: Late,
-    /// Between `take` and `give`.
+    /// In use: set from `take` to `give`.
     live: bool,
-    /// First failure.
+    /// First error.
     pub(crate) status: IoStatus,
-    /// Of a flush: losses reported to its user before it came.
+    /// Losses that had been reported to the client before this flush arrived.
     pub(crate) reported: u64,
-    /// Of a change in several IOs: losses when the first of them had ended.
+    /// Loss count when the first of several IOs of a change completed.
     pub(crate) losses: Option<u64>,
-    /// A refusal instead of a status, with its reason.
+    /// NBD error and reason to send instead of a status.
     pub(crate) refusal: Option<(NbdError, &'static str)>,
     /// Data of a read, or payload of a write.
     pub(crate) parts: Vec<Part>,
 }
 
 impl Row {
-    /// Nothing of it is outstanding or to come.
+    /// Whether no work is outstanding or still to come.
     pub(crate) fn is_done(&self) -> bool {
         self.pending == 0 && self.complete && self.handed == self.ready
     }
 
-    /// The device has nothing of its whole blocks.
+    /// Whether the device has no IO for the whole blocks in flight.
     pub(crate) fn is_idle(&self) -> bool {
         let fragments = self.fragments.iter().filter(|fragment| fragment.is_open());
         self.pending as usize == fragments.count()
     }
 
-    /// The device has something of it.
+    /// Whether the device has any IO of the request in flight.
     pub(crate) fn is_at_device(&self) -> bool {
         !self.is_idle() || self.fragments.iter().any(|fragment| fragment.is_at_device())
     }
 
-    /// It is in a table or list of the shard.
+    /// Whether the request is in one of the shard's tables or lists.
     pub(crate) fn is_listed(&self) -> bool {
         self.deferred || self.orphaned || self.queued || self.awaited
     }
 
-    /// The bytes that it reads or changes, in whole blocks.
+    /// Returns the range that is read or changed, rounded to whole blocks.
     pub(crate) fn bytes(&self) -> &Range<u64> {
         &self.cut.span
     }
 
-    /// It changes something.
+    /// Whether the operation changes data.
     pub(crate) fn changes(&self) -> bool {
         self.io.is_some_and(IoOp::changes)
     }
 
-    /// Its whole blocks from one byte to another, counted from the first.
+    /// Converts an offset range within the whole blocks into a range of the device.
     pub(crate) fn blocks(&self, from: u32, to: u32) -> Range<u64> {
         self.cut.whole.start + u64::from(from)..self.cut.whole.start + u64::from(to)
     }
 
-    /// The bytes that the device may still change for it.
+    /// Returns the range that the device may still change for this request.
     pub(crate) fn may_change(&self) -> Option<Range<u64>> {
         let all = self.cut.fragments() > 0;
         let bytes = || if all { self.cut.span.clone() } else { self.blocks(0, self.ready) };
         self.changes().then(bytes)
     }
 
-    /// A piece of a long read is there, and its client has to get it before the next one.
+    /// Whether a piece of a long read is complete and must be sent before the next piece is read.
     pub(crate) fn is_between(&self) -> bool {
         self.op == Op::Read && !self.complete && self.pending == 0 && self.handed == self.ready
     }
 
-    /// The next piece of a read gets ready, in the memory of the one before.
+    /// Makes the next piece of a read ready, reusing the memory of the previous piece.
     pub(crate) fn next_piece(&mut self) {
         let whole = self.cut.whole.end - self.cut.whole.start;
         let len = u32::try_from(whole).unwrap_or(u32::MAX);
@@ -192,13 +195,13 @@ impl Row {
         self.complete = self.ready == len;
     }
 
-    /// Of a read: what its client asked for of the piece that is there.
+    /// Returns the requested part of the current piece of a read.
     pub(crate) fn asked(&self) -> Range<u64> {
         let piece = self.blocks(self.base, self.ready);
         piece.start.max(self.offset)..piece.end.min(self.offset + u64::from(self.len))
     }
 
-    /// Its memory.
+    /// Passes the memory of [`Self::asked`] to `take`, slice by slice.
     pub(crate) fn data(&self, mut take: impl FnMut(MemSlice)) {
         let (asked, start) = (self.asked(), self.blocks(self.base, self.ready).start);
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -213,8 +216,8 @@ impl Row {
         }
     }
 
-    /// The extents that the device listed, as the client of a block status wants them, and their
-    /// number. None if it listed none.
+    /// Converts the extents listed by the device into NBD block status descriptors and returns them
+    /// with their number. Returns None if the device listed no extents.
     pub(crate) fn statuses(&self) -> Option<(MemSlice, u32)> {
         let memory = &self.parts.first()?.slice;
         let list = memory.slice(0, extents::LEN_MAX)?;
@@ -222,10 +225,10 @@ impl Row {
         let bytes = self.cut.whole.end - self.cut.whole.start;
         let len = u32::try_from(bytes).unwrap_or(u32::MAX);
         if self.status == IoStatus::Unsupported {
-            // It could when the client came.
+            // The device supported this when the client connected.
             extents::all_data(&list, len);
         }
-        // What was not asked for before the first byte.
+        // Bytes between the block boundary and the first requested byte.
         let (mut skip, mut left) = (self.offset - self.cut.whole.start, u64::from(self.len));
         let mut count = 0;
         let good = extents::read(&list, len, |Extent { len, hole }| {
@@ -245,7 +248,7 @@ impl Row {
         Some((list, u32::try_from(count).ok()?))
     }
 
-    /// A row of nothing, whose list of parts has no room yet.
+    /// An empty row, whose list of parts has no capacity yet.
     const fn empty() -> Self {
         Self {
             conn: ConnId { slot: 0, generation: 0 },
@@ -284,7 +287,7 @@ impl Row {
     }
 }
 
-/// The rows of one shard. A fixed number; their vectors keep their room.
+/// All request rows of one shard. Their number is fixed, and their vectors keep their capacity.
 #[derive(Debug)]
 pub(crate) struct Requests {
     rows: Vec<Row>,
@@ -297,7 +300,7 @@ impl Requests {
         Self { rows: (0..count).map(row).collect(), free: (0..count).rev().collect() }
     }
 
-    /// Takes a fresh row.
+    /// Allocates a cleared row.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let index = self.free.pop()?;
         let row = &mut self.rows[index as usize];
@@ -307,7 +310,7 @@ impl Requests {
         Some(index)
     }
 
-    /// Gives a row back; its parts have been released.
+    /// Frees a row. The caller has already released its parts.
     pub(crate) fn give(&mut self, index: u32) {
         let row = &mut self.rows[index as usize];
         let empty = row.parts.is_empty() && row.aside.is_none();
@@ -321,18 +324,18 @@ impl Requests {
         &mut self.rows[index as usize]
     }
 
-    /// A row in use, if this number is one.
+    /// Returns the row if `index` is in range and the row is in use.
     pub(crate) fn live(&mut self, index: u32) -> Option<&mut Row> {
         self.rows.get_mut(index as usize).filter(|row| row.live)
     }
 
-    /// The rows of a connection that are not finished.
+    /// Returns the unfinished rows of a connection.
     pub(crate) fn open_rows(&self, conn: ConnId) -> Vec<u32> {
         let open = |row: &Row| row.live && row.conn == conn && !row.is_done();
         (0..).zip(&self.rows).filter(|(_, row)| open(row)).map(|(index, _)| index).collect()
     }
 
-    /// The changes of whole blocks that the device has or is about to get.
+    /// Returns changes of whole blocks that are at the device or about to be submitted.
     pub(crate) fn in_flight(&mut self) -> impl Iterator<Item = (u32, &mut Row)> {
         let in_flight = |row: &Row| {
             let unheld = !row.queued && !row.deferred && row.handed < row.ready;
@@ -341,22 +344,22 @@ impl Requests {
         (0..).zip(&mut self.rows).filter(move |(_, row)| in_flight(row))
     }
 
-    /// Rows that are in the table of orphaned writes; for tests.
+    /// Number of rows in the table of orphaned writes; for tests.
     pub(crate) fn orphaned(&self) -> usize {
         self.rows.iter().filter(|row| row.orphaned).count()
     }
 
-    /// Rows not in use.
+    /// Number of unused rows.
     pub(crate) fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// All rows.
+    /// Total number of rows.
     pub(crate) fn capacity(&self) -> usize {
         self.rows.len()
     }
 
-    /// Rows in use.
+    /// Number of rows in use.
     pub(crate) fn busy(&self) -> usize {
         self.rows.len() - self.free.len()
     }

@@ -1,19 +1,19 @@
-//! Room in a unix socket for the requests or replies of a batch, so that who sends need not wait
-//! for its peer to take them one by one.
+//! Send buffer size of unix sockets: room for a batch of requests or replies, so that the sender
+//! need not wait for its peer to receive them one by one.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 
-/// Bytes of room.
+/// Send buffer size in bytes.
 pub(crate) const ROOM: usize = 4 << 20;
 
-/// Has a socket take so many bytes that its peer has not read. With CAP_NET_ADMIN the system's
-/// bound (net.core.wmem_max, 208 KiB unless set) does not count; without, there is as much room.
+/// Enlarges the send buffer of a socket to `bytes`. With CAP_NET_ADMIN, the system's limit
+/// (net.core.wmem_max, 208 KiB by default) does not apply; otherwise the size is capped there.
 ///
 /// # Errors
-/// The system's error; the socket has as much room as before.
+/// The system's error; the buffer keeps its size.
 pub(crate) fn enlarge(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     set_socket_send_buffer_size_force(&socket, bytes)
         .or_else(|_| set_socket_send_buffer_size(&socket, bytes))
@@ -35,7 +35,7 @@ mod tests {
         let (socket, peer) = UnixStream::pair().unwrap();
         enlarge(&socket, bound + 4096).unwrap();
         let forced = set_socket_send_buffer_size_force(&peer, bound + 4096).is_ok();
-        // The kernel doubles it, for what it needs beside the bytes.
+        // The kernel doubles the value to account for its overhead.
         let expected = if forced { bound + 4096 } else { bound };
         assert_eq!(socket_send_buffer_size(&socket).unwrap(), 2 * expected);
     }

@@ -1,13 +1,14 @@
-//! What all connections of a shard share: the device, the rows, the buffers, the counters.
+//! State shared by all connections of a shard: the device, the rows, the buffers and the counters.
 //!
-//! A row is handed to the device piece by piece as its memory is there and as the device takes
-//! it, never more in one IO than the device's limits. Rows that the device had no room for wait
-//! in order; until they are gone nothing new is taken from clients. Rows that overlap an orphaned
-//! write are deferred until it has ended (`group`). A row that the device gives up is answered with
-//! an error at once; the device keeps row and memory until its end, and a change counts as an
-//! orphaned write from then on. Changes of parts of blocks take turns with what overlaps them
-//! (`fragments`). Called by connections and by the shard's turn in `bridge`; nothing here allocates
-//! after start, but when a client is gone or the device gives up.
+//! A row is submitted to the device piece by piece, as its memory becomes available and as the
+//! device accepts it, and never with more bytes per IO than the device's limits allow. Rows for
+//! which the device queue is full wait in order; until they have been submitted, no new requests
+//! are taken from clients. Rows that overlap an orphaned write are deferred until it has ended
+//! (`group`). A row that the device gives up is answered with an error at once; the device keeps
+//! the row and its memory until the IO ends, and a change counts as an orphaned write from then on.
+//! Changes of parts of blocks take turns with overlapping requests (`fragments`). Called by
+//! connections and by the shard's turn in `bridge`. After startup, memory is allocated only when a
+//! client disconnects or the device gives up IO.
 
 mod fragments;
 mod internal_error;
@@ -30,39 +31,40 @@ use crate::proto::{ExportInfo, Exports, Op};
 use crate::requests::{ConnId, Late, Requests, Row};
 use crate::stats::BridgeStats;
 
-/// What all connections of a shard use.
+/// State shared by all NBD connections of a shard.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Under which clients find the device.
+    /// Export name, as clients request it.
     name: String,
     max_payload: u32,
-    /// Another host may write to the device.
+    /// Other hosts may write to the device.
     shared_writes: bool,
     pub(crate) buffers: Buffers,
     pub(crate) requests: Requests,
     pub(crate) stats: BridgeStats,
-    /// Limits for log lines that clients can cause.
+    /// Rate limits of log lines that clients can cause.
     pub(crate) notices: Notices,
     internal_errors: internal_error::InternalErrors,
     /// Time of the current turn.
     now: Instant,
-    /// Of the device; each connection reports them to its client.
+    /// Lost writes of the device; each connection reports them to its client.
     pub(crate) losses: Option<Arc<Losses>>,
     device: Box<dyn BlockDevice>,
-    /// Rows that the device had no room for, in order.
+    /// Rows waiting for room in the device queue, in order.
     backlog: VecDeque<u32>,
-    /// Rows that wait for orphaned writes, in order.
+    /// Rows waiting for orphaned writes, in order.
     deferred: Vec<u32>,
-    /// Rows of which something waits for its turn, or for room at the device in it.
+    /// Rows with a part that waits for its turn, or for room in the device queue during its turn.
     turns: Vec<u32>,
-    /// Changes of parts of blocks that have begun and not ended.
+    /// Number of open changes of parts of blocks.
     fragments: usize,
     pub(crate) seat: Seat,
-    /// How long a row may be deferred.
+    /// Maximum time for which a row may be deferred.
     deferred_max: Option<Duration>,
-    /// Rows whose last IO ended, for their connections, in the order in which they finished.
+    /// Rows whose last IO has ended, in the order in which they finished, for their connections.
     pub(crate) finished: VecDeque<u32>,
-    /// The connection whose read waits for memory and goes before the others' larger ones.
+    /// Slot of the connection whose read waits for memory; it takes precedence over larger reads of
+    /// others.
     waiting: Option<usize>,
 }
 
@@ -102,12 +104,12 @@ impl Shared {
         self.device.as_ref()
     }
 
-    /// Name that clients find the device by.
+    /// Export name, as clients request it.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The device as clients see it at this time.
+    /// Returns the export as clients see it now.
     pub(crate) fn export(&self) -> ExportInfo {
         let geometry = self.device.geometry();
         let (max_payload, export) = (self.max_payload, export_info(&self.name, geometry));
@@ -115,12 +117,12 @@ impl Shared {
         ExportInfo { max_payload, shared_writes, ..export }
     }
 
-    /// Logs how many lines were left out of those that clients can cause.
+    /// Logs how many of the lines that clients can cause were suppressed.
     pub(crate) fn log_left_out(&mut self, now: Instant) {
         self.notices.log_left_out(now, &self.name);
     }
 
-    /// Goes on with memory of another pool. True when there is such memory.
+    /// Switches to memory of another pool. Returns true when such memory is available.
     pub(crate) fn move_on(&mut self) -> bool {
         let share = self.buffers.further_share().and_then(|share| {
             share.iter().try_for_each(|share| self.device.attach_region(share.region()))?;
@@ -145,13 +147,13 @@ impl Shared {
         }
     }
 
-    /// True when nothing more should be taken from clients for now.
+    /// Whether to take no more requests from clients for now.
     pub(crate) fn is_congested(&self) -> bool {
         !self.backlog.is_empty()
     }
 
-    /// A fresh row for a connection that has `rows` already. A connection may hold at most as
-    /// many as are free, so that one that does not read its replies leaves room for the others.
+    /// Takes a row for a connection that already has `rows`. A connection may hold at most as many
+    /// rows as are free, so that a client that does not read its replies leaves room for others.
     pub(crate) fn take_row(&mut self, rows: usize) -> Option<u32> {
         if rows > self.requests.free() {
             return None;
@@ -159,7 +161,8 @@ impl Shared {
         self.requests.take()
     }
 
-    /// Memory for a read of connection `slot`, appended to the row's parts: all of it or nothing.
+    /// Allocates memory for a read of connection `slot` and appends it to the row's parts. Takes
+    /// all of it or nothing.
     pub(crate) fn take_read(
         &mut self,
         slot: usize,
@@ -173,22 +176,23 @@ impl Shared {
             self.stop_waiting(slot);
             return true;
         }
-        // Who holds memory waits for its own client, which may never come; it has no claim.
+        // A connection that holds memory waits for its own client, which may never read; it gets no
+        // precedence.
         if self.waiting.is_none() && memory.is_empty() {
             self.waiting = Some(slot);
         }
         false
     }
 
-    /// The connection waits for memory no more.
+    /// Cancels the connection's wait for memory.
     pub(crate) fn stop_waiting(&mut self, slot: usize) {
         if self.waiting == Some(slot) {
             self.waiting = None;
         }
     }
 
-    /// Hands to the device what is ready of a row, behind those that wait already. A row that
-    /// overlaps an orphaned write is deferred, and one that overlaps a change of a part of a block
+    /// Submits the ready bytes of a row to the device, behind rows that already wait. A row that
+    /// overlaps an orphaned write is deferred, and a row that overlaps a change of part of a block
     /// waits for its turn.
     pub(crate) fn submit(&mut self, row: u32) {
         let orphans = !self.seat.group.orphans.is_empty();
@@ -197,10 +201,10 @@ impl Shared {
         }
         let entry = self.requests.row(row);
         if entry.deferred {
-            // More of its payload has come.
+            // More of the payload has arrived.
             return;
         }
-        // What took too long may have ended meanwhile: then the rest goes on.
+        // IO that took too long may have ended meanwhile; then the rest is submitted.
         if entry.late == Late::Noted && entry.complete && entry.is_at_device() {
             return self.give_up(row);
         }
@@ -209,11 +213,11 @@ impl Shared {
         }
     }
 
-    /// Hands to the device what is ready of a row, behind those that wait for room.
+    /// Submits the ready bytes of a row, behind rows that wait for room in the device queue.
     fn hand_over_in_order(&mut self, row: u32) {
         let Row { handed, ready, .. } = self.requests.row(row);
         if handed == ready {
-            // A change within blocks: the row may end before its turn in the backlog would come.
+            // A change within blocks may end before its turn in the backlog would come.
             return;
         }
         if !self.backlog.is_empty() || !self.hand_over(row) {
@@ -221,8 +225,8 @@ impl Shared {
         }
     }
 
-    /// Defers a row of which nothing was handed over yet, if it overlaps an orphaned write. True
-    /// when it is deferred.
+    /// Defers a row of which nothing has been submitted, if it overlaps an orphaned write. Returns
+    /// true when the row is deferred.
     fn defer(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
         let fresh = row.handed == 0 && !row.deferred;
@@ -234,12 +238,12 @@ impl Shared {
         self.requests.row(index).deferred
     }
 
-    /// True when requests wait for orphaned writes, or for their turn.
+    /// Whether requests wait for orphaned writes or for their turn.
     pub(crate) fn has_deferred(&self) -> bool {
         !self.deferred.is_empty() || !self.turns.is_empty()
     }
 
-    /// A row does not wait for orphaned writes any more.
+    /// Removes a row from those that wait for orphaned writes.
     fn undefer(&mut self, index: u32) {
         let row = self.requests.row(index);
         if std::mem::take(&mut row.deferred) {
@@ -248,8 +252,8 @@ impl Shared {
         }
     }
 
-    /// Hands over deferred rows whose bytes no orphaned write can change any more. True when there
-    /// was one.
+    /// Submits deferred rows whose bytes no orphaned write can change any more. Returns true when
+    /// there was such a row.
     pub(crate) fn release_deferred(&mut self) -> bool {
         let (mut at, mut any) = (0, false);
         while let Some(&index) = self.deferred.get(at) {
@@ -266,8 +270,8 @@ impl Shared {
         any
     }
 
-    /// Fails what is deferred, or waits for its turn, for longer than it may; what waits has not
-    /// begun. True when there was one.
+    /// Fails rows that have been deferred, or have waited for their turn, for too long. Such rows
+    /// have not begun. Returns true when there was such a row.
     pub(crate) fn expire_deferred(&mut self, now: Instant) -> bool {
         let Some(bound) = self.deferred_max else { return false };
         let (mut at, mut any) = (0_usize, false);
@@ -277,7 +281,7 @@ impl Shared {
             let Some(&index) = next else { return any };
             let row = self.requests.row(index);
             let since = *row.deferred_since.get_or_insert(now);
-            // A payload that still arrives needs its row.
+            // A payload that is still arriving needs its row.
             let whole = row.complete || row.op == Op::Read;
             if whole && now.since(since) >= bound {
                 if row.status.is_ok() {
@@ -291,8 +295,8 @@ impl Shared {
         }
     }
 
-    /// The device gives up a part of this row: its client is to get an error now. What was handed
-    /// to the device may still take effect, so a change holds up what overlaps it until its end, as
+    /// Handles a row that the device gives up in part: the client gets an error now. Bytes already
+    /// submitted may still take effect, so a change holds up overlapping requests until it ends, as
     /// an orphaned write does. The row and its memory stay until then.
     fn give_up(&mut self, index: u32) {
         self.backlog.retain(|row| *row != index);
@@ -313,7 +317,7 @@ impl Shared {
         self.finished.push_back(index);
     }
 
-    /// Takes the IOs that the device gives up. True when there was one.
+    /// Collects the IOs that the device gives up. Returns true when there was one.
     fn take_given_up(&mut self) -> bool {
         let mut any = false;
         while let Some(tag) = self.device.take_given_up() {
@@ -332,9 +336,9 @@ impl Shared {
         any
     }
 
-    /// The client of a connection is gone, or will send nothing more: its changes that the device
-    /// may still make become orphaned writes. What it has deferred ends with an error: it has not
-    /// begun, and must not wait for orphaned writes while it is one itself.
+    /// Handles the end of a connection's client: changes that the device may still make become
+    /// orphaned writes. Deferred requests fail: they have not begun, and they must not wait for
+    /// orphaned writes while being orphaned writes themselves.
     pub(crate) fn orphan(&mut self, conn: ConnId) {
         let Seat { group, shard } = self.seat.clone();
         let mut count = 0;
@@ -366,7 +370,7 @@ impl Shared {
         }
     }
 
-    /// The client of a connection is gone for good: what has not begun at the device never does.
+    /// Drops the unsubmitted work of a connection whose client has disconnected.
     pub(crate) fn drop_unbegun(&mut self, conn: ConnId) {
         let rows = self.requests.open_rows(conn);
         if rows.is_empty() {
@@ -382,7 +386,7 @@ impl Shared {
         self.device.cancel(&|tag| rows.contains(&row_of(tag).0));
     }
 
-    /// Nothing more of a row is handed to the device.
+    /// Withdraws what has not been submitted of a row.
     fn withdraw(&mut self, index: u32) {
         self.backlog.retain(|row| *row != index);
         self.undefer(index);
@@ -397,7 +401,7 @@ impl Shared {
         self.finish_if_done(index);
     }
 
-    /// Hands over what is ready of a row. False when the device is full.
+    /// Submits the ready bytes of a row. Returns false when the device queue is full.
     fn hand_over(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
         let Some(op) = row.io else { return true };
@@ -412,7 +416,7 @@ impl Shared {
                     let len = u32::try_from(most).unwrap_or(left);
                     (len, len, slice.slice(from, most))
                 }
-                // A flush has no length; it counts as one.
+                // A flush has no length; it counts as one byte.
                 IoOp::Flush => (0, 1, None),
                 IoOp::Discard | IoOp::WriteZeroes => {
                     let len = left.min(io_max);
@@ -437,7 +441,7 @@ impl Shared {
         true
     }
 
-    /// Reports the row to its connection if nothing of it is outstanding.
+    /// Reports the row to its connection if no work is outstanding.
     pub(crate) fn finish_if_done(&mut self, row: u32) {
         let entry = self.requests.row(row);
         let early = rtrs_core::mutated!(NbdFirstPart) && entry.pending > 0;
@@ -446,18 +450,18 @@ impl Shared {
         }
         if early || entry.is_done() || entry.is_between() {
             self.repeat_loss(row);
-            // A change within blocks has had its turn; of the orphaned write that it overlaps,
-            // what is left is elsewhere.
+            // A change within blocks has had its turn. Anything left of the orphaned write that it
+            // overlaps is elsewhere.
             self.undefer(row);
             self.leave_orphans(row);
-            // One whose error is on its way ends with that.
+            // A row whose error reply is being sent ends with that reply.
             if self.requests.row(row).late != Late::GivenUp {
                 self.finished.push_back(row);
             }
         }
     }
 
-    /// An IO of this row has ended well.
+    /// Records the loss count after the first IO of a change has succeeded.
     fn note_losses(&mut self, row: u32) {
         let entry = self.requests.row(row);
         if entry.changes() && !entry.is_done() && entry.losses.is_none() {
@@ -465,9 +469,10 @@ impl Shared {
         }
     }
 
-    /// A row is about to be answered. A loss since the first of its IOs ended may have taken what
-    /// that one wrote, and be reported already: flushes after the answer report it again. Losses of
-    /// other single writes, and such repetitions, do not count.
+    /// Counts a loss again before a row is answered. A loss since the first of the row's IOs
+    /// completed may have taken the data of that IO and may have been reported already, so flushes
+    /// after the answer must report it again. Losses of single writes and these repetitions do not
+    /// count.
     fn repeat_loss(&mut self, row: u32) {
         let entry = self.requests.row(row);
         let before = entry.losses.take().filter(|_| entry.status.is_ok() && !entry.flags.fua);
@@ -478,7 +483,7 @@ impl Shared {
         }
     }
 
-    /// A row is no orphaned write any more.
+    /// Removes a row from the orphaned writes.
     fn leave_orphans(&mut self, row: u32) {
         if std::mem::take(&mut self.requests.row(row).orphaned) {
             let key = (self.seat.shard, row);
@@ -486,7 +491,7 @@ impl Shared {
         }
     }
 
-    /// Gives a row and its memory back. False when it has to stay.
+    /// Frees a row and its memory. Returns false when the row has to stay.
     #[must_use]
     pub(crate) fn free_row(&mut self, row: u32, memory: &mut ReadMemory) -> bool {
         if !self.leave_tables(row) {
@@ -512,7 +517,7 @@ impl Shared {
         self.device.poll(now)
     }
 
-    /// Takes the device's completions, and hands over what it has room for now.
+    /// Collects the device's completions, and submits what it has room for now.
     pub(crate) fn reap(&mut self) -> bool {
         let mut any = self.take_given_up();
         while let Some(done) = self.device.reap() {
@@ -538,7 +543,7 @@ impl Shared {
             }
             let through = entry.is_idle() && entry.handed == entry.ready;
             if entry.op == Op::Write && (through || rtrs_core::mutated!(NbdMemoryEarly)) {
-                // The payload is at the device: its buffers need not wait for the reply.
+                // The device has consumed the payload, so its buffers need not wait for the reply.
                 entry.cursor = (0, 0);
                 while let Some(part) = entry.parts.pop() {
                     self.buffers.release(part.buffer);
@@ -561,7 +566,7 @@ impl Shared {
     }
 }
 
-/// The row of an IO's tag, and which of its fragments.
+/// Splits an IO's tag into the row and the index of the fragment, if any.
 fn row_of(tag: u64) -> (u32, Option<usize>) {
     #[allow(clippy::cast_possible_truncation, reason = "the low half is a row number")]
     let row = tag as u32;
@@ -569,7 +574,7 @@ fn row_of(tag: u64) -> (u32, Option<usize>) {
     (row, which.checked_sub(1))
 }
 
-/// Bytes in whole blocks that the device takes at once. A flush has none.
+/// Maximum number of bytes per IO, in whole blocks. A flush has no bytes.
 fn io_max(geometry: &Geometry, op: IoOp) -> u32 {
     let bytes = match op {
         IoOp::Read | IoOp::Write => geometry.io_max,

@@ -5,18 +5,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::status::is_device_fault;
 
-/// What a shard's bridge did since start.
+/// Counters of a shard's bridge since startup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BridgeStats {
     /// Clients connected now.
     pub connections: u64,
-    /// Handshakes that ended well.
+    /// Successful handshakes.
     pub negotiated: u64,
-    /// IOs the device completed.
+    /// IOs completed by the device.
     pub completed: u64,
-    /// IOs the device failed, and flushes that failed for a loss not yet reported to the
-    /// client, although the device did them.
+    /// IOs that the device failed, and flushes that failed because of a loss not yet reported to
+    /// the client although the device completed them.
     pub failed: u64,
     /// Bytes received from clients.
     pub bytes_received: u64,
@@ -24,10 +24,10 @@ pub struct BridgeStats {
     pub bytes_sent: u64,
     /// Bytes moved because a request straddled the end of a buffer.
     pub bytes_moved: u64,
-    /// Writes left unanswered by connections that ended, when they may still have landed.
+    /// Writes that closed connections left unanswered and that may still have landed.
     pub orphaned: u64,
-    /// Requests that waited for such writes, for ones that were given up, or for changes of parts
-    /// of blocks.
+    /// Requests that waited for such writes, for requests that were given up, or for changes of
+    /// parts of blocks.
     pub deferred: u64,
     /// Changes of parts of blocks; a request has at most two.
     pub fragments: u64,

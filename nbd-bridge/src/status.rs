@@ -1,10 +1,11 @@
-//! `IoStatus` to NBD error: total, by the meaning that the NBD document gives each value.
+//! Conversion from `IoStatus` to NBD errors: total, following the meaning that the NBD document
+//! assigns to each value.
 
 use rtrs_core::status::IoStatus;
 
 use crate::proto::wire::NbdError;
 
-/// The NBD error of a status; None for success.
+/// Returns the NBD error of a status; None for success.
 pub(crate) fn nbd_error(status: IoStatus) -> Option<NbdError> {
     Some(match status {
         IoStatus::Ok => return None,
@@ -17,7 +18,7 @@ pub(crate) fn nbd_error(status: IoStatus) -> Option<NbdError> {
     })
 }
 
-/// A status in words.
+/// Describes a status in words.
 pub(crate) fn reason(status: IoStatus) -> &'static str {
     match status {
         IoStatus::Ok => "ok",
@@ -35,7 +36,7 @@ pub(crate) fn reason(status: IoStatus) -> &'static str {
     }
 }
 
-/// True for statuses that say something about the device rather than the request.
+/// Whether a status points to a fault of the device rather than of the request.
 pub(crate) fn is_device_fault(status: IoStatus) -> bool {
     !matches!(status, IoStatus::Ok | IoStatus::Invalid | IoStatus::ReadOnly | IoStatus::Unsupported)
 }

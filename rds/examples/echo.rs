@@ -1,7 +1,7 @@
-//! Two nodes in one process, a socket at each, a message and its answer.
+//! Two nodes in one process, each with a socket, exchanging a message and its answer.
 //!
-//! `cargo run -p rds --example echo`. A node for other hosts binds an address of this host, such as
-//! `Node::bind("10.0.0.1".parse()?)`; one that `rds node` runs is found by `Node::open`.
+//! `cargo run -p rds --example echo`. A node that talks to other hosts binds an address of this
+//! host, such as `Node::bind("10.0.0.1".parse()?)`; `Node::open` finds a node run by `rds node`.
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,7 +11,7 @@ use rds::node::NodeOptions;
 use rds::socket::{Node, RdsSocket};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Another TCP port than that of RDS, which a kernel with rds_tcp has for itself.
+    // Not the TCP port of RDS, which a kernel with rds_tcp occupies.
     let start = |address: IpAddr| {
         let ports = (26_385, 26_385);
         let options = NodeOptions::new(address);

@@ -1,4 +1,4 @@
-//! What ends a command of `rds`.
+//! Errors of `rds` commands.
 
 use std::error::Error as StdError;
 
@@ -7,23 +7,23 @@ use rtrs_core::settings::{CommandError, ErrorClass};
 /// An error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;
 
-/// What kind of thing went wrong.
+/// Kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Flags or keys that are wrong by themselves: exit code 2.
+    /// Invalid flags or keys: exit code 2.
     Usage,
-    /// A configuration file with wrong contents: exit code 2.
+    /// Configuration file with invalid contents: exit code 2.
     Config,
-    /// A configuration file that cannot be read.
+    /// Unreadable configuration file.
     ConfigFile,
-    /// A node that cannot be started, or that is not there.
+    /// Node that cannot be started, or that does not run.
     Node,
-    /// A socket path that is in use, or a directory that is not ours.
+    /// Socket path in use, or directory owned by another user.
     InUse,
-    /// Messages were lost, late, out of order or altered.
+    /// Messages that were lost, late, out of order or altered.
     Messages,
-    /// Anything the system refused.
+    /// Other system errors.
     System,
 }
 
@@ -34,7 +34,7 @@ impl ErrorClass for ErrorKind {
     const IN_USE: Self = Self::InUse;
     const SYSTEM: Self = Self::System;
 
-    /// 2 for wrong usage, 1 for the rest.
+    /// Returns 2 for usage and configuration errors, otherwise 1.
     fn exit_code(self) -> u8 {
         match self {
             Self::Usage | Self::Config => 2,
@@ -43,7 +43,7 @@ impl ErrorClass for ErrorKind {
     }
 }
 
-/// Says what failed, for `map_err`.
+/// Returns a function that adds the failed operation to an error, for `map_err`.
 pub(crate) fn failed<E: StdError + Send + Sync + 'static>(
     kind: ErrorKind,
     what: impl Into<String>,
@@ -51,7 +51,7 @@ pub(crate) fn failed<E: StdError + Send + Sync + 'static>(
     move |source| Error::with_source(kind, what, source)
 }
 
-/// An error of this kind, for `map_err`: with the text of its cause and nothing else.
+/// Returns a function that gives an error this kind and the text of its cause, for `map_err`.
 pub(crate) fn as_kind<E: StdError>(kind: ErrorKind) -> impl FnOnce(E) -> Error {
     move |error| Error::new(kind, error.to_string())
 }

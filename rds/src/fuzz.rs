@@ -1,4 +1,4 @@
-//! The body of the fuzz target `rds_stream`: no bytes of a peer break a node.
+//! Body of the fuzz target `rds_stream`: no input from a peer may break a node.
 
 use std::io::IoSlice;
 use std::net::IpAddr;
@@ -9,12 +9,12 @@ use rtrs_core::time::{Duration, Instant};
 use crate::proto::{Config, LinkId, Node, Order, Received};
 use crate::wire::{Decoder, Step};
 
-/// Limits small enough to be reached by an input of 4096 bytes.
+/// Memory limits small enough to be reached by an input of 4096 bytes.
 const PORT_MEMORY: usize = 1500;
 const PEER_MEMORY: usize = 2500;
 const MEMORY: usize = 4000;
 
-/// A node with two sockets, one of which is read at once, and a connection that is up.
+/// A node with two sockets, one of which is read at once, and an established connection.
 struct Target {
     node: Node,
     link: LinkId,
@@ -36,7 +36,8 @@ impl Target {
         Self { node, link, now: Instant::ZERO, received: Vec::new(), sent: Vec::new() }
     }
 
-    /// Passes bytes on, writes all that there is to write. False when the connection has ended.
+    /// Passes bytes to the node, and writes all pending output. Returns false when the connection
+    /// has ended.
     fn feed(&mut self, bytes: &[u8]) -> bool {
         self.now = self.now + Duration::from_millis(1);
         self.node.received(self.now, self.link, bytes);
@@ -76,7 +77,8 @@ impl Target {
         true
     }
 
-    /// Feeds all in pieces; what users got, and whether the connection lasts.
+    /// Feeds all input in pieces. Returns the messages that users received, and whether the
+    /// connection survives.
     fn run(mut self, input: &[u8], piece: usize) -> (Vec<Received>, bool) {
         let lasts = input.chunks(piece.max(1)).all(|bytes| self.feed(bytes));
         let mut decoder = Decoder::default();
@@ -89,7 +91,7 @@ impl Target {
     }
 }
 
-/// The first byte says how the rest is split; the rest is what a peer sends. The split must not
+/// The first byte selects how the rest is split; the rest is the peer's stream. The split must not
 /// matter to users who read at once.
 #[doc(hidden)]
 pub fn fuzz_stream(data: &[u8]) {
@@ -97,7 +99,7 @@ pub fn fuzz_stream(data: &[u8]) {
     let (whole, lasts) = Target::new().run(input, usize::MAX);
     let (split, still_lasts) = Target::new().run(input, usize::from(piece));
     assert_eq!(lasts, still_lasts, "the split changes the end");
-    // Memory is full at another time when messages arrive in pieces.
+    // Memory fills up at different times when messages arrive in pieces.
     let limit = input.len() < PORT_MEMORY / 4;
     assert!(!limit || whole == split, "the split changes what users get");
 }

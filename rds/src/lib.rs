@@ -1,8 +1,9 @@
-//! RDS over TCP in user space: reliable, ordered datagrams between (address, port) pairs, byte for
-//! byte as the kernel's rds_tcp speaks them.
+//! RDS over TCP in user space: reliable, ordered datagrams between (address, port) pairs, wire
+//! compatible with the kernel's rds_tcp.
 //!
-//! The map: `wire` has the messages, `proto` the machines of a node without IO, `node` runs them
-//! on a ring, `channel` is what a node and its users say to each other, `socket` the users' side.
+//! Map of the crate: `wire` has the message formats, `proto` the state machines of a node without
+//! IO, `node` runs them on a ring, `channel` is the interface between a node and its users,
+//! `socket` the users' side.
 #![forbid(unsafe_code)]
 
 pub mod channel;

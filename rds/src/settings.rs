@@ -16,7 +16,7 @@ use crate::node::NodeOptions;
 use crate::proto::{Config, MESSAGE_COST};
 use crate::wire::PAYLOAD_MAX;
 
-/// The address of a node.
+/// Address of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeAddress(pub IpAddr);
 
@@ -38,7 +38,7 @@ impl FromStr for NodeAddress {
 }
 
 impl NodeAddress {
-    /// Why no node can have an address.
+    /// Returns the reason why no node can have an address.
     pub(crate) fn problem(address: IpAddr) -> Option<&'static str> {
         let is_broadcast = address == IpAddr::V4(Ipv4Addr::BROADCAST);
         if address.is_unspecified() || address.is_multicast() || is_broadcast {
@@ -158,7 +158,7 @@ rtrs_core::settings! {
 }
 
 impl Settings {
-    /// What they mean for the node of an address.
+    /// Converts the settings into the options of a node with this address.
     ///
     /// # Errors
     /// [`ErrorKind::Usage`] for settings that do not fit together.

@@ -1,8 +1,8 @@
-//! From received bytes to requests at the device.
+//! Parsing of received bytes into requests to the device.
 //!
-//! One step takes one thing off the bytes that have arrived: an option, a header, a piece of
-//! payload. A step that cannot go on for want of bytes, rows, memory or room at the device leaves
-//! everything as it was and is tried again in a later turn.
+//! Each step consumes one item of the received bytes: an option, a header, or a piece of payload. A
+//! step that lacks bytes, rows, memory or room in the device queue changes nothing and is retried
+//! in a later turn.
 
 use std::ops::Range;
 
@@ -17,20 +17,20 @@ use crate::proto::{AfterRefusal, Op, Outcome, Request, Validated};
 use crate::requests::Late;
 use crate::shared::Shared;
 
-/// From here on a write counts as large, and receives are bounded to fit it.
+/// Minimum size of a large write, for which receives are limited to fit.
 const LARGE: usize = 32 * 1024;
-/// Requests after a large write for which receives stay bounded: a client that mixes large
-/// writes with reads is still one that sends large writes.
+/// Number of requests after a large write for which receives stay limited: a client that mixes
+/// large writes with reads still sends large writes.
 const LARGE_MEMORY: u8 = 16;
-/// Pieces of a long payload end at multiples of this on the device.
+/// Alignment of the pieces of a long payload on the device.
 const PIECE_ALIGN: u64 = 4096;
-/// Bytes of which the extents are asked for at once; an answer may be shorter than what was asked.
+/// Maximum range of one extents request. The answer may cover less than the request.
 const STATUS_MAX: u32 = 1 << 31;
-/// Handshake answers that may wait to be sent before more options are looked at.
+/// Bytes of handshake replies that may be queued before further options are processed.
 const GREETING_MAX: usize = 64 * 1024;
 
 impl Conn {
-    /// One step of parsing. False when more bytes, rows or memory are needed.
+    /// Performs one parsing step. Returns false when more bytes, rows or memory are needed.
     pub(super) fn step(&mut self, port: &Port, shared: &mut Shared) -> bool {
         match self.phase {
             Phase::Ended => false,
@@ -126,10 +126,10 @@ impl Conn {
         }
     }
 
-    /// Begins a valid request. False when it has to wait, or was the last one.
+    /// Starts a valid request. Returns false when it has to wait, or was the last one.
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
         let Validated { op, cookie, offset, mut len, fua, no_hole, fast_only, one, .. } = request;
-        // Of a simple reply, nothing can say that what follows its first piece failed.
+        // After its first piece, a simple reply cannot report an error any more.
         let may_split = self.structured() && !request.one_chunk;
         let (io, flags) = match op {
             Op::Disconnect => {
@@ -170,7 +170,7 @@ impl Conn {
         let mut piece = piece_of(PIECE_MAX);
         let memory = match op {
             Op::Read => piece,
-            // The extents as the device lists them, and as the client wants them.
+            // The extents as the device lists them, and as the client receives them.
             Op::BlockStatus => 2 * extents::LEN_MAX as u64,
             _ => 2 * block * fragments as u64,
         };
@@ -182,7 +182,7 @@ impl Conn {
         if !taken && op == Op::Read && may_split {
             let sure = piece_of(shared.buffers.sure_piece());
             if sure < piece {
-                // Others hold what a long piece needs.
+                // Other bridges hold the memory that a long piece would need.
                 piece = sure;
                 taken = take(shared, piece);
             }
@@ -208,7 +208,7 @@ impl Conn {
             }
             Op::Cache => shared.finish_if_done(row),
             Op::Flush if rtrs_core::mutated!(NbdFlushSkipped) => shared.finish_if_done(row),
-            // A trim that holds no whole block.
+            // A trim without a whole block.
             Op::Trim if whole == 0 => shared.finish_if_done(row),
             Op::Read => {
                 entry.piece = u32::try_from(piece).unwrap_or(len);
@@ -232,13 +232,13 @@ impl Conn {
         true
     }
 
-    /// Multiple that the client keeps to.
+    /// Minimum block size of the export; 1 before the negotiation has ended.
     pub(super) fn min_block(&self) -> u32 {
         self.rules.map_or(1, |rules| rules.min_block())
     }
 
-    /// Bytes of payload that are handed to the device together when they are at `start` of a
-    /// buffer; 0 when they have to be in another one.
+    /// Returns the number of payload bytes that are submitted together when they begin at `start`
+    /// of a buffer; 0 when they belong in another buffer.
     pub(super) fn piece(start: usize, left: u32, to: u64, min_block: u32) -> usize {
         let (room, left) = (BUFFER_LEN - start, left as usize);
         if left <= room {
@@ -253,7 +253,7 @@ impl Conn {
         usize::try_from(end.saturating_sub(to)).unwrap_or(0)
     }
 
-    /// Hands payload that has arrived to the device. False when more has to come.
+    /// Submits received payload to the device. Returns false when more has to arrive.
     fn step_payload(&mut self, row: u32, left: u32, shared: &mut Shared) -> bool {
         let Some(buffer) = self.buffer else { return false };
         if shared.is_congested() {
@@ -265,7 +265,7 @@ impl Conn {
         if piece == 0 || self.fill - self.start < piece {
             return false;
         }
-        // What of it is in such a range: where in the buffer, and how long.
+        // Part of the payload in that range: its position in the buffer and its length.
         let (from, start) = (to, self.start);
         let part = |bytes: &Range<u64>| {
             let (first, end) = (bytes.start.max(from), bytes.end.min(from + piece as u64));
@@ -301,7 +301,7 @@ impl Conn {
     }
 }
 
-/// Both bounds of the arithmetic: a header and a whole piece fit one buffer, and
-/// the largest block fits a piece twice, so that a piece at the start of a buffer is never 0.
+/// A header and a whole piece fit into one buffer, and the largest block fits twice into a piece,
+/// so that a piece at the start of a buffer is never 0.
 const _: () = assert!(PART_MAX + Request::LEN <= BUFFER_LEN && LARGE < PART_MAX);
 const _: () = assert!(2 * crate::proto::wire::MIN_BLOCK_MAX as usize <= PART_MAX);

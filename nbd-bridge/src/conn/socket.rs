@@ -1,4 +1,4 @@
-//! Receiving into registered buffers, sending heads and data of replies.
+//! Receiving into registered buffers, and sending heads and data of replies.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::shared::Shared;
 use crate::status::{nbd_error, reason};
 
 impl Conn {
-    /// Bytes arrived, or the stream ended.
+    /// Handles received bytes, or the end of the stream.
     pub(crate) fn on_received(
         &mut self,
         now: Instant,
@@ -24,7 +24,7 @@ impl Conn {
     ) {
         self.receiving = None;
         if matches!(self.phase, Phase::Ended) {
-            // Cancelled, or too late: nothing more is taken.
+            // Canceled or too late: further bytes are dropped.
             return;
         }
         match result {
@@ -34,15 +34,15 @@ impl Conn {
                 self.heard = now;
                 shared.stats.bytes_received += *count as u64;
             }
-            // End of stream: requests in flight are still answered if the client only closed its
-            // sending side.
+            // At the end of the stream, requests in flight are still answered if the client only
+            // shut down its sending side.
             Ok(_) if peer_end(&self.fd) == PeerEnd::Gone => self.abort(port, shared),
             Ok(_) => self.depart(port, shared),
             Err(_) => self.abort(port, shared),
         }
     }
 
-    /// Bytes left.
+    /// Handles bytes that were sent.
     pub(crate) fn on_sent(
         &mut self,
         now: Instant,
@@ -74,7 +74,7 @@ impl Conn {
         }
     }
 
-    /// Starts the next receive. True when one was started.
+    /// Starts the next receive. Returns true when one was started.
     pub(crate) fn receive(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
         if self.receiving.is_some() || self.broken {
             return false;
@@ -83,7 +83,7 @@ impl Conn {
             && self.start == self.fill
             && shared.buffers.is_sole_holder(buffer)
         {
-            // Nobody needs what was before: start over at the warm beginning.
+            // The bytes before are no longer needed: start over at the warm beginning.
             (self.start, self.fill) = (0, 0);
         }
         let Some((need, most)) = self.wanted(shared) else { return false };
@@ -96,13 +96,14 @@ impl Conn {
         true
     }
 
-    /// Bytes from `start` on that must be in one buffer before the next step, and how many
-    /// more of them are welcome at most; None when it is not bytes that the next step waits for.
+    /// Returns the number of bytes from `start` that must be in one buffer before the next step,
+    /// and the maximum number to receive beyond those. Returns None when the next step does not
+    /// wait for bytes.
     fn wanted(&self, shared: &mut Shared) -> Option<(usize, usize)> {
         let available = self.fill - self.start;
         let (need, most) = match self.phase {
             Phase::Ended | Phase::Starved(_) => return None,
-            // Both take all there is; what is left waits for the greeting to be sent.
+            // Both take all available bytes; the rest waits for the greeting to be sent.
             Phase::Handshake(_) | Phase::Skip { .. } => (1, BUFFER_LEN),
             Phase::Header if self.large > 0 => (Request::LEN, Request::LEN),
             Phase::Header => (Request::LEN, BUFFER_LEN),
@@ -127,7 +128,7 @@ impl Conn {
         (!complete).then_some((need, most))
     }
 
-    /// A buffer in which `need` bytes from `start` on have room.
+    /// Returns a buffer with room for `need` bytes from `start`.
     fn make_room(&mut self, need: usize, shared: &mut Shared) -> Option<u32> {
         let Some(buffer) = self.buffer else {
             let fresh = shared.buffers.take_receiver()?;
@@ -151,7 +152,7 @@ impl Conn {
         Some(fresh)
     }
 
-    /// Sends what is ready. True when a send was started.
+    /// Sends what is ready. Returns true when a send was started.
     pub(crate) fn send(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
         if self.sending.is_some() || self.broken {
             return false;
@@ -181,8 +182,8 @@ impl Conn {
         true
     }
 
-    /// Appends heads and data of finished requests, as many as there is room for; the first
-    /// `used` bytes of the staging memory are taken.
+    /// Appends heads and data of as many finished requests as fit. The first `used` bytes of the
+    /// staging memory are taken.
     fn gather_replies(&mut self, mut used: usize, vecs: &mut IoVecs, shared: &mut Shared) {
         let structured = self.structured();
         while let Some(&index) = self.next_reply() {
@@ -238,7 +239,8 @@ impl Conn {
         self.rules.is_some_and(|rules| rules.structured_replies())
     }
 
-    /// The reply that goes next: behind a piece of a simple reply, nothing but its next piece.
+    /// Returns the next reply to send. After a piece of a simple reply, only the next piece of that
+    /// reply may follow.
     fn next_reply(&self) -> Option<&u32> {
         match self.cut_short {
             Some(row) => self.replies.iter().find(|reply| **reply == row),
@@ -246,7 +248,8 @@ impl Conn {
         }
     }
 
-    /// The rest of a simple reply that was begun cannot be had, and nothing can say so.
+    /// Whether the rest of a simple reply failed; the protocol has no way to report that to the
+    /// client.
     fn is_cut_short(&self, shared: &mut Shared) -> bool {
         let next = self.cut_short.and_then(|_| self.next_reply());
         next.is_some_and(|row| !shared.requests.row(*row).status.is_ok())

@@ -1,10 +1,11 @@
-//! Which process has a device: a lock on the file that shows what it is connected to.
+//! Ownership of a device: a lock on the file that shows its backend.
 //!
-//! The kernel goes on to show the process that connected a device, also when another took it over.
-//! So the process that has a device holds a lock (flock) on `/sys/block/nbdX/backend`. That file is
-//! there as long as the device is connected and is the same file for everybody, whatever their run
-//! directory; the lock ends with the process. (Who may read the file may lock it, which makes a
-//! device look as if somebody had it, and no more; `/proc/locks` shows who did.)
+//! The kernel keeps showing the process that connected a device, even after another process took it
+//! over. Therefore the process that owns a device holds a lock (flock) on
+//! `/sys/block/nbdX/backend`. That file exists as long as the device is connected and is the same
+//! file for all processes, whatever their run directory; the lock ends with the process. (A process
+//! that may read the file may also lock it. That makes the device look owned and does no other
+//! harm; `/proc/locks` shows the holder.)
 //!
 //! Called by `device` and `takeover`.
 
@@ -14,18 +15,18 @@ use std::time::Duration;
 use super::error::DeviceError;
 use super::sysfs::{Places, await_that};
 
-/// For somebody who only looks whether a device was left behind.
+/// Time to wait for a process that only checks whether a device was left behind.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The right to have a device, until it is dropped.
+/// Ownership of a device, until dropped.
 #[derive(Debug)]
 pub(super) struct Claim {
     _lock: Option<File>,
 }
 
 impl Claim {
-    /// Claims a device that is connected; None when another process has it. Where the system gives
-    /// no lock the owner that the kernel shows has to do, and this is a claim too.
+    /// Claims a connected device. Returns None when another process owns it. If the system does not
+    /// support the lock, the owner that the kernel shows decides, and the result is a claim too.
     pub(super) fn new(places: &Places, index: u32) -> Option<Self> {
         let path = places.block(index).join("backend");
         let locked = File::open(&path).map_err(TryLockError::Error).and_then(|file| {
@@ -55,7 +56,7 @@ impl Claim {
     }
 }
 
-/// Refuses a device that is connected, unless it was left behind by a process of ours.
+/// Refuses a connected device, unless one of our processes left it behind.
 pub(super) fn check_free(places: &Places, index: u32, backend: &str) -> Result<(), DeviceError> {
     let Some(owner) = places.owner(index) else { return Ok(()) };
     if claim_left_behind(places, index, |found| found == backend).is_some() {
@@ -74,8 +75,8 @@ pub(super) fn check_free(places: &Places, index: u32, backend: &str) -> Result<(
     Err(DeviceError::Busy { index, by })
 }
 
-/// Claims a device that a process of ours had which is gone: the one that connected it and any that
-/// took it over.
+/// Claims a device left behind by our processes: both the one that connected it and any that took
+/// it over have exited.
 pub(super) fn claim_left_behind(
     places: &Places,
     index: u32,
@@ -127,7 +128,7 @@ mod tests {
             free(1).unwrap_err(),
             "/dev/nbd1 is in use: connected by process 6 (nbd-client); use another device, or auto"
         );
-        // Left behind by ours, by another's, and one that does not exist.
+        // Devices left behind by us, left behind by another program, and not existing.
         assert_eq!(free(2), Ok(()));
         let claim = Claim::new(&tree.places, 2);
         let error = free(2).unwrap_err();

@@ -1,12 +1,12 @@
-//! The life of a kernel device: what has to hold before, connect, and disconnect.
+//! Lifecycle of a kernel device: preconditions, connect and disconnect.
 //!
-//! Every step has a bound. A disconnect that meets stuck IO still ends: the kernel is asked from a
-//! thread that may be left behind, and if it does not answer soon the sockets are shut down under
-//! it, upon which it fails what is in flight. The sockets' kernel ends are kept for that.
+//! Every step has a timeout. A disconnect that meets stuck IO still ends: a thread that may be left
+//! behind asks the kernel, and if there is no answer soon, the sockets are shut down under the
+//! kernel, which then fails the IO in flight. The kernel ends of the sockets are kept for that.
 //!
 //! Called by the process that holds a session: [`check`] early, [`KernelDevice::connect`] from its
 //! main thread when every shard can adopt a socket, [`KernelDevice::disconnect`] before the shards
-//! end. Source of the driver's behaviour: `drivers/block/nbd.c`.
+//! end. Source of the driver's behavior: `drivers/block/nbd.c`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,21 +29,21 @@ use super::usage::{DeviceUse, uses};
 use crate::proto::ExportInfo;
 use crate::proto::wire::transmission_flags as tf;
 
-/// For a device that somebody has open only for a moment, as udev does after a disconnect.
+/// Time to wait for a device that a process has open only briefly, as udev does after a disconnect.
 const BUSY_PATIENCE: Duration = Duration::from_secs(3);
-/// For what the kernel shows right after a connect: the node in /dev comes from devtmpfs.
+/// Time to wait for what the kernel shows after a connect: the node in /dev comes from devtmpfs.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
-/// For the kernel to disconnect a device whose sockets are read; then they are shut down.
+/// Time for the kernel to disconnect a device whose sockets are read; then they are shut down.
 const DISCONNECT_PATIENCE: Duration = Duration::from_secs(1);
-/// For the same with sockets that are shut down, or whose process is gone.
+/// Time for the kernel to disconnect once the sockets are shut down or their process has exited.
 const SHUT_PATIENCE: Duration = Duration::from_secs(4);
-/// For the last reference to a device to go after a disconnect.
+/// Time for the last reference to a device to be dropped after a disconnect.
 const GONE_PATIENCE: Duration = Duration::from_secs(1);
-/// For the same while all that is seen of it is a process that has it open, often udev, whose reads
-/// have just failed.
+/// Replaces [`GONE_PATIENCE`] when the only visible user is a process that has the device open.
+/// Often that is udev, whose reads have just failed.
 const OPEN_PATIENCE: Duration = Duration::from_secs(3);
-/// Flags that the kernel's driver knows in some version. Each is looked at by itself, and one that
-/// a version does not know is ignored by it, so all may be passed to all.
+/// Flags known to some version of the kernel's driver. The driver examines each flag separately and
+/// ignores unknown ones, so every version may be passed all flags.
 const KERNEL_FLAGS: u16 = tf::HAS_FLAGS
     | tf::READ_ONLY
     | tf::SEND_FLUSH
@@ -53,11 +53,11 @@ const KERNEL_FLAGS: u16 = tf::HAS_FLAGS
     | tf::SEND_WRITE_ZEROES
     | tf::CAN_MULTI_CONN;
 
-/// Looks whether a device could be connected now, without changing anything: the module, the
-/// privilege, the device. `backend` is what it would be connected with.
+/// Checks whether a device could be connected now, without changing anything: the module, the
+/// privilege, the device. `backend` is the identifier for the connect.
 ///
 /// # Errors
-/// What is in the way, with a hint.
+/// The reason why the device cannot be connected, with a hint.
 pub fn check_device(choice: DeviceChoice, backend: &str) -> Result<(), DeviceError> {
     open_netlink()?;
     if !privileges()?.sys_admin {
@@ -69,11 +69,11 @@ pub fn check_device(choice: DeviceChoice, backend: &str) -> Result<(), DeviceErr
     }
 }
 
-/// Disconnects devices that a process which is gone had connected with an identifier that is ours,
-/// so that their IO fails and they can be connected again. Returns their numbers.
+/// Disconnects devices that an exited process had connected with one of our identifiers, so that
+/// their IO fails and they can be connected again. Returns their numbers.
 ///
 /// # Errors
-/// All are tried; the first that could not be freed in time is [`DeviceError::Stuck`].
+/// All devices are tried; the first that could not be freed in time is [`DeviceError::Stuck`].
 pub fn free_left_behind(is_ours: impl Fn(&str) -> bool) -> Result<Vec<u32>, DeviceError> {
     let places = Places::default();
     let mut freed = Vec::new();
@@ -99,10 +99,10 @@ fn free(places: &Places, index: u32) -> Result<(), DeviceError> {
     await_gone(places, index)
 }
 
-/// A disconnect under way.
+/// A disconnect in progress.
 struct Disconnecting(mpsc::Receiver<io::Result<()>>);
 
-/// Asks the kernel to disconnect a device, from a thread of its own.
+/// Starts a disconnect on a thread of its own.
 fn start_disconnect(index: u32) -> Result<Disconnecting, DeviceError> {
     let mut netlink = open_netlink()?;
     let (done, result) = mpsc::channel();
@@ -116,7 +116,8 @@ fn start_disconnect(index: u32) -> Result<Disconnecting, DeviceError> {
 }
 
 impl Disconnecting {
-    /// False when the kernel has not done so in time; the thread then still waits for it.
+    /// Waits for the disconnect. Returns false when the kernel has not finished in time; the thread
+    /// then keeps waiting.
     fn wait(&self, index: u32, patience: Duration) -> Result<bool, DeviceError> {
         match self.0.recv_timeout(patience) {
             Ok(Ok(())) => Ok(true),
@@ -129,8 +130,7 @@ impl Disconnecting {
     }
 }
 
-/// Waits until a device that was disconnected is free: the last process that has it open closes
-/// it.
+/// Waits until a disconnected device is free, that is until the last process has closed it.
 fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
     let is_gone = || places.owner(index).is_none();
     if await_that(GONE_PATIENCE, is_gone) {
@@ -149,7 +149,7 @@ fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
     Err(DeviceError::Stuck { index, what: what + "; it is free when that has ended" })
 }
 
-/// Checks whether the kernel can have an export as a block device.
+/// Checks whether an export is suitable for a kernel block device.
 fn check_export(export: &ExportInfo) -> Result<(), DeviceError> {
     let ExportInfo { size, min_block, .. } = *export;
     let refuse = |text: String| Err(DeviceError::Export(text));
@@ -170,7 +170,7 @@ fn check_export(export: &ExportInfo) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// The attributes of a connect, without the sockets.
+/// Returns the attributes of a connect, without the sockets.
 fn connect_attrs(export: &ExportInfo, options: &DeviceOptions) -> Vec<Attr> {
     let mut flags = export.transmission_flags(false) & KERNEL_FLAGS;
     if !export.write_cache {
@@ -190,7 +190,7 @@ fn connect_attrs(export: &ExportInfo, options: &DeviceOptions) -> Vec<Attr> {
     attrs
 }
 
-/// The kernel's error with a hint.
+/// Adds a hint to the kernel's error.
 fn refused(choice: DeviceChoice, source: io::Error) -> DeviceError {
     const EPERM: i32 = 1;
     const EINVAL: i32 = 22;
@@ -213,23 +213,23 @@ pub struct KernelDevice {
     places: Places,
     sockets: Sockets,
     connected: bool,
-    /// Whom the kernel showed as its owner when it was connected; in a PID namespace another number
-    /// than our own.
+    /// Owner that the kernel showed when the device was connected; in a PID namespace this differs
+    /// from our own process ID.
     owner: Option<u32>,
     _claim: Option<Claim>,
 }
 
 impl KernelDevice {
     /// Connects a device for `export` over `count` sockets and waits, some seconds at most, until
-    /// it can be opened. `adopt` is given our ends when the kernel reads its own, and has to serve
-    /// them before anybody opens the device. Call it from the process's main thread, which the
-    /// kernel takes for the device's owner.
+    /// it can be opened. `adopt` gets our ends once the kernel reads its own, and has to serve them
+    /// before any process opens the device. Must be called from the process's main thread, which
+    /// the kernel records as the owner of the device.
     ///
-    /// Devices that a process which is gone connected with the same identifier are taken over, if
-    /// the options say so, or else freed before. `reached` is what [`super::reach`] found.
+    /// Devices that an exited process had connected with the same identifier are taken over, if the
+    /// options say so, or else freed first. `reached` is the result of [`super::reach`].
     ///
     /// # Errors
-    /// What is in the way, with a hint; then nothing is connected.
+    /// The reason for the failure, with a hint; no device is connected then.
     pub fn connect(
         reached: Option<Reached>,
         export: &ExportInfo,
@@ -258,7 +258,8 @@ impl KernelDevice {
             {
                 tracing::warn!("/dev/nbd{index}, left behind, could not be freed: {what}");
             }
-            // Free, but udev may have it open for a moment, and auto would take another.
+            // The device is free, but udev may have it open for a moment, and auto would pick
+            // another.
             freed => wanted.prefer(&freed?),
         }
         let mut attempt = 1;
@@ -281,21 +282,21 @@ impl KernelDevice {
                 return Err(DeviceError::Odd { index, what });
             }
             tracing::info!("/dev/nbd{index}: {what}, for want of a thread; connecting it anew");
-            // The kernel may hold it for a moment longer, and auto would take another.
+            // The kernel may hold the device a moment longer, and auto would pick another.
             wanted.prefer(&[index]);
             attempt += 1;
         };
         adopt(device.sockets.take_ours())?;
         if options.timeout_s.is_none() {
-            // Its requests must be served by now, since this may wait for them.
+            // Requests must be served by now, since this may wait for them.
             resend::make_quick(&places, device.index);
         }
         device.await_node(export.size)?;
         Ok(device)
     }
 
-    /// A device of another process whose sockets were exchanged for these. The kernel goes on to
-    /// show that process as its owner.
+    /// Creates the object for a device of another process whose sockets were replaced. The kernel
+    /// keeps showing that process as the owner.
     fn taken_over(Reached { index, places, sockets, claim }: Reached) -> Self {
         let owner = places.owner(index);
         Self { index, places, sockets, connected: true, owner, _claim: Some(claim) }
@@ -318,7 +319,7 @@ impl KernelDevice {
         Ok(Self { index, places, sockets, connected: true, owner, _claim: claim })
     }
 
-    /// Waits for what the kernel shows of a device.
+    /// Waits until the kernel shows the node and the size of the device.
     fn await_node(&self, size: u64) -> Result<(), DeviceError> {
         let Self { index, ref places, .. } = *self;
         let odd = |what: String| Err(DeviceError::Odd { index, what });
@@ -340,31 +341,32 @@ impl KernelDevice {
         Ok(())
     }
 
-    /// `/dev/nbdX`.
+    /// Returns `/dev/nbdX`.
     pub fn path(&self) -> PathBuf {
         self.places.node(self.index)
     }
 
-    /// Has udev look at the device again, now that all about it is known or it is gone.
+    /// Makes udev examine the device again, after its properties are complete or it was
+    /// disconnected.
     pub fn announce(&self) {
         announce(self.index);
     }
 
-    /// Gives the device another size. The kernel shows it at once and sends an event, to which udev
+    /// Resizes the device. The kernel shows the new size at once and sends an event, to which udev
     /// reacts.
     ///
     /// # Errors
-    /// The kernel's, with a hint.
+    /// The kernel's error, with a hint.
     pub fn resize(&self, size: u64) -> Result<(), DeviceError> {
         resize(&self.places, self.index, size)
     }
 
-    /// Waits until nothing is in flight, `patience` at most, and disconnects the device. What is
-    /// still in flight then fails. Takes some seconds more at most, however stuck IO is.
+    /// Waits until no IO is in flight, for `patience` at most, and disconnects the device. IO still
+    /// in flight then fails. Takes a few seconds more at most, even if IO is stuck.
     ///
     /// # Errors
-    /// [`DeviceError::Stuck`] when somebody still has the device open, so that it is not free yet,
-    /// or when the kernel did not do it in time.
+    /// [`DeviceError::Stuck`] when another process still has the device open, so that it is not
+    /// free yet, or when the kernel did not disconnect it in time.
     pub fn disconnect(&mut self, patience: Duration) -> Result<(), DeviceError> {
         let index = self.index;
         if !std::mem::take(&mut self.connected) {
@@ -384,7 +386,7 @@ impl KernelDevice {
             tracing::warn!("/dev/nbd{index}: {left} requests did not end in time and fail");
         }
         if ended {
-            // Before another can connect it.
+            // Before another process can connect the device.
             resend::make_usual(&self.places, index);
         }
         let disconnecting = start_disconnect(index);
@@ -392,7 +394,7 @@ impl KernelDevice {
             Ok(disconnecting) => disconnecting.wait(index, DISCONNECT_PATIENCE),
             Err(_) => Ok(false),
         };
-        // The kernel is done with them, or does not get on because of them.
+        // The kernel has finished with the sockets, or the sockets keep it from proceeding.
         self.sockets.shut_down();
         let disconnecting = disconnecting?;
         if matches!(done, Ok(false)) {
@@ -417,8 +419,8 @@ impl Drop for KernelDevice {
     }
 }
 
-/// Connects. A device that is busy without being connected is open in some process, often for a
-/// moment only.
+/// Connects a device. A device that is busy without being connected is open in some process, often
+/// only for a moment.
 fn connect_patiently(
     places: &Places,
     options: &DeviceOptions,
@@ -449,7 +451,7 @@ fn connect_patiently(
     }
 }
 
-/// The kernel's requests at their usual size fit the largest that the bridge takes.
+/// Kernel requests of the default size fit into the largest request that the bridge accepts.
 const _: () = assert!(REQUEST_BYTES <= crate::proto::wire::PAYLOAD_MAX as usize);
 
 #[cfg(test)]
@@ -514,7 +516,7 @@ mod tests {
                 Attr::BlockSizeBytes(4096),
                 Attr::Timeout(90),
                 Attr::DeadConnTimeout(2),
-                // Neither cache nor fast zero, of which the kernel knows nothing.
+                // Neither cache nor fast zero, which the kernel does not know.
                 Attr::ServerFlags(0x17d),
                 Attr::BackendIdentifier("rtrs:s/v".into()),
             ]

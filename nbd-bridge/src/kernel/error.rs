@@ -1,8 +1,8 @@
-//! What is in the way of a kernel device, in sentences for people.
+//! Errors of kernel devices, worded for users.
 
 use std::io;
 
-/// What is in the way of a device.
+/// Reason why an operation on a kernel device failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The kernel does not have the nbd driver.
@@ -14,41 +14,41 @@ pub enum DeviceError {
     /// The caller may not connect devices.
     #[error("no permission to connect a kernel device; run as root or with CAP_SYS_ADMIN")]
     NoPermission,
-    /// Somebody uses the device.
+    /// The device is in use.
     #[error("/dev/nbd{index} is in use: {by}; use another device, or auto")]
     Busy {
-        /// The device.
+        /// Number of the device.
         index: u32,
-        /// By whom.
+        /// User of the device.
         by: String,
     },
-    /// The export cannot be a kernel's block device.
+    /// The export is not suitable for a kernel block device.
     #[error("the export cannot be a kernel device: {0}")]
     Export(String),
-    /// The kernel refused.
+    /// The kernel refused the request.
     #[error("the kernel cannot connect {device}{why}")]
     Refused {
         /// `/dev/nbdX`, or `a free device`.
         device: String,
-        /// A guess at the reason with a hint, or nothing.
+        /// Likely reason with a hint, or an empty text.
         why: &'static str,
-        /// Its error.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// It was connected, but is not what it has to be.
+    /// The device was connected, but differs from what was requested.
     #[error("/dev/nbd{index} was connected, but {what}")]
     Odd {
-        /// The device.
+        /// Number of the device.
         index: u32,
-        /// What is wrong, with a hint.
+        /// Description of the problem, with a hint.
         what: String,
     },
     /// The kernel did not disconnect the device in time.
     #[error("/dev/nbd{index} could not be disconnected: {what}")]
     Stuck {
-        /// The device.
+        /// Number of the device.
         index: u32,
-        /// What is in the way, with a hint.
+        /// Reason for the delay, with a hint.
         what: String,
     },
     /// The system refused something else: a socket, a thread.

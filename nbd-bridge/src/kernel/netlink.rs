@@ -1,9 +1,9 @@
-//! The `nbd` family of generic netlink: its messages, and the socket they go through.
+//! The `nbd` family of generic netlink: its messages and its socket.
 //!
-//! A command runs inside the `send` that carries it, in the calling thread: the kernel takes that
-//! thread for the owner of a connected device, and a disconnect lasts as long as the kernel needs
-//! to end its IO. So connect from the process's main thread, and disconnect from a thread that may
-//! be left behind. The answers are there when `send` returns; nothing here waits for them.
+//! A command runs inside the `send` that carries it, in the calling thread: the kernel records that
+//! thread as the owner of a connected device, and a disconnect lasts as long as the kernel needs to
+//! end its IO. So connect from the process's main thread, and disconnect from a thread that may be
+//! left behind. The answers are available when `send` returns; nothing here waits for them.
 //!
 //! Source: `include/uapi/linux/nbd-netlink.h`, `drivers/block/nbd.c` (`nbd_genl_*`). Called by
 //! `device`.
@@ -25,14 +25,14 @@ use netlink_sys::{Socket, SocketAddr};
 
 use super::error::DeviceError;
 
-/// Longest answer that is understood: the family's description is the longest.
+/// Maximum length of an answer; the description of the family is the longest.
 const ANSWER_MAX: usize = 16 * 1024;
-/// Answers looked at before giving up: an answer and its acknowledgement are two.
+/// Maximum number of answers to read: an answer and its acknowledgment are two.
 const ANSWERS_MAX: usize = 8;
-/// Most sockets of a device, by the 16 bits of an attribute's length.
+/// Maximum number of sockets of a device, given by the 16 bits of an attribute's length.
 pub(super) const SOCKETS_MAX: usize = 4096;
 
-/// What is asked of the kernel (`NBD_CMD_*`).
+/// Command to the kernel (`NBD_CMD_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Connect = 1,
@@ -40,27 +40,27 @@ pub(super) enum Command {
     Reconfigure = 3,
 }
 
-/// An attribute (`NBD_ATTR_*`). Numbers are in the host's byte order.
+/// An attribute (`NBD_ATTR_*`). Numbers are in host byte order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Attr {
-    /// The device's number. Left out of a connect, the kernel takes a free device.
+    /// Number of the device. If a connect omits it, the kernel picks a free device.
     Index(u32),
     SizeBytes(u64),
     BlockSizeBytes(u64),
     /// Seconds a request may take before its socket counts as dead.
     Timeout(u64),
-    /// The transmission flags of the NBD document.
+    /// Transmission flags of the NBD document.
     ServerFlags(u64),
-    /// Descriptors of connected sockets in transmission phase.
+    /// Descriptors of connected sockets in the transmission phase.
     Sockets(Vec<i32>),
-    /// Seconds to wait for other sockets when all are dead.
+    /// Seconds to wait for new sockets when all are dead.
     DeadConnTimeout(u64),
-    /// Shown in `/sys/block/nbdX/backend`.
+    /// Identifier shown in `/sys/block/nbdX/backend`.
     BackendIdentifier(String),
 }
 
 impl Attr {
-    /// Its number and its bytes.
+    /// Returns the number and the bytes of the attribute.
     fn encode(&self) -> (u16, Vec<u8>) {
         match self {
             Self::Index(value) => (1, value.to_ne_bytes().into()),
@@ -69,7 +69,7 @@ impl Attr {
             Self::Timeout(value) => (4, value.to_ne_bytes().into()),
             Self::ServerFlags(value) => (5, value.to_ne_bytes().into()),
             Self::Sockets(descriptors) => {
-                // Each in an attribute (NBD_SOCK_FD) in another (NBD_SOCK_ITEM).
+                // Each descriptor is an attribute (NBD_SOCK_FD) nested in another (NBD_SOCK_ITEM).
                 let item = |descriptor: &i32| {
                     let inner = DefaultNla::new(1, descriptor.to_ne_bytes().into());
                     DefaultNla::new(1 | NLA_F_NESTED, emitted(&[inner][..]))
@@ -103,7 +103,7 @@ impl Nla for Attr {
     }
 }
 
-/// A message of the family. Of an answer only the device's number is looked at.
+/// A message of the family. In answers, only the device's number is examined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NbdMessage {
     command: u8,
@@ -150,7 +150,7 @@ impl ParseableParametrized<[u8], GenlHeader> for NbdMessage {
     }
 }
 
-/// A socket that speaks with the family.
+/// A socket of the nbd family.
 pub(super) struct Netlink {
     socket: Socket,
     family: u16,
@@ -158,16 +158,16 @@ pub(super) struct Netlink {
 }
 
 impl Netlink {
-    /// Opens a socket and asks for the family's number. Needs no privilege.
+    /// Opens a socket and looks up the family's number. Needs no privilege.
     ///
     /// # Errors
-    /// The system's error; ENOENT when the kernel does not have the family, that is when the
-    /// module is not loaded, or in a network namespace other than the first.
+    /// The system's error; ENOENT when the kernel does not have the family, which means that the
+    /// module is not loaded, or in a network namespace other than the initial one.
     pub(super) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_GENERIC)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        // Answers are there when `send` returns: what is missing then never comes.
+        // Answers are available when `send` returns: one that is missing then never arrives.
         socket.set_non_blocking(true)?;
         let mut this = Self { socket, family: 0, sequence: 0 };
         let ask = GenlCtrl {
@@ -183,12 +183,12 @@ impl Netlink {
         Ok(this)
     }
 
-    /// Connects sockets to a device and returns its number. The calling thread becomes the
-    /// device's owner in `/sys/block/nbdX/pid`.
+    /// Connects sockets to a device and returns its number. The calling thread becomes the device's
+    /// owner in `/sys/block/nbdX/pid`.
     ///
     /// # Errors
-    /// The kernel's: EPERM without CAP_SYS_ADMIN, EBUSY for a device in use (also one that is
-    /// merely open), EINVAL for numbers it does not take.
+    /// The kernel's error: EPERM without CAP_SYS_ADMIN, EBUSY for a device in use (even if merely
+    /// open), EINVAL for values that the kernel rejects.
     pub(super) fn connect(&mut self, attrs: Vec<Attr>) -> io::Result<u32> {
         let answer = self.command(Command::Connect, attrs)?;
         let index = answer
@@ -198,21 +198,21 @@ impl Netlink {
         index.ok_or_else(|| invalid("no device number in the answer to a connect"))
     }
 
-    /// Disconnects a device: the kernel notifies its sockets, shuts them down and fails what is in
-    /// flight. A device that is not connected is no error.
+    /// Disconnects a device: the kernel notifies its sockets, shuts them down and fails the IO in
+    /// flight. Disconnecting an unconnected device is not an error.
     ///
     /// # Errors
-    /// The kernel's: EPERM without CAP_SYS_ADMIN, EINVAL for a device that does not exist.
+    /// The kernel's error: EPERM without CAP_SYS_ADMIN, EINVAL for a device that does not exist.
     pub(super) fn disconnect(&mut self, index: u32) -> io::Result<()> {
         self.command(Command::Disconnect, vec![Attr::Index(index)]).map(drop)
     }
 
-    /// Changes a connected device; a socket among the attributes takes the place of the first that
-    /// is dead. Where none is dead the kernel drops it and says nothing.
+    /// Changes a connected device. A socket among the attributes replaces the first dead one. If
+    /// none is dead, the kernel drops the new socket without an error.
     ///
     /// # Errors
-    /// The kernel's: EPERM without CAP_SYS_ADMIN, EINVAL for a device that is not connected, or
-    /// with another identifier.
+    /// The kernel's error: EPERM without CAP_SYS_ADMIN, EINVAL for a device that is not connected,
+    /// or has another identifier.
     pub(super) fn reconfigure(&mut self, attrs: Vec<Attr>) -> io::Result<()> {
         self.command(Command::Reconfigure, attrs).map(drop)
     }
@@ -227,7 +227,7 @@ impl Netlink {
         self.ask(message)
     }
 
-    /// Sends a message and collects what is answered up to the acknowledgement.
+    /// Sends a message and collects the answers up to the acknowledgment.
     fn ask<T>(&mut self, message: T) -> io::Result<Vec<T>>
     where
         T: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<T>> + Debug,
@@ -252,7 +252,7 @@ impl Netlink {
     }
 }
 
-/// Takes the messages of one datagram. True when the acknowledgement was among them.
+/// Parses the messages of one datagram. Returns true when the acknowledgment was among them.
 fn take_answers<T>(mut bytes: &[u8], sequence: u32, answers: &mut Vec<T>) -> io::Result<bool>
 where
     T: NetlinkDeserializable + Debug,
@@ -279,12 +279,12 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the kernel's answer is odd: {what}"))
 }
 
-/// The attribute for sockets, whose owner keeps them open until the connect has returned.
+/// Returns the attribute for sockets. The caller keeps them open until the connect has returned.
 pub(super) fn sockets_attr<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>) -> Attr {
     Attr::Sockets(sockets.map(|socket| socket.as_raw_fd()).collect())
 }
 
-/// Opens the way to the kernel's driver.
+/// Opens a socket to the kernel's driver.
 pub(super) fn open_netlink() -> Result<Netlink, DeviceError> {
     Netlink::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => DeviceError::NoModule,
@@ -357,7 +357,7 @@ mod tests {
         assert!(attr.value_len() + 4 <= usize::from(u16::MAX));
     }
 
-    /// An acknowledgement (code 0) or an error of the message `sequence`.
+    /// Builds an acknowledgment (code 0) or an error for the message `sequence`.
     fn acknowledgement(code: i32, sequence: u32) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(36u32.to_ne_bytes());
@@ -378,7 +378,7 @@ mod tests {
         let mut answers: Vec<GenlMessage<NbdMessage>> = Vec::new();
         assert!(take_answers(&both, 7, &mut answers).unwrap());
         assert_eq!(answers[0].payload.attrs, [Attr::Index(4)]);
-        // In a datagram of its own, and one of another question.
+        // The acknowledgment comes in a datagram of its own, as does one for another message.
         answers.clear();
         assert!(!take_answers(&reply, 7, &mut answers).unwrap());
         assert!(!take_answers(&acknowledgement(-1, 6), 7, &mut answers).unwrap());

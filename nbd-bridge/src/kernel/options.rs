@@ -1,30 +1,30 @@
-//! How a kernel device is asked for.
+//! Options of a kernel device.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Requests that the kernel has in flight on one socket at most (`nbd_dev_add`).
+/// Maximum number of requests that the kernel has in flight on one socket (`nbd_dev_add`).
 pub const QUEUE_DEPTH: u32 = 128;
-/// Bytes of one request as long as nobody raises `max_sectors_kb` (`nbd_dev_add`); 32 MiB is the
-/// most it can be raised to.
+/// Size of one request with the default `max_sectors_kb` (`nbd_dev_add`), which can be raised to 32
+/// MiB at most.
 pub const REQUEST_BYTES: usize = 128 * 1024;
-/// Bytes of buffers that a shard needs for all that the kernel sends it at once: memory that must
-/// be there before memory is short, since IO may be what frees memory.
+/// Bytes of buffers that a shard needs for all requests that the kernel sends at once. This memory
+/// must be available before memory gets short, since IO may be needed to free memory.
 pub const BUSY_BYTES: usize = QUEUE_DEPTH as usize * REQUEST_BYTES * 5 / 4;
 
 /// One connection has at most half of a shard's requests (`Shared::take_row`).
 const _: () = assert!(QUEUE_DEPTH * 2 <= 1024);
 
-/// Which device to connect.
+/// Device to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceChoice {
-    /// A free one: the kernel takes the first, or makes one more.
+    /// Any free device: the kernel picks the first, or creates one.
     Auto,
-    /// This one: 0 is `/dev/nbd0`. The kernel makes it if it does not exist.
+    /// The device with this number: 0 is `/dev/nbd0`. The kernel creates it if it does not exist.
     Index(u32),
 }
 
-/// A text that names no NBD device.
+/// Error for a text that does not name an NBD device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an NBD device; use auto or a whole device such as /dev/nbd0")]
 pub struct BadDeviceName(String);
@@ -41,7 +41,7 @@ impl FromStr for DeviceChoice {
             .filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()))
             .filter(|digits| *digits == "0" || !digits.starts_with('0'))
             .and_then(|digits| digits.parse().ok())
-            // Minor numbers have 20 bits (MINORBITS), of which partitions take some.
+            // Minor numbers have 20 bits (MINORBITS), some of which partitions use.
             .filter(|index| *index < 1 << 20)
             .map(Self::Index)
             .ok_or_else(|| BadDeviceName(text.to_owned()))
@@ -57,28 +57,28 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// How a device is connected.
+/// Options of a connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Which one.
+    /// Device to connect.
     pub choice: DeviceChoice,
-    /// Seconds after which the kernel takes a socket for dead whose request has no answer, and
-    /// sends the request again through another. It must be longer than any request can take here:
-    /// a request that is sent again could overtake a later one. None stands for no bound and a
-    /// quick takeover ([`super::reach`]): the device then has one socket.
+    /// Seconds without an answer after which the kernel considers a socket dead and resends the
+    /// request through another. Must be longer than any request can take here: a resent request
+    /// could overtake a later one. None means no limit and a quick takeover ([`super::reach`]); the
+    /// device then has one socket.
     pub timeout_s: Option<u64>,
-    /// Seconds that the kernel keeps requests when all sockets are dead, for somebody to connect
-    /// others; then they fail.
+    /// Seconds for which the kernel keeps requests when all sockets are dead, so that new ones can
+    /// be connected; then the requests fail.
     pub dead_timeout_s: u64,
-    /// Tells what the device is connected to: text without a newline, the same for the same
-    /// session and export. Shown in `/sys/block/nbdX/backend`.
+    /// Identifier of the session and export that the device is connected to: text without a
+    /// newline, stable across restarts. Shown in `/sys/block/nbdX/backend`.
     pub backend: String,
-    /// Take over a device that a process which is gone had connected with the same identifier.
+    /// Take over a device that an exited process had connected with the same identifier.
     pub takeover: bool,
 }
 
 impl DeviceOptions {
-    /// Takes one of these devices where any would do.
+    /// Picks one of these devices where any would do.
     pub(super) fn prefer(&mut self, devices: &[u32]) {
         if let (DeviceChoice::Auto, Some(index)) = (self.choice, devices.first()) {
             self.choice = DeviceChoice::Index(*index);

@@ -1,34 +1,34 @@
-//! Opening a device, in a process of its own.
+//! Opening a device, in a separate process.
 //!
 //! The first open after a connect reads the partition table, and an open may wait for IO for as
 //! long as the device does. The process that carries that IO must not be the one that waits, so a
-//! child does it, which is left behind when it takes too long: it ends when its IO does, at the
-//! latest when the device is disconnected.
+//! child opens the device. A child that takes too long is left behind: it ends when its IO does, at
+//! the latest when the device is disconnected.
 
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Pause between two looks.
+/// Polling interval.
 const STEP: Duration = Duration::from_millis(5);
 
-/// What came of opening a device in a child.
+/// Result of opening a device in a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// It could be opened, and was closed again.
+    /// The device was opened and closed again.
     Opened,
-    /// The child wrote this instead.
+    /// The open failed; this is the child's standard error output.
     Refused(String),
-    /// It did not end in time, and was left behind.
+    /// The child did not end in time and was left behind.
     TooLong,
 }
 
-/// Runs a child that opens the device, for `patience` at most. The child ends with code 0 when it
-/// could, else with another and its reason on standard error.
+/// Runs a child that opens the device, for `patience` at most. The child exits with code 0 on
+/// success, otherwise with another code and its reason on standard error.
 ///
 /// # Errors
-/// The system's error when there can be no child.
+/// The system's error when the child cannot be started.
 pub fn probe(child: &mut Command, patience: Duration) -> io::Result<Probe> {
     let mut child =
         child.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
@@ -54,7 +54,7 @@ pub fn probe(child: &mut Command, patience: Duration) -> io::Result<Probe> {
     }
 }
 
-/// Ends a child as soon as that is possible, without waiting for it here.
+/// Reaps a child as soon as possible, without waiting for it here.
 fn leave(mut child: Child) {
     let reap = move || {
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
@@ -66,8 +66,8 @@ fn leave(mut child: Child) {
     }
 }
 
-/// Waits until udev has processed the kernel's events, for `patience` at most. Where
-/// udev does not run there is nothing to wait for. True when it is done.
+/// Waits until udev has processed the kernel's events, for `patience` at most. Returns true when it
+/// has. Without udev there is nothing to wait for.
 pub fn settle(patience: Duration) -> bool {
     if !Path::new("/run/udev/control").exists() {
         return true;

@@ -1,16 +1,15 @@
-//! How often the kernel looks at requests that have no answer: `/sys/block/nbdX/queue/io_timeout`.
+//! Interval at which the kernel checks unanswered requests: `/sys/block/nbdX/queue/io_timeout`.
 //!
-//! The driver takes a bound for requests in seconds (`NBD_ATTR_TIMEOUT`). If that is 0 and the
-//! device has one socket, a request that is over its time stays where it is as long as the socket
-//! is the one it was sent through, and is sent again when the socket was replaced
-//! (`nbd_xmit_timeout`, by the socket's cookie). Then the time only says how often the driver
-//! looks, 30 s by default; the block layer lets it be set in milliseconds, and is up to
-//! about a second late (`blk_add_timer`). Such a device is *quick*: what a dead process had taken
-//! is sent again soon after another took over, and yet nothing is sent twice while the first copy
-//! may live.
+//! The driver accepts a request timeout in seconds (`NBD_ATTR_TIMEOUT`). If that is 0 and the
+//! device has one socket, an overdue request stays where it is as long as the socket is the one
+//! that it was sent through, and is resent when the socket was replaced (`nbd_xmit_timeout`, by the
+//! socket's cookie). The timeout is then merely the interval of the driver's checks, 30 s by
+//! default; the block layer accepts it in milliseconds, and is up to about a second late
+//! (`blk_add_timer`). Such a device is *quick*: requests that a dead process had taken are resent
+//! soon after a takeover, yet never while the first copy may still be alive.
 //!
 //! A write to that file may wait for the device's requests (Linux 6.14 and newer freeze the queue),
-//! so it is done in a thread that may be left behind.
+//! so a thread that may be left behind does it.
 //!
 //! Called by `device` and `takeover`.
 
@@ -20,24 +19,25 @@ use std::time::Duration;
 
 use super::sysfs::Places;
 
-/// Between two looks at a request of a quick device. Under load the first look at what a dead
-/// process had taken comes after this time, the next after as much and the block layer's second.
-/// So a takeover that has its socket in the kernel before the first look is a pause of 0.24 s, any
-/// that has it within 1.5 s one of 1.5 s. With less, more requests would be logged that are only
-/// slow. It is whole ticks of 1, 4 and 10 ms: what is read back is what was set.
+/// Interval of the checks of a quick device. Under load, the first check of requests that a dead
+/// process had taken comes after this time, and the next after the same time plus the block layer's
+/// second. So a takeover that gives the kernel its socket before the first check causes a pause of
+/// 0.24 s, and one within 1.5 s a pause of 1.5 s. A shorter interval would log more requests that
+/// are merely slow. The value is a whole number of 1, 4 and 10 ms ticks, so it reads back as it was
+/// set.
 pub(super) const QUICK_MS: u64 = 240;
-/// What the driver sets for a device without a bound (`nbd_set_cmd_timeout`).
+/// Value that the driver sets for a device without a timeout (`nbd_set_cmd_timeout`).
 const USUAL_MS: u64 = 30_000;
-/// For the write.
+/// Time to wait for the write.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// True for a device that was made quick: without that the time is one of whole seconds.
+/// Whether a device was made quick. All other devices have a whole number of seconds.
 pub(super) fn is_quick(places: &Places, index: u32) -> bool {
     places.io_timeout_ms(index).is_some_and(|ms| ms < 1000)
 }
 
-/// Makes a device quick that was connected with one socket and without a bound. If that fails it
-/// works all the same, and a takeover takes longer.
+/// Makes a device quick that was connected with one socket and without a timeout. On failure the
+/// device still works, but a takeover takes longer.
 pub(super) fn make_quick(places: &Places, index: u32) {
     if let Err(why) = write(places, index, QUICK_MS) {
         tracing::warn!(
@@ -47,7 +47,7 @@ pub(super) fn make_quick(places: &Places, index: u32) {
     }
 }
 
-/// Sets the usual time for whoever connects the device next.
+/// Restores the usual interval for the next process that connects the device.
 pub(super) fn make_usual(places: &Places, index: u32) {
     if is_quick(places, index)
         && let Err(why) = write(places, index, USUAL_MS)
@@ -63,7 +63,7 @@ fn write(places: &Places, index: u32, ms: u64) -> Result<(), String> {
     let path = places.io_timeout(index);
     let (done, result) = mpsc::channel();
     let body = move || {
-        // Nobody may wait for it any more.
+        // The caller may have stopped waiting.
         let _ = done.send(fs::write(path, ms.to_string()));
     };
     let thread = std::thread::Builder::new().name("nbd-io-timeout".into()).spawn(body);
@@ -90,11 +90,11 @@ mod tests {
         assert_eq!((places.io_timeout_ms(0), is_quick(places, 0)), (Some(QUICK_MS), true));
         make_usual(places, 0);
         assert_eq!((places.io_timeout_ms(0), is_quick(places, 0)), (Some(30_000), false));
-        // A time that somebody else set stays.
+        // A value that another program set stays.
         tree.file("sys/block/nbd0/queue/io_timeout", "90000\n");
         make_usual(places, 0);
         assert_eq!(places.io_timeout_ms(0), Some(90_000));
-        // Not there: logged, and nothing else.
+        // Missing file: logged, with no other effect.
         make_quick(places, 1);
         assert!(!is_quick(places, 1));
     }

@@ -1,4 +1,4 @@
-//! Another size for a device that is connected. Called by `device` and `takeover`.
+//! Resizing of a connected device. Called by `device` and `takeover`.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use super::error::DeviceError;
 use super::netlink::{Attr, open_netlink};
 use super::sysfs::{Places, await_that};
 
-/// For the kernel to show the size.
+/// Time for the kernel to show the new size.
 const SIZE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Gives a connected device another size; the kernel asks for the identifier it was connected with.
+/// Resizes a connected device. The kernel requires the identifier that it was connected with.
 pub(super) fn resize(places: &Places, index: u32, size: u64) -> Result<(), DeviceError> {
     let refused = |source| DeviceError::Refused {
         device: format!("/dev/nbd{index} with a size of {size} bytes"),

@@ -1,11 +1,11 @@
-//! The sockets of a kernel device, and whether the kernel reads them.
+//! Sockets of a kernel device, and the check that the kernel reads them.
 //!
-//! The driver reads each socket in a work item that never ends, on a workqueue that has a rescuer
-//! (`nbd_start_device`, `recv_work`). If the kernel is slow to make threads, for over 10 ms, the
-//! rescuer takes all items that wait for one and runs them one after the other: behind the first,
-//! which never ends, the others never run, and what is answered on their sockets is never read
-//! (`rescuer_thread` in `kernel/workqueue.c`). So every socket has [`FIRST_BYTES`] in it when the
-//! device is connected, and a device is fit for use when the kernel has taken them from each.
+//! The driver reads each socket in a work item that never ends, on a workqueue with a rescuer
+//! (`nbd_start_device`, `recv_work`). If the kernel takes over 10 ms to create threads, the rescuer
+//! takes all items that wait for one and runs them one after the other: behind the first, which
+//! never ends, the others never run, and answers on their sockets are never read (`rescuer_thread`
+//! in `kernel/workqueue.c`). Therefore every socket contains [`FIRST_BYTES`] when the device is
+//! connected, and a device is usable once the kernel has taken them from each.
 //!
 //! Called by `device`.
 
@@ -19,13 +19,13 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::proto::wire::magic;
 use crate::send_buffer;
 
-/// For the kernel to begin to read all sockets of a device.
+/// Time for the kernel to start reading all sockets of a device.
 pub(super) const READ_PATIENCE: Duration = Duration::from_secs(2);
-/// How often a device is connected anew whose sockets the kernel does not all read.
+/// Maximum number of connects of a device whose sockets the kernel does not all read.
 pub(super) const CONNECTS_MAX: u32 = 6;
 
-/// What the kernel is sent before anything else: the first bytes of the first reply, whatever that
-/// will be. Who adopts the socket leaves them out.
+/// First bytes that the kernel is sent: the start of the first reply, whatever that will be. The
+/// bridge that adopts the socket omits them from that reply.
 pub const FIRST_BYTES: [u8; 4] = magic::SIMPLE_REPLY.to_be_bytes();
 
 /// MSG_PEEK and MSG_DONTWAIT of Linux.
@@ -39,7 +39,7 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Pairs of connected sockets with [`FIRST_BYTES`] on their way to the kernel's ends.
+    /// Creates pairs of connected sockets with [`FIRST_BYTES`] already sent to the kernel ends.
     pub(super) fn new(count: usize) -> io::Result<Self> {
         let mut all = Self::default();
         for _ in 0..count {
@@ -58,13 +58,13 @@ impl Sockets {
         Ok(all)
     }
 
-    /// Adds the sockets of another.
+    /// Adds the sockets of another set.
     pub(super) fn append(&mut self, mut more: Self) {
         self.kernel.append(&mut more.kernel);
         self.ours.append(&mut more.ours);
     }
 
-    /// The ends that the kernel is given.
+    /// Returns the ends for the kernel.
     pub(super) fn kernel_ends(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.kernel.iter().map(AsFd::as_fd)
     }
@@ -74,12 +74,12 @@ impl Sockets {
         std::mem::take(&mut self.ours)
     }
 
-    /// True when our ends were handed out.
+    /// Whether our ends were handed out.
     pub(super) fn are_served(&self) -> bool {
         self.ours.is_empty()
     }
 
-    /// How many sockets there are from which the kernel has not taken all it was sent.
+    /// Number of sockets from which the kernel has not read all bytes.
     pub(super) fn unread(&self) -> usize {
         let holds_bytes = |socket: &&Socket| {
             let mut byte = [MaybeUninit::uninit()];
@@ -89,7 +89,7 @@ impl Sockets {
         self.kernel.iter().filter(holds_bytes).count()
     }
 
-    /// Ends all connections at once: the kernel fails what is in flight.
+    /// Shuts down all connections at once: the kernel fails the IO in flight.
     pub(super) fn shut_down(&mut self) {
         for socket in self.kernel.drain(..) {
             if let Err(error) = socket.shutdown(std::net::Shutdown::Both) {
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// Another descriptor of the kernel's end, as the driver has.
+    /// Returns another descriptor of the kernel's end, as the driver has.
     fn driver_end(sockets: &Sockets, index: usize) -> UnixStream {
         UnixStream::from(OwnedFd::from(sockets.kernel[index].try_clone().unwrap()))
     }
@@ -137,7 +137,7 @@ mod tests {
         let mut sockets = Sockets::new(3).unwrap();
         assert_eq!(sockets.unread(), 3);
         for index in [0, 2] {
-            // As the driver reads the head of a reply, which is longer.
+            // Reads as the driver reads the head of a reply, which is longer.
             driver_end(&sockets, index).read_exact(&mut [0; 4]).unwrap();
         }
         assert_eq!(sockets.unread(), 1);

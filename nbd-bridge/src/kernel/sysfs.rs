@@ -1,4 +1,4 @@
-//! What the kernel shows of NBD devices in /sys, /proc and /dev.
+//! The kernel's view of NBD devices in /sys, /proc and /dev.
 //!
 //! Reads small files and opens no block device, so nothing here waits for IO. The roots are fields
 //! for tests only. Called by `device` and `usage`.
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use rtrs_core::rt::blkdev::device_numbers;
 
-/// The name of the PID namespace of the first process (PROC_PID_INIT_INO of linux/proc_ns.h).
+/// Name of the initial PID namespace (PROC_PID_INIT_INO of linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Where the kernel's file systems are mounted.
+/// Mount points of the kernel's file systems.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub(super) sys: PathBuf,
@@ -28,7 +28,7 @@ impl Default for Places {
     }
 }
 
-/// The content of a small file without the newline at its end.
+/// Reads a small file without the newline at its end.
 pub(super) fn read(path: &Path) -> Option<String> {
     let mut text = fs::read_to_string(path).ok()?;
     if text.ends_with('\n') {
@@ -42,78 +42,79 @@ fn number<T: std::str::FromStr>(path: &Path) -> Option<T> {
 }
 
 impl Places {
-    /// `/sys/block/nbdX`.
+    /// Returns `/sys/block/nbdX`.
     pub(super) fn block(&self, index: u32) -> PathBuf {
         self.sys.join(format!("block/nbd{index}"))
     }
 
-    /// `/dev/nbdX`.
+    /// Returns `/dev/nbdX`.
     pub(super) fn node(&self, index: u32) -> PathBuf {
         self.dev.join(format!("nbd{index}"))
     }
 
-    /// The process that connected a device; None when it is not connected.
+    /// Returns the process that connected a device; None when it is not connected.
     pub(super) fn owner(&self, index: u32) -> Option<u32> {
         number(&self.block(index).join("pid"))
     }
 
-    /// The identifier a device was connected with.
+    /// Returns the identifier that a device was connected with.
     pub(super) fn backend(&self, index: u32) -> Option<String> {
         read(&self.block(index).join("backend"))
     }
 
-    /// Has the kernel send an event of a device, for which udev looks at it again.
+    /// Makes the kernel send an event for a device, so that udev examines it again.
     fn announce(&self, index: u32) -> io::Result<()> {
         fs::write(self.block(index).join("uevent"), "change")
     }
 
-    /// A device's size in bytes; sysfs counts sectors of 512 whatever the block size.
+    /// Returns the size of a device in bytes; sysfs uses 512-byte sectors whatever the block size.
     pub(super) fn size(&self, index: u32) -> Option<u64> {
         number::<u64>(&self.block(index).join("size"))?.checked_mul(512)
     }
 
-    /// The file with the interval at which the block layer checks requests without an answer.
+    /// Returns the file with the interval at which the block layer checks unanswered requests.
     pub(super) fn io_timeout(&self, index: u32) -> PathBuf {
         self.block(index).join("queue/io_timeout")
     }
 
-    /// Its value in milliseconds.
+    /// Returns that interval in milliseconds.
     pub(super) fn io_timeout_ms(&self, index: u32) -> Option<u64> {
         number(&self.io_timeout(index))
     }
 
-    /// A device's logical block in bytes.
+    /// Returns the logical block size of a device in bytes.
     pub(super) fn block_size(&self, index: u32) -> Option<u32> {
         number(&self.block(index).join("queue/logical_block_size"))
     }
 
-    /// False when a device takes writes.
+    /// Whether a device rejects writes.
     pub(super) fn is_read_only(&self, index: u32) -> Option<bool> {
         number::<u8>(&self.block(index).join("ro")).map(|ro| ro != 0)
     }
 
-    /// False when the kernel flushes nothing on a device, since all that is answered is durable.
+    /// Whether the kernel sends flushes to a device. Without a write cache, every acknowledged
+    /// write is durable.
     pub(super) fn has_write_cache(&self, index: u32) -> Option<bool> {
         read(&self.block(index).join("queue/write_cache")).map(|mode| mode != "write through")
     }
 
-    /// True when the kernel sends writes with FUA to a device.
+    /// Whether the kernel sends writes with FUA to a device.
     pub(super) fn has_fua(&self, index: u32) -> Option<bool> {
         number::<u8>(&self.block(index).join("queue/fua")).map(|fua| fua != 0)
     }
 
-    /// Queues of a device, each with a socket of its own.
+    /// Number of queues of a device, each with a socket of its own.
     pub(super) fn queues(&self, index: u32) -> usize {
         fs::read_dir(self.block(index).join("mq")).into_iter().flatten().flatten().count()
     }
 
-    /// Requests that were handed to the device and are not answered.
+    /// Number of requests submitted to the device and not yet answered.
     pub(super) fn inflight(&self, index: u32) -> Option<u64> {
         let text = read(&self.block(index).join("inflight"))?;
         text.split_whitespace().map(|count| count.parse::<u64>().ok()).sum()
     }
 
-    /// Numbers of all NBD devices there are, ascending.
+    /// Returns the numbers of all existing NBD devices, ascending.
     pub(super) fn devices(&self) -> Vec<u32> {
         let entries = fs::read_dir(self.sys.join("block")).into_iter().flatten().flatten();
         let mut all: Vec<u32> = entries
@@ -123,12 +124,12 @@ impl Places {
         all
     }
 
-    /// Major and minor number, as in `43:0`, of a device or one of its partitions.
+    /// Returns the major and minor number, as in `43:0`, of a device or a partition.
     pub(super) fn numbers(block: &Path) -> Option<String> {
         read(&block.join("dev"))
     }
 
-    /// True when the node in /dev is there and is this device.
+    /// Whether the node in /dev exists and belongs to this device.
     pub(super) fn has_node(&self, index: u32) -> bool {
         let Ok(meta) = fs::metadata(self.node(index)) else { return false };
         let (major, minor) = device_numbers(meta.rdev());
@@ -136,14 +137,14 @@ impl Places {
             && Self::numbers(&self.block(index)) == Some(format!("{major}:{minor}"))
     }
 
-    /// A process's name; None when there is no such process.
+    /// Returns the name of a process; None when it does not exist.
     pub(super) fn process(&self, pid: u32) -> Option<String> {
         read(&self.proc.join(pid.to_string()).join("comm"))
     }
 
-    /// True when the process that connected a device is gone. A number that was given to another
-    /// program since, or to this process, which has not connected anything yet, is as good as gone.
-    /// In a PID namespace this is unknown: the kernel shows numbers of the initial one.
+    /// Whether the process that connected a device has exited. This includes a process ID that has
+    /// been reused by another program, or by this process, which has not connected a device yet. In
+    /// a PID namespace this is unknown: the kernel shows process IDs of the initial namespace.
     pub(super) fn is_left_behind(&self, owner: u32) -> bool {
         let namespace = fs::read_link(self.proc.join("self/ns/pid"));
         if namespace.is_ok_and(|name| name.as_os_str() != INITIAL_PID_NAMESPACE) {
@@ -154,25 +155,25 @@ impl Places {
     }
 }
 
-/// What `/dev/nbdX` was connected with; None while it is not connected.
+/// Returns the identifier that `/dev/nbdX` was connected with; None while it is not connected.
 #[must_use]
 pub fn backend_of(index: u32) -> Option<String> {
     let places = Places::default();
     places.backend(index).filter(|_| places.owner(index).is_some())
 }
 
-/// Has udev look at `/dev/nbdX` again. The event of a connect comes before the kernel shows the
-/// backend, that of a disconnect while it still does.
+/// Makes udev examine `/dev/nbdX` again. The event of a connect precedes the time when the kernel
+/// shows the backend, and that of a disconnect comes while it still does.
 pub fn announce(index: u32) {
     if let Err(error) = Places::default().announce(index) {
         tracing::warn!("udev is not notified of /dev/nbd{index}, its links may be wrong: {error}");
     }
 }
 
-/// Pause between two looks.
+/// Polling interval.
 pub(super) const STEP: Duration = Duration::from_millis(5);
 
-/// Looks again and again. False when it does not hold within that time.
+/// Polls a condition. Returns false when it does not hold within `patience`.
 pub(super) fn await_that(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + patience;
     loop {

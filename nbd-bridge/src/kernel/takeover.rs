@@ -1,15 +1,14 @@
-//! Taking over a device whose process died: fresh sockets in the place of the dead ones.
+//! Takeover of a device whose process died: fresh sockets replace the dead ones.
 //!
-//! The device stays connected: file systems stay mounted, and requests wait in the kernel, as long
-//! as `dead_timeout_s` says. What the dead process had taken from its sockets and not answered, the
-//! kernel sends again when its `timeout_s` is over, as it was when the request was first sent
-//! (`nbd_xmit_timeout`): a new socket does not make it look earlier. A quick device (`resend`) does
-//! it sooner. All other requests go at once.
+//! The device stays connected: file systems stay mounted, and requests wait in the kernel for up to
+//! `dead_timeout_s`. Requests that the dead process had taken from its sockets and not answered are
+//! resent by the kernel when its `timeout_s` has passed, with the value set when the request was
+//! first sent (`nbd_xmit_timeout`): a new socket does not make the kernel check earlier. A quick
+//! device (`resend`) resends them sooner. All other requests are sent at once.
 //!
-//! Nobody may serve the fresh sockets before it is certain that nothing the dead process had sent
-//! on can happen any more. Until then what the kernel writes to them only lies there; so a quick
-//! device is given its socket first, and what it waits for comes while the session opens
-//! ([`reach`]).
+//! The fresh sockets must not be served before it is certain that no request passed on by the dead
+//! process can still take effect. Until then, what the kernel writes to them stays unread; so a
+//! quick device gets its socket first, and its resends arrive while the session opens ([`reach`]).
 //!
 //! Source: `nbd_genl_reconfigure` and `nbd_reconnect_socket` in `drivers/block/nbd.c`. Called by
 //! `device`.
@@ -28,8 +27,8 @@ use super::sockets::{CONNECTS_MAX, READ_PATIENCE, Sockets};
 use super::sysfs::{Places, await_that};
 use crate::proto::ExportInfo;
 
-/// A device of a process that is gone, with fresh sockets that nobody serves yet: dropped, it is
-/// left behind again.
+/// A device of an exited process, with fresh sockets that are not served yet. Dropping it leaves
+/// the device behind again.
 #[derive(Debug)]
 pub struct Reached {
     pub(super) index: u32,
@@ -38,12 +37,12 @@ pub struct Reached {
     pub(super) claim: Claim,
 }
 
-/// Gives the device that the options ask to take over its fresh sockets early, before they can be
-/// served, if it has a quick takeover: what the dead process had taken comes again while the
-/// session still opens. See [`KernelDevice::connect`](super::KernelDevice::connect).
+/// Gives fresh sockets to the device to be taken over, early and before they can be served, if it
+/// supports a quick takeover: the kernel resends what the dead process had taken while the session
+/// still opens. See [`KernelDevice::connect`](super::KernelDevice::connect).
 ///
 /// # Errors
-/// What is in the way, with a hint.
+/// The reason for the failure, with a hint.
 pub fn reach(options: &DeviceOptions) -> Result<Option<Reached>, DeviceError> {
     reach_in(&Places::default(), options)
 }
@@ -55,7 +54,7 @@ fn reach_in(places: &Places, options: &DeviceOptions) -> Result<Option<Reached>,
     Reached::new(places, options, 1, None)
 }
 
-/// The device to take over, if there is one.
+/// Returns the device to take over, if there is one.
 fn left_behind(places: &Places, options: &DeviceOptions) -> Option<(u32, Claim)> {
     let is_wanted = |index: &u32| match options.choice {
         DeviceChoice::Auto => true,
@@ -72,7 +71,7 @@ fn odd<T>(index: u32, what: String) -> Result<T, DeviceError> {
     Err(DeviceError::Odd { index, what })
 }
 
-/// Between two offers of the only socket of a device.
+/// Interval between two offers of the only socket of a device.
 const AGAIN: Duration = Duration::from_millis(50);
 const HINT: &str = "free it with detach, or attach without takeover";
 
@@ -83,7 +82,7 @@ fn check_sockets(
     options: &DeviceOptions,
     count: usize,
 ) -> Result<(), DeviceError> {
-    // The bound of requests under way would not be the one that they were sent with.
+    // Requests in flight would get a timeout other than the one that they were sent with.
     match (is_quick(places, index), options.timeout_s) {
         (true, Some(_)) => {
             return odd(index, "it has a quick takeover; use --quick-takeover".into());
@@ -101,10 +100,10 @@ fn check_sockets(
     Ok(())
 }
 
-/// Checks whether `export` can replace that of the device. The kernel learned that one at the
+/// Checks whether `export` can replace that of the device. The kernel learned its export at the
 /// connect and relies on it: a device without a write cache is never flushed.
 fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
-    // It may have grown meanwhile; what the kernel knows of the rest still has to hold.
+    // The export may have grown meanwhile; all other properties still have to hold.
     if places.size(index).is_none_or(|had| export.size < had) {
         let had = places.size(index).map_or_else(|| "no size".into(), |n| format!("{n} bytes"));
         return odd(index, format!("it has {had} and the export {}; {HINT}", export.size));
@@ -127,11 +126,11 @@ fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), D
     Ok(())
 }
 
-/// Gives the kernel a socket. False when it does not read it in time.
+/// Gives the kernel a socket. Returns false when the kernel does not read it in time.
 fn give(netlink: &mut Netlink, attrs: &[Attr], fresh: &Sockets, count: usize) -> io::Result<bool> {
     let deadline = Instant::now() + READ_PATIENCE;
-    // The socket of a process that has just died may be a moment from being dead, and then the
-    // kernel drops this one without a word. Where there is one place only it cannot take two.
+    // The socket of a process that has just died may not be marked dead yet; the kernel then
+    // silently drops this one. With a single socket, the kernel cannot take two.
     let patience = if count == 1 { AGAIN } else { READ_PATIENCE };
     loop {
         netlink.reconfigure(attrs.to_vec())?;
@@ -145,7 +144,8 @@ fn give(netlink: &mut Netlink, attrs: &[Attr], fresh: &Sockets, count: usize) ->
 }
 
 impl Reached {
-    /// Gives the device fresh sockets, one after the other. None when there is none to take over.
+    /// Gives the device fresh sockets, one after the other. Returns None when there is no device to
+    /// take over.
     pub(super) fn new(
         places: &Places,
         options: &DeviceOptions,
@@ -159,7 +159,7 @@ impl Reached {
         let mut sockets = Sockets::default();
         for number in 0..count {
             let mut attempt = 1;
-            // One at a time: the readers of several could get into each other's way.
+            // One at a time: the readers of several could block each other.
             let fresh = loop {
                 let mut fresh = Sockets::new(1)?;
                 let mut attrs = vec![
@@ -168,7 +168,7 @@ impl Reached {
                     Attr::BackendIdentifier(options.backend.clone()),
                     sockets_attr(fresh.kernel_ends()),
                 ];
-                // A quick device has none already, and to say so again would make it slow.
+                // A quick device already has no timeout, and setting that again would make it slow.
                 attrs.extend(options.timeout_s.map(Attr::Timeout));
                 let refused = |source| DeviceError::Refused {
                     device: format!("/dev/nbd{index} to this process"),
@@ -178,7 +178,8 @@ impl Reached {
                 if give(&mut netlink, &attrs, &fresh, count).map_err(refused)? {
                     break fresh;
                 }
-                // Whoever has it sees its end, and a dead socket has room for another.
+                // If the kernel did take the socket, this ends it, and a dead socket can be
+                // replaced.
                 fresh.shut_down();
                 let what = format!("the kernel does not read socket {number} of {count}");
                 if attempt == CONNECTS_MAX {
@@ -192,7 +193,7 @@ impl Reached {
         Ok(Some(Self { index, places: places.clone(), sockets, claim }))
     }
 
-    /// Hands the sockets to those who serve them from now on.
+    /// Passes the sockets to the shards that serve them from now on.
     pub(super) fn serve(
         mut self,
         export: &ExportInfo,
@@ -201,7 +202,7 @@ impl Reached {
         let index = self.index;
         check_shape(&self.places, index, export)?;
         let ours = self.sockets.take_ours();
-        // If that fails, the sockets end here, and the device waits for the next.
+        // On failure, the sockets end here, and the device waits for the next takeover.
         adopt(ours)?;
         if self.places.size(index) != Some(export.size)
             && let Err(error) = resize(&self.places, index, export.size)
@@ -257,7 +258,7 @@ mod tests {
         assert_eq!(found(DeviceChoice::Index(2)), None, "another took it over and lives");
         assert_eq!(found(DeviceChoice::Auto), Some(3));
         drop(claim);
-        // A child that another test has forked and that has not executed yet shares the lock.
+        // A child that another test has forked and that has not yet called exec shares the lock.
         let end = Instant::now() + Duration::from_secs(10);
         while found(DeviceChoice::Auto) != Some(2) {
             assert!(Instant::now() < end, "the claim was not released");
@@ -341,7 +342,7 @@ mod tests {
             ("uncached", "2048", "write through", false),
         ] {
             let tree = tree(&format!("nbd-takeover-serve-{name}"));
-            // What the kernel has now; the device was reached before.
+            // Values of the kernel now; the device was reached before.
             tree.file("sys/block/nbd2/size", &format!("{sectors}\n"));
             tree.file("sys/block/nbd2/queue/write_cache", &format!("{cache}\n"));
             let (places, claim) = (tree.places.clone(), Claim::new(&tree.places, 2).unwrap());

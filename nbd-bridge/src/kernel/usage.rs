@@ -1,9 +1,10 @@
-//! Who uses a device: mounts, swap, devices on top of it, processes that have it open.
+//! Users of a device: mounts, swap, devices stacked on it, and processes that have it open.
 //!
-//! Looks at /proc and /sys only and never opens the device, so it ends soon whatever the device
-//! does. It sees what the caller may see: root sees all of its PID namespace. A kernel user without
-//! a trace there (a target exporting the device) is found by opening it exclusively, which is for a
-//! process that may be left behind. Called before a detach and to explain why a device is busy.
+//! Reads /proc and /sys only and never opens the device, so it ends soon whatever the device does.
+//! It sees what the caller may see: root sees all of its PID namespace. A kernel user that leaves
+//! no trace there (a target exporting the device) is found by opening the device exclusively, which
+//! a process that may be left behind must do. Called before a detach and to explain why a device is
+//! busy.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -19,9 +20,9 @@ pub enum DeviceUse {
     Mounted(String),
     /// Swap space.
     Swap,
-    /// Part of this device, as of dm-0 or md0.
+    /// Part of this device, such as dm-0 or md0.
     Held(String),
-    /// Open in a process: its number and its name.
+    /// Open in a process: its ID and its name.
     Open(u32, String),
 }
 
@@ -36,13 +37,13 @@ impl fmt::Display for DeviceUse {
     }
 }
 
-/// Who uses a device, most telling first; empty when nobody is seen to.
+/// Returns the uses of a device, most significant first; empty when none are visible.
 pub fn device_uses(index: u32) -> Vec<DeviceUse> {
     uses(&Places::default(), index)
 }
 
-/// What is known of the uses of a device, most telling first; of processes without those that
-/// only go with a mount.
+/// Returns the known uses of a device, most significant first. Processes that only use a mount of
+/// the device are omitted.
 pub(super) fn uses(places: &Places, index: u32) -> Vec<DeviceUse> {
     let disk = places.block(index);
     let name = format!("nbd{index}");
@@ -71,14 +72,14 @@ pub(super) fn uses(places: &Places, index: u32) -> Vec<DeviceUse> {
     found
 }
 
-/// The processes there are, by number.
+/// Returns all processes with their IDs.
 fn processes(places: &Places) -> impl Iterator<Item = (u32, PathBuf)> {
     let entries = fs::read_dir(&places.proc).into_iter().flatten().flatten();
     entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
 }
 
-/// Mounts in every mount namespace that has a process. File systems with device numbers of their
-/// own, as btrfs, are known by their source.
+/// Finds mounts in every mount namespace that has a process. File systems with device numbers of
+/// their own, such as btrfs, are recognized by their source.
 fn mounts(places: &Places, numbers: &[String], nodes: &[PathBuf], found: &mut Vec<DeviceUse>) {
     let mut namespaces = HashSet::new();
     let own = std::iter::once((0, places.proc.join("self")));
@@ -104,7 +105,7 @@ fn mounts(places: &Places, numbers: &[String], nodes: &[PathBuf], found: &mut Ve
     }
 }
 
-/// Undoes the octal escapes of mountinfo (proc(5)).
+/// Decodes the octal escapes of mountinfo (proc(5)).
 fn unescape(text: &str) -> String {
     ["\\040", "\\011", "\\012", "\\134"]
         .into_iter()
@@ -164,7 +165,7 @@ mod tests {
         std::os::unix::fs::symlink(dev.join("nbd1"), tree.root.join("proc/9/fd/5")).unwrap();
         let mut shown: Vec<String> =
             uses(&tree.places, 1).iter().map(ToString::to_string).collect();
-        // Processes are seen in the order of the directory.
+        // Processes are listed in directory order.
         shown[..3].sort();
         assert_eq!(
             shown,

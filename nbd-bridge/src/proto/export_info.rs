@@ -1,17 +1,17 @@
-//! `ExportInfo`: what a client may learn of an export.
+//! `ExportInfo`: properties of an export that clients may learn.
 //!
-//! Used in both phases: the handshake advertises it, the transmission phase validates requests
-//! against it. It holds no device. Call [`ExportInfo::check`] once, at start; the handshake does it
-//! again and will not serve an export whose numbers break the NBD document.
+//! Used in both phases: the handshake advertises it, and the transmission phase validates requests
+//! against it. It holds no device. Call [`ExportInfo::check`] once at startup; the handshake
+//! repeats the check and refuses an export whose numbers violate the NBD document.
 
 use super::wire::{self, transmission_flags as tf};
 
-/// An export as the protocol sees it. Sizes in bytes.
+/// An export as the protocol describes it. Sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Canonical name, at most [`wire::STRING_MAX`] bytes without NUL.
     pub name: String,
-    /// One line for people, same bounds; may be empty.
+    /// One line for users, with the same limits; may be empty.
     pub description: String,
     /// Size of the export.
     pub size: u64,
@@ -19,8 +19,9 @@ pub struct ExportInfo {
     pub read_only: bool,
     /// `NBD_CMD_FLUSH` is offered.
     pub flush: bool,
-    /// There is a volatile cache, so that a flush does something. A kernel's device without one is
-    /// "write through" and sends none; clients of a socket are offered it all the same.
+    /// The device has a volatile cache, so that a flush has an effect. A kernel device without one
+    /// is "write through" and sends no flushes; clients of a socket are offered flushes all the
+    /// same.
     pub write_cache: bool,
     /// `NBD_CMD_FLAG_FUA` is offered.
     pub fua: bool,
@@ -28,7 +29,7 @@ pub struct ExportInfo {
     pub trim: bool,
     /// `NBD_CMD_WRITE_ZEROES` is offered, with `NBD_CMD_FLAG_NO_HOLE`.
     pub write_zeroes: bool,
-    /// `NBD_CMD_FLAG_FAST_ZERO` is offered; means nothing without `write_zeroes`.
+    /// `NBD_CMD_FLAG_FAST_ZERO` is offered; ignored without `write_zeroes`.
     pub fast_zero: bool,
     /// `NBD_CMD_CACHE` is offered.
     pub cache: bool,
@@ -36,21 +37,22 @@ pub struct ExportInfo {
     pub multi_conn: bool,
     /// Seeks are slow.
     pub rotational: bool,
-    /// Offsets and lengths must be multiples of it, of clients that asked: a power of two, 1 to
-    /// 65,536.
+    /// Minimum block size. Clients that asked for it must use multiples as offsets and lengths. A
+    /// power of two from 1 to 65,536.
     pub min_block: u32,
-    /// A power of two, at least 512 and `min_block`.
+    /// Preferred block size: a power of two, at least 512 and `min_block`.
     pub preferred_block: u32,
     /// Largest read or write in one request: at least `preferred_block`, at most
     /// [`wire::PAYLOAD_MAX`].
     pub max_payload: u32,
-    /// Which parts are holes can be said: the context `base:allocation` is offered.
+    /// Holes can be reported: the context `base:allocation` is offered.
     pub extents: bool,
-    /// Another host may write at the same time, so parts of blocks cannot be changed. Not told.
+    /// Another host may write at the same time, so parts of blocks cannot be changed. Not
+    /// advertised.
     pub shared_writes: bool,
 }
 
-/// Why an [`ExportInfo`] cannot be served.
+/// Reason why an [`ExportInfo`] cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadExport {
     /// The name is over [`wire::STRING_MAX`] bytes or has a NUL.
@@ -59,20 +61,20 @@ pub enum BadExport {
     /// The description is over [`wire::STRING_MAX`] bytes or has a NUL.
     #[error("the export description must be at most 4096 bytes without NUL")]
     Description,
-    /// Not a power of two from 1 to 65,536.
+    /// The minimum block size is not a power of two from 1 to 65,536.
     #[error("the minimum block size {0} is not a power of two from 1 to 65536")]
     MinBlock(u32),
-    /// Not a power of two, or below 512 or the minimum block size.
+    /// The preferred block size is not a power of two, or is below 512 or the minimum block size.
     #[error("the preferred block size {0} is not a power of two of at least 512 and the minimum")]
     PreferredBlock(u32),
-    /// Below the preferred block size or above [`wire::PAYLOAD_MAX`].
+    /// The maximum payload is below the preferred block size or above [`wire::PAYLOAD_MAX`].
     #[error("the maximum payload {0} is not between the preferred block size and 64 MiB")]
     MaxPayload(u32),
 }
 
 impl ExportInfo {
-    /// A writable export of `size` bytes with the document's default sizes (1, 4096) and the
-    /// largest payload, flush and FUA, and nothing else.
+    /// Creates a writable export of `size` bytes with the document's default block sizes (1, 4096),
+    /// the largest payload, flush and FUA, and no other features.
     pub fn plain(name: impl Into<String>, size: u64) -> Self {
         Self {
             name: name.into(),
@@ -99,7 +101,7 @@ impl ExportInfo {
     /// Checks names and sizes against "Size constraints" and the string rules of the NBD document.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// The first rule that is violated.
     pub fn check(&self) -> Result<(), BadExport> {
         let is_string = |s: &str| s.len() <= wire::STRING_MAX && !s.contains('\0');
         if !is_string(&self.name) {
@@ -121,9 +123,9 @@ impl ExportInfo {
         Ok(())
     }
 
-    /// The 16 transmission flags. `structured_replies`: they were negotiated before.
-    /// DF may be offered only then. A read-only export offers no command that writes, and fast
-    /// zero goes with write zeroes ("Transmission flags").
+    /// Returns the 16 transmission flags. DF may be offered only if `structured_replies` were
+    /// negotiated before. A read-only export offers no command that writes, and fast zero requires
+    /// write zeroes ("Transmission flags").
     pub fn transmission_flags(&self, structured_replies: bool) -> u16 {
         let writable = !self.read_only;
         let zeroes = self.write_zeroes && writable;
@@ -144,8 +146,8 @@ impl ExportInfo {
         .fold(0, |flags, (on, flag)| if on { flags | flag } else { flags })
     }
 
-    /// True when a client must know the sizes to be served without errors: they differ from what
-    /// the document lets it assume.
+    /// Whether clients must know the sizes to be served without errors, because they differ from
+    /// the sizes that the document lets clients assume.
     pub(crate) fn has_own_sizes(&self) -> bool {
         self.min_block != 1 || self.max_payload < wire::PAYLOAD_DEFAULT
     }

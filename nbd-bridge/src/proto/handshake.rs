@@ -1,10 +1,11 @@
-//! `Handshake`: the server's side of the fixed newstyle negotiation, as a machine without IO.
+//! `Handshake`: server side of the fixed newstyle negotiation, as a state machine without IO.
 //!
-//! The caller sends what [`Handshake::start`] appends, then feeds every byte the client sends and
-//! sends every byte that is appended, until the outcome is neither `NeedMore` nor `Reply`. How
-//! the bytes are split changes nothing. No client can make it hold more than [`OPTION_DATA_MAX`]
-//! bytes, read more than [`RECEIVED_MAX`] or answer more than [`OPTIONS_MAX`] options; time is
-//! the caller's to bound. The listener's connections run it before the transmission phase.
+//! The caller sends what [`Handshake::start`] appends, then feeds every byte that the client sends
+//! and sends every byte that is appended, until the outcome is neither `NeedMore` nor `Reply`.
+//! Splitting the input differently changes nothing. No client can make the handshake hold more than
+//! [`OPTION_DATA_MAX`] bytes, read more than [`RECEIVED_MAX`] or answer more than [`OPTIONS_MAX`]
+//! options; the caller enforces timeouts. The listener's connections run it before the transmission
+//! phase.
 //!
 //! Offered: EXPORT_NAME, ABORT, LIST, INFO, GO, STRUCTURED_REPLY, and LIST_META_CONTEXT and
 //! SET_META_CONTEXT with one context, `base:allocation`. Everything else is answered with UNSUP,
@@ -19,76 +20,76 @@ use super::wire::{
     client_flags, clip, handshake_flags, info, magic, opt, rep, take,
 };
 
-/// Longest option data that is kept and understood: a name of 4096 bytes and two thousand
-/// information requests.
+/// Maximum option data that is stored and parsed: a name of 4096 bytes and two thousand information
+/// requests.
 pub(crate) const OPTION_DATA_MAX: u32 = 8 << 10;
-/// Longest option data that is dropped and answered with an error; beyond it the connection ends.
+/// Maximum option data that is skipped and answered with an error; beyond it the connection ends.
 pub(crate) const OPTION_SKIP_MAX: u32 = 256 << 10;
-/// Options of one handshake, the last one included. A client that lists an export needs two.
+/// Maximum number of options in one handshake, including the last. Listing an export takes two.
 pub(crate) const OPTIONS_MAX: u32 = 1024;
-/// Bytes of one handshake from the client, announced option data included.
+/// Maximum number of bytes from the client in one handshake, including announced option data.
 pub(crate) const RECEIVED_MAX: u64 = 1 << 20;
 
-/// The exports that clients may see. Asked during the handshake only.
+/// The exports that clients may see. Used during the handshake only.
 pub trait Exports {
     /// Calls `visit` for every export, in a stable order.
     fn list(&self, visit: &mut dyn FnMut(&ExportInfo));
 
-    /// The export of a name; the empty name means the default export, if there is one.
+    /// Returns the export of a name. The empty name means the default export, if there is one.
     fn lookup(&self, name: &str) -> Option<ExportInfo>;
 }
 
-/// What client and server agreed on.
+/// Result of a successful handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     /// The export under its canonical name.
     pub export: ExportInfo,
-    /// What the client has asked for.
+    /// Features that the client requested.
     pub terms: Terms,
-    /// The client asked to leave out the 124 zeroes after EXPORT_NAME.
+    /// The client requested to omit the 124 zeroes after EXPORT_NAME.
     pub no_zeroes: bool,
 }
 
 impl Negotiated {
-    /// The rules for this connection's requests.
+    /// Returns the rules for this connection's requests.
     pub fn rules(&self) -> Rules {
         Rules::new(&self.export, self.terms)
     }
 }
 
-/// The state of the handshake after some input.
+/// State of the handshake after some input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All input was taken and more is needed.
+    /// All input was consumed and more is needed.
     NeedMore,
-    /// An option was answered. Send what was appended, then feed the rest of the input or wait
-    /// for more. One option per call bounds what is appended.
+    /// An option was answered. Send what was appended, then feed the rest of the input or wait for
+    /// more. One option per call bounds the appended bytes.
     Reply,
     /// Send what was appended; the rest of the input belongs to the transmission phase.
     Ready(Box<Negotiated>),
-    /// The client asked to end. Send what was appended, then close.
+    /// The client ended the handshake. Send what was appended, then close.
     Abort,
-    /// The client broke the protocol or asked for what can only be refused by closing. Close;
-    /// nothing was appended in this call.
+    /// The client violated the protocol, or sent a request that can only be refused by closing.
+    /// Close; nothing was appended in this call.
     Close(ProtocolError),
 }
 
-/// Why a handshake ended without an agreement.
+/// Reason why a handshake failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// Flags beyond [`client_flags::KNOWN`].
+    /// Flags other than [`client_flags::KNOWN`].
     #[error("unknown client flags {0:#x}")]
     ClientFlags(u32),
     /// An option does not start with `IHAVEOPT`.
     #[error("wrong magic at the head of an option")]
     OptionMagic,
-    /// A client that does not speak fixed newstyle sent something else than EXPORT_NAME.
+    /// A client that does not speak fixed newstyle sent an option other than EXPORT_NAME.
     #[error("option {0} from a client without the fixed newstyle flag")]
     NotFixed(u32),
-    /// Option data longer than what is read to be dropped.
+    /// Option data that is too long to be skipped.
     #[error("option {option} with {len} bytes of data")]
     OptionTooLong {
-        /// The option.
+        /// Type of the option.
         option: u32,
         /// Announced length.
         len: u32,
@@ -102,22 +103,22 @@ pub enum ProtocolError {
     /// EXPORT_NAME with a name that is too long, not UTF-8 or has a NUL.
     #[error("malformed export name")]
     BadName,
-    /// EXPORT_NAME with a name nobody has; this option has no error reply.
+    /// EXPORT_NAME with an unknown name; this option has no error reply.
     #[error("unknown export")]
     UnknownExport,
-    /// EXPORT_NAME for an export whose description breaks the protocol.
+    /// EXPORT_NAME for an export whose description violates the protocol.
     #[error("the export cannot be served: {0}")]
     BadExport(export_info::BadExport),
-    /// Input after the end of the handshake; the caller went on too long.
+    /// Input after the end of the handshake, which is an error of the caller.
     #[error("the handshake is over")]
     Over,
 }
 
-/// The server's side of one handshake.
+/// Server side of one handshake.
 #[derive(Debug)]
 pub struct Handshake {
     step: Step,
-    /// The head or the data that is being gathered.
+    /// Head or data received so far.
     buf: Vec<u8>,
     fixed: bool,
     no_zeroes: bool,
@@ -128,17 +129,17 @@ pub struct Handshake {
     received: u64,
 }
 
-/// What the next bytes are, in the order of a handshake.
+/// Meaning of the next bytes, in the order of a handshake.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     ClientFlags,
     Header,
-    /// The data of an option that is understood.
+    /// Data of a supported option.
     Data {
         option: u32,
         len: u32,
     },
-    /// Data to be dropped before `refusal` is sent.
+    /// Data to be skipped before `refusal` is sent.
     Skip {
         option: u32,
         left: u32,
@@ -147,7 +148,7 @@ enum Step {
     Over,
 }
 
-/// An error reply: its type and the text for people.
+/// An error reply: its type and the message for users.
 pub(crate) type Refused = (u32, &'static str);
 
 const CLIENT_FLAGS_LEN: usize = 4;
@@ -169,8 +170,8 @@ impl Handshake {
         }
     }
 
-    /// Takes input and appends answers to `out`. Returns how many bytes of `input` were taken, and
-    /// the state.
+    /// Consumes input and appends answers to `out`. Returns the number of bytes of `input`
+    /// consumed, and the state.
     pub fn feed(
         &mut self,
         input: &[u8],
@@ -190,7 +191,7 @@ impl Handshake {
         (input.len() - rest.len(), outcome)
     }
 
-    /// One step; None when the next one can be tried at once.
+    /// Performs one step. Returns None when the next step can be tried at once.
     fn advance(
         &mut self,
         rest: &mut &[u8],
@@ -251,7 +252,8 @@ impl Handshake {
         }
     }
 
-    /// Moves bytes from `rest` to the buffer until it has `want`; true when it has.
+    /// Moves bytes from `rest` to the buffer until it holds `want` bytes. Returns true when it
+    /// does.
     fn gather(&mut self, rest: &mut &[u8], want: usize) -> bool {
         let missing = want.saturating_sub(self.buf.len());
         let (now, later) = rest.split_at(missing.min(rest.len()));
@@ -260,7 +262,7 @@ impl Handshake {
         now.len() == missing
     }
 
-    /// Validates the head of an option and chooses what happens to its data.
+    /// Validates the head of an option and decides how to treat its data.
     fn open_option(&mut self, head: OptionHeader, out: &mut Vec<u8>) -> Option<Outcome> {
         let OptionHeader { option, len } = head;
         let close = |error| Some(Outcome::Close(error));
@@ -268,7 +270,7 @@ impl Handshake {
             return close(ProtocolError::NotFixed(option));
         }
         if option == opt::ABORT {
-            // Data is to be ignored, and the client may be gone before it would have arrived.
+            // Data is to be ignored, and the client may close before it would have arrived.
             put_reply(out, option, rep::ACK, &[]);
             return Some(Outcome::Abort);
         }
@@ -329,7 +331,7 @@ impl Handshake {
             opt::LIST => {
                 exports.list(&mut |export| {
                     let name = export.name.as_bytes();
-                    // A name that cannot be asked for is not worth listing.
+                    // A name that cannot be requested is not worth listing.
                     if export.name.len() > STRING_MAX {
                         return;
                     }
@@ -339,7 +341,7 @@ impl Handshake {
                 });
                 put_reply(out, option, rep::ACK, &[]);
             }
-            // STRUCTURED_REPLY: `open_option` lets no other pass. Asking twice changes nothing.
+            // STRUCTURED_REPLY: `open_option` passes no other option. Repeating it changes nothing.
             _ => {
                 self.structured_replies = true;
                 put_reply(out, option, rep::ACK, &[]);
@@ -367,7 +369,7 @@ impl Handshake {
         Outcome::Ready(Box::new(self.terms(export, false)))
     }
 
-    /// Appends the information replies and the acknowledgement, or returns the error to reply with.
+    /// Appends the information replies and the acknowledgment, or returns the error to reply with.
     fn info_or_go(
         &self,
         option: u32,
@@ -392,7 +394,8 @@ impl Handshake {
         if wants_description && !export.description.is_empty() {
             put_info(info::DESCRIPTION, [export.description.as_bytes(), &[], &[]]);
         }
-        // Unasked, too, when the client would otherwise run into errors ("Size constraints").
+        // Sent even if not requested when the client would otherwise run into errors ("Size
+        // constraints").
         if wants_sizes || export.has_own_sizes() {
             let sizes = [export.min_block, export.preferred_block, export.max_payload];
             let [min, preferred, max] = sizes.map(u32::to_be_bytes);
@@ -402,7 +405,7 @@ impl Handshake {
         Ok(self.terms(export, wants_sizes))
     }
 
-    /// Lists the contexts that the client asks for, or chooses them in the place of those before.
+    /// Lists the contexts that the client asks for, or selects them in place of the former ones.
     fn meta_context(
         &mut self,
         option: u32,
@@ -458,8 +461,8 @@ const CUT: Refused = (rep::ERR_INVALID, "the option is shorter than its fields")
 const NOT_AS_LONG: Refused = (rep::ERR_INVALID, "the option is not as long as its fields");
 const UNKNOWN_EXPORT: Refused = (rep::ERR_UNKNOWN, "this server has no export of that name");
 
-/// The data of INFO and GO. Unknown information requests are ignored, as the document demands,
-/// and repeated ones are forgiven.
+/// Data of INFO and GO. Unknown information requests are ignored, as the document demands, and
+/// repeated ones are accepted.
 struct InfoRequest<'a> {
     name: &'a str,
     wants_name: bool,
@@ -483,7 +486,7 @@ fn parse_info(data: &[u8]) -> Result<InfoRequest<'_>, Refused> {
     })
 }
 
-/// The name of an export, behind its length.
+/// Parses the name of an export, which follows its length.
 fn name<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Refused> {
     let len = be32(rest).ok_or(CUT)? as usize;
     let (name, behind) = rest.split_at_checked(len).ok_or(CUT)?;
@@ -494,7 +497,7 @@ fn name<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Refused> {
     string(name).ok_or((rep::ERR_INVALID, "the name is not UTF-8 or has a NUL"))
 }
 
-/// A string by the document's rules, its length apart.
+/// Checks a string against the document's rules, apart from its length.
 fn string(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok().filter(|s| !s.contains('\0'))
 }
@@ -509,7 +512,7 @@ pub(crate) fn put_error(out: &mut Vec<u8>, option: u32, (reply, text): Refused) 
 }
 
 /// Appends an option reply. The parts are two strings and a few numbers at most, so their sum is
-/// far from the bound of the length field.
+/// far below the limit of the length field.
 pub(crate) fn put_reply(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {
     let len = parts.iter().map(|part| part.len()).sum::<usize>() as u32;
     out.extend_from_slice(&OptionReplyHeader { option, reply, len }.encode());

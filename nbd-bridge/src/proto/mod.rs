@@ -1,13 +1,13 @@
-//! The NBD protocol, fixed newstyle, as machines without IO: the server's side, and that of a
-//! client in `client`.
+//! The NBD protocol, fixed newstyle, as state machines without IO: the server side, and the client
+//! side in `client`.
 //!
-//! A connection starts with a [`Handshake`]: it is fed what the client sent, appends the
-//! answers, and ends with [`Negotiated`] terms. From these come the [`Rules`] that validate
-//! each [`Request`]; [`reply`] writes the heads of the answers. Nothing here owns a socket,
-//! a clock or a device, and no input makes it panic. The connection code calls all of it.
+//! A connection starts with a [`Handshake`]: it is fed the bytes that the client sent, appends the
+//! answers, and ends with [`Negotiated`] terms. From these come the [`Rules`] that validate each
+//! [`Request`]; [`reply`] writes the heads of the answers. Nothing here owns a socket, a clock or a
+//! device, and no input causes a panic. The connection code calls all parts.
 //!
-//! Source: the NBD protocol document, `doc/proto.md` of the NetworkBlockDevice project; its
-//! sections are named where code obeys them.
+//! Source: the NBD protocol document, `doc/proto.md` of the NetworkBlockDevice project; the code
+//! names the sections that it implements.
 
 pub mod client;
 #[cfg(test)]

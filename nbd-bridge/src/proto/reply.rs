@@ -1,9 +1,9 @@
 //! Heads of replies.
 //!
-//! The data of a read goes out behind its head from where the device put it. No allocation.
+//! The data of a read is sent behind its head, from where the device put it. No allocation.
 //! [`success`], [`failure`] and [`read_head`] choose between simple and structured as the NBD
-//! document demands: with structured replies negotiated a read is never answered by a simple
-//! reply, and errors go out as chunks because these can say why.
+//! document demands: once structured replies are negotiated, a read is never answered by a simple
+//! reply, and errors are sent as chunks because these can carry the reason.
 //!
 //! Source: "Simple reply message", "Structured reply chunk message", "Structured reply types".
 
@@ -13,12 +13,13 @@ use super::wire::{
     ChunkHeader, NbdError, PAYLOAD_MAX, SimpleReply, base_allocation, clip, reply_flags, reply_type,
 };
 
-/// Longest message of an error; longer ones are cut.
+/// Maximum length of an error message; longer ones are truncated.
 const MESSAGE_MAX: usize = 100;
-/// Bytes that hold any head: an error chunk with its code, the length of its message, and that.
+/// Size that fits any head: an error chunk with its code, the length of its message, and the
+/// message.
 pub const ROOM: usize = ChunkHeader::LEN + 4 + 2 + MESSAGE_MAX;
 
-/// A head on its way out.
+/// An encoded head, ready to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     bytes: [u8; ROOM],
@@ -47,7 +48,7 @@ impl Head {
         Self::new(&[&SimpleReply { error, cookie }.encode()])
     }
 
-    /// A chunk of a reply; `len` bytes of payload begin with these parts.
+    /// Creates a chunk of a reply. Its `len` bytes of payload begin with `parts`.
     fn chunk((kind, last): (u16, bool), cookie: u64, len: u32, parts: [&[u8]; 3]) -> Self {
         let flags = if last { reply_flags::DONE } else { 0 };
         let chunk = ChunkHeader { flags, kind, cookie, len }.encode();
@@ -56,13 +57,13 @@ impl Head {
     }
 }
 
-/// A finished request without data: write, flush, trim, cache, write zeroes. Always a simple
-/// reply, which is allowed for them in either mode and the shortest.
+/// Reply to a successful request without data: write, flush, trim, cache, write zeroes. Always a
+/// simple reply, which is allowed for these in either mode and is the shortest.
 pub fn success(cookie: u64) -> Head {
     Head::simple(cookie, 0)
 }
 
-/// A failed request of any kind. `message` is seen by people and only in structured mode.
+/// Reply to a failed request of any kind. `message` is for users and only sent in structured mode.
 pub fn failure(structured: bool, cookie: u64, error: NbdError, message: &str) -> Head {
     if !structured {
         return Head::simple(cookie, error.code());
@@ -74,15 +75,15 @@ pub fn failure(structured: bool, cookie: u64, error: NbdError, message: &str) ->
     Head::chunk((reply_type::ERROR, true), cookie, 6 + message.len() as u32, parts)
 }
 
-/// What precedes `count` extents of `base:allocation`.
+/// Head before `count` extents of `base:allocation`.
 pub fn status_head(cookie: u64, count: u32) -> Head {
     let kind = (reply_type::BLOCK_STATUS, true);
     let context = base_allocation::ID.to_be_bytes();
     Head::chunk(kind, cookie, 4 + 8 * count, [&context, &[], &[]])
 }
 
-/// What precedes the `len` bytes from `offset` on of a successful read: a simple reply, which
-/// stands before the first of them only, or a data chunk, the `last` one or not.
+/// Head before the `len` bytes at `offset` of a successful read: a data chunk, which may be the
+/// `last` one, or a simple reply, which precedes only the first bytes.
 pub fn read_head(structured: bool, cookie: u64, (offset, len): (u64, u32), last: bool) -> Head {
     if !structured {
         return success(cookie);

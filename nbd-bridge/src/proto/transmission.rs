@@ -1,11 +1,11 @@
 //! Requests of the transmission phase, and their validation.
 //!
-//! [`Request::decode`] turns 28 bytes into a request; [`Rules::check`] says what to run or how to
-//! refuse, and in the latter case what has to happen to the payload that follows a refused
-//! write. No allocation; `Rules` is a small `Copy` struct that a connection keeps beside its
-//! buffers. What passes is inside the export, offered and of a bounded length. It is aligned if the
-//! client asked for the block sizes; others may ask for any bytes, and are served with whole blocks
-//! behind the scenes. Called once per request by the connection code.
+//! [`Request::decode`] turns 28 bytes into a request; [`Rules::check`] returns the operation to run
+//! or the refusal, including how to treat the payload that follows a refused write. No allocation;
+//! `Rules` is a small `Copy` struct that a connection keeps beside its buffers. A validated request
+//! is within the export, uses offered features and has a bounded length. It is aligned if the
+//! client asked for the block sizes; other clients may request any bytes, and are served with whole
+//! blocks internally. Called once per request by the connection code.
 //!
 //! Source: "Request message", "Request types", "Command flags", "Error values" and "Size
 //! constraints" of the NBD document.
@@ -13,15 +13,15 @@
 use super::export_info::ExportInfo;
 use super::wire::{CHUNK_MAX, NbdError, PAYLOAD_MAX, cmd, cmd_flags, transmission_flags as tf};
 
-/// A request as it came; only its magic is known to be right. When decoding fails for another
-/// reason than missing bytes the stream is out of step and the connection must be closed.
+/// A request as received; only its magic has been checked. If decoding fails for any reason other
+/// than missing bytes, the stream is out of sync and the connection must be closed.
 pub use super::wire::RequestHeader as Request;
 
-/// Longest payload of a refused write that is read and dropped to keep the connection. A
-/// client that sends more than twice what it may is not worth the time.
+/// Maximum payload of a refused write that is read and dropped to keep the connection. A client
+/// that sends more than twice its limit is not worth the time.
 pub(crate) const SKIP_MAX: u32 = 2 * PAYLOAD_MAX;
 
-/// What a valid request asks for.
+/// Operation of a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Read `len` bytes and send them.
@@ -36,7 +36,7 @@ pub enum Op {
     Cache,
     /// Write zeroes.
     WriteZeroes,
-    /// Say what is a hole, of as much of the range as is convenient.
+    /// Report holes, for as much of the range as is convenient.
     BlockStatus,
     /// Finish what is in flight, then close; no reply.
     Disconnect,
@@ -45,62 +45,63 @@ pub enum Op {
 /// A request that may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validated {
-    /// What to do.
+    /// Operation to run.
     pub op: Op,
-    /// Returned in the reply.
+    /// Client's handle, echoed in the reply.
     pub cookie: u64,
     /// First byte; 0 for flush and disconnect.
     pub offset: u64,
-    /// Bytes; 0 for flush and disconnect, else above 0 and `offset + len` is within the export.
-    /// For reads and writes at most the maximum payload; the others may ask for up to 4 GiB.
+    /// Number of bytes; 0 for flush and disconnect, otherwise above 0 with `offset + len` within
+    /// the export. At most the maximum payload for reads and writes, up to 4 GiB for other
+    /// operations.
     pub len: u32,
-    /// Durable before the reply. Only set on write, trim and write zeroes.
+    /// Data must be durable before the reply. Only set for write, trim and write zeroes.
     pub fua: bool,
     /// Write zeroes must leave the range allocated.
     pub no_hole: bool,
     /// Write zeroes must fail with [`NbdError::NotSup`] unless it is quicker than a write.
     pub fast_only: bool,
-    /// Block status wants to know the first extent only.
+    /// Block status needs to report the first extent only.
     pub one: bool,
-    /// A read has to be answered with one chunk.
+    /// The read must be answered with one chunk.
     pub one_chunk: bool,
 }
 
-/// How a connection goes on after a refusal.
+/// Treatment of the connection after a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterRefusal {
     /// Send the error; the next request follows.
     Continue,
     /// Send the error; drop this many bytes of payload before the next request.
     Skip(u32),
-    /// The payload is too long to drop: send the error if it goes out at once, then close.
+    /// The payload is too long to drop: send the error if that is possible at once, then close.
     Close,
 }
 
-/// A request that may not run.
+/// A request that must not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The error of the reply.
     pub error: NbdError,
     /// The reason, for the message of a structured error and for the log.
     pub reason: &'static str,
-    /// What happens to the stream.
+    /// Treatment of the connection.
     pub after: AfterRefusal,
 }
 
-/// What a client has asked for.
+/// Features that a client requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// Reads and errors are answered with structured chunks.
     pub structured_replies: bool,
     /// The client knows the block sizes and has to keep to them.
     pub keeps_blocks: bool,
-    /// The client has chosen the context `base:allocation`.
+    /// The client selected the context `base:allocation`.
     pub block_status: bool,
 }
 
-/// What requests of one connection are validated against, beside the size of the export at that
-/// time.
+/// Rules against which the requests of one connection are validated, together with the current size
+/// of the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     min_block: u32,
@@ -108,12 +109,12 @@ pub struct Rules {
     /// Parts of blocks cannot be changed.
     shared_writes: bool,
     max_payload: u32,
-    /// What was advertised; a feature without its flag is refused.
+    /// Advertised transmission flags; a feature without its flag is refused.
     flags: u16,
 }
 
 impl Rules {
-    /// The rules for an export, as negotiated on this connection.
+    /// Returns the rules for an export, as negotiated on this connection.
     pub fn new(export: &ExportInfo, terms: Terms) -> Self {
         Self {
             min_block: export.min_block,
@@ -124,12 +125,12 @@ impl Rules {
         }
     }
 
-    /// True when reads and errors are answered with structured chunks.
+    /// Whether reads and errors are answered with structured chunks.
     pub fn structured_replies(&self) -> bool {
         self.terms.structured_replies
     }
 
-    /// The device's blocks.
+    /// Returns the block size of the device.
     pub(crate) fn min_block(&self) -> u32 {
         self.min_block
     }
@@ -137,7 +138,7 @@ impl Rules {
     /// Validates a request to an export of `size` bytes.
     ///
     /// # Errors
-    /// The error to reply with, and how to get past the payload of a refused write.
+    /// The error to reply with, and how to skip the payload of a refused write.
     pub fn check(&self, request: &Request, size: u64) -> Result<Validated, Refusal> {
         self.validate(request, size).map_err(|(error, reason)| {
             let after = match (request.command, request.len) {
@@ -149,7 +150,7 @@ impl Rules {
         })
     }
 
-    /// Whether a request may touch parts of blocks ("Size constraints").
+    /// Checks whether a request may cover parts of blocks ("Size constraints").
     fn check_part(&self, op: Op, flags: u16) -> Result<(), (NbdError, &'static str)> {
         let changes_part = matches!(op, Op::Write | Op::WriteZeroes);
         if self.terms.keeps_blocks {
@@ -202,7 +203,8 @@ impl Rules {
         if !self.offers(needs) {
             return invalid("the export does not offer this command");
         }
-        // FUA goes with every command once it is offered; the others with their own command.
+        // FUA is allowed with every command once it is offered; other flags only with their own
+        // command.
         let mut allowed = own_flags;
         for (flag, offer) in [
             (cmd_flags::FUA, tf::SEND_FUA),
@@ -266,7 +268,7 @@ impl Validated {
         Self { op, cookie, offset: 0, len: 0, fua, no_hole, fast_only, one, one_chunk }
     }
 
-    /// Bytes of payload that follow the request on the stream.
+    /// Returns the number of payload bytes that follow the request on the stream.
     pub fn payload(&self) -> u32 {
         if self.op == Op::Write { self.len } else { 0 }
     }

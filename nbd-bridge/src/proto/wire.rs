@@ -1,28 +1,28 @@
-//! Every number of the NBD protocol that is spoken here, and its fixed heads.
+//! The numbers of the NBD protocol that are used here, and its fixed-size heads.
 //!
 //! Constants are grouped by their field, as the "Values" part of the NBD document
 //! does. All integers on the wire are big-endian. A head is a plain struct with `LEN`, `encode`
 //! to an array and `decode` from a slice; decoding reads exactly `LEN` bytes, never panics, and
 //! validates nothing but length and magic.
 
-/// Longest string (name, description, message) in bytes ("Conventions").
+/// Maximum length of a string (name, description, message) in bytes ("Conventions").
 pub const STRING_MAX: usize = 4096;
 /// Largest read or write served in one request.
 pub const PAYLOAD_MAX: u32 = 64 << 20;
-/// What clients may assume without asking ("Size constraints").
+/// Maximum payload that clients may assume without asking ("Size constraints").
 pub const PAYLOAD_DEFAULT: u32 = 32 << 20;
 /// Longest read whose reply is one chunk, so that it fails as a whole or not at all.
 pub const CHUNK_MAX: u32 = 32 << 20;
 /// Largest minimum block size that may be advertised.
 pub const MIN_BLOCK_MAX: u32 = 1 << 16;
-/// Zeroes after the reply to `NBD_OPT_EXPORT_NAME` unless both sides agreed to leave them out.
+/// Zeroes after the reply to `NBD_OPT_EXPORT_NAME` unless both sides agreed to omit them.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
 /// Magic numbers.
 pub mod magic {
-    /// `NBDMAGIC`, first thing the server sends.
+    /// `NBDMAGIC`, the first bytes of the server.
     pub const INIT: u64 = 0x4e42_444d_4147_4943;
-    /// `IHAVEOPT`, second thing the server sends and head of every option.
+    /// `IHAVEOPT`, the second item that the server sends and the head of every option.
     pub const OPTION: u64 = 0x4948_4156_454f_5054;
     /// Head of every option reply.
     pub const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
@@ -42,17 +42,17 @@ pub mod handshake_flags {
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
-/// Client flags, 32 bits, the client's answer to the handshake flags.
+/// Client flags, 32 bits, sent in reply to the handshake flags.
 pub mod client_flags {
     /// `NBD_FLAG_C_FIXED_NEWSTYLE`.
     pub const FIXED_NEWSTYLE: u32 = 1 << 0;
     /// `NBD_FLAG_C_NO_ZEROES`.
     pub const NO_ZEROES: u32 = 1 << 1;
-    /// Every flag a client may set.
+    /// All flags that a client may set.
     pub const KNOWN: u32 = FIXED_NEWSTYLE | NO_ZEROES;
 }
 
-/// Transmission flags, 16 bits, what an export offers.
+/// Transmission flags, 16 bits, describing the features of an export.
 pub mod transmission_flags {
     /// `NBD_FLAG_HAS_FLAGS`, always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
@@ -178,17 +178,17 @@ pub mod cmd_flags {
     pub const FAST_ZERO: u16 = 1 << 4;
 }
 
-/// The metadata context of this server.
+/// Metadata context of this server.
 pub mod base_allocation {
-    /// Its name.
+    /// Name of the context.
     pub const NAME: &str = "base:allocation";
-    /// What a client asks for that wants to know all contexts of its namespace.
+    /// Query for all contexts of the namespace.
     pub const NAMESPACE: &str = "base:";
-    /// Stands for it in replies.
+    /// ID of the context in replies.
     pub const ID: u32 = 1;
-    /// `NBD_STATE_HOLE`: nothing is allocated.
+    /// `NBD_STATE_HOLE`: the range is not allocated.
     pub const HOLE: u32 = 1 << 0;
-    /// `NBD_STATE_ZERO`: it reads as zeroes.
+    /// `NBD_STATE_ZERO`: the range reads as zeroes.
     pub const ZERO: u32 = 1 << 1;
 }
 
@@ -218,15 +218,15 @@ pub enum NbdError {
     Io = 5,
     /// `NBD_ENOMEM`: not enough memory.
     NoMem = 12,
-    /// `NBD_EINVAL`: the request makes no sense.
+    /// `NBD_EINVAL`: the request is invalid.
     Inval = 22,
-    /// `NBD_ENOSPC`: no room, or a write past the end.
+    /// `NBD_ENOSPC`: no space, or a write past the end.
     NoSpc = 28,
     /// `NBD_EOVERFLOW`: the length is more than can be served at once.
     Overflow = 75,
     /// `NBD_ENOTSUP`: a fast zero that would not be fast.
     NotSup = 95,
-    /// `NBD_ESHUTDOWN`: the server is going down.
+    /// `NBD_ESHUTDOWN`: the server is shutting down.
     Shutdown = 108,
 }
 
@@ -243,21 +243,22 @@ impl NbdError {
         Self::Shutdown,
     ];
 
-    /// The number on the wire.
+    /// Returns the code on the wire.
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// The error of a number on the wire, None for 0 and for numbers the document does not list.
+    /// Returns the error for a code on the wire; None for 0 and for codes that the document does
+    /// not list.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|e| e.code() == code)
     }
 }
 
-/// What was wrong with the bytes of a head.
+/// Reason why a head could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// Fewer bytes than the head has.
+    /// Fewer bytes than the length of the head.
     #[error("{have} bytes where {need} are needed")]
     Short {
         /// Length of the head.
@@ -265,24 +266,25 @@ pub enum WireError {
         /// Length of the slice.
         have: usize,
     },
-    /// The head does not start with its magic; the stream is out of step and must be closed.
+    /// The head does not start with its magic; the stream is out of sync and must be closed.
     #[error("magic {0:#x} is not the one of this head")]
     Magic(u64),
 }
 
 impl WireError {
-    /// True when more bytes may help; false when the connection must be closed.
+    /// Whether more bytes may help; otherwise the connection must be closed.
     pub fn is_short(&self) -> bool {
         matches!(self, Self::Short { .. })
     }
 }
 
-/// The longest beginning of `text` of at most `max` bytes that is whole characters.
+/// Returns the longest prefix of `text` that has at most `max` bytes and ends at a character
+/// boundary.
 pub(crate) fn clip(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max)]
 }
 
-/// Splits `N` bytes off the front. The heads below are read with it field by field.
+/// Splits `N` bytes off the front. The heads below are decoded with it field by field.
 pub(crate) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     let (head, rest) = bytes.split_first_chunk::<N>()?;
     *bytes = rest;
@@ -312,18 +314,18 @@ macro_rules! head {
         pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
 
         impl $name {
-            /// Bytes on the wire.
+            /// Length on the wire.
             pub const LEN: usize = $len;
 
-            /// The bytes on the wire.
+            /// Encodes the head.
             pub fn encode(&self) -> [u8; $len] {
                 join(&[&$magic.to_be_bytes(), $(&self.$field.to_be_bytes(),)*])
             }
 
-            /// Reads the head from the first `LEN` bytes.
+            /// Decodes the head from the first `LEN` bytes.
             ///
             /// # Errors
-            /// Too few bytes, or another magic.
+            /// Too few bytes, or a different magic.
             pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
                 let short = WireError::Short { need: $len, have: bytes.len() };
                 let mut rest = bytes.get(..$len).ok_or(short)?;
@@ -362,7 +364,7 @@ head! {
 head! {
     /// Head of an option reply; `len` bytes of data follow.
     OptionReplyHeader, 20, magic::OPTION_REPLY as u64, {
-        /// The option that is answered.
+        /// The option being answered.
         option: u32,
         /// One of [`rep`].
         reply: u32,

@@ -1,13 +1,14 @@
-//! Changes of parts of blocks, and the changes that wait for them.
+//! Changes of parts of blocks (fragments), and the changes that wait for them.
 //!
-//! A fragment is one partial write where the device takes those: then nobody else's change of the
-//! block is undone, whoever else has the device. Elsewhere the block is read, changed and written.
-//! Both take turns with the other changes of the block, by the list of
-//! [`Ranges`](rtrs_core::ranges::Ranges), since a device may cease to take partial writes.
+//! If the device supports partial writes, a fragment is one such write; no concurrent change of the
+//! block is undone then, even by other users of the device. Otherwise the block is read, modified
+//! and written back. In both cases the fragment takes turns with other changes of the block, using
+//! the list in [`Ranges`](rtrs_core::ranges::Ranges), since a device may stop supporting partial
+//! writes.
 //!
-//! Each fragment of a row has two blocks of memory: the block as it is read and written, and behind
-//! it the bytes that are put in, at the place where they belong. What comes of a fragment is the
-//! row's: its flags, its first failure, its reply when all of it has ended.
+//! Each fragment of a row has two blocks of memory: the block that is read and written, and behind
+//! it the new bytes at their position in the block. A fragment uses the flags, the first error and
+//! the reply of its row; the reply is sent when all IO of the row has ended.
 
 use std::ops::Range;
 
@@ -20,13 +21,14 @@ use super::Shared;
 use crate::cut::Cut;
 use crate::requests::{Fragment, Row};
 
-/// Fragments of a shard at a time; beyond that requests of more wait.
+/// Maximum number of open fragments of a shard. Beyond it, requests with fragments wait.
 const FRAGMENTS_MAX: usize = 128;
-/// In the tag of a fragment's IO, above the row number: which one, from 1.
+/// Bit position of the fragment's index (counted from 1) in the tag of an IO; the row number is
+/// below it.
 pub(super) const WHICH_SHIFT: u32 = 32;
 
 impl Shared {
-    /// True while more may begin.
+    /// Whether more fragments may begin.
     pub(crate) fn has_room_for_fragments(&self) -> bool {
         self.fragments < FRAGMENTS_MAX
     }
@@ -35,7 +37,7 @@ impl Shared {
         Key { shard: self.seat.shard, row: row.into(), piece }
     }
 
-    /// Memory of a fragment: its block, and the bytes that are put in.
+    /// Allocates the memory of a fragment: its block, and the new bytes.
     pub(crate) fn fragment_memory(
         &mut self,
         index: u32,
@@ -52,7 +54,7 @@ impl Shared {
         part(at, block as usize).zip(part(at + block as usize + from, len))
     }
 
-    /// Enters a fragment whose bytes are in its memory.
+    /// Registers a fragment whose bytes are in its memory.
     pub(crate) fn begin_fragment(&mut self, index: u32, which: usize) {
         let key = self.key(index, Piece::Fragment(which));
         let block = self.fragment_block(index, which);
@@ -67,15 +69,15 @@ impl Shared {
         self.wait(index);
     }
 
-    /// The block of which it changes a part.
+    /// Returns the block that the fragment changes in part.
     fn fragment_block(&mut self, index: u32, which: usize) -> Range<u64> {
         let Cut { block, rest, .. } = &self.requests.row(index).cut;
         let start = rest[which].start / block * block;
         start..start + block
     }
 
-    /// Enters what this shard has in flight where that overlaps fragments that came since it looked
-    /// last. True when there were such.
+    /// Registers IO in flight on this shard that overlaps fragments added since the last look.
+    /// Returns true when there were such fragments.
     pub(crate) fn look(&mut self) -> bool {
         let (group, shard) = (&self.seat.group, self.seat.shard);
         let Some(round) = group.ranges.due(shard) else { return false };
@@ -88,7 +90,8 @@ impl Shared {
         true
     }
 
-    /// Queues what is ready of a row if it overlaps what has to take turns. True when it waits.
+    /// Queues the ready bytes of a row if they overlap ranges that must take turns. Returns true
+    /// when the row waits.
     pub(super) fn queue(&mut self, index: u32) -> bool {
         let key = self.key(index, Piece::Queued);
         let ranges = &self.seat.group.ranges;
@@ -107,15 +110,15 @@ impl Shared {
         true
     }
 
-    /// Something of this row waits.
+    /// Adds a row to those with a waiting part.
     fn wait(&mut self, index: u32) {
         if !self.turns.contains(&index) {
             self.turns.push(index);
         }
     }
 
-    /// Begins what has its turn, and goes on where the device had no room. True when something
-    /// happened.
+    /// Starts fragments and rows whose turn has come, and retries those that found the device queue
+    /// full. Returns true when anything happened.
     pub(super) fn advance_turns(&mut self) -> bool {
         let (mut at, mut any) = (0, false);
         while let Some(&index) = self.turns.get(at) {
@@ -154,7 +157,7 @@ impl Shared {
         any
     }
 
-    /// Hands the next IO of a fragment to the device. True when it took one.
+    /// Submits the next IO of a fragment. Returns true when the device accepted it.
     fn submit_fragment(&mut self, index: u32, which: usize) -> bool {
         let row = self.requests.row(index);
         let geometry = self.device.geometry();
@@ -171,7 +174,7 @@ impl Shared {
         };
         let partial = next == Fragment::WritingPart;
         if next == Fragment::Reading && self.shared_writes {
-            // Another client may change the block between its read and its write.
+            // Another client may change the block between the read and the write.
             self.note_status(index, IoStatus::Invalid);
             self.end_fragment(index, which);
             self.finish_if_done(index);
@@ -202,7 +205,7 @@ impl Shared {
         taken
     }
 
-    /// An IO of a fragment has ended.
+    /// Handles the end of a fragment's IO.
     pub(super) fn on_fragment(&mut self, index: u32, which: usize, status: IoStatus) {
         let row = self.requests.row(index);
         match row.fragments[which] {
@@ -214,11 +217,11 @@ impl Shared {
                     }
                     return;
                 }
-                // The block as it was must not pass for a change.
+                // Writing back the unmodified block must not count as success.
                 self.note_status(index, IoStatus::Io);
             }
-            // The server took partial writes when this one was submitted; since then another one
-            // has its place.
+            // The server supported partial writes when this one was submitted, and has been
+            // replaced since.
             Fragment::WritingPart if status == IoStatus::Unsupported && row.status.is_ok() => {
                 (row.fragments[which], row.whole_blocks) = (Fragment::ToRead, true);
                 if !self.submit_fragment(index, which) {
@@ -236,7 +239,7 @@ impl Shared {
         self.finish_if_done(index);
     }
 
-    /// Notes a status, if it is the first error of the row.
+    /// Records a status, if it is the first error of the row.
     fn note_status(&mut self, index: u32, status: IoStatus) {
         let row = self.requests.row(index);
         if row.status.is_ok() {
@@ -244,7 +247,7 @@ impl Shared {
         }
     }
 
-    /// Puts the bytes of a fragment into its block. False if they are not within it.
+    /// Merges the bytes of a fragment into its block. Returns false if they are outside.
     fn put_in(&mut self, index: u32, which: usize) -> bool {
         let Cut { block, rest, .. } = &self.requests.row(index).cut;
         let from = rest[which].start % block;
@@ -271,7 +274,7 @@ impl Shared {
         seat.group.ranges.end(key.shard, |own| *own == key, |shard| seat.group.wake(shard));
     }
 
-    /// Nothing more of a row begins.
+    /// Drops the parts of a row that have not begun.
     pub(super) fn drop_turns(&mut self, index: u32) {
         self.turns.retain(|row| *row != index);
         if std::mem::take(&mut self.requests.row(index).queued) {
@@ -287,7 +290,7 @@ impl Shared {
         self.end_running(index);
     }
 
-    /// Fragments need not wait for the row any more if the device has nothing of it.
+    /// Ends the wait of fragments for a row of which the device has no IO left.
     pub(super) fn end_running(&mut self, index: u32) {
         let row = self.requests.row(index);
         if row.awaited && row.is_idle() && (row.handed == row.ready || row.queued) {
@@ -297,7 +300,7 @@ impl Shared {
     }
 }
 
-/// True when a row has fragments that have not ended.
+/// Whether a row has fragments that have not ended.
 pub(super) fn is_open(row: &Row) -> bool {
     row.fragments.iter().any(|fragment| fragment.is_open())
 }

@@ -1,10 +1,10 @@
-//! States that only a bug can cause.
+//! Internal errors: states that only a bug can cause.
 //!
-//! Such a state ends the connection that it concerns and is logged; the process, which serves other
-//! volumes too, goes on. What may still be written to by the device is never used again: a row
-//! with IO at the device keeps its memory, and its connection stays until the device has ended that
-//! IO. [`Bridge::check`](crate::Bridge::check) fails for every such state, so that tests and the
-//! simulator find what causes them.
+//! Such a state is logged and ends the connection that it concerns; the process keeps running,
+//! since it serves other volumes too. Memory that the device may still write to is never reused: a
+//! row with IO at the device keeps its memory, and its connection stays until the device has ended
+//! that IO. [`Bridge::check`](crate::Bridge::check) fails for every such state, so that tests and
+//! the simulator find the cause.
 
 use super::{Shared, row_of};
 use crate::requests::ConnId;
@@ -18,7 +18,7 @@ pub(crate) struct InternalErrors {
 }
 
 impl Shared {
-    /// Reports a state that cannot be, and has the connection of a row closed.
+    /// Reports an impossible state, and closes the connection of the row.
     pub(crate) fn internal_error(&mut self, row: u32, what: &'static str) {
         tracing::error!(export = self.name, shard = self.seat.shard, row, what, "internal error");
         self.internal_errors.count += 1;
@@ -27,18 +27,18 @@ impl Shared {
         }
     }
 
-    /// The next connection that has to be closed for an internal error.
+    /// Returns the next connection to close because of an internal error.
     pub(crate) fn take_failed(&mut self) -> Option<ConnId> {
         self.internal_errors.conns.pop()
     }
 
-    /// Internal errors since start.
+    /// Number of internal errors since startup.
     pub(crate) fn internal_errors(&self) -> u64 {
         self.internal_errors.count
     }
 
-    /// Whether the device may report on the IO with this tag, which it then has. Anything else is
-    /// an internal error.
+    /// Checks that the IO with this tag is in flight at the device, so that the device may report
+    /// on it. Otherwise reports an internal error.
     pub(super) fn is_at_device(&mut self, tag: u64, what: &'static str) -> bool {
         let (index, fragment) = row_of(tag);
         let has = self.requests.live(index).is_some_and(|row| match fragment {
@@ -51,7 +51,8 @@ impl Shared {
         has
     }
 
-    /// Prepares a row to be given back. False when it must stay, as the device has some of it.
+    /// Prepares a row to be freed. Returns false when the row must stay because the device still
+    /// has its IO.
     pub(super) fn leave_tables(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
         if row.pending > 0 {

@@ -1,15 +1,15 @@
-//! TLS for NBD clients over TCP (NBD_OPT_STARTTLS), in front of the engine and not within it.
+//! TLS for NBD clients over TCP (NBD_OPT_STARTTLS), in front of the engine rather than within it.
 //!
-//! A connection of a client with TLS, or of one that may begin it, ends at a thread of its own. The
-//! engine has the other end of a pair of unix sockets and knows nothing of TLS. The thread first
-//! stands between the two options of negotiation (`negotiate.rs`), makes the handshake, and then
-//! moves bytes (`pipe.rs`). Threads, bytes and times are bounded; see [`Relays`].
+//! A connection whose client uses TLS, or may start it, ends at a thread of its own. The engine
+//! gets the other end of a pair of unix sockets and is not aware of TLS. The thread first relays
+//! the option negotiation (`negotiate.rs`), performs the TLS handshake, and then moves bytes
+//! (`pipe.rs`). Threads, bytes and times are bounded; see [`Relays`].
 //!
-//! The engine may serve a client that connects again only when it knows that the client's earlier
-//! connections have ended (`group`). It looks at its own sockets for that, and here those are not
-//! the client's. So before the first request of a connection goes to the engine, the thread looks
-//! at the clients of all others, and cuts off the engine's end of those that are gone: whatever of
-//! theirs the engine has not read is not carried out.
+//! The engine may serve a client that reconnects only when it knows that the client's earlier
+//! connections have ended (`group`). It checks its own sockets for that, which here are not the
+//! client's. Therefore, before the first request of a connection is passed to the engine, the
+//! thread checks the clients of all other connections, and shuts down the engine's end of those
+//! that have disconnected: requests of theirs that the engine has not read are not carried out.
 
 mod negotiate;
 mod pipe;
@@ -35,14 +35,14 @@ use crate::notices::peer;
 use negotiate::{Negotiation, Next, Stop};
 use pipe::{Pipe, Wire};
 
-/// Connections at a time, each with a thread and some 200 KiB.
+/// Maximum number of connections, each with a thread and some 200 KiB.
 pub const RELAYS_MAX: usize = 128;
-/// Bound of the TLS handshake. That of the whole negotiation is the engine's.
+/// Timeout of the TLS handshake. The engine enforces the timeout of the whole negotiation.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
-/// So long, and for so many bytes, a client that was refused is listened to.
+/// Maximum time and number of bytes for which a refused client is still read.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: u64 = 64 << 10;
-/// So long the files that were read last are good for new connections.
+/// Time for which the loaded certificate files are used for new connections without rereading.
 const REREAD: Duration = Duration::from_secs(1);
 
 /// The two sockets of a connection.
@@ -50,13 +50,13 @@ const REREAD: Duration = Duration::from_secs(1);
 struct Ends {
     client: TcpStream,
     engine: UnixStream,
-    /// Negotiated: its requests go to the engine.
+    /// Negotiation is complete and requests are passed to the engine.
     serving: AtomicBool,
 }
 
 impl Ends {
     fn close(&self) {
-        // An end that is gone already needs no telling.
+        // Fails if that end is already closed.
         let _ = self.engine.shutdown(Shutdown::Both);
         let _ = self.client.shutdown(Shutdown::Both);
     }
@@ -69,36 +69,37 @@ struct Open {
     full: LogLimit,
 }
 
-/// The certificates, and when they were read.
+/// The certificates, and the time when they were read.
 struct Loaded {
     config: TlsServerConfig,
     at: Instant,
     failing: LogLimit,
 }
 
-/// The connections of a listener whose clients use TLS or may use it.
+/// Connections of a listener whose clients use TLS or may use it.
 pub struct Relays {
     mode: TlsMode,
     dir: TlsDir,
     max: usize,
-    /// Bounds of the negotiation and of the TLS handshake within it.
+    /// Timeouts of the negotiation and of the TLS handshake within it.
     times: (Duration, Duration),
     open: Mutex<Open>,
     loaded: Mutex<Loaded>,
-    /// Limits for log lines that clients can cause, by source and kind.
+    /// Rate limits of log lines that clients can cause, by source and kind.
     lines: Mutex<LogLimits<(IpAddr, &'static str)>>,
 }
 
-/// Nothing that is done under these locks leaves anything half done.
+/// Locks a mutex, ignoring poison: no code under these locks can leave inconsistent state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Relays {
-    /// For at most so many connections, or [`RELAYS_MAX`], with the certificates in `dir`.
+    /// Creates relays for at most `max` connections, capped at [`RELAYS_MAX`], with the
+    /// certificates in `dir`.
     ///
     /// # Errors
-    /// That of the file that cannot be used.
+    /// The error of the file that cannot be used.
     pub fn new(mode: TlsMode, dir: TlsDir, max: usize) -> Result<Arc<Self>, TlsConfigError> {
         Self::timed(mode, dir, max, (HANDSHAKE_TIMEOUT, TLS_TIMEOUT))
     }
@@ -128,7 +129,7 @@ impl Relays {
         }))
     }
 
-    /// Takes a client over. Returns the engine's end; None if there are too many clients.
+    /// Takes over a client. Returns the engine's end, or None if there are too many clients.
     pub(crate) fn start(self: &Arc<Self>, now: Instant, client: OwnedFd) -> Option<OwnedFd> {
         let mut open = lock(&self.open);
         if open.stopping || open.ends.len() >= self.max {
@@ -145,7 +146,7 @@ impl Relays {
             let ends = Arc::new(Ends { client, engine, serving: AtomicBool::new(false) });
             let (relays, own) = (Arc::clone(self), Arc::clone(&ends));
             let thread = std::thread::Builder::new().name("nbd-tls".into());
-            // It takes itself off the list when it ends.
+            // The thread removes itself from the list when it ends.
             drop(thread.spawn(move || relays.serve(&own))?);
             open.ends.push(ends);
             Ok(other)
@@ -161,13 +162,13 @@ impl Relays {
         }
     }
 
-    /// Open connections.
+    /// Number of open connections.
     pub fn count(&self) -> usize {
         lock(&self.open).ends.len()
     }
 
-    /// Takes no more clients, and closes those that are not served yet. The others end when the
-    /// engine closes its end and they have taken its last replies.
+    /// Stops taking clients, and closes connections that are not served yet. The others end when
+    /// the engine closes its end and the client has received the last replies.
     pub fn stop(&self) {
         let mut open = lock(&self.open);
         open.stopping = true;
@@ -185,17 +186,17 @@ impl Relays {
         open.ends.iter().for_each(|ends| ends.close());
     }
 
-    /// Cuts off the others whose clients are gone, or look like it.
+    /// Shuts down the other connections whose clients have disconnected, or appear to have.
     fn look(&self, own: &Arc<Ends>) {
         for ends in &lock(&self.open).ends {
             if !Arc::ptr_eq(ends, own) && peer_end(&ends.client) != PeerEnd::Open {
-                // Its own thread may have closed it just now.
+                // The connection's own thread may have closed it just now.
                 let _ = ends.engine.shutdown(Shutdown::Both);
             }
         }
     }
 
-    /// One connection, on its own thread.
+    /// Serves one connection on its own thread.
     fn serve(&self, ends: &Arc<Ends>) {
         let _gone = Gone(self, ends);
         let peer = ends.client.peer_addr();
@@ -215,7 +216,7 @@ impl Relays {
         }
     }
 
-    /// Negotiates. None when the client has asked to end.
+    /// Negotiates with a client. Returns None when the client ended the handshake.
     fn connect(&self, ends: &Ends, peer: Option<&SocketAddr>) -> Result<Option<Wire>, Stop> {
         let begin = std::time::Instant::now();
         let (whole, handshake) = (begin + self.times.0, self.times.1);
@@ -266,16 +267,16 @@ impl Relays {
             Next::Pipe => Ok(Some(Wire::Tls(conn))),
             Next::Over | Next::Handshake => {
                 conn.send_close_notify();
-                // The connection ends also if the client does not take that.
+                // The connection ends even if the client does not receive that.
                 let _ = conn.complete_io(&mut client);
                 Ok(None)
             }
         }
     }
 
-    /// The certificates for a new connection. They are read again, so that new ones and revoked
-    /// ones count without a restart; if a file is wrong, those from before stay. Our own
-    /// certificate may expire while it is in use: what is revoked counts then too.
+    /// Returns the certificates for a new connection. The files are reread, so that renewals and
+    /// revocations take effect without a restart; if a file is invalid, the former contents stay in
+    /// use. Our own certificate may expire while in use: revocations take effect even then.
     fn config(&self) -> TlsServerConfig {
         let mut loaded = lock(&self.loaded);
         let now = Clock.now();
@@ -311,14 +312,16 @@ impl Relays {
         }
     }
 
-    /// Whether a line of this kind about a client is to be logged now: how many were left out.
+    /// Decides whether to log a line of this kind about a client now. Returns the number of
+    /// suppressed lines, or None to suppress this one.
     fn admits_line(&self, peer: Option<&SocketAddr>, kind: &'static str) -> Option<u64> {
         let source = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| source(peer.ip()));
         lock(&self.lines).admit(Clock.now(), (source, kind))
     }
 }
 
-/// What counts as one client: an IPv4 address, or a network of 64 bits, which one host may have.
+/// Returns the address range that counts as one client: an IPv4 address, or an IPv6 /64, which one
+/// host may own.
 fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -338,14 +341,14 @@ fn shake_hands(
     Ok(conn)
 }
 
-/// Waits a moment for the client to take the alert and close. If unread data were there at our
-/// close, the system would drop the alert.
+/// Waits a moment for the client to receive the alert and close. If unread data were pending when
+/// we close, the system would drop the alert.
 fn linger(client: &TcpStream) {
-    // A client that is gone already has nothing to take.
+    // Fails if the client has already disconnected.
     let _ = client.shutdown(Shutdown::Write);
     let until = std::time::Instant::now() + LINGER;
     let rest = Timed { socket: client, until }.take(LINGER_BYTES);
-    // However it ends, it has ended.
+    // The result does not matter.
     let _ = io::copy(&mut { rest }, &mut io::sink());
 }
 
@@ -359,19 +362,20 @@ impl fmt::Debug for Relays {
     }
 }
 
-/// Takes a connection off the list at its end, whatever that was, and closes it.
+/// Guard that removes a connection from the list at its end, for whatever reason, and closes it.
 struct Gone<'a>(&'a Relays, &'a Arc<Ends>);
 
 impl Drop for Gone<'_> {
     fn drop(&mut self) {
         let Self(relays, own) = self;
-        // What the engine has not read is not carried out, unless the client ended in order.
+        // Requests that the engine has not read are not carried out, unless the client disconnected
+        // in order.
         let _ = own.engine.shutdown(Shutdown::Both);
         lock(&relays.open).ends.retain(|ends| !Arc::ptr_eq(ends, own));
     }
 }
 
-/// A socket that waits until a point in time at most, and blocks.
+/// A blocking socket with a deadline.
 struct Timed<'a, S> {
     socket: &'a S,
     until: std::time::Instant,

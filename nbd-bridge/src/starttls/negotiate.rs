@@ -1,10 +1,10 @@
-//! The negotiation until a connection's way is clear: over TLS, or plain. No sockets, no TLS.
+//! Option negotiation until the connection can be piped, over TLS or plain. No sockets, no TLS.
 //!
-//! It stands between client and engine and passes the engine's greeting and the client's flags on,
-//! then one option at a time with the replies to it, so that it always knows whose turn it is. It
-//! answers STARTTLS itself, and in the mode `require` everything that comes before it. It reads
-//! exactly the bytes of each option: what a client, or somebody on the way, sends in plain text
-//! behind STARTTLS is left for TLS, which refuses it.
+//! The negotiation sits between client and engine. It forwards the engine's greeting and the
+//! client's flags, then one option at a time with its replies, so that it always knows which side
+//! sends next. It answers STARTTLS itself, and in the mode `require` also every option that comes
+//! before STARTTLS. It reads exactly the bytes of each option: plain text that a client or an
+//! attacker sends behind STARTTLS is left for TLS, which refuses it.
 //!
 //! Source: "Handshake", "TLS support" and "Option types" of the NBD document.
 
@@ -14,34 +14,34 @@ use std::io::{self, Read, Write};
 use crate::proto::wire::{Greeting, OptionHeader, OptionReplyHeader, opt, rep};
 use crate::proto::{OPTION_SKIP_MAX, OPTIONS_MAX, RECEIVED_MAX, Refused, put_error, put_reply};
 
-/// Whether clients have to use TLS.
+/// Whether clients must use TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsMode {
-    /// They may.
+    /// TLS is optional.
     On,
-    /// They have to.
+    /// TLS is required.
     Require,
 }
 
-/// How it goes on.
+/// Next phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// STARTTLS was acknowledged: the client's next byte belongs to TLS.
     Handshake,
-    /// The rest is between client and engine.
+    /// All further bytes are exchanged between client and engine.
     Pipe,
-    /// The client asked to end.
+    /// The client ended the handshake.
     Over,
 }
 
-/// Why a negotiation ended.
+/// Reason why a negotiation ended.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// A socket's error, or an end in the middle of a message.
+    /// A socket error, or an end of stream in the middle of a message.
     Io(io::Error),
-    /// The client broke the protocol.
+    /// The client violated the protocol.
     Protocol(&'static str),
-    /// The client asked for an export in a way that has no error reply, and without TLS.
+    /// The client requested an export without TLS, by an option that has no error reply.
     Plain,
 }
 
@@ -64,13 +64,13 @@ impl fmt::Display for Stop {
     }
 }
 
-/// One connection's negotiation.
+/// Negotiation of one connection.
 #[derive(Debug)]
 pub(super) struct Negotiation {
     mode: TlsMode,
-    /// The client is spoken to over TLS.
+    /// The client uses TLS.
     secure: bool,
-    /// The engine has had an option.
+    /// An option was forwarded to the engine.
     begun: bool,
     options: u32,
     received: u64,
@@ -83,7 +83,7 @@ impl Negotiation {
         Self { mode, secure: false, begun: false, options: 0, received: 0, refused: false }
     }
 
-    /// Passes the greeting and the client's flags on.
+    /// Forwards the greeting and the client's flags.
     pub(super) fn greet(
         &self,
         client: &mut (impl Read + Write),
@@ -97,12 +97,12 @@ impl Negotiation {
         Ok(engine.write_all(&flags)?)
     }
 
-    /// TLS is established.
+    /// Records that TLS is established.
     pub(super) fn secured(&mut self) {
         self.secure = true;
     }
 
-    /// Passes options on until the way is clear.
+    /// Forwards options until the next phase is known.
     pub(super) fn options(
         &mut self,
         client: &mut (impl Read + Write),
@@ -114,7 +114,7 @@ impl Negotiation {
             let wrong = |_| Stop::Protocol("wrong magic at the head of an option");
             let OptionHeader { option, len } = OptionHeader::decode(&head).map_err(wrong)?;
             if option == opt::ABORT {
-                // Its data is to be ignored.
+                // Data of an ABORT is to be ignored.
                 reply(client, |out| put_reply(out, option, rep::ACK, &[]))?;
                 return Ok(Next::Over);
             }
@@ -152,7 +152,7 @@ impl Negotiation {
         }
     }
 
-    /// The same bounds that the engine has.
+    /// Enforces the limits that the engine has too.
     fn count(&mut self, len: u32) -> Result<(), Stop> {
         self.options += 1;
         self.received += OptionHeader::LEN as u64 + u64::from(len);
@@ -165,7 +165,7 @@ impl Negotiation {
         Ok(())
     }
 
-    /// The refusal of STARTTLS, if it is to be refused.
+    /// Returns the refusal of STARTTLS, or None to accept it.
     fn starttls(&self, len: u32) -> Option<Refused> {
         if len > 0 {
             return Some((rep::ERR_INVALID, "the option takes no data"));
@@ -173,7 +173,7 @@ impl Negotiation {
         if self.secure {
             return Some((rep::ERR_INVALID, "TLS is in use already"));
         }
-        // Nothing that was negotiated before may count afterwards, and the engine remembers.
+        // State negotiated before TLS must not be used afterwards, and the engine remembers it.
         self.begun.then_some((rep::ERR_POLICY, "STARTTLS has to come before other options"))
     }
 }
@@ -190,7 +190,7 @@ fn skip(client: &mut impl Read, len: u32) -> io::Result<()> {
     copy(client, &mut io::sink(), len)
 }
 
-/// Copies exactly so many bytes.
+/// Copies exactly `len` bytes.
 fn copy(from: &mut impl Read, to: &mut impl Write, len: u32) -> io::Result<()> {
     let copied = io::copy(&mut from.take(len.into()), to)?;
     if copied < u64::from(len) {
@@ -199,7 +199,7 @@ fn copy(from: &mut impl Read, to: &mut impl Write, len: u32) -> io::Result<()> {
     to.flush()
 }
 
-/// Passes the engine's replies to one option on. Returns the type of the last one.
+/// Forwards the engine's replies to one option. Returns the type of the last one.
 fn replies(engine: &mut impl Read, client: &mut impl Write) -> Result<u32, Stop> {
     loop {
         let mut head = [0; OptionReplyHeader::LEN];

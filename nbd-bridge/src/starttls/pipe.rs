@@ -1,8 +1,8 @@
 //! Moves bytes between a client, over TLS or plain, and the engine, until both have ended.
 //!
-//! The thread waits for both sockets at once. In each direction there is one buffer, which is
-//! filled only when it is empty, so a side that does not read stops the other one. A client that
-//! reads nothing for [`STALL_TIMEOUT`] is given up.
+//! The thread waits for both sockets at once. Each direction has one buffer, which is filled only
+//! when it is empty, so a side that does not read stops the other. A client that reads nothing for
+//! [`STALL_TIMEOUT`] is disconnected.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,18 +14,18 @@ use rustls::ServerConnection;
 
 use crate::conn::STALL_TIMEOUT;
 
-/// Bytes of a buffer: some records of TLS.
+/// Size of a buffer: several TLS records.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Buffers that are moved in one direction before the other one has its turn.
+/// Maximum number of buffers moved in one direction before the other direction gets its turn.
 const ROUNDS_MAX: usize = 16;
 
-/// How the client is spoken to.
+/// Transport to the client.
 pub(super) enum Wire {
     Plain,
     Tls(Box<ServerConnection>),
 }
 
-/// Bytes on their way.
+/// Bytes in transit.
 struct Buffer {
     bytes: Box<[u8]>,
     start: usize,
@@ -60,7 +60,7 @@ impl Buffer {
         (self.start, self.end) = (0, 0);
     }
 
-    /// Reads behind what is there.
+    /// Appends bytes read from `from`.
     fn fill(&mut self, from: &mut impl Read) -> io::Result<usize> {
         let count = from.read(&mut self.bytes[self.end..])?;
         self.end += count;
@@ -68,35 +68,35 @@ impl Buffer {
     }
 }
 
-/// What became of an attempt to move bytes.
+/// Result of an attempt to move bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moved {
-    /// A socket has to be waited for.
+    /// The socket would block.
     Blocked,
-    /// There may be more at once.
+    /// More may be possible at once.
     Some,
 }
 
-/// Both ends of a connection in transmission.
+/// Both ends of a connection in the transmission phase.
 pub(super) struct Pipe<'a> {
     client: &'a TcpStream,
     engine: &'a UnixStream,
     wire: Wire,
-    /// Records as they came.
+    /// TLS records as received.
     raw: Buffer,
-    /// For the engine.
+    /// Bytes for the engine.
     inward: Buffer,
-    /// For the client, before TLS.
+    /// Bytes for the client, before TLS.
     outward: Buffer,
-    /// Nothing more comes from the client.
+    /// The client's stream has ended.
     client_ended: bool,
-    /// The engine was told so.
+    /// The end of the client's stream was passed to the engine.
     engine_told: bool,
-    /// Nothing more comes from the engine.
+    /// The engine's stream has ended.
     engine_ended: bool,
-    /// The client was told so.
+    /// The end of the engine's stream was passed to the client.
     client_told: bool,
-    /// Since when the client has taken nothing although there was something.
+    /// Time since which the client has received nothing although bytes were pending.
     stalled: Option<Instant>,
 }
 
@@ -117,10 +117,11 @@ impl<'a> Pipe<'a> {
         }
     }
 
-    /// Runs to the end. `begin` is called before the client's first bytes go to the engine.
+    /// Runs until both streams have ended. `begin` is called before the client's first bytes are
+    /// passed to the engine.
     ///
     /// # Errors
-    /// A client that is gone, stalls, or breaks TLS.
+    /// A client that disconnects, stalls, or violates TLS.
     pub(super) fn run(&mut self, begin: impl FnOnce()) -> io::Result<()> {
         self.client.set_nonblocking(true)?;
         self.engine.set_nonblocking(true)?;
@@ -128,7 +129,7 @@ impl<'a> Pipe<'a> {
         loop {
             let mut moved = Moved::Blocked;
             for _ in 0..ROUNDS_MAX {
-                // In this order: what blocks is what `wait` waits for.
+                // In this order: `wait` waits for what blocks here.
                 if !self.inward.is_empty()
                     && let Some(begin) = begin.take()
                 {
@@ -148,7 +149,7 @@ impl<'a> Pipe<'a> {
                 moved = out;
             }
             if self.client_told && !self.owes_client() {
-                // A client that is gone already needs no end of the stream.
+                // Fails if the client has already disconnected.
                 let _ = self.client.shutdown(Shutdown::Write);
                 return Ok(());
             }
@@ -158,7 +159,7 @@ impl<'a> Pipe<'a> {
         }
     }
 
-    /// Fills the buffer for the engine, if that is empty.
+    /// Fills the buffer for the engine, if it is empty.
     fn take_from_client(&mut self) -> io::Result<Moved> {
         if !self.inward.is_empty() || self.client_ended {
             return Ok(Moved::Blocked);
@@ -178,7 +179,8 @@ impl<'a> Pipe<'a> {
         };
         loop {
             match inward.fill(&mut conn.reader()) {
-                // close_notify, or the end without it: requests have lengths, so a cut is noticed.
+                // close_notify, or the end without it: NBD requests have lengths, so truncation is
+                // noticed.
                 Ok(0) => {
                     self.client_ended = true;
                     return Ok(Moved::Some);
@@ -199,25 +201,25 @@ impl<'a> Pipe<'a> {
                     Err(error) => return blocked(error),
                 }
             }
-            // Without bytes this is how rustls learns of the end.
+            // Reading zero bytes is how rustls learns of the end.
             let count = conn.read_tls(&mut raw.filled())?;
             raw.consume(count);
             if let Err(error) = conn.process_new_packets() {
-                // The alert, if there is room for it.
+                // Sends the alert, if there is room for it.
                 let _ = conn.write_tls(client);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, error));
             }
         }
     }
 
-    /// Empties the buffer for the engine, as far as that takes it.
+    /// Writes the buffer to the engine, as far as the engine accepts it.
     fn give_to_engine(&mut self) {
         while !self.inward.is_empty() {
             match (&mut self.engine).write(self.inward.filled()) {
                 Ok(count) => self.inward.consume(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // It takes no more. Its last replies may still come.
+                // The engine accepts no more. Its last replies may still arrive.
                 Err(_) => {
                     self.inward.clear();
                     (self.client_ended, self.engine_told) = (true, true);
@@ -225,17 +227,17 @@ impl<'a> Pipe<'a> {
             }
         }
         if self.client_ended && !std::mem::replace(&mut self.engine_told, true) {
-            // An engine that has closed already knows.
+            // Fails if the engine has already closed its end.
             let _ = self.engine.shutdown(Shutdown::Write);
         }
     }
 
-    /// True while bytes wait for the client.
+    /// Whether bytes are pending for the client.
     fn owes_client(&self) -> bool {
         !self.outward.is_empty() || matches!(&self.wire, Wire::Tls(conn) if conn.wants_write())
     }
 
-    /// Sends what waits for the client, then takes more from the engine.
+    /// Sends what is pending for the client, then reads more from the engine.
     fn take_from_engine(&mut self) -> io::Result<Moved> {
         while self.owes_client() {
             let Self { client, wire, outward, .. } = self;
@@ -277,7 +279,7 @@ impl<'a> Pipe<'a> {
         }
     }
 
-    /// Waits until something can be moved.
+    /// Waits until bytes can be moved.
     fn wait(&mut self) -> io::Result<()> {
         let owes = self.owes_client();
         let (mut client, mut engine) = (PollFlags::empty(), PollFlags::empty());
@@ -285,8 +287,8 @@ impl<'a> Pipe<'a> {
         client.set(PollFlags::OUT, owes);
         engine.set(PollFlags::IN, !owes && !self.engine_ended);
         engine.set(PollFlags::OUT, !self.inward.is_empty());
-        // The client is always looked at, so that its end is noticed. The engine would report its
-        // own end again and again while nothing can be taken from it.
+        // The client is always polled, so that its end is noticed. The engine is not: its end would
+        // be reported repeatedly while nothing can be read from it.
         let mut fds = [PollFd::new(self.client, client), PollFd::new(self.engine, engine)];
         let fds = if engine.is_empty() { &mut fds[..1] } else { &mut fds[..] };
         let left = self
@@ -312,7 +314,7 @@ fn retry(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// What an error of a socket that does not wait means.
+/// Interprets an error of a nonblocking socket.
 fn blocked(error: io::Error) -> io::Result<Moved> {
     match error.kind() {
         io::ErrorKind::WouldBlock => Ok(Moved::Blocked),

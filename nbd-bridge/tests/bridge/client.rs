@@ -1,4 +1,4 @@
-//! An NBD client that speaks bytes: what it sends is chosen by the test, right or wrong.
+//! An NBD client at the byte level: tests choose what it sends, valid or not.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -19,7 +19,7 @@ pub(crate) const NO_HOLE: u16 = 2;
 pub(crate) struct Client {
     pub(crate) stream: UnixStream,
     pub(crate) structured: bool,
-    /// Replies whose last chunk has not come: where they begin, and their data.
+    /// Replies whose last chunk has not arrived: start offset and data.
     partial: HashMap<u64, (u64, Vec<u8>)>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn go(name: &str) -> Vec<u8> {
     option(7, &data)
 }
 
-/// As [`go`], of a client that asks for the block sizes.
+/// Same as [`go`], for a client that asks for the block sizes.
 pub(crate) fn go_asking(name: &str) -> Vec<u8> {
     let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
     data.extend(name.as_bytes());
@@ -82,7 +82,8 @@ impl Client {
         Self::past_handshake(stream, structured)
     }
 
-    /// One that wants to know holes. None where the server does not tell them.
+    /// Connects a client that negotiates block status. Returns None if the server does not offer
+    /// it.
     pub(crate) fn knowing_holes(mut stream: UnixStream) -> Option<Self> {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();
@@ -105,7 +106,7 @@ impl Client {
         knows.then(|| Self::past_handshake(stream, true))
     }
 
-    /// Length and flags of the extents of a range, or the error.
+    /// Returns length and flags of the extents of a range, or the error.
     pub(crate) fn status(&mut self, flags: u16, at: u64, len: u32) -> Result<Vec<(u32, u32)>, u32> {
         self.send(STATUS, flags, 5, at, len);
         let mut magic = [0; 4];
@@ -120,7 +121,7 @@ impl Client {
         Ok((4..data.len()).step_by(8).map(|at| (number(at), number(at + 4))).collect())
     }
 
-    /// One that has nothing to negotiate.
+    /// Creates a client for a socket that needs no handshake.
     pub(crate) fn past_handshake(stream: UnixStream, structured: bool) -> Self {
         Self { stream, structured, partial: HashMap::new() }
     }
@@ -147,7 +148,7 @@ impl Client {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// The next reply; `len_of` tells how long the data of a good simple reply is.
+    /// Returns the next reply; `len_of` returns the data length of a successful simple reply.
     pub(crate) fn reply(&mut self, len_of: impl FnOnce(u64) -> usize) -> Reply {
         self.try_reply(len_of).unwrap()
     }
@@ -187,7 +188,7 @@ impl Client {
         Ok(Reply { cookie, error, data: Vec::new() })
     }
 
-    /// Cookie, whether it is the last, type and payload of the chunk that begins with this.
+    /// Reads the chunk that begins with `magic`: cookie, whether it is the last, type and payload.
     fn chunk(&mut self, magic: [u8; 4]) -> io::Result<(u64, bool, u16, Vec<u8>)> {
         assert_eq!(u32::from_be_bytes(magic), 0x668e_33ef, "magic of a reply");
         assert!(self.structured, "chunks were not negotiated");
@@ -215,7 +216,7 @@ impl Client {
         assert_eq!(self.reply(|_| 0), Reply { cookie: 8, error: 0, data: Vec::new() });
     }
 
-    /// The error of a request without data.
+    /// Returns the error of a request without data.
     pub(crate) fn error_of(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> u32 {
         self.send(command, flags, 9, offset, len);
         let reply = self.reply(|_| 0);
@@ -223,7 +224,7 @@ impl Client {
         reply.error
     }
 
-    /// True when the bridge closed the connection and said nothing more.
+    /// Whether the bridge closed the connection without sending anything more.
     pub(crate) fn is_closed(&mut self) -> bool {
         is_closed(&mut self.stream)
     }
@@ -242,7 +243,7 @@ pub(crate) fn is_closed(stream: &mut UnixStream) -> bool {
     }
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that depend on position and seed.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);

@@ -1,7 +1,7 @@
-//! A block device in memory with switches: slow, out of order, failing, soon full, held.
+//! A block device in memory with switches: slow, out of order, failing, with a short queue, held.
 //!
-//! Bytes move when an IO completes, not when it is submitted, so a buffer that is used again too
-//! early shows as wrong data.
+//! Bytes move when an IO completes, not when it is submitted, so a buffer that is reused too early
+//! shows as wrong data.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -17,19 +17,19 @@ use rtrs_core::time::Instant;
 /// Switches and counters, shared with the test.
 #[derive(Debug, Default)]
 pub(crate) struct Switches {
-    /// Several devices may have one.
+    /// May be shared by several devices.
     pub(crate) disk: Arc<Mutex<Vec<u8>>>,
-    /// Nothing completes while it is set.
+    /// Nothing completes while this is set.
     pub(crate) hold: AtomicBool,
-    /// What is in flight now takes too long; cleared when that was told.
+    /// IO in flight is reported as given up; cleared after the report.
     pub(crate) give_up: AtomicBool,
-    /// Every IO completes twice, and IOs that nobody submitted are given up.
+    /// Every IO completes twice, and IOs that were never submitted are given up.
     pub(crate) lie: AtomicBool,
-    /// The newest completes first.
+    /// The newest IO completes first.
     pub(crate) reverse: AtomicBool,
     /// Every n-th data IO fails; 0 for none.
     pub(crate) fail_every: AtomicU32,
-    /// IOs that the device holds at once; 0 for any number.
+    /// Queue depth of the device; 0 for no limit.
     pub(crate) fill: AtomicU32,
     pub(crate) delay_us: AtomicU64,
     pub(crate) submitted: AtomicU64,
@@ -41,11 +41,11 @@ pub(crate) struct Switches {
     pub(crate) discards: AtomicU64,
     pub(crate) kept_allocated: AtomicU64,
     pub(crate) losses: Arc<Losses>,
-    /// What is answered for extents instead of what is there: 1 not supported, 2 garbage.
+    /// Answer to extents requests in place of the real one: 1 not supported, 2 garbage.
     pub(crate) extents: AtomicU32,
-    /// The size in bytes from the next turn on; 0 for no change.
+    /// Size in bytes from the next turn on; 0 for no change.
     pub(crate) resize: AtomicU64,
-    /// Bytes of a block from the next turn on; 0 for no change.
+    /// Block size in bytes from the next turn on; 0 for no change.
     pub(crate) reblock: AtomicU32,
     /// Partial writes are refused, whatever the geometry says.
     pub(crate) no_partial: AtomicBool,

@@ -1,4 +1,4 @@
-//! A bridge on a real ring in a thread of its own, and what a test may ask of it.
+//! A bridge on a real ring in a thread of its own, with the queries that tests need.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -84,7 +84,7 @@ impl Shard for TestShard {
     }
 }
 
-/// 64 MiB, everything offered; discards and zeroes of at most 1 MiB at once.
+/// 64 MiB with every feature; discards and zeroes of at most 1 MiB per IO.
 pub(crate) fn geometry() -> Geometry {
     Geometry {
         discard: true,
@@ -99,7 +99,7 @@ pub(crate) fn geometry() -> Geometry {
     }
 }
 
-/// Small, so that the edges are near: a piece of 32 MiB beside eight connections.
+/// Small limits, so that tests reach them: a piece of 32 MiB and eight connections.
 pub(crate) fn config() -> BridgeConfig {
     BridgeConfig {
         buffer_bytes: 145 * (260 << 10),
@@ -124,12 +124,12 @@ impl Fixture {
         Self::seated(geometry, config, Seat::alone(), Arc::default(), 0)
     }
 
-    /// A shard with so many bridges of other devices that use the same memory.
+    /// Creates a shard with `others` bridges of other devices that use the same memory.
     pub(crate) fn beside(others: usize, geometry: Geometry, config: BridgeConfig) -> Self {
         Self::seated(geometry, config, Seat::alone(), Arc::default(), others)
     }
 
-    /// Two shards of one device.
+    /// Creates two shards of one device.
     pub(crate) fn two(geometry: &Geometry, config: BridgeConfig) -> [Self; 2] {
         let senders: Arc<OnceLock<[Sender<Message>; 2]>> = Arc::default();
         let wakes = Arc::clone(&senders);
@@ -175,7 +175,7 @@ impl Fixture {
         Self { switches, mail, thread: Some(thread) }
     }
 
-    /// A connected socket, nothing said yet.
+    /// Returns a connected socket, before the handshake.
     pub(crate) fn socket(&self) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -184,7 +184,7 @@ impl Fixture {
         ours
     }
 
-    /// A client past the handshake.
+    /// Returns a client past the handshake.
     pub(crate) fn client(&self, structured: bool) -> Client {
         Client::go(self.socket(), structured)
     }
@@ -195,7 +195,7 @@ impl Fixture {
         answer.recv_timeout(Duration::from_secs(10)).expect("the bridge's core answers")
     }
 
-    /// Waits until the report is as wanted.
+    /// Waits until the report satisfies `wanted`.
     pub(crate) fn wait(&self, what: &str, wanted: impl Fn(&Report) -> bool) -> Report {
         let end = StdInstant::now() + Duration::from_secs(10);
         loop {
@@ -208,7 +208,7 @@ impl Fixture {
         }
     }
 
-    /// Waits until all connections are gone, and everything they held is back.
+    /// Waits until all connections are closed, and everything they held has been returned.
     pub(crate) fn finish(mut self) -> BridgeStats {
         let report = self.wait("rest", |report| report.connections == 0 && report.inflight == 0);
         self.mail.send(Message::Exit);

@@ -1,4 +1,4 @@
-//! Requests of every kind and size, in order and out of it, fast and slow devices.
+//! Requests of every kind and size, in order and out of order, on fast and slow devices.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -73,7 +73,7 @@ fn flush_fua_trim_and_zeroes_reach_the_device() {
     client.send_write(FUA, 1, 4096, &pattern(2, 4096));
     assert_eq!(client.reply(|_| 0).error, 0);
     assert_eq!(fixture.switches.durable.load(SeqCst), 1);
-    // Above what the device discards at once: in pieces.
+    // Larger than the device's discard limit: split into several IOs.
     assert_eq!(client.error_of(ZEROES, FUA | NO_HOLE, 0, 5 << 20), 0);
     assert_eq!(fixture.switches.zeroed.load(SeqCst), 5 << 20);
     assert_eq!(fixture.switches.kept_allocated.load(SeqCst), 5);
@@ -101,7 +101,7 @@ fn a_loss_fails_one_flush_of_each_client_and_is_counted() {
     assert_eq!((stats.completed, stats.failed), (4, 2));
 }
 
-/// Who flushes while the write is under way is told nothing of it.
+/// A flush by another client during the write does not report the loss.
 #[test]
 fn a_loss_between_the_pieces_of_a_write_is_reported_after_its_end() {
     let fixture = Fixture::new();
@@ -171,7 +171,8 @@ fn a_bare_request_of_many_pieces_waits_for_room_at_the_device() {
     fixture.finish();
 }
 
-/// Mixed requests, many in flight, on disjoint ranges per slot; data checked against a model.
+/// Sends mixed requests, many in flight, on disjoint ranges per slot, and checks data against a
+/// model.
 fn mixed(fixture: &Fixture, structured: bool, seed: u64, rounds: usize) {
     const SLOT: u64 = 640 << 10;
     let base = (seed % 4) * (16 << 20);
@@ -198,7 +199,7 @@ fn mixed(fixture: &Fixture, structured: bool, seed: u64, rounds: usize) {
                 expected.insert(slot, 0);
             }
         }
-        // A client that sends without end and reads nothing would wait for itself.
+        // A client that keeps sending without reading would deadlock itself.
         let mut sender = client.stream.try_clone().unwrap();
         let sent = std::thread::spawn(move || sender.write_all(&bytes));
         for _ in 0..depth {
@@ -231,8 +232,8 @@ fn mixed_requests_on_all_kinds_of_devices() {
     }
 }
 
-/// A stream of writes of `len` bytes, `depth` in flight; returns bytes moved for each hundred
-/// of payload.
+/// Sends writes of `len` bytes, `depth` in flight. Returns the bytes moved per hundred bytes of
+/// payload.
 fn moved_percent(len: usize, count: u64, depth: u64, read_every: u64) -> f64 {
     let fixture = Fixture::new();
     fixture.switches.delay_us.store(200, SeqCst);
@@ -292,7 +293,7 @@ fn device_failures_become_errors_of_their_request() {
         let fixture = Fixture::with(Geometry { io_max: 128 << 10, ..geometry() }, config());
         let mut client = fixture.client(structured);
         client.write(0, &pattern(1, 1 << 20));
-        // The eighth piece of the read fails, and all of the write's last ones.
+        // The eighth piece of the read fails, and all of the last pieces of the write.
         fixture.switches.fail_every.store(8, SeqCst);
         client.send(READ, 0, 1, 0, 1 << 20);
         assert_eq!(client.reply(|_| 1 << 20).error, 5);
@@ -375,7 +376,7 @@ fn clients_that_do_not_read_their_replies_leave_the_others_alone() {
         for cookie in 0..4000 {
             bytes.extend(request(READ, 0, cookie, 0, len));
         }
-        // As much of it as the bridge takes.
+        // Sends as much as the bridge accepts.
         let _ = hog.stream.write(&bytes);
         hogs.push(hog);
     }
@@ -407,7 +408,7 @@ fn a_stop_answers_what_is_in_flight_and_closes() {
     }
     let mut writer = fixture.client(true);
     writer.send_write(0, 1, 0, &pattern(1, 8192));
-    // The next one stops in the middle of its payload; part of it is at the device.
+    // The next write stops in the middle of its payload; the part received is at the device.
     let half = pattern(2, 600 << 10);
     let mut bytes = request(WRITE, 0, 2, 1 << 20, 1 << 20);
     bytes.extend(half);

@@ -1,5 +1,5 @@
-//! Writes of connections that are gone: none lands after a newer request was answered. Two shards
-//! of one device, turned by hand, so that each step comes in the order that a test wants.
+//! Writes of closed connections: none lands after a newer request was answered. Two shards of one
+//! device, turned by hand, so that every step happens in the order that the test wants.
 
 use std::io::{ErrorKind, Write};
 use std::mem::MaybeUninit;
@@ -32,7 +32,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Turns as [`settle`](Self::settle) does, with a bridge that meets internal errors.
+    /// Turns as [`settle`](Self::settle) does, for a bridge with internal errors.
     pub(crate) fn turn_unchecked(&mut self) {
         self.turn_until_quiet(|_| ());
     }
@@ -59,7 +59,7 @@ impl Shard {
         }
     }
 
-    /// Nothing completes here, or all does.
+    /// Holds or releases the completions of this shard's device.
     pub(crate) fn hold(&self, hold: bool) {
         self.switches.hold.store(hold, SeqCst);
     }
@@ -70,18 +70,18 @@ impl Shard {
         (ours, theirs)
     }
 
-    /// A client past the handshake.
+    /// Returns a client past the handshake.
     pub(crate) fn client(&mut self) -> Client {
         let (ours, theirs) = self.pair();
         self.connect(ours, theirs)
     }
 
-    /// A client past the handshake, over TCP.
+    /// Returns a client past the handshake, over TCP.
     fn tcp_client(&mut self) -> Client {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let theirs = listener.accept().unwrap().0;
-        // The functions used of a `UnixStream` are those of any stream socket.
+        // The `UnixStream` functions used here work on any stream socket.
         let [ours, theirs] = [ours, theirs].map(|end| UnixStream::from(OwnedFd::from(end)));
         self.connect(ours, theirs)
     }
@@ -98,7 +98,7 @@ impl Shard {
         client
     }
 
-    /// A socket of the kernel.
+    /// Returns a kernel socket.
     fn kernel(&mut self) -> Client {
         let (ours, mut theirs) = self.pair();
         theirs.write_all(&FIRST_BYTES).unwrap();
@@ -149,7 +149,8 @@ impl Two {
         self.shards[0].switches.disk.lock().unwrap()[at]
     }
 
-    /// A write of this client is in flight at shard 0, which holds it, and the client is gone.
+    /// Leaves a write of this client in flight at shard 0, which holds it, and disconnects the
+    /// client.
     fn leave_behind(&mut self, mut client: Client) {
         self.shards[0].hold(true);
         client.send_write(0, 1, 0, &OLD);
@@ -166,7 +167,7 @@ impl Two {
         }
     }
 
-    /// Everything has ended.
+    /// Asserts that everything has ended.
     pub(crate) fn end(mut self) {
         self.settle();
         assert_eq!(self.group.orphaned_writes(), 0);
@@ -176,9 +177,9 @@ impl Two {
     }
 }
 
-/// True when a reply is there; the shards have turned as far as they can.
+/// Whether a reply has arrived, after the shards have turned as far as they can.
 pub(crate) fn is_answered(client: &mut Client, len: usize) -> bool {
-    // The first bytes of a reply may be there alone, in a socket of the kernel.
+    // A kernel socket may contain only the first bytes of a reply.
     let mut head = [const { MaybeUninit::uninit() }; 16];
     match socket2::SockRef::from(&client.stream).peek(&mut head) {
         Ok(16) => {}
@@ -192,8 +193,8 @@ pub(crate) fn is_answered(client: &mut Client, len: usize) -> bool {
     true
 }
 
-/// What a newer connection asks for waits for the write that an older one left, and only if they
-/// overlap. `look` says whether the old connection's shard turns before the new one writes.
+/// Requests of a newer connection wait for the write that an older one left, but only if they
+/// overlap. `look` selects whether the old connection's shard turns before the new one writes.
 fn no_ghost(on: usize, kernel: bool, look: bool) {
     let mut two = Two::new();
     let open = |shard: &mut Shard| if kernel { shard.kernel() } else { shard.client() };
@@ -245,7 +246,7 @@ fn what_a_dead_socket_brings_that_comes_late_is_not_carried_out() {
     old.write_all(&request(WRITE, 0, 1, 0, 4096)).unwrap();
     old.write_all(&OLD).unwrap();
     drop(old);
-    // Before its shard has that socket, another one takes its place.
+    // Another connection replaces the old one before its shard has that socket.
     let mut new = two.shards[1].kernel();
     new.send_write(0, 2, 0, &NEW);
     two.settle();
@@ -299,7 +300,7 @@ fn the_first_request_waits_until_every_shard_has_looked() {
     assert_eq!(two.group.orphaned_writes(), 1);
     two.shards[1].settle();
     assert!(is_answered(&mut new, 4096));
-    // From then on it waits for nobody.
+    // From then on the connection waits for no others.
     new.send(READ, 0, 3, 1 << 20, 4096);
     two.shards[1].settle();
     assert!(is_answered(&mut new, 4096));
@@ -336,7 +337,8 @@ fn what_has_not_begun_never_does() {
     two.shards[0].switches.fill.store(1, SeqCst);
     let mut old = two.shards[0].client();
     two.shards[0].hold(true);
-    // The first is at the device, the second waits for room there, the others lie in the socket.
+    // The first is at the device, the second waits for room there, the others are still in the
+    // socket.
     for at in 0..8 {
         old.send_write(0, at, at * 4096, &OLD);
     }
@@ -386,7 +388,7 @@ fn clients_that_take_their_leave_are_answered_and_hold_up_what_overlaps() {
     }
 }
 
-/// Whether a client that sends no more is replaced by another one cannot be seen over TCP.
+/// A half-closed TCP client looks the same as one that was replaced by another connection.
 #[test]
 fn a_half_closed_tcp_client_loses_its_first_request_where_another_one_asks_too() {
     let all = [(true, true), (true, false), (false, true), (false, false)];
@@ -422,7 +424,7 @@ fn what_waits_for_a_dead_write_ends_with_its_own_client() {
     two.leave_behind(old);
     let mut second = two.shards[1].client();
     second.send_write(0, 2, 0, &[3; 4096]);
-    // And a large one of which a part has come.
+    // Also a large write, of which a part has arrived.
     let len = 1 << 20;
     second.stream.write_all(&request(WRITE, 0, 3, 0, len)).unwrap();
     two.feed(&mut second, &vec![3; 600_000]);
@@ -466,7 +468,7 @@ fn a_large_write_that_was_left_half_sent_holds_up_what_it_reached() {
 }
 
 /// Nothing is received from a client whose requests wait for room. Connections that are older than
-/// its end ask for no round, so its end has to be noticed all the same.
+/// its end request no round, so its end must be noticed all the same.
 fn no_ghost_of_a_stalled_client(kernel: bool, for_rows: bool) {
     let requests_max = if for_rows { 4 } else { config().requests_max };
     let mut two = Two::with(BridgeConfig { requests_max, ..config() });
@@ -488,7 +490,7 @@ fn no_ghost_of_a_stalled_client(kernel: bool, for_rows: bool) {
     older.send_write(0, 2, 0, &NEW);
     two.settle();
     assert!(!is_answered(&mut older, 0), "the old write may still land");
-    // The last of the old ones has not begun, and never does.
+    // The last of the old writes has not begun, and never does.
     older.send_write(0, 3, 7 * 4096, &NEW);
     two.settle();
     assert!(is_answered(&mut older, 0));

@@ -1,5 +1,5 @@
-//! Requests that the device gives up: their clients get an error at once, and what the device may
-//! still do with them harms nothing.
+//! Requests that the device gives up: their clients get an error at once, and later effects of the
+//! device on them do no harm.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const NEW: [u8; 4096] = [2; 4096];
 const EIO: u32 = 5;
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two shards of a device whose first one holds what it gets.
+/// Two shards of a device, the first of which holds its IO.
 fn held(config: BridgeConfig) -> (Two, Client) {
     let mut two = Two::with(config);
     let client = two.shards[0].client();
@@ -23,20 +23,20 @@ fn held(config: BridgeConfig) -> (Two, Client) {
     (two, client)
 }
 
-/// The device gives up what is in flight at shard 0.
+/// Makes the device give up everything in flight at shard 0.
 fn give_up(two: &mut Two) {
     two.shards[0].switches.give_up.store(true, SeqCst);
     two.settle();
 }
 
-/// Cookie and error of the next reply; None when there is none, with everything at rest.
+/// Returns cookie and error of the next reply; None when everything is idle without a reply.
 fn next(two: &mut Two, client: &mut Client) -> Option<(u64, u32)> {
     two.settle();
     let reply = client.try_reply(|_| 0).ok()?;
     Some((reply.cookie, reply.error))
 }
 
-/// Ends the session's use: all clients go, and everything ends.
+/// Ends the session: all clients disconnect, and everything ends.
 fn end(mut two: Two, clients: Vec<Client>) {
     two.shards[0].hold(false);
     two.settle();
@@ -56,7 +56,7 @@ fn a_client_gets_the_error_once_and_the_connection_goes_on() {
     told.sort_unstable();
     assert_eq!(told, [(1, EIO), (2, EIO), (3, EIO)]);
     assert_eq!(two.shards[0].bridge.stats().given_up, 3);
-    // The device still has all of it, and the memory of the read.
+    // The device still has every request, and the memory of the read.
     assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (3, 1));
     two.shards[0].hold(false);
     assert_eq!(next(&mut two, &mut client), None, "nobody is told twice");
@@ -73,7 +73,7 @@ fn a_request_that_ends_while_its_error_is_on_its_way_is_told_once() {
     client.send(READ, 0, 1, 0, 4096);
     client.send_write(0, 2, 4096, &OLD);
     two.settle();
-    // The device gives it up, and has it in the same turn.
+    // The device gives the request up, and completes it in the same turn.
     two.shards[0].hold(false);
     give_up(&mut two);
     let mut told: Vec<_> = (0..3).filter_map(|_| next(&mut two, &mut client)).collect();
@@ -91,7 +91,7 @@ fn a_request_that_ends_while_nobody_reads_its_error_is_told_once() {
     const LEN: u32 = 4 << 20;
     let (mut two, mut client) = held(config());
     two.shards[0].hold(false);
-    // More than a socket takes, so that what follows waits behind it.
+    // More than a socket buffer holds, so that later replies wait behind it.
     client.send(READ, 0, 1, 0, LEN);
     two.settle();
     two.shards[0].hold(true);
@@ -188,7 +188,7 @@ fn a_client_that_goes_before_or_after_it_is_told_leaves_nothing() {
 #[test]
 fn a_write_whose_payload_still_arrives_is_told_when_it_is_here() {
     let (mut two, mut client) = held(config());
-    // Longer than a buffer, so the device has its beginning before the rest has come.
+    // Longer than a buffer, so the device gets the beginning before the rest has arrived.
     let data = vec![7; 1 << 20];
     let mut bytes = crate::client::request(crate::client::WRITE, 0, 1, 0, 1 << 20);
     bytes.extend(&data);
@@ -206,7 +206,7 @@ fn a_write_whose_payload_still_arrives_is_told_when_it_is_here() {
     end(two, vec![client]);
 }
 
-/// The rest of a payload comes when what was late of its beginning has ended, and the part of a
+/// The rest of a payload arrives after the overdue IO of its beginning has ended, while the partial
 /// block at its end or beginning still waits for its turn.
 #[test]
 fn a_late_write_whose_only_rest_waits_for_its_turn_goes_on() {
@@ -215,12 +215,12 @@ fn a_late_write_whose_only_rest_waits_for_its_turn_goes_on() {
         let mut second = two.shards[0].client();
         let mut third = two.shards[1].client();
         let block = 4 << 20;
-        // A part of a block that is being read, on another shard.
+        // A partial block is being read on another shard.
         two.shards[1].hold(true);
         third.send_write(0, 1, block + 10, &[1; 20]);
         two.settle();
         two.settle();
-        // Its first part is at the device; the one in the block waits.
+        // The first part is at the device; the partial block waits.
         let len = 1 << 20;
         let at = if last { block + 100 - u64::from(len) } else { block + 100 };
         let mut bytes = crate::client::request(crate::client::WRITE, 0, 2, at, len);
@@ -249,7 +249,7 @@ fn a_late_write_whose_only_rest_waits_for_its_turn_goes_on() {
 fn a_device_that_reports_what_it_does_not_have_ends_one_connection() {
     let mut two = Two::new();
     let (mut client, mut other) = (two.shards[0].client(), two.shards[0].client());
-    // First requests wait until both shards have looked at their connections.
+    // First requests wait until both shards have checked their connections.
     other.send_write(0, 1, 8192, &NEW);
     client.send(READ, 0, 1, 0, 4096);
     two.settle();

@@ -1,5 +1,5 @@
-//! Requests that are longer than one chunk of a reply: they go there and back in pieces, in memory
-//! for one, and what goes wrong in the middle is said or ends the connection.
+//! Requests longer than one chunk of a reply: they are handled in pieces, with memory for one
+//! piece, and an error in the middle is reported or ends the connection.
 
 use std::io::Read;
 use std::sync::atomic::Ordering::SeqCst;
@@ -11,7 +11,7 @@ use crate::fixture::{Fixture, config, geometry};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 64 * MIB;
-/// What is read before the client gets the first bytes.
+/// Bytes that are read before the client gets the first byte.
 const PIECE: usize = 32 * MIB;
 const DF: u16 = 4;
 const EIO: u32 = 5;
@@ -87,7 +87,7 @@ fn beside_other_devices_long_reads_come_in_pieces_that_there_is_memory_for() {
     }
 }
 
-/// A simple reply cannot be cut by another one, and in chunks nobody has to wait.
+/// A simple reply cannot be interleaved with another, and with chunks no reply has to wait.
 #[test]
 fn other_replies_come_behind_or_between() {
     for structured in [false, true] {
@@ -120,7 +120,7 @@ fn a_failure_behind_the_first_piece_is_said_in_a_chunk_and_else_ends_the_connect
         let fixture = Fixture::with(long_geometry(), config());
         let mut client = fixture.client(structured);
         client.send(READ, 0, 1, 0, LONG as u32);
-        // The first piece is on its way, and the second is not read before it was taken.
+        // The first piece is being sent, and the second is not read before the first was received.
         let head = if structured { 28 } else { 16 };
         client.stream.read_exact(&mut vec![0; head + 1]).unwrap();
         fixture.switches.fail_every.store(1, SeqCst);

@@ -1,6 +1,6 @@
-//! Requests of all kinds in pieces, beside devices that hang, fill up, give up and fail, and
-//! clients that leave: whatever comes together, the bridge keeps its books and each request is
-//! answered once.
+//! Requests of all kinds in pieces, with devices that hang, fill up, give up and fail, and clients
+//! that disconnect: in every combination the bridge accounts for its rows and buffers and answers
+//! each request once.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -16,11 +16,11 @@ use crate::fixture::{config, geometry};
 use crate::ghosts::Two;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Clients of a shard.
+/// Number of clients per shard.
 const CLIENTS: usize = 2;
-/// Turns in which all that can happen does.
+/// Number of turns in which everything that can happen does.
 const TURNS: usize = 8;
-/// Around here all requests are.
+/// Offset near which all requests are.
 const PLACE: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ enum Step {
         len: u32,
         percent: usize,
     },
-    /// The rest of what a client has begun to send.
+    /// The rest of a message that a client has begun to send.
     Rest {
         client: usize,
     },
@@ -69,7 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(WRITE), 1 => Just(READ), 1 => Just(FLUSH), 1 => Just(ZEROES), 1 => Just(TRIM)
     ];
     let flags = prop_oneof![4 => Just(0), 1 => Just(FUA)];
-    // Within a block, over a few of them, longer than a buffer.
+    // Within a block, across a few blocks, and longer than a buffer.
     let len = prop_oneof![3 => 1..1000u32, 1 => Just(512u32), 2 => 270_000..700_000u32];
     let percent = prop_oneof![1 => Just(100usize), 2 => 1..100usize];
     let place = prop_oneof![0..1500u64, Just(0u64)];
@@ -94,12 +94,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A client, what it has not sent yet, and what it waits for.
+/// A client, its unsent bytes, and its pending requests.
 struct User {
     client: Client,
     out: Vec<u8>,
     input: Vec<u8>,
-    /// Requests without a reply, and how long the data of a good one is.
+    /// Requests without a reply, with the data length of a successful one.
     asked: BTreeMap<u64, usize>,
 }
 
@@ -117,7 +117,7 @@ impl User {
         }
     }
 
-    /// Takes the replies that have come.
+    /// Receives the replies that have arrived.
     fn receive(&mut self) {
         let mut bytes = vec![0; 64 << 10];
         loop {
@@ -185,7 +185,7 @@ impl Scene {
             }
             Step::Rest { client } => self.users[client].send(usize::MAX),
             Step::Leave { client } => {
-                // A new client needs shards that look at their connections; none is held up.
+                // A new client needs shards that check their connections; none is held up.
                 let fresh = self.two.shards[client % 2].client();
                 self.users[client] = User::new(fresh);
             }
@@ -195,7 +195,7 @@ impl Scene {
             Step::Fail { shard, every } => switches(shard).fail_every.store(every, SeqCst),
             Step::Reverse { shard, reverse } => switches(shard).reverse.store(reverse, SeqCst),
             Step::Wait => {
-                // A client that stops in the middle of a message would be closed.
+                // A client that stops in the middle of a message would be disconnected.
                 for _ in 0..20 {
                     self.users.iter_mut().for_each(|user| user.send(usize::MAX));
                     self.turn();
@@ -206,7 +206,7 @@ impl Scene {
         self.turn();
     }
 
-    /// All that was asked is answered when the devices work.
+    /// Asserts that every request is answered when the devices work.
     fn end(mut self) {
         for shard in &self.two.shards {
             shard.switches.hold.store(false, SeqCst);

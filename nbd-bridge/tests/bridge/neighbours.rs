@@ -1,5 +1,5 @@
-//! Bridges of several devices that share memory on one ring, turned by hand: what one gets when the
-//! disk of another hangs and holds all that it may have.
+//! Bridges of several devices that share memory on one ring, turned by hand: how one fares when the
+//! disk of another hangs and holds all of its share.
 
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
@@ -75,7 +75,8 @@ impl Many {
         Client::past_handshake(ours, false)
     }
 
-    /// The disk of the first bridge hangs, and its clients have read until it has all it may have.
+    /// Hangs the disk of the first bridge, whose clients read until it holds all the memory it may
+    /// have.
     fn hog(&mut self) -> Vec<Client> {
         let mut clients: Vec<_> = (0..6).map(|_| self.client(0, true)).collect();
         self.switches[0].hold.store(true, SeqCst);
@@ -94,7 +95,7 @@ impl Many {
         clients
     }
 
-    /// Reads while everything turns; None without an answer.
+    /// Reads while everything turns. Returns None without an answer.
     fn read(&mut self, client: &mut Client, flags: u16, len: u32) -> Option<u32> {
         let mut other =
             Client::past_handshake(client.stream.try_clone().unwrap(), client.structured);
@@ -108,7 +109,7 @@ impl Many {
     }
 }
 
-/// A read that may not be split waits, and has its memory when others have held it for too long.
+/// A read that may not be split waits, and gets its memory when others have held it for too long.
 #[test]
 fn a_long_chunk_gets_memory_beside_a_volume_that_hangs() {
     let mut many = Many::new(3, config());

@@ -1,5 +1,5 @@
-//! Requests that do not keep to the device's blocks: what they read and change, and that no change
-//! beside them is lost.
+//! Requests that are not aligned to the device's blocks: what they read and change, and that no
+//! adjacent change is lost.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Barrier};
@@ -18,7 +18,8 @@ const EIO: u32 = 5;
 const EINVAL: u32 = 22;
 const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// A first request needs a look of the other shard for its connection, then one for its blocks.
+/// Turns until a first request has had both looks of the other shard: for its connection, then for
+/// its blocks.
 fn settle(two: &mut Two) {
     two.settle();
     two.settle();
@@ -49,7 +50,7 @@ fn any_bytes_are_read_and_written() {
                 write(&mut client, at, len);
             }
         }
-        // Above a buffer, so that the payload comes in several pieces.
+        // Longer than a buffer, so that the payload arrives in several pieces.
         for len in [262_143, 262_145, 266_239, 1_000_003, (3 << 20) + 1537] {
             write(&mut client, 3 * block + 7, len);
         }
@@ -133,7 +134,7 @@ fn a_device_that_takes_partial_writes_gets_the_bytes_alone() {
         assert_eq!(submitted(), 3);
         let found = [499, 500, 589, 590, 593, 594, 599, 600].map(|at| client.read(at, 1)[0]);
         assert_eq!(found, [0, 7, 7, 0, 0, 7, 7, 0]);
-        // The server was replaced by one that does not take them.
+        // The server was replaced by one that does not support partial writes.
         fixture.switches.no_partial.store(true, SeqCst);
         client.send_write(0, 1, 505, &[9; 2]);
         let error = client.reply(|_| 0).error;
@@ -212,7 +213,7 @@ fn newer_changes_of_the_block_wait_for_a_change_of_a_part() {
         second.send(TRIM, 0, 4, 0, 512);
         settle(&mut two);
         assert_eq!(submitted(&two), 2);
-        // Reads do not wait, nor what is elsewhere.
+        // Neither reads nor requests elsewhere wait.
         second.send_write(0, 5, 2048, &[5; 512]);
         second.send(READ, 0, 6, 0, 600);
         settle(&mut two);
@@ -237,7 +238,7 @@ fn newer_changes_of_the_block_wait_for_a_change_of_a_part() {
 
 #[test]
 fn a_failing_device_fails_the_request_and_holds_nothing_up() {
-    // The read of the block fails, the write of it, one of several parts.
+    // The failing IO is the read of the block, its write, or one of several parts.
     for (every, data) in [(1, 100), (2, 100), (3, 2000), (4, 2000), (5, 2000)] {
         let fixture = Fixture::new();
         let mut client = fixture.client(true);
@@ -273,7 +274,7 @@ fn nothing_more_begins_for_a_client_that_is_gone() {
     settle(&mut two);
     assert!(is_answered(&mut other, 0));
     assert_eq!([100, 199, 200, 299].map(|at| two.disk(at)), [0, 0, 3, 3]);
-    // Where all was sent and the client disconnects in order, it is carried out.
+    // When everything was sent and the client disconnects in order, the request is carried out.
     other.send_write(0, 4, 300, &[4; 100]);
     other.send(DISC, 0, 0, 0, 0);
     settle(&mut two);
@@ -402,13 +403,13 @@ fn what_is_given_up_is_told_and_what_waits_for_it_fails_in_time() {
     two.end();
 }
 
-/// A request of a round.
+/// A request of one round.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     command: u16,
     at: usize,
     len: usize,
-    /// Which client sends it.
+    /// Index of the client that sends it.
     client: usize,
 }
 
@@ -416,7 +417,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let command = prop_oneof![
         4 => Just(WRITE), 2 => Just(READ), 1 => Just(ZEROES), 1 => Just(TRIM)
     ];
-    // Near each other, so that most overlap; some whole blocks.
+    // Close to each other, so that most overlap; some are whole blocks.
     (command, 0..3000usize, 1..1500usize, 0..4u8, 0..4usize).prop_map(
         |(command, at, len, whole, client)| match whole {
             0 => Ask { command, at: at / 512 * 512, len: len.next_multiple_of(512), client },
@@ -428,8 +429,8 @@ fn ask() -> impl Strategy<Value = Ask> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Clients on two shards change and read overlapping bytes at once. Each byte is then what one
-    /// of those who wrote it in this round put there, and what it was if nobody did.
+    /// Clients on two shards change and read overlapping bytes at once. Afterwards each byte has
+    /// the value of one of its writers in this round, or its former value if there was no writer.
     #[test]
     fn every_byte_is_what_one_of_its_writers_put_there(
         rounds in proptest::collection::vec(proptest::collection::vec(ask(), 1..24), 1..12),
@@ -447,7 +448,7 @@ proptest! {
         let mut disk = vec![0u8; LEN];
         let mut value = 0u8;
         for asks in rounds {
-            // Who may have written each byte.
+            // Possible values of each byte.
             let mut may: Vec<Vec<u8>> = vec![Vec::new(); LEN];
             let mut kept = vec![true; LEN];
             let mut sends: Vec<Vec<(Ask, u8)>> = vec![Vec::new(); 4];
@@ -493,7 +494,7 @@ proptest! {
     }
 }
 
-/// Sends all at once; returns what was read, and where.
+/// Sends all requests at once. Returns the data read, with its position.
 fn run(client: &mut Client, sends: &[(Ask, u8)], start: &Barrier) -> Vec<(usize, Vec<u8>)> {
     let mut bytes = Vec::new();
     for (cookie, (ask, put)) in sends.iter().enumerate() {

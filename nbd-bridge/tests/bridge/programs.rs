@@ -1,4 +1,4 @@
-//! Independent clients: the `nbd` crate, and the programs people use, when they are installed.
+//! Independent clients: the `nbd` crate, and common NBD programs if they are installed.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ fn the_nbd_crate_reads_what_it_wrote() {
     fixture.finish();
 }
 
-/// A directory of this test's own.
+/// A temporary directory of this test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -52,7 +52,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs a program; None, said aloud, when it is not installed.
+/// Runs a program. Returns None, with a message, when it is not installed.
 fn program(name: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new("timeout");
     command.arg("60").arg(name).args(arguments).stdin(Stdio::null());

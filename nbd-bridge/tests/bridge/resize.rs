@@ -10,7 +10,7 @@ const ENOSPC: u32 = 28;
 const EINVAL: u32 = 22;
 const MIB: u64 = 1 << 20;
 
-/// The size in the handshake of a new connection.
+/// Returns the size in the handshake of a new connection.
 fn offered_size(fixture: &Fixture) -> u64 {
     let mut stream = fixture.socket();
     stream.read_exact(&mut [0; 18]).unwrap();

@@ -1,4 +1,4 @@
-//! Block status: what clients learn of holes.
+//! Block status: reporting of holes to clients.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -27,7 +27,7 @@ fn holes_are_told_as_far_as_they_were_asked_for() {
     assert_eq!(client.status(0, 0, 64 << 10), Ok(all));
     assert_eq!(client.status(REQ_ONE, 0, 64 << 10), Ok(vec![(4096, HOLE)]));
     assert_eq!(client.status(0, 4096, 512), Ok(vec![(512, 0)]));
-    // Parts of blocks.
+    // Partial blocks.
     assert_eq!(client.status(0, 4000, 200), Ok(vec![(96, HOLE), (104, 0)]));
     assert_eq!(client.status(0, 5119, 2), Ok(vec![(1, 0), (1, HOLE)]));
     for (at, len) in [(0, 0), (64 << 20, 512), (0, (64 << 20) + 1)] {

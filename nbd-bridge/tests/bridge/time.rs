@@ -1,4 +1,4 @@
-//! Bounds in time, on a bridge whose clock the test sets.
+//! Timeouts, on a bridge whose clock the test sets.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -59,7 +59,7 @@ impl Timed {
         ours
     }
 
-    /// The kernel with nothing in its socket, so that the first reply lacks its first bytes.
+    /// A kernel socket with nothing in it, so that the first reply lacks its first bytes.
     fn kernel_unread(&mut self) -> Client {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -112,7 +112,7 @@ fn idle_clients_stay_and_late_devices_are_waited_for() {
     timed.switches.hold.store(false, SeqCst);
     timed.settle();
     assert_eq!(client.reply(|_| 4096).error, 0);
-    // A header in the middle while the device is full for long, then the rest of it.
+    // A part of a header while the device queue is full for a long time, then the rest.
     timed.switches.hold.store(true, SeqCst);
     timed.switches.fill.store(1, SeqCst);
     client.send(READ, 0, 2, 0, 4096);
@@ -227,7 +227,7 @@ fn the_first_reply_to_the_kernel_goes_on_where_it_was_begun() {
 
 #[test]
 fn a_full_queue_of_the_kernel_is_taken_at_once() {
-    // As for a device: all at the size that the kernel sends if nobody changed it.
+    // As for a kernel device: all requests at the kernel's default size.
     let config =
         BridgeConfig { connections_max: 2, touched_bytes: BUSY_BYTES, ..BridgeConfig::default() };
     let mut timed = Timed::with(config);

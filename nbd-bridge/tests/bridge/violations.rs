@@ -1,4 +1,4 @@
-//! Clients that break the protocol, stop anywhere, or come in crowds.
+//! Clients that violate the protocol, stop anywhere, or arrive in large numbers.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -15,7 +15,7 @@ use crate::fixture::{Fixture, config, geometry};
 const EINVAL: u32 = 22;
 const ENOSPC: u32 = 28;
 
-/// Does `violation` beside a good client, which must not notice.
+/// Runs `violation` beside a well-behaved client, which must not be affected.
 fn beside_a_good_client(violation: impl FnOnce(&Fixture)) {
     let fixture = Fixture::new();
     let mut good = fixture.client(true);
@@ -86,7 +86,7 @@ fn requests_that_make_no_sense_are_refused() {
         assert_eq!(client.error_of(READ, 0, u64::MAX - 511, 512), EINVAL);
         assert_eq!(client.error_of(FLUSH, 0, 0, 1), EINVAL);
         assert_eq!(client.error_of(ZEROES, 0x8000, 0, 4096), EINVAL);
-        // More at once than there are rows.
+        // More requests at once than there are rows.
         let flood: Vec<u8> = (0..300).flat_map(|cookie| request(99, 0, cookie, 0, 0)).collect();
         client.stream.write_all(&flood).unwrap();
         for cookie in 0..300 {
@@ -108,7 +108,7 @@ fn writes_to_a_read_only_export_are_refused() {
     fixture.finish();
 }
 
-/// A short session with everything in it: bytes of a client from its first to its last.
+/// A short session with all kinds of messages: the bytes of a client from first to last.
 fn session(structured: bool) -> Vec<u8> {
     let mut bytes = 3u32.to_be_bytes().to_vec();
     bytes.extend(option(3, &[]));
@@ -201,7 +201,7 @@ fn options_without_end_are_bounded_and_harmless() {
     beside_a_good_client(|fixture| {
         let mut socket = fixture.socket();
         let mut bytes = 3u32.to_be_bytes().to_vec();
-        // Each brings a longer answer than it is; nobody reads them for now.
+        // Each option causes a reply longer than itself, and the replies are not read for now.
         let info = {
             let mut data = 4u32.to_be_bytes().to_vec();
             data.extend(b"vol0");

@@ -1,4 +1,4 @@
-//! What each call means for an RDS socket, with the results and errors of the kernel's.
+//! Implementation of each call for RDS sockets, with the results and errors of the kernel.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -10,17 +10,17 @@ use rds::socket::{Access, AtPath, How, Incoming, node_dir, node_path, receive, s
 use crate::memory::{Address, borrow, errno};
 use crate::table::{Bound, Entry, add, node_paths, share};
 
-/// The family of RDS sockets.
+/// Address family of RDS sockets.
 pub(crate) const AF_RDS: c_int = 21;
-/// The level of their options.
+/// Level of RDS socket options.
 pub(crate) const SOL_RDS: c_int = 276;
-/// The control message with congestion updates.
+/// Control message type of congestion updates.
 pub(crate) const CMSG_CONG_UPDATE: c_int = 5;
 
-/// Flags that a send may have.
+/// Flags that a send accepts.
 const SEND_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_ZEROCOPY;
 
-/// True if sockets of this family are ours: a node runs on this host.
+/// Whether this library provides sockets of the family: a node runs on this host.
 pub(crate) fn serves(family: c_int) -> bool {
     family == AF_RDS && !node_paths().is_empty()
 }
@@ -35,12 +35,12 @@ pub(crate) fn check_type(kind: c_int, protocol: c_int) -> io::Result<c_int> {
     }
 }
 
-/// Notes a new socket.
+/// Registers a new socket.
 pub(crate) fn created(fd: c_int) -> io::Result<()> {
     add(fd)
 }
 
-/// Whether no single node has this address.
+/// Whether the address cannot belong to a single node.
 fn is_no_node(address: IpAddr) -> bool {
     let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
     address.is_unspecified() || address.is_multicast() || is_broadcast
@@ -73,7 +73,7 @@ pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()>
     let (slot, board) = Access::bind(borrow(fd), ip, port)?;
     let access = share(Access::with_board(Box::new(AtPath(path)), board)?)?;
     let bound = Bound { access, slot };
-    // What cannot be set now is as it is by default.
+    // Values that cannot be set now keep their defaults.
     if let Some(bytes) = wishes.sndbuf {
         bound.access.set_sndbuf(slot, bytes)?;
     }
@@ -105,13 +105,13 @@ pub(crate) fn connect(entry: &Entry, address: Address) -> io::Result<()> {
     }
 }
 
-/// The address that a socket is bound to.
+/// Returns the address that a socket is bound to.
 pub(crate) fn own_address(entry: &Entry) -> Option<SocketAddr> {
     let Bound { access, slot } = entry.bound()?;
     Some(SocketAddr::new(access.board().address(), access.view(slot)?.port))
 }
 
-/// The default destination.
+/// Returns the default destination.
 pub(crate) fn destination(entry: &Entry) -> io::Result<SocketAddr> {
     let to = match entry.bound() {
         Some(Bound { access, slot }) => access.view(slot).and_then(|view| view.connected),
@@ -140,14 +140,14 @@ pub(crate) fn send_message(
     send(&access, (slot, borrow(fd)), to, payload, dontwait)
 }
 
-/// What a receive has brought.
+/// Result of a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Got {
-    /// What the call returns.
+    /// Return value of the call.
     pub(crate) result: usize,
     pub(crate) is_truncated: bool,
     pub(crate) from: Option<SocketAddr>,
-    /// A congestion update, without a message.
+    /// Congestion update without a message.
     pub(crate) update: Option<u64>,
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn receive_message(
     flags: c_int,
 ) -> io::Result<Got> {
     if entry.bound().is_none() {
-        // There is nothing before it is bound; the kernel would wait.
+        // An unbound socket can receive nothing; the kernel would block.
         return Err(errno(libc::ENOTCONN));
     }
     let how = How { dontwait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 };

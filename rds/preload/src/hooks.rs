@@ -1,6 +1,6 @@
-//! The functions that the program calls in place of those of the C library.
+//! Functions that the program calls in place of those of the C library.
 //!
-//! Each asks whether its descriptor is an RDS socket, and hands the call on if it is not.
+//! Each checks whether its descriptor is an RDS socket, and forwards the call otherwise.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -22,14 +22,14 @@ use crate::table::{self, Entry};
 
 /// Runs when the library is loaded.
 #[used]
-// SAFETY: the loader calls what this section points to; its arguments are not looked at.
+// SAFETY: the loader calls the function in this section; the function ignores its arguments.
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
     table::own();
-    // SAFETY: the functions are there as long as the process. Without memory for them, a child
-    // changes nothing in its table.
+    // SAFETY: the functions exist as long as the process. If memory for registering them runs out,
+    // a child leaves its table unchanged.
     unsafe {
         libc::pthread_atfork(
             Some(table::fork_begins),
@@ -40,7 +40,7 @@ extern "C" fn start() {
     table::adopt_inherited();
 }
 
-/// The result of a call that returns a length.
+/// Converts the result of a call that returns a length.
 fn length(result: io::Result<usize>) -> ssize_t {
     match result {
         Ok(len) => ssize_t::try_from(len).unwrap_or(ssize_t::MAX),
@@ -48,7 +48,7 @@ fn length(result: io::Result<usize>) -> ssize_t {
     }
 }
 
-/// The result of a call that returns 0.
+/// Converts the result of a call that returns 0.
 fn zero(result: io::Result<()>) -> c_int {
     result.map_or_else(|error| fail(&error), |()| 0)
 }
@@ -58,7 +58,7 @@ fn fail(error: &io::Error) -> c_int {
     -1
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
     if family != AF_RDS || !calls::serves(family) {
@@ -79,53 +79,53 @@ unsafe extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_in
     fd
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let Some(entry) = table::find(fd) else {
         return real!(bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int);
     };
-    // SAFETY: the program's promise to `bind`.
+    // SAFETY: the program upholds the contract of `bind`.
     let address = unsafe { read_address(address, len) };
     zero(address.and_then(|address| calls::bind(fd, &entry, address)))
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let Some(entry) = table::find(fd) else {
         return real!(connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int);
     };
-    // SAFETY: the program's promise to `connect`.
+    // SAFETY: the program upholds the contract of `connect`.
     let address = unsafe { read_address(address, len) };
     zero(address.and_then(|address| calls::connect(&entry, address)))
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let Some(entry) = table::find(fd) else {
         return real!(getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int);
     };
-    // SAFETY: the program's promise to `getsockname`.
+    // SAFETY: the program upholds the contract of `getsockname`.
     zero(unsafe { write_address(calls::own_address(&entry), address, len) })
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let Some(entry) = table::find(fd) else {
         return real!(getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int);
     };
     let to = calls::destination(&entry);
-    // SAFETY: the program's promise to `getpeername`.
+    // SAFETY: the program upholds the contract of `getpeername`.
     zero(to.and_then(|to| unsafe { write_address(Some(to), address, len) }))
 }
 
-/// Sockets that neither listen nor are shut down.
+/// RDS sockets neither listen nor can be shut down.
 macro_rules! unsupported {
     ($($name:ident($($arg:ident: $type:ty),*);)+) => {$(
-        // SAFETY: it has the name and the signature of a function of the C library.
+        // SAFETY: the function has the name and signature of the C library function it replaces.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(fd: c_int, $($arg: $type),*) -> c_int {
             match table::find(fd) {
@@ -143,7 +143,7 @@ unsupported! {
     accept4(address: *mut sockaddr, len: *mut socklen_t, flags: c_int);
 }
 
-// Messages out.
+// Sending.
 
 fn send_parts(
     fd: c_int,
@@ -158,7 +158,7 @@ fn send_parts(
 /// Sends a buffer.
 ///
 /// # Safety
-/// As [`source`].
+/// See [`source`].
 unsafe fn send_one(
     fd: c_int,
     entry: &Entry,
@@ -166,7 +166,7 @@ unsafe fn send_one(
     (buffer, size): (*const c_void, size_t),
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let payload = unsafe { source(buffer, size) };
     length(
         payload.and_then(|payload| {
@@ -175,19 +175,19 @@ unsafe fn send_one(
     )
 }
 
-/// Reads the destination of a send, if one is named.
+/// Reads the destination of a send, if there is one.
 ///
 /// # Safety
-/// As [`read_address`], for an address that is not null.
+/// See [`read_address`], for an address that is not null.
 unsafe fn destination(address: *const sockaddr, len: socklen_t) -> io::Result<Option<Address>> {
     if address.is_null() || len == 0 {
         return Ok(None);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { read_address(address, len) }.map(Some)
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendto(
     fd: c_int,
@@ -201,63 +201,63 @@ unsafe extern "C" fn sendto(
         return real!(sendto(fd: c_int, buffer: *const c_void, size: size_t, flags: c_int,
             address: *const sockaddr, len: socklen_t) -> ssize_t);
     };
-    // SAFETY: the program's promises to `sendto`.
+    // SAFETY: the program upholds the contract of `sendto`.
     unsafe { send_one(fd, &entry, destination(address, len), (buffer, size), flags) }
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, size: size_t, flags: c_int) -> ssize_t {
     let Some(entry) = table::find(fd) else {
         return real!(send(fd: c_int, buffer: *const c_void, size: size_t, flags: c_int)
             -> ssize_t);
     };
-    // SAFETY: the program's promise to `send`.
+    // SAFETY: the program upholds the contract of `send`.
     unsafe { send_one(fd, &entry, Ok(None), (buffer, size), flags) }
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, size: size_t) -> ssize_t {
     let Some(entry) = table::find(fd) else {
         return real!(write(fd: c_int, buffer: *const c_void, size: size_t) -> ssize_t);
     };
-    // SAFETY: the program's promise to `write`.
+    // SAFETY: the program upholds the contract of `write`.
     unsafe { send_one(fd, &entry, Ok(None), (buffer, size), 0) }
 }
 
-/// How many parts `writev` and `readv` are passed.
+/// Checks the number of buffers passed to `writev` and `readv`.
 fn part_count(count: c_int) -> io::Result<usize> {
     let count = usize::try_from(count).ok().filter(|count| *count <= PARTS_MAX);
     count.ok_or_else(|| errno(libc::EINVAL))
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
     let Some(entry) = table::find(fd) else {
         return real!(writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t);
     };
-    // SAFETY: the program's promise to `writev`.
+    // SAFETY: the program upholds the contract of `writev`.
     let parts = part_count(count).and_then(|count| unsafe { sources(vectors, count) });
     send_parts(fd, &entry, Ok(None), parts, 0)
 }
 
-/// Sends what a message header describes.
+/// Sends the message described by a message header.
 ///
 /// # Safety
-/// As `sendmsg`.
+/// As for `sendmsg`.
 unsafe fn send_header(fd: c_int, entry: &Entry, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program's promise.
+    // SAFETY: guaranteed by the program.
     let Some(message) = (unsafe { message.as_ref() }) else {
         return fail(&errno(libc::EFAULT)) as _;
     };
-    // SAFETY: the program's promise.
+    // SAFETY: guaranteed by the program.
     if unsafe { has_control(message, SOL_RDS) } {
-        // Operations on remote memory.
+        // Control messages of RDS request operations on remote memory.
         return fail(&errno(libc::EOPNOTSUPP)) as _;
     }
-    // SAFETY: the program's promises.
+    // SAFETY: guaranteed by the program.
     let (to, parts) = unsafe {
         let to = destination(message.msg_name.cast(), message.msg_namelen);
         (to, sources(message.msg_iov, message.msg_iovlen))
@@ -265,17 +265,17 @@ unsafe fn send_header(fd: c_int, entry: &Entry, message: *const msghdr, flags: c
     send_parts(fd, entry, to, parts, flags)
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let Some(entry) = table::find(fd) else {
         return real!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t);
     };
-    // SAFETY: the program's promise to `sendmsg`.
+    // SAFETY: the program upholds the contract of `sendmsg`.
     unsafe { send_header(fd, &entry, message, flags) }
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(
     fd: c_int,
@@ -288,7 +288,7 @@ unsafe extern "C" fn sendmmsg(
             -> c_int);
     };
     for at in 0..count {
-        // SAFETY: the program's promise to `sendmmsg`: there are so many messages.
+        // SAFETY: the program guarantees to `sendmmsg` that there are `count` messages.
         let (message, sent) = unsafe {
             let message = messages.add(at as usize);
             (message, send_header(fd, &entry, &raw const (*message).msg_hdr, flags))
@@ -300,24 +300,24 @@ unsafe extern "C" fn sendmmsg(
     c_int::try_from(count).unwrap_or(c_int::MAX)
 }
 
-// Messages in.
+// Receiving.
 
 /// Receives into a buffer.
 ///
 /// # Safety
-/// As [`target`].
+/// See [`target`].
 unsafe fn receive_one(
     fd: c_int,
     entry: &Entry,
     (buffer, size): (*mut c_void, size_t),
     flags: c_int,
 ) -> io::Result<Got> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let room = unsafe { target(buffer, size) }?;
     calls::receive_message(fd, entry, &mut [IoSliceMut::new(room)], flags)
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvfrom(
     fd: c_int,
@@ -331,75 +331,75 @@ unsafe extern "C" fn recvfrom(
         return real!(recvfrom(fd: c_int, buffer: *mut c_void, size: size_t, flags: c_int,
             address: *mut sockaddr, len: *mut socklen_t) -> ssize_t);
     };
-    // SAFETY: the program's promise to `recvfrom`.
+    // SAFETY: the program upholds the contract of `recvfrom`.
     let got = unsafe { receive_one(fd, &entry, (buffer, size), flags) };
     length(got.and_then(|got| {
-        // SAFETY: the program's promise to `recvfrom`.
+        // SAFETY: the program upholds the contract of `recvfrom`.
         unsafe { put_source(got.from, address, len) }?;
         Ok(got.result)
     }))
 }
 
-/// Writes where a message comes from; nothing for congestion updates.
+/// Writes the source of a message; does nothing for congestion updates.
 ///
 /// # Safety
-/// As [`write_address`].
+/// See [`write_address`].
 unsafe fn put_source(
     from: Option<SocketAddr>,
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> io::Result<()> {
     match from {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Some(_) => unsafe { write_address(from, address, len) },
         None => Ok(()),
     }
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, size: size_t, flags: c_int) -> ssize_t {
     let Some(entry) = table::find(fd) else {
         return real!(recv(fd: c_int, buffer: *mut c_void, size: size_t, flags: c_int) -> ssize_t);
     };
-    // SAFETY: the program's promise to `recv`.
+    // SAFETY: the program upholds the contract of `recv`.
     let got = unsafe { receive_one(fd, &entry, (buffer, size), flags) };
     length(got.map(|got| got.result))
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, size: size_t) -> ssize_t {
     let Some(entry) = table::find(fd) else {
         return real!(read(fd: c_int, buffer: *mut c_void, size: size_t) -> ssize_t);
     };
-    // SAFETY: the program's promise to `read`.
+    // SAFETY: the program upholds the contract of `read`.
     let got = unsafe { receive_one(fd, &entry, (buffer, size), 0) };
     length(got.map(|got| got.result))
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
     let Some(entry) = table::find(fd) else {
         return real!(readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t);
     };
-    // SAFETY: the program's promise to `readv`.
+    // SAFETY: the program upholds the contract of `readv`.
     let parts = part_count(count).and_then(|count| unsafe { targets(vectors, count) });
     let got = parts.and_then(|mut parts| calls::receive_message(fd, &entry, &mut parts, 0));
     length(got.map(|got| got.result))
 }
 
-/// Receives into what a message header describes.
+/// Receives into the buffers described by a message header.
 ///
 /// # Safety
-/// As `recvmsg`.
+/// As for `recvmsg`.
 unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program's promise.
+    // SAFETY: guaranteed by the program.
     let Some(message) = (unsafe { message.as_mut() }) else {
         return fail(&errno(libc::EFAULT)) as _;
     };
-    // SAFETY: the program's promise.
+    // SAFETY: guaranteed by the program.
     let parts = unsafe { targets(message.msg_iov, message.msg_iovlen) };
     let got = parts.and_then(|mut parts| calls::receive_message(fd, entry, &mut parts, flags));
     let got = match got {
@@ -408,13 +408,13 @@ unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: 
     };
     message.msg_flags = if got.is_truncated { libc::MSG_TRUNC } else { 0 };
     let name = message.msg_name.cast();
-    // SAFETY: the program's promise.
+    // SAFETY: guaranteed by the program.
     let named = unsafe { put_source(got.from, name, &raw mut message.msg_namelen) };
     if got.from.is_none() {
         message.msg_namelen = 0;
     }
     match got.update {
-        // SAFETY: the program's promise.
+        // SAFETY: guaranteed by the program.
         Some(groups) => unsafe {
             put_control(message, (SOL_RDS, CMSG_CONG_UPDATE), &groups.to_ne_bytes());
         },
@@ -423,17 +423,17 @@ unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: 
     length(named.map(|()| got.result))
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     let Some(entry) = table::find(fd) else {
         return real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
     };
-    // SAFETY: the program's promise to `recvmsg`.
+    // SAFETY: the program upholds the contract of `recvmsg`.
     unsafe { receive_header(fd, &entry, message, flags) }
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -446,7 +446,7 @@ unsafe extern "C" fn recvmmsg(
         return real!(recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int,
             limit: *mut timespec) -> c_int);
     };
-    // SAFETY: the program's promise to `recvmmsg`.
+    // SAFETY: the program upholds the contract of `recvmmsg`.
     let limit = unsafe { limit.as_ref() }.map(wait_of);
     let begun = Instant::now();
     for at in 0..count {
@@ -456,7 +456,7 @@ unsafe extern "C" fn recvmmsg(
         let waits = at == 0 || flags & libc::MSG_WAITFORONE == 0;
         let flags = flags & !libc::MSG_WAITFORONE;
         let flags = if waits { flags } else { flags | libc::MSG_DONTWAIT };
-        // SAFETY: the program's promise to `recvmmsg`: there are so many messages.
+        // SAFETY: the program guarantees to `recvmmsg` that there are `count` messages.
         let (message, got) = unsafe {
             let message = messages.add(at as usize);
             (message, receive_header(fd, &entry, &raw mut (*message).msg_hdr, flags))
@@ -468,16 +468,16 @@ unsafe extern "C" fn recvmmsg(
     c_int::try_from(count).unwrap_or(c_int::MAX)
 }
 
-/// A time limit of `recvmmsg`, which is looked at behind each message, as by the kernel.
+/// Converts the time limit of `recvmmsg`, which is checked after each message, as in the kernel.
 fn wait_of(limit: &timespec) -> Duration {
     let seconds = u64::try_from(limit.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(limit.tv_nsec).unwrap_or(0))
 }
 
-// What programs call that are compiled with checks of their buffers (_FORTIFY_SOURCE). The checks
-// of sizes that they make are those of the functions below them.
+// Functions called by programs compiled with buffer checks (_FORTIFY_SOURCE). Buffers that are too
+// small are left to the checks of the C library.
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __read_chk(
     fd: c_int,
@@ -489,11 +489,11 @@ unsafe extern "C" fn __read_chk(
         return real!(__read_chk(fd: c_int, buffer: *mut c_void, size: size_t, room: size_t)
             -> ssize_t);
     }
-    // SAFETY: the program's promise to `read`.
+    // SAFETY: the program upholds the contract of `read`.
     unsafe { read(fd, buffer, size) }
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __recv_chk(
     fd: c_int,
@@ -506,11 +506,11 @@ unsafe extern "C" fn __recv_chk(
         return real!(__recv_chk(fd: c_int, buffer: *mut c_void, size: size_t, room: size_t,
             flags: c_int) -> ssize_t);
     }
-    // SAFETY: the program's promise to `recv`.
+    // SAFETY: the program upholds the contract of `recv`.
     unsafe { recv(fd, buffer, size, flags) }
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __recvfrom_chk(
     fd: c_int,
@@ -525,13 +525,13 @@ unsafe extern "C" fn __recvfrom_chk(
         return real!(__recvfrom_chk(fd: c_int, buffer: *mut c_void, size: size_t, room: size_t,
             flags: c_int, address: *mut sockaddr, len: *mut socklen_t) -> ssize_t);
     }
-    // SAFETY: the program's promise to `recvfrom`.
+    // SAFETY: the program upholds the contract of `recvfrom`.
     unsafe { recvfrom(fd, buffer, size, flags, address, len) }
 }
 
 // Options.
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setsockopt(
     fd: c_int,
@@ -545,7 +545,7 @@ unsafe extern "C" fn setsockopt(
             len: socklen_t) -> c_int)
     };
     let Some(entry) = table::find(fd) else { return hand_on() };
-    // SAFETY: the program's promise to `setsockopt`.
+    // SAFETY: the program upholds the contract of `setsockopt`.
     let bytes = unsafe { source(value, len as usize) };
     // SAFETY: as above.
     let address = || unsafe { read_address(value.cast(), len) };
@@ -556,7 +556,7 @@ unsafe extern "C" fn setsockopt(
     }
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockopt(
     fd: c_int,
@@ -575,15 +575,15 @@ unsafe extern "C" fn getsockopt(
         Ok(found) => found,
         Err(error) => return fail(&error),
     };
-    // SAFETY: the program's promise to `getsockopt`.
+    // SAFETY: the program upholds the contract of `getsockopt`.
     let Some(len) = (unsafe { len.as_mut() }) else { return fail(&errno(libc::EFAULT)) };
     let asked = *len as usize;
-    // The kernel wants room for a whole int in options of RDS.
+    // For RDS options the kernel requires room for a whole int.
     let is_short = level == SOL_RDS && matches!(&found, Answer::Value(all) if asked < all.len());
     if is_short || c_int::try_from(*len).is_err() {
         return fail(&errno(libc::EINVAL));
     }
-    // SAFETY: the program's promise to `getsockopt`.
+    // SAFETY: the program upholds the contract of `getsockopt`.
     let room = match unsafe { target(value, asked) } {
         Ok(room) => room,
         Err(error) => return fail(&error),
@@ -610,7 +610,7 @@ unsafe extern "C" fn getsockopt(
     }
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let hand_on = || real!(ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int);
@@ -620,12 +620,12 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         Ok(Reply::Done) => 0,
         Ok(_) if argument.is_null() => fail(&errno(libc::EFAULT)),
         Ok(Reply::Int(value)) => {
-            // SAFETY: the program's promise to `ioctl`, for a request of an int.
+            // SAFETY: the program upholds the contract of `ioctl`, for a request of an int.
             unsafe { argument.cast::<c_int>().write_unaligned(value) };
             0
         }
         Ok(Reply::Byte(value)) => {
-            // SAFETY: the program's promise to `ioctl`, for a request of a byte.
+            // SAFETY: the program upholds the contract of `ioctl`, for a request of a byte.
             unsafe { argument.cast::<u8>().write(value) };
             0
         }
@@ -635,14 +635,14 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 
 // Descriptors.
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     table::forget(fd);
     real!(close(fd: c_int) -> c_int)
 }
 
-/// A descriptor was duplicated.
+/// Registers a duplicated descriptor.
 fn duplicated(from: c_int, to: c_int) -> c_int {
     if to >= 0 && to != from {
         match table::find(from) {
@@ -653,26 +653,27 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
     to
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup(fd: c_int) -> c_int {
     duplicated(fd, real!(dup(fd: c_int) -> c_int))
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
     duplicated(fd, real!(dup2(fd: c_int, to: c_int) -> c_int))
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     duplicated(fd, real!(dup3(fd: c_int, to: c_int, flags: c_int) -> c_int))
 }
 
-/// The last argument is a number or a pointer, as the command wants it; it is passed on as it is.
-// SAFETY: it has the name and the signature of a function of the C library.
+/// The last argument is a number or a pointer, depending on the command, and is forwarded
+/// unchanged.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
     let result = real!(fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int);
@@ -682,7 +683,7 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> 
     result
 }
 
-// SAFETY: it has the name and the signature of a function of the C library.
+// SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
     let result = real!(fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int);

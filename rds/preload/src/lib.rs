@@ -1,14 +1,14 @@
-//! `librds_preload.so`: lets a program that uses AF_RDS run on a host whose kernel has no RDS.
+//! `librds_preload.so`: runs programs that use AF_RDS on hosts whose kernel has no RDS.
 //!
-//! With LD_PRELOAD the functions of `hooks` stand in front of those of the C library. A socket of
-//! family AF_RDS becomes a unix socket to a node (`rds node`); everything that passes through other
-//! descriptors is handed on untouched. Programs that are linked statically, or make system calls by
-//! themselves, are not reached.
+//! With LD_PRELOAD, the functions of `hooks` replace those of the C library. A socket of family
+//! AF_RDS becomes a unix socket to a node (`rds node`); calls on other descriptors are forwarded
+//! unchanged. Programs that are statically linked, or that make system calls directly, are not
+//! covered.
 //!
-//! `hooks` has what the program calls, `calls` what a call means for an RDS socket, `table` knows
-//! which descriptors are such sockets, `memory` is where pointers of the program are read and
-//! written, `real` has the functions that stand behind ours. Unsafe code stands in `hooks`,
-//! `memory` and `real`, and nowhere else.
+//! `hooks` has the functions that the program calls, `calls` their meaning for RDS sockets, `table`
+//! the list of RDS socket descriptors, `memory` reads and writes through pointers of the program,
+//! and `real` calls the functions of the C library. Unsafe code is confined to `hooks`, `memory`
+//! and `real`.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! The program's memory, as its calls point to it: addresses, buffers, message headers.
+//! Access to the program's memory through the pointers in its calls: addresses, buffers, headers.
 //!
-//! Whatever the program passes is as good as it would be for the system call: a wrong pointer is
-//! the program's fault in both. Null pointers are errors here, as there.
+//! Pointers are trusted as much as in the system call: a wrong pointer is the program's fault in
+//! both cases. Null pointers are errors here, as in the kernel.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::size_of;
@@ -10,33 +10,32 @@ use std::os::fd::BorrowedFd;
 
 use libc::{c_int, c_void, iovec, msghdr, sockaddr, socklen_t};
 
-/// Vectors that the system takes in a call (UIO_MAXIOV).
+/// Maximum number of buffers that the system accepts in one call (UIO_MAXIOV).
 pub(crate) const PARTS_MAX: usize = 1024;
 
-/// An address of the program.
+/// An address passed by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// Of a node and a port.
+    /// Address of a node, and a port.
     Of(SocketAddr),
-    /// Of no family that nodes have.
+    /// Address of a family that nodes do not have.
     None,
 }
 
-/// An error by its errno.
+/// Converts an errno to an error.
 pub(crate) fn errno(code: c_int) -> io::Error {
     io::Error::from_raw_os_error(code)
 }
 
-/// Sets errno.
 pub(crate) fn set_errno(code: c_int) {
-    // SAFETY: the C library's errno of this thread.
+    // SAFETY: points to the C library's errno of this thread.
     unsafe { *libc::__errno_location() = code };
 }
 
-/// A descriptor of the program, for as long as its call runs.
+/// Borrows a descriptor of the program for the duration of its call.
 pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
-    // SAFETY: the program has named an open descriptor that it keeps open during the call; it is
-    // not kept behind the call. `table` has seen that it is not -1.
+    // SAFETY: the program passed an open descriptor that it keeps open during the call; it is not
+    // used after the call. `table` has checked that it is not -1.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -49,17 +48,17 @@ pub(crate) unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> i
     if address.is_null() || len < size_of::<libc::sa_family_t>() {
         return Err(errno(libc::EINVAL));
     }
-    // SAFETY: the family is there, by the caller's promise and the check above.
+    // SAFETY: the family is readable, by the caller's guarantee and the check above.
     let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
     match c_int::from(family) {
         libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
-            // SAFETY: as many bytes can be read there.
+            // SAFETY: that many bytes are readable.
             let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Ok(Address::Of(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into()))
         }
         libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
-            // SAFETY: as many bytes can be read there.
+            // SAFETY: that many bytes are readable.
             let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             let port = u16::from_be(v6.sin6_port);
@@ -70,11 +69,11 @@ pub(crate) unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> i
     }
 }
 
-/// Writes an address, cut to the room that `len` says, and its whole length to `len`. `None` is an
-/// address without a family.
+/// Writes an address, truncated to the size in `len`, and stores its full length in `len`. `None`
+/// means an address without a family.
 ///
 /// # Safety
-/// `len` is null, or as many bytes as it says can be written to `address`.
+/// `len` is null, or the number of bytes that it contains can be written to `address`.
 pub(crate) unsafe fn write_address(
     from: Option<SocketAddr>,
     address: *mut sockaddr,
@@ -83,7 +82,7 @@ pub(crate) unsafe fn write_address(
     if address.is_null() || len.is_null() {
         return Ok(());
     }
-    // SAFETY: every byte of these structures may be zero.
+    // SAFETY: all-zero bytes are valid for these structures.
     let mut v4: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
     let mut v6: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
@@ -102,8 +101,8 @@ pub(crate) unsafe fn write_address(
         }
         None => ((&raw const v4).cast::<u8>(), size_of::<libc::sockaddr_in>()),
     };
-    // SAFETY: `len` can be read and written, and as many bytes as it says can be written at
-    // `address`; the structure has `size` bytes.
+    // SAFETY: `len` can be read and written, and that number of bytes can be written at `address`;
+    // the structure has `size` bytes.
     unsafe {
         let room = usize::try_from(*len).unwrap_or(0);
         std::ptr::copy_nonoverlapping(bytes, address.cast::<u8>(), size.min(room));
@@ -112,7 +111,7 @@ pub(crate) unsafe fn write_address(
     Ok(())
 }
 
-/// A buffer to send from.
+/// Returns a buffer to send from.
 ///
 /// # Errors
 /// EFAULT for a null pointer with a length.
@@ -123,32 +122,33 @@ pub(crate) unsafe fn source<'a>(buffer: *const c_void, len: usize) -> io::Result
     match (len, buffer.is_null()) {
         (0, _) => Ok(&[]),
         (_, true) => Err(errno(libc::EFAULT)),
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         _ => Ok(unsafe { std::slice::from_raw_parts(buffer.cast(), len) }),
     }
 }
 
-/// A buffer to receive into.
+/// Returns a buffer to receive into.
 ///
 /// # Errors
 /// EFAULT for a null pointer with a length.
 ///
 /// # Safety
-/// `len` bytes can be written at `buffer`, and nobody else uses them, as long as the slice is used.
+/// `len` bytes can be written at `buffer`, and are not used elsewhere, as long as the slice is
+/// used.
 pub(crate) unsafe fn target<'a>(buffer: *mut c_void, len: usize) -> io::Result<&'a mut [u8]> {
     match (len, buffer.is_null()) {
         (0, _) => Ok(&mut []),
         (_, true) => Err(errno(libc::EFAULT)),
-        // SAFETY: the caller's promise; bytes have no invalid values, and what is not initialized
-        // is only written.
+        // SAFETY: guaranteed by the caller; bytes have no invalid values, and uninitialized ones
+        // are only written.
         _ => Ok(unsafe { std::slice::from_raw_parts_mut(buffer.cast(), len) }),
     }
 }
 
-/// The vectors of a call.
+/// Returns the vectors of a call.
 ///
 /// # Errors
-/// EFAULT for a null pointer with a count, EMSGSIZE for more than the system takes.
+/// EFAULT for a null pointer with a count, EMSGSIZE for more vectors than the system accepts.
 ///
 /// # Safety
 /// `count` vectors can be read at `vectors`.
@@ -157,51 +157,51 @@ unsafe fn parts<'a>(vectors: *const iovec, count: usize) -> io::Result<&'a [iove
         (0, _) => Ok(&[]),
         (count, _) if count > PARTS_MAX => Err(errno(libc::EMSGSIZE)),
         (_, true) => Err(errno(libc::EFAULT)),
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         _ => Ok(unsafe { std::slice::from_raw_parts(vectors, count) }),
     }
 }
 
-/// Buffers to send from.
+/// Returns the buffers to send from.
 ///
 /// # Errors
-/// As [`parts`] and [`source`].
+/// See [`parts`] and [`source`].
 ///
 /// # Safety
-/// `count` vectors can be read at `vectors`, and each is as [`source`] wants it.
+/// `count` vectors can be read at `vectors`, and each satisfies [`source`].
 pub(crate) unsafe fn sources<'a>(
     vectors: *const iovec,
     count: usize,
 ) -> io::Result<Vec<IoSlice<'a>>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let slice = |v: &iovec| unsafe { source(v.iov_base, v.iov_len) }.map(IoSlice::new);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { parts(vectors, count) }?.iter().map(slice).collect()
 }
 
-/// Buffers to receive into.
+/// Returns the buffers to receive into.
 ///
 /// # Errors
-/// As [`parts`] and [`target`].
+/// See [`parts`] and [`target`].
 ///
 /// # Safety
-/// `count` vectors can be read at `vectors`, and each is as [`target`] wants it.
+/// `count` vectors can be read at `vectors`, and each satisfies [`target`].
 pub(crate) unsafe fn targets<'a>(
     vectors: *const iovec,
     count: usize,
 ) -> io::Result<Vec<IoSliceMut<'a>>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let slice = |v: &iovec| unsafe { target(v.iov_base, v.iov_len) }.map(IoSliceMut::new);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { parts(vectors, count) }?.iter().map(slice).collect()
 }
 
-/// True if a message has a control message of this level.
+/// Whether a message has a control message of this level.
 ///
 /// # Safety
-/// `message` can be read, and so can what it points to.
+/// `message` is readable, and so is the memory that it points to.
 pub(crate) unsafe fn has_control(message: &msghdr, level: c_int) -> bool {
-    // SAFETY: the macros of the C library walk the control messages within their bounds.
+    // SAFETY: the macros of the C library iterate over the control messages within their bounds.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(message);
         while let Some(head) = at.as_ref() {
@@ -214,17 +214,17 @@ pub(crate) unsafe fn has_control(message: &msghdr, level: c_int) -> bool {
     false
 }
 
-/// Writes a control message, if there is room for it; says so in the flags if there is not.
+/// Writes a control message if there is room for it; otherwise sets the truncation flag.
 ///
 /// # Safety
-/// `message` can be written, and so can the room for control messages that it points to.
+/// `message` is writable, and so is the control buffer that it points to.
 pub(crate) unsafe fn put_control(
     message: &mut msghdr,
     (level, kind): (c_int, c_int),
     bytes: &[u8],
 ) {
     let len = bytes.len() as u32;
-    // SAFETY: these only compute.
+    // SAFETY: these only compute sizes.
     let (space, size) = unsafe { (libc::CMSG_SPACE(len) as usize, libc::CMSG_LEN(len) as usize) };
     if message.msg_control.is_null() || message.msg_controllen < space {
         message.msg_controllen = 0;

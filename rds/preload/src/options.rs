@@ -20,19 +20,19 @@ const CONG_MONITOR: c_int = 6;
 const GET_MR_FOR_DEST: c_int = 7;
 const TRANSPORT: c_int = 8;
 const LATENCY: c_int = 10;
-/// TCP as a transport.
+/// TCP as the transport.
 const TRANSPORT_TCP: c_int = 2;
 
-/// SIOCPROTOPRIVATE and the next one: the type of service, of which TCP has one.
+/// SIOCPROTOPRIVATE and the next number: the type of service. TCP supports only one.
 const SET_TOS: u64 = 0x89e0;
 const GET_TOS: u64 = 0x89e1;
 
-/// What becomes of a call on an option.
+/// Result of an option call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It is one of the descriptor itself: ask the system.
+    /// Option of the descriptor itself, to be handled by the system.
     System,
-    /// Done; the value, if it is asked for.
+    /// Success, with the value if one was requested.
     Value(Vec<u8>),
     /// Information: elements of this size.
     Info(Vec<u8>, usize),
@@ -47,7 +47,7 @@ fn answer(value: c_int) -> Answer {
     Answer::Value(value.to_ne_bytes().to_vec())
 }
 
-/// Sets an option. `address` is its value read as an address.
+/// Sets an option. `address` reads its value as an address.
 pub(crate) fn set(
     entry: &Entry,
     (level, name): (c_int, c_int),
@@ -101,10 +101,10 @@ pub(crate) fn set(
     Ok(Answer::Value(Vec::new()))
 }
 
-/// Gets an option.
+/// Returns the value of an option.
 pub(crate) fn get(entry: &Entry, (level, name): (c_int, c_int)) -> io::Result<Answer> {
     let view = entry.bound().and_then(|bound| bound.access.view(bound.slot));
-    // As the kernel, which doubles the value that is set.
+    // Doubles a size that was set, as the kernel does.
     let double = |bytes: usize| answer(c_int::try_from(bytes * 2).unwrap_or(c_int::MAX));
     Ok(match (level, name) {
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => match (view, entry.wishes().sndbuf) {
@@ -124,7 +124,7 @@ pub(crate) fn get(entry: &Entry, (level, name): (c_int, c_int)) -> io::Result<An
         (SOL_RDS, RECVERR) => answer(entry.wishes().recverr.into()),
         (SOL_RDS, TRANSPORT) => match view {
             Some(_) => answer(TRANSPORT_TCP),
-            // None yet.
+            // No transport yet.
             None => answer(-1),
         },
         (SOL_RDS, number) => match u32::try_from(number).ok().and_then(InfoOption::of) {
@@ -135,7 +135,7 @@ pub(crate) fn get(entry: &Entry, (level, name): (c_int, c_int)) -> io::Result<An
     })
 }
 
-/// The info option of the socket's node, or of all nodes if it is not bound.
+/// Returns an info option of the socket's node, or of all nodes if the socket is not bound.
 fn info(entry: &Entry, option: InfoOption) -> io::Result<Answer> {
     if let Some(Bound { access, .. }) = entry.bound() {
         let (bytes, size) = access.info(option.number())?;
@@ -144,7 +144,7 @@ fn info(entry: &Entry, option: InfoOption) -> io::Result<Answer> {
     let (mut all, mut element) = (Vec::new(), 0);
     let mut counters: Vec<Counter> = Vec::new();
     for path in node_paths() {
-        // A node may have ended.
+        // The node may have ended.
         let Ok(access) = Access::open(Box::new(AtPath(path))) else { continue };
         let (bytes, size) = access.info(option.number())?;
         element = size;
@@ -168,24 +168,24 @@ fn info(entry: &Entry, option: InfoOption) -> io::Result<Answer> {
     Ok(Answer::Info(all, element))
 }
 
-/// What becomes of a request.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// It is one of the descriptor itself: ask the system.
+    /// Request to the descriptor itself, to be handled by the system.
     System,
     Done,
-    /// Done; an int for the program.
+    /// Success, with an int for the program.
     Int(c_int),
-    /// Done; a byte for the program.
+    /// Success, with a byte for the program.
     Byte(u8),
 }
 
-/// A request (ioctl).
+/// Handles an ioctl request.
 pub(crate) fn request(entry: &Entry, request: u64) -> io::Result<Reply> {
     match request {
         SET_TOS => Ok(Reply::Done),
         GET_TOS => Ok(Reply::Byte(0)),
-        // What it has sent and its peers have not.
+        // Bytes that the socket has sent and its peers have not acknowledged.
         request if request == libc::TIOCOUTQ => Ok(Reply::Int(unacknowledged(entry)?)),
         request if request == libc::FIONREAD => Err(errno(libc::ENOTTY)),
         _ => Ok(Reply::System),

@@ -1,9 +1,9 @@
-//! The functions behind ours: those that the program would call without us.
+//! The C library functions that the program would call without this library.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of the C library, looked up when it is first needed.
+/// A function of the C library, resolved on first use.
 pub(crate) struct Real {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -14,20 +14,20 @@ impl Real {
         Self { name, address: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// Its address; null if nobody else has it.
+    /// Returns the address of the function; null if no other library defines it.
     pub(crate) fn address(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Relaxed);
         if !known.is_null() {
             return known;
         }
-        // SAFETY: the name is a string with its end; the lookup has no other effect.
+        // SAFETY: the name is a null-terminated string; the lookup has no other effect.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.address.store(found, Ordering::Relaxed);
         found
     }
 }
 
-/// Calls a function of the C library with the signature given. Without one, ENOSYS.
+/// Calls a C library function with the given signature. Fails with ENOSYS if it does not exist.
 macro_rules! real {
     ($name:ident($($arg:ident: $type:ty),*) -> $ret:ty) => {{
         const NAME: &[u8] = concat!(stringify!($name), "\0").as_bytes();
@@ -41,10 +41,10 @@ macro_rules! real {
             $crate::memory::set_errno(libc::ENOSYS);
             -1
         } else {
-            // SAFETY: only called below, as the function that it is.
+            // SAFETY: only called below, as the function that the type describes.
             type Function = unsafe extern "C" fn($($type),*) -> $ret;
-            // SAFETY: the C library's function of this name has this signature, and the caller's
-            // arguments are passed on as they are.
+            // SAFETY: the C library function of this name has this signature, and the caller's
+            // arguments are forwarded unchanged.
             let function = unsafe {
                 ::std::mem::transmute::<*mut ::std::ffi::c_void, Function>(address)
             };

@@ -1,8 +1,8 @@
-//! Which descriptors are RDS sockets.
+//! Table of the descriptors that are RDS sockets.
 //!
-//! Programs close and duplicate descriptors in ways that nobody sees, so an entry counts only while
-//! its descriptor still has the same inode. A process that is started by another one finds the
-//! sockets that it has inherited by their names.
+//! Programs can close and duplicate descriptors without this library noticing, so an entry is valid
+//! only while its descriptor still has the same inode. A process started by another one recognizes
+//! inherited sockets by their names.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,19 +18,19 @@ use rustix::net::{SocketAddrAny, SocketAddrUnix};
 
 use crate::memory::borrow;
 
-/// Begins the abstract name of each of our sockets.
+/// Prefix of the abstract names of our sockets.
 const NAME: &[u8] = b"rds-preload-";
-/// Descriptors from here on are not distinguished without a look at the table.
+/// Descriptors from this number on always require a table lookup.
 const MARKS: usize = 4096;
 
-/// What a program may set before its socket is bound.
+/// Options that a program may set before its socket is bound.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wishes {
     pub(crate) sndbuf: Option<usize>,
     pub(crate) rcvbuf: Option<usize>,
     pub(crate) destination: Option<SocketAddr>,
     pub(crate) monitors: bool,
-    /// Asks for another transport than TCP, of which there is none.
+    /// Requests a transport other than TCP, which does not exist.
     pub(crate) other_transport: bool,
     pub(crate) recverr: bool,
 }
@@ -42,11 +42,11 @@ pub(crate) struct Bound {
     pub(crate) slot: Slot,
 }
 
-/// An RDS socket of the program. Descriptors that were duplicated have one.
+/// An RDS socket of the program, shared by duplicated descriptors.
 #[derive(Debug)]
 pub(crate) struct Entry {
     inode: u64,
-    /// The node that the descriptor is connected to.
+    /// Path of the node that the descriptor is connected to.
     pub(crate) path: Mutex<Option<PathBuf>>,
     bound: RwLock<Option<Bound>>,
     pub(crate) wishes: Mutex<Wishes>,
@@ -58,7 +58,7 @@ impl Entry {
         Self { inode, path, bound: RwLock::new(None), wishes }
     }
 
-    /// The socket of the node, once it is bound.
+    /// Returns the socket of the node, once it is bound.
     pub(crate) fn bound(&self) -> Option<Bound> {
         self.bound.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -67,7 +67,7 @@ impl Entry {
         *self.bound.write().unwrap_or_else(PoisonError::into_inner) = Some(bound);
     }
 
-    /// What was set before it was bound.
+    /// Returns the options set before the bind.
     pub(crate) fn wishes(&self) -> Wishes {
         *self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,10 +77,10 @@ impl Entry {
     }
 }
 
-/// Descriptors that may be RDS sockets, so that others cost nothing but a look.
+/// Descriptors that may be RDS sockets, so that others cost only one check.
 static MARKED: [AtomicBool; MARKS] = [const { AtomicBool::new(false) }; MARKS];
 static ENTRIES: RwLock<BTreeMap<i32, Arc<Entry>>> = RwLock::new(BTreeMap::new());
-/// Nodes by the inode of their board, so that all sockets of one share a mapping.
+/// Nodes by the inode of their board, so that all sockets of a node share one mapping.
 static NODES: Mutex<BTreeMap<u64, Arc<Access>>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -88,7 +88,7 @@ fn mark(fd: i32) -> Option<&'static AtomicBool> {
     usize::try_from(fd).ok().and_then(|fd| MARKED.get(fd))
 }
 
-/// The RDS socket behind a descriptor.
+/// Returns the RDS socket of a descriptor.
 pub(crate) fn find(fd: i32) -> Option<Arc<Entry>> {
     if fd < 0 || mark(fd).is_some_and(|mark| !mark.load(Ordering::Acquire)) {
         return None;
@@ -99,18 +99,18 @@ pub(crate) fn find(fd: i32) -> Option<Arc<Entry>> {
     if fstat(borrow(fd)).is_ok_and(|stat| stat.st_ino == entry.inode) {
         return Some(entry);
     }
-    // It was closed, and is something else now.
+    // The descriptor was closed and has been reused.
     forget(fd);
     None
 }
 
-/// The process that the table belongs to. A child of vfork has it in common with its parent, and
-/// changes nothing: it closes and duplicates descriptors of its own.
+/// Process that owns the table. A child of vfork shares the table with its parent and must not
+/// change it when the child closes and duplicates its own descriptors.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
-    /// The locks that a thread holds while it forks. The child has this thread alone: nobody would
-    /// release those of others.
+    /// Locks held by a thread while it forks. The child has only this thread, so locks of other
+    /// threads would never be released.
     static HELD: RefCell<Option<Locks>> = const { RefCell::new(None) };
 }
 
@@ -119,31 +119,31 @@ type Locks = (
     MutexGuard<'static, BTreeMap<u64, Arc<Access>>>,
 );
 
-/// The table belongs to this process from now on.
+/// Makes this process the owner of the table.
 pub(crate) fn own() {
     OWNER.store(std::process::id(), Ordering::Relaxed);
 }
 
-/// A thread is about to fork.
+/// Takes the locks before a fork.
 pub(crate) extern "C" fn fork_begins() {
     let entries = ENTRIES.write().unwrap_or_else(PoisonError::into_inner);
     let nodes = NODES.lock().unwrap_or_else(PoisonError::into_inner);
     hold(Some((entries, nodes)));
 }
 
-/// It has, in the parent.
+/// Releases the locks in the parent after a fork.
 pub(crate) extern "C" fn fork_ends() {
     hold(None);
 }
 
-/// The same in the child.
+/// Releases the locks in the child after a fork.
 pub(crate) extern "C" fn fork_ends_in_child() {
     hold(None);
     own();
 }
 
 fn hold(locks: Option<Locks>) {
-    // A thread that ends holds them no longer.
+    // A thread that is ending has already released its locks.
     let _ = HELD.try_with(|held| held.replace(locks));
 }
 
@@ -151,14 +151,14 @@ fn is_owner() -> bool {
     OWNER.load(Ordering::Relaxed) == std::process::id()
 }
 
-/// A descriptor is a duplicate of an RDS socket.
+/// Registers a duplicate of an RDS socket.
 pub(crate) fn duplicated(fd: i32, entry: Arc<Entry>) {
     if is_owner() {
         insert(fd, entry);
     }
 }
 
-/// A descriptor is an RDS socket.
+/// Registers a descriptor as an RDS socket.
 fn insert(fd: i32, entry: Arc<Entry>) {
     ENTRIES.write().unwrap_or_else(PoisonError::into_inner).insert(fd, entry);
     if let Some(mark) = mark(fd) {
@@ -166,7 +166,7 @@ fn insert(fd: i32, entry: Arc<Entry>) {
     }
 }
 
-/// A descriptor is closed.
+/// Removes a closed descriptor.
 pub(crate) fn forget(fd: i32) {
     let is_marked = fd >= 0 && mark(fd).is_none_or(|mark| mark.load(Ordering::Acquire));
     if !is_marked || !is_owner() {
@@ -178,7 +178,7 @@ pub(crate) fn forget(fd: i32) {
     ENTRIES.write().unwrap_or_else(PoisonError::into_inner).remove(&fd);
 }
 
-/// A new socket, which gets a name by which processes that inherit it find it.
+/// Adds a new socket, and names it so that processes that inherit it can find it.
 pub(crate) fn add(fd: i32) -> io::Result<()> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let inode = fstat(borrow(fd))?.st_ino;
@@ -190,16 +190,16 @@ pub(crate) fn add(fd: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// A node by its board, of which the one that is known is used.
+/// Returns the shared node with the same board, adding it if it is new.
 pub(crate) fn share(access: Access) -> io::Result<Arc<Access>> {
     let inode = access.board().inode()?;
     let mut nodes = NODES.lock().unwrap_or_else(PoisonError::into_inner);
-    // Those of nodes that have ended, whose sockets are closed, are not needed any more.
+    // Drops nodes whose sockets are all closed, such as those that have ended.
     nodes.retain(|_, node| Arc::strong_count(node) > 1);
     Ok(Arc::clone(nodes.entry(inode).or_insert_with(|| Arc::new(access))))
 }
 
-/// Paths at which nodes listen.
+/// Returns the paths at which nodes listen.
 pub(crate) fn node_paths() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(node_dir()).into_iter().flatten().flatten();
     let is_node = |path: &PathBuf| {
@@ -217,7 +217,7 @@ pub(crate) fn adopt_inherited() {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     for fd in numbers.collect::<Vec<i32>>() {
-        // What is not ours, or cannot be used any more, is left alone: nobody could be notified.
+        // Sockets that are not ours or no longer usable are skipped: no caller could be notified.
         let _ = adopt(fd);
     }
 }

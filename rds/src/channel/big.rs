@@ -1,7 +1,7 @@
-//! Payloads that are too long for a unix socket: their rest lies in a memfd, which goes along.
+//! Payloads too long for a unix socket: the rest is passed in a memfd.
 //!
-//! The limit of a send buffer is often 208 KiB, and a message has up to 1 MiB. The first part
-//! always goes through the socket, so that long messages fill it up as others do.
+//! The limit of a send buffer is often 208 KiB, while a message has up to 1 MiB. The first part
+//! always passes through the socket, so that long messages fill the socket like any others.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,12 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals};
 
-/// Longest payload that goes through the socket alone.
+/// Maximum length of a payload that passes through the socket alone.
 pub(crate) const INLINE_MAX: usize = 64 << 10;
-/// Of a longer payload, the part that goes through the socket.
+/// Length of the part of a longer payload that passes through the socket.
 pub(crate) const INLINE_FIRST: usize = 32 << 10;
 
-/// Puts a payload without its first part into a memfd.
+/// Writes a payload without its first part to a memfd.
 ///
 /// # Errors
 /// The system's error.
@@ -33,12 +33,12 @@ pub(crate) fn put_rest(payload: &[IoSlice<'_>]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Reads the rest of a payload of `len` bytes into what lies behind its first part in `to`, as far
-/// as there is room.
+/// Reads the rest of a payload of `len` bytes into `to`, behind its first part, as far as there is
+/// room.
 ///
 /// # Errors
-/// The system's error; `InvalidData` for anything but a memfd that cannot become shorter: others
-/// could keep their reader waiting.
+/// The system's error; `InvalidData` for anything but a memfd that cannot shrink, since other files
+/// could block their reader.
 pub(crate) fn take_rest(fd: OwnedFd, len: usize, to: &mut [IoSliceMut<'_>]) -> io::Result<()> {
     let sealed = fcntl_get_seals(fd.as_fd()).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     if !sealed {
@@ -86,7 +86,7 @@ mod tests {
         let file = File::open("/proc/self/status").unwrap();
         let error = take_rest(file.into(), 100_000, &mut []).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        // Nor may it be shorter than it says.
+        // Neither may the memfd be shorter than announced.
         let fd = put_rest(&[IoSlice::new(&[1; 70_000])]).unwrap();
         let mut to = vec![0; 100_000];
         assert!(take_rest(fd, 100_000, &mut [IoSliceMut::new(&mut to)]).is_err());

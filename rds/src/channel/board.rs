@@ -1,9 +1,9 @@
-//! Memory that a node writes and its users read: which ports of which peers are congested, and what
-//! users of one socket in several processes have to agree on.
+//! Shared memory that a node writes and its users read: the congested ports of peers, and the state
+//! on which users of one socket in several processes must agree.
 //!
-//! Words of 32 bits: a head, a slot for each socket, a table of peers (open addressing), and a
-//! congestion map for each of its places. Readers need no lock: what they see may be a moment old,
-//! as updates from a peer always are.
+//! Layout in 32-bit words: a head, a slot for each socket, a table of peers (open addressing), and
+//! a congestion map for each entry of that table. Readers need no lock: what they read may be
+//! slightly outdated, as updates from a peer always are.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,9 +25,9 @@ const AT_PLACES: usize = 12;
 const AT_ADDRESS: usize = 16;
 const AT_CROWDED: usize = 32;
 const HEAD_LEN: usize = 64;
-/// Words of a slot: serial number, port, buffers, flags, and the default destination.
+/// Words of a slot: serial number, port, buffer sizes, flags, and the default destination.
 const SLOT_LEN: usize = 64;
-/// Words of a place in the table of peers: its state, and the address.
+/// Words of an entry in the table of peers: its state and the address.
 const PLACE_LEN: usize = 32;
 const FREE: u32 = 0;
 const USED: u32 = 1;
@@ -36,24 +36,24 @@ const LEFT: u32 = 2;
 const FLAG_CONNECTED: u32 = 1;
 const FLAG_MONITOR: u32 = 2;
 
-/// What a slot says about its socket.
+/// State of a socket, as its slot shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketView {
-    /// Tells sockets apart that had this slot; 0: nobody has it.
+    /// Distinguishes successive sockets of the slot; 0 means that the slot is free.
     pub serial: u32,
-    /// Its port.
+    /// Port of the socket.
     pub port: u16,
-    /// Its send buffer, bytes.
+    /// Send buffer size in bytes.
     pub sndbuf: usize,
-    /// Its receive buffer, bytes.
+    /// Receive buffer size in bytes.
     pub rcvbuf: usize,
-    /// Where messages without a destination go.
+    /// Destination of messages that are sent without one.
     pub connected: Option<(IpAddr, u16)>,
-    /// Its users want to know of ports that are not congested any more.
+    /// The users of the socket want reports of ports that are no longer congested.
     pub monitors: bool,
 }
 
-/// The board, to read.
+/// The board, read-only.
 #[derive(Debug)]
 pub struct Board {
     memory: SharedMemory,
@@ -63,7 +63,7 @@ pub struct Board {
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     slots: usize,
-    /// A power of two.
+    /// Number of entries in the table of peers; a power of two.
     places: usize,
 }
 
@@ -84,7 +84,7 @@ impl Layout {
         self.map(self.places)
     }
 
-    /// Where an address is looked for, from first to last.
+    /// Returns the entries to probe for an address, in order.
     fn probes(self, address: Ipv6Addr) -> impl Iterator<Item = usize> {
         let hash = address.octets().iter().fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
@@ -113,7 +113,7 @@ impl Board {
     /// Maps the board of a node.
     ///
     /// # Errors
-    /// The system's error; `InvalidData` for memory that is no board.
+    /// The system's error; `InvalidData` for memory that is not a board.
     pub fn open(fd: OwnedFd) -> io::Result<Self> {
         let refuse = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let memory = SharedMemory::open(fd)?;
@@ -129,7 +129,7 @@ impl Board {
         Ok(Self { memory, layout })
     }
 
-    /// The inode of its memory, by which two boards are known to be one.
+    /// Returns the inode of the memory, which identifies the board.
     ///
     /// # Errors
     /// The system's error.
@@ -137,12 +137,12 @@ impl Board {
         Ok(rustix::fs::fstat(&self.memory)?.st_ino)
     }
 
-    /// The node's address.
+    /// Returns the node's address.
     pub fn address(&self) -> IpAddr {
         unmapped(load_address(&self.memory, AT_ADDRESS))
     }
 
-    /// What a slot says. `None`: there is no such slot.
+    /// Returns the state of a socket, or `None` if there is no such slot.
     pub fn socket(&self, slot: usize) -> Option<SocketView> {
         let at = (slot < self.layout.slots).then(|| self.layout.slot(slot))?;
         let word = |index: usize| self.memory.load(at + index * 4);
@@ -160,18 +160,18 @@ impl Board {
         })
     }
 
-    /// True if the node may refuse messages to this address: it has as many peers as it may have,
-    /// and this is none of those that have said which ports are congested.
+    /// Whether the node may refuse messages to this address, because it has reached its limit of
+    /// peers and this address is not a peer that has sent a congestion map.
     pub fn may_refuse(&self, peer: IpAddr) -> bool {
         self.memory.load(AT_CROWDED) != 0 && self.place_of(peer).is_none()
     }
 
-    /// Counts changes, to wait for the next one.
+    /// Returns the change counter, to be passed to [`Self::wait`].
     pub fn changes(&self) -> u32 {
         self.memory.load(AT_CHANGES)
     }
 
-    /// Waits until any map has changed since `changes` was read, at most for `limit`.
+    /// Waits until a map has changed since `changes` was read, for `limit` at most.
     ///
     /// # Errors
     /// `Interrupted` by a signal.
@@ -201,7 +201,7 @@ impl Board {
     }
 }
 
-/// The board, to write.
+/// The board, writable.
 #[derive(Debug)]
 pub(crate) struct BoardWriter {
     memory: SharedMemory,
@@ -212,7 +212,7 @@ pub(crate) struct BoardWriter {
 }
 
 impl BoardWriter {
-    /// A board for this many sockets and peers.
+    /// Creates a board for this many sockets and peers.
     ///
     /// # Errors
     /// The system's error.
@@ -228,20 +228,20 @@ impl BoardWriter {
         Ok(Self { memory, layout, places: BTreeMap::new(), free_slots, next_serial: 0 })
     }
 
-    /// A slot for a socket, with its serial number.
+    /// Allocates a slot for a socket and returns it with its serial number.
     pub(crate) fn take_slot(&mut self) -> Option<(usize, u32)> {
         let slot = self.free_slots.pop()?;
         self.next_serial = self.next_serial.wrapping_add(1).max(1);
         Some((slot, self.next_serial))
     }
 
-    /// Gives a slot back.
+    /// Frees a slot.
     pub(crate) fn free_slot(&mut self, slot: usize) {
         self.memory.store(self.layout.slot(slot), 0);
         self.free_slots.push(slot);
     }
 
-    /// Says what a slot is to say.
+    /// Publishes the state of a socket.
     pub(crate) fn set_socket(&self, slot: usize, view: &SocketView) {
         let at = self.layout.slot(slot);
         let word = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
@@ -262,15 +262,15 @@ impl BoardWriter {
         }
     }
 
-    /// Whether there are as many peers as there may be.
+    /// Publishes whether the node has reached its limit of peers.
     pub(crate) fn set_crowded(&self, is_crowded: bool) {
-        // Not written each time: users read the same cache line.
+        // Written only on change, since users read the same cache line.
         if self.memory.load(AT_CROWDED) != u32::from(is_crowded) {
             self.memory.store(AT_CROWDED, is_crowded.into());
         }
     }
 
-    /// A peer has this map now. `None`: the peer is forgotten.
+    /// Sets the map of a peer. `None` forgets the peer.
     pub(crate) fn set_map(&mut self, peer: IpAddr, map: Option<&CongestionMap>) {
         let Some(map) = map else {
             if let Some(place) = self.places.remove(&peer) {
@@ -284,7 +284,7 @@ impl BoardWriter {
             Some(place) => *place,
             None => match self.add_place(peer) {
                 Some(place) => place,
-                // There are twice as many places as peers.
+                // There are twice as many entries as peers.
                 None => return,
             },
         };

@@ -1,4 +1,4 @@
-//! Connections between a node and its users, and descriptors that come along.
+//! Connections between a node and its users, and passed descriptors.
 
 use std::fmt;
 use std::io;
@@ -6,16 +6,16 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage};
 
-/// Makes connections to a node.
+/// Creates connections to a node.
 pub trait Connect: fmt::Debug + Send + Sync {
-    /// A new connection, SOCK_SEQPACKET.
+    /// Creates a new connection (SOCK_SEQPACKET).
     ///
     /// # Errors
     /// The system's error.
     fn connect(&self) -> io::Result<OwnedFd>;
 }
 
-/// The first descriptor that came along; others are closed.
+/// Returns the first descriptor passed along; others are closed.
 pub(crate) fn first_fd(control: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> {
     let rights = |message| match message {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),

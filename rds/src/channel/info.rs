@@ -1,49 +1,49 @@
-//! What getsockopt(SOL_RDS) returns about a node (options 10000 to 10017), byte for byte as the
-//! kernel has it: packed structures, integers in the host's order, addresses and ports in that of
-//! the network.
+//! Results of getsockopt(SOL_RDS) about a node (options 10000 to 10017), byte for byte as the
+//! kernel returns them: packed structures, integers in host byte order, addresses and ports in
+//! network byte order.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::proto::{MessageInfo, Node, QueueKind};
 
 const NAME_LEN: usize = 32;
-/// The name of the transport in a connection's structure.
+/// Name of the transport in the structure of a connection.
 const TRANSPORT: [u8; 16] = *b"tcp\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 const SENDING: u8 = 1;
 const CONNECTING: u8 = 2;
 const CONNECTED: u8 = 4;
 
-/// What is asked for. Connections, sockets and messages have IPv4 addresses or IPv6 ones.
+/// Requested information. Connections, sockets and messages exist with IPv4 and IPv6 addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InfoOption {
     /// Counters.
     Counters,
     /// Connections.
     Connections {
-        /// Those with IPv6 addresses.
+        /// Selects IPv6 addresses.
         v6: bool,
     },
     /// Messages in queues.
     Messages {
-        /// Which queues.
+        /// Queue of the messages.
         queue: QueueKind,
-        /// Those with IPv6 addresses.
+        /// Selects IPv6 addresses.
         v6: bool,
     },
     /// Sockets.
     Sockets {
-        /// Those with IPv6 addresses.
+        /// Selects IPv6 addresses.
         v6: bool,
     },
-    /// Something about TCP sockets or other transports, which a node does not have.
+    /// Information about TCP sockets or other transports, which a node does not have.
     Nothing,
 }
 
 impl InfoOption {
-    /// The number of the option.
+    /// Returns the number of the option.
     pub fn number(self) -> u32 {
-        // The kernel has no gap in those of IPv6, as there is in those of IPv4.
+        // The kernel numbers the IPv6 options without the gap that the IPv4 options have.
         let six = |v4, v6, is_v6| if is_v6 { v6 } else { v4 };
         match self {
             Self::Counters => 10000,
@@ -56,7 +56,7 @@ impl InfoOption {
         }
     }
 
-    /// The option of a number; `None` for what is none.
+    /// Returns the option with this number, or `None` if it is not an info option.
     pub fn of(number: u32) -> Option<Self> {
         let v6 = number >= 10011;
         Some(match number {
@@ -71,11 +71,11 @@ impl InfoOption {
         })
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     fn element_len(self) -> usize {
         match self {
             Self::Counters => NAME_LEN + 8,
-            // Without the type of service for IPv6.
+            // The IPv6 structure has no type of service.
             Self::Connections { v6 } => 16 + 2 * address_len(v6) + 16 + 1 + usize::from(!v6),
             Self::Messages { v6, .. } => 12 + 2 * address_len(v6) + 4 + 2,
             Self::Sockets { v6 } => 8 + 2 * address_len(v6) + 4 + 8,
@@ -97,8 +97,8 @@ fn put(out: &mut Vec<u8>, address: IpAddr, v6: bool) {
     }
 }
 
-/// What an option says about a node, and the size of each element. `inode` returns that of a
-/// socket.
+/// Encodes an option for a node. Returns the elements and the size of each. `inode` returns the
+/// inode of a socket.
 pub(crate) fn encode(
     node: &Node,
     option: InfoOption,
@@ -170,58 +170,58 @@ fn put_message(out: &mut Vec<u8>, own: IpAddr, info: &MessageInfo, v6: bool) {
 /// A counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counter {
-    /// Its name.
+    /// Name of the counter.
     pub name: String,
-    /// Its value.
+    /// Value of the counter.
     pub value: u64,
 }
 
 /// A connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoConnection {
-    /// Number of the next message to the peer.
+    /// Sequence number of the next message to the peer.
     pub next_tx: u64,
-    /// Number expected next from it.
+    /// Sequence number expected next from the peer.
     pub next_rx: u64,
-    /// The address of the node.
+    /// Address of the node.
     pub local: IpAddr,
-    /// The address of the peer.
+    /// Address of the peer.
     pub peer: IpAddr,
-    /// The name of the transport.
+    /// Name of the transport.
     pub transport: String,
-    /// Something is being sent.
+    /// Data is being sent.
     pub is_sending: bool,
-    /// An attempt to connect runs.
+    /// A connect is in progress.
     pub is_connecting: bool,
-    /// It is up.
+    /// The connection is up.
     pub is_connected: bool,
 }
 
 /// A message in a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoMessage {
-    /// Its number.
+    /// Sequence number of the message.
     pub sequence: u64,
-    /// Bytes of its payload.
+    /// Length of the payload in bytes.
     pub len: u32,
-    /// The end at the node.
+    /// Address and port at the node.
     pub local: (IpAddr, u16),
-    /// The end at the peer.
+    /// Address and port at the peer.
     pub peer: (IpAddr, u16),
 }
 
 /// A socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoSocket {
-    /// The node and port that it is bound to.
+    /// Address and port that the socket is bound to.
     pub bound: (IpAddr, u16),
-    /// Where messages without a destination go; port 0 for nowhere.
+    /// Default destination; port 0 for none.
     pub connected: (IpAddr, u16),
-    /// Its send buffer, bytes.
+    /// Send buffer size in bytes.
     pub sndbuf: u32,
-    /// Its receive buffer, bytes.
+    /// Receive buffer size in bytes.
     pub rcvbuf: u32,
-    /// Its inode.
+    /// Inode of the socket.
     pub inode: u64,
 }
 
@@ -261,18 +261,18 @@ impl Fields<'_> {
     }
 }
 
-/// The elements of what an option said, each of this size.
+/// Splits the result of an option into elements of this size.
 fn elements(bytes: &[u8], size: usize) -> impl Iterator<Item = Fields<'_>> {
     bytes.chunks_exact(size.max(1)).map(Fields)
 }
 
-/// Reads counters.
+/// Decodes counters.
 pub fn counters_of(bytes: &[u8], size: usize) -> Vec<Counter> {
     let read = |mut fields: Fields<'_>| Counter { name: fields.text::<32>(), value: fields.u64() };
     elements(bytes, size).map(read).collect()
 }
 
-/// Reads connections.
+/// Decodes connections.
 pub fn connections_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoConnection> {
     let read = |mut fields: Fields<'_>| {
         let (next_tx, next_rx) = (fields.u64(), fields.u64());
@@ -293,7 +293,7 @@ pub fn connections_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoConnection
     elements(bytes, size).map(read).collect()
 }
 
-/// Reads messages.
+/// Decodes messages.
 pub fn messages_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoMessage> {
     let read = |mut fields: Fields<'_>| {
         let (sequence, len) = (fields.u64(), fields.u32());
@@ -304,7 +304,7 @@ pub fn messages_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoMessage> {
     elements(bytes, size).map(read).collect()
 }
 
-/// Reads sockets.
+/// Decodes sockets.
 pub fn sockets_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoSocket> {
     let read = |mut fields: Fields<'_>| {
         let sndbuf = fields.u32();

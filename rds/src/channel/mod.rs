@@ -1,10 +1,10 @@
-//! What a node and the processes that use it say to each other on one host.
+//! Communication between a node and the processes that use it, on one host.
 //!
-//! Each socket of a user is a connection to the node: a unix socket that keeps the boundaries of
-//! messages (SOCK_SEQPACKET), whose descriptor can be polled, duplicated and inherited. Messages
-//! travel as `Packet`s with their payload behind them; of a payload above `INLINE_MAX` the rest
-//! lies in a memfd. Requests that are answered have a connection of their own. What users look at
-//! before they send lies in shared memory, the [`Board`].
+//! Each socket of a user is a connection to the node: a unix socket that preserves message
+//! boundaries (SOCK_SEQPACKET), whose descriptor can be polled, duplicated and inherited. Messages
+//! are `Packet`s followed by their payload; the rest of a payload above `INLINE_MAX` is in a memfd.
+//! Requests with an answer use a connection of their own. State that users check before they send
+//! is in shared memory, the [`Board`].
 
 mod big;
 mod board;

@@ -1,17 +1,18 @@
-//! The fixed head of everything that passes between a node and its users.
+//! Fixed head of all packets between a node and its users.
 //!
-//! Both are of one host and, as the version says, of one build: integers have the host's order.
+//! Both sides are on one host and, as the version ensures, of one build, so integers are in host
+//! byte order.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Bytes of a packet.
+/// Length of a packet in bytes.
 pub(crate) const PACKET_LEN: usize = 32;
-/// Changes with the meaning of packets or of the board.
+/// Changes whenever the format of packets or of the board changes.
 const VERSION: u8 = 1;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident = $code:literal,)+) => {
-        /// What a packet is.
+        /// Type of a packet.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum PacketKind { $($(#[doc = $doc])+ $name = $code,)+ }
 
@@ -24,41 +25,41 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// User: make this connection a socket at `address` and `port` (0 for any).
+    /// User: turn this connection into a socket at `address` and `port` (0 for any).
     Bind = 1,
-    /// Node: `value` is an errno or 0; then the socket has `port` and slot `extra` of the board,
-    /// whose descriptor comes along. `len` is the serial number of the slot.
+    /// Node: `value` is an errno, or 0 if the socket has `port` and slot `extra` of the board,
+    /// whose descriptor is attached. `len` is the serial number of the slot.
     Bound = 2,
-    /// User: send the `len` bytes behind it to `address` and `port`.
+    /// User: send the `len` bytes that follow to `address` and `port`.
     Send = 3,
-    /// User: say when `port` of `address` is not congested any more.
+    /// User: notify when `port` of `address` is no longer congested.
     Watch = 4,
     /// Node: `len` bytes from `port` of `address`.
     Data = 5,
-    /// Node: groups of ports, `value` and `extra` as the two halves of 64 bits, are congested no
-    /// more.
+    /// Node: groups of ports are no longer congested; `value` and `extra` are the two halves of a
+    /// 64-bit mask.
     Update = 6,
-    /// User: a question follows; this connection is no socket. The name of a socket behind it asks
-    /// for its slot as well. The answer is [`Bound`](Self::Bound).
+    /// User: a request follows; this connection is not a socket. If followed by the name of a
+    /// socket, it also asks for the slot of that socket. The answer is [`Bound`](Self::Bound).
     Attach = 16,
-    /// User: the slot's send buffer (`port` 0) or receive buffer (1) is `value`.
+    /// User: set the slot's send buffer (`port` 0) or receive buffer (1) to `value`.
     SetBuffer = 17,
-    /// User: messages without a destination go to `address` and `port`; none to forget it.
+    /// User: set the default destination to `address` and `port`, or clear it if there is none.
     Connect = 18,
-    /// User: report ports that are not congested any more (`value` 1), or do not.
+    /// User: turn reports of ports that are no longer congested on (`value` 1) or off.
     Monitor = 19,
-    /// User: give up what was sent to `address` and `port`.
+    /// User: cancel what was sent to `address` and `port`.
     Cancel = 20,
-    /// User: what the info option `value` says.
+    /// User: return the info option `value`.
     Info = 21,
-    /// User: whether there is a place for the peer `address`.
+    /// User: reserve a place for the peer `address`, if there is one.
     Reach = 23,
-    /// Node: done, or the errno in `value`. Of information: `len` bytes in a memfd, `extra` for
-    /// each element.
+    /// Node: success, or the errno in `value`. For information: `len` bytes in a memfd, with
+    /// elements of `extra` bytes.
     Done = 22,
 }
 
-/// A packet. What a field means depends on the kind.
+/// A packet. The meaning of a field depends on the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
     pub(crate) kind: PacketKind,
@@ -70,7 +71,7 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// A packet of which only the kind matters.
+    /// Creates a packet without contents other than the kind.
     pub(crate) fn new(kind: PacketKind) -> Self {
         let address = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         Self { kind, port: 0, len: 0, address, value: 0, extra: 0 }
@@ -87,7 +88,7 @@ impl Packet {
         out
     }
 
-    /// `None` for what is no packet, or of another version.
+    /// Decodes a packet. Returns `None` if the bytes are not a packet of this version.
     pub(crate) fn decode(bytes: &[u8; PACKET_LEN]) -> Option<Self> {
         let word = |at: usize| {
             u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -100,12 +101,12 @@ impl Packet {
         Some(Self { kind, port, len: word(4), address, value: word(24), extra: word(28) })
     }
 
-    /// The groups of ports of [`PacketKind::Update`].
+    /// Returns the groups of ports of a [`PacketKind::Update`].
     pub(crate) fn groups(&self) -> u64 {
         u64::from(self.extra) << 32 | u64::from(self.value)
     }
 
-    /// [`PacketKind::Update`] of these groups of ports.
+    /// Creates a [`PacketKind::Update`] for these groups of ports.
     #[allow(clippy::cast_possible_truncation, reason = "two halves")]
     pub(crate) fn update(groups: u64) -> Self {
         let (value, extra) = (groups as u32, (groups >> 32) as u32);
@@ -113,7 +114,7 @@ impl Packet {
     }
 }
 
-/// An address as 16 bytes.
+/// Returns an address as 16 bytes.
 pub(crate) fn mapped(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -121,7 +122,7 @@ pub(crate) fn mapped(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The reverse of [`mapped`].
+/// Inverse of [`mapped`].
 pub(crate) fn unmapped(address: Ipv6Addr) -> IpAddr {
     address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
 }

@@ -1,4 +1,4 @@
-//! Values of the commands' flags that settings do not have.
+//! Types of command-line values that settings do not have.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,14 +6,14 @@ use std::str::FromStr;
 use rtrs_core::settings::{ByteSize, HOUR, Int, MILLISECOND, Time, ValueError};
 use rtrs_core::time::Duration;
 
-/// A port that a socket can be bound to: 0 is that of pings, 1 that of probes.
+/// Port that a socket can be bound to: 0 is the port of pings, 1 that of probes.
 pub(super) type Port = Int<u16, 2, 65535>;
-/// The same, or 0 for any.
+/// Same as [`Port`], or 0 for any port.
 pub(super) type PortOrAny = Int<u16, 0, 65535>;
 /// A TCP port.
 pub(super) type TcpPort = Int<u16, 1, 65535>;
 
-/// A number of bytes from `MIN` to `MAX`, such as 4096 or 4k.
+/// Number of bytes from `MIN` to `MAX`, such as 4096 or 4k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bytes<const MIN: u32, const MAX: u32>(u32);
 
@@ -42,7 +42,7 @@ impl<const MIN: u32, const MAX: u32> fmt::Display for Bytes<MIN, MAX> {
     }
 }
 
-/// A time from 1 ms to an hour. A number without a unit is in seconds, as in rds-tools.
+/// Time from 1 ms to an hour. A number without a unit is in seconds, as in rds-tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seconds(Time<MILLISECOND, HOUR>);
 

@@ -1,4 +1,4 @@
-//! `info`: what the info options of sockets say about a node.
+//! `info`: shows the info options of a node's sockets.
 
 use clap::Args;
 use rtrs_core::settings::{Output, printable};
@@ -45,7 +45,6 @@ pub struct InfoArgs {
     via: ViaArgs,
 }
 
-/// Runs it.
 pub(super) fn run(args: &InfoArgs, output: Output) -> Result<(), Error> {
     let node = args.via.running()?;
     let wanted = [
@@ -67,7 +66,7 @@ pub(super) fn run(args: &InfoArgs, output: Output) -> Result<(), Error> {
     output.print(&parts, |_| text)
 }
 
-/// One part, as JSON and as text.
+/// Returns one section, as JSON and as text.
 fn part(node: &Node, name: &str) -> Result<(Value, String), SocketError> {
     let v6 = node.address().is_ipv6();
     let ask = |option: InfoOption| node.info(option.number());
@@ -147,7 +146,7 @@ fn connections(connections: &[InfoConnection]) -> (Value, String) {
 fn messages(title: &str, messages: &[InfoMessage]) -> (Value, String) {
     let (mut value, mut rows) = (Vec::new(), Vec::new());
     for InfoMessage { sequence, len, local, peer } in messages {
-        // A message that is received or not begun has no number.
+        // A received or unstarted message has no sequence number.
         let sequence = (*sequence > 0).then_some(*sequence);
         rows.push(vec![
             local.0.to_string(),

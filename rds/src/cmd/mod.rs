@@ -1,5 +1,4 @@
-//! The command line of `rds`: one file per command, with its arguments, what it does and what it
-//! prints.
+//! Command line of `rds`: one file per command, with its arguments, implementation and output.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
@@ -90,7 +89,7 @@ pub enum Command {
 }
 
 impl LowArgs {
-    /// How the result and errors are printed.
+    /// Returns the output format of the result and of errors.
     #[must_use]
     pub fn output(&self) -> Output {
         self.output
@@ -99,7 +98,7 @@ impl LowArgs {
     /// Runs the command.
     ///
     /// # Errors
-    /// What the command failed at, by kind.
+    /// The reason for the failure, with its kind.
     pub fn run(&self) -> Result<(), Error> {
         let output = self.output;
         match &self.command {

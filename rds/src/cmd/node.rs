@@ -1,4 +1,4 @@
-//! `node`: the daemon that owns the nodes of this host, and questions to it.
+//! `node`: the daemon that owns the nodes of this host, and requests to it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,21 +26,21 @@ use crate::socket::{node_dir, node_path};
 
 const NO_PERMISSION: &str = "permission denied; name another directory with --socket-dir, and set \
                              RDS_DIR to the same for programs";
-/// How the control sockets of daemons end.
+/// Suffix of the control sockets of daemons.
 const CONTROL_ENDING: &str = "ctl";
-/// The longest path of a unix socket (unix(7)).
+/// Maximum length of a unix socket path (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
-/// How long a daemon may take to say that it has a node that was to be started.
+/// Time for another daemon to report that it already runs a node that was to be started.
 const OTHER_TIME_MAX: Duration = Duration::from_secs(1);
-/// How long a daemon may take for an answer.
+/// Time for a daemon to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
-/// Between two looks whether the nodes still run.
+/// Interval of the checks that the nodes still run.
 const LOOK: Duration = Duration::from_secs(1);
-/// Open files of the process beside its nodes, and of a node beside its sockets and peers, with 256
-/// questions of users.
+/// Open files of the process in addition to its nodes, and of a node in addition to its sockets and
+/// peers, including 256 requests of users.
 const PROCESS_FILES: u64 = 64;
 const NODE_FILES: u64 = 320;
-/// How long the thread for commands may take to end, and between two looks whether it has.
+/// Time for the thread for commands to end, and interval of the checks that it has ended.
 const CONTROL_END: Duration = Duration::from_secs(1);
 const CONTROL_LOOK: Duration = Duration::from_millis(2);
 
@@ -119,7 +119,7 @@ struct ResetArgs {
     socket_dir: Option<PathBuf>,
 }
 
-/// A question to a daemon.
+/// A request to a daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Request {
@@ -127,24 +127,23 @@ enum Request {
     Reset { address: IpAddr, peer: IpAddr },
 }
 
-/// What came of [`Request::Reset`].
+/// Result of [`Request::Reset`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Reset {
     Done,
     NotConnected,
-    /// The node is not of this daemon.
+    /// The node belongs to another daemon.
     OtherNode,
 }
 
-/// What a daemon reports about its nodes.
+/// A daemon's report about its nodes.
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
     pid: u32,
     nodes: Vec<NodeReport>,
 }
 
-/// Runs it.
 pub(super) fn run(args: &NodeArgs, output: Output) -> Result<(), Error> {
     match &args.command {
         Some(NodeCommand::List(args)) => show(args, output, list_text),
@@ -207,7 +206,7 @@ fn serve(args: &NodeArgs, output: Output) -> Result<(), Error> {
     let _forwarding = signals
         .forward(move |signal| {
             if signal == Signal::Stop {
-                // The main thread ends once.
+                // The main thread receives this only once.
                 let _ = stop.send(());
             }
         })
@@ -220,7 +219,7 @@ fn serve(args: &NodeArgs, output: Output) -> Result<(), Error> {
             None => true,
         })
         .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
-    // The nodes run without a reader of it.
+    // The nodes keep running even if standard output is closed.
     if let Err(error) = write_text(&ready) {
         tracing::warn!(%error, "cannot print that the nodes are ready");
     }
@@ -233,8 +232,8 @@ fn serve(args: &NodeArgs, output: Output) -> Result<(), Error> {
     }
     manager.stopping();
     drop(control);
-    // Each ends with its last owner; what users have sent is passed on. The thread for commands is
-    // an owner until it has ended, and that of the watchdog while it asks.
+    // Each node ends with its last owner; messages of users are still sent. The thread for commands
+    // is an owner until it has ended, and the watchdog thread while it sends a request.
     let deadline = std::time::Instant::now() + CONTROL_END;
     while Arc::strong_count(&nodes) > 1 && std::time::Instant::now() < deadline {
         std::thread::sleep(CONTROL_LOOK);
@@ -244,7 +243,7 @@ fn serve(args: &NodeArgs, output: Output) -> Result<(), Error> {
 }
 
 /// Raises the limit of open files, and warns if it is too low: a node without descriptors can
-/// neither accept nor pass on long messages.
+/// neither accept connections nor pass on long messages.
 fn raise_limits(settings: &Settings, nodes: u64) {
     let limit = match raise_open_files() {
         Ok(limit) => limit,
@@ -262,8 +261,8 @@ fn raise_limits(settings: &Settings, nodes: u64) {
     }
 }
 
-/// Open files of so many nodes: a connection for each socket and peer, others that are new or
-/// replace former ones, rings, listeners and boards; and what the process has.
+/// Returns the open files of `nodes` nodes: a connection for each socket and peer, further ones
+/// that are new or replace former ones, rings, listeners and boards; plus those of the process.
 fn open_files(settings: &Settings, nodes: u64) -> u64 {
     let sockets = u64::from(settings.sockets_max.get());
     let peers = u64::from(settings.peers_max.get());
@@ -286,7 +285,7 @@ fn remove_stale(dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the directory of sockets, which all users may look at.
+/// Creates the directory of sockets, which all users may read.
 fn make_dir(dir: &Path) -> Result<(), Error> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
     made.map_err(|error| {
@@ -298,7 +297,7 @@ fn make_dir(dir: &Path) -> Result<(), Error> {
     })
 }
 
-/// Why users of a node cannot be served in a directory.
+/// Explains why users of a node cannot be served in a directory.
 fn no_user_socket(dir: &Path, address: IpAddr, error: io::Error) -> Error {
     let path = node_path(dir, address);
     let what = format!("cannot listen for users at {}", path.display());
@@ -317,7 +316,7 @@ fn no_user_socket(dir: &Path, address: IpAddr, error: io::Error) -> Error {
     Error::new(ErrorKind::InUse, text)
 }
 
-/// The process of the daemon that runs a node, if it says so.
+/// Returns the process ID of the daemon that runs a node, if the daemon answers.
 fn pid_of(dir: &Path, address: IpAddr) -> Option<u32> {
     daemons(dir).ok()?.iter().find_map(|path| {
         let asked = request::<Report>(path, &Request::Report, OTHER_TIME_MAX);
@@ -345,7 +344,7 @@ fn answer(nodes: &[NodeHandle], asked: &Request, stream: &UnixStream) {
     }
 }
 
-/// The control sockets of daemons in a directory.
+/// Returns the control sockets of daemons in a directory.
 fn daemons(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let what = || format!("cannot read the directory {}", dir.display());
     let entries = match fs::read_dir(dir) {
@@ -360,12 +359,12 @@ fn daemons(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(paths)
 }
 
-/// The directory that was named, or the default one.
+/// Returns the named directory, or the default one.
 fn dir_of(named: Option<&Path>) -> PathBuf {
     named.map_or_else(node_dir, Path::to_owned)
 }
 
-/// Why a daemon does not answer.
+/// Explains why a daemon does not answer.
 fn no_answer(path: &Path, error: &RequestError) -> String {
     let what = format!("cannot ask the daemon at {}", path.display());
     match error {
@@ -376,8 +375,8 @@ fn no_answer(path: &Path, error: &RequestError) -> String {
     }
 }
 
-/// Prints what the daemons of a directory report about the node that is named, or about all. Those
-/// that do not answer are named in the error, after the others have been printed.
+/// Prints the reports of a directory's daemons about the named node, or about all nodes. Daemons
+/// that do not answer are listed in the error, after the other reports have been printed.
 fn show(
     args: &AskArgs,
     output: Output,
@@ -413,7 +412,7 @@ fn show(
     }
 }
 
-/// All nodes, with the process of each, by their addresses.
+/// Returns all nodes ordered by address, with the process ID of each.
 fn by_address(reports: &[Report]) -> Vec<(u32, &NodeReport)> {
     let mut all = Vec::new();
     for report in reports {

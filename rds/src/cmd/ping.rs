@@ -1,4 +1,4 @@
-//! `ping`: round trips to another node, over eight sockets in turn.
+//! `ping`: round trips to another node, using eight sockets in turn.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,9 +18,9 @@ use crate::error::{Error, ErrorKind, failed};
 use crate::socket::RdsSocket;
 use crate::wire::PING_PORT;
 
-/// Sockets that ping in turn: an answer says by its socket to which ping it belongs.
+/// Number of sockets used in turn: the socket of an answer identifies its ping.
 const SOCKETS: usize = 8;
-/// Between two looks whether a signal has come.
+/// Interval of the checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The arguments of `ping`.
@@ -46,7 +46,7 @@ pub struct PingArgs {
     via: ViaArgs,
 }
 
-/// What all pings came to.
+/// Summary of all pings.
 #[derive(Debug, Serialize)]
 struct Summary {
     host: String,
@@ -54,7 +54,7 @@ struct Summary {
     sent: u32,
     received: u32,
     lost: u32,
-    /// Microseconds.
+    /// In microseconds.
     min_us: Option<f64>,
     avg_us: Option<f64>,
     max_us: Option<f64>,
@@ -62,11 +62,10 @@ struct Summary {
 
 struct Slot {
     socket: RdsSocket,
-    /// The ping that is on its way.
+    /// Number and time of the outstanding ping.
     sent: Option<(u32, Instant)>,
 }
 
-/// Runs it.
 pub(super) fn run(args: &PingArgs, output: Output) -> Result<(), Error> {
     let like = args.via.local.map(|local| local.0);
     let address = resolve(&args.host, like)?;
@@ -97,7 +96,7 @@ pub(super) fn run(args: &PingArgs, output: Output) -> Result<(), Error> {
             next = now + args.interval.get();
             sent += 1;
             let slot = &mut slots[(sent as usize - 1) % SOCKETS];
-            // An answer that is late by so much is lost.
+            // An answer that is this late counts as lost.
             slot.sent = Some((sent, now));
             if let Err(error) = slot.socket.try_send_to(&[], to) {
                 if !error.is_temporary() {
@@ -182,7 +181,7 @@ fn wait(slots: &[Slot], limit: Duration) -> Result<(), Error> {
     }
 }
 
-/// Prints a line of text as it comes. False if nobody reads any more, as after `head`.
+/// Prints a line of text at once. Returns false if standard output was closed, as by `head`.
 fn say(output: Output, text: &str) -> Result<bool, Error> {
     match output {
         Output::Text => match write_text(text) {

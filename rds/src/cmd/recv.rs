@@ -1,4 +1,4 @@
-//! `recv`: prints messages that come to a port.
+//! `recv`: prints messages received at a port.
 
 use std::io::{self, Write};
 
@@ -39,7 +39,6 @@ pub struct RecvArgs {
     via: ViaArgs,
 }
 
-/// Runs it.
 pub(super) fn run(args: &RecvArgs, output: Output) -> Result<(), Error> {
     if args.raw && output == Output::Json {
         let text = "--raw and `-o json` exclude each other; leave out one of them";
@@ -76,7 +75,7 @@ pub(super) fn run(args: &RecvArgs, output: Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// A message as a string of JSON, and what it is called there.
+/// Returns a message as a JSON string, and the name of its field.
 fn shown(payload: &[u8]) -> (&'static str, String) {
     match std::str::from_utf8(payload) {
         Ok(text) => ("text", text.to_owned()),

@@ -1,4 +1,4 @@
-//! `send`: messages from standard input.
+//! `send`: sends messages from standard input.
 
 use std::io::{self, BufRead, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ use crate::proto::QueueKind;
 use crate::socket::{Error as SocketError, Node, RdsSocket};
 use crate::wire::PAYLOAD_MAX;
 
-/// Between two looks whether all has arrived.
+/// Interval of the checks whether everything has arrived.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The arguments of `send`.
@@ -63,7 +63,6 @@ struct Summary {
     from_port: u16,
 }
 
-/// Runs it.
 pub(super) fn run(args: &SendArgs, output: Output) -> Result<(), Error> {
     let like = args.via.local.map(|local| local.0);
     let to = SocketAddr::new(resolve(&args.host, like)?, args.port.get());
@@ -102,7 +101,7 @@ pub(super) fn run(args: &SendArgs, output: Output) -> Result<(), Error> {
         }
     } else {
         let mut line = Vec::new();
-        // A line longer than a message is refused as one.
+        // A line longer than a message is refused as one message.
         while stdin
             .by_ref()
             .take(PAYLOAD_MAX as u64 + 2)
@@ -119,7 +118,8 @@ pub(super) fn run(args: &SendArgs, output: Output) -> Result<(), Error> {
     output.print(&summary, |_| String::new())
 }
 
-/// Waits until the peer's system has all that was sent from a socket: so many messages at most.
+/// Waits until the peer's system has received everything sent from a socket, `left` messages at
+/// most.
 fn wait_arrived(
     node: &Node,
     socket: &RdsSocket,
@@ -132,7 +132,7 @@ fn wait_arrived(
     loop {
         left = match undelivered(node, socket.port()) {
             Ok(left) => left,
-            // Only a node that has ended, or does not run, has no answer.
+            // Only a node that has ended, or does not run, fails to answer.
             Err(_) => return Err(Error::new(ErrorKind::Messages, ended(left))),
         };
         if left == 0 {
@@ -154,7 +154,7 @@ fn wait_arrived(
     }
 }
 
-/// Messages from a port that no peer has acknowledged.
+/// Returns the number of messages from a port that no peer has acknowledged.
 fn undelivered(node: &Node, port: u16) -> Result<u64, SocketError> {
     let v6 = node.address().is_ipv6();
     let mut left = 0;
@@ -173,7 +173,7 @@ fn is_connected(node: &Node, peer: IpAddr) -> Result<bool, SocketError> {
     Ok(found.iter().any(|connection| connection.peer == peer && connection.is_connected))
 }
 
-/// The text when the node has ended before this many messages were delivered.
+/// Returns the error text for a node that ended before this many messages were delivered.
 fn ended(left: u64) -> String {
     let s = if left == 1 { "" } else { "s" };
     format!("the node has ended; {left} message{s} may not have arrived")

@@ -1,4 +1,4 @@
-//! Signals that end a command which prints a summary.
+//! Signals that end a command and make it print a summary.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,7 +7,7 @@ use rtrs_core::rt::{Forwarding, Signal, Signals};
 
 use crate::error::{Error, ErrorKind, failed};
 
-/// Counts the signals that ask to end, until it is dropped.
+/// Counts termination signals until dropped.
 #[derive(Debug)]
 pub(super) struct Stop {
     count: Arc<AtomicU32>,
@@ -15,7 +15,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// Takes the signals of this process.
+    /// Takes over the signals of this process.
     pub(super) fn take() -> Result<Self, Error> {
         let count: Arc<AtomicU32> = Arc::default();
         let counted = Arc::clone(&count);
@@ -31,12 +31,12 @@ impl Stop {
         Ok(Self { count, _forwarding: forwarding })
     }
 
-    /// The number of signals so far.
+    /// Returns the number of signals so far.
     pub(super) fn count(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.count)
     }
 
-    /// True after the first.
+    /// Whether a signal has arrived.
     pub(super) fn is_asked(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }

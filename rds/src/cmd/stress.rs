@@ -1,4 +1,4 @@
-//! `stress`: load between two nodes, checked.
+//! `stress`: load between two nodes, with verification.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 
@@ -20,9 +20,9 @@ use crate::stress::{
     over_sockets, serve_tcp, tcp_round_trips, tcp_stream,
 };
 
-/// Ports at which a server listens, from its first one on.
+/// Number of consecutive ports at which a server listens.
 const SERVER_PORTS: u16 = 16;
-/// Buffers of all sockets, bytes, if the node or system allows it.
+/// Buffer size of all sockets in bytes, if the node or the system allows it.
 const BUFFER: usize = 4 << 20;
 
 /// The arguments of `stress`.
@@ -123,7 +123,7 @@ struct Summary {
     answered: u64,
     lost: u64,
     wrong: u64,
-    /// Of these, requests, which only the server saw.
+    /// The part of `wrong` that are requests, as reported by the server.
     wrong_at_server: u64,
     congested: u64,
     send_buffer_full: u64,
@@ -133,7 +133,6 @@ struct Summary {
     round_trip_us: Option<Times>,
 }
 
-/// Runs it.
 pub(super) fn run(args: &StressArgs, output: Output) -> Result<(), Error> {
     let Some(host) = &args.host else { return serve(args) };
     let like = args.via.local.map(|local| local.0);
@@ -163,7 +162,7 @@ pub(super) fn run(args: &StressArgs, output: Output) -> Result<(), Error> {
     report(args, output, at, client.tally())
 }
 
-/// Runs a machine on a node of its own, or over sockets of one that runs.
+/// Runs a state machine on a node of its own, or over sockets of a running node.
 fn drive<M: Machine + std::fmt::Debug>(
     args: &StressArgs,
     to: Option<IpAddr>,
@@ -196,7 +195,7 @@ fn bind_all(node: &Node, ports: Vec<u16>) -> Result<Vec<RdsSocket>, Error> {
 }
 
 fn serve(args: &StressArgs) -> Result<(), Error> {
-    // Demanded by the command line.
+    // Required by the command line.
     let local = args.via.local.map_or_else(|| [127, 0, 0, 1].into(), |local| local.0);
     let first = args.port.get();
     let at = SocketAddr::new(local, first);
@@ -264,7 +263,7 @@ fn text(summary: &Summary) -> String {
     text
 }
 
-/// The same over TCP.
+/// Runs the same load over TCP.
 fn over_tcp(args: &StressArgs, output: Output, to: SocketAddr) -> Result<(), Error> {
     let (len, time): (usize, Duration) = (args.request.get() as usize, args.time.get());
     let measured = match args.depth.get() {

@@ -1,7 +1,7 @@
-//! Tables in text: columns as wide as their longest cell.
+//! Text tables: columns as wide as their longest cell.
 
-/// Lines of cells, indented by two; the first line has the headings. Cells of columns whose heading
-/// begins with `>` stand at the right.
+/// Formats rows of cells, indented by two; the first line has the headings. Columns whose heading
+/// begins with `>` are aligned to the right.
 pub(super) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let names: Vec<&str> = headings.iter().map(|name| name.trim_start_matches('>')).collect();
     let first: Vec<String> = names.iter().map(ToString::to_string).collect();

@@ -1,4 +1,4 @@
-//! Which node a command uses.
+//! Selection of the node that a command uses.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -49,14 +49,14 @@ pub(super) struct ViaArgs {
 /// A node for a command.
 #[derive(Debug)]
 pub(super) enum Via {
-    /// One that runs, or the kernel's.
+    /// A running node, or the kernel.
     Running(Node),
-    /// One to be started.
+    /// A node to be started.
     Own(Box<NodeOptions>),
 }
 
 impl ViaArgs {
-    /// The node to use for messages to `to`, or at the address that was named.
+    /// Returns the node to use for messages to `to`, or at the address that was given.
     pub(super) fn find(&self, to: Option<IpAddr>) -> Result<Via, Error> {
         if let Some(path) = &self.node {
             return self.at_path(path).map(Via::Running);
@@ -85,7 +85,7 @@ impl ViaArgs {
         Ok(Via::Own(Box::new(options)))
     }
 
-    /// The same, started if it does not run.
+    /// Opens the node that [`Self::find`] returns, starting it if it does not run.
     pub(super) fn open(&self, to: Option<IpAddr>) -> Result<Node, Error> {
         match self.find(to)? {
             Via::Running(node) => Ok(node),
@@ -93,7 +93,7 @@ impl ViaArgs {
         }
     }
 
-    /// One that runs.
+    /// Returns a running node.
     pub(super) fn running(&self) -> Result<Node, Error> {
         match self.find(None)? {
             Via::Running(node) => Ok(node),
@@ -145,13 +145,13 @@ impl ViaArgs {
     }
 }
 
-/// The error for a node that does not run.
+/// Returns the error for a node that does not run.
 pub(super) fn not_running(address: IpAddr) -> Error {
     let text = format!("no node {address} runs; start it with `rds node --address {address}`");
     Error::new(ErrorKind::Node, text)
 }
 
-/// What has gone wrong with a socket of a node, with what to do about it on the command line.
+/// Converts an error of a node's socket, adding a hint for the command line.
 pub(super) fn on(node: &Node, kind: ErrorKind) -> impl Fn(SocketError) -> Error + use<> {
     let address = node.address();
     move |error| {
@@ -168,13 +168,13 @@ pub(super) fn on(node: &Node, kind: ErrorKind) -> impl Fn(SocketError) -> Error 
     }
 }
 
-/// The addresses of the nodes that listen in a directory, in order.
+/// Returns the addresses of the nodes that listen in a directory, in order.
 fn running_nodes(dir: &Path) -> Vec<IpAddr> {
     let paths = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let listening = paths.filter_map(|path| {
         let address = path.file_stem()?.to_str()?.parse().ok()?;
         let is_socket = path == node_path(dir, address);
-        // One that is left over from a node that was killed refuses.
+        // A socket left over from a node that was killed refuses connections.
         (is_socket && AtPath(path).connect().is_ok()).then_some(address)
     });
     let mut found: Vec<IpAddr> = listening.collect();
@@ -182,7 +182,7 @@ fn running_nodes(dir: &Path) -> Vec<IpAddr> {
     found
 }
 
-/// The address from which packets to `to` go. Nothing is sent.
+/// Returns the source address of packets to `to`. No packets are sent.
 fn source_of(to: IpAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = match to {
         IpAddr::V4(_) => [0; 4].into(),
@@ -193,7 +193,7 @@ fn source_of(to: IpAddr) -> std::io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// The address of a host, of the family of `like` if that is given.
+/// Resolves the address of a host, with the family of `like` if given.
 pub(super) fn resolve(host: &str, like: Option<IpAddr>) -> Result<IpAddr, Error> {
     let what = || format!("cannot resolve host {host:?}; check the name, or write an address");
     let found = (host, 0).to_socket_addrs().map_err(failed(ErrorKind::Node, what()))?;

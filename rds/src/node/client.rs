@@ -20,7 +20,7 @@ use crate::channel::{
 use crate::proto::{Received, SocketId};
 use crate::wire::PAYLOAD_MAX;
 
-/// The process that has made a connection (SO_PEERCRED).
+/// Process that created a connection (SO_PEERCRED).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Credentials {
     pub(super) pid: u32,
@@ -32,11 +32,11 @@ pub(super) struct Credentials {
 pub(super) struct Bound {
     pub(super) id: SocketId,
     pub(super) slot: usize,
-    /// What the board says about it.
+    /// State of the socket as published on the board.
     pub(super) view: SocketView,
-    /// The user's messages are not read: the socket is full.
+    /// The socket is full, so the user's messages are not read.
     pub(super) is_full: bool,
-    /// The user is gone, and what it has sent is read until then.
+    /// The user has disconnected; its remaining messages are read until this time.
     pub(super) ends_at: Option<Instant>,
 }
 
@@ -46,29 +46,29 @@ pub(super) struct Client {
     pub(super) fd: Fd,
     pub(super) credentials: Credentials,
     pub(super) inode: u64,
-    /// The name of the user's end, by which it finds the socket again.
+    /// Name of the user's end, by which the user finds the socket again.
     pub(super) name: Vec<u8>,
-    /// None: it has asked nothing yet, or only questions.
+    /// None if the connection has no request yet, or only queries.
     pub(super) bound: Option<Bound>,
-    /// The polls that run: for input, for room, and for the user's end while its socket is full.
+    /// Polls in progress: for input, for room, and for a hangup while the socket is full.
     pub(super) reading: Option<OpId>,
     pub(super) writing: Option<OpId>,
     pub(super) watching: Option<OpId>,
 }
 
-/// What a user has sent.
+/// Input from a user.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// A packet, with what lay behind it.
+    /// A packet, and the bytes that followed it.
     Packet(Packet, Vec<u8>),
-    /// Nothing for now.
+    /// No input at present.
     Nothing,
-    /// The user is gone, or has sent what is no packet.
+    /// The user has disconnected, or has sent something other than a packet.
     End,
 }
 
 impl Client {
-    /// Takes a connection over.
+    /// Takes over a connection.
     ///
     /// # Errors
     /// The system's error.
@@ -92,12 +92,12 @@ impl Client {
         })
     }
 
-    /// The polls that run.
+    /// Returns the polls in progress.
     pub(super) fn polls(&self) -> impl Iterator<Item = OpId> {
         [self.reading, self.writing, self.watching].into_iter().flatten()
     }
 
-    /// The next packet of the user. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
+    /// Reads the next packet of the user. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
     pub(super) fn read(&self, buffer: &mut [u8]) -> Input {
         let mut head = [0; PACKET_LEN];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -106,8 +106,8 @@ impl Client {
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let mut got = recvmsg(&self.fd, &mut parts, &mut control, flags);
         if matches!(got, Err(Errno::CONNRESET)) {
-            // The user has closed it with unread input. That is reported once, before what it has
-            // sent.
+            // The user has closed the connection with unread input. The system reports that once,
+            // before the data that the user had sent.
             got = recvmsg(&self.fd, &mut parts, &mut control, flags);
         }
         let count = match got {
@@ -135,10 +135,10 @@ impl Client {
         self.send(packet, &[], fd)
     }
 
-    /// Passes a message on, if there is room now.
+    /// Sends a message to the user, if there is room now.
     ///
     /// # Errors
-    /// As [`Client::write`].
+    /// See [`Client::write`].
     pub(super) fn deliver(&self, received: &Received) -> io::Result<()> {
         let payload = &received.payload;
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
@@ -165,8 +165,8 @@ impl Client {
     }
 }
 
-/// A payload of `len` bytes: what came inline, and the rest in a memfd. `None` if it is not that
-/// long.
+/// Assembles a payload of `len` bytes from its inline part and the rest in a memfd. Returns `None`
+/// if the length does not match.
 fn whole(len: usize, inline: &[u8], rest: Option<OwnedFd>) -> Option<Vec<u8>> {
     let Some(rest) = rest else { return (inline.len() == len).then(|| inline.to_vec()) };
     if !(INLINE_MAX + 1..=PAYLOAD_MAX).contains(&len) || inline.len() != INLINE_FIRST {

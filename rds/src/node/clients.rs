@@ -1,4 +1,4 @@
-//! All users of a node: sockets of this and other processes, and those who ask questions.
+//! All users of a node: sockets of this and other processes, and connections for requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -20,31 +20,31 @@ use crate::channel::{
 };
 use crate::proto::{BindError, Event, Node, SocketId};
 
-/// Packets of one user that are read, or messages that are passed on, in a turn.
+/// Maximum number of packets read from one user, or of messages passed on, in a turn.
 const PACKETS_MAX: usize = 128;
-/// The same when all are to be read that were sent before: more than a unix socket holds, so that a
-/// user that goes on sending cannot hold the node up.
+/// Maximum number of packets when everything sent so far must be read: more than a unix socket
+/// holds, so that a user that keeps sending cannot hold up the node.
 const PACKETS_ALL: usize = 4096;
-/// Users that have not bound a socket, and questions, at a time. Of more, the oldest is closed.
+/// Maximum number of connections without a bound socket, including requests. Beyond it, the oldest
+/// is closed.
 const UNBOUND_MAX: usize = 256;
-/// How long what a user has sent before its end may wait for room.
+/// Time for which messages that a user sent before it disconnected may wait for room.
 const LINGER: Duration = Duration::from_secs(5);
-/// How much of a node's memory may be used, as a multiple, when all that was sent before is to be
-/// read.
+/// Multiple of a node's memory limit that may be used when everything sent so far must be read.
 const EXCESS: usize = 2;
-/// Pause after an accept, or a message to a user, that failed for want of descriptors or memory.
+/// Pause after an accept, or a message to a user, that failed for lack of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A user's connection, by its number.
+/// Number of a user's connection.
 type ClientId = u64;
 
-/// What an operation was for.
+/// Purpose of an operation.
 #[derive(Clone, Copy, Debug)]
 enum Task {
     Accept,
     Read(ClientId),
     Write(ClientId),
-    /// The user of a full socket is gone.
+    /// Hangup of the user of a full socket.
     End(ClientId),
 }
 
@@ -68,7 +68,7 @@ impl Task {
     }
 }
 
-/// All users.
+/// All users of a node.
 #[derive(Debug)]
 pub(super) struct Clients {
     port: Port,
@@ -78,16 +78,16 @@ pub(super) struct Clients {
     by_socket: BTreeMap<SocketId, ClientId>,
     /// Connections without a socket, oldest first.
     unbound: BTreeSet<ClientId>,
-    /// Users that are gone and of whom messages wait.
+    /// Users that have disconnected and whose messages wait.
     lingering: BTreeSet<(Instant, ClientId)>,
-    /// Users whose messages could not be passed on, and when to try again.
+    /// Users whose messages could not be passed on, with the time of the next attempt.
     starved: BTreeSet<ClientId>,
     deliver_at: Option<Instant>,
     failures: LogLimit,
     accepts: LogLimit,
-    /// A descriptor that is kept for the answer to a user that there are no others.
+    /// A descriptor reserved for telling a user that no more are available.
     spare: Option<OwnedFd>,
-    /// The user that has it.
+    /// The user that currently has the reserved descriptor.
     refused: Option<ClientId>,
     board: BoardWriter,
     buffer: Vec<u8>,
@@ -95,7 +95,7 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    /// Users that come to `listener`.
+    /// Creates the set of users that connect to `listener`.
     ///
     /// # Errors
     /// The system's error when there is no memory for the board.
@@ -149,7 +149,7 @@ impl Clients {
         self.poll_read(self.next);
     }
 
-    /// Does what users ask. True when anything was done.
+    /// Handles the users' requests. Returns true when anything was done.
     pub(super) fn turn(&mut self, now: Instant, node: &mut Node) -> bool {
         let mut busy = false;
         if self.accept_at.is_some_and(|at| at <= now) {
@@ -188,7 +188,8 @@ impl Clients {
         busy
     }
 
-    /// Passes on what the node has for its users. False: it is not for one of them.
+    /// Passes on an event of the node to its user. Returns false if the event is not for one of
+    /// them.
     pub(super) fn event(&mut self, now: Instant, node: &mut Node, event: Event) -> bool {
         match event {
             Event::Congestion(peer) => {
@@ -208,18 +209,18 @@ impl Clients {
         }
     }
 
-    /// Shows users whether messages to nodes that are no peers yet may be refused.
+    /// Publishes whether messages to new peers may be refused.
     pub(super) fn show(&mut self, node: &Node) {
         self.board.set_crowded(node.is_crowded());
     }
 
-    /// When to be called although nothing happens.
+    /// Returns the time at which to call `turn` even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let lingering = self.lingering.first().map(|(at, _)| *at);
         earliest(earliest(self.accept_at, self.deliver_at), lingering)
     }
 
-    /// Takes what users have sent, then closes all connections.
+    /// Reads the remaining messages of users, then closes all connections.
     pub(super) fn close_all(&mut self, now: Instant, node: &mut Node) {
         for id in self.by_socket.values().copied().collect::<Vec<_>>() {
             self.read(now, node, id, true);
@@ -233,12 +234,12 @@ impl Clients {
             }
         }
         if let Some(listener) = self.listener.take() {
-            // A running accept keeps the socket.
+            // An accept in progress keeps the socket alive.
             let _ = socket2::SockRef::from(&listener).shutdown(std::net::Shutdown::Both);
         }
     }
 
-    /// What is known of users that have sockets.
+    /// Reports on users with sockets.
     pub(super) fn report(&self) -> Vec<ClientReport> {
         let bound = self.clients.values().filter_map(|client| {
             let bound = client.bound.as_ref()?;
@@ -266,7 +267,7 @@ impl Clients {
                         %error, left_out, "accept of a user failed, trying again shortly"
                     );
                 }
-                // The next one that comes gets this descriptor.
+                // The next connection gets this descriptor.
                 match self.spare.take() {
                     Some(spare) => {
                         drop(spare);
@@ -289,7 +290,7 @@ impl Clients {
                 let token = Task::Read(id).token();
                 client.reading = Some(self.port.submit(Op::readable(fd), token));
             }
-            // Not read before there is room, but its end is to be known.
+            // Not read before there is room, but a hangup must be noticed.
             Some(bound) if client.watching.is_none() && bound.ends_at.is_none() => {
                 client.watching = Some(self.port.submit(Op::hangup(fd), Task::End(id).token()));
             }
@@ -297,8 +298,8 @@ impl Clients {
         }
     }
 
-    /// A user whose socket was full is gone. What it has sent is read as there is room, for a
-    /// while.
+    /// Handles the hangup of a user whose socket was full. The user's remaining messages are read
+    /// for a while, as room becomes available.
     fn user_ended(&mut self, now: Instant, node: &mut Node, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.watching = None;
@@ -308,10 +309,10 @@ impl Clients {
         self.read(now, node, id, false);
     }
 
-    /// Reads what a user has sent: as much as its socket takes, or `all` that was sent before, as
-    /// far as there is memory.
+    /// Reads messages of a user: as many as its socket accepts, or with `all` everything sent so
+    /// far, as far as there is memory.
     fn read(&mut self, now: Instant, node: &mut Node, id: ClientId, all: bool) {
-        // Called from within itself when a question ends in another user's messages.
+        // Called recursively when a request concerns another user's messages.
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(INLINE_MAX, 0);
         let most = if all { PACKETS_ALL } else { PACKETS_MAX };
@@ -335,7 +336,7 @@ impl Clients {
         self.poll_read(id);
     }
 
-    /// A user is gone, or sends nonsense.
+    /// Removes a user that has disconnected, or has sent invalid data.
     fn end(&mut self, node: &mut Node, id: ClientId) {
         if let Some(bound) = self.remove(id) {
             if let Some(at) = bound.ends_at {
@@ -357,7 +358,7 @@ impl Clients {
         for op in client.polls() {
             self.port.cancel(op);
         }
-        // A poll that runs keeps the descriptor.
+        // A poll in progress keeps the descriptor open.
         let _ = socket2::SockRef::from(&client.fd).shutdown(std::net::Shutdown::Both);
         client.bound
     }
@@ -374,14 +375,14 @@ impl Clients {
         let socket = client.bound.as_ref().map(|bound| bound.id);
         match (packet.kind, socket) {
             (PacketKind::Send, Some(socket)) => {
-                // The user has looked at the board, and has the error if there was one.
+                // The user has checked the board, and has already seen any error.
                 let sent = node.send(now, socket, (packet.address, packet.port), body);
                 if let Err(error) = sent {
                     tracing::debug!(port = socket.port, %error, "message of a user dropped");
                 }
             }
             (PacketKind::Watch, Some(socket)) => {
-                // It may have cleared since the user looked.
+                // The port may have cleared since the user looked.
                 node.watch(socket, packet.address, packet.port);
             }
             (PacketKind::Bind, None) => self.bind(node, id, packet),
@@ -444,12 +445,12 @@ impl Clients {
         self.say_bound(id, slot, serial);
     }
 
-    /// Tells a user of a slot, and gives it the board.
+    /// Sends a user its slot and the board.
     fn say_bound(&mut self, id: ClientId, slot: usize, serial: u32) {
         let extra = u32::try_from(slot).unwrap_or(u32::MAX);
         let packet = Packet { len: serial, extra, ..Packet::new(PacketKind::Bound) };
         let Some(client) = self.clients.get(&id) else { return };
-        // A user that cannot be written to is gone.
+        // Fails only if the user has disconnected.
         let _ = client.write(&packet, Some(self.board.as_fd()));
     }
 
@@ -490,7 +491,7 @@ impl Clients {
         match in_memory(&bytes) {
             Ok(fd) => {
                 if let Some(client) = self.clients.get(&id) {
-                    // A user that cannot be written to is gone.
+                    // Fails only if the user has disconnected.
                     let _ = client.write(&packet, Some(fd.as_fd()));
                 }
             }
@@ -501,7 +502,7 @@ impl Clients {
         }
     }
 
-    /// Changes something about the socket that a question names.
+    /// Changes the socket named by a request.
     fn change(
         &mut self,
         now: Instant,
@@ -522,7 +523,7 @@ impl Clients {
         }
         let target = *target;
         if packet.kind == PacketKind::Cancel {
-            // What was sent before is read before, though the socket may be full.
+            // Messages sent before this are read first, even if the socket is full.
             self.read(now, node, target, true);
         }
         let client = self.clients.get_mut(&target).ok_or(Errno::NOENT)?;
@@ -558,12 +559,12 @@ impl Clients {
 
     fn say(&self, id: ClientId, packet: &Packet) {
         if let Some(client) = self.clients.get(&id) {
-            // A user that cannot be written to is gone, or has not read former packets.
+            // Fails if the user has disconnected, or has not read former packets.
             let _ = client.write(packet, None);
         }
     }
 
-    /// Passes on what waits for a user, as far as there is room.
+    /// Passes on the messages that wait for a user, as far as there is room.
     fn deliver(&mut self, now: Instant, node: &mut Node, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(bound) = &client.bound else { return };
@@ -585,7 +586,7 @@ impl Clients {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
                 Err(error) => {
                     let gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
-                    // Of one that is gone, the read that follows sees the end.
+                    // If the user has disconnected, the following read notices.
                     if !gone.contains(&error.kind()) {
                         self.starved.insert(id);
                         self.deliver_at.get_or_insert(now + PAUSE);
@@ -606,24 +607,24 @@ impl Clients {
             }
         };
         if blocked {
-            // Completes at once if only the turn was full.
+            // Completes at once if only the limit of the turn was reached.
             let op = Op::writable(client.fd.clone());
             client.writing = Some(self.port.submit(op, Task::Write(id).token()));
         }
     }
 }
 
-/// A descriptor to be kept; `None` if there are no more.
+/// Opens a descriptor to hold in reserve. Returns `None` if there are no more.
 fn spare() -> Option<OwnedFd> {
     File::open("/dev/null").ok().map(OwnedFd::from)
 }
 
-/// Whether a user may change a socket: its own, or any as root.
+/// Whether a user may change a socket: its own ones, or any as root.
 fn may_change(uid: u32, client: &Client) -> bool {
     uid == 0 || uid == client.credentials.uid
 }
 
-/// Bytes in a memfd.
+/// Writes bytes to a memfd.
 fn in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(rustix::fs::memfd_create("rds-info", flags)?);

@@ -1,4 +1,4 @@
-//! The TCP connection to a peer as the system has it.
+//! TCP connection to a peer, as seen by the system.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,28 +7,27 @@ use rtrs_core::rt::{Fd, OpId};
 use rtrs_core::time::{Duration, Instant};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-/// Idle time before the system asks whether the peer lives, and between two such questions.
+/// Idle time before the first keepalive probe, and interval between probes.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// Questions without an answer that end a connection.
+/// Number of unanswered probes that end a connection.
 const KEEPALIVES: u32 = 5;
-/// The shortest and the longest wait between two looks at what is acknowledged when somebody waits
-/// for it.
+/// Minimum and maximum interval of the checks for acknowledged bytes while a user waits for them.
 const LOOK: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
-/// The same when nobody does: only memory waits.
+/// Minimum and maximum interval when no user waits, and only memory has to be released.
 const LOOK_IDLE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
 
-/// A connection.
+/// A TCP connection to a peer.
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) fd: Fd,
-    /// The connect, while it runs.
+    /// The connect in progress.
     pub(super) connecting: Option<OpId>,
-    /// The polls that run, for input and for room.
+    /// Polls in progress, for input and for room.
     pub(super) reading: Option<OpId>,
     pub(super) writing: Option<OpId>,
-    /// Nothing was read from it yet.
+    /// No data has been read yet.
     pub(super) is_fresh: bool,
-    /// When to look what is acknowledged.
+    /// Time of the next check for acknowledged bytes.
     pub(super) look_at: Option<Instant>,
     look_wait: Duration,
     acked: u64,
@@ -48,7 +47,8 @@ impl Conn {
         }
     }
 
-    /// `written` bytes were written in all, of which the peer has `acked`: when to look again.
+    /// Schedules the next check for acknowledged bytes, after the peer has acknowledged `acked`
+    /// bytes in total.
     pub(super) fn plan_look(&mut self, now: Instant, acked: u64, is_urgent: bool) {
         let progress = std::mem::replace(&mut self.acked, acked) != acked;
         let (shortest, longest) = if is_urgent { LOOK } else { LOOK_IDLE };
@@ -60,7 +60,7 @@ impl Conn {
     }
 }
 
-/// A socket to connect from an address.
+/// Creates a socket to connect from an address.
 pub(super) fn outgoing(from: IpAddr, dead_after: Duration) -> io::Result<Socket> {
     let from = SocketAddr::new(from, 0);
     let socket = Socket::new(Domain::for_address(from), Type::STREAM, Some(Protocol::TCP))?;
@@ -69,7 +69,7 @@ pub(super) fn outgoing(from: IpAddr, dead_after: Duration) -> io::Result<Socket>
     Ok(socket)
 }
 
-/// Sets what all connections have: no delays, and a limit for peers that are silent.
+/// Sets options common to all connections: no delay, and a timeout for silent peers.
 pub(super) fn tune(socket: &SockRef<'_>, dead_after: Duration) -> io::Result<()> {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
     socket.set_tcp_nodelay(true)?;

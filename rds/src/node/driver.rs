@@ -1,4 +1,4 @@
-//! Binds a node to its connections, its users and its reactor, and nothing more.
+//! Connects a node with its connections, its users and its reactor.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,37 +13,38 @@ use super::report::NodeReport;
 use super::tcp::Tcp;
 use crate::proto::{Event, Node};
 
-/// How long a node that is to end may take to pass on what its users have sent.
+/// Time for a stopping node to deliver the messages of its users.
 const GRACE: Duration = Duration::from_secs(1);
-/// Between two looks whether it has.
+/// Interval of the checks whether it has.
 const GRACE_LOOK: Duration = Duration::from_millis(5);
 
-/// Messages of other threads to a node.
+/// Messages from other threads to a node.
 #[derive(Debug)]
 pub enum Command {
-    /// A connection of a user.
+    /// Take over a connection of a user.
     Adopt(OwnedFd),
-    /// Report.
+    /// Report the node's state.
     Report(mpsc::Sender<NodeReport>),
-    /// End the connection to a peer; it is made again. Whether there was one.
+    /// Reset the connection to a peer, which is then reestablished. The answer is whether there was
+    /// one.
     Reset(IpAddr, mpsc::Sender<bool>),
-    /// End.
+    /// Stop the node.
     Stop,
 }
 
 /// A user that runs on the node's own thread.
 pub trait App {
-    /// Something has happened to a socket of its own, or to congestion.
+    /// Handles an event of one of its sockets, or of congestion.
     fn event(&mut self, now: Instant, node: &mut Node, event: Event);
-    /// Does what is to be done. True if there was anything.
+    /// Does pending work. Returns true if there was any.
     fn turn(&mut self, now: Instant, node: &mut Node) -> bool;
-    /// When to be called although nothing happens.
+    /// Returns the time at which to call `turn` even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
-    /// The node is to end.
+    /// Whether the node is to stop.
     fn is_done(&self) -> bool;
 }
 
-/// Nobody: all users are in other threads and processes.
+/// App of a node whose users are all in other threads and processes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoApp;
 
@@ -70,7 +71,7 @@ pub struct NodeShard<A> {
     clients: Clients,
     app: A,
     inbox: Inbox<Command>,
-    /// When to end, whatever is left.
+    /// Time at which to stop, whatever is left.
     ends_at: Option<Instant>,
     looks_at: Option<Instant>,
     done: bool,
@@ -87,7 +88,7 @@ impl<A: App> NodeShard<A> {
         Self { node, tcp, clients, app, inbox, ends_at: None, looks_at: None, done: false }
     }
 
-    /// The user on this thread.
+    /// Returns the user on this thread.
     pub fn into_app(self) -> A {
         self.app
     }
@@ -96,7 +97,7 @@ impl<A: App> NodeShard<A> {
         match command {
             Command::Adopt(fd) => self.clients.adopt(fd),
             Command::Report(reply) => {
-                // Whoever asked may have gone.
+                // The requester may have gone away.
                 let _ = reply.send(NodeReport::new(&self.node, self.clients.report()));
             }
             Command::Reset(peer, reply) => {
@@ -120,7 +121,7 @@ impl<A: App> NodeShard<A> {
         any
     }
 
-    /// Ends when all that users have sent has arrived, or when the time is over.
+    /// Stops once all messages of users have arrived, or when the time is over.
     fn end(&mut self, now: Instant) {
         let Some(at) = self.ends_at else { return };
         self.looks_at = Some(now + GRACE_LOOK);
@@ -150,7 +151,7 @@ impl<A: App> Shard for NodeShard<A> {
             busy = true;
         }
         busy |= self.tcp.flush(now, &mut self.node);
-        // What was acknowledged makes room.
+        // Acknowledged messages make room.
         busy |= self.events(now);
         self.clients.show(&self.node);
         if self.app.is_done() && self.ends_at.is_none() {

@@ -1,4 +1,4 @@
-//! What a node listens on: TCP for its peers, a unix socket for its users.
+//! Listening sockets of a node: TCP for its peers, a unix socket for its users.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use rtrs_core::local::{SocketFile, bind_seqpacket};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 1024;
-/// How long an address or a path may be in use: the kernel releases the sockets of a predecessor's
-/// io_uring only some time after that process has ended.
+/// Time to retry while an address or a path is in use: the kernel releases the sockets of a
+/// predecessor's io_uring only some time after that process has ended.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two attempts meanwhile.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Tries again for a moment while what it wants is in use.
+/// Retries a bind for a while if the address is in use.
 fn patiently<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -46,7 +46,7 @@ pub(super) fn listen_tcp(address: IpAddr, port: u16) -> io::Result<OwnedFd> {
     })
 }
 
-/// Where users in other processes connect. Its path goes with it.
+/// Listening socket for users in other processes. Dropping it removes its path.
 #[derive(Debug)]
 pub struct UserSocket {
     fd: OwnedFd,
@@ -54,16 +54,16 @@ pub struct UserSocket {
 }
 
 impl UserSocket {
-    /// Listens at a path, for users that the mode lets in. A path nobody listens on is replaced.
+    /// Listens at a path, for users admitted by its mode. A path without a listener is replaced.
     ///
     /// # Errors
-    /// The system's error; `AddrInUse` when somebody listens there.
+    /// The system's error; `AddrInUse` when another process listens there.
     pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
         let (fd, file) = patiently(|| bind_seqpacket(path, mode, BACKLOG))?;
         Ok(Self { fd, _file: file })
     }
 
-    /// Its descriptor.
+    /// Duplicates the descriptor.
     pub(super) fn try_clone(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
     }

@@ -1,7 +1,8 @@
-//! A running node: its machines on a ring, with TCP connections on one side and users on the other.
+//! A running node: its state machines on a ring, with TCP connections on one side and users on the
+//! other.
 //!
 //! `driver` turns the parts: `tcp` has the connections to peers, `clients` the users in this and
-//! other processes, `listen` the sockets that both come to. `start` puts it on a thread.
+//! other processes, `listen` the listening sockets of both. `start` runs it on a thread.
 
 mod client;
 mod clients;

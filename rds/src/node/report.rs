@@ -1,4 +1,4 @@
-//! What a node reports to its operator.
+//! State of a node, as reported to its operator.
 
 use std::net::IpAddr;
 
@@ -9,54 +9,54 @@ use crate::proto::Node;
 /// A user's socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientReport {
-    /// Its port.
+    /// Port of the socket.
     pub port: u16,
-    /// The process that made it.
+    /// Process that created the socket.
     pub pid: u32,
-    /// The user that the process ran as.
+    /// User ID of that process.
     pub uid: u32,
 }
 
-/// A peer.
+/// State of a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerReport {
-    /// Its address.
+    /// Address of the peer.
     pub address: IpAddr,
     /// `up`, `connecting` or `down`.
     pub state: String,
-    /// Number of the next message to it.
+    /// Sequence number of the next message to the peer.
     pub next_tx: u64,
-    /// Number expected next from it.
+    /// Sequence number expected next from the peer.
     pub next_rx: u64,
-    /// Bytes that wait for it or are not acknowledged.
+    /// Bytes that wait to be sent to the peer or to be acknowledged by it.
     pub queued_bytes: usize,
-    /// Bytes that it has sent and nobody has read.
+    /// Bytes that the peer has sent and that have not been read.
     pub unread_bytes: usize,
-    /// Its ports that are congested.
+    /// Congested ports of the peer.
     pub congested_ports: Vec<u16>,
 }
 
-/// A node.
+/// State of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeReport {
-    /// Its address.
+    /// Address of the node.
     pub address: IpAddr,
-    /// Bytes that peers have sent and nobody has read.
+    /// Bytes that peers have sent and that have not been read.
     pub unread_bytes: usize,
     /// Bytes that users have sent and peers have not acknowledged.
     pub unacked_bytes: usize,
-    /// The most that either may be.
+    /// Limit of each of the two.
     pub memory_max: usize,
-    /// Its users' sockets.
+    /// Sockets of the node's users.
     pub sockets: Vec<ClientReport>,
-    /// Its peers.
+    /// Peers of the node.
     pub peers: Vec<PeerReport>,
-    /// Its counters.
+    /// Counters of the node.
     pub counters: std::collections::BTreeMap<String, u64>,
 }
 
 impl NodeReport {
-    /// Of a node with these users.
+    /// Creates the report of a node with these users.
     pub(super) fn new(node: &Node, sockets: Vec<ClientReport>) -> Self {
         let (unread_bytes, unacked_bytes) = node.memory();
         let peers = node.connections().map(|info| PeerReport {

@@ -1,4 +1,4 @@
-//! Starts a node: on a thread of its own, or on the caller's with a user of its own.
+//! Starting a node: on a thread of its own, or on the caller's thread with its own user.
 
 use std::io;
 use std::net::IpAddr;
@@ -22,33 +22,33 @@ use crate::channel::Connect;
 use crate::proto::{Config, Node};
 use crate::wire::TCP_PORT;
 
-/// Submissions that a ring takes per turn before it has to hand them over early.
+/// Number of submissions that a ring queues per turn before it submits them early.
 const RING_ENTRIES: u32 = 512;
-/// How long a node may take to answer.
+/// Time for a node to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Where the system shows the kernel's module, if it is loaded.
+/// Path in sysfs of the kernel's module, if it is loaded.
 const KERNEL_RDS: &str = "/sys/module/rds_tcp";
-/// Ports below this one need a privilege.
+/// Ports below this one require a privilege.
 const PRIVILEGED_PORTS: u16 = 1024;
 
-/// How a node runs.
+/// Options of a node.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
-    /// Its address, limits and times.
+    /// Address, limits and timeouts of the node.
     pub config: Config,
-    /// The TCP port at which it listens for peers.
+    /// TCP port at which the node listens for peers.
     pub listen_port: u16,
-    /// The TCP port at which peers listen.
+    /// TCP port at which peers listen.
     pub peer_port: u16,
-    /// How long a peer may leave data without an acknowledgment, or questions without an answer.
+    /// Time for which a peer may leave data unacknowledged or keepalive probes unanswered.
     pub dead_after: Duration,
-    /// Longest time that it polls before it sleeps.
+    /// Maximum time of polling before sleeping.
     pub poll: Duration,
 }
 
 impl NodeOptions {
-    /// The defaults for an address.
+    /// Returns the defaults for an address.
     pub fn new(address: IpAddr) -> Self {
         #[allow(clippy::cast_possible_truncation, reason = "half of the bits are random as well")]
         let generation = random_number() as u32 | 1;
@@ -62,27 +62,27 @@ impl NodeOptions {
     }
 }
 
-/// Why a node does not start.
+/// Reason why a node does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// It cannot listen for peers.
+    /// The node cannot listen for peers.
     #[error("cannot listen for peers at {address} port {port}: {source}{hint}")]
     Listen {
-        /// The address of the node.
+        /// Address of the node.
         address: IpAddr,
-        /// The TCP port.
+        /// TCP port.
         port: u16,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
-        /// What to do.
+        /// Hint for the user.
         hint: &'static str,
     },
-    /// The system refuses something else.
+    /// Another operation failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -91,7 +91,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::System { what, source }
 }
 
-/// A node that runs on a thread of its own. It ends when this is dropped.
+/// Handle of a node that runs on a thread of its own. The node ends when the handle is dropped.
 #[derive(Debug)]
 pub struct NodeHandle {
     sender: Sender<Command>,
@@ -100,7 +100,7 @@ pub struct NodeHandle {
 }
 
 impl NodeHandle {
-    /// Starts a node, which also serves users that come to `users`.
+    /// Starts a node, which also serves users that connect to `users`.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -113,7 +113,7 @@ impl NodeHandle {
             let (ring, mut shard) = match prepare(&options, users.as_ref(), NoApp, mailbox) {
                 Ok(prepared) => prepared,
                 Err(error) => {
-                    // The caller waits for it.
+                    // The caller waits for this.
                     let _ = report.send(Err(error));
                     return Ok(());
                 }
@@ -127,39 +127,40 @@ impl NodeHandle {
         Ok(Self { sender, thread, address })
     }
 
-    /// Its address.
+    /// Returns the node's address.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// True until it has ended by itself.
+    /// Whether the node has not ended by itself.
     pub fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Its state; `None` if it does not answer.
+    /// Returns the node's state; `None` if it does not answer.
     pub fn report(&self) -> Option<NodeReport> {
         let (reply, answer) = mpsc::channel();
         self.sender.send(Command::Report(reply));
         answer.recv_timeout(ANSWER_TIME_MAX).ok()
     }
 
-    /// Ends the connection to a peer as a fault would; it is made again. False if none is up.
+    /// Resets the connection to a peer as a fault would; it is reestablished. Returns false if none
+    /// is up.
     pub fn reset(&self, peer: IpAddr) -> bool {
         let (reply, answer) = mpsc::channel();
         self.sender.send(Command::Reset(peer, reply));
         answer.recv_timeout(ANSWER_TIME_MAX).unwrap_or(false)
     }
 
-    /// A way for users on other threads of this process.
+    /// Returns a connector for users on other threads of this process.
     pub fn way(&self) -> OwnNode {
         OwnNode { sender: self.sender.clone() }
     }
 
-    /// Ends it. What its users have sent is passed on, within a second.
+    /// Stops the node. Messages of its users are delivered first, within a second.
     ///
     /// # Errors
-    /// What has ended it before.
+    /// The error that ended the node before.
     pub fn stop(mut self) -> io::Result<()> {
         self.end()
     }
@@ -179,7 +180,7 @@ impl Drop for NodeHandle {
     }
 }
 
-/// The way to a node of this process.
+/// Connector to a node of this process.
 #[derive(Clone, Debug)]
 pub struct OwnNode {
     sender: Sender<Command>,
@@ -194,7 +195,7 @@ impl Connect for OwnNode {
     }
 }
 
-/// Runs a node on this thread, with a user on the same thread, until that is done.
+/// Runs a node on this thread, together with `app`, until the app is done.
 ///
 /// # Errors
 /// See [`StartError`].
@@ -206,10 +207,11 @@ pub fn run_with<A: App>(options: &NodeOptions, app: A) -> Result<A, StartError> 
     Ok(shard.into_app())
 }
 
-/// Has the C library keep memory for the next messages. By default it gives memory back to the
-/// system when a burst of messages has been read, and gets it again page by page for the next one,
-/// at the cost of more than half of the throughput. When a piece of this size is freed, it keeps up
-/// to twice as much (mallopt(3), "dynamic mmap threshold"); another allocator does nothing.
+/// Makes the C library keep freed memory for the next messages. By default it returns memory to the
+/// system when a burst of messages has been read, and obtains it again page by page for the next
+/// burst, at the cost of more than half of the throughput. When a block of this size is freed, the
+/// library keeps up to twice as much (mallopt(3), "dynamic mmap threshold"); with another allocator
+/// this has no effect.
 fn keep_memory() {
     const SIZE: usize = 8 << 20;
     drop(std::hint::black_box(Vec::<u8>::with_capacity(SIZE)));

@@ -1,8 +1,8 @@
-//! The connections to peers: accepts, connects, reads and writes as the node orders it.
+//! Connections to peers: accepts, connects, reads and writes as the node orders.
 //!
-//! The ring says what is ready; data moves in calls that do not wait, from and to the memory of the
-//! messages themselves. A read takes all that has arrived, of many messages, into one buffer of the
-//! shard, from which payloads are copied. A connection that is idle has no buffer.
+//! The ring reports readiness; data is moved by nonblocking calls, from and to the memory of the
+//! messages themselves. A read takes everything that has arrived, of many messages, into one buffer
+//! of the shard, from which payloads are copied. An idle connection has no buffer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -19,22 +19,22 @@ use socket2::SockRef;
 use super::conn::{Conn, outgoing, tune};
 use crate::proto::{LinkId, Node, Order};
 
-/// The buffer that reads fill.
+/// Length of the buffer for reads.
 const BUFFER_LEN: usize = 256 << 10;
-/// Reads of one connection in a turn: what comes of one is written before the next, so that both
-/// ends have something to do.
+/// Maximum number of reads per connection and turn: the results of one read are written before the
+/// next, so that both ends stay busy.
 const READS_MAX: usize = 1;
-/// The same where all is to be read that has arrived: as many as the largest receive buffer of a
-/// system can hold, so that a peer that goes on sending cannot hold the node up.
+/// Maximum number of reads when everything that has arrived must be read: enough for the largest
+/// receive buffer of a system, so that a peer that keeps sending cannot hold up the node.
 const READS_ALL: usize = 256;
-/// Parts of one write; the system takes 1024.
+/// Maximum number of slices per write; the system accepts 1024.
 const SLICES_MAX: usize = 256;
-/// Bytes without an acknowledgment from which each write is followed by a look.
+/// Number of unacknowledged bytes from which each write is followed by a check.
 const LOOK_FROM: u64 = 64 << 10;
-/// Pause after an accept that failed for want of descriptors or memory.
+/// Pause after an accept that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What an operation was for.
+/// Purpose of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Task {
     Accept,
@@ -71,9 +71,9 @@ pub(super) struct Tcp {
     listener: Option<Fd>,
     accept_at: Option<Instant>,
     conns: BTreeMap<LinkId, Conn>,
-    /// Connections of which the acknowledged bytes are to be looked at.
+    /// Connections whose acknowledged bytes must be checked.
     touched: BTreeSet<LinkId>,
-    /// Users wait for room.
+    /// Users are waiting for room.
     is_awaited: bool,
     buffer: Vec<u8>,
     peer_port: u16,
@@ -83,7 +83,8 @@ pub(super) struct Tcp {
 }
 
 impl Tcp {
-    /// Accepts what comes to `listener`, connects to peers at `peer_port`.
+    /// Creates the connections of a node that accepts from `listener` and connects to peers at
+    /// `peer_port`.
     pub(super) fn new(
         ring: &Rc<Ring>,
         listener: Option<Fd>,
@@ -113,7 +114,7 @@ impl Tcp {
         }
     }
 
-    /// Does what is due. True when anything was.
+    /// Does pending work. Returns true when there was any.
     pub(super) fn turn(&mut self, now: Instant, node: &mut Node) -> bool {
         let mut busy = node.tick(now);
         if self.accept_at.is_some_and(|at| at <= now) {
@@ -144,8 +145,7 @@ impl Tcp {
         busy
     }
 
-    /// Writes what there is to write, and looks at what is acknowledged. True when anything was
-    /// done.
+    /// Writes pending output, and checks acknowledged bytes. Returns true when anything was done.
     pub(super) fn flush(&mut self, now: Instant, node: &mut Node) -> bool {
         self.obey(now, node);
         let mut busy = false;
@@ -157,7 +157,7 @@ impl Tcp {
             }
         }
         self.obey(now, node);
-        // Whoever has begun to wait has not touched a connection.
+        // A user that has begun to wait has not touched a connection.
         let was_awaited = std::mem::replace(&mut self.is_awaited, node.has_refused());
         if self.is_awaited && !was_awaited {
             self.touched.extend(self.conns.keys());
@@ -173,31 +173,32 @@ impl Tcp {
         busy
     }
 
-    /// When to be called although nothing happens.
+    /// Returns the time at which to call `turn` even if nothing happens.
     pub(super) fn deadline(&self, node: &Node) -> Option<Instant> {
         let looks = self.conns.values().filter_map(|conn| conn.look_at).min();
         earliest(earliest(node.deadline(), looks), self.accept_at)
     }
 
-    /// Ends the connection to a peer, if one is up, as a fault would. It is made again.
+    /// Resets the connection to a peer, if one is up, as a fault would. It is reestablished.
     pub(super) fn reset(&mut self, now: Instant, node: &mut Node, peer: IpAddr) -> bool {
         let Some(link) = node.connection(peer) else { return false };
         if let Some(conn) = self.conns.get(&link) {
-            // From here on the system acknowledges nothing more; what it has acknowledged is read,
-            // up to the end. The peer does not send that again.
+            // From here on the system acknowledges nothing more; bytes that it has acknowledged are
+            // read, up to the end. The peer does not resend them.
             let _ = SockRef::from(&conn.fd).shutdown(Shutdown::Both);
             self.read(now, node, link, READS_ALL);
         }
         true
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub(super) fn close_all(&mut self) {
         for link in self.conns.keys().copied().collect::<Vec<_>>() {
             self.close(link);
         }
         if let Some(listener) = self.listener.take() {
-            // A running accept keeps the socket; shut, it gives its port up at once.
+            // An accept in progress keeps the socket alive; shutting it down releases the port at
+            // once.
             let _ = SockRef::from(&listener).shutdown(Shutdown::Both);
         }
     }
@@ -289,7 +290,7 @@ impl Tcp {
         }
     }
 
-    /// Has the ring say when there is something to read.
+    /// Polls the connection for input.
     fn poll_read(&mut self, link: LinkId) {
         let Some(conn) = self.conns.get_mut(&link).filter(|conn| conn.reading.is_none()) else {
             return;
@@ -298,11 +299,11 @@ impl Tcp {
         conn.reading = Some(self.port.submit(op, Task::Read(link).token()));
     }
 
-    /// Reads what has arrived, at most so often.
+    /// Reads what has arrived, `times` times at most.
     fn read(&mut self, now: Instant, node: &mut Node, link: LinkId, times: usize) {
         let is_fresh = self.conns.get(&link).is_some_and(|conn| conn.is_fresh);
         if let Some(former) = node.predecessor(link).filter(|_| is_fresh) {
-            // All of it: what came before is to be read before.
+            // Drain the predecessor completely: its data must be read before that of its successor.
             self.read(now, node, former, READS_ALL);
         }
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -334,7 +335,7 @@ impl Tcp {
         self.poll_read(link);
     }
 
-    /// Writes what the system takes.
+    /// Writes as much as the system accepts.
     fn write(&mut self, now: Instant, node: &mut Node, link: LinkId) {
         let Some(conn) = self.conns.get_mut(&link) else { return };
         loop {
@@ -354,7 +355,7 @@ impl Tcp {
                     break;
                 }
                 Err(error) => {
-                    // What has arrived before the end is still to be read; the poll reports it.
+                    // Data that arrived before the end must still be read; the poll reports it.
                     tracing::debug!(%error, "cannot write");
                     self.read(now, node, link, READS_ALL);
                     return;
@@ -364,7 +365,7 @@ impl Tcp {
         self.touched.insert(link);
     }
 
-    /// Looks at what the peer's system has acknowledged, if it matters now.
+    /// Checks how much the peer's system has acknowledged, if that matters now.
     fn look(&mut self, now: Instant, node: &mut Node, link: LinkId) {
         let Some(conn) = self.conns.get_mut(&link) else { return };
         let Some((written, acked, is_urgent)) = node.awaits_ack(link) else {
@@ -378,7 +379,7 @@ impl Tcp {
             }
             return;
         }
-        // Fails for what is no socket only.
+        // Fails only if the descriptor is not a socket.
         let Ok(unacked) = unacknowledged_bytes(&conn.fd) else { return };
         let acked = written.saturating_sub(unacked as u64);
         node.acked(link, acked);
@@ -388,14 +389,13 @@ impl Tcp {
         }
     }
 
-    /// Closes a connection.
     fn close(&mut self, link: LinkId) {
         let Some(conn) = self.conns.remove(&link) else { return };
         self.touched.remove(&link);
         for op in [conn.connecting, conn.reading, conn.writing].into_iter().flatten() {
             self.port.cancel(op);
         }
-        // Operations that run keep the descriptor.
+        // Operations in progress keep the descriptor open.
         let _ = SockRef::from(&conn.fd).shutdown(Shutdown::Both);
     }
 }

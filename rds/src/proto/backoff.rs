@@ -1,15 +1,16 @@
-//! The times between attempts to connect, as the kernel has them: the first at once, then at random
-//! within a time that doubles. Many peers of one node that returns do not come back as a herd.
+//! Delays between attempts to connect, as in the kernel: the first attempt is immediate, the next
+//! ones after a random delay whose upper bound doubles. Peers of a node that returns do not all
+//! reconnect at the same time.
 
 use rtrs_core::prng::Prng;
 use rtrs_core::time::Duration;
 
-/// The waits before attempts.
+/// Delays before attempts to connect.
 #[derive(Debug)]
 pub(super) struct Backoff {
     min: Duration,
     max: Duration,
-    /// The longest next wait; `None` before the first attempt.
+    /// Maximum of the next delay; `None` before the first attempt.
     next: Option<Duration>,
     prng: Prng,
 }
@@ -19,7 +20,8 @@ impl Backoff {
         Self { min, max: max.max(min), next: None, prng }
     }
 
-    /// The wait before the next attempt: none, then at most `min`, twice that, up to `max`.
+    /// Returns the delay before the next attempt: none at first, then at most `min`, twice that,
+    /// and so on up to `max`.
     pub(super) fn wait(&mut self) -> Duration {
         let Some(longest) = self.next else {
             self.next = Some(self.min);
@@ -29,7 +31,7 @@ impl Backoff {
         self.prng.duration(Duration::ZERO..=longest)
     }
 
-    /// The same where nothing is to be tried at once.
+    /// Same as [`Self::wait`], without the immediate first attempt.
     pub(super) fn wait_later(&mut self) -> Duration {
         if self.next.is_none() {
             self.next = Some(self.min);
@@ -37,7 +39,7 @@ impl Backoff {
         self.wait()
     }
 
-    /// A connection is up: the next attempt is a first one.
+    /// Resets the delays after a connection has been established.
     pub(super) fn reset(&mut self) {
         self.next = None;
     }

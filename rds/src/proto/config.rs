@@ -1,60 +1,64 @@
-//! The configuration of a node: its address, its limits and its times.
+//! Configuration of a node: its address, limits and timeouts.
 
 use std::net::IpAddr;
 
 use rtrs_core::time::Duration;
 
-/// What a message counts beside its payload, in every limit of memory. Without it empty messages
-/// would cost nothing.
+/// Cost of a message in addition to its payload, in every memory limit. Without it, empty messages
+/// would be free.
 pub const MESSAGE_COST: usize = 128;
 
-/// The configuration of a [`Node`](super::Node).
+/// Configuration of a [`Node`](super::Node).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The node's address.
+    /// Address of the node.
     pub address: IpAddr,
-    /// Drawn at random at each start: peers notice by it that a node has restarted. 0 is for
-    /// simulators: a node like Linux 6.1, which announces nothing, and believes its TCP at once.
+    /// Random number drawn at each start, by which peers detect a restart of the node. 0 is for
+    /// simulators: such a node behaves like Linux 6.1, which announces no generation and trusts its
+    /// TCP at once.
     pub generation: u32,
-    /// Where random waits and ports come from.
+    /// Seed of random delays and ports.
     pub seed: u64,
-    /// Bytes that a socket may have sent and its peers not acknowledged; see
+    /// Maximum number of bytes that a socket has sent and its peers have not acknowledged; see
     /// [`Node::set_buffers`](super::Node::set_buffers).
     pub sndbuf: usize,
-    /// Bytes that may wait for a socket's reader before peers have to stop sending.
+    /// Maximum number of bytes that wait for a socket's reader before peers have to stop sending.
     pub rcvbuf: usize,
-    /// The most that a socket may ask for, for either.
+    /// Maximum that a socket may request for either buffer.
     pub buffer_max: usize,
-    /// Bytes that may wait for one socket whatever peers do; what comes then is dropped.
+    /// Maximum number of bytes that wait for one socket whatever peers do; further messages are
+    /// dropped.
     pub port_memory: usize,
-    /// The same for all that one peer has sent.
+    /// Limit like [`port_memory`](Self::port_memory) for everything sent by one peer.
     pub peer_memory: usize,
-    /// The same for the node; senders get as much again.
+    /// Limit like [`port_memory`](Self::port_memory) for the node; senders get the same amount
+    /// again.
     pub memory: usize,
-    /// Sockets at a time.
+    /// Maximum number of sockets.
     pub sockets_max: usize,
-    /// Peers at a time; of those that have never sent anything valid the oldest is evicted.
+    /// Maximum number of peers; beyond it, the oldest peer that has never sent valid data is
+    /// evicted.
     pub peers_max: usize,
-    /// Bounds of the wait between attempts to connect.
+    /// Minimum delay between attempts to connect.
     pub reconnect_min: Duration,
-    /// See [`reconnect_min`](Self::reconnect_min).
+    /// Maximum delay between attempts to connect.
     pub reconnect_max: Duration,
-    /// How long an attempt to connect may take, and a new connection to send something valid.
+    /// Timeout of an attempt to connect, and of the first valid data on a new connection.
     pub connect_timeout: Duration,
     /// Whether pings of other nodes are answered. Probes always are.
     pub ping: bool,
-    /// Answers to pings that may wait for one peer.
+    /// Maximum number of ping answers queued for one peer.
     pub pongs_max: usize,
 }
 
 impl Config {
-    /// The defaults for an address.
+    /// Returns the defaults for an address.
     pub fn new(address: IpAddr, generation: u32, seed: u64) -> Self {
         Self {
             address,
             generation,
             seed,
-            // What sockets of the kernel have by default: half of net.core.wmem_default.
+            // Default of kernel sockets: half of net.core.wmem_default.
             sndbuf: 212_992 / 2,
             rcvbuf: 212_992 / 2,
             buffer_max: 64 << 20,
@@ -71,12 +75,12 @@ impl Config {
         }
     }
 
-    /// The number by which peers recognize this run of the node.
+    /// Returns the number by which peers recognize this run of the node.
     pub(super) fn sent_generation(&self) -> Option<u32> {
         Some(self.generation).filter(|number| *number != 0)
     }
 
-    /// A size of a buffer that a socket asks for, within what it may have.
+    /// Limits a requested buffer size to the allowed range.
     pub(super) fn buffer(&self, asked: usize) -> usize {
         asked.min(self.buffer_max).max(MESSAGE_COST)
     }

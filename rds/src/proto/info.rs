@@ -1,47 +1,48 @@
-//! The state of a node, for `rds info` and the info options of sockets.
+//! State of a node, for `rds info` and the info options of sockets.
 
 use std::net::IpAddr;
 
-/// A bound socket.
+/// State of a bound socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketInfo {
-    /// Its port.
+    /// Port of the socket.
     pub port: u16,
-    /// Its send buffer, bytes.
+    /// Send buffer size in bytes.
     pub sndbuf: usize,
-    /// Its receive buffer, bytes.
+    /// Receive buffer size in bytes.
     pub rcvbuf: usize,
-    /// Bytes sent and not acknowledged, with [`MESSAGE_COST`](super::MESSAGE_COST) for each.
+    /// Bytes sent and not acknowledged, plus [`MESSAGE_COST`](super::MESSAGE_COST) for each
+    /// message.
     pub in_flight: usize,
-    /// Bytes that wait for its reader, likewise.
+    /// Bytes that wait for the reader, counted likewise.
     pub waiting: usize,
 }
 
-/// A peer and the connection to it.
+/// State of a peer and of the connection to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionInfo {
-    /// The peer's address.
+    /// Address of the peer.
     pub peer: IpAddr,
-    /// Number of the next message to it.
+    /// Sequence number of the next message to the peer.
     pub next_tx: u64,
-    /// Number expected next from it.
+    /// Sequence number expected next from the peer.
     pub next_rx: u64,
-    /// An attempt to connect runs.
+    /// An attempt to connect is in progress.
     pub is_connecting: bool,
     /// The connection is up.
     pub is_up: bool,
-    /// Something is being written to it.
+    /// Data is being written to the peer.
     pub is_sending: bool,
-    /// Cost of what waits for it or is not acknowledged.
+    /// Cost of messages that wait to be sent to the peer or to be acknowledged by it.
     pub queued: usize,
-    /// Cost of what it sent and users have not read.
+    /// Cost of messages that the peer has sent and users have not read.
     pub held: usize,
 }
 
-/// Which queue a message is in.
+/// Queue that a message is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueKind {
-    /// Not handed to a connection yet.
+    /// Not passed to a connection yet.
     Send,
     /// Not acknowledged.
     Retransmit,
@@ -52,16 +53,16 @@ pub enum QueueKind {
 /// A message in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageInfo {
-    /// The queue.
+    /// Queue of the message.
     pub queue: QueueKind,
-    /// Its number; 0 if it has none yet, or no longer.
+    /// Sequence number; 0 if the message has none yet, or no longer.
     pub sequence: u64,
-    /// Bytes of its payload.
+    /// Length of the payload in bytes.
     pub len: usize,
-    /// The peer.
+    /// Address of the peer.
     pub peer: IpAddr,
-    /// The port at this node.
+    /// Port at this node.
     pub local_port: u16,
-    /// The port at the peer.
+    /// Port at the peer.
     pub peer_port: u16,
 }

@@ -1,5 +1,5 @@
-//! One TCP connection: what has been handed to it, how much of that is written and acknowledged,
-//! and what arrives.
+//! One TCP connection: the data queued on it, how much of that is written and acknowledged, and the
+//! received data.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -10,19 +10,19 @@ use rtrs_core::mutated;
 use super::outbox::Message;
 use crate::wire::{Decoder, HEADER_LEN, Header};
 
-/// Bytes that are handed to a connection ahead of what it has written. Behind them a congestion map
-/// waits, and messages cannot be canceled any more.
+/// Maximum number of bytes queued on a connection ahead of what it has written. A congestion map
+/// has to wait behind them, and queued messages cannot be canceled any more.
 const AHEAD: usize = 256 << 10;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// We connect to a larger peer.
     Connecting,
     /// We connect to a smaller peer and close at once, so that it connects to us.
     Kicking,
-    /// Accepted while another connection of the peer is up, which it replaces when something valid
-    /// has arrived.
+    /// Accepted while another connection of the peer is up. Replaces that connection once it has
+    /// delivered valid data.
     Candidate,
     /// Carries messages.
     Up,
@@ -31,7 +31,7 @@ pub(super) enum Role {
 #[derive(Debug)]
 enum Body {
     Message(Message),
-    /// A congestion map; empty once it is written, since it is not sent again.
+    /// A congestion map; emptied once it is written, since it is never resent.
     Map(Vec<u8>),
 }
 
@@ -39,7 +39,7 @@ enum Body {
 struct Frame {
     head: [u8; HEADER_LEN],
     body: Body,
-    /// Where the stream is behind it.
+    /// Position in the stream after this frame.
     end: u64,
 }
 
@@ -58,17 +58,17 @@ pub(super) struct Link {
     pub(super) peer: IpAddr,
     pub(super) role: Role,
     pub(super) decoder: Decoder,
-    /// What the decoder holds, as counted in limits of memory.
+    /// Bytes held by the decoder, as counted in memory limits.
     pub(super) held: usize,
-    /// The peer's node has sent something: it has taken the connection. Before that only its system
-    /// has, and may still reset it with all that it has acknowledged.
+    /// The peer's node has sent data, so it has accepted the connection. Before that only the
+    /// peer's system has, and may still reset the connection along with all acknowledged data.
     pub(super) is_taken: bool,
-    /// Our map has changed since it was last handed over.
+    /// Our map has changed since it was last queued.
     pub(super) map_is_due: bool,
-    /// Our probe has been handed over.
+    /// Our probe has been queued.
     pub(super) has_probed: bool,
     frames: VecDeque<Frame>,
-    /// The first frame that is not written as a whole.
+    /// The first frame that is not completely written.
     cursor: usize,
     handed: u64,
     written: u64,
@@ -93,17 +93,17 @@ impl Link {
         }
     }
 
-    /// True if it takes more.
+    /// Whether more data can be queued.
     pub(super) fn has_room(&self) -> bool {
         self.handed - self.written < AHEAD as u64
     }
 
-    /// Hands a message over.
+    /// Queues a message.
     pub(super) fn hand(&mut self, header: Header, message: Message) {
         self.push(header.encode(), Body::Message(message));
     }
 
-    /// Hands a congestion map over.
+    /// Queues a congestion map.
     pub(super) fn hand_map(&mut self, header: Header, map: Vec<u8>) {
         self.push(header.encode(), Body::Map(map));
     }
@@ -115,13 +115,14 @@ impl Link {
         self.frames.push_back(frame);
     }
 
-    /// What is to be written next, as far as there is room for slices. Returns how many there are.
+    /// Collects the next bytes to write, as far as there is room for slices. Returns the number of
+    /// slices.
     pub(super) fn slices<'a>(&'a self, room: &mut [IoSlice<'a>]) -> usize {
         let mut count = 0;
         for frame in self.frames.range(self.cursor..) {
             let payload = frame.payload();
             let start = frame.end - (HEADER_LEN + payload.len()) as u64;
-            // Only the first one can be written in part.
+            // Only the first frame can be partly written.
             let done = usize::try_from(self.written.saturating_sub(start)).unwrap_or(0);
             let head = &frame.head[done.min(HEADER_LEN)..];
             let payload = &payload[done.saturating_sub(HEADER_LEN)..];
@@ -134,7 +135,7 @@ impl Link {
         count
     }
 
-    /// So many bytes more are written.
+    /// Records that `count` more bytes are written.
     pub(super) fn wrote(&mut self, count: usize) {
         self.written += count as u64;
         while let Some(frame) = self.frames.get_mut(self.cursor)
@@ -147,7 +148,7 @@ impl Link {
         }
     }
 
-    /// The next message whose last byte lies within the first `acked` bytes of the stream.
+    /// Returns the next message whose last byte lies within the first `acked` bytes of the stream.
     pub(super) fn pop_acked(&mut self, acked: u64) -> Option<Message> {
         let acked = if mutated!(RdsAckEarly) { self.written } else { acked.min(self.written) };
         self.acked = self.acked.max(acked);
@@ -160,22 +161,23 @@ impl Link {
         None
     }
 
-    /// Bytes written since it is up, and those of them that are acknowledged.
+    /// Returns the bytes written since the connection is up, and how many of those are
+    /// acknowledged.
     pub(super) fn progress(&self) -> (u64, u64) {
         (self.written, self.acked)
     }
 
-    /// True if anything written waits for its acknowledgment.
+    /// Whether written bytes are not yet acknowledged.
     pub(super) fn is_unacked(&self) -> bool {
         self.cursor > 0
     }
 
-    /// True if there is something to write.
+    /// Whether there are bytes to write.
     pub(super) fn has_output(&self) -> bool {
         self.cursor < self.frames.len()
     }
 
-    /// Messages that are not acknowledged, in order.
+    /// Returns the unacknowledged messages, in order.
     pub(super) fn messages(&self) -> impl Iterator<Item = &Message> {
         self.frames.iter().filter_map(|frame| match &frame.body {
             Body::Message(message) => Some(message),
@@ -183,7 +185,7 @@ impl Link {
         })
     }
 
-    /// The same to change their owners.
+    /// Returns the unacknowledged messages, to change their owners.
     pub(super) fn messages_mut(&mut self) -> impl Iterator<Item = &mut Message> {
         self.frames.iter_mut().filter_map(|frame| match &mut frame.body {
             Body::Message(message) => Some(message),
@@ -191,13 +193,13 @@ impl Link {
         })
     }
 
-    /// The messages that are not acknowledged, in order.
+    /// Converts the link into its unacknowledged messages, in order.
     pub(super) fn into_unacked(self) -> Vec<Message> {
         let written = self.written;
         let mut start = None;
         let each = |frame: Frame| {
             let len = (HEADER_LEN + frame.payload().len()) as u64;
-            // A written map has lost its payload, but lies before all that is not begun.
+            // A written map has lost its payload, but precedes everything that has not begun.
             let begins = start.replace(frame.end).unwrap_or(frame.end - len);
             let Body::Message(mut message) = frame.body else { return None };
             message.is_begun |= begins < written;

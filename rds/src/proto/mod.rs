@@ -1,10 +1,10 @@
-//! The machines of a node: time, bytes and calls of users go in; bytes, orders for sockets and
-//! events for users come out. No IO, no clock.
+//! State machines of a node: inputs are time, bytes and calls of users; outputs are bytes, orders
+//! for sockets and events for users. No IO, no clock.
 //!
-//! [`Node`] wires the parts: `ports` has the sockets of users and what waits for them, `peer` the
-//! state kept over connections for one other node, `outbox` the messages that it has not
-//! acknowledged, `link` one TCP connection, `backoff` the times between attempts to connect.
-//! A daemon and the simulator run the same machines.
+//! [`Node`] connects the parts: `ports` has the sockets of users and their queues, `peer` the state
+//! kept about another node across connections, `outbox` the messages that the peer has not
+//! acknowledged, `link` one TCP connection, `backoff` the delays between attempts to connect. A
+//! daemon and the simulator run the same state machines.
 
 mod backoff;
 mod config;

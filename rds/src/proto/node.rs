@@ -1,4 +1,4 @@
-//! A node: its sockets, its peers and the connections to them, wired together.
+//! A node: its sockets, its peers and the connections to them.
 
 mod receive;
 mod users;
@@ -25,31 +25,32 @@ use super::ports::Ports;
 use super::stats::Stats;
 use crate::wire::{CONG_BITMAP, Extensions, Header, MAP_LEN, PING_PORT, PROBE_PORT};
 
-/// Between two attempts that a larger peer asks for.
+/// Minimum interval between two attempts requested by a larger peer.
 const KICK_INTERVAL: Duration = Duration::from_millis(10);
-/// How long messages wait for the first map of a peer, and for that of each connection if it says
-/// of which run the peer is: they are for this one, and a later run does not get them.
+/// Maximum time for which messages wait for the first map of a peer. If the peer announces its
+/// generation, this applies to the first map of each connection: the messages are for the current
+/// run of the peer, and a later run must not get them.
 const HOLD: Duration = Duration::from_secs(1);
-/// How long closed sockets wait until what they have sent is given up: all queues are looked
-/// through, for as many sockets as possible at once.
+/// Delay after which messages of closed sockets are abandoned. All queues are searched, for as many
+/// sockets as possible at once.
 const CLOSED_WAIT: Duration = Duration::from_millis(100);
 
-/// Whom a timer wakes.
+/// Purpose of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Peer(IpAddr),
     Link(LinkId),
-    /// What closed sockets have sent is to be given up.
+    /// Messages of closed sockets are to be abandoned.
     Closed,
 }
 
 /// The node of one address.
 ///
-/// Whoever drives it moves bytes between it and TCP connections, obeys [`Order`]s and passes
+/// The driver moves bytes between the node and TCP connections, carries out [`Order`]s and passes
 /// [`Event`]s to users. Before the first bytes of an accepted connection it reads what is left of
 /// the [`predecessor`](Self::predecessor), and before the next accept what is left of the
-/// [`candidate`](Self::candidate). It reports how much of what it has written the peer's
-/// system has acknowledged.
+/// [`candidate`](Self::candidate). It reports how much of the written data the peer's system has
+/// acknowledged.
 #[derive(Debug)]
 pub struct Node {
     config: Config,
@@ -57,16 +58,16 @@ pub struct Node {
     peers: BTreeMap<IpAddr, Peer>,
     links: BTreeMap<LinkId, Link>,
     timers: BTreeSet<(Instant, Timer)>,
-    /// Links that have something to write.
+    /// Links with data to write.
     ready: BTreeSet<LinkId>,
-    /// Sockets that are closed and of which messages are still in queues.
+    /// Closed sockets with messages still in queues.
     closed: BTreeSet<SocketId>,
     closed_waits: bool,
     orders: VecDeque<Order>,
     stats: Stats,
     next_link: u64,
     prng: Prng,
-    /// Lines of the log that peers can cause at any rate.
+    /// Rate limit of log lines that peers can cause.
     restarts: LogLimit,
     bad_streams: LogLimit,
     refusals: LogLimit,
@@ -74,7 +75,7 @@ pub struct Node {
 
 // Connections.
 impl Node {
-    /// A node without sockets and connections.
+    /// Creates a node without sockets and connections.
     pub fn new(config: Config) -> Self {
         let mut prng = Prng::new(config.seed);
         let ports = Ports::new(config.sockets_max, config.memory, prng.fork());
@@ -97,38 +98,38 @@ impl Node {
         }
     }
 
-    /// Its configuration.
+    /// Returns the node's configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Its counters.
+    /// Returns the node's counters.
     pub fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// Bytes that peers have sent and users have not read, and that users have sent and peers have
-    /// not acknowledged, as limits of memory count them.
+    /// Returns the bytes that peers have sent and users have not read, and the bytes that users
+    /// have sent and peers have not acknowledged, both as counted in memory limits.
     pub fn memory(&self) -> (usize, usize) {
         (self.ports.memory.received, self.ports.memory.sent)
     }
 
-    /// The next thing to do with connections.
+    /// Returns the next order for connections.
     pub fn take_order(&mut self) -> Option<Order> {
         self.orders.pop_front()
     }
 
-    /// The next thing for users to know.
+    /// Returns the next event for users.
     pub fn take_event(&mut self) -> Option<Event> {
         self.ports.take_event()
     }
 
-    /// When [`tick`](Self::tick) is to be called.
+    /// Returns the time at which to call [`tick`](Self::tick).
     pub fn deadline(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Runs timers. True if any was due.
+    /// Runs timers. Returns true if any was due.
     pub fn tick(&mut self, now: Instant) -> bool {
         if !self.closed.is_empty() && !self.closed_waits {
             self.closed_waits = true;
@@ -201,7 +202,7 @@ impl Node {
         self.orders.push_back(Order::Connect { link, to: address });
     }
 
-    /// Lets an attempt come after `wait`.
+    /// Schedules an attempt to connect after `wait`.
     fn attempt_after(&mut self, now: Instant, address: IpAddr, wait: Duration) {
         if wait.is_zero() {
             self.attempt(now, address);
@@ -211,7 +212,7 @@ impl Node {
         }
     }
 
-    /// Something is in the outbox of a peer.
+    /// Handles a new message in the outbox of a peer.
     fn wake(&mut self, now: Instant, address: IpAddr) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
         match peer.phase {
@@ -226,25 +227,25 @@ impl Node {
         }
     }
 
-    /// A connection that was ordered is there.
+    /// Handles an ordered connection that has been established.
     pub fn connected(&mut self, now: Instant, id: LinkId) {
         let Some(link) = self.links.get(&id) else { return };
         match link.role {
             Role::Connecting => self.up(now, link.peer, id),
-            // The peer has seen it, which is all that it is for.
+            // The peer has seen the connection, which is its only purpose.
             Role::Kicking => self.close(now, id),
             Role::Candidate | Role::Up => {}
         }
     }
 
-    /// A connection of a peer that is accepted and has sent nothing valid yet. What has arrived
-    /// over it is to be passed to [`received`](Self::received) before the next one is
-    /// [`accepted`](Self::accepted), which replaces it: the peer may know that it has arrived.
+    /// Returns an accepted connection of a peer that has not delivered valid data yet. Bytes that
+    /// have arrived on it must be passed to [`received`](Self::received) before the next one is
+    /// [`accepted`](Self::accepted), which replaces it: the peer may know that they have arrived.
     pub fn candidate(&self, peer: IpAddr) -> Option<LinkId> {
         self.peers.get(&peer)?.candidate
     }
 
-    /// A peer has connected. `None`: close the connection.
+    /// Handles a connection accepted from a peer. With `None`, the caller closes the connection.
     pub fn accepted(&mut self, now: Instant, from: IpAddr) -> Option<LinkId> {
         let own = self.config.address;
         if from == own || from.is_ipv4() != own.is_ipv4() || self.make_peer(now, from).is_err() {
@@ -279,14 +280,15 @@ impl Node {
         }
     }
 
-    /// A larger peer asks for a connection.
+    /// Handles the request of a larger peer for a connection.
     fn kicked(&mut self, now: Instant, address: IpAddr) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
         if mutated!(RdsKickIgnored) {
             return;
         }
         match peer.phase {
-            // It may have lost a connection that looks good from here. Something to send shows it.
+            // The peer may have lost a connection that looks good from here. Sending data will show
+            // it.
             Phase::Up(link) => {
                 if let Some(link) = self.links.get_mut(&link) {
                     link.map_is_due = true;
@@ -302,16 +304,16 @@ impl Node {
         }
     }
 
-    /// The connection that this accepted one is to replace. What has arrived over it is to be
-    /// passed to [`received`](Self::received) before the first bytes of its successor.
+    /// Returns the connection that this accepted one is to replace. Bytes that have arrived on it
+    /// must be passed to [`received`](Self::received) before the first bytes of its successor.
     pub fn predecessor(&self, id: LinkId) -> Option<LinkId> {
         let link = self.links.get(&id).filter(|link| link.role == Role::Candidate)?;
         self.peers.get(&link.peer)?.up()
     }
 
-    /// A connection carries messages from now on.
+    /// Starts to carry messages on a connection.
     fn up(&mut self, now: Instant, address: IpAddr, id: LinkId) {
-        // What they have sent is for connections that were up already.
+        // Messages of closed sockets may only use connections that were already up.
         self.abandon_closed();
         let (Some(peer), Some(link)) = (self.peers.get_mut(&address), self.links.get_mut(&id))
         else {
@@ -332,7 +334,7 @@ impl Node {
         self.ready.insert(id);
     }
 
-    /// A connection has ended or could not be made.
+    /// Handles a connection that has ended or could not be established.
     pub fn lost(&mut self, now: Instant, id: LinkId) {
         self.abandon_closed();
         let Some(link) = self.links.remove(&id) else { return };
@@ -349,7 +351,8 @@ impl Node {
         }
         let was_up = peer.phase == Phase::Up(id);
         let mut dropped = peer.outbox.take_back(link.into_unacked());
-        // Whoever pings asks again. A kernel asks once for the number of connections.
+        // The sender of a ping sends another one. A kernel asks only once for the number of
+        // connections.
         dropped.extend(peer.outbox.remove(|m| m.owner == Owner::Pong && m.dport != PROBE_PORT));
         peer.hold_until = None;
         if was_up {
@@ -367,13 +370,14 @@ impl Node {
             self.rest(now, address);
             return;
         }
-        // A smaller peer comes back by itself, if it can.
+        // A smaller peer reconnects by itself, if it can.
         let wait = if peer.connects { peer.backoff.wait() } else { peer.backoff.wait_later() };
-        // Not at once, whatever the wait: who drives us may be in the middle of a connection's end.
+        // Never at once, whatever the delay: the driver may be in the middle of closing a
+        // connection.
         self.attempt_after(now, address, wait.max(Duration::from_nanos(1)));
     }
 
-    /// A peer needs no connection. One timer at a time looks whether it is stale.
+    /// Handles a peer that needs no connection. A single timer checks whether it is stale.
     fn rest(&mut self, now: Instant, address: IpAddr) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
         peer.phase = Phase::Idle;
@@ -384,18 +388,18 @@ impl Node {
         }
     }
 
-    /// Ends a connection.
+    /// Closes a connection.
     fn close(&mut self, now: Instant, id: LinkId) {
         self.orders.push_back(Order::Close(id));
         self.lost(now, id);
     }
 
-    /// The connection to a peer that is up.
+    /// Returns the established connection to a peer.
     pub fn connection(&self, peer: IpAddr) -> Option<LinkId> {
         self.peers.get(&peer)?.up()
     }
 
-    /// A peer, made if there is room.
+    /// Creates a peer if there is room.
     fn make_peer(&mut self, now: Instant, address: IpAddr) -> Result<(), ()> {
         if self.peers.contains_key(&address) {
             return Ok(());
@@ -423,12 +427,12 @@ impl Node {
         Ok(())
     }
 
-    /// True if there are as many peers as there may be, so that messages to others may be refused.
+    /// Whether the limit of peers is reached, so that messages to others may be refused.
     pub fn is_crowded(&self) -> bool {
         self.peers.len() >= self.config.peers_max
     }
 
-    /// Removes a peer that has nothing.
+    /// Removes a peer without messages or state worth keeping.
     fn forget(&mut self, address: IpAddr) {
         let Some(peer) = self.peers.remove(&address) else { return };
         if peer.map.is_some() {
@@ -451,26 +455,26 @@ impl Node {
 
 // Output.
 impl Node {
-    /// The next connection that has something to write. It is named again when there is more.
+    /// Returns the next connection with data to write. It is returned again when there is more.
     pub fn next_ready(&mut self) -> Option<LinkId> {
         self.ready.pop_first()
     }
 
-    /// What to write to a connection now, as far as there is room for slices; how many there are.
-    /// None: there is nothing.
+    /// Collects the bytes to write to a connection, as far as there is room for slices. Returns the
+    /// number of slices, 0 if there is nothing to write.
     pub fn output<'a>(&'a mut self, id: LinkId, room: &mut [IoSlice<'a>]) -> usize {
         self.hand_over(id);
         self.links.get(&id).map_or(0, |link| link.slices(room))
     }
 
-    /// So many bytes of the output are written.
+    /// Records that `count` bytes of the output are written.
     pub fn wrote(&mut self, id: LinkId, count: usize) {
         if let Some(link) = self.links.get_mut(&id) {
             link.wrote(count);
         }
     }
 
-    /// Hands maps and messages to a connection, as much as it takes now.
+    /// Queues as many maps and messages on a connection as it accepts now.
     fn hand_over(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(&id).filter(|link| link.role == Role::Up) else {
             return;
@@ -489,7 +493,7 @@ impl Node {
                 self.stats.cong_update_queued += 1;
                 continue;
             }
-            // Repeats come first: the number of a probe in front of them would make them old.
+            // Repeats come first: the number of a probe in front would make the repeats look old.
             let repeats = peer.outbox.begins_with_a_repeat() && !mutated!(RdsProbeFirst);
             if !link.has_probed && !repeats {
                 link.has_probed = true;
@@ -503,8 +507,8 @@ impl Node {
                 link.hand(header, probe);
                 continue;
             }
-            // The peer may remember numbers of our former run, and take what is repeated for old.
-            // The probe is never repeated, so it makes the peer count anew.
+            // The peer may remember sequence numbers of our former run, and consider repeated
+            // messages old. The probe is never a repeat, so it makes the peer restart its count.
             let waits_for_ack = !peer.is_synced && link.has_probed && !mutated!(RdsUnsynced);
             if waits_for_ack || peer.hold_until.is_some() {
                 break;
@@ -515,8 +519,8 @@ impl Node {
         }
     }
 
-    /// The first `acked` bytes of what was written to a connection have arrived at the peer's
-    /// system. Counts for nothing before anything has been received over the connection.
+    /// Records that the first `acked` bytes written to a connection have arrived at the peer's
+    /// system. Ignored until data has been received on the connection.
     pub fn acked(&mut self, id: LinkId, acked: u64) {
         let believes = self.config.generation == 0 || mutated!(RdsAckUntaken);
         let is_taken = |link: &&mut Link| link.is_taken || believes;
@@ -533,8 +537,8 @@ impl Node {
         }
     }
 
-    /// If anything that was written to a connection is not known to be acknowledged: bytes written
-    /// in all, bytes acknowledged, and whether somebody waits for more.
+    /// Returns the progress of a connection with unacknowledged bytes: bytes written in total,
+    /// bytes acknowledged, and whether a user waits for more.
     pub fn awaits_ack(&self, id: LinkId) -> Option<(u64, u64, bool)> {
         let link = self.links.get(&id).filter(|link| link.is_unacked())?;
         let is_synced = self.peers.get(&link.peer).is_some_and(|peer| peer.is_synced);
@@ -542,7 +546,7 @@ impl Node {
         Some((written, acked, !is_synced || self.ports.has_refused()))
     }
 
-    /// Messages that are not sent any more.
+    /// Drops messages that will not be sent any more.
     fn drop_messages(&mut self, address: IpAddr, messages: Vec<Message>) {
         for message in messages {
             self.stats.send_dropped += u64::from(message.owner != Owner::Probe);

@@ -1,8 +1,8 @@
-//! Messages for one peer that wait for their turn, with the sequence numbers of those that had it.
+//! Queue of messages for one peer, and their sequence numbers.
 //!
-//! A message gets its number when it is first handed to a connection. What a connection lost comes
-//! back to the front, in order, with its number, and is marked as retransmitted; what the
-//! connection had not begun to send gives its number back.
+//! A message gets its sequence number when it is first queued on a connection. Messages of a lost
+//! connection return to the front, in order, with their numbers, and are marked as retransmitted;
+//! those that the connection had not begun to send give up their numbers.
 
 use std::collections::VecDeque;
 
@@ -12,20 +12,20 @@ use super::config::MESSAGE_COST;
 use super::event::SocketId;
 use crate::wire::{Header, RETRANSMITTED};
 
-/// Whose message it is, and what becomes of it when its connection is lost.
+/// Owner of a message, which decides what happens when its connection is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// Sent by a socket, in whose buffer it counts. It is sent until it is acknowledged.
+    /// Sent by a socket, and counted in its send buffer. Resent until acknowledged.
     Socket(SocketId),
-    /// Of a socket that is closed, or canceled: sent at most once.
+    /// Message of a closed socket, or canceled: sent at most once.
     Nobody,
-    /// The answer to a ping or probe. It is sent until it is acknowledged.
+    /// The answer to a ping or probe. Resent until acknowledged.
     Pong,
     /// A probe of ours. Each connection gets a new one.
     Probe,
 }
 
-/// A message on its way.
+/// A message to be sent.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) owner: Owner,
@@ -33,14 +33,14 @@ pub(super) struct Message {
     pub(super) dport: u16,
     pub(super) payload: Vec<u8>,
     pub(super) extensions: [u8; 16],
-    /// Its number, while a connection has it or has begun to send it.
+    /// Sequence number, while a connection has the message queued or has begun to send it.
     pub(super) sequence: Option<u64>,
-    /// A connection has begun to send it: the peer may have it.
+    /// A connection has begun to send the message: the peer may have it.
     pub(super) is_begun: bool,
 }
 
 impl Message {
-    /// What it counts in limits of memory.
+    /// Returns the cost of the message in memory limits.
     pub(super) fn cost(&self) -> usize {
         self.payload.len() + MESSAGE_COST
     }
@@ -68,23 +68,23 @@ impl Outbox {
         self.next_tx
     }
 
-    /// True if the next message was sent before.
+    /// Whether the next message was sent before.
     pub(super) fn begins_with_a_repeat(&self) -> bool {
         self.queue.front().is_some_and(|message| message.is_begun)
     }
 
-    /// All messages, in order.
+    /// Returns all messages, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Message> {
         self.queue.iter()
     }
 
-    /// Takes the next message to send it.
+    /// Removes the next message to send it.
     pub(super) fn pop(&mut self) -> Option<(Header, Message)> {
         let message = self.queue.pop_front()?;
         Some(self.number(message))
     }
 
-    /// Gives a message its header.
+    /// Assigns a message its header.
     pub(super) fn number(&mut self, mut message: Message) -> (Header, Message) {
         let is_repeat = message.is_begun && !mutated!(RdsRepeatUnmarked);
         let flags = if is_repeat { RETRANSMITTED } else { 0 };
@@ -103,15 +103,16 @@ impl Outbox {
         (header, message)
     }
 
-    /// Takes back what a lost connection had, in order. Those that are not sent again come out, and
-    /// with them what is nobody's: it may lie behind them, and nothing arrives behind a gap.
+    /// Takes back the messages of a lost connection, in order. Messages that must not be resent are
+    /// returned, along with all those without an owner: these may lie behind them, and nothing
+    /// arrives behind a gap.
     pub(super) fn take_back(&mut self, lost: Vec<Message>) -> Vec<Message> {
         let mut dropped = Vec::new();
         for mut message in lost.into_iter().rev() {
             if !message.is_begun
                 && let Some(sequence) = message.sequence.take()
             {
-                // They are the newest numbers, and come newest first.
+                // These have the newest numbers, and arrive newest first.
                 self.next_tx = self.next_tx.min(sequence);
             }
             match message.owner {
@@ -126,7 +127,7 @@ impl Outbox {
         dropped
     }
 
-    /// Takes out those for which `leaves` says so.
+    /// Removes the messages for which `leaves` returns true.
     pub(super) fn remove(&mut self, leaves: impl Fn(&Message) -> bool) -> Vec<Message> {
         if !self.queue.iter().any(&leaves) {
             return Vec::new();
@@ -137,13 +138,13 @@ impl Outbox {
         gone.into()
     }
 
-    /// Makes the messages for which `leaves` says so nobody's. Returns what they cost.
+    /// Removes the owner of the messages for which `leaves` returns true. Returns their cost.
     pub(super) fn orphan(&mut self, leaves: impl FnMut(&Message) -> bool) -> usize {
         orphan(self.queue.iter_mut(), leaves)
     }
 }
 
-/// Makes those messages nobody's for which `leaves` says so. Returns what they cost.
+/// Removes the owner of the messages for which `leaves` returns true. Returns their cost.
 pub(super) fn orphan<'a>(
     messages: impl Iterator<Item = &'a mut Message>,
     mut leaves: impl FnMut(&Message) -> bool,
@@ -182,10 +183,10 @@ mod tests {
         (2..7).for_each(|sport| outbox.push(message(sport, owner)));
         let sent: Vec<_> = (0..3).map(|_| outbox.pop().unwrap()).collect();
         assert!(sent.iter().all(|(header, _)| header.flags == 0));
-        // Of three the last was not begun: its number is free again.
+        // The last of the three was not begun: its number is free again.
         let lost = sent.into_iter().map(|(h, m)| Message { is_begun: h.sequence < 3, ..m });
         assert!(outbox.take_back(lost.collect()).is_empty());
-        // Handed to another connection, which is lost before it begins with any of them.
+        // Queued on another connection, which is lost before it begins to send any message.
         let lost = std::iter::from_fn(|| outbox.pop()).map(|(_, m)| m).collect();
         assert!(outbox.take_back(lost).is_empty());
         let again: Vec<(u16, u64, u8)> = std::iter::from_fn(|| outbox.pop())

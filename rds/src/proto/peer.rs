@@ -1,4 +1,4 @@
-//! Another node: what is kept about it over its connections.
+//! State kept about another node across connections.
 
 use std::net::IpAddr;
 
@@ -9,60 +9,62 @@ use super::event::LinkId;
 use super::outbox::{Outbox, Owner};
 use crate::wire::CongestionMap;
 
-/// Peers that were away for so long may be forgotten if others need their place.
+/// Time of absence after which a peer may be forgotten if others need its place.
 const AWAY: Duration = Duration::from_secs(600);
-/// Peers that have sent no messages to users are forgotten when they were away for so long.
+/// Time of absence after which peers are forgotten if they have never sent a message to a user.
 pub(super) const STALE: Duration = Duration::from_secs(300);
 
-/// Where the connection to a peer stands.
+/// State of the connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nothing wants one.
+    /// No connection is needed.
     Idle,
-    /// The next attempt comes at this time.
+    /// The next attempt starts at this time.
     Waiting(Instant),
-    /// An attempt runs, until this time.
+    /// An attempt is in progress, until this time.
     Connecting(LinkId, Instant),
-    /// It is up.
+    /// The connection is up.
     Up(LinkId),
 }
 
 /// Another node.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Our address is the smaller one: we connect.
+    /// Our address is the smaller one, so we connect.
     pub(super) connects: bool,
     pub(super) phase: Phase,
-    /// An accepted connection that may replace the one that is up.
+    /// An accepted connection that may replace the current one.
     pub(super) candidate: Option<LinkId>,
     pub(super) backoff: Backoff,
     pub(super) last_attempt: Option<Instant>,
-    /// A connection has been up.
+    /// A connection has been up before.
     pub(super) was_up: bool,
-    /// When it was first known, or a connection that was up was last lost.
+    /// Time when the peer first became known, or when the last established connection was lost.
     pub(super) since: Instant,
-    /// When a timer looks whether it is stale.
+    /// Time at which a timer checks whether the peer is stale.
     pub(super) look_at: Option<Instant>,
-    /// It has sent something valid.
+    /// The peer has sent valid data.
     pub(super) is_proven: bool,
-    /// It has sent a message to a user: if it were forgotten, one that it repeats would be new.
+    /// The peer has sent a message to a user. If it were forgotten, a repeated message would look
+    /// new.
     pub(super) has_sent: bool,
     pub(super) outbox: Outbox,
-    /// It has acknowledged a message of ours, and so takes our sequence numbers for what they are.
+    /// The peer has acknowledged a message of ours, and so interprets our sequence numbers
+    /// correctly.
     pub(super) is_synced: bool,
-    /// The number that is expected next from it.
+    /// Sequence number expected next from the peer.
     pub(super) next_rx: u64,
-    /// Its ports that are congested; none before its first map.
+    /// Congested ports of the peer; none before its first map.
     pub(super) map: Option<CongestionMap>,
-    /// Tells its runs apart, if it ever said so.
+    /// Generation of the peer, which distinguishes its runs, if the peer ever announced one.
     pub(super) generation: Option<u32>,
-    /// It says so in its maps, hence before anything else on a connection.
+    /// The peer announces its generation in maps, and so before anything else on a connection.
     pub(super) generation_in_map: bool,
-    /// Nothing but maps and probes is sent until its map has come, or until this time.
+    /// Only maps and probes are sent until the peer's map has arrived, or until this time.
     pub(super) hold_until: Option<Instant>,
-    /// Cost of what it has sent and users have not read.
+    /// Cost of messages that the peer has sent and users have not read.
     pub(super) held: usize,
-    /// Answers to its pings that are not acknowledged.
+    /// Number of unacknowledged answers to the peer's pings.
     pub(super) pongs: usize,
 }
 
@@ -91,7 +93,7 @@ impl Peer {
         }
     }
 
-    /// The connection that is up.
+    /// Returns the connection that is up.
     pub(super) fn up(&self) -> Option<LinkId> {
         match self.phase {
             Phase::Up(link) => Some(link),
@@ -99,40 +101,40 @@ impl Peer {
         }
     }
 
-    /// True if it takes no more at this port now.
+    /// Whether a port of the peer accepts no more messages now.
     pub(super) fn is_congested(&self, port: u16) -> bool {
         self.map.as_ref().is_some_and(|map| map.get(port))
     }
 
-    /// True if a connection is to be made although none is up.
+    /// Whether a connection is to be established when none is up.
     pub(super) fn wants_connection(&self) -> bool {
-        // Only another map says that its ports have room again.
+        // Only another map can report that its ports have room again.
         let is_congested = self.map.as_ref().is_some_and(|map| map.ports().next().is_some());
         self.is_sent_to() || (self.connects && self.was_up) || is_congested
     }
 
-    /// True if messages of users wait for it.
+    /// Whether messages of users wait to be sent to the peer.
     fn is_sent_to(&self) -> bool {
         self.outbox.iter().any(|message| message.owner != Owner::Pong)
     }
 
-    /// True if nothing is lost when it is forgotten: it has never sent anything valid, or is away,
-    /// for long if it has sent messages to users.
+    /// Whether the peer can be forgotten without losing anything: it has never sent valid data, or
+    /// it is absent, for long enough if it has sent messages to users.
     pub(super) fn may_go(&self, now: Instant) -> bool {
         let is_idle = !self.is_sent_to() && self.held == 0;
         let is_away = self.up().is_none() && (!self.has_sent || now.since(self.since) >= AWAY);
         is_idle && (!self.is_proven || is_away)
     }
 
-    /// True if it was away for so long that it is forgotten, though nobody needs its place.
+    /// Whether the peer was absent long enough to be forgotten even if its place is not needed.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
         let is_away = self.up().is_none() && now.since(self.since) >= STALE;
         is_away && !self.has_sent && self.may_go(now)
     }
 }
 
-/// True if the node at `own` connects to the one at `peer`, and false if it accepts: the smaller
-/// address connects, IPv4 addresses compared as IPv4-mapped ones.
+/// Whether the node at `own` connects to the one at `peer` rather than accepting: the smaller
+/// address connects. IPv4 addresses are compared as IPv4-mapped ones.
 pub(super) fn connects(own: IpAddr, peer: IpAddr) -> bool {
     let number = |address| match address {
         IpAddr::V4(v4) => u128::from(v4.to_ipv6_mapped()),

@@ -1,5 +1,5 @@
-//! The sockets of a node's users: what waits for their readers, what they have in flight, which of
-//! them are congested, and the events for their users.
+//! Sockets of a node's users: their receive queues, the messages they have in flight, their
+//! congestion, and the events for their users.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -12,22 +12,22 @@ use super::event::{BindError, Event, SocketId};
 use super::outbox::{Message, Owner};
 use crate::wire::{CongestionMap, PROBE_PORT};
 
-/// Where ephemeral ports begin.
+/// First ephemeral port.
 const EPHEMERAL_MIN: u16 = 1024;
 
 /// A message for a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// The node it comes from.
+    /// Node that sent the message.
     pub from: IpAddr,
-    /// The port there; 0 for the answer to a ping.
+    /// Port of the sender; 0 for the answer to a ping.
     pub port: u16,
-    /// Its payload.
+    /// Payload of the message.
     pub payload: Vec<u8>,
 }
 
 impl Received {
-    /// What it counts in limits of memory.
+    /// Returns the cost of the message in memory limits.
     pub(super) fn cost(&self) -> usize {
         self.payload.len() + MESSAGE_COST
     }
@@ -38,16 +38,16 @@ impl Received {
 pub(super) struct Socket {
     serial: u64,
     inbox: VecDeque<Received>,
-    /// Cost of the inbox.
+    /// Cost of the messages in the inbox.
     pub(super) waiting: usize,
-    /// Cost of what was sent and is not acknowledged.
+    /// Cost of the messages that were sent and are not acknowledged.
     pub(super) in_flight: usize,
     pub(super) sndbuf: usize,
     pub(super) rcvbuf: usize,
-    /// Groups of ports that its user waits for, and those that are not congested any more.
+    /// Groups of ports that the user waits for, and groups that are no longer congested.
     watched: u64,
     pub(super) updates: u64,
-    /// Reported as readable, and not read since.
+    /// The socket was reported as readable, and has not been read since.
     is_reported: bool,
 }
 
@@ -56,7 +56,7 @@ impl Socket {
         self.in_flight >= self.sndbuf
     }
 
-    /// What waits for its reader, oldest first.
+    /// Returns the messages that wait for the reader, oldest first.
     pub(super) fn inbox(&self) -> impl Iterator<Item = &Received> {
         self.inbox.iter()
     }
@@ -66,23 +66,23 @@ impl Socket {
     }
 }
 
-/// What a socket leaves when it is closed.
+/// Remains of a closed socket.
 #[derive(Debug)]
 pub(super) struct Closed {
-    /// What waited for its reader.
+    /// Messages that were waiting for the reader.
     pub(super) inbox: VecDeque<Received>,
-    /// The map has changed.
+    /// The congestion map has changed.
     pub(super) map_changed: bool,
-    /// Something that it has sent is not acknowledged.
+    /// Messages sent by the socket are not acknowledged.
     pub(super) has_sent: bool,
 }
 
 /// Bytes of memory that limits are compared with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// What peers have sent and users have not read, unfinished messages too.
+    /// Bytes that peers have sent and users have not read, including unfinished messages.
     pub(super) received: usize,
-    /// What users have sent and peers have not acknowledged.
+    /// Bytes that users have sent and peers have not acknowledged.
     pub(super) sent: usize,
 }
 
@@ -92,9 +92,9 @@ pub(super) struct Ports {
     sockets: BTreeMap<u16, Socket>,
     congested: CongestionMap,
     pub(super) memory: Memory,
-    /// Most of [`Memory::sent`]; the message that crosses it is still taken.
+    /// Limit of [`Memory::sent`]; the message that exceeds it is still accepted.
     sent_max: usize,
-    /// Ports of the sockets of which a sender was refused because there was no room.
+    /// Ports of sockets whose user was refused for lack of room.
     refused: BTreeSet<u16>,
     events: VecDeque<Event>,
     next_serial: u64,
@@ -150,7 +150,7 @@ impl Ports {
         Ok(id)
     }
 
-    /// A free port from a random place on.
+    /// Finds a free port, starting from a random one.
     fn ephemeral(&mut self) -> Result<u16, BindError> {
         let count = u64::from(u16::MAX - EPHEMERAL_MIN) + 1;
         let start = self.prng.below(count);
@@ -170,27 +170,27 @@ impl Ports {
         self.sockets.get_mut(&id.port).filter(|socket| socket.serial == id.serial)
     }
 
-    /// The socket that has a port.
+    /// Returns the socket bound to a port.
     pub(super) fn at(&self, port: u16) -> Option<&Socket> {
         self.sockets.get(&port)
     }
 
-    /// All sockets.
+    /// Returns all sockets.
     pub(super) fn iter(&self) -> impl Iterator<Item = (SocketId, &Socket)> {
         self.sockets.iter().map(|(port, s)| (SocketId { port: *port, serial: s.serial }, s))
     }
 
-    /// Which ports are congested.
+    /// Returns the map of congested ports.
     pub(super) fn congested(&self) -> &CongestionMap {
         &self.congested
     }
 
-    /// The next thing for users to know.
+    /// Returns the next event for users.
     pub(super) fn take_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// A peer's map is another one, and has cleared these groups of ports.
+    /// Handles a changed map of a peer, in which these groups of ports were cleared.
     pub(super) fn congestion_changed(&mut self, peer: IpAddr, cleared: u64) {
         if !mutated!(RdsClearedUnanswered) {
             self.events.push_back(Event::Congestion(peer));
@@ -205,7 +205,7 @@ impl Ports {
         }
     }
 
-    /// A socket's user waits until ports of these groups are not congested.
+    /// Watches groups of ports on behalf of a socket until they are not congested.
     pub(super) fn watch(&mut self, id: SocketId, groups: u64) {
         if let Some(socket) = self.get_mut(id) {
             socket.watched |= groups;
@@ -220,7 +220,7 @@ impl Ports {
         }
     }
 
-    /// The groups that were reported since the last call.
+    /// Returns the groups that were reported since the last call.
     pub(super) fn take_updates(&mut self, id: SocketId) -> u64 {
         let Some(socket) = self.get_mut(id) else { return 0 };
         let updates = std::mem::take(&mut socket.updates);
@@ -228,8 +228,8 @@ impl Ports {
         updates
     }
 
-    /// Queues a message for the reader of a port. None if nobody has it, else whether the map has
-    /// changed.
+    /// Queues a message for the reader of a port. Returns whether the map has changed, or None if
+    /// the port is not bound.
     pub(super) fn deliver(&mut self, port: u16, received: Received) -> Option<bool> {
         let socket = self.sockets.get_mut(&port)?;
         self.memory.received += received.cost();
@@ -239,7 +239,7 @@ impl Ports {
         Some(socket.waiting > socket.rcvbuf && self.congested.set(port, true))
     }
 
-    /// The next message for a reader, and whether the map has changed.
+    /// Returns the next message for a reader, and whether the map has changed.
     pub(super) fn take(&mut self, id: SocketId) -> Option<(Received, bool)> {
         let socket = self.get_mut(id)?;
         let received = socket.inbox.pop_front();
@@ -251,14 +251,15 @@ impl Ports {
         Some((received, changed))
     }
 
-    /// The oldest message for a reader.
+    /// Returns the oldest message for a reader without removing it.
     pub(super) fn peek(&mut self, id: SocketId) -> Option<&Received> {
         let socket = self.get_mut(id)?;
         socket.is_reported = socket.has_input();
         socket.inbox.front()
     }
 
-    /// Clears the bit of a socket that has room again. True if the map has changed.
+    /// Clears the congestion bit of a socket that has room again. Returns true if the map has
+    /// changed.
     pub(super) fn relieve(&mut self, id: SocketId) -> bool {
         let Some(socket) = self.get(id) else { return false };
         let has_room = socket.waiting < socket.rcvbuf / 2;
@@ -275,7 +276,7 @@ impl Ports {
         Some(Closed { inbox, map_changed, has_sent: in_flight > 0 })
     }
 
-    /// Sets the sizes of a socket's buffers. True if the map has changed.
+    /// Sets a socket's buffer sizes. Returns true if the map has changed.
     pub(super) fn set_buffers(&mut self, id: SocketId, (sndbuf, rcvbuf): (usize, usize)) -> bool {
         let Some(socket) = self.get_mut(id) else { return false };
         (socket.sndbuf, socket.rcvbuf) = (sndbuf, rcvbuf);
@@ -296,7 +297,7 @@ impl Ports {
         has_room
     }
 
-    /// A socket has sent a message of this cost.
+    /// Charges the cost of a sent message to a socket.
     pub(super) fn charge(&mut self, id: SocketId, cost: usize) {
         self.memory.sent += cost;
         if let Some(socket) = self.get_mut(id) {
@@ -304,7 +305,7 @@ impl Ports {
         }
     }
 
-    /// A message of this cost is not this socket's any more, but still there.
+    /// Removes the cost of a message from a socket, while the message stays in the node's memory.
     pub(super) fn discharge(&mut self, id: SocketId, cost: usize) {
         if let Some(socket) = self.get_mut(id) {
             socket.in_flight -= cost;
@@ -312,7 +313,7 @@ impl Ports {
         self.notify_refused(id.port);
     }
 
-    /// A message is gone: acknowledged or dropped.
+    /// Releases the cost of a message that was acknowledged or dropped.
     pub(super) fn release(&mut self, message: &Message) {
         let owner = match message.owner {
             Owner::Pong | Owner::Probe => return,
@@ -333,12 +334,12 @@ impl Ports {
         }
     }
 
-    /// The node takes no more.
+    /// Whether the node accepts no more messages.
     fn is_full(&self) -> bool {
         self.memory.sent >= self.sent_max
     }
 
-    /// True if anybody waits for room.
+    /// Whether a user waits for room.
     pub(super) fn has_refused(&self) -> bool {
         !self.refused.is_empty()
     }
@@ -354,7 +355,7 @@ impl Ports {
     }
 }
 
-/// Reports a socket as readable, unless that was done since it was read.
+/// Reports a socket as readable, unless that was done since the last read.
 fn report(events: &mut VecDeque<Event>, port: u16, socket: &mut Socket) {
     if !std::mem::replace(&mut socket.is_reported, true) {
         events.push_back(Event::Readable(SocketId { port, serial: socket.serial }));

@@ -1,4 +1,4 @@
-//! Counters of a node, with the kernel's names where it has them.
+//! Counters of a node, with the kernel's names where the kernel has them.
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
@@ -9,7 +9,7 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// Each counter with its name.
+            /// Returns each counter with its name.
             pub fn all(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)+]
             }
@@ -18,55 +18,55 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Connections that were up and are not any more.
+    /// Established connections that were lost.
     conn_reset,
-    /// Messages that had arrived before.
+    /// Messages that had already arrived before.
     recv_drop_old_seq,
-    /// Messages to ports that nobody has bound.
+    /// Messages to unbound ports.
     recv_drop_no_sock,
-    /// Messages that waited for a socket when it was closed.
+    /// Messages that were waiting for a socket when it was closed.
     recv_drop_dead_sock,
-    /// Messages dropped because a limit of memory was reached.
+    /// Messages dropped because of a memory limit.
     recv_drop_no_memory,
-    /// Messages that users were given.
+    /// Messages delivered to users.
     recv_delivered,
-    /// Messages that were queued for users.
+    /// Messages queued for users.
     recv_queued,
-    /// Pings and probes that arrived.
+    /// Pings and probes received.
     recv_ping,
-    /// Connections ended because what they sent makes no sense.
+    /// Connections closed because of invalid data.
     recv_bad_stream,
-    /// Times that a socket was found full by a sender.
+    /// Send attempts while the send buffer was full.
     send_queue_full,
-    /// Messages that peers have acknowledged.
+    /// Messages acknowledged by peers.
     send_drop_acked,
-    /// Messages that users have sent.
+    /// Messages sent by users.
     send_queued,
-    /// Messages that were sent once more, on another connection.
+    /// Messages resent on another connection.
     send_retransmitted,
-    /// Messages that were dropped unacknowledged: canceled, of a closed socket, to a peer that has
-    /// restarted, or to more peers than there may be.
+    /// Messages dropped without acknowledgment: canceled, sent by a socket that was closed, or sent
+    /// to a peer that has restarted or that exceeds the limit of peers.
     send_dropped,
     /// Answers to pings.
     send_pong,
-    /// Answers to pings that were left out: too many waited, or their port was congested.
+    /// Suppressed answers to pings: too many were waiting, or their port was congested.
     send_pong_dropped,
-    /// Congestion maps that were sent.
+    /// Congestion maps sent.
     cong_update_queued,
-    /// Congestion maps that arrived.
+    /// Congestion maps received.
     cong_update_received,
     /// Messages refused because their port was congested.
     cong_send_error,
-    /// Peers for which there was no place (peers-max): connections closed, messages refused.
+    /// Peers refused for lack of a place (peers-max): connections closed, messages refused.
     peers_refused,
     /// Attempts to connect.
     tcp_connect_attempts,
-    /// Short connections by which larger peers asked for one.
+    /// Short connections by which larger peers requested a connection.
     tcp_kicks_received,
-    /// Short connections by which smaller peers were asked for one.
+    /// Short connections by which smaller peers were requested to connect.
     tcp_kicks_sent,
     /// Connections accepted while the former one was up.
     tcp_connect_raced,
-    /// Connections closed because too many had sent nothing valid.
+    /// Connections closed because too many had not sent valid data.
     tcp_crowded_out,
 }

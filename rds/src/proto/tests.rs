@@ -1,4 +1,4 @@
-//! Two or more nodes, and connections between them that pass bytes at once.
+//! Two or more nodes, and connections between them that deliver bytes at once.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -18,8 +18,8 @@ fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 9, 0, last).into()
 }
 
-/// One end of a connection: the node, its name there, bytes written and not delivered, and how
-/// many were written in all.
+/// One end of a connection: the node, its link, the bytes written and not delivered, and the total
+/// number written.
 #[derive(Clone, Debug)]
 struct End {
     node: u8,
@@ -35,7 +35,7 @@ struct Net {
     now: Instant,
     /// Written bytes reach the other end.
     delivers: bool,
-    /// Attempts to connect to these fail.
+    /// Nodes to which attempts to connect fail.
     unreachable: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ impl Net {
         self.at(node).send(now, from, to, payload.to_vec()).unwrap();
     }
 
-    /// What waits for a socket: source port and payload of each message.
+    /// Reads the messages that wait for a socket: source port and payload of each.
     fn read(&mut self, node: u8, id: SocketId) -> Vec<(u16, Vec<u8>)> {
         let each = |received: Received| (received.port, received.payload);
         std::iter::from_fn(|| self.at(node).receive(id)).map(each).collect()
@@ -78,7 +78,7 @@ impl Net {
         panic!("nodes do not settle");
     }
 
-    /// Lets time pass.
+    /// Advances time.
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         loop {
@@ -167,7 +167,7 @@ impl Net {
         self.pipes.push([end(from, link), end(to, other)]);
     }
 
-    /// One end has closed a connection; the other one sees it.
+    /// Passes the end of a connection, closed at one end, to the other.
     fn end(&mut self, node: u8, link: LinkId) {
         let is_it = |pipe: &[End; 2]| pipe.iter().any(|end| end.node == node && end.link == link);
         let Some(at) = self.pipes.iter().position(is_it) else { return };
@@ -181,7 +181,7 @@ impl Net {
         }
     }
 
-    /// The connections of a node break, of which the others are no more.
+    /// Breaks the connections of a node without its peers noticing.
     fn cut_at(&mut self, node: u8) {
         let now = self.now;
         let ends = std::mem::take(&mut self.pipes).into_iter().flatten();
@@ -190,7 +190,7 @@ impl Net {
         }
     }
 
-    /// All connections break. What was written and not delivered is gone.
+    /// Breaks all connections. Bytes written and not delivered are lost.
     fn cut(&mut self) {
         let now = self.now;
         for end in std::mem::take(&mut self.pipes).into_iter().flatten() {
@@ -199,7 +199,7 @@ impl Net {
     }
 }
 
-/// Headers and payloads of a stream.
+/// Splits a stream into headers and payloads.
 fn frames(mut stream: &[u8]) -> Vec<(Header, Vec<u8>)> {
     let mut found = Vec::new();
     while !stream.is_empty() {

@@ -1,4 +1,4 @@
-//! The way from a user to a node: connections for sockets and for questions, and the board.
+//! Connection of a user to a node: sockets, requests and the board.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use rustix::net::{
 
 use crate::channel::{Board, Connect, PACKET_LEN, Packet, PacketKind, SocketView, first_fd};
 
-/// How long a node may take for an answer.
+/// Time for a node to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// A node that listens on a unix socket.
@@ -24,7 +24,7 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 pub struct AtPath(pub PathBuf);
 
 impl AtPath {
-    /// Connects a socket that exists.
+    /// Connects an existing socket.
     ///
     /// # Errors
     /// The system's error.
@@ -36,7 +36,7 @@ impl AtPath {
 impl Connect for AtPath {
     fn connect(&self) -> io::Result<OwnedFd> {
         let socket = new_socket()?;
-        // Bounds the connect, which waits while too many others do.
+        // Limits the connect, which blocks while too many others are pending.
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIME_MAX))?;
         self.connect_socket(socket.as_fd())?;
         set_socket_timeout(&socket, Timeout::Send, None)?;
@@ -44,7 +44,7 @@ impl Connect for AtPath {
     }
 }
 
-/// A unix socket for packets, not connected.
+/// Creates a unix socket for packets, not connected.
 ///
 /// # Errors
 /// The system's error.
@@ -60,26 +60,27 @@ pub struct Access {
     board: Board,
 }
 
-/// A socket's place on the board.
+/// A socket's slot on the board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Its number.
+    /// Number of the slot.
     pub index: usize,
-    /// Tells it from others that had this slot.
+    /// Distinguishes successive sockets of the slot.
     pub serial: u32,
 }
 
 impl Access {
-    /// Finds a node.
+    /// Connects to a node.
     ///
     /// # Errors
-    /// The system's error when nobody listens there; `InvalidData` for a node of another version.
+    /// The system's error when no process listens there; `InvalidData` for a node of another
+    /// version.
     pub fn open(way: Box<dyn Connect>) -> io::Result<Self> {
         let (_, fd) = exchange(&*way, &Packet::new(PacketKind::Attach), &[])?;
         Self::with_board(way, fd.ok_or_else(unclear)?)
     }
 
-    /// A node of which the board is known.
+    /// Creates the access to a node with a known board.
     ///
     /// # Errors
     /// `InvalidData` for a board of another version.
@@ -87,22 +88,22 @@ impl Access {
         Ok(Self { way, board: Board::open(board)? })
     }
 
-    /// Finds a node, and the slot of the socket that has this name there.
+    /// Connects to a node, and finds the slot of the socket with this name.
     ///
     /// # Errors
-    /// As [`Access::open`]; ENOENT if the node has no such socket.
+    /// See [`Access::open`]; ENOENT if the node has no such socket.
     pub fn find(way: Box<dyn Connect>, name: &[u8]) -> io::Result<(Self, Slot)> {
         let (bound, fd) = exchange(&*way, &Packet::new(PacketKind::Attach), name)?;
         let slot = Slot { index: bound.extra as usize, serial: bound.len };
         Ok((Self::with_board(way, fd.ok_or_else(unclear)?)?, slot))
     }
 
-    /// What the node shows its users.
+    /// Returns the board of the node.
     pub fn board(&self) -> &Board {
         &self.board
     }
 
-    /// A new connection to the node.
+    /// Creates a new connection to the node.
     ///
     /// # Errors
     /// The system's error.
@@ -110,11 +111,11 @@ impl Access {
         self.way.connect()
     }
 
-    /// Makes a connection a socket at a port of the node, 0 for any. The node's board comes back
-    /// as well.
+    /// Turns a connection into a socket at a port of the node, 0 for any. Also returns the node's
+    /// board.
     ///
     /// # Errors
-    /// What the node answers: EADDRINUSE, EADDRNOTAVAIL, EINVAL, ENOBUFS; else the system's error.
+    /// The node's error: EADDRINUSE, EADDRNOTAVAIL, EINVAL, ENOBUFS; otherwise the system's error.
     pub fn bind(socket: BorrowedFd<'_>, address: IpAddr, port: u16) -> io::Result<(Slot, OwnedFd)> {
         let packet = Packet { port, address, ..Packet::new(PacketKind::Bind) };
         let (bound, board) = ask(socket, &packet, &[])?;
@@ -122,7 +123,7 @@ impl Access {
         Ok((slot, board.ok_or_else(unclear)?))
     }
 
-    /// What the board says about a socket; `None` if it is closed.
+    /// Returns the state of a socket; `None` if it is closed.
     pub fn view(&self, slot: Slot) -> Option<SocketView> {
         self.board.socket(slot.index).filter(|view| view.serial == slot.serial)
     }
@@ -145,7 +146,7 @@ impl Access {
         self.ask_of(slot, Packet { value, port: 1, ..Packet::new(PacketKind::SetBuffer) })
     }
 
-    /// Sets where messages without a destination go.
+    /// Sets the default destination of a socket.
     ///
     /// # Errors
     /// See [`Access::bind`].
@@ -154,7 +155,7 @@ impl Access {
         self.ask_of(slot, Packet { address, port, ..Packet::new(PacketKind::Connect) })
     }
 
-    /// Sets whether a socket is notified of ports that are not congested any more.
+    /// Sets whether a socket is notified of ports that are no longer congested.
     ///
     /// # Errors
     /// See [`Access::bind`].
@@ -163,15 +164,15 @@ impl Access {
         self.ask_of(slot, Packet { value, ..Packet::new(PacketKind::Monitor) })
     }
 
-    /// Asks whether there is a place for a peer, which it gets then.
+    /// Reserves a place for a peer, if there is one.
     ///
     /// # Errors
-    /// ENOMEM if there is none; else see [`Access::bind`].
+    /// ENOMEM if there is none; otherwise see [`Access::bind`].
     pub fn reach(&self, address: IpAddr) -> io::Result<()> {
         exchange(&*self.way, &Packet { address, ..Packet::new(PacketKind::Reach) }, &[]).map(drop)
     }
 
-    /// Gives up what a socket has sent to a port of a peer.
+    /// Cancels what a socket has sent to a port of a peer.
     ///
     /// # Errors
     /// See [`Access::bind`].
@@ -185,10 +186,10 @@ impl Access {
         exchange(&*self.way, &Packet { extra, len: slot.serial, ..packet }, &[]).map(drop)
     }
 
-    /// What an info option says, and the size of each element.
+    /// Returns an info option of the node, and the size of each element.
     ///
     /// # Errors
-    /// ENOPROTOOPT for a number that is none; else see [`Access::bind`].
+    /// ENOPROTOOPT for a number that is not an info option; otherwise see [`Access::bind`].
     pub fn info(&self, option: u32) -> io::Result<(Vec<u8>, usize)> {
         let packet = Packet { value: option, ..Packet::new(PacketKind::Info) };
         let (done, fd) = exchange(&*self.way, &packet, &[])?;
@@ -206,7 +207,7 @@ fn unclear() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// Asks over a connection of its own.
+/// Sends a request over a connection of its own.
 fn exchange(
     way: &dyn Connect,
     packet: &Packet,
@@ -216,7 +217,7 @@ fn exchange(
     ask(socket.as_fd(), packet, body)
 }
 
-/// Sends a packet and waits for the answer. The errno of an answer is an error.
+/// Sends a packet and waits for the answer. An errno in the answer becomes an error.
 fn ask(
     socket: BorrowedFd<'_>,
     packet: &Packet,
@@ -246,7 +247,7 @@ fn ask(
     }
 }
 
-/// Waits for an answer within [`ANSWER_TIME_MAX`], whatever mode the socket is in.
+/// Waits for an answer within [`ANSWER_TIME_MAX`], whether or not the socket is nonblocking.
 fn wait_readable(socket: BorrowedFd<'_>) -> io::Result<()> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let deadline = std::time::Instant::now() + ANSWER_TIME_MAX;
@@ -262,7 +263,7 @@ fn wait_readable(socket: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// True if calls on the descriptor do not wait.
+/// Whether calls on the descriptor are nonblocking.
 pub(crate) fn is_nonblocking(fd: BorrowedFd<'_>) -> bool {
     fcntl_getfl(fd).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a socket, with the errno that the kernel's RDS sockets have for it.
+//! Errors of sockets, with the errno values of the kernel's RDS sockets.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-/// What was tried.
+/// Operation that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Open(PathBuf),
@@ -18,7 +18,7 @@ pub(super) enum Action {
     Info(u32),
 }
 
-/// Why something cannot be done with a socket or node.
+/// Error of an operation on a socket or node.
 #[derive(Debug)]
 pub struct Error {
     action: Action,
@@ -30,28 +30,28 @@ impl Error {
         Self { action, source }
     }
 
-    /// The errno; EIO for what has none.
+    /// Returns the errno; EIO for errors without one.
     pub fn errno(&self) -> i32 {
         self.source.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
     }
 
-    /// True if it may succeed later: the send buffer is full, the port is congested, or there is
+    /// Whether a retry may succeed: the send buffer is full, the port is congested, or there is
     /// nothing to receive.
     pub fn is_temporary(&self) -> bool {
         self.is_congested() || self.is(Errno::AGAIN) || self.is(Errno::TIMEDOUT)
     }
 
-    /// What has gone wrong while something was waited for.
+    /// Creates the error of a failed wait.
     pub(crate) fn receiving(source: io::Error) -> Self {
         Self::new(Action::Receive, source)
     }
 
-    /// True if the node has ended.
+    /// Whether the node has ended.
     pub(crate) fn is_gone(&self) -> bool {
         self.is(Errno::NETDOWN)
     }
 
-    /// True if the destination port takes nothing more now.
+    /// Whether the destination port accepts nothing more now.
     pub fn is_congested(&self) -> bool {
         matches!(self.action, Action::Send { .. }) && self.is(Errno::NOBUFS)
     }
@@ -60,7 +60,7 @@ impl Error {
         self.source.raw_os_error() == Some(errno.raw_os_error())
     }
 
-    /// Why, and what to do.
+    /// Returns the reason, and a hint.
     fn reason(&self) -> Option<&'static str> {
         let errno = self.source.raw_os_error().map(Errno::from_raw_os_error)?;
         Some(match (&self.action, errno) {
@@ -127,7 +127,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // What has a reason of its own says it in its text.
+        // An error with a reason of its own includes it in its text.
         self.reason().is_none().then_some(&self.source as _)
     }
 }

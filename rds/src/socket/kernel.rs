@@ -20,7 +20,7 @@ const AF_RDS: u16 = 21;
 const SOL_RDS: i32 = 276;
 const CANCEL_SENT_TO: i32 = 1;
 const CONG_MONITOR: i32 = 6;
-/// Room for the control messages of a receive.
+/// Size of the buffer for control messages of a receive.
 const CONTROL_LEN: usize = 256;
 
 fn new_socket() -> io::Result<OwnedFd> {
@@ -28,7 +28,7 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// A socket bound to a port, 0 for any, and that port.
+/// Returns a socket bound to a port, 0 for any, and that port.
 pub(super) fn bind(address: IpAddr, port: u16) -> io::Result<(OwnedFd, u16)> {
     let socket = new_socket()?;
     rustix::net::bind(&socket, &SocketAddr::new(address, port))?;
@@ -54,7 +54,7 @@ pub(super) fn receive(
     let space: usize = to.iter().map(|part| part.len()).sum();
     let mut room = [MaybeUninit::uninit(); CONTROL_LEN];
     let mut control = RecvAncillaryBuffer::new(&mut room);
-    // Without room for the message this flag returns its whole length.
+    // Without room for the message, this flag makes the call return the full length.
     let mut flags = RecvFlags::TRUNC;
     flags.set(RecvFlags::DONTWAIT, how.dontwait);
     flags.set(RecvFlags::PEEK, how.peek);
@@ -67,13 +67,13 @@ pub(super) fn receive(
             let total = got.bytes;
             Ok(Incoming::Message { len: total.min(space), total, from })
         }
-        // A congestion update; of which groups, only a control message says.
+        // A congestion update; only a control message would list the groups.
         _ => Ok(Incoming::Cleared(u64::MAX)),
     }
 }
 
 pub(super) fn set_buffer(socket: BorrowedFd<'_>, bytes: usize, is_send: bool) -> io::Result<()> {
-    // The kernel doubles the value that is set and compares with half of it.
+    // The kernel doubles the value that is set, and uses half of the stored value as the limit.
     match is_send {
         true => set_socket_send_buffer_size(socket, bytes)?,
         false => set_socket_recv_buffer_size(socket, bytes)?,
@@ -105,12 +105,12 @@ pub(super) fn cancel(socket: BorrowedFd<'_>, to: SocketAddr) -> io::Result<()> {
     set_option(socket, (SOL_RDS, CANCEL_SENT_TO), &bytes)
 }
 
-/// What an info option says, and the size of each element.
+/// Returns an info option, and the size of each element.
 pub(super) fn info(option: u32) -> io::Result<(Vec<u8>, usize)> {
     let socket = new_socket()?;
     let name = i32::try_from(option).map_err(|_| Errno::NOPROTOOPT)?;
     let mut bytes = vec![0; 4096];
-    // It may grow between two calls.
+    // The data may grow between two calls.
     for _ in 0..16 {
         match get_option(&socket, (SOL_RDS, name), &mut bytes)? {
             (Some(size), len) => {
@@ -123,7 +123,7 @@ pub(super) fn info(option: u32) -> io::Result<(Vec<u8>, usize)> {
     Err(Errno::NOSPC.into())
 }
 
-/// Whether the kernel has RDS over TCP: a socket can be bound to this address.
+/// Whether the kernel has RDS over TCP and a socket can be bound to this address.
 #[must_use]
 pub fn has_kernel_rds(address: IpAddr) -> bool {
     let address = if address.is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { address };

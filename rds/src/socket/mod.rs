@@ -1,4 +1,4 @@
-//! Sockets of users: [`Node`] and [`RdsSocket`], and what is below them.
+//! Sockets of users: [`Node`] and [`RdsSocket`], and the layers below them.
 
 mod access;
 mod error;

@@ -16,10 +16,11 @@ use super::kernel;
 use super::transfer::{How, Incoming, receive, send};
 use crate::node::{NodeHandle, NodeOptions, StartError};
 
-/// Where nodes of other processes listen for users, unless RDS_DIR names another directory.
+/// Default directory in which nodes of other processes listen for users; RDS_DIR overrides it.
 pub const DIR_DEFAULT: &str = "/run/rds";
 
-/// The directory in which nodes listen: RDS_DIR, or [`DIR_DEFAULT`] if that is unset or empty.
+/// Returns the directory in which nodes listen: RDS_DIR, or [`DIR_DEFAULT`] if that is unset or
+/// empty.
 #[must_use]
 pub fn node_dir() -> PathBuf {
     dir_named(std::env::var_os("RDS_DIR"))
@@ -29,13 +30,13 @@ fn dir_named(name: Option<OsString>) -> PathBuf {
     name.filter(|name| !name.is_empty()).map_or_else(|| DIR_DEFAULT.into(), PathBuf::from)
 }
 
-/// The path at which the node of an address listens.
+/// Returns the path at which the node of an address listens.
 #[must_use]
 pub fn node_path(dir: &Path, address: IpAddr) -> PathBuf {
     dir.join(format!("{address}.sock"))
 }
 
-/// A node: the end of all connections of one address of this host. It is cheap to clone.
+/// A node: the end of all connections of one address of this host. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Node(Arc<Inner>);
 
@@ -49,7 +50,7 @@ struct Inner {
 enum Kind {
     /// In this process, or in another one.
     User(Arc<Access>, Option<NodeHandle>),
-    /// The kernel's.
+    /// The kernel's node.
     Kernel,
 }
 
@@ -63,7 +64,7 @@ impl Node {
         Self::start(NodeOptions::new(address))
     }
 
-    /// The same with these settings.
+    /// Starts a node in this process with these settings.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -76,7 +77,7 @@ impl Node {
         Ok(Self(Arc::new(Inner { address, kind: Kind::User(access, Some(handle)) })))
     }
 
-    /// The node of an address that another process runs (`rds node`).
+    /// Opens the node of an address that another process runs (`rds node`).
     ///
     /// # Errors
     /// ENOENT or ECONNREFUSED if there is none.
@@ -84,7 +85,7 @@ impl Node {
         Self::open_at(&node_path(&node_dir(), address))
     }
 
-    /// The node that listens at this path.
+    /// Opens the node that listens at this path.
     ///
     /// # Errors
     /// ENOENT or ECONNREFUSED if there is none.
@@ -95,19 +96,19 @@ impl Node {
         Ok(Self(Arc::new(Inner { address, kind: Kind::User(Arc::new(access), None) })))
     }
 
-    /// The kernel's node of an address, for hosts that have the module rds_tcp.
+    /// Returns the kernel's node of an address, for hosts with the module rds_tcp.
     #[must_use]
     pub fn kernel(address: IpAddr) -> Self {
         Self(Arc::new(Inner { address, kind: Kind::Kernel }))
     }
 
-    /// Its address.
+    /// Returns the node's address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.0.address
     }
 
-    /// The node's thread, if it runs in this process.
+    /// Returns the node's thread, if it runs in this process.
     #[must_use]
     pub fn handle(&self) -> Option<&NodeHandle> {
         match &self.0.kind {
@@ -116,10 +117,10 @@ impl Node {
         }
     }
 
-    /// What an info option of RDS sockets (10000 to 10017) says, and the size of each element.
+    /// Returns an info option of RDS sockets (10000 to 10017), and the size of each element.
     ///
     /// # Errors
-    /// ENOPROTOOPT for another number.
+    /// ENOPROTOOPT for any other number.
     pub fn info(&self, option: u32) -> Result<(Vec<u8>, usize), Error> {
         let result = match &self.0.kind {
             Kind::User(access, _) => access.info(option),
@@ -137,7 +138,7 @@ impl Node {
 pub struct RdsSocket {
     fd: OwnedFd,
     node: Node,
-    /// Of a node in user space.
+    /// Slot at a node in user space.
     slot: Slot,
     port: u16,
 }
@@ -166,33 +167,34 @@ impl RdsSocket {
         Ok(Self { fd, node: node.clone(), slot, port })
     }
 
-    /// Its node.
+    /// Returns the socket's node.
     #[must_use]
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// Its port.
+    /// Returns the socket's port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Sends a message; waits while the send buffer is full or the port is congested. It arrives
-    /// in order and once, as long as both nodes live. Port 0 is a ping, which the other node
-    /// answers with an empty message from port 0.
+    /// Sends a message; blocks while the send buffer is full or the port is congested. The message
+    /// arrives in order and once, as long as both nodes live. A message to port 0 is a ping, which
+    /// the other node answers with an empty message from port 0.
     ///
     /// # Errors
-    /// EMSGSIZE, EINVAL and EOPNOTSUPP for what cannot be sent there, ETIMEDOUT after
+    /// EMSGSIZE, EINVAL and EOPNOTSUPP for a message that cannot be sent there, ETIMEDOUT after
     /// [`set_send_timeout`](Self::set_send_timeout), ENETDOWN.
     pub fn send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), Error> {
         self.send(payload, to, false)
     }
 
-    /// The same without waiting.
+    /// Sends a message without blocking.
     ///
     /// # Errors
-    /// Also EAGAIN when the send buffer is full, and ENOBUFS when the port is congested.
+    /// As for [`send_to`](Self::send_to), and EAGAIN when the send buffer is full, and ENOBUFS when
+    /// the port is congested.
     pub fn try_send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), Error> {
         self.send(payload, to, true)
     }
@@ -210,8 +212,8 @@ impl RdsSocket {
         sent.map(drop).map_err(|error| Error::new(Action::Send { to: Some(to), len }, error))
     }
 
-    /// Receives a message; waits until there is one. Returns how many bytes of it fitted, and where
-    /// it comes from. What does not fit is lost; messages have up to 1 MiB.
+    /// Receives a message; blocks until there is one. Returns the number of bytes that fitted into
+    /// the buffer, and the sender. Excess bytes are lost; messages have up to 1 MiB.
     ///
     /// # Errors
     /// ETIMEDOUT after [`set_receive_timeout`](Self::set_receive_timeout), ENETDOWN.
@@ -219,10 +221,10 @@ impl RdsSocket {
         self.next_message(buffer, How::default())
     }
 
-    /// The same without waiting.
+    /// Receives a message without blocking.
     ///
     /// # Errors
-    /// Also EAGAIN when there is nothing.
+    /// As for [`recv_from`](Self::recv_from), and EAGAIN when there is no message.
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
         self.next_message(buffer, How { dontwait: true, peek: false })
     }
@@ -235,7 +237,7 @@ impl RdsSocket {
         }
     }
 
-    /// Receives what comes next, congestion updates as well.
+    /// Receives the next message or congestion update.
     ///
     /// # Errors
     /// See [`recv_from`](Self::recv_from) and [`try_recv_from`](Self::try_recv_from).
@@ -248,8 +250,8 @@ impl RdsSocket {
         received.map_err(|error| Error::new(Action::Receive, error))
     }
 
-    /// Gives up what was sent to a port of a peer and has not arrived: it frees the send buffer.
-    /// It may still arrive, but is not sent again.
+    /// Cancels unacknowledged messages to a port of a peer, which frees the send buffer. They may
+    /// still arrive, but are not resent.
     ///
     /// # Errors
     /// ENETDOWN.
@@ -261,8 +263,8 @@ impl RdsSocket {
         canceled.map_err(|error| Error::new(Action::Set("messages to be given up"), error))
     }
 
-    /// Sets how many bytes may be sent without having arrived. It is also the longest message,
-    /// below 1 MiB.
+    /// Sets how many bytes may be sent without having arrived. This also limits the length of a
+    /// message, below 1 MiB.
     ///
     /// # Errors
     /// ENETDOWN.
@@ -286,8 +288,8 @@ impl RdsSocket {
         set.map_err(|error| Error::new(Action::Set("the receive buffer"), error))
     }
 
-    /// Has [`receive`](Self::receive) report ports that are not congested any more, after sending
-    /// to them without waiting has failed.
+    /// Makes [`receive`](Self::receive) report ports that are no longer congested, after a
+    /// nonblocking send to them has failed.
     ///
     /// # Errors
     /// ENETDOWN.
@@ -299,7 +301,7 @@ impl RdsSocket {
         set.map_err(|error| Error::new(Action::Set("congestion updates"), error))
     }
 
-    /// Bounds how long sending waits; `None`: without a bound.
+    /// Limits how long sending blocks; `None` means no limit.
     ///
     /// # Errors
     /// EINVAL for zero.
@@ -308,7 +310,7 @@ impl RdsSocket {
         set.map_err(|error| Error::new(Action::Set("the send timeout"), error.into()))
     }
 
-    /// Bounds how long receiving waits; `None`: without a bound.
+    /// Limits how long receiving blocks; `None` means no limit.
     ///
     /// # Errors
     /// EINVAL for zero.

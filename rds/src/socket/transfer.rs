@@ -1,6 +1,6 @@
 //! Messages to and from a node, over the connection that is a user's socket.
 //!
-//! Errors are those of the kernel's RDS sockets, by their errno.
+//! Errors have the errno values of the kernel's RDS sockets.
 
 use std::io;
 use std::io::{IoSlice, IoSliceMut};
@@ -23,46 +23,46 @@ use crate::channel::{
 };
 use crate::wire::PAYLOAD_MAX;
 
-/// Most parts of a message that are passed to the system as they are.
+/// Maximum number of parts of a message that are passed to the system without copying.
 const PARTS_MAX: usize = 64;
-/// Parts that the system takes in a call (UIO_MAXIOV).
+/// Maximum number of parts that the system accepts in a call (UIO_MAXIOV).
 const SYSTEM_PARTS: usize = 1024;
 
-/// Between two looks whether the node still runs while its users wait for it.
+/// Interval of the checks that the node still runs while its users wait for it.
 const ALIVE_LOOK: Duration = Duration::from_millis(200);
 
-/// How a message is received.
+/// Options of a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct How {
-    /// Do not wait.
+    /// Do not block.
     pub dontwait: bool,
-    /// Leave the message where it is.
+    /// Leave the message in the queue.
     pub peek: bool,
 }
 
-/// What was received.
+/// Result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incoming {
     /// A message.
     Message {
-        /// Bytes that fitted the buffer.
+        /// Number of bytes that fitted into the buffer.
         len: usize,
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         total: usize,
-        /// Where it comes from; port 0 for the answer to a ping.
+        /// Sender of the message; port 0 for the answer to a ping.
         from: SocketAddr,
     },
-    /// Groups of ports of which one is not congested any more: bit N stands for ports that leave N
-    /// when divided by 64.
+    /// Groups with a port that is no longer congested: bit N covers ports with remainder N when
+    /// divided by 64.
     Cleared(u64),
 }
 
-/// Sends a message, to the default destination if none is named.
+/// Sends a message, to the default destination if `to` is `None`.
 ///
 /// # Errors
 /// EAGAIN or ETIMEDOUT when the send buffer is full, ENOBUFS when the port is congested, EMSGSIZE,
-/// EINVAL, EOPNOTSUPP and ENOTCONN for what cannot be sent there, ENOMEM when the node has as many
-/// peers as it may have, EINTR, ENETDOWN when the node has ended.
+/// EINVAL, EOPNOTSUPP and ENOTCONN for a message that cannot be sent there, ENOMEM when the node
+/// has reached its limit of peers, EINTR, ENETDOWN when the node has ended.
 pub fn send(
     access: &Access,
     (slot, socket): (Slot, BorrowedFd<'_>),
@@ -92,13 +92,13 @@ pub fn send(
     match send_packet(socket, &packet, payload, dontwait) {
         Ok(()) => Ok(len),
         Err(Errno::AGAIN) if !dontwait && !is_nonblocking(socket) => Err(Errno::TIMEDOUT.into()),
-        // Too many descriptors are on their way.
+        // Too many descriptors are in flight.
         Err(Errno::TOOMANYREFS) => Err(Errno::NOBUFS.into()),
         Err(error) => Err(gone(error).into()),
     }
 }
 
-/// What it means that the other end of a connection is no more.
+/// Maps errors of a broken connection to ENETDOWN.
 fn gone(error: Errno) -> Errno {
     match error {
         Errno::PIPE | Errno::CONNRESET => Errno::NETDOWN,
@@ -106,7 +106,7 @@ fn gone(error: Errno) -> Errno {
     }
 }
 
-/// Waits until the destination is not congested, or does not wait.
+/// Waits until the destination is not congested, or fails if the call must not block.
 fn await_room(
     access: &Access,
     (monitors, socket): (bool, BorrowedFd<'_>),
@@ -121,8 +121,8 @@ fn await_room(
     if dontwait || is_nonblocking(socket) {
         if monitors {
             let watch = Packet { kind: PacketKind::Watch, ..*packet };
-            // Without room to ask it is full (EAGAIN), and its user is notified as well: one that
-            // had ENOBUFS would wait for an update in vain.
+            // Without room for the request the socket counts as full (EAGAIN), and its user is
+            // notified as well: a user that got ENOBUFS would wait for an update in vain.
             send_packet(socket, &watch, &[], true).map_err(gone)?;
         }
         return Err(Errno::NOBUFS.into());
@@ -145,7 +145,7 @@ fn await_room(
     }
 }
 
-/// True if the node at the other end is no more.
+/// Whether the node at the other end has ended.
 fn has_ended(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     poll(&mut fds, Some(&Timespec::default()))?;
@@ -184,11 +184,11 @@ fn send_packet(
     rustix::net::sendmsg(socket, &parts[..=payload.len()], &mut none, flags).map(drop)
 }
 
-/// Receives what comes next.
+/// Receives the next message or congestion update.
 ///
 /// # Errors
 /// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EMFILE when
-/// a message above 64 KiB is lost because this process can have no more descriptors.
+/// a message above 64 KiB is lost because this process has no descriptors left.
 pub fn receive(
     socket: BorrowedFd<'_>,
     to: &mut [IoSliceMut<'_>],
@@ -221,7 +221,8 @@ pub fn receive(
         }
     };
     let got = match next() {
-        // A node that was killed with unread input. That is reported once, before what it has sent.
+        // The node was killed with unread input. The system reports that once, before the data that
+        // the node had sent.
         Err(Errno::CONNRESET) => next(),
         got => got,
     };
@@ -245,7 +246,7 @@ pub fn receive(
             match first_fd(&mut control) {
                 Some(rest) => take_rest(rest, total, to)?,
                 None if got.bytes - PACKET_LEN == len => {}
-                // The rest lies in a memfd for which there was no descriptor.
+                // The rest is in a memfd for which there was no descriptor.
                 None if got.flags.contains(ReturnFlags::CTRUNC) => return Err(Errno::MFILE.into()),
                 None => return Err(unclear()),
             }
@@ -256,7 +257,7 @@ pub fn receive(
     }
 }
 
-/// The first `len` bytes of a payload.
+/// Copies the first `len` bytes of a payload.
 fn gather(payload: &[IoSlice<'_>], len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     for part in payload {
@@ -265,7 +266,7 @@ fn gather(payload: &[IoSlice<'_>], len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Puts bytes into parts, one after the other.
+/// Copies bytes into the parts, in order.
 fn scatter(mut bytes: &[u8], to: &mut [IoSliceMut<'_>]) {
     for part in to {
         let count = part.len().min(bytes.len());
@@ -284,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    /// The rest would be what lay in the buffer before.
+    /// The rest would contain the former contents of the buffer.
     #[test]
     fn a_message_without_its_rest_is_an_error() {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
@@ -299,7 +300,7 @@ mod tests {
         let mut buffer = vec![0; 100_000];
         let error = receive(ours.as_fd(), &mut [IoSliceMut::new(&mut buffer)], How::default());
         assert_eq!(error.unwrap_err().raw_os_error(), Some(Errno::PROTO.raw_os_error()));
-        // It is not missed by who has no room for it.
+        // A receiver without room for the message does not miss the error.
         send();
         let room = &mut buffer[..INLINE_FIRST];
         let got = receive(ours.as_fd(), &mut [IoSliceMut::new(room)], How::default()).unwrap();

@@ -1,4 +1,4 @@
-//! The client of `rds stress`: keeps requests in flight on its sockets, and takes their answers.
+//! The client of `rds stress`: keeps requests in flight on its sockets, and receives their answers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,56 +11,56 @@ use rtrs_core::time::{Duration, Instant};
 use super::ends::{Ends, Machine, Refusal};
 use super::message::Head;
 
-/// What a client does.
+/// Parameters of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientPlan {
-    /// Where each socket sends to.
+    /// Destination of each socket.
     pub(crate) to: Vec<SocketAddr>,
-    /// Requests in flight on each socket.
+    /// Number of requests in flight on each socket.
     pub(crate) depth: u64,
     pub(crate) request_len: usize,
     pub(crate) answer_len: usize,
-    /// How long requests are sent.
+    /// Time for which requests are sent.
     pub(crate) time: Duration,
-    /// How long answers may take afterwards.
+    /// Time for answers to arrive afterwards.
     pub(crate) grace: Duration,
-    /// Requests of each socket, if not as many as go.
+    /// Number of requests per socket; None for no limit.
     pub(crate) count: Option<u64>,
     pub(crate) is_checked: bool,
     pub(crate) session: u32,
-    /// Signals so far: the first ends the requests, the second the wait for answers.
+    /// Number of signals so far: the first ends the requests, the second the wait for answers.
     pub(crate) stop: Arc<AtomicU32>,
 }
 
-/// How long all requests may stay without an answer, if not longer by a slow peer's `grace`.
+/// Maximum time without any answer, unless a slow peer's `grace` extends it.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
-/// Between two looks whether a signal has come.
+/// Interval of the checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The longest time that is distinguished from longer ones, nanoseconds.
+/// Longest time that the histogram distinguishes, in nanoseconds.
 const TIME_MAX: u64 = 60_000_000_000;
 
-/// Times from 1 ns to a minute, to three digits.
+/// Creates a histogram of times from 1 ns to a minute, with three digits.
 pub(super) fn new_times() -> Histogram<u64> {
     Histogram::new_with_bounds(1, TIME_MAX, 3).unwrap_or_else(|_| unreachable!("good bounds"))
 }
 
-/// What was counted.
+/// Results of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
     pub(crate) sent: u64,
     pub(crate) answered: u64,
-    /// Answers that were out of order, sent twice, or altered.
+    /// Answers that were out of order, duplicated, or altered.
     pub(crate) wrong: u64,
-    /// What the server found wrong with requests.
+    /// Requests that the server found to be wrong.
     pub(crate) wrong_there: u64,
     pub(crate) congested: u64,
     pub(crate) full: u64,
-    /// From the first request to the last answer.
+    /// Time from the first request to the last answer.
     pub(crate) took: Duration,
     /// Nanoseconds from request to answer.
     pub(crate) times: Histogram<u64>,
-    /// Why it ended early.
+    /// Reason for ending early.
     pub(crate) failed: Option<String>,
 }
 
@@ -70,7 +70,6 @@ struct Flow {
     answered: u64,
 }
 
-/// The client.
 #[derive(Debug)]
 pub(crate) struct StressClient {
     plan: ClientPlan,
@@ -78,12 +77,12 @@ pub(crate) struct StressClient {
     readable: BTreeSet<usize>,
     /// Sockets that may send.
     open: BTreeSet<usize>,
-    /// Those that were refused.
+    /// Sockets that were refused.
     blocked: BTreeSet<usize>,
     begun: Option<Instant>,
-    /// When it was called last.
+    /// Time of the last call.
     seen: Instant,
-    /// When the first signal came.
+    /// Time of the first signal.
     stopped: Option<Instant>,
     ended: bool,
     tally: Tally,
@@ -117,7 +116,7 @@ impl StressClient {
         }
     }
 
-    /// What was counted.
+    /// Returns the results.
     pub(crate) fn tally(&self) -> &Tally {
         &self.tally
     }
@@ -138,7 +137,7 @@ impl StressClient {
                 });
                 match head.filter(|head| (flow.answered..flow.next).contains(&head.number)) {
                     Some(head) => {
-                        // Those in between are lost, or out of order.
+                        // The answers in between are lost, or out of order.
                         tally.wrong += u64::from(head.number != flow.answered);
                         flow.answered = head.number + 1;
                         tally.answered += 1;
@@ -203,13 +202,13 @@ impl StressClient {
         any
     }
 
-    /// When requests end.
+    /// Returns the time at which requests end.
     fn last_request(&self, begun: Instant) -> Instant {
         let planned = begun + self.plan.time;
         self.stopped.map_or(planned, |stopped| stopped.min(planned))
     }
 
-    /// Notes whether the run has ended.
+    /// Records whether the run has ended.
     fn end(&mut self, now: Instant, begun: Instant) {
         let count = self.plan.count;
         let is_last = |flow: &Flow| count.is_some_and(|count| flow.next >= count);

@@ -1,4 +1,4 @@
-//! What the machines of `rds stress` run on: a node's own thread, or sockets.
+//! Environments of the `rds stress` state machines: a node's own thread, or sockets.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,45 +13,45 @@ use crate::proto::{Event, Node, SendError, SocketId};
 use crate::socket::{Error, RdsSocket};
 use crate::wire::PAYLOAD_MAX;
 
-/// Why something cannot be sent now.
+/// Reason why a message cannot be sent now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The send buffer is full.
     Full,
     /// The destination port is congested.
     Congested,
-    /// It can never be sent.
+    /// The message can never be sent.
     Never(String),
 }
 
 /// Sockets, by their number.
 pub(super) trait Ends {
-    /// Whether a message of this length may be sent now.
+    /// Checks whether a message of this length may be sent now.
     fn may_send(&mut self, socket: usize, to: SocketAddr, len: usize) -> Result<(), Refusal>;
     /// Sends a message.
     fn send(&mut self, socket: usize, to: SocketAddr, message: Vec<u8>) -> Result<(), Refusal>;
-    /// Passes the next message to `take`. False if there is none.
+    /// Passes the next message to `take`. Returns false if there is none.
     fn receive(&mut self, socket: usize, take: &mut dyn FnMut(SocketAddr, &[u8])) -> bool;
 }
 
-/// A machine that works on sockets.
+/// A state machine that works on sockets.
 pub(crate) trait Machine {
-    /// A socket has something to receive.
+    /// Handles a socket that has become readable.
     fn readable(&mut self, socket: usize);
-    /// There may be room again to send.
+    /// Handles that sending may be possible again.
     fn writable(&mut self);
-    /// Does what can be done. True if there was anything.
+    /// Does pending work. Returns true if there was any.
     #[allow(private_interfaces, reason = "the two kinds of ends are of this module")]
     fn turn(&mut self, now: Instant, ends: &mut dyn Ends) -> bool;
-    /// When to be called although nothing happens.
+    /// Returns the time at which to call `turn` even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
-    /// True if it waits for room to send.
+    /// Whether the machine waits for room to send.
     fn is_blocked(&self) -> bool;
-    /// True when it is finished.
+    /// Whether the machine is finished.
     fn is_done(&self) -> bool;
 }
 
-/// A machine on a node's own thread.
+/// A state machine on a node's own thread.
 #[derive(Debug)]
 pub(crate) struct OnNode<M> {
     machine: M,
@@ -59,21 +59,21 @@ pub(crate) struct OnNode<M> {
     buffer: usize,
     sockets: Vec<SocketId>,
     numbers: BTreeMap<SocketId, usize>,
-    /// Why its ports could not be bound.
+    /// Reason why its ports could not be bound.
     failed: Option<String>,
 }
 
 impl<M: Machine> OnNode<M> {
-    /// A machine with sockets at these ports, 0 for any, with buffers of this size.
+    /// Creates a machine with sockets at these ports, 0 for any, with buffers of this size.
     pub(crate) fn new(machine: M, ports: Vec<u16>, buffer: usize) -> Self {
         let (sockets, numbers) = (Vec::new(), BTreeMap::new());
         Self { machine, ports, buffer, sockets, numbers, failed: None }
     }
 
-    /// The machine when it is finished.
+    /// Returns the machine when it is finished.
     ///
     /// # Errors
-    /// Why its ports could not be bound.
+    /// The reason why its ports could not be bound.
     pub(crate) fn finish(self) -> Result<M, String> {
         self.failed.map_or(Ok(self.machine), Err)
     }
@@ -159,7 +159,7 @@ impl<M: Machine> App for OnNode<M> {
 struct SocketEnds<'a> {
     sockets: &'a [RdsSocket],
     buffer: Vec<u8>,
-    /// What has gone wrong with a socket as a whole.
+    /// Error of a socket as a whole.
     failed: Option<Error>,
 }
 
@@ -197,14 +197,14 @@ impl Ends for SocketEnds<'_> {
     }
 }
 
-/// How long a sender that is refused for congestion waits before it tries again, since no
-/// descriptor signals the end of that.
+/// Time for which a sender that is refused for congestion waits before it tries again, since no
+/// descriptor signals the end of congestion.
 const CONGESTION_PAUSE: Duration = Duration::from_millis(1);
 
 /// Runs a machine over sockets.
 ///
 /// # Errors
-/// What has gone wrong with the sockets.
+/// The error of a socket.
 pub(crate) fn over_sockets<M: Machine>(mut machine: M, sockets: &[RdsSocket]) -> Result<M, Error> {
     let mut ends = SocketEnds { sockets, buffer: vec![0; PAYLOAD_MAX], failed: None };
     loop {

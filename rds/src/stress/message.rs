@@ -1,4 +1,4 @@
-//! Requests and their answers: a head, and bytes that follow from the request's number.
+//! Requests and their answers: a head, and bytes derived from the request's number.
 
 use std::sync::OnceLock;
 
@@ -6,12 +6,12 @@ use rtrs_core::prng::Prng;
 
 use crate::wire::PAYLOAD_MAX;
 
-/// Bytes of the head, and so of the shortest message.
+/// Length of the head, and so of the shortest message.
 pub(crate) const HEAD_LEN: usize = 40;
-/// The longest message.
+/// Maximum length of a message.
 pub(crate) const LEN_MAX: usize = PAYLOAD_MAX;
 const MAGIC: u32 = 0x5244_5373;
-/// Places in the pattern at which a message may begin.
+/// Number of positions in the pattern at which a message may begin.
 const SHIFTS: u64 = 1024;
 
 /// The head of a request or an answer.
@@ -20,19 +20,19 @@ pub(super) struct Head {
     pub(super) is_answer: bool,
     /// The bytes behind the head are to be checked.
     pub(super) is_checked: bool,
-    /// Tells runs of clients apart.
+    /// Distinguishes runs of clients.
     pub(super) session: u32,
-    /// From 0 on for each socket of a client.
+    /// Counts from 0 for each socket of a client.
     pub(super) number: u64,
     /// Length of the answer.
     pub(super) answer_len: u32,
-    /// When the request was sent, by the client's clock, in nanoseconds.
+    /// Time when the request was sent, by the client's clock, in nanoseconds.
     pub(super) sent_at: u64,
-    /// What the server has found wrong in this session.
+    /// Number of errors that the server has found in this session.
     pub(super) wrong: u64,
 }
 
-/// Bytes that are the same in every process.
+/// Returns bytes that are the same in every process.
 fn pattern() -> &'static [u8] {
     static PATTERN: OnceLock<Vec<u8>> = OnceLock::new();
     PATTERN.get_or_init(|| {
@@ -42,7 +42,7 @@ fn pattern() -> &'static [u8] {
     })
 }
 
-/// What lies behind the head of a message of this length.
+/// Returns the bytes behind the head of a message of this length.
 fn body(number: u64, len: usize) -> &'static [u8] {
     #[allow(clippy::cast_possible_truncation, reason = "below SHIFTS")]
     let at = (number % SHIFTS) as usize;
@@ -50,7 +50,7 @@ fn body(number: u64, len: usize) -> &'static [u8] {
 }
 
 impl Head {
-    /// A message of this length, which is at least [`HEAD_LEN`].
+    /// Encodes a message of this length, which is at least [`HEAD_LEN`].
     pub(super) fn message(&self, len: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(len);
         out.extend(MAGIC.to_be_bytes());
@@ -65,8 +65,8 @@ impl Head {
         out
     }
 
-    /// The head of a message that was sent so; `None` if it, or any byte that is to be checked,
-    /// is another.
+    /// Decodes and checks a message. Returns `None` if the head, or any byte that is to be checked,
+    /// is wrong.
     pub(super) fn of(message: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_be_bytes(*message.get(at..)?.first_chunk()?));
         let long = |at: usize| Some(u64::from_be_bytes(*message.get(at..)?.first_chunk()?));

@@ -1,4 +1,4 @@
-//! Load between two nodes, with every byte and the order of messages checked: the machines of
+//! Load between two nodes, with every byte and the order of messages checked: the state machines of
 //! `rds stress`, which run on a node's own thread or over any kind of sockets.
 
 mod client;

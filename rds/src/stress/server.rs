@@ -8,9 +8,10 @@ use rtrs_core::time::{Duration, Instant};
 use super::ends::{Ends, Machine, Refusal};
 use super::message::{HEAD_LEN, Head, LEN_MAX};
 
-/// Clients' sockets that are remembered. Of more, the one that was quiet the longest is forgotten.
+/// Maximum number of client sockets that are remembered. Beyond it, the least recently active one
+/// is forgotten.
 const FLOWS_MAX: usize = 65_536;
-/// A client that was quiet for so long is forgotten.
+/// Idle time after which a client is forgotten.
 const QUIET: Duration = Duration::from_secs(600);
 
 /// Requests of one socket of a client.
@@ -28,11 +29,10 @@ struct Owed {
     len: usize,
 }
 
-/// The server.
 #[derive(Debug, Default)]
 pub(crate) struct StressServer {
     flows: BTreeMap<(SocketAddr, u32, usize), Flow>,
-    /// What was wrong in each session.
+    /// Number of errors in each session.
     wrong: BTreeMap<u32, u64>,
     readable: BTreeSet<usize>,
     /// Answers of each socket that wait for room. While there are any, its requests wait.
@@ -43,7 +43,7 @@ pub(crate) struct StressServer {
 impl StressServer {
     fn request(&mut self, now: Instant, socket: usize, from: SocketAddr, message: &[u8]) {
         let Some(head) = Head::of(message).filter(|head| !head.is_answer) else {
-            // Of a session that nobody knows, if it is a message of ours at all.
+            // Belongs to no known session, and may not be one of our messages at all.
             *self.wrong.entry(0).or_default() += 1;
             return;
         };
@@ -62,11 +62,11 @@ impl StressServer {
         self.owed.entry(socket).or_default().push_back(Owed { to: from, head, len });
     }
 
-    /// Sends answers. True if any was sent.
+    /// Sends answers. Returns true if any was sent.
     fn answer(&mut self, ends: &mut dyn Ends) -> bool {
         let mut any = false;
         self.owed.retain(|socket, owed| {
-            // Answers to clients that are congested do not hold up those to others.
+            // Answers to congested clients do not hold up those to others.
             let mut stuck: BTreeSet<SocketAddr> = BTreeSet::new();
             let mut later = VecDeque::new();
             while let Some(one) = owed.pop_front() {
@@ -77,7 +77,7 @@ impl StressServer {
                 let sent = ends.may_send(*socket, one.to, one.len);
                 match sent.and_then(|()| ends.send(*socket, one.to, one.head.message(one.len))) {
                     Ok(()) => any = true,
-                    // It cannot be reported to anybody.
+                    // There is no recipient for an error report.
                     Err(Refusal::Never(_)) => {}
                     Err(Refusal::Congested) => {
                         stuck.insert(one.to);
@@ -154,7 +154,7 @@ mod tests {
     use super::super::client::{ClientPlan, StressClient};
     use super::*;
 
-    /// Two machines whose messages pass at once, and some of which are spoiled.
+    /// Two machines that exchange messages at once, some of which are corrupted.
     struct Wire<'a> {
         to_server: VecDeque<Vec<u8>>,
         to_client: VecDeque<Vec<u8>>,
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn signals_end_requests_and_then_the_wait_for_answers() {
-        // All that is on its way is answered after the first.
+        // After the first signal, all requests in flight are answered.
         let plan = ClientPlan { time: Duration::from_secs(10), count: None, ..plan() };
         let stop = Arc::clone(&plan.stop);
         let mut turns = 0;
@@ -261,7 +261,7 @@ mod tests {
         let tally = client.tally();
         assert!(tally.sent > 0 && tally.answered == tally.sent, "{tally:?}");
         assert!(tally.took < Duration::from_secs(1), "{tally:?}");
-        // Nothing is waited for after the second.
+        // After the second signal, nothing is waited for.
         let mut turns = 0;
         plan.stop.store(0, Ordering::Relaxed);
         let client = run_plan(plan, &mut |queue| {

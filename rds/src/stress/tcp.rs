@@ -1,4 +1,4 @@
-//! The same load over plain TCP, with calls that wait: what RDS is compared with.
+//! The same load over plain TCP, with blocking calls, for comparison with RDS.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,13 +11,13 @@ use rtrs_core::time::Duration;
 use super::client::new_times;
 use super::message::LEN_MAX;
 
-/// How long the other end may be silent.
+/// Maximum time for which the other end may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
-/// Opens a connection: what it is for, and the length of messages.
+/// First word on a connection: its purpose. The length of messages follows.
 const ROUND_TRIPS: u32 = 0x5244_0001;
 const STREAM: u32 = 0x5244_0002;
 
-/// What was measured.
+/// Results of a measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct TcpResult {
     pub(crate) messages: u64,
@@ -26,7 +26,7 @@ pub(crate) struct TcpResult {
     pub(crate) times: Histogram<u64>,
 }
 
-/// Serves one connection after the other, each on a thread of its own.
+/// Serves connections as they arrive, each on a thread of its own.
 ///
 /// # Errors
 /// The system's error.
@@ -82,7 +82,7 @@ fn open(to: SocketAddr, what: u32, len: usize) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends a message and waits for it to come back, again and again.
+/// Repeatedly sends a message and waits for it to come back.
 ///
 /// # Errors
 /// The system's error.

@@ -1,20 +1,20 @@
-//! Cuts a TCP stream into messages, however it is split.
+//! Splits a TCP stream into messages, regardless of how the stream is fragmented.
 
 use super::header::{HEADER_LEN, Header, Kind, WireError};
 
-/// Room that a payload gets before its bytes are there.
+/// Capacity allocated for a payload before its bytes have arrived.
 const FIRST_ROOM: usize = 64 << 10;
 
-/// What a piece of the stream has led to.
+/// Result of decoding a piece of the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A header that makes sense. Its payload is kept unless [`Decoder::skip`] is called next.
+    /// A valid header. Its payload is kept unless [`Decoder::skip`] is called next.
     Header(Header, Kind),
     /// The end of a message, with its payload if that was kept.
     Message(Header, Kind, Option<Vec<u8>>),
 }
 
-/// The state between two pieces of a stream.
+/// State between two pieces of a stream.
 #[derive(Debug, Default)]
 pub struct Decoder {
     head: Head,
@@ -38,17 +38,17 @@ impl Default for Head {
 struct Body {
     header: Header,
     kind: Kind,
-    /// None: its bytes are thrown away.
+    /// None if the bytes are discarded.
     payload: Option<Vec<u8>>,
     left: usize,
 }
 
 impl Decoder {
-    /// Takes bytes off the front of `input`, up to the next step. `None` when all are taken and
-    /// nothing is complete.
+    /// Consumes bytes from the front of `input`, up to the next step. Returns `None` when all are
+    /// consumed and nothing is complete.
     ///
     /// # Errors
-    /// A header that makes no sense. The stream cannot be read any further.
+    /// An invalid header. The stream cannot be read any further.
     pub fn step(&mut self, input: &mut &[u8]) -> Result<Option<Step>, WireError> {
         let Some(body) = &mut self.body else { return self.head(input) };
         let count = body.left.min(input.len());
@@ -84,27 +84,27 @@ impl Decoder {
         Ok(Some(Step::Header(header, kind)))
     }
 
-    /// Throws away what has arrived of the current payload, and the rest of it as it arrives.
+    /// Discards what has arrived of the current payload, and the rest as it arrives.
     pub fn skip(&mut self) {
         if let Some(body) = &mut self.body {
             body.payload = None;
         }
     }
 
-    /// Bytes of memory that it holds for an unfinished payload.
+    /// Returns the bytes of memory held for an unfinished payload.
     pub fn held(&self) -> usize {
         let payload = self.body.as_ref().and_then(|body| body.payload.as_ref());
         payload.map_or(0, Vec::capacity)
     }
 
-    /// True between two messages.
+    /// Whether the decoder is between two messages.
     pub fn is_between(&self) -> bool {
         self.body.is_none() && self.head.got == 0
     }
 }
 
-/// Room for `count` more bytes, in at most a few steps for all that is `left`: a peer that only
-/// announces much gets little.
+/// Makes room for `count` more bytes, using at most a few reallocations for all of `left`. A peer
+/// that merely announces a long payload gets little memory.
 fn make_room(payload: &mut Vec<u8>, count: usize, left: usize) {
     if payload.capacity() - payload.len() < count {
         let ahead = FIRST_ROOM.max(payload.len()).max(count);
@@ -125,7 +125,7 @@ mod tests {
         [&header.encode(), payload].concat()
     }
 
-    /// All messages of a stream that arrives in pieces of these sizes, again and again.
+    /// Decodes all messages of a stream that arrives in pieces of these sizes, used cyclically.
     fn read(stream: &[u8], pieces: &[usize]) -> Result<Vec<(Header, Vec<u8>)>, WireError> {
         let mut decoder = Decoder::default();
         let mut found = Vec::new();
@@ -210,7 +210,7 @@ mod tests {
             let mut whole = [0; HEADER_LEN];
             whole[..32].copy_from_slice(&bytes);
             whole[32..].copy_from_slice(&more);
-            // What TCP has no use for is dropped.
+            // Fields that TCP does not use are dropped.
             whole[8..16].fill(0);
             whole[25..32].fill(0);
             prop_assert_eq!(Header::decode(&whole).encode(), whole);

@@ -1,22 +1,23 @@
 //! Extension headers: up to 16 bytes of typed values at the end of a header.
 //!
-//! A type says how long its body is, so behind an unknown type nothing can be read. Types that
-//! concern RDMA have no meaning over TCP and are passed over.
+//! The type determines the length of the body, so nothing can be parsed behind an unknown type.
+//! Types that concern RDMA have no meaning over TCP and are skipped.
 
 const NPATHS: u8 = 5;
 const GEN_NUM: u8 = 6;
 
-/// The values that nodes over TCP send each other.
+/// Values that nodes exchange over TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
-    /// Connections that a pair of nodes may have, in probes and their answers.
+    /// Number of connections supported between a pair of nodes, in probes and their answers.
     pub npaths: Option<u16>,
-    /// A number that a node draws at its start, never 0: another number is another run of the node.
+    /// Number that a node draws at its start, never 0; a different number means another run of the
+    /// node.
     pub generation: Option<u32>,
 }
 
 impl Extensions {
-    /// As the header has them.
+    /// Encodes the values for a header.
     pub fn encode(self) -> [u8; 16] {
         let mut out = [0; 16];
         let mut at = 0;
@@ -32,7 +33,7 @@ impl Extensions {
         out
     }
 
-    /// What a header has, up to its end or to the first type that is unknown or cut short.
+    /// Decodes a header's values, up to the end or to the first type that is unknown or truncated.
     pub fn decode(bytes: &[u8; 16]) -> Self {
         let mut found = Self::default();
         let mut rest = bytes.as_slice();
@@ -52,16 +53,17 @@ impl Extensions {
     }
 }
 
-/// Bytes behind a type. `None` ends the list: type 0, and types whose length nobody knows.
+/// Returns the length of the body of a type. `None` ends the list: type 0, and types of unknown
+/// length.
 const fn body_len(kind: u8) -> Option<usize> {
     match kind {
-        // Version, the key of an RDMA operation, capabilities.
+        // Version, key of an RDMA operation, capabilities.
         1 | 2 | 7 => Some(4),
         // Destination and size of an RDMA operation.
         3 | 4 => Some(8),
         NPATHS => Some(2),
         GEN_NUM => Some(4),
-        // The index of a path.
+        // Index of a path.
         8 => Some(1),
         _ => None,
     }
@@ -86,9 +88,9 @@ mod tests {
             (&[2, 9, 9, 9, 9, 5, 0, 8, 6, 1, 2, 3, 4], both),
             (&[5, 0, 8, 99, 6, 1, 2, 3, 4], Extensions { npaths: Some(8), generation: None }),
             (&[0, 5, 0, 8], Extensions::default()),
-            // 0 is no generation.
+            // 0 is not a valid generation.
             (&[6, 0, 0, 0, 0, 5, 0, 1], Extensions { npaths: Some(1), generation: None }),
-            // Cut short by the end of the room.
+            // Truncated by the end of the field.
             (&[3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5, 0], Extensions::default()),
             (&[3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5], Extensions::default()),
         ] {

@@ -1,65 +1,65 @@
-//! The 48 bytes in front of every message.
+//! The 48-byte header of every message.
 
 use super::map::MAP_LEN;
 
-/// A violation that ends the connection: behind it nobody knows where the next message begins.
+/// A violation that ends the connection, because the start of the next message is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// A payload longer than a message may have.
+    /// A payload longer than the maximum.
     #[error("a message of {0} bytes; the longest has {max}", max = PAYLOAD_MAX)]
     TooLong(u32),
-    /// A congestion map of another size than all have.
+    /// A congestion map of the wrong size.
     #[error("a congestion map of {0} bytes; each has {len}", len = MAP_LEN)]
     MapLength(u32),
 }
 
-/// The TCP port of RDS, for both families.
+/// TCP port of RDS, for both address families.
 pub const TCP_PORT: u16 = 16385;
-/// Bytes of a header.
+/// Length of a header in bytes.
 pub const HEADER_LEN: usize = 48;
-/// Most bytes of a payload.
+/// Maximum length of a payload in bytes.
 pub const PAYLOAD_MAX: usize = 1 << 20;
-/// The port of pings; answers to pings come from it.
+/// Port of pings; answers to pings come from this port.
 pub const PING_PORT: u16 = 0;
-/// The port that probes come from and that their answers go to.
+/// Port that probes come from and that their answers are sent to.
 pub const PROBE_PORT: u16 = 1;
 
-/// Flag of a congestion map, which has no other.
+/// Flag of a congestion map, which has no other flags.
 pub const CONG_BITMAP: u8 = 1;
-/// Flag by which InfiniBand transports ask for an acknowledgment; harmless over TCP.
+/// Flag by which InfiniBand transports request an acknowledgment; harmless over TCP.
 pub const ACK_REQUIRED: u8 = 2;
 /// Flag of a message that may have arrived before.
 pub const RETRANSMITTED: u8 = 4;
 
-/// What stands in front of a payload. Other fields of the wire are zero when sent and ignored when
-/// received: acknowledgment, credits, padding and checksum serve other transports.
+/// Header of a message. Other fields on the wire are zero when sent and ignored when received:
+/// acknowledgment, credits, padding and checksum serve other transports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// From 1 on in each direction of a pair of nodes; 0 for congestion maps.
+    /// Sequence number, starting at 1 for each direction of a pair of nodes; 0 for congestion maps.
     pub sequence: u64,
-    /// Bytes of the payload.
+    /// Length of the payload in bytes.
     pub len: u32,
     /// Source port.
     pub sport: u16,
     /// Destination port.
     pub dport: u16,
-    /// [`CONG_BITMAP`], [`ACK_REQUIRED`], [`RETRANSMITTED`].
+    /// Combination of [`CONG_BITMAP`], [`ACK_REQUIRED`] and [`RETRANSMITTED`].
     pub flags: u8,
     /// Extension headers, see [`Extensions`](super::Extensions).
     pub extensions: [u8; 16],
 }
 
-/// What a header announces.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A congestion map.
     Map,
-    /// Anything with a sequence number: data, pings, probes and their answers.
+    /// Any message with a sequence number: data, pings, probes and their answers.
     Message,
 }
 
 impl Header {
-    /// As the wire has it.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut out = [0; HEADER_LEN];
         out[..8].copy_from_slice(&self.sequence.to_be_bytes());
@@ -71,7 +71,7 @@ impl Header {
         out
     }
 
-    /// What the wire has; see [`Header::kind`] for whether it makes sense.
+    /// Decodes a header; see [`Header::kind`] for its validity.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Self {
         fn at<const N: usize>(bytes: &[u8; HEADER_LEN], from: usize) -> [u8; N] {
             let mut out = [0; N];
@@ -88,7 +88,7 @@ impl Header {
         }
     }
 
-    /// What it announces. A map is one whose flags are exactly [`CONG_BITMAP`].
+    /// Returns the kind of the message. A map is a message whose flags are exactly [`CONG_BITMAP`].
     ///
     /// # Errors
     /// A length that this kind cannot have.
@@ -101,7 +101,7 @@ impl Header {
         }
     }
 
-    /// True for a message that may have arrived before.
+    /// Whether the message may have arrived before.
     pub fn is_retransmitted(&self) -> bool {
         self.flags & RETRANSMITTED != 0
     }
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(header(CONG_BITMAP, 8192), Ok(Kind::Map));
         assert_eq!(header(CONG_BITMAP, 8191), Err(WireError::MapLength(8191)));
         assert_eq!(header(CONG_BITMAP, 0), Err(WireError::MapLength(0)));
-        // Flags are compared as a whole, as the kernel does.
+        // Flags are compared as a whole, as in the kernel.
         assert_eq!(header(CONG_BITMAP | RETRANSMITTED, 8192), Ok(Kind::Message));
     }
 }

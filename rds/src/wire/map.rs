@@ -1,8 +1,8 @@
-//! A congestion map: the ports of a node to which nothing is to be sent now.
+//! Congestion map: the ports of a node to which nothing may be sent now.
 
 use std::fmt;
 
-/// Bytes of a map: a bit for each port.
+/// Length of a map in bytes: one bit per port.
 pub const MAP_LEN: usize = 8192;
 
 /// One bit per port of a node, the lowest bit of a byte first.
@@ -16,12 +16,12 @@ impl Default for CongestionMap {
 }
 
 impl CongestionMap {
-    /// The map of a payload; `None` if that has another length.
+    /// Creates a map from a payload; `None` if the length is wrong.
     pub fn from_payload(payload: Vec<u8>) -> Option<Self> {
         (payload.len() == MAP_LEN).then(|| Self(payload.into_boxed_slice()))
     }
 
-    /// As a payload.
+    /// Returns the map as a payload.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -31,7 +31,7 @@ impl CongestionMap {
         self.0[usize::from(port / 8)] & bit(port) != 0
     }
 
-    /// Sets or clears the bit of a port. False if it was so already.
+    /// Sets or clears the bit of a port. Returns false if the bit already had that value.
     pub fn set(&mut self, port: u16, congested: bool) -> bool {
         let changes = self.get(port) != congested;
         if changes {
@@ -40,8 +40,8 @@ impl CongestionMap {
         changes
     }
 
-    /// The groups of ports of which one is congested here and not in `newer`: bit N stands for all
-    /// ports that leave N when divided by 64.
+    /// Returns the groups with a port that is congested here and not in `newer`: bit N covers
+    /// all ports with remainder N when divided by 64.
     pub fn cleared(&self, newer: &Self) -> u64 {
         let mut groups = [0; 8];
         for (old, new) in self.0.chunks_exact(8).zip(newer.0.chunks_exact(8)) {
@@ -52,7 +52,7 @@ impl CongestionMap {
         u64::from_le_bytes(groups)
     }
 
-    /// The congested ports.
+    /// Returns the congested ports.
     pub fn ports(&self) -> impl Iterator<Item = u16> {
         (0..=u16::MAX).filter(|port| self.get(*port))
     }
@@ -76,7 +76,7 @@ mod tests {
     fn bits_lie_where_the_kernel_has_them() {
         let mut map = CongestionMap::default();
         assert!(map.set(4001, true) && !map.set(4001, true) && map.get(4001));
-        // Captured: port 4001 is bit 1 of byte 500.
+        // From a capture: port 4001 is bit 1 of byte 500.
         assert_eq!(map.bytes()[500], 2);
         assert_eq!(map.bytes().iter().filter(|byte| **byte != 0).count(), 1);
         assert!(!map.get(4000) && !map.get(4002));

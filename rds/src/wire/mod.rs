@@ -1,9 +1,9 @@
-//! Every message of RDS over TCP, byte for byte as Linux's rds_tcp speaks them.
+//! Message formats of RDS over TCP, byte for byte as in Linux's rds_tcp.
 //!
-//! A message is a [`Header`] of 48 bytes and a payload. A [`CongestionMap`] travels as such a
-//! payload; [`Extensions`] lie in the header. A [`Decoder`] cuts a TCP stream into messages.
+//! A message is a [`Header`] of 48 bytes and a payload. A [`CongestionMap`] is such a payload;
+//! [`Extensions`] are part of the header. A [`Decoder`] splits a TCP stream into messages.
 //!
-//! Promises: decoding never panics, whatever the bytes, and allocates no more than has arrived.
+//! Guarantees: decoding never panics, whatever the bytes, and allocates no more than has arrived.
 //! Integers are big-endian. Layouts and rules: docs/RDS.md.
 
 mod decoder;

@@ -1,4 +1,5 @@
-//! Peers that keep to no rule: their connection ends or their message is dropped, and others go on.
+//! Peers that violate the protocol: their connection ends or their message is dropped, and other
+//! peers are not affected.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 use super::*;
 
 /// A node at 127.0.0.99, to which smaller addresses connect, with a socket at port 4000, and a
-/// good peer that has one at 3000.
+/// well-behaved peer with a socket at port 3000.
 struct Scene {
     port: u16,
     node: Node,
@@ -36,7 +37,7 @@ impl Scene {
         Self { port, node, reader, good }
     }
 
-    /// A connection from an address of the loopback.
+    /// Connects from a loopback address.
     fn connect(&self, last: u8) -> TcpStream {
         self.try_connect(address(last)).unwrap()
     }
@@ -50,7 +51,7 @@ impl Scene {
         Ok(stream)
     }
 
-    /// A message of the good peer arrives.
+    /// Checks that a message of the well-behaved peer arrives.
     fn works(&self) {
         self.good.send_to(b"good", to(&self.reader)).unwrap();
         let mut buffer = [0; 100];
@@ -104,11 +105,11 @@ fn what_is_for_nobody_is_dropped_alone() {
     let mut stream = scene.connect(1);
     let mut bytes = Vec::new();
     bytes.extend(message(Header::default(), b""));
-    // Ports that nobody has, and those that nobody can have.
+    // Unbound ports, and ports that cannot be bound.
     for (sequence, port) in (1..).zip([4001, 1, 65535]) {
         bytes.extend(message(data(sequence, port), &[7; 70_000]));
     }
-    // Extension headers that nobody knows.
+    // Unknown extension headers.
     let extensions = [99; 16];
     bytes.extend(message(Header { extensions, ..data(4, 4000) }, b"known"));
     stream.write_all(&bytes).unwrap();
@@ -143,7 +144,7 @@ fn a_flood_of_pings_costs_little() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     let pings: Vec<u8> = (1..20_000).flat_map(|seq| message(data(seq, 0), b"")).collect();
-    // Answers are not read while it is sent.
+    // Answers are not read meanwhile.
     stream.write_all(&pings).unwrap();
     stream.write_all(&message(Header { sport: PROBE_PORT, ..data(20_000, 0) }, b"")).unwrap();
     scene.works();
@@ -169,13 +170,13 @@ fn peers_that_ignore_congestion_fill_their_share_only() {
     wait_for("the limit", || counter(&scene.node, "recv_drop_no_memory") > 100);
     let report = scene.node.handle().unwrap().report().unwrap();
     assert!(report.unread_bytes <= 1 << 20, "{}", report.unread_bytes);
-    // Others have room, on their connections and at their ports.
+    // Other peers have room, on their connections and at their ports.
     scene.works();
     stream.write_all(&message(data(200, 4000), b"other port")).unwrap();
     let mut buffer = vec![0; 60_000];
     let (len, _) = scene.reader.recv_from(&mut buffer).unwrap();
     assert_eq!(&buffer[..len], b"other port");
-    // What was kept is whole.
+    // The messages that were kept are complete.
     for _ in 0..10 {
         let (len, _) = full.recv_from(&mut buffer).unwrap();
         assert!(len == 50_000 && buffer[..len].iter().all(|byte| *byte == 7));
@@ -206,7 +207,7 @@ fn long_messages_that_never_end_are_bounded() {
     scene.works();
 }
 
-/// Ports that no user has, as source and as destination, and flags of other transports.
+/// Unbound ports, as source and as destination, and flags of other transports.
 #[test]
 fn forged_ports_and_flags_reach_who_they_name_and_nobody_else() {
     let scene = Scene::new(|_| {});
@@ -220,7 +221,7 @@ fn forged_ports_and_flags_reach_who_they_name_and_nobody_else() {
     for (sequence, sport, flags) in [
         (10, PING_PORT, 0),
         (11, PROBE_PORT, ACK_REQUIRED),
-        // No map, since it is not the only flag.
+        // Not a map, since the flag is not the only one.
         (12, 9, CONG_BITMAP | RETRANSMITTED),
     ] {
         let header = Header { sequence, sport, dport: 4000, flags, ..Header::default() };
@@ -236,7 +237,8 @@ fn forged_ports_and_flags_reach_who_they_name_and_nobody_else() {
     assert_eq!(counter(&scene.node, "recv_bad_stream"), 0);
 }
 
-/// Numbers at the ends of their range, repeated and going back, spoil their own connection only.
+/// Sequence numbers at the ends of their range, repeated and decreasing, affect only their own
+/// connection.
 #[test]
 fn forged_numbers_cost_their_sender_alone() {
     let scene = Scene::new(|_| {});
@@ -275,7 +277,7 @@ fn maps_without_end_cost_nothing_but_time() {
     assert!(report.unread_bytes < 10_000, "{}", report.unread_bytes);
 }
 
-/// It keeps its senders waiting, as any slow network does, and nobody else.
+/// A peer that does not read holds up its own senders, as any slow network does, and no others.
 #[test]
 fn a_peer_that_never_reads_fills_its_senders_buffer_only() {
     let scene = Scene::new(|_| {});
@@ -284,7 +286,7 @@ fn a_peer_that_never_reads_fills_its_senders_buffer_only() {
     let silent = SocketAddr::new(address(1), 9);
     let sender = bind(&scene.node, 4001);
     let begun = Instant::now();
-    // Longer than both systems have room for.
+    // More than the buffers of both systems hold.
     let mut bytes = 0;
     loop {
         match sender.try_send_to(&[7; 50_000], silent) {
@@ -293,7 +295,7 @@ fn a_peer_that_never_reads_fills_its_senders_buffer_only() {
                 assert!(error.is_temporary() && !error.is_congested(), "{error}");
                 let report = scene.node.handle().unwrap().report().unwrap();
                 let peer = report.peers.iter().find(|peer| peer.address == address(1)).unwrap();
-                // Full, and not because the node has not looked yet.
+                // The queue is really full, rather than not yet processed.
                 if peer.queued_bytes >= 100_000 && begun.elapsed() > Duration::from_millis(500) {
                     assert!(peer.queued_bytes <= 400_000, "{}", peer.queued_bytes);
                     break;
@@ -313,13 +315,13 @@ fn a_peer_that_never_reads_fills_its_senders_buffer_only() {
 fn nobody_can_be_the_node_itself() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(99);
-    // It may be closed already.
+    // The connection may already be closed.
     let _ = stream.write_all(&message(data(1, 4000), b"forged"));
     read_to_end(&mut stream);
     scene.works();
 }
 
-/// What is no packet ends the connection of that user.
+/// Invalid packets end the connection of that user.
 #[test]
 fn users_that_send_nonsense_end_alone() {
     use rds::socket::Connect;
@@ -336,7 +338,7 @@ fn users_that_send_nonsense_end_alone() {
     }
 }
 
-/// Ten thousand connections of different addresses that send nothing.
+/// Ten thousand connections from different addresses that send nothing.
 #[test]
 fn half_open_connections_crowd_out_each_other() {
     let far = Ipv4Addr::new(127, 9, 0, 1).into();

@@ -1,5 +1,5 @@
 //! Nodes on the loopback, with real connections: messages of all sizes, limits, losses, and peers
-//! that keep to no rule.
+//! that violate the protocol.
 #![forbid(unsafe_code)]
 
 mod hostile;
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use rds::node::NodeOptions;
 use rds::socket::{Node, RdsSocket};
 
-/// How long anything may take on a busy machine.
+/// Timeout of any step on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Addresses of the loopback, by their last byte; the smaller one connects.
+/// Returns a loopback address by its last byte; the smaller address connects.
 fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(127, 0, 0, last).into()
 }
 
-/// A TCP port that was free a moment ago, for all nodes of a test.
+/// Returns a TCP port that was free a moment ago, for all nodes of a test.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
     listener.local_addr().unwrap().port()
@@ -31,7 +31,7 @@ fn options(last: u8, port: u16) -> NodeOptions {
     options
 }
 
-/// Nodes of these addresses, which find each other.
+/// Starts nodes of these addresses, which can reach each other.
 fn nodes<const N: usize>(lasts: [u8; N]) -> [Node; N] {
     let port = free_port();
     lasts.map(|last| Node::start(options(last, port)).unwrap())
@@ -57,7 +57,7 @@ fn wait_for(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
-/// A counter of a node.
+/// Returns a counter of a node.
 fn counter(node: &Node, name: &str) -> u64 {
     let report = node.handle().unwrap().report().unwrap();
     report.counters[name]

@@ -44,7 +44,7 @@ fn sockets_of_one_node_reach_each_other() {
     a.send_to(b"me", to(&b)).unwrap();
     let mut buffer = [0; 10];
     assert_eq!(b.recv_from(&mut buffer).unwrap(), (2, to(&a)));
-    // It answers its own pings.
+    // The node answers its own pings.
     a.send_to(b"", SocketAddr::new(address(1), 0)).unwrap();
     assert_eq!(a.recv_from(&mut buffer).unwrap(), (0, SocketAddr::new(address(1), 0)));
 }
@@ -57,7 +57,7 @@ fn ipv6_nodes_meet() {
         (options.listen_port, options.peer_port) = (port, port);
         Node::start(options)
     };
-    // The loopback has one such address: it talks to itself.
+    // The loopback has one such address: the node talks to itself.
     let node = match start("::1") {
         Ok(node) => node,
         Err(error) => {
@@ -85,7 +85,7 @@ fn calls_without_waiting_say_so() {
     assert!(error.to_string().contains("within the time limit"), "{error}");
     a.try_send_to(b"0123456789", to(&b)).unwrap();
     wait_readable(&b);
-    // It stays, and what does not fit is lost.
+    // The message stays in the queue, and excess bytes are lost.
     let peek = How { dontwait: true, peek: true };
     let from = to(&a);
     let whole = Incoming::Message { len: 4, total: 10, from };
@@ -114,7 +114,7 @@ fn ports_are_bound_once_and_freed_with_their_socket() {
     wait_for("the port to be free", || RdsSocket::bind(&node, 4000).is_ok());
 }
 
-/// The reader rests until senders are stopped; then all arrives, in order.
+/// The reader pauses until senders are stopped; then everything arrives, in order.
 #[test]
 fn a_slow_reader_stops_its_senders_and_loses_nothing() {
     let [near, far] = nodes([1, 2]);
@@ -132,7 +132,7 @@ fn a_slow_reader_stops_its_senders_and_loses_nothing() {
         assert!(begun.elapsed() < LIMIT, "it is never congested after {sent} messages");
     }
     assert!(sent * 4000 > 100_000, "{sent}");
-    // Others are not stopped.
+    // Other senders are not stopped.
     a.send_to(b"passes", to(&other)).unwrap();
     let mut buffer = [0; 5000];
     assert_eq!(other.recv_from(&mut buffer).unwrap().0, 6);
@@ -146,7 +146,7 @@ fn a_slow_reader_stops_its_senders_and_loses_nothing() {
         }
     };
     assert_eq!(groups, 1 << (4000 % 64));
-    // One that waits goes on by itself.
+    // A waiting sender continues by itself.
     a.send_to(b"again", to(&b)).unwrap();
     assert_eq!(b.recv_from(&mut buffer).unwrap().0, 5);
 }
@@ -176,7 +176,7 @@ fn what_is_canceled_frees_the_buffer() {
     let port = free_port();
     let near = Node::start(options(1, port)).unwrap();
     let a = bind(&near, 3000);
-    // Nobody is there.
+    // No node has this address.
     let (gone, other) = (SocketAddr::new(address(9), 4000), SocketAddr::new(address(9), 4001));
     a.set_send_buffer(10_000).unwrap();
     let mut sent = 0;
@@ -195,10 +195,10 @@ fn what_is_canceled_frees_the_buffer() {
         report.unacked_bytes
     };
     wait_for("the canceled messages to be gone", || queued() < 1000);
-    // They do not arrive when somebody comes.
+    // They do not arrive when a node starts there.
     let far = Node::start(options(9, port)).unwrap();
     let (b, c) = (bind(&far, 4000), bind(&far, 4001));
-    // The first message may have come before its port was bound.
+    // The first message may have arrived before its port was bound.
     a.send_to(b"second", other).unwrap();
     let mut buffer = [0; 6000];
     while c.recv_from(&mut buffer).unwrap().0 != 6 {}
@@ -206,7 +206,7 @@ fn what_is_canceled_frees_the_buffer() {
     assert!(b.recv_from(&mut buffer).is_err());
 }
 
-/// More than the limits of memory is read then, since what was sent before is to be given up too.
+/// More than the memory limits is read then, since messages sent before must be canceled too.
 #[test]
 fn who_cancels_again_and_again_fills_no_memory() {
     let port = free_port();
@@ -286,7 +286,7 @@ fn a_node_that_restarts_is_found_again() {
             assert_eq!((&buffer[..len], from.port()), (&[round][..], 3000));
             b.send_to(&[round], from).unwrap();
             assert_eq!(a.recv_from(&mut buffer).unwrap().0, 1);
-            // So that nothing is on its way when it ends.
+            // Ensures that nothing is in flight when the node ends.
             wait_for("all to be acknowledged", || {
                 near.handle().unwrap().report().unwrap().unacked_bytes == 0
             });
@@ -319,7 +319,7 @@ fn a_node_that_ends_says_so_to_its_users() {
     a.send_to(b"first", to(&b)).unwrap();
     assert_eq!(b.recv_from(&mut [0; 10]).unwrap().0, 5);
     a.send_to(b"last", to(&b)).unwrap();
-    // What was sent before its end arrives, since there is a connection.
+    // Messages sent before the end arrive, since there is a connection.
     let node = near.clone();
     drop(near);
     let port = a.port();
@@ -328,7 +328,7 @@ fn a_node_that_ends_says_so_to_its_users() {
     assert_eq!(b.recv_from(&mut [0; 10]).unwrap(), (4, SocketAddr::new(address(1), port)));
 }
 
-/// It waits without a limit, and nobody wakes it any more.
+/// The call waits without a limit, and nothing wakes it any more.
 #[test]
 fn a_node_that_ends_says_so_to_who_waits_for_a_congested_port() {
     let port = free_port();
@@ -355,7 +355,7 @@ fn a_node_that_ends_says_so_to_who_waits_for_a_congested_port() {
         let report = node.report().unwrap();
         report.peers.iter().any(|peer| peer.congested_ports == [4000])
     });
-    // So that it waits, and not for room in its unix socket.
+    // Ensures that it waits, and not for room in its unix socket.
     std::thread::sleep(Duration::from_millis(50));
     node.stop().unwrap();
     let errno = rustix::io::Errno::NETDOWN.raw_os_error();
@@ -363,7 +363,7 @@ fn a_node_that_ends_says_so_to_who_waits_for_a_congested_port() {
     sender.join().unwrap();
 }
 
-/// The system reports the unread input to the node before what was sent.
+/// The system reports the unread input to the node before the messages sent.
 #[test]
 fn what_was_sent_before_the_end_arrives_although_input_is_unread() {
     let [near, far] = nodes([1, 2]);
@@ -399,7 +399,7 @@ fn a_wrong_address_is_reported_with_a_hint() {
 fn many_parts_are_one_message() {
     let [node] = nodes([1]);
     let socket = bind(&node, 4000);
-    // What librds_preload.so uses.
+    // The call that librds_preload.so uses.
     let parts: Vec<Vec<u8>> = (0..200).map(|at| vec![at as u8; 700]).collect();
     let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
     let access = rds::socket::Access::open(Box::new(node.handle().unwrap().way())).unwrap();
@@ -432,7 +432,7 @@ fn a_peer_for_which_there_is_no_place_is_refused() {
     assert_eq!(error.errno(), rustix::io::Errno::NOMEM.raw_os_error());
     assert!(error.to_string().contains("as many peers already as it may have; raise peers-max"));
     assert_eq!((counter(&near, "peers_refused"), counter(&near, "send_dropped")), (1, 0));
-    // The others are reached as before.
+    // The other peers are reached as before.
     a.send_to(b"two", to(&b)).unwrap();
     assert_eq!(b.recv_from(&mut buffer).unwrap().0, 3);
     b.send_to(b"three", to(&a)).unwrap();

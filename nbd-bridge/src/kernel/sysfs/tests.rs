@@ -1,8 +1,8 @@
-//! A made-up kernel's file systems, for the tests of all that reads them.
+//! Simulated kernel file systems for tests.
 
 use super::*;
 
-/// A made-up /sys, /proc and /dev, removed at its end.
+/// Simulated /sys, /proc and /dev, removed on drop.
 pub(in super::super) struct Tree {
     pub(in super::super) root: PathBuf,
     pub(in super::super) places: Places,

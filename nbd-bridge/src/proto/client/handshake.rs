@@ -1,51 +1,51 @@
-//! [`ClientHandshake`]: asks a server for one export, with structured replies if it has them.
+//! [`ClientHandshake`]: requests one export from a server, with structured replies if supported.
 
 use crate::proto::wire::{
     EXPORT_NAME_ZEROES, Greeting, OptionHeader, OptionReplyHeader, PAYLOAD_DEFAULT, STRING_MAX,
     WireError, client_flags, clip, handshake_flags, info, magic, opt, rep, take,
 };
 
-/// Longest data of an option reply.
+/// Maximum length of the data of an option reply.
 const REPLY_MAX: u32 = 64 << 10;
-/// Option replies of a handshake.
+/// Maximum number of option replies in a handshake.
 const REPLIES_MAX: u32 = 256;
 
-/// What a server offers of an export.
+/// Export parameters offered by a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offered {
     /// Size in bytes.
     pub size: u64,
     /// [`transmission_flags`](crate::proto::wire::transmission_flags).
     pub flags: u16,
-    /// Replies to reads are structured.
+    /// Reads are answered with structured replies.
     pub structured: bool,
-    /// Offsets and lengths are multiples of it.
+    /// Offsets and lengths must be multiples of this.
     pub min_block: u32,
-    /// What the server prefers.
+    /// Block size that the server prefers.
     pub preferred_block: u32,
-    /// Longest read or write.
+    /// Maximum length of a read or write.
     pub max_payload: u32,
 }
 
-/// Why a server cannot be used.
+/// Reason why a server cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// The first bytes are not those of NBD.
+    /// The first bytes are not those of an NBD server.
     #[error("it is no NBD server")]
     NoNbd,
-    /// Only the handshake without options, which has no names.
+    /// The server only supports the handshake without options, which has no export names.
     #[error("it speaks only the oldstyle handshake")]
     Oldstyle,
-    /// There is no export of this name.
+    /// The server has no export of this name.
     #[error("it has no such export{}", said(.0))]
     Unknown(String),
-    /// Only with TLS.
+    /// The server requires TLS.
     #[error("it requires TLS, which this client does not have")]
     Tls,
-    /// An error reply.
+    /// The server sent an error reply: its code and message.
     #[error("it refuses the export (error {:#x}){}", .0, said(.1))]
     Refused(u32, String),
-    /// What no server may send.
+    /// The server violated the protocol.
     #[error("it breaks the protocol: {0}")]
     Malformed(&'static str),
 }
@@ -54,7 +54,7 @@ fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message:?}") }
 }
 
-/// The client's side of one handshake.
+/// Client side of one handshake.
 #[derive(Debug)]
 pub struct ClientHandshake {
     name: String,
@@ -64,11 +64,11 @@ pub struct ClientHandshake {
     no_zeroes: bool,
     structured: bool,
     export: Option<(u64, u16)>,
-    /// Minimum, preferred, and largest payload.
+    /// Minimum block size, preferred block size and maximum payload.
     blocks: (u32, u32, u32),
 }
 
-/// What is waited for.
+/// Message that the client waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Greeting,
@@ -81,7 +81,7 @@ enum Step {
 }
 
 impl ClientHandshake {
-    /// For the export of this name.
+    /// Creates a handshake for the export `name`.
     pub fn new(name: &str) -> Self {
         Self {
             name: clip(name, STRING_MAX).to_owned(),
@@ -95,11 +95,12 @@ impl ClientHandshake {
         }
     }
 
-    /// Takes bytes of the server, and appends what is to be sent. Says how many it took, and at
-    /// the end what is offered; the rest belongs to the transmission phase.
+    /// Consumes bytes of the server and appends the bytes to send. Returns the number of bytes
+    /// consumed and, at the end, the server's offer; remaining bytes belong to the transmission
+    /// phase.
     ///
     /// # Errors
-    /// Why the server cannot be used; the connection is to be closed.
+    /// The reason why the server cannot be used; the connection must be closed.
     pub fn feed(
         &mut self,
         input: &[u8],
@@ -114,7 +115,7 @@ impl ClientHandshake {
             if part.len() < need {
                 return Ok((taken, None));
             }
-            // A head whose data is still to come.
+            // A head whose data has not arrived yet.
             if self.need()? > self.buf.len() {
                 continue;
             }
@@ -125,7 +126,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Bytes of what is waited for, as far as that is known.
+    /// Returns the length of the expected message, or the part that is known so far.
     fn need(&self) -> Result<usize, HandshakeError> {
         Ok(match self.step {
             Step::Greeting => Greeting::LEN,
@@ -204,11 +205,11 @@ impl ClientHandshake {
 
     fn export_name(&mut self, out: &mut Vec<u8>) {
         self.step = Step::ExportName;
-        // No server that does not know GO has structured replies that matter to us.
+        // A server that does not know GO has no structured replies worth negotiating.
         put_option(out, opt::EXPORT_NAME, self.name.as_bytes());
     }
 
-    /// An answer to GO.
+    /// Handles an answer to GO.
     fn answered(
         &mut self,
         reply: u32,

@@ -1,8 +1,9 @@
-//! The NBD protocol, client side, as machines without IO.
+//! Client side of the NBD protocol, as state machines without IO.
 //!
-//! [`ClientHandshake`] is fed what the server sent, appends what is to be sent, and ends with what
-//! the server offers. [`Requests`] then encodes requests, and reads simple and structured replies.
-//! A server is not trusted with memory: data lies within its request, and every reply has one.
+//! [`ClientHandshake`] is fed the bytes that the server sent, appends the bytes to send, and ends
+//! with the server's offer. [`Requests`] then encodes requests, and reads simple and structured
+//! replies. The server is not trusted with memory: data must lie within its request, and every
+//! reply must belong to a request.
 //!
 //! Source: "Handshake", "Transmission" of the NBD document.
 

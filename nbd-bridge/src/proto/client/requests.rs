@@ -4,76 +4,77 @@ use crate::proto::wire::{
     ChunkHeader, NbdError, RequestHeader, SimpleReply, cmd, magic, reply_flags, reply_type, take,
 };
 
-/// Longest payload of an error chunk: its numbers, and a message.
+/// Maximum payload of an error chunk: its numbers, and a message.
 const ERROR_MAX: u32 = 8 << 10;
 
-/// What follows in a connection.
+/// Next event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The next `len` bytes belong to the data of a read, from its byte `at` on. The caller takes
-    /// them before it goes on.
+    /// The next `len` bytes on the connection are data of a read, starting at byte `at` of the
+    /// read. The caller must consume them before it continues.
     Data {
-        /// The request.
+        /// Row of the request.
         row: u32,
-        /// The first byte within the request.
+        /// Position of the first byte within the request.
         at: u32,
-        /// Bytes.
+        /// Number of bytes.
         len: u32,
     },
-    /// That much of a read is zeroes, and was not sent.
+    /// A range of a read is zero and was not sent.
     Hole {
-        /// The request.
+        /// Row of the request.
         row: u32,
-        /// The first byte within the request.
+        /// Position of the first byte within the request.
         at: u32,
-        /// Bytes.
+        /// Number of bytes.
         len: u32,
     },
-    /// A request has ended, with the number of an NBD error or 0.
+    /// A request has ended.
     End {
-        /// The request.
+        /// Row of the request.
         row: u32,
-        /// 0, or an error.
+        /// Code of an NBD error, or 0 for success.
         error: u32,
     },
-    /// Nothing for the caller.
+    /// Bytes that need no action of the caller.
     Nothing,
 }
 
-/// What no server may send: the connection is to be closed.
+/// Protocol violation by the server; the connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadReply {
-    /// Neither a simple nor, where that was agreed on, a structured reply.
+    /// Not a simple reply, nor a structured reply if these were negotiated.
     #[error("a reply without its magic")]
     Magic,
-    /// Nothing waits for it.
+    /// No request waits for the reply.
     #[error("a reply to no request")]
     Cookie,
-    /// Data outside its request, or for what reads nothing, or twice, or in too many parts at a
-    /// time.
+    /// Data outside of its request, data for a request other than a read, data sent twice, or data
+    /// in too many separate ranges at a time.
     #[error("data outside its request")]
     Range,
-    /// A read ended well without all of its data.
+    /// A read succeeded without all of its data.
     #[error("a read without all of its data")]
     Missing,
-    /// A chunk of a kind or length that cannot be.
+    /// A chunk with an invalid type or length.
     #[error("a malformed chunk")]
     Chunk,
-    /// Not wrong, but an end too: the request is to be sent again over another connection.
+    /// Not a violation, but the end of the connection too: the request must be resent over another
+    /// one.
     #[error("the server shuts down")]
     Shutdown,
 }
 
-/// Parts of a read that a chunk may come for in any order, at most.
+/// Maximum number of separate ranges in which the data of a read may arrive.
 const PARTS_MAX: usize = 64;
 
-/// Which bytes of a read have come: ranges that neither overlap nor touch, in order.
+/// Received ranges of a read: sorted, without overlaps, and merged where they touch.
 #[derive(Clone, Debug, Default)]
 struct Parts(Vec<(u32, u32)>);
 
 impl Parts {
-    /// Adds a range that is not empty. False if a part of it has come already, or if there would be
-    /// too many ranges.
+    /// Adds a non-empty range. Returns false if the range overlaps one that was already received,
+    /// or if there would be too many ranges.
     fn add(&mut self, start: u32, end: u32) -> bool {
         let at = self.0.partition_point(|(_, before)| *before < start);
         match self.0.get(at).copied() {
@@ -102,7 +103,7 @@ impl Parts {
         }
     }
 
-    /// Whether all of a read of this length has come.
+    /// Whether all data of a read of length `len` has been received.
     fn is_whole(&self, len: u32) -> bool {
         len == 0 || self.0 == [(0, len)]
     }
@@ -110,7 +111,7 @@ impl Parts {
 
 #[derive(Clone, Debug, Default)]
 struct Row {
-    /// Part of its cookie: replies to an earlier request of the row are none to this one.
+    /// Part of the request's cookie, so that replies to an earlier request of the row do not match.
     round: u32,
     waits: bool,
     command: u16,
@@ -121,20 +122,20 @@ struct Row {
     error: u32,
 }
 
-/// Requests by row, from the first byte that is sent until the reply has ended.
+/// Requests by row, from the first byte sent until the end of the reply.
 #[derive(Debug)]
 pub struct Requests {
     structured: bool,
     rows: Box<[Row]>,
     free: Vec<u32>,
-    /// Bytes of an error chunk still to be passed over.
+    /// Bytes of an error chunk still to be skipped.
     skip: u32,
-    /// Ends when its data, which the caller takes, is there.
+    /// Row that ends once the caller has consumed its data.
     ends: Option<u32>,
 }
 
 impl Requests {
-    /// Room for so many.
+    /// Creates a table with `room` rows.
     pub fn new(room: u32) -> Self {
         Self {
             structured: false,
@@ -147,7 +148,7 @@ impl Requests {
         }
     }
 
-    /// A row for a request; None when all are taken.
+    /// Allocates a row for a request. Returns None when all rows are in use.
     pub fn add(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> Option<u32> {
         let row = self.free.pop()?;
         let entry = &mut self.rows[row as usize];
@@ -156,32 +157,32 @@ impl Requests {
         Some(row)
     }
 
-    /// The head of a request that is about to be sent; from now on a reply may come.
+    /// Returns the head of a request that is about to be sent. A reply may arrive from now on.
     pub fn send(&mut self, row: u32) -> [u8; RequestHeader::LEN] {
         let entry = &mut self.rows[row as usize];
         entry.round = entry.round.wrapping_add(1);
         (entry.waits, entry.error) = (true, 0);
-        // Its memory is kept.
+        // Clears the list but keeps its memory.
         entry.got.0.clear();
         let Row { command, flags, offset, len, round, .. } = *entry;
         let cookie = u64::from(round) << 32 | u64::from(row);
         RequestHeader { flags, command, cookie, offset, len }.encode()
     }
 
-    /// The request will not be sent again: it ended without a reply.
+    /// Frees the row of a request that ended without a reply and will not be sent again.
     pub fn remove(&mut self, row: u32) {
         self.rows[row as usize].waits = false;
         self.free.push(row);
     }
 
-    /// A new connection begins: no reply comes any more to what was sent before.
+    /// Starts a new connection. Replies to requests sent before can no longer arrive.
     pub fn reconnect(&mut self, structured: bool) {
         self.structured = structured;
         (self.skip, self.ends) = (0, None);
         self.rows.iter_mut().for_each(|row| row.waits = false);
     }
 
-    /// The row that waits for the reply with this cookie.
+    /// Returns the row that waits for the reply with this cookie.
     fn row(&self, cookie: u64) -> Result<u32, BadReply> {
         #[allow(clippy::cast_possible_truncation, reason = "two halves")]
         let (round, row) = ((cookie >> 32) as u32, cookie as u32);
@@ -189,11 +190,11 @@ impl Requests {
         self.rows.get(row as usize).filter(|e| waits(e)).map(|_| row).ok_or(BadReply::Cookie)
     }
 
-    /// Takes the next bytes; 32 are always enough. None when these are too few. Else how many it
-    /// took, and what that was.
+    /// Parses the next bytes; 32 are always enough. Returns None when there are too few bytes,
+    /// otherwise the number of bytes consumed and the event.
     ///
     /// # Errors
-    /// What no server may send.
+    /// A protocol violation by the server.
     pub fn next(&mut self, bytes: &[u8]) -> Result<Option<(usize, Reply)>, BadReply> {
         if self.skip > 0 {
             let count = bytes.len().min(self.skip as usize);
@@ -264,7 +265,7 @@ impl Requests {
         Ok(Some((ChunkHeader::LEN + extra, reply)))
     }
 
-    /// Data of a read, from this offset of the device on; of a simple reply from 0.
+    /// Handles data of a read. `from` is an offset on the device; it is 0 for a simple reply.
     fn data(&mut self, row: u32, from: u64, len: u32, done: bool) -> Result<Reply, BadReply> {
         let structured = self.structured;
         let entry = &mut self.rows[row as usize];
@@ -278,7 +279,7 @@ impl Requests {
         Ok(Reply::Data { row, at, len })
     }
 
-    /// The reply is complete.
+    /// Ends a request whose reply is complete.
     fn end(&mut self, row: u32) -> Result<Reply, BadReply> {
         let entry = &mut self.rows[row as usize];
         if entry.error == NbdError::Shutdown.code() {

@@ -1,4 +1,4 @@
-//! Both machines against our own server machine, and against bytes that no server may send.
+//! Both state machines against our own server, and against bytes that violate the protocol.
 
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ impl Exports for One {
     }
 }
 
-/// A handshake between our two machines, in pieces of this many bytes.
+/// Runs a handshake between our client and our server, in pieces of `piece` bytes.
 fn shake(name: &str, piece: usize) -> Result<Offered, HandshakeError> {
     let exports = One(ExportInfo { min_block: 512, ..ExportInfo::plain("disk", 1 << 20) });
     let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
@@ -35,7 +35,7 @@ fn shake(name: &str, piece: usize) -> Result<Offered, HandshakeError> {
             return Ok(offered);
         }
         let count = to_server.len().min(piece);
-        // After its last answer the server's handshake is over.
+        // The server's handshake ends with its last answer.
         if count == 0 {
             continue;
         }
@@ -73,11 +73,11 @@ fn feed(parts: &[Vec<u8>]) -> Result<Option<Offered>, HandshakeError> {
 #[test]
 fn servers_that_know_less() {
     let size = [&(1u64 << 20).to_be_bytes()[..], &5u16.to_be_bytes()].concat();
-    // Not fixed: only EXPORT_NAME, with its zeroes.
+    // Not fixed newstyle: only EXPORT_NAME, with its zeroes.
     let offered = feed(&[greeting(0), size.clone(), vec![0; 124]]).unwrap().unwrap();
     assert_eq!((offered.size, offered.flags, offered.structured), (1 << 20, 5, false));
     assert_eq!(offered.max_payload, 32 << 20);
-    // Without GO.
+    // A server without GO.
     let unknown = |option| option_reply(option, rep::ERR_UNSUP, b"what?");
     let parts = [greeting(3), unknown(opt::STRUCTURED_REPLY), unknown(opt::GO), size];
     assert_eq!(feed(&parts).unwrap().unwrap().flags, 5);
@@ -120,7 +120,7 @@ fn servers_that_refuse_or_lie() {
     assert!(matches!(long, Err(HandshakeError::Malformed(_))));
 }
 
-/// Requests of which a read of 4 KiB at 8 KiB and a write wait.
+/// Creates requests with a pending read of 4 KiB at 8 KiB and a pending write.
 fn two(structured: bool) -> (Requests, u64, u64) {
     let mut requests = Requests::new(4);
     requests.reconnect(structured);
@@ -139,7 +139,7 @@ fn chunk(flags: u16, kind: u16, cookie: u64, payload: &[u8]) -> Vec<u8> {
     [&ChunkHeader { flags, kind, cookie, len }.encode()[..], payload].concat()
 }
 
-/// All replies in these bytes, data left out.
+/// Parses all replies in `bytes`, leaving out data.
 fn replies(requests: &mut Requests, mut bytes: &[u8]) -> Result<Vec<Reply>, BadReply> {
     let mut all = Vec::new();
     while let Some((count, reply)) = requests.next(&bytes[..bytes.len().min(32)])? {

@@ -1,4 +1,4 @@
-//! The handshake by hand: each option, each violation, golden bytes, and input in pieces.
+//! Hand-written handshakes: each option, each violation, golden bytes, and input in pieces.
 
 use super::*;
 use crate::proto::BadExport;
@@ -46,7 +46,7 @@ fn client(flags: u32, options: &[Vec<u8>]) -> Vec<u8> {
     [&flags.to_be_bytes()[..], &options.concat()].concat()
 }
 
-/// What the client gets after the greeting, how it ends, and how many bytes are left over.
+/// Returns the replies after the greeting, the outcome, and the number of bytes left over.
 fn run(input: &[u8]) -> (Vec<u8>, Outcome, usize) {
     run_on(&shelf(), input)
 }
@@ -57,7 +57,7 @@ fn run_on(exports: &Shelf, input: &[u8]) -> (Vec<u8>, Outcome, usize) {
     (out[Greeting::LEN..].to_vec(), outcome, input.len() - taken)
 }
 
-/// The option replies in `out`.
+/// Parses the option replies in `out`.
 fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
     let mut all = Vec::new();
     while !out.is_empty() {
@@ -69,8 +69,8 @@ fn replies(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
     all
 }
 
-/// Sends one option and a LIST behind it. The option must get exactly one error of type `reply`
-/// with a text, and the LIST must be understood.
+/// Sends one option followed by a LIST. The option must get exactly one error of type `reply` with
+/// a message, and the LIST must be understood.
 fn assert_refused(bad: &[u8], reply: u32) {
     let (out, outcome, left) = run(&client(BOTH, &[bad.to_vec(), option(opt::LIST, b"")]));
     let all = replies(&out);
@@ -131,7 +131,7 @@ fn golden_export_name() {
     assert_eq!(out, b"\0\0\0\0\x10\0\0\0\0\x0d");
     assert_eq!(left, 28);
     assert!(!terms(outcome).terms.structured_replies);
-    // Without the flag, and from a client of the first newstyle, 124 zeroes follow.
+    // Without the flag, and for a client of the original newstyle, 124 zeroes follow.
     for flags in [FIXED, 0] {
         let (out, outcome, _) = run(&client(flags, std::slice::from_ref(&name)));
         assert_eq!(out, [&b"\0\0\0\0\x10\0\0\0\0\x0d"[..], &[0; 124]].concat());
@@ -234,7 +234,7 @@ fn what_is_not_offered_is_unsupported_and_the_next_option_is_understood() {
     }
 }
 
-/// LIST_META_CONTEXT or SET_META_CONTEXT.
+/// Builds LIST_META_CONTEXT or SET_META_CONTEXT.
 fn contexts(kind: u32, name: &str, queries: &[&str]) -> Vec<u8> {
     let string = |text: &str| {
         let len = u32::try_from(text.len()).unwrap();
@@ -330,7 +330,7 @@ fn data_where_none_belongs_is_invalid() {
         assert_refused(&option(kind, b"x"), rep::ERR_INVALID);
         assert_refused(&option(kind, &[0; 20_000]), rep::ERR_INVALID);
     }
-    // A refused STRUCTURED_REPLY must not count.
+    // A refused STRUCTURED_REPLY must have no effect.
     let bad = option(opt::STRUCTURED_REPLY, b"x");
     let (_, outcome, _) = run(&client(FIXED, &[bad, option(opt::EXPORT_NAME, b"")]));
     assert!(!terms(outcome).terms.structured_replies);
@@ -418,7 +418,7 @@ fn wrong_magic_closes() {
     let mut bad = option(opt::GO, &info_data("vol0", &[]));
     bad[7] ^= 1;
     assert_closed(&client(BOTH, &[bad]), ProtocolError::OptionMagic);
-    // A request where an option belongs.
+    // A request in place of an option.
     let request = [&magic::REQUEST.to_be_bytes()[..], &[0; 24]].concat();
     assert_closed(&client(BOTH, &[request]), ProtocolError::OptionMagic);
 }
@@ -481,14 +481,14 @@ fn what_is_held_for_a_client_is_bounded() {
             assert!(handshake.buf.capacity() <= 2 * OPTION_DATA_MAX as usize);
         }
     }
-    // A head alone reserves nothing for the data it announces.
+    // A head alone must not reserve memory for the data that it announces.
     let mut handshake = Handshake::start(&mut out);
     let head = OptionHeader { option: opt::GO, len: OPTION_DATA_MAX }.encode().to_vec();
     handshake.feed(&client(BOTH, &[head]), &exports, &mut out);
     assert!(handshake.buf.capacity() <= 64);
 }
 
-/// Options that are mostly well formed, with lies of length and content mixed in.
+/// Generates options that are mostly well formed, some with wrong lengths or contents.
 fn any_option() -> impl Strategy<Value = Vec<u8>> {
     let names = prop_oneof![Just("vol0"), Just("vol1"), Just(""), Just("nope")];
     let info = (names, proptest::collection::vec(0..6u16, 0..5))
@@ -531,7 +531,7 @@ proptest! {
     #[test]
     fn any_bytes_are_survived(data in proptest::collection::vec(any::<u8>(), 0..200)) {
         fuzz_handshake(&data);
-        // Again where the first 4 bytes do not end it at once.
+        // Again with valid flags, so that the first 4 bytes do not end the handshake.
         fuzz_handshake(&[&[3, 0, 0, 0, 3][..], b"IHAVEOPT", &data[..]].concat());
     }
 }

@@ -1,4 +1,4 @@
-//! Golden bytes of every head, and how long messages are cut.
+//! Golden bytes of every head, and truncation of messages.
 
 use super::*;
 use proptest::prelude::*;

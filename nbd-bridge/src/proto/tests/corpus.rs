@@ -1,9 +1,9 @@
-//! Replays the fuzz corpus: every input that was ever interesting must still be survived.
+//! Replays the fuzz corpus, so that every input that once found new behavior is still handled.
 
 use std::fs;
 use std::path::Path;
 
-/// Runs `body` over every file of a corpus. A corpus that is gone is a failure, not a pass.
+/// Runs `body` over every file of a corpus. A missing corpus is a failure, not a pass.
 fn replay(corpus: &str, at_least: usize, body: fn(&[u8])) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(corpus);
     let mut files: Vec<_> = fs::read_dir(&dir)

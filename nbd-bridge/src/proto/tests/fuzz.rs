@@ -1,15 +1,16 @@
 //! Bodies of the fuzz targets `nbd_handshake` and `nbd_transmission`.
 //!
-//! They take any bytes and panic only when the protocol machines break a promise of theirs. The
-//! fuzz crate calls them with new inputs, the tests with the corpus and with random bytes.
+//! They accept any bytes and panic only when the protocol state machines break one of their
+//! guarantees. The fuzz crate calls them with new inputs, the tests with the corpus and with random
+//! bytes.
 
 use super::wire::{self, ChunkHeader, NbdError, SimpleReply, cmd, reply_type};
 use super::{
     AfterRefusal, ExportInfo, Exports, Handshake, Op, Outcome, Request, Rules, Terms, reply,
 };
 
-/// Three exports: an ordinary one that is also the default, a read-only one with odd sizes, and
-/// one whose numbers break the protocol.
+/// Three exports: an ordinary one that is also the default, a read-only one with odd sizes, and one
+/// whose numbers violate the protocol.
 struct Three([ExportInfo; 3]);
 
 impl Three {
@@ -35,7 +36,8 @@ impl Exports for Three {
     }
 }
 
-/// Feeds `input` in pieces of at most `piece` bytes; gives what was taken, sent and concluded.
+/// Feeds `input` in pieces of at most `piece` bytes. Returns the bytes consumed, the bytes sent and
+/// the outcome.
 pub(crate) fn drive(
     input: &[u8],
     piece: usize,
@@ -68,8 +70,8 @@ pub(crate) fn drive(
     }
 }
 
-/// The first byte chooses how the rest is split; the rest is a client's side of a handshake. The
-/// split must not matter.
+/// Runs the client side of a handshake. The first byte of the input selects how the rest is split,
+/// which must not matter.
 #[doc(hidden)]
 pub fn fuzz_handshake(data: &[u8]) {
     let Some((&piece, input)) = data.split_first() else {
@@ -83,8 +85,8 @@ pub fn fuzz_handshake(data: &[u8]) {
     }
 }
 
-/// The first 16 bytes describe an export, then every 28 bytes are a request. A magic is put where
-/// it belongs in each second one, so that validation is reached.
+/// Validates requests. The first 16 bytes describe an export, and every 28 bytes after them are a
+/// request. Every second request gets a valid magic, so that validation is reached.
 #[doc(hidden)]
 pub fn fuzz_transmission(data: &[u8]) {
     let Some((head, requests)) = data.split_first_chunk::<16>() else {

@@ -1,4 +1,4 @@
-//! Requests by hand: each command, each violation and the error the document asks for.
+//! Hand-written requests: each command, each violation, and the error that the document demands.
 
 use super::*;
 use crate::proto::fuzz::fuzz_transmission;
@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 const WRITES: [u16; 3] = [cmd::WRITE, cmd::TRIM, cmd::WRITE_ZEROES];
 const RANGED: [u16; 5] = [cmd::READ, cmd::WRITE, cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES];
 
-/// 64 MiB that offer everything, in blocks of 512.
+/// An export of 64 MiB that offers every feature, with blocks of 512 bytes.
 fn export() -> ExportInfo {
     let mut export = ExportInfo::plain("vol0", 64 * MIB);
     (export.trim, export.write_zeroes, export.fast_zero) = (true, true, true);
@@ -24,7 +24,7 @@ fn flagged(command: u16, flags: u16) -> Request {
     Request { flags, ..request(command, 512, 512) }
 }
 
-/// Of a client that asked for the block sizes.
+/// Rules for a client that asked for the block sizes.
 fn rules(export: &ExportInfo, structured_replies: bool) -> Rules {
     Rules::new(export, Terms { structured_replies, keeps_blocks: true, block_status: false })
 }
@@ -33,7 +33,7 @@ fn check(request: Request) -> Result<Validated, Refusal> {
     rules(&export(), true).check(&request, export().size)
 }
 
-/// The error of a refusal, after looking that the stream stays in step behind it.
+/// Returns the error of a refusal, after checking that the stream stays in sync.
 fn refused((export, structured): (&ExportInfo, bool), request: Request) -> Option<NbdError> {
     let refusal = rules(export, structured).check(&request, export.size).err()?;
     let after = match request.command {
@@ -141,7 +141,7 @@ fn writes_to_a_read_only_export_are_not_permitted() {
     iso.read_only = true;
     let rules = (&iso, true);
     for command in WRITES {
-        // EPERM whatever else is wrong with them.
+        // EPERM takes precedence over all other errors.
         for (offset, len) in [(0, 512), (1, 1), (u64::MAX, 512), (0, 0)] {
             assert_eq!(refused(rules, request(command, offset, len)), Some(NbdError::Perm));
         }
@@ -263,14 +263,14 @@ fn the_maximum_payload_binds_reads_and_writes_alone() {
             assert_eq!(refused(rules, request(command, 0, 0xffff_fe00)), None);
         }
     }
-    // Only a structured read may hear of an overflow.
+    // Only a structured read may fail with EOVERFLOW.
     assert_eq!(refused(simple, request(cmd::READ, 0, over)), Some(NbdError::Inval));
     assert_eq!(refused(structured, request(cmd::READ, 0, over)), Some(NbdError::Overflow));
-    // One chunk holds less.
+    // The limit for a single chunk is lower.
     let whole = |len| Request { flags: cmd_flags::DF, ..request(cmd::READ, 0, len) };
     assert_eq!(refused(structured, whole(32 << 20)), None);
     assert_eq!(refused(structured, whole((32 << 20) + 512)), Some(NbdError::Overflow));
-    // A greater number in the export does not move the bound; a smaller one does.
+    // A larger number in the export does not raise the limit; a smaller one lowers it.
     let greedy = ExportInfo { max_payload: u32::MAX, ..big.clone() };
     let over_read = request(cmd::READ, 0, over);
     assert_eq!(refused((&greedy, false), over_read), Some(NbdError::Inval));
@@ -286,7 +286,7 @@ fn a_payload_is_dropped_up_to_a_bound_and_ends_the_connection_above_it() {
     assert_eq!(after(SKIP_MAX), AfterRefusal::Skip(SKIP_MAX));
     assert_eq!(after(SKIP_MAX + 1), AfterRefusal::Close);
     assert_eq!(after(u32::MAX), AfterRefusal::Close);
-    // No payload stands behind a read, whatever its length says.
+    // A read has no payload, whatever its length is.
     let read = check(request(cmd::READ, 0, u32::MAX)).unwrap_err();
     assert_eq!(read.after, AfterRefusal::Continue);
 }
@@ -322,7 +322,7 @@ proptest! {
         requests in proptest::collection::vec(
             (0..32u16, 0..9u16, 0..1u64 << 24, 0..1u32 << 23, 0..3u8), 1..20),
     ) {
-        // A small size, so that many ranges end near its end.
+        // A small export, so that many ranges end near its end.
         let mut data = vec![0, 0, 0, 0, 0, head[0], head[1], 0];
         data.extend_from_slice(&head[2..10]);
         for (flags, command, offset, len, unit) in requests {

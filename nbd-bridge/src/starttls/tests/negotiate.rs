@@ -1,4 +1,4 @@
-//! Clients by the byte, in front of the engine's own handshake.
+//! Clients in raw bytes, in front of the engine's own handshake.
 
 use std::io::Cursor;
 
@@ -20,7 +20,7 @@ impl Exports for One {
     }
 }
 
-/// The engine as it negotiates. It keeps what it was sent.
+/// The negotiating engine. Records the bytes that it was sent.
 struct Engine {
     handshake: Handshake,
     out: Vec<u8>,
@@ -62,7 +62,7 @@ impl Read for Engine {
     }
 }
 
-/// A client that says this, and what it was told.
+/// A client with its prepared input, and the bytes that it was sent.
 struct Client {
     says: Cursor<Vec<u8>>,
     told: Vec<u8>,
@@ -89,7 +89,7 @@ impl Client {
         self.says.get_ref().len() - self.says.position() as usize
     }
 
-    /// Option, type and text of the replies.
+    /// Returns option, type and message of each reply.
     fn replies(&self) -> Vec<(u32, u32, String)> {
         let mut rest = &self.told[Greeting::LEN..];
         let mut replies = Vec::new();
@@ -123,7 +123,7 @@ struct Played {
     next: Result<Next, Stop>,
 }
 
-/// Flags and these options.
+/// Sends flags followed by these options.
 fn play(mode: TlsMode, options: &[Vec<u8>]) -> Played {
     let flags = (client_flags::FIXED_NEWSTYLE | client_flags::NO_ZEROES).to_be_bytes();
     let says = Cursor::new([&flags[..], &options.concat()].concat());
@@ -151,7 +151,7 @@ fn nothing_of_a_plain_client_gets_past_require() {
     );
     assert_eq!(played.client.replies()[0].2, "this server requires TLS");
     assert_eq!(played.engine.got.len(), 4, "only the flags");
-    // This has no error reply.
+    // This option has no error reply.
     let played = play(TlsMode::Require, &[option(opt::EXPORT_NAME, b"disk")]);
     assert!(matches!(played.next, Err(Stop::Plain)));
     assert!(played.negotiation.refused);
@@ -167,7 +167,7 @@ fn what_follows_starttls_in_plain_text_is_left_for_tls() {
         assert_eq!(played.client.types(), [(opt::STARTTLS, rep::ACK)]);
         assert_eq!(played.client.left(), injected.len());
         assert_eq!(played.engine.got.len(), 4, "only the flags");
-        // As if it had come over TLS.
+        // As if the connection used TLS.
         played.negotiation.secured();
         let next = played.negotiation.options(&mut played.client, &mut played.engine);
         assert!(matches!(next, Ok(Next::Pipe)), "{next:?}");
@@ -265,7 +265,7 @@ proptest! {
             };
             prop_assert!(right.contains(&reply), "{} answers {}", reply, option);
         }
-        // The other mode takes any bytes too.
+        // The other mode must accept any bytes too.
         let _ = play(TlsMode::On, &options);
         prop_assert_eq!(&played.client.told[..8], &magic::INIT.to_be_bytes()[..]);
     }

@@ -1,4 +1,4 @@
-//! Real sockets and real TLS, with the test in the engine's place.
+//! Real sockets and real TLS, with the test in place of the engine.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -33,7 +33,7 @@ impl Place {
         Self::new(mode, 4, (PATIENCE, PATIENCE))
     }
 
-    /// A client, and the engine's end of its connection if there is one.
+    /// Connects a client. Returns the engine's end of the connection too, if there is one.
     fn connect(&self) -> (TcpStream, Option<UnixStream>) {
         let client = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -45,7 +45,7 @@ impl Place {
         (client, engine)
     }
 
-    /// The same, with flags exchanged.
+    /// Connects a client and exchanges flags.
     fn greeted(&self) -> (TcpStream, UnixStream) {
         let (mut client, engine) = self.connect();
         let mut engine = engine.unwrap();
@@ -57,14 +57,14 @@ impl Place {
         (client, engine)
     }
 
-    /// The same, and in transmission without TLS.
+    /// Connects a client and enters the transmission phase without TLS.
     fn plain(&self) -> (TcpStream, UnixStream) {
         let (mut client, mut engine) = self.greeted();
         export_name(&mut client, &mut engine);
         (client, engine)
     }
 
-    /// The same over TLS.
+    /// Connects a client and enters the transmission phase over TLS.
     fn secure(&self) -> (Secure, UnixStream) {
         let (mut client, mut engine) = self.greeted();
         starttls(&mut client);
@@ -108,7 +108,7 @@ fn export_name(client: &mut impl Write, engine: &mut UnixStream) {
     assert_eq!(take::<20>(engine)[..], name);
 }
 
-/// The client's end of TLS; its handshake happens with the first bytes.
+/// Creates the client's end of TLS; the handshake takes place with the first bytes.
 fn secure(dir: &Path, socket: TcpStream) -> Secure {
     let certificates = |name| -> Vec<_> {
         CertificateDer::pem_file_iter(dir.join(name)).unwrap().map(Result::unwrap).collect()
@@ -129,7 +129,7 @@ fn secure(dir: &Path, socket: TcpStream) -> Secure {
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket)
 }
 
-/// Until the other side ends the connection, whichever way.
+/// Reads until the other side ends the connection, in whatever way.
 fn is_closed(from: &mut impl Read) -> bool {
     match from.read(&mut [0; 64]) {
         Ok(count) => count == 0,
@@ -167,7 +167,7 @@ fn bytes_go_both_ways_over_tls_and_both_ends_end_in_order() {
     let place = Place::patient(TlsMode::Require);
     let (mut client, mut engine) = place.secure();
     exchange(&mut client, &engine, 5 << 20);
-    // The client ends first, and still gets what the engine has to say.
+    // The client ends first, and still receives the engine's remaining replies.
     client.write_all(b"last").unwrap();
     client.conn.send_close_notify();
     client.flush().unwrap();
@@ -179,7 +179,7 @@ fn bytes_go_both_ways_over_tls_and_both_ends_end_in_order() {
     client.read_to_end(&mut got).expect("close_notify");
     assert!(got == pattern(1 << 20, 3));
     place.wait_gone();
-    // The engine ends first, with bytes on their way.
+    // The engine ends first, with bytes in transit.
     let (mut client, mut engine) = place.secure();
     engine.write_all(&pattern(1 << 20, 4)).unwrap();
     drop(engine);
@@ -217,7 +217,7 @@ fn plain_text_behind_starttls_reaches_nobody() {
         client.write_all(&[option(opt::STARTTLS, &[]), go].concat()).unwrap();
         let _ = take::<{ OptionReplyHeader::LEN }>(&mut client);
         assert!(is_closed(&mut engine), "the engine has it");
-        // What comes is an alert.
+        // The client receives an alert.
         let mut got = Vec::new();
         let _ = client.read_to_end(&mut got);
         assert!(got.is_empty() || got[0] == 21, "{got:?}");
@@ -247,15 +247,15 @@ fn only_a_certificate_of_the_ca_that_is_not_revoked_is_let_in() {
     assert!(!let_in(), "it has expired");
     place.authority.issue(dir, &Wanted::CLIENT);
     assert!(let_in());
-    // Read again after a moment.
+    // The files are reread after a moment.
     place.authority.revoke(dir, &[Wanted::CLIENT.serial]);
     std::thread::sleep(REREAD);
     assert!(!let_in(), "it is revoked");
-    // A directory that cannot be used changes nothing.
+    // An unusable directory changes nothing.
     place.authority.revoke(dir, &[]);
     std::thread::sleep(REREAD);
     assert!(let_in());
-    // Nor does another certificate that has expired; a start refuses it too.
+    // Neither does another certificate that has expired; a startup refuses it too.
     place.authority.issue(dir, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
     std::thread::sleep(REREAD);
     assert!(let_in());
@@ -286,14 +286,14 @@ fn who_is_revoked_is_refused_also_when_our_own_certificate_has_expired() {
     let place = Place::patient(TlsMode::Require);
     let dir = TlsDir(place.dir.0.clone());
     place.authority.issue(&dir.0, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
-    // It was good when we started.
+    // The certificate was valid at startup.
     lock(&place.relays.loaded).config = TlsServerConfig::for_nbd(&dir).unwrap();
     place.authority.revoke(&dir.0, &[Wanted::CLIENT.serial]);
     std::thread::sleep(REREAD);
     let now = TlsServerConfig::for_nbd(&dir).unwrap();
     assert_eq!(now.changes_since(&lock(&place.relays.loaded).config), ["ca-crl.pem"]);
     assert_eq!(now.changes_since(&place.relays.config()), [""; 0], "the list counts");
-    // Another one that is bad is not taken, with all that was read.
+    // Another invalid certificate is not accepted, nor any file read along with it.
     place.authority.issue(&dir.0, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
     place.authority.revoke(&dir.0, &[]);
     std::thread::sleep(REREAD);
@@ -303,7 +303,8 @@ fn who_is_revoked_is_refused_also_when_our_own_certificate_has_expired() {
 #[test]
 fn a_client_that_stops_is_closed_in_time() {
     let short = Duration::from_millis(200);
-    // In the flags, in an option, and in the handshake, which has a bound of its own.
+    // Timeouts in the flags, in an option, and in the TLS handshake, which has a timeout of its
+    // own.
     let place = Place::new(TlsMode::Require, 4, (short, PATIENCE));
     let (mut idle, engine) = place.connect();
     let greeting = Greeting { version: magic::OPTION, flags: 3 }.encode();
@@ -344,8 +345,8 @@ fn connections_are_bounded_and_end_when_asked_to() {
     place.wait_gone();
 }
 
-/// Writes until the engine, which reads nothing, lets nothing more pass. The end of the client has
-/// to fit behind it.
+/// Writes until the engine, which reads nothing, accepts no more bytes. Leaves room for the
+/// client's end of stream.
 fn fill(client: &mut impl Write, engine: &UnixStream) {
     let mut before = None;
     loop {
@@ -378,7 +379,7 @@ fn what_a_client_left_unread_ends_before_its_next_connection_begins() {
         assert_eq!(peer_end(&stalled), PeerEnd::Open, "the new one has sent no request yet");
         new.write_all(b"request").unwrap();
         assert_eq!(&take::<7>(&mut engine), b"request");
-        // The engine looks at its sockets now, and drops what it has not read.
+        // The engine now checks its sockets, and drops what it has not read.
         assert_eq!(peer_end(&stalled), PeerEnd::Gone);
         drop((old, stalled, new, engine));
         place.wait_gone();

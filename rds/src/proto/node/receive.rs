@@ -1,4 +1,4 @@
-//! What arrives over a connection.
+//! Processing of received data.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::proto::ports::{Received, Socket};
 use crate::wire::{CongestionMap, Extensions, Header, Kind, PING_PORT, PROBE_PORT, Step};
 
 impl Node {
-    /// Bytes have arrived over a connection.
+    /// Handles bytes received on a connection.
     pub fn received(&mut self, now: Instant, id: LinkId, bytes: &[u8]) {
         let Some(link) = self.links.get_mut(&id) else { return };
         let from = link.peer;
@@ -47,7 +47,7 @@ impl Node {
                 }
             }
         }
-        // What is unfinished counts as well: many peers could begin long messages.
+        // Unfinished messages count as well: many peers could begin long messages.
         let limit = (self.config.peer_memory, self.config.memory);
         let (Some(link), Some(peer)) = (self.links.get_mut(&id), self.peers.get_mut(&from)) else {
             return;
@@ -63,7 +63,7 @@ impl Node {
         link.decoder = decoder;
     }
 
-    /// The peer has sent something that makes sense.
+    /// Handles the first valid data of a peer on a connection.
     fn valid(&mut self, now: Instant, id: LinkId, from: IpAddr) {
         let (Some(peer), Some(link)) = (self.peers.get_mut(&from), self.links.get_mut(&id)) else {
             return;
@@ -73,7 +73,7 @@ impl Node {
         if peer.candidate == Some(id)
             && let Some(former) = peer.up()
         {
-            // Takes over as soon as the other one is lost.
+            // The other connection takes over as soon as the current one is lost.
             self.close(now, former);
         }
     }
@@ -91,7 +91,7 @@ impl Node {
             && self.has_memory(socket, len)
     }
 
-    /// Whether a message of this length may wait for the reader of a socket.
+    /// Whether there is memory for a message of this length to wait for the reader of a socket.
     pub(super) fn has_memory(&self, socket: &Socket, len: usize) -> bool {
         let cost = len + MESSAGE_COST;
         socket.waiting + cost <= self.config.port_memory
@@ -112,7 +112,8 @@ impl Node {
             peer.generation_in_map = true;
             let known = peer.generation.replace(generation);
             if known.is_some_and(|known| known != generation) {
-                // So does the first probe of a run, which is never a repeat, before anything else.
+                // Sequence numbers restart. The first probe of a run restarts them too: it is never
+                // a repeat, and precedes everything else.
                 peer.next_rx = 0;
                 self.peer_restarted(now, from);
             }
@@ -185,7 +186,8 @@ impl Node {
         }
     }
 
-    /// Our map is another one, and may have cleared these groups of ports: all peers get it.
+    /// Sends our changed map to all peers. `cleared` are the groups of ports that may have been
+    /// cleared.
     pub(super) fn map_changed(&mut self, cleared: u64) {
         self.ports.congestion_changed(self.config.address, cleared);
         if mutated!(RdsMapUnsent) {
@@ -199,10 +201,11 @@ impl Node {
         }
     }
 
-    /// A probe or the answer to one.
+    /// Handles a probe or the answer to one.
     fn probed(&mut self, now: Instant, from: IpAddr, header: &Header) {
         let Some(generation) = Extensions::decode(&header.extensions).generation else { return };
-        // Its number is one of the new run already, and so is what was expected before it.
+        // Its sequence number already belongs to the new run, and so does the one expected before
+        // it.
         let Some(peer) = self.peers.get_mut(&from) else { return };
         let known = peer.generation.replace(generation);
         if known.is_some_and(|known| known != generation) {
@@ -210,7 +213,7 @@ impl Node {
         }
     }
 
-    /// What a peer of another run may have delivered is not sent again.
+    /// Drops messages that a former run of the peer may have delivered; they must not be resent.
     fn peer_restarted(&mut self, now: Instant, from: IpAddr) {
         let Some(peer) = self.peers.get_mut(&from) else { return };
         let dropped = peer.outbox.remove(|m| m.is_begun && !mutated!(RdsRestartIgnored));

@@ -1,4 +1,4 @@
-//! What users of a node ask of it.
+//! Operations of a node's users.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::proto::peer::Phase;
 use crate::proto::ports::{Closed, Received};
 use crate::wire::{CongestionMap, PAYLOAD_MAX, PING_PORT};
 
-/// The group of ports that a port belongs to.
+/// Returns the group of a port.
 const fn group(port: u16) -> u64 {
     1 << (port % 64)
 }
@@ -26,8 +26,8 @@ impl Node {
         self.ports.bind(port, (self.config.sndbuf, self.config.rcvbuf))
     }
 
-    /// Frees a port. What waits for its reader is dropped. What it has sent is sent at most once
-    /// more: over the connection that is up, if one is.
+    /// Frees a port. Messages that wait for its reader are dropped. Messages that it has sent are
+    /// sent at most once more, over the current connection if one is up.
     pub fn close_socket(&mut self, id: SocketId) {
         let Some(closed) = self.ports.close(id) else { return };
         let Closed { inbox, map_changed, has_sent } = closed;
@@ -45,8 +45,8 @@ impl Node {
         }
     }
 
-    /// Gives up what a socket has sent to a port of a peer and what is not acknowledged. It may
-    /// still arrive, but is not sent again.
+    /// Cancels unacknowledged messages from a socket to a port of a peer. They may still arrive,
+    /// but are not resent.
     pub fn cancel(&mut self, id: SocketId, to: IpAddr, port: u16) {
         let is_meant =
             |message: &Message| message.owner == Owner::Socket(id) && message.dport == port;
@@ -54,7 +54,7 @@ impl Node {
         self.ports.discharge(id, cost);
     }
 
-    /// Gives up what closed sockets have sent: of all at once, since all queues are looked through.
+    /// Abandons the messages of all closed sockets at once, since all queues have to be searched.
     pub(super) fn abandon_closed(&mut self) {
         if self.closed.is_empty() {
             return;
@@ -67,9 +67,8 @@ impl Node {
         }
     }
 
-    /// Gives up messages to a peer: those that wait are dropped if `waiting`, if no connection is
-    /// up, or if one of them was sent before. Others are nobody's from now on; returns what these
-    /// cost.
+    /// Abandons messages to a peer. Those in the outbox are dropped if `waiting`, if no connection
+    /// is up, or if one was sent before. The others lose their owner; returns their cost.
     fn abandon_to(
         &mut self,
         address: IpAddr,
@@ -78,7 +77,8 @@ impl Node {
     ) -> usize {
         let Some(peer) = self.peers.get_mut(&address) else { return 0 };
         let link = peer.up().and_then(|id| self.links.get_mut(&id));
-        // What was sent before would be sent a second time, and what lies behind it leave a gap.
+        // Messages sent before would be sent a second time, and those behind them would leave a
+        // gap.
         let again = peer.outbox.iter().any(|m| m.is_begun && is_meant(m));
         let drops = waiting || link.is_none() || again;
         let dropped = peer.outbox.remove(|m| drops && is_meant(m));
@@ -90,8 +90,8 @@ impl Node {
         cost
     }
 
-    /// Sets the sizes of a socket's buffers: what it may have sent without an acknowledgment, and
-    /// what may wait for its reader before peers stop.
+    /// Sets a socket's buffer sizes: how much may be sent without an acknowledgment, and how much
+    /// may wait for the reader before peers stop.
     pub fn set_buffers(&mut self, id: SocketId, sndbuf: Option<usize>, rcvbuf: Option<usize>) {
         let Some(socket) = self.ports.get(id) else { return };
         let sndbuf = sndbuf.map_or(socket.sndbuf, |size| self.config.buffer(size));
@@ -101,7 +101,7 @@ impl Node {
         }
     }
 
-    /// Whether a socket may send a message of this length now.
+    /// Checks whether a socket may send a message of this length now.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -139,7 +139,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether messages can be sent to a node: there is a place for it, which it gets.
+    /// Checks whether messages can be sent to a node, and reserves a place for the peer.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -151,8 +151,9 @@ impl Node {
         self.make_peer(now, to).map_err(|()| SendError::TooManyPeers(self.peers.len()))
     }
 
-    /// Sends a message. Call [`may_send`](Self::may_send) before; who has looked itself may also
-    /// send to a port that has become congested, or from a socket that has become full.
+    /// Sends a message. Call [`may_send`](Self::may_send) first; a caller that has checked by
+    /// itself may also send to a port that has become congested, or from a socket that has become
+    /// full.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -184,7 +185,8 @@ impl Node {
         Ok(())
     }
 
-    /// What a node sends to itself does not leave it. The same limits hold as for peers.
+    /// Sends a message to the node itself, which never leaves it. The limits are the same as for
+    /// peers.
     fn send_to_self(&mut self, id: SocketId, port: u16, payload: Vec<u8>) {
         let from = self.config.address;
         self.stats.send_queued += 1;
@@ -200,7 +202,7 @@ impl Node {
         }
     }
 
-    /// The next message for a socket's reader.
+    /// Returns the next message for a socket's reader.
     pub fn receive(&mut self, id: SocketId) -> Option<Received> {
         let (received, map_changed) = self.ports.take(id)?;
         self.stats.recv_delivered += 1;
@@ -213,13 +215,14 @@ impl Node {
         Some(received)
     }
 
-    /// The same message, which stays.
+    /// Returns the next message without removing it.
     pub fn peek(&mut self, id: SocketId) -> Option<&Received> {
         self.ports.peek(id)
     }
 
-    /// A socket's user waits until a port of a peer is not congested any more, and is notified by
-    /// [`take_updates`](Self::take_updates); at once if it is not congested.
+    /// Watches a port of a peer on behalf of a socket. The user is notified by
+    /// [`take_updates`](Self::take_updates) when the port is no longer congested; at once if it is
+    /// not congested.
     pub fn watch(&mut self, id: SocketId, to: IpAddr, port: u16) {
         match self.congestion(to).is_some_and(|map| map.get(port)) {
             true => self.ports.watch(id, group(port)),
@@ -234,24 +237,24 @@ impl Node {
         self.ports.admits(id)
     }
 
-    /// True if any socket was refused and waits for room.
+    /// Whether a socket was refused and waits for room.
     pub fn has_refused(&self) -> bool {
         self.ports.has_refused()
     }
 
-    /// What [`take_updates`](Self::take_updates) would return.
+    /// Returns the groups that [`take_updates`](Self::take_updates) would return.
     pub fn updates(&self, id: SocketId) -> u64 {
         self.ports.get(id).map_or(0, |socket| socket.updates)
     }
 
-    /// Groups of ports that were watched and of which one is not congested any more: bit N stands
-    /// for ports that leave N when divided by 64.
+    /// Returns the watched groups that have a port that is no longer congested: bit N covers
+    /// ports with remainder N when divided by 64.
     pub fn take_updates(&mut self, id: SocketId) -> u64 {
         self.ports.take_updates(id)
     }
 
-    /// Ports of a peer that are congested, if it ever said so; those of the node itself for its
-    /// own address.
+    /// Returns the congested ports of a peer, if it ever sent a map, or the node's own for its own
+    /// address.
     pub fn congestion(&self, peer: IpAddr) -> Option<&CongestionMap> {
         if peer == self.config.address {
             return Some(self.ports.congested());
@@ -259,7 +262,7 @@ impl Node {
         self.peers.get(&peer)?.map.as_ref()
     }
 
-    /// Its sockets.
+    /// Returns the state of all sockets.
     pub fn sockets(&self) -> impl Iterator<Item = SocketInfo> {
         self.ports.iter().map(|(id, socket)| SocketInfo {
             port: id.port,
@@ -270,7 +273,7 @@ impl Node {
         })
     }
 
-    /// Its peers.
+    /// Returns the state of all peers.
     pub fn connections(&self) -> impl Iterator<Item = ConnectionInfo> {
         self.peers.iter().map(|(address, peer)| {
             let link = peer.up().and_then(|id| self.links.get(&id));
@@ -288,7 +291,7 @@ impl Node {
         })
     }
 
-    /// All messages in its queues.
+    /// Returns all messages in the node's queues.
     pub fn messages(&self) -> impl Iterator<Item = MessageInfo> {
         let of = |queue, peer, message: &Message| MessageInfo {
             queue,

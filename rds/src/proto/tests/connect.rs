@@ -1,4 +1,5 @@
-//! Who connects, when, and what becomes of connections that meet.
+//! Connection establishment: which node connects, when, and how simultaneous connections are
+//! resolved.
 
 use super::*;
 
@@ -55,7 +56,7 @@ fn attempts_become_rare() {
     net.send(sender, 1, (5, 9), b"");
     net.pass(Duration::from_secs(60));
     let attempts = net.at(1).stats().tcp_connect_attempts;
-    // Half a second apart on average, once the longest wait is reached.
+    // Half a second apart on average, once the maximum delay is reached.
     assert!((80..=180).contains(&attempts), "{attempts}");
 }
 
@@ -82,7 +83,7 @@ fn a_new_connection_replaces_one_that_looks_good() {
     net.send(sender, 1, (5, 4000), b"two");
     net.delivers = false;
     net.settle();
-    // What it has written still arrives, but its end is not seen.
+    // Its written data still arrives, but its end is not seen.
     let old = net.pipes.remove(0);
     let now = net.now;
     net.at(1).lost(now, old[0].link);
@@ -90,7 +91,7 @@ fn a_new_connection_replaces_one_that_looks_good() {
     let [near, far] = net.pipes[0].clone();
     assert_eq!(net.at(5).predecessor(far.link), Some(old[1].link));
     net.at(5).received(now, old[1].link, &old[0].out);
-    // Nothing goes to it before it has sent anything valid.
+    // Nothing is sent on it before it has delivered valid data.
     assert!(near.out.len() > MAP_LEN && far.out.is_empty());
     net.at(5).received(now, far.link, &near.out[..47]);
     assert!(net.at(5).predecessor(far.link).is_some());
@@ -110,7 +111,7 @@ fn a_candidate_that_sends_nothing_is_closed() {
     net.settle();
     let now = net.now;
     let candidate = net.at(5).accepted(now, address(1)).unwrap();
-    // Only the newest of them counts.
+    // Only the newest candidate counts.
     let newer = net.at(5).accepted(now, address(1)).unwrap();
     assert_eq!(net.at(5).take_order(), Some(Order::Close(candidate)));
     let later = now + Duration::from_secs(10);
@@ -140,7 +141,7 @@ fn a_connection_of_a_larger_node_is_a_request_to_connect() {
     let now = Instant::ZERO;
     assert_eq!(node.accepted(now, address(5)), None);
     assert!(matches!(node.take_order(), Some(Order::Connect { to, .. }) if to == address(5)));
-    // Not more often than so, whatever the peer does.
+    // The rate is limited whatever the peer does.
     for _ in 0..100 {
         assert_eq!(node.accepted(now, address(5)), None);
     }
@@ -181,14 +182,14 @@ fn peers_that_are_known_are_not_crowded_out() {
     assert_eq!(sent, Err(SendError::TooManyPeers(4)));
 }
 
-/// A peer that has pinged and gone.
+/// Adds a peer that has pinged and disconnected.
 fn pinged_once(net: &mut Net, own: u8, from: u8) {
     net.nodes.insert(from, Net::node(from, 1));
     let socket = net.at(from).bind(3000).unwrap();
     net.send(socket, from, (own, 0), b"");
     net.settle();
     assert_eq!(net.read(from, socket).len(), 1);
-    // The last answer is not delivered any more.
+    // The last answer is not delivered.
     net.delivers = false;
     net.send(socket, from, (own, 0), b"");
     net.settle();
@@ -236,7 +237,7 @@ fn peers_that_have_only_pinged_are_evicted_for_others() {
     assert_eq!(net.at(1).stats().peers_refused, 1);
 }
 
-/// One whose messages users have read may come back with one that it repeats.
+/// A peer whose messages were read by users may return with a repeated message.
 #[test]
 fn peers_that_have_sent_messages_stay() {
     let mut net = Net::new(&[1, 5]);

@@ -1,4 +1,4 @@
-//! What becomes of messages: in order, once, within limits.
+//! Delivery of messages: in order, once, within limits.
 
 use super::*;
 use crate::wire::CongestionMap;
@@ -27,7 +27,7 @@ fn messages_arrive_in_order_and_once_over_cuts() {
         expected.push((3000, vec![round; 100]));
         net.delivers = false;
         net.settle();
-        // A part of what was written arrives, without a word about it to the sender.
+        // A part of the written data arrives without the sender noticing.
         let now = net.now;
         let [near, far] = net.pipes[0].clone();
         let arrives = near.out.len() * usize::from(round % 5) / 4;
@@ -66,8 +66,8 @@ fn a_system_acknowledges_nothing_for_a_node_that_did_not_take_the_connection() {
     net.delivers = false;
     net.send(sender, 1, (5, 4000), &[7; 1000]);
     net.pass(Duration::from_millis(20));
-    // As Linux 6.1 while it has not seen the end of the former connection: its TCP has all, and
-    // then resets the new one.
+    // Behaves like Linux 6.1 before it has seen the end of the former connection: its TCP
+    // acknowledges everything and then resets the new connection.
     let [near, far] = net.pipes[0].clone();
     assert!(near.written > 1000);
     net.at(1).acked(near.link, near.written);
@@ -134,14 +134,14 @@ fn a_slow_reader_stops_senders_to_its_port_only() {
     }
     assert_eq!(net.at(1).may_send(sender, to, 500), Err(SendError::Congested));
     assert_eq!(sent, 4000 / (500 + MESSAGE_COST) + 1);
-    // The port of the other socket is 65 further, so that the groups differ by one.
+    // The port of the other socket is 65 higher, so that the groups differ by one.
     net.send(sender, 1, (5, 4001), b"passes");
     net.settle();
     assert_eq!(net.read(5, other).len(), 1);
-    // That the port has room is reported once it is asked for.
+    // That the port has room is reported only once requested.
     net.at(1).watch(sender, address(5), 4000);
     while net.at(1).take_event().is_some() {}
-    // At once of one that is not congested.
+    // At once for a port that is not congested.
     net.at(1).watch(sender, address(5), 4001);
     assert_eq!(net.at(1).take_event(), Some(Event::Readable(sender)));
     assert_eq!(net.at(1).take_updates(sender), 1 << (4001 % 64));
@@ -206,14 +206,14 @@ fn a_closed_socket_sends_what_it_has_at_most_once() {
     net.pass(Duration::from_secs(3));
     assert_eq!(net.read(5, reader), []);
     assert_eq!(net.at(1).memory(), (0, 0));
-    // The port belongs to somebody else now, who is not charged for it.
+    // The port has a new owner now, which is not charged.
     let next = net.at(1).bind(3000).unwrap();
     net.send(next, 1, (5, 4000), b"next");
     net.settle();
     assert_eq!(net.read(5, reader), [(3000, b"next".to_vec())]);
 }
 
-/// What waits behind a message that is not sent again is not sent either.
+/// Messages behind one that is not resent are not sent either.
 #[test]
 fn what_a_closed_socket_has_sent_arrives_without_gaps() {
     for is_noticed in [true, false] {
@@ -256,7 +256,7 @@ fn a_node_talks_to_itself() {
     assert!(net.pipes.is_empty());
 }
 
-/// Users can do without `may_send`.
+/// Users are not obliged to call `may_send`.
 #[test]
 fn memory_has_limits_whatever_users_send_to_their_own_node() {
     let mut config = Config::new(address(1), 1, 1);
@@ -273,7 +273,7 @@ fn memory_has_limits_whatever_users_send_to_their_own_node() {
     assert!(received <= 15_000 && received > 13_000 && sent == 0, "{received} {sent}");
     let kept: usize = ids.iter().map(|id| std::iter::from_fn(|| node.receive(*id)).count()).sum();
     assert_eq!(kept as u64 + node.stats().recv_drop_no_memory, 60);
-    // Nor do the answers to pings that nobody reads.
+    // The same goes for answers to pings that are not read.
     for _ in 0..1000 {
         node.send(Instant::ZERO, ids[0], (address(1), 0), Vec::new()).unwrap();
     }
@@ -281,7 +281,7 @@ fn memory_has_limits_whatever_users_send_to_their_own_node() {
     assert_eq!(node.stats().send_pong_dropped, 960);
 }
 
-/// To a user in another process the message has been reported as sent.
+/// For a user in another process, the message already counts as sent.
 #[test]
 fn messages_to_more_peers_than_there_may_be_are_counted() {
     let mut config = Config::new(address(1), 1, 1);

@@ -1,9 +1,9 @@
-//! What goes over the wire, in the order in which the kernel does it.
+//! Data on the wire, in the order in which the kernel sends it.
 
 use super::*;
 use crate::wire::{CONG_BITMAP, CongestionMap, PING_PORT, PROBE_PORT};
 
-/// A peer of ours that is played: its connection is up, and what the node writes is kept.
+/// A simulated peer: its connection is up, and the node's output is recorded.
 struct Played {
     node: Node,
     link: LinkId,
@@ -12,7 +12,7 @@ struct Played {
 }
 
 impl Played {
-    /// Node 5, played peer 1.
+    /// Creates node 5 with the simulated peer 1.
     fn new() -> Self {
         let mut node = Net::node(5, 0x0102_0304);
         let now = Instant::ZERO;
@@ -20,7 +20,7 @@ impl Played {
         Self { node, link, now, written: 0 }
     }
 
-    /// The same, with all said that comes before data.
+    /// Creates the simulated peer after the exchange that precedes data.
     fn greeted() -> Self {
         let mut played = Self::new();
         played.input_map(None);
@@ -28,7 +28,7 @@ impl Played {
         played
     }
 
-    /// Everything that the node writes, acknowledged if wanted.
+    /// Returns the node's output, acknowledging it if requested.
     fn output(&mut self, acknowledged: bool) -> Vec<(Header, Vec<u8>)> {
         let mut stream = Vec::new();
         loop {
@@ -53,14 +53,14 @@ impl Played {
         self.node.received(self.now, self.link, &bytes);
     }
 
-    /// Sends an empty map, which says of which run of the peer it is, or not.
+    /// Sends an empty map, with the generation of the peer if given.
     fn input_map(&mut self, run: Option<u32>) {
         let extensions = Extensions { npaths: None, generation: run }.encode();
         let header = Header { flags: CONG_BITMAP, extensions, ..Header::default() };
         self.input(header, CongestionMap::default().bytes());
     }
 
-    /// The connection is lost; the peer connects again.
+    /// Breaks the connection, and lets the peer reconnect.
     fn reconnect(&mut self) {
         self.node.lost(self.now, self.link);
         self.link = self.node.accepted(self.now, address(1)).unwrap();
@@ -85,7 +85,7 @@ fn a_connection_begins_with_the_map_and_a_probe() {
     let mut played = Played::new();
     let id = played.node.bind(3000).unwrap();
     played.send(id, b"hi!!");
-    // Until the probe is acknowledged the peer may take our numbers for those of a former run.
+    // Until the probe is acknowledged, the peer may take our numbers for those of a former run.
     let first = played.output(false);
     assert_eq!(first.len(), 2);
     let (map, probe) = (&first[0], &first[1]);
@@ -98,7 +98,8 @@ fn a_connection_begins_with_the_map_and_a_probe() {
         Header { sequence: 1, sport: PROBE_PORT, extensions: expected, ..Header::default() };
     assert_eq!(probe, &(header, Vec::new()));
     played.node.acked(played.link, played.written);
-    // Nor is it known yet which run of the peer this is, and that it has taken the connection.
+    // The generation of the peer, and whether it has accepted the connection, are not known yet
+    // either.
     assert_eq!(played.output(false), []);
     played.input_map(None);
     played.node.acked(played.link, played.written);
@@ -135,7 +136,7 @@ fn a_flood_of_pings_gets_few_answers_at_a_time() {
     assert_eq!(played.node.stats().send_pong_dropped, 999 - 64);
     played.input(Header { dport: PING_PORT, ..data(1000, 0) }, b"");
     assert_eq!(played.output(true).len(), 1);
-    // Nor does a port that is congested get any.
+    // A congested port gets no messages either.
     let mut map = CongestionMap::default();
     map.set(3000, true);
     played.input(Header { flags: CONG_BITMAP, ..Header::default() }, map.bytes());
@@ -143,7 +144,7 @@ fn a_flood_of_pings_gets_few_answers_at_a_time() {
     assert_eq!(played.output(true), []);
 }
 
-/// The rule of the kernel: old is only what says that it is repeated.
+/// The kernel's rule: only a message marked as a repeat is old.
 #[test]
 fn messages_are_taken_by_the_rule_of_the_kernel() {
     let mut played = Played::new();
@@ -207,7 +208,7 @@ fn a_peer_that_has_restarted_gets_nothing_twice() {
         played.output(false);
         played.send(id, b"new");
         played.reconnect();
-        // Whether it is another run is known from its map.
+        // Its map shows whether it is another run.
         let kinds: Vec<u8> = played.output(true).iter().map(|(h, _)| h.flags).collect();
         assert_eq!(kinds, [CONG_BITMAP]);
         played.input_map(Some(number));
@@ -216,7 +217,7 @@ fn a_peer_that_has_restarted_gets_nothing_twice() {
         assert_eq!(flags.iter().filter(|flags| **flags == 0).count(), 2, "probe, and what is new");
     }
     assert_eq!(played.node.stats().send_dropped, 1);
-    // A run of its own numbers.
+    // The new run has its own numbers.
     let reader = played.node.bind(4000).unwrap();
     played.input(data(1, RETRANSMITTED), b"x");
     assert!(played.node.receive(reader).is_some());
@@ -239,7 +240,7 @@ fn a_peer_that_says_nothing_is_not_waited_for_long() {
     assert_eq!(played.output(true).len(), 2);
 }
 
-/// The same for a kernel, whose maps say nothing, and which announces its run in probes only.
+/// A restart of a kernel, whose maps carry no generation, and which announces it in probes only.
 #[test]
 fn a_run_that_a_probe_announces_keeps_its_numbers() {
     let mut played = Played::new();
@@ -253,7 +254,7 @@ fn a_run_that_a_probe_announces_keeps_its_numbers() {
     played.input(probe(1, 7), b"");
     played.input(data(50, 0), b"x");
     played.reconnect();
-    // What was queued goes in front of the probe.
+    // The queued data precedes the probe.
     played.input(data(1, 0), b"y");
     played.input(probe(2, 8), b"");
     played.reconnect();
@@ -299,7 +300,7 @@ fn a_message_for_a_port_that_nobody_has_is_dropped_alone() {
     assert_eq!(played.node.stats().recv_drop_no_sock, 2);
 }
 
-/// What the kernel and a node of ours said to each other (docs/RDS.md).
+/// Data exchanged between the kernel and a node of ours (docs/RDS.md).
 #[test]
 fn bytes_are_those_of_the_kernel() {
     let hex = "00000000000000070000000000000000000000040bb80fa00000000000000000";
