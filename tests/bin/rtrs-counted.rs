@@ -1,6 +1,6 @@
-//! `rtrs-server`, or with `attach` as its first word `rtrs-client`, that counts what it allocates:
-//! what `tests/system/allocations.rs` needs and nobody else. It takes the flags of either. Whoever
-//! connects to the unix socket `RTRS_COUNTED` gets the number of allocations so far, in decimal.
+//! `rtrs-server`, or with `attach` as its first word `rtrs-client`, that counts its allocations,
+//! for `tests/system/allocations.rs` only. It accepts the flags of either. Each connection to the
+//! unix socket `RTRS_COUNTED` receives the number of allocations so far, in decimal.
 #![forbid(unsafe_code)]
 
 use std::alloc::System;
@@ -36,7 +36,7 @@ fn serve_count() -> io::Result<()> {
         for stream in listener.incoming() {
             let stats = COUNTED.stats();
             let count = stats.allocations + stats.reallocations;
-            // Who asks and goes away gets none.
+            // A client that disconnects early receives no answer.
             let _ = stream.and_then(|mut stream| write!(stream, "{count}"));
         }
     })?;

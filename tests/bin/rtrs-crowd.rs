@@ -1,23 +1,23 @@
-//! Many sessions in one process, for `scripts/scale.sh`: what they cost their server.
+//! Many sessions in one process, for `scripts/scale.sh`, to measure their cost at the server.
 //!
 //! ```text
 //! target/release/rtrs-crowd --path 127.0.0.1:1234 --export v
 //! ```
 //!
-//! Each session is the engine of `rtrs-client` with one shard, in a thread with an io_uring of its
-//! own, over one TCP path with the settings that `attach` has without flags. What `attach` has
-//! besides is missing: the process, the front end, the control socket. Session N opens the export
-//! v0, v1 and so on, counted from 0. Orders come as lines on stdin; each is answered with a line of
-//! JSON on stdout, in the order in which they came:
+//! Each session is the engine of `rtrs-client` with one shard, in a thread with its own io_uring,
+//! over one TCP path with the settings that `attach` has without flags. The other parts of `attach`
+//! are missing: the process, the front end, the control socket. Session N opens the export v0, v1
+//! and so on, counted from 0. Orders are lines on stdin; each is answered with a line of JSON on
+//! stdout, in order of arrival:
 //!
 //! | order | does |
 //! |---|---|
-//! | `attach N` | attaches N more sessions, one after the other; how long each took |
-//! | `attach-all N` | the same at once; how long all took |
-//! | `wait-down SECONDS` | waits until none is up, at most so long |
-//! | `wait-up SECONDS` | waits until all are up, at most so long; how many are, how long it took |
-//! | `first N` | reads 4 KiB over each of the first N, one after the other; how long each took |
-//! | `load N DEPTH SECONDS` | random reads of 4 KiB over each of the first N; what each did |
+//! | `attach N` | attaches N more sessions in turn; answers with the time of each |
+//! | `attach-all N` | attaches N more sessions at once; answers with the total time |
+//! | `wait-down SECONDS` | waits until no session is up, at most SECONDS |
+//! | `wait-up SECONDS` | waits until all are up, at most SECONDS; answers with number and time |
+//! | `first N` | reads 4 KiB over each of the first N in turn; answers with the time of each |
+//! | `load N DEPTH SECONDS` | random 4 KiB reads over each of the first N; answers with results |
 //!
 //! The process ends with stdin.
 #![forbid(unsafe_code)]
@@ -49,15 +49,15 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 use serde_json::{Value, json};
 
-/// Bytes of a read.
+/// Size of a read in bytes.
 const BLOCK: u32 = 4096;
-/// Most reads in flight of a session.
+/// Maximum reads in flight of a session.
 const DEPTH_MAX: u32 = 64;
-/// A session that is not attached by then never will be.
+/// Maximum time of attaching a session.
 const ATTACH_MAX: Duration = Duration::from_secs(60);
-/// How much longer than a load its last answers may take.
+/// Additional time for the last answers of a load.
 const LOAD_MORE: Duration = Duration::from_secs(30);
-/// Stack of a session's thread.
+/// Stack size of a session's thread.
 const STACK: usize = 512 << 10;
 
 #[derive(Debug, Parser)]
@@ -79,10 +79,10 @@ struct Args {
     poll: u64,
 }
 
-/// What a session is to do.
+/// Order to a session.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// Keep so many reads in flight, for so long; no time: one read.
+    /// Keep `depth` reads in flight for `time`; zero time means one read.
     Read {
         depth: u32,
         time: Duration,
@@ -90,18 +90,18 @@ enum Order {
     End,
 }
 
-/// What happened to a session.
+/// Event of a session.
 #[derive(Debug)]
 enum Event {
-    /// Its export is open, or not any more.
+    /// Its export is open, or no longer open.
     Up(bool),
-    /// Reads, errors, and the longest one.
+    /// Its reads have ended: their number, errors, and longest time.
     Done { reads: u64, errors: u64, longest: Duration, took: Duration },
-    /// It will never be up.
+    /// The session has failed permanently.
     Failed(String),
 }
 
-/// Reads that a session makes.
+/// Reads of a session.
 #[derive(Debug)]
 struct Load {
     depth: u32,
@@ -131,7 +131,7 @@ struct Member {
 
 impl Member {
     fn send(&self, event: Event) {
-        // Nobody listens when the process ends.
+        // The receiver is closed when the process ends.
         drop(self.events.send((self.number, event)));
     }
 
@@ -154,7 +154,7 @@ impl Member {
         }
     }
 
-    /// Moves the reads on. True when anything happened.
+    /// Advances the reads. Returns whether anything happened.
     fn read(&mut self, now: Instant) -> bool {
         let Self { device, load, pool, started, random, .. } = self;
         let Some(device) = device else { return false };
@@ -256,7 +256,7 @@ fn random_bytes() -> [u8; 16] {
     bytes
 }
 
-/// The settings that `attach` has without flags.
+/// Returns the settings that `attach` has without flags.
 fn config(args: &Args, number: usize) -> SessionConfig {
     let beat = |ms, missed_max| HeartbeatSettings {
         interval: Duration::from_millis(ms),
@@ -304,7 +304,7 @@ fn config(args: &Args, number: usize) -> SessionConfig {
     }
 }
 
-/// The body of a session's thread.
+/// Runs a session in its thread.
 fn session(
     (number, config, policy): (usize, SessionConfig, PollPolicy),
     shared: Arc<IwarpShared>,
@@ -340,7 +340,7 @@ struct Crowd {
     args: Args,
     shared: Arc<IwarpShared>,
     members: Vec<Sender<Order>>,
-    /// Which of them are up.
+    /// Whether each member is up.
     up: Vec<bool>,
     events: Receiver<(usize, Event)>,
     notify: Notify<(usize, Event)>,
@@ -365,13 +365,13 @@ impl Crowd {
         let thread = thread::Builder::new().stack_size(STACK).name(format!("crowd-{number}"));
         let poll = PollPolicy { budget_max: Duration::from_micros(self.args.poll) };
         let body = move || session((number, config, poll), shared, inbox, notify);
-        // It ends with the process.
+        // The thread ends with the process.
         drop(thread.spawn(body).expect("a thread"));
         self.members.push(orders);
         self.up.push(false);
     }
 
-    /// The next event, within the time that is left. None: it is over.
+    /// Waits for the next event within the remaining time. Returns None when that has passed.
     fn next(&mut self, until: Watch) -> Result<Option<(usize, Event)>, String> {
         let left = until.saturating_duration_since(Watch::now());
         match self.events.recv_timeout(left) {
@@ -412,7 +412,7 @@ impl Crowd {
                    "all_us": begin.elapsed().as_micros() }))
     }
 
-    /// Gives the first `count` the same order, and takes what they did.
+    /// Gives the first `count` sessions the same order, and collects their results.
     fn read(&mut self, count: usize, order: Order, longest: Duration) -> Result<Value, String> {
         if count > self.ups() {
             return Err(format!("only {} sessions are up", self.ups()));

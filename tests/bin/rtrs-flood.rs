@@ -1,4 +1,4 @@
-//! A session among strangers: how many of its IOPS are left, and how long its reconnects take,
+//! Effect of connection floods on a session: its remaining IOPS and the duration of its reconnects
 //! while a crowd of other addresses opens connections to its server.
 //!
 //! ```text
@@ -9,11 +9,11 @@
 //! The session reads at queue depth 32 over TCP on the loopback (`rtrs-client bench`), and every
 //! few seconds the server ends its path (`session disconnect`). Meanwhile `--rate` connections per
 //! second come from 127.0.1.x. They are, in turn: opened and closed; silent; half of an MPA
-//! request; a CON_REQ and nothing more; a whole handshake without an OPEN. What is not closed by
-//! the other end is closed after `--hold` seconds. The `baseline` is the same crowd at a port that
-//! only accepts and closes; both alternate `--rounds` times. Everything is bounded in number and
-//! time and stays on the loopback. With `--tls RATE` the session goes over tls://, and so many
-//! full handshakes per second come beside the crowd, of a client that the server knows.
+//! request; a CON_REQ and nothing more; a whole handshake without an OPEN. Connections that the
+//! other end keeps open are closed after `--hold` seconds. The `baseline` is the same crowd at a
+//! port that only accepts and closes; both alternate `--rounds` times. All numbers and times are
+//! bounded, and all traffic stays on the loopback. With `--tls RATE` the session uses tls://, and a
+//! known client makes this number of full handshakes per second in addition to the crowd.
 #![forbid(unsafe_code)]
 
 use std::cmp::Reverse;
@@ -43,13 +43,13 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 /// Name of the server and of its control socket.
 const NAME: &str = "flood";
-/// Addresses of the crowd: 127.0.1.1 and up.
+/// Number of addresses of the crowd: 127.0.1.1 and up.
 const SOURCES: u64 = 250;
 /// Time between the messages of a handshake.
 const STEP: Duration = Duration::from_millis(50);
-/// What a socket that does not block says of a connection that is not there yet.
+/// Error of a nonblocking socket whose connection is not established yet.
 const EINPROGRESS: i32 = 115;
-/// How long a reconnect may take before it is given up.
+/// Maximum time of a reconnect.
 const RECONNECT_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Parser)]
@@ -81,18 +81,18 @@ struct Args {
     server: Vec<String>,
 }
 
-/// What the crowd did.
+/// Counters of the crowd.
 #[derive(Debug, Default)]
 struct Counts {
     opened: AtomicU64,
     failed: AtomicU64,
     most_held: AtomicU64,
-    /// TLS handshakes that were made, and that were not.
+    /// Successful and failed TLS handshakes.
     shaken: AtomicU64,
     unshaken: AtomicU64,
 }
 
-/// A connection of the crowd: what it still has to send, and when it does something next.
+/// Connection of the crowd: the remaining messages, and the time of its next action.
 struct Stranger {
     stream: TcpStream,
     due: Instant,
@@ -100,7 +100,7 @@ struct Stranger {
     end: Instant,
 }
 
-/// The messages of connection number `n`, of that kind. None: it is closed at once.
+/// Returns the messages of connection number `n` of this kind. None: it is closed at once.
 fn messages(kind: u64, n: u64) -> Option<VecDeque<Vec<u8>>> {
     let mut uuid = [0xf1; 16];
     uuid[..8].copy_from_slice(&n.to_le_bytes());
@@ -135,7 +135,7 @@ fn open(target: SocketAddr, n: u64) -> std::io::Result<TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
     let host = u8::try_from(1 + n % SOURCES).expect("below 251");
     socket.bind(&SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(127, 0, 1, host), 0)).into())?;
-    // Its end is a reset, so that the crowd does not use up the ports.
+    // The connection ends with a reset, so that the crowd does not use up the ports.
     socket.set_linger(Some(Duration::ZERO))?;
     socket.set_nonblocking(true)?;
     match socket.connect(&target.into()) {
@@ -146,7 +146,7 @@ fn open(target: SocketAddr, n: u64) -> std::io::Result<TcpStream> {
 }
 
 impl Stranger {
-    /// Does what is due. False when it is over.
+    /// Takes the steps that are due. Returns false when the connection has ended.
     fn step(&mut self, now: Instant) -> bool {
         let mut buffer = [0; 1024];
         loop {
@@ -171,10 +171,10 @@ impl Stranger {
     }
 }
 
-/// Opens `rate` connections per second until told to stop.
+/// Opens `rate` connections per second until `stop` is set.
 fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts: &Counts) {
     let start = Instant::now();
-    // Who is held, by number, and when each does something next: who waits costs nothing.
+    // Held connections by number, and the time of each one's next action: waiting costs nothing.
     let mut held: HashMap<u64, Stranger> = HashMap::new();
     let mut due: BinaryHeap<Reverse<(Instant, u64)>> = BinaryHeap::new();
     let mut count = 0;
@@ -211,10 +211,10 @@ fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts:
     }
 }
 
-/// Threads that shake hands.
+/// Number of threads for TLS handshakes.
 const SHAKERS: u64 = 8;
 
-/// Makes its share of `--tls` handshakes per second until told to stop.
+/// Makes its share of `--tls` handshakes per second until `stop` is set.
 fn shake(
     (rate, config): (u64, &TlsClientConfig),
     target: SocketAddr,
@@ -242,7 +242,7 @@ fn shake(
     }
 }
 
-/// A port that only accepts and closes.
+/// Opens a port that only accepts and closes.
 fn accept_and_close() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
@@ -250,7 +250,7 @@ fn accept_and_close() -> SocketAddr {
     address
 }
 
-/// The server as its control socket shows it.
+/// The server's control socket.
 struct Control(PathBuf);
 
 impl Control {
@@ -259,7 +259,7 @@ impl Control {
         answer.map(|(value, _)| value).unwrap_or_else(|error| json!({ "error": error.to_string() }))
     }
 
-    /// The name of the bench's session, which begins with that given, and its connected path.
+    /// Returns the name of the bench's session, which begins with [`NAME`], and its connected path.
     fn path(&self) -> Option<(String, u64)> {
         let list = self.ask(&json!({ "command": "session-list" }));
         let sessions = list["sessions"].as_array()?;
@@ -320,7 +320,7 @@ impl Keys {
     }
 }
 
-/// Figures of a run.
+/// Results of a run.
 struct Run {
     iops: f64,
     errors: u64,
@@ -328,7 +328,7 @@ struct Run {
     reconnects: Vec<Option<Duration>>,
 }
 
-/// The session at work, with a crowd at `target`.
+/// Runs the session with a crowd at `target`.
 fn run(
     args: &Args,
     (portal, keys): (&str, Option<&Keys>),

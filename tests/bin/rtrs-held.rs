@@ -1,13 +1,13 @@
-//! `rtrs-server` with a disk that can be told to hold a write up: what `tests/system/faults.rs`
-//! needs and nobody else. It takes the server's flags. Files in the directory `RTRS_HELD_DIR` tell
-//! it what to do, and tell what it did:
+//! `rtrs-server` with a disk that can hold a write on command, for `tests/system/faults.rs` only.
+//! It accepts the server's flags. Files in the directory `RTRS_HELD_DIR` are its commands and its
+//! reports:
 //!
 //! | file | made by | means |
 //! |---|---|---|
 //! | `hold` | the test | hold the next write to the first MiB |
-//! | `armed` | this program, instead of `hold` | a write that comes from now on is held |
-//! | `holding` | this program, instead of `armed` | one is held; all else runs |
-//! | `release` | the test | let it run; taken away with `holding` when it is on its way |
+//! | `armed` | this program, instead of `hold` | the next write from now on is held |
+//! | `holding` | this program, instead of `armed` | a write is held; all other IO runs |
+//! | `release` | the test | release it; removed with `holding` once the write is submitted |
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -23,7 +23,7 @@ use rtrs_core::block::{BlockSource, IoOp};
 use rtrs_server::backend::layer::{PauseHandle, pause};
 use rtrs_server::{Error, ErrorKind, LowArgs, Plan, serve_over};
 
-/// Where a write has to begin to be held.
+/// Offset below which a write has to begin to be held.
 const HELD_BYTES: u64 = 1 << 20;
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -45,7 +45,7 @@ fn execute(args: &LowArgs) -> Result<(), Error> {
     serve_over(&plan, |source| hold(source, dir.clone()))
 }
 
-/// Puts the layer over a disk, and starts the thread that commands it; it ends with the process, or
+/// Puts the layer over a disk, and starts the thread that controls it; it ends with the process, or
 /// with the test's directory.
 fn hold(source: Arc<dyn BlockSource>, dir: PathBuf) -> Arc<dyn BlockSource> {
     let (source, handle) = pause(source);
@@ -70,7 +70,7 @@ fn look(dir: &Path, handle: &PauseHandle) -> io::Result<()> {
         fs::rename(&hold, &armed)?;
     }
     if armed.exists() && handle.held() > 0 {
-        // Nothing after it, not even its copy.
+        // No later write is held, not even a copy of this one.
         handle.hold_range(&[IoOp::Write], 0..0);
         fs::rename(&armed, &holding)?;
     }

@@ -81,7 +81,7 @@ fn parse_range(text: &str) -> Result<Range<u64>, String> {
         .ok_or_else(|| format!("'{text}' is no range of seeds: use A..B with A below B"))
 }
 
-/// A seed that failed.
+/// Seed that failed.
 #[derive(Clone, Debug, Serialize)]
 struct Failed {
     seed: u64,
@@ -90,7 +90,7 @@ struct Failed {
     replay: String,
 }
 
-/// The result of a call.
+/// Result of a call.
 #[derive(Debug, Default, Serialize)]
 struct Summary {
     seeds: u64,
@@ -104,11 +104,11 @@ struct Summary {
 }
 
 thread_local! {
-    /// The seed that runs, for the word of a machine that panics.
+    /// Running seed, for the message of an engine that panics.
     static RUNNING: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The command that runs a seed again.
+/// Returns the command that runs a seed again.
 fn replay(seed: u64, args: &Args) -> String {
     let mut command = std::env::args().next().unwrap_or_else(|| "rtrs-sim".into());
     command += &format!(" --seed {seed}");
@@ -125,7 +125,7 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     RUNNING.set(seed);
     let sink: Option<Sink> = if log {
         Some(Box::new(|line: &str| {
-            // A reader that went away is no reason to stop.
+            // A closed output is no reason to stop.
             let _ = writeln!(std::io::stdout().lock(), "{line}");
         }))
     } else {
@@ -143,10 +143,10 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
     run_with(&Options::draw(seed), args.plant.unwrap_or_default(), sink)
 }
 
-/// The seeds still to run.
+/// Seeds still to run.
 #[derive(Debug)]
 struct Seeds {
-    /// Those that failed once come first.
+    /// Seeds that failed once, which come first.
     kept: VecDeque<u64>,
     next: u64,
     last: Option<u64>,
@@ -169,7 +169,7 @@ impl Iterator for Seeds {
 }
 
 impl Summary {
-    /// Adds what became of a seed. False if no more are to run.
+    /// Adds the result of a seed. Returns false if no more are to run.
     fn note(&mut self, seed: u64, outcome: Outcome, args: &Args) -> bool {
         self.seeds += 1;
         self.stats.add(&outcome.stats);
@@ -186,7 +186,7 @@ impl Summary {
     }
 }
 
-/// Runs `seeds` on all processors, each world on one of them, and shows how far it is.
+/// Runs `seeds` on all processors, one world on each, and shows the progress.
 fn run_all(args: &Args, seeds: Seeds, log: bool) -> Summary {
     let shared = Mutex::new((Some(seeds), Summary::default(), Instant::now()));
     let work = || {
@@ -215,7 +215,7 @@ fn run_all(args: &Args, seeds: Seeds, log: bool) -> Summary {
     shared.into_inner().1
 }
 
-/// Where to begin: elsewhere for each process, also for two of the same moment.
+/// Returns the first seed, different for each process, also for two started at the same moment.
 fn random_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let nanos = since.map_or(1, |since| since.as_nanos() as u64);
@@ -236,7 +236,7 @@ fn main() -> ExitCode {
         return mutants::main(which, args.seed, args.seeds.clone(), format);
     }
     let plant = args.plant.unwrap_or_default();
-    // A machine that panics is a failed seed too; nothing can be said of the seeds after it.
+    // An engine that panics is a failed seed too; later seeds have no result.
     let again = args.clone();
     std::panic::set_hook(Box::new(move |info| {
         let seed = RUNNING.get();

@@ -1,5 +1,5 @@
-//! The backend `rbd:` on a Ceph cluster of this machine: what the tools of Ceph, qemu and fio read
-//! and write beside us, one writer per image, and a server that the cluster refuses.
+//! Backend `rbd:` on a Ceph cluster of this machine: the tools of Ceph, qemu and fio read and write
+//! the same images, each image has one writer, and the cluster refuses a server.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,10 @@ use rtrs_tests::{
 };
 
 const MIB: u64 = 1 << 20;
-/// The lock of a client that died is free after 30 s.
+/// Maximum wait for the lock of a dead client, which is free after 30 s.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// A server of one image as `vol0`.
+/// Returns a server of one image as `vol0`.
 fn server(ceph: &Ceph, target: &str) -> ServerBuilder {
     Server::builder().export(format!("vol0=rbd:{target},conf={}", ceph.conf()))
 }
@@ -46,11 +46,11 @@ fn tools_of_ceph_read_what_clients_wrote_and_the_reverse() {
     } else {
         skip("no qemu-block-extra");
     }
-    // Read, as another may not write: the server has the lock.
+    // Reads only, as other clients may not write: the server has the lock.
     let job = ["--name=r", "--ioengine=rbd", "--pool=rbd", "--rbdname=tools", "--clientname=admin"];
     let read = ["--rw=read", "--bs=64k", "--size=8M"];
     ceph.run("fio", &[&job[..], &read].concat());
-    // A snapshot stays as it was while the server writes.
+    // A snapshot stays unchanged while the server writes.
     ceph.run("rbd", &["snap", "create", "rbd/tools@ours"]);
     let _ = run("nbdcopy", &["--flush", &theirs, &uri], COPY_TIME_MAX).ok();
     let snapshot = Stand::start(Scratch::new(), server(ceph, "rbd/tools@ours"), |client| client);
@@ -61,7 +61,7 @@ fn tools_of_ceph_read_what_clients_wrote_and_the_reverse() {
     snapshot.finish();
     stand.finish();
 
-    // What fio writes, the server reads.
+    // The server reads data that fio has written.
     let verify = ["--bs=64k", "--size=8M", "--verify=crc32c", "--verify_state_save=0"];
     ceph.run("fio", &[&job[..], &verify, &["--rw=write", "--do_verify=0"]].concat());
     let stand = Stand::start(Scratch::new(), server(ceph, "rbd/tools"), |client| client);
@@ -86,14 +86,14 @@ fn one_writer_has_an_image() {
     let listen = ["--listen", "tcp://127.0.0.1:0"];
     let refused = server(ceph, "rbd/single").args(&listen).run().code(1);
     let _ = refused.says("rbd:rbd/single is in use").says("or export it with `ro`");
-    // To read is allowed. A tool that asks for the lock does not get it.
+    // Reading is allowed. A tool that asks for the lock does not get it.
     let reader = server(ceph, "rbd/single,ro").start();
     let bench = ["bench", "--io-type", "write", "--io-total", "4M", "rbd/single"];
     let (written, text) = ceph.try_run("timeout", &[&["5", "rbd"], &bench[..]].concat());
     assert!(!written, "{text}");
     drop((reader, first.stop(STOP_TIME_MAX)));
-    // The lock becomes free, at once or when the cluster notices that its holder is gone: the tool
-    // may have got it in its last moment.
+    // The lock becomes free at once, or when the cluster notices that its holder has ended: the
+    // tool may have got it in its last moment.
     for end in ["KILL", "TERM"] {
         let scratch = Scratch::new();
         let mut command = server(ceph, "rbd/single").args(&listen).command();

@@ -1,7 +1,7 @@
 //! Two gateways of one Ceph image: fio writes through one session and verifies, while the export
-//! moves between them in every way. Then it writes other data to the same places, and what happened
-//! to the former gateway ends: what that one still had to write would show. The longest IO of each
-//! round is printed. `RTRS_GATEWAY_ROUNDS` sets the rounds of each kind, 1 without it.
+//! moves between them in every way. Then fio writes other data to the same places, and the fault of
+//! the former gateway ends: its late writes would be detected. The longest IO of each round is
+//! printed. `RTRS_GATEWAY_ROUNDS` sets the number of rounds of each kind, 1 by default.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use rtrs_tests::{
     Cable, Client, Proc, STOP_TIME_MAX, Server, ServerBuilder, requires, skip, wait_for,
 };
 
-/// Writes a second of a round, which has 4096.
+/// Writes per second; a round has 4096.
 const RATE: u32 = 500;
-/// How long a gateway is frozen.
+/// Time for which a gateway is frozen.
 const FROZEN: Duration = Duration::from_secs(20);
-/// What fio may take; it verifies after it has written.
+/// Maximum time of fio, which verifies after it has written.
 const ROUND_MAX: Duration = Duration::from_secs(180);
-/// What a change of the active gateway may take.
+/// Maximum time of a change of the active gateway.
 const MOVE_MAX: Duration = Duration::from_secs(60);
 
 fn rounds() -> usize {
@@ -31,7 +31,7 @@ struct Pair {
     portals: [String; 2],
     client: Client,
     cable: Option<Cable>,
-    /// Counts what fio has written; stands in the data.
+    /// Number of fio's writing passes; part of the data.
     pass: u8,
 }
 
@@ -41,7 +41,7 @@ fn gateway(ceph: &Ceph, image: &str, number: usize) -> ServerBuilder {
 }
 
 impl Pair {
-    /// None where programs are missing, said aloud.
+    /// Starts the pair. Returns None where programs are missing, with a message.
     fn start(image: &'static str, options: &[&str]) -> Option<Self> {
         if !Self::can_load() {
             return None;
@@ -49,15 +49,15 @@ impl Pair {
         Some(Self::over(None, Ceph::get()?, image, options))
     }
 
-    /// The client on a host of its own, with a cable to each gateway; the cluster and the gateways
-    /// on another one.
+    /// Starts the client on its own host, with a cable to each gateway, and the cluster and the
+    /// gateways on another one.
     fn start_apart(image: &'static str, options: &[&str]) -> Option<Self> {
         if !Self::can_load() {
             return None;
         }
         let cable = Cable::lay_all(2)?;
         cable.server(&["link", "set", "lo", "up"]);
-        // It ends with the tests.
+        // The cluster ends with the tests.
         let ceph = Box::leak(Box::new(Ceph::start_at(cable.hosts()[1].pid())?));
         Some(Self::over(Some(cable), ceph, image, options))
     }
@@ -102,7 +102,7 @@ impl Pair {
         paths.iter().map(|path| path["state"].as_str().expect("a state").to_owned()).collect()
     }
 
-    /// The gateway that serves the volume, when one does.
+    /// Waits until a gateway serves the volume and returns it.
     fn active(&self) -> usize {
         wait_for("an active gateway", MOVE_MAX, || {
             self.states().iter().position(|state| state == "connected")
@@ -119,7 +119,7 @@ impl Pair {
         });
     }
 
-    /// How often a gateway has said that another one serves instead.
+    /// Returns how often a gateway has logged that another one has taken over.
     fn losses(&mut self, number: usize) -> usize {
         let words = [
             "the cluster refuses this server, as another has taken over: its sessions",
@@ -129,7 +129,7 @@ impl Pair {
         words.iter().map(|words| output.matches(words).count()).sum()
     }
 
-    /// Writes all the image with data that only this pass has, or verifies that.
+    /// Writes the whole image with data unique to this pass, or verifies that data.
     fn fio(&self, more: &[&str]) -> Proc {
         let (uri, pass) = (self.client.uri(), self.pass);
         let uri = format!("--uri={uri}");
@@ -141,8 +141,8 @@ impl Pair {
         Proc::start(command("fio", &words))
     }
 
-    /// Lets fio write and verify, and has a `fault` in the middle. When fio has ended and written
-    /// other data, the fault ends. Returns the longest write.
+    /// Runs fio with a `fault` in the middle. The fault ends after fio has written and verified,
+    /// and then written other data. Returns the longest write.
     fn round<T>(
         &mut self,
         fault: impl FnOnce(&mut Self, usize) -> T,
@@ -164,12 +164,12 @@ impl Pair {
         self.pass += 1;
         let _ = self.fio(&["--do_verify=0"]).wait(ROUND_MAX).ok();
         end(self, active, under_way);
-        // Nothing of the former gateway has landed since.
+        // No late write of the former gateway has landed since.
         let _ = self.fio(&["--verify_only=1"]).wait(ROUND_MAX).ok();
         Duration::from_nanos(job["write"]["clat_ns"]["max"].as_u64().expect("the longest write"))
     }
 
-    /// Rounds of a kind, and what they took in the middle.
+    /// Runs rounds of a kind, and prints their median and maximum.
     fn rounds<T>(
         &mut self,
         what: &str,
@@ -192,7 +192,7 @@ impl Pair {
         );
     }
 
-    /// The addresses of the gateways that have the image open.
+    /// Returns the addresses of the gateways that have the image open.
     fn watchers(&self) -> Vec<String> {
         let watchers = self.ceph.watchers(&format!("rbd/{}", self.image));
         assert!(!watchers.is_empty(), "nobody has the image open");
@@ -221,7 +221,7 @@ fn command(program: &str, args: &[&str]) -> std::process::Command {
 #[test]
 fn planned_moves_and_an_osd_that_restarts_lose_nothing() {
     let Some(mut pair) = Pair::start("planned", &[]) else { return };
-    // Other tests have clients of theirs blocklisted in the same cluster.
+    // Other tests have their clients blocklisted in the same cluster.
     let mut ours = pair.watchers();
     let drain = |pair: &mut Pair, active| {
         let _ = pair.gateway(active).command(&["export", "drain", "vol0"]).ok();
@@ -261,7 +261,7 @@ fn a_killed_gateway_loses_nothing() {
 
 #[test]
 fn a_frozen_gateway_writes_nothing_when_it_goes_on() {
-    // Heartbeats end the path of the frozen one while its system still acknowledges.
+    // Heartbeats end the path of the frozen gateway while its system still acknowledges.
     let fast = ["--heartbeat", "200ms", "--heartbeat-missed-max", "5"];
     let Some(mut pair) = Pair::start("frozen", &fast) else { return };
     let freeze = |pair: &mut Pair, active| {
@@ -287,7 +287,7 @@ fn a_gateway_that_a_client_cannot_reach_loses_nothing() {
         let losses = pair.losses(active);
         pair.cable.iter().for_each(|cable| cable.pull_one(active));
         pair.wait_moved(active);
-        // While it reaches the cluster.
+        // The gateway can still reach the cluster.
         wait_for("its end", MOVE_MAX, || (pair.losses(active) > losses).then_some(()));
     };
     pair.rounds("client cut off from the gateway", pull, |pair, active, ()| {

@@ -1,6 +1,6 @@
 //! Real programs on an attached session: nbdinfo, nbdcopy, qemu-img, qemu-io, fio and the `nbd`
-//! crate's client, through the unix socket and through TCP. Each test stands up its own server
-//! and session; what the programs wrote is compared byte by byte with the exported file.
+//! crate's client, through the unix socket and through TCP. Each test starts its own server and
+//! session; the data that the programs wrote is compared byte by byte with the exported file.
 #![forbid(unsafe_code)]
 
 mod ceph;
@@ -32,7 +32,7 @@ fn each_front(test: impl Fn(fn(ClientBuilder) -> ClientBuilder)) {
 type Choose = fn(ClientBuilder) -> ClientBuilder;
 const FRONTS: [(&str, Choose); 2] = [("unix", |c| c), ("tcp", ClientBuilder::tcp)];
 
-/// A stand on a sparse file of this size, whose path is given too.
+/// Starts a stand on a sparse file of this size, and returns the file's path too.
 fn file_stand(size: u64, front: Choose, server_args: &[&str]) -> (Stand, std::path::PathBuf) {
     let scratch = Scratch::new();
     let path = scratch.path("vol0.img");
@@ -220,7 +220,7 @@ fn fio_verifies_random_io_of_two_jobs() {
             "--output-format=json",
         ];
         let done = run("fio", &args, COPY_TIME_MAX).ok();
-        // fio's nbd engine greets on stdout before the JSON.
+        // fio's nbd engine prints a greeting on stdout before the JSON.
         let start = done.stdout.find('{').expect("JSON from fio");
         let json: serde_json::Value =
             serde_json::from_str(&done.stdout[start..]).expect("JSON from fio");
@@ -268,7 +268,7 @@ fn four_connections_at_once() {
     const AREA: u64 = 8 * MIB;
     each_front(|front| {
         let (stand, exported) = file_stand(4 * AREA, front, &[]);
-        // All four are connected before any of them works.
+        // All four connect before the first one starts its IO.
         let clients: Vec<_> = (0..4).map(|_| nbd_client(&stand.client)).collect();
         std::thread::scope(|scope| {
             for (index, mut client) in clients.into_iter().enumerate() {
@@ -372,7 +372,7 @@ fn small_and_large_chunks() {
         each_front(|front| {
             let (stand, exported) = file_stand(128 * MIB, front, &args);
             let mut client = nbd_client(&stand.client);
-            // Up to the largest request NBD clients send us, and sizes around the chunks' own.
+            // Up to the largest request that NBD clients send, and sizes around the chunks' own.
             let lengths =
                 [512, 61_440, 65_024, 65_536, 66_048, 1_044_480, 1 << 20, (1 << 20) + 512]
                     .into_iter()
@@ -382,7 +382,7 @@ fn small_and_large_chunks() {
                 let mut data = vec![0; length];
                 fill_pattern(&mut data, offset, length as u64);
                 client.seek(SeekFrom::Start(offset)).expect("seek");
-                // One request: write, not write_all, and all of it taken.
+                // One request: write, not write_all, with all bytes accepted.
                 assert_eq!(client.write(&data).expect("write"), length);
                 let mut back = vec![0; length];
                 client.seek(SeekFrom::Start(offset)).expect("seek");

@@ -1,4 +1,4 @@
-//! Holes: what nbdinfo, nbdcopy and qemu-img make of `base:allocation`.
+//! Holes: `base:allocation` as shown by nbdinfo, nbdcopy and qemu-img.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -14,7 +14,7 @@ use crate::{MIB, each_front, file_stand};
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// Writes a MiB of data at these places of the exported file.
+/// Writes a MiB of data at these offsets of the exported file.
 fn fill(exported: &Path, places: &[u64]) {
     let file = File::options().write(true).open(exported).expect("open the export");
     let mut data = vec![0; 1 << 20];
@@ -24,7 +24,7 @@ fn fill(exported: &Path, places: &[u64]) {
     }
 }
 
-/// Offset, length and type of the extents that nbdinfo shows.
+/// Returns offset, length and type of the extents that nbdinfo shows.
 fn map(uri: &str) -> Vec<(u64, u64, u64)> {
     let json = run("nbdinfo", &["--map", "--json", uri], COMMAND_TIME_MAX).ok().json();
     let number = |extent: &serde_json::Value, key: &str| extent[key].as_u64().expect("a number");

@@ -1,4 +1,4 @@
-//! The test client of the nbd project. Debian does not package it: build that project and name the
+//! Test client of the nbd project. Debian does not package it: build that project and name the
 //! directory with `nbd-tester-client` and its logs (tests/run) in `RTRS_NBD_TESTER`.
 
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use rtrs_tests::{COPY_TIME_MAX, Front, Scratch, Server, Stand, run, skip, sparse
 
 use crate::{FRONTS, MIB};
 
-/// The directory, or None, said aloud.
+/// Returns the directory, or None with a message.
 fn tester() -> Option<PathBuf> {
     let dir = std::env::var_os("RTRS_NBD_TESTER").map(PathBuf::from);
     let found = dir.filter(|dir| dir.join("nbd-tester-client").is_file());
@@ -17,8 +17,8 @@ fn tester() -> Option<PathBuf> {
     found
 }
 
-/// Runs the client against a fresh export of so many bytes, over each front and in each block size.
-/// It never asks for block sizes. A log is a file of its directory.
+/// Runs the client against a fresh export of `size` bytes, over each front and in each block size.
+/// The client never asks for block sizes. A log is a file of its directory.
 fn passes(size: u64, args: &[&str], log: Option<&str>) {
     let Some(dir) = tester() else { return };
     let mut args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();

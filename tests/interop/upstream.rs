@@ -1,4 +1,4 @@
-//! The backend `nbd:` as a user has it: a copy goes through to the server behind.
+//! Backend `nbd:` in use: a copy reaches the server behind it.
 
 use std::path::Path;
 use std::process::Command;

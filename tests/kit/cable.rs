@@ -1,5 +1,6 @@
 //! Two hosts on this machine, joined by cables that can be pulled: two network namespaces, each
-//! held by a process that sleeps, and veth pairs. It takes root, and goes with its handle.
+//! held by a sleeping process, and veth pairs. Requires root; everything is removed with the
+//! handle.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,21 +10,22 @@ use crate::proc::{Proc, bin, run};
 use crate::requires::{is_root, requires, skip};
 use crate::{COMMAND_TIME_MAX, wait_for};
 
-/// How long the processes that hold the namespaces live at most, should nobody end them.
+/// Maximum lifetime of the processes that hold the namespaces, if they are not ended before.
 const LIFE_TIME: &str = "900";
 
-/// A host of its own: a network namespace, by a process that is in it.
+/// Simulated host: a network namespace, identified by a process in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Netns(u32);
 
 impl Netns {
-    /// A process that is in it.
+    /// Returns the id of a process in the namespace.
     #[must_use]
     pub fn pid(self) -> u32 {
         self.0
     }
 
-    /// A program of this project, on this host; on the machine itself without one.
+    /// Prepares a program of this project to run on this host, or on the machine itself without
+    /// one.
     pub(crate) fn program(netns: Option<Self>, name: &str) -> Command {
         let Some(Self(pid)) = netns else { return Command::new(bin(name)) };
         let mut command = Command::new("nsenter");
@@ -39,24 +41,25 @@ pub struct Cable {
 }
 
 impl Cable {
-    /// The server's address.
+    /// Address of the server.
     pub const SERVER: &str = "10.99.0.2";
-    /// The client's end.
+    /// Name of the client's end.
     pub const LINK: &str = "cable0";
 
-    /// Lays one between two new hosts. `None` where that is not possible, which is said aloud.
+    /// Lays one cable between two new hosts. Returns `None` where that is not possible, and prints
+    /// the reason.
     ///
     /// # Panics
-    /// When it should be possible and is not.
+    /// Panics when it should be possible and fails.
     #[must_use]
     pub fn lay() -> Option<Self> {
         Self::lay_all(1)
     }
 
-    /// Lays so many between two new hosts; the first one is that of [`Self::lay`].
+    /// Lays this number of cables between two new hosts; the first one is that of [`Self::lay`].
     ///
     /// # Panics
-    /// When it should be possible and is not.
+    /// Panics when it should be possible and fails.
     #[must_use]
     pub fn lay_all(count: usize) -> Option<Self> {
         if !requires(&["ip", "nsenter", "unshare"]) {
@@ -84,7 +87,7 @@ impl Cable {
         let pair = ["link", "add", &ours, "netns", &client, "type", "veth"];
         let peer = ["peer", "name", &theirs, "netns", &server];
         let _ = run("ip", &[&pair[..], &peer[..]].concat(), COMMAND_TIME_MAX).ok();
-        // No address of IPv6 comes up by itself while a test waits for other news.
+        // No IPv6 address may appear by itself while a test waits for other events.
         self.client(&["link", "set", &ours, "addrgenmode", "none"]);
         self.server(&["link", "set", &theirs, "addrgenmode", "none"]);
         self.client(&["addr", "add", &format!("10.99.{number}.1/24"), "dev", &ours]);
@@ -96,12 +99,12 @@ impl Cable {
         wait_for("the cable's carrier", COMMAND_TIME_MAX, || carrier().then_some(()));
     }
 
-    /// The names of the ends of a cable.
+    /// Returns the names of the ends of a cable.
     fn links(number: usize) -> [String; 2] {
         [2 * number, 2 * number + 1].map(|end| format!("cable{end}"))
     }
 
-    /// The server's address at a cable; [`Self::SERVER`] is the first.
+    /// Returns the server's address at a cable; [`Self::SERVER`] is the first.
     #[must_use]
     pub fn server_address(number: usize) -> String {
         format!("10.99.{number}.2")
@@ -119,7 +122,7 @@ impl Cable {
         proc
     }
 
-    /// The client's host and the server's.
+    /// Returns the client's host and the server's.
     #[must_use]
     pub fn hosts(&self) -> [Netns; 2] {
         [&self.ends[0], &self.ends[1]].map(|proc| Netns(proc.pid()))
@@ -128,7 +131,7 @@ impl Cable {
     /// Runs `ip` on the client's host.
     ///
     /// # Panics
-    /// When it fails.
+    /// Panics when it fails.
     pub fn client(&self, words: &[&str]) {
         let _ = ip(self.hosts()[0], words);
     }
@@ -136,36 +139,36 @@ impl Cable {
     /// Runs `ip` on the server's host.
     ///
     /// # Panics
-    /// When it fails.
+    /// Panics when it fails.
     pub fn server(&self, words: &[&str]) {
         let _ = ip(self.hosts()[1], words);
     }
 
-    /// The far end is gone: the client's link loses its carrier and keeps all else.
+    /// Takes the far end down: the client's link loses its carrier and keeps everything else.
     pub fn pull(&self) {
         self.pull_one(0);
     }
 
-    /// The far end is there again.
+    /// Brings the far end up again.
     pub fn plug(&self) {
         self.plug_one(0);
     }
 
-    /// Pulls one of several.
+    /// Pulls one of several cables.
     pub fn pull_one(&self, number: usize) {
         self.server(&["link", "set", &Self::links(number)[1], "down"]);
     }
 
-    /// Plugs one of several in again.
+    /// Plugs one of several cables in again.
     pub fn plug_one(&self, number: usize) {
         self.server(&["link", "set", &Self::links(number)[1], "up"]);
     }
 
-    /// The server's hardware address stays known to the client: what it sends to it is lost while
-    /// the cable is pulled, and no error tells so.
+    /// Makes the server's hardware address permanent at the client: packets to it are lost while
+    /// the cable is pulled, without an error.
     ///
     /// # Panics
-    /// When the address cannot be had.
+    /// Panics when the address cannot be determined.
     pub fn know_server(&self) {
         let shown = ip(self.hosts()[1], &["link", "show", "cable1"]);
         let mut words = shown.split_whitespace().skip_while(|word| *word != "link/ether").skip(1);

@@ -1,7 +1,7 @@
-//! `rtrs-client` as a user has it: `attach` returns and leaves a background process, the other
-//! commands talk to that through its control socket. Every [`Client`] has a run directory of its
-//! own, so sessions of different tests do not see each other, and by that directory's name on the
-//! command line its background processes are found and ended when the handle is dropped.
+//! `rtrs-client` as users run it: `attach` returns and leaves a background process, the other
+//! commands use its control socket. Every [`Client`] has its own run directory, so sessions of
+//! different tests do not see each other. Background processes are found by that directory's name
+//! on their command line, and ended when the handle is dropped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::requires::free_port;
 use crate::scratch::Scratch;
 use crate::{COMMAND_TIME_MAX, wait_for};
 
-/// Where the session serves NBD.
+/// Address at which the session serves NBD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Front {
     /// A unix socket at this path.
@@ -24,7 +24,7 @@ pub enum Front {
 }
 
 impl Front {
-    /// The option of `attach` that asks for it.
+    /// Returns the option of `attach` for this front.
     #[must_use]
     pub fn args(&self) -> [String; 2] {
         match self {
@@ -33,7 +33,7 @@ impl Front {
         }
     }
 
-    /// The NBD URI of an export there.
+    /// Returns the NBD URI of an export at this front.
     #[must_use]
     pub fn uri(&self, export: &str) -> String {
         match self {
@@ -43,7 +43,7 @@ impl Front {
     }
 }
 
-/// Options of a session to be.
+/// Options of a session to be attached.
 #[derive(Debug)]
 pub struct ClientBuilder {
     export: String,
@@ -56,14 +56,14 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Runs another program of ours in the foreground, one that takes the flags of `attach`.
+    /// Runs another program of ours in the foreground, one that accepts the flags of `attach`.
     #[must_use]
     pub fn program(mut self, name: &'static str) -> Self {
         self.program = Some(name);
         self
     }
 
-    /// Sets a variable of its environment, in the foreground.
+    /// Sets an environment variable of the process in the foreground.
     #[must_use]
     pub fn env(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.envs.push((name, value.into()));
@@ -77,7 +77,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets where NBD is served; a unix socket in the run directory when not called.
+    /// Sets the address at which NBD is served; the default is a unix socket in the run directory.
     #[must_use]
     pub fn front(mut self, front: Front) -> Self {
         self.front = Some(front);
@@ -90,14 +90,14 @@ impl ClientBuilder {
         self.front(Front::Tcp(free_port()))
     }
 
-    /// Runs it, and all its commands, on this host.
+    /// Runs the client, and all its commands, on this host.
     #[must_use]
     pub fn on(mut self, host: Netns) -> Self {
         self.netns = Some(host);
         self
     }
 
-    /// Adds further arguments as they are.
+    /// Adds further arguments unchanged.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
         self.args.extend(args.iter().map(|&arg| arg.to_owned()));
@@ -117,7 +117,7 @@ impl ClientBuilder {
     /// Attaches; returns when `attach` has returned 0.
     ///
     /// # Panics
-    /// When it fails or takes too long.
+    /// Panics when it fails or takes too long.
     #[must_use]
     pub fn start(self) -> Client {
         let (client, finished) = self.try_start();
@@ -125,7 +125,7 @@ impl ClientBuilder {
         client
     }
 
-    /// Attaches, whatever comes of it; the handle cleans up in any case.
+    /// Attaches and returns the result, success or failure; the handle cleans up in any case.
     #[must_use]
     pub fn try_start(self) -> (Client, Finished) {
         let client = self.handle();
@@ -135,16 +135,16 @@ impl ClientBuilder {
         (client, finished)
     }
 
-    /// Attaches nothing: only a run directory for commands.
+    /// Creates only a run directory for commands, without a session.
     #[must_use]
     pub fn unattached(self) -> Client {
         self.handle()
     }
 
-    /// Attaches with `--foreground`; waits until it says that it is ready.
+    /// Attaches with `--foreground`; waits until the client reports that it is ready.
     ///
     /// # Panics
-    /// When it does not come up in time.
+    /// Panics when it does not come up in time.
     #[must_use]
     pub fn start_foreground(self) -> Client {
         let mut client = self.handle();
@@ -166,7 +166,7 @@ impl ClientBuilder {
     }
 }
 
-/// A session, and the run directory of its control socket.
+/// Session, and the run directory of its control socket.
 #[derive(Debug)]
 pub struct Client {
     export: String,
@@ -177,7 +177,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Options for a session with this export.
+    /// Returns options for a session with this export.
     #[must_use]
     pub fn attach(export: &str) -> ClientBuilder {
         let export = export.to_owned();
@@ -192,19 +192,19 @@ impl Client {
         }
     }
 
-    /// Where it serves NBD.
+    /// Returns the address at which the session serves NBD.
     #[must_use]
     pub fn front(&self) -> &Front {
         &self.front
     }
 
-    /// The NBD URI of its export.
+    /// Returns the NBD URI of its export.
     #[must_use]
     pub fn uri(&self) -> String {
         self.front.uri(&self.export)
     }
 
-    /// The directory of its control socket.
+    /// Returns the directory of its control socket.
     #[must_use]
     pub fn run_dir(&self) -> &Path {
         self.run_dir.dir()
@@ -224,16 +224,16 @@ impl Client {
     /// Runs `rtrs-client WORDS --run-dir ...` to its end.
     ///
     /// # Panics
-    /// When it does not end in time.
+    /// Panics when it does not end in time.
     #[must_use]
     pub fn command<S: AsRef<str>>(&self, words: &[S]) -> Finished {
         Proc::start(self.process(words)).wait(COMMAND_TIME_MAX)
     }
 
-    /// What `status -o json` prints of its session, whether that serves IO or not.
+    /// Returns the output of `status -o json` for its session, whether that serves IO or not.
     ///
     /// # Panics
-    /// When the command fails, or its exit code does not fit the session's state.
+    /// Panics when the command fails, or its exit code does not fit the session's state.
     #[must_use]
     pub fn status(&self) -> serde_json::Value {
         let done = self.command(&["status", &self.export, "-o", "json"]);
@@ -244,10 +244,10 @@ impl Client {
         status
     }
 
-    /// Detaches; demands exit code 0 and that the background process is gone soon after.
+    /// Detaches; checks for exit code 0 and that the background process ends soon after.
     ///
     /// # Panics
-    /// When that fails.
+    /// Panics when that fails.
     pub fn detach(&self) {
         let _ = self.command(&["detach", &self.export]).ok();
         self.wait_gone(COMMAND_TIME_MAX);
@@ -256,12 +256,12 @@ impl Client {
     /// Waits until no process of this run directory is left.
     ///
     /// # Panics
-    /// When `limit` is over.
+    /// Panics when `limit` has passed.
     pub fn wait_gone(&self, limit: Duration) {
         wait_for("the session's process to end", limit, || self.pids().is_empty().then_some(()));
     }
 
-    /// The processes of its sessions: those of `rtrs-client` that name our run directory.
+    /// Returns the processes of its sessions: those of `rtrs-client` that name our run directory.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -275,11 +275,11 @@ impl Client {
         names.filter(is_ours).collect()
     }
 
-    /// The one process of the session. Waits for others to end, as those of a session that was
-    /// detached just now.
+    /// Returns the only process of the session. Waits for others to end, such as those of a session
+    /// that was just detached.
     ///
     /// # Panics
-    /// When there is none, or more than one for [`COMMAND_TIME_MAX`].
+    /// Panics when there is none, or more than one for [`COMMAND_TIME_MAX`].
     #[must_use]
     pub fn pid(&self) -> u32 {
         wait_for("the session to have one process", COMMAND_TIME_MAX, || {
@@ -289,10 +289,10 @@ impl Client {
         })
     }
 
-    /// The process of a session started in the foreground, to be waited for.
+    /// Returns the process of a session started in the foreground, for waiting.
     ///
     /// # Panics
-    /// When it was not started so.
+    /// Panics when the session was not started in the foreground.
     #[must_use]
     pub fn take_foreground(&mut self) -> Proc {
         self.foreground.take().expect("a session in the foreground")
@@ -301,7 +301,7 @@ impl Client {
     /// Sends a signal by name, e.g. `TERM`, to the session's process.
     ///
     /// # Panics
-    /// When there is no such process.
+    /// Panics when there is no such process.
     pub fn signal(&self, name: &str) {
         assert!(send_signal(name, &self.pid().to_string()), "cannot signal the session");
     }

@@ -1,44 +1,44 @@
-//! A strict reader of the text format of Prometheus, version 0.0.4, and the client of a scrape.
-//! Written from the format's document, apart from the code that writes it. It refuses more than the
-//! format does: what Prometheus would take but conventions forbid.
+//! Strict parser of the text format of Prometheus, version 0.0.4, and client of a scrape. Written
+//! from the format's specification, independently of the code that writes it. The parser refuses
+//! more than the format does: text that Prometheus accepts and conventions forbid.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-/// A sample.
+/// Sample of a metric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// Its name, with the suffix of a histogram.
+    /// Name of the sample, with the suffix of a histogram.
     pub name: String,
-    /// Names and values, in their order.
+    /// Names and values of the labels, in order.
     pub labels: Vec<(String, String)>,
-    /// Its value.
+    /// Value of the sample.
     pub value: f64,
 }
 
 impl Sample {
-    /// The value of a label.
+    /// Returns the value of a label.
     #[must_use]
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.iter().find(|(label, _)| label == name).map(|(_, value)| &**value)
     }
 
-    /// The labels without `le`, as a text.
+    /// Returns the labels without `le`, as text.
     fn series(&self) -> String {
         let others: Vec<_> = self.labels.iter().filter(|(name, _)| name != "le").collect();
         format!("{others:?}")
     }
 }
 
-/// A metric with all its samples.
+/// Metric with all its samples.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Family {
-    /// Its name.
+    /// Name of the metric.
     pub name: String,
-    /// The word of its TYPE line.
+    /// Type from the TYPE line.
     pub kind: String,
-    /// Its samples, at least one.
+    /// Samples, at least one.
     pub samples: Vec<Sample>,
 }
 
@@ -47,10 +47,10 @@ pub struct Family {
 pub struct Exposition(pub Vec<Family>);
 
 impl Exposition {
-    /// The value of the one sample of that name that has these labels.
+    /// Returns the value of the only sample of that name with these labels.
     ///
     /// # Panics
-    /// When there is none, or more than one.
+    /// Panics when there is none, or more than one.
     #[must_use]
     pub fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let all = self.0.iter().flat_map(|family| &family.samples);
@@ -63,17 +63,17 @@ impl Exposition {
         found[0].value
     }
 
-    /// How many samples have that name.
+    /// Returns the number of samples of that name.
     #[must_use]
     pub fn count(&self, name: &str) -> usize {
         let all = self.0.iter().flat_map(|family| &family.samples);
         all.filter(|sample| sample.name == name).count()
     }
 
-    /// Reads a text.
+    /// Parses a text.
     ///
     /// # Errors
-    /// What is wrong, with the line.
+    /// Returns a description of the violation, with the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let Some(text) = text.strip_suffix('\n') else {
             return Err("the last line has no end".into());
@@ -163,7 +163,7 @@ impl Family {
         if self.kind != "histogram" {
             return Ok(());
         }
-        // The samples of a series stand together: its buckets, then its sum, then its count.
+        // The samples of a series are adjacent: its buckets, then its sum, then its count.
         let mut rest = &self.samples[..];
         while let Some(begin) = rest.first() {
             let series = begin.series();
@@ -192,7 +192,7 @@ impl Family {
     }
 }
 
-/// A name of a metric, which may have colons, or of a label.
+/// Whether this is the name of a metric, which may have colons, or of a label.
 fn is_name(name: &str, colons: bool) -> bool {
     let letter = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_' || colons && byte == b':';
     let mut bytes = name.bytes();
@@ -211,7 +211,7 @@ fn number(text: &str) -> Option<f64> {
     }
 }
 
-/// A line with a sample and without a time.
+/// Parses a line with a sample and without a timestamp.
 fn sample(line: &str) -> Option<Sample> {
     let end = line.find(['{', ' '])?;
     let (name, mut rest) = line.split_at(end);
@@ -235,7 +235,7 @@ fn sample(line: &str) -> Option<Sample> {
     is_name(name, true).then(|| Sample { name: name.to_owned(), labels, value })
 }
 
-/// The value up to its quote, and what follows.
+/// Returns the value up to its quote, and the remaining text.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();
@@ -254,10 +254,10 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// Sends `GET /metrics` over a connection and reads the text.
+/// Sends `GET /metrics` over a connection and returns the text.
 ///
 /// # Panics
-/// When the response is not 200 or its text does not follow the format.
+/// Panics when the response is not 200 or its text does not follow the format.
 #[must_use]
 pub fn scrape(mut stream: impl Read + Write) -> String {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").expect("a request");
@@ -270,10 +270,10 @@ pub fn scrape(mut stream: impl Read + Write) -> String {
     text.to_owned()
 }
 
-/// The same over TCP.
+/// Sends `GET /metrics` over TCP and returns the text.
 ///
 /// # Panics
-/// When nobody answers in time.
+/// Panics as [`scrape`] does, or when there is no answer in time.
 #[must_use]
 pub fn scrape_tcp(at: &str) -> String {
     let stream = std::net::TcpStream::connect(at).expect("a connection");

@@ -1,6 +1,6 @@
-//! Files the tests export and copy: sparse files, files with a pattern whose every block differs,
-//! and a real ext4 file system made from a part of /usr/share. Byte comparison without a copy of
-//! either file in memory.
+//! Files that the tests export and copy: sparse files, files with a pattern whose every block
+//! differs, and a real ext4 file system made from a part of /usr/share. Also comparison of files
+//! without loading whole files into memory.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,35 +10,35 @@ use std::process::Command;
 use crate::proc::{Proc, run};
 use crate::{COMMAND_TIME_MAX, COPY_TIME_MAX};
 
-/// Makes a file of `size` bytes that takes no space.
+/// Creates a file of `size` bytes that takes no space.
 ///
 /// # Panics
-/// When it cannot.
+/// Panics when the file cannot be created.
 pub fn sparse_file(path: &Path, size: u64) {
     let file = File::create(path).expect("make a file");
     file.set_len(size).expect("set its size");
 }
 
-/// Fills `bytes` so that every 8 bytes tell their own place: the offset, mixed with `seed`.
-/// `offset` is where `bytes` begin, a multiple of 8.
+/// Fills `bytes` so that every 8 bytes encode their position: the offset, mixed with `seed`.
+/// `offset` is the position of `bytes`, a multiple of 8.
 ///
 /// # Panics
-/// When the offset is not a multiple of 8.
+/// Panics when the offset is not a multiple of 8.
 pub fn fill_pattern(bytes: &mut [u8], offset: u64, seed: u64) {
     assert!(offset.is_multiple_of(8), "patterns start at a multiple of 8");
     for (index, word) in bytes.chunks_mut(8).enumerate() {
         let place = offset / 8 + index as u64;
-        // An odd factor keeps all values apart; the seed makes two patterns differ everywhere.
+        // An odd factor keeps all values distinct; the seed makes two patterns differ everywhere.
         let value = place.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed;
         let length = word.len();
         word.copy_from_slice(&value.to_le_bytes()[..length]);
     }
 }
 
-/// Makes a file of `size` bytes of [`fill_pattern`].
+/// Creates a file of `size` bytes of [`fill_pattern`].
 ///
 /// # Panics
-/// When it cannot.
+/// Panics when the file cannot be created.
 pub fn pattern_file(path: &Path, size: u64, seed: u64) {
     let mut file = File::create(path).expect("make a file");
     let mut block = vec![0; 1 << 20];
@@ -51,10 +51,10 @@ pub fn pattern_file(path: &Path, size: u64, seed: u64) {
     }
 }
 
-/// Demands that the first `size` bytes of two files are equal; says where they are not.
+/// Checks that the first `size` bytes of two files are equal; reports the first difference.
 ///
 /// # Panics
-/// When they differ, or one is shorter.
+/// Panics when they differ, or one is shorter.
 pub fn equal_prefix(one: &Path, two: &Path, size: u64) {
     let mut files = [one, two].map(|path| File::open(path).expect("open to compare"));
     let mut blocks = [vec![0; 1 << 20], vec![0; 1 << 20]];
@@ -73,11 +73,11 @@ pub fn equal_prefix(one: &Path, two: &Path, size: u64) {
     }
 }
 
-/// Makes an ext4 image at `path` from the largest of some directories of /usr/share that has at
-/// most `mib_max` MiB. Gives the image's size in bytes.
+/// Creates an ext4 image at `path` from the largest of some directories of /usr/share that has at
+/// most `mib_max` MiB. Returns the image's size in bytes.
 ///
 /// # Panics
-/// When there is none or mkfs fails.
+/// Panics when there is none or mkfs fails.
 pub fn ext4_image(path: &Path, mib_max: u64) -> u64 {
     let mut best: Option<(u64, String)> = None;
     for name in ["doc", "locale", "man", "icons", "vim", "perl", "mime", "zoneinfo", "fio"] {

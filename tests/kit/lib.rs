@@ -1,11 +1,12 @@
-//! Support for the integration tests: everything a test needs to stand real daemons up on the
-//! loopback, drive them with real programs and take them down again.
+//! Support for the integration tests: functions to start real daemons on the loopback, use them
+//! with real programs and stop them again.
 //!
-//! Promises: every wait has a bound and a panic that says what did not happen; whatever a test
-//! starts is ended by process id when its handle is dropped, also when the test panics; every test
-//! works in a directory of its own. A missing tool is a skip that says so aloud ([`requires`]).
+//! Every wait has a time limit and panics with a description of the missing event; every process
+//! that a test starts is ended by process id when its handle is dropped, also when the test panics;
+//! every test works in its own directory. A test without a required tool is skipped with a message
+//! ([`requires`]).
 //!
-//! Called by the test binaries of this crate only. [`Stand`] is the usual way in: one server, one
+//! Used only by the test binaries of this crate. Most tests start with [`Stand`]: one server, one
 //! attached session, one NBD front.
 #![forbid(unsafe_code)]
 
@@ -41,17 +42,17 @@ pub use transport::Transport;
 
 use std::time::{Duration, Instant};
 
-/// How long a command that only talks to daemons may take.
+/// Maximum time of a command that only talks to daemons.
 pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a program that moves data may take.
+/// Maximum time of a program that moves data.
 pub const COPY_TIME_MAX: Duration = Duration::from_secs(180);
-/// How long a daemon has from SIGTERM to its exit: the bound the daemons promise, and some air.
+/// Maximum time of a daemon from SIGTERM to its exit: the documented bound and a margin.
 pub const STOP_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Polls `check` until it gives a value, at most `limit`; panics with `what` after that.
+/// Polls `check` until it returns a value; panics with `what` after `limit`.
 ///
 /// # Panics
-/// When the limit is over.
+/// Panics when the limit has passed.
 pub fn wait_for<T>(what: &str, limit: Duration, mut check: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {

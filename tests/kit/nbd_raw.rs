@@ -1,7 +1,7 @@
-//! An NBD client that does as it is told, right or wrong, byte by byte: what the hostile tests
-//! drive the front with. Written from the NBD protocol document (doc/proto.md of the
-//! NetworkBlockDevice project), apart from the bridge's own code on purpose. [`Innocent`] is the
-//! other client on the same front, that must not notice.
+//! NBD client that sends any bytes a test wants, valid or not; the hostile tests use it against the
+//! front. Written from the NBD protocol document (doc/proto.md of the NetworkBlockDevice project),
+//! deliberately independent of the bridge's own code. [`Innocent`] is the other client on the same
+//! front, which must not be affected.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use crate::client::Front;
 use crate::stand::{Stream, connect};
 use crate::wait_for;
 
-/// Numbers of the NBD protocol document that tests name.
+/// Numbers from the NBD protocol document that tests use.
 pub mod consts {
     /// "IHAVEOPT", before every option.
     pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-    /// Before every reply to an option.
+    /// Magic number before every reply to an option.
     pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-    /// Before every request.
+    /// Magic number before every request.
     pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-    /// Before every simple reply.
+    /// Magic number before every simple reply.
     pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
     /// Client flags: fixed newstyle, no zeroes.
     pub const CLIENT_FLAGS: u32 = 3;
@@ -78,16 +78,16 @@ pub mod consts {
     pub const EOVERFLOW: u32 = 75;
 }
 
-/// What a server made of something it was sent.
+/// Response of a server to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// A simple reply with this error, 0 when good.
+    /// A simple reply with this error, 0 for success.
     Error(u32),
     /// The server closed the connection.
     Closed,
 }
 
-/// One connection, its greeting read.
+/// One connection, after its greeting.
 pub struct RawNbd {
     stream: Box<dyn Stream>,
     cookie: u64,
@@ -100,10 +100,10 @@ impl std::fmt::Debug for RawNbd {
 }
 
 impl RawNbd {
-    /// Connects and reads the server's greeting, nothing sent yet.
+    /// Connects and reads the server's greeting without sending anything.
     ///
     /// # Panics
-    /// When there is no NBD server that speaks fixed newstyle.
+    /// Panics when there is no NBD server with fixed newstyle.
     #[must_use]
     pub fn connect(front: &Front) -> Self {
         let mut stream = connect(front);
@@ -115,7 +115,7 @@ impl RawNbd {
         Self { stream, cookie: 0 }
     }
 
-    /// Connects and answers the greeting: ready for options.
+    /// Connects and answers the greeting; the connection is then ready for options.
     #[must_use]
     pub fn hello(front: &Front) -> Self {
         let mut raw = Self::connect(front);
@@ -134,7 +134,7 @@ impl RawNbd {
     /// Sends NBD_OPT_GO and reads its replies up to the acknowledgement.
     ///
     /// # Panics
-    /// When it is refused.
+    /// Panics when the option is refused.
     pub fn enter(&mut self, export: &str) {
         self.send_option(consts::OPT_GO, &go_data(export));
         loop {
@@ -146,10 +146,10 @@ impl RawNbd {
         }
     }
 
-    /// Sends bytes. A connection the server has closed is no error here: the next read shows it.
+    /// Sends bytes. A connection closed by the server is no error here: the next read shows it.
     ///
     /// # Panics
-    /// When the server takes no byte for a long time.
+    /// Panics when the server accepts no byte for a long time.
     pub fn send(&mut self, bytes: &[u8]) {
         if let Err(error) = self.stream.write_all(bytes) {
             let gone = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
@@ -160,16 +160,16 @@ impl RawNbd {
     /// Sends an option with its true length.
     ///
     /// # Panics
-    /// As [`Self::send`].
+    /// Panics as [`Self::send`] does.
     pub fn send_option(&mut self, option: u32, data: &[u8]) {
         self.send(&option_head(option, data.len() as u32));
         self.send(data);
     }
 
-    /// Reads a reply to an option: its type and data. `None` when the server has closed.
+    /// Reads a reply to an option: its type and data. Returns `None` when the server has closed.
     ///
     /// # Panics
-    /// When it is malformed or does not come.
+    /// Panics when the reply is malformed or missing.
     pub fn option_reply(&mut self) -> Option<(u32, Vec<u8>)> {
         let mut head = [0; 20];
         if !self.receive(&mut head) {
@@ -183,17 +183,17 @@ impl RawNbd {
         Some((be32(&head[12..]), data))
     }
 
-    /// Sends a request head; gives its cookie.
+    /// Sends a request head and returns its cookie.
     pub fn send_request(&mut self, flags: u16, command: u16, offset: u64, length: u32) -> u64 {
         self.cookie += 1;
         self.send(&request_head(flags, command, self.cookie, offset, length));
         self.cookie
     }
 
-    /// Reads the head of a simple reply and demands its cookie.
+    /// Reads the head of a simple reply and checks its cookie.
     ///
     /// # Panics
-    /// When another reply comes, or none.
+    /// Panics when there is another reply, or none.
     pub fn simple_reply(&mut self, cookie: u64) -> Reply {
         let mut head = [0; 16];
         if !self.receive(&mut head) {
@@ -204,10 +204,11 @@ impl RawNbd {
         Reply::Error(be32(&head[4..]))
     }
 
-    /// Reads the replies to these requests, in any order, all good; the data of each fills `bytes`.
+    /// Reads the replies to these requests, in any order, all successful; the data of each fills
+    /// `bytes`.
     ///
     /// # Panics
-    /// When another reply comes, or none, or an error.
+    /// Panics when there is another reply, or none, or an error.
     pub fn take_replies(&mut self, cookies: &[u64], bytes: &mut [u8]) {
         let mut waiting = cookies.to_vec();
         while !waiting.is_empty() {
@@ -227,13 +228,13 @@ impl RawNbd {
         self.simple_reply(cookie)
     }
 
-    /// Reads from the export; `Err` with the server's answer.
+    /// Reads from the export.
     ///
     /// # Errors
-    /// The error of the reply, or that the server closed.
+    /// Returns the error of the reply, or that the server closed.
     ///
     /// # Panics
-    /// When the data does not follow a good reply.
+    /// Panics when the data does not follow a successful reply.
     pub fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Reply> {
         match self.call(0, consts::CMD_READ, offset, bytes.len() as u32) {
             Reply::Error(0) => {
@@ -251,11 +252,11 @@ impl RawNbd {
         self.simple_reply(cookie)
     }
 
-    /// Demands that the server closes the connection, whatever it says before; reads at most
-    /// 1 MiB.
+    /// Checks that the server closes the connection, possibly after other messages; reads at most 1
+    /// MiB.
     ///
     /// # Panics
-    /// When it stays open or talks on and on.
+    /// Panics when the connection stays open or the messages do not end.
     pub fn expect_closed(mut self) {
         let mut block = [0; 4096];
         for _ in 0..256 {
@@ -270,7 +271,7 @@ impl RawNbd {
         panic!("the server did not close but sent 1 MiB");
     }
 
-    /// Fills `bytes`; false when the server closed before the first of them.
+    /// Fills `bytes`; returns false when the server closed before the first byte.
     fn receive(&mut self, bytes: &mut [u8]) -> bool {
         let mut done = 0;
         while done < bytes.len() {
@@ -289,7 +290,7 @@ impl RawNbd {
     }
 }
 
-/// The data of NBD_OPT_GO and NBD_OPT_INFO: a name, and no information asked for.
+/// Returns the data of NBD_OPT_GO and NBD_OPT_INFO: a name, and no information requests.
 #[must_use]
 pub fn go_data(export: &str) -> Vec<u8> {
     let mut data = (export.len() as u32).to_be_bytes().to_vec();
@@ -298,7 +299,7 @@ pub fn go_data(export: &str) -> Vec<u8> {
     data
 }
 
-/// The head of an option that claims this length.
+/// Returns the head of an option that claims this length.
 #[must_use]
 pub fn option_head(option: u32, length: u32) -> Vec<u8> {
     let mut head = consts::OPTION_MAGIC.to_be_bytes().to_vec();
@@ -307,7 +308,7 @@ pub fn option_head(option: u32, length: u32) -> Vec<u8> {
     head
 }
 
-/// The 28 bytes of a request.
+/// Returns the 28 bytes of a request.
 #[must_use]
 pub fn request_head(flags: u16, command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut head = consts::REQUEST_MAGIC.to_be_bytes().to_vec();
@@ -323,9 +324,9 @@ fn be32(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// A client of good behaviour that writes and reads back all the time, in 64 KiB of its own, at
-/// the start of the export if not told otherwise. A hostile test starts one before its violation
-/// and calls [`Self::check`] after it.
+/// Well-behaved client that writes and reads back continuously, in its own 64 KiB, by default at
+/// the start of the export. A hostile test starts one before its violation and calls
+/// [`Self::check`] afterwards.
 #[derive(Debug)]
 pub struct Innocent {
     stop: Arc<AtomicBool>,
@@ -334,19 +335,19 @@ pub struct Innocent {
 }
 
 impl Innocent {
-    /// Connects and starts; has done some rounds when this returns.
+    /// Connects and starts; returns after some rounds.
     ///
     /// # Panics
-    /// When it cannot work even before the violation.
+    /// Panics when the client cannot work even before the violation.
     #[must_use]
     pub fn start(front: &Front, export: &str) -> Self {
         Self::start_at(front, export, 0)
     }
 
-    /// The same, with its 64 KiB at `base`.
+    /// Connects and starts with the client's 64 KiB at `base`; returns after some rounds.
     ///
     /// # Panics
-    /// When it cannot work even before the violation.
+    /// Panics when the client cannot work even before the violation.
     #[must_use]
     pub fn start_at(front: &Front, export: &str, base: u64) -> Self {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -370,10 +371,10 @@ impl Innocent {
         innocent
     }
 
-    /// Waits until it has done some more rounds, or failed.
+    /// Waits until the client has done some more rounds, or failed.
     ///
     /// # Panics
-    /// When neither happens in time.
+    /// Panics when neither happens in time.
     pub fn progress(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
         wait_for("the innocent client to go on", Duration::from_secs(10), || {
@@ -382,10 +383,10 @@ impl Innocent {
         });
     }
 
-    /// Demands that it still makes progress and has seen no error.
+    /// Checks that the client still makes progress and has seen no error.
     ///
     /// # Panics
-    /// When it does not, or has.
+    /// Panics when there is no progress, or an error.
     pub fn check(mut self) {
         self.progress();
         self.stop.store(true, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! An RTRS client played by hand over a real transport: it sends exactly the bytes a test wants.
+//! RTRS client driven by hand over a real transport: it sends exactly the bytes a test wants.
 //!
-//! [`Peer`] is one path of one session on a fabric of its own ([`Transport`] says which), driven
-//! by the test's thread: a [`PlayedClient`] that can wait. Malformed frames are the business of
-//! [`RawMpa`](crate::RawMpa). Every wait has a bound and a panic that says what did not come.
+//! [`Peer`] is one path of one session on its own fabric, selected by [`Transport`], driven by the
+//! test's thread: a [`PlayedClient`] that can wait. [`RawMpa`](crate::RawMpa) is for malformed
+//! frames. Every wait has a time limit and panics with a description of the missing message.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
@@ -20,15 +20,15 @@ pub use rtrs_core::tests::{Answer, Data, PathOptions as PeerOptions, read_messag
 
 use crate::transport::Transport;
 
-/// Each answer of the server comes within this time.
+/// Maximum time of the server until each answer.
 const ANSWER_TIME_MAX: StdDuration = StdDuration::from_secs(20);
 
-/// The client's end of one path.
+/// Client's end of one path.
 #[derive(Debug)]
 pub struct Peer {
     client: PlayedClient,
     server: SocketAddr,
-    // Behind the fabric: operations that run hold their memory until the ring ends.
+    // Dropped after the fabric: running operations hold their memory until the ring ends.
     ring: Rc<Ring>,
 }
 
@@ -47,10 +47,10 @@ impl DerefMut for Peer {
 }
 
 impl Peer {
-    /// A peer that has not connected yet.
+    /// Creates a peer that has not connected yet.
     ///
     /// # Panics
-    /// When the system refuses a ring or memory.
+    /// Panics when the system refuses a ring or memory.
     #[must_use]
     pub fn new(server: SocketAddr, options: PeerOptions) -> Self {
         let ring = Ring::new(64).expect("a ring");
@@ -60,10 +60,10 @@ impl Peer {
         Self { client, server, ring }
     }
 
-    /// A path that is up, its session introduced as `name`.
+    /// Creates a connected path whose session is introduced as `name`.
     ///
     /// # Panics
-    /// When the server refuses it.
+    /// Panics when the server refuses the path.
     #[must_use]
     pub fn up(server: SocketAddr, options: PeerOptions, name: &str) -> Self {
         let mut peer = Self::connected(server, options);
@@ -71,10 +71,10 @@ impl Peer {
         peer
     }
 
-    /// All connections, no INFO_REQ yet.
+    /// Creates a path with all connections, before INFO_REQ.
     ///
     /// # Panics
-    /// When the server refuses one.
+    /// Panics when the server refuses one.
     #[must_use]
     pub fn connected(server: SocketAddr, options: PeerOptions) -> Self {
         let mut peer = Self::new(server, options);
@@ -84,7 +84,7 @@ impl Peer {
         peer
     }
 
-    /// One turn: what the server sent is taken, what was posted goes out.
+    /// Runs one turn: takes received messages and sends posted ones.
     fn turn(&mut self) {
         let now = Clock.now();
         self.fabric.poll(now);
@@ -93,7 +93,7 @@ impl Peer {
         self.ring.turn_or_sleep(Some(Duration::from_millis(1))).expect("the ring turns");
     }
 
-    /// Turns for a while, whatever happens.
+    /// Runs turns for a while, regardless of events.
     pub fn idle(&mut self, time: StdDuration) {
         let start = Deadline::now();
         while start.elapsed() < time {
@@ -101,7 +101,7 @@ impl Peer {
         }
     }
 
-    /// Turns until `check` gives a value, at most `limit`.
+    /// Runs turns until `check` returns a value, at most `limit`.
     fn wait<T>(
         &mut self,
         limit: StdDuration,
@@ -122,7 +122,7 @@ impl Peer {
     /// Connects connection `cid`.
     ///
     /// # Errors
-    /// The negative errno of the server's reject.
+    /// Returns the negative errno of the server's reject.
     pub fn connect(&mut self, cid: u16) -> Result<(), i16> {
         let request = self.options.request(cid).encode();
         self.connect_raw(&request)
@@ -131,10 +131,10 @@ impl Peer {
     /// Connects with any private data.
     ///
     /// # Errors
-    /// The negative errno of the server's reject.
+    /// Returns the negative errno of the server's reject.
     ///
     /// # Panics
-    /// When the server answers in no way at all, or with anything but 56 bytes.
+    /// Panics when the server does not answer at all, or with anything but 56 bytes.
     pub fn connect_raw(&mut self, private_data: &[u8]) -> Result<(), i16> {
         let qp = self.client.ask(source(self.options), self.server, private_data);
         let padded = !Transport::of_environment().is_tcp();
@@ -144,7 +144,7 @@ impl Peer {
     /// Sends INFO_REQ and takes INFO_RSP; then receives are posted on all connections.
     ///
     /// # Panics
-    /// When the server does not answer.
+    /// Panics when the server does not answer.
     pub fn introduce(&mut self, name: &str) {
         self.client.introduce(name);
         self.take_info_rsp();
@@ -153,7 +153,7 @@ impl Peer {
     /// Takes INFO_RSP.
     ///
     /// # Panics
-    /// When it does not come or makes no sense.
+    /// Panics when it is missing or malformed.
     pub fn take_info_rsp(&mut self) {
         self.wait(ANSWER_TIME_MAX, "INFO_RSP", |client| {
             client.take_info().or_else(|| {
@@ -166,22 +166,22 @@ impl Peer {
     /// Opens an export.
     ///
     /// # Errors
-    /// The errno of the answer.
+    /// Returns the errno of the answer.
     ///
     /// # Panics
-    /// When no answer comes, or a malformed one.
+    /// Panics when the answer is missing or malformed.
     pub fn open(&mut self, name: &str, access: AccessMode) -> Result<OpenRsp, u16> {
         let open = Open { access, dev_name: Name::new(name.as_bytes()).expect("a name") };
         self.open_raw(&open.encode())
     }
 
-    /// Opens with any OPEN message.
+    /// Opens an export with any OPEN message.
     ///
     /// # Errors
-    /// The errno of the answer.
+    /// Returns the errno of the answer.
     ///
     /// # Panics
-    /// When no answer comes, or a malformed one.
+    /// Panics when the answer is missing or malformed.
     pub fn open_raw(&mut self, open: &[u8; Open::LEN]) -> Result<OpenRsp, u16> {
         self.send_open_raw(0, open, OpenRsp::LEN);
         match self.answer().errno {
@@ -190,7 +190,7 @@ impl Peer {
         }
     }
 
-    /// Closes a device; gives the errno of the answer.
+    /// Closes a device and returns the errno of the answer.
     pub fn close(&mut self, device_id: u32) -> u16 {
         self.send_close(0, device_id);
         self.answer().errno
@@ -199,7 +199,7 @@ impl Peer {
     /// Takes the next answer, and answers heartbeats meanwhile.
     ///
     /// # Panics
-    /// When none comes, or a connection ends first.
+    /// Panics when there is none, or a connection ends first.
     pub fn answer(&mut self) -> Answer {
         self.wait(ANSWER_TIME_MAX, "answer", |client| {
             while let Some(received) = client.take_immediate() {
@@ -215,10 +215,10 @@ impl Peer {
         })
     }
 
-    /// Waits until all its connections are closed, at most `limit` each; gives the reasons.
+    /// Waits until all its connections are closed, at most `limit` each; returns the reasons.
     ///
     /// # Panics
-    /// When that takes too long.
+    /// Panics when that takes too long.
     pub fn ended(&mut self, what: &str, limit: StdDuration) -> Vec<CloseReason> {
         let what = format!("end of the path after: {what}");
         let closed = |event: &FabricEvent| match event {
@@ -228,10 +228,10 @@ impl Peer {
         (0..self.conns.len()).map(|_| self.wait(limit, &what, |c| c.take(closed))).collect()
     }
 
-    /// Demands that the path serves: SESS_INFO is answered on each connection.
+    /// Checks that the path works: SESS_INFO is answered on each connection.
     ///
     /// # Panics
-    /// When it is not.
+    /// Panics when the path does not work.
     pub fn check_alive(&mut self, what: &str) {
         for conn in 0..self.conns.len() {
             self.send_sess_info((conn, 1), 2);
@@ -240,7 +240,7 @@ impl Peer {
         }
     }
 
-    /// Takes those out of `left` that are closed.
+    /// Removes closed connections from `left`.
     fn strike_closed(&self, left: &mut Vec<QpNum>) {
         for event in &self.events {
             if let FabricEvent::Closed { qp, .. } = event {
@@ -271,7 +271,7 @@ impl Drop for Peer {
     }
 }
 
-/// Nothing comes over a connection that ended.
+/// Panics if a connection has ended, as no more messages would arrive over it.
 fn not_closed(client: &PlayedClient, what: &str) {
     for event in &client.events {
         if let FabricEvent::Closed { reason, .. } = event {

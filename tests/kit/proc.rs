@@ -1,7 +1,7 @@
-//! Child processes with a bound on everything. [`run`] is for programs that end, [`Proc`] for
+//! Child processes with limits on everything. [`run`] is for programs that end, [`Proc`] for
 //! daemons. Output goes to files, not pipes: a background process that keeps a stream open cannot
-//! make a test wait, and no pipe fills up. Each child leads a process group of its own, so that
-//! its children end with it.
+//! block a test, and no pipe fills up. Each child leads its own process group, so that its children
+//! end with it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,13 +15,14 @@ use tempfile::NamedTempFile;
 
 use crate::requires::search_path;
 
-/// Ticks of /proc/PID/stat per second: USER_HZ, 100 on every Linux we build for.
+/// Ticks per second in /proc/PID/stat: USER_HZ, 100 on every Linux that we build for.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// One of this project's programs: in `RTRS_BIN_DIR`, else beside the running test binary.
+/// Returns the path of one of this project's programs: in `RTRS_BIN_DIR`, or else next to the
+/// running test binary.
 ///
 /// # Panics
-/// When it has not been built.
+/// Panics when the program has not been built.
 #[must_use]
 pub fn bin(name: &str) -> PathBuf {
     let dir = std::env::var_os("RTRS_BIN_DIR").map_or_else(
@@ -37,44 +38,44 @@ pub fn bin(name: &str) -> PathBuf {
     path
 }
 
-/// How a program ended and what it said.
+/// Result of a program and its output.
 #[derive(Debug)]
 pub struct Finished {
-    /// The command line, for messages.
+    /// Command line, for messages.
     pub command: String,
-    /// The exit code; `None` when a signal ended it.
+    /// Exit code; `None` when a signal ended the program.
     pub code: Option<i32>,
-    /// All of its standard output, lossily as text.
+    /// Complete standard output, lossily as text.
     pub stdout: String,
-    /// All of its standard error, lossily as text.
+    /// Complete standard error, lossily as text.
     pub stderr: String,
 }
 
 impl Finished {
-    /// Demands exit code 0.
+    /// Checks for exit code 0.
     ///
     /// # Panics
-    /// With the program's words, on any other end.
+    /// Panics with the program's output on any other result.
     #[must_use]
     pub fn ok(self) -> Self {
         self.code(0)
     }
 
-    /// Demands this exit code.
+    /// Checks for this exit code.
     ///
     /// # Panics
-    /// With the program's words, on any other end.
+    /// Panics with the program's output on any other result.
     #[must_use]
     pub fn code(self, code: i32) -> Self {
         assert!(self.code == Some(code), "asked for exit code {code}, got {self:#?}");
         self
     }
 
-    /// Demands a word on stderr or stdout, in any case of letters, and that the program did not
-    /// panic, whatever it said beside it.
+    /// Checks that stderr or stdout contains a text, ignoring case, and that the program did not
+    /// panic.
     ///
     /// # Panics
-    /// When the word is missing, or with a panic's message.
+    /// Panics when the text is missing, or with a panic's message.
     #[must_use]
     pub fn says(self, word: &str) -> Self {
         let all = format!("{}\n{}", self.stderr, self.stdout).to_lowercase();
@@ -83,10 +84,10 @@ impl Finished {
         self
     }
 
-    /// The standard output as JSON.
+    /// Parses the standard output as JSON.
     ///
     /// # Panics
-    /// When it is not JSON.
+    /// Panics when it is not JSON.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout)
@@ -97,14 +98,14 @@ impl Finished {
 /// Runs a program to its end, at most `limit`.
 ///
 /// # Panics
-/// When it cannot be started or does not end in time; it is killed then.
+/// Panics when it cannot be started or does not end in time; it is killed then.
 pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S], limit: Duration) -> Finished {
     let mut command = Command::new(program);
     command.args(args);
     Proc::start(command).wait(limit)
 }
 
-/// A running child process.
+/// Running child process.
 #[derive(Debug)]
 pub struct Proc {
     child: Child,
@@ -118,16 +119,16 @@ impl Proc {
     /// Starts the command with its output kept and no input.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// Panics when it cannot be started.
     #[must_use]
     pub fn start(command: Command) -> Self {
         Self::start_with(command, None)
     }
 
-    /// As [`Proc::start`], with this in the place of a file for its standard error.
+    /// Starts the command like [`Proc::start`], with this as its standard error instead of a file.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// Panics when it cannot be started.
     #[must_use]
     pub fn start_with(mut command: Command, errors_to: Option<Stdio>) -> Self {
         let stdout = NamedTempFile::new().expect("a file for stdout");
@@ -145,19 +146,19 @@ impl Proc {
         Self { child, command: text, stdout, stderr, ended: None }
     }
 
-    /// Its process id, ours until it has been waited for.
+    /// Returns its process id, which stays ours until it has been waited for.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Both streams up to now.
+    /// Returns the output of both streams so far.
     #[must_use]
     pub fn output(&self) -> String {
         format!("{}{}", text_of(self.stdout.path()), text_of(self.stderr.path()))
     }
 
-    /// True while it has not ended.
+    /// Whether the process is running.
     pub fn is_running(&mut self) -> bool {
         self.poll().is_none()
     }
@@ -169,17 +170,17 @@ impl Proc {
         self.ended
     }
 
-    /// Waits until its output has `count` lines with `pattern`; gives what follows the pattern on
-    /// each, up to white space.
+    /// Waits until its output has `count` lines with `pattern`; returns the text after the pattern
+    /// on each, up to white space.
     ///
     /// # Panics
-    /// When it ends first, or `limit` is over.
+    /// Panics when it ends first, or `limit` has passed.
     pub fn wait_lines(&mut self, pattern: &str, count: usize, limit: Duration) -> Vec<String> {
         let start = Instant::now();
         loop {
             let ended = self.poll();
             let output = self.output();
-            // Only whole lines: the last one may be half written.
+            // Only whole lines: the last one may be incomplete.
             let whole = &output[..output.rfind('\n').map_or(0, |end| end + 1)];
             let found: Vec<String> = whole
                 .lines()
@@ -202,7 +203,7 @@ impl Proc {
     /// Sends a signal by its name without SIG, e.g. `TERM`, to this process alone.
     ///
     /// # Panics
-    /// When it has ended already.
+    /// Panics when it has ended already.
     pub fn signal(&mut self, name: &str) {
         let ended = self.poll();
         assert!(ended.is_none(), "{} has ended: {ended:?}\n{}", self.command, self.output());
@@ -212,7 +213,7 @@ impl Proc {
     /// Waits for its end.
     ///
     /// # Panics
-    /// When `limit` is over; the process is killed then.
+    /// Panics when `limit` has passed; the process is killed then.
     #[must_use]
     pub fn wait(mut self, limit: Duration) -> Finished {
         let start = Instant::now();
@@ -235,7 +236,7 @@ impl Proc {
         Finished { command: self.command.clone(), code: status.code(), stdout, stderr }
     }
 
-    /// SIGTERM, then [`Self::wait`].
+    /// Sends SIGTERM, then waits like [`Self::wait`].
     #[must_use]
     pub fn terminate(mut self, limit: Duration) -> Finished {
         self.signal("TERM");
@@ -244,7 +245,8 @@ impl Proc {
 
     fn kill(&mut self) {
         if self.poll().is_none() {
-            // The group, for children of its own; then the process, should the group be gone.
+            // First the group, with the process's own children; then the process, in case the group
+            // has ended.
             let _ = send_signal("KILL", &format!("-{}", self.pid()));
             let _ = self.child.kill();
             self.ended = self.child.wait().ok();
@@ -258,7 +260,8 @@ impl Drop for Proc {
     }
 }
 
-/// Sends through the shell's own `kill`, which needs no unsafe code here. True when it was sent.
+/// Sends a signal with the shell's own `kill`, which needs no unsafe code here. Returns whether it
+/// was sent.
 pub(crate) fn send_signal(name: &str, target: &str) -> bool {
     let mut shell = Command::new("sh");
     shell.args(["-c", "kill -s \"$0\" -- \"$1\"", name, target]).stderr(Stdio::null());
@@ -273,10 +276,10 @@ fn text_of(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// CPU time a live process has used, user and system, to the tick of 10 ms.
+/// Returns the CPU time that a live process has used, user and system, in ticks of 10 ms.
 ///
 /// # Panics
-/// When there is no such process.
+/// Panics when there is no such process.
 #[must_use]
 pub fn cpu_time(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");
@@ -286,13 +289,13 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 
-/// Memory a live process has resident now, bytes.
+/// Returns the present resident memory of a live process in bytes.
 #[must_use]
 pub fn resident_memory(pid: u32) -> u64 {
     memory_line(pid, "VmRSS:")
 }
 
-/// The most memory a live process has had resident, bytes.
+/// Returns the peak resident memory of a live process in bytes.
 #[must_use]
 pub fn peak_memory(pid: u32) -> u64 {
     memory_line(pid, "VmHWM:")

@@ -1,18 +1,18 @@
 //! iWARP by hand on a plain TCP stream: start-up frames and FPDUs byte by byte, well formed or not.
 //!
-//! Knows only what docs/PROTOCOL.md says and shares no code with the provider it is held against.
-//! Reads are bounded; a peer that does not close when it should is a panic.
+//! Written from docs/PROTOCOL.md, without code shared with the tested provider. Reads have a time
+//! limit; a peer that fails to close causes a panic.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long the server has to answer or to close.
+/// Maximum time of the server to answer or to close.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Opens an MPA request.
+/// First bytes of an MPA request.
 pub const REQUEST_KEY: &[u8; 16] = b"MPA ID Req Frame";
-/// Opens an MPA reply.
+/// First bytes of an MPA reply.
 pub const REPLY_KEY: &[u8; 16] = b"MPA ID Rep Frame";
 /// MPA flags: markers, checksums, refused, enhanced.
 pub const MARKERS: u8 = 0x80;
@@ -22,24 +22,25 @@ pub const CRC: u8 = 0x40;
 pub const REFUSED: u8 = 0x20;
 /// See [`MARKERS`].
 pub const ENHANCED: u8 = 0x10;
-/// Both controls of an RDMA write, a send and an immediate, each the last frame of its message.
+/// Both control bytes of an RDMA write, a send and an immediate, each the last frame of its
+/// message.
 pub const WRITE: [u8; 2] = [0xc1, 0x40];
 /// See [`WRITE`].
 pub const SEND: [u8; 2] = [0x41, 0x43];
 /// See [`WRITE`].
 pub const IMMEDIATE: [u8; 2] = [0x41, 0x48];
 
-/// The end of a stream as the peer saw it.
+/// End of a stream as the peer saw it.
 #[derive(Debug)]
 pub struct Ended {
-    /// Everything that came before the end.
+    /// All bytes before the end.
     pub bytes: Vec<u8>,
-    /// It was a reset and not a FIN.
+    /// Whether the end was a reset instead of a FIN.
     pub reset: bool,
 }
 
 impl Ended {
-    /// The first two bytes of a Terminate's payload, if one is among the frames.
+    /// Returns the first two bytes of a Terminate's payload, if one is among the frames.
     #[must_use]
     pub fn terminate(&self) -> Option<[u8; 2]> {
         let mut rest = &self.bytes[..];
@@ -55,26 +56,26 @@ impl Ended {
     }
 }
 
-/// A start-up frame with any key, flags, revision and data.
+/// Returns a start-up frame with any key, flags, revision and data.
 ///
 /// # Panics
-/// When the data are longer than the field can say.
+/// Panics when the data is too long for the length field.
 #[must_use]
 pub fn start_frame(key: &[u8; 16], flags: u8, revision: u8, data: &[u8]) -> Vec<u8> {
     let len = u16::try_from(data.len()).expect("a length").to_be_bytes();
     [&key[..], &[flags, revision], &len, data].concat()
 }
 
-/// Enhanced words and preamble as our own initiator sends them, then the private data.
+/// Returns enhanced words and preamble as our own initiator sends them, then the private data.
 #[must_use]
 pub fn start_data(private_data: &[u8]) -> Vec<u8> {
     [&[0x80, 0x10, 0x80, 0x10][..], b"RTIW\x01\x03\x00\x00", private_data].concat()
 }
 
-/// A frame of this ULPDU: length, padding, checksum.
+/// Returns a frame of this ULPDU: length, padding, checksum.
 ///
 /// # Panics
-/// When it is longer than the field can say.
+/// Panics when the ULPDU is too long for the length field.
 #[must_use]
 pub fn frame(ulpdu: &[u8]) -> Vec<u8> {
     let len = u16::try_from(ulpdu.len()).expect("a length").to_be_bytes();
@@ -85,32 +86,32 @@ pub fn frame(ulpdu: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The ULPDU of a tagged frame.
+/// Returns the ULPDU of a tagged frame.
 #[must_use]
 pub fn tagged(controls: [u8; 2], key: u32, address: u64, payload: &[u8]) -> Vec<u8> {
     [&controls[..], &key.to_be_bytes(), &address.to_be_bytes(), payload].concat()
 }
 
-/// The ULPDU of an untagged frame: queue, message number, offset.
+/// Returns the ULPDU of an untagged frame: queue, message number, offset.
 #[must_use]
 pub fn untagged(controls: [u8; 2], [qn, msn, mo]: [u32; 3], payload: &[u8]) -> Vec<u8> {
     let words = [0, qn, msn, mo].map(u32::to_be_bytes).concat();
     [&controls[..], &words, payload].concat()
 }
 
-/// A send of `message`, with the empty prefix.
+/// Returns a send of `message`, with the empty prefix.
 #[must_use]
 pub fn send(msn: u32, message: &[u8]) -> Vec<u8> {
     untagged(SEND, [0, msn, 0], &[&[0; 8][..], message].concat())
 }
 
-/// An immediate.
+/// Returns an immediate.
 #[must_use]
 pub fn immediate(msn: u32, imm: u32) -> Vec<u8> {
     untagged(IMMEDIATE, [0, msn, 0], &[imm.to_be_bytes(), [0; 4]].concat())
 }
 
-/// A TCP stream to the server.
+/// TCP stream to the server.
 #[derive(Debug)]
 pub struct RawMpa {
     stream: TcpStream,
@@ -120,7 +121,7 @@ impl RawMpa {
     /// Connects.
     ///
     /// # Panics
-    /// When TCP refuses.
+    /// Panics when TCP refuses.
     #[must_use]
     pub fn connect(server: SocketAddr) -> Self {
         let stream = TcpStream::connect_timeout(&server, TIME_MAX).expect("connect");
@@ -133,7 +134,7 @@ impl RawMpa {
     /// Connects, starts up with this private data and sends the ready-to-receive frame.
     ///
     /// # Panics
-    /// When the server refuses.
+    /// Panics when the server refuses.
     #[must_use]
     pub fn start(server: SocketAddr, private_data: &[u8]) -> Self {
         let mut raw = Self::connect(server);
@@ -147,7 +148,7 @@ impl RawMpa {
         raw
     }
 
-    /// Sends bytes. An error means that the server closed, which the test sees when it reads.
+    /// Sends bytes. An error means that the server closed, which the test's next read shows.
     pub fn write(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
@@ -157,10 +158,10 @@ impl RawMpa {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Reads exactly so many bytes.
+    /// Reads exactly `len` bytes.
     ///
     /// # Panics
-    /// When they do not come.
+    /// Panics when they do not arrive.
     pub fn read_exact(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let mut got = 0;
@@ -180,7 +181,7 @@ impl RawMpa {
     /// Takes the next frame's ULPDU.
     ///
     /// # Panics
-    /// When none comes.
+    /// Panics when there is none.
     pub fn read_frame(&mut self) -> Vec<u8> {
         let length = self.read_exact(2);
         let len = usize::from(u16::from_be_bytes([length[0], length[1]]));
@@ -192,7 +193,7 @@ impl RawMpa {
     /// Reads to the end of the stream.
     ///
     /// # Panics
-    /// When it is still open after `limit`.
+    /// Panics when it is still open after `limit`.
     pub fn ended(&mut self, what: &str, limit: Duration) -> Ended {
         let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
         let start = Instant::now();

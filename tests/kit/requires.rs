@@ -1,5 +1,5 @@
-//! What a test asks of its machine. [`requires`] skips aloud and counted ([`skip`]); [`quick`]
-//! tells whether the short versions are wanted.
+//! Requirements of a test on its machine. [`requires`] skips a test with a message and counts it
+//! ([`skip`]); [`quick`] selects the short versions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,7 +9,8 @@ use std::process::Command;
 
 pub use rtrs_core::skip::skip;
 
-/// The `PATH` tests run programs with: the caller's, and where mkfs and fsck live.
+/// Returns the `PATH` for programs of the tests: the caller's, and the directories of mkfs and
+/// fsck.
 pub(crate) fn search_path() -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     format!("{path}:/usr/sbin:/sbin")
@@ -19,8 +20,8 @@ fn find(tool: &str) -> Option<PathBuf> {
     std::env::split_paths(&search_path()).map(|dir| dir.join(tool)).find(|path| path.is_file())
 }
 
-/// True when every one of these programs is installed; else says that the current test is skipped
-/// and why. A test returns at once on false.
+/// Whether all of these programs are installed; otherwise prints that the current test is skipped,
+/// with the reason. A test returns at once on false.
 #[must_use]
 pub fn requires(tools: &[&str]) -> bool {
     let missing: Vec<&str> = tools.iter().copied().filter(|tool| find(tool).is_none()).collect();
@@ -31,28 +32,28 @@ pub fn requires(tools: &[&str]) -> bool {
     false
 }
 
-/// True when `RTRS_QUICK` asks for small images and short times.
+/// Whether `RTRS_QUICK` asks for small images and short times.
 #[must_use]
 pub fn quick() -> bool {
     std::env::var_os("RTRS_QUICK").is_some_and(|value| value != "0")
 }
 
-/// True when the tests run as root, whom file permissions do not stop.
+/// Whether the tests run as root, to which file permissions do not apply.
 #[must_use]
 pub fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output().expect("run id");
     id.stdout.trim_ascii() == b"0"
 }
 
-/// Ports below those that Linux gives to outgoing connections: one of these could take a port
-/// before the program that it is for.
+/// Ports below those that Linux gives to outgoing connections, which could otherwise take a port
+/// before the program that it is meant for.
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// A TCP port that was free a moment ago at all IPv4 addresses of this host. For programs that
-/// cannot take port 0.
+/// Returns a TCP port that was free a moment ago at all IPv4 addresses of this host. For programs
+/// that cannot use port 0.
 ///
 /// # Panics
-/// When no port is free.
+/// Panics when no port is free.
 #[must_use]
 pub fn free_port() -> u16 {
     let drawn = || {

@@ -1,21 +1,22 @@
-//! A directory per test, in memory where the machine has /dev/shm, removed with the handle.
-//! Its path is short, because unix sockets are made in it (their paths end at 107 bytes).
+//! Directory of a test, in memory where the machine has /dev/shm, removed with the handle. Its path
+//! is short, because it holds unix sockets (their paths end at 107 bytes).
 
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-/// A temporary directory, removed with all it holds when dropped.
+/// Temporary directory, removed with its contents when dropped.
 #[derive(Debug)]
 pub struct Scratch {
     dir: TempDir,
 }
 
 impl Scratch {
-    /// Makes the directory: under /dev/shm when there is one, else under the system's own.
+    /// Creates the directory, under /dev/shm if that exists, otherwise in the system's default
+    /// location.
     ///
     /// # Panics
-    /// When no directory can be made.
+    /// Panics when no directory can be created.
     #[must_use]
     pub fn new() -> Self {
         let shm = Path::new("/dev/shm");
@@ -25,19 +26,19 @@ impl Scratch {
         Self { dir: dir.expect("make a scratch directory") }
     }
 
-    /// The directory itself.
+    /// Returns the directory itself.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The path of `name` in the directory; nothing is made.
+    /// Returns the path of `name` in the directory without creating it.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// [`Self::path`] as text, for command lines.
+    /// Returns [`Self::path`] as text, for command lines.
     #[must_use]
     pub fn text(&self, name: &str) -> String {
         self.path(name).to_str().expect("scratch paths are plain text").to_owned()

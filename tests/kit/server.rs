@@ -1,6 +1,6 @@
-//! `rtrs-server` as a real process: started with a builder, ready when it has said where it
-//! listens, ended with SIGTERM ([`Server::stop`] demands exit code 0) or killed on drop. Each has a
-//! run directory of its own, in which [`Server::command`] finds it.
+//! `rtrs-server` as a real process: started with a builder, ready when it has printed its
+//! addresses, ended with SIGTERM ([`Server::stop`] checks for exit code 0) or killed on drop. Each
+//! has its own run directory, in which [`Server::command`] finds it.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,12 +14,12 @@ use crate::scratch::Scratch;
 use crate::transport::Transport;
 use crate::{COMMAND_TIME_MAX, wait_for};
 
-/// How long the server has to say that it listens.
+/// Maximum time until the server reports that it listens.
 const READY_TIME_MAX: Duration = Duration::from_secs(20);
-/// What the server prints before each address it listens on.
+/// Text before each address in the server's output.
 const READY_WORDS: &str = "listening on ";
 
-/// Options of a server to be.
+/// Options of a server to be started.
 #[derive(Debug, Default)]
 pub struct ServerBuilder {
     exports: Vec<String>,
@@ -32,21 +32,21 @@ pub struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    /// Runs another program of ours, one that takes the server's flags.
+    /// Runs another program of ours, one that accepts the server's flags.
     #[must_use]
     pub fn program(mut self, name: &'static str) -> Self {
         self.program = Some(name);
         self
     }
 
-    /// Has it go on as this user, with directories that the user can reach.
+    /// Makes the server switch to this user, with directories that the user can reach.
     #[must_use]
     pub fn user(mut self, name: &'static str) -> Self {
         self.user = Some(name);
         self
     }
 
-    /// Sets a variable of its environment.
+    /// Sets an environment variable of the server.
     #[must_use]
     pub fn env(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.envs.push((name, value.into()));
@@ -67,21 +67,21 @@ impl ServerBuilder {
         self
     }
 
-    /// Runs it on this host.
+    /// Runs the server on this host.
     #[must_use]
     pub fn on(mut self, host: Netns) -> Self {
         self.netns = Some(host);
         self
     }
 
-    /// Adds further arguments as they are.
+    /// Adds further arguments unchanged.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
         self.args.extend(args.iter().map(|&arg| arg.to_owned()));
         self
     }
 
-    /// The command line.
+    /// Returns the command line.
     #[must_use]
     pub fn command(&self) -> Command {
         let program = self.program.unwrap_or("rtrs-server");
@@ -98,10 +98,10 @@ impl ServerBuilder {
         command
     }
 
-    /// Starts the server and waits until it listens on all it was told.
+    /// Starts the server and waits until it listens on all its addresses.
     ///
     /// # Panics
-    /// When it does not come up in time.
+    /// Panics when it does not start in time.
     #[must_use]
     pub fn start(mut self) -> Server {
         if self.listens.is_empty() {
@@ -123,17 +123,17 @@ impl ServerBuilder {
         Server { proc, portals, run_dir }
     }
 
-    /// Runs a server that is expected to refuse its command line or its world.
+    /// Runs a server that is expected to refuse its command line or its environment.
     ///
     /// # Panics
-    /// When it does not end in time.
+    /// Panics when it does not end in time.
     #[must_use]
     pub fn run(&self) -> Finished {
         Proc::start(self.command()).wait(READY_TIME_MAX)
     }
 }
 
-/// A server that listens.
+/// Listening server.
 #[derive(Debug)]
 pub struct Server {
     proc: Proc,
@@ -142,43 +142,43 @@ pub struct Server {
 }
 
 impl Server {
-    /// Options, none set.
+    /// Returns a builder without options.
     #[must_use]
     pub fn builder() -> ServerBuilder {
         ServerBuilder::default()
     }
 
-    /// The first address, as `tcp://127.0.0.1:PORT`.
+    /// Returns the first address, as `tcp://127.0.0.1:PORT`.
     #[must_use]
     pub fn portal(&self) -> &str {
         &self.portals[0]
     }
 
-    /// Every address, in the order of the `listening on` lines.
+    /// Returns every address, in the order of the `listening on` lines.
     #[must_use]
     pub fn portals(&self) -> &[String] {
         &self.portals
     }
 
-    /// The host and port of the first address.
+    /// Returns the host and port of the first address.
     ///
     /// # Panics
-    /// When the address is not of the form `SCHEME://HOST:PORT`.
+    /// Panics when the address is not of the form `SCHEME://HOST:PORT`.
     #[must_use]
     pub fn address(&self) -> &str {
         self.portal().split_once("://").expect("a portal").1
     }
 
-    /// Its process id.
+    /// Returns its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.proc.pid()
     }
 
-    /// Demands that it still runs and has not panicked.
+    /// Checks that the server still runs and has not panicked.
     ///
     /// # Panics
-    /// When it does not, with its output.
+    /// Panics with its output otherwise.
     pub fn check_alive(&mut self) {
         let running = self.proc.is_running();
         let output = self.proc.output();
@@ -188,15 +188,15 @@ impl Server {
     /// Sends a signal by its name without SIG, e.g. `STOP`.
     ///
     /// # Panics
-    /// When it has ended already.
+    /// Panics when it has ended already.
     pub fn signal(&mut self, name: &str) {
         self.proc.signal(name);
     }
 
-    /// Runs `rtrs-server WORDS --run-dir ...`, a command that speaks with this server, to its end.
+    /// Runs `rtrs-server WORDS --run-dir ...`, a command for this server, to its end.
     ///
     /// # Panics
-    /// When it does not end in time.
+    /// Panics when it does not end in time.
     #[must_use]
     pub fn command(&self, words: &[&str]) -> Finished {
         let run_dir = self.run_dir.text("server");
@@ -204,64 +204,64 @@ impl Server {
         run(bin("rtrs-server"), &words, COMMAND_TIME_MAX)
     }
 
-    /// Its sessions, as `session list -o json` has them.
+    /// Returns its sessions, as in `session list -o json`.
     ///
     /// # Panics
-    /// When the command fails.
+    /// Panics when the command fails.
     #[must_use]
     pub fn sessions(&self) -> Vec<serde_json::Value> {
         self.list()["sessions"].as_array().expect("a list of sessions").clone()
     }
 
-    /// All that `session list -o json` has.
+    /// Returns the complete output of `session list -o json`.
     ///
     /// # Panics
-    /// When the command fails.
+    /// Panics when the command fails.
     #[must_use]
     pub fn list(&self) -> serde_json::Value {
         self.command(&["session", "list", "-o", "json"]).ok().json()
     }
 
-    /// What it wrote up to now.
+    /// Returns its output so far.
     #[must_use]
     pub fn output(&self) -> String {
         self.proc.output()
     }
 
-    /// Waits until it has written these words. Returns all that it wrote up to then. A thread of
-    /// its own writes its log, so that a line may come late.
+    /// Waits until its output contains this text, and returns the output so far. A separate thread
+    /// writes the log, so a line may come late.
     ///
     /// # Panics
-    /// When it does not within [`COMMAND_TIME_MAX`].
+    /// Panics when it does not within [`COMMAND_TIME_MAX`].
     pub fn wait_output(&self, words: &str) -> String {
         let written = || Some(self.output()).filter(|output| output.contains(words));
         wait_for(words, COMMAND_TIME_MAX, written)
     }
 
-    /// The directory of its control socket.
+    /// Returns the directory of its control socket.
     #[must_use]
     pub fn run_dir(&self) -> PathBuf {
         self.run_dir.path("server")
     }
 
-    /// Waits for its end, which somebody else has brought about.
+    /// Waits for its end, which has another cause.
     ///
     /// # Panics
-    /// When `limit` is over.
+    /// Panics when `limit` has passed.
     #[must_use]
     pub fn wait(self, limit: Duration) -> Finished {
         self.proc.wait(limit)
     }
 
-    /// SIGTERM; demands exit code 0 within `limit`.
+    /// Sends SIGTERM and checks for exit code 0 within `limit`.
     ///
     /// # Panics
-    /// When it ends late or badly.
+    /// Panics when it ends late or with another code.
     pub fn stop(self, limit: Duration) -> Finished {
         self.proc.terminate(limit).ok()
     }
 
-    /// SIGKILL, as a crash would do.
+    /// Sends SIGKILL, to simulate a crash.
     pub fn crash(self) {
         drop(self);
     }

@@ -1,5 +1,5 @@
-//! The usual scene of a test: a scratch directory, one server and one session attached to it.
-//! Fields drop in order, the session before the server before the directory.
+//! Usual setup of a test: a scratch directory, one server and one session attached to it. Fields
+//! drop in order, the session before the server before the directory.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,17 +12,17 @@ use crate::client::{Client, ClientBuilder, Front};
 use crate::scratch::Scratch;
 use crate::server::{Server, ServerBuilder};
 
-/// No single reply of an NBD server may take longer.
+/// Maximum time of any single reply of an NBD server.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// A server, a session, a directory.
 #[derive(Debug)]
 pub struct Stand {
-    /// The session of export `vol0`.
+    /// Session of export `vol0`.
     pub client: Client,
     /// The server.
     pub server: Server,
-    /// A directory for the test.
+    /// Directory for the test.
     pub scratch: Scratch,
 }
 
@@ -30,7 +30,7 @@ impl Stand {
     /// Starts the server and attaches its export `vol0` over one path.
     ///
     /// # Panics
-    /// When either does not come up.
+    /// Panics when either fails to start.
     #[must_use]
     pub fn start(
         scratch: Scratch,
@@ -42,29 +42,29 @@ impl Stand {
         Self { client, server, scratch }
     }
 
-    /// A stand on memory of this size (`256M`), NBD on a unix socket.
+    /// Starts a stand on memory of this size (`256M`), with NBD on a unix socket.
     #[must_use]
     pub fn memory(size: &str) -> Self {
         Self::start(Scratch::new(), Server::builder().export(format!("vol0=mem:{size}")), |c| c)
     }
 
-    /// As [`Self::memory`] but with NBD on TCP.
+    /// Starts a stand like [`Self::memory`] but with NBD on TCP.
     #[must_use]
     pub fn memory_tcp(size: &str) -> Self {
         let server = Server::builder().export(format!("vol0=mem:{size}"));
         Self::start(Scratch::new(), server, ClientBuilder::tcp)
     }
 
-    /// The NBD URI.
+    /// Returns the NBD URI.
     #[must_use]
     pub fn uri(&self) -> String {
         self.client.uri()
     }
 
-    /// Detaches and stops, demanding that both end well.
+    /// Detaches and stops, and checks that both end without errors.
     ///
     /// # Panics
-    /// When they do not.
+    /// Panics when they do not.
     pub fn finish(mut self) {
         self.server.check_alive();
         self.client.detach();
@@ -72,14 +72,14 @@ impl Stand {
     }
 }
 
-/// A stream either way.
+/// Stream of a unix or TCP connection.
 pub trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-/// A connection to the front with a bound on each read and write.
+/// Opens a connection to the front with a time limit on each read and write.
 ///
 /// # Panics
-/// When it cannot be made.
+/// Panics when it fails.
 pub(crate) fn connect(front: &Front) -> Box<dyn Stream> {
     match front {
         Front::Unix(path) => {
@@ -98,10 +98,10 @@ pub(crate) fn connect(front: &Front) -> Box<dyn Stream> {
     }
 }
 
-/// The `nbd` crate's client on a session: an implementation that is not ours.
+/// Connects the `nbd` crate's client to a session: a third-party implementation.
 ///
 /// # Panics
-/// When the handshake fails.
+/// Panics when the handshake fails.
 pub fn nbd_client(client: &Client) -> NbdClient<Box<dyn Stream>> {
     let mut stream = connect(client.front());
     let export = handshake(&mut stream, b"vol0").expect("the nbd crate's handshake");

@@ -1,7 +1,6 @@
-//! Which transport the hand-played peers and their servers use: TCP loopback, or an RDMA device
-//! when `RTRS_TEST_RDMA` names the server's address on one (`10.0.0.2`). Sources are then the
-//! addresses `.100 + n` of the same network, which the machine must have; the lab's scenario gives
-//! them.
+//! Transport of the hand-driven peers and their servers: TCP loopback, or an RDMA device when
+//! `RTRS_TEST_RDMA` names the server's address on one (`10.0.0.2`). Sources are then the addresses
+//! `.100 + n` of the same network, which the machine must have; the lab's scenario assigns them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
@@ -12,7 +11,7 @@ use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::verbs::{VerbsFabric, VerbsOptions, VerbsShared};
 use rtrs_core::rt::Ring;
 
-/// How peers reach the server.
+/// Transport between peers and the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// The user-space iWARP endpoint over TCP loopback.
@@ -22,10 +21,10 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// What the environment asks for.
+    /// Returns the transport that the environment selects.
     ///
     /// # Panics
-    /// When it names no IPv4 address.
+    /// Panics when the variable holds no IPv4 address.
     #[must_use]
     pub fn of_environment() -> Self {
         match std::env::var("RTRS_TEST_RDMA") {
@@ -34,7 +33,7 @@ impl Transport {
         }
     }
 
-    /// Where a server listens: a free port.
+    /// Returns the portal of a server: a free port.
     #[must_use]
     pub fn listen(self) -> String {
         match self {
@@ -43,7 +42,7 @@ impl Transport {
         }
     }
 
-    /// Source address number `n`, counted from 1.
+    /// Returns source address number `n`, counted from 1.
     #[must_use]
     pub fn source(self, n: u8) -> IpAddr {
         IpAddr::V4(match self {
@@ -55,16 +54,16 @@ impl Transport {
         })
     }
 
-    /// True when raw bytes can be sent in place of a peer's machine.
+    /// Whether raw bytes can be sent in place of a peer's machine.
     #[must_use]
     pub fn is_tcp(self) -> bool {
         self == Self::Tcp
     }
 
-    /// A provider on this ring.
+    /// Creates a provider on this ring.
     ///
     /// # Panics
-    /// When there is none.
+    /// Panics when there is none.
     #[must_use]
     pub fn fabric(self, ring: &Rc<Ring>) -> Box<dyn Fabric> {
         match self {

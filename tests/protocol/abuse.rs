@@ -1,7 +1,7 @@
 //! Bad input from users and from NBD clients, one test for each violation. Each gets a clear error
-//! or its connection closed, while an innocent client on the same front goes on undisturbed and the
-//! daemons stay alive. Exit codes: 1 failed at work, 2 wrong usage. Violations of RTRS peers have
-//! their own tests.
+//! or has its connection closed, while an innocent client on the same front continues undisturbed
+//! and the daemons stay alive. Exit codes: 1 for a failed operation, 2 for wrong usage. Violations
+//! of RTRS peers have their own tests.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ fn refused_export(export: &str) -> Finished {
     Server::builder().export(export).listen("tcp://127.0.0.1:0").run()
 }
 
-/// Attaches `vol0` with these words to a server of its own; it is expected to refuse.
+/// Attaches `vol0` with these arguments to a new server; it is expected to refuse.
 fn refused_attach(words: &[&str]) -> Finished {
     let server = Server::builder().export("vol0=mem:16M").start();
     let (client, done) = Client::attach("vol0").path(server.portal()).args(words).try_start();
@@ -34,7 +34,7 @@ fn refused_attach(words: &[&str]) -> Finished {
     done
 }
 
-// ---- what users get wrong ---------------------------------------------------------------------
+// ---- errors of users --------------------------------------------------------------------------
 
 #[test]
 fn unknown_export() {
@@ -44,7 +44,7 @@ fn unknown_export() {
     assert!(client.pids().is_empty(), "a refused attach left a process behind");
     let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
     assert!(!socket.exists(), "a refused attach left its socket behind");
-    // The server serves the next one.
+    // The server serves the next client.
     Client::attach("vol0").path(server.portal()).start().detach();
     let _ = server.stop(STOP_TIME_MAX);
 }
@@ -63,7 +63,7 @@ fn unreadable_path() {
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o000)).expect("take the rights");
     let mut command = Command::new(bin("rtrs-server"));
     if is_root() {
-        // Root reads everything: run it as nobody, from a place that nobody can reach.
+        // Root can read every file: run the server as nobody, from a directory closed to that user.
         if !requires(&["setpriv"]) {
             return;
         }
@@ -103,7 +103,7 @@ fn malformed_exports() {
         assert!(!done.stderr.trim().is_empty(), "no word about export {export:?}: {done:#?}");
         let _ = done.code(2).says("export");
     }
-    // A name must fit the wire's 255 bytes with its end.
+    // A name must fit the wire's 255 bytes including its terminator.
     let _ = refused_export(&format!("{}=mem:1M", "n".repeat(255))).code(2).says("name");
     let builder = Server::builder().export("vol0=mem:1M").export("vol0=mem:2M");
     let _ = builder.listen("tcp://127.0.0.1:0").run().code(2).says("vol0");
@@ -141,11 +141,11 @@ fn state_of_an_export_kept_by_another_server() {
     let mut paths = entries.map(|entry| entry.expect("an entry").path());
     let is_lock = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "lock");
     let lock = paths.find(is_lock).expect("the lock of the epoch");
-    // Servers share the directory as long as they export different things.
+    // Servers may share the directory if they have different exports.
     let other = server("other").start();
     let _ = first.stop(STOP_TIME_MAX);
     let _ = other.stop(STOP_TIME_MAX);
-    // As a server in another container, to which the file of the export is another one.
+    // Like a server in another container, where the file of the export is a different one.
     let held = File::create(&lock).expect("a lock file");
     held.try_lock().expect("nobody has it");
     let done = server("vol").run().code(1).says("vol0").says("--state-dir");
@@ -187,7 +187,7 @@ fn nobody_listens_on_the_path() {
 
 #[test]
 fn a_mute_server_does_not_hold_attach_for_ever() {
-    // Accepts by the backlog and never says a word.
+    // The listener accepts by its backlog and never answers.
     let mute = TcpListener::bind("127.0.0.1:0").expect("bind a port");
     let address = mute.local_addr().expect("its address");
     let (client, done) = Client::attach("vol0").path(format!("tcp://{address}")).try_start();
@@ -225,7 +225,7 @@ fn socket_path_in_use() {
     assert!(client.pids().is_empty(), "a refused attach left a process behind");
     let _ = UnixStream::connect(&path).expect("the other's socket still works");
 
-    // A file that is no socket is somebody's data, and stays.
+    // A file that is not a socket may hold user data, and must stay.
     let file = scratch.path("data.txt");
     std::fs::write(&file, "precious").expect("write a file");
     let (client, done) = attach(file.clone()).try_start();
@@ -233,7 +233,7 @@ fn socket_path_in_use() {
     assert!(client.pids().is_empty(), "a refused attach left a process behind");
     assert_eq!(std::fs::read(&file).expect("the file"), b"precious");
 
-    // A socket nobody serves any more is what a crash leaves, and is no obstacle.
+    // A socket without a listener is left by a crash, and does not block the attach.
     let stale = scratch.path("stale.sock");
     drop(UnixListener::bind(&stale).expect("bind a socket"));
     attach(stale).start().detach();
@@ -364,7 +364,7 @@ fn io_past_the_end() {
             assert!(good.contains(&answer), "command {command}, {length} at {offset}: {answer:?}");
         }
     }
-    // The same connection goes on.
+    // The same connection still works.
     assert_eq!(raw.write(0, MIB - 512, &[7; 512]), Reply::Error(0));
     assert_eq!(raw.read(MIB - 512, &mut [0; 512]), Ok(()));
     drop(raw);
@@ -372,10 +372,10 @@ fn io_past_the_end() {
     stand.finish();
 }
 
-// ---- what NBD clients get wrong ---------------------------------------------------------------
+// ---- errors of NBD clients --------------------------------------------------------------------
 
-/// Runs a violation beside an innocent client, on the unix socket and on TCP; then demands that the
-/// innocent one was not disturbed, a new client is served, and both daemons live.
+/// Runs a violation next to an innocent client, on the unix socket and on TCP; then checks that the
+/// innocent client was not disturbed, that a new client is served, and that both daemons live.
 fn violation(bad: impl Fn(&Front)) {
     for mut stand in [Stand::memory("16M"), Stand::memory_tcp("16M")] {
         let front = stand.client.front().clone();
@@ -431,7 +431,8 @@ fn nbd_oversize_options() {
                 let mut raw = RawNbd::hello(front);
                 raw.send(&option_head(option, length));
                 raw.send(&[0x41; 65_536]);
-                // Either refused at once, or read away and refused: it must not wait for 4 GiB.
+                // The option is refused at once, or read and then refused: the test must not send 4
+                // GiB.
                 if length == 1 << 20 {
                     for _ in 0..15 {
                         raw.send(&[0x41; 65_536]);
@@ -486,12 +487,12 @@ fn nbd_unknown_exports() {
             let good = [consts::REP_ERR_UNKNOWN, consts::REP_ERR_INVALID];
             assert!(reply.is_some_and(|kind| good.contains(&kind)), "{name:?}: {reply:?}");
         }
-        // Bytes that are no UTF-8.
+        // Invalid UTF-8.
         raw.send_option(consts::OPT_GO, &[0, 0, 0, 2, 0xff, 0xfe, 0, 0]);
         let reply = raw.option_reply().map(|(kind, _)| kind);
         assert!(reply.is_some_and(|kind| kind >> 31 == 1), "{reply:?}");
         raw.enter("vol0");
-        // NBD_OPT_EXPORT_NAME has no way to refuse but to close.
+        // NBD_OPT_EXPORT_NAME can only be refused by closing the connection.
         let mut raw = RawNbd::hello(front);
         raw.send_option(consts::OPT_EXPORT_NAME, b"vol1");
         raw.expect_closed();
@@ -502,7 +503,7 @@ fn nbd_unknown_exports() {
 fn nbd_options_without_end() {
     violation(|front| {
         let mut raw = RawNbd::hello(front);
-        // A server may lose its patience, but not its life.
+        // The server may close the connection, but must not die.
         for _ in 0..20_000 {
             raw.send_option(consts::OPT_LIST, b"");
             loop {
@@ -566,11 +567,11 @@ fn nbd_huge_lengths() {
             let answer = raw.call(0, consts::CMD_READ, 0, length);
             refused(&mut raw, answer, length);
         }
-        // A little too long may be read away and refused.
+        // A slightly too long payload may be read and refused.
         let mut raw = RawNbd::go(front, "vol0");
         let answer = raw.write(0, 0, &vec![1; (32 << 20) + 512]);
         refused(&mut raw, answer, (32 << 20) + 512);
-        // Gigabytes cannot be, in reason: the connection ends.
+        // Gigabytes are not worth reading: the connection ends.
         for length in [1 << 30, u32::MAX] {
             let mut raw = RawNbd::go(front, "vol0");
             raw.send_request(0, consts::CMD_WRITE, 0, length);
@@ -588,7 +589,7 @@ fn nbd_huge_lengths() {
 
 #[test]
 fn nbd_clients_that_stop_in_the_middle() {
-    // A whole short conversation; then one client for each place where it can break off.
+    // A complete short conversation; then one client for each position where it can break off.
     let mut talk = consts::CLIENT_FLAGS.to_be_bytes().to_vec();
     let go = go_data("vol0");
     talk.extend(option_head(consts::OPT_GO, go.len() as u32));
@@ -605,7 +606,7 @@ fn nbd_clients_that_stop_in_the_middle() {
             raw.send(&talk[..stop]);
             silent.push(raw);
         }
-        // All of them hang there, and a new client is served beside them.
+        // All of these clients hang there, and a new client is served nevertheless.
         assert_eq!(RawNbd::go(front, "vol0").read(0, &mut [0; 512]), Ok(()));
         drop(silent);
     });
@@ -617,7 +618,7 @@ fn nbd_clients_that_do_not_read_their_replies() {
         let deaf: Vec<RawNbd> = (0..4)
             .map(|_| {
                 let mut raw = RawNbd::go(front, "vol0");
-                // 64 MiB of replies that nobody takes; 28 bytes each to ask for them.
+                // 64 MiB of replies that are never read; 28 bytes for each request.
                 for _ in 0..64 {
                     raw.send_request(0, consts::CMD_READ, 0, 1 << 20);
                 }
@@ -674,12 +675,12 @@ fn garbage_on_the_control_socket() {
             let mut stream = UnixStream::connect(path).expect("connect to the control socket");
             stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a time-out");
             stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a time-out");
-            // Refused or closed, both are well; only the session must live on.
+            // Refused or closed, both are correct; the session must survive.
             let _ = stream.write_all(bytes);
             let _ = stream.read(&mut [0; 4096]);
         }
     }
-    // One that says nothing must not keep the others out.
+    // A silent connection must not keep others out.
     let silent = UnixStream::connect(&sockets[0]).expect("connect to the control socket");
     let _ = stand.client.command(&["status", "vol0"]).ok();
     drop(silent);

@@ -1,5 +1,5 @@
-//! What goes over the wire, seen by somebody else: tshark captures a session and a ping on the
-//! loopback and must decode them as iWARP, with every checksum good.
+//! Wire format as an independent program sees it: tshark captures a session and a ping on the
+//! loopback and must decode them as iWARP, with every checksum correct.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::Command;
@@ -10,10 +10,10 @@ use rtrs_tests::{
     wait_for,
 };
 
-/// Most packets that are captured: a bound, not a need.
+/// Maximum number of captured packets: a bound, not a requirement.
 const PACKETS_MAX: &str = "20000";
 
-/// What tshark made of a capture.
+/// Output of tshark for a capture.
 struct Decoded {
     text: String,
     opcodes: Vec<u32>,
@@ -28,7 +28,7 @@ impl Decoded {
         self.opcodes.iter().filter(|other| **other == opcode).count()
     }
 
-    /// A start-up and frames, each decoded and with a good checksum.
+    /// Checks for a start-up and frames, each decoded and with a correct checksum.
     fn is_sound(&self, frames_min: usize) {
         let start = self.count("MPA ID Req Frame") + self.count("Request frame header");
         assert!(start > 0, "no MPA request");
@@ -39,7 +39,7 @@ impl Decoded {
     }
 }
 
-/// True when this host can capture; says aloud when not.
+/// Whether this host can capture; prints the reason if not.
 pub(crate) fn can_capture() -> bool {
     if !requires(&["tshark", "dumpcap"]) {
         return false;
@@ -48,7 +48,7 @@ pub(crate) fn can_capture() -> bool {
     is_root() || requires(&["(the right to capture: run as root)"])
 }
 
-/// Captures into a file what goes over a server's port meanwhile.
+/// Captures the traffic of a server's port into a file while `meanwhile` runs.
 pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) {
     let (_, port) = server.portal().rsplit_once(':').expect("a portal with a port");
     let filter = format!("tcp port {port}");
@@ -56,7 +56,7 @@ pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) 
     dumpcap.args(["-q", "-i", "lo", "-f", &filter, "-B", "64", "-c", PACKETS_MAX]);
     dumpcap.args(["-P", "-w", file]);
     let mut capture = Proc::start(dumpcap);
-    // dumpcap makes the file when it is about to capture.
+    // dumpcap creates the file just before it starts to capture.
     wait_for("dumpcap to start", Duration::from_secs(20), || {
         std::fs::metadata(file).ok().filter(|meta| meta.len() > 0)
     });
@@ -68,7 +68,7 @@ pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) 
     assert_eq!(ended.code, Some(0), "dumpcap: {}", ended.stderr);
 }
 
-/// Captures what goes over a server's port meanwhile, and decodes it.
+/// Captures the traffic of a server's port while `meanwhile` runs, and decodes it.
 fn capture(server: &Server, meanwhile: impl FnOnce()) -> Decoded {
     let scratch = Scratch::new();
     let file = scratch.path("session.pcap");
@@ -130,7 +130,7 @@ fn tshark_decodes_rpings_rounds_and_nothing_else() {
         let _ = run(bin("rtrs-client"), &args, COMMAND_TIME_MAX).ok();
     });
     decoded.is_sound(60);
-    // A round: two sends each way, a read with its response, a write; and not a byte of ours.
+    // A round: two sends each way, a read with its response, a write; no bytes of our protocol.
     let kinds = [(0, 10), (1, 10), (2, 10), (3, 40)];
     for (opcode, frames) in kinds {
         assert_eq!(decoded.seen(opcode), frames, "opcode {opcode} in {:?}", decoded.opcodes);

@@ -1,6 +1,6 @@
-//! Sessions with the kernel, captured on soft RoCE by the lab's scenario interop-capture, read
-//! with our own wire code: every message is decoded and held against the rules of
-//! docs/PROTOCOL.md, in its order and with the keys of its time.
+//! Sessions with the kernel, captured on soft RoCE by the lab's scenario interop-capture, read with
+//! our own wire code: every message is decoded and checked against the rules of docs/PROTOCOL.md,
+//! in order and with the keys valid at its time.
 //!
 //! The files are classic pcap with packets cut after 700 bytes, which omits the data of reads and
 //! long writes and keeps every header.
@@ -61,7 +61,7 @@ fn a_byte_that_is_wrong_is_found() {
     let good = packets(&bytes);
     let mut found = 0;
     for index in 0..good.len() {
-        // A reliable packet with an immediate: another permit, or another kind.
+        // Spoils a reliable packet with an immediate: another permit, or another kind.
         if good[index].imm().is_none() {
             continue;
         }

@@ -1,5 +1,5 @@
 //! `scripts/rtrs.lua` in tshark: the captures in `tests/golden` (soft RoCE, one end the kernel's)
-//! and a session of our own over TCP. What it shows is held against what must be there.
+//! and a session of our own over TCP. Its output is compared with the expected content.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,13 +10,13 @@ use rtrs_tests::{
 
 use crate::capture::{can_capture, capture_to};
 
-/// True when there is a tshark that runs Lua; says aloud when not.
+/// Whether there is a tshark with Lua; prints the reason if not.
 fn has_lua() -> bool {
     if !requires(&["tshark"]) {
         return false;
     }
     let version = run("tshark", &["--version"], COMMAND_TIME_MAX).ok().stdout;
-    // The text is broken into lines anywhere.
+    // The output contains line breaks at any position.
     let version = version.split_whitespace().collect::<Vec<_>>().join(" ");
     let has = version.contains("with Lua");
     if !has {
@@ -25,7 +25,7 @@ fn has_lua() -> bool {
     has
 }
 
-/// What tshark shows of one packet: the values of each field.
+/// Output of tshark for one packet: the values of each field.
 type Packet = BTreeMap<&'static str, Vec<String>>;
 
 const FIELDS: &[&str] = &[
@@ -66,7 +66,7 @@ const FIELDS: &[&str] = &[
     "rnbd.auth.scheme",
 ];
 
-/// The packets of a capture that the dissector knows.
+/// Returns the packets of a capture that the dissector decodes.
 fn dissect(file: &str) -> Vec<Packet> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/rtrs.lua");
     let script = format!("lua_script:{script}");
@@ -87,12 +87,12 @@ fn dissect(file: &str) -> Vec<Packet> {
     packets
 }
 
-/// How many packets have this value of a field.
+/// Returns the number of packets with this value of a field.
 fn count(packets: &[Packet], field: &str, value: &str) -> usize {
     packets.iter().map(|packet| packet[field].iter().filter(|one| *one == value).count()).sum()
 }
 
-/// Each request names its answer, and the answer that request and a time.
+/// Checks that each request refers to its answer, and each answer to its request and a time.
 fn are_matched(packets: &[Packet]) {
     let mut answers = 0;
     for packet in packets {
@@ -139,7 +139,7 @@ fn our_client_at_the_kernels_server() {
         assert_eq!(count("rnbd.type", kind), 1, "{kind}");
     }
     assert_eq!(count("rnbd.name", "/dev/sda"), 1);
-    // Reads, writes, flushes and a discard; the long writes come in two packets.
+    // Reads, writes, flushes and a discard; the long writes consist of two packets.
     let ops = ["0", "1", "2", "3"].map(|op| count("rnbd.op", op));
     assert!(ops.iter().all(|count| *count > 0), "{ops:?}");
     let discard = packets.iter().find(|packet| packet["rnbd.op"] == ["3"]).expect("a discard");
@@ -202,7 +202,7 @@ fn a_session_of_ours_over_tcp() {
         assert_eq!(count("rnbd.type", kind), 1, "{kind}");
     }
     assert_eq!((count("rnbd.name", "vol0"), count("rtrs.type", "0")), (1, 1));
-    // Of a write the whole message, wherever the frames ended.
+    // A write's message is complete, regardless of frame boundaries.
     let of = |op: &str, field: &str| -> Vec<u64> {
         let packets = packets.iter().filter(|packet| packet["rnbd.op"].iter().any(|one| one == op));
         packets.flat_map(|packet| &packet[field]).map(|text| text.parse().unwrap_or(0)).collect()

@@ -1,9 +1,9 @@
-//! `always-invalidate`, as a hand-played peer meets it: with it on, the key of a chunk is good for
-//! one request, and a peer that uses it again loses its path without having touched anything; with
-//! it off, keys stay.
+//! `always-invalidate` from the view of a hand-driven peer: with it on, the key of a chunk is valid
+//! for one request, and a peer that reuses it loses its path without having changed any data; with
+//! it off, keys stay valid.
 //!
-//! Over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's scenario
-//! `invalidate` runs it there.
+//! Runs over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's
+//! scenario `invalidate` runs it there.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use rtrs_core::wire::{AccessMode, IoHeader, Rw, errno};
 use rtrs_tests::{Peer, PeerOptions, Server, wait_for};
 
-/// What is refused is refused within this, long before the heartbeat would have ended the path.
+/// Maximum time of a refusal, long before the heartbeat would have ended the path.
 const PATIENCE: Duration = Duration::from_secs(10);
 const BLOCK: u32 = 512;
-/// The connection and the permit that are used.
+/// Connection and permit that the test uses.
 const AT: (usize, u16) = (1, 6);
 
 fn server(always_invalidate: &str) -> (Server, SocketAddr) {
@@ -27,10 +27,10 @@ fn server(always_invalidate: &str) -> (Server, SocketAddr) {
     (server, address)
 }
 
-/// A session of its own that has the export open for writing.
+/// Opens a session that has the export open for writing.
 fn peer(server: SocketAddr, number: u8) -> Peer {
     let mut peer = Peer::up(server, PeerOptions::new(number, number), &format!("peer{number}"));
-    // The session before may have ended a moment ago.
+    // The previous session may have ended a moment ago.
     let opened = wait_for("the export to be free", PATIENCE, || {
         match peer.open("vol0", AccessMode::ReadWrite) {
             Err(errno::EPERM) => None,
@@ -64,7 +64,7 @@ fn a_used_key_is_refused_when_on() {
     assert_eq!(first.answer().errno, 0);
     let after = first.chunks[usize::from(AT.1)];
     assert_ne!(after.key, before.key, "the key did not change");
-    // A whole request, right but for its key.
+    // A complete request, valid except for its key.
     first.chunks[usize::from(AT.1)] = before;
     write(&mut first, 9);
     let reasons = first.ended("a stale key", PATIENCE);

@@ -1,10 +1,10 @@
-//! What RTRS peers get wrong, on the server's real wire: raw bytes and hand-played clients against
-//! a real server, one test a family of violations. In each an innocent session goes on undisturbed;
-//! every violation is answered with its errno or ends that path only; afterwards the server lives,
-//! and its descriptors and memory are what they were.
+//! Violations by RTRS peers, on the server's real wire: raw bytes and hand-driven clients against a
+//! real server, one test for each family of violations. In each an innocent session continues
+//! undisturbed; every violation is answered with its errno or ends only that path; afterwards the
+//! server lives, with its descriptors and memory unchanged.
 //!
-//! Over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's scenarios
-//! `interop-ks-hostile-*` run it there, but for what is about TCP (`start.rs` in part,
+//! Runs over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's
+//! scenarios `interop-ks-hostile-*` run it there, except for tests about TCP (`start.rs` in part,
 //! `stream.rs`).
 
 mod discover;
@@ -26,25 +26,25 @@ use rtrs_tests::{
 };
 
 const MIB: u64 = 1 << 20;
-/// A depth that is no power of two, so that permits 24 to 31 fit the immediate and do not exist.
+/// Queue depth that is no power of two, so that the nonexistent permits 24 to 31 fit the immediate.
 const DEPTH: u16 = 24;
 const CHUNK: usize = 64 << 10;
-/// Start-up steps and handshakes of the servers here are bounded by this over TCP.
+/// Handshake timeout of the servers here over TCP, for start-up steps and handshakes.
 const HANDSHAKE: Duration = Duration::from_secs(4);
-/// The same in an emulated machine with an RDMA device in software.
+/// Handshake timeout in an emulated machine with an RDMA device in software.
 const HANDSHAKE_RDMA: Duration = Duration::from_secs(15);
-/// What is wrong is closed within this: long before any time-out would have done it. An emulated
-/// machine with an RDMA device in software gets more, and has longer time-outs.
+/// Maximum time in which a violation closes the connection, long before any timeout. An emulated
+/// machine with an RDMA device in software gets more, and has longer timeouts.
 const AT_ONCE: Duration = Duration::from_millis(2500);
 const AT_ONCE_RDMA: Duration = Duration::from_secs(15);
-/// A path is over within this, whatever ends it.
+/// Maximum time in which a path ends for any reason.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const RESET: i16 = -(errno::ECONNRESET.cast_signed());
 
 /// A server with an innocent session on its export `vol0`, and exports for the others.
 struct Scene {
-    // First, so that it is told to end before its session does.
+    // First, so that it gets the order to end before its session does.
     innocent: Innocent,
     stand: Stand,
     server: SocketAddr,
@@ -62,7 +62,7 @@ impl Scene {
         Self::with_handshakes(handshake(), args)
     }
 
-    /// With another bound of handshakes.
+    /// Starts a scene with another handshake timeout.
     fn with_handshakes(within: Duration, args: &[&str]) -> Self {
         let server = Server::builder()
             .export("vol0=mem:16M")
@@ -73,7 +73,7 @@ impl Scene {
             .args(&["--queue-depth", "24", "--chunk-size", "64k"])
             .args(&["--handshake-timeout", &format!("{}ms", within.as_millis())])
             .args(&["--shards", "2"])
-            // Silence ends no path here, so a violation that passes is seen to pass.
+            // Silence ends no path here, so an ignored violation is noticed.
             .args(&["--heartbeat", "1m"])
             .args(args);
         let stand = Stand::start(Scratch::new(), server, |client: ClientBuilder| client);
@@ -84,22 +84,22 @@ impl Scene {
         Self { innocent, stand, server, descriptors, memory, last_session: 0 }
     }
 
-    /// Options of a path of a session of its own.
+    /// Returns options of a path in a new session.
     fn options(&mut self) -> PeerOptions {
         self.last_session += 1;
         PeerOptions::new(self.last_session, self.last_session)
     }
 
-    /// A path that is up, of a session of its own.
+    /// Returns a connected path in a new session.
     fn peer(&mut self) -> Peer {
         let options = self.options();
         Peer::up(self.server, options, &format!("peer{}", options.session))
     }
 
-    /// As [`Self::peer`], with `vol1` open for writing as device 0.
+    /// Returns a path like [`Self::peer`], with `vol1` open for writing as device 0.
     fn writer(&mut self) -> Peer {
         let mut peer = self.peer();
-        // The path before it may have ended a moment ago, and its session with it.
+        // The previous path may have ended a moment ago, and its session with it.
         let opened = wait_for("the export to be free", PATIENCE, || {
             match peer.open("vol1", AccessMode::ReadWrite) {
                 Err(errno::EPERM) => None,
@@ -110,14 +110,15 @@ impl Scene {
         peer
     }
 
-    /// A violation that ends its path.
+    /// Runs a violation that ends its path.
     fn fatal(&mut self, what: &str, violation: impl FnOnce(&mut Peer)) -> Vec<CloseReason> {
         let mut peer = self.writer();
         violation(&mut peer);
         peer.ended(what, at_once())
     }
 
-    /// The innocent session was not disturbed, the server is as before, and all ends well.
+    /// Checks that the innocent session was not disturbed and that the server's resources are as
+    /// before, then ends both.
     fn end(mut self) {
         self.stand.server.check_alive();
         let pid = self.stand.server.pid();
@@ -138,12 +139,12 @@ fn is_tcp() -> bool {
     Transport::of_environment().is_tcp()
 }
 
-/// Within which a handshake has to be over.
+/// Returns the handshake timeout.
 fn handshake() -> Duration {
     if is_tcp() { HANDSHAKE } else { HANDSHAKE_RDMA }
 }
 
-/// Within which a violation ends its path.
+/// Returns the maximum time in which a violation ends its path.
 fn at_once() -> Duration {
     if is_tcp() { AT_ONCE } else { AT_ONCE_RDMA }
 }

@@ -1,5 +1,5 @@
-//! `rtrs-client ping` and `doctor` against real servers, against nobody, and against what is no
-//! server; and rping's own bytes against `rtrs-server --rping`.
+//! `rtrs-client ping` and `doctor` against real servers, closed ports, and other services; also the
+//! byte sequence of rping against `rtrs-server --rping`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -115,7 +115,7 @@ fn what_a_server_refuses_is_said() {
     assert!(doctor.stdout.contains("warn  ping"), "{}", doctor.stdout);
     assert!(doctor.stdout.contains("ok    handshake"), "{}", doctor.stdout);
     let _ = server.stop(STOP_TIME_MAX);
-    // rping's way without --rping: refused as a session, and told so.
+    // rping's mode against a server without --rping: refused as a session, with a hint.
     let server = exporting().start();
     let ended = client(&["ping", server.portal(), "--rping", "-c1"]).code(1);
     assert!(ended.stderr.contains("start it with --rping"), "{}", ended.stderr);
@@ -152,7 +152,7 @@ fn doctor_opens_nothing_and_finds_a_good_server_good() {
         assert!(doctor.contains(line), "no {line:?} in {doctor}");
     }
     assert!(doctor.contains("512 requests at once"), "{doctor}");
-    // The path it knocked at is gone: the same server takes a session of the same addresses.
+    // The ping's path is closed: the same server accepts a session from the same addresses.
     let session = Client::attach("vol0").path(server.portal()).start();
     session.detach();
     let _ = server.stop(STOP_TIME_MAX);
@@ -176,7 +176,7 @@ fn doctor_names_the_step_that_fails() {
 
 #[test]
 fn a_peer_that_is_no_server_is_told_within_the_bound() {
-    // One says nothing, one says something else, one closes at once.
+    // One never answers, one answers with another protocol, one closes at once.
     for (answer, words) in [
         (None, "timed out"),
         (Some(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]), "MPA start-up frame"),
@@ -209,14 +209,14 @@ struct Rping {
 }
 
 impl Rping {
-    /// Connects as siw does: revision 2, one read each way, no checksums asked for.
+    /// Connects like siw: revision 2, one read each way, no request for checksums.
     fn connect(server: &Server) -> Self {
         let stream = TcpStream::connect(server.address()).expect("a connection");
         stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
         let mut this = Self { stream, msn: 0 };
         let request = start_frame(REQUEST_KEY, ENHANCED, 2, &[0, 1, 0, 1]);
         this.stream.write_all(&request).expect("the request");
-        // The reply, and not a byte behind it: siw dies of a glued frame.
+        // The reply, without a byte behind it: siw fails if a frame follows in the same segment.
         let mut reply = [0; 25];
         let len = this.stream.read(&mut reply).expect("a reply");
         assert_eq!(len, 24, "{:02x?}", &reply[..len]);
@@ -240,7 +240,7 @@ impl Rping {
         self.send(&message);
     }
 
-    /// The ULPDU of the next frame.
+    /// Receives the ULPDU of the next frame.
     fn receive(&mut self) -> Vec<u8> {
         let mut len = [0; 2];
         self.stream.read_exact(&mut len).expect("a frame");
@@ -251,7 +251,7 @@ impl Rping {
         rest
     }
 
-    /// Reads until the server closes; false when it does not.
+    /// Reads until the server closes the connection; returns false if it does not.
     fn is_closed(&mut self) -> bool {
         let mut all = Vec::new();
         match self.stream.read_to_end(&mut all) {
@@ -296,7 +296,7 @@ fn rpings_own_bytes_are_answered_as_rping_answers() {
         assert_eq!((&go[..2], go.len()), (&[0x41, 0x43][..], 34));
     }
     drop(rping);
-    // A text that ends early is written back to its NUL, as rping does.
+    // A text that ends early is written back up to its NUL, as rping does.
     let mut rping = Rping::connect(&server);
     rping.info(0x2000, 9, 100);
     let request = rping.receive();
@@ -322,7 +322,7 @@ fn lies_in_rpings_words_end_that_connection_only() {
         |rping| rping.send(&[0; 15]),
         |rping| rping.send(&[0; 20]),
         |rping| rping.send(&[0; 5000]),
-        // The second before the go-ahead to the first.
+        // The second message before the go-ahead to the first.
         |rping| {
             rping.info(1, 1, 64);
             rping.info(1, 1, 64);

@@ -1,4 +1,4 @@
-//! RDS: the simulator of its nodes, and its programs, with programs that nobody here wrote.
+//! RDS: the simulator of its nodes, its programs, and third-party programs.
 #![forbid(unsafe_code)]
 
 mod peers;

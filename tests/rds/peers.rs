@@ -1,4 +1,4 @@
-//! Peers in bytes, against a daemon.
+//! Peers that send raw bytes to a daemon.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::stand::{LIMIT, Stand, address};
 
-/// A connection of the node 127.0.0.1 to that of 127.0.0.2, with a map.
+/// Connects node 127.0.0.1 to node 127.0.0.2, with a map.
 fn connect(stand: &Stand) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::new(address(1), 0).into()).unwrap();
@@ -21,7 +21,7 @@ fn connect(stand: &Stand) -> TcpStream {
     stream
 }
 
-/// Sends until the other system has acknowledged it.
+/// Sends a message and waits until the other system has acknowledged it.
 fn send(stream: &mut TcpStream, header: Header, payload: &[u8]) {
     let len = u32::try_from(payload.len()).unwrap();
     stream.write_all(&[&Header { len, ..header }.encode(), payload].concat()).unwrap();
@@ -34,8 +34,8 @@ fn data(sequence: u64) -> Header {
     Header { sequence, sport: 9, dport: 4000, ..Header::default() }
 }
 
-/// The system of a daemon that does not run accepts connections and acknowledges what comes over
-/// them. A peer does not send that again, so all of it is read when the daemon runs.
+/// The system of a stopped daemon accepts connections and acknowledges the data on them. A peer
+/// does not send that data again, so the daemon has to read everything when it continues.
 #[test]
 fn what_comes_while_a_daemon_stands_still_is_read() {
     let mut stand = Stand::new(2);

@@ -1,4 +1,4 @@
-//! Programs that nobody here wrote, with `librds_preload.so`: Python's `socket` module and qperf.
+//! Third-party programs with `librds_preload.so`: Python's `socket` module and qperf.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use rtrs_tests::{Finished, Proc, requires, wait_for};
 
 use crate::stand::{LIMIT, Stand};
 
-/// The library beside the daemons.
+/// Returns the path of the library next to the daemons.
 fn library() -> PathBuf {
     let dir = rtrs_tests::bin("rds").parent().expect("a directory").to_owned();
     let path = dir.join("librds_preload.so");
@@ -20,7 +20,7 @@ fn start(stand: &Stand, program: &str, args: &[&str]) -> Proc {
     Proc::start(command)
 }
 
-/// Runs a script of Python. Two nodes, 127.0.0.1 and 127.0.0.2, are there.
+/// Runs a Python script with two nodes, 127.0.0.1 and 127.0.0.2.
 fn python(script: &str) -> Option<Finished> {
     if !requires(&["python3"]) {
         return None;
@@ -298,7 +298,7 @@ assert (result, length) == (28, 56)
     );
 }
 
-/// Long messages come with a descriptor, of which there may be none left.
+/// Long messages come with a descriptor, and there may be no free one left.
 #[test]
 fn a_long_message_fails_without_a_free_descriptor() {
     python(
@@ -320,7 +320,7 @@ assert b.recv(200000) == data
     );
 }
 
-/// A node has as many descriptors as it may have. Without any, messages wait until it has.
+/// The node's descriptors are limited. Without a free one, messages wait until there is one.
 #[test]
 fn a_node_without_descriptors_passes_messages_on_later() {
     if !requires(&["python3"]) {
@@ -392,7 +392,7 @@ assert call("recvmmsg", b.fileno(), messages, 4, 0, ctypes.byref(Time(0, 1))) ==
     );
 }
 
-/// A program in C, compiled.
+/// Compiles a program in C and returns its path.
 fn compile(stand: &Stand, source: &str) -> String {
     let program = stand.dir().join("program");
     let file = program.with_extension("c");
@@ -404,7 +404,7 @@ fn compile(stand: &Stand, source: &str) -> String {
     program
 }
 
-/// Other threads are in the middle of calls meanwhile, and are not there in the child.
+/// Other threads are in the middle of calls at the fork, and do not exist in the child.
 #[test]
 fn children_of_programs_with_threads_use_their_descriptors() {
     if !requires(&["cc"]) {
@@ -442,7 +442,7 @@ fn children_of_programs_with_threads_use_their_descriptors() {
     let _ = start(&stand, &program, &[]).wait(LIMIT).ok();
 }
 
-/// It shares the memory of its parent, but not its descriptors.
+/// The child shares the memory of its parent, but not its descriptors.
 #[test]
 fn children_of_vfork_close_their_own_descriptors() {
     if !requires(&["cc", "python3"]) {

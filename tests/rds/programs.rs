@@ -65,11 +65,11 @@ fn nodes_are_pinged() {
     let _ = stand.rds(&["ping", "no-such-host.invalid"]).code(1).says("cannot resolve host");
 }
 
-/// Without a daemon a command has a node of its own.
+/// Without a daemon a command runs its own node.
 #[test]
 fn commands_can_do_without_a_daemon() {
     let stand = Stand::new(2);
-    // The address of no daemon.
+    // An address without a daemon.
     let own = address(77).to_string();
     let port = stand.port().to_string();
     let args = [
@@ -128,7 +128,7 @@ fn the_daemon_lists_its_users() {
         let socket = &info[0]["nodes"][0]["sockets"][0];
         (socket["port"] == 4000 && socket["pid"] == receiver.pid()).then_some(())
     });
-    // A user that dies frees its port.
+    // A killed user frees its port.
     drop(receiver);
     wait_for("the port to be free", LIMIT, || {
         let info = ask("info", &["127.0.0.2"]);
@@ -168,7 +168,7 @@ fn wrong_settings_are_refused_with_what_to_do() {
     assert!(printed.stdout.contains("address:\n- 10.0.0.1\n"), "{}", printed.stdout);
 }
 
-/// A second daemon of an address is refused and harms nobody; one that was killed is replaced.
+/// A second daemon of an address is refused without affecting the first; a killed one is replaced.
 #[test]
 fn an_address_has_one_daemon() {
     let mut stand = Stand::new(1);
@@ -190,7 +190,7 @@ fn an_address_has_one_daemon() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// What a killed daemon had open is in use for a moment after its end.
+/// Resources of a killed daemon stay in use for a moment after its end.
 #[test]
 fn a_daemon_that_was_killed_starts_again_at_once() {
     let mut stand = Stand::new(2);

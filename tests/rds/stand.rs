@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rtrs_tests::{COMMAND_TIME_MAX, Finished, Proc, STOP_TIME_MAX, Scratch, bin, free_port};
 
-/// How long anything may take that moves messages.
+/// Maximum time of any operation that moves messages.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// Nodes of 127.0.0.1, 127.0.0.2 and so on, each with a daemon.
+/// Nodes 127.0.0.1, 127.0.0.2 and so on, each with a daemon.
 pub(crate) struct Stand {
     dir: Scratch,
     port: u16,
@@ -51,12 +51,12 @@ impl Stand {
         let _ = daemon.terminate(STOP_TIME_MAX).ok();
     }
 
-    /// Kills it.
+    /// Kills the daemon of a node.
     pub(crate) fn kill(&mut self, node: u8) {
         drop(self.daemons[usize::from(node) - 1].take());
     }
 
-    /// The process of a daemon.
+    /// Returns the process id of a daemon.
     pub(crate) fn pid(&self, node: u8) -> u32 {
         self.daemons[usize::from(node) - 1].as_ref().expect("a daemon that runs").pid()
     }
@@ -66,17 +66,17 @@ impl Stand {
         self.daemons[usize::from(node) - 1].as_mut().expect("a daemon that runs").signal(name);
     }
 
-    /// The TCP port of all nodes.
+    /// Returns the TCP port of all nodes.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// The directory of the nodes' sockets.
+    /// Returns the directory of the nodes' sockets.
     pub(crate) fn dir(&self) -> PathBuf {
         self.dir.dir().to_owned()
     }
 
-    /// A command that finds the nodes.
+    /// Prepares a command that finds the nodes.
     pub(crate) fn command(&self, program: PathBuf, args: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(args).env("RDS_DIR", self.dir.dir());
@@ -88,7 +88,7 @@ impl Stand {
         Proc::start(self.command(bin("rds"), args)).wait(COMMAND_TIME_MAX)
     }
 
-    /// Starts one that goes on.
+    /// Starts a command that keeps running.
     pub(crate) fn begin(&self, args: &[&str]) -> Proc {
         Proc::start(self.command(bin("rds"), args))
     }

@@ -1,4 +1,4 @@
-//! What the commands of `rds` say when something is missing, has ended or cannot be.
+//! Messages of the `rds` commands when something is missing, has ended or is impossible.
 
 use std::os::unix::fs::FileTypeExt;
 use std::process::Command;
@@ -12,7 +12,7 @@ fn rds(args: &[&str]) -> Finished {
     run(bin("rds"), args, LIMIT)
 }
 
-/// Runs a script with the commands' environment; RDS stands for the program.
+/// Runs a script with the commands' environment; RDS is replaced by the program's path.
 fn shell(stand: &Stand, script: &str) -> Finished {
     let script = script.replace("RDS", &format!("'{}'", bin("rds").display()));
     Proc::start(stand.command("sh".into(), &["-c", &script])).wait(LIMIT)
@@ -83,7 +83,7 @@ fn a_signal_ends_a_ping_with_its_summary() {
     });
     ping.signal("TERM");
     let _ = ping.wait(LIMIT).code(1).says(" sent, 0 received, 100 % lost").says("does not answer");
-    // Nobody reads after the first line.
+    // The reader stops after the first line.
     let script = "RDS ping 127.0.0.2 -i 1ms -I 127.0.0.1 | head -n 1";
     let head = shell(&stand, script).ok();
     assert_eq!((head.stdout.lines().count(), head.stderr.as_str()), (1, ""));
@@ -181,7 +181,7 @@ fn nodes_run_although_nobody_reads_that_they_are_ready() {
     let _ = rds(&["node", "info", "--socket-dir", dir, "127.0.0.3"]).ok().says("node 127.0.0.3");
     let socket = std::fs::metadata(scratch.dir().join("127.0.0.3.sock")).unwrap();
     assert!(socket.file_type().is_socket());
-    // The same address again, in a directory of its own and in the same one.
+    // The same address again, in another directory and in the same one.
     let port = port.to_string();
     let second = |dir: &str| {
         rds(&["node", "--address", "127.0.0.3", "--listen-port", &port, "--socket-dir", dir])
@@ -219,7 +219,7 @@ fn a_node_without_descriptors_says_so() {
             assert!(sockets.len() < 60);
         };
         assert!(error.contains("the node has no free descriptor; raise the limit"), "{error}");
-        // The descriptor of one that is closed is for the next.
+        // The descriptor of a closed socket is available for the next one.
         assert!(sockets.pop().is_some(), "round {round}");
         wait_for("a descriptor", LIMIT, || {
             let socket = RdsSocket::bind(&node, 0).ok()?;

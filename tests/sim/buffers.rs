@@ -1,9 +1,9 @@
-//! Memory that IO of a workload goes to, with a memory of what it held.
+//! Buffers of a workload's IO, with a record of their content.
 //!
-//! A slot is lent to the device with an IO and handed back with its end. From then on nobody but
-//! the workload changes it, and meanwhile nothing changes but the bytes that a read asked for: not
-//! the data of a write, not what lies behind a short read. What is compared is whole slots, when a
-//! slot comes back, when it is lent again, and at the end.
+//! A slot is lent to the device with an IO and returned when the IO ends. Afterwards only the
+//! workload may change it. In between nothing may change but the bytes that a read asked for: not
+//! the data of a write, and not the bytes behind a short read. Whole slots are compared when a slot
+//! is returned, when it is lent again, and at the end.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use rtrs_core::mem::{MemSlice, Region};
 
 use super::Failure;
 
-/// The slots of one core's workload.
+/// Slots of one core's workload.
 #[derive(Debug)]
 pub(super) struct Buffers {
     region: Arc<Region>,
-    /// What the slots held when they were last looked at.
+    /// Content of the slots at the last check.
     known: Vec<u8>,
-    /// Slots whose end nobody has told yet.
+    /// Whether each slot is lent to an IO that has not ended.
     lent: Vec<bool>,
-    /// Bytes of a slot.
+    /// Size of a slot in bytes.
     span: usize,
-    /// What a slot holds now.
+    /// Scratch buffer for the present content of a slot.
     now: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ impl Buffers {
         &self.region
     }
 
-    /// The first `len` bytes of a slot.
+    /// Returns the first `len` bytes of a slot.
     pub(super) fn slice(&self, slot: usize, len: usize) -> MemSlice {
         let slice = self.region.slice(slot * self.span, len).filter(|_| len <= self.span);
         slice.expect("a slot has room for the longest IO")
@@ -55,7 +55,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// A slot comes back; a read may have changed its first `read` bytes.
+    /// Takes a slot back; a read may have changed its first `read` bytes.
     pub(super) fn back(&mut self, slot: usize, read: usize) -> Result<(), Failure> {
         self.look(slot, read, "that its IO does not read to")?;
         self.lent[slot] = false;
@@ -63,7 +63,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// Looks at all slots that nobody has.
+    /// Checks all slots that are not lent.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         for slot in (0..self.lent.len()).filter(|&slot| !self.lent[slot]).collect::<Vec<_>>() {
             self.look(slot, 0, "after it was handed back")?;
@@ -71,7 +71,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// Other memory, as a process has that starts anew. What was lent stays lent.
+    /// Replaces the memory, as in a newly started process. Lent slots stay lent.
     pub(super) fn renew(&mut self) {
         self.region = Region::new(self.region.len()).expect("memory for a workload");
         self.known.fill(0);
@@ -82,7 +82,7 @@ impl Buffers {
         self.region.copy_out(at, &mut self.known[at..at + self.span]);
     }
 
-    /// Compares a slot from byte `from` on.
+    /// Compares a slot with its record from byte `from` on.
     fn look(&mut self, slot: usize, from: usize, what: &str) -> Result<(), Failure> {
         let at = slot * self.span;
         self.region.copy_out(at, &mut self.now);

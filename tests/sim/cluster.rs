@@ -1,10 +1,10 @@
-//! The cluster: cores of client and server, the world between them, one clock.
+//! Simulated cluster: cores of client and server, the world between them, and one clock.
 //!
-//! A core turns as its driver would turn it: messages, events of its fabric, timers, whoever uses
-//! the device, what is to be posted. After a turn in which anything happened it pauses for a
-//! time of the seed's choice, so that events pile up and turns interleave. `bounds.rs` is what has
-//! to hold at any moment, and what is left; `users.rs` has the workloads, `second.rs` a second
-//! volume, `beside.rs` other sessions; `operator.rs` what operators do.
+//! A core's turn does what its driver would do: messages, events of its fabric, timers, the user of
+//! the device, and posting requests. After a turn in which anything happened the core pauses for a
+//! time drawn from the seed, so that events pile up and turns interleave. `bounds.rs` checks what
+//! has to hold at any moment and what is left at the end; `users.rs` has the workloads, `second.rs`
+//! a second volume, `beside.rs` other sessions; `operator.rs` has the operators' actions.
 
 mod beside;
 mod bounds;
@@ -45,44 +45,44 @@ use operator::Exports;
 use second::Second;
 use servers::Strangers;
 
-/// Rounds at one moment after which the clock counts as standing still.
+/// Maximum number of rounds at one moment; beyond it the clock counts as standing still.
 const SPINS_MAX: u32 = 20_000;
 
-/// All there is in a run.
+/// State of a run.
 #[derive(Debug)]
 pub(super) struct Cluster {
     options: Options,
     pub(super) world: World,
     nodes: [NodeId; 2],
     client: Vec<ClientHost>,
-    /// The workloads do IO, and faults strike.
+    /// Whether the workloads do IO and faults strike.
     is_loaded: bool,
     /// Workloads while there is no client.
     works: Vec<Workload>,
-    /// How many clients there were.
+    /// Number of clients so far.
     life: u8,
-    /// The server's cache epoch, as the client that died last had saved it.
+    /// Server's cache epoch that the most recently killed client had saved.
     saved_epoch: Option<u64>,
     strangers: Strangers,
-    /// How many paths were added to running sessions.
+    /// Number of paths added to running sessions.
     added: u8,
-    /// When the session is told again to have all paths, once it is to have them.
+    /// Time at which the session is configured with all paths again.
     restore_at: Option<Instant>,
-    /// When a session that gave up is tried again.
+    /// Time at which a session that gave up is retried.
     retry_at: Option<Instant>,
-    /// The session of this life has opened the device once.
+    /// Whether the current client's session has opened the device.
     has_opened: bool,
     guest: Option<guest::Guest>,
-    /// The second volume, in sessions that have one.
+    /// Second volume of the session, if it has one.
     pub(super) second: Option<Second>,
     beside: Beside,
     server: Vec<ServerHost>,
     exports: Exports,
-    /// What servers keep for the next.
+    /// State that a server keeps for the next one.
     kept: Arc<KeptEpoch>,
-    /// The backing file is shorter than it was.
+    /// Whether the backing file is truncated.
     is_short: bool,
-    /// How many servers there were.
+    /// Number of servers started so far.
     servers_started: u64,
     plant: Plant,
     pub(super) disk: Disk,
@@ -96,15 +96,16 @@ pub(super) struct Cluster {
     pub(super) faults: u64,
     pub(super) registered_max: usize,
     states: Vec<String>,
-    /// Of the bridges of this life's cores.
+    /// Group of the bridges of the current client's cores.
     group: Arc<Group>,
-    /// For a plant: connections that their users have closed and whose end nobody sees.
+    /// Connections that their users have closed without the bridges noticing, for a planted bug.
     unseen: Vec<End>,
 }
 
-/// In some runs connections take the server a while to end, and in half of these the client; not
-/// drawn, so that other runs stay what they were. A client that is killed would leave its memory
-/// behind for so long, and the bound of memory, one for one client, would say nothing.
+/// Makes connections take a while to end at the server in some runs, and in half of these also at
+/// the client. Nothing is drawn for it, so that other runs do not change. Runs that kill clients
+/// are left out: a killed client would keep its memory registered for that time, and the memory
+/// bound, which is for one client, would not apply.
 fn linger(world: &World, options: &Options) {
     let seed = options.seed;
     if options.faults.client_restart + options.faults.client_leave > 0 {
@@ -229,7 +230,7 @@ impl Cluster {
         cluster
     }
 
-    /// Begins a client's life with these workloads.
+    /// Starts a client with these workloads.
     fn start_client(&mut self, works: Vec<Workload>) {
         (self.life, self.has_opened, self.retry_at) = (self.life + 1, false, None);
         self.group = Group::new(works.len(), |_| ());
@@ -254,7 +255,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the client's process; if so said, with its machine's power. Its workloads stay.
+    /// Ends the client's process, with `power` by a power failure. Its workloads stay.
     fn stop_client(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[0]);
@@ -279,7 +280,7 @@ impl Cluster {
         self.oracle.client_gone(self.options.takeover.is_some());
     }
 
-    /// A session that gave up attaching is tried again, as a supervisor does.
+    /// Retries a session that gave up attaching, as a supervisor does.
     fn supervise(&mut self, now: Instant) {
         if self.restore_at.is_some_and(|at| at <= now) {
             self.restore(now);
@@ -300,12 +301,12 @@ impl Cluster {
         self.world.now()
     }
 
-    /// What is to happen from now on.
+    /// Sets the future actions.
     pub(super) fn set_plan(&mut self, plan: Vec<(Instant, Act)>) {
         self.plan = plan.into();
     }
 
-    /// Lets the write go that the disk holds up.
+    /// Releases the write that the disk holds.
     pub(super) fn let_go(&mut self) {
         self.log.event(self.now(), "let go", [0, 0], String::new);
         self.disk.let_go();
@@ -316,7 +317,7 @@ impl Cluster {
         self.client.first().map(|home| home.core.paths()).unwrap_or_default()
     }
 
-    /// The device is there on all cores and all paths carry IO.
+    /// Whether the device is open on all cores and all paths carry IO.
     pub(super) fn is_whole(&self) -> bool {
         self.client.first().is_some_and(|home| home.core.is_open(DeviceIndex::FIRST))
             && self.is_settled()
@@ -327,7 +328,7 @@ impl Cluster {
             && self.is_second_whole()
     }
 
-    /// No fault strikes any more.
+    /// Stops all sources of faults.
     pub(super) fn calm(&mut self) {
         for port in &self.ports {
             let mut port = port.borrow_mut();
@@ -340,7 +341,7 @@ impl Cluster {
         self.no_more_strangers();
         self.beside.end_rival();
         self.restore_at = self.options.operated.then(|| self.now());
-        // Where the load has ended early.
+        // Drop actions that remain when the load has ended early.
         self.plan.retain(|(_, act)| !matches!(act, Act::Reconnect { .. } | Act::RemoveExport));
     }
 
@@ -426,7 +427,7 @@ impl Cluster {
         }
     }
 
-    /// Begins the session's end.
+    /// Starts detaching the session.
     pub(super) fn detach(&mut self) {
         let now = self.now();
         for port in &self.ports {
@@ -440,7 +441,7 @@ impl Cluster {
         self.wake_all();
     }
 
-    /// True when a detach has ended everything at the client.
+    /// Whether a detach has ended everything at the client.
     pub(super) fn is_done(&self) -> bool {
         self.client[0].core.is_done() && self.guest.as_ref().is_none_or(guest::Guest::is_done)
     }
@@ -463,7 +464,7 @@ impl Cluster {
             && let Some(device) = core.device(DeviceIndex::FIRST)
         {
             if self.life > 1 && !std::mem::replace(&mut self.has_opened, true) {
-                // The server lets a writer in only when nothing of the one before can happen any
+                // The server admits a writer only when no write of the previous one can happen any
                 // more.
                 self.oracle.settle();
                 self.disk.tie_up();
@@ -516,7 +517,7 @@ impl Cluster {
     fn turn_server(&mut self, at: usize) -> bool {
         let (busy, messages) = self.server[at].turn(self.world.now());
         for (to, mail) in messages {
-            // A core that is later than this may be too late for whoever connects.
+            // A core that takes longer may be too late for a connecting client.
             let max = self.options.server_letter_max;
             let max = if self.is_loaded { max } else { max.min(300 * MS) };
             let takes = self.prng.duration(Duration::ZERO..=max);
@@ -525,7 +526,7 @@ impl Cluster {
         busy
     }
 
-    /// Turns every core that has to and may. True when anything happened.
+    /// Runs the turn of every core that is due. Returns whether anything happened.
     fn turn(&mut self) -> Result<bool, Failure> {
         let now = self.world.now();
         self.disk.set_now(now);
@@ -540,7 +541,7 @@ impl Cluster {
                 pace.due = false;
                 if self.turn_client(at)? {
                     any = true;
-                    // Replies, and rounds of the bridges, are for other cores too.
+                    // Replies and rounds of the bridges concern other cores too.
                     if self.options.nbd_drops {
                         self.client.iter_mut().for_each(|host| host.pace.due = true);
                     }
@@ -570,7 +571,7 @@ impl Cluster {
         Ok(any | self.save_epochs(now))
     }
 
-    /// When a core wants to turn.
+    /// Returns when the next core is due.
     fn core_time(&self, now: Instant) -> Option<Instant> {
         let client = self.client.iter().enumerate().map(|(at, host)| {
             let second = self.second.as_ref().and_then(|second| second.deadline(at));
@@ -587,7 +588,7 @@ impl Cluster {
         })
     }
 
-    /// Marks the cores whose time has come.
+    /// Marks the cores that are due.
     fn wake_due(&mut self, now: Instant) {
         for (at, host) in self.client.iter_mut().enumerate() {
             let second = self.second.as_ref().and_then(|second| second.deadline(at));
@@ -602,7 +603,8 @@ impl Cluster {
         }
     }
 
-    /// Moves on by one round. False when nothing is due until `bound`; the clock is there then.
+    /// Advances by one round. Returns false, with the clock at `bound`, when nothing is due until
+    /// then.
     fn advance(&mut self, bound: Instant) -> Result<bool, Failure> {
         let before = self.world.now();
         self.kill_while_saving(before)?;
@@ -646,7 +648,7 @@ impl Cluster {
         Ok(true)
     }
 
-    /// Runs until something is so, at most until `bound`. True when it is.
+    /// Runs until the condition holds, at most until `bound`. Returns whether it holds.
     pub(super) fn run_until(
         &mut self,
         bound: Instant,
@@ -667,7 +669,7 @@ impl Cluster {
         Ok(true)
     }
 
-    /// Errors of queue pairs so far.
+    /// Returns the number of queue pair errors so far.
     pub(super) fn qp_errors(&self) -> u64 {
         self.ports.iter().map(|port| port.borrow().failed).sum()
     }

@@ -1,6 +1,6 @@
-//! Many paths of a session that prove nothing, of somebody who knows its UUIDs and those of its
-//! paths. They come before the session's client and after him, with the numbers of his next
-//! connects and another queue depth, and stay for as long as they may.
+//! Many unproved paths of an attacker that knows the UUIDs of a session and of its paths. They
+//! connect before the session's client and after it, with the numbers of its next connects and
+//! another queue depth, and stay as long as the server allows.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,9 +11,9 @@ use rtrs_core::tests::{PathOptions, PlayedClient};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::ClientExtensions;
 
-/// Paths at once: more than a session has room for.
+/// Maximum number of such paths at once: more than a session has room for.
 const PATHS_MAX: usize = 48;
-/// From one to the next at most.
+/// Longest pause before the next one.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
 struct Member {
@@ -21,13 +21,13 @@ struct Member {
     introduced: bool,
 }
 
-/// Such paths.
+/// All unproved paths of the attacker.
 pub(super) struct Crowd {
     node: NodeId,
     from: [IpAddr; 2],
     server: SocketAddr,
     session: u8,
-    /// Of its client's paths.
+    /// UUIDs of the paths of the session's client.
     uuids: [u8; 2],
     members: Vec<Member>,
     next_at: Instant,
@@ -35,7 +35,7 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// From two addresses of a node, to a server, of a session with such paths.
+    /// Creates the paths from two addresses of a node to a server.
     pub(super) fn new(
         (node, from): (NodeId, [IpAddr; 2]),
         server: SocketAddr,
@@ -45,17 +45,17 @@ impl Crowd {
         Self { node, from, server, session, uuids, members, next_at, count: 0 }
     }
 
-    /// When the next one connects.
+    /// Returns when the next path connects.
     pub(super) fn next_at(&self) -> Instant {
         self.next_at
     }
 
-    /// Those that were introduced and are told that they have to prove something.
+    /// Returns the number of paths that were introduced and asked to prove their identity.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Goes on with all. True when anything happened.
+    /// Advances all paths. Returns whether anything happened.
     pub(super) fn turn(&mut self, world: &World, prng: &mut Prng) -> bool {
         let now = world.now();
         let mut any = false;

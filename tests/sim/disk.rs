@@ -1,9 +1,9 @@
-//! The backend: a disk in memory with a cache, a clock and faults of its own.
+//! Backend of the simulator: a disk in memory with its own cache, clock and faults.
 //!
 //! An operation takes effect at one moment between its submission and its completion, both drawn
-//! from the seed. What a completed write promises is kept apart from what it did: `current` is
-//! what reads see, `durable` what survives a power cut for sure, the journal holds what lies
-//! between. A cut keeps, sector by sector and independently, any of the versions since the
+//! from the seed. The promises of completed writes are kept apart from their effects: `current` is
+//! what reads see, `durable` is what certainly survives a power cut, and the journal holds the
+//! writes in between. A cut keeps, independently for each sector, any of the versions since the
 //! durable one: writes are dropped, torn at sectors and reordered. An operation whose device is
 //! dropped (the server's process ended) has happened by then or never will.
 
@@ -26,24 +26,24 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use super::Plant;
 use super::options::DiskOptions;
 
-/// How late a write may be that a plant has turned loose.
+/// Maximum delay of a write that a planted bug makes late.
 const LATE_MAX: Duration = Duration::from_millis(400);
-/// Bytes of a sector.
+/// Size of a sector in bytes.
 pub(super) const SECTOR: usize = 512;
 
-/// A write that may be lost with the power.
+/// Write that may be lost with the power.
 #[derive(Debug)]
 struct Entry {
-    /// Place in the order in which writes took effect.
+    /// Position in the order in which writes took effect.
     seq: u64,
     op: u64,
-    /// Place in the order of submissions and completions.
+    /// Position in the order of submissions and completions.
     completed: Option<u64>,
     offset: usize,
     data: Vec<u8>,
 }
 
-/// What a run of the backend came to.
+/// Counters of a run of the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DiskStats {
     pub(super) ops: u64,
@@ -51,11 +51,11 @@ pub(super) struct DiskStats {
     pub(super) stuck: u64,
     pub(super) errors: u64,
     pub(super) cuts: u64,
-    /// Writes lost on their way out of the cache.
+    /// Writes lost in writeback of the cache.
     pub(super) lost: u64,
     /// Operations that took longer than the client waits for an answer.
     pub(super) late: u64,
-    /// Operations that failed because the backing file had been made shorter.
+    /// Operations that failed because the backing file had been truncated.
     pub(super) beyond: u64,
 }
 
@@ -63,63 +63,63 @@ pub(super) struct DiskStats {
 struct State {
     options: DiskOptions,
     plant: Plant,
-    /// Power cuts are possible: versions are kept.
+    /// Whether power cuts are possible, so that versions must be kept.
     tracks: bool,
     prng: Prng,
-    /// For lost writes, so that runs without them stay what they were.
+    /// Source of lost writes, separate so that runs without them do not change.
     loser: Prng,
-    /// Writes were lost; the next sync says so, whoever asks for it, and no other.
+    /// Whether writes were lost; only the next sync reports it, regardless of who submits it.
     lost: bool,
-    /// Draws how it says so, where that is not always the same.
+    /// Source of the status that reports lost writes, where it varies.
     statuses: Option<Prng>,
-    /// It has no lock.
+    /// Whether the disk has no lock.
     unlocked: bool,
-    /// Durable writes take no error of others.
+    /// Whether durable writes do not report errors of other writes.
     apart: bool,
     now: Instant,
-    /// Since when nothing is slow, stuck or failing any more.
+    /// Time from which nothing is slow, stuck or failing any more.
     calm: Option<Instant>,
-    /// How long the client waits for an answer.
+    /// Time that the client waits for an answer.
     patience: Duration,
-    /// For a plant: where the sectors of the second session begin.
+    /// Offset at which the sectors of the second session begin, for a planted bug.
     guest_from: usize,
-    /// Bytes of the backing file, and the lowest number there was since it was exported.
+    /// Length of the backing file in bytes, and its minimum since the file was exported.
     len: usize,
     end: usize,
-    /// The end that a flush has last failed for.
+    /// End of file for which a flush has last failed.
     reported: usize,
     current: Vec<u8>,
     previous: Vec<u8>,
     durable: Vec<u8>,
     durable_seq: Vec<u64>,
     journal: Vec<Entry>,
-    /// The next write is held up: it neither happens nor ends before it is let go.
+    /// Whether the next write is held: it neither happens nor ends before its release.
     armed: bool,
-    /// One is held up.
+    /// Whether a write is held.
     holds: bool,
-    /// What is submitted before then ends then at the earliest.
+    /// Earliest end of operations that are submitted before this time.
     stuck_until: Instant,
-    /// How long the core is held up that makes memory known to it, and what came of that.
+    /// Time that registering memory blocks a core, and the blocked time not yet taken.
     pin_time: Duration,
     pinned: Duration,
-    /// What is in flight ends for who asked, and happens later, for a plant.
+    /// Whether operations end early for the caller and happen later, for a planted bug.
     loose: bool,
-    /// For a plant: so do writes there, if they are no newer.
+    /// Byte ranges whose writes end early too, up to the given serial, for a planted bug.
     given_up: Vec<(Range<u64>, u64)>,
-    /// What is to happen so.
+    /// Operations that ended early and have not happened.
     late: Vec<Op>,
-    /// A write to be done once more, for a plant.
+    /// Write to be repeated, for a planted bug.
     ghost: Option<(usize, Vec<u8>, u8)>,
     clock: u64,
     inflight: usize,
     stats: DiskStats,
 }
 
-/// The disk. It outlives servers.
+/// The disk, which outlives servers.
 #[derive(Clone, Debug)]
 pub(super) struct Disk {
     geometry: Geometry,
-    /// Its size; what lies beyond the workload's sectors is of no interest.
+    /// Size of the disk; content beyond the workload's sectors is ignored.
     size: Arc<SharedSize>,
     state: Arc<Mutex<State>>,
 }
@@ -184,8 +184,8 @@ impl Disk {
         Self { geometry, size, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The backing file has this many sectors from now on. What is cut off is gone; sectors that it
-    /// gets anew hold zeroes. IO beyond the lowest end fails until the file is exported anew.
+    /// Sets the length of the backing file in sectors. Data beyond it is lost; sectors that the
+    /// file gains hold zeroes. IO beyond the lowest end fails until the file is exported again.
     pub(super) fn set_sectors(&self, sectors: u32) {
         let state = &mut *self.state.lock();
         state.len = sectors as usize * SECTOR;
@@ -199,7 +199,7 @@ impl Disk {
         }
     }
 
-    /// The disk as a server that starts now exports it: as long as the file is.
+    /// Returns the disk as a newly started server exports it: with the length of the file.
     pub(super) fn exported(&self) -> Self {
         let state = &mut *self.state.lock();
         state.end = state.len;
@@ -210,27 +210,27 @@ impl Disk {
         self.clone()
     }
 
-    /// Gives the disk another size, so many times that of the workload.
+    /// Resizes the disk to a multiple of the workload's size.
     pub(super) fn resize(&self, times: u32) {
         self.size.set(self.geometry.size * u64::from(times));
     }
 
-    /// Its size.
+    /// Returns the size of the disk.
     pub(super) fn size(&self) -> u64 {
         self.size.get()
     }
 
-    /// The client waits for so long for an answer.
+    /// Sets the time that the client waits for an answer.
     pub(super) fn count_later_than(&self, patience: Duration) {
         self.state.lock().patience = patience;
     }
 
-    /// The sectors of the second session begin there.
+    /// Sets the first sector of the second session.
     pub(super) fn shared_from(&self, sector: u32) {
         self.state.lock().guest_from = sector as usize * SECTOR;
     }
 
-    /// The time of what is submitted next.
+    /// Sets the submission time of the next operations.
     pub(super) fn set_now(&self, now: Instant) {
         let state = &mut *self.state.lock();
         state.now = now;
@@ -240,59 +240,59 @@ impl Disk {
         }
     }
 
-    /// For a plant: from now on writes end at once for who asked for them, and happen later.
+    /// Makes writes end early from now on and happen later, for a planted bug.
     pub(super) fn turn_loose(&self) {
         self.state.lock().loose = true;
     }
 
-    /// For a plant: what is at work there now ends at once for who asked for it, and happens later.
+    /// Makes the current writes to these sectors end early and happen later, for a planted bug.
     pub(super) fn let_loose(&self, sector: u32, count: u32) {
         let state = &mut *self.state.lock();
         let bytes = |sector: u32| u64::from(sector) * SECTOR as u64;
         state.given_up.push((bytes(sector)..bytes(sector + count), state.clock));
     }
 
-    /// They do so no more.
+    /// Stops ending writes early.
     pub(super) fn tie_up(&self) {
         self.state.lock().loose = false;
     }
 
-    /// Holds the next write up.
+    /// Holds the next write.
     pub(super) fn hold_next_write(&self) {
         self.state.lock().armed = true;
     }
 
-    /// True while a write is held up.
+    /// Whether a write is held.
     pub(super) fn holds(&self) -> bool {
         self.state.lock().holds
     }
 
-    /// Whatever is submitted before then does not end before.
+    /// Sets the earliest end of operations that are submitted before that time.
     pub(super) fn stick_until(&self, until: Instant) {
         self.state.lock().stuck_until = until;
     }
 
-    /// From now on the core that makes memory known to the disk is held up for so long.
+    /// Sets the time that registering memory with the disk blocks a core from now on.
     pub(super) fn pin_slowly(&self, time: Duration) {
         self.state.lock().pin_time = time;
     }
 
-    /// How long the core is held up that has just turned.
+    /// Takes the time for which registering memory blocked the core that was just polled.
     pub(super) fn take_pinned(&self) -> Duration {
         std::mem::take(&mut self.state.lock().pinned)
     }
 
-    /// Lets the write go that is held up.
+    /// Releases the held write.
     pub(super) fn let_go(&self) {
         self.state.lock().holds = false;
     }
 
-    /// From now on nothing is slow, stuck or failing.
+    /// Stops making operations slow, stuck or failing.
     pub(super) fn calm(&self, now: Instant) {
         self.state.lock().calm = Some(now);
     }
 
-    /// The power fails: only what is durable stays for sure.
+    /// Cuts the power: only durable data is certain to survive.
     pub(super) fn cut_power(&self) {
         let state = &mut *self.state.lock();
         state.stats.cuts += 1;
@@ -318,7 +318,7 @@ impl Disk {
         state.late.clear();
     }
 
-    /// Operations that have not ended.
+    /// Returns the number of operations that have not ended.
     pub(super) fn inflight(&self) -> usize {
         self.state.lock().inflight
     }
@@ -357,7 +357,7 @@ impl State {
         self.prng.chance(Ratio::new(num, den))
     }
 
-    /// A write takes effect.
+    /// Applies a write.
     fn store(&mut self, op: u64, offset: usize, data: Vec<u8>, durable: bool) {
         let end = offset + data.len();
         self.previous[offset..end].copy_from_slice(&self.current[offset..end]);
@@ -371,7 +371,7 @@ impl State {
         if durable {
             self.keep(&entry);
         } else if self.calm.is_none() && self.loser.chance(self.options.writeback) {
-            // Reads see it until the power fails: the page is clean.
+            // Reads see the data until the power fails: the page is clean.
             self.lost = true;
             self.stats.lost += 1;
         } else {
@@ -379,7 +379,7 @@ impl State {
         }
     }
 
-    /// What an entry wrote is durable, where nothing newer is.
+    /// Makes an entry's data durable, except where newer data is durable.
     fn keep(&mut self, entry: &Entry) {
         for (n, bytes) in entry.data.chunks(SECTOR).enumerate() {
             let at = entry.offset + n * SECTOR;
@@ -391,7 +391,7 @@ impl State {
         }
     }
 
-    /// Writes that completed before `mark` become durable.
+    /// Makes writes durable that completed before `mark`.
     fn flush(&mut self, mark: u64) {
         let (kept, left): (Vec<Entry>, Vec<Entry>) = std::mem::take(&mut self.journal)
             .into_iter()
@@ -409,12 +409,12 @@ impl State {
         }
     }
 
-    /// For a plant: true for operations that happen late, since they take so long.
+    /// Whether a planted bug ends this operation early because of its duration.
     fn ends_early(&self, time: Duration) -> bool {
         self.plant == Plant::LateEffect && time > self.patience
     }
 
-    /// For a plant: true when an operation is to end before it happens.
+    /// Whether a planted bug makes an operation end before it happens.
     fn lets_loose(&self, op: &Op) -> bool {
         let end = op.io.offset + u64::from(op.io.len);
         let meets = |bytes: &Range<u64>| bytes.start < end && op.io.offset < bytes.end;
@@ -456,7 +456,7 @@ impl State {
         }
     }
 
-    /// True for IO beyond the end of a file that was made shorter.
+    /// Whether an IO reaches beyond the end of a truncated file.
     fn is_beyond(&self, io: &Io) -> bool {
         let writes = self.plant == Plant::GrownWrite && io.op == IoOp::Write;
         !writes && io.offset + u64::from(io.len) > self.end as u64
@@ -470,7 +470,7 @@ impl State {
         }
         let (offset, len) = (usize::try_from(op.io.offset).unwrap_or(0), op.io.len as usize);
         if !op.status.is_ok() {
-            // A failed operation may have done nothing, all or a part.
+            // A failed operation may have had no effect, its full effect or a part.
             let part = self.prng.index(len / SECTOR + 1) * SECTOR;
             if changes(op.io.op) {
                 self.do_write(op, part);
@@ -503,7 +503,8 @@ impl State {
         }
     }
 
-    /// When an operation that is submitted now takes effect and ends, and how.
+    /// Plans an operation that is submitted now: when it takes effect, when it ends, and its
+    /// status.
     fn plan(&mut self) -> (Instant, Instant, IoStatus) {
         let options = self.options;
         self.stats.ops += 1;
@@ -531,24 +532,24 @@ impl State {
     }
 }
 
-/// An operation in flight.
+/// Operation in flight.
 #[derive(Debug)]
 struct Op {
     io: Io,
     serial: u64,
-    /// What had completed when it was submitted.
+    /// Clock at submission: a flush covers writes completed before it.
     mark: u64,
     begun: Instant,
     effect_at: Instant,
     done_at: Instant,
     applied: bool,
-    /// It has taken the error of writes that were lost.
+    /// Whether the operation has taken the error of lost writes.
     took: bool,
     held: bool,
     status: IoStatus,
 }
 
-/// One core's queue of the disk.
+/// Queue of the disk for one core.
 #[derive(Debug)]
 struct Queue {
     geometry: Geometry,
@@ -626,14 +627,15 @@ impl BlockDevice for Queue {
             for mut op in loose {
                 self.done.push_back(Completion { tag: op.io.tag, status: op.status });
                 state.inflight -= 1;
-                // Where a session is without a path for a time.
+                // Except with `loose`, the session may be without a path for a while, so allow
+                // longer delays.
                 let late_max = if state.loose { LATE_MAX } else { 4 * LATE_MAX };
                 op.effect_at = now + state.prng.duration(LATE_MAX / 8..=late_max);
                 state.late.push(op);
                 any = true;
             }
         }
-        // In the order of their moments, so that what is late to be polled changes nothing.
+        // Apply in the order of effect times, so that late polls change nothing.
         loop {
             let due = self.ops.iter().enumerate().filter(|(_, op)| !op.applied && !op.held);
             let next = due.min_by_key(|(_, op)| (op.effect_at, op.serial)).map(|(at, _)| at);
@@ -679,7 +681,7 @@ impl Drop for Queue {
         let mut state = self.state.lock();
         for mut op in std::mem::take(&mut self.ops) {
             state.inflight -= 1;
-            // The kernel would have lost it; who dies so is left out here.
+            // The kernel would have lost the error; the simulated disk keeps it instead.
             state.lost |= op.took;
             if !op.applied && changes(op.io.op) && state.chance(1, 2) {
                 op.io.flags.fua = false;

@@ -1,13 +1,13 @@
-//! The state directory of the simulated server: where it keeps the export's epoch for the next one.
+//! State directory of the simulated server, where it keeps the export's epoch for the next server.
 //!
-//! As in `rtrs-server/src/state.rs` one thread saves, one job after the other, and jobs that wait
-//! are saved together. A save has two moments. At the first the number is written, so that a server
-//! that starts after this one was killed finds it. At the second it is durable, and what waits for
-//! that is answered. Where a seed does not draw otherwise both come at once.
+//! As in `rtrs-server/src/state.rs` one thread saves, one job after the other, and queued jobs are
+//! saved together. A save has two moments. At the first the number is written, so that a server
+//! that starts after this one was killed finds it. At the second it is durable, and requests that
+//! wait for it are answered. Unless a seed draws otherwise both coincide.
 //!
 //! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), over a medium that in
-//! some runs refuses writes and tears them. That the file can be cleared is certain here: a medium
-//! that refuses this too hides a loss from the next server, which docs/FENCE.md says.
+//! some runs refuses writes and tears them. Clearing the file always works here: a medium that
+//! refuses this too hides a loss from the next server, as docs/FENCE.md says.
 
 use std::io;
 use std::sync::Arc;
@@ -21,32 +21,32 @@ use rtrs_server::engine::epoch_file::{EpochFile, Medium};
 use super::Plant;
 use super::options::{MS, Saves};
 
-/// The export's epoch as it outlives servers.
+/// Epoch of the export, which outlives servers.
 #[derive(Debug)]
 pub(super) struct KeptEpoch(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// As the server that runs has it open.
+    /// File as the running server has it open.
     file: Option<EpochFile<SimFile>>,
-    /// What the last server has left.
+    /// File as the last server left it.
     left: SimFile,
-    /// The first server finds nothing, and starts with epoch 0.
+    /// Generator of later epochs; the first server finds no file, and starts with epoch 0.
     fresh: Prng,
     is_first: bool,
     saves: Option<Saves>,
     plant: Plant,
     prng: Prng,
-    /// Wait for the thread.
+    /// Jobs that wait for the thread.
     jobs: Vec<Arc<EpochState>>,
-    /// Being saved, with number and rises, until when.
+    /// Epoch being saved, with the end of the save, the number and its rises.
     busy: Option<(Instant, Arc<EpochState>, u64, u32)>,
-    /// When the server is killed, before the save ends.
+    /// Time at which the server is killed, before the save ends.
     kill_at: Option<Instant>,
     stats: EpochStats,
 }
 
-/// The content of the file, which refuses changes where a seed draws that.
+/// Content of the file, which refuses changes where a seed draws that.
 #[derive(Clone, Debug)]
 struct SimFile {
     content: Option<Vec<u8>>,
@@ -78,7 +78,7 @@ impl Medium for SimFile {
         let refused = self.refuse();
         let done = match refused {
             Ok(()) => bytes.len(),
-            // Nothing of it, a part, all of it.
+            // Writes no data, a part, or everything.
             Err(_) => [0, self.prng.index(bytes.len()), bytes.len()][self.prng.index(3)],
         };
         let content = self.content.as_mut().expect("an open file");
@@ -92,10 +92,10 @@ impl Medium for SimFile {
     }
 }
 
-/// What there was to save.
+/// Counters of saves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EpochStats {
-    /// Saves that took their time.
+    /// Saves that took time.
     pub(super) late: u64,
     /// Servers that ended before a save did.
     pub(super) cut: u64,
@@ -120,12 +120,12 @@ impl KeptEpoch {
         })))
     }
 
-    /// What a server that starts finds, or one that exports the disk again.
+    /// Returns the number that a server finds when it starts or exports the disk again.
     pub(super) fn number(&self) -> u64 {
         let state = &mut *self.0.lock();
         let fresh = if state.is_first { 0 } else { state.fresh.next_u64() };
         state.is_first = false;
-        // A start finds a medium that works: what failed before is what counts.
+        // The medium works when a server starts: only earlier failures count.
         let fails = std::mem::replace(&mut state.left.fails, false);
         let file = match state.file.take() {
             Some(mut file) => {
@@ -143,7 +143,7 @@ impl KeptEpoch {
         self.0.lock().stats
     }
 
-    /// From now on saves take no time.
+    /// Makes saves take no time from now on.
     pub(super) fn calm(&self) {
         let state = &mut *self.0.lock();
         (state.saves, state.kill_at) = (None, None);
@@ -154,7 +154,7 @@ impl KeptEpoch {
         }
     }
 
-    /// The server's process has ended, and with it the thread.
+    /// Ends the server's process and its thread.
     pub(super) fn abandon(&self) {
         let state = &mut *self.0.lock();
         state.stats.cut += u64::from(state.busy.take().is_some());
@@ -165,7 +165,7 @@ impl KeptEpoch {
         }
     }
 
-    /// True once when the server is to be killed now.
+    /// Whether the server is to be killed now; true only once.
     pub(super) fn kills(&self, now: Instant) -> bool {
         self.0.lock().kill_at.take_if(|at| *at <= now).is_some()
     }
@@ -176,7 +176,7 @@ impl KeptEpoch {
         [busy, state.kill_at].into_iter().flatten().min()
     }
 
-    /// A turn of the thread. True when anything was saved.
+    /// Runs a turn of the thread. Returns whether anything was saved.
     pub(super) fn turn(&self, now: Instant) -> bool {
         let state = &mut *self.0.lock();
         let mut any = false;
@@ -206,7 +206,7 @@ impl State {
             time = hang.unwrap_or_else(|| self.prng.duration(Duration::ZERO..=saves.time_max));
             self.stats.late += 1;
             if saves.kills && self.prng.chance(Ratio::new(3, 4)) {
-                // Where a save hangs the failure is told by itself in the end.
+                // A save that hangs fails by itself in the end.
                 let within = if hang.is_some() { time.min(5500 * MS) } else { time };
                 self.kill_at = Some(now + self.prng.duration(Duration::ZERO..=within));
             }

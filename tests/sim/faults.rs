@@ -1,4 +1,4 @@
-//! What breaks and when: a plan drawn from the seed before the run.
+//! Plan of faults, drawn from the seed before the run.
 //!
 //! Every fault of the network heals and every server starts again before the plan's end, so that
 //! afterwards the cluster is whole and everything has to come to an end.
@@ -15,75 +15,74 @@ use rtrs_core::time::{Duration, Instant};
 use super::options::{FaultMix, Ids, MS, Removal, Said, Truncation};
 pub(super) use twins::twins;
 
-/// How long before the server starts again other servers end, where they have to.
+/// Time before a restart of the server at which other servers end, where they have to.
 const SAID_AHEAD: Duration = Duration::from_millis(300);
 
-/// One thing that happens.
+/// Single action of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// The world changes.
+    /// Changes the world.
     World(Fault),
-    /// The queue pair of the n-th work request from now goes into error, at this end; of the n-th
-    /// receive, if that is said.
+    /// Moves the queue pair of the n-th work request from now at this end into error; with
+    /// `receive`, the queue pair of the n-th receive.
     QpError { at_client: bool, after: u32, receive: bool },
-    /// The server's process ends; with its machine, if the power fails.
+    /// Ends the server's process, with `power` by a power failure of its machine.
     StopServer { power: bool },
-    /// The server is asked to stop, as by a signal or as by `drain`, path by path. What is left of
-    /// it ends before the next one starts.
+    /// Asks the server to stop, as by a signal or, with `drain`, path by path. Its remains end
+    /// before the next one starts.
     AskServer { drain: bool },
-    /// The client's process ends; with its machine, if the power fails.
+    /// Ends the client's process, with `power` by a power failure of its machine.
     StopClient { power: bool },
-    /// The client is told to detach while its IO is in flight.
+    /// Detaches the client while its IO is in flight.
     LeaveClient,
-    /// A client attaches, as another session.
+    /// Attaches a client as another session.
     StartClient,
-    /// A core does not turn for that long; cores of the client come first.
+    /// Stops a core for that time; cores of the client come first.
     Stall { core: usize, time: Duration },
-    /// Memory cannot be registered, so many times, at this end.
+    /// Makes this number of memory registrations fail at this end.
     NoMemory { at_client: bool, times: u32 },
-    /// A server starts.
+    /// Starts a server.
     StartServer,
-    /// The session is told to do without a path, for good or until it is told otherwise, within
-    /// that time.
+    /// Takes a path from the session within that time, with `good` permanently, otherwise until
+    /// `Have`.
     Leave { path: usize, good: bool, within: Duration },
-    /// The session is told to have a path: one that it lacks is added, others are connected anew.
+    /// Gives the session a path: a missing one is added, others are reconnected.
     Have { path: usize, within: Duration },
-    /// The session is told to choose paths by this policy.
+    /// Sets the session's path selection policy.
     Choose(Policy),
-    /// The user of one core's NBD connection, or those of all, close it and connect again; so many
-    /// cores further.
+    /// Makes the users of one core's NBD connection, or of all, close it and reconnect to the
+    /// bridge that is this number of cores further.
     Reconnect { only: Option<usize>, by: usize },
-    /// An address of the server, whose connections stay, becomes another server's; or the server's
-    /// again.
+    /// Moves an address of the server, whose connections stay, to another server, or moves it back.
     Move { path: usize },
-    /// A second process of the server has an address of the first, and its disk; or it ends.
+    /// Gives an address of the server to a second process with the same disk, or ends that process.
     Twin { path: Option<usize> },
-    /// The backing file is made shorter, or gets its length back.
+    /// Truncates the backing file, or restores its length.
     Resize { sectors: u32 },
-    /// The device gets another size, so many times that of what is used of it.
+    /// Resizes the device to a multiple of the size in use.
     Grow { times: u32 },
-    /// The server says this of itself when it starts next.
+    /// Sets the identity that the server reports after its next start.
     Say(Said),
-    /// The server's operator removes the session's export by force.
+    /// Removes the session's export by force, as the server's operator.
     RemoveExport,
-    /// Something happens to the session's second volume.
+    /// Acts on the session's second volume.
     Second(SecondAct),
 }
 
-/// What happens to a second volume.
+/// Action on a second volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SecondAct {
-    /// Its user is gone, whatever is in flight, and the session closes it.
+    /// Closes it with its user's IO in flight.
     Close,
-    /// The session has it again.
+    /// Adds it to the session again.
     Add,
-    /// A server that starts does not export it.
+    /// Makes servers start without its export.
     Hide,
-    /// The server exports it.
+    /// Exports it.
     Show,
 }
 
-/// Draws what happens to the second volume, in order of time: it is closed and added again, or the
+/// Draws the actions on the second volume, in order of time: it is closed and added again, or the
 /// server is started again and lacks it for a while.
 pub(super) fn second((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
@@ -105,7 +104,7 @@ pub(super) fn second((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<
     plan
 }
 
-/// Draws when the backing file is made shorter from `from` on, and what follows, in order of time.
+/// Draws a truncation of the backing file after `from`, and its sequel, in order of time.
 pub(super) fn truncate(
     truncation: Truncation,
     sectors: u32,
@@ -131,7 +130,7 @@ pub(super) fn truncate(
     plan
 }
 
-/// Draws when the device gets other sizes, in order of time; some right after the other.
+/// Draws resizes of the device, in order of time; some in quick succession.
 pub(super) fn grow((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for _ in 0..1 + prng.below(4) {
@@ -146,8 +145,8 @@ pub(super) fn grow((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<(I
     plan
 }
 
-/// Draws when the session's export is removed, in order of time; where the session is not to see
-/// it, while all links are down.
+/// Draws the removal of the session's export, in order of time; with all links down if the session
+/// is not to notice it.
 pub(super) fn remove(
     removal: Removal,
     links: &[(IpAddr, IpAddr)],
@@ -164,9 +163,9 @@ pub(super) fn remove(
     plan
 }
 
-/// Draws when the server is started again, and says something else than before, in order of time.
-/// Long before it there are no other servers for a session that tells them from its own by a path
-/// that is connected: what they have sent must have come when no path is.
+/// Draws restarts of the server with another identity, in order of time. If the session tells other
+/// servers from its own by a connected path, they end long before a restart: their messages must
+/// have arrived before no path is connected.
 pub(super) fn say(
     ids: Ids,
     (from, time): (Instant, Duration),
@@ -180,7 +179,7 @@ pub(super) fn say(
         if before != said {
             plan.push((at, Act::Say(said)));
         }
-        // Others may have its place once the session knows what its own server says.
+        // Others may take its place once the session knows what its own server reports.
         if before != said || (ids.is_beside() && ids.home[0] != said) {
             let stop = at + SAID_AHEAD;
             plan.push((stop, Act::StopServer { power: false }));
@@ -190,7 +189,7 @@ pub(super) fn say(
     plan
 }
 
-/// Draws when addresses move from `from` to `until`, in order of time.
+/// Draws moves of addresses between `from` and `until`, in order of time.
 pub(super) fn moves(
     paths: usize,
     from: Instant,
@@ -208,7 +207,7 @@ pub(super) fn moves(
     }
 }
 
-/// Draws when NBD connections are closed from `from` to `until`, in order of time.
+/// Draws closes of NBD connections between `from` and `until`, in order of time.
 pub(super) fn reconnects(
     cores: usize,
     from: Instant,
@@ -227,7 +226,7 @@ pub(super) fn reconnects(
     }
 }
 
-/// Draws what an operator does to the session's paths from `from` to `until`, in order of time.
+/// Draws an operator's changes of the session's paths between `from` and `until`, in order of time.
 pub(super) fn operate(
     paths: std::ops::Range<usize>,
     from: Instant,
@@ -383,8 +382,8 @@ pub(super) fn plan(
     plan
 }
 
-/// All paths fall silent for the client; of one what was sent still comes, late, when another is
-/// up again. Returns when that is over.
+/// Silences all paths for the client; the requests of one still arrive, late, when another is up
+/// again. Returns when that is over.
 fn give_up(
     plan: &mut Vec<(Instant, Act)>,
     links: &[(IpAddr, IpAddr)],
@@ -412,8 +411,8 @@ fn give_up(
     end
 }
 
-/// What the client sends on one path takes long, so that requests come when it has long given the
-/// path up. Returns when that is over.
+/// Delays the client's requests on one path, so that they arrive long after the client has given
+/// the path up. Returns when that is over.
 fn late(
     plan: &mut Vec<(Instant, Act)>,
     links: &[(IpAddr, IpAddr)],
@@ -430,8 +429,8 @@ fn late(
     end
 }
 
-/// What the server sends on one path takes long, and meanwhile its machine loses power and starts
-/// again. Returns when that is over.
+/// Delays the server's answers on one path, while its machine loses power and starts again. Returns
+/// when that is over.
 fn late_answers(
     plan: &mut Vec<(Instant, Act)>,
     links: &[(IpAddr, IpAddr)],
@@ -450,7 +449,7 @@ fn late_answers(
     now + delay + 100 * MS
 }
 
-/// An index, by weight. The weights are not all zero.
+/// Draws an index by weight. The weights are not all zero.
 fn weighted(prng: &mut Prng, weights: &[u32]) -> usize {
     let mut left = prng.below(weights.iter().map(|&w| u64::from(w)).sum());
     for (at, &weight) in weights.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! A write that its disk holds up while its path dies; what the client sends again; a newer write
-//! to the same place as soon as the first is acknowledged; then the disk lets go. In one run of
-//! four all paths die, until the first write has ended with an error; the newer one follows as soon
-//! as they are back, and waits for the disk, as nothing else does. The newest data has to stay.
-//! Everything that may vary follows from the seed: the writes, how and when the path dies and comes
-//! back, when the disk lets go.
+//! Scenario in which a path dies while the disk holds a write: the client repeats the write, a
+//! newer write to the same place follows once the first is acknowledged, then the disk releases the
+//! held one. In one run of four all paths die, until the first write has ended with an error; the
+//! newer one follows as soon as they are back, and it alone waits for the disk. The newest data has
+//! to stay. All variation follows from the seed: the writes, how and when the path dies and comes
+//! back, and when the disk releases the write.
 
 use rtrs_client::{NoPath, Policy, SlowIo};
 use rtrs_core::block::IoOp;
@@ -21,7 +21,7 @@ use super::{Failure, Plant};
 fn settings(seed: u64) -> Options {
     let mut options = Options::draw(seed);
     (options.paths, options.policy) = (options.paths.max(2), Policy::RoundRobin);
-    // Of its own, so that older seeds draw the rest as before.
+    // Separate generator, so that older seeds draw the rest as before.
     let own = &mut Prng::new(seed ^ 0x6661_696c_7321);
     options.no_path = match own.below(12) {
         0 => NoPath::Fail,
@@ -31,7 +31,7 @@ fn settings(seed: u64) -> Options {
     };
     options.slow_io = SlowIo::Wait;
     if options.path_errors() {
-        // One that waits leaves its core permits for others.
+        // A waiting write leaves permits of its core for others.
         options.queue_depth = options.queue_depth.max(8);
     }
     options.io_timeout = Duration::from_secs(5);
@@ -40,13 +40,13 @@ fn settings(seed: u64) -> Options {
     options.work.overlap = false;
     let disk = &mut options.disk;
     (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
-    // The held write does not keep the disk from others.
+    // The held write does not block others at the disk.
     disk.room = disk.room.max(4);
     options
 }
 
-/// Runs the scenario. `stats.replays` tells whether a copy met its original, `stats.blocked`
-/// whether a newer write met one that had failed.
+/// Runs the scenario. `stats.replays` counts copies that met their original, `stats.blocked` newer
+/// writes that met a failed one.
 pub fn run_held(seed: u64, sink: Option<Sink>) -> Outcome {
     let options = settings(seed);
     let log = Log::new(sink);
@@ -66,7 +66,7 @@ pub fn run_held(seed: u64, sink: Option<Sink>) -> Outcome {
     Outcome { failure, stats, fingerprint: log.fingerprint() }
 }
 
-/// How a path dies, and how that heals.
+/// Draws how a path dies, and the actions that heal it.
 fn death(cluster: &Cluster, path: usize, prng: &mut Prng) -> (Vec<Act>, Vec<Act>) {
     let (a, b) = cluster.links()[path];
     let silence = |from, to| Act::World(Fault::Silence(from, to));
@@ -82,7 +82,7 @@ fn death(cluster: &Cluster, path: usize, prng: &mut Prng) -> (Vec<Act>, Vec<Act>
     }
 }
 
-/// Where both writes go.
+/// Target of both writes.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     sector: u32,
@@ -136,17 +136,17 @@ fn drive(cluster: &mut Cluster, options: &Options, stats: &mut Stats) -> Result<
     cluster.check()
 }
 
-/// The path dies, the client sends the write again, and a newer one when that is acknowledged.
+/// Ends the path; the client repeats the write, and sends a newer one after its acknowledgement.
 fn follow_copied(
     cluster: &mut Cluster,
     place: Place,
     prng: &mut Prng,
     stats: &mut Stats,
 ) -> Result<(), Failure> {
-    // A core's first IO goes over the first path.
+    // The first IO of a core uses the first path.
     let (dies, heals) = death(cluster, 0, prng);
     dies.into_iter().try_for_each(|act| cluster.act(act))?;
-    // It may come back before the disk lets go or after.
+    // The path may come back before or after the disk releases the write.
     let start = cluster.now();
     let heals_at = start + prng.duration(10 * MS..=3000 * MS);
     let lets_go_at = start + prng.duration(10 * MS..=3000 * MS);
@@ -178,8 +178,8 @@ fn follow_copied(
     Ok(())
 }
 
-/// All paths die until the write has ended with an error. Newer ones follow when they are back:
-/// those to its place wait for the disk, others do not.
+/// Ends all paths until the write has ended with an error. Newer writes follow when paths are back:
+/// writes to the same place wait for the disk, others do not.
 fn follow_failed(
     cluster: &mut Cluster,
     options: &Options,
@@ -200,7 +200,7 @@ fn follow_failed(
     wait_live(cluster, "after the paths came back")?;
     let (one, other) = (prng.index(2), prng.index(2));
     place.write(cluster, prng, one);
-    // Wherever it goes it does not meet the first one.
+    // These sectors do not overlap the first write.
     let elsewhere = (place.sector + place.count) % options.work.sectors;
     cluster.order(other, IoOp::Write, elsewhere, 1, false);
     let lets_go_at = cluster.now() + prng.duration(200 * MS..=1500 * MS);

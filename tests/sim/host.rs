@@ -1,4 +1,4 @@
-//! The cores of both ends as the cluster keeps them, their messages, and what they are made with.
+//! Cores of both ends as the cluster keeps them, with their messages and settings.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -22,9 +22,9 @@ use rtrs_server::{ServerEngine, ServerInstance, SessionParams};
 use super::options::{Guest, MS, Options};
 use super::workload::{Workload, resent_for};
 
-/// The portal's port.
+/// Port of the portal.
 pub(super) const PORT: u16 = 1234;
-/// When a core may turn next, and whether it has to.
+/// Time at which a core may run next, and whether it has to.
 #[derive(Debug)]
 pub(super) struct Pace {
     pub(super) free_at: Instant,
@@ -38,7 +38,7 @@ impl Pace {
     }
 }
 
-/// Messages on their way to a core, in order, each with the time of its arrival.
+/// Messages in transit to a core, in order, each with the time of its arrival.
 #[derive(Debug)]
 pub(super) struct Inbox<T>(VecDeque<(Instant, T)>);
 
@@ -76,13 +76,13 @@ pub(super) struct ClientHost {
 }
 
 impl ClientHost {
-    /// Its session chooses paths by this policy.
+    /// Returns the change that sets its session's path selection policy.
     pub(super) fn choose(&self, policy: Policy) -> Option<Change> {
         let tuning = self.core.tuning()?;
         Some(Change::Tune(Box::new(Tuning { policy, ..tuning })))
     }
 
-    /// When something is to be done even if nothing happens.
+    /// Returns when the core needs a turn even without events.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let messages = earliest(self.inbox.deadline(), self.work.deadline());
         earliest(self.core.deadline(), messages)
@@ -98,7 +98,7 @@ pub(super) struct ServerHost {
 }
 
 impl ServerHost {
-    /// A turn of the core: whether anything happened, and its messages.
+    /// Runs a turn of the core. Returns whether anything happened, and the core's messages.
     pub(super) fn turn(&mut self, now: Instant) -> (bool, Vec<(CoreIndex, Message)>) {
         let Self { core, fabrics, inbox, pace } = self;
         let mut busy = false;
@@ -126,19 +126,19 @@ impl ServerHost {
         (busy, messages)
     }
 
-    /// When something is to be done even if nothing happens.
+    /// Returns when the core needs a turn even without events.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let messages = earliest(self.core.deadline(), self.inbox.deadline());
         earliest(messages, self.fabrics[0].deadline())
     }
 }
 
-/// Address of the server on a path.
+/// Returns the address of the server on a path.
 pub(super) fn server_ip(path: usize) -> IpAddr {
     sim_ip(1 + path as u8)
 }
 
-/// Address of the client on a path.
+/// Returns the address of the client on a path.
 pub(super) fn client_ip(path: usize) -> IpAddr {
     sim_ip(11 + path as u8)
 }
@@ -152,7 +152,7 @@ fn heartbeat(options: &Options) -> HeartbeatSettings {
     }
 }
 
-/// The name of a path.
+/// Returns the name of a path.
 pub(super) fn path_name(path: usize) -> String {
     format!("path{path}")
 }
@@ -171,7 +171,7 @@ pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
     }
 }
 
-/// A volume that is opened for writing, by a session that knows nothing of it.
+/// Returns the settings of a volume opened for writing by a session without an earlier epoch.
 pub(super) fn volume(export: &str) -> VolumeConfig {
     VolumeConfig {
         export: export.into(),
@@ -182,7 +182,7 @@ pub(super) fn volume(export: &str) -> VolumeConfig {
     }
 }
 
-/// What the client of a life is told; of one that takes over, what the one before had kept.
+/// Returns the settings of the client number `life`, with the state that it takes over, if any.
 pub(super) fn session_config(
     options: &Options,
     life: u8,
@@ -190,7 +190,7 @@ pub(super) fn session_config(
     identity: Option<Identity>,
 ) -> SessionConfig {
     SessionConfig {
-        // A client that returns beside the one before has another name.
+        // A client that returns before the previous one has ended has another name.
         name: if options.renamed { format!("sim{life}") } else { "sim".into() },
         volumes: vec![VolumeConfig {
             access: match options.guest {
@@ -201,7 +201,7 @@ pub(super) fn session_config(
             identity,
             ..volume("vol")
         }],
-        // Who takes over waits until the server has done with the session of the client that died.
+        // A client that takes over waits until the server has ended the dead client's session.
         open_patience: match options.takeover {
             Some(_) if life > 1 => Duration::from_secs(60),
             None if life > 1 && options.faults.client_leave > 0 => Duration::from_secs(60),
@@ -226,13 +226,13 @@ pub(super) fn session_config(
     }
 }
 
-/// What a server hears that is to end: the operator's word, or a signal.
+/// Returns the message that asks a server to end: an operator's drain, or a signal.
 pub(super) fn ask_to_stop(drain: bool) -> Message {
     if !drain {
         return Message::Control(ControlMessage::Shutdown);
     }
     let request = AdminRequest::Drain { within: 1000 * MS };
-    // Whether it was drained in time is for the operator; here the server starts again anyway.
+    // Whether the drain finished in time does not matter; here the server starts again anyway.
     Message::Control(ControlMessage::Admin { request, reply: AdminReplyTo::new(drop) })
 }
 

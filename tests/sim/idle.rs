@@ -1,14 +1,14 @@
-//! A session that was idle for minutes, whose heartbeats have become rare; then something happens,
-//! and somebody wants something: the first IO, or another client. Each end may be an earlier
-//! version, which knows nothing of rare heartbeats.
+//! Scenario of a session that was idle for minutes, with slow idle heartbeats, followed by an event
+//! and by a demand: the first IO, or another client. Each end may be an earlier version, without
+//! support for idle heartbeats.
 //!
-//! - *Idle*: no path ends, however long it is.
-//! - *A link dies* without a word. The first IO goes on over another path within the time that it
-//!   has under load; over the only path, when the link is back.
-//! - *The server is killed* and starts again. The first IO goes on when it is back.
-//! - *The client's host dies* just after its first IO. The server finds out within its usual time.
-//! - *The client's host dies* while idle, and another client wants the export, or comes with the
-//!   same name. It does not wait for the rare heartbeat.
+//! - *Idle*: no path ends, however long the session is idle.
+//! - *A link dies* without notice. The first IO moves to another path within the time that it has
+//!   under load; with only one path, it continues when the link is back.
+//! - *The server is killed* and starts again. The first IO continues when it is back.
+//! - *The client's host dies* just after its first IO. The server detects it within its usual time.
+//! - *The client's host dies* while idle, and another client wants the export, or connects with the
+//!   same name. It does not wait for the slow idle heartbeat.
 
 use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::block::IoOp;
@@ -25,18 +25,18 @@ use super::{Failure, Plant};
 
 const HEARTBEAT: Duration = Duration::from_millis(100);
 const SERVER_HEARTBEAT: Duration = Duration::from_millis(500);
-/// Of a silent client a server of these runs learns within four periods, and a little.
+/// Maximum time in which a server of these runs detects a silent client: four periods and a margin.
 const CLIENT_DEAD_MAX: Duration = Duration::from_millis(4 * 500 + 500);
-/// An IO over a path that has died takes at most this long where another path works.
+/// Maximum time of an IO over a path that has died, where another path works.
 const IO_MAX: Duration = Duration::from_millis(10 * 100 + 500);
-/// From a server's start, or a link's return, to the end of all IO: a silent path is found, its end
-/// takes its time, and the next attempt comes.
+/// Maximum time from a server's start, or a link's return, to the end of all IO: detection of the
+/// silent path, its end, and the next attempt.
 const BACK_MAX: Duration = Duration::from_secs(6);
-/// From the start of the next client to its device: the client before is found dead, its session
-/// ends, and the next attempt comes.
+/// Maximum time from the start of the next client to its open device: the dead client is detected,
+/// its session ends, and the next attempt follows.
 const NEXT_MAX: Duration = Duration::from_millis(4 * 500 + 1500);
 
-/// What happens when all was idle for long.
+/// Event after a long idle time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     Nothing,
@@ -57,7 +57,7 @@ fn settings(seed: u64, what: What, prng: &mut Prng) -> Options {
     (options.guest, options.kernel, options.nbd_drops) = (None, None, false);
     (options.extra, options.renamed) = (Extra::default(), prng.chance(Ratio::new(1, 2)));
     let long = Duration::from_secs(30);
-    // An earlier version says nothing, as one does that has it turned off.
+    // An earlier version does not announce idle heartbeats, nor does one that has them turned off.
     let (client, server) = match prng.below(6) {
         0 => (Duration::ZERO, long),
         1 => (long, Duration::ZERO),
@@ -69,11 +69,11 @@ fn settings(seed: u64, what: What, prng: &mut Prng) -> Options {
     let link = &mut options.world.link;
     (link.bandwidth, link.jitter) = (None, link.jitter.min(MS / 20));
     if what != What::ServerKilled {
-        // Nobody is told.
+        // The ends of the link receive no event.
         link.detect = None;
     }
     if matches!(what, What::ClientDiesInUse | What::ClientDiesIdle) {
-        // What it leaves in memory is not counted beside what connections leave that end slowly.
+        // Keeps connections from ending slowly: their memory would add to that of the dead client.
         options.faults.client_restart = 1;
     }
     (options.letter_max, options.server_letter_max) = (MS / 5, MS / 5);
@@ -119,7 +119,7 @@ fn pass(cluster: &mut Cluster, time: Duration) -> Result<(), Failure> {
     cluster.run_until(cluster.now() + time, |_| false).map(|_| ())
 }
 
-/// An IO on one core or two, which may take so long.
+/// Performs an IO on one core or two within a time limit.
 fn io(
     cluster: &mut Cluster,
     options: &Options,
@@ -204,10 +204,10 @@ fn drive(
     cluster.check()
 }
 
-/// Nothing happens for up to some minutes, and no path ends for that.
+/// Passes up to some minutes without events, and checks that no path ends.
 fn idle(cluster: &mut Cluster, options: &Options, prng: &mut Prng) -> Result<(), Failure> {
     let before: u64 = cluster.paths().iter().map(|path| path.reconnects).sum();
-    // With an earlier version each second is as any other.
+    // With an earlier version a longer idle time makes no difference.
     let IdleMax { client, server } = options.extra.idle;
     let most = if client.min(server).is_zero() { 10_000 } else { 200_000 };
     pass(cluster, prng.duration(1000 * MS..=most * MS))?;
@@ -230,7 +230,7 @@ fn link_dies(cluster: &mut Cluster, options: &Options, prng: &mut Prng) -> Resul
         _ => (vec![one, other], vec![back, forth]),
     };
     dies.into_iter().try_for_each(|fault| cluster.act(Act::World(fault)))?;
-    // Perhaps a heartbeat is due before.
+    // A heartbeat may be due before.
     pass(cluster, prng.duration(Duration::ZERO..=20_000 * MS))?;
     order(cluster, options, prng);
     if options.paths > 1 {

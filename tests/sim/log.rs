@@ -1,4 +1,4 @@
-//! What happened in a run: a line per event for people, a fingerprint for comparing two runs.
+//! Event log of a run: a line per event for readers, and a fingerprint for comparing two runs.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use rtrs_core::time::Instant;
 
-/// Where the lines go.
+/// Receiver of the lines.
 pub type Sink = Box<dyn FnMut(&str)>;
 
 struct Inner {
@@ -15,7 +15,7 @@ struct Inner {
     sink: Option<Sink>,
 }
 
-/// The log of one run. Clones are the same log.
+/// Log of one run. Clones share the same log.
 #[derive(Clone)]
 pub(super) struct Log(Rc<RefCell<Inner>>);
 
@@ -24,7 +24,7 @@ impl Log {
         Self(Rc::new(RefCell::new(Inner { fingerprint: 0xcbf2_9ce4_8422_2325, events: 0, sink })))
     }
 
-    /// Notes an event by its kind and two numbers; the text is made only for a sink.
+    /// Records an event by its kind and two numbers; the text is made only for a sink.
     pub(super) fn event(
         &self,
         now: Instant,
@@ -44,12 +44,12 @@ impl Log {
         }
     }
 
-    /// A number that two runs share only when they had the same events at the same times.
+    /// Returns a number that two runs share only if they had the same events at the same times.
     pub(super) fn fingerprint(&self) -> u64 {
         self.0.borrow().fingerprint
     }
 
-    /// Events so far.
+    /// Returns the number of events so far.
     pub(super) fn events(&self) -> u64 {
         self.0.borrow().events
     }

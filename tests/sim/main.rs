@@ -1,4 +1,4 @@
-//! The simulator as a test: seeds that pass, runs that repeat, planted bugs that are seen.
+//! Simulator tests: seeds that pass, runs that repeat, planted bugs that are caught.
 #![forbid(unsafe_code)]
 
 use rtrs_core::mutant::{Mutant, choose};
@@ -7,9 +7,9 @@ use rtrs_tests::sim::{
     run_proofs, run_shares, run_with,
 };
 
-/// Seeds in which a planted bug has to show.
+/// Number of seeds in which a planted bug has to be caught.
 const PLANT_SEEDS: u64 = 100;
-/// A seed that shows a bug which only few runs can have.
+/// Seed that shows a bug which only few runs can have.
 const LATE_SAVE_SEED: u64 = 344;
 
 #[test]
@@ -21,8 +21,8 @@ fn seeds_pass() {
     }
 }
 
-/// The disk holds a write while its path dies, or all do and it fails; a newer one to the same
-/// place follows it.
+/// The disk holds a write while its path dies, or while all paths die and the write fails; a newer
+/// write to the same place follows it.
 #[test]
 fn the_newest_write_stays_behind_one_that_was_held() {
     let (mut replays, mut failed) = (0, 0);
@@ -37,7 +37,7 @@ fn the_newest_write_stays_behind_one_that_was_held() {
     assert!(failed >= 200, "one met a write that had failed in {failed} of 1000 variations only");
 }
 
-/// Nothing happens for minutes, but rare heartbeats; then something does.
+/// Nothing but slow idle heartbeats happens for minutes, until an event.
 #[test]
 fn what_happens_after_idle_minutes_is_noticed_in_time() {
     for seed in 0..200 {
@@ -49,7 +49,7 @@ fn what_happens_after_idle_minutes_is_noticed_in_time() {
     }
 }
 
-/// A core, a path, the disk or the registration of memory stalls; then all is well again.
+/// A core, a path, the disk or the registration of memory stalls, and then recovers.
 #[test]
 fn equal_paths_carry_equal_shares_a_second_after_a_stall() {
     for seed in 0..60 {
@@ -58,7 +58,7 @@ fn equal_paths_carry_equal_shares_a_second_after_a_stall() {
     }
 }
 
-/// Two clients prove who they are, while somebody else tries to be one of them.
+/// Two clients prove their identity, while an intruder tries to impersonate a client.
 #[test]
 fn an_intruder_proves_nothing_and_disturbs_nobody() {
     let mut sum = (0, 0, 0);
@@ -74,7 +74,7 @@ fn an_intruder_proves_nothing_and_disturbs_nobody() {
 }
 
 /// Two gateways freeze, are killed, cut off and moved; no write of one lands after those of the
-/// next, none is lost, and in the end all goes on.
+/// next, none is lost, and in the end all IO continues.
 #[test]
 fn an_export_moves_between_gateways_without_a_ghost_write() {
     let mut sum = (0, 0, 0);
@@ -113,7 +113,8 @@ fn a_run_repeats_itself() {
     }
 }
 
-/// One rule of the machines; `rtrs-sim --mutants` takes out all of them (docs/TESTING.md).
+/// Tests one rule of the engines; `rtrs-sim --mutants` removes every rule in turn
+/// (docs/TESTING.md).
 #[test]
 fn a_request_that_is_sent_again_before_its_fence_is_caught() {
     let verdict = hunt(Mutant::ResendBeforeFence, 0..0, |_| true);
@@ -121,7 +122,7 @@ fn a_request_that_is_sent_again_before_its_fence_is_caught() {
     assert_eq!(caught.checker, "blocks", "{}", caught.text);
 }
 
-/// What makes heartbeats of idle paths safe.
+/// Tests the rules that make idle heartbeats safe.
 #[test]
 fn heartbeats_that_stay_rare_are_caught() {
     for mutant in [Mutant::IdleKept, Mutant::IdleUnhurried] {

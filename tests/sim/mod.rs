@@ -1,18 +1,18 @@
-//! The simulator: the real machines of client and server over the simulated fabric, one seed.
+//! Simulator: the real engines of client and server over the simulated fabric, with one seed.
 //!
-//! One thread, one virtual clock. From the seed follow the shape of the cluster, the workload,
-//! the faults and every delay; the same seed gives the same run, byte for byte. Called by
-//! `rtrs-sim` and by the test binary `sim`.
+//! One thread runs everything on one virtual clock. The shape of the cluster, the workload, the
+//! faults and every delay follow from the seed; the same seed gives the same run, byte for byte.
+//! The users are `rtrs-sim` and the test binary `sim`.
 //!
-//! `options.rs` what a seed draws · `cluster.rs` cores, world and clock · `host.rs` one core ·
-//! `port.rs` the fabric as the machines see it, with its faults · `disk.rs` the backend ·
-//! `epochs.rs` the server's state directory · `workload.rs` who uses the device · `buffers.rs` its
-//! memory · `nbd.rs` the front end between · `oracle.rs` what reads may return · `faults.rs` what
-//! breaks and when · `held.rs` a write that its disk holds up · `idle.rs` what happens after idle
-//! minutes · `shares.rs` what equal paths carry after a stall · `proofs.rs` clients that prove who
-//! they are, and an intruder, with `crowd.rs` · `gateways/` two servers over one store · `run.rs`
-//! one run from attach to detach · `log.rs` what happened · `plant.rs` bugs that must be caught ·
-//! `mutants.rs` rules of the machines taken out.
+//! `options.rs` draws of a seed · `cluster.rs` cores, world and clock · `host.rs` one core ·
+//! `port.rs` the fabric as the engines see it, with its faults · `disk.rs` the backend ·
+//! `epochs.rs` the server's state directory · `workload.rs` users of the device · `buffers.rs`
+//! their memory · `nbd.rs` the front end between · `oracle.rs` legal results of reads · `faults.rs`
+//! plan of faults · `held.rs` a write held by its disk · `idle.rs` events after idle minutes ·
+//! `shares.rs` shares of equal paths after a stall · `proofs.rs` clients that prove their identity,
+//! and an intruder, with `crowd.rs` · `gateways/` two servers over one store · `run.rs` one run
+//! from attach to detach · `log.rs` event log · `plant.rs` planted bugs · `mutants.rs` engines with
+//! a rule removed.
 
 mod buffers;
 mod cluster;
@@ -47,25 +47,25 @@ pub use proofs::{Proofs, run_proofs};
 pub use run::{Outcome, Stats, run, run_with};
 pub use shares::run_shares;
 
-/// What a checker found.
+/// Violation found by a checker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Which checker: `blocks`, `buffers`, `durable`, `once`, `errors`, `home`, `memory`, `live` or
-    /// `share`.
+    /// Name of the checker: `blocks`, `buffers`, `durable`, `once`, `errors`, `home`, `memory`,
+    /// `live` or `share`.
     pub checker: &'static str,
-    /// What it saw.
+    /// Description of the violation.
     pub text: String,
 }
 
-/// Seeds that failed once, with what went wrong.
+/// Returns seeds that failed once, with the reason.
 pub fn kept_seeds() -> Vec<(u64, &'static str)> {
     parse_seeds(include_str!("seeds.txt"))
 }
 
-/// A seed and a remark on each line; empty lines and those that begin with `#` are left out.
+/// Parses a seed and a remark from each line, skipping empty lines and those that begin with `#`.
 ///
 /// # Panics
-/// When a line is neither.
+/// Panics when a line has another form.
 fn parse_seeds(text: &'static str) -> Vec<(u64, &'static str)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines

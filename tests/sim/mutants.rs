@@ -1,10 +1,10 @@
-//! Mutation testing: the machines with one safety rule taken out, run until a checker sees it.
+//! Mutation testing: the engines with one safety rule removed, run until a checker notices.
 //!
-//! The rules stand in `rtrs_core::mutant`. A seed that fails counts only if it passes without the
-//! mutant. A machine that panics, because a law of its own does not hold any more, is seen too.
-//! Seeds that are known to find a mutant stand in `mutants.txt` and are tried first, so that the
-//! gate takes seconds; where none does, others are searched, load, held writes and idle sessions
-//! in turn.
+//! The rules are listed in `rtrs_core::mutant`. A failing seed counts only if it passes without the
+//! mutant. An engine that panics because one of its own invariants is violated counts as caught
+//! too. Seeds that are known to catch a mutant are listed in `mutants.txt` and tried first, so that
+//! the gate takes seconds; if none does, others are searched, alternating between load, held writes
+//! and idle sessions.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,71 +15,71 @@ use serde::Serialize;
 
 use super::{Failure, Options, Plant, run_held, run_idle, run_with};
 
-/// Every n-th seed of a search is run as a held write too, and another as an idle session.
+/// Interval of seeds in a search that are run as a held write too; as many run as an idle session.
 const OTHERS_EVERY: u64 = 4;
 
-/// What a run is about.
+/// Scenario of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scenario {
     /// Load under faults.
     Load,
-    /// A held write.
+    /// Held write.
     Held,
-    /// What happens after idle minutes.
+    /// Events after idle minutes.
     Idle,
 }
 
-/// A run of the simulator.
+/// Run of the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Scene {
-    /// Its seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// What it is about.
+    /// Scenario of the run.
     pub scenario: Scenario,
 }
 
-/// How a mutant was caught.
+/// Evidence that a mutant was caught.
 #[derive(Clone, Debug, Serialize)]
 pub struct Caught {
-    /// By which run.
+    /// Run that caught it.
     #[serde(flatten)]
     pub scene: Scene,
-    /// It was known to.
+    /// Whether this run was known to catch it.
     pub known: bool,
-    /// Which checker saw it: one of [`Failure::checker`], or `panic` for a law of the machines.
+    /// Checker that noticed it: one of [`Failure::checker`], or `panic` for an engine's invariant.
     pub checker: String,
-    /// What it saw.
+    /// Description of the violation.
     pub text: String,
 }
 
-/// What became of a mutant.
+/// Result for one mutant.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// Its name.
+    /// Name of the mutant.
     pub mutant: &'static str,
-    /// The rule that was taken out.
+    /// Rule that was removed.
     pub rule: &'static str,
-    /// Nothing, if it survived.
+    /// Evidence; none if the mutant survived.
     pub caught: Option<Caught>,
-    /// Runs that it took.
+    /// Number of runs needed.
     pub runs: u64,
 }
 
 thread_local! {
-    /// What the machine that panicked last on this thread said.
+    /// Message of the last engine panic on this thread.
     static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Keeps what panics say, for [`hunt`], instead of printing it.
+/// Keeps panic messages for [`hunt`] instead of printing them.
 pub fn keep_panics() {
     std::panic::set_hook(Box::new(|info| SAID.set(Some(info.to_string()))));
 }
 
-/// Scenes that are known to catch a mutant.
+/// Returns scenes that are known to catch a mutant.
 ///
 /// # Panics
-/// When `mutants.txt` is not what it should be.
+/// Panics when `mutants.txt` is malformed.
 fn known_scenes(mutant: Mutant) -> Vec<Scene> {
     let lines = include_str!("mutants.txt").lines().filter(|line| !line.starts_with('#'));
     let mut found = Vec::new();
@@ -100,7 +100,7 @@ fn known_scenes(mutant: Mutant) -> Vec<Scene> {
     found
 }
 
-/// Runs a scene with a mutant or without.
+/// Runs a scene with or without a mutant.
 fn play(scene: Scene, mutant: Option<Mutant>) -> Option<Failure> {
     mutant::choose(mutant);
     let outcome = catch_unwind(AssertUnwindSafe(|| match scene.scenario {
@@ -115,7 +115,7 @@ fn play(scene: Scene, mutant: Option<Mutant>) -> Option<Failure> {
     })
 }
 
-/// Runs a mutant until it is caught: what is known to catch it, then all of `seeds`.
+/// Runs a mutant until it is caught: first the scenes known to catch it, then all of `seeds`.
 /// `go_on` is called before each run and may end the hunt.
 pub fn hunt(mutant: Mutant, seeds: Range<u64>, mut go_on: impl FnMut(Scene) -> bool) -> Verdict {
     let known = known_scenes(mutant);
@@ -136,7 +136,7 @@ pub fn hunt(mutant: Mutant, seeds: Range<u64>, mut go_on: impl FnMut(Scene) -> b
         }
         verdict.runs += 1;
         let Some(failure) = play(scene, Some(mutant)) else { continue };
-        // What fails anyway says nothing about the mutant.
+        // A seed that fails without the mutant proves nothing.
         if play(scene, None).is_none() {
             let Failure { checker, text } = failure;
             let known = verdict.runs <= count;

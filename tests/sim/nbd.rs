@@ -1,15 +1,15 @@
-//! The front end between a workload and its client: what is asked for goes through it as NBD.
+//! Front end between a workload and its client: all requests go through it as NBD.
 //!
-//! nbd-bridge works on the core's ring, so a core with a front has a real one, and a pair of
-//! sockets in one thread. The bridge has one end, as a core's connection of /dev/nbdX; the other is
-//! here, and does what the kernel does with requests and replies. No virtual time passes between
-//! the two: whoever turns the core turns both until neither has anything to do. Where the bytes are
-//! cut follows from the seed. A process that dies takes bridge, ring and sockets with it.
+//! nbd-bridge works on the core's ring, so a core with a front has a real ring, and a socket pair
+//! in one thread. The bridge has one end, like a core's connection of /dev/nbdX; the other end is
+//! here, and does the kernel's part with requests and replies. No virtual time passes between the
+//! two: a turn of the core runs both until neither has work. The byte positions at which messages
+//! are cut follow from the seed. Bridge, ring and sockets end together with a process.
 //!
-//! Where it asks for parts of blocks, it does not say that it is the kernel, and half of the writes
-//! come twice: behind the write the same bytes from somewhere within a block on. As changes of a
-//! block take turns in the order in which they came, this changes nothing; if they did not, the
-//! block could become what it was before.
+//! A workload that uses parts of blocks does not identify as the kernel, and half of its writes
+//! come twice: the write is followed by the same bytes from an offset within a block on. As changes
+//! of a block take turns in order of arrival, this changes nothing; if they did not, the block
+//! could get its earlier content back.
 
 mod stalls;
 
@@ -31,14 +31,14 @@ use rtrs_core::time::{Duration, Instant, earliest};
 pub(super) use stalls::SECTORS as ASIDE_SECTORS;
 use stalls::Stalls;
 
-/// Largest request: more than a workload asks for at once, unless it asks for long ones.
+/// Largest request: more than a workload asks for at once, unless it uses long requests.
 const PAYLOAD_MAX: u32 = 64 << 10;
-/// That of long ones.
+/// Largest long request.
 const LONG_MAX: u32 = 1 << 20;
-/// Buffers that the bridges of two volumes share besides.
+/// Additional buffers that the bridges of two volumes share.
 const SHARED: usize = 13;
-/// Bytes of the bridge's buffers: the least it takes for its connections and such requests, and
-/// more where it shares them.
+/// Returns the bytes of the bridge's buffers: the minimum for its connections and such requests,
+/// and more where it shares them.
 pub(super) const fn buffer_bytes(way: Use) -> usize {
     let connections = if way.drops { CONNECTIONS_MAX } else { 1 };
     let long = if way.long { 2 * LONG_MAX as usize } else { 0 };
@@ -46,47 +46,48 @@ pub(super) const fn buffer_bytes(way: Use) -> usize {
     (1 + 2 * connections + shared) * (260 << 10) + long
 }
 
-/// How a front is used.
+/// Use of a front.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
-    /// Its users drop their connections now and then.
+    /// Whether users drop their connections now and then.
     pub(super) drops: bool,
-    /// They ask for more at once than fits into a buffer of the bridge.
+    /// Whether requests are longer than a buffer of the bridge.
     pub(super) long: bool,
-    /// They write parts of blocks too.
+    /// Whether parts of blocks are written too.
     pub(super) parts: bool,
-    /// Each core's connection is a user of its own, not one of a kernel's device.
+    /// Whether each core's connection is a separate user, not one of a kernel's device.
     pub(super) alone: bool,
-    /// Their users stop in the middle of payloads, and write aside from there on.
+    /// Whether users stop in the middle of payloads, and where the sectors of their extra writes
+    /// start.
     pub(super) stalls: Option<u64>,
-    /// How long a request may wait for a change that was given up.
+    /// Maximum time that a request may wait for an abandoned change.
     pub(super) deferred_max: Option<Duration>,
-    /// The session has another volume, whose front has its memory from the same pool.
+    /// Whether the session has another volume, whose front uses the same buffer pool.
     pub(super) shares: bool,
 }
-/// In the cookie of a write that comes for the second time.
+/// Bit in the cookie of the second copy of a write.
 const TWICE: u64 = 1 << 63;
-/// What a client sends before its first request, without the name of the export.
+/// Client bytes before its first request, without the name of the export.
 const HELLO: &[u8] = b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x03";
-/// Bytes of the greeting, and of the size and flags that answer.
+/// Length of the greeting, and of the size and flags in the answer.
 const WELCOME: usize = 18 + 10;
-/// Connections of a core, those included that are gone and have writes in flight.
+/// Maximum connections of a core, including closed ones that have writes in flight.
 const CONNECTIONS_MAX: usize = 12;
-/// Rounds of one turn after which bridge and socket count as going round in circles.
+/// Maximum rounds of one turn; beyond it bridge and socket count as looping.
 const ROUNDS_MAX: u32 = 100_000;
 const HALF: Ratio = Ratio::new(1, 2);
 
-/// An end of an NBD connection.
+/// End of an NBD connection.
 #[derive(Debug)]
 pub(super) struct End(UnixStream);
 
-/// A fresh connection: the user's end and the bridge's.
+/// Returns a fresh connection: the user's end and the bridge's.
 pub(super) fn connection() -> (End, End) {
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     (End(ours), End(theirs))
 }
 
-/// One core's front end, and who uses it.
+/// Front end of one core, and its user.
 #[derive(Debug)]
 pub(super) struct Front {
     geometry: Geometry,
@@ -94,12 +95,12 @@ pub(super) struct Front {
     ring: Rc<Ring>,
     socket: UnixStream,
     prng: Prng,
-    /// Bytes of requests that the socket has not taken.
+    /// Bytes of requests that the socket has not accepted.
     out: Vec<u8>,
-    /// Bytes of a reply that is not whole.
+    /// Bytes of an incomplete reply.
     input: Vec<u8>,
     asked: BTreeMap<u64, Io>,
-    /// Writes that come twice, and how the first of the two ended.
+    /// Writes that come twice, and the result of the first copy.
     twice: Option<BTreeMap<u64, Option<IoStatus>>>,
     stalls: Option<Stalls>,
     /// Bytes that come before the first reply.
@@ -109,7 +110,7 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// A front of a session's device on this core.
+    /// Creates a front of a session's device on this core.
     pub(super) fn new(
         now: Instant,
         device: SessionDevice,
@@ -157,18 +158,18 @@ impl Front {
         }
     }
 
-    /// Room for one more connection at this core's bridge.
+    /// Whether this core's bridge has room for one more connection.
     pub(super) fn has_room(&self) -> bool {
         self.bridge.connections() + 1 < CONNECTIONS_MAX
     }
 
-    /// This core's bridge gets a connection.
+    /// Gives a connection to this core's bridge.
     pub(super) fn adopt(&mut self, now: Instant, End(theirs): End) {
         assert!(self.bridge.adopt_kernel(now, theirs.into()), "there is room for a connection");
     }
 
-    /// The user of this front closes its connection and goes on over another. Gives back the old
-    /// one, which closes when it is dropped.
+    /// Closes the connection of this front's user and continues over another. Returns the old one,
+    /// which closes when it is dropped.
     pub(super) fn reconnect(&mut self, End(ours): End) -> End {
         ours.set_nonblocking(true).expect("a socket that does not block");
         self.out.clear();
@@ -179,7 +180,7 @@ impl Front {
         End(std::mem::replace(&mut self.socket, ours))
     }
 
-    /// How many of so many bytes go at once.
+    /// Draws the number of bytes to transfer at once.
     fn cut(&mut self, len: usize) -> usize {
         if self.prng.chance(HALF) { len } else { 1 + self.prng.index(len) }
     }
@@ -220,7 +221,7 @@ impl Front {
         true
     }
 
-    /// Takes the reply at `at`, if all of it is there; returns how long it is.
+    /// Takes the reply at `at`, if it is complete, and returns its length.
     fn take_reply(&mut self, at: usize) -> Option<usize> {
         let bytes = &self.input[at..];
         let head = match SimpleReply::decode(bytes) {
@@ -245,7 +246,7 @@ impl Front {
         }
         self.twice.as_mut().map(|twice| twice.remove(&tag));
         let mut used = SimpleReply::LEN;
-        // Whose end it is, and whether it is one, the workload judges.
+        // The workload judges whether the reply belongs to a request.
         let asked = self.asked.get(&tag).filter(|io| io.op == IoOp::Read && status.is_ok());
         if let Some(buf) = asked.and_then(|io| io.buf.as_ref()) {
             let data = bytes.get(used..used + buf.len())?;
@@ -258,7 +259,7 @@ impl Front {
     }
 }
 
-/// What NBD's error means; it has fewer than there are.
+/// Maps an NBD error to a status; NBD has fewer errors.
 fn status_of(error: u32) -> IoStatus {
     use nbd_bridge::wire::NbdError;
     match NbdError::from_code(error) {
@@ -286,7 +287,7 @@ impl BlockDevice for Front {
             IoOp::WriteZeroes => cmd::WRITE_ZEROES,
             IoOp::Extents => cmd::BLOCK_STATUS,
         };
-        // No flag that was not offered: the kernel flushes after such a write.
+        // Only offered flags are used: the kernel flushes after such a write.
         let flags = if io.flags.fua { cmd_flags::FUA } else { 0 };
         if let Some(stalls) = self.stalls.as_mut().filter(|_| io.op == IoOp::Write) {
             stalls.ask_aside(&mut self.out);

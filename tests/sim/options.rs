@@ -1,7 +1,7 @@
-//! What a seed draws: the shape of the cluster, its timing, the workload, which faults strike.
+//! Settings of a run, drawn from its seed: cluster, timing, workload and faults.
 //!
-//! Swarm style: each seed has its own mix, many kinds of faults are absent from a run so that the
-//! others get room, and bounds are small so that tables fill and wrap.
+//! The draws follow swarm testing: each seed has its own mix, many kinds of faults are absent from
+//! a run so that the others get room, and bounds are small so that tables fill and wrap.
 
 mod extra;
 mod follows;
@@ -19,217 +19,217 @@ pub(super) use extra::{Extra, IdleMax, Removal, Saves, Truncation};
 pub(super) use ids::{Ids, Said, Told, others};
 pub(super) use losses::Losses;
 
-/// A millisecond.
+/// One millisecond.
 pub(super) const MS: Duration = Duration::from_millis(1);
 
-/// Heartbeats of a server that does not find a silent path by itself within a run: whoever
-/// connects it again has to say that the old one is dead.
+/// Heartbeat of a server that does not detect a silent path within a run: a client that connects
+/// the path again has to declare the old connection dead.
 const DEAF: Duration = Duration::from_secs(60);
 
-/// One run's settings.
+/// Settings of one run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What all follows from.
+    /// Seed from which everything else follows.
     pub seed: u64,
-    /// Paths between client and server.
+    /// Number of paths between client and server.
     pub paths: usize,
-    /// Cores of the client and of the server.
+    /// Number of cores of the client.
     pub client_cores: u16,
-    /// Cores of the server.
+    /// Number of cores of the server.
     pub server_cores: u16,
-    /// Chunks of a path.
+    /// Number of chunks of a path.
     pub queue_depth: u16,
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub chunk_size: u32,
-    /// How a path is chosen.
+    /// Path selection policy.
     pub policy: Policy,
-    /// How the network behaves.
+    /// Behavior of the network.
     pub world: WorldOptions,
-    /// A fresh key per request at the server.
+    /// Whether the server uses a fresh key per request.
     pub always_invalidate: bool,
-    /// The server's memory is pinned, and registering it takes this long at most.
+    /// Maximum time of registering memory at the server; none if its memory is not pinned.
     pub pinned: Option<Duration>,
-    /// A fresh key per read at the client.
+    /// Whether the client uses a fresh key per read.
     pub invalidate_reads: bool,
-    /// Heartbeats of the client.
+    /// Heartbeat interval of the client.
     pub heartbeat: Duration,
-    /// Heartbeats of the server.
+    /// Heartbeat interval of the server.
     pub server_heartbeat: Duration,
-    /// Bound of an IO in flight.
+    /// Maximum time of an IO in flight.
     pub io_timeout: Duration,
-    /// What becomes of IO that takes longer over a path that lives.
+    /// Handling of IO that takes longer than that over a live path.
     pub slow_io: SlowIo,
-    /// What becomes of IO while there is no path.
+    /// Handling of IO while there is no path.
     pub no_path: NoPath,
     /// Longest pause of a core between two turns.
     pub think_max: Duration,
-    /// Longest way of a letter from core to core of the client.
+    /// Maximum delay of a message between cores of the client.
     pub letter_max: Duration,
-    /// The same at the server.
+    /// Maximum delay of a message between cores of the server.
     pub server_letter_max: Duration,
     /// Time under load.
     pub load_time: Duration,
-    /// The workload.
+    /// Workload.
     pub work: WorkOptions,
-    /// The backend.
+    /// Backend.
     pub disk: DiskOptions,
-    /// What breaks.
+    /// Faults.
     pub faults: FaultMix,
-    /// Longest time an IO may take, where the first path always works and the backend is quick.
+    /// Maximum time of an IO, where the first path always works and the backend is quick.
     pub stall_max: Option<Duration>,
-    /// A client that was killed is followed by one that takes its device over: what was not
-    /// answered is asked for again, this long after it was first. Otherwise it is followed by
-    /// another user of the export.
+    /// Minimum delay before a client that takes over from a killed one repeats requests without an
+    /// answer, from their first submission. None if another user of the export follows instead.
     pub takeover: Option<Duration>,
-    /// The workload uses the device through the front end, as the kernel's nbd does.
+    /// Whether the workload uses the device through the front end, as the kernel's nbd does.
     pub nbd: bool,
-    /// Its users close their connections with requests unanswered, and connect again at once.
+    /// Whether users close their connections with unanswered requests and reconnect at once.
     pub nbd_drops: bool,
-    /// An operator adds and removes paths, and changes the policy.
+    /// Whether an operator adds and removes paths, and changes the policy.
     pub operated: bool,
-    /// Another session that has the export open, and flushes.
+    /// Other session that has the export open, and flushes.
     pub guest: Option<Guest>,
-    /// Other servers answer at the server's addresses at times.
+    /// Whether other servers sometimes answer at the server's addresses.
     pub strangers: bool,
-    /// Durable writes ask for a flush before them, as other clients' may (PREFLUSH).
+    /// Whether durable writes ask for a flush before them, as other clients' may (PREFLUSH).
     pub preflush: bool,
-    /// The server writes data of reads once more that were answered. It must not reach them; the
-    /// path ends for it.
+    /// Whether the server writes the data of answered reads once more. The data must not reach the
+    /// memory of those reads; the path ends with an error.
     pub late_data: bool,
-    /// Each client that attaches has a name of its own.
+    /// Whether each client that attaches has its own name.
     pub renamed: bool,
-    /// Another session asks to write all the time.
+    /// Whether another session repeatedly asks to write.
     pub rival: bool,
-    /// Client and server do not find our extensions at each other, as with a kernel's (no FENCE,
-    /// no epoch of the cache), and requests of a dead path go on so.
+    /// Failover of requests of a dead path, where client and server do not have our extensions, as
+    /// with a kernel peer (no FENCE, no epoch of the cache).
     pub kernel: Option<Failover>,
-    /// What only a share of the runs without a hunt has, each drawn by itself.
+    /// Features that only a share of the runs without a hunt has, each drawn separately.
     pub extra: Extra,
 }
 
-/// Draws the runs with other servers; the seeds that failed before there were any stay without.
+/// Seed modifier that selects runs with other servers; seeds that failed before such runs existed
+/// stay without.
 const STRANGERS: u64 = 0x006f_7468_3632;
 
-/// What the other session opens the export for.
+/// Access of the other session to the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guest {
-    /// Reading.
+    /// Opens the session's export for reading.
     Reader,
-    /// Writing, beside the first writer.
+    /// Opens the session's export for writing, in addition to the first writer.
     Writer,
-    /// Writing, to another export.
+    /// Opens another export for writing.
     Neighbor,
 }
 
-/// What the workload does.
+/// Settings of the workload.
 #[derive(Clone, Debug)]
 pub struct WorkOptions {
-    /// Sectors of the device.
+    /// Number of sectors of the device.
     pub sectors: u32,
-    /// IOs of a core at once.
+    /// Maximum number of IOs in flight per core.
     pub depth: usize,
-    /// Most sectors of an IO.
+    /// Maximum number of sectors of an IO.
     pub span_max: u32,
     /// Longest pause between two IOs of a core.
     pub gap_max: Duration,
-    /// How many IOs are reads.
+    /// Share of reads among IOs.
     pub reads: Ratio,
-    /// How many of the others are flushes.
+    /// Share of flushes among the others.
     pub flushes: Ratio,
-    /// How many writes are durable at once.
+    /// Share of durable writes (FUA) among writes.
     pub fua: Ratio,
-    /// How many writes leave zeroes: half of them write zeroes, half are discards.
+    /// Share of writes that leave zeroes: half write zeroes, half are discards.
     pub zeroes: Ratio,
-    /// Writes in flight may overlap each other.
+    /// Whether writes in flight may overlap each other.
     pub overlap: bool,
-    /// Over NBD, parts of blocks are written too.
+    /// Whether parts of blocks are written too, over NBD.
     pub parts: bool,
-    /// What failed for want of a path is written anew at once, with other data.
+    /// Whether writes that failed for lack of a path are repeated at once with other data.
     pub rewrites: bool,
-    /// How many of them a core does at most.
+    /// Maximum number of such writes per core.
     pub rewrites_max: u64,
-    /// IOs of all cores together.
+    /// Maximum number of IOs of all cores together.
     pub ios_max: u64,
 }
 
-/// How the backend behaves.
+/// Behavior of the backend.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskOptions {
     /// Longest time of an operation that is not slow.
     pub latency_max: Duration,
-    /// How many are slow.
+    /// Share of slow operations.
     pub slow: Ratio,
-    /// Longest time of a slow one.
+    /// Longest time of a slow operation.
     pub slow_max: Duration,
-    /// How many do not end for a long time.
+    /// Share of operations that do not end for a long time.
     pub stuck: Ratio,
-    /// How long those take at most.
+    /// Longest time of such an operation.
     pub stuck_max: Duration,
-    /// How many end with an error.
+    /// Share of operations that end with an error.
     pub errors: Ratio,
-    /// How many writes are lost on their way out of the cache; one sync is told.
+    /// Share of writes that are lost in writeback of the cache; one sync reports the loss.
     pub writeback: Ratio,
-    /// Completed writes may be lost with the power.
+    /// Whether completed writes may be lost with the power.
     pub write_cache: bool,
-    /// Durable writes are taken as such.
+    /// Whether the disk supports FUA.
     pub fua: bool,
-    /// IOs that it takes at once on a core.
+    /// Maximum number of IOs in flight per core.
     pub room: usize,
-    /// Longest read or write it takes.
+    /// Maximum length of a read or write.
     pub io_max: u32,
-    /// Longest discard or write zeroes it takes.
+    /// Maximum length of a discard or write zeroes.
     pub discard_max: u32,
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     pub block: u32,
 }
 
-/// Which faults strike and how often.
+/// Kinds of faults and their frequencies.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultMix {
     /// Longest pause between two faults.
     pub gap_max: Duration,
-    /// Longest time a fault of the network lasts.
+    /// Longest time of a fault of the network.
     pub lasts_max: Duration,
-    /// Longest time without a client that was killed.
+    /// Longest time without a client after one was killed.
     pub away_max: Duration,
-    /// Weight of links that die.
+    /// Weight of links that go down.
     pub link_down: u32,
-    /// Weight of one direction falling silent.
+    /// Weight of one direction that drops all messages.
     pub silence: u32,
-    /// Weight of both directions falling silent.
+    /// Weight of both directions that drop all messages.
     pub blackhole: u32,
     /// Weight of a slow direction.
     pub slow_path: u32,
-    /// Weight of a queue pair in error at a work request.
+    /// Weight of a queue pair error at a work request.
     pub qp_error: u32,
-    /// Weight of a server whose process ends and starts again.
+    /// Weight of a server process that ends and starts again.
     pub server_restart: u32,
-    /// Weight of a server whose machine loses power.
+    /// Weight of a server machine that loses power.
     pub power_cut: u32,
     /// Weight of a server that is asked to stop, and starts again.
     pub server_stop: u32,
-    /// Weight of a client that ends without a word to anybody, and attaches anew.
+    /// Weight of a client that ends without closing its session, and attaches again.
     pub client_restart: u32,
-    /// Weight of a core that does not turn for a while.
+    /// Weight of a core that does not run for a while.
     pub core_stall: u32,
-    /// Weight of memory that cannot be registered.
+    /// Weight of memory registration that fails.
     pub no_memory: u32,
-    /// Weight of all paths given up, and one of them up again while what was sent over another
-    /// still comes.
+    /// Weight of all paths being given up, with one path up again while requests sent over
+    /// another still arrive.
     pub give_up: u32,
-    /// Weight of a client that is detached with IO in flight, the next one beside it.
+    /// Weight of a client that is detached with IO in flight while the next one is running.
     pub client_leave: u32,
     /// Weight of a path over which requests arrive very late.
     pub late_requests: u32,
-    /// Weight of a server whose machine loses power while its answers on one path are on their way,
-    /// and that is back before they come.
+    /// Weight of a server machine that loses power while its answers on one path are in transit,
+    /// and that is back before they arrive.
     pub late_answers: u32,
-    /// The first path has no fault of the network.
+    /// Whether the first path has no fault of the network.
     pub spare: bool,
 }
 
 impl FaultMix {
-    /// Nothing breaks.
+    /// Mix without faults.
     pub(super) const NONE: Self = Self {
         gap_max: Duration::ZERO,
         lasts_max: Duration::ZERO,
@@ -252,17 +252,17 @@ impl FaultMix {
         spare: false,
     };
 
-    /// True when a server's machine may lose power.
+    /// Whether a server's machine may lose power.
     pub(super) const fn cuts_power(&self) -> bool {
         self.power_cut + self.late_answers > 0
     }
 
-    /// True when nothing breaks.
+    /// Whether there are no faults.
     pub fn is_empty(&self) -> bool {
         self.weights().iter().sum::<u32>() == 0
     }
 
-    /// The weights in the order of the fields.
+    /// Returns the weights in the order of the fields.
     pub(super) const fn weights(&self) -> [u32; 15] {
         [
             self.link_down,
@@ -293,7 +293,7 @@ fn half(prng: &mut Prng) -> bool {
 }
 
 impl Options {
-    /// What this seed draws.
+    /// Draws the settings of a seed.
     pub fn draw(seed: u64) -> Self {
         let mut prng = Prng::new(seed ^ 0x5157_4152_4d5f_3031);
         let prng = &mut prng;
@@ -325,7 +325,7 @@ impl Options {
             policy: pick(prng, &[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
             world,
             always_invalidate: half(prng),
-            // Of its own, so that older seeds draw the rest as before.
+            // Separate generator, so that older seeds draw the rest as before.
             pinned: match Prng::new(seed ^ 0x7069_6e6e_6564).below(8) {
                 0 => Some(Duration::ZERO),
                 1 => Some(20 * MS),
@@ -337,7 +337,7 @@ impl Options {
             server_heartbeat: pick(prng, &[50, 100, 200, 1000]) * MS,
             io_timeout: pick(prng, &[2000, 5000]) * MS,
             slow_io: SlowIo::Wait,
-            // Of its own, so that older seeds draw the rest as before.
+            // Separate generator, so that older seeds draw the rest as before.
             no_path: match Prng::new(seed ^ 0x6e6f_7061_7468).below(16) {
                 0 => NoPath::Fail,
                 1 => NoPath::QueueFor(200 * MS),
@@ -359,7 +359,7 @@ impl Options {
             takeover: None,
             nbd: Prng::new(seed ^ 0x6e62_645f_6e62_6421).chance(Ratio::new(1, 4)),
             nbd_drops: false,
-            // Of its own, as above.
+            // Separate generator, as above.
             operated: Prng::new(seed ^ 0x6f70_6572_6174).chance(Ratio::new(1, 4)),
             guest: None,
             strangers: false,
@@ -370,14 +370,14 @@ impl Options {
             kernel: None,
             extra: Extra::default(),
         };
-        // Seeds that look for something keep to it.
+        // Seeds that hunt for one thing draw nothing else.
         let mut looks = true;
         if paths > 1 && prng.chance(Ratio::new(1, 6)) {
             drawn.hold_to_time(pick(prng, &[50, 100]) * MS);
         } else if paths > 1 && prng.chance(Ratio::new(1, 5)) {
             drawn.hunt_late_writes(prng);
         } else {
-            // Of its own, so that older seeds draw the rest as before.
+            // Separate generator, so that older seeds draw the rest as before.
             let own = &mut Prng::new(seed ^ 0x6769_7665_5f75_705f);
             if paths > 1 && !drawn.operated && own.chance(Ratio::new(1, 8)) {
                 drawn.hunt_given_up_writes(own);
@@ -393,7 +393,7 @@ impl Options {
                 looks = false;
             }
         }
-        // Of its own, as above.
+        // Separate generator, as above.
         let own = &mut Prng::new(seed ^ 0x7461_6b65_6f76_6572);
         if drawn.faults.client_restart > 0 && own.chance(Ratio::new(2, 3)) {
             drawn.takeover = Some(pick(own, &[0, 20, 200, 1000]) * MS);
@@ -401,7 +401,7 @@ impl Options {
                 drawn.hunt_dead_writes(own);
             }
         } else if !looks && !drawn.operated {
-            // Of its own, as above.
+            // Separate generator, as above.
             let own = &mut Prng::new(seed ^ 0x6c61_7465_5f65_7272);
             if own.chance(Ratio::new(1, 3)) {
                 drawn.hunt_failed_writes(own);
@@ -410,7 +410,7 @@ impl Options {
                 drawn.hunt_dropped_writes(&mut Prng::new(seed ^ 0x6768_6f73_745f_7772));
             }
         }
-        // What a session gave up, or a disk lost, is judged in other runs.
+        // IO that a session gave up and losses of a disk are judged in other runs.
         let plain = drawn.faults.client_restart == 0 && drawn.faults.power_cut == 0;
         let plain = plain && drawn.stall_max.is_none() && !drawn.path_errors();
         let own = &mut Prng::new(seed ^ 0x6e62_645f_6472_6f70);
@@ -466,15 +466,14 @@ impl Options {
         drawn
     }
 
-    /// Makes it likely that IO ends with an error because no path is left, and that what was sent
-    /// of it comes late, out of a path that only the client has given up, when another one is up
-    /// again.
+    /// Makes it likely that IO ends with an error because no path is left, and that its requests
+    /// arrive late over a path that only the client has given up, when another path is up again.
     fn hunt_given_up_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, DEAF);
         self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(100 * MS)]);
         self.load_time = 4000 * MS;
         (self.client_cores, self.server_cores) = (2, 2);
-        // A core that takes its letters late closes its connections late.
+        // A core that processes its messages late closes its connections late.
         (self.letter_max, self.server_letter_max) = (MS / 5, pick(prng, &[50, 200]) * MS);
         self.faults = FaultMix {
             gap_max: pick(prng, &[100, 400]) * MS,
@@ -490,8 +489,8 @@ impl Options {
         work.depth = 24;
     }
 
-    /// Makes it likely that a write ends with an error because no path is left, and that newer ones
-    /// go to the same place before the disk is done with it.
+    /// Makes it likely that a write ends with an error because no path is left, and that newer
+    /// writes go to the same place before the disk has finished it.
     fn hunt_failed_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, pick(prng, &[50 * MS, DEAF]));
         self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(20 * MS)]);
@@ -499,7 +498,7 @@ impl Options {
         let faults = &mut self.faults;
         *faults = FaultMix { gap_max: 400 * MS, lasts_max: 600 * MS, ..FaultMix::NONE };
         if half(prng) {
-            // Back soon.
+            // The path returns soon.
             self.paths = 1;
             (faults.link_down, faults.silence, faults.blackhole) = (1, 1, 2);
         } else {
@@ -514,21 +513,22 @@ impl Options {
         work.depth = 24;
     }
 
-    /// Makes it likely that write-back fails while several sessions and cores flush, and that it
-    /// shows: the power fails at the end, if not before.
+    /// Makes it likely that writeback fails while several sessions and cores flush, with a visible
+    /// effect: the power fails at the end, if not before.
     fn hunt_lost_writes(&mut self, prng: &mut Prng) {
         self.disk.writeback = pick(prng, &[Ratio::new(1, 20), Ratio::new(1, 100)]);
         self.guest = pick(prng, &[None, Some(Guest::Reader), Some(Guest::Writer)]);
         self.server_cores = pick(prng, &[1, 2, 2]);
         self.work.flushes = pick(prng, &[Ratio::new(1, 20), Ratio::new(1, 5)]);
         if half(prng) {
-            // Nothing else goes wrong before the end.
+            // Nothing else fails before the end.
             self.faults = FaultMix { gap_max: self.load_time * 4, power_cut: 1, ..FaultMix::NONE };
         }
     }
 
     /// Makes it likely that a path meets another server: in place of the one that is down, or at an
-    /// address that was that one's, while requests that went there are still at work.
+    /// address that belonged to the session's server, while requests sent there are still
+    /// executing.
     fn hunt_strangers(&mut self, prng: &mut Prng) {
         self.strangers = true;
         (self.heartbeat, self.load_time) = (50 * MS, self.load_time.max(2000 * MS));
@@ -542,8 +542,8 @@ impl Options {
         (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[32, 64]), 5 * MS, 800);
     }
 
-    /// Makes it likely that a client dies while its writes are at work in the backend, and that
-    /// the next one is quick to write there.
+    /// Makes it likely that a client dies while its writes execute in the backend, and that the
+    /// next one is quick to write there.
     fn hunt_dead_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         self.load_time = 3000 * MS;
@@ -560,8 +560,8 @@ impl Options {
         work.depth = 24;
     }
 
-    /// Makes it likely that a write comes late out of a path that the client has given up and the
-    /// server has not, when newer writes have gone another way.
+    /// Makes it likely that a write arrives late over a path that the client has given up and the
+    /// server has not, after newer writes have taken another path.
     fn hunt_late_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 1000 * MS);
         self.load_time = 3000 * MS;
@@ -576,10 +576,10 @@ impl Options {
         work.reads = Ratio::new(1, 2);
     }
 
-    /// Leaves only the faults that another path can make good, and asks for it within a bound:
+    /// Leaves only faults that another path can make up for, and sets a bound on the time of IO:
     /// two paths may fall silent one after the other under the same IO.
     fn hold_to_time(&mut self, heartbeat: Duration) {
-        // Of a direction that falls silent only the end it leads to learns by itself.
+        // A silent direction is detected only by the end that it leads to.
         (self.heartbeat, self.server_heartbeat) = (heartbeat, heartbeat);
         self.stall_max = Some(heartbeat * 10 + 500 * MS);
         let faults = &mut self.faults;

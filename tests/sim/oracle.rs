@@ -1,7 +1,7 @@
-//! What reads may return, and what must survive a power cut.
+//! Oracle of the simulator: decides which data reads may return and what must survive a power cut.
 //!
-//! Each sector is a register of its own. Every write puts its number into all of its sectors, so
-//! a read tells which write it saw. Time is a counter of submissions and completions.
+//! Each sector is a separate register. Every write puts its number into all of its sectors, so that
+//! a read shows which write it saw. Time is a counter of submissions and completions.
 //!
 //! **Writes that do not overlap in flight** (the usual run) are judged exactly: all operations on
 //! a sector must fit one order in which each takes effect at one moment between its submission
@@ -9,30 +9,31 @@
 //! only if, with the zone of a write from the first completion to the last submission of the
 //! write and its reads, no two forward zones overlap and no backward zone lies in a forward one.
 //!
-//! **Runs whose writes overlap**: a write may take effect more than once while it is in flight,
-//! as a replay does. A read may return any write that began before the read ended and that no
-//! other write, begun after that one's end and ended before the read's start, has replaced.
+//! **Runs whose writes overlap**: a write may take effect more than once while it is in flight, as
+//! a replay does. A read may return any write that began before the read ended, unless another
+//! write has replaced it: one that began after that write's end and ended before the read's start.
 //!
 //! **While no write is open** a sector keeps its content, in all runs. A write whose client was
-//! killed is open until the server lets the next one write, and again from the moment on in which
-//! that one is asked for it: what the dead one had sent has landed by then, or never will. It is
-//! another write from then on, of the same content.
+//! killed is open until the server lets the next client write, and is open again once that client
+//! is asked for the same write: by then, what the dead client had sent has landed or never will.
+//! From then on it counts as another write of the same content.
 //!
-//! **A write that ended with an error** of the backend may have happened or not, but by its end
-//! or never. Where `no_path` lets IO end with an error, and where its client was killed, it may
+//! **A write that ended with an error** of the backend may have happened or not, but by its end or
+//! never. Where `no_path` lets IO end with an error, and where the client was killed, the write may
 //! happen at any later moment, until the server's process ends, or the server lets another session
-//! write, or the run comes to rest; or, if neither disk nor cores take long, until an IO that its
-//! core submitted later has succeeded, since then the paths it was sent on are fenced off. But in
-//! any case it happens before a write to the same sector that began after the error was told: once
-//! such a one was acknowledged or seen, no read that begins sees the one that failed.
+//! write, or the run comes to rest. If neither disk nor cores take long, it may happen only until
+//! an IO that its core submitted later has succeeded, since by then the paths it was sent on are
+//! fenced off. In any case it happens before a write to the same sector that began after the error
+//! was reported: once such a write was acknowledged or seen, no read that begins sees the failed
+//! one.
 //!
-//! **A power cut** may leave in a sector any write that no durable write has replaced; a write
-//! is durable when it was acknowledged with FUA, or before a flush began that was acknowledged
-//! before the cut. A flush is held against what was acknowledged before it began also when the
-//! power failed in between, until a flush has failed and so told of the loss; a flush may fail for
-//! that only. Where a client that was killed is followed by another user, nobody is left to be told
-//! of a loss of its writes. Where it is followed by one that takes over, its users are; there a
-//! flush may also fail once for a power cut that took nothing.
+//! **A power cut** may leave in a sector any write that no durable write has replaced. A write is
+//! durable when it was acknowledged with FUA, or before a flush began that was acknowledged before
+//! the cut. A flush is checked against what was acknowledged before it began, also when the power
+//! failed in between, until a failed flush has reported the loss; a flush may fail for no other
+//! reason. Where another user follows a killed client, no client is left to receive reports of lost
+//! writes. Where a client takes over from a killed one, its users receive these reports; there a
+//! flush may also fail once for a power cut that lost nothing.
 
 mod dropped;
 mod losses;
@@ -45,45 +46,47 @@ use rtrs_core::time::Instant;
 use super::Failure;
 use super::disk::SECTOR;
 
-/// Later than everything.
+/// Time later than all others.
 const OPEN: u64 = u64::MAX;
-/// Users of a device that are told of losses, each by itself.
+/// Number of users of a device; losses are reported to each user separately.
 pub(super) const USERS: usize = 2;
 
-/// A write.
+/// State of a write.
 #[derive(Clone, Debug)]
 struct Write {
     sector: u32,
     count: u32,
-    /// It leaves zeroes, as others do, instead of its number.
+    /// Whether the write leaves zeroes, as other writes do, instead of its number.
     zero: bool,
     start: u64,
-    /// When it ended for good; `OPEN` while it may still happen.
+    /// Time after which the write can no longer happen; `OPEN` while it may.
     finish: u64,
     acked: bool,
-    /// When its user was told of an error; `OPEN` if that was not so.
+    /// Time at which an error was reported to the user; `OPEN` without an error.
     failed: u64,
-    /// Submitted and not ended for its user.
+    /// Whether the write was submitted and has not ended for its user.
     pending: bool,
     durable: bool,
-    /// Its client is gone.
+    /// Whether the client that submitted the write has ended.
     orphan: bool,
-    /// Its client is gone before its end, and the next one has not been asked for it.
+    /// Whether the client ended before the write did, and the next client has not been asked for
+    /// it.
     dead: bool,
-    /// And by now it has happened or will not, until the next one is asked for it.
+    /// Whether a `dead` write has happened by now, or will not until the next client is asked for
+    /// it.
     parked: bool,
-    /// When each user was told that it was lost with the power: a flush of that user which begins
-    /// later does not cover it. 0 if nobody is left to tell.
+    /// Time at which each user learned that the write was lost with the power: a flush of that user
+    /// which begins later does not cover the write. 0 if no client is left to receive the report.
     excused: [Option<u64>; USERS],
-    /// Acknowledged, perhaps by what the server said before the power failed.
+    /// Whether the acknowledgement may be one that the server sent before the power failed.
     old: bool,
 }
 
-/// What is known of a write, or of the content a sector began with, on one sector.
+/// Knowledge about a write, or about the initial content, on one sector.
 #[derive(Clone, Copy, Debug)]
 struct Cluster {
     id: u32,
-    /// Before it nothing of it can have happened.
+    /// Time before which no part of the write can have happened.
     start: u64,
     read_first: u64,
     read_last: u64,
@@ -92,54 +95,55 @@ struct Cluster {
 #[derive(Clone, Debug)]
 struct Sector {
     clusters: Vec<Cluster>,
-    /// What the last power cut may have left; empty once a read told, or without a cut.
+    /// Writes that the last power cut may have left; empty before the first cut and once a read has
+    /// shown which one it is.
     survivors: Vec<u32>,
-    /// The content it began with, or that a read after the cut told.
+    /// Initial content, or the content that a read after the last cut showed.
     initial: Option<u32>,
-    /// When that was: start or last cut.
+    /// Time from which `initial` holds: the start or the last cut.
     since: u64,
     /// Content seen while no write was open.
     settled: Option<u32>,
-    /// Writes that may still happen.
+    /// Number of writes that may still happen.
     open: u32,
-    /// When a write last began or ended.
+    /// Time at which a write last began or ended.
     stirred: u64,
 }
 
-/// All that is known of a run's disk.
+/// Knowledge about the disk of a run.
 #[derive(Debug)]
 pub(super) struct Oracle {
     clock: u64,
     overlap: bool,
     write_cache: bool,
-    /// When the power last failed.
+    /// Time of the last power failure.
     last_cut: u64,
-    /// The power cut that a flush has told of, and when, by user.
+    /// For each user, the power cut that a flush has reported, and the time of the report.
     reported: [(u64, u64); USERS],
-    /// A client took over from another, and cannot know what of that one's writes was flushed.
+    /// Whether a client took over from another, and cannot know which of its writes were flushed.
     doubt: bool,
-    /// What a server said before its power failed may come afterwards.
+    /// Whether messages that a server sent before its power failed may arrive afterwards.
     pub(super) flights: bool,
     writes: Vec<Write>,
     sectors: Vec<Sector>,
-    /// Pending and open writes per sector, for who must not overlap.
+    /// Number of pending and open writes per sector, for users that must not overlap.
     busy: Vec<u32>,
-    /// Writes that ended with an error and happen until then or never.
+    /// Writes that ended with an error, and the time by which they happen or never will.
     closing: Vec<(Instant, u32)>,
-    /// Reads in flight, with their start.
+    /// Start times of the reads in flight.
     reads: BTreeMap<u64, u64>,
-    /// Writes left by connections that were closed (`dropped.rs`).
+    /// Writes left by closed connections (`dropped.rs`).
     dropped: Vec<u32>,
-    /// The backing file was made shorter (`truncated.rs`).
+    /// Length of a backing file that was truncated (`truncated.rs`).
     file: truncated::Length,
 }
 
-/// The bytes of a write in a sector.
+/// Returns the eight bytes that a write repeats in a sector.
 fn word(id: u32, sector: u32) -> u64 {
     u64::from(id) << 32 | u64::from(sector)
 }
 
-/// Fills a buffer with what a write puts there.
+/// Returns the data of a write.
 pub(super) fn pattern(id: u32, sector: u32, count: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count as usize * SECTOR);
     for sector in sector..sector + count {
@@ -201,12 +205,12 @@ impl Oracle {
         self.clock
     }
 
-    /// True when no write is in flight there.
+    /// Whether no write is in flight on these sectors.
     pub(super) fn is_free(&self, sector: u32, count: u32) -> bool {
         self.busy[sector as usize..(sector + count) as usize].iter().all(|&n| n == 0)
     }
 
-    /// A write is submitted; returns its number.
+    /// Records a submitted write and returns its number.
     pub(super) fn write(&mut self, sector: u32, count: u32, zero: bool) -> u32 {
         let start = self.tick();
         let id = u32::try_from(self.writes.len()).unwrap_or(u32::MAX);
@@ -238,7 +242,7 @@ impl Oracle {
         id
     }
 
-    /// A write was acknowledged.
+    /// Records an acknowledged write.
     pub(super) fn write_acked(&mut self, id: u32, fua: bool) -> Result<(), Failure> {
         if self.may_be_old(id) && !fua {
             self.acked_or_lost(id);
@@ -259,12 +263,12 @@ impl Oracle {
         self.judge_acked(id)
     }
 
-    /// A write ended with an error; `over` when it cannot happen any more.
+    /// Records a write that ended with an error; `over` if it can no longer happen.
     pub(super) fn write_failed(&mut self, id: u32, over: bool) {
         let now = self.tick();
         let write = &mut self.writes[id as usize];
         (write.failed, write.pending, write.dead) = (now, false, false);
-        // By now that one has happened or never will, as nobody is asked for it again.
+        // The write has happened by now or never will, as no other client is asked for it.
         let parked = std::mem::take(&mut write.parked);
         if parked {
             write.finish = now;
@@ -277,12 +281,12 @@ impl Oracle {
         }
     }
 
-    /// A write that failed happens until then or never.
+    /// Sets the time by which a failed write happens or never will.
     pub(super) fn close_at(&mut self, at: Instant, id: u32) {
         self.closing.push((at, id));
     }
 
-    /// Closes the writes whose time is over.
+    /// Closes the writes whose time has passed.
     pub(super) fn close_due(&mut self, now: Instant) {
         while let Some(at) = self.closing.iter().position(|&(at, _)| at <= now) {
             let (_, id) = self.closing.swap_remove(at);
@@ -293,7 +297,7 @@ impl Oracle {
         }
     }
 
-    /// A write that was not acknowledged has happened by now or never will.
+    /// Closes a write without acknowledgement: it has happened by now or never will.
     fn close(&mut self, id: u32, now: u64) {
         let write = &mut self.writes[id as usize];
         write.finish = now;
@@ -303,12 +307,12 @@ impl Oracle {
         }
     }
 
-    /// The client that was asked for a write is gone; the next one will be asked for it.
+    /// Records that the client of a write has ended; the next client will be asked for it.
     pub(super) fn write_orphaned(&mut self, id: u32) {
         self.writes[id as usize].dead = true;
     }
 
-    /// The next client is asked for a write that the one before took with it.
+    /// Records that the next client is asked for a write that the previous client left.
     pub(super) fn write_again(&mut self, id: u32) {
         let now = self.tick();
         let write = &mut self.writes[id as usize];
@@ -318,16 +322,16 @@ impl Oracle {
             let sector = &mut self.sectors[at];
             sector.open += u32::from(parked);
             (sector.stirred, sector.settled) = (now, None);
-            // It may happen once more, from now on; how it happened before is told by then.
+            // It may happen once more, from now on; its earlier effect has been judged by then.
             for cluster in sector.clusters.iter_mut().filter(|cluster| cluster.id == id) {
                 (cluster.start, cluster.read_first, cluster.read_last) = (now, OPEN, 0);
             }
         }
     }
 
-    /// All that ended with an error, and what a client that is gone was asked for, has happened
-    /// by now or never will: the server's process ended, or it let the next client write, or
-    /// nothing is in flight anywhere.
+    /// Closes all writes that ended with an error or that an ended client was asked for: they have
+    /// happened by now or never will, since the server's process ended, or it let the next client
+    /// write, or nothing is in flight anywhere.
     pub(super) fn settle(&mut self) {
         let now = self.tick();
         for id in 1..self.writes.len() {
@@ -345,18 +349,18 @@ impl Oracle {
         }
     }
 
-    /// A flush or read begins; returns when.
+    /// Begins a flush or read and returns its start time.
     pub(super) fn begin(&mut self) -> u64 {
         self.tick()
     }
 
-    /// A read begins.
+    /// Begins a read.
     pub(super) fn read(&mut self, tag: u64) {
         let now = self.tick();
         self.reads.insert(tag, now);
     }
 
-    /// A write became durable by a flush, perhaps after a power cut that took it away.
+    /// Checks a write that a flush made durable, perhaps after a power cut that lost it.
     fn promised(&mut self, id: u32) -> Result<(), Failure> {
         let write = self.writes[id as usize].clone();
         for at in write.sector as usize..(write.sector + write.count) as usize {
@@ -380,7 +384,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A read ended; its bytes are judged unless it failed.
+    /// Ends a read and judges its bytes unless it failed.
     pub(super) fn read_done(
         &mut self,
         tag: u64,
@@ -388,7 +392,7 @@ impl Oracle {
         bytes: Option<&[u8]>,
     ) -> Result<(), Failure> {
         let now = self.tick();
-        // A read from before a power cut may have seen either side of it.
+        // A read from before a power cut may have seen the state before or after the cut.
         let (Some(start), Some(bytes)) = (self.reads.remove(&tag), bytes) else { return Ok(()) };
         self.judge_end(start, sector, (bytes.len() / SECTOR) as u32)?;
         for (n, content) in (0u32..).zip(bytes.chunks(SECTOR)) {
@@ -402,7 +406,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Which write a sector's bytes are of.
+    /// Returns the write that a sector's bytes come from.
     fn identify(&self, sector: u32, content: &[u8]) -> Result<u32, Failure> {
         let mut words = content.chunks(8).map(|chunk| {
             let mut bytes = [0; 8];
@@ -428,8 +432,8 @@ impl Oracle {
         Ok(id)
     }
 
-    /// A read saw zeroes, which several writes may have left. It is legal if it fits one of them,
-    /// and tells something if it fits one only.
+    /// Handles a read of zeroes, which several writes may have left. The read is legal if it fits
+    /// one of these writes, and adds knowledge only if it fits no other.
     fn saw_zeroes(&mut self, at: usize, start: u64, now: u64) -> Result<(), Failure> {
         let sector = &self.sectors[at];
         let ids = sector.clusters.iter().map(|cluster| cluster.id).chain(sector.survivors.clone());
@@ -449,14 +453,14 @@ impl Oracle {
         }
         match (ids.as_slice(), first_failure) {
             ([], Some(failure)) => Err(failure),
-            // Nobody left any: the content it began with, if that still is what it was.
+            // No write left zeroes: this is the initial content, if it is still in place.
             ([], None) => self.saw(at, 0, start, now),
             ([id], _) => self.saw(at, *id, start, now),
             _ => Ok(()),
         }
     }
 
-    /// A read from `start` to `now` saw a write in a sector.
+    /// Records that a read from `start` to `now` saw a write in a sector.
     fn saw(&mut self, at: usize, id: u32, start: u64, now: u64) -> Result<(), Failure> {
         let sector = &mut self.sectors[at];
         let found = sector.clusters.iter_mut().find(|cluster| cluster.id == id);
@@ -501,13 +505,13 @@ impl Oracle {
         self.judge_rest(at, id, start)
     }
 
-    /// When a write ended on a sector, as far as this life of the sector is concerned.
+    /// Returns when a write ended on a sector, but no earlier than the sector's last power cut.
     fn finish(&self, at: usize, id: u32) -> u64 {
         let finish = self.writes[id as usize].finish;
         if finish == OPEN { OPEN } else { finish.max(self.sectors[at].since) }
     }
 
-    /// The zone of a cluster, if it is known to have happened.
+    /// Returns the zone of a cluster, if the write has certainly happened.
     fn zone(&self, at: usize, cluster: &Cluster) -> Option<(u64, u64)> {
         let write = &self.writes[cluster.id as usize];
         let happened = write.acked || cluster.read_first != OPEN;
@@ -516,7 +520,7 @@ impl Oracle {
         happened.then_some((first, last))
     }
 
-    /// Holds one write of a sector against all others there.
+    /// Checks one write of a sector against all others there.
     fn judge(&self, at: usize, id: u32) -> Result<(), Failure> {
         if self.overlap {
             return Ok(());
@@ -550,7 +554,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A read from `start` that saw a write, in a run whose writes overlap.
+    /// Judges a read from `start` that saw a write, in a run whose writes overlap.
     fn judge_overlap(&mut self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
         let finish = self.finish(at, id);
         let newer = self.sectors[at].clusters.iter().find(|other| {
@@ -568,10 +572,11 @@ impl Oracle {
         Ok(())
     }
 
-    /// A read from `start` that saw a write: if that has failed, nothing newer was there before.
+    /// Judges a read from `start` that saw a write: after a failed write, no newer one was seen
+    /// before.
     fn judge_failed(&self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
         let failed = self.writes[id as usize].failed;
-        // What was in flight at a power cut may be lost with it.
+        // A write in flight at a power cut may be lost with it.
         let known = failed.max(self.sectors[at].since);
         let newer = self.sectors[at].clusters.iter().find(|other| {
             let acked = self.writes[other.id as usize].acked;
@@ -592,7 +597,8 @@ impl Oracle {
         }
     }
 
-    /// A read from `start` that saw a write: while none is open nothing changes.
+    /// Judges a read from `start` that saw a write: while no write is open, the content must not
+    /// change.
     fn judge_rest(&mut self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
         let content = if self.writes[id as usize].zero { 0 } else { id };
         let sector = &mut self.sectors[at];
@@ -610,8 +616,9 @@ impl Oracle {
         Ok(())
     }
 
-    /// The power failed. Call `settle` before. A write in flight may have happened before the cut
-    /// or happen after it: it counts as begun with the cut, beside what the cut left.
+    /// Records a power failure. Call `settle` before. A write in flight may have happened before
+    /// the cut or happen after it: it counts as begun with the cut, in addition to what the cut
+    /// left.
     pub(super) fn power_cut(&mut self) {
         let now = self.tick();
         self.reads.clear();

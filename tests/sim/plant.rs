@@ -1,79 +1,78 @@
-//! Bugs on purpose: each shows that a checker sees what it is for.
+//! Planted bugs: each shows that a checker detects its kind of bug.
 //!
-//! They live in the simulator, at the borders of the machines (the backend, the fabric, the
-//! device as its user sees it), never in the machines themselves.
+//! They are in the simulator, at the borders of the engines (the backend, the fabric, the device as
+//! its user sees it), never in the engines themselves.
 
 use std::str::FromStr;
 
-/// A bug to plant.
+/// Bug to plant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plant {
-    /// None.
+    /// No bug.
     #[default]
     None,
-    /// The backend acknowledges a write and does not do it.
+    /// The backend acknowledges a write without doing it.
     LostWrite,
-    /// The backend does a write of a path that died once more, after newer ones.
+    /// The backend repeats a write of a path that died, after newer ones.
     GhostWrite,
-    /// The backend does a write that its user was told has failed at any later time, whatever the
-    /// server lets wait for it.
+    /// The backend does a write that was reported as failed at any later time, although the server
+    /// makes other writes wait for it.
     LateError,
-    /// The server lets the next client write while the backend still has writes of the one that
-    /// died.
+    /// The server lets the next client write while the backend still has writes of the dead one.
     EarlyOpen,
-    /// The backend answers a read from before the last write.
+    /// The backend answers a read with data from before the last write.
     StaleRead,
-    /// The client does not close the window of a read that is answered, and the server writes to
-    /// it once more.
+    /// The client does not close the window of an answered read, and the server writes to it once
+    /// more.
     OpenWindow,
-    /// The fabric tells the client that a connection has ended which still reaches its memory.
+    /// The fabric reports to the client that a connection has ended which still reaches its memory.
     EarlyClosed,
     /// The backend does half of a write.
     TornWrite,
-    /// The backend takes a flush for nothing.
+    /// The backend ignores flushes.
     NoFlush,
-    /// The backend takes durable writes for plain ones.
+    /// The backend treats durable writes as plain ones.
     NoFua,
     /// The device completes an IO twice.
     Twice,
     /// The device forgets an IO.
     Never,
-    /// The server does not see that connections ended, when the session is detached.
+    /// The server does not notice that connections ended, when the session is detached.
     LostClose,
-    /// The device ends an IO with an error that nothing brought about.
+    /// The device ends an IO with an error without a cause.
     BadStatus,
-    /// The server's answer to a request gets lost on a connection that stays.
+    /// The server's answer to a request is lost on a connection that stays.
     LostAnswer,
     /// A link stays down after the faults stopped.
     DeadLink,
-    /// The server does not tell that its host started anew.
+    /// The server does not report that its host was restarted.
     SameLife,
-    /// Another server, with another disk, says that it is the session's.
+    /// Another server, with another disk, reports the identity of the session's server.
     SameIdentity,
-    /// Each life of a connection leaves registered memory behind.
+    /// Each connection leaves registered memory behind.
     Leak,
-    /// The front end does not see that an NBD connection was closed.
+    /// The front end does not notice that an NBD connection was closed.
     UnseenClose,
     /// A path stays slow, in the scenario of equal paths.
     LimpingPath,
-    /// The backend loses writes on their way out of its cache, and no sync says so.
+    /// The backend loses writes in writeback of its cache, and no sync reports the loss.
     QuietSync,
     /// A write of the backend that takes longer than the client waits for an answer ends before it
     /// happens.
     LateEffect,
-    /// A backing file that was made shorter has its old data again when it has its length again.
+    /// A truncated backing file has its old data again when it has its length again.
     OldTail,
-    /// The backend writes beyond the end of a file that was made shorter.
+    /// The backend writes beyond the end of a truncated file.
     GrownWrite,
-    /// A backing file is made shorter, and no flush says so.
+    /// A backing file is truncated, and no flush reports it.
     QuietCut,
-    /// A server that is killed before the epoch of an export is saved has left nothing of it.
+    /// A server that is killed while it saves the epoch of an export leaves no trace of the save.
     LateSave,
     /// The backend loses writes of the second session.
     LostGuestWrite,
 }
 
-/// All of them, with their names and the checker that each is planted for.
+/// All planted bugs, each with its name and the checker that must detect it.
 pub(super) const PLANTS: &[(Plant, &str, &str)] = &[
     (Plant::LostWrite, "lost-write", "blocks"),
     (Plant::GhostWrite, "ghost-write", "blocks"),
@@ -106,17 +105,17 @@ pub(super) const PLANTS: &[(Plant, &str, &str)] = &[
 ];
 
 impl Plant {
-    /// All bugs there are.
+    /// Returns all planted bugs.
     pub fn all() -> impl Iterator<Item = Self> {
         PLANTS.iter().map(|(plant, ..)| *plant)
     }
 
-    /// The checker that has to see it.
+    /// Returns the checker that must detect the bug.
     pub fn seen_by(self) -> &'static str {
         PLANTS.iter().find(|(plant, ..)| *plant == self).map_or("none", |(.., by)| by)
     }
 
-    /// Its name.
+    /// Returns the name of the bug.
     pub fn name(self) -> &'static str {
         PLANTS.iter().find(|(plant, ..)| *plant == self).map_or("none", |(_, name, _)| name)
     }

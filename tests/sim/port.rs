@@ -1,5 +1,5 @@
-//! The fabric as the machines see it: the simulated one, with queue pairs that go into error at a
-//! work request of the seed's choice, and with planted bugs.
+//! Fabric as the engines see it: the simulated one, with queue pairs that go into error at a work
+//! request drawn from the seed, and with planted bugs.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -21,39 +21,39 @@ use rtrs_core::wire::{ConnReq, ConnRsp, IoHeader, RNBD_VERSION, RwOp};
 
 use super::Plant;
 
-/// How long a queue pair goes on whose end was told too early, for a plant.
+/// Time for which a queue pair stays alive after its end was reported too early, for a planted bug.
 const UNDEAD_MAX: Duration = Duration::from_secs(3);
 
-/// How often data that is not planted comes late.
+/// Frequency of late data without a planted bug.
 const RARE: Ratio = Ratio::new(1, 50);
 
-/// What may go wrong at the ports of one end, shared by all its cores.
+/// Faults at the ports of one end, shared by all its cores.
 #[derive(Debug)]
 pub(super) struct PortFaults {
-    /// Work requests until a queue pair goes into error.
+    /// Number of work requests until a queue pair goes into error.
     pub(super) fail_after: Option<u32>,
-    /// It is receives that are counted.
+    /// Whether receives are counted instead.
     pub(super) at_receive: bool,
-    /// How often memory cannot be had from now on.
+    /// Number of memory registrations that fail from now on.
     pub(super) no_memory: u32,
-    /// Memory is pinned, and registering it takes this long at most.
+    /// Maximum time of registering memory; none if memory is not pinned.
     pub(super) pinned: Option<Duration>,
-    /// Data of reads is written once more when they were answered, now and then.
+    /// Whether data of answered reads is sometimes written once more.
     pub(super) late_data: bool,
-    /// Durable writes get PREFLUSH.
+    /// Whether durable writes get PREFLUSH.
     pub(super) preflush: bool,
-    /// The peer's extensions are not seen.
+    /// Whether the peer's extensions are hidden.
     pub(super) kernel: bool,
-    /// The session is being detached.
+    /// Whether the session is being detached.
     pub(super) detaching: bool,
-    /// How many errors there were.
+    /// Number of errors so far.
     pub(super) failed: u64,
     plant: Plant,
     leaked: Vec<Arc<dyn MemoryRegistration>>,
     prng: Prng,
 }
 
-/// Clones are of the same end.
+/// Faults of one end; clones refer to the same end.
 pub(super) type SharedFaults = Rc<RefCell<PortFaults>>;
 
 impl PortFaults {
@@ -75,7 +75,7 @@ impl PortFaults {
         }))
     }
 
-    /// What comes of a request for memory now.
+    /// Returns the result of a memory registration now.
     fn memory(&mut self, what: &str) -> Result<(), FabricError> {
         if self.no_memory == 0 {
             return Ok(());
@@ -85,7 +85,7 @@ impl PortFaults {
         Err(FabricError::system(what, io::Error::from(io::ErrorKind::OutOfMemory)))
     }
 
-    /// True when the work request that is posted now is the one.
+    /// Whether the present work request is the one that fails.
     fn strikes(&mut self, receive: bool) -> bool {
         match self.fail_after.filter(|_| self.at_receive == receive) {
             Some(0) => {
@@ -102,7 +102,7 @@ impl PortFaults {
     }
 }
 
-/// What a kernel's client would have asked.
+/// Returns a connection request as a kernel client would have sent it.
 fn asked_by_kernel(private_data: &PrivateData) -> PrivateData {
     match ConnReq::decode(private_data.as_bytes()) {
         Ok(req) => PrivateData::new(&ConnReq { ext: ConnReq::default().ext, ..req }.encode()),
@@ -110,7 +110,7 @@ fn asked_by_kernel(private_data: &PrivateData) -> PrivateData {
     }
 }
 
-/// What a kernel would have answered.
+/// Returns an answer as a kernel server would have sent it.
 fn without_extensions(private_data: &PrivateData) -> PrivateData {
     match ConnRsp::decode(private_data.as_bytes()) {
         Ok(rsp) => PrivateData::new(&ConnRsp { ext: ConnRsp::default().ext, ..rsp }.encode()),
@@ -118,7 +118,7 @@ fn without_extensions(private_data: &PrivateData) -> PrivateData {
     }
 }
 
-/// Adds PREFLUSH to a request that is to be durable, as its client has left it in memory.
+/// Adds PREFLUSH to a durable request, in its client's memory.
 fn ask_for_preflush(wr: &WorkRequest) {
     let header = wr.sges.second.as_ref().or(wr.sges.first.as_ref());
     let (WrOp::RdmaWrite { imm: Some(_), .. }, Some(sge)) = (&wr.op, header) else { return };
@@ -131,22 +131,22 @@ fn ask_for_preflush(wr: &WorkRequest) {
     }
 }
 
-/// One core's port.
+/// Port of one core.
 #[derive(Debug)]
 pub(super) struct Port {
     inner: SimFabric,
     faults: SharedFaults,
-    /// Queue pairs that go into error once what was posted has been handed over.
+    /// Queue pairs that go into error once their posted requests have been handed over.
     failing: Vec<(QpNum, bool)>,
-    /// Queue pairs whose end was told and that go on until then, for a plant.
+    /// Queue pairs whose end was reported and that live on until then, for a planted bug.
     undead: Vec<(QpNum, Instant)>,
-    /// Events that are told before the fabric's, for a plant.
+    /// Events to report before the fabric's, for a planted bug.
     reported: VecDeque<FabricEvent>,
-    /// Windows that stay in force meanwhile.
+    /// Windows that stay open meanwhile.
     windows: Vec<(QpNum, Arc<dyn Window>)>,
-    /// A work request that is posted once more, and after how many others, for a plant.
+    /// Work request to post once more after a number of others, for a planted bug.
     twice: Option<(QpNum, WorkRequest, u32)>,
-    /// Memory that is being registered, and when that is done.
+    /// Memory that is being registered, and the end of each registration.
     aside: Vec<(Instant, u64, ToRegister)>,
     now: Instant,
 }
@@ -183,7 +183,7 @@ impl Port {
         self.faults.borrow().plant == plant
     }
 
-    /// Answers of a read that the plant gives twice: now, and after some more work requests.
+    /// Posts the data of some reads a second time, after some more work requests.
     fn repeats(&mut self, qp: QpNum, wr: &WorkRequest) {
         let faults = &mut self.faults.borrow_mut();
         let often = if faults.late_data { RARE } else { Ratio::new(1, 4) };
@@ -192,7 +192,7 @@ impl Port {
             if *left == 0
                 && let Some((_, wr, _)) = self.twice.take()
             {
-                // Where it cannot be posted any more nobody misses it.
+                // A failure to post the copy does not matter.
                 let _ = self.inner.post_send(qp, wr);
             }
         } else if self.twice.is_none()
@@ -204,7 +204,7 @@ impl Port {
         }
     }
 
-    /// Ends what was told to have ended long ago.
+    /// Ends queue pairs whose end was reported long ago.
     fn bury(&mut self, now: Instant) {
         let all = self.faults.borrow().detaching;
         for (qp, _) in self.undead.extract_if(.., |(_, at)| all || *at <= now) {
@@ -213,7 +213,7 @@ impl Port {
         }
     }
 
-    /// True when the plant loses this work request.
+    /// Whether the planted bug loses this work request.
     fn loses(&self, wr: &WorkRequest) -> bool {
         let mut faults = self.faults.borrow_mut();
         let answer = matches!(wr.op, WrOp::Send { imm: Some(_), .. })
@@ -357,7 +357,7 @@ impl Fabric for Port {
         }
         if let FabricEvent::Closed { qp, .. } = event {
             self.windows.retain(|(of, _)| *of != qp);
-            // It would hold the memory of a path that is gone.
+            // The copy would hold memory of a path that has ended.
             self.twice.take_if(|(of, ..)| *of == qp);
         }
         let faults = self.faults.borrow();

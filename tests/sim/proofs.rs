@@ -1,14 +1,16 @@
-//! Two clients that prove who they are, a server that is started again in between, and an intruder
-//! who knows the UUIDs of the first client's session and paths.
+//! Scenario of two clients that prove their identity, a server that is restarted in between, and an
+//! intruder that knows the UUIDs of the first client's session and paths.
 //!
-//! The intruder has what somebody may have who reads the network, or who is a client of the server
-//! himself: signatures of the first client for other connects, paths, sessions and nonces, a key of
-//! his own that the server knows, and one that it does not. He never gets more than EACCES, and the
-//! two clients lose nothing: no path ends but by the restart, and each reads what it wrote.
+//! The intruder has what an attacker may have that reads the network, or is a client of the server:
+//! signatures of the first client for other connects, paths, sessions and nonces, its own key that
+//! the server knows, and a key that the server does not know. It never gets more than EACCES, and
+//! the two clients are not affected: no path ends except by the restart, and each reads what it
+//! wrote.
 //!
-//! A crowd of his stays unproved beside that: of the session of the first client, whether the
-//! server knows it or not, with the UUIDs and numbers of its next connects and another queue depth.
-//! At the end that client is gone for good: then its session ends, whoever is there.
+//! A crowd of unproved paths of the intruder is connected besides, in the session of the first
+//! client, whether the server knows it or not, with the UUIDs and numbers of its next connects and
+//! another queue depth. At the end the first client ends permanently: then its session ends,
+//! although the crowd stays.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -43,25 +45,25 @@ use super::host::volume;
 const MS: Duration = Duration::from_millis(1);
 const PORT: u16 = 1234;
 const PATHS: u8 = 2;
-/// Room for the answer to a challenge.
+/// Buffer size for the answer to a challenge.
 const ROOM: usize = 4096;
-/// The server's key, the intruder's that it knows, and the one that it does not.
+/// Keys of the server, of the intruder as a known client, and of the intruder as an unknown one.
 const SERVER: u8 = 100;
 const INSIDER: u8 = 3;
 const STRANGER: u8 = 9;
-/// The intruder's address.
+/// Address of the intruder.
 const OUTSIDE: u8 = 30;
-/// How long a path may be unproved.
+/// Maximum time that a path may be unproved.
 const HANDSHAKE: Duration = Duration::from_millis(1000);
 
-/// What came of a run.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proofs {
     /// Writes that were read back.
     pub ios: u64,
-    /// What the intruder tried, and how often he was told no.
+    /// Attempts of the intruder.
     pub attacks: u64,
-    /// The answers to him.
+    /// Refusals sent to the intruder.
     pub refused: u64,
     /// Paths that stayed unproved.
     pub crowd: u64,
@@ -91,7 +93,7 @@ fn draw(prng: &mut Prng) -> [u8; 32] {
     nonce
 }
 
-/// Nonces of a client, from the seed.
+/// Nonces of a client, drawn from the seed.
 #[derive(Debug)]
 struct Drawn(Mutex<Prng>);
 
@@ -101,7 +103,7 @@ impl Nonces for Drawn {
     }
 }
 
-/// What the server computes, some time later.
+/// Signature tasks of the server, which finish some time later.
 #[derive(Clone, Debug, Default)]
 struct Tasks(Arc<Mutex<VecDeque<ProofTask>>>);
 
@@ -117,24 +119,24 @@ struct Server {
     fabrics: Vec<Vec<Box<dyn Fabric>>>,
     inboxes: Vec<VecDeque<Message>>,
     tasks: Tasks,
-    /// When the next of them is done.
+    /// Time at which the next task is done.
     done_at: Instant,
 }
 
-/// A client that proves who it is, with one shard and one IO at a time.
+/// Client that proves its identity, with one shard and one IO at a time.
 struct Client {
     core: ClientEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     device: Option<SessionDevice>,
     region: Arc<Region>,
     written: u64,
-    /// The write, then its read, are under way.
+    /// Whether the present IO is the read that follows a write.
     reading: bool,
     busy: bool,
     next_at: Instant,
 }
 
-/// What the intruder waits for.
+/// Event that the intruder waits for.
 enum Stage {
     Away(Instant),
     Connecting,
@@ -148,7 +150,7 @@ struct Intruder {
     stage: Stage,
     attack: u64,
     until: Instant,
-    /// Of the path that he connects.
+    /// Reconnect count of the path that the intruder connects.
     recon_cnt: u16,
 }
 
@@ -300,7 +302,7 @@ impl Run {
         }
     }
 
-    /// Moves all on by one turn. True when anything happened.
+    /// Runs one turn of all parts. Returns whether anything happened.
     fn turn(&mut self) -> Result<bool, String> {
         let mut any = self.turn_server();
         for at in 0..self.clients.len() {
@@ -367,7 +369,7 @@ impl Run {
         Ok(any)
     }
 
-    /// Writes a number to its disk, then reads it back.
+    /// Writes a number to the client's disk, then reads it back.
     fn use_device(&mut self, at: usize) -> Result<bool, String> {
         let now = self.world.now();
         let client = &mut self.clients[at];
@@ -411,7 +413,7 @@ impl Run {
         Ok(true)
     }
 
-    /// The intruder's next step, if what he waits for has come.
+    /// Takes the intruder's next step, if the event it waits for has happened.
     fn turn_intruder(&mut self) -> Result<bool, String> {
         let now = self.world.now();
         if let Stage::Away(until) = self.intruder.stage {
@@ -430,7 +432,7 @@ impl Run {
         let over = played.events.iter().any(ended) || now >= self.intruder.until;
         let went_on = !over && self.step(&mut played)?;
         if over || matches!(self.intruder.stage, Stage::Away(_)) {
-            // His process ends, and the next one begins.
+            // The intruder's process ends, and the next one begins.
             let pause = self.prng.duration(Duration::ZERO..=40 * MS);
             self.intruder.stage = Stage::Away(now + pause);
             return Ok(true);
@@ -446,7 +448,7 @@ impl Run {
         let intruder = &mut self.intruder;
         intruder.attack += 1;
         if intruder.attack % 9 == 5 && !owned {
-            // With a key of his own it would be his.
+            // With the intruder's own key the session would belong to the intruder.
             intruder.attack += 1;
         }
         intruder.recon_cnt += 1;
@@ -507,7 +509,7 @@ impl Run {
                 }
                 self.outcome.refused += 1;
                 self.intruder.stage = match left {
-                    // He stays for as long as he may, and proves nothing.
+                    // It stays as long as the server allows, without a proof.
                     0 | 1 if self.intruder.attack.is_multiple_of(2) => Stage::Trying(0),
                     0 | 1 => Stage::Away(self.world.now()),
                     left => Stage::Trying(left - 1),
@@ -517,7 +519,7 @@ impl Run {
         Ok(true)
     }
 
-    /// Whose key he announces.
+    /// Returns the configuration of the client whose key the intruder announces.
     fn signer(&self) -> TlsClientConfig {
         client_config(match self.intruder.attack % 9 {
             5 => INSIDER,
@@ -526,7 +528,7 @@ impl Run {
         })
     }
 
-    /// Tries one thing. How many answers there will be.
+    /// Makes one attempt. Returns the number of answers to expect.
     fn attack(&mut self, played: &mut PlayedClient) -> Result<usize, String> {
         let answer =
             ChallengeRsp::decode(&played.result(ROOM)).map_err(|error| error.to_string())?;
@@ -537,7 +539,7 @@ impl Run {
             server: server_ip(0).ip(),
         };
         let signer = self.signer();
-        // What the signer would sign at a server that answers this.
+        // Returns what the signer would sign at a server with this answer.
         let signed = |facts, client_nonce: [u8; 32], server_nonce: [u8; 32]| {
             let challenge = signer.challenge(client_nonce);
             let (answer, _) = server_config()
@@ -550,16 +552,16 @@ impl Run {
         let proof = match self.intruder.attack % 9 {
             // Signed for an earlier connect.
             0 => signed(own, [7; 32], [1; 32])?,
-            // For the path of the client itself, then for its other one.
+            // Signed for the client's same path, then for its other one.
             1 => signed(ProofFacts { client: sim_ip(11), ..own }, [7; 32], nonce)?,
             2 => signed(ProofFacts { path: PathUuid([uuid(1, 1); 16]), ..own }, [7; 32], nonce)?,
-            // For another session, and at another server.
+            // Signed for another session, and for another server.
             3 => signed(ProofFacts { session: SessionId([2; 16]), ..own }, [7; 32], nonce)?,
             4 => signed(ProofFacts { server: server_ip(1).ip(), ..own }, [7; 32], nonce)?,
-            // Another client's, as it should be; a stranger's; with the nonces swapped.
+            // Another client's correct proof; one with an unknown key; one with the nonces swapped.
             5 | 6 => signed(own, [7; 32], nonce)?,
             7 => signed(own, nonce, [7; 32])?,
-            // No proof, but anything else.
+            // Any message but a proof.
             _ => {
                 played.send_open(0, "vol1", AccessMode::ReadWrite);
                 played.send_fence(
@@ -582,7 +584,7 @@ impl Run {
         Ok(1)
     }
 
-    /// The next time at which anything is due.
+    /// Returns the next time at which anything is due.
     fn next(&self) -> Option<Instant> {
         let now = self.world.now();
         let mut next = self.world.next_event_time();
@@ -621,7 +623,7 @@ impl Run {
         Err("the run does not end".into())
     }
 
-    /// The paths of both clients, after so many restarts of the server.
+    /// Checks the paths of both clients, after this number of restarts of the server.
     fn check(&self, restarts: u64) -> Result<(), String> {
         for (at, client) in self.clients.iter().enumerate() {
             for path in client.core.paths() {
@@ -643,7 +645,7 @@ impl Run {
 }
 
 impl Run {
-    /// The server knows whose the first client's session is.
+    /// Whether the server knows the owner of the first client's session.
     fn is_owned(&self) -> bool {
         let id = SessionId([1; 16]).to_string();
         let sessions =
@@ -651,7 +653,7 @@ impl Run {
         sessions.filter(|session| session.id == id).any(|session| session.identity == "key:db1")
     }
 
-    /// The first client's session has ended with what it had open.
+    /// Checks that the first client's session and its opens have ended.
     fn check_gone(&self) -> Result<(), String> {
         let Some(server) = &self.server else { return Err("there is no server".into()) };
         let id = SessionId([1; 16]).to_string();
@@ -668,15 +670,15 @@ fn answer(played: &mut PlayedClient) -> Option<Answer> {
     std::iter::from_fn(|| played.take_immediate()).find_map(Answer::of)
 }
 
-/// One run of this seed.
+/// Runs this seed.
 ///
 /// # Errors
-/// What should not have happened.
+/// Returns a description of the violation.
 pub fn run_proofs(seed: u64) -> Result<Proofs, String> {
     let mut run = Run::new(seed);
     run.run_until(Instant::ZERO + 3000 * MS)?;
     run.check(0)?;
-    // The process ends, and the next one knows nobody.
+    // The process ends, and the next one knows no sessions.
     run.server = None;
     let back = run.world.now() + run.prng.duration(10 * MS..=300 * MS);
     run.run_until(back)?;
@@ -684,7 +686,7 @@ pub fn run_proofs(seed: u64) -> Result<Proofs, String> {
     let end = run.world.now() + 3000 * MS;
     run.run_until(end)?;
     run.check(1)?;
-    // The first client is gone for good. One path of the crowd follows the other.
+    // The first client ends permanently. Paths of the crowd keep connecting.
     drop(run.clients.remove(0));
     let end = run.world.now() + 3 * HANDSHAKE;
     run.run_until(end)?;

@@ -1,5 +1,5 @@
-//! One run: attach, load under faults, rest, read everything back, perhaps a last power cut and
-//! another look, detach, count what came home.
+//! Run of a seed: attach, load under faults, rest, read everything back, perhaps a last power cut
+//! and another read, detach, check that all resources were returned.
 
 use serde::Serialize;
 
@@ -15,71 +15,71 @@ use super::options::{MS, Options};
 use super::workload::Mode;
 use super::{Failure, Plant};
 
-/// How long attaching takes at most, without faults.
+/// Maximum time of attaching, without faults.
 pub(super) const ATTACH_MAX: Duration = Duration::from_secs(5);
-/// How long it takes at most from the last fault to all IO done and all paths up. The longest of
-/// many thousand seeds took 4 s: a server finds a silent path within its four heartbeats of a
-/// second; a client's attempt takes 1 s for each connection and 1 s for the introduction, its four
-/// heartbeats to find that the server is silent while it opens the device, and then it waits half
+/// Maximum time from the last fault until all IO is done and all paths are up. The longest of many
+/// thousand seeds took 4 s: a server detects a silent path within its four heartbeats of a second;
+/// a client's attempt takes 1 s for each connection and 1 s for the introduction, its four
+/// heartbeats to detect that the server is silent while it opens the device, and then it waits half
 /// a second at most.
 const LIVE_MAX: Duration = Duration::from_secs(10);
-/// How long nothing is wrong before no IO may fail for want of a path.
+/// Time without faults after which no IO may fail for lack of a path.
 const WELL: Duration = Duration::from_secs(3);
-/// How long after that something may still be on its way.
+/// Time after that in which messages may still be in transit.
 const REST: Duration = Duration::from_millis(200);
-/// How long detaching takes at most.
+/// Maximum time of detaching.
 const DETACH_MAX: Duration = Duration::from_secs(10);
 
-/// What a run came to.
+/// Counters of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// Reads that ended.
+    /// Completed reads.
     pub reads: u64,
-    /// Writes that ended.
+    /// Completed writes.
     pub writes: u64,
-    /// Flushes that ended.
+    /// Completed flushes.
     pub flushes: u64,
     /// IOs that ended with an error.
     pub io_errors: u64,
-    /// IOs asked for again by a client that took over from one that died.
+    /// IOs repeated by a client that took over from a dead one.
     pub taken_over: u64,
-    /// Flushes that told of writes lost with the power.
+    /// Flushes that reported writes lost with the power.
     pub losses_reported: u64,
-    /// The longest IO in virtual milliseconds.
+    /// Longest IO in virtual milliseconds.
     pub io_ms_max: u64,
-    /// Acts of the plan of faults.
+    /// Actions of the plan of faults.
     pub faults: u64,
-    /// Requests that the server let wait for their first copy, in the scenario of a held write.
+    /// Requests that waited at the server for their first copy, in the scenario of a held write.
     pub replays: u64,
-    /// Requests that the server let wait for one that had failed, in that scenario.
+    /// Requests that waited at the server for a failed one, in that scenario.
     pub blocked: u64,
     /// Queue pairs that went into error by a fault.
     pub qp_errors: u64,
-    /// Times a path was connected again.
+    /// Reconnects of paths.
     pub reconnects: u64,
     /// Operations of the backend.
     pub backend_ops: u64,
-    /// Those that failed.
+    /// Backend operations that failed.
     pub backend_errors: u64,
-    /// Those that were stuck for a time.
+    /// Backend operations that were stuck for a time.
     pub backend_stuck: u64,
-    /// Those that took longer than the client waits for an answer.
+    /// Backend operations that took longer than the client waits for an answer.
     pub backend_late: u64,
-    /// Those that failed because the backing file had been made shorter.
+    /// Backend operations that failed because the backing file had been truncated.
     pub backend_beyond: u64,
-    /// IOs that failed for that.
+    /// IOs that failed for that reason.
     pub io_beyond: u64,
     /// IOs that failed because their export had been removed.
     pub io_removed: u64,
-    /// Epochs whose save took its time.
+    /// Slow saves of epochs.
     pub late_saves: u64,
-    /// Servers that ended while they saved one.
+    /// Servers that ended during such a save.
     pub cut_saves: u64,
     /// Writes of a second session.
     pub guest_writes: u64,
     /// Writes to a second volume of the session.
     pub second_writes: u64,
-    /// Times that one was closed with its IO in flight, and added again.
+    /// Times that a second volume was closed with its IO in flight, and added again.
     pub second_lives: u64,
     /// Power cuts.
     pub power_cuts: u64,
@@ -87,12 +87,12 @@ pub struct Stats {
     pub events: u64,
     /// Virtual time in milliseconds.
     pub virtual_ms: u64,
-    /// Virtual milliseconds from the last fault to everything done and up.
+    /// Virtual milliseconds from the last fault until all IO is done and all paths are up.
     pub recovery_ms: u64,
 }
 
 impl Stats {
-    /// Adds another run's; of times the longer ones stay.
+    /// Adds another run's counters; times take the maximum.
     pub fn add(&mut self, other: &Self) {
         self.reads += other.reads;
         self.writes += other.writes;
@@ -125,14 +125,14 @@ impl Stats {
     }
 }
 
-/// The end of a run.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What a checker found, if anything.
+    /// Violation that a checker found, if any.
     pub failure: Option<Failure>,
-    /// Numbers.
+    /// Counters of the run.
     pub stats: Stats,
-    /// Equal for two runs of the same events at the same times.
+    /// Fingerprint, equal for two runs with the same events at the same times.
     pub fingerprint: u64,
 }
 
@@ -141,7 +141,7 @@ pub fn run(seed: u64) -> Outcome {
     run_with(&Options::draw(seed), Plant::None, None)
 }
 
-/// Runs with these settings, a planted bug and somebody who reads the log.
+/// Runs with these settings, a planted bug and a receiver of the log.
 pub fn run_with(options: &Options, plant: Plant, sink: Option<Sink>) -> Outcome {
     let log = Log::new(sink);
     let mut cluster = Cluster::new(options, plant, &log);
@@ -277,7 +277,7 @@ fn drive(
         cluster.act(Act::StopServer { power: true })?;
         cluster.run_until(cluster.now() + 20 * MS, |_| false)?;
         cluster.act(Act::StartServer)?;
-        // The session learns of it by heartbeats; then it comes back.
+        // The session detects the cut by heartbeats; then it comes back.
         cluster.run_until(cluster.now() + 10 * options.heartbeat, |_| false)?;
         wait_live(cluster, "after the last power cut")?;
         for core in 0..2 {
@@ -307,7 +307,7 @@ fn drive(
     if !cluster.run_until(cluster.now() + DETACH_MAX, Cluster::is_done)? {
         return Err(not_live(cluster, "detaching did not end", DETACH_MAX));
     }
-    // Of a link that died unnoticed just before, the server learns by heartbeats.
+    // The server detects by heartbeats that a link died unnoticed just before.
     let end = cluster.now() + DETACH_MAX + 5 * options.server_heartbeat;
     let empty = |cluster: &Cluster| {
         cluster.left_at_server() == (0, 0, 0, 0) && cluster.registered() == (0, 0)
@@ -330,14 +330,14 @@ fn drive(
     cluster.check()
 }
 
-/// Lets what is still on its way arrive; then what failed has happened or never will.
+/// Lets messages in transit arrive; afterwards failed writes have happened or never will.
 fn rest(cluster: &mut Cluster) -> Result<(), Failure> {
     let at_least: Instant = cluster.now() + REST;
     cluster.run_until(at_least, |_| false)?;
     let bound = cluster.now() + LIVE_MAX;
     let idle = |cluster: &Cluster| {
         let (_, _, requests, block) = cluster.left_at_server();
-        // What closed NBD connections have left is in flight without a workload.
+        // Requests left by closed NBD connections are in flight without a workload.
         (requests, block) == (0, 0) && cluster.left_at_client().0 == 0
     };
     if !cluster.run_until(bound, idle)? {

@@ -1,9 +1,10 @@
-//! Equal paths under steady load, and a stall: a core that does not turn, a path that is slow for a
-//! time, a disk that is stuck, memory whose registration holds a core of the server up at the first
-//! request of each path. A second after it has ended each path carries its share again, on each
-//! core: within 20 % of the others', over a second.
+//! Scenario of equal paths under steady load, and a stall: a core that does not run, a path that is
+//! slow for a time, a disk that is stuck, memory whose registration blocks a core of the server at
+//! the first request of each path. A second after the stall each path carries its share again, on
+//! each core: within 20 % of the others', over a second.
 //!
-//! Under round-robin and min-inflight. By min-latency one path carries everything by design.
+//! The policies are round-robin and min-inflight. With min-latency one path carries everything by
+//! design.
 
 use rtrs_client::{NoPath, Policy};
 use rtrs_core::fabric::sim::{Fault, LinkOptions};
@@ -18,12 +19,12 @@ use super::run::{ATTACH_MAX, Outcome, Stats, not_live, wait_live};
 use super::workload::Mode;
 use super::{Failure, Plant};
 
-/// How long after a stall the shares may differ, and how long they are counted then.
+/// Time after a stall in which shares may differ, and time over which they are counted.
 const SETTLE: Duration = Duration::from_secs(1);
 const COUNTED: Duration = Duration::from_secs(1);
-/// How much a share may differ from the largest.
+/// Maximum difference of a share from the largest, in percent.
 const DIFFERENCE_PERCENT: u64 = 20;
-/// Fewer requests of a core are no shares.
+/// Minimum requests of a core for a comparison.
 const REQUESTS_MIN: u64 = 100;
 
 fn settings(seed: u64, prng: &mut Prng) -> Options {
@@ -32,7 +33,7 @@ fn settings(seed: u64, prng: &mut Prng) -> Options {
     options.policy = [Policy::RoundRobin, Policy::MinInflight][prng.index(2)];
     options.no_path = NoPath::QueueFor(Duration::from_secs(60));
     options.io_timeout = Duration::from_secs(30);
-    // A stall is none of a path's death.
+    // A stall must not end a path.
     (options.heartbeat, options.server_heartbeat) = (2000 * MS, 2000 * MS);
     (options.faults, options.stall_max) = (FaultMix::NONE, None);
     (options.pinned, options.operated, options.takeover) = (None, false, None);
@@ -74,7 +75,7 @@ pub fn run_shares(seed: u64, plant: Plant, sink: Option<Sink>) -> Outcome {
     Outcome { failure, stats, fingerprint: log.fingerprint() }
 }
 
-/// Runs for so long.
+/// Runs for this time.
 fn pass(cluster: &mut Cluster, time: Duration) -> Result<(), Failure> {
     cluster.run_until(cluster.now() + time, |_| false).map(|_| ())
 }
@@ -147,7 +148,7 @@ fn drive(cluster: &mut Cluster, plant: Plant, log: &Log, prng: &mut Prng) -> Res
     cluster.check()
 }
 
-/// Counts the requests of a while and compares.
+/// Counts the requests of a period and compares the shares.
 fn compare(cluster: &mut Cluster, what: &str, ended: Instant) -> Result<(), Failure> {
     if !cluster.is_whole() {
         return Err(not_live(cluster, "a stall ended a path", SETTLE));

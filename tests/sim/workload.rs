@@ -1,9 +1,10 @@
-//! Who uses the device: reads, writes and flushes on each core, and what became of them.
+//! Workload of a run: reads, writes and flushes on each core, and checks of their results.
 //!
-//! A closed loop of bounded depth with pauses of the seed's choice. Every submission and every
-//! end goes to the oracle; an end of what is not in flight, or a second one, is a failure. Where
-//! clients that die are followed by one that takes over, what was not answered is asked for again,
-//! as a whole and some time later, as the kernel's nbd does; what is new goes at once.
+//! Each workload is a closed loop of bounded depth with pauses drawn from the seed. Every
+//! submission and every completion is reported to the oracle; a completion of an IO that is not in
+//! flight, or a second one, is a failure. Where a client takes over from a dead one, unanswered
+//! requests are repeated, whole and some time later, as the kernel's nbd does; new requests are
+//! submitted at once.
 
 mod rules;
 
@@ -25,7 +26,7 @@ use super::oracle::{Oracle, USERS, pattern};
 use super::{Failure, Plant};
 pub(super) use rules::{Errors, Rules};
 
-/// An IO in flight.
+/// IO in flight.
 #[derive(Clone, Debug)]
 struct Pending {
     op: IoOp,
@@ -33,53 +34,54 @@ struct Pending {
     sector: u32,
     count: u32,
     fua: bool,
-    /// The oracle's number of a write, or the start of a flush.
+    /// Oracle's number of a write, or start of a flush.
     mark: u64,
     since: Instant,
-    /// When it is asked for again, after its client died.
+    /// Time at which it is repeated, after its client died.
     again_at: Option<Instant>,
 }
 
-/// How long a client that takes over may be asked again for what the one before had taken.
+/// Returns how long a client that takes over may receive repeats of requests that the previous one
+/// had accepted.
 pub(super) fn resent_for(takeover: Option<Duration>) -> Duration {
     takeover.map_or(Duration::ZERO, |after| after + Duration::from_millis(100))
 }
 
-/// An IO that failed later than this was probably sent: what fails for want of a path does so at
-/// once, and would only fail again.
+/// Time after which a failed IO was probably sent: IO that fails for lack of a path does so at
+/// once, and its repeat would only fail again.
 const SENT: Duration = Duration::from_millis(15);
 
-/// What a core's workload came to.
+/// Counters of a core's workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WorkStats {
     pub(super) reads: u64,
     pub(super) writes: u64,
     pub(super) flushes: u64,
     pub(super) errors: u64,
-    /// Those that were asked for again, after their client died.
+    /// IOs that were repeated after their client died.
     pub(super) again: u64,
-    /// Flushes that told of writes lost with the power.
+    /// Flushes that reported writes lost with the power.
     pub(super) losses_reported: u64,
-    /// IOs that failed beyond the end of a file that had been made shorter.
+    /// IOs that failed beyond the end of a truncated file.
     pub(super) beyond: u64,
     /// IOs that failed because their export had been removed.
     pub(super) removed: u64,
-    /// The longest IO.
+    /// Longest IO.
     pub(super) time_max: Duration,
 }
 
-/// What the workload of a core is to do now.
+/// Current task of a core's workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Nothing new.
+    /// No new IO.
     Rest,
     /// Random IO.
     Load,
-    /// Read the whole disk, once, from this sector on.
+    /// One read of the whole disk, from this sector on.
     ReadBack(u32),
 }
 
-/// What a workload uses.
+/// Device that a workload uses.
 #[derive(Debug)]
 enum Used {
     Session(SessionDevice),
@@ -95,22 +97,22 @@ impl Used {
     }
 }
 
-/// The workload of one core.
+/// Workload of one core.
 #[derive(Debug)]
 pub(super) struct Workload {
     core: usize,
-    /// Where its first sector is on the device.
+    /// Position of its first sector on the device.
     base: u32,
     options: WorkOptions,
     errors: Errors,
     takeover: Option<Duration>,
-    /// Until then flushes tell of a loss again: what a dead client had taken comes again.
+    /// Time until which flushes may report a loss again, as requests of a dead client are repeated.
     resent_until: Instant,
     nbd: bool,
-    /// How it uses its front.
+    /// Its use of the front.
     way: Use,
     preflush: bool,
-    /// Data is written durably, zeroes are not.
+    /// Whether data is written durably and zeroes are not.
     zeroes: bool,
     plant: Plant,
     prng: Prng,
@@ -118,20 +120,20 @@ pub(super) struct Workload {
     buffers: Buffers,
     free: Vec<usize>,
     pending: BTreeMap<u64, Pending>,
-    /// Writes that ended for want of a path, and when.
+    /// Writes that ended for lack of a path, and when.
     given_up: Vec<(Instant, u32)>,
-    /// When its export was removed, until it has another device.
+    /// Time of the removal of its export, until it has another device.
     removed_at: Option<Instant>,
-    /// For a plant: sectors of writes that have failed since somebody asked.
+    /// Sectors of writes that failed since the last query, for a planted bug.
     pub(super) failed: Vec<(u32, u32)>,
-    /// IOs to be done whatever the mode: what, sector, count, FUA.
+    /// IOs to be done in any mode: operation, sector, count, FUA.
     orders: VecDeque<(IoOp, u32, u32, bool)>,
     next_tag: u64,
     next_at: Instant,
     pub(super) mode: Mode,
-    /// All is well for a while, so that no IO may fail for want of a path.
+    /// Whether all has been well for a while, so that no IO may fail for lack of a path.
     pub(super) is_calm: bool,
-    /// IOs that may still be submitted under load.
+    /// Number of IOs that may still be submitted under load.
     pub(super) left: u64,
     pub(super) stats: WorkStats,
     log: Log,
@@ -183,12 +185,12 @@ impl Workload {
         }
     }
 
-    /// It uses the sectors from there on.
+    /// Moves the workload to the sectors from `base` on.
     pub(super) fn based_at(self, base: u32) -> Self {
         Self { base, ..self }
     }
 
-    /// The device is there.
+    /// Opens the device.
     pub(super) fn open(
         &mut self,
         now: Instant,
@@ -207,12 +209,12 @@ impl Workload {
         }
     }
 
-    /// The server's operator has removed its export: what it asks for from now on fails.
+    /// Records that the server's operator has removed its export: later IO fails.
     pub(super) fn export_removed(&mut self, now: Instant) {
         self.removed_at = Some(now);
     }
 
-    /// Its front, where there is one.
+    /// Returns its front, if it has one.
     pub(super) fn front(&mut self) -> Option<&mut Front> {
         match &mut self.device {
             Some(Used::Nbd(front)) => Some(front),
@@ -220,8 +222,8 @@ impl Workload {
         }
     }
 
-    /// Its user closes the connection, and with it all that was asked for over it. What it has the
-    /// reply to has ended before, seen here or not: the memory of a read has its data.
+    /// Closes the user's connection with all its requests. Requests whose reply has arrived have
+    /// ended before, seen here or not: the memory of a read has its data.
     pub(super) fn forget_all(&mut self, now: Instant, oracle: &mut Oracle) -> Result<(), Failure> {
         self.with_device(|work, device| work.take_ended(now, device, oracle).map(|_| ()))?;
         for (tag, io) in std::mem::take(&mut self.pending) {
@@ -236,8 +238,8 @@ impl Workload {
         Ok(())
     }
 
-    /// Its user is gone: whatever was in flight ends without a word, or waits for the next one,
-    /// where that takes over.
+    /// Ends the workload's user: IO in flight ends without a completion, or waits for the next
+    /// user, where that takes over.
     pub(super) fn abandon(&mut self, now: Instant, oracle: &mut Oracle, takes_over: bool) {
         self.device = None;
         self.given_up.clear();
@@ -267,22 +269,22 @@ impl Workload {
         }
     }
 
-    /// True when the device is there.
+    /// Whether the device is open.
     pub(super) fn is_open(&self) -> bool {
         self.device.is_some()
     }
 
-    /// Which user of the device it is: those of a kernel's device are one.
+    /// Returns the number of the device's user: the connections of a kernel's device are one user.
     fn user(&self) -> usize {
         if self.way.alone || self.way.stalls.is_some() { self.core % USERS } else { 0 }
     }
 
-    /// IOs in flight.
+    /// Returns the number of IOs in flight.
     pub(super) fn inflight(&self) -> usize {
         self.pending.len()
     }
 
-    /// What is in flight longest, for a report.
+    /// Describes the oldest IO in flight, for a failure report.
     pub(super) fn oldest(&self, now: Instant) -> Option<String> {
         let oldest = self.pending.values().min_by_key(|io| io.since)?;
         Some(format!(
@@ -295,13 +297,13 @@ impl Workload {
         ))
     }
 
-    /// How long the oldest IO is in flight.
+    /// Returns the age of the oldest IO in flight.
     pub(super) fn age(&self, now: Instant) -> Duration {
         let oldest = self.pending.values().map(|io| now.since(io.since)).max();
         oldest.unwrap_or(Duration::ZERO)
     }
 
-    /// True when all that the mode asks for was submitted and has ended.
+    /// Whether all IO that the mode requires was submitted and has ended.
     pub(super) fn is_idle(&self) -> bool {
         let all = match self.mode {
             Mode::Rest => true,
@@ -311,12 +313,12 @@ impl Workload {
         all && self.pending.is_empty() && self.orders.is_empty()
     }
 
-    /// Has an IO done.
+    /// Orders one IO.
     pub(super) fn order(&mut self, op: IoOp, sector: u32, count: u32, fua: bool) {
         self.orders.push_back((op, sector, count, fua));
     }
 
-    /// When it wants to submit next.
+    /// Returns when it submits next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let front = match &self.device {
             Some(Used::Session(device)) => device.deadline(),
@@ -329,22 +331,22 @@ impl Workload {
         earliest(front, own.filter(|_| self.device.is_some()))
     }
 
-    /// Bytes of its buffers.
+    /// Returns the bytes of its buffers.
     pub(super) fn bytes(&self) -> usize {
         if self.nbd { buffer_bytes(self.way) } else { self.buffers.region().len() }
     }
 
-    /// Buffers that nobody has are as they were handed back.
+    /// Checks that free buffers are unchanged since their return.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         self.buffers.check()
     }
 
-    /// Takes what has ended and submits what is due. True when anything happened.
+    /// Takes completions and submits IO that is due. Returns whether anything happened.
     pub(super) fn turn(&mut self, now: Instant, oracle: &mut Oracle) -> Result<bool, Failure> {
         self.with_device(|work, device| work.work(now, device, oracle))
     }
 
-    /// Does this with the device; the default where there is none.
+    /// Runs a function with the device; returns the default without one.
     fn with_device<T: Default>(
         &mut self,
         run: impl FnOnce(&mut Self, &mut dyn BlockDevice) -> Result<T, Failure>,
@@ -391,12 +393,12 @@ impl Workload {
                 self.mode = Mode::ReadBack(from);
             }
         }
-        // What was asked for is to reach the session in this turn.
+        // New requests have to reach the session in this turn.
         any |= self.nbd && device.poll(now);
         Ok(any)
     }
 
-    /// Takes what has ended. True when anything had.
+    /// Takes completions. Returns whether there were any.
     fn take_ended(
         &mut self,
         now: Instant,
@@ -453,7 +455,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Asks for what the client that died had not answered. True when anything was.
+    /// Repeats requests that the dead client had not answered. Returns whether there were any.
     fn ask_again(
         &mut self,
         now: Instant,
@@ -490,7 +492,7 @@ impl Workload {
         oracle: &mut Oracle,
     ) -> Result<(), Failure> {
         let Some(slot) = self.free.pop() else { return Ok(()) };
-        // Over NBD who wants a durable write of a device that has none flushes after it.
+        // Over NBD, users of a device without FUA flush after a write instead.
         let fua = fua && (!self.nbd || device.geometry().fua);
         let tag = self.next_tag;
         self.next_tag += 1;
@@ -521,7 +523,7 @@ impl Workload {
         self.hand_over(now, tag, device, oracle)
     }
 
-    /// Hands an IO to the device.
+    /// Submits an IO to the device.
     fn hand_over(
         &mut self,
         now: Instant,
@@ -551,7 +553,7 @@ impl Workload {
             buf: matches!(op, IoOp::Read | IoOp::Write).then(|| self.buffers.slice(slot, len)),
         };
         if device.submit(io).is_err() {
-            // Full: as if it had not been asked.
+            // The device is full: the IO counts as never requested.
             self.log.event(now, "full", [tag, 0], || format!("io {tag:#x}"));
             self.forget(tag, oracle)?;
         }
@@ -666,7 +668,8 @@ impl Workload {
                 if self.plant == Plant::LateError {
                     self.failed.push((io.sector, io.count));
                 }
-                // Of an IO of many parts one may have met the backend's error, another no path.
+                // Of the parts of an IO one may have met the backend's error, another the lack of a
+                // path.
                 oracle.write_failed(id, !self.errors.paths && !removed);
             }
             IoOp::Read => {

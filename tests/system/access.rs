@@ -1,5 +1,5 @@
-//! Access lists: clients of some addresses are let in, to read or to write, and lose what they have
-//! when the lists change.
+//! Access lists: permission to read or to write by client address, and loss of access when the
+//! lists change.
 
 use std::fs;
 use std::path::Path;
@@ -10,21 +10,21 @@ use rtrs_tests::{
     Server, bin, run, wait_for,
 };
 
-/// A client of an address of this machine.
+/// Creates a client that connects from an address of this machine.
 fn from(source: &str, server: &Server, export: &str) -> ClientBuilder {
     let name = format!("{export}-of-{source}").replace('.', "-");
     let path = format!("tcp://{source}@{}", server.address());
     Client::attach(export).path(path).args(&["--session-name", &name])
 }
 
-/// Waits until the only session of a server is gone: within a second, as docs/SECURITY.md says.
+/// Waits until the only session of a server ends: within a second, as docs/SECURITY.md says.
 fn session_ends(server: &Server) {
     wait_for("the end of the session", Duration::from_secs(1), || {
         server.sessions().is_empty().then_some(())
     });
 }
 
-/// Ends a client that is not let in any more, and its server.
+/// Ends a client that is not admitted any more, and its server.
 fn give_up(client: &Client, export: &str, server: Server) {
     let _ = client.command(&["detach", export, "--force", "--within", "0"]);
     let _ = server.stop(STOP_TIME_MAX);
@@ -50,7 +50,7 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
     let beside = from("127.0.0.9", &server, "vol1").start();
     let innocent = Innocent::start(beside.front(), "vol1");
 
-    // Another address may read only, and what it is not allowed it is told.
+    // Another address may only read, and the error says what it may not do.
     let reader = from("127.0.0.6", &server, "vol0").args(&["--access", "rw"]);
     let (_, refused) = reader.try_start();
     let _ = refused.code(1).says("a client at 127.0.0.6 without a name may not open 'vol0' rw");
@@ -68,7 +68,7 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
     assert!(told.stdout.contains("ask its operator for the rule NAME:rw"), "{}", told.stdout);
     assert!(server.list()["refused"]["access"].as_u64().is_some_and(|count| count > 0));
 
-    // The writer may only read from now on. Nobody else notices.
+    // The writer may only read from now on. Other sessions are not affected.
     write("'anyone@127.0.0.0/24:ro'", "'anyone@127.0.0.8/31:rw'");
     let _ = server.command(&["reload"]).ok().says("changed vol0");
     wait_for("the session's end", COMMAND_TIME_MAX, || {
@@ -76,7 +76,7 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
     });
     assert!(writer.status()["reason"].to_string().contains("may not open 'vol0' rw"));
     innocent.progress();
-    // And may write again.
+    // The writer may write again.
     write(readers, "'anyone@127.0.0.8/31:rw'");
     let _ = server.command(&["reload"]).ok();
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(0), "it waited for a path");
@@ -190,7 +190,7 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
     let log = scratch.text("audit.log");
     let server = Server::builder().args(&["--config", &config, "--audit-log", &log]).start();
     let client = from("127.0.0.7", &server, "vol0").start();
-    // An export that is new cannot be opened, so no export changes. The lists do.
+    // A new export cannot be opened, so no export changes. The lists do.
     write("anyone@127.0.0.8:rw", ", {name: new, target: /none/there}");
     let dry = server.command(&["reload", "--dry-run"]).code(1).says("no export would change: ");
     let _ = dry.says("access list of export vol0; sessions that would lose paths: vol0-of-127");
@@ -199,7 +199,7 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
     let _ = failed.says("sessions that lost paths: vol0-of-127-0-0-7");
     let _ = server.wait_output("reload: no export changed: ");
     session_ends(&server);
-    // Nor is anything open to everyone because the only export with a list is not there.
+    // An export does not become open to everyone because the only export with a list is missing.
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
     let _ = refused.code(1).says("access lists do not let this client in");
     let _ = server.command(&["reload"]).code(1).says("nothing changed: ");
@@ -234,7 +234,7 @@ fn an_export_that_left_the_configuration_serves_who_has_it_open_and_nobody_else(
         let session = sessions.into_iter().find(|session| session["name"] == name)?;
         (session["paths"][0]["state"] == "connected").then(|| session["paths"][0]["path"].as_u64())
     };
-    // With a list of the server that means more clients, and without any.
+    // First with a list of the server that admits more clients, then without any.
     for (round, all) in ["access: ['anyone@127.0.0.0/24:rw']\n", "", ""].into_iter().enumerate() {
         let rest = if round == 2 { "vol1, target: 'mem:1M'}" } else { &vol1[7..] };
         fs::write(&config, format!("{all}export: [{{name: {rest}]\n")).expect("a file");
@@ -302,12 +302,12 @@ fn a_session_ends_within_a_second_of_the_reload_that_forbids_it() {
     write("anyone@127.0.0.7:rw", "");
     let server = Server::builder().args(&["--config", &config]).start();
     let client = from("127.0.0.7", &server, "v").start();
-    // The list applies although something else of the open export cannot change now.
+    // The list applies although another setting of the open export cannot change now.
     write("anyone@127.0.0.8:rw", ", direct: off, delay: 5ms");
     let dry = server.command(&["reload", "--dry-run"]).ok();
     let _ = dry.says("would be kept v");
     assert_eq!(server.sessions().len(), 1);
-    // Ended first, it leaves an export that can change.
+    // The export can change once its session has ended.
     let _ = server.command(&["reload"]).ok();
     session_ends(&server);
     give_up(&client, "v", server);
@@ -378,7 +378,7 @@ fn a_check_warns_as_a_start_does() {
     assert!(check(&[]).contains("warning: no access list"));
     assert_eq!(check(&["--insecure-open"]), "");
     assert!(check(&["--access", "db1:rw"]).contains("\"db1\" lets nobody in"));
-    // With a log that has no warnings, on stderr.
+    // The warning is printed on stderr if the log has no warnings.
     let server = Server::builder().export("vol0=mem:1M").args(&["--log", "error"]).start();
     assert!(server.stop(STOP_TIME_MAX).stderr.contains("warning: no access list"));
 }

@@ -1,6 +1,6 @@
-//! The operator's commands on a running server, as real processes on the loopback: listing and
-//! ending sessions, taking an export over from a dead client, draining for an upgrade; under load,
-//! and beside a backend that never answers.
+//! Operator's commands on a running server, as real processes on the loopback: listing and ending
+//! sessions, taking an export over from a dead client, draining for an upgrade; under load, and
+//! with a backend that never answers.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ fn attach(portals: &[String], args: &[&str]) -> Client {
     portals.iter().fold(builder, |builder, portal| builder.path(portal)).start()
 }
 
-/// Paths of a session that are up.
+/// Returns the paths of a session that are up.
 fn up(session: &Value) -> Vec<&Value> {
     let paths = session["paths"].as_array().expect("paths");
     paths.iter().filter(|path| path["state"] == "connected").collect()
@@ -88,7 +88,7 @@ fn disconnected_paths_come_back_and_cost_no_error() {
         let session = wait_up(&server, 2);
         let numbers: Vec<_> = up(&session).iter().map(|path| path["path"].as_u64()).collect();
         assert!(numbers.iter().all(|number| *number > Some(last)) || round % 3 != 0, "{session}");
-        // All paths at once, then one after the other.
+        // Disconnects all paths in some rounds, one path in the others.
         let done = if round % 3 == 0 {
             last = numbers.iter().flatten().copied().max().expect("paths");
             server.command(&["session", "disconnect", "sess"])
@@ -125,7 +125,7 @@ fn a_drain_and_a_new_server_are_a_pause() {
     for _ in 0..4 {
         let _ = wait_up(&server, 2);
         let _ = server.command(&["drain"]).ok().says("drained");
-        // Its process has ended when the command returns: address and file are free.
+        // The process has ended when the command returns: address and file are free.
         let _ = server.wait(Duration::from_secs(1)).code(0);
         server = start();
         innocent.progress();
@@ -160,7 +160,7 @@ fn a_drain_flushes_what_was_written() {
     if !requires(&["filefrag"]) {
         return;
     }
-    // Not in memory: the question is what the file system has been made to write.
+    // The file is not in memory: the test checks what the file system has been made to write.
     let dir = tempfile::Builder::new().prefix("rtrs-").tempdir_in("/var/tmp").expect("a directory");
     let path = dir.path().join("vol0.img");
     sparse_file(&path, 16 << 20);
@@ -181,7 +181,7 @@ fn a_drain_flushes_what_was_written() {
     }
 }
 
-/// How often the server has refused a connection.
+/// Returns the number of connections that the server has refused.
 fn refusals(server: &Server) -> usize {
     server.output().matches("refused a connection").count()
 }
@@ -198,20 +198,20 @@ fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
     assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
     let _ = server.command(&["session", "evict", "sess"]).ok().says("sess evicted");
     assert_eq!(server.sessions(), [] as [Value; 0]);
-    // Not later, although it would wait for a path for ever.
+    // The error comes at once, although IO would wait for a path without limit.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
     let told = client.status();
     assert!(told.to_string().contains("operator evicted this session"), "{told}");
     assert_eq!((&told["state"], &told["io_fails"]), (&"evicted".into(), &true.into()), "{told}");
     let _ = client.command(&["status", "vol0"]).code(3).says("detach it, and attach it again");
     let _ = client.command(&["list"]).ok().says("evicted: IO fails; evicted by the server's");
-    // Lines of a log are in the file a moment later.
+    // Log lines reach the file a moment later.
     let log = client.run_dir().join("vol0.log");
     wait_for("the session's word of it", COMMAND_TIME_MAX, || {
         let text = std::fs::read_to_string(&log).expect("the log");
         text.contains("evicted by the server's operator").then_some(())
     });
-    // Another one of the same name has the export, for writing.
+    // Another session of the same name opens the export for writing.
     let second = attach(server.portals(), &[]);
     assert_eq!(RawNbd::go(second.front(), "vol0").write(0, 0, &[3; 4096]), Reply::Error(0));
     let refused = refusals(&server);
@@ -227,14 +227,14 @@ fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
 
 #[test]
 fn an_export_is_taken_over_from_a_client_that_hangs() {
-    // The server itself would not notice for a minute.
+    // The server would not notice by itself for a minute.
     let server = Server::builder().export("vol0=mem:16M").args(&["--heartbeat", "10s"]).start();
     let portals = server.portals().to_vec();
     let dead = attach(&portals, &[]);
     let mut old = RawNbd::go(dead.front(), "vol0");
     assert_eq!(old.write(0, 0, &[1; 4096]), Reply::Error(0));
     dead.signal("STOP");
-    // Its machine was started again; the server does not know that.
+    // As after a restart of the client's machine that the server has not noticed.
     let words = ["--session-name", "sess"];
     let (_refused, done) = Client::attach("vol0").path(&portals[0]).args(&words).try_start();
     let done =
@@ -250,7 +250,7 @@ fn an_export_is_taken_over_from_a_client_that_hangs() {
     let new = attach(&portals, &[]);
     let mut raw = RawNbd::go(new.front(), "vol0");
     assert_eq!(raw.write(0, 0, &[2; 4096]), Reply::Error(0));
-    // It was not dead after all.
+    // The client was not dead after all.
     let late = old.send_request(0, consts::CMD_WRITE, 0, 4096);
     old.send(&[3; 4096]);
     dead.signal("CONT");
@@ -290,7 +290,7 @@ fn a_backend_that_never_answers_blocks_nobody() {
     let _ = server.command(&evict).code(1).says("the backend still runs 1 of its requests");
     assert!(begin.elapsed() < Duration::from_secs(10), "took {:?}", begin.elapsed());
     assert_eq!(hung()["state"], "evicted");
-    // Its name is free, and what it may still write to is not.
+    // The session's name is free; the export that it may still write to is not.
     let words = ["--session-name", "hung"];
     let (_client, done) = Client::attach("stuck").path(server.portal()).args(&words).try_start();
     let _ = done.code(1).says("another session has it open for writing");
@@ -325,10 +325,10 @@ fn the_server_that_is_meant_is_found() {
     let _ = ask(&["session", "list", "--name", "three"])
         .code(1)
         .says("no server of that name is running");
-    // A name that is taken is refused when it was asked for.
+    // A name in use is refused if it was given explicitly.
     let third = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0");
     let _ = third.args(&["--run-dir", &dir, "--name", "one"]).run().code(1).says("one.srv");
-    // What a killed server left is in nobody's way.
+    // Files left by a killed server do not disturb others.
     two.crash();
     let _ = ask(&["session", "list"]).ok();
     let two = start("two");
@@ -337,7 +337,7 @@ fn the_server_that_is_meant_is_found() {
     assert!(!scratch.path("run/two.srv").exists(), "a drained server left its socket behind");
     let _ = one.stop(STOP_TIME_MAX);
     assert!(!scratch.path("run/one.srv").exists(), "SIGTERM left the control socket behind");
-    // Without a name, the address is one.
+    // Without a name, the address serves as one.
     let named = Server::builder().export("vol0=mem:16M").start();
     let _ = named.command(&["session", "list", "--name", named.address()]).ok();
     let _ = named.stop(STOP_TIME_MAX);
@@ -367,14 +367,14 @@ fn garbage_on_the_control_socket_of_a_server() {
         let mut stream = UnixStream::connect(&socket).expect("connect to the control socket");
         stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a time-out");
         stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a time-out");
-        // An error or the end, either is well; only the server must live on.
+        // Either an error or the end of the stream is correct; the server must survive.
         let _ = stream.write_all(bytes);
         let mut answer = [0; 4096];
         let count = stream.read(&mut answer).unwrap_or(0);
         let text = String::from_utf8_lossy(&answer[..count]);
         assert!(text.is_empty() || text.contains("\"error\""), "{text}");
     }
-    // One that says nothing must not keep the others out.
+    // A silent connection must not keep others out.
     let silent = UnixStream::connect(&socket).expect("connect to the control socket");
     assert_eq!(server.sessions().len(), 1);
     drop(silent);

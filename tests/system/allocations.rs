@@ -1,4 +1,4 @@
-//! No request allocates memory, at either end, once both are warm.
+//! Checks that no request allocates memory, at either end, once both are warm.
 
 use std::fs;
 use std::io::Read;
@@ -8,11 +8,11 @@ use std::path::Path;
 use rtrs_core::tls::PrivateKey;
 use rtrs_tests::{Client, RawNbd, STOP_TIME_MAX, Scratch, Server, consts};
 
-/// Requests in flight at once.
+/// Number of requests in flight at once.
 const BURST: u64 = 16;
 const SIZE: u64 = 16 << 20;
 
-/// One end that counts.
+/// One end that counts its allocations.
 struct Counted(String);
 
 impl Counted {
@@ -40,7 +40,7 @@ const IO: [Kind; 6] = [
     (0, consts::CMD_FLUSH, 0),
 ];
 
-/// Sends requests in bursts, and takes their answers. Returns how many there were.
+/// Sends requests in bursts and takes their answers. Returns their number.
 fn work(nbd: &mut RawNbd, kinds: &[Kind], bursts: u64) -> u64 {
     let mut data = vec![0x5a; 128 << 10];
     for burst in 0..bursts {
@@ -103,7 +103,7 @@ fn check((scheme, target): (&str, &str), kinds: &[Kind], ends: &Ends, scratch: &
     let requests = work(&mut nbd, kinds, 100);
     let (server_made, client_made) =
         (there.allocations() - before.0, here.allocations() - before.1);
-    // Heartbeats and timers may, a few times a second.
+    // Heartbeats and timers may allocate, a few times a second.
     let most = requests / 100;
     assert!(
         server_made < most && client_made < most,
@@ -115,7 +115,7 @@ fn check((scheme, target): (&str, &str), kinds: &[Kind], ends: &Ends, scratch: &
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// Memory that is discarded is freed, so discards are left out.
+/// Discards are left out because they free memory.
 #[test]
 fn no_request_for_memory_allocates() {
     check(("tcp", "mem:16M"), &IO, &Ends::default(), &Scratch::new());

@@ -29,7 +29,7 @@ impl Host {
         Self { client: Client::attach("vol0").unattached(), server, paths }
     }
 
-    /// An entry of the file: a session over these paths, with these settings.
+    /// Returns an entry of the file: a session over these paths, with these settings.
     fn entry(&self, name: &str, paths: &[usize], more: &str) -> String {
         let paths: Vec<&str> = paths.iter().map(|at| self.paths[*at].as_str()).collect();
         let socket = self.client.run_dir().join(format!("{name}.sock"));
@@ -75,7 +75,7 @@ impl Host {
     }
 }
 
-/// Of each session its name and a field.
+/// Returns the name and one field of each session.
 fn of(done: &Finished, field: &str) -> Vec<(String, Value)> {
     let report = done.json();
     let rows = report["sessions"].as_array().expect("a list of sessions").iter();
@@ -107,7 +107,7 @@ fn a_file_is_applied_and_applied_again() {
     }
     assert_eq!(host.pids(), pids, "no new process");
 
-    // What can change online does, under load.
+    // Settings that can change online do so under load.
     let innocent =
         Innocent::start(&rtrs_tests::Front::Unix(host.client.run_dir().join("vol0.sock")), "vol0");
     let online = "  policy: round-robin\n  no-path: queue\n";
@@ -181,7 +181,7 @@ fn one_bad_volume_does_not_keep_others_from_being_attached() {
     let error = of(&done, "error")[1].1.to_string();
     assert!(error.contains("ENOENT"), "{error}");
     assert_eq!(host.pids().len(), 2);
-    // A file that is wrong changes nothing at all.
+    // An invalid file changes nothing at all.
     for (bad, told) in [
         (host.entry("vol2", &[0], "  polcy: x\n"), "did you mean"),
         (host.entry("vol2", &[], ""), "it has no path"),
@@ -247,7 +247,7 @@ fn what_runs_is_saved_and_is_what_the_file_says() {
         as_json["sessions"][1]["volumes"],
         json!([{ "export": "vol1", "listen": "127.0.0.1:0" }])
     );
-    // It makes the same sessions again.
+    // The saved file recreates the same sessions.
     for name in ["vol0", "vol1"] {
         let _ = host.client.command(&["detach", name]).ok();
     }
@@ -271,7 +271,7 @@ fn two_applies_at_once_take_turns() {
     let mut second = Proc::start(apply);
     let _ = second.wait_lines("another apply is running", 1, COMMAND_TIME_MAX);
     assert!(second.is_running());
-    // It does not keep others from looking.
+    // The lock does not block commands that only read.
     let _ = host.with(&file, &["diff"]).ok();
     drop(lock);
     let _ = second.wait(COMMAND_TIME_MAX).ok().says("unchanged");

@@ -1,4 +1,4 @@
-//! What people type and programs read: the output of commands, and what they say to wrong input.
+//! Command-line input and output: results for programs, and messages about wrong input.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// A command about the sessions of this run directory, to be started while others run.
+/// Prepares a command about the sessions of this run directory, to run alongside others.
 fn command(client: &Client, words: &[&str]) -> Command {
     let mut command = Command::new(bin("rtrs-client"));
     command.args(words).arg("--run-dir").arg(client.run_dir());
     command
 }
 
-/// Demands that it tells a program all of an attached session.
+/// Checks that a program receives all properties of an attached session.
 fn assert_attached(attached: &Value, uri: &str, portal: &str) {
     assert_eq!(attached["export"], "vol0", "{attached}");
     assert_eq!(attached["uri"], uri, "{attached}");
@@ -153,7 +153,7 @@ fn a_check_refuses_what_a_start_would_refuse() {
     };
     let _ = check(&export, &other).code(1).says("cannot export \"vol0\"").says("locked");
     let _ = check("v=mem:1M", &listen).code(1).says("choose another port");
-    // The same server, by its address: what it holds is not tried, and the rest is.
+    // The same server by its address: the resources that it holds are not tried, and the rest is.
     let own = server.run_dir();
     let own = own.to_str().expect("a plain path");
     let same = |more: &[&str]| {
@@ -177,7 +177,7 @@ fn a_check_refuses_what_a_start_would_refuse() {
     let _ = attach(&listen["tcp://".len()..]).code(1).says("in use");
     assert_eq!(attach("127.0.0.1:0").ok().stdout, "ok\n");
     let _ = server.stop(STOP_TIME_MAX);
-    // Nothing is left of a check.
+    // A check leaves nothing behind.
     assert_eq!(check(&export, &listen).ok().stdout, "ok\n");
     assert_eq!(check(&export, &listen).ok().stdout, "ok\n");
 }
@@ -212,7 +212,7 @@ fn a_drain_of_a_server_that_is_stopped_says_so() {
 fn doctor_tells_a_port_of_another_program_from_a_closed_one() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let path = format!("tcp://{}", listener.local_addr().expect("an address"));
-    // Whatever it is, it closes connections that it does not understand.
+    // This service closes connections that it does not understand.
     let _closing = std::thread::spawn(move || listener.incoming().for_each(drop));
     let doctor = run(bin("rtrs-client"), &["doctor", &path], COMMAND_TIME_MAX).code(1);
     let _ = doctor.says("hint: the port is open but does not speak RTRS; check that rtrs-server");
@@ -221,7 +221,7 @@ fn doctor_tells_a_port_of_another_program_from_a_closed_one() {
 #[test]
 fn a_command_whose_reader_stops_ends() {
     let server = Server::builder().args(&["--ping-only"]).start();
-    // Without an end of its own.
+    // Without a limit on its duration.
     let ping = format!(
         "set -o pipefail; {} ping {} -i 1ms | head -n 2",
         bin("rtrs-client").display(),
@@ -252,12 +252,12 @@ fn an_attach_that_fails_says_why_also_without_room_for_its_log() {
     let (client, done) = Client::attach("vol1").path(server.portal()).try_start();
     let _ = done.code(1).says("ENOENT");
     let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
-    // As on a disk that is full: no file may grow.
+    // No file may grow, as on a full disk.
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$@\"", "sh"]);
     shell.arg(bin("rtrs-client")).args(["attach", "vol1", "--path", server.portal(), "--socket"]);
     shell.arg(socket).arg("--run-dir").arg(client.run_dir());
-    // What it says here goes through a pipe, since files cannot grow.
+    // The output goes through a pipe, since files cannot grow.
     let output = shell.output().expect("a shell");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -291,7 +291,7 @@ fn a_name_that_a_client_chose_cannot_forge_lines() {
         || Client::attach("vol0").path(server.portal()).args(&["--session-name", name]).try_start();
     let (client, done) = attach();
     let _ = done.ok();
-    // The name is taken, which the log says with the name.
+    // The name is in use; the log message includes it.
     let (_, done) = attach();
     let _ = done.code(1);
     let list = server.command(&["session", "list"]).ok().stdout;
@@ -318,7 +318,7 @@ fn a_bench_whose_terminal_goes_ends_in_order() {
         scratch.text("run")
     );
     let code = scratch.path("code");
-    // It shows how far it is on a terminal of its own, which goes with `script`.
+    // The bench shows its progress on its own terminal, which ends with `script`.
     let within = format!("trap '' HUP; {bench} >/dev/null; echo $? > {}", code.display());
     let mut script = Command::new("script");
     script.args(["-qc", &within, "/dev/null"]);
@@ -329,7 +329,7 @@ fn a_bench_whose_terminal_goes_ends_in_order() {
     let ended = wait_for("the end of the bench", COMMAND_TIME_MAX, || {
         std::fs::read_to_string(&code).ok().filter(|text| text.ends_with('\n'))
     });
-    // As it would have without, or by the hang-up if that reached it; not by a panic.
+    // It ends normally or by the hang-up, if that reached it; not by a panic.
     assert!(matches!(&*ended, "0\n" | "1\n"), "exit code {ended}");
     let _ = server.stop(STOP_TIME_MAX);
 }

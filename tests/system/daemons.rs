@@ -1,5 +1,5 @@
-//! The daemons and commands themselves, as real processes on the loopback: attach, list, status,
-//! stats, detach, bench; signals and restarts; what idle and busy daemons use of the machine.
+//! Daemons and commands as real processes on the loopback: attach, list, status, stats, detach,
+//! bench; signals and restarts; resource usage of idle and busy daemons.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::Command;
@@ -12,7 +12,7 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// True when `word` is a string anywhere inside `value`.
+/// Whether `word` is a string anywhere inside `value`.
 fn mentions(value: &Value, word: &str) -> bool {
     match value {
         Value::String(text) => text == word,
@@ -24,7 +24,7 @@ fn mentions(value: &Value, word: &str) -> bool {
     }
 }
 
-/// The sum of every number inside `value`.
+/// Returns the sum of all numbers inside `value`.
 fn total(value: &Value) -> f64 {
     match value {
         Value::Number(number) => number.as_f64().unwrap_or(0.0),
@@ -102,7 +102,7 @@ fn a_search_path_exports_what_lies_below_it() {
         let _ = refused.says("a client opened it below search-path").says("session evict");
     }
     client.detach();
-    // It is closed with its last session.
+    // The file is closed with its last session.
     let file = std::fs::File::open(scratch.path("vols/vol0")).expect("the file");
     wait_for("the file to be unlocked", STOP_TIME_MAX, || file.try_lock().ok());
     assert_eq!(std::fs::read(scratch.path("vols/vol0")).expect("read")[..4096], [7; 4096]);
@@ -164,7 +164,7 @@ fn sigterm_of_a_busy_server_is_bounded() {
     let busy = std::thread::spawn(move || {
         let mut raw = RawNbd::go(&front, "vol0");
         let mut done = 0_u64;
-        // Until the server is gone and the session says so with an error, or has closed.
+        // Until the server has ended and the session reports an error, or has closed.
         while done < 10_000_000 && raw.write(0, (done % 1000) * 4096, &[3; 4096]) == Reply::Error(0)
         {
             done += 1;
@@ -179,12 +179,12 @@ fn sigterm_of_a_busy_server_is_bounded() {
     assert!(busy.join().expect("the busy client") > 0, "no IO before the signal");
 }
 
-/// A pipe whose reading end nobody reads, kept full.
+/// Returns a full pipe whose reading end is never read.
 fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let mut filler = writer.try_clone().expect("its writing end again");
     let (told, fills) = std::sync::mpsc::channel();
-    // Waits in its last write until the reading end is gone.
+    // The thread blocks in its last write until the reading end is closed.
     std::thread::spawn(
         move || {
             while filler.write_all(&[b'.'; 512]).is_ok() && told.send(()).is_ok() {}
@@ -287,7 +287,7 @@ fn a_killed_session_is_listed_as_dead_and_can_be_attached_again() {
     assert_eq!(client.command(&["list", "-o", "json"]).ok().json(), serde_json::json!([]));
     let _ = client.command(&["status", "vol0"]).code(1).says("not attached");
     let _ = client.command(&["detach", "vol0"]).code(1).says("not attached");
-    // Control and NBD sockets of the dead are in the way of nobody.
+    // The dead session's control and NBD sockets do not block a new attach.
     let words = ["attach", "vol0", "--path", server.portal()].map(str::to_owned);
     let words: Vec<_> = words.into_iter().chain(client.front().args()).collect();
     wait_for("the server to let the dead session go", Duration::from_secs(10), || {
@@ -309,7 +309,7 @@ fn a_session_that_is_stopped_is_listed_as_unresponsive() {
     assert_eq!(client.status()["state"], "unresponsive");
     let _ = client.command(&["status", "vol0"]).code(3).says("end its process with kill -9");
     client.signal("CONT");
-    // The server may have ended its path meanwhile.
+    // The server may have ended the session's path meanwhile.
     wait_for("the session to go on", COMMAND_TIME_MAX, || {
         (client.status()["state"] == "open").then_some(())
     });
@@ -359,7 +359,7 @@ fn many_attaches_of_one_name_at_once() {
             let named = ["already", "being attached"].iter().any(|w| refused.stderr.contains(w));
             assert!(named && refused.code == Some(1), "round {round}: {refused:#?}");
         }
-        // The refused left the log of the one that goes on alone.
+        // Refused attaches did not touch the log of the running session.
         let text = std::fs::read_to_string(&log).expect("the log");
         assert!(text.contains("device open") && !text.contains('\0'), "round {round}: {text:?}");
         client.detach();
@@ -367,8 +367,8 @@ fn many_attaches_of_one_name_at_once() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// A stand whose session was detached and whose server is stopped: connections to it wait. Gives
-/// a running `attach` in its run directory too.
+/// Returns a stand whose session was detached and whose server is stopped, so that connections to
+/// it wait, and a running `attach` in its run directory.
 fn attach_under_way() -> (Stand, Proc) {
     let mut stand = Stand::memory("16M");
     stand.client.detach();
@@ -427,7 +427,7 @@ fn many_rounds_of_attach_and_detach_leave_nothing() {
     let words = ["attach", "vol0", "--path", server.portal()].map(str::to_owned);
     let words: Vec<_> = words.into_iter().chain(client.front().args()).collect();
     for _ in 0..if quick() { 10 } else { 50 } {
-        // Detach tells when the name is free: the next attach need not wait.
+        // Detach returns when the name is free: the next attach need not wait.
         let _ = client.command(&words).ok();
         let _ = client.command(&["detach", "vol0"]).ok();
     }
@@ -452,7 +452,7 @@ fn detach_without_a_path_is_bounded() {
         (status()["state"] == "no-path").then_some(())
     });
     assert_eq!(status()["size"], 16 << 20, "the size is known without a path");
-    // Waits for a path, and must not hold the detach up for longer than that allows.
+    // This request waits for a path, and must not delay the detach beyond its limit.
     let _ = raw.send_request(0, consts::CMD_READ, 0, 512);
     let begin = Instant::now();
     let detach = stand.client.command(&["detach", "vol0", "--within", "500ms"]);
@@ -478,8 +478,8 @@ fn uris_work_as_printed() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// True when `path` has data that the file system has not yet placed on the disk (delayed
-/// allocation, as ext4 and xfs do it until the data is written back).
+/// Whether `path` has data that the file system has not yet placed on the disk (delayed allocation,
+/// as in ext4 and xfs until the data is written back).
 fn has_unplaced_data(path: &str) -> bool {
     run("filefrag", &["-v", path], COMMAND_TIME_MAX).ok().stdout.contains("delalloc")
 }
@@ -489,7 +489,7 @@ fn fua_and_flush_reach_the_disk() {
     if !requires(&["filefrag"]) {
         return;
     }
-    // Not in memory: the question is what the file system has been made to write.
+    // The file is not in memory: the test checks what the file system has been made to write.
     let dir = tempfile::Builder::new().prefix("rtrs-").tempdir_in("/var/tmp").expect("a directory");
     let file = dir.path().join("vol0.img");
     sparse_file(&file, 16 << 20);
@@ -574,7 +574,7 @@ fn help_version_and_wrong_usage() {
 #[test]
 fn the_configurations_in_the_tree_are_good() {
     let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
-    // The files hold defaults; what has none is given by flags.
+    // The files hold defaults; settings without a default are given by flags.
     let listen = "tcp://127.0.0.1:0";
     let words = &["--export", "vol0=mem:1M", "--listen", listen][..];
     let server = ("rtrs-server", "server.yaml", words);
@@ -588,7 +588,7 @@ fn the_configurations_in_the_tree_are_good() {
         let _ = run(&path, "--check");
         let printed = run(&path, "--print-config").stdout;
         assert!(!printed.trim().is_empty(), "{name} printed no configuration");
-        // What is printed is a configuration again.
+        // The printed text is a valid configuration.
         let scratch = Scratch::new();
         let again = scratch.text("again.yaml");
         std::fs::write(&again, &printed).expect("write it");
@@ -629,7 +629,7 @@ fn idle_daemons_use_no_cpu() {
 
 #[test]
 fn memory_stays_flat_and_within_its_bound() {
-    // A null export: the server's memory is then the session's alone.
+    // A null export: the server's memory then belongs to the session alone.
     let (chunk, depth) = (128 << 10, 128);
     let server = Server::builder().export("vol0=null:1G").args(&[
         "--chunk-size",
@@ -650,7 +650,7 @@ fn memory_stays_flat_and_within_its_bound() {
             workers.push(scope.spawn(move || {
                 let (mut data, mut done) = (vec![0x5a; 1 << 20], 0_u64);
                 while Instant::now() < deadline {
-                    // A new connection now and then: those must be given back too.
+                    // New connections now and then: their memory must be released too.
                     let mut raw = RawNbd::go(&front, "vol0");
                     for round in 0..200_u64 {
                         let length = 512 << ((round + worker) % 12);

@@ -43,7 +43,7 @@ fn exports_are_listed_with_mode_use_and_identity() {
     let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!(lines[1], ["fixed", "1.0", "MiB", "512", "ro", "-", server.portal()], "{text}");
     assert_eq!(lines[2], ["vol0", "16.0", "MiB", "512", "rw", "yes", server.portal()], "{text}");
-    // An unknown name hints at it.
+    // The error for an unknown name suggests the command.
     let (_failed, ended) = Client::attach("none").path(server.portal()).try_start();
     let _ = ended.code(1).says("rtrs-client discover");
     client.detach();
@@ -54,7 +54,7 @@ fn exports_are_listed_with_mode_use_and_identity() {
 fn who_gives_no_list_is_named_with_the_reason() {
     let server = Server::builder().export("vol0=mem:1M").start();
     let off = Server::builder().export("vol0=mem:1M").args(&["--discovery", "off"]).start();
-    // Accepts and says nothing.
+    // This listener accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let silent = format!("tcp://{}", silent.local_addr().expect("an address"));
     let nobody = "tcp://127.0.0.1:1";

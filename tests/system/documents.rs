@@ -1,5 +1,5 @@
-//! What packages install beside the daemons: manual pages that man reads without a warning, and
-//! completions that the shells take. Also the text of `--version`.
+//! Documents that packages install with the daemons: manual pages that man reads without
+//! warnings, and completions that the shells accept. Also the text of `--version`.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ mod version;
 
 const PROGRAMS: [&str; 3] = ["rtrs-server", "rtrs-client", "rds"];
 
-/// The documents of a program.
+/// Returns a directory with the documents of a program.
 fn documents(program: &str) -> Scratch {
     let scratch = Scratch::new();
     let _ = run(bin(program), &["documents", &scratch.text("documents")], COMMAND_TIME_MAX).ok();
@@ -25,7 +25,7 @@ fn names(dir: &Path) -> Vec<String> {
     entries.map(|entry| entry.expect("a file").file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The commands that `--help` lists.
+/// Returns the commands that `--help` lists.
 fn commands(program: &str) -> Vec<String> {
     let help = run(bin(program), &["--help"], COMMAND_TIME_MAX).ok().stdout;
     let list = help.split_once("Commands:\n").expect("a list of commands").1;
@@ -63,7 +63,7 @@ fn each_command_has_a_page_that_man_reads_without_a_warning() {
     }
 }
 
-/// Types lines into an interactive bash and returns what it printed.
+/// Types lines into an interactive bash and returns its output.
 fn typed_into_bash(lines: &str) -> String {
     let scratch = Scratch::new();
     let typed = scratch.path("typed");

@@ -1,4 +1,4 @@
-//! Exports that change while the server runs: by commands, and by reading the configuration again.
+//! Changes of exports while the server runs: by commands, and by reloading the configuration.
 
 use std::fs;
 
@@ -55,7 +55,7 @@ fn exports_come_and_go_beside_others() {
         assert_eq!(vol1[key], value, "{key} of {vol1}");
     }
     assert!(vol1["id"].is_string(), "{vol1}");
-    // It serves like any other, and is kept while somebody uses it.
+    // The new export serves like any other, and cannot be removed while a session uses it.
     let client = attach(&server, "vol1", &[]);
     let mut raw = RawNbd::go(client.front(), "vol1");
     assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
@@ -81,7 +81,7 @@ fn exports_come_and_go_beside_others() {
     let _ = server.command(&["export", "set", "vol1", "bolck-size=512"]).code(2).says("did you");
     let _ = server.command(&["export", "remove", "vol1"]).ok().says("vol1 removed");
     let _ = server.command(&["export", "remove", "vol1"]).code(1).says("there is no export");
-    // Its lock is free, and what was written is there.
+    // The lock of its file is free, and the written data is there.
     let _ = server.command(&["export", "add", &format!("new={target}")]).ok();
     assert_eq!(fs::read(scratch.path("a.img")).expect("the file")[..4096], [1; 4096]);
     assert_eq!(export(&server, "new")["id"], vol1["id"], "the same file");
@@ -107,7 +107,7 @@ fn a_forced_removal_ends_a_client_with_errors_for_good() {
     let _ = removed.says("vol0 removed; ended for sess-vol0");
     let second = format!("vol0={},id=another", scratch.text("b.img"));
     let _ = server.command(&["export", "add", &second]).ok();
-    // At once, although it would wait for a path for ever.
+    // The errors come at once, although IO would wait for a path without limit.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
     assert_eq!(raw.write(0, 4096, &[3; 4096]), Reply::Error(EIO));
     let told = client.command(&["status", "vol0", "-o", "json"]).code(3).json();
@@ -115,7 +115,7 @@ fn a_forced_removal_ends_a_client_with_errors_for_good() {
     assert_eq!(told["io_fails"], true, "{told}");
     assert_eq!(fs::read(scratch.path("b.img")).expect("a file")[..8192], [0; 8192]);
     assert_eq!(fs::read(scratch.path("a.img")).expect("a file")[..4096], [1; 4096]);
-    // The file is closed, and who attaches anew gets what has the name now.
+    // The file is closed, and a new session gets the export that has the name now.
     let _ = server.command(&["export", "add", &format!("old={}", scratch.text("a.img"))]).ok();
     drop(raw);
     client.detach();
@@ -176,7 +176,7 @@ fn the_configuration_is_read_again() {
     let client = attach(&server, "used", &[]);
     let innocent = Innocent::start(client.front(), "used");
     let _ = server.command(&["export", "add", "mine=null:1M"]).ok();
-    // What is in use stays, as does what a command has added.
+    // Exports in use stay, and so do those added by a command.
     write("export: [new=null:2M, 'other=null:3M,ro']\nqueue-depth: 64\n");
     fs::write(&extra, "[]").expect("a file");
     let preview = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
@@ -196,14 +196,14 @@ fn the_configuration_is_read_again() {
     assert_eq!(all(&server), ["mine", "new", "other", "used"]);
     let other = export(&server, "other");
     assert_eq!((&other["size"], &other["read_only"]), (&json!(3 * MIB), &json!(true)));
-    // What runs makes a file that says the same.
+    // The running exports make an equivalent file.
     let saved = server.command(&["export", "save"]).ok().stdout;
     fs::write(&extra, &saved).expect("a file");
     write("queue-depth: 64\n");
     let preview = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
     assert_eq!(preview["unchanged"], 4, "{preview} of\n{saved}");
     fs::write(&extra, "[]").expect("a file");
-    // A wrong configuration changes nothing.
+    // An invalid configuration changes nothing.
     for (text, why) in [
         ("export: [a=null:1M]\nno-such-key: 1\n", "no-such-key"),
         ("export: [a=null:1M, b=/no/such/file]\n", "/no/such/file does not exist"),
@@ -245,7 +245,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
         assert_eq!(RawNbd::go(client.front(), "vol0").read(0, &mut found), Ok(()));
         found[0]
     };
-    // At once: the next session gets the new file, whether anything has looked before or not.
+    // The next session gets the new file at once, even if nothing has checked the file before.
     for byte in [2, 3, 4] {
         put(byte);
         let client = attach(&server, "vol0", &[]);
@@ -277,7 +277,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     let client = attach(&server, "vol0", &[]);
     assert_eq!(holds(&client), 5);
     client.detach();
-    // Deleted: what is open stays, so that it can be copied.
+    // After the deletion the open file stays, so that it can be copied.
     fs::remove_file(&path).expect("a file");
     assert_eq!(state(), "missing");
     let report = server.command(&["reload", "-o", "json"]).ok().json();
@@ -287,7 +287,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     client.detach();
     put(6);
     wait_for("its successor", COMMAND_TIME_MAX, || (state() == "unused").then_some(()));
-    // What cannot be exported leaves the old one in place.
+    // A file that cannot be exported leaves the old one in place.
     fs::write(scratch.path("fresh.img"), "short").expect("a file");
     fs::rename(scratch.path("fresh.img"), &path).expect("a file that is too short");
     let report = server.command(&["reload", "-o", "json"]).ok().json();
@@ -361,7 +361,7 @@ fn memory_whose_size_changes_in_the_configuration_is_kept() {
     assert_eq!(RawNbd::go(client.front(), "vol0").read(0, &mut found), Ok(()));
     assert_eq!(found, bytes);
     client.detach();
-    // As the hint says.
+    // Follows the hint in the error.
     let _ = server.command(&["export", "resize", "vol0", "--size", "2M"]).ok();
     write("mem:2M");
     assert_eq!(server.command(&["reload", "-o", "json"]).ok().json()["unchanged"], 1);

@@ -1,10 +1,11 @@
-//! Faults that strike real daemons on the loopback, under load: a server that is stopped or killed,
-//! networks that fall silent, delay, cut and corrupt, and a disk that holds a write up. No IO ends
-//! with an error while the no-path policy has time, and every read finds what was acknowledged.
+//! Faults in real daemons on the loopback, under load: a server that is stopped or killed, networks
+//! that drop, delay, cut and corrupt messages, and a disk that holds a write. No IO ends with an
+//! error within the time of the no-path policy, and every read returns the acknowledged data.
 //!
-//! What is asserted are outcomes, counts and order. How long IO stood still is printed, a line of a
-//! table for each fault: `cargo test -p rtrs-tests --test system faults:: -- --nocapture`. With
-//! `RTRS_FAULT_ROUNDS=9` each strikes nine times as often.
+//! The tests assert outcomes, counts and order. The duration of IO stalls is only printed, as a
+//! line of a table for each fault:
+//! `cargo test -p rtrs-tests --test system faults:: -- --nocapture`. With `RTRS_FAULT_ROUNDS=9`
+//! each fault strikes nine times as often.
 
 mod ghost;
 mod held;
@@ -23,7 +24,7 @@ use serde_json::Value;
 const SECOND: Duration = Duration::from_secs(1);
 const EIO: u32 = 5;
 
-/// Stops the server's process for 3 s, each time.
+/// Stops the server's process for 3 s in each round.
 fn stopped(paths: usize, what: &str) {
     let mut scene = Scene::direct(paths, &[]);
     let mut longest = Vec::new();
@@ -56,7 +57,7 @@ fn a_stopped_server_on_two_paths() {
 fn a_server_that_is_killed_and_started_again_is_a_pause() {
     let mut scene = Scene::direct(2, &[]);
     let (before, mut longest) = (scene.status(), Vec::new());
-    // A connection that does nothing meanwhile stays too.
+    // An idle connection must stay open too.
     let mut idle = RawNbd::go(scene.client.front(), "vol0");
     for round in 1..=rounds(4) {
         scene.load.forget();
@@ -78,7 +79,7 @@ fn a_server_that_is_killed_and_started_again_is_a_pause() {
     for key in ["session_id", "pid", "size"] {
         assert_eq!(before[key], after[key], "{key}");
     }
-    // Its host has not started anew: nothing is lost, and no flush says so.
+    // The server's host was not restarted: nothing is lost, and no flush reports a loss.
     assert_eq!(idle.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
     drop(idle);
     scene.end();
@@ -93,11 +94,11 @@ fn silent(ways: &[Way], what: &str) {
         scene.load.forget();
         scene.proxies[0].shut(ways);
         scene.wait_path(0, "to be noticed dead", |path| path["state"] != "connected");
-        // All of it goes over the other.
+        // All IO uses the other path.
         longest.push(scene.load.longest());
         assert!(scene.failovers(0) > failovers, "nothing was in flight on the path that died");
         assert_eq!(scene.reconnects(0), reconnects, "over a path that is shut");
-        // What both ends have given up arrives late, beside new IO.
+        // Messages that both ends have given up arrive late, during new IO.
         scene.proxies[0].open();
         scene.wait_reconnected(0, reconnects + 1);
         scene.load.progress();
@@ -143,7 +144,7 @@ fn a_path_that_is_slow_is_not_dead() {
     scene.end();
 }
 
-/// Makes the first path 2 s late for 2 s, each time.
+/// Delays the first path by 2 s for 2 s in each round.
 fn late(scene: &Scene, what: &str, after: impl Fn(u64)) {
     let mut longest = Vec::new();
     for round in 1..=rounds(1) {
@@ -174,7 +175,7 @@ fn a_late_path_is_given_up_while_the_server_answers_on_another() {
     scene.end();
 }
 
-/// Every place of a frame, in both directions; with short times one of them each.
+/// Returns every place of a frame in both directions; one per direction in quick runs.
 fn strikes() -> Vec<(Way, Place)> {
     let all = BOTH.iter().flat_map(|way| PLACES.map(|place| (*way, place)));
     let once: Vec<_> = all.filter(|(_, place)| !quick() || *place == Place::Payload).collect();
@@ -199,7 +200,7 @@ fn a_connection_that_is_cut_in_the_middle_of_a_frame() {
     scene.end();
 }
 
-/// Frames that whoever received them found damaged.
+/// Returns the number of frames that the receiver found damaged.
 fn damaged(scene: &Scene, receiver: Way) -> u64 {
     match receiver {
         Way::ToServer => {
@@ -222,7 +223,7 @@ fn a_byte_that_is_corrupted() {
         scene.proxies[0].harm(way, Harm::Corrupt(place));
         scene.wait_reconnected(0, round);
         let stood = scene.load.longest();
-        // A length that became greater makes the receiver wait for the bytes it tells of.
+        // A length that increased makes the receiver wait for that many bytes.
         if place == Place::Length { &mut lengths } else { &mut longest }.push(stood);
         assert_eq!(scene.reconnects(0), round, "{way:?} {place:?}");
         assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was lost is sent again");
@@ -258,19 +259,19 @@ fn no_path_for_longer_than_io_waits() {
         assert!(waited >= 5 * SECOND, "an error after {waited:?}, and IO waits 5 s for a path");
     }
     assert_eq!(scene.status()["state"], "no-path");
-    // What is logged is in the file a little later.
+    // Log lines reach the file a little later.
     let log = wait_for("the log to tell of the errors", PATH_TIME_MAX, || {
         Some(scene.log()).filter(|log| log.contains("IO ends with errors now"))
     });
     for proxy in &scene.proxies {
-        // By its heartbeats, or by a request that was not answered, whichever came first.
+        // The cause is heartbeats or an unanswered request, whichever came first.
         let why = |line: &str| line.contains("silent for") || line.contains("no answer for");
         let down = |line: &str| line.contains("path down") && line.contains(&proxy.portal());
         assert!(log.lines().any(|line| down(line) && why(line)), "why a path is down: {log}");
     }
     scene.proxies.iter().for_each(proxy::Proxy::open);
     scene.wait_connected();
-    // What was given up arrives now at the server, and must not undo what is written from now on.
+    // Abandoned requests arrive at the server now, and must not undo later writes.
     scene.load.progress();
     let errors = scene.load.errors();
     scene.load.progress();
@@ -289,7 +290,7 @@ fn no_path_for_a_while_is_a_pause() {
     let answered = scene.load.good();
     sleep(if quick() { 2 } else { 6 } * SECOND);
     let oldest = &scene.status()["oldest_io"];
-    // What was in flight waits until its path is known to be over, all else for a path.
+    // IO in flight waits for the confirmed end of its path, all other IO for a path.
     assert!(["path", "fence"].map(Value::from).contains(&oldest["waits_for"]), "{oldest}");
     assert!(oldest["age_ms"].is_u64(), "{oldest}");
     assert_eq!(scene.load.good(), answered, "somebody answers without a path");

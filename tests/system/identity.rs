@@ -1,5 +1,5 @@
 //! Two real servers with different disks under one name, a restart with another disk, and a session
-//! that must go on with neither: its path stays down and says so, and IO follows `--no-path`.
+//! that must accept neither: its path stays down with the reason, and IO follows `--no-path`.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use rtrs_tests::{
     free_port, pattern_file, wait_for,
 };
 
-/// More than a path needs to be refused, or to come back.
+/// More time than a path needs to be refused or to reconnect.
 const PATH_TIME_MAX: Duration = Duration::from_secs(30);
 const SIZE: u64 = 8 << 20;
 
-/// A server with this file as `vol`, on this port.
+/// Returns a server with this file as `vol`, on this port.
 fn server(id: &str, export: &str, portal: &str) -> ServerBuilder {
     let export = format!("vol={export}");
     Server::builder().export(export).listen(portal).args(&["--server-id", id])
@@ -37,7 +37,7 @@ impl Disks {
         server(id, &self.scratch.text(disk), &self.portals[portal]).start()
     }
 
-    /// A session over these paths, whose IO fails without a path.
+    /// Returns a session over these paths, whose IO fails without a path.
     fn attach(&self, paths: &[usize], args: &[&str]) -> ClientBuilder {
         let builder = Client::attach("vol").args(&["--shards=1", "--no-path=fail"]).args(args);
         let builder = builder.args(&["--reconnect-max=200ms"]);
@@ -45,7 +45,7 @@ impl Disks {
     }
 }
 
-/// Waits until a path is down for this reason, which `status`, `list` and the log give.
+/// Waits until a path is down for this reason, as shown by `status`, `list` and the log.
 fn refused(client: &Client, path: usize, why: &str) {
     let why = format!("cannot use this path: {why}");
     wait_for(&why, PATH_TIME_MAX, || {
@@ -59,19 +59,19 @@ fn refused(client: &Client, path: usize, why: &str) {
     assert!(log.contains(&why), "{log}");
 }
 
-/// The first byte that NBD reads, or None when that fails.
+/// Returns the first byte that NBD reads, or None if the read fails.
 fn first_byte(front: &Front) -> Option<u8> {
     let mut block = [0; 4096];
     let read = RawNbd::go(front, "vol").read(4096, &mut block);
     read.ok().map(|()| block[0])
 }
 
-/// The byte of each disk there.
+/// Returns the byte of each disk at that position.
 fn byte_of(disks: &Disks, name: &str) -> u8 {
     std::fs::read(disks.scratch.path(name)).expect("the disk")[4096]
 }
 
-/// Waits until IO goes on, and demands that it is with this disk.
+/// Waits until IO succeeds, and checks that it uses this disk.
 fn goes_on(client: &Client, byte: u8) {
     let read = wait_for("IO", PATH_TIME_MAX, || first_byte(client.front()));
     assert_eq!(read, byte, "another disk answers");
@@ -84,7 +84,7 @@ fn a_session_does_not_go_over_to_another_servers_disk() {
     assert_ne!(a, b);
     let first = disks.server("one", "a", 0);
     let client = disks.attach(&[0, 1], &[]).start();
-    // Both up: the second path stays down.
+    // With both servers up, the second path stays down.
     let second = disks.server("two", "b", 1);
     std::thread::sleep(Duration::from_secs(1));
     assert_ne!(client.status()["paths"][1]["state"], "connected");
@@ -92,7 +92,7 @@ fn a_session_does_not_go_over_to_another_servers_disk() {
         assert_eq!(first_byte(client.front()), Some(a));
     }
     assert_eq!(client.status()["paths"][0]["state"], "connected");
-    // Only the wrong one left: IO fails as without a path.
+    // With only the wrong server left, IO fails as without a path.
     first.crash();
     wait_for("the path's end", PATH_TIME_MAX, || {
         (client.status()["state"] == "identity-mismatch").then_some(())
@@ -105,7 +105,7 @@ fn a_session_does_not_go_over_to_another_servers_disk() {
     assert!(reason.starts_with(&disks.portals[1]), "{status}");
     assert_eq!(status["io_fails"], true, "{status}");
     let _ = client.command(&["status", "vol"]).code(3).says("check the addresses of its paths");
-    // The right one again.
+    // The right server is back.
     let first = disks.server("one", "a", 0);
     goes_on(&client, a);
     client.detach();
@@ -123,7 +123,7 @@ fn a_server_that_comes_back_with_another_file_is_refused() {
     refused(&client, 0, "the export is another disk or file");
     assert_eq!(first_byte(client.front()), None);
     wrong.crash();
-    // One that was copied over it is another one too.
+    // A file copied over the export's is another one too.
     std::fs::copy(disks.scratch.path("a"), disks.scratch.path("copy")).expect("a copy");
     let copied = disks.server("one", "copy", 0);
     refused(&client, 0, "the export is another disk or file");
@@ -145,7 +145,7 @@ fn memory_of_a_server_that_was_started_again_is_refused() {
     refused(&client, 0, "the export is another disk or file");
     client.detach();
     second.crash();
-    // Unless its operator says that it is the same.
+    // Unless the operator declares that it is the same.
     let first = start("mem:8M,id=scratch");
     let client = disks.attach(&[0], &[]).start();
     first.crash();
@@ -199,7 +199,7 @@ fn a_volume_that_was_moved_is_taken_only_when_that_is_said() {
     let (client, attached) = attach(&[]);
     let identity = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
     client.detach();
-    // What a file of settings keeps for every attach to come.
+    // Settings file that every later attach uses.
     let saved = disks.scratch.path("client.yaml");
     std::fs::write(&saved, format!("identity: {identity}\n")).expect("the settings");
     let config = format!("--config={}", saved.display());
@@ -216,7 +216,7 @@ fn a_volume_that_was_moved_is_taken_only_when_that_is_said() {
     let moved = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
     assert_ne!(moved, identity);
     assert_eq!(first_byte(client.front()), Some(byte));
-    // That was about the attach: from then on the session stays where it is.
+    // The option applied to the attach only: from then on the session stays with its server.
     new.crash();
     let old = disks.server("one", "a", 0);
     refused(&client, 0, "it is server ");
@@ -225,7 +225,7 @@ fn a_volume_that_was_moved_is_taken_only_when_that_is_said() {
     let new = disks.server("two", "moved", 0);
     goes_on(&client, byte);
     client.detach();
-    // Nor is it remembered where the settings say otherwise.
+    // The accepted identity is not remembered where the settings say otherwise.
     let (_refused, attached) = attach(&[&config]);
     let _ = attached.code(1).says("cannot use this path: it is server ");
     let _ = new.stop(STOP_TIME_MAX);

@@ -1,4 +1,4 @@
-//! The logs of both daemons: what they say, in which format, and where.
+//! Logs of both daemons: their content, format and location.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// Ends a session that was opened, and returns what server and client logged in this format.
+/// Opens and ends a session, and returns the logs of server and client in this format.
 fn logs_in(format: &str) -> [String; 2] {
     let args = ["--log-format", format];
     let server = Server::builder().export("vol0=mem:16M").args(&args).args(&["--insecure-open"]);
@@ -79,13 +79,13 @@ fn a_log_that_was_renamed_is_opened_again() {
     stand.client.signal("HUP");
     wait_for("a log", COMMAND_TIME_MAX, || read(&log).contains("log opened again").then_some(()));
     assert!(!read(&renamed).contains("log opened again"));
-    // The new one says as well whose the name is.
+    // The new log also says which session has the name.
     let words = ["attach", "vol0", "--path", stand.server.portal(), "--socket", "/nowhere/s"];
     let _ = stand.client.command(&words).code(1);
     let shown = stand.client.command(&["logs", "vol0"]).ok().stdout;
     assert_eq!(shown, read(&log));
     assert_eq!(stand.client.command(&["logs", "vol0", "-n1"]).ok().stdout.lines().count(), 1);
-    // Kept over the end of the session, and continued.
+    // The log is kept after the end of the session, and continued.
     stand.client.detach();
     assert!(read(&log).starts_with(&shown));
     let _ = stand.client.command(&["logs", "other"]).code(1).says("has no log");
@@ -107,18 +107,18 @@ fn clients_that_come_and_go_do_not_fill_the_log() {
             let _ = leaving.send_request(0, consts::CMD_WRITE, at * 4096, 4096);
             leaving.send(&[7; 4096]);
         }
-        // Waits for the writes that were left behind; those that had not begun are dropped.
+        // Waits for the writes that were left behind; queued ones are dropped.
         let mut whole = [0; 16 * 4096];
         RawNbd::go(client.front(), "vol0").read(0, &mut whole).expect("a read");
     }
-    // More than a shard serves: the rest is turned away.
+    // More connections than a shard serves: the rest is turned away.
     let held: Vec<_> = (0..64).map(|_| UnixStream::connect(&socket).expect("a listener")).collect();
     for _ in 0..CLIENTS {
         drop(UnixStream::connect(&socket).expect("a listener"));
     }
     let log = client.run_dir().join("vol0.log");
     let read = || std::fs::read_to_string(&log).expect("the log");
-    // What was left out is counted once it has come to rest.
+    // The repeat count is logged once the messages have stopped.
     let text = wait_for("the count of lines left out", Duration::from_secs(60), || {
         let of_turned_away =
             |line: &&str| line.contains("turned away") && line.contains("repeated=");

@@ -1,5 +1,5 @@
-//! The limit of the memory of chunks (`memory-max`): what it counts, who gets a smaller queue
-//! depth, who is refused. Chunks of 64 KiB count in groups of three, 204 KiB.
+//! Limit of chunk memory (`memory-max`): what it counts, which sessions get a smaller queue depth,
+//! and which are refused. Chunks of 64 KiB count in groups of three, 204 KiB.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn attach(server: &Server, export: &str) -> Client {
         .start()
 }
 
-/// A session by its name.
+/// Returns a session by its name.
 fn session(server: &Server, name: &str) -> Value {
     let found = server.sessions().into_iter().find(|session| session["name"] == name);
     found.unwrap_or_else(|| panic!("no session {name}"))
@@ -32,7 +32,7 @@ fn session(server: &Server, name: &str) -> Value {
 
 #[test]
 fn under_pressure_new_sessions_get_less_and_old_ones_come_back() {
-    // The chunks of one path, and six groups more.
+    // Memory for the chunks of one path, and six groups more.
     let server = server("5572k").start();
     let first = attach(&server, "vol0");
     let innocent = Innocent::start(first.front(), "vol0");
@@ -63,7 +63,7 @@ fn under_pressure_new_sessions_get_less_and_old_ones_come_back() {
     let mut raw = RawNbd::go(second.front(), "vol1");
     assert_eq!(raw.write(0, 0, &[7; 61_440]), Reply::Error(0));
 
-    // Both have their depth when they come back, whatever is left.
+    // Both sessions keep their depth on reconnect, whatever memory is left.
     for (name, depth) in [("vol0", 64), ("vol1", 32)] {
         let path = |session: &Value| session["paths"][0]["path"].as_u64();
         let before = path(&session(&server, name));

@@ -1,6 +1,6 @@
-//! Metrics: what a scrape gets of both daemons, and that documents and rules name what exists.
+//! Metrics: scrapes of both daemons, and agreement of documents and rules with the declarations.
 //!
-//! To write the tables of docs/OPERATING.md anew after a change of a declaration:
+//! To regenerate the tables of docs/OPERATING.md after a change of a declaration:
 //! `UPDATE_DOCS=1 cargo test -p rtrs-tests --test system metrics::`
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ use super::settings::{holds, root};
 const SERVER: &[&Metric] = rtrs_server::metrics::ALL;
 const CLIENT: &[&Metric] = rtrs_client::metrics::ALL;
 
-/// Where a daemon says that it serves its metrics.
+/// Returns the address at which a daemon serves its metrics.
 fn address(server: &Server) -> String {
     wait_for("the address of the metrics", Duration::from_secs(20), || {
         let output = server.output();
@@ -37,7 +37,7 @@ fn parse(text: &str) -> Exposition {
     Exposition::parse(text).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
-/// Demands that a text has declared metrics only, with their types and labels.
+/// Checks that a text has declared metrics only, with their types and labels.
 fn assert_declared(exposition: &Exposition, metrics: &[&Metric]) {
     for family in &exposition.0 {
         let metric = metrics.iter().find(|metric| metric.name == family.name);
@@ -67,10 +67,10 @@ fn check_by_promtool(text: &str) {
     assert!(output.status.success() && said.is_empty(), "promtool: {said}");
 }
 
-/// A request that succeeded.
+/// Reply to a successful request.
 const DONE: Reply = Reply::Error(0);
 
-/// An export and a session with names that need escapes.
+/// Names of an export and a session that need escapes.
 const EXPORT: &str = "a\"b";
 const SESSION: &str = "c\\d";
 
@@ -160,7 +160,7 @@ fn both_daemons_count_what_is_done() {
     assert_eq!(all.value("rtrs_client_path_up", &path), 1.0);
     assert_eq!(all.value("rtrs_client_path_requests_total", &path), 11.0);
 
-    // Of all sessions of the run directory, or of one.
+    // Metrics of all sessions of the run directory, or of one.
     let _ = client.command(&["path", "disconnect", EXPORT, portal, "--force"]).ok();
     let text = client.command(&["metrics"]).ok().stdout;
     check_by_promtool(&text);
@@ -215,7 +215,7 @@ fn an_address_in_use_is_refused_and_named() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// A session of its own with one path.
+/// Opens a session with one path.
 fn peer(portal: SocketAddr, number: u64) -> Peer {
     let options = PeerOptions::new(1, 1);
     let mut peer = Peer::new(portal, options);
@@ -229,7 +229,7 @@ fn peer(portal: SocketAddr, number: u64) -> Peer {
     peer
 }
 
-/// A thousand exports and 1,200 sessions, each with an export open.
+/// The server has a thousand exports and 1,200 sessions, each with an export open.
 #[test]
 fn a_large_server_answers_scrapes() {
     let (exports, sessions): (u64, u64) = if quick() { (100, 120) } else { (1000, 1200) };
@@ -258,7 +258,7 @@ fn a_large_server_answers_scrapes() {
     assert_eq!(all.count("rtrs_server_session_open") as u64, sessions);
     assert_eq!(all.value("rtrs_server_sessions", &[("state", "up")]), sessions as f64);
     check_by_promtool(&text);
-    // The control socket has its bound, too.
+    // The control socket has a limit, too.
     let printed = parse(&server.command(&["metrics"]).ok().stdout);
     assert_eq!(printed.count("rtrs_server_session_paths") as u64, sessions);
     drop(peers);
@@ -313,7 +313,7 @@ fn the_strict_reader_refuses_what_is_wrong() {
     }
 }
 
-/// Rows of Markdown.
+/// Returns rows of Markdown.
 fn table(metrics: &[&Metric]) -> String {
     let mut rows = String::from("| metric | type | labels | meaning |\n|---|---|---|---|\n");
     for Metric { name, kind, labels, help } in metrics {
@@ -330,7 +330,7 @@ fn the_tables_are_what_is_declared() {
         let begin = format!("<!-- metrics of {name}, written by tests/system/metrics.rs -->");
         holds("docs/OPERATING.md", &begin, Some("<!-- end -->"), &table(metrics));
     }
-    // What both have means the same in both.
+    // A metric that both daemons have means the same in both.
     for metric in SERVER {
         let twin = CLIENT.iter().find(|other| other.name == metric.name);
         if let Some(twin) = twin {
@@ -340,7 +340,7 @@ fn the_tables_are_what_is_declared() {
     }
 }
 
-/// The names of metrics that a text mentions: words that begin with `rtrs_` in lower case.
+/// Returns the names of metrics that a text mentions: lower-case words that begin with `rtrs_`.
 fn mentioned(text: &str) -> BTreeSet<String> {
     let words = text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
     words.filter(|word| word.starts_with("rtrs_")).map(str::to_owned).collect()

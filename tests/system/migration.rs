@@ -1,17 +1,17 @@
-//! Two clients that write to one export at the same time, as during a live migration: bytes of one
-//! block from both, and none undone.
+//! Two clients that write to one export at the same time, as during a live migration: both write
+//! bytes of one block, and no write is undone.
 
 use std::path::Path;
 use std::thread;
 
 use rtrs_tests::{Client, Front, RawNbd, Reply, Scratch, Server, quick, sparse_file};
 
-/// Bytes of the blocks that both write to.
+/// Number of bytes of the blocks that both clients write to.
 const SPAN: u64 = 4096;
-/// Bytes that one of them writes at once.
+/// Number of bytes in one write.
 const PIECE: u64 = 48;
 
-/// Writes each second piece over and over, and leaves this byte there.
+/// Writes every second piece repeatedly, and leaves this byte there.
 fn write_every_second(front: &Front, first: u64, byte: u8) {
     let mut nbd = RawNbd::go(front, "v");
     let rounds = if quick() { 4 } else { 20 };

@@ -1,4 +1,4 @@
-//! NBD clients over TLS (`nbd-tls`): programs that are not ours, and who is refused.
+//! NBD clients over TLS (`nbd-tls`): third-party programs, and refused clients.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -44,7 +44,7 @@ impl Place {
         port
     }
 
-    /// The URI over TLS, with the certificates of this directory.
+    /// Returns the URI over TLS, with the certificates of this directory.
     fn uri_with(&self, dir: &str) -> String {
         let uri = self.client.uri().replace("nbd://", "nbds://");
         format!("{uri}?tls-certificates={}", self.scratch.text(dir))
@@ -58,7 +58,7 @@ impl Place {
         run("nbdinfo", &["--size", &self.uri_with(dir)], COMMAND_TIME_MAX)
     }
 
-    /// The options of qemu-img for the certificates, and for the export as an image.
+    /// Returns the options of qemu-img for the certificates, and for the export as an image.
     fn qemu(&self) -> (String, String) {
         let object =
             format!("tls-creds-x509,id=t,dir={},endpoint=client", self.scratch.text("tls"));
@@ -66,7 +66,7 @@ impl Place {
         (object, format!("driver=nbd,{server},export=vol0,tls-creds=t"))
     }
 
-    /// A line of the session's log, once it is there.
+    /// Waits for a line of the session's log and returns it.
     fn says(&self, text: &str) -> String {
         wait_for(&format!("{text:?} in the log"), Duration::from_secs(20), || {
             let log = self.client.command(&["logs", "vol0"]).ok().stdout;
@@ -106,7 +106,7 @@ fn nbdinfo_and_nbdcopy_work_over_tls() {
         let _ = run("nbdcopy", &["--flush", &from, &place.uri()], COPY_TIME_MAX).ok();
         let _ = run("nbdcopy", &[&place.uri(), &to], COPY_TIME_MAX).ok();
         equal_prefix(&image, &copy, SIZE);
-        // What came over TLS is the export's.
+        // The data received over TLS is the export's.
         if mode == "on" {
             fs::remove_file(&copy).expect("the copy");
             let _ = run("nbdcopy", &[&place.client.uri(), &to], COPY_TIME_MAX).ok();
@@ -210,7 +210,7 @@ fn clients_without_a_good_certificate_are_refused() {
     fs::copy(tls.join("ca-cert.pem"), place.scratch.path("none/ca-cert.pem")).expect("the CA");
     let _ = fails(place.nbdinfo("none"));
     let _ = place.nbdinfo("tls").ok();
-    // A revoked one, without a restart.
+    // A revoked certificate, without a restart.
     place.authority.revoke(&tls, &[Wanted::CLIENT.serial]);
     std::thread::sleep(Duration::from_millis(1100));
     let _ = fails(place.nbdinfo("tls"));
@@ -241,7 +241,7 @@ fn plain_text_behind_starttls_is_not_carried_out() {
     assert_eq!(got[18..30], ack);
     assert!(got.len() < 18 + 20 + 16, "{got:?}");
     let _ = place.says("the TLS handshake failed: the peer does not speak TLS at all");
-    // Others go on, without TLS too.
+    // Other clients still work, without TLS too.
     let mut raw = RawNbd::go(place.client.front(), "vol0");
     assert_eq!(raw.write(0, 0, &[7; 4096]), Reply::Error(0));
     drop(raw);

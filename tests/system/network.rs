@@ -1,6 +1,6 @@
-//! The client hears from the kernel that a link is up again: a path that is down is tried at once,
-//! however long it would have waited. On two hosts of their own with a cable between them, which
-//! take root.
+//! Link events at the client: when the kernel reports that a link is up again, a path that is down
+//! is retried at once, however long it would have waited. The tests need root: they run on two
+//! simulated hosts with a cable between them.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,11 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// How long something may take that takes well under a second, on a machine without a free
-/// processor.
+/// Maximum time of an event that takes well under a second, on a machine without a free processor.
 const SOON: Duration = Duration::from_secs(60);
 /// Waits between attempts that no test outlasts: from 5 to 10 minutes.
 const LONG_WAITS: [&str; 2] = ["--reconnect-min=10m", "--reconnect-max=10m"];
-/// Logged of a path that would have waited longer.
+/// Log message for a path that would have waited longer.
 const TRYING: &str = "link cable0 is up: trying at once";
 
 /// A server on one host, and on the other a session that uses it.
@@ -59,13 +58,14 @@ impl Hosts {
         wait_for(state, SOON, || (self.path()["state"] == state).then_some(()));
     }
 
-    /// A server that still has the path refuses an attempt once, and the next is minutes away.
+    /// Waits for the end of the path at the server, which would refuse one attempt before that,
+    /// with the next one minutes away.
     fn wait_forgotten(&self) {
         let gone = || self.server.sessions().is_empty().then_some(());
         wait_for("the server's end of the path", SOON, gone);
     }
 
-    /// Attempts that failed, and ends of what was connected.
+    /// Returns the number of failed attempts and of ended connections.
     fn ends(&self) -> u64 {
         self.path()["ends"].as_u64().expect("a count")
     }
@@ -74,12 +74,12 @@ impl Hosts {
         self.process.output().matches(words).count()
     }
 
-    /// Waits for this in the log for the `count`th time: lines may come a moment late.
+    /// Waits until the log has this text `count` times: lines may come a moment late.
     fn wait_logged(&self, words: &str, count: usize) {
         wait_for(words, SOON, || (self.logged(words) >= count).then_some(()));
     }
 
-    /// IO goes on, and there was no error.
+    /// Checks that IO continues, and that there was no error.
     fn check_load(&mut self) {
         let load = self.load.take();
         load.unwrap_or_else(|| Innocent::start(self.client.front(), "vol0")).check();
@@ -105,7 +105,7 @@ fn a_path_whose_link_comes_up_does_not_wait_for_its_next_attempt() {
         hosts.cable.plug();
         hosts.wait_state("connected");
         hosts.wait_logged(TRYING, tried + 1);
-        // The link's own addresses and routes are further news.
+        // The link's own addresses and routes cause further events.
         let failed = hosts.ends() - ends;
         assert!(failed <= 3, "{failed} attempts failed in round {round}");
         hosts.load.iter().for_each(Innocent::progress);
@@ -124,7 +124,7 @@ fn a_link_that_is_switched_off_and_on_is_news_too() {
     hosts.wait_state("connected");
     let failed = hosts.ends() - ends;
     assert!(failed <= 4, "{failed} attempts failed");
-    // And an address that goes and comes back.
+    // An address that is removed and added again.
     hosts.cable.client(&["addr", "del", "10.99.0.1/24", "dev", Cable::LINK]);
     hosts.wait_state("waiting");
     hosts.wait_forgotten();
@@ -139,7 +139,7 @@ fn an_attempt_whose_first_packet_was_lost_begins_anew() {
     hosts.cable.know_server();
     hosts.cable.pull();
     hosts.wait_state("connecting");
-    // TCP sends again after 1, 3, 7 and 15 seconds.
+    // TCP retransmits after 1, 3, 7 and 15 seconds.
     std::thread::sleep(Duration::from_millis(if quick() { 3500 } else { 8000 }));
     let path = hosts.path();
     assert_eq!(path["state"], "connecting", "{path}");
@@ -165,7 +165,7 @@ fn a_network_that_never_rests_does_not_make_a_storm_of_attempts() {
         hosts.cable.client(&["addr", "del", "10.99.0.77/24", "dev", Cable::LINK]);
     }
     let attempts = hosts.ends() - ends;
-    // 0.2 s lie between the first two, twice as much each time, 3.2 s in the end.
+    // The first two attempts are 0.2 s apart, with the pause doubling to 3.2 s in the end.
     let most = 6 + begin.elapsed().as_millis() / 3200;
     assert!(attempts >= 2, "{attempts} attempts for {rounds} addresses");
     assert!(u128::from(attempts) <= most, "{attempts} attempts, {most} at most");

@@ -1,5 +1,5 @@
-//! Paths and policy of an attached session, changed by real commands under load: no IO fails. And
-//! what must not change them: a machine without a free processor, a server that pauses.
+//! Changes of paths and policy of an attached session by real commands under load: no IO fails.
+//! Also events that must not change them: a machine without a free processor, a server that pauses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use rtrs_tests::{Client, Finished, Innocent, STOP_TIME_MAX, Server, quick};
 use serde_json::{Value, json};
 
-/// Clients under load while the session is changed.
+/// Number of clients under load while the session is changed.
 const CLIENTS: u64 = 4;
 
 /// A server that listens on three addresses, and a session over the first two, under load.
@@ -39,7 +39,7 @@ impl Changed {
         self.client.command(&words)
     }
 
-    /// The states of all paths, by number.
+    /// Returns the states of all paths, by number.
     fn states(&self) -> Vec<Option<String>> {
         let list = self.client.command(&["path", "list", "vol0", "-o", "json"]).ok().json();
         let listed = list.as_array().expect("a list of paths");
@@ -55,7 +55,7 @@ impl Changed {
         stats_of(&self.client)
     }
 
-    /// Demands that nobody has seen an error.
+    /// Checks that no client has seen an error.
     fn end(self) -> Value {
         let stats_text = self.client.command(&["stats", "vol0"]).ok();
         let _ = stats_text.says("heartbeats");
@@ -102,7 +102,7 @@ fn paths_come_and_go_under_load_without_an_error() {
         assert_eq!(left, [[second, first][round % 2], third].map(|path| json!(path)));
         let _ = session.path("disconnect", 2, &[]).ok().says("disconnected");
         let _ = session.path("reconnect", 2, &[]).ok().says("connected");
-        // Anew, while it is up.
+        // Reconnect the path while it is up.
         let _ = session.path("reconnect", 2, &[]).ok().says("connected");
         let _ = session.path("add", round % 2, &["-o", "json"]).ok();
         let _ = session.path("disconnect", 2, &[]).ok();
@@ -139,14 +139,14 @@ fn the_last_path_goes_by_force_only_and_io_waits_for_the_next() {
     let left = status["no_path_left_ms"].as_u64().expect("what is left of a minute");
     assert!((1..=60_000).contains(&left), "{status}");
     let _ = session.client.command(&["status", "vol0"]).code(3).says("at most ");
-    // Nobody listens there: it stays, and is tried again.
+    // No server listens there: the path stays, and is retried.
     let wrong = session.client.command(&["path", "add", "vol0", "tcp://127.0.0.1:1"]);
     let _ = wrong.ok().says("not connected yet");
     let _ = session.path("add", 2, &[]).ok().says("connected");
     assert_eq!(session.client.status()["state"], "degraded");
     let _ = session.client.command(&["status", "vol0"]).ok().says("degraded (1/2 paths)");
     let _ = session.client.command(&["path", "remove", "vol0", "tcp://127.0.0.1:1"]).ok();
-    // Nor does it connect on request, which says why.
+    // A reconnect on request fails too, and says why.
     let _ = session.client.command(&["path", "add", "vol0", "tcp://127.0.0.1:1"]).ok();
     let again = ["path", "reconnect", "vol0", "tcp://127.0.0.1:1", "-o", "json"];
     let refused = session.client.command(&again).code(1);
@@ -194,7 +194,7 @@ fn the_policy_changes_under_load() {
     let _ = session.end();
 }
 
-/// Threads that leave nobody a processor for long.
+/// Threads that keep all processors busy.
 struct Hogs {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<u64>>,
@@ -231,7 +231,7 @@ impl Drop for Hogs {
 #[test]
 fn a_starved_machine_loses_no_path_with_the_default_settings() {
     let session = Changed::start();
-    // Another session is idle, so that heartbeats are all there is on its paths.
+    // Another session is idle, so that its paths carry only heartbeats.
     let idle = Client::attach("vol0")
         .path(&session.paths[2])
         .path(&session.paths[0])
@@ -259,9 +259,10 @@ fn a_starved_machine_loses_no_path_with_the_default_settings() {
     let _ = session.end();
 }
 
-/// The lines of a session's log that tell of the end of a path. Each has to say that the server
-/// had not answered for 3 s, which is as long as a starved server may take (docs/OPERATING.md, "How
-/// a dead path is noticed"). Beside other tests this machine is now and then starved for longer.
+/// Returns the lines of a session's log that report the end of a path. Each has to say that the
+/// server had not answered for 3 s, which is as long as a starved server may take
+/// (docs/OPERATING.md, "How a dead path is noticed"). With other tests running, this machine is
+/// sometimes starved for longer.
 fn lost_paths(client: &Client) -> Vec<String> {
     let log = std::fs::read_to_string(client.run_dir().join("vol0.log")).expect("a log");
     let lost = log.lines().filter(|line| line.contains("path down")).map(str::to_owned);
@@ -276,7 +277,7 @@ fn lost_paths(client: &Client) -> Vec<String> {
 #[test]
 fn a_server_that_is_stopped_for_a_second_loses_no_path() {
     let mut session = Changed::start();
-    // Its system still acknowledges what it is sent: that is no dead link.
+    // The server's system still acknowledges received data, so the link is not dead.
     session.server.signal("STOP");
     std::thread::sleep(Duration::from_millis(1200));
     session.server.signal("CONT");

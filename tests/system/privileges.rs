@@ -1,4 +1,4 @@
-//! `--user`: a server that opens as root and goes on as another user.
+//! `--user`: a server that starts as root and continues as another user.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -16,7 +16,7 @@ const USER: &str = "nobody";
 const UID: u32 = 65534;
 const MIB: u64 = 1 << 20;
 
-/// True when there is root to start as and the user to become.
+/// Whether the test runs as root and the other user exists.
 fn can_become() -> bool {
     if !is_root() {
         skip("not root");
@@ -30,7 +30,7 @@ fn can_become() -> bool {
     true
 }
 
-/// A directory on a disk that the user can reach: what lies in memory is not synced.
+/// Creates a directory on a disk that the user can reach: files in memory are not synced.
 fn disk() -> TempDir {
     let dir = TempDir::new_in("/var/tmp").expect("a directory on a disk");
     set_mode(dir.path(), 0o711);
@@ -41,7 +41,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("set a mode");
 }
 
-/// A file of root's, of a MiB, with this mode.
+/// Creates a file of one MiB, owned by root, with this mode.
 fn file(dir: &TempDir, name: &str, mode: u32) -> String {
     let path = dir.path().join(name);
     sparse_file(&path, MIB);
@@ -49,11 +49,11 @@ fn file(dir: &TempDir, name: &str, mode: u32) -> String {
     path.to_str().expect("a plain path").to_owned()
 }
 
-/// What the status of each thread says under a key.
+/// Returns the values of a key in the status of all threads.
 fn of_threads(pid: u32, key: &str) -> BTreeSet<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the threads of a process");
     let status = tasks.filter_map(|task| {
-        // One may have ended meanwhile.
+        // The thread may have ended meanwhile.
         fs::read_to_string(task.expect("a thread").path().join("status")).ok()
     });
     let status: Vec<String> = status.collect();
@@ -81,7 +81,7 @@ fn a_server_goes_on_as_another_user_with_nothing_of_root() {
         let args = ["--session-name", export, "--shards", "2"];
         Client::attach(export).path(server.portal()).args(&args).start()
     };
-    // It serves what only root can open, over rings that root has made.
+    // The server serves files that only root can open, over rings that root has created.
     let client = attach("secret");
     let mut raw = RawNbd::go(client.front(), "secret");
     assert_eq!(raw.write(0, 0, &[7; 8192]), Reply::Error(0));
@@ -89,7 +89,7 @@ fn a_server_goes_on_as_another_user_with_nothing_of_root() {
     let mut data = [0; 8192];
     assert_eq!(raw.read(4096, &mut data[..4096]), Ok(()));
     assert_eq!(data[..4096], [7; 4096]);
-    // Zeroes and holes go through worker threads of the ring.
+    // Zeroes and holes use worker threads of the ring.
     assert_eq!(raw.call(0, consts::CMD_TRIM, 65536, 65536), Reply::Error(0));
     assert_eq!(raw.call(0, consts::CMD_WRITE_ZEROES, 0, 4096), Reply::Error(0));
     assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
@@ -107,7 +107,7 @@ fn a_server_goes_on_as_another_user_with_nothing_of_root() {
     ] {
         assert_eq!(of_threads(pid, key), BTreeSet::from([value]), "{key}");
     }
-    // What it has made is the user's.
+    // Files created by the server belong to the user.
     let run_dir = server.run_dir();
     let mut made = vec![run_dir.clone(), run_dir.with_file_name("state/epochs")];
     for dir in made.clone() {
@@ -164,7 +164,7 @@ fn a_drain_and_a_restart_keep_what_the_user_has() {
         assert_eq!(fs::metadata(&run_dir).expect("it is kept").uid(), UID);
         assert_eq!(fs::read_dir(&run_dir).expect("a directory").count(), 0);
     }
-    // A directory of somebody else's is not given away.
+    // A directory of another owner is not given to the user.
     chown(&state, Some(0), Some(0)).expect("change an owner");
     let builder = Server::builder().export("mem:1M").listen("tcp://127.0.0.1:0").user(USER);
     let refused = builder.args(&args).run().code(1);

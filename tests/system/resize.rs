@@ -1,4 +1,4 @@
-//! Exports that get another size while clients have them: clients notice by themselves.
+//! Exports that are resized while clients use them: clients notice by themselves.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -40,7 +40,7 @@ fn resize(server: &Server, words: &[&str]) -> Value {
     server.command(&words).ok().json()
 }
 
-/// What `export list` shows of vol0.
+/// Returns the entry of vol0 in `export list`.
 fn export(server: &Server) -> Value {
     let list = server.command(&["export", "list", "-o", "json"]).ok().json();
     let all = list["exports"].as_array().expect("exports");
@@ -66,7 +66,7 @@ fn a_file_grows_under_load() {
     ];
     let mut before = RawNbd::go(client.front(), "vol0");
     assert_eq!(before.write(0, 16 * MIB, &[1; 4096]), Reply::Error(ENOSPC));
-    // By itself.
+    // The server notices the new length by itself.
     set_len(&path, 32 * MIB);
     await_size(&client, 32 * MIB);
     assert_eq!(size_in_list(&server), 32 * MIB);
@@ -77,9 +77,9 @@ fn a_file_grows_under_load() {
         assert_eq!(new.read((31 - shard) * MIB, &mut bytes), Ok(()));
         assert_eq!(bytes, [2; 4096]);
     }
-    // A connection that was there before can use it too.
+    // A connection opened before the resize can use the new size too.
     assert_eq!(before.write(0, 16 * MIB, &[1; 4096]), Reply::Error(0));
-    // By command, which makes the file longer.
+    // The command extends the file.
     let told = resize(&server, &["--size", "64M"]);
     let expected = json!({"export": "vol0", "size": 64 * MIB, "size_before": 32 * MIB});
     assert_eq!(told, expected);
@@ -116,7 +116,7 @@ fn a_shrink_is_refused_while_open_and_loses_nothing_in_silence() {
     let refused = server.command(&smaller).code(1);
     let _ =
         refused.says("cannot resize \"vol0\": 8388608 bytes are less than its 16777216, and it");
-    // Under another spelling of the name as well.
+    // The export is also found by another spelling of its name.
     let slash = ["export", "resize", "/vol0", "--size", "8M"];
     let _ = server.command(&slash).code(1).says("it is open; detach it there, or use --force");
     assert_eq!(fs::metadata(&path).expect("the file").len(), 16 * MIB);
@@ -125,15 +125,15 @@ fn a_shrink_is_refused_while_open_and_loses_nothing_in_silence() {
     assert_eq!(fs::metadata(&path).expect("the file").len(), 8 * MIB);
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(ENOSPC));
     assert_eq!(raw.read(12 * MIB, &mut [0; 4096]), Err(Reply::Error(EINVAL)));
-    // What was acknowledged there and not flushed is reported, once.
+    // Lost data that was acknowledged without a flush is reported once.
     assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(EIO));
     assert_eq!(raw.write(0, 0, &[2; 4096]), Reply::Error(0));
     assert_eq!(raw.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
-    // It stays so until a command says otherwise.
+    // The size stays until a command changes it.
     set_len(&path, 16 * MIB);
     sleep(Duration::from_secs(3));
     assert_eq!(size_in_list(&server), 8 * MIB);
-    // A larger export that is shorter than its file would cut that.
+    // A larger export that is still shorter than its file would cut the file.
     let between = ["export", "resize", "vol0", "--size", "12M"];
     let _ = server.command(&between).code(1).says("its file has 16777216 bytes, and would be cut");
     assert_eq!(resize(&server, &[])["size"], 16 * MIB);
@@ -159,7 +159,7 @@ fn a_file_that_was_cut_is_accepted_by_force_only() {
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(0));
     set_len(&path, 8 * MIB);
     assert_eq!(raw.read(12 * MIB, &mut [0; 4096]), Err(Reply::Error(EIO)));
-    // A look at it once a second.
+    // The server checks the file once a second.
     sleep(Duration::from_secs(2));
     set_len(&path, 32 * MIB);
     sleep(Duration::from_secs(3));
@@ -191,7 +191,7 @@ fn exports_in_memory_are_resized_by_command() {
     await_size(&client, 2 * MIB);
     assert_eq!(export(&server)["backing"], "mem:2M");
     let _ = server.command(&["export", "save"]).ok().says("mem:2M");
-    // Within the chunk that was the last one, and behind it.
+    // Within the former last chunk, and behind it.
     for offset in [1000 << 10, 2 * MIB - 4096] {
         let mut bytes = [9; 4096];
         assert_eq!(raw.read(offset, &mut bytes), Ok(()));
@@ -226,7 +226,7 @@ fn an_idle_client_hears_of_a_forced_removal() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let client = attach(&server, "vol0", &["--no-path", "queue"]);
     let _ = server.command(&["export", "remove", "vol0", "--force"]).ok();
-    // No IO is asked for.
+    // The client notices without IO.
     wait_for("the client to know", COMMAND_TIME_MAX, || {
         let told = client.command(&["status", "vol0", "-o", "json"]);
         told.stdout.contains("operator removed the export").then_some(())

@@ -1,9 +1,9 @@
-//! What the server's log tells an operator: what it serves, who opens what, who is refused and why.
+//! Server log: exports, opens, and refusals with their reasons.
 
 use rtrs_tests::raw_mpa::{CRC, ENHANCED, REFUSED, REQUEST_KEY, start_data, start_frame};
 use rtrs_tests::{COMMAND_TIME_MAX, Client, RawMpa, STOP_TIME_MAX, Server, wait_for};
 
-/// Lines of the log with all of these words.
+/// Returns the lines of the log with all of these words.
 fn lines(log: &str, words: &[&str]) -> Vec<String> {
     let has_all = |line: &&str| words.iter().all(|word| line.contains(word));
     log.lines().filter(has_all).map(str::to_owned).collect()
@@ -53,7 +53,7 @@ fn a_client_that_is_refused_again_and_again_is_logged_with_its_reason_and_seldom
     for _ in 0..4 {
         attach();
     }
-    // One more for each interval that has passed, not one for each attempt.
+    // One line for each interval that has passed, not for each attempt.
     let intervals = begun.elapsed().as_secs() / 5;
     let log = server.output();
     let count = lines(&log, &["refused an open"]).len() as u64;
@@ -66,7 +66,7 @@ fn a_stranger_does_not_fill_the_log_with_refused_pings() {
     let server =
         Server::builder().export("vol0=mem:1M").args(&["--access", "anyone@10.9.9.9:ro"]).start();
     let address = server.address().parse().expect("an address");
-    // Version 1, ping-pong, one at a time, of more bytes than a ping may have.
+    // Version 1, ping-pong, one at a time, with more bytes than a ping may have.
     let hello =
         [&b"RTRSPING"[..], &[1, 0, 0, 0, 0, 1, 0, 0], &u32::MAX.to_be_bytes(), &[0; 4]].concat();
     let request = start_frame(REQUEST_KEY, ENHANCED | CRC, 2, &start_data(&hello));

@@ -1,4 +1,4 @@
-//! The daemons as services: what they tell the service manager, by sd_notify(3).
+//! Daemons as services: their messages to the service manager, by sd_notify(3).
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rtrs_tests::{Client, Proc, STOP_TIME_MAX, Scratch, Server, bin, free_port, wait_for};
 
-/// What a service manager hears.
+/// A service manager that receives the messages.
 struct Manager {
     scratch: Scratch,
     socket: UnixDatagram,
@@ -24,14 +24,14 @@ impl Manager {
         self.scratch.text("notify")
     }
 
-    /// The next message, if there is one.
+    /// Returns the next message, if there is one.
     fn heard(&self) -> Option<String> {
         let mut buffer = [0; 1024];
         let length = self.socket.recv(&mut buffer).ok()?;
         Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
     }
 
-    /// Waits for a message that begins like this.
+    /// Waits for a message with this prefix.
     fn hears(&self, start: &str) -> String {
         wait_for(start, Duration::from_secs(20), || {
             self.heard().filter(|message| message.starts_with(start))
@@ -70,7 +70,7 @@ fn a_session_in_the_foreground_says_that_it_is_ready() {
     let _ = manager.hears("STOPPING=1");
     assert_eq!(manager.heard(), None, "no watchdog was asked for");
 
-    // The service is the command's that has started it.
+    // The service belongs to the command that has started it.
     let background = Client::attach("vol0")
         .path(server.portal())
         .env("NOTIFY_SOCKET", manager.address())

@@ -1,6 +1,6 @@
-//! The tables of docs/OPERATING.md and the annotated configs/*.yaml are what the settings declare.
+//! Checks that docs/OPERATING.md and the annotated configs/*.yaml agree with the declared settings.
 //!
-//! To write them anew after a change of a declaration:
+//! To regenerate them after a change of a declaration:
 //! `UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::`
 
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
 }
 
-/// The help in full, as one paragraph.
+/// Returns the full help text as one paragraph.
 fn meaning(one: &Described) -> String {
     let setting = &one.setting;
     let stop = if setting.help.ends_with('.') { "" } else { "." };
@@ -26,13 +26,13 @@ fn meaning(one: &Described) -> String {
     format!("{}{stop} {more}", setting.help).trim_end().to_owned()
 }
 
-/// The default for people, if there is one.
+/// Returns the default as shown to users, if there is one.
 fn default(one: &Described) -> &'static str {
-    // A target has none: what stands in its place is refused.
+    // A target has none; its placeholder is not a valid value.
     if one.setting.name == "target" { "" } else { one.setting.default }
 }
 
-/// Rows of Markdown for the settings outside of all sections, or of one.
+/// Returns rows of Markdown for the settings outside of all sections, or of one section.
 fn table(described: &[Described], section: &str) -> String {
     let mut rows = String::from("| setting | default | values | meaning |\n|---|---|---|---|\n");
     for one in described.iter().filter(|one| one.section == section) {
@@ -43,7 +43,7 @@ fn table(described: &[Described], section: &str) -> String {
     rows
 }
 
-/// Comment lines of at most 100 columns.
+/// Returns comment lines of at most 100 columns.
 fn comment(text: &str, indent: &str) -> String {
     let mut lines = String::new();
     let mut line = format!("{indent}#");
@@ -59,7 +59,7 @@ fn comment(text: &str, indent: &str) -> String {
     lines + &line + "\n"
 }
 
-/// A configuration file in which every setting has its default.
+/// Returns a configuration file in which every setting has its default.
 fn annotated(described: &[Described]) -> String {
     let mut text = String::new();
     let mut section = "";
@@ -91,7 +91,7 @@ fn annotated(described: &[Described]) -> String {
     text
 }
 
-/// Compares what stands in `file` from `begin` to `end` with `text`, or writes it there.
+/// Compares the part of `file` from `begin` to `end` with `text`, or replaces it.
 pub(crate) fn holds(file: &str, begin: &str, end: Option<&str>, text: &str) {
     let path = root().join(file);
     let old = fs::read_to_string(&path).expect(file);

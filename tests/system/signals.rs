@@ -1,9 +1,9 @@
-//! Signals: those that ask for something, and those that must not end a daemon.
+//! Signals: those with a function, and those that must not end a daemon.
 
 use rtrs_tests::{COMMAND_TIME_MAX, RawNbd, Reply, STOP_TIME_MAX, Stand, wait_for};
 
-/// All that end a process by default and have no meaning here: USR2, ALRM, STKFLT, XFSZ, VTALRM,
-/// PROF, IO, PWR and a real-time signal.
+/// Signals that end a process by default and have no function here: USR2, ALRM, STKFLT, XFSZ,
+/// VTALRM, PROF, IO, PWR and a real-time signal.
 const IGNORED: [&str; 9] = ["12", "14", "16", "25", "26", "27", "29", "30", "40"];
 
 #[test]

@@ -1,4 +1,4 @@
-//! A disk that does not answer, behind paths that work: `slow-io`.
+//! A disk that does not answer, behind working paths: `slow-io`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 const EIO: u32 = 5;
 
-/// A server whose disk takes `delay` for everything, and a session over two paths.
+/// Starts a server whose disk takes `delay` for every operation, and a session over two paths.
 fn slow_disk(delay: &str, args: &[&str]) -> (Server, Client) {
     let server = Server::builder().export(format!("vol0=mem:16M,delay={delay}"));
     let server = server.listen("tcp://127.0.0.1:0").listen("tcp://127.0.0.2:0").start();
@@ -21,7 +21,7 @@ fn json(client: &Client, command: &str) -> Value {
     client.command(&[command, "vol0", "-o", "json"]).ok().json()
 }
 
-/// Both paths are connected, and neither has ended since the attach.
+/// Checks that both paths are connected and have been since the attach.
 fn assert_undisturbed(client: &Client) {
     let status = json(client, "status");
     let paths = status["paths"].as_array().expect("paths");
@@ -73,7 +73,7 @@ fn a_read_that_hangs_is_reported_and_answered_in_the_end() {
 fn a_disk_that_never_answers_fails_io_and_keeps_the_paths() {
     let (server, client) = slow_disk("10m", &["--slow-io", "fail"]);
     let mut raw = RawNbd::go(client.front(), "vol0");
-    // More than the four paths that a server lets end slowly.
+    // More operations than the four paths that a server allows to end slowly.
     for at in 1..=6 {
         let mut bytes = [0; 4096];
         assert_eq!(raw.read(at * 4096, &mut bytes), Err(Reply::Error(EIO)));
@@ -85,7 +85,7 @@ fn a_disk_that_never_answers_fails_io_and_keeps_the_paths() {
     assert_undisturbed(&client);
     let stats = json(&client, "stats");
     assert_eq!((&stats["nbd"]["given_up"], &stats["nbd"]["deferred"]), (&7.into(), &1.into()));
-    // A second session of another process connects as ever.
+    // A second session of another process connects normally.
     let portal = &server.portals()[0];
     let args = ["--access", "ro", "--session-name", "other"];
     let other = Client::attach("vol0").path(portal).args(&args).start();

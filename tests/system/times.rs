@@ -1,4 +1,4 @@
-//! Where the time of IO goes: is it the network, or the disk? By what `stats` and the metrics show.
+//! Attribution of IO time to the network or the disk, as shown by `stats` and the metrics.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn server(export: &str, args: &[&str]) -> Server {
     Server::builder().export(export).args(args).start()
 }
 
-/// A session of one shard over this path, after some reads; in `slow` they were made.
+/// Attaches a session of one shard over this path and reads; `slow` runs before the reads.
 fn read_over(path: &str, slow: impl FnOnce()) -> Client {
     let client = Client::attach("vol0").path(path).args(&["--shards", "1"]).start();
     let mut raw = RawNbd::go(client.front(), "vol0");
@@ -31,13 +31,13 @@ fn stats(client: &Client) -> Value {
     client.command(&["stats", "vol0", "-o", "json"]).ok().json()
 }
 
-/// The names of these parts.
+/// Returns the names of these parts.
 fn names(parts: &Value) -> Vec<&str> {
     let parts = parts.as_array().expect("parts").iter();
     parts.map(|part| part["part"].as_str().expect("a name")).collect()
 }
 
-/// The median of a part in microseconds.
+/// Returns the median of a part in microseconds.
 fn p50(parts: &Value, name: &str) -> u64 {
     let mut parts = parts.as_array().expect("parts").iter();
     let part = parts.find(|part| part["part"] == name).expect(name);

@@ -1,5 +1,5 @@
-//! tls:// with the daemons as users run them: certificates and keys, who is refused and how that is
-//! told, paths that end, new certificates without a restart, and what is seen on the wire.
+//! tls:// with the daemons as users run them: certificates and keys, refusals and their messages,
+//! paths that end, new certificates without a restart, and the bytes on the wire.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -50,7 +50,7 @@ impl Place {
     }
 }
 
-/// The only session, when it has so many paths up.
+/// Returns the only session once it has this many paths up.
 fn only_session(server: &Server, paths: usize) -> Value {
     wait_for("the session's paths", Duration::from_secs(30), || {
         let sessions = server.sessions();
@@ -65,7 +65,7 @@ fn only_session(server: &Server, paths: usize) -> Value {
 #[test]
 fn two_tls_paths_of_a_session_fail_over_and_say_who_it_is() {
     let place = Place::new();
-    // The list lets nameless clients in too: what keeps them out of the session is its identity.
+    // The list admits nameless clients too: the session is protected by its identity.
     let server = place.server().listen("tls://127.0.0.2:0").listen("tcp://127.0.0.3:0");
     let server = server.args(&["--access", "anyone:rw"]).start();
     let tls_dir = place.dir();
@@ -96,7 +96,7 @@ fn two_tls_paths_of_a_session_fail_over_and_say_who_it_is() {
     innocent.check();
     let shown = server.command(&["session", "list"]).ok().stdout;
     assert!(shown.contains("certificate:db1") && shown.contains("TLS_AES_128_GCM"), "{shown}");
-    // Somebody who has read the session's number joins it over the plain portal: another identity.
+    // An attacker that has read the session's ID joins over the plain portal with another identity.
     let id = session["id"].as_str().expect("a number").replace('-', "");
     let bytes: Vec<u8> = (0..16)
         .map(|at| u8::from_str_radix(&id[at * 2..at * 2 + 2], 16).expect("hex digits"))
@@ -138,7 +138,7 @@ fn lists_name_certificates_and_without_a_list_a_name_is_enough() {
                 false => drop(done.says("access lists do not let this client in")),
             }
         }
-        // The log has it by now.
+        // The log has the warning by now.
         let output = server.output();
         let warnings = output.matches(" WARN rtrs_server::daemon::warnings: ").count();
         assert_eq!(warnings, usize::from(!nameless), "{list:?}: {output}");
@@ -172,7 +172,7 @@ fn a_revoked_certificate_ends_its_sessions_and_no_others() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// `key generate` of a daemon: the file, and the public key that it prints.
+/// Runs `key generate` of a daemon; returns the file, and the public key that it prints.
 fn generate(program: &str, scratch: &Scratch, name: &str) -> (String, String) {
     let file = scratch.text(name);
     let made = run(bin(program), &["key", "generate", &file], COMMAND_TIME_MAX).ok();
@@ -210,13 +210,13 @@ fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
     assert_eq!(before["identity"], "key:db1");
     let ping = [&["ping", server.portal(), "-c3", "-i0"][..], &tls].concat();
     let _ = run(bin("rtrs-client"), &ping, COMMAND_TIME_MAX).ok();
-    // A list with others changes nothing for it.
+    // A list with additional clients does not affect the session.
     fs::write(&clients, format!("db1 {client_key}\n# db2\n")).expect("the list");
     let _ = server.command(&["reload"]).ok();
     let after = only_session(&server, 1);
     assert_eq!(after["paths"][0]["path"], before["paths"][0]["path"], "the same path");
     assert_eq!(raw.read(0, &mut [0; 4096]), Ok(()));
-    // One without it ends its session, and it is not let in again.
+    // A list without the client ends its session and does not admit it again.
     fs::write(&clients, "# nobody\n").expect("the list");
     server.signal("HUP");
     let _ = server.wait_output("certificates or keys read again");
@@ -228,7 +228,7 @@ fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
     let text = format!("our key is not known to the peer ({client_key}, SHA256:");
     assert!(told.stdout.contains(&text), "{}", told.stdout);
     assert!(told.stdout.contains("server's clients-file"), "{}", told.stdout);
-    // A list that is wrong changes nothing.
+    // An invalid list changes nothing.
     fs::write(&clients, "db1\n").expect("the list");
     for words in [&["reload"][..], &["reload", "--dry-run"]] {
         let _ = server.command(words).code(1).says("line 1 is not NAME ed25519:BASE64");
@@ -237,7 +237,7 @@ fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
     let _ = server.command(&["reload"]).code(1).says("the key of store1 is the key of this server");
     fs::write(&clients, format!("db1 {client_key}\n")).expect("the list");
     let _ = server.command(&["reload"]).ok();
-    // A name that is not in the list is told wherever it is set.
+    // A name that is missing from the list is reported wherever it is set.
     let warning = "warning: access rules name \"db9\", and clients-file has no such client";
     let _ = server.command(&["export", "add", "vol9=null:1M,access=db9:rw"]).ok().says(warning);
     let set = server.command(&["export", "set", "vol9", "access=db9:ro", "-o", "json"]).ok().json();
@@ -271,11 +271,11 @@ fn the_doctor_explains_what_is_wrong_with_certificates() {
     Authority::new().issue(Path::new(&place.dir()), &Wanted::CLIENT);
     check(&portal, "not signed by the CA that the peer trusts", "use the CA of the server");
     place.issue(&Wanted::CLIENT);
-    // The server's own, which it reads again.
+    // The server's own certificate, which it reads again.
     place.issue(&Wanted { names: &["elsewhere"], ..Wanted::SERVER });
     let _ = server.command(&["reload"]).ok().says("changed: server-cert.pem");
     check(&portal, "is not for 127.0.0.1", "hostname");
-    // One that no client would take is not taken in its place.
+    // A certificate that no client would accept does not replace it.
     for (years, why) in [((2020, 2021), "expired on 2021-01-01"), ((2119, 2120), "clock")] {
         place.issue(&Wanted { years, ..Wanted::SERVER });
         for words in [&["reload"][..], &["reload", "--dry-run"]] {
@@ -438,7 +438,7 @@ fn who_is_revoked_is_ended_also_when_the_certificate_of_the_server_has_expired()
     let first = attach("one", "rw");
     place.issue(&Wanted { names: &["db2"], serial: 5, ..Wanted::CLIENT });
     let second = attach("two", "ro");
-    // Good when it is read, however long that takes.
+    // The certificate is valid when it is read, however long that takes.
     let short = [2, 8, 32].into_iter().any(|seconds| {
         place.issue(&Wanted { seconds: Some(seconds), ..Wanted::SERVER });
         server.command(&["reload"]).code == Some(0)
@@ -449,7 +449,7 @@ fn who_is_revoked_is_ended_also_when_the_certificate_of_the_server_has_expired()
         let certificate = preview()["certificate"].clone();
         certificate.as_str().is_some_and(|why| why.contains("expired on")).then_some(())
     });
-    // Nobody can be let in, and still somebody can be let out.
+    // No client can be admitted, but access can still be revoked.
     list("'db1:rw'");
     let done = server.command(&["reload"]).ok();
     let done = done.says("warning: ").says("server-cert.pem: the certificate expired on ");
@@ -463,7 +463,7 @@ fn who_is_revoked_is_ended_also_when_the_certificate_of_the_server_has_expired()
         server.sessions().is_empty().then_some(())
     });
     let _ = server.wait_output("it is still in use, and clients refuse it");
-    // Another one that is bad is not taken, and a start takes none.
+    // Another invalid certificate is not accepted, and a start accepts none.
     place.issue(&Wanted { years: (2020, 2021), ..Wanted::SERVER });
     let _ = server.command(&["reload"]).code(1).says("nothing changed").says("2021-01-01");
     let _ = place.server().args(&["--check"]).run().code(1).says("expired on 2021-01-01");
@@ -514,7 +514,7 @@ fn a_reload_that_fails_says_what_it_has_done_before() {
     let lines: Vec<&str> = lines.collect();
     assert!(lines[0].contains(r#""result":"refused""#), "{text}");
     assert!(lines[1].contains(r#""result":"partly""#) && lines[1].contains(applied), "{text}");
-    // Without exports none can be in the way.
+    // Without exports there is no conflict.
     let _ = pings.command(&["reload"]).ok().says("changed: ca-crl.pem\n0 exports changed, 0 ");
     let _ = pings.stop(STOP_TIME_MAX);
 }
@@ -545,7 +545,7 @@ fn revocation_lists_are_looked_at_before_they_are_used() {
         let _ = attach().code(1).says("ca-crl.pem").says(why);
         let _ = place.doctor(server.portal()).code(1).says(why);
     }
-    // One that is over and older goes on being used.
+    // An older, expired list remains in use.
     write(&over);
     let checked = place.server().args(&["--check"]).run().ok();
     assert!(checked.stderr.contains("ca-crl.pem expired on 2022-01-01"), "{checked:?}");

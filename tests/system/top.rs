@@ -1,5 +1,5 @@
 //! `top` of both daemons: rates that agree with the counters, plain lines, and a terminal that is
-//! left as it was.
+//! restored.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// A server with two addresses, and a session over both.
+/// Starts a server with two addresses, and a session over both.
 fn start() -> (Server, Client) {
     let server = Server::builder().export("vol0=mem:64M").listen("tcp://127.0.0.1:0");
     let server = server.listen("tcp://127.0.0.2:0").start();
@@ -23,7 +23,7 @@ fn number(row: &Value, key: &str) -> f64 {
     row[key].as_f64().unwrap_or_else(|| panic!("no {key} in {row}"))
 }
 
-/// What the session has done: IOs, bytes read and written.
+/// Returns the session's counters: IOs, bytes read and written.
 fn done(client: &Client) -> [f64; 3] {
     let stats = client.command(&["stats", "vol0", "-o", "json"]).ok().json();
     let ops = stats["ops"].as_object().expect("operations");
@@ -31,8 +31,8 @@ fn done(client: &Client) -> [f64; 3] {
     [ios, number(&ops["read"], "bytes"), number(&ops["write"], "bytes")]
 }
 
-/// The rates are those of a part of the time between two looks at the counters, and not of a small
-/// one.
+/// Checks that the rates cover a part of the time between the two snapshots of the counters, and
+/// not a small one.
 fn agrees(view: &Value, row: &Value, before: [f64; 3], after: [f64; 3]) {
     let seconds = number(view, "interval_s");
     for (key, (before, after)) in ["ios_per_s", "read_bytes_per_s", "write_bytes_per_s"]
@@ -64,7 +64,7 @@ fn rates_under_load_agree_with_the_counters() {
     let rate = |row: &Value| number(row, "ios_per_s");
     let paths = session["paths"].as_array().expect("paths");
     let sum: f64 = paths.iter().map(rate).sum();
-    // Not at the same moment: a few more or less.
+    // The samples are not simultaneous, so the sums may differ a little.
     assert!((sum - rate(session)).abs() <= rate(session) / 2.0 + 5.0, "{view}");
     let (p50, p99) = (number(session, "latency_p50_us"), number(session, "latency_p99_us"));
     assert!(0.0 < p50 && p50 <= p99 && p99 < 60e6, "{view}");
@@ -134,8 +134,8 @@ fn plain_lines_end_with_their_reader() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// Runs a program on a terminal of its own: `WAYS COMMAND...`. For each way out demands that the
-/// terminal was changed meanwhile and is as before at the end.
+/// Runs a program on its own terminal: `WAYS COMMAND...`. For each way of ending it checks that the
+/// program changed the terminal's settings and restored them.
 const ON_A_TERMINAL: &str = r#"
 import fcntl, os, pty, re, select, signal, struct, subprocess, sys, termios, time
 

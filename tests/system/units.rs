@@ -1,4 +1,4 @@
-//! The units of systemd in configs/: systemd reads them, and rates how much they leave open.
+//! Units of systemd in configs/: systemd reads them, and rates their exposure.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,14 +13,14 @@ const UNITS: [&str; 4] =
     ["rtrs-server.service", "rtrs-client@.service", "rtrs-apply.service", "rds-node.service"];
 const DROP_IN: &str = "rtrs-server.service.d/rdma.conf";
 
-/// The units in a directory of their own, with programs that are there. `drop_in`: with RDMA.
+/// Copies the units to a directory, with existing programs; `drop_in` adds the drop-in for RDMA.
 fn units(drop_in: bool) -> Scratch {
     let scratch = Scratch::new();
     let configs = root().join("configs");
     for name in UNITS {
         let mut text = fs::read_to_string(configs.join(name)).expect("a unit");
         for program in ["rtrs-server", "rtrs-client", "rds"] {
-            // Where systemd finds programs, none may be.
+            // The programs may not be installed where systemd looks for them.
             let path = bin(program).display().to_string();
             for prefix in ["=", ":"] {
                 text = text.replace(&format!("{prefix}{program} "), &format!("{prefix}{path} "));
@@ -35,7 +35,7 @@ fn units(drop_in: bool) -> Scratch {
     scratch
 }
 
-/// Has systemd rate a unit, from 0.0 (nothing is open) to 10.0; it fails above 3.0.
+/// Makes systemd rate a unit, from 0.0 (nothing is exposed) to 10.0; it fails above 3.0.
 fn rate(unit: &Path) -> Finished {
     let unit = unit.to_str().expect("a plain path");
     run(
@@ -54,7 +54,7 @@ fn systemd_reads_the_units() {
     for name in UNITS {
         let unit = scratch.text(name);
         let read = run(TOOL, &["verify", "--man=no", &unit], COMMAND_TIME_MAX).ok();
-        // Unknown keys and values are warnings. Units of the host are not ours.
+        // Unknown keys and values are warnings. Units of the host are ignored.
         let is_ours = |line: &&str| line.contains("rtrs-") || line.contains("rds-");
         let ours: Vec<&str> = read.stderr.lines().filter(is_ours).collect();
         assert!(ours.is_empty(), "{name}: {ours:#?}");
@@ -76,7 +76,7 @@ fn the_units_leave_little_open() {
     ] {
         let _ = rate(&unit).ok().says("Overall exposure level");
     }
-    // It is the drop-in that was rated, and the threshold holds.
+    // The rated unit includes the drop-in, and the threshold applies.
     let rated = rate(&with.path("rtrs-server.service")).stdout;
     assert!(rated.contains("AF_NETLINK") && rated.contains("infiniband"), "{rated}");
     let open = without.path("open.service");
@@ -84,7 +84,7 @@ fn the_units_leave_little_open() {
     assert_ne!(rate(&open).code, Some(0));
 }
 
-/// The system calls of a set of systemd, those of sets in it too.
+/// Returns the system calls of a set of systemd, including those of nested sets.
 fn calls_of(set: &str) -> BTreeSet<String> {
     let listed = run(TOOL, &["syscall-filter", "--no-pager", set], COMMAND_TIME_MAX).ok().stdout;
     let mut calls = BTreeSet::new();
@@ -97,7 +97,7 @@ fn calls_of(set: &str) -> BTreeSet<String> {
     calls
 }
 
-/// The system calls that a unit allows.
+/// Returns the system calls that a unit allows.
 fn allowed(unit: &PathBuf) -> BTreeSet<String> {
     let text = fs::read_to_string(unit).expect("a unit");
     let mut allowed = calls_of("@default");
@@ -139,7 +139,7 @@ fn the_units_allow_the_system_calls_of_the_daemons() {
     }
 }
 
-/// What the daemons cannot do without, beside the calls of every program. openat2 is for
+/// System calls that the daemons need in addition to the calls of every program. openat2 is for
 /// search-path.
 const CALLS: [&str; 13] = [
     "io_uring_setup",

@@ -1,5 +1,6 @@
-//! Several volumes in one session: one process and one set of connections, a socket, statistics and
-//! a detach for each; volumes that are added, refused, removed or lost beside others.
+//! Several volumes in one session: one process and one set of connections, with a socket,
+//! statistics and a detach for each volume; volumes that are added, refused, removed or lost next
+//! to others.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use rtrs_tests::{
 use serde_json::{Value, json};
 
 const DONE: Reply = Reply::Error(0);
-/// A volume of each size, so that none is taken for another.
+/// Volumes of different sizes, so that none is mistaken for another.
 const EXPORTS: [(&str, &str); 4] = [("a", "1M"), ("b", "2M"), ("pool/c", "4M"), ("d", "8M")];
 
 fn server() -> ServerBuilder {
@@ -58,7 +59,7 @@ impl Host {
         self.run(&[command, name, "-o", "json"]).json()
     }
 
-    /// The volumes that `list` shows, as name and state.
+    /// Returns the volumes that `list` shows, as name and state.
     fn list(&self) -> Vec<(String, String)> {
         let list = self.run(&["list", "-o", "json"]).ok().json();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -72,7 +73,7 @@ impl Host {
     }
 }
 
-/// Writes a block that no other volume has, and reads it and the place of the others' back.
+/// Writes a block that no other volume has, and reads back this block and those of the others.
 fn write_own(host: &Host, names: &[&str], seed: u8) {
     let mut all: Vec<_> = names.iter().map(|name| host.nbd(name)).collect();
     let byte = |at: usize| seed + u8::try_from(at).expect("a few volumes");
@@ -105,16 +106,16 @@ fn volumes_of_a_session_have_a_process_and_connections_in_common() {
     }
     let _ = host.run(&["status", "b"]).ok().says("volumes").says("a, b, pool/c");
     write_own(&host, &names, 1);
-    // Each counts its own IO.
+    // Each volume counts its own IO.
     assert_eq!(host.nbd("b").write(0, 0, &[9; 4096]), DONE);
     for (name, writes) in [("a", 1), ("b", 2), ("pool/c", 1)] {
         let stats = host.json("stats", name);
         assert_eq!(stats["ops"]["write"]["count"], writes, "{name}: {stats}");
     }
-    // The log is that of the first.
+    // All volumes share the log of the first.
     let _ = host.run(&["logs", "b"]).ok().says("pool/c");
 
-    // One goes, the others go on.
+    // One volume is detached, the others continue.
     let mut kept = host.nbd("a");
     let _ = host.run(&["detach", "b"]).ok();
     host.assert_listed(&["a", "pool/c"]);
@@ -125,7 +126,7 @@ fn volumes_of_a_session_have_a_process_and_connections_in_common() {
     let open = server.list()["sessions"][0].to_string();
     assert!(!open.contains("\"b\""), "the server has closed it: {open}");
     let _ = host.run(&["detach", "b"]).code(1).says("b");
-    // The first one may go too. The last one ends the session.
+    // The first volume may be detached too. The last one ends the session.
     let _ = host.run(&["detach", "a"]).ok();
     host.assert_listed(&["pool/c"]);
     write_own(&host, &["pool/c"], 7);
@@ -141,7 +142,7 @@ fn a_volume_is_added_to_a_session_and_leaves_it() {
     let _ = host.attach(&server, &["a"], &["--session-name", "host7"]).ok();
     let pid = host.0.pid();
     let _ = host.add("b", "a").ok().says("b attached");
-    // By the session's name at the server too.
+    // Adding by the session's name at the server works too.
     let _ = host.add("d", "host7").ok();
     assert_eq!(host.0.pid(), pid, "no other process");
     assert_eq!(server.sessions().len(), 1);
@@ -160,13 +161,13 @@ fn a_volume_is_added_to_a_session_and_leaves_it() {
     let _ = host.add("missing", "a").code(1).says("missing");
     host.assert_listed(&["a", "b", "d"]);
     assert!(!host.socket("missing").exists(), "what was refused leaves a socket behind");
-    // Its name is free at once, and again.
+    // The volume's name is free at once, repeatedly.
     for round in 0..3 {
         let _ = host.run(&["detach", "d"]).ok();
         let _ = host.add("d", "b").ok();
         write_own(&host, &["a", "b", "d"], 10 + round);
     }
-    // The one that began it may go, and come back.
+    // The volume that started the session may be detached and return.
     let _ = host.run(&["detach", "a"]).ok();
     write_own(&host, &["b", "d"], 20);
     let alone = host.attach(&server, &["a"], &[]).code(1);
@@ -194,7 +195,7 @@ fn a_volume_that_is_refused_does_not_keep_the_others() {
     let _ = host.run(&["detach", "a"]).ok();
     let _ = host.run(&["detach", "b"]).ok();
     host.0.wait_gone(COMMAND_TIME_MAX);
-    // None of them: no session.
+    // If no volume can be opened, there is no session.
     let _ = host.attach(&server, &["missing", "none"], &[]).code(1).says("missing");
     host.0.wait_gone(COMMAND_TIME_MAX);
     for (names, args, why) in [
@@ -227,12 +228,12 @@ fn what_happens_to_one_volume_does_not_happen_to_the_others() {
     assert!(status["reason"].to_string().contains("removed the export"), "{status}");
     assert_eq!(host.json("status", "a")["state"], "open");
     let _ = host.run(&["detach", "b"]).ok();
-    // The export of its name is another one, for another session.
+    // A new export of the same name is a different one, which only a new session may use.
     let _ = server.command(&["export", "add", "b=mem:16M"]).ok();
     let _ = host.add("b", "a").code(1).says("EIDRM");
     let _ = host.attach(&server, &["b"], &[]).ok();
     assert_eq!(host.json("status", "b")["size"], json!(16 << 20));
-    // One that grows.
+    // A volume that grows.
     let _ = server.command(&["export", "resize", "d", "--size", "32M"]).ok();
     wait_for("the size", COMMAND_TIME_MAX, || {
         (host.json("status", "d")["size"] == json!(32 << 20)).then_some(())
@@ -298,7 +299,7 @@ fn metrics_have_a_label_for_each_volume() {
         assert_eq!(value("rtrs_client_up", &[("export", export)]), 1.0);
     }
     let _ = host.add("d", "a").ok();
-    // A scrape may get what the one before got.
+    // A scrape may return a cached result of the previous one.
     wait_for("the third", COMMAND_TIME_MAX, || scrape_all().contains("export=\"d\"").then_some(()));
     assert_eq!(value("rtrs_client_up", &[("export", "d")]), 1.0);
     let _ = host.run(&["detach", "a"]).ok();

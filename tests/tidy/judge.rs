@@ -1,15 +1,16 @@
-//! The judges of `tidy.rs`: text goes in, lines and words of what breaks a law come out.
+//! Checks of `main.rs`: each takes text and returns the lines and words that violate a rule.
 //!
-//! Comments, strings and character literals are blanked before code is judged ([`code_of`]). Each
-//! judge is shown a breach and a near miss of its law below, so that none can pass by being blind.
+//! Comments, strings and character literals are blanked before code is checked ([`code_of`]).
+//! Below, each check is tested with a violation and a near miss, so that none can pass by finding
+//! nothing.
 
-/// Most columns of a line.
+/// Maximum columns of a line.
 pub(crate) const LINE_MAX: usize = 100;
-/// The crates of the workspace that have code of the product.
+/// Crates of the workspace that have product code.
 const CRATES: &[&str] =
     &["nbd-bridge", "rds", "rds/preload", "rtrs-client", "rtrs-core", "rtrs-server"];
 
-/// What machines may not name, and why.
+/// Names that engines must not use, and the reasons.
 const MACHINE_BANS: &[(&str, &str)] = &[
     ("std::time::Instant", "time is an argument: crate::time::Instant"),
     ("std::time::SystemTime", "time is an argument"),
@@ -29,7 +30,7 @@ const MACHINE_BANS: &[(&str, &str)] = &[
     ("rtrs_core::{", "one path a line, so that this law can read it"),
 ];
 
-/// Rust text with comments and the insides of literals blanked; lines stay where they are.
+/// Returns Rust text with comments and the insides of literals blanked; line numbers stay.
 pub(crate) fn code_of(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -100,7 +101,7 @@ pub(crate) fn code_of(text: &str) -> String {
                 at += 1;
             }
         } else if c == '\'' && (next == Some('\\') || chars.get(at + 2) == Some(&'\'')) {
-            // A character; anything else after an apostrophe is a lifetime.
+            // A character literal; anything else after an apostrophe is a lifetime.
             let end = if next == Some('\\') { at + 3 } else { at + 2 };
             while at < chars.len() && (at < end || chars[at] != '\'') {
                 blank(&mut out, chars[at]);
@@ -116,7 +117,7 @@ pub(crate) fn code_of(text: &str) -> String {
     out
 }
 
-/// The number of hashes of a raw string that starts here.
+/// Returns the number of hashes of a raw string that starts here.
 fn raw_string_hashes(chars: &[char]) -> Option<usize> {
     let (['b' | 'c', 'r', rest @ ..] | ['r', rest @ ..]) = chars else { return None };
     let hashes = rest.iter().take_while(|c| **c == '#').count();
@@ -127,7 +128,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether `word` stands in `line` with no letter, digit or underscore beside it.
+/// Whether `line` contains `word` with no letter, digit or underscore next to it.
 fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let before = line[..at].chars().next_back();
@@ -139,7 +140,7 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Lines of code with their numbers from 1.
+/// Returns lines of code with their numbers from 1.
 fn code_lines(code: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(code.lines())
 }
@@ -149,8 +150,8 @@ pub(crate) fn unsafe_lines(text: &str) -> Vec<usize> {
     code_lines(&code).filter(|(_, line)| has_word(line, "unsafe")).map(|(n, _)| n).collect()
 }
 
-/// Lines with `unsafe` that lack their proof: `SAFETY:` in the comment above the statement, or
-/// `# Safety` in the docs of an unsafe function or trait.
+/// Returns lines with `unsafe` that lack their proof: `SAFETY:` in the comment above the statement,
+/// or `# Safety` in the docs of an unsafe function or trait.
 pub(crate) fn unproven_lines(text: &str) -> Vec<usize> {
     let code = code_of(text);
     let code: Vec<&str> = code.lines().collect();
@@ -159,7 +160,7 @@ pub(crate) fn unproven_lines(text: &str) -> Vec<usize> {
         if lines[at].contains("SAFETY:") {
             return true;
         }
-        // Up over the head of the statement and the comment above it.
+        // Search upwards through the head of the statement and the comment above it.
         let mut in_comment = false;
         for above in (0..at).rev().take(16) {
             let line = lines[above].trim();
@@ -190,7 +191,7 @@ pub(crate) fn machine_breaches(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Marks of unfinished work. Macros are looked for in code, words in everything.
+/// Returns marks of unfinished work: macros are searched in code, words in everything.
 pub(crate) fn unfinished(text: &str) -> Vec<(usize, &'static str)> {
     const MACROS: [&str; 3] = ["todo!", "unimplemented!", "dbg!"];
     const WORDS: [&str; 2] = [concat!("FIX", "ME"), concat!("XX", "X")];
@@ -203,7 +204,7 @@ pub(crate) fn unfinished(text: &str) -> Vec<(usize, &'static str)> {
     in_code.chain(in_text).collect()
 }
 
-/// Lines that are too long. Rows of tables and links of documents cannot be broken.
+/// Returns lines that are too long. Rows of tables and links of documents cannot be broken.
 pub(crate) fn long_lines(path: &str, text: &str) -> Vec<usize> {
     let document = path.ends_with(".md");
     let breakable = |line: &str| !(document && (line.starts_with('|') || line.contains("](")));
@@ -214,7 +215,7 @@ pub(crate) fn long_lines(path: &str, text: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Places that exist on one machine only, and hosts that packages come from.
+/// Returns paths that exist on one machine only, and hosts of packages.
 pub(crate) fn foreign_places(text: &str) -> Vec<(usize, &'static str)> {
     const PATHS: [&str; 3] = [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/")];
     const HOSTS: [&str; 6] = [
@@ -225,7 +226,7 @@ pub(crate) fn foreign_places(text: &str) -> Vec<(usize, &'static str)> {
         concat!("proxy.golang", ".org"),
         concat!("docker", ".io"),
     ];
-    // A longer path that contains the name is not meant: $dir/work/, target/work/.
+    // A longer path that contains the name is allowed: $dir/work/, target/work/.
     let is_root = |before: &str| !before.ends_with(|c: char| is_word(c) || "}/.-".contains(c));
     let mut found = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -239,7 +240,7 @@ pub(crate) fn foreign_places(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
-/// Crates of ours in a manifest: those it depends on, and those its tests or build do.
+/// Returns our crates in a manifest: dependencies, and those of tests or build scripts.
 pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
     let (mut normal, mut dev) = (Vec::new(), Vec::new());
     let mut section = String::new();
@@ -247,7 +248,7 @@ pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
         let mut key = line.split(['=', '.', ' ']).next().unwrap_or("").trim_matches('"');
         if let Some(name) = line.strip_prefix('[') {
             section = name.trim_end_matches(']').to_owned();
-            // A table of its own: [dependencies.rtrs-core].
+            // A separate table: [dependencies.rtrs-core].
             let Some((of, on)) = name.trim_end_matches(']').rsplit_once('.') else { continue };
             if !CRATES.contains(&on) {
                 continue;
@@ -267,7 +268,7 @@ pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
     (normal, dev)
 }
 
-/// What a document points to inside the tree: targets of links, and paths in backquotes.
+/// Returns references of a document into the tree: targets of links, and paths in backquotes.
 pub(crate) fn references(text: &str) -> Vec<(usize, String)> {
     const TOPS: [&str; 10] = [
         "nbd-bridge/",

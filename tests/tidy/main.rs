@@ -1,8 +1,8 @@
-//! Laws of the tree, held by reading its files: where `unsafe` may stand, what machines may not
-//! touch, which crate may know which, how long lines and files are, what documents may point to.
+//! Rules of the tree, checked by reading its files: locations of `unsafe`, names that engines must
+//! not use, dependencies between crates, lengths of lines and files, references of documents.
 //!
-//! A law that fails names each file and line. An exception stands in a list here with its reason.
-//! How a file is judged is in `judge.rs`.
+//! A failed rule names each file and line. Exceptions are listed here with their reasons. The
+//! checks of a single file are in `judge.rs`.
 #![forbid(unsafe_code)]
 
 mod judge;
@@ -19,10 +19,10 @@ use judge::{
     unfinished, unproven_lines, unsafe_lines,
 };
 
-/// The files that may contain `unsafe`; the header of their crate's `lib.rs` names the same.
-/// Those of the verbs provider are one module, a file for each of its nouns. `rds-preload` stands
-/// in front of functions of the C library: it is called by their names, calls those behind it, and
-/// reads and writes the memory that programs point to.
+/// Files that may contain `unsafe`; the header of their crate's `lib.rs` names the same files.
+/// Those of the verbs provider form one module, split by type. `rds-preload` replaces functions of
+/// the C library: it has their names, calls the originals, and reads and writes the memory that
+/// programs point to.
 const UNSAFE_FILES: &[&str] = &[
     "rds/preload/src/hooks.rs",
     "rds/preload/src/memory.rs",
@@ -48,7 +48,7 @@ const UNSAFE_FILES: &[&str] = &[
 /// Crates with such files: their roots deny `unsafe_code`, and their headers name the files.
 const UNSAFE_ROOTS: &[&str] = &["rds/preload/src/", "rtrs-core/src/"];
 
-/// Crate roots that forbid `unsafe`; those of `tests/*/main.rs` are added by the law itself.
+/// Crate roots that forbid `unsafe`; those of `tests/*/main.rs` are added by the rule itself.
 const FORBIDDING_ROOTS: &[&str] = &[
     "nbd-bridge/src/lib.rs",
     "rds/src/lib.rs",
@@ -60,7 +60,7 @@ const FORBIDDING_ROOTS: &[&str] = &[
     "tests/kit/lib.rs",
 ];
 
-/// Machines: time and events go in, work and decisions come out. A folder ends with a slash.
+/// Engines: time and events are inputs, work and decisions are outputs. A folder ends with a slash.
 const MACHINES: &[&str] = &[
     "nbd-bridge/src/proto/",
     "nbd-bridge/src/status.rs",
@@ -90,7 +90,7 @@ const MACHINES: &[&str] = &[
     "tests/sim/",
 ];
 
-/// What stands among the machines and is none, and why it may.
+/// Files among the engines that are not engines, and the reasons.
 const NO_MACHINES: &[(&str, &str)] = &[
     (
         "tests/sim/nbd.rs",
@@ -99,23 +99,23 @@ const NO_MACHINES: &[(&str, &str)] = &[
     ("rtrs-server/src/engine/tests/reloads.rs", "a thread of the daemon asks the control shard"),
 ];
 
-/// What binds an engine to a ring, providers and a front end, and nothing more: the simulator runs
-/// the same engines.
+/// Files that bind an engine to a ring, providers and a front end, and nothing more: the simulator
+/// runs the same engines.
 const DRIVERS: &[&str] = &["rtrs-client/src/daemon/driver.rs", "rtrs-server/src/daemon/driver.rs"];
 
-/// What only engines deal with.
+/// Names reserved for engines, which drivers must not use.
 const ENGINE_ONLY: &[&str] =
     &["FabricEvent", "engine::control", "engine::io", "::path::", "::wire::", "::proto::"];
 
-/// Crates in which no files import each other in a circle.
+/// Crates without import cycles between files.
 const ACYCLIC: &[&str] = &["nbd-bridge", "rds", "rtrs-client", "rtrs-server"];
 
 const FILE_LINES_MAX: usize = 700;
 
-/// Files above [`FILE_LINES_MAX`] lines, and why they may be.
+/// Files above [`FILE_LINES_MAX`] lines, and the reasons.
 const LONG_FILES: &[(&str, &str)] = &[];
 
-/// Which crates of ours a crate may depend on, and besides in its tests.
+/// Our crates that a crate may depend on, and those that only its tests may use.
 const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("rtrs-core", &[], &["rtrs-core"]),
     ("nbd-bridge", &["rtrs-core"], &["rtrs-core"]),
@@ -127,17 +127,17 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("fuzz", &["nbd-bridge", "rds", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),
 ];
 
-/// Left in a document where the output of a program is still to be pasted. Spelled in two parts
-/// here and wherever else this file would accuse itself.
+/// Mark in a document where the output of a program is still missing. Spelled in two parts here and
+/// wherever else this file would report itself.
 const OUTPUT_MARK: &str = concat!("OUT", "PUT: ");
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
 }
 
-/// A file of the tree that is text.
+/// Text file of the tree.
 struct Source {
-    /// Relative to the root, with slashes.
+    /// Path relative to the root, with slashes.
     path: String,
     text: String,
 }
@@ -148,7 +148,7 @@ impl Source {
     }
 }
 
-/// The paths git has or would add; without git, all there are but build output.
+/// Returns the paths that git tracks or would add; without git, all paths except build output.
 fn paths() -> Vec<String> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -184,7 +184,7 @@ fn walk(dir: &Path, prefix: &str, found: &mut Vec<String>) {
     }
 }
 
-/// All text files of the tree. A fuzzing corpus is bytes, not text.
+/// Returns all text files of the tree. A fuzzing corpus is bytes, not text.
 fn sources() -> Vec<Source> {
     let all: Vec<Source> = paths()
         .into_iter()
@@ -198,7 +198,7 @@ fn sources() -> Vec<Source> {
     all
 }
 
-/// Breaches of a law, one line each.
+/// Violations of a rule, one line each.
 #[derive(Default)]
 struct Breaches(String, usize);
 
@@ -214,7 +214,7 @@ impl Breaches {
     }
 }
 
-// The laws.
+// Rules.
 
 #[test]
 fn unsafe_stands_only_in_the_named_files() {
@@ -342,7 +342,7 @@ fn imports_run_in_one_direction() {
     breaches.none("imports run in one direction");
 }
 
-/// A file that is compiled for tests only.
+/// Whether a file is compiled for tests only.
 fn is_for_tests(path: &str) -> bool {
     const PARTS: [&str; 3] = ["tests", "conformance", "fuzz"];
     path.split(['/', '.']).any(|part| PARTS.contains(&part))
@@ -441,7 +441,7 @@ fn lock_files_are_there_and_name_the_public_index_only() {
         if text.is_empty() {
             breaches.add(lock, 0, "is not there");
         }
-        // Outside a clone (a tar ball) nothing is tracked, and being there is all there is.
+        // Outside a clone (a tar ball) nothing is tracked, and only existence is checked.
         if let Ok(out) = &tracked
             && out.status.success()
             && !String::from_utf8_lossy(&out.stdout).lines().any(|line| line == lock)
@@ -481,7 +481,7 @@ fn crates_depend_in_one_direction() {
     breaches.none("crates depend in one direction");
 }
 
-/// The rules that tests take out (`rtrs-core/src/mutant.rs`) are out of reach of what people run.
+/// Mutants (`rtrs-core/src/mutant.rs`) must not be part of programs that users run.
 #[test]
 fn no_product_has_mutants() {
     let mut breaches = Breaches::default();

@@ -1,13 +1,13 @@
-//! The import graph of a crate's modules, from the paths that stand in its files.
+//! Import graph of a crate's modules, from the paths in its files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::judge::code_of;
 
-/// A module by its path in the crate: `["engine", "io"]`.
+/// Path of a module in the crate: `["engine", "io"]`.
 type Module = Vec<String>;
 
-/// The module that a file of `src/` is, e.g. `engine/io/mod.rs`.
+/// Returns the module of a file in `src/`, e.g. `engine/io/mod.rs`.
 fn module_of(path: &str) -> Module {
     let path = path.trim_end_matches(".rs");
     let mut parts: Module = path.split('/').map(str::to_owned).collect();
@@ -17,11 +17,11 @@ fn module_of(path: &str) -> Module {
     parts
 }
 
-/// Every path in the code up to its test module: `use` trees taken apart, and others that begin
-/// with `crate::`, `self::` or `super::`.
+/// Returns every path in the code before its test module: expanded `use` trees, and others that
+/// begin with `crate::`, `self::` or `super::`.
 fn paths_in(text: &str) -> Vec<Vec<String>> {
     let code = code_of(text);
-    // What follows is the test module, by the custom of this tree.
+    // The test module is the last item, by convention in this tree.
     let code = code.split("\n#[cfg(test)]\nmod ").next().unwrap_or("");
     let mut paths = Vec::new();
     let mut rest = code;
@@ -43,7 +43,7 @@ fn paths_in(text: &str) -> Vec<Vec<String>> {
     paths
 }
 
-/// `a::{b, c::{d, e}}` to `a::b`, `a::c::d`, `a::c::e`.
+/// Expands `a::{b, c::{d, e}}` to `a::b`, `a::c::d`, `a::c::e`.
 fn take_apart(before: &str, tree: &str, paths: &mut Vec<Vec<String>>) {
     let tree = tree.trim();
     let Some((head, group)) = tree.split_once('{') else {
@@ -62,7 +62,7 @@ fn take_apart(before: &str, tree: &str, paths: &mut Vec<Vec<String>>) {
     }
 }
 
-/// The file that a path in a module means, if it is of this crate.
+/// Returns the file that a path in a module refers to, if it is in this crate.
 fn file_of<'a>(
     own: &[String],
     path: &[String],
@@ -73,7 +73,7 @@ fn file_of<'a>(
         "crate" => path[1..].to_vec(),
         "self" => [own, &path[1..]].concat(),
         "super" => [&own[..own.len().checked_sub(ups)?], &path[ups..]].concat(),
-        // A child module, or something of another crate.
+        // A child module, or an item of another crate.
         _ => {
             let child = [own, &path[..1]].concat();
             modules.get(&child)?;
@@ -88,7 +88,7 @@ fn file_of<'a>(
     }
 }
 
-/// Which files import which, by their paths below `src/`.
+/// Returns the imports of each file, by paths below `src/`.
 fn graph<'a>(files: &[(&'a str, &str)]) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
     let modules: BTreeMap<Module, &str> =
         files.iter().map(|(path, _)| (module_of(path), *path)).collect();
@@ -102,7 +102,7 @@ fn graph<'a>(files: &[(&'a str, &str)]) -> BTreeMap<&'a str, BTreeSet<&'a str>> 
     graph
 }
 
-/// All files that a file imports, and those that they import.
+/// Returns all files that a file imports directly or indirectly.
 fn reached<'a>(from: &'a str, graph: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> BTreeSet<&'a str> {
     let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
     while let Some(at) = open.pop() {
@@ -112,7 +112,7 @@ fn reached<'a>(from: &'a str, graph: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> B
     seen
 }
 
-/// Groups of files that import each other in a circle.
+/// Returns groups of files that import each other in a cycle.
 pub(crate) fn cycles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
     let graph = graph(files);
     let reached: BTreeMap<&str, BTreeSet<&str>> =

@@ -1,10 +1,10 @@
-//! Home-made words that have gone, and what to write in their place.
+//! Retired terms, and their replacements.
 //!
-//! Only what is unambiguous stands here: many a word of the old glossary is an ordinary one
-//! elsewhere (hold, told, aside), and a reader has to check those.
+//! Only unambiguous terms are listed: many words of the old glossary are ordinary ones elsewhere
+//! (hold, told, aside), and a reader has to check those.
 
-/// What must not come back, and what a Linux storage maintainer expects instead. Lower case; a
-/// space is any boundary within an identifier, so `home core` is also `HomeCore` and `home_core`.
+/// Retired terms with the terms that a Linux storage maintainer expects. Lower case; a space is any
+/// boundary within an identifier, so `home core` is also `HomeCore` and `home_core`.
 pub(crate) const WORDS: &[(&str, &str)] = &[
     ("binder", "bind QP"),
     ("desk", "admin server"),
@@ -26,7 +26,7 @@ pub(crate) const WORDS: &[(&str, &str)] = &[
     ("walk of a request", "request pipeline"),
 ];
 
-/// The words of a text: parts of identifiers apart, lower case, one space around each.
+/// Returns the words of a text: parts of identifiers apart, lower case, one space around each.
 fn parts(text: &str) -> String {
     let mut out = String::from(" ");
     let mut before = ' ';
@@ -44,7 +44,7 @@ fn parts(text: &str) -> String {
     out
 }
 
-/// Each listed word in a line, with what to write in its place.
+/// Returns each retired term in a line, with its replacement.
 pub(crate) fn home_made<'a>(
     line: &str,
     words: &'a [(&'a str, &'a str)],

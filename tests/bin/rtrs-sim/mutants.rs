@@ -1,4 +1,4 @@
-//! `rtrs-sim --mutants`: each mutant until it is caught, on all processors.
+//! `rtrs-sim --mutants`: runs each mutant until it is caught, on all processors.
 
 use std::io::IsTerminal;
 use std::ops::Range;
@@ -11,9 +11,9 @@ use rtrs_core::mutant::{self, Mutant};
 use rtrs_tests::sim::{Scenario, Scene, Verdict, hunt, keep_panics};
 use serde::Serialize;
 
-/// Seeds after which a mutant has survived, where no others are asked for.
+/// Seeds after which a mutant has survived, by default.
 const SEEDS: Range<u64> = 0..3000;
-/// Those that `quick` runs: each loses data in silence, and survived the simulator once.
+/// Mutants that `quick` runs: each loses data silently, and survived the simulator once.
 const QUICK: [Mutant; 9] = [
     Mutant::ResendBeforeFence,
     Mutant::SecondWriter,
@@ -60,7 +60,7 @@ fn list(json: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs the mutants that are asked for. `quiet`: says only which survived, and the count.
+/// Runs the selected mutants. `quiet`: prints only the surviving ones, and the count.
 pub(crate) fn main(
     which: &str,
     seed: Option<u64>,
@@ -132,7 +132,7 @@ pub(crate) fn main(
     code
 }
 
-/// A verdict in a line.
+/// Returns a verdict in a line.
 fn line(verdict: &Verdict) -> String {
     let Some(caught) = &verdict.caught else {
         return format!("{:24} SURVIVED {} runs: {}", verdict.mutant, verdict.runs, verdict.rule);

@@ -1,20 +1,20 @@
-//! A pcap file as packets of RoCE v2: Ethernet, IPv4, UDP to port 4791, BTH and its extensions.
+//! Packets of RoCE v2 from a pcap file: Ethernet, IPv4, UDP to port 4791, BTH and its extensions.
 
-/// What a packet carries besides its payload.
+/// Kind of a packet, with the header fields that matter for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A management datagram of the connection manager: its attribute and 232 bytes of data.
+    /// Management datagram of the connection manager: its attribute and 232 bytes of data.
     Management { attribute: u16 },
-    /// A part of a reliable send or RDMA write.
+    /// Part of a reliable send or RDMA write.
     Request { is_write: bool, first: bool, last: bool },
-    /// Acknowledgements and anything else.
+    /// Acknowledgement or any other packet.
     Other,
 }
 
 /// One packet.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
-    /// True when it came from the first end that spoke.
+    /// Whether the packet came from the end that sent the first one.
     pub(crate) from_client: bool,
     pub(crate) to_qp: u32,
     pub(crate) psn: u32,
@@ -22,9 +22,9 @@ pub(crate) struct Packet {
     /// Address, key and length of an RDMA write's first part.
     pub(crate) remote: Option<(u64, u32, u32)>,
     imm: Option<u32>,
-    /// The key that a send with invalidate names.
+    /// Key in a send with invalidate.
     pub(crate) invalidate: Option<u32>,
-    /// What was captured of the payload, and how long it was.
+    /// Captured part of the payload, and the payload's full length.
     pub(crate) payload: Vec<u8>,
     pub(crate) payload_len: usize,
 }
@@ -34,13 +34,13 @@ impl Packet {
         self.imm
     }
 
-    /// Another permit in an answer or request, an unknown kind in place of a heartbeat.
+    /// Changes the permit in an answer or request, or turns a heartbeat into an unknown kind.
     pub(crate) fn spoil_immediate(&mut self) {
         self.imm = self.imm.map(|imm| if imm >> 31 == 1 { 0xf000_0000 } else { imm ^ 0x7_0009 });
     }
 }
 
-/// Reads big-endian numbers off a slice; `None` beyond its end.
+/// Reader of big-endian numbers from a slice; returns `None` beyond its end.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The packets of a little-endian pcap file with Ethernet frames; others are left out.
+/// Returns the packets of a little-endian pcap file with Ethernet frames; others are skipped.
 pub(crate) fn packets(file: &[u8]) -> Vec<Packet> {
     let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap_or_default()) as usize;
     let mut packets = Vec::new();
@@ -80,7 +80,7 @@ pub(crate) fn packets(file: &[u8]) -> Vec<Packet> {
     packets
 }
 
-/// The sender's address and the packet, whose frame had `whole` bytes.
+/// Returns the sender's address and the packet, whose frame had `whole` bytes.
 fn parse(frame: &[u8], whole: usize) -> Option<(u32, Packet)> {
     let mut bytes = Reader(frame);
     bytes.take(12)?;

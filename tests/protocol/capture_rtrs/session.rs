@@ -1,5 +1,5 @@
-//! One path of a session, followed packet by packet: who connects, what each request says, what
-//! it is answered and with which keys. Anything the protocol does not allow is a fault.
+//! Path of a session, checked packet by packet: connections, requests, answers and their keys. Any
+//! message that the protocol does not allow is a fault.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ const REP: u16 = 0x13;
 const DREQ: u16 = 0x15;
 const DREP: u16 = 0x16;
 
-/// What a capture holds.
+/// Contents of a capture.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) connections: usize,
@@ -45,7 +45,7 @@ pub(crate) struct Counts {
     pub(crate) heartbeat_acks: usize,
 }
 
-/// A connection, by its client's id in the connection manager.
+/// Connection, by its client's ID in the connection manager.
 #[derive(Debug)]
 struct Connection {
     request: ConnReq,
@@ -55,7 +55,7 @@ struct Connection {
     drep: bool,
 }
 
-/// A send or write that may have come in several packets; what was not captured is zero.
+/// Send or write that may consist of several packets; missing data is zero.
 #[derive(Debug, Default)]
 struct Assembly {
     bytes: Vec<u8>,
@@ -63,14 +63,14 @@ struct Assembly {
     remote: Option<(u64, u32, u32)>,
 }
 
-/// A request that was not answered yet.
+/// Request without an answer so far.
 #[derive(Debug)]
 struct Running {
     cid: usize,
     desc: Option<SgDesc>,
     need_inval: bool,
     invalidated: bool,
-    /// What was written to the descriptor.
+    /// Data written to the descriptor.
     data: Option<Vec<u8>>,
     is_info: bool,
     is_open: bool,
@@ -82,14 +82,14 @@ struct Path {
     connections: BTreeMap<u32, Connection>,
     granted: Option<(ConnRsp, u32)>,
     table: Vec<SgDesc>,
-    /// Next packet number by queue pair it goes to; the two ends may number theirs alike.
+    /// Next packet number by destination queue pair; the two ends may number theirs alike.
     next_psn: BTreeMap<(bool, u32), u32>,
     parts: BTreeMap<(bool, u32), Assembly>,
     running: BTreeMap<u16, Running>,
     introduced: bool,
 }
 
-/// Follows a path from its first connect to its end.
+/// Checks a path from its first connect to its end.
 pub(crate) fn judge(packets: &[Packet]) -> Result<Counts, String> {
     let mut path = Path::default();
     for (index, packet) in packets.iter().enumerate() {
@@ -118,7 +118,7 @@ impl Path {
                 let next = self.next_psn.entry(to).or_insert(packet.psn);
                 match packet.psn.wrapping_sub(*next) & 0xff_ffff {
                     0 => *next = (packet.psn + 1) & 0xff_ffff,
-                    // Said again, since its acknowledgement was late.
+                    // A retransmission, since its acknowledgement was late.
                     0x80_0000.. => return Ok(()),
                     _ => return Err(format!("packet {next} is missing")),
                 }
@@ -231,7 +231,8 @@ impl Path {
     fn on_request(&mut self, cid: usize, packet: &Packet, whole: &Assembly) -> Result<(), String> {
         let (granted, chunk) = self.granted.ok_or("a message before the accept")?;
         if packet.imm().is_none() && whole.remote.is_some_and(|remote| remote.2 == 0) {
-            // Ends what was posted before a disconnect; it reaches no memory and no receive.
+            // Completes posted work requests before a disconnect; it reaches no memory and no
+            // receive.
             return Ok(());
         }
         let Some(imm) = packet.imm() else {
@@ -401,7 +402,7 @@ impl Path {
         Ok(())
     }
 
-    /// The mode decides how an answer travels: with a fresh key, or with nothing.
+    /// Checks that an answer carries a fresh key or none, depending on the mode.
     fn check_key(
         &mut self,
         new_rkey: bool,

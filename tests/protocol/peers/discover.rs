@@ -1,4 +1,4 @@
-//! DISCOVER: cursors that are garbage, no room for the answer, floods.
+//! DISCOVER: invalid cursors, answers without room, floods.
 
 use rtrs_core::wire::{AccessMode, Discover, Page, WriteMsg, errno};
 use rtrs_tests::{Data, PeerOptions, read_message};
@@ -6,7 +6,7 @@ use rtrs_tests::{Data, PeerOptions, read_message};
 use super::*;
 
 impl Scene {
-    /// A path of one connection, as `rtrs-client discover` has it.
+    /// Connects a path of one connection, as `rtrs-client discover` does.
     fn asking(&mut self) -> Peer {
         let options = PeerOptions { cid_num: 1, ..self.options() };
         Peer::up(self.server, options, &format!("peer{}", options.session))
@@ -76,7 +76,7 @@ fn a_flood_of_discovers() {
             assert!((0..4).all(|_| peer.answer().errno == 0));
         }
     }
-    // Whoever only asks gets four pieces of memory. Chunks that are so far apart share none.
+    // A client that only asks gets four pieces of memory. Chunks this far apart share none.
     if is_tcp() {
         let mut greedy = scene.asking();
         for permit in [0, 6, 12, 18] {
@@ -90,7 +90,7 @@ fn a_flood_of_discovers() {
     let mut twice = scene.asking();
     twice.send_discover((0, 1), "", Page::LEN_MAX);
     twice.send_discover((0, 1), "", Page::LEN_MAX);
-    // The first is answered before the second arrives, or the path ends: both are right.
+    // The first is answered before the second arrives, or the path ends: both are correct.
     twice.idle(Duration::from_millis(100));
     drop(twice);
     scene.end();

@@ -1,4 +1,4 @@
-//! CON_REQ and INFO_REQ: each check of docs/PROTOCOL.md, by its errno or by the end of the path.
+//! CON_REQ and INFO_REQ: each check of docs/PROTOCOL.md, with its errno or the end of the path.
 
 use rtrs_core::wire::{ConnReq, errno};
 use rtrs_tests::{Peer, PeerOptions, wait_for};
@@ -28,7 +28,7 @@ fn connection_requests_that_are_refused() {
         ("4097 connections", with(8, [0x01, 0x10])),
         ("65535 connections", with(8, [0xff, 0xff])),
     ] {
-        // RDMA CM pads with zeroes: these are 56 bytes, and right.
+        // RDMA CM pads with zeroes: these are 56 bytes, and valid.
         if matches!(what, "10 bytes" | "55 bytes") && !is_tcp() {
             continue;
         }
@@ -39,7 +39,7 @@ fn connection_requests_that_are_refused() {
     let stranger = PeerOptions { first_conn: false, ..scene.options() };
     let enxio = -(errno::ENXIO.cast_signed());
     assert_eq!(Peer::new(scene.server, stranger).connect(0), Err(enxio));
-    // Longer data are taken, as RDMA CM pads them; another minor version too.
+    // Longer data is accepted, as RDMA CM pads it; another minor version too.
     let options = PeerOptions { cid_num: 1, ..scene.options() };
     // RDMA CM itself has no room for more, and pads at the other end.
     let mut padded = vec![0; if is_tcp() { 92 } else { ConnReq::LEN }];
@@ -67,7 +67,7 @@ fn a_path_of_more_connections_than_its_memory_allows() {
 #[test]
 fn connections_that_do_not_fit_their_path() {
     let mut scene = Scene::new();
-    // While it connects: a connection twice, and another number of connections.
+    // While the path connects: a connection twice, and another number of connections.
     let options = PeerOptions { cid_num: 3, ..scene.options() };
     let mut peer = Peer::new(scene.server, options);
     peer.connect(0).expect("connection 0");
@@ -80,18 +80,18 @@ fn connections_that_do_not_fit_their_path() {
     assert_eq!(peer.connect(2), Err(RESET), "connection 2 twice");
     peer.introduce("fits");
     peer.check_alive("refused connections");
-    // When it is up: each connection again.
+    // When the path is up: each connection again.
     for cid in 0..3 {
         assert_eq!(peer.connect(cid), Err(RESET), "connection {cid} of a path that is up");
     }
-    // The same addresses again as another path of the session; other addresses are well.
+    // The same addresses again as another path of the session; other addresses are accepted.
     let second = PeerOptions { path: 200, ..options };
     let eexist = -(errno::EEXIST.cast_signed());
     assert_eq!(Peer::new(scene.server, second).connect(0), Err(eexist));
     let mut beside = Peer::up(scene.server, PeerOptions { local: 9, ..second }, "fits");
     beside.check_alive("a second path");
     peer.check_alive("a second path");
-    // The path's uuid in another session is another path.
+    // The path's UUID in another session is another path.
     let other = PeerOptions { path: options.path, ..scene.options() };
     let mut other = Peer::up(scene.server, other, "other");
     other.check_alive("a uuid that another session has too");
@@ -101,7 +101,7 @@ fn connections_that_do_not_fit_their_path() {
     beside.check_alive("the end of another session");
     drop(beside);
     peer.check_alive("the end of a second path");
-    // Connected anew, by its own word: the old one ends, the try after that is let in.
+    // A reconnect that the client announces: the old path ends, and the next attempt is admitted.
     let mut anew = Peer::new(scene.server, PeerOptions { recon_cnt: 2, ..options });
     assert_eq!(anew.connect(0), Err(RESET));
     let _ = peer.ended("the client connects anew", at_once());
@@ -123,7 +123,7 @@ fn connections_that_do_not_fit_their_path() {
 #[test]
 fn more_sessions_than_there_may_be() {
     let mut scene = Scene::with(&["--sessions-max", "3"]);
-    // One that opens nothing would make room.
+    // A session that opens nothing could be evicted.
     let mut held = [scene.peer(), scene.peer()];
     for peer in &mut held {
         peer.open("ro", AccessMode::ReadOnly).expect("open ro");
@@ -131,7 +131,7 @@ fn more_sessions_than_there_may_be() {
     let enomem = -(errno::ENOMEM.cast_signed());
     let options = scene.options();
     assert_eq!(Peer::new(scene.server, options).connect(0), Err(enomem));
-    // A path of a session that exists is no session more.
+    // A further path does not count as a session.
     let options = PeerOptions { path: 99, local: 7, ..held[0].options };
     Peer::up(scene.server, options, "peer1").check_alive("a second path");
     for peer in &mut held {
@@ -173,12 +173,12 @@ fn introductions_that_end_the_path() {
         peer.send_info(&bytes);
         let _ = peer.ended(what, at_once());
     }
-    // While a connection is missing.
+    // INFO_REQ while a connection is missing.
     let mut peer = Peer::new(scene.server, scene.options());
     peer.connect(0).expect("connection 0");
     peer.send_info(&info_req(b"early"));
     let _ = peer.ended("an early INFO_REQ", at_once());
-    // Twice, at once and later, and on another connection.
+    // INFO_REQ twice, at once and later, and on another connection.
     let mut peer = Peer::connected(scene.server, scene.options());
     peer.send_info(&info_req(b"twice"));
     peer.send(0, &info_req(b"twice"), None);

@@ -1,4 +1,4 @@
-//! Ways to the server's memory that a peer does not have: stale keys, foreign keys, bounds, reads,
+//! Illegal ways to access the server's memory: stale keys, foreign keys, bounds, reads,
 //! invalidations. Each ends the path that tries it.
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rtrs_tests::{Data, read_message};
 
 use super::*;
 
-/// The path ended because the server said that it had to.
+/// Checks that the path ended because the server terminated it.
 fn assert_terminated(reasons: &[CloseReason], what: &str) {
     let told = |reason: &CloseReason| matches!(reason, CloseReason::PeerTerminated(_));
     assert!(reasons.iter().any(told), "{what}: {reasons:?}");
@@ -19,7 +19,7 @@ fn assert_terminated(reasons: &[CloseReason], what: &str) {
 #[test]
 fn writes_through_keys_that_are_not_in_force() {
     let mut scene = Scene::new();
-    // The key of before the last answer.
+    // The key from before the last answer.
     let reasons = scene.fatal("a stale key", |peer| {
         let stale = peer.chunks[6];
         peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
@@ -28,7 +28,7 @@ fn writes_through_keys_that_are_not_in_force() {
         peer.write_remote(1, RemoteMem { addr: stale.addr, rkey: stale.key }, &[9; 512]);
     });
     assert_terminated(&reasons, "a stale key");
-    // While its request runs.
+    // The key while its request is in progress.
     let mut peer = scene.peer();
     peer.open("slow", AccessMode::ReadWrite).expect("open slow");
     let chunk = peer.chunks[6];
@@ -37,7 +37,7 @@ fn writes_through_keys_that_are_not_in_force() {
     peer.write_remote(1, RemoteMem { addr: chunk.addr, rkey: chunk.key }, &[9; 512]);
     assert_terminated(&peer.ended("a key in use", at_once()), "a key in use");
     drop(peer);
-    // Of another path.
+    // A key of another path.
     let other = scene.peer();
     let foreign = other.chunks[2];
     let reasons = scene.fatal("the key of another path", |peer| {
@@ -65,7 +65,8 @@ fn writes_out_of_bounds() {
             ("around the end of addresses", u64::MAX - 255, 512),
             ("one byte before", u64::MAX, 1),
         ] {
-            // The last chunk; without windows of their own the first one's fore is the pool's.
+            // The last chunk; without separate windows the address before the first one is the
+            // pool's.
             let chunk = if at > 1 << 41 { 0 } else { last };
             let reasons = scene.fatal(what, |peer| {
                 let SgDesc { addr, key, .. } = peer.chunks[chunk];
@@ -74,13 +75,13 @@ fn writes_out_of_bounds() {
             });
             assert_terminated(&reasons, what);
         }
-        // All of it is well.
+        // Access to the whole chunks is allowed.
         let mut peer = scene.peer();
         for chunk in [0, last] {
             let SgDesc { addr, key, len } = peer.chunks[chunk];
             assert_eq!(len as usize, CHUNK);
             peer.write_remote(1, RemoteMem { addr, rkey: key }, &vec![9; CHUNK]);
-            // What is sent next is built in the same memory.
+            // The next message is built in the same memory.
             peer.idle(Duration::from_millis(100));
         }
         peer.check_alive("whole chunks");
@@ -89,8 +90,8 @@ fn writes_out_of_bounds() {
     }
 }
 
-/// Memory that is committed as it is written is given out bit by bit: before OPEN a client has no
-/// use for more than two chunks, of which four are allowed. Here three chunks count as one.
+/// Memory that is committed on first write is granted step by step: before OPEN a client needs no
+/// more than two chunks, and four are allowed. Here three chunks count as one.
 #[test]
 fn writes_to_many_chunks_before_open() {
     if !is_tcp() {
@@ -101,7 +102,7 @@ fn writes_to_many_chunks_before_open() {
         let to = |peer: &mut Peer, chunk: usize| {
             let SgDesc { addr, key, .. } = peer.chunks[chunk];
             peer.write_remote(1, RemoteMem { addr, rkey: key }, &[9; 30_000]);
-            // What is sent next is built in the same memory.
+            // The next message is built in the same memory.
             peer.idle(Duration::from_millis(20));
         };
         let mut peer = scene.peer();
@@ -111,7 +112,7 @@ fn writes_to_many_chunks_before_open() {
         peer.check_alive("four chunks");
         to(&mut peer, 12);
         assert_terminated(&peer.ended("one more", AT_ONCE), "one more");
-        // After the session's first OPEN all are there, on paths that did not open as well.
+        // After the session's first OPEN all chunks are usable, also on paths without an OPEN.
         let mut peer = scene.writer();
         let options = PeerOptions { path: 200, local: 2, ..peer.options };
         let mut second = Peer::up(scene.server, options, &format!("peer{}", options.session));
@@ -127,7 +128,7 @@ fn writes_to_many_chunks_before_open() {
 #[test]
 fn other_ways_to_the_servers_memory() {
     let mut scene = Scene::new();
-    // Over RDMA a queue pair that was granted no reads does not send one.
+    // Over RDMA a queue pair without granted reads does not send one.
     if is_tcp() {
         let reasons = scene.fatal("a read of a chunk", |peer| {
             let SgDesc { addr, key, .. } = peer.chunks[5];
@@ -135,7 +136,7 @@ fn other_ways_to_the_servers_memory() {
         });
         assert_terminated(&reasons, "a read of a chunk");
     }
-    // Keys next to those we were given, with any of their low eight bits.
+    // Keys next to those granted, with any of their low eight bits.
     for change in [0x100_u32, 0x200, 0xffff_ff00, 1, 0xff] {
         let _ = scene.fatal("a guessed key", |peer| {
             let SgDesc { addr, key, .. } = peer.chunks[5];
@@ -147,7 +148,7 @@ fn other_ways_to_the_servers_memory() {
             }
         });
     }
-    // A message where none is due, with and without the invalidation of a key.
+    // An unexpected message, with and without the invalidation of a key.
     for invalidate in [None, Some(5), Some(0)] {
         for conn in [0, 1] {
             for bytes in [&[][..], &[1; 8]] {
@@ -158,7 +159,7 @@ fn other_ways_to_the_servers_memory() {
             }
         }
     }
-    // An answer into memory that the client has not offered ends the client's path, not more.
+    // An answer into memory that the client has not offered ends only the client's path.
     let _ = scene.fatal("a result for a wrong key", |peer| {
         let desc = SgDesc { key: Rkey(0x1234_5678), ..peer.result_desc(512) };
         let message = read_message(IoHeader::LEN, Some(desc), false);

@@ -1,5 +1,5 @@
-//! CHALLENGE and AUTH at a real server: over RDMA good proofs, proofs that are none, and a `reload`
-//! that takes a key off the list; over TCP nothing is proved.
+//! CHALLENGE and AUTH at a real server: over RDMA valid and invalid proofs, and a `reload` that
+//! removes a key from the list; over TCP there are no proofs.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::*;
 
 const ROOM: usize = 4096;
 
-/// The files of a server with keys, and those of its client `db1`.
+/// Files of a server with keys, and those of its client `db1`.
 struct Keys {
     scratch: Scratch,
     client: PrivateKey,
@@ -33,7 +33,7 @@ impl Keys {
         fs::write(self.scratch.path("clients"), text).expect("a file");
     }
 
-    /// The server's arguments; others come in too, without a name.
+    /// Returns the server's arguments; they admit other clients too, without a name.
     fn args(&self) -> [String; 8] {
         let (key, clients) = (self.scratch.text("server.key"), self.scratch.text("clients"));
         let keys = ["--key-file", &key, "--clients-file", &clients];
@@ -46,7 +46,7 @@ impl Keys {
     }
 }
 
-/// A path of a client that can prove who it is; whether the server wants it to.
+/// Connects a path of a client that supports proofs; returns whether the server requires one.
 fn able(server: SocketAddr, options: PeerOptions) -> (Peer, bool) {
     let extensions = ClientExtensions { authenticates: true, ..options.extensions };
     let options = PeerOptions { extensions, ..options };
@@ -55,7 +55,7 @@ fn able(server: SocketAddr, options: PeerOptions) -> (Peer, bool) {
     (peer, wanted)
 }
 
-/// A path of a client that has to prove who it is.
+/// Connects a path of a client that must prove its identity.
 fn proving(server: SocketAddr, options: PeerOptions) -> Peer {
     let (peer, wanted) = able(server, options);
     assert!(wanted, "no proof is wanted");
@@ -71,7 +71,7 @@ fn facts(peer: &Peer, server: SocketAddr) -> ProofFacts {
     }
 }
 
-/// What the client of a path would send as its proof, made for these facts.
+/// Returns the proof that the client of a path would send, made for these facts.
 fn proof_for(
     peer: &mut Peer,
     (config, server): (&TlsClientConfig, SocketAddr),
@@ -86,7 +86,7 @@ fn proof_for(
     config.answer((facts, None), &challenge, &answer).map_err(|error| error.to_string())
 }
 
-/// Sends a proof; the errno of the answer.
+/// Sends a proof and returns the errno of the answer.
 fn auth(peer: &mut Peer, proof: &[u8]) -> u16 {
     peer.send_auth((0, 0), proof);
     peer.answer().errno
@@ -99,7 +99,7 @@ impl Scene {
     }
 }
 
-/// Whoever is on the way could take over the connection behind the proof.
+/// An attacker on the network path could take over the connection after the proof.
 #[test]
 fn over_tcp_nothing_is_proved() {
     if !is_tcp() {
@@ -138,7 +138,7 @@ fn over_rdma_proofs_open_a_path_and_nothing_else_does() {
     let sessions = shown["sessions"].as_array().expect("sessions");
     let found = sessions.iter().find(|session| session["identity"] == "key:db1");
     assert_eq!(found.expect("its session")["paths"][0]["auth"], "signed", "{shown}");
-    // Another path; with the proof of the first one, with garbage, and one challenge too many.
+    // Another path: with the proof of the first one, with garbage, and with one challenge too many.
     let mut other = proving(at, scene.options());
     assert_eq!(auth(&mut other, &good), errno::EACCES, "without a challenge");
     proof_for(&mut other, (&config, at), |facts| facts).expect("the server is known");
@@ -148,15 +148,15 @@ fn over_rdma_proofs_open_a_path_and_nothing_else_does() {
     assert_eq!(auth(&mut other, &[0; (16 << 10) + 1]), errno::EACCES, "too long");
     other.send_challenge((0, 0), &config.challenge([7; 32]), ROOM);
     assert_eq!(other.answer().errno, errno::EACCES, "a third one");
-    // It has had its time.
+    // Its handshake timeout has passed.
     let _ = other.ended("no proof", handshake() + PATIENCE);
-    // A server that is at another address than the client thinks has proved nothing to it.
+    // The proof of a server at another address than the client expects is invalid.
     let mut third = proving(at, scene.options());
     let elsewhere = |facts| ProofFacts { server: [10, 9, 9, 9].into(), ..facts };
     let error = proof_for(&mut third, (&config, at), elsewhere).expect_err("another address");
     assert!(error.contains("not good for this path"), "{error}");
     peer.check_alive("proofs of others");
-    // Its key is not on the list any more.
+    // The client's key is removed from the list.
     keys.list("# nobody\n");
     let _ = scene.stand.server.command(&["reload"]).ok();
     let _ = peer.ended("a reload", at_once());

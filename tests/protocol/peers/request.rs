@@ -1,5 +1,5 @@
-//! Requests: what can be answered gets its errno and the path goes on; what names nobody to answer
-//! ends the path.
+//! Requests: an error that can be answered returns its errno and keeps the path; a message that
+//! identifies no request to answer ends the path.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn immediates_that_mean_nothing() {
         peer.send_imm(0, imm);
         peer.send_imm(1, imm);
     }
-    // Heartbeats where they do not belong.
+    // Heartbeats on the wrong connection.
     peer.send_imm(1, 0x8000_0000);
     peer.send_imm(1, 0x9000_0000);
     peer.check_alive("immediates that mean nothing");
@@ -156,7 +156,7 @@ fn requests_that_are_answered_with_an_error() {
     scene.end();
 }
 
-/// The kernel's client sends what its stack held where the protocol says nothing.
+/// The kernel's client sends stack contents in bytes that the protocol leaves undefined.
 #[test]
 fn garbage_where_nothing_is_said() {
     let mut scene = Scene::new();
@@ -191,7 +191,7 @@ fn garbage_where_nothing_is_said() {
         assert_eq!(peer.answer().errno, 0, "read with {len} bytes");
         assert_eq!(peer.result(512), [byte; 512]);
     }
-    // A flush has no place, and flags that nobody knows change nothing.
+    // A flush has no position, and unknown flags change nothing.
     let flush = IoHeader { sector: u64::MAX, ..io(Rw(0x302), 0, 0) }.encode();
     peer.request((1, 5), Data::None, &flush, &read_message(IoHeader::LEN, None, false));
     assert_eq!(peer.answer().errno, 0, "flush at sector -1");
@@ -222,7 +222,7 @@ fn io_that_the_device_has_no_place_for() {
     let shared = device(&mut peer, "ro", AccessMode::ReadOnly);
     let (inval, perm) = (errno::EINVAL, errno::EPERM);
     let sectors = MIB / 512;
-    // Past the end, over the end, beyond 64 bits; beside the sectors and blocks.
+    // Past the end, across the end, beyond 64 bits; unaligned to sectors and blocks.
     for (device_id, sector, len) in [
         (plain, sectors, 512),
         (plain, sectors - 1, 1024),
@@ -250,7 +250,7 @@ fn io_that_the_device_has_no_place_for() {
             assert!(allowed.contains(&got), "{rw:?} of {what}: {got}");
         }
     }
-    // What only reads, and what was opened only for that.
+    // Writes to a read-only export, and to one opened read-only.
     let again = device(&mut peer, "vol1", AccessMode::ReadOnly);
     assert_eq!(again, plain, "the session has the export open already");
     for device_id in [shared, plain] {
@@ -264,7 +264,7 @@ fn io_that_the_device_has_no_place_for() {
         assert_eq!(peer.answer().errno, 0);
         assert_eq!(peer.result(512), [0; 512], "something was written after all");
     }
-    // Closed again.
+    // After CLOSE.
     assert_eq!(peer.close(blocks), 0);
     peer.send_read((1, 3), IoHeader { device_id: blocks, ..io(Rw::READ, 0, 4096) });
     assert_eq!(peer.answer().errno, errno::ENOTCONN);
@@ -302,10 +302,10 @@ fn opens_that_are_refused() {
     for access in [AccessMode::ReadWrite, AccessMode::Migration] {
         assert_eq!(peer.open("ro", access), Err(errno::EACCES), "{access:?}");
     }
-    // vol0 is the innocent session's.
+    // vol0 is open in the innocent session.
     assert_eq!(peer.open("vol0", AccessMode::ReadWrite), Err(errno::EPERM));
     assert!(peer.open("vol0", AccessMode::ReadOnly).is_ok());
-    // No room for the answer, or nowhere to send it to.
+    // No room for the answer, or no descriptor for it.
     for len in [0, 55] {
         let message = read_message(Open::LEN, Some(peer.result_desc(len)), false);
         peer.request((0, 4), Data::Room(len), &good, &message);
@@ -314,7 +314,7 @@ fn opens_that_are_refused() {
     let message = WriteMsg { usr_len: 264 }.encode();
     peer.request((0, 4), Data::None, &good, &message);
     assert_eq!(peer.answer().errno, errno::EINVAL, "as a WRITE");
-    // Again and again is one device still; what is not open can be closed.
+    // Repeated opens are one device; closing an unknown device is allowed.
     for _ in 0..1000 {
         let device = peer.open("vol1", AccessMode::ReadWrite).map(|rsp: OpenRsp| rsp.device_id);
         assert_eq!(device, Ok(1));
@@ -346,12 +346,12 @@ fn permits_used_again_before_their_answer() {
             peer.open("slow", AccessMode::ReadWrite).ok()
         });
         peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-        // Over another connection it must not overtake.
+        // Over another connection the second request must not overtake the first.
         peer.idle(Duration::from_millis(100));
         peer.send_write((second, 6), io(Rw::WRITE, 8, 512), &[2; 512]);
         let _ = peer.ended("a permit used twice", at_once());
     }
-    // Beside the first one, nothing of the second was written.
+    // No data of the second request was written.
     let mut peer = scene.peer();
     peer.open("slow", AccessMode::ReadOnly).expect("open slow");
     peer.send_read((1, 3), io(Rw::READ, 8, 512));

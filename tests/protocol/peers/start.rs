@@ -1,5 +1,5 @@
-//! The start of a connection on the wire: MPA start-up frames that are none, silence at each step,
-//! and more of both than there is room for.
+//! Start of a connection on the wire: invalid MPA start-up frames, silence at each step, and more
+//! of both than the server has room for.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -50,7 +50,7 @@ fn start_up_frames_that_are_none() {
         let ended = raw.ended(what, AT_ONCE);
         assert!(ended.bytes.is_empty(), "{what} was answered: {:02x?}", ended.bytes);
     }
-    // What ends in the middle, at every place.
+    // Frames that end early, at every position.
     let whole = start_frame(REQUEST_KEY, flags, 2, &data);
     for len in (0..whole.len()).step_by(7).chain([19, 20, 21, whole.len() - 1]) {
         let mut raw = RawMpa::connect(scene.server);
@@ -59,7 +59,7 @@ fn start_up_frames_that_are_none() {
         let ended = raw.ended("a truncated start", AT_ONCE);
         assert!(ended.bytes.is_empty(), "{len} bytes were answered: {:02x?}", ended.bytes);
     }
-    // Who demands markers is told that it is refused.
+    // A peer that demands markers is refused.
     let mut raw = RawMpa::connect(scene.server);
     raw.write(&start_frame(REQUEST_KEY, flags | MARKERS, 2, &data));
     let ended = raw.ended("markers", AT_ONCE);
@@ -80,7 +80,7 @@ fn silence_at_each_step() {
             raw
         })
         .into();
-    // A whole request, and then not the first frame that the server waits for.
+    // A complete request, without the first frame that the server waits for.
     let mut raw = RawMpa::connect(scene.server);
     raw.write(&whole);
     assert_eq!(&raw.read_exact(20)[..16], REPLY_KEY);
@@ -89,7 +89,7 @@ fn silence_at_each_step() {
     let mut mute = Peer::connected(scene.server, scene.options());
     let mut half = Peer::new(scene.server, scene.options());
     half.connect(0).expect("connection 0");
-    // One byte at a time wins no time.
+    // One byte at a time does not extend the timeout.
     let mut slow = RawMpa::connect(scene.server);
     let start = Instant::now();
     for byte in &whole {
@@ -109,7 +109,7 @@ fn silence_at_each_step() {
     scene.end();
 }
 
-/// Lifts this process's own bound of descriptors as far as allowed; gives what it is then.
+/// Raises this process's own limit of descriptors as far as allowed, and returns the new limit.
 fn raise_descriptors(wanted: u64) -> u64 {
     let limits = || {
         let text = std::fs::read_to_string("/proc/self/limits").expect("own limits");
@@ -135,8 +135,8 @@ fn connect_from(host: u8, server: SocketAddr) -> Option<TcpStream> {
     Some(socket.into())
 }
 
-/// Strangers hold as many connections as there may be, at both steps of a handshake. A session that
-/// has an export open connects again beside them.
+/// Unproven sessions hold the maximum number of connections, at both steps of a handshake. A
+/// session that has an export open reconnects nevertheless.
 #[test]
 fn a_session_reconnects_beside_a_thousand_handshakes() {
     const COUNT: usize = 1024;
@@ -200,12 +200,11 @@ fn ten_thousand_half_open_connections() {
         }
     }
     eprintln!("{count} connections in {:?}, the server had {most_open}", start.elapsed());
-    // The bound of half-open connections is 1024: one more closes the oldest of its
-    // source.
+    // The limit of half-open connections is 1024: one more closes the oldest of its source.
     assert!(most_open < scene.descriptors + 1024 + 200, "{most_open} descriptors");
     let grown = resident_memory(pid).saturating_sub(scene.memory);
     assert!(grown < 32 * MIB, "{count} half-open connections took {grown} bytes");
-    // They are all there still, and others come in beside them.
+    // The half-open connections are still there, and others are admitted.
     let mut peer = scene.writer();
     peer.send_write((1, 2), io(Rw::WRITE, 0, 512), &[1; 512]);
     assert_eq!(peer.answer().errno, 0);
@@ -213,7 +212,7 @@ fn ten_thousand_half_open_connections() {
     drop(peer);
     let second = Client::attach("vol1").path(scene.stand.server.portal()).start();
     second.detach();
-    // The server gives them up, although our ends stay open.
+    // The server closes them, although our ends stay open.
     wait_for("half-open connections to be given up", HANDSHAKE + PATIENCE, || {
         (descriptors(pid) <= scene.descriptors).then_some(())
     });
@@ -228,7 +227,7 @@ fn connections_beyond_the_bound_of_handshakes() {
     let mut waiting = PeerOptions { cid_num: 4, ..scene.options() };
     waiting.local = 2;
     let mut waiting = Peer::connected(scene.server, waiting);
-    // A path takes no more than there is; another session takes its place.
+    // A path cannot exceed the limit; a new session evicts the waiting one.
     let options = PeerOptions { cid_num: 5, ..scene.options() };
     let mut large = Peer::new(scene.server, options);
     large.connect(0).expect("the place of the one that waits");
@@ -250,7 +249,7 @@ fn paths_come_and_go() {
             scene.peer()
         };
         if round % 3 == 2 {
-            // Gone in the middle of requests.
+            // The client ends in the middle of requests.
             peer.open("slow", AccessMode::ReadOnly).expect("open slow");
             for permit in 0..DEPTH {
                 peer.send_read((1, permit), io(Rw::READ, 0, 512));
@@ -278,9 +277,9 @@ fn a_server_short_of_descriptors() {
     let held: Vec<RawMpa> = (0..64).map(|_| RawMpa::connect(scene.server)).collect();
     std::thread::sleep(Duration::from_millis(300));
     let now = descriptors(pid);
-    // The accept that runs was begun under the old bound.
+    // The pending accept began under the old limit.
     assert!(now <= bound + 1, "{now} descriptors with a bound of {bound}");
-    // They hang on, and a client gets in beside them.
+    // They stay open, and a client is admitted nevertheless.
     let mut peer = Peer::new(scene.server, PeerOptions::new(250, 250));
     peer.connect(0).expect("connection 0");
     peer.connect(1).expect("connection 1");

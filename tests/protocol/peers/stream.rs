@@ -1,6 +1,6 @@
-//! Frames behind the start-up: what breaks MPA, DDP or RDMAP ends the connection, with the
-//! Terminate that says why where the RFCs have one. Also frames that come before their time, and a
-//! peer that asks without end and reads no answer.
+//! Frames behind the start-up: violations of MPA, DDP or RDMAP end the connection, with the
+//! Terminate and its reason where the RFCs define one. Also frames that come early, and a peer that
+//! sends requests endlessly and reads no answer.
 
 use rtrs_tests::raw_mpa::{
     CRC, ENHANCED, REQUEST_KEY, SEND, WRITE, frame, immediate, send, start_data, start_frame,
@@ -10,7 +10,8 @@ use rtrs_tests::{PeerOptions, RawMpa, resident_memory};
 
 use super::*;
 
-/// A raw path of one connection that is up; the message number of its next send or immediate.
+/// Returns a raw path of one connection that is up, and the message number of its next send or
+/// immediate.
 fn raw_path(scene: &mut Scene) -> (RawMpa, u32) {
     let mut options = scene.options();
     options.cid_num = 1;
@@ -158,7 +159,7 @@ fn frames_that_break_the_stream() {
 #[test]
 fn frames_before_their_time() {
     let mut scene = Scene::new();
-    // Glued to the start-up frame, before the reply: garbage as the first frame.
+    // Garbage as the first frame, sent together with the start-up frame, before the reply.
     let request = PeerOptions { cid_num: 1, ..scene.options() }.request(0).encode();
     let mut raw = RawMpa::connect(scene.server);
     let start = start_frame(REQUEST_KEY, ENHANCED | CRC, 2, &start_data(&request));
@@ -178,7 +179,7 @@ fn frames_before_their_time() {
 fn a_peer_that_asks_and_never_listens() {
     let mut scene = Scene::new();
     let (mut raw, first) = raw_path(&mut scene);
-    // Heartbeats without end, none of whose answers are read.
+    // Endless heartbeats whose answers are not read.
     let flood: Vec<u8> =
         (0..400_000).flat_map(|at| frame(&immediate(first + at, 0x8000_0000))).collect();
     raw.write(&flood);

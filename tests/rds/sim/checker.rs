@@ -1,19 +1,19 @@
-//! What may become of a message: it arrives as it was sent, in order, once, and, where both nodes
-//! lived all the time, certainly.
+//! Checker of messages: each arrives unchanged, in order, at most once, and certainly if both nodes
+//! lived all the time.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use rtrs_core::prng::Prng;
 
-/// A node in one of its runs.
+/// Node and the number of its run.
 pub(super) type Life = (usize, u32);
 
-/// Bytes in front of the payload that the checker reads.
+/// Number of bytes in front of the payload that the checker reads.
 pub(super) const STAMP: usize = 8;
-/// The longest payload behind the stamp.
+/// Maximum length of the payload behind the stamp.
 pub(super) const LEN_MAX: usize = 6000;
-/// Places in the pattern at which a payload may begin.
+/// Number of offsets in the pattern at which a payload may begin.
 const SHIFTS: usize = 1000;
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ struct Sent {
     to: Life,
     ports: (u16, u16),
     len: usize,
-    /// In which runs of its node it was read.
+    /// Runs of its node in which the message was read.
     read_in: Vec<u32>,
 }
 
@@ -30,23 +30,24 @@ struct Sent {
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     sent: Vec<Sent>,
-    /// The newest message that was read, by source and destination.
+    /// Newest message that was read, by source and destination.
     newest: BTreeMap<(Life, u16, Life, u16), usize>,
 }
 
 impl Checker {
-    /// The payload of the next message, of this length behind the stamp.
+    /// Returns the payload of the next message, of this length behind the stamp.
     pub(super) fn payload(&self, len: usize) -> Vec<u8> {
         let number = self.sent.len();
         [&(number as u64).to_be_bytes(), pattern(number, len)].concat()
     }
 
-    /// It was sent.
+    /// Records that the next message was sent.
     pub(super) fn sent(&mut self, from: Life, to: Life, ports: (u16, u16), len: usize) {
         self.sent.push(Sent { from, to, ports, len, read_in: Vec::new() });
     }
 
-    /// A message was read. `announces`: its reader's node announces that it has restarted.
+    /// Checks a message that was read. `announces`: its reader's node announces that it has
+    /// restarted.
     pub(super) fn read(
         &mut self,
         from: (usize, u16),
@@ -77,8 +78,8 @@ impl Checker {
         Ok(())
     }
 
-    /// A message that has not arrived although both nodes have lived all the time. `lives` are
-    /// the runs of the nodes at the end.
+    /// Describes a message that has not arrived although both nodes have lived all the time, if
+    /// any. `lives` are the runs of the nodes at the end.
     pub(super) fn missing(&self, lives: &[u32]) -> Option<String> {
         let lasts = |life: Life| lives.get(life.0) == Some(&life.1);
         let missing = (0..)
@@ -88,7 +89,7 @@ impl Checker {
     }
 }
 
-/// Bytes behind the stamp of a message, other ones for each of a thousand in a row.
+/// Returns the bytes behind the stamp of a message; they differ for any thousand in a row.
 fn pattern(number: usize, len: usize) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| {

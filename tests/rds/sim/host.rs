@@ -1,4 +1,4 @@
-//! A node with its users: one that sends, and a reader for each socket.
+//! Node with its users: a sender, and a reader for each socket.
 
 use std::collections::BTreeSet;
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use rtrs_core::time::Instant;
 use super::checker::Checker;
 use super::plan::Plan;
 
-/// The first port of each node.
+/// First port of each node.
 const FIRST_PORT: u16 = 4000;
 
 pub(super) fn address(host: usize) -> IpAddr {
@@ -27,7 +27,7 @@ pub(super) fn host_of(address: IpAddr) -> usize {
     }
 }
 
-/// A message that its user has not been able to send yet.
+/// Message that its user has not been able to send yet.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     from: usize,
@@ -36,14 +36,14 @@ struct Wanted {
     len: usize,
 }
 
-/// What users have seen.
+/// Errors that users have seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) congested: u64,
     pub(super) full: u64,
 }
 
-/// A node and its users, in one run of its process.
+/// Node and its users, in one run of its process.
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) index: usize,
@@ -51,11 +51,11 @@ pub(super) struct Host {
     pub(super) announces: bool,
     pub(super) node: Node,
     sockets: Vec<SocketId>,
-    /// Messages that wait for room, by the order in which they were wanted. Its user waits for
-    /// an event before it tries again.
+    /// Messages that wait for room, in order of submission. Their user waits for an event before
+    /// the next attempt.
     wanted: VecDeque<Wanted>,
     may_try: bool,
-    /// Sockets whose readers have something to do, and until when they rest.
+    /// Sockets whose readers have work, and the end of the readers' pause.
     readable: BTreeSet<SocketId>,
     pub(super) rests_until: Instant,
     /// Links that had no room for more.
@@ -66,7 +66,7 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn start(plan: &Plan, index: usize, life: u32, prng: &mut Prng) -> Self {
         let announces = plan.announces[index];
-        // Other runs of a node that does not announce them look alike to peers.
+        // Runs of a node that does not announce them look alike to peers.
         let generation = if announces { prng.next_u32() | 1 } else { 0 };
         let mut config = Config::new(address(index), generation, prng.next_u64());
         (config.sndbuf, config.rcvbuf) = (plan.sndbuf, plan.rcvbuf);
@@ -89,7 +89,7 @@ impl Host {
         }
     }
 
-    /// A user wants to send something to another node.
+    /// Queues a message of a user to another node.
     pub(super) fn want(&mut self, plan: &Plan, to: usize, prng: &mut Prng) {
         self.wanted.push_back(Wanted {
             from: prng.index(self.sockets.len()),
@@ -100,12 +100,12 @@ impl Host {
         self.may_try = true;
     }
 
-    /// True if messages wait for room.
+    /// Whether messages wait for room.
     pub(super) fn is_waiting(&self) -> bool {
         !self.wanted.is_empty()
     }
 
-    /// Users read and send what they can. `lives` are the runs of all nodes.
+    /// Lets users read and send what they can. `lives` are the runs of all nodes.
     pub(super) fn users(
         &mut self,
         now: Instant,
@@ -124,7 +124,7 @@ impl Host {
         }
     }
 
-    /// Takes events. Only these make users try again.
+    /// Takes events. Only events make users try again.
     fn hear(&mut self) {
         while let Some(event) = self.node.take_event() {
             match event {

@@ -1,7 +1,7 @@
-//! The simulator of RDS nodes: the machines that the daemon runs, over connections that pass bytes
-//! in pieces, stall and break, under load, with checkers that know what may become of each message.
+//! Simulator of RDS nodes: the daemon's engines, over connections that pass bytes in pieces, stall
+//! and break, under load, with checkers that know the legal results of each message.
 //!
-//! A run is one thread on a virtual clock and follows from its seed. `plan` draws what happens,
+//! A run is one thread on a virtual clock and follows from its seed. `plan` draws the settings,
 //! `net` has the connections, `host` a node with its users, `world` the clock and the faults,
 //! `checker` the rules.
 
@@ -16,7 +16,7 @@ use rtrs_core::mutant::Mutant;
 
 use self::world::{Outcome, run};
 
-/// Seeds in which a rule that was taken out has to show.
+/// Number of seeds within which a removed rule has to be noticed.
 const MUTANT_SEEDS: u64 = 8000;
 
 #[test]
@@ -26,7 +26,7 @@ fn seeds_pass() -> Result<(), String> {
         let outcome = run(seed).map_err(|why| format!("seed {seed}: {why}"))?;
         sum.add(&outcome);
     }
-    // The faults happen, and messages meet them.
+    // The faults happen, and affect messages.
     assert!(sum.messages > 200_000 && sum.cuts > 5_000 && sum.restarts > 1_000, "{sum:?}");
     assert!(sum.retransmitted > 2_000 && sum.doubles > 200 && sum.raced > 300, "{sum:?}");
     assert!(sum.congested > 2_000 && sum.full > 2_000 && sum.stalls > 1_000, "{sum:?}");

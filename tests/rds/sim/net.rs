@@ -1,37 +1,37 @@
-//! Connections between nodes as TCP has them: each system holds what it has not passed on, and an
-//! end that is gone is seen behind what came before it.
+//! Connections between nodes with the properties of TCP: each system holds bytes in transit, and
+//! the end of a connection is seen after the bytes before it.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 
 use rds::proto::LinkId;
 
-/// A connection, by its number.
+/// Number of a connection.
 pub(super) type ConnId = u64;
 /// One end of a connection.
 pub(super) type EndId = (ConnId, usize);
 
-/// One end.
+/// State of one end.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) host: usize,
-    /// The run of its node.
+    /// Run of its node.
     pub(super) life: u32,
-    /// What its node calls it; nothing before it is accepted.
+    /// Link number at its node; none before the node has accepted it.
     pub(super) link: Option<LinkId>,
-    /// Written, and not with the other system yet.
+    /// Bytes written that have not reached the other system.
     pub(super) out: VecDeque<u8>,
-    /// With this system, and not read yet.
+    /// Bytes that have reached this system and are not read.
     pub(super) inbox: VecDeque<u8>,
-    /// Bytes of this end that the other system has, in all.
+    /// Total bytes of this end that the other system has received.
     pub(super) acked: u64,
-    /// Something of it was read.
+    /// Whether any byte of this end was read.
     pub(super) was_read: bool,
-    /// Behind its inbox comes the end.
+    /// Whether the end of the connection follows the inbox.
     pub(super) ends: bool,
-    /// Its node has closed it, or is gone.
+    /// Whether its node has closed it or ended.
     pub(super) closed: bool,
-    /// What is written goes nowhere.
+    /// Whether written bytes are lost.
     pub(super) broken: bool,
 }
 
@@ -46,8 +46,8 @@ pub(super) struct Net {
 }
 
 impl Net {
-    /// Connects a node, which has a name for the connection, to the system of another one, each in
-    /// a run.
+    /// Connects a node, with its link number for the connection, to the system of another node,
+    /// each in a run.
     pub(super) fn connect(&mut self, from: (usize, u32, LinkId), to: (usize, u32)) {
         self.next += 1;
         let id = self.next;
@@ -69,12 +69,12 @@ impl Net {
         self.conns.insert(id, ends);
     }
 
-    /// The oldest end that a node has not accepted, which it takes now.
+    /// Accepts the oldest waiting end of a node.
     pub(super) fn accept(&mut self, host: usize) -> Option<EndId> {
         self.backlog.get_mut(&host)?.pop_front()
     }
 
-    /// A node calls an end that it has accepted by this name.
+    /// Sets the link number of an end that its node has accepted.
     pub(super) fn name(&mut self, id: EndId, link: LinkId) {
         if let Some(end) = self.end(id) {
             end.link = Some(link);
@@ -91,31 +91,31 @@ impl Net {
         self.conns.get_mut(&conn).map(|ends| &mut ends[side])
     }
 
-    /// Ends that a node has, oldest first.
+    /// Returns the ends of a node, oldest first.
     pub(super) fn of_host(&self, host: usize) -> Vec<EndId> {
         let mine = self.by_link.iter().filter(|((owner, _), _)| *owner == host);
         mine.map(|(_, id)| *id).collect()
     }
 
-    /// All connections, oldest first.
+    /// Returns all connections, oldest first.
     pub(super) fn all(&self) -> Vec<ConnId> {
         self.conns.keys().copied().collect()
     }
 
-    /// The runs of other nodes that a node has connections to; of several to one node the oldest.
+    /// Returns, for each connection of a node, the other node and its run.
     pub(super) fn peers(&mut self, host: usize) -> Vec<(usize, u32)> {
         let others: Vec<EndId> = self.of_host(host).into_iter().map(other).collect();
         others.into_iter().filter_map(|id| self.end(id).map(|end| (end.host, end.life))).collect()
     }
 
-    /// Moves up to `count` bytes that one end has written to the other system, as far as that has
-    /// room in its window. Returns how many are left.
+    /// Moves up to `count` written bytes from one end to the other system, as far as its window
+    /// allows. Returns how many are left.
     pub(super) fn move_bytes(&mut self, (conn, side): EndId, count: usize, window: usize) -> usize {
         let Some(ends) = self.conns.get_mut(&conn) else { return 0 };
         let [first, second] = ends;
         let (from, to) = if side == 0 { (first, second) } else { (second, first) };
         if to.closed || from.broken {
-            // Nobody acknowledges it.
+            // The bytes are never acknowledged.
             from.out.clear();
             return 0;
         }
@@ -126,7 +126,7 @@ impl Net {
         from.out.len()
     }
 
-    /// A node has closed an end, or is gone: nothing is read any more at this end.
+    /// Closes an end, as its node has closed it or ended: no more bytes are read at this end.
     pub(super) fn close(&mut self, (conn, side): EndId) {
         let Some(ends) = self.conns.get_mut(&conn) else { return };
         ends[side].closed = true;
@@ -139,7 +139,7 @@ impl Net {
         }
     }
 
-    /// Nothing passes any more.
+    /// Breaks a connection: no more bytes pass.
     pub(super) fn break_conn(&mut self, conn: ConnId) {
         for end in self.conns.get_mut(&conn).into_iter().flatten() {
             end.broken = true;
@@ -147,7 +147,7 @@ impl Net {
         }
     }
 
-    /// An end sees, behind what has arrived, that the connection is no more. Returns its node.
+    /// Ends a connection at one end, behind the bytes that have arrived. Returns its node.
     pub(super) fn finish(&mut self, id: EndId) -> Option<usize> {
         let end = self.end(id).filter(|end| !end.closed)?;
         (end.ends, end.broken) = (true, true);
@@ -156,12 +156,12 @@ impl Net {
     }
 }
 
-/// The other end.
+/// Returns the other end.
 pub(super) fn other((conn, side): EndId) -> EndId {
     (conn, 1 - side)
 }
 
-/// Takes bytes off the front, all at once: by far most of what a run moves.
+/// Takes bytes off the front, all at once: most bytes of a run are moved this way.
 pub(super) fn take(queue: &mut VecDeque<u8>, count: usize) -> Vec<u8> {
     let (first, second) = queue.as_slices();
     let from_first = count.min(first.len());

@@ -1,4 +1,4 @@
-//! What a run draws from its seed: nodes, limits, load and faults.
+//! Settings of a run, drawn from its seed: nodes, limits, load and faults.
 
 use rtrs_core::prng::Prng;
 use rtrs_core::prng::Ratio;
@@ -6,45 +6,45 @@ use rtrs_core::time::Duration;
 
 use super::checker::LEN_MAX;
 
-/// The shape of a run.
+/// Settings of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     /// Nodes, each with the number of its sockets.
     pub(super) sockets: Vec<u16>,
-    /// Whether a node announces which run of it a peer speaks to (GEN_NUM). Those that do not are
-    /// like Linux 6.1.
+    /// Whether a node announces its present run to peers (GEN_NUM). Nodes that do not are like
+    /// Linux 6.1.
     pub(super) announces: Vec<bool>,
-    /// Messages in all.
+    /// Total number of messages.
     pub(super) messages: usize,
-    /// Largest payload beside what the checker needs.
+    /// Maximum payload without the checker's bytes.
     pub(super) len_max: u64,
     pub(super) sndbuf: usize,
     pub(super) rcvbuf: usize,
     /// Bytes that a system holds for a connection, at each end.
     pub(super) window: usize,
-    /// Most bytes that move at once.
+    /// Maximum bytes that move at once.
     pub(super) piece: u64,
-    /// Longest time that bytes, ends and attempts to connect take.
+    /// Maximum delay of bytes, ends and attempts to connect.
     pub(super) delay: Duration,
     /// Longest pause of a user between two messages.
     pub(super) pause: Duration,
-    /// Faults in all, and longest time between them.
+    /// Total number of faults, and longest time between them.
     pub(super) faults: usize,
     pub(super) fault_pause: Duration,
-    /// How often a fault is a restart of a node rather than a broken connection.
+    /// Share of faults that restart a node instead of breaking a connection.
     pub(super) restarts: Ratio,
-    /// How often a fault is a node that does not run for a while, though its system does, and the
-    /// longest such time. Less than messages are held for the map of a peer.
+    /// Share of faults that stop a node for a while, although its system runs, and the longest such
+    /// time, which is shorter than messages are held for the map of a peer.
     pub(super) stalls: Ratio,
     pub(super) stall: Duration,
-    /// How often a broken connection is noticed at one end only at first.
+    /// Share of broken connections that are noticed at one end only at first.
     pub(super) one_sided: Ratio,
-    /// How often a user that reads takes a rest.
+    /// Frequency of pauses of a reading user.
     pub(super) rests: Ratio,
-    /// How often reports of acknowledgments are late.
+    /// Share of acknowledgment reports that are late.
     pub(super) late_acks: Ratio,
-    /// How often nodes like Linux 6.1 reset a connection unread, as that does while it has not seen
-    /// the end of the former one.
+    /// Share of connections that nodes like Linux 6.1 reset unread, as they do before they have
+    /// seen the end of the previous one.
     pub(super) refusals: Ratio,
 }
 

@@ -1,4 +1,4 @@
-//! The clock, the order of what happens, and the faults.
+//! World of a run: the clock, the order of events, and the faults.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -16,14 +16,14 @@ use super::host::{Host, address, host_of};
 use super::net::{EndId, Net, other, take};
 use super::plan::Plan;
 
-/// How long an end that is idle takes to see that a connection is gone.
+/// Time until an idle end detects that a connection has ended.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// How long all may take when the faults are over.
+/// Maximum time to settle after the faults.
 const SETTLE: Duration = Duration::from_secs(90);
-/// Between two looks at whether all has settled.
+/// Interval of checks whether everything has settled.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What happened in a run.
+/// Counters of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) messages: u64,
@@ -36,7 +36,7 @@ pub(super) struct Outcome {
     pub(super) refusals: u64,
     pub(super) congested: u64,
     pub(super) full: u64,
-    /// When all had settled.
+    /// Time at which everything had settled.
     end: Instant,
     actions: u64,
 }
@@ -58,26 +58,26 @@ impl Outcome {
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    /// A node runs.
+    /// Runs a node.
     Turn(usize),
-    /// Bytes of an end move to the other system.
+    /// Moves bytes of an end to the other system.
     Move(EndId),
-    /// An end may see that the connection is gone.
+    /// Lets an end detect that the connection has ended.
     Finish(EndId),
-    /// An attempt to connect reaches its target.
+    /// Delivers an attempt to connect to its target.
     Syn {
         from: usize,
         life: u32,
         link: LinkId,
         to: usize,
     },
-    /// An attempt has failed, or was closed at once.
+    /// Fails an attempt, or closes it at once.
     Refused {
         from: usize,
         life: u32,
         link: LinkId,
     },
-    /// A user wants to send.
+    /// Makes a user queue messages.
     Want,
     Fault,
     Start(usize),
@@ -95,9 +95,9 @@ struct World {
     actions: BTreeMap<(Instant, u64), Action>,
     number: u64,
     turns: Vec<Option<Instant>>,
-    /// Until when nodes do not run.
+    /// For each node, the time until which it does not run.
     stalls: Vec<Instant>,
-    /// Attempts that are on their way.
+    /// Attempts in transit.
     attempts: BTreeSet<(usize, LinkId)>,
     wants: usize,
     faults: usize,
@@ -167,7 +167,7 @@ impl World {
         self.after(wait, action);
     }
 
-    /// Lets a node run at `at`, or before.
+    /// Schedules a node's next run no later than `at`.
     fn turn_at(&mut self, host: usize, at: Instant) {
         if self.turns[host].is_none_or(|turn| turn > at) {
             self.turns[host] = Some(at);
@@ -180,7 +180,7 @@ impl World {
         self.turn_at(host, self.now + wait);
     }
 
-    /// True when the run has ended.
+    /// Performs an action. Returns whether the run has ended.
     fn act(&mut self, action: Action) -> Result<bool, String> {
         match action {
             Action::Turn(host) => {
@@ -269,7 +269,7 @@ impl World {
         if conns.is_empty() {
             return;
         }
-        // Often the newest one: a connection has most to lose while it begins.
+        // Often the newest one: a connection is most vulnerable while it begins.
         let conn = match self.prng.chance(Ratio::new(1, 2)) {
             true => conns[conns.len() - 1],
             false => conns[self.prng.index(conns.len())],
@@ -287,7 +287,7 @@ impl World {
         }
     }
 
-    /// A part of what was written arrives.
+    /// Delivers a part of the written bytes.
     fn move_some(&mut self, end: EndId) {
         let len = self.net.end(end).map_or(0, |end| end.out.len());
         let count = self.prng.index(len + 1);
@@ -297,7 +297,7 @@ impl World {
         }
     }
 
-    /// The process of a node ends; another one follows.
+    /// Ends the process of a node and schedules the next one.
     fn kill(&mut self, host: usize) {
         let Some(old) = self.hosts[host].take() else { return };
         self.outcome.restarts += 1;
@@ -315,7 +315,7 @@ impl World {
         self.after(wait, Action::Start(host));
     }
 
-    /// An end is closed by its node, or with it.
+    /// Closes an end when its node has closed it or ended.
     fn close(&mut self, end: EndId) {
         self.move_some(end);
         self.net.close(end);
@@ -326,7 +326,7 @@ impl World {
         let count = usize::try_from(self.prng.range(1..=self.plan.piece)).unwrap_or(1);
         let left = self.net.move_bytes(end, count, self.plan.window);
         for end in [end, other(end)] {
-            // The one reads, the other hears of the acknowledgment.
+            // One side reads, the other receives the acknowledgment.
             if let Some(host) = self.net.end(end).filter(|end| !end.closed).map(|end| end.host) {
                 self.turn_soon(host);
             }
@@ -346,7 +346,7 @@ impl World {
             self.delayed(Action::Refused { from, life, link });
             return;
         }
-        // Its system does, whatever its node does.
+        // The system accepts even if its node does not run.
         self.net.connect((from, life, link), (to, self.lives[to]));
         self.turn_soon(to);
         if let Some(host) = self.running(from, life) {
@@ -385,7 +385,7 @@ impl World {
         Ok(host)
     }
 
-    /// Accepts connections that wait, or some of them.
+    /// Accepts some or all waiting connections.
     fn accept(&mut self, host: &mut Host) {
         while let Some(id) = self.net.accept(host.index) {
             let Some(from) = self.net.end(other(id)).map(|end| end.host) else { continue };
@@ -415,7 +415,7 @@ impl World {
         }
     }
 
-    /// Reads a part of what an end has, or all.
+    /// Reads a part or all of an end's bytes.
     fn read(&mut self, host: &mut Host, id: EndId, all: bool) {
         loop {
             let Some(end) = self.net.end(id).filter(|end| !end.closed) else { return };
@@ -524,13 +524,13 @@ impl World {
                 end.out.extend(bytes);
                 self.delayed(Action::Move(id));
             } else {
-                // Whoever writes sees it.
+                // The writer detects that the connection is broken.
                 self.delayed(Action::Finish(id));
             }
         }
     }
 
-    /// Looks whether all is over. True when it is.
+    /// Checks whether the run has ended.
     fn look(&mut self) -> Result<bool, String> {
         self.after(LOOK, Action::Look);
         if self.wants > 0 || self.faults > 0 || self.hosts.iter().any(Option::is_none) {
@@ -559,7 +559,7 @@ impl World {
     }
 }
 
-/// Rules of a node that hold after each of its turns.
+/// Checks the rules of a node that hold after each of its turns.
 fn check(host: &Host) -> Result<(), String> {
     let config = host.node.config();
     let (received, sent) = host.node.memory();

@@ -1,5 +1,5 @@
-//! Sessions beside the one that is under load: one that is being detached while the next client
-//! is there already, under another name, and one that asks in vain to write too.
+//! Sessions next to the one under load: a session that is being detached while the next client is
+//! already running under another name, and a session whose requests to write are refused.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::super::host::{Inbox, session_config};
 use super::super::port::{Port, SharedFaults};
 use super::Cluster;
 
-/// A core of a session that nobody uses.
+/// Core of a session without users.
 #[derive(Debug)]
 struct IdleCore {
     core: ClientEngine,
@@ -28,7 +28,7 @@ impl IdleCore {
         earliest(self.core.deadline(), self.inbox.deadline())
     }
 
-    /// Turns it as its driver would. Returns its messages, and whether anything happened.
+    /// Runs a turn as its driver would. Returns its messages, and whether anything happened.
     fn turn(&mut self, now: Instant) -> (Vec<(CoreIndex, ClientMessage)>, bool) {
         let Self { core, fabrics, inbox } = self;
         let mut busy = false;
@@ -52,14 +52,14 @@ impl IdleCore {
     }
 }
 
-/// The sessions beside.
+/// All sessions next to the one under load.
 #[derive(Debug, Default)]
 pub(super) struct Beside {
-    /// Being detached.
+    /// Sessions that are being detached.
     leaving: Vec<Vec<IdleCore>>,
-    /// It asks to write while another session does.
+    /// Session that asks to write while another session does.
     rival: Vec<IdleCore>,
-    /// There were some: what is registered is not of one client any more.
+    /// Whether there were any: registered memory then belongs to more than one client.
     pub(super) any: bool,
 }
 
@@ -72,20 +72,20 @@ impl Beside {
         self.all().fold(None, |at, core| earliest(at, core.deadline()))
     }
 
-    /// The session that asks in vain ends without a word.
+    /// Ends the session whose requests to write are refused, without closing it.
     pub(super) fn end_rival(&mut self) {
         self.rival.clear();
     }
 
-    /// True when no session is being detached.
+    /// Whether no session is being detached.
     pub(super) fn is_empty(&self) -> bool {
         self.leaving.is_empty()
     }
 }
 
 impl Cluster {
-    /// The client is told to detach, with all its IO in flight. What uses the device next is
-    /// another session.
+    /// Detaches the client with all its IO in flight. The next user of the device is another
+    /// session.
     pub(super) fn leave_client(&mut self) {
         let now = self.now();
         let mut cores = Vec::new();
@@ -106,7 +106,7 @@ impl Cluster {
         self.beside.any = true;
     }
 
-    /// A session with a name of its own that asks to write, again and again.
+    /// Starts a session with its own name that repeatedly asks to write.
     pub(in super::super) fn start_rival(&mut self) {
         let node = self.world.node(sim_ip(21));
         let mut config = session_config(&self.options, 0xee, None, None);
@@ -121,7 +121,7 @@ impl Cluster {
         self.beside.any = true;
     }
 
-    /// Turns all sessions beside. True when anything happened.
+    /// Runs a turn of these sessions. Returns whether anything happened.
     pub(super) fn turn_beside(&mut self, now: Instant) -> Result<bool, Failure> {
         let mut any = false;
         if let Some(guest) = &mut self.guest

@@ -1,4 +1,4 @@
-//! What has to hold at any moment of a run, and what is left at its ends.
+//! Invariants that hold at any moment of a run, and checks of what is left at its end.
 
 use std::net::IpAddr;
 
@@ -15,43 +15,44 @@ use super::super::workload::Workload;
 use super::Cluster;
 use super::second::Second;
 
-/// Bytes a path may register at the server besides its chunks.
+/// Maximum bytes that a path registers at the server in addition to its chunks.
 const PATH_EXTRA_MAX: usize = 256 << 10;
-/// Bytes a connection may register at the client besides the buffers of IO.
+/// Maximum bytes that a connection registers at the client in addition to the buffers of IO.
 const CORE_EXTRA_MAX: usize = 64 << 10;
 
 /// Bytes of zeroes that a core of the client registers.
 const ZEROES_MAX: usize = 1 << 20;
 
 impl Cluster {
-    /// Why the session gave up, if it did.
+    /// Returns the reason why the session gave up, if it did.
     pub(in super::super) fn gave_up(&self) -> Option<String> {
         self.client.first()?.core.failure().map(ToString::to_string)
     }
 
-    /// The links between client and server, by path.
+    /// Returns the links between client and server, by path.
     pub(in super::super) fn links(&self) -> Vec<(IpAddr, IpAddr)> {
         (0..self.options.paths).map(|path| (client_ip(path), server_ip(path))).collect()
     }
 
-    /// Takes a link down for good, for a plant.
+    /// Takes a link down permanently, for a planted bug.
     pub(in super::super) fn kill_link(&mut self) -> Result<(), Failure> {
         let (a, b) = self.links()[0];
         self.act(Act::World(Fault::LinkDown(a, b)))
     }
 
-    /// Epochs whose save took its time, and those that a server's end has cut.
+    /// Returns the number of slow saves of epochs, and of saves that the server's end has cut
+    /// short.
     pub(in super::super) fn saves(&self) -> (u64, u64) {
         let stats = self.kept.stats();
         (stats.late, stats.cut)
     }
 
-    /// Writes of the second session.
+    /// Returns the number of writes of the second session.
     pub(in super::super) fn guest_writes(&self) -> u64 {
         self.guest.as_ref().and_then(|guest| guest.work()).map_or(0, |work| work.stats.writes)
     }
 
-    /// Nothing is in flight anywhere.
+    /// Settles all oracles, as nothing is in flight anywhere.
     pub(in super::super) fn settle_all(&mut self) {
         self.oracle.settle();
         if let Some(oracle) = self.guest.as_mut().and_then(|guest| guest.oracle_mut()) {
@@ -62,31 +63,31 @@ impl Cluster {
         }
     }
 
-    /// Requests so far on each core, by path.
+    /// Returns the number of requests so far on each core, by path.
     pub(in super::super) fn path_requests(&self) -> Vec<Vec<u64>> {
         self.client.iter().map(|host| host.core.path_requests()).collect()
     }
 
-    /// When the last core is free that pinned memory.
+    /// Returns when the last core that pinned memory is free again.
     pub(in super::super) fn pinned_until(&self) -> Instant {
         self.pinned_until
     }
 
-    /// Requests that the server has let wait for their first copy.
+    /// Returns the number of requests that waited at the server for their first copy.
     pub(in super::super) fn replays(&self) -> u64 {
         let sessions =
             self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
         sessions.iter().flat_map(|session| &session.paths).map(|path| path.io.replays).sum()
     }
 
-    /// Requests at the server that wait for what a closed path has left at the disk.
+    /// Returns the number of requests that wait at the server for IO of a closed path.
     pub(in super::super) fn blocked(&self) -> u64 {
         let sessions =
             self.server.first().map(|host| host.core.snapshot(self.now())).unwrap_or_default();
         sessions.iter().map(|session| session.io.blocked).sum()
     }
 
-    /// Sessions, connections, requests and block IO that the server still has.
+    /// Returns the sessions, connections, requests and block IO that the server still has.
     pub(in super::super) fn left_at_server(&self) -> (usize, usize, u64, usize) {
         let sessions = self.server.first().map_or(0, |host| host.core.snapshot(self.now()).len());
         let shards = || self.server.iter().map(|host| host.core.shard());
@@ -96,19 +97,20 @@ impl Cluster {
         (sessions, connections, shards().map(|s| s.inflight()).sum(), block)
     }
 
-    /// IOs and permits that the client still has.
+    /// Returns the IOs and permits that the client still has.
     pub(in super::super) fn left_at_client(&self) -> (usize, usize) {
         let cores = || self.client.iter().map(|host| &host.core);
         (cores().map(ClientEngine::inflight).sum(), cores().map(ClientEngine::permits_held).sum())
     }
 
-    /// Bytes registered at client and server.
+    /// Returns the bytes registered at client and server.
     pub(in super::super) fn registered(&self) -> (usize, usize) {
         (self.world.registered(self.nodes[0]), self.world.registered(self.nodes[1]))
     }
 
-    /// Memory at its bound, and the server's requests: chunks of the paths there can be, dead ones
-    /// included; at the client each core's buffers, once for each path.
+    /// Checks that registered memory and the server's requests stay within bounds. For the server
+    /// these are the chunks of all possible paths, dead ones included; for the client each core's
+    /// buffers, once for each path.
     pub(super) fn check_memory(&mut self) -> Result<(), Failure> {
         let (client, server) = self.registered();
         self.registered_max = self.registered_max.max(server);
@@ -120,11 +122,11 @@ impl Cluster {
         let server_max = servers * (paths + DRAINING_MAX + guest) * (pool + PATH_EXTRA_MAX);
         let buffers: usize = self.workloads().map(Workload::bytes).sum();
         let cores = usize::from(self.options.client_cores);
-        // Where the server cannot be trusted with write zeroes, each core has some to send.
+        // Where the server's write zeroes is not trustworthy, each core sends zeroes from memory.
         let zeroes = if self.options.kernel.is_some() { cores * ZEROES_MAX } else { 0 };
         let client_max = (paths + 1) * (buffers + zeroes + (cores + 1) * CORE_EXTRA_MAX);
         for (who, bytes, max) in [("client", client, client_max), ("server", server, server_max)] {
-            // They are bounds for one session.
+            // The bounds are for one session.
             if bytes > max && !self.beside.any {
                 let text = format!("the {who} has registered {bytes} bytes, over {max}");
                 return Err(Failure::new("memory", text));
@@ -139,7 +141,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// No IO in flight longer than its bound, where there is one.
+    /// Checks that no IO is in flight longer than its bound, where there is one.
     pub(super) fn check_time(&self) -> Result<(), Failure> {
         let Some(bound) = self.options.stall_max else { return Ok(()) };
         let now = self.now();
@@ -154,7 +156,7 @@ impl Cluster {
         Err(Failure::new("live", text))
     }
 
-    /// Holds all machines against their own laws.
+    /// Checks the internal invariants of all engines.
     pub(in super::super) fn check(&mut self) -> Result<(), Failure> {
         for host in &mut self.client {
             host.core.check();
@@ -170,8 +172,8 @@ impl Cluster {
         self.check_depth()
     }
 
-    /// Where the server has little memory, each session has half the depth, from its first connect
-    /// on and whoever was started again.
+    /// Checks that each session has half the queue depth where the server has little memory, from
+    /// its first connect on and after any restart.
     fn check_depth(&self) -> Result<(), Failure> {
         let Some(control) = self.server.first().filter(|_| self.options.extra.little_memory) else {
             return Ok(());

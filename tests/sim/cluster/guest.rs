@@ -1,10 +1,11 @@
-//! A second session beside the writer, which takes what the disk reports to one sync only.
+//! Second session next to the writer, whose flushes take errors that the disk reports only once.
 //!
-//! It opens the export for reading, or as a second writer (`migration`), and flushes now and then.
-//! What becomes of those flushes nobody judges: it is there for what it does to the other session.
-//! In some runs it is a user like the first one, with a workload on sectors of its own behind those
-//! of the other, judged by an oracle of its own. A neighbor is such a user of another export. In
-//! some of these runs one block has sectors of both, and both change parts of it.
+//! The session opens the export for reading, or as a second writer (`migration`), and flushes now
+//! and then. The results of those flushes are not judged: the session is there for its effects on
+//! the other one. In some runs it is a user like the first session, with a workload on its own
+//! sectors behind those of the other, judged by its own oracle. A neighbor is such a user of
+//! another export. In some of these runs one block has sectors of both, and both change parts of
+//! that block.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -30,23 +31,23 @@ use super::super::workload::{Rules, Workload};
 
 /// Longest pause between two flushes.
 const GAP_MAX: Duration = Duration::from_millis(40);
-/// Sectors that it writes to.
+/// Number of sectors that the session writes to.
 pub(super) const SECTORS: u32 = 32;
-/// Those of them that it uses where it shares a block.
+/// Number of these sectors that it uses where it shares a block.
 const MIXED_SECTORS: u32 = 4;
-/// The export of a neighbor.
+/// Name of a neighbor's export.
 pub(super) const NEIGHBOR: &str = "other";
-/// Its core's number in the log, behind all others.
+/// Number of its core in the log, behind all others.
 const CORE: usize = 0x7e;
 
-/// The session's only core.
+/// The only core of the second session.
 #[derive(Debug)]
 pub(super) struct Guest {
     core: ClientEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: Inbox<ClientMessage>,
     device: Option<SessionDevice>,
-    /// In runs in which it writes.
+    /// Workload and oracle, in runs in which the session writes.
     work: Option<(Workload, Oracle)>,
     pub(super) pace: Pace,
     prng: Prng,
@@ -93,7 +94,7 @@ impl Guest {
                 ..options.work.clone()
             };
             let oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
-            // Its requests do not pass a port that would ask for PREFLUSH.
+            // Its requests do not pass through a port that asks for PREFLUSH.
             let rules = Rules {
                 options: own,
                 nbd: options.extra.mixed,
@@ -121,7 +122,7 @@ impl Guest {
         })
     }
 
-    /// When something is to be done even if nothing happens.
+    /// Returns when the session needs a turn even without events.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let flush = self.device.as_ref().filter(|_| !self.waits && !self.leaves);
         let own = earliest(self.inbox.deadline(), flush.map(|_| self.next_at));
@@ -139,7 +140,7 @@ impl Guest {
         self.core.is_done()
     }
 
-    /// What it does, where it writes.
+    /// Returns its workload, if it writes.
     pub(super) fn work(&self) -> Option<&Workload> {
         self.work.as_ref().map(|(work, _)| work)
     }
@@ -148,12 +149,12 @@ impl Guest {
         self.work.as_mut().map(|(work, _)| work)
     }
 
-    /// What is known of its sectors.
+    /// Returns the oracle of its sectors.
     pub(super) fn oracle_mut(&mut self) -> Option<&mut Oracle> {
         self.work.as_mut().map(|(_, oracle)| oracle)
     }
 
-    /// Turns its core. True when anything happened.
+    /// Runs a turn of its core. Returns whether anything happened.
     pub(super) fn turn(&mut self, now: Instant) -> Result<bool, Failure> {
         let Self { core, fabrics, inbox, .. } = self;
         let mut busy = false;

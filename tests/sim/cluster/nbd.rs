@@ -8,9 +8,9 @@ use super::super::{Failure, Plant};
 use super::Cluster;
 
 impl Cluster {
-    /// The users of all connections, or of one core's, close them and connect again at once, to
-    /// the bridge `by` cores further. Where others keep their connections, the close is seen
-    /// before anything else happens: nobody can say what comes first otherwise.
+    /// Closes the NBD connections of all users, or of one core's, and connects again at once, to
+    /// the bridge `by` cores further. Where others keep their connections, the close is processed
+    /// before anything else happens: the order would be undefined otherwise.
     pub(super) fn reconnect(
         &mut self,
         now: Instant,
@@ -53,7 +53,7 @@ mod tests {
     use super::super::super::options::{FaultMix, MS, Options};
     use super::*;
 
-    /// Two cores, nothing that breaks.
+    /// Returns a cluster with two cores and without faults.
     fn whole() -> Cluster {
         let mut options = Options::draw(1946);
         (options.nbd, options.nbd_drops, options.client_cores) = (true, true, 2);
@@ -66,8 +66,8 @@ mod tests {
         cluster
     }
 
-    /// A close of another's connection turns all bridges and their users' ends, those too of a core
-    /// that stands still: its user has a reply then that its workload has not looked at.
+    /// A close of one user's connection runs all bridges and their users' ends, including those of
+    /// a stalled core: its user then has a reply that its workload has not seen.
     #[test]
     fn what_was_answered_before_the_close_has_ended() {
         for op in [IoOp::Read, IoOp::Write] {

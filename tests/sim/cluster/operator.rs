@@ -1,10 +1,10 @@
-//! What operators do: at the client with the session's paths, at the server with its exports.
+//! Actions of operators: at the client on the session's paths, at the server on its exports.
 //!
 //! In some runs the server's operator removes the session's export by force under load, in half of
-//! these gives its name to another disk, and exports the first one again when the session is at its
-//! end; another session follows. From the removal on no IO of the session succeeds. The session has
-//! to hear of it, end, give everything back and never return; the server has to release the disk. A
-//! neighbor, with an export of its own at the same server, notices nothing.
+//! these gives its name to another disk, and exports the first one again after the session has
+//! ended; another session follows. After the removal no IO of the session succeeds. The session has
+//! to learn of the removal, end, release everything and never return; the server has to release the
+//! disk. A neighbor, with its own export at the same server, must not be affected.
 
 use std::sync::{Arc, Weak};
 
@@ -27,23 +27,22 @@ use super::super::workload::Workload;
 use super::super::{Failure, Plant};
 use super::{Cluster, guest};
 
-/// How long a session whose export was removed may take to be at its end, when nothing is wrong any
-/// more.
+/// Maximum time within which a session whose export was removed ends, once all faults are over.
 const END_MAX: Duration = Duration::from_secs(10);
-/// How long it has to stay there.
+/// Time for which the session has to stay ended.
 const STAY: Duration = Duration::from_secs(2);
-/// How often it is looked whether an export is open that is to be removed.
+/// Interval of checks whether an export is open that is to be removed.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What the server exports besides the session's disk, and what becomes of that.
+/// Exports of the server besides the session's, and the state of removals.
 #[derive(Debug)]
 pub(super) struct Exports {
-    /// That of a neighbor, under another name.
+    /// Disk of a neighbor, exported under another name.
     neighbor: Option<Disk>,
-    /// What gets the name of the export that is removed.
+    /// Disk that gets the name of the removed export.
     heir: Option<Disk>,
     table: Arc<ExportTable>,
-    /// The session's export, while anybody at the server holds it.
+    /// The session's export, while the server holds a reference.
     held: Weak<Export>,
     is_removed: bool,
 }
@@ -63,7 +62,8 @@ impl Exports {
         }
     }
 
-    /// The exports of a server that starts with this one for the session, and perhaps another.
+    /// Returns the exports of a server that starts with this one for the session, and perhaps
+    /// another.
     pub(super) fn of(&mut self, export: Export, second: Option<Export>) -> Arc<ExportTable> {
         self.table = ExportTable::new(Vec::new());
         self.add(export);
@@ -75,19 +75,19 @@ impl Exports {
         Arc::clone(&self.table)
     }
 
-    /// The session's export is there from now on.
+    /// Adds the session's export.
     fn add(&mut self, export: Export) {
         let export = Arc::new(export);
         self.table.add(&export).expect("nothing else has the name");
         self.held = Arc::downgrade(&export);
     }
 
-    /// True while the server exports something by this name.
+    /// Whether the server has an export of this name.
     pub(super) fn has(&self, name: &str) -> bool {
         self.table.find(name.as_bytes()).is_some()
     }
 
-    /// The second volume's export is there from now on.
+    /// Adds the second volume's export.
     pub(super) fn add_second(&mut self, export: Export) {
         self.table.add(&Arc::new(export)).expect("nothing else has the name");
     }
@@ -96,24 +96,24 @@ impl Exports {
         self.neighbor.iter().chain(&self.heir)
     }
 
-    /// The time of what is submitted next.
+    /// Sets the submission time of the next operations.
     pub(super) fn set_now(&self, now: Instant) {
         self.disks().for_each(|disk| disk.set_now(now));
     }
 
-    /// From now on no disk is slow, stuck or failing.
+    /// Stops making operations of all disks slow, stuck or failing.
     pub(super) fn calm(&self, now: Instant) {
         self.disks().for_each(|disk| disk.calm(now));
     }
 
-    /// Operations that have not ended.
+    /// Returns the number of operations that have not ended.
     pub(super) fn inflight(&self) -> usize {
         self.disks().map(Disk::inflight).sum()
     }
 }
 
 impl Cluster {
-    /// Has the session take all paths back that an operator took from it.
+    /// Gives the session back all paths that an operator took from it.
     pub(super) fn restore(&mut self, now: Instant) {
         let there = self.paths();
         let mut whole = true;
@@ -129,7 +129,7 @@ impl Cluster {
         self.restore_at = (!whole || self.client.is_empty()).then_some(now + 20 * MS);
     }
 
-    /// Tells the session to have a path.
+    /// Adds or reconnects a path of the session.
     pub(super) fn have(&mut self, now: Instant, path: usize, within: Duration) {
         let name = path_name(path);
         let change = if self.paths().iter().any(|one| one.name == name) {
@@ -143,7 +143,7 @@ impl Cluster {
         self.change(now, change);
     }
 
-    /// Tells the session to change. False where it refuses.
+    /// Changes the session. Returns false if it refuses.
     pub(super) fn change(&mut self, now: Instant, change: Change) -> bool {
         let Some(home) = self.client.first_mut() else { return false };
         let done = home.core.change(now, change, &mut home.fabrics);
@@ -153,7 +153,7 @@ impl Cluster {
         done.is_ok()
     }
 
-    /// Removes what is exported as the session's. The sessions that had it open.
+    /// Removes the session's export. Returns the names of the sessions that had it open.
     fn remove_by_name(&mut self, force: bool) -> Result<Vec<String>, Failure> {
         let answer = Arc::new(Mutex::new(None));
         let slot = Arc::clone(&answer);
@@ -170,8 +170,8 @@ impl Cluster {
         }
     }
 
-    /// The operator removes the session's export, as soon as the server has it open: one that
-    /// nobody has open is no affair of a session.
+    /// Removes the session's export as the operator, as soon as the server has it open: the removal
+    /// of an export that is not open does not concern a session.
     pub(super) fn remove_export(&mut self) -> Result<(), Failure> {
         let now = self.now();
         let sessions = self.server.first().map(|host| host.core.snapshot(now)).unwrap_or_default();
@@ -191,12 +191,12 @@ impl Cluster {
         for host in &mut self.client {
             host.work.export_removed(now);
         }
-        // A session without IO does not hear of it.
+        // A session without IO does not notice the removal.
         self.order(0, IoOp::Read, 0, 1, false);
         Ok(())
     }
 
-    /// The session is at its end: nothing of it is left but the process, and the disk is released.
+    /// Whether the session has ended: only its process is left, and the disk is released.
     fn has_ended(&self) -> bool {
         let removed = Some(&SessionFailure::Removed);
         let neighbors = usize::from(self.exports.neighbor.is_some());
@@ -209,8 +209,8 @@ impl Cluster {
             && self.exports.held.strong_count() == 0
     }
 
-    /// After the faults, where the session's export was removed: it has ended and stays so. Then
-    /// the disk is exported again, and another session has it.
+    /// Checks after the faults that a session whose export was removed has ended and stays ended.
+    /// Then exports the disk again and checks that another session can use it.
     pub(in super::super) fn follow_removed(&mut self) -> Result<(), Failure> {
         if !self.exports.is_removed {
             return Ok(());
@@ -243,7 +243,7 @@ impl Cluster {
         self.act(Act::StartClient)
     }
 
-    /// What is left of a session whose export was removed, for a report.
+    /// Describes the remains of a session whose export was removed, for a failure report.
     fn what_removal_left(&self) -> String {
         let why = self.gave_up().unwrap_or_else(|| "it did not end".to_owned());
         let paths: Vec<_> = self.paths().into_iter().map(|path| path.state).collect();

@@ -1,9 +1,10 @@
-//! A second volume of the session: another export of its server, with a disk, workloads on all
-//! cores of the client and an oracle of its own.
+//! Second volume of the session: another export of its server, with its own disk and oracle, and
+//! with workloads on all cores of the client.
 //!
-//! It shares connections and permits with the first one. Its user goes at times, with all its IO in
-//! flight, and comes again; the server lacks its export at times, and the other volume goes on.
-//! What a user left has happened when the next one has the volume, or never does.
+//! The volume shares connections and permits with the first one. Its user sometimes leaves with all
+//! IO in flight, and returns; the server sometimes lacks its export, while the other volume
+//! continues. Writes that a user left have happened when the next user has the volume, or never
+//! will.
 
 use std::sync::Arc;
 
@@ -26,34 +27,34 @@ use super::super::workload::{Mode, Rules, Workload};
 use super::super::{Failure, Plant};
 use super::Cluster;
 
-/// Its export.
+/// Name of its export.
 const NAME: &str = "vol2";
-/// Its index in the session.
+/// Index of the volume in the session.
 const INDEX: DeviceIndex = DeviceIndex(1);
-/// Sectors of its disk.
+/// Number of sectors of its disk.
 const SECTORS: u32 = 64;
-/// Its cores' numbers in the log, behind those of the first volume.
+/// Numbers of its cores in the log, behind those of the first volume.
 const CORES: usize = 0x40;
-/// How soon it is tried again to add it.
+/// Delay before the next attempt to add the volume.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// The second volume.
+/// State of the second volume.
 #[derive(Debug)]
 pub(in super::super) struct Second {
     disk: Disk,
-    /// What servers keep of its export for the next.
+    /// State that a server keeps of its export for the next one.
     kept: Arc<KeptEpoch>,
     pub(super) oracle: Oracle,
     works: Vec<Workload>,
-    /// The session has it.
+    /// Whether the session has the volume.
     is_there: bool,
-    /// A core of its present user has it.
+    /// Whether a core of its present user has the volume open.
     is_used: bool,
-    /// Servers that start do not export it.
+    /// Whether servers start without its export.
     is_hidden: bool,
-    /// When it is added again.
+    /// Time at which the volume is added again.
     retry_at: Option<Instant>,
-    /// The server's cache epoch, as the client that died last had saved it.
+    /// Server's cache epoch that the most recently killed client had saved.
     saved_epoch: Option<u64>,
     lives: u64,
 }
@@ -90,23 +91,23 @@ impl Second {
         })
     }
 
-    /// A client begins its life with it.
+    /// Starts a client with the volume.
     pub(super) fn begin_life(&mut self, takes_over: bool) -> VolumeConfig {
         (self.is_there, self.is_used, self.retry_at) = (true, false, None);
         let inherited_epoch = self.saved_epoch.filter(|_| takes_over);
         VolumeConfig { inherited_epoch, ..volume(NAME) }
     }
 
-    /// The client's process ends; another takes over, if so said.
+    /// Ends the client's process; with `takeover`, another client takes over.
     pub(super) fn client_gone(&mut self, now: Instant, takeover: bool, core: &ClientEngine) {
         let takeover = takeover && self.is_there;
-        // A client that died before it saved one leaves that of the client before it.
+        // A client that died before it saved an epoch leaves that of the previous client.
         let saved = core.saved_epoch(INDEX).or(self.saved_epoch);
         self.saved_epoch = saved.filter(|_| takeover);
         self.user_gone(now, takeover);
     }
 
-    /// Its user is gone; another takes over, if so said.
+    /// Ends its user; with `takeover`, another user takes over.
     fn user_gone(&mut self, now: Instant, takeover: bool) {
         for work in &mut self.works {
             work.abandon(now, &mut self.oracle, takeover);
@@ -115,7 +116,7 @@ impl Second {
         (self.is_there, self.is_used) = (false, false);
     }
 
-    /// What a server that starts exports as it, if it does.
+    /// Returns the export for a server that starts, if it has the volume.
     pub(super) fn export(&self) -> Option<Export> {
         (!self.is_hidden).then(|| self.exported())
     }
@@ -127,8 +128,8 @@ impl Second {
         export
     }
 
-    /// The server's process has ended; with the power of its machine, if so said. What is known of
-    /// its sectors.
+    /// Ends the server's process, with `power` by a power failure. Returns the oracle of its
+    /// sectors.
     pub(super) fn server_gone(&mut self, power: bool) -> &mut Oracle {
         self.kept.abandon();
         if power {
@@ -157,22 +158,22 @@ impl Second {
         self.disk.set_now(now);
     }
 
-    /// Operations of its disk that have not ended.
+    /// Returns the number of operations of its disk that have not ended.
     pub(super) fn block_inflight(&self) -> usize {
         self.disk.inflight()
     }
 
-    /// When it is to be added.
+    /// Returns when the volume is to be added.
     pub(super) fn retry_at(&self) -> Option<Instant> {
         self.retry_at
     }
 
-    /// When a core is to turn for it.
+    /// Returns when a core needs a turn for the volume.
     pub(super) fn deadline(&self, core: usize) -> Option<Instant> {
         self.works.get(core).and_then(Workload::deadline)
     }
 
-    /// Turns its workload on a core. True when anything happened.
+    /// Runs a turn of its workload on a core. Returns whether anything happened.
     pub(super) fn turn(
         &mut self,
         now: Instant,
@@ -196,14 +197,14 @@ impl Second {
         Ok(busy)
     }
 
-    /// Buffers that nobody has are as they were handed back.
+    /// Checks that free buffers are unchanged since their release.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         self.works.iter_mut().try_for_each(Workload::check)
     }
 }
 
 impl Cluster {
-    /// What happens to the second volume, as its operators have planned it.
+    /// Performs a planned action on the second volume.
     pub(super) fn act_on_second(&mut self, now: Instant, act: SecondAct) {
         let Some(second) = &mut self.second else { return };
         match act {
@@ -215,7 +216,7 @@ impl Cluster {
         }
     }
 
-    /// Its user is gone with all its IO in flight.
+    /// Closes the volume with all IO of its user in flight.
     fn close_second(&mut self, now: Instant) {
         let closed = self.change(now, Change::CloseVolume { export: NAME.into() });
         if let Some(second) = self.second.as_mut().filter(|_| closed) {
@@ -225,18 +226,19 @@ impl Cluster {
         }
     }
 
-    /// The server exports it.
+    /// Exports the volume at the server.
     fn show_second(&mut self) {
         let Some(second) = self.second.as_mut().filter(|second| second.is_hidden) else { return };
         second.is_hidden = false;
-        // One that starts exports it itself; one that runs may have had it before it was hidden.
+        // A server that starts exports it itself; a running one may have had it before it was
+        // hidden.
         if !self.server.is_empty() && !self.exports.has(NAME) {
             let export = second.exported();
             self.exports.add_second(export);
         }
     }
 
-    /// A second volume that was closed is added again, and so is one that could not be opened.
+    /// Adds the second volume again after it was closed or could not be opened.
     pub(super) fn supervise_second(&mut self, now: Instant) {
         let due = |second: &Second| second.retry_at.is_some_and(|at| at <= now);
         if self.second.as_ref().is_none_or(|second| !due(second)) || self.client.is_empty() {
@@ -251,12 +253,12 @@ impl Cluster {
         let added = !is_there && self.change(now, Change::AddVolume(volume(NAME)));
         let Some(second) = &mut self.second else { return };
         second.is_there |= added;
-        // One that is there may fail yet.
+        // A volume that was added may still fail.
         second.retry_at = Some(now + RETRY);
         self.wake_all();
     }
 
-    /// From now on the session has its second volume, and the server exports it.
+    /// Gives the session its second volume from now on, exported by the server.
     pub(super) fn calm_second(&mut self) {
         let now = self.now();
         self.show_second();
@@ -266,14 +268,14 @@ impl Cluster {
         }
     }
 
-    /// Every core has the second volume, and every path serves it; where there is one.
+    /// Whether every core has the second volume and every path serves it; true without one.
     pub(super) fn is_second_whole(&self) -> bool {
         let Some(second) = &self.second else { return true };
         let served = self.paths().iter().all(|path| path.volumes == 2);
         second.is_there && served && second.works.iter().all(Workload::is_open)
     }
 
-    /// Writes to a second volume, and how often it was closed under IO.
+    /// Returns the writes to a second volume, and how often it was closed under IO.
     pub(in super::super) fn second_counts(&self) -> (u64, u64) {
         let second = self.second.as_ref();
         second.map_or((0, 0), |second| {

@@ -1,10 +1,10 @@
-//! The servers of a run: the session's, and others under the same name.
+//! Servers of a run: the session's own server, and others under the same name.
 //!
-//! While the server is down, on one of its addresses after it came back, or on one that moves while
-//! it runs, somebody else answers with another disk. The session may use none of them, and has to
-//! go on with its own when all addresses are that one's again. None is there before the session
-//! has opened its device once: the first that opens is the one it belongs to. Clients that start
-//! later are told which.
+//! While the server is down, on one of its addresses after a restart, or on one that moves while it
+//! runs, another server answers with another disk. The session must use none of these, and has to
+//! continue with its own server once that has all addresses again. There are no others before the
+//! session has opened its device for the first time, since the session belongs to the first server
+//! that opens it. Later clients are configured with that server's identity.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -31,33 +31,33 @@ use super::Cluster;
 use super::guest::Guest;
 use super::second::Second;
 
-/// The other servers of a run.
+/// Other servers of a run.
 #[derive(Debug)]
 pub(super) struct Strangers {
-    /// There are some, in runs that have them until the faults stop.
+    /// Whether there are others, in runs that have them until the faults stop.
     on: bool,
-    /// What the session's own server says it is; nothing in runs without others.
+    /// Identity that the session's own server reports; none in runs without others.
     home: Option<Identity>,
-    /// Of their own, so that the rest of a run does not follow from them.
+    /// Separate generator, so that the rest of a run does not depend on it.
     prng: Prng,
-    /// The bug that they say they are the session's server.
+    /// Whether others claim to be the session's server, for a planted bug.
     alike: bool,
-    /// The one that runs, and its disk.
+    /// The other server that runs, and its disk.
     host: Option<(ServerHost, Disk)>,
-    /// The path that the server does not have while it is there.
+    /// Path whose address the session's server has lost to the other one.
     path: Option<usize>,
-    /// Processes of the session's server that ran beside the first.
+    /// Number of processes of the session's server that ran next to the first.
     twins: u64,
-    /// What the client that died last had kept for the next.
+    /// Identity that the client which died last had kept for the next.
     kept: Option<Identity>,
-    /// Who says what, where not all say something.
+    /// Identities that servers report, in runs in which not all report both ids.
     ids: Option<Ids>,
-    /// What the session's own server says when it starts next.
+    /// Identity that the session's own server reports after its next start.
     said: Said,
-    /// What the session knows of its server.
+    /// Identity of its server that the session knows.
     known: Identity,
-    /// There are no others until the session knows what its server says since it was started again:
-    /// it takes what it meets first.
+    /// Whether others are held back until the session knows what its restarted server reports: the
+    /// session accepts the first server that it meets.
     learns: bool,
 }
 
@@ -82,17 +82,18 @@ impl Strangers {
         }
     }
 
-    /// What the session's own server says it is, if it says so.
+    /// Returns the identity that the session's own server reports, if it does.
     pub(super) const fn home(&self) -> Option<Identity> {
         self.home
     }
 
-    /// What a client has to find: the first one whatever opens, the others what that found.
+    /// Returns the identity that a client must find: none for the first client, which accepts any
+    /// server, and for later ones the identity that the first has found.
     pub(super) fn identity(&self, life: u8) -> Option<Identity> {
         self.kept.or(self.home).filter(|_| life > 1)
     }
 
-    /// Keeps what a client that ends is pinned to.
+    /// Keeps the identity to which an ending client is pinned.
     pub(super) fn keep(&mut self, identity: Option<Identity>) {
         self.kept = identity.or(self.kept);
     }
@@ -105,7 +106,7 @@ impl Strangers {
         self.host.iter_mut().map(|(host, _)| host)
     }
 
-    /// A turn of the other server and its disk. True when anything happened.
+    /// Runs a turn of the other server and its disk. Returns whether anything happened.
     pub(super) fn turn(&mut self, now: Instant, think_max: Duration) -> bool {
         let Some((host, disk)) = &mut self.host else { return false };
         disk.set_now(now);
@@ -123,22 +124,22 @@ impl Strangers {
         busy
     }
 
-    /// What the session's own server says it is when it starts next.
+    /// Returns the identity that the session's own server reports after its next start.
     fn says(&self) -> Identity {
         self.home.map(|_| self.said.identity()).unwrap_or_default()
     }
 
-    /// There may be others now.
+    /// Whether other servers may run now.
     const fn is_on(&self) -> bool {
         self.on && !self.learns
     }
 
-    /// The session tells others from its server by its first path, which has to stay.
+    /// Whether the session tells others from its server by its first path, which has to stay.
     fn is_beside(&self) -> bool {
         self.ids.is_some_and(|ids| ids.is_beside() && self.said == ids.home[0])
     }
 
-    /// What another one says, in runs where not all say something.
+    /// Draws the identity of another server, in runs in which not all servers report both ids.
     fn draw_less(&mut self) -> Identity {
         let by =
             if self.is_beside() && self.prng.below(4) > 0 { Told::Beside } else { Told::Known };
@@ -179,7 +180,7 @@ impl Cluster {
         }
     }
 
-    /// The session's export, as long as its file is now.
+    /// Returns the session's export, with the current length of its file.
     pub(super) fn export(&self) -> Export {
         let source = Arc::new(self.disk.exported());
         let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
@@ -188,7 +189,7 @@ impl Cluster {
         export
     }
 
-    /// Starts the server that is down; one of its addresses may be somebody else's from now on.
+    /// Starts the server that is down; another server may have one of its addresses from now on.
     pub(super) fn start_again(&mut self) {
         self.learn();
         self.end_strangers();
@@ -201,14 +202,14 @@ impl Cluster {
         }
     }
 
-    /// Ends the server's process; with the power of its machine, if so said.
+    /// Ends the server's process, with `power` by a power failure.
     pub(in super::super) fn stop_server(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[1]);
         }
         self.end_strangers();
         for host in std::mem::take(&mut self.server) {
-            // Block IO of a process ends with it, then its connections do.
+            // The block IO of a process ends before its connections do.
             drop(host.core);
             drop(host.fabrics);
         }
@@ -227,7 +228,7 @@ impl Cluster {
         }
     }
 
-    /// The backing file is as long as that from now on.
+    /// Sets the length of the backing file.
     pub(super) fn resize(&mut self, sectors: u32) {
         self.disk.set_sectors(sectors);
         self.is_short = sectors < self.options.work.sectors;
@@ -236,7 +237,7 @@ impl Cluster {
         }
     }
 
-    /// The device has another size, which still holds all that is used of it.
+    /// Resizes the device to a size that still holds all sectors in use.
     pub(super) fn grow(&mut self, now: Instant, times: u32) {
         self.disk.resize(times);
         if let Some(host) = self.server.first_mut() {
@@ -245,12 +246,12 @@ impl Cluster {
         }
     }
 
-    /// No client beside the session's is left, and all of that one's shards know the device's size.
+    /// Whether only the session's client is left, and all its shards know the device's size.
     pub(super) fn is_settled(&self) -> bool {
         self.beside.is_empty() && self.other_sizes().is_empty()
     }
 
-    /// The shards of the client that know another size of the device than it has, in words.
+    /// Returns a description of the client's shards that have a wrong size of the device.
     pub(in super::super) fn other_sizes(&self) -> String {
         let size = self.disk.size();
         let wrong = self.client.iter().filter_map(|host| host.core.size(DeviceIndex::FIRST));
@@ -262,14 +263,14 @@ impl Cluster {
         format!("; the device has {size} bytes, and shards of the client know {wrong:?}")
     }
 
-    /// The backing file is exported anew.
+    /// Records that the backing file is exported again.
     fn note_length(&mut self) {
         if !self.is_short {
             self.oracle.regained(self.world.now());
         }
     }
 
-    /// A turn of the thread that saves epochs. True when one was saved.
+    /// Runs a turn of the thread that saves epochs. Returns whether one was saved.
     pub(super) fn save_epochs(&mut self, now: Instant) -> bool {
         let saved = self.kept.turn(now);
         if saved {
@@ -278,7 +279,7 @@ impl Cluster {
         saved
     }
 
-    /// In some runs the server is killed while it saves an epoch, and starts again soon.
+    /// Kills the server while it saves an epoch, in some runs, and starts it again soon.
     pub(super) fn kill_while_saving(&mut self, now: Instant) -> Result<(), Failure> {
         if self.kept.kills(now) && !self.server.is_empty() {
             self.act(Act::StopServer { power: false })?;
@@ -289,7 +290,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The server is down: perhaps somebody else has its addresses, or one, until it is back.
+    /// Gives some or all addresses of the server that is down to another server, in some cases.
     pub(super) fn strangers_in_its_place(&mut self) {
         self.learn();
         if self.strangers.chance(2, 3) {
@@ -300,8 +301,8 @@ impl Cluster {
         }
     }
 
-    /// One address of the server becomes somebody else's, and those of its connections that come
-    /// over it stay; or all are the server's again.
+    /// Moves one address of the server to another server, keeping the server's connections to that
+    /// address; or gives all addresses back.
     pub(super) fn move_address(&mut self, path: usize) {
         if self.strangers.host.is_some() {
             return self.take_back();
@@ -319,7 +320,7 @@ impl Cluster {
         self.start_stranger(path..path + 1);
     }
 
-    /// When it starts next the server says this.
+    /// Sets the identity that the server reports after its next start.
     pub(super) fn say(&mut self, said: Said) {
         self.learn();
         self.strangers.learns = self.strangers.is_beside();
@@ -329,20 +330,20 @@ impl Cluster {
         }
     }
 
-    /// Notes when the session knows what its server says.
+    /// Notes when the session knows the identity that its server reports.
     fn learn(&mut self) {
         if self.strangers.learns && self.pinned() == Some(self.strangers.says()) {
             (self.strangers.learns, self.strangers.known) = (false, self.strangers.says());
         }
     }
 
-    /// What the session is pinned to, where there is one.
+    /// Returns the identity to which the session is pinned, if there is a session.
     fn pinned(&self) -> Option<Identity> {
         let home = self.client.first()?;
         Some(home.core.pinned_identity(DeviceIndex::FIRST).unwrap_or_default())
     }
 
-    /// The session is pinned to what its server says, at the end.
+    /// Checks at the end that the session is pinned to the identity that its server reports.
     pub(in super::super) fn check_pinned(&self) -> Result<(), Failure> {
         let (says, pinned) = (self.strangers.says(), self.pinned());
         if self.strangers.home.is_none() || pinned.is_none_or(|pinned| pinned == says) {
@@ -352,8 +353,8 @@ impl Cluster {
         Err(Failure::new("blocks", text))
     }
 
-    /// The first path is up as long as others are told from the server by it. Else the session may
-    /// rightly go over to one of them, and the run says nothing.
+    /// Checks that the first path stays up while it tells others from the server. Otherwise the
+    /// session may legitimately switch to another, and the run proves nothing.
     pub(super) fn check_first_path(&self) -> Result<(), Failure> {
         let stays = self.strangers.is_on() && self.strangers.is_beside() && self.is_loaded;
         if !stays || self.paths().first().is_some_and(|path| path.connected && path.reconnects == 0)
@@ -363,7 +364,7 @@ impl Cluster {
         Err(Failure::new("live", "the first path went down, and nothing struck it"))
     }
 
-    /// From now on all addresses are the server's.
+    /// Gives all addresses back to the server for the rest of the run.
     pub(super) fn no_more_strangers(&mut self) {
         self.strangers.on = false;
         self.take_back();
@@ -372,14 +373,14 @@ impl Cluster {
     fn take_back(&mut self) {
         let path = self.strangers.path;
         self.end_strangers();
-        // One that ends, or is down, has them all when it starts.
+        // A server that is stopping or down takes all addresses when it starts.
         let up = self.server.first_mut().filter(|host| !host.core.is_stopping());
         if let (Some(path), Some(host)) = (path, up) {
             listen(host.fabrics[0].as_mut(), path);
         }
     }
 
-    /// The other server's process ends.
+    /// Ends the other server's process.
     fn end_strangers(&mut self) {
         self.strangers.path = None;
         if let Some((host, _)) = self.strangers.host.take() {
@@ -388,7 +389,7 @@ impl Cluster {
         }
     }
 
-    /// A server of one core with an empty disk on these paths' addresses.
+    /// Starts a server of one core with an empty disk on these paths' addresses.
     fn start_stranger(&mut self, paths: Range<usize>) {
         let strangers = &mut self.strangers;
         let home = strangers.says();
@@ -421,7 +422,7 @@ impl Cluster {
         self.start_other(params, export, disk, paths);
     }
 
-    /// A server beside the session's starts, with these paths' addresses.
+    /// Starts a server next to the session's, with these paths' addresses.
     fn start_other(
         &mut self,
         params: SessionParams,
@@ -443,8 +444,8 @@ impl Cluster {
         self.strangers.host = Some((host, disk));
     }
 
-    /// A second process of the server starts, which has the same disk and this path's address; or
-    /// it ends, and the first one has the address again.
+    /// Starts a second process of the server, which has the same disk and this path's address; or
+    /// ends it and gives the address back to the first one.
     pub(super) fn twin(&mut self, path: Option<usize>) {
         self.take_back();
         let up = self.server.first_mut().filter(|host| !host.core.is_stopping());

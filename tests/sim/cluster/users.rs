@@ -1,4 +1,4 @@
-//! The workloads of a run, and what they are told.
+//! Control over the workloads of a run.
 
 use rtrs_core::block::IoOp;
 
@@ -7,7 +7,7 @@ use super::second::Second;
 use super::{Cluster, guest};
 
 impl Cluster {
-    /// What the workloads do from now on.
+    /// Sets the mode of the workloads.
     pub(in super::super) fn set_mode(&mut self, mode: Mode) {
         self.is_loaded = mode == Mode::Load;
         for host in &mut self.client {
@@ -25,14 +25,14 @@ impl Cluster {
         }
     }
 
-    /// The workload of the second session, where it has one. Its core is to turn.
+    /// Returns the workload of the second session, if it has one, and marks its core as due.
     pub(super) fn guest_work(&mut self) -> Option<&mut Workload> {
         let guest = self.guest.as_mut()?;
         guest.pace.due = true;
         guest.work_mut()
     }
 
-    /// Lets one core read the whole disk.
+    /// Makes one core read the whole disk.
     pub(in super::super) fn read_back(&mut self, core: usize) {
         let at = core % self.client.len();
         self.client[at].work.mode = Mode::ReadBack(0);
@@ -45,7 +45,7 @@ impl Cluster {
         }
     }
 
-    /// No IO may fail for want of a path from now on.
+    /// Forbids IO errors for lack of a path from now on.
     pub(in super::super) fn expect_no_errors(&mut self) {
         self.client.iter_mut().for_each(|host| host.work.is_calm = true);
         if let Some(work) = self.guest_work() {
@@ -56,7 +56,7 @@ impl Cluster {
         }
     }
 
-    /// Has an IO done on a core.
+    /// Performs one IO on a core.
     pub(in super::super) fn order(
         &mut self,
         core: usize,
@@ -70,7 +70,7 @@ impl Cluster {
         self.client[at].pace.due = true;
     }
 
-    /// All of them, those included whose client is gone.
+    /// Returns all workloads, including those without a client.
     pub(in super::super) fn workloads(&self) -> impl Iterator<Item = &Workload> {
         let guest = self.guest.iter().filter_map(guest::Guest::work);
         let second = self.second.iter().flat_map(Second::works);

@@ -1,4 +1,4 @@
-//! A second process of the server, which has one of its addresses and the same disk.
+//! Second process of the server, which has one of its addresses and the same disk.
 
 use std::net::IpAddr;
 
@@ -9,13 +9,13 @@ use rtrs_core::time::{Duration, Instant};
 use super::super::options::MS;
 use super::Act;
 
-/// What the client sent over a path that it finds dead is on its way for that long at most.
+/// Maximum delay of requests that the client sent over a path that it considers dead.
 const LATE: Duration = Duration::from_millis(700);
-/// How long a path takes to connect again.
+/// Time that a path takes to reconnect.
 const BACK: Duration = Duration::from_millis(600);
 
 /// Draws, in order of time, when a second process has an address, and when the path to the first
-/// one is dead for the client only: what was sent over that one still arrives.
+/// one is dead only for the client: requests sent over that path still arrive.
 pub(in super::super) fn twins(
     links: &[(IpAddr, IpAddr)],
     (from, time): (Instant, Duration),

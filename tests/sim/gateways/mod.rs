@@ -1,6 +1,6 @@
-//! Two gateways over one store, and a client with a path to each: processes that freeze and are
-//! killed, links that are cut, moves by operators. One write or read of each block is in flight at
-//! a time, so what it may find is known.
+//! Simulation of two gateways over one store, and a client with a path to each: processes freeze
+//! and are killed, links are cut, operators move the export. Only one write or read of each block
+//! is in flight at a time, so the legal results are known.
 
 mod store;
 
@@ -31,20 +31,20 @@ use super::Failure;
 use super::host::{Inbox, PORT, Pace, ServerHost, client_ip, server_ip, session_config};
 use super::options::{MS, Options};
 
-/// How long faults strike, and how long all may take after that.
+/// Time under faults, and maximum time of recovery after them.
 const LOAD: Duration = Duration::from_secs(40);
 const CALM_MAX: Duration = Duration::from_secs(90);
-/// Rounds at one moment after which the clock counts as standing still.
+/// Maximum rounds at one moment; beyond it the clock counts as standing still.
 const SPINS_MAX: u32 = 20_000;
 
-/// A bug in the gateways' own part, which a checker has to see.
+/// Planted bug in the gateways' own part, which a checker has to detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatewayPlant {
-    /// None.
+    /// No bug.
     None,
-    /// The lock is taken from its owner, who is not refused.
+    /// The lock is taken from its owner, which is not blocklisted.
     NoBlocklist,
-    /// A gateway is active, and gets what was in flight, before it has the lock.
+    /// A gateway becomes active, and gets the requests in flight, before it has the lock.
     ActiveEarly,
 }
 
@@ -53,9 +53,9 @@ struct Server {
     host: Option<ServerHost>,
     gateway: SimGateway,
     at: ExportIndex,
-    /// Until then its process does not run.
+    /// Time until which its process does not run.
     frozen: Instant,
-    /// When it is started again.
+    /// Time at which it is started again.
     starts: Option<Instant>,
 }
 
@@ -69,10 +69,10 @@ struct Rig {
     fabrics: Vec<Box<dyn Fabric>>,
     device: Option<SessionDevice>,
     memory: Arc<Region>,
-    /// By block: a write's number, or none for a read.
+    /// Running IO by block: number of a write, or none for a read.
     running: BTreeMap<usize, Option<u64>>,
     next: u64,
-    /// When a block is used next.
+    /// Time at which each block is used next.
     pause: [Instant; BLOCKS],
     started: u64,
     loaded: bool,
@@ -165,7 +165,7 @@ impl Rig {
     fn kill(&mut self, at: usize) {
         let now = self.world.now();
         let server = &mut self.servers[at];
-        // What it has sent to the store is on its way.
+        // IO that it has sent to the store remains in transit.
         if let Some(host) = server.host.take() {
             drop(host.core);
             drop(host.fabrics);
@@ -187,7 +187,7 @@ impl Rig {
             4 => self.servers[at].gateway.begin_release(),
             5 => {
                 let switch = Change::SwitchVolume { export: "vol".into() };
-                // Refused where there is nothing to switch to.
+                // Refused if there is no gateway to switch to.
                 let _ = self.client.change(now, switch, &mut self.fabrics);
             }
             _ => {}
@@ -314,7 +314,7 @@ impl Rig {
         earliest(earliest(own, store), servers.min()).map(|at| at.max(now))
     }
 
-    /// Runs until a time, or until something is so.
+    /// Runs until a time, or until a condition holds.
     fn run(&mut self, until: Instant, so: impl Fn(&Self) -> bool) -> Result<bool, Failure> {
         let mut spins = 0;
         while !so(self) {
@@ -332,7 +332,7 @@ impl Rig {
                 continue;
             }
             match self.deadline().filter(|at| *at <= until) {
-                // What is due now has been done: a moment later.
+                // All work due now is done: advance a moment.
                 Some(at) => self.world.advance_to(at.max(now + Duration::from_micros(10))),
                 None => {
                     self.world.advance_to(until);
@@ -347,7 +347,7 @@ impl Rig {
 /// Runs two gateways under faults.
 ///
 /// # Errors
-/// What a checker found: `ghost`, `lost`, `errors`, `once` or `live`.
+/// Returns the checker's finding: `ghost`, `lost`, `errors`, `once` or `live`.
 pub fn run_gateways(seed: u64, plant: GatewayPlant) -> Result<Counts, Failure> {
     let mut rig = Rig::new(seed, plant);
     // A session that cannot attach at first gives up.

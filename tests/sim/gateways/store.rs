@@ -1,5 +1,5 @@
-//! The store that two gateways share: blocks on a few OSDs, a lock, a blocklist that OSDs hear of
-//! late, and the gateways' part of it. It checks each write when it takes effect.
+//! Store that two gateways share: blocks on a few OSDs, a lock, a blocklist that reaches OSDs late,
+//! and the gateways' part of the protocol. Each write is checked when it takes effect.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -20,42 +20,42 @@ use crate::sim::options::MS;
 pub(super) const BLOCKS: usize = 8;
 pub(super) const BLOCK: u32 = 4096;
 const OSDS: usize = 3;
-/// IO that may be in flight at a gateway.
+/// Maximum IO in flight at a gateway.
 const ROOM: usize = 64;
 
-/// A client of the store.
+/// Client of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rados(u32);
 
-/// An IO on its way to an OSD.
+/// IO in transit to an OSD.
 #[derive(Debug)]
 struct Flight {
     due: Instant,
     from: Rados,
-    /// The map that its sender has.
+    /// Epoch of the sender's OSD map.
     map: u32,
     io: Io,
-    /// What it writes.
+    /// Value that a write stores.
     value: u64,
 }
 
-/// All that is shared.
+/// State shared by the gateways.
 #[derive(Debug)]
 pub(super) struct Store {
     now: Instant,
     prng: Prng,
     plant: GatewayPlant,
     blocks: [u64; BLOCKS],
-    /// By block, the last write that was answered, and the last that was submitted.
+    /// Last answered and last submitted write of each block.
     pub(super) acked: [u64; BLOCKS],
     pub(super) submitted: [u64; BLOCKS],
     lock: Option<Rados>,
     term: u64,
     last: u32,
-    /// The number of the latest map, and in which one clients are refused from.
+    /// Epoch of the latest map, and for each refused client the epoch that first refuses it.
     map: u32,
     refused: BTreeMap<Rados, u32>,
-    /// The map of each OSD, and those that reach one later.
+    /// Map epoch of each OSD, and the updates in transit.
     osds: [u32; OSDS],
     spreading: Vec<(Instant, usize, u32)>,
     flights: Vec<Flight>,
@@ -64,12 +64,12 @@ pub(super) struct Store {
     pub(super) counts: Counts,
 }
 
-/// What happened.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Times that the lock was taken.
     pub terms: u64,
-    /// Of those, times that its owner was refused for it.
+    /// Times that the previous owner was blocklisted to take the lock.
     pub forced: u64,
     /// Late IO of a former owner that was refused.
     pub late: u64,
@@ -105,7 +105,7 @@ impl Store {
         (Rados(self.last), self.map)
     }
 
-    /// Has a client refused by all OSDs, sooner or later.
+    /// Makes all OSDs refuse a client, sooner or later.
     fn refuse(&mut self, client: Rados) {
         self.map += 1;
         self.refused.insert(client, self.map);
@@ -119,7 +119,8 @@ impl Store {
         self.refused.contains_key(&client)
     }
 
-    /// Moves on. What a checker saw ends the run.
+    /// Advances the time. Returns whether any IO arrived; a checker's finding is an error, which
+    /// ends the run.
     pub(super) fn advance(&mut self, now: Instant) -> Result<bool, Failure> {
         self.now = now;
         let osds = &mut self.osds;
@@ -164,7 +165,7 @@ impl Store {
         self.ended.push((from, Completion { tag: io.tag, status }, refused));
     }
 
-    /// A write was answered.
+    /// Records an answered write.
     pub(super) fn acked(&mut self, block: usize, value: u64) -> Result<(), Failure> {
         self.acked[block] = value;
         if self.blocks[block] == value {
@@ -187,12 +188,12 @@ enum State {
     Leaving,
 }
 
-/// What a gateway is about to do.
+/// Next step of a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Job {
-    /// Look who has the lock, and have him refused.
+    /// Find the lock's owner, and have it refused.
     Break,
-    /// Take it, if it is free or this one's.
+    /// Take the lock, if it is free or owned by this client.
     Take(Option<Rados>),
     /// Connect as a new client.
     Reopen,
@@ -210,7 +211,7 @@ struct Inner {
     events: VecDeque<GatewayEvent>,
 }
 
-/// One server's part.
+/// Gateway of one server.
 #[derive(Clone, Debug)]
 pub(super) struct SimGateway {
     store: Arc<Mutex<Store>>,
@@ -233,7 +234,7 @@ impl SimGateway {
         Self { store: Arc::clone(store), inner: Arc::new(Mutex::new(inner)) }
     }
 
-    /// Moves on, unless its process is frozen. What has changed.
+    /// Advances, unless its process is frozen. Returns what has changed.
     pub(super) fn tick(&self) -> Option<GatewayEvent> {
         let (mut store, mut inner) = (self.store.lock(), self.inner.lock());
         let now = store.now;
@@ -367,7 +368,7 @@ impl BlockSource for SimGateway {
 struct SimDevice {
     gateway: SimGateway,
     geometry: Geometry,
-    /// Tags in flight, by who sent them.
+    /// Tags in flight and their senders.
     senders: BTreeMap<u64, Rados>,
     held: VecDeque<Io>,
     done: VecDeque<Completion>,
@@ -397,7 +398,7 @@ impl BlockDevice for SimDevice {
         if let (IoOp::Write, Some(buf)) = (io.op, &io.buf) {
             buf.copy_out(0, &mut value);
         }
-        // Now and then one is on its way for long.
+        // Sometimes IO is in transit for a long time.
         let most = if store.prng.index(20) == 0 { 2500 * MS } else { 20 * MS };
         let due = store.now + store.prng.duration(Duration::ZERO..=most);
         let (from, map) = (inner.client, inner.map);

@@ -1,10 +1,10 @@
-//! Payloads that come in pieces, one much later than the other; and writes of parts of blocks that
-//! share blocks with others, to bytes that nobody reads.
+//! Payloads that arrive in pieces, one much later than the other, and writes of parts of blocks
+//! that share blocks with others, to bytes that are never read.
 //!
-//! A user stops in the middle of a payload for up to some seconds, at most one at a time: what it
-//! asks for afterwards comes as late. Before some writes it asks for others in sectors of their
-//! own, small ones and such as are longer than a buffer of the bridge, which begin and end within
-//! the same few blocks. How those end is of no interest, as long as each does once.
+//! A user stops in the middle of a payload for up to some seconds, at most one at a time, which
+//! delays all its later requests. Before some writes it submits extra writes to separate sectors,
+//! small ones and others that are longer than a buffer of the bridge, which begin and end within
+//! the same few blocks. Their results are ignored, but each must end exactly once.
 
 use std::collections::BTreeSet;
 
@@ -16,29 +16,29 @@ use rtrs_core::time::{Duration, Instant};
 use super::super::disk::SECTOR;
 use super::super::options::MS;
 
-/// Sectors of such writes.
+/// Number of sectors for the extra writes.
 pub(in super::super) const SECTORS: u32 = 1024;
-/// In the cookie of a write there.
+/// Bit in the cookie of an extra write.
 const ASIDE: u64 = 1 << 62;
-/// How many of them a front asks for at most.
+/// Maximum number of extra writes of a front.
 const ASIDE_MAX: u64 = 40;
-/// Longest of the short ones, and of the long ones.
+/// Maximum lengths of short and long extra writes.
 const SHORT_MAX: u64 = 600;
 const LONG_MAX: u64 = 400 << 10;
-/// How long a user stops at most.
+/// Maximum time for which a user stops.
 const STALL_MAX: Duration = Duration::from_millis(2000);
 
-/// One core's user that stops in the middle of payloads.
+/// User of one core that stops in the middle of payloads.
 #[derive(Debug)]
 pub(super) struct Stalls {
-    /// Where the sectors aside begin, in bytes.
+    /// Offset in bytes of the sectors for extra writes.
     base: u64,
     prng: Prng,
     asked: u64,
     open: BTreeSet<u64>,
     /// Bytes that were sent so far.
     sent: u64,
-    /// Where the user stops next, and for how long.
+    /// Position at which the user stops next, and for how long.
     next: Option<(u64, Duration)>,
     until: Instant,
 }
@@ -49,7 +49,7 @@ impl Stalls {
         Self { base, prng, asked, open, sent, next: None, until: Instant::ZERO }
     }
 
-    /// True while the user has stopped.
+    /// Whether the user has stopped.
     pub(super) fn has_stopped(&mut self, now: Instant) -> bool {
         let stopped = self.until > now;
         if !stopped {
@@ -58,25 +58,25 @@ impl Stalls {
         stopped
     }
 
-    /// When a user goes on that has stopped.
+    /// Returns when a stopped user resumes.
     pub(super) fn resumes(&self) -> Option<Instant> {
         (self.until > Instant::ZERO).then_some(self.until)
     }
 
-    /// How many of so many bytes the user sends before it stops.
+    /// Returns how many of `len` bytes the user sends before it stops.
     pub(super) fn room(&self, len: usize) -> usize {
         let room = self.next.map_or(u64::MAX, |(at, _)| at - self.sent);
         usize::try_from(room).unwrap_or(usize::MAX).min(len)
     }
 
-    /// So many bytes were sent.
+    /// Records that `count` bytes were sent.
     pub(super) fn sent(&mut self, now: Instant, count: usize) {
         self.sent += count as u64;
         let stops = self.next.take_if(|(at, _)| *at <= self.sent);
         self.until = stops.map_or(Instant::ZERO, |(_, time)| now + time);
     }
 
-    /// A payload of so many bytes is sent behind `before` others that wait.
+    /// Adds a payload that is sent behind `before` other bytes, and may make the user stop in it.
     pub(super) fn payload(&mut self, before: usize, len: usize) {
         if self.next.is_none() && self.prng.chance(Ratio::new(1, 6)) {
             let at = self.sent + (before + self.prng.index(len)) as u64;
@@ -84,7 +84,7 @@ impl Stalls {
         }
     }
 
-    /// Appends writes aside to what is sent, now and then.
+    /// Appends extra writes to the requests, now and then.
     pub(super) fn ask_aside(&mut self, out: &mut Vec<u8>) {
         if self.asked >= ASIDE_MAX || self.prng.chance(Ratio::new(3, 4)) {
             return;
@@ -104,14 +104,14 @@ impl Stalls {
         }
     }
 
-    /// True for the reply to a write aside.
+    /// Whether this is the reply to an extra write.
     pub(super) fn take_reply(&mut self, cookie: u64) -> bool {
         let ended = self.open.remove(&cookie);
         assert!(ended || cookie & ASIDE == 0, "a write aside ended that was not asked for");
         ended
     }
 
-    /// Its connection is closed.
+    /// Forgets all extra writes, as the connection is closed.
     pub(super) fn closed(&mut self) {
         self.open.clear();
         (self.next, self.until) = (None, Instant::ZERO);

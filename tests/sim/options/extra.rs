@@ -1,9 +1,9 @@
-//! What a share of the runs has that look for nothing else: a disk slower than `io-timeout`, a
-//! backing file that is made shorter, a device that grows and shrinks, epochs that are saved late,
-//! a second session that writes, an export that is removed by force, a front end that is asked for
+//! Additions to a share of the runs that hunt for nothing else: a disk slower than `io-timeout`, a
+//! backing file that is truncated, a device that grows and shrinks, epochs that are saved late, a
+//! second session that writes, an export that is removed by force, a front end with requests for
 //! parts of blocks, a second volume.
 //!
-//! Each is drawn by a generator of its own, and runs that hunt for something stay as they are.
+//! Each is drawn by a separate generator, and runs that hunt for something do not change.
 
 use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::prng::{Prng, Ratio};
@@ -11,7 +11,7 @@ use rtrs_core::time::Duration;
 
 use super::{FaultMix, Guest, Ids, Losses, MS, Options, half, pick};
 
-// Chosen so that the seeds that are kept for what they found stay what they were.
+// Chosen so that the seeds kept for their findings do not change.
 const LATE_DISK: u64 = 0x6c61_7465_5f64_7361;
 const SLOW_IO: u64 = 0x736c_6f77_5f69_6f5f;
 const TRUNCATION: u64 = 0x7472_756e_6361_7465;
@@ -24,46 +24,47 @@ const PARTS: u64 = 0x7061_7274_735f_6f66;
 const SECOND: u64 = 0x7365_636f_7475_7a61;
 const MIXED: u64 = 0x6d69_7865_645f_7772;
 
-/// The extras of a run.
+/// Additions to a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extra {
-    /// Operations of the backend take longer than the client waits for an answer.
+    /// Whether operations of the backend take longer than the client waits for an answer.
     pub late_disk: bool,
-    /// The backing file is made shorter while it is exported.
+    /// Truncation of the backing file while it is exported.
     pub truncation: Option<Truncation>,
-    /// The device gets other sizes, all of which hold the sectors that are used.
+    /// Whether the device is resized; all sizes hold the sectors in use.
     pub resizes: bool,
-    /// The session's export is removed by force.
+    /// Forced removal of the session's export.
     pub removal: Option<Removal>,
-    /// The server takes a while to save the epoch of an export.
+    /// Slow saves of the epoch of an export at the server.
     pub saves: Option<Saves>,
-    /// The second session writes to sectors of its own, behind those of the others.
+    /// Whether the second session writes to its own sectors, behind those of the others.
     pub guest_writes: bool,
-    /// Both sessions change parts of a block that has sectors of both.
+    /// Whether both sessions change parts of a block that has sectors of both.
     pub mixed: bool,
-    /// The server has memory for half of a path's chunks, so that its sessions get half the depth.
+    /// Whether the server has memory for half of a path's chunks, so that sessions get half the
+    /// depth.
     pub little_memory: bool,
-    /// The session has a second volume.
+    /// Whether the session has a second volume.
     pub second: bool,
-    /// Nothing keeps two processes of the server from writing to the disk.
+    /// Whether two processes of the server can write to the disk.
     pub unlocked: bool,
-    /// There are two at times, each with an address of its own.
+    /// Whether two such processes run at times, each with its own address.
     pub twin: bool,
-    /// Who says what, in runs with other servers; both ids, and the others anything else, where
-    /// nothing is drawn.
+    /// Reported identities, in runs with other servers. By default the session's server reports
+    /// both ids, and the others anything else.
     pub ids: Option<Ids>,
-    /// Heartbeats of idle paths.
+    /// Heartbeat intervals of idle paths.
     pub idle: IdleMax,
-    /// What losses are looked for with.
+    /// Ways in which losses are caused and noticed.
     pub losses: Losses,
 }
 
-/// The longest time between two heartbeats of an idle path; zero: always the same.
+/// Maximum time between two heartbeats of an idle path; zero means a constant interval.
 #[derive(Clone, Copy, Debug)]
 pub struct IdleMax {
-    /// That the client is set to.
+    /// Maximum in the client's settings.
     pub client: Duration,
-    /// That the server takes.
+    /// Maximum that the server accepts.
     pub server: Duration,
 }
 
@@ -73,39 +74,39 @@ impl Default for IdleMax {
     }
 }
 
-/// What becomes of a backing file that is made shorter.
+/// Course of a truncation of the backing file.
 #[derive(Clone, Copy, Debug)]
 pub struct Truncation {
-    /// It gets its old length back, and the server is started again.
+    /// Whether the file gets its old length back, and the server is started again.
     pub regained: bool,
-    /// The server starts again meanwhile too, and exports what is left.
+    /// Whether the server also starts while the file is short, and exports what is left.
     pub short_export: bool,
 }
 
-/// How an export is removed.
+/// Circumstances of the removal of an export.
 #[derive(Clone, Copy, Debug)]
 pub struct Removal {
-    /// Another disk gets its name.
+    /// Whether another disk gets the export's name.
     pub has_heir: bool,
-    /// All paths are down then.
+    /// Whether all paths are down at that time.
     pub unseen: bool,
 }
 
-/// How epochs are saved.
+/// Behavior of saving epochs.
 #[derive(Clone, Copy, Debug)]
 pub struct Saves {
     /// Longest time of a save.
     pub time_max: Duration,
-    /// Half of them hang for this long.
+    /// Time for which half of the saves hang.
     pub hang: Option<Duration>,
-    /// The server may be killed meanwhile.
+    /// Whether the server may be killed during a save.
     pub kills: bool,
-    /// Saves fail, and tear what they write.
+    /// Whether saves fail and leave torn data.
     pub fails: bool,
 }
 
 impl Options {
-    /// Draws the extras.
+    /// Draws the additions.
     pub(super) fn draw_extra(&mut self) {
         if self.strangers {
             return self.draw_ids();
@@ -129,7 +130,7 @@ impl Options {
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
             self.extra.resizes = true;
             if half(own) {
-                // No path connects anew and learns the size by that.
+                // No path reconnects and learns the size that way.
                 self.faults = FaultMix { gap_max: self.load_time * 4, ..FaultMix::NONE };
                 self.operated = false;
             }
@@ -140,7 +141,7 @@ impl Options {
             return self.have_removal(own);
         }
         let own = &mut Prng::new(seed ^ PARTS);
-        // A write of which one half fails is judged nowhere.
+        // Writes of which one half fails are not judged in any run.
         let whole = self.disk.errors == Ratio::ZERO && !self.path_errors();
         let stays = self.faults.client_restart + self.faults.power_cut == 0;
         if self.is_ordinary() && self.nbd && whole && stays && half(own) {
@@ -172,7 +173,7 @@ impl Options {
                 fails: false,
             });
             if half(own) {
-                // Who is told of a loss is told by nothing else.
+                // Losses are reported only by flushes.
                 self.work.flushes = Ratio::new(1, 20);
                 self.faults =
                     FaultMix { gap_max: self.load_time * 4, power_cut: 1, ..FaultMix::NONE };
@@ -185,8 +186,8 @@ impl Options {
         self.extra.guest_writes |= loses && writer && half(own);
     }
 
-    /// With one session at a time, one path, since no other fits, and a depth of which half is the
-    /// least that a server gives.
+    /// Gives the server little memory, in runs with one session at a time and one path, since no
+    /// other fits, and with a depth of which half is the minimum that a server gives.
     fn draw_memory(&mut self) {
         let Self { faults, guest, kernel, rival, .. } = self;
         let others = faults.client_restart + faults.client_leave > 0 || *rival;
@@ -194,7 +195,7 @@ impl Options {
         self.extra.little_memory = alone && self.queue_depth == 32 && self.paths == 1;
     }
 
-    /// True when the run hunts for nothing, by the traces that hunts leave.
+    /// Whether the run hunts for nothing, judged by settings that hunts change.
     pub(super) fn is_ordinary(&self) -> bool {
         let Self { faults, work, .. } = self;
         let hunted = faults.give_up + faults.client_leave + faults.late_requests > 0
@@ -209,9 +210,9 @@ impl Options {
         !hunted && !beside && self.stall_max.is_none() && self.kernel.is_none()
     }
 
-    /// Makes it likely that a path dies while the backend is slow, that what was sent over it goes
-    /// to another while its first copy is still at work, and that what has failed for that, or
-    /// because the disk took too long, is written anew.
+    /// Makes it likely that a path dies while the backend is slow, that its requests go to another
+    /// path while their first copies are still executing, and that writes that failed for this
+    /// reason, or because the disk took too long, are repeated.
     fn have_late_disk(&mut self, prng: &mut Prng) {
         self.extra.late_disk = true;
         self.io_timeout = pick(prng, &[100, 400]) * MS;
@@ -229,8 +230,8 @@ impl Options {
         work.ios_max = 1000;
     }
 
-    /// Makes it likely that a write is given up while the backend has it and its path lives, and
-    /// that it is written anew at once, over any connection. Who gives up is the front end.
+    /// Makes it likely that the front end gives up a write while the backend has it and its path is
+    /// up, and that the write is repeated at once, over any connection.
     fn have_hanging_disk(&mut self, prng: &mut Prng) {
         (self.slow_io, self.nbd, self.pinned) = (SlowIo::Fail, true, None);
         (self.io_timeout, self.load_time) = (pick(prng, &[100, 300]) * MS, 6000 * MS);
@@ -242,12 +243,13 @@ impl Options {
         (work.depth, work.gap_max) = (pick(prng, &[8, 24]), 20 * MS);
         (work.rewrites, work.overlap) = (true, false);
         if half(prng) {
-            // Paths are as good as can be.
+            // The paths have no faults.
             self.faults = FaultMix { gap_max: self.load_time * 4, ..FaultMix::NONE };
         }
     }
 
-    /// Blocks are larger than sectors, and the sectors of the second session begin within one.
+    /// Makes blocks larger than sectors, so that the sectors of the second session begin within a
+    /// block.
     fn have_mixed_writers(&mut self, prng: &mut Prng) {
         self.extra.mixed = true;
         (self.nbd, self.pinned) = (true, None);
@@ -261,29 +263,29 @@ impl Options {
         (work.gap_max, work.ios_max) = (MS, 500);
     }
 
-    /// Takes that back, for runs whose requests are not those of the workloads alone.
+    /// Takes that back, for runs whose requests do not all come from the workloads.
     pub(in super::super) fn unmix(&mut self) {
         if std::mem::take(&mut self.extra.mixed) {
             (self.disk.block, self.work.parts, self.work.sectors) = (512, false, 64);
         }
     }
 
-    /// One session at a time, and one server: the one that starts next exports what its settings
-    /// say.
+    /// Removes the export in runs with one session at a time and one server, since a restarted
+    /// server would export again what its settings say.
     fn have_removal(&mut self, prng: &mut Prng) {
         self.extra.removal = Some(Removal { has_heir: half(prng), unseen: half(prng) });
         (self.guest, self.extra.guest_writes) = (Some(Guest::Neighbor), true);
         let faults = &mut self.faults;
         (faults.server_restart, faults.power_cut, faults.server_stop) = (0, 0, 0);
         (faults.client_restart, self.takeover) = (0, None);
-        // It finds dead paths in time to give back what they have.
+        // The server detects dead paths in time to release their resources.
         self.server_heartbeat = self.server_heartbeat.min(1000 * MS);
         self.extra.little_memory = false;
         self.work.ios_max = self.work.ios_max.max(500);
     }
 
-    /// What fails then fails for this alone. That a shorter file survives a power cut is nobody's
-    /// promise.
+    /// Truncates the backing file in runs without other causes of failures. There is no guarantee
+    /// that a shorter file survives a power cut.
     fn have_truncation(&mut self, prng: &mut Prng) {
         let (regained, short_export) = pick(prng, &[(false, false), (true, false), (true, true)]);
         self.extra.truncation = Some(Truncation { regained, short_export });

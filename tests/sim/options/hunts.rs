@@ -1,4 +1,4 @@
-//! Runs that are made for one kind of trouble, found by taking its rule out (`mutants.rs`).
+//! Runs made for one kind of trouble, each verified by removing the rule against it (`mutants.rs`).
 
 use rtrs_client::{Failover, NoPath};
 use rtrs_core::fabric::sim::BindMode;
@@ -8,8 +8,8 @@ use rtrs_core::time::Duration;
 use super::{DEAF, FaultMix, MS, Options, half, pick};
 
 impl Options {
-    /// Makes it likely that a client is detached while its writes are at work in the backend, and
-    /// that the next one, which is there before the other is gone, is quick to write there.
+    /// Makes it likely that a client is detached while its writes execute in the backend, and that
+    /// the next client, which runs before the first has ended, is quick to write there.
     pub(super) fn hunt_left_writes(&mut self, prng: &mut Prng) {
         self.hunt_dead_writes(prng);
         let faults = &mut self.faults;
@@ -18,8 +18,8 @@ impl Options {
         self.renamed = true;
     }
 
-    /// Makes it likely that requests arrive while the path that they came over is being fenced
-    /// off, at a core that hears late of it, long after their client found their time over.
+    /// Makes it likely that requests arrive while their path is being fenced off, at a core that
+    /// learns this late, long after the client found that they had timed out.
     pub(super) fn hunt_unfenced_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, DEAF);
         self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(50 * MS)]);
@@ -37,10 +37,10 @@ impl Options {
         (work.depth, self.queue_depth) = (24, self.queue_depth.max(16));
     }
 
-    /// Makes it likely that a client without FENCE sends a write again while its first copy is at
-    /// work in the backend, and the server does not know yet that the path is dead. Only faults
-    /// that lose what is on the way: what comes late is written over newer data, as the kernel's
-    /// client may do with the kernel's server.
+    /// Makes it likely that a client without FENCE repeats a write while its first copy executes in
+    /// the backend and the server does not know yet that the path is dead. Only faults that lose
+    /// messages in transit are used: late messages overwrite newer data, as the kernel's client may
+    /// do with the kernel's server.
     pub(super) fn hunt_kernel_copies(&mut self, prng: &mut Prng) {
         self.kernel = Some(pick(prng, &[Failover::Fast, Failover::Fast, Failover::Strict]));
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 1000 * MS);
@@ -58,8 +58,8 @@ impl Options {
         work.depth = 24;
     }
 
-    /// Makes it likely that the power fails when all that was acknowledged since the last flush was
-    /// so while that flush was on its way; or that one client leaves such writes to the next.
+    /// Makes it likely that the power fails when all writes since the last flush were acknowledged
+    /// while that flush was in transit, or that one client leaves such writes to the next.
     pub(super) fn hunt_covered_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         (self.no_path, self.load_time) = (NoPath::Queue, 20_000 * MS);
@@ -80,9 +80,9 @@ impl Options {
         }
     }
 
-    /// Makes it likely that a write that failed for want of a path is followed at once by another
-    /// to the same place, while what was sent of the first may still come: the server's core that
-    /// it comes to hears late, often after a second, that the path is fenced off.
+    /// Makes it likely that a write that failed for lack of a path is followed at once by another
+    /// to the same place, while requests of the first may still arrive: the server's core that
+    /// receives them learns late, often after a second, that the path is fenced off.
     pub(super) fn hunt_rewrites(&mut self, prng: &mut Prng) {
         self.hunt_unfenced_writes(prng);
         self.io_timeout = pick(prng, &[30, 60, 100]) * MS;
@@ -93,8 +93,8 @@ impl Options {
         self.work.rewrites = true;
     }
 
-    /// Makes it likely that nobody has flushed since the power failed when the client dies, some
-    /// seconds later, and that another takes over.
+    /// Makes it likely that there was no flush since a power failure when the client dies, some
+    /// seconds later, and that another client takes over.
     pub(super) fn hunt_saved_epoch(&mut self, prng: &mut Prng) {
         self.hunt_covered_writes(prng);
         self.faults =
@@ -107,7 +107,7 @@ impl Options {
     }
 
     /// Makes it likely that writes are acknowledged by a server whose cache is in another epoch by
-    /// then. Nothing is read meanwhile: a read would say which of the writes in flight are done.
+    /// then. Nothing is read meanwhile: a read would show which of the writes in flight are done.
     pub(super) fn hunt_old_answers(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         (self.no_path, self.io_timeout) = (NoPath::Queue, 1000 * MS);
@@ -124,8 +124,8 @@ impl Options {
         (work.fua, work.zeroes, work.overlap) = (Ratio::ZERO, Ratio::ZERO, false);
     }
 
-    /// Makes it likely that the memory of a read is used anew at once, while its data come a second
-    /// time and the window that was open for them takes its time to close.
+    /// Makes it likely that the memory of a read is reused at once, while its data arrives a second
+    /// time and its memory window is slow to close.
     pub(super) fn hunt_reused_buffers(&mut self, prng: &mut Prng) {
         (self.late_data, self.nbd, self.pinned) = (true, false, None);
         (self.always_invalidate, self.invalidate_reads) = (true, true);
@@ -140,7 +140,7 @@ impl Options {
         (work.depth, self.queue_depth) = (8, self.queue_depth.max(16));
     }
 
-    /// Requests that the front end divides, since they are longer than its buffers.
+    /// Makes requests longer than the front end's buffers, so that it divides them.
     pub(super) fn hunt_long_requests(&mut self, prng: &mut Prng) {
         (self.nbd, self.pinned) = (true, None);
         self.world.link.bandwidth = None;
@@ -151,7 +151,7 @@ impl Options {
     }
 
     /// Makes it likely that a write waits for a dead path while its NBD connection is closed, and
-    /// that newer ones go to the same place over another.
+    /// that newer writes go to the same place over another connection.
     pub(super) fn hunt_dropped_writes(&mut self, prng: &mut Prng) {
         (self.nbd, self.nbd_drops) = (true, true);
         (self.heartbeat, self.server_heartbeat) = (pick(prng, &[50, 100]) * MS, 50 * MS);

@@ -1,31 +1,31 @@
-//! What the servers say they are, in half of the runs with other servers: there some say less than
-//! both ids, as a kernel's server and our earlier versions do.
+//! Identities that servers report, in half of the runs with other servers: there some report fewer
+//! than both ids, as a kernel server and our earlier versions do.
 //!
-//! Drawn by a generator of its own, so that the other runs stay what they were.
+//! Drawn by a separate generator, so that the other runs do not change.
 
 use rtrs_core::identity::{Comparison, ExportId, Identity, ServerId};
 use rtrs_core::prng::{Prng, Ratio};
 
 use super::{FaultMix, MS, Options, half, pick};
 
-// Chosen so that the seeds that are kept for what they found stay what they were.
+// Chosen so that the seeds kept for their findings do not change.
 const IDS: u64 = 0x7361_7973_5f69_647d;
 
-/// What the session's server says of itself.
+/// Identity that the session's server reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// Nothing, as a kernel's server.
+    /// No ids, like a kernel server.
     Nothing,
-    /// Its own id, and no export's.
+    /// Its server id, and no export id.
     Server,
-    /// Its own id, and an export's that holds for this boot of its host.
+    /// Its server id, and an export id that is valid for this boot of its host.
     Weak(u64),
-    /// Its own id, and an export's that lasts.
+    /// Its server id, and a persistent export id.
     All,
 }
 
 impl Said {
-    /// The ids that are said.
+    /// Returns the reported ids.
     pub(in super::super) fn identity(self) -> Identity {
         let (server, export) = home();
         match self {
@@ -45,34 +45,34 @@ fn weak(boot: u64, name: &str) -> Option<ExportId> {
     Some(ExportId::weak(boot, "sim", &[name.as_bytes()]))
 }
 
-/// What is said in a run.
+/// Reported identities of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Ids {
-    /// By the session's server, in each third of the time under load; where that changes the
-    /// server is started again.
+    /// Identity of the session's server in each third of the time under load; the server is
+    /// restarted where it changes.
     pub home: [Said; 3],
 }
 
 impl Ids {
-    /// True when the session knows too little at first to refuse another server that is all there
-    /// is: it might be its own after an upgrade, or of another boot. Then another path to its own
-    /// has to be connected as long as others answer.
+    /// Whether the session knows too little at first to refuse another server if it is the only
+    /// one: that server might be its own after an upgrade, or after another boot. Then another path
+    /// to its own server has to be connected while others answer.
     pub(in super::super) fn is_beside(self) -> bool {
         self.home[0] != Said::All
     }
 }
 
-/// By what a session tells another server from its own.
+/// Evidence by which a session tells another server from its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Told {
-    /// By what it knows.
+    /// The identity that the session knows.
     Known,
-    /// By a path to its own that is connected and did not say this.
+    /// A connected path to its own server, which reported another identity.
     Beside,
 }
 
-/// By what a session that knows `known` tells a server that says `other` from its own. None if
-/// nothing tells them apart.
+/// Returns how a session that knows `known` tells a server that reports `other` from its own. None
+/// if they cannot be distinguished.
 fn told(known: Identity, other: Identity) -> Option<Told> {
     let server = known.server.is_some_and(|known| other.server != Some(known));
     let export = known.export.is_some_and(|known| {
@@ -84,9 +84,9 @@ fn told(known: Identity, other: Identity) -> Option<Told> {
     (other != known).then_some(Told::Beside)
 }
 
-/// What servers may say that a session which knows `known` tells from its own by that. Where
-/// neither says anything, or both the same, nothing tells two servers apart but the shape of the
-/// device, which is the same here: that is no fault of the client, and not drawn.
+/// Returns the identities of other servers that a session which knows `known` detects in this way.
+/// Where both servers report nothing or the same, only the shape of the device could distinguish
+/// them apart, which is the same here: that is no fault of the client, and not drawn.
 pub(in super::super) fn others(known: Identity, by: Told) -> Vec<Identity> {
     let (server, export) = home();
     let servers = [None, server, Some(ServerId::of_name("other"))];
@@ -99,7 +99,7 @@ pub(in super::super) fn others(known: Identity, by: Told) -> Vec<Identity> {
 }
 
 impl Options {
-    /// Draws who says what.
+    /// Draws the reported identities.
     pub(super) fn draw_ids(&mut self) {
         let own = &mut Prng::new(self.seed ^ IDS);
         if !half(own) {
@@ -108,13 +108,13 @@ impl Options {
         use Said::{All, Nothing, Server, Weak};
         let less = pick(own, &[Nothing, Server, Weak(1)]);
         let home = match own.below(8) {
-            // The others alone say less.
+            // Only the others report less.
             0 => [All; 3],
-            // An operator starts an earlier version, and thinks better of it.
+            // An operator starts an earlier version, and then goes back.
             1 => [All, less, All],
             _ if self.paths == 1 => [All, less, All],
             2..=4 => [less; 3],
-            // An upgrade, or the server's host starts anew.
+            // An upgrade, or a reboot of the server's host.
             _ => {
                 let pairs = [(Nothing, Server), (Nothing, All), (Server, All), (Weak(1), Weak(2))];
                 let (first, then) = pick(own, &pairs);
@@ -128,7 +128,7 @@ impl Options {
         self.extra.ids = Some(ids);
     }
 
-    /// Leaves nothing that could end the first path, and makes it likely that the others end.
+    /// Excludes faults that could end the first path, and makes it likely that the others end.
     fn keep_first_path(&mut self, prng: &mut Prng) {
         self.faults = FaultMix {
             gap_max: pick(prng, &[50, 100, 200]) * MS,
@@ -151,8 +151,8 @@ impl Options {
 mod tests {
     use super::{Identity, Said, Told, others};
 
-    /// Each kind of server can be told from others, and no session has to tell apart what says the
-    /// same.
+    /// Each kind of server can be distinguished from others, and no session has to distinguish
+    /// servers that report the same.
     #[test]
     fn there_are_others_that_can_be_told_apart() {
         for said in [Said::Nothing, Said::Server, Said::Weak(1), Said::All] {

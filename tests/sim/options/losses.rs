@@ -1,9 +1,8 @@
-//! What losses are looked for with: syncs that fail with any status, users of one device who have
-//! to be told each by itself, zeroes that are all that a session has to flush. And NBD users that
-//! stop in the middle of payloads.
+//! Ways to cause and detect losses: syncs that fail with varying statuses, users of one device who
+//! each receive their own report, zeroes that are all that a session has to flush. Also NBD users
+//! that stop in the middle of payloads.
 //!
-//! Each is drawn by a generator of its own, and chosen so that the seeds that are kept stay what
-//! they were.
+//! Each is drawn by a separate generator, chosen so that the kept seeds do not change.
 
 use rtrs_client::SlowIo;
 use rtrs_core::prng::{Prng, Ratio};
@@ -15,23 +14,23 @@ const USERS: u64 = 0x7477_6f5f_7573_6572;
 const ZEROES: u64 = 0x7a65_726f_6573_5f21;
 const STALLS: u64 = 0x7374_616c_6c73_5f21;
 
-/// How losses are made and noticed.
+/// Ways in which losses are caused and noticed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Losses {
-    /// Syncs of the disk fail with any status.
+    /// Whether syncs of the disk fail with varying statuses.
     pub statuses: bool,
-    /// The NBD connections of the cores are users of their own: each is told of each loss.
+    /// Whether the NBD connections of the cores are separate users, each with its own loss reports.
     pub users: bool,
-    /// Only zeroes and discards wait for a flush: all data is written durably.
+    /// Whether only zeroes and discards wait for a flush, as all data is written durably.
     pub zeroes: bool,
-    /// Durable writes take no error of others.
+    /// Whether durable writes do not report errors of others.
     pub apart: bool,
-    /// NBD users stop in the middle of payloads, while the disk is slow or paths fail.
+    /// Whether NBD users stop in the middle of payloads, while the disk is slow or paths fail.
     pub stalls: bool,
 }
 
 impl Options {
-    /// Draws what is added to a run that is drawn otherwise.
+    /// Draws additions to a run that is drawn otherwise.
     pub(super) fn draw_additions(&mut self) {
         self.draw_extra();
         if !self.strangers {
@@ -41,7 +40,7 @@ impl Options {
         }
     }
 
-    /// Draws what losses are looked for with.
+    /// Draws the ways to cause and detect losses.
     fn draw_losses(&mut self) {
         let seed = self.seed;
         let loses = self.disk.writeback.num > 0 && self.extra.saves.is_none();
@@ -72,7 +71,7 @@ impl Options {
         }
     }
 
-    /// Makes it likely that one user's flush takes the error of a loss, beside or before the flush
+    /// Makes it likely that one user's flush takes the error of a loss, during or before the flush
     /// of another.
     fn have_users(&mut self, prng: &mut Prng) {
         (self.extra.losses.users, self.extra.losses.statuses) = (true, true);
@@ -84,7 +83,7 @@ impl Options {
         work.flushes = pick(prng, &[Ratio::new(1, 8), Ratio::new(1, 4)]);
         work.fua = pick(prng, &[Ratio::ZERO, Ratio::new(1, 20)]);
         if half(prng) {
-            // Nothing else goes wrong before the end.
+            // Nothing else fails before the end.
             self.faults = FaultMix { gap_max: self.load_time * 4, power_cut: 1, ..FaultMix::NONE };
         }
         if half(prng) {
@@ -95,7 +94,7 @@ impl Options {
         }
     }
 
-    /// Makes it likely that a durable write takes the error of what another session has written.
+    /// Makes it likely that a durable write takes the error of another session's write.
     fn have_others(&mut self, prng: &mut Prng) {
         (self.guest, self.extra.guest_writes) = (Some(Guest::Writer), true);
         self.extra.little_memory = false;
@@ -106,7 +105,7 @@ impl Options {
         (work.flushes, work.ios_max) = (pick(prng, &[Ratio::new(1, 8), Ratio::new(1, 4)]), 600);
     }
 
-    /// Makes it likely that a zero is lost, and that the sync of somebody else takes the error.
+    /// Makes it likely that a zero is lost, and that the sync of another user takes the error.
     fn have_zeroes(&mut self, prng: &mut Prng) {
         if self.preflush {
             (self.work.zeroes, self.work.fua) = (Ratio::new(1, 2), Ratio::new(1, 3));

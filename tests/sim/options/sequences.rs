@@ -1,7 +1,7 @@
 //! Runs for rare sequences: a power cut between the parts of a write; and a second process of the
 //! server at a disk without a lock, which cannot fence off a path that led to the first.
 //!
-//! Each is drawn by a generator of its own, from runs that have nothing else.
+//! Each is drawn by a separate generator, from runs that have no other additions.
 
 use rtrs_client::NoPath;
 use rtrs_core::prng::{Prng, Ratio};
@@ -30,7 +30,7 @@ impl Options {
         self.extra.unlocked = own.chance(Ratio::new(1, 4));
     }
 
-    /// Nothing is drawn for the run but a usual mix.
+    /// Whether only a usual mix is drawn for the run.
     fn is_plain(&self) -> bool {
         let extra = &self.extra;
         let changes = extra.removal.is_some() || extra.truncation.is_some() || extra.resizes;
@@ -39,8 +39,8 @@ impl Options {
         self.is_ordinary() && !changes && !more && lasts && !self.operated && !self.nbd
     }
 
-    /// Makes it likely that a path leads to another process of the server when one to the first
-    /// dies with writes under way, which still arrive there.
+    /// Makes it likely that a path leads to another process of the server when a path to the first
+    /// dies with writes in transit, which still arrive there.
     fn hunt_twins(&mut self, prng: &mut Prng) {
         (self.extra.twin, self.extra.unlocked) = (true, true);
         (self.paths, self.heartbeat, self.server_heartbeat) = (2, 50 * MS, DEAF);
@@ -50,18 +50,18 @@ impl Options {
         self.queue_depth = self.queue_depth.max(16);
         self.faults = FaultMix::NONE;
         let disk = &mut self.disk;
-        // What one process has begun the other does not know of.
+        // Operations that one process has begun are unknown to the other.
         (disk.latency_max, disk.room) = (MS / 1000, 64);
         (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
         let work = &mut self.work;
         (work.sectors, work.gap_max, work.ios_max) = (pick(prng, &[16, 32]), 3 * MS, 4000);
         (work.reads, work.span_max, work.overlap) = (Ratio::new(1, 2), 4, false);
-        // Each process counts its failed syncs by itself.
+        // Each process counts its own failed syncs.
         (work.flushes, work.depth) = (Ratio::ZERO, 16);
     }
 
     /// Makes it likely that a write of several requests loses the first to a power cut, while the
-    /// others are under way, and that a flush reports the cut before the whole write has ended.
+    /// others are in flight, and that a flush reports the cut before the whole write has ended.
     fn hunt_part_losses(&mut self, prng: &mut Prng) {
         self.hunt_old_answers(prng);
         (self.preflush, self.late_data, self.client_cores) = (false, false, 2);

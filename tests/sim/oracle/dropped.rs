@@ -1,25 +1,25 @@
-//! Writes that a connection left unanswered when its user closed it.
+//! Writes that a connection left unanswered when its user closed the connection.
 //!
-//! Such a write may have happened, may happen later, or never. But what overlaps it and is asked
-//! for afterwards waits for it: when such a request has ended well, the write has happened or never
-//! will. As any write that failed, it must not be seen after a newer one (`judge_failed`).
+//! Such a write may have happened, may happen later, or never. Overlapping requests that are
+//! submitted afterwards wait for it: when such a request has succeeded, the write has happened or
+//! never will. Like any failed write, it must not be seen after a newer one (`judge_failed`).
 
 use super::{OPEN, Oracle};
 
 impl Oracle {
-    /// The connection that a write was asked for over is closed.
+    /// Records that the connection of a write was closed.
     pub(in super::super) fn write_dropped(&mut self, id: u32) {
         self.write_failed(id, false);
         self.dropped.push(id);
     }
 
-    /// A write was acknowledged.
+    /// Records an acknowledged write, which ends the dropped writes that it overlaps.
     pub(super) fn acked_over_dropped(&mut self, id: u32) {
         let write = &self.writes[id as usize];
         self.end_dropped(write.start, (write.sector, write.count));
     }
 
-    /// A request for these sectors that began at `start` has ended well.
+    /// Records that a request for these sectors that began at `start` has succeeded.
     pub(super) fn end_dropped(&mut self, start: u64, (sector, count): (u32, u32)) {
         if self.dropped.is_empty() {
             return;
@@ -39,7 +39,7 @@ impl Oracle {
         over.into_iter().for_each(|id| self.close(id, now));
     }
 
-    /// Nothing that was asked for over any connection is in flight any more.
+    /// Ends all dropped writes, as no request of any connection is in flight any more.
     pub(in super::super) fn dropped_are_over(&mut self) {
         self.dropped.clear();
     }

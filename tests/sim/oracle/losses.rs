@@ -1,5 +1,5 @@
-//! Writes that a disk lost on their way out of its cache: a flush that fails tells of them. And
-//! those that a durable write with PREFLUSH has flushed.
+//! Writes that a disk lost while writing back its cache, which a failed flush reports, and writes
+//! that a durable write with PREFLUSH has flushed.
 
 use std::ops::Range;
 
@@ -13,19 +13,21 @@ impl Write {
 }
 
 impl Oracle {
-    /// True for a write in flight over a power cut, where what the server said before comes late.
+    /// Whether a write in flight over a power cut may have an acknowledgement from before the cut,
+    /// in runs whose network delivers such messages late.
     pub(super) fn may_be_old(&self, id: u32) -> bool {
         self.flights && self.writes[id as usize].start < self.last_cut
     }
 
-    /// A write was acknowledged by the server before the cut or by the one after. It may have
-    /// happened by now or be lost; a flush promises it all the same.
+    /// Records a write that the server acknowledged before the cut or the next server after it. The
+    /// write may have happened by now or be lost; a flush promises it all the same.
     pub(super) fn acked_or_lost(&mut self, id: u32) {
         self.write_failed(id, true);
         self.writes[id as usize].old = true;
     }
 
-    /// A write flushed what was acknowledged before it began, as far as no power cut lies between.
+    /// Records that a write flushed what was acknowledged before it began, back to the last power
+    /// cut.
     pub(in super::super) fn flushed_before(&mut self, id: u32) {
         let (start, cut) = (self.writes[id as usize].start, self.last_cut);
         for write in self.writes.iter_mut().filter(|w| w.acked && w.finish < start) {
@@ -33,16 +35,16 @@ impl Oracle {
         }
     }
 
-    /// A flush of a user has failed where the disk loses writes: that user's flushes do not cover
-    /// any more what was submitted by now and is not durable.
+    /// Records a failed flush of a user where the disk loses writes: later flushes of that user no
+    /// longer cover writes that were submitted by now and are not durable.
     pub(in super::super) fn excuse_unflushed(&mut self, user: usize) {
         for write in self.writes.iter_mut().filter(|write| !write.durable) {
             write.excused[user] = Some(0);
         }
     }
 
-    /// Nothing is asked of flushes of these users that begin after `since`, as far as the power
-    /// took it before it was flushed.
+    /// Excuses flushes of these users that begin after `since` from covering writes that were lost
+    /// with the power before they were flushed.
     pub(super) fn excuse(
         &mut self,
         users: Range<usize>,
@@ -59,7 +61,7 @@ impl Oracle {
         }
     }
 
-    /// A flush of a user that began at `start` was acknowledged.
+    /// Records an acknowledged flush of a user that began at `start`.
     pub(in super::super) fn flush_acked(&mut self, user: usize, start: u64) -> Result<(), Failure> {
         self.tick();
         self.judge_cut(start)?;
@@ -75,9 +77,9 @@ impl Oracle {
         Ok(())
     }
 
-    /// A flush of a user that began at `start` failed with an error of the device. True when it can
-    /// have been for a power cut that nobody had told this user of, or, if so said, whose telling
-    /// counts for none.
+    /// Records a flush of a user that began at `start` and failed with an error of the device.
+    /// Returns true if the cause can be a power cut that was not reported to this user yet, or,
+    /// with `again`, whose report does not count.
     pub(in super::super) fn flush_failed(&mut self, user: usize, start: u64, again: bool) -> bool {
         let now = self.tick();
         self.cut_is_reported();
@@ -96,8 +98,9 @@ impl Oracle {
         reported
     }
 
-    /// A client was killed. If the next one takes over, its users go on, and are to be told of what
-    /// a power cut takes; once more if it has been told, since they may not have heard of it.
+    /// Records a killed client. If the next client takes over, its users continue, and a power
+    /// cut's losses must be reported to them, again if they were reported before, since that report
+    /// may not have arrived.
     pub(in super::super) fn client_gone(&mut self, takeover: bool) {
         if takeover {
             (self.doubt, self.reported) = (true, [(0, 0); USERS]);

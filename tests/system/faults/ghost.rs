@@ -1,6 +1,6 @@
-//! A client that closes its NBD connection with writes on a silent path, connects again and writes
-//! the same blocks: what it was told is written stays, also when the path is given up and its
-//! requests are sent again.
+//! NBD clients that close their connection with writes on a silent path, reconnect and write the
+//! same blocks: acknowledged data stays, even when the path is given up and its requests are sent
+//! again.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -37,14 +37,14 @@ fn a_write_of_a_closed_nbd_connection_does_not_replace_a_newer_one() {
         wait_whole(&client);
         let (old, new) = ([2 * round + 1; BLOCK], [2 * round + 2; BLOCK]);
         proxies[0].shut(&BOTH);
-        // Clients are dealt out in turn: the second is another shard's, the third the first's.
+        // Connections are assigned in turn: the second to another shard, the third to the first's.
         let mut first = RawNbd::go(client.front(), "vol0");
         for block in 0..BLOCKS {
             let offset = block * BLOCK as u64;
             let _ = first.send_request(0, consts::CMD_WRITE, offset, BLOCK as u32);
             first.send(&old);
         }
-        // So that they are posted.
+        // Gives the shard time to post the writes.
         sleep(Duration::from_millis(20));
         drop(first);
         let mut others = [(), ()].map(|()| RawNbd::go(client.front(), "vol0"));

@@ -1,7 +1,7 @@
-//! A disk that holds a write up while its path dies: what the client sends again waits for it, so
-//! that the write which follows the first is the last one to run. Or all paths die, and the client
-//! reports the write as failed: what comes later to the same place waits for it too, and nothing
-//! else does. The server is `rtrs-held`, all of `rtrs-server` with such a disk. The simulator runs
+//! Writes held by the disk while their path dies: the client's copy of such a write waits for it,
+//! so that the write which follows the first is the last one to run. Or all paths die, and the
+//! client reports the write as failed: later IO to the same place waits for it too, and other IO
+//! does not. The server is `rtrs-held`, all of `rtrs-server` with such a disk. The simulator runs
 //! this in a thousand variations (`rtrs-sim --held`).
 
 use std::fs::File;
@@ -17,7 +17,7 @@ use super::EIO;
 use super::proxy::{BOTH, Proxy, Way};
 use super::scene::{PATH_TIME_MAX, addresses, ask};
 
-/// How a path dies.
+/// Way in which a path dies.
 #[derive(Clone, Copy, Debug)]
 enum Death {
     Closed,
@@ -36,7 +36,7 @@ impl Death {
     }
 }
 
-/// What an older and a newer write put there.
+/// Returns the data of an older and a newer write.
 fn two_blocks(offset: u64, seed: u64) -> [[u8; 4096]; 2] {
     let mut data = [[0; 4096]; 2];
     for (data, seed) in data.iter_mut().zip(seed..) {
@@ -70,7 +70,7 @@ impl Stand {
         let _ = File::create(self.dir.path(name)).expect("make a file");
     }
 
-    /// Waits until the disk has made a file, or taken it away.
+    /// Waits until the disk has created or removed a file.
     fn wait_file(&self, name: &str, there: bool) {
         wait_for(&format!("the file {name}: {there}"), PATH_TIME_MAX, || {
             (self.dir.path(name).exists() == there).then_some(())
@@ -93,12 +93,13 @@ impl Stand {
         });
     }
 
-    /// A counter of the session at the server.
+    /// Returns a counter of the session at the server.
     fn count(&self, what: &str) -> u64 {
         self.server.sessions()[0]["io"][what].as_u64().expect("a number")
     }
 
-    /// One write is held, its path dies, the copy comes, the disk lets go, a newer write follows.
+    /// Holds a write, ends its path, lets the copy arrive, releases the write, and sends a newer
+    /// one.
     fn round(&self, round: u64, death: Death) {
         self.wait_connected();
         let (offset, replays) = (4096 * round, self.count("replays"));
@@ -123,10 +124,10 @@ impl Stand {
             wait_for("the copy to be at the server", PATH_TIME_MAX, || {
                 (self.count("replays") > replays).then_some(())
             });
-            // Time for what must not happen: the copy runs, is answered, and the newer one runs.
+            // Time for violations: the copy would run, be answered, and the newer write would run.
             std::thread::sleep(Duration::from_millis(200));
             assert!(!answered.load(Ordering::Relaxed), "{death:?}: answered beside the original");
-            // Half the time what is late on the dead path comes before the disk lets go.
+            // In half of the rounds late requests of the dead path arrive before the release.
             if round.is_multiple_of(2) {
                 proxy.open();
             }
@@ -145,12 +146,12 @@ impl Stand {
         assert!(found == data[1], "{death:?}: the older write is on the disk");
     }
 
-    /// One write is held, all paths die, it fails; they come back, and newer writes follow.
+    /// Holds a write, ends all paths until it fails, restores them, and sends newer writes.
     fn failed_round(&self, round: u64, death: Death) {
         self.wait_connected();
         let (offset, replays) = (8192 * round, self.count("replays"));
         let data = two_blocks(offset, 2 * round);
-        // The session's cores take connections in turn, and each core has permits of its own.
+        // The session's cores take connections in turn, and each core has its own permits.
         let mut one = RawNbd::go(self.client.front(), "vol0");
         let mut other = RawNbd::go(self.client.front(), "vol0");
         self.command("hold");
@@ -159,7 +160,7 @@ impl Stand {
             let failing = scope.spawn(|| one.write(0, offset, &data[0]));
             self.wait_file("holding", true);
             for proxy in &self.proxies {
-                // Also for connections that are new.
+                // New connections are silenced too.
                 proxy.shut(&BOTH);
                 death.strike(proxy);
             }
@@ -167,7 +168,7 @@ impl Stand {
         });
         self.proxies.iter().for_each(Proxy::open);
         self.wait_connected();
-        // A read waits for nobody. The data is the old one: the write has not run.
+        // A read does not wait. It returns the old data: the write has not run.
         let mut found = [1; 4096];
         for raw in [&mut one, &mut other] {
             wait_for("IO to go on", PATH_TIME_MAX, || raw.read(offset, &mut found).ok());
@@ -184,7 +185,7 @@ impl Stand {
                 (self.count("blocked") == 1).then_some(())
             });
             assert_eq!(self.count("replays"), replays, "{death:?}: it has another permit");
-            // This one has the permit of the write that failed.
+            // This write has the permit of the failed one.
             assert_eq!(one.write(0, offset + 4096, &data[0]), Reply::Error(0), "elsewhere");
             std::thread::sleep(Duration::from_millis(200));
             assert!(!answered.load(Ordering::Relaxed), "{death:?}: answered before the older one");

@@ -1,10 +1,11 @@
-//! Clients that write and read all the time, know what has to be there, and note how long each IO
-//! took: what the faults are held against.
+//! Clients that write and read continuously, check the data, and record the time of each IO, to
+//! measure the effects of faults.
 //!
-//! Each has an NBD connection and a part of the export of its own, sizes differ. A block holds what
-//! was acknowledged last; after a write that ended with an error it may hold the old or the new,
-//! until the next one succeeds. Anything else ends the client with a panic, which every wait here
-//! and [`Load::end`] show. A load that is dropped without its end ends quietly.
+//! Each client has an NBD connection and its own part of the export; IO sizes differ. A block holds
+//! the last acknowledged data; after a write that ended with an error it may hold the old or the
+//! new data, until the next write succeeds. Any other content ends the client with a panic, which
+//! every wait here and [`Load::end`] propagate. A load that is dropped before its end stops
+//! silently.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -14,23 +15,23 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rtrs_tests::{Client, Front, RawNbd, Reply, fill_pattern, wait_for};
 
-/// Bytes per IO, a client each.
+/// Bytes per IO of each client.
 const SIZES: [usize; 4] = [4096, 4096, 12 << 10, 64 << 10];
 const BLOCKS: u64 = 16;
-/// Where the part of each client begins: multiples of this.
+/// Alignment of the clients' parts of the export.
 const PART: u64 = 1 << 20;
 const PROGRESS_TIME_MAX: Duration = Duration::from_secs(60);
-/// Between one IO of a client and the next; and after an error, which may come at once each time.
+/// Pauses of a client between two IOs, and after an error, which may come at once each time.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
 
-/// The clients are to go on; to read all of it once more and end; to end at once, since the test
+/// Orders to the clients: continue; read everything once more and end; end at once, since the test
 /// has failed.
 const RUN: u8 = 0;
 const END: u8 = 1;
 const ABANDON: u8 = 2;
 
-/// An IO that ended with an error.
+/// IO that ended with an error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failed {
     pub(crate) ended: Instant,
@@ -42,7 +43,7 @@ struct Meter {
     good: AtomicU64,
     errors: AtomicU64,
     first_error: Mutex<Option<Failed>>,
-    /// Nanoseconds that the longest IO took.
+    /// Duration of the longest IO in nanoseconds.
     longest: AtomicU64,
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Connects and starts; every client has done some IO when this returns.
+    /// Connects and starts the clients; returns when each has done some IO.
     pub(crate) fn start(client: &Client) -> Self {
         let order = Arc::new(AtomicU8::new(RUN));
         let start = |(at, size): (usize, &usize)| {
@@ -79,17 +80,17 @@ impl Load {
         self.workers.iter().map(|worker| of(&worker.meter).load(Ordering::Relaxed)).sum()
     }
 
-    /// IOs that went well.
+    /// Returns the number of successful IOs.
     pub(crate) fn good(&self) -> u64 {
         self.sum(|meter| &meter.good)
     }
 
-    /// IOs that ended with an error.
+    /// Returns the number of IOs that ended with an error.
     pub(crate) fn errors(&self) -> u64 {
         self.sum(|meter| &meter.errors)
     }
 
-    /// The first error that each client has seen, or not.
+    /// Returns the first error of each client, if any.
     pub(crate) fn first_errors(&self) -> Vec<Option<Failed>> {
         self.workers.iter().map(|worker| *worker.meter.first_error.lock()).collect()
     }
@@ -106,22 +107,22 @@ impl Load {
         });
     }
 
-    /// Forgets how long IO took until now.
+    /// Resets the longest duration of IO.
     pub(crate) fn forget(&self) {
         for worker in &self.workers {
             worker.meter.longest.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Waits for everybody's IO to go on, and gives the time that the longest IO of all took that
-    /// has ended since [`Self::forget`].
+    /// Waits for IO of every client, and returns the longest duration of an IO that has ended since
+    /// [`Self::forget`].
     pub(crate) fn longest(&self) -> Duration {
         self.progress();
         let longest = self.workers.iter().map(|w| w.meter.longest.load(Ordering::Relaxed)).max();
         Duration::from_nanos(longest.expect("clients"))
     }
 
-    /// Ends the clients, each of which reads its part once more over a new connection.
+    /// Ends the clients; each reads its part once more over a new connection.
     pub(crate) fn end(&mut self) {
         self.progress();
         self.order.store(END, Ordering::Relaxed);
@@ -133,7 +134,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Those that were told to end are no more.
+        // Clients that got the order to end have ended already.
         self.order.store(ABANDON, Ordering::Relaxed);
     }
 }
@@ -143,7 +144,7 @@ impl Drop for Load {
 struct Part {
     base: u64,
     size: usize,
-    /// The round that each block is known to be of, 0 before the first.
+    /// Last known round of each block, 0 before the first.
     blocks: [Option<u64>; BLOCKS as usize],
 }
 
@@ -175,7 +176,7 @@ impl Part {
             });
             let Some(good) = written else { break };
             self.blocks[block as usize] = good.then_some(round);
-            // Sometimes the same, sometimes one that was written long ago.
+            // Sometimes the block just written, sometimes one written long ago.
             let block = round * 7 / 4 % BLOCKS;
             if !self.look(block, &mut raw, meter, (&mut sent, &mut got)) {
                 break;
@@ -194,7 +195,7 @@ impl Part {
         }
     }
 
-    /// Reads a block and demands what was written. False when the session has closed.
+    /// Reads a block and checks its data. Returns false when the session has closed.
     fn look(
         &self,
         block: u64,
@@ -214,7 +215,7 @@ impl Part {
 }
 
 impl Meter {
-    /// Runs an IO; true when it went well. None when the session has closed.
+    /// Runs an IO. Returns whether it succeeded; None when the session has closed.
     fn measure(&self, io: impl FnOnce() -> Result<(), Reply>) -> Option<bool> {
         let begin = Instant::now();
         let outcome = io();

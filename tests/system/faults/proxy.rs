@@ -1,11 +1,11 @@
-//! A TCP proxy between a client and its server, for one path, that does what networks and what
-//! stands in them do: falls silent in one direction or both and keeps all connections open, delays
-//! every byte, closes in the middle of a frame, changes a byte.
+//! TCP proxy between a client and its server, for one path, that simulates failures of networks and
+//! middleboxes: drops out in one direction or both while all connections stay open, delays every
+//! byte, closes in the middle of a frame, corrupts a byte.
 //!
-//! It follows the frames of MPA (RFC 5044 section 4), so that a harm strikes the place it is meant
-//! for. What comes while a direction is shut is kept and goes on when it is opened: late, as from a
-//! network that was only slow, also when both ends have given the connection up meanwhile. All
-//! queues are bounded; all threads end with the proxy.
+//! The proxy follows the frames of MPA (RFC 5044 section 4), to strike the intended place. Bytes
+//! that arrive while a direction is shut are kept and forwarded when it is opened: late, as from a
+//! slow network, even if both ends have given the connection up meanwhile. All queues are bounded;
+//! all threads end with the proxy.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,18 +18,18 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rtrs_tests::wait_for;
 
-/// Connections at once; more are closed.
+/// Maximum number of connections; further ones are closed.
 const CONNECTIONS_MAX: usize = 64;
-/// Pieces kept per connection and direction; then nothing more is read.
+/// Maximum number of pieces kept per connection and direction; at this limit reading stops.
 const QUEUE_MAX: usize = 64;
 const PIECE: usize = 64 << 10;
-/// No harm to smaller frames: larger ones carry data, of a write or of a read.
+/// Minimum size of frames to harm: these carry data, of a write or of a read.
 const FRAME_MIN: usize = 1024;
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
-/// A write that the other end takes no byte of for so long ends its connection.
+/// Time without progress after which a blocked write ends its connection.
 const WRITE_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// A direction.
+/// Direction of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     ToServer = 0,
@@ -39,7 +39,7 @@ pub(crate) enum Way {
 /// Both directions.
 pub(crate) const BOTH: [Way; 2] = [Way::ToServer, Way::ToClient];
 
-/// A place in a frame.
+/// Place in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Length,
@@ -53,7 +53,7 @@ pub(crate) const PLACES: [Place; 4] =
     [Place::Length, Place::Header, Place::Payload, Place::Checksum];
 
 impl Place {
-    /// Bytes of a frame up to and with the byte of this place: an odd number.
+    /// Returns the length of a frame up to and including the byte of this place: an odd number.
     fn end(self, frame_len: usize) -> usize {
         match self {
             Self::Length => 1,
@@ -65,12 +65,12 @@ impl Place {
     }
 }
 
-/// What happens to the next large frame.
+/// Damage to the next large frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Harm {
-    /// A bit of this byte changes.
+    /// Flips a bit of this byte.
     Corrupt(Place),
-    /// What comes behind this byte is lost: the connection closes, at both ends.
+    /// Closes the connection at both ends behind this byte; the remaining bytes are lost.
     Cut(Place),
 }
 
@@ -81,17 +81,17 @@ struct State {
     harm: [Option<Harm>; 2],
     ended: bool,
     live: Vec<Live>,
-    /// Connections there were.
+    /// Number of connections so far.
     count: u64,
 }
 
-/// A connection.
+/// Open connection.
 #[derive(Debug)]
 struct Live {
     number: u64,
-    /// To the client and to the server.
+    /// Streams to the client and to the server.
     streams: [TcpStream; 2],
-    /// Directions that have come to their end.
+    /// Number of directions that have ended.
     ways_ended: u8,
 }
 
@@ -101,7 +101,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The proxy of a path.
+/// Proxy of a path.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
@@ -124,7 +124,7 @@ impl Proxy {
         Self { shared, address, thread: Some(thread) }
     }
 
-    /// What a client connects to.
+    /// Returns the portal that clients connect to.
     pub(crate) fn portal(&self) -> String {
         format!("tcp://{}", self.address)
     }
@@ -134,27 +134,27 @@ impl Proxy {
         self.shared.changed.notify_all();
     }
 
-    /// Nothing goes on in these directions; the connections stay, and new ones are taken.
+    /// Stops forwarding in these directions; connections stay open, and new ones are accepted.
     pub(crate) fn shut(&self, ways: &[Way]) {
         self.change(|state| ways.iter().for_each(|way| state.shut[*way as usize] = true));
     }
 
-    /// All goes on again, what was kept first.
+    /// Resumes forwarding, with the kept bytes first.
     pub(crate) fn open(&self) {
         self.change(|state| state.shut = [false; 2]);
     }
 
-    /// Every byte goes on so long after it came, in both directions.
+    /// Delays every byte by this time, in both directions.
     pub(crate) fn delay(&self, delay: Duration) {
         self.change(|state| state.delay = [delay; 2]);
     }
 
-    /// Closes all connections there are. What was on its way is lost.
+    /// Closes all connections. Bytes in transit are lost.
     pub(crate) fn close_all(&self) {
         self.change(|state| state.live.drain(..).for_each(|live| close(&live.streams)));
     }
 
-    /// Does this once, and returns when it is done.
+    /// Damages one frame, and returns when that has happened.
     pub(crate) fn harm(&self, way: Way, harm: Harm) {
         self.change(|state| state.harm[way as usize] = Some(harm));
         wait_for("a large frame to harm", Duration::from_secs(20), || {
@@ -167,7 +167,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.change(|state| state.ended = true);
         self.close_all();
-        // So that the thread looks.
+        // The connection wakes the accepting thread.
         let _ = TcpStream::connect_timeout(&self.address, CONNECT_TIME_MAX);
         let joined = self.thread.take().is_some_and(|thread| thread.join().is_ok());
         assert!(joined || thread::panicking(), "a thread of the proxy panicked");
@@ -191,10 +191,10 @@ fn accept<'s>(
             return;
         }
         let Ok(client) = stream else { continue };
-        // A server that is gone: the client finds its connection closed.
+        // The server is down: the client's connection is closed.
         let Ok(server) = TcpStream::connect_timeout(&server, CONNECT_TIME_MAX) else { continue };
         for stream in [&client, &server] {
-            // Refused when it is closed already, which the threads will find.
+            // Fails if the connection is closed already, which the threads will find.
             let _ = stream.set_nodelay(true);
             let _ = stream.set_write_timeout(Some(WRITE_TIME_MAX));
         }
@@ -221,10 +221,10 @@ fn accept<'s>(
     }
 }
 
-/// Bytes and when they came.
+/// Bytes and their time of arrival.
 type Piece = (Instant, Vec<u8>);
 
-/// Reads to the end of the stream, or until nobody writes any more.
+/// Reads to the end of the stream, or until the writing thread has ended.
 fn read(mut from: TcpStream, sender: &SyncSender<Piece>) {
     let mut bytes = vec![0; PIECE];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
@@ -234,7 +234,7 @@ fn read(mut from: TcpStream, sender: &SyncSender<Piece>) {
     }
 }
 
-/// Writes what is read, when and how it is to go on. An end of the stream goes on in its turn.
+/// Writes pieces when they are due, with any damage. The end of the stream is forwarded in order.
 fn write(shared: &Shared, number: u64, way: Way, receiver: &Receiver<Piece>, mut to: TcpStream) {
     let mut frames = Frames::default();
     let mut in_order = true;
@@ -255,7 +255,7 @@ fn write(shared: &Shared, number: u64, way: Way, receiver: &Receiver<Piece>, mut
             break;
         }
     }
-    // A FIN is held up like all else.
+    // A FIN is delayed like all bytes.
     if in_order && shared.pass(way, Instant::now(), None).is_none() {
         return;
     }
@@ -268,18 +268,18 @@ fn write(shared: &Shared, number: u64, way: Way, receiver: &Receiver<Piece>, mut
     }
 }
 
-/// Where the frames of a direction begin and end.
+/// Frame boundaries of one direction.
 #[derive(Debug, Default)]
 struct Frames {
     started: bool,
-    /// Of the head of a frame, or of the start-up frame, what has come.
+    /// Received bytes of the head of a frame, or of the start-up frame.
     head: Vec<u8>,
-    /// Bytes of the present frame that are still to come.
+    /// Missing bytes of the present frame.
     rest: usize,
 }
 
 impl Frames {
-    /// Follows these bytes; gives the first large frame that lies whole in them.
+    /// Follows these bytes, and returns the first large frame that they contain completely.
     fn next(&mut self, bytes: &[u8]) -> Option<Range<usize>> {
         let (mut at, mut found) = (0, None);
         while at < bytes.len() {
@@ -297,7 +297,7 @@ impl Frames {
             let length = usize::from(u16::from_be_bytes(length));
             self.head.clear();
             if !self.started {
-                // Private data follow.
+                // Private data follows.
                 (self.started, self.rest) = (true, length);
                 continue;
             }
@@ -312,8 +312,8 @@ impl Frames {
 }
 
 impl Shared {
-    /// Waits until what came then may go on; gives the harm that strikes this frame. None when the
-    /// proxy ends.
+    /// Waits until a piece that arrived at this time may be forwarded, and returns the damage for
+    /// its frame. None when the proxy ends.
     fn pass(
         &self,
         way: Way,

@@ -1,6 +1,6 @@
-//! One server, one session with clients that write and read all the time, and where a test wants
-//! it, a proxy on each path. Addresses are of 127.0.0.0/8 and a scene's own, so that the port of a
-//! server that is down is nobody else's when it comes back.
+//! Scene of a server and a session under load, with a proxy on each path if a test wants it. Each
+//! scene has its own addresses in 127.0.0.0/8, so that no other process takes the port of a server
+//! while it is down.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -13,27 +13,27 @@ use serde_json::Value;
 use super::load::Load;
 use super::proxy::Proxy;
 
-/// How long a path may take to be noticed dead, or to come back: many times what it needs.
+/// Maximum time to detect a dead path, or to reconnect it: many times what it needs.
 pub(crate) const PATH_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Tests of this process have addresses apart by this, and those of other processes by its id.
+/// Number of the next scene; scenes of one process differ by it, those of others by process id.
 static SCENES: AtomicU8 = AtomicU8::new(1);
 
-/// A scene under load.
+/// Scene under load.
 #[derive(Debug)]
 pub(crate) struct Scene {
     pub(crate) load: Load,
     pub(crate) client: Client,
     pub(crate) proxies: Vec<Proxy>,
     server: Option<Server>,
-    /// Portals that the client's paths were given.
+    /// Portals that the client's paths connect to.
     paths: Vec<String>,
     /// Portals that the server listens on.
     listens: Vec<String>,
     scratch: Scratch,
 }
 
-/// Addresses of 127.0.0.0/8 that no other scene of this machine has.
+/// Returns addresses of 127.0.0.0/8 that no other scene of this machine has.
 pub(crate) fn addresses(count: usize) -> Vec<String> {
     let scene = SCENES.fetch_add(1, Ordering::Relaxed);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -42,12 +42,12 @@ pub(crate) fn addresses(count: usize) -> Vec<String> {
 }
 
 impl Scene {
-    /// A session with so many paths, each straight to the server.
+    /// Starts a session whose paths connect directly to the server.
     pub(crate) fn direct(paths: usize, args: &[&str]) -> Self {
         Self::start(paths, false, args)
     }
 
-    /// A session with so many paths, each through a proxy.
+    /// Starts a session whose paths each use a proxy.
     pub(crate) fn proxied(paths: usize, args: &[&str]) -> Self {
         Self::start(paths, true, args)
     }
@@ -102,36 +102,36 @@ impl Scene {
         self.ask("stats")
     }
 
-    /// What the session's process has logged.
+    /// Returns the log of the session's process.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.client.run_dir().join("vol0.log")).expect("the log")
     }
 
-    /// A path, as `status` or `stats` shows it.
+    /// Returns a path, as `status` or `stats` shows it.
     pub(crate) fn path<'a>(&self, shown: &'a Value, path: usize) -> &'a Value {
         let paths = shown["paths"].as_array().expect("paths");
         let found = paths.iter().find(|one| one["path"] == *self.paths[path]);
         found.unwrap_or_else(|| panic!("no {} in {shown}", self.paths[path]))
     }
 
-    /// How often a path has been connected again.
+    /// Returns the number of reconnects of a path.
     pub(crate) fn reconnects(&self, path: usize) -> u64 {
         self.path(&self.status(), path)["reconnects"].as_u64().expect("a number")
     }
 
-    /// Requests of a path that were sent again because it died.
+    /// Returns the number of requests that were sent again because their path died.
     pub(crate) fn failovers(&self, path: usize) -> u64 {
         self.path(&self.stats(), path)["failovers"].as_u64().expect("a number")
     }
 
-    /// Waits until this is so of a path's status.
+    /// Waits until a path's status satisfies a condition.
     pub(crate) fn wait_path(&self, path: usize, what: &str, is: impl Fn(&Value) -> bool) {
         wait_for(&format!("path {path}: {what}"), PATH_TIME_MAX, || {
             is(self.path(&self.status(), path)).then_some(())
         });
     }
 
-    /// Waits until a path has been connected again at least so often, and is connected.
+    /// Waits until a path is connected and has reconnected at least this many times.
     pub(crate) fn wait_reconnected(&self, path: usize, times: u64) {
         self.wait_path(path, "to come back", |path| {
             path["state"] == "connected" && path["reconnects"].as_u64() >= Some(times)
@@ -143,7 +143,7 @@ impl Scene {
         (0..self.paths.len()).for_each(|path| self.wait_reconnected(path, 0));
     }
 
-    /// Demands that nothing has ever happened to a path.
+    /// Checks that a path has never been disturbed.
     pub(crate) fn check_undisturbed(&self, path: usize) {
         let (status, stats) = (self.status(), self.stats());
         let shown = self.path(&status, path);
@@ -152,7 +152,7 @@ impl Scene {
         assert_eq!(self.path(&stats, path)["failovers"], 0, "{stats}");
     }
 
-    /// Demands that no IO of any kind has ended with an error, and ends all in order.
+    /// Checks that no IO of any kind has ended with an error, and shuts everything down.
     pub(crate) fn end(self) {
         assert_eq!(self.load.errors(), 0, "IO errors; the log:\n{}", self.log());
         let stats = self.stats();
@@ -163,7 +163,7 @@ impl Scene {
         self.end_after_errors();
     }
 
-    /// The same, where IO errors were what the test was about.
+    /// Shuts everything down after a test that expects IO errors.
     pub(crate) fn end_after_errors(mut self) {
         self.wait_connected();
         self.load.end();
@@ -172,8 +172,8 @@ impl Scene {
     }
 }
 
-/// The answer of `status` or `stats`. Paths are not in it when the core that knows them had no turn
-/// for 2 s, as on a starved machine: then it is asked again.
+/// Returns the answer of `status` or `stats`. Paths are missing from it when their core had no turn
+/// for 2 s, as on a starved machine: then the command is repeated.
 pub(crate) fn ask(client: &Client, what: &str) -> Value {
     wait_for(&format!("{what} with paths"), PATH_TIME_MAX, || {
         let shown = match what {
@@ -185,7 +185,7 @@ pub(crate) fn ask(client: &Client, what: &str) -> Value {
 }
 
 impl Drop for Scene {
-    /// A test that has failed shows what both ends said.
+    /// Shows the logs of both ends if the test has failed.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = std::fs::read_to_string(self.client.run_dir().join("vol0.log"));
@@ -203,7 +203,7 @@ fn server(scratch: &Scratch, listens: &[String]) -> ServerBuilder {
     listens.iter().fold(builder, |builder, listen| builder.listen(listen))
 }
 
-/// How often a fault strikes: so often, or once when short times are wanted, or more often when
+/// Returns how often a fault strikes: usually this often, once in quick runs, or more often when
 /// the environment asks for a table.
 pub(crate) fn rounds(usual: usize) -> usize {
     let asked = std::env::var("RTRS_FAULT_ROUNDS").ok();
@@ -211,8 +211,8 @@ pub(crate) fn rounds(usual: usize) -> usize {
     if quick() { more } else { usual * more }
 }
 
-/// Prints a line of the table of docs/TESTING.md: what happened, how often, and the longest IO of
-/// each time, in the middle and at most.
+/// Prints a line of the table of docs/TESTING.md: the fault, its count, and the median and maximum
+/// of the longest IO of each round.
 pub(crate) fn tell(what: &str, mut longest: Vec<Duration>) {
     longest.sort_unstable();
     let (middle, most) = (longest[(longest.len() - 1) / 2], longest[longest.len() - 1]);
