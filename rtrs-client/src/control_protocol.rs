@@ -1,4 +1,4 @@
-//! The requests and replies of an attached session's control socket: one line of JSON each way
+//! Requests and replies of an attached session's control socket: one line of JSON in each direction
 //! (docs/OPERATING.md). A refused request gets `{"error": WHY}` (`rtrs_core::local`).
 
 use std::collections::BTreeMap;
@@ -15,69 +15,69 @@ use crate::path::state::PathState;
 use crate::settings::{Access, Failover, NoPath, Policy, SlowIo};
 use crate::stats::OpCount;
 
-/// A request.
+/// Request to a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "command")]
 pub(crate) enum Request {
-    /// Describe the session: [`Status`].
+    /// Describe the session; reply: [`Status`].
     Status,
-    /// Its counters: [`Stats`].
+    /// Report counters; reply: [`Stats`].
     Stats {
-        /// Also the histograms of times.
+        /// Include the histograms of times.
         #[serde(default)]
         times: bool,
     },
-    /// All metrics: [`Samples`](rtrs_core::metrics::Samples).
+    /// Report all metrics; reply: [`Samples`](rtrs_core::metrics::Samples).
     Metrics,
-    /// Detach the volume whose socket this is, and end the session with its last one:
-    /// [`Detached`], when that is done.
+    /// Detach this socket's volume, and end the session with its last one. Reply, when that is
+    /// done: [`Detached`].
     Detach {
         /// Time for requests in flight, in milliseconds.
         within_ms: u64,
     },
-    /// Attach another volume in the same session: [`Attached`], when it serves.
+    /// Attach another volume in the same session. Reply, once it is served: [`Attached`].
     VolumeAdd {
-        /// The name of its export.
+        /// Export name.
         name: String,
-        /// What it has of its own, by name, as the configuration file has them.
+        /// The volume's own settings by name, as in the configuration file.
         settings: BTreeMap<String, String>,
     },
-    /// Add a path: [`Changed`].
+    /// Add a path; reply: [`Changed`].
     PathAdd {
-        /// As `attach --path` takes it.
+        /// Path in the form of `attach --path`.
         path: String,
     },
-    /// Remove a path for good: [`Changed`].
+    /// Remove a path permanently; reply: [`Changed`].
     PathRemove(Leave),
-    /// Disconnect a path until it is to reconnect: [`Changed`].
+    /// Disconnect a path until a reconnect is requested; reply: [`Changed`].
     PathDisconnect(Leave),
-    /// Connect a path again: [`Changed`].
+    /// Reconnect a path; reply: [`Changed`].
     PathReconnect(Leave),
-    /// Have another gateway serve the volume: [`Changed`], when that has begun.
+    /// Have another gateway serve the volume. Reply, when that has begun: [`Changed`].
     PathSwitch,
-    /// Its settings: [`SettingValues`].
+    /// Report the settings; reply: [`SettingValues`].
     Get,
-    /// Change settings, all or none: [`Changed`].
+    /// Change settings, all or none; reply: [`Changed`].
     Set {
-        /// By name, as the configuration file has them.
+        /// New values by name, as in the configuration file.
         settings: BTreeMap<String, String>,
     },
-    /// Change the path selection policy: [`Changed`].
+    /// Change the path selection policy; reply: [`Changed`].
     Policy {
-        /// As `attach --policy` takes it.
+        /// Policy in the form of `attach --policy`.
         policy: Policy,
     },
 }
 
-/// A path that is to be closed.
+/// Request to close a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Leave {
-    /// Its name, as listings show it.
+    /// Name of the path, as in listings.
     pub(crate) path: String,
-    /// Time for its requests in flight, in milliseconds; then they go to other paths.
+    /// Time for requests in flight, in milliseconds; afterwards they move to other paths.
     #[serde(default = "within_ms_default")]
     pub(crate) within_ms: u64,
-    /// Also if it is the last one.
+    /// Close the path even if it is the last one.
     #[serde(default)]
     pub(crate) force: bool,
 }
@@ -86,76 +86,76 @@ fn within_ms_default() -> u64 {
     5000
 }
 
-/// A change has begun; [`Status`] shows the rest.
+/// Reply to a change that has begun; [`Status`] shows its progress.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Changed {
-    /// True.
+    /// Always true.
     pub(crate) changed: bool,
 }
 
-/// The settings of a session.
+/// Settings of a session.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SettingValues {
-    /// In order of their names.
+    /// Settings in order of their names.
     pub(crate) settings: Vec<SettingValue>,
 }
 
-/// A setting.
+/// Setting of a session.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SettingValue {
-    /// Its key in the configuration file.
+    /// Key in the configuration file.
     pub(crate) name: String,
-    /// As the configuration file holds it; null if it is unset.
+    /// Value as in the configuration file; null if unset.
     pub(crate) value: serde_json::Value,
-    /// True if `set` changes it.
+    /// Whether `set` can change it.
     pub(crate) changeable: bool,
 }
 
-/// A volume is detached.
+/// Reply to a detach.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Detached {
-    /// True.
+    /// Always true.
     pub(crate) detached: bool,
-    /// IO requests that had not ended when their time was over.
+    /// Number of IO requests that had not ended in time.
     #[serde(default)]
     pub(crate) abandoned: usize,
-    /// What is left to say, for example that the device is still in use.
+    /// Warning, for example that the device is still in use.
     pub(crate) warning: Option<String>,
 }
 
 choices! {
-    /// Where a session is.
+    /// State of a session.
     pub(crate) enum SessionState as "session state" {
         /// The export was not open yet.
         Connecting = "connecting" | "attaching",
-        /// IO flows, over all paths.
+        /// IO flows over all paths.
         Open = "open",
-        /// IO flows, and a path is not connected.
+        /// IO flows, but a path is not connected.
         Degraded = "degraded",
         /// No path is connected.
         NoPath = "no-path" | "waiting-for-path",
-        /// The server answers, and the session cannot go on.
+        /// The server answers, but the session cannot continue.
         Failed = "failed",
-        /// The server's operator has ended it.
+        /// The server's operator evicted the session.
         Evicted = "evicted",
         /// No path is connected, and one leads to another server or export.
         IdentityMismatch = "identity-mismatch",
-        /// It is being ended.
+        /// The session is being detached.
         Detaching = "detaching",
-        /// Its process is gone, without an end in order.
+        /// The session's process died.
         Dead = "dead",
-        /// It does not reply, or its control shard gives no report.
+        /// The session does not reply, or its control shard gives no report.
         Unresponsive = "unresponsive" | "not-answering",
     }
 }
 
 impl SessionState {
-    /// True if the session was open and no path is connected.
+    /// Whether the session was open and has no connected path.
     fn is_without_path(self) -> bool {
         matches!(self, Self::NoPath | Self::Failed | Self::IdentityMismatch)
     }
 
-    /// What to do for a session that serves no IO; none for the other states.
+    /// Remedy for a session that serves no IO; None for other states.
     pub(crate) fn remedy(self) -> Option<&'static str> {
         match self {
             Self::Connecting | Self::Open | Self::Degraded | Self::Detaching => None,
@@ -171,85 +171,86 @@ impl SessionState {
     }
 }
 
-/// A volume and its session.
+/// Status of a volume and its session.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
-    /// The export's name, which is its name on this host.
+    /// Export name, which is also the volume's name on this host.
     pub(crate) name: String,
-    /// The session's name at the server.
+    /// Session name at the server.
     pub(crate) session: String,
-    /// Its number at the server.
+    /// Session ID at the server.
     pub(crate) session_id: String,
-    /// The volumes of the session, the one first that is attached for the longest time.
+    /// Volumes of the session; the one attached longest comes first.
     #[serde(default)]
     pub(crate) volumes: Vec<String>,
-    /// The name whose log has the session's messages.
+    /// Name whose log contains the session's messages.
     #[serde(default)]
     pub(crate) log: String,
-    /// Where it is.
+    /// State of the session.
     pub(crate) state: SessionState,
-    /// Why, for a state that its paths do not explain.
+    /// Reason for the state, where the paths do not explain it.
     #[serde(default)]
     pub(crate) reason: Option<String>,
-    /// Without a path: how much longer IO waits, in milliseconds; none if it waits without limit.
+    /// Remaining time until IO fails for lack of a path, in milliseconds; None if IO waits without
+    /// limit.
     #[serde(default)]
     pub(crate) no_path_left_ms: Option<u64>,
-    /// IO fails.
+    /// Whether IO fails.
     #[serde(default)]
     pub(crate) io_fails: bool,
-    /// Access mode that was asked for.
+    /// Requested access mode.
     pub(crate) access: Access,
-    /// How it selects paths.
+    /// Path selection policy.
     pub(crate) policy: Option<Policy>,
-    /// NBD URI that clients open, if there is one.
+    /// NBD URI for clients, if there is one.
     pub(crate) uri: Option<String>,
-    /// The block device, once it is connected.
+    /// Block device, once it is connected.
     pub(crate) device: Option<String>,
-    /// Its process.
+    /// Process of the session.
     pub(crate) pid: u32,
-    /// Its IO threads.
+    /// Number of IO threads.
     pub(crate) shards: u16,
-    /// Bytes of the export, once it was open.
+    /// Size of the export in bytes, once it was open.
     pub(crate) size: Option<u64>,
-    /// Its logical block size.
+    /// Logical block size.
     pub(crate) block_size: Option<u32>,
-    /// No writes.
+    /// Whether the volume is read-only.
     pub(crate) read_only: Option<bool>,
-    /// IO requests that have no answer yet.
+    /// Number of unanswered IO requests.
     pub(crate) inflight: usize,
-    /// What IO does while no path is connected.
+    /// Treatment of IO while no path is connected.
     pub(crate) no_path: NoPath,
-    /// When the requests of a dead path are sent again.
+    /// Condition for repeating the requests of a dead path.
     pub(crate) failover: Failover,
-    /// What happens to a request that takes too long over a path that works.
+    /// Treatment of a request that takes too long on a working path.
     #[serde(default)]
     pub(crate) slow_io: SlowIo,
-    /// Server and export that it is bound to.
+    /// Server and export that the volume is bound to.
     pub(crate) identity: Option<Identity>,
-    /// The IO that has waited the longest.
+    /// Oldest waiting IO.
     pub(crate) oldest_io: Option<OldestIo>,
     /// Requests that the server does not answer although their path works.
     #[serde(default)]
     pub(crate) slow_requests: SlowRequests,
-    /// NBD connections.
+    /// Number of NBD connections.
     pub(crate) nbd_connections: u64,
-    /// Its paths; none from a session that is not answering.
+    /// Paths of the session; None if it does not answer.
     pub(crate) paths: Option<Vec<PathInfo>>,
 }
 
 impl Status {
-    /// Where it is served: its device or its URI.
+    /// Device or URI at which the volume is served.
     pub(crate) fn served_at(&self) -> &str {
         self.device.as_deref().or(self.uri.as_deref()).unwrap_or("-")
     }
 
-    /// Connected paths, and all.
+    /// Number of connected paths and of all paths.
     pub(crate) fn path_counts(&self) -> (usize, usize) {
         let paths = self.paths();
         (paths.iter().filter(|path| path.is_connected()).count(), paths.len())
     }
 
-    /// What its state means for IO, and why it is in it; none where the state says all.
+    /// Effect of the state on IO, and its reason; None if the state says everything.
     pub(crate) fn state_detail(&self) -> Option<String> {
         let io = match (self.state, self.no_path_left_ms) {
             (SessionState::Degraded, _) => {
@@ -265,106 +266,106 @@ impl Status {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
-    /// All of its paths.
+    /// All paths of the session.
     pub(crate) fn paths(&self) -> &[PathInfo] {
         self.paths.as_deref().unwrap_or_default()
     }
 }
 
 choices! {
-    /// What an IO waits for.
+    /// Event that an IO waits for.
     pub(crate) enum WaitsFor as "wait" {
-        /// The answer on a path.
+        /// Answer on a path.
         Answer = "answer",
-        /// The fence of a dead path.
+        /// Fence of a dead path.
         Fence = "fence",
-        /// A connected path.
+        /// Connected path.
         Path = "path",
-        /// A free permit.
+        /// Free permit.
         Permit = "permit",
     }
 }
 
-/// An IO that waits.
+/// Waiting IO.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct OldestIo {
-    /// Milliseconds since its arrival.
+    /// Time since its arrival in milliseconds.
     pub(crate) age_ms: u64,
-    /// What for.
+    /// Event that it waits for.
     pub(crate) waits_for: WaitsFor,
-    /// The path that this is about.
+    /// Path involved in the wait.
     pub(crate) path: Option<String>,
 }
 
-/// Requests that were not answered within `io-timeout` over a path that works.
+/// Requests that were not answered within `io-timeout` on a working path.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SlowRequests {
-    /// Now.
+    /// Current number.
     pub(crate) now: usize,
-    /// Milliseconds since the oldest of now was sent.
+    /// Time since the oldest current one was sent, in milliseconds.
     pub(crate) oldest_ms: Option<u64>,
-    /// Since attach.
+    /// Total since attach.
     pub(crate) total: u64,
 }
 
-/// A path.
+/// Path of a session.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PathInfo {
-    /// Its name, as the user wrote it.
+    /// Name as the user wrote it.
     pub(crate) path: String,
-    /// `tcp` or `rdma`.
+    /// Transport: `tcp` or `rdma`.
     pub(crate) transport: String,
-    /// The server's address of this attempt, or of the last.
+    /// Server address of the current or last attempt.
     pub(crate) address: String,
-    /// Where it is.
+    /// State of the path.
     pub(crate) state: PathState,
-    /// What it is being closed for, if it is: `remove`, `disconnect` or `reconnect`.
+    /// Reason why the path is being closed: `remove`, `disconnect` or `reconnect`.
     pub(crate) leaving: Option<String>,
-    /// Its connections, the service connection included.
+    /// Number of connections, including the service connection.
     pub(crate) connections: u16,
-    /// Times it was connected again.
+    /// Number of reconnects.
     pub(crate) reconnects: u64,
-    /// Attempts that failed, and ends of a connected path.
+    /// Number of failed attempts and lost connections.
     pub(crate) ends: u64,
     /// Last heartbeat round trip in microseconds, if known.
     pub(crate) heartbeat_us: Option<u64>,
-    /// The longest silence that counts as alive; none while it is not connected.
+    /// Longest silence that counts as alive; None while the path is not connected.
     pub(crate) silence_max_ms: Option<u64>,
-    /// Heartbeats of this end.
+    /// Heartbeats sent by this end.
     pub(crate) heartbeats: Heartbeats,
-    /// Impossible states that have ended it: bugs of this client.
+    /// Impossible states that ended the path, which are bugs of this client.
     pub(crate) internal_errors: u64,
-    /// Why it ended last.
+    /// Reason for the last end of the path.
     pub(crate) last_error: Option<String>,
-    /// Why it does not serve this volume although it is connected.
+    /// Reason why the connected path does not serve this volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) refused: Option<String>,
-    /// Left out because it is far slower than others.
+    /// Whether the path is left out because it is far slower than others.
     pub(crate) slow: bool,
 }
 
 impl PathInfo {
-    /// True if it is connected, whatever it carries.
+    /// Whether the path is connected, whatever it serves.
     pub(crate) fn is_up(&self) -> bool {
         matches!(self.state, PathState::Connected | PathState::Standby)
     }
 
-    /// True if it carries IO of the volume, or is ready to.
+    /// Whether the path carries IO of the volume, or is ready to.
     pub(crate) fn is_connected(&self) -> bool {
         self.is_up() && self.refused.is_none()
     }
 
-    /// Why it carries no IO, or ended last.
+    /// Reason why the path carries no IO, or why it last ended.
     pub(crate) fn why(&self) -> Option<&str> {
         self.refused.as_deref().or(self.last_error.as_deref())
     }
 
-    /// True if it is left out of use because it is slow.
+    /// Whether the path is left out because it is slow.
     pub(crate) fn is_avoided(&self) -> bool {
         self.slow && self.leaving.is_none() && self.is_connected()
     }
 
-    /// Where it is, and what is about to happen to it.
+    /// State of the path, and its pending change.
     pub(crate) fn state_text(&self) -> String {
         match self.leaving.as_deref() {
             Some("reconnect") => "reconnecting".to_owned(),
@@ -376,80 +377,80 @@ impl PathInfo {
     }
 }
 
-/// Heartbeats of a path.
+/// Heartbeat counters of a path.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Heartbeats {
-    /// Sent.
+    /// Heartbeats sent.
     pub(crate) sent: u64,
-    /// Periods after one without anything from the server.
+    /// Periods after a heartbeat in which nothing came from the server.
     pub(crate) missed: u64,
 }
 
-/// What a session is attached as.
+/// Reply to an attach.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Attached {
-    /// The export's name.
+    /// Export name.
     pub(crate) export: String,
-    /// The block device, if it is one.
+    /// Block device, if the volume is served as one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<String>,
-    /// The NBD URI otherwise.
+    /// NBD URI otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uri: Option<String>,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub(crate) size: Option<u64>,
-    /// Its logical block size.
+    /// Logical block size.
     pub(crate) block_size: Option<u32>,
-    /// No writes.
+    /// Whether the volume is read-only.
     pub(crate) read_only: Option<bool>,
-    /// Server and export that it is bound to.
+    /// Server and export that the volume is bound to.
     pub(crate) identity: Option<Identity>,
-    /// The session's process.
+    /// Process of the session.
     pub(crate) pid: u32,
-    /// Its paths.
+    /// Paths of the session.
     pub(crate) paths: Option<Vec<PathInfo>>,
 }
 
-/// A volume that could not be attached beside others.
+/// Volume that could not be attached beside others.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct NotAttached {
-    /// The export's name.
+    /// Export name.
     pub(crate) export: String,
-    /// Why.
+    /// Reason for the failure.
     pub(crate) error: String,
 }
 
-/// What a session did since it began.
+/// Counters of a session since it began.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Stats {
-    /// Its name on this host.
+    /// Name on this host.
     pub(crate) name: String,
-    /// By operation.
+    /// Counts by operation.
     pub(crate) ops: BTreeMap<String, OpCount>,
-    /// Time of an IO.
+    /// Times of IOs.
     pub(crate) latency_us: Latency,
-    /// The same as a histogram, if that was asked for.
+    /// Histogram of these times, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) times: Option<Vec<Bucket>>,
-    /// Where the time of the requests of all paths went.
+    /// Breakdown of the time of requests, over all paths.
     #[serde(default)]
     pub(crate) parts_us: Vec<PartTimes>,
-    /// By path.
+    /// Counters by path.
     pub(crate) paths: Vec<PathStats>,
-    /// By shard.
+    /// Counters by shard.
     pub(crate) cores: Vec<ShardStats>,
-    /// Of all transports.
+    /// Counters of all transports together.
     pub(crate) fabric: FabricCounters,
-    /// By transport.
+    /// Counters by transport.
     pub(crate) transports: BTreeMap<String, FabricCounters>,
-    /// Of the NBD connections.
+    /// Counters of the NBD connections.
     pub(crate) nbd: BridgeStats,
 }
 
-/// Times in microseconds.
+/// Distribution of times in microseconds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// How many.
+    /// Number of times.
     pub(crate) count: u64,
     /// Median.
     pub(crate) p50: f64,
@@ -459,84 +460,84 @@ pub(crate) struct Latency {
     pub(crate) p99: f64,
     /// Percentile 99.9.
     pub(crate) p999: f64,
-    /// The longest.
+    /// Maximum.
     pub(crate) max: f64,
 }
 
-/// Times of a part of requests, in microseconds.
+/// Times of one part of requests, in microseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PartTimes {
-    /// Which part.
+    /// Part of the time.
     pub(crate) part: Part,
-    /// How many.
+    /// Number of times.
     pub(crate) count: u64,
     /// Median.
     pub(crate) p50: u64,
     /// Percentile 99.
     pub(crate) p99: u64,
-    /// The longest.
+    /// Maximum.
     pub(crate) max: u64,
-    /// The same as a histogram, if that was asked for.
+    /// Histogram of these times, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) times: Option<Vec<Bucket>>,
 }
 
-/// What a path did.
+/// Counters of a path.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PathStats {
-    /// Its name.
+    /// Name of the path.
     pub(crate) path: String,
-    /// `tcp` or `rdma`.
+    /// Transport: `tcp` or `rdma`.
     pub(crate) transport: String,
-    /// The server's address.
+    /// Server address.
     pub(crate) address: String,
-    /// Where it is.
+    /// State of the path.
     pub(crate) state: PathState,
-    /// Left out because it is far slower than others.
+    /// Whether the path is left out because it is far slower than others.
     pub(crate) slow: bool,
-    /// Times it was connected again.
+    /// Number of reconnects.
     pub(crate) reconnects: u64,
     /// Last heartbeat round trip in microseconds, if known.
     pub(crate) heartbeat_us: Option<u64>,
-    /// Heartbeats of this end.
+    /// Heartbeats sent by this end.
     pub(crate) heartbeats: Heartbeats,
-    /// Requests that have no answer yet.
+    /// Number of unanswered requests.
     pub(crate) inflight: u32,
     /// Time from a request to its answer.
     pub(crate) latency_us: Option<Latency>,
-    /// The same as a histogram, if that was asked for.
+    /// Histogram of these times, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) times: Option<Vec<Bucket>>,
-    /// Where that time went, and what went before.
+    /// Breakdown of the time, including the time before the request was sent.
     #[serde(default)]
     pub(crate) parts_us: Vec<PartTimes>,
-    /// Requests that were sent.
+    /// Number of requests sent.
     pub(crate) requests: u64,
-    /// Requests that were answered.
+    /// Number of requests answered.
     pub(crate) answers: u64,
     /// Bytes of data in answered requests.
     pub(crate) bytes: u64,
-    /// Answers with an error.
+    /// Number of answers with an error.
     pub(crate) errors: u64,
-    /// Requests that were in flight when it died.
+    /// Number of requests in flight when the path died.
     pub(crate) failovers: u64,
-    /// Requests that waited for its fence after it died.
+    /// Number of requests that waited for the path's fence after it died.
     #[serde(default)]
     pub(crate) fence_waits: u64,
-    /// Requests that were not answered within `io-timeout` although it worked.
+    /// Number of requests not answered within `io-timeout` although the path worked.
     #[serde(default)]
     pub(crate) slow_requests: u64,
 }
 
-/// What a shard did.
+/// Counters of a shard.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ShardStats {
-    /// Its number.
+    /// Number of the shard.
     pub(crate) core: u16,
-    /// IOs that have completed.
+    /// Number of completed IOs.
     pub(crate) ios: u64,
-    /// IOs that have not.
+    /// Number of IOs in flight.
     pub(crate) inflight: usize,
-    /// Its NBD connections.
+    /// Number of NBD connections.
     pub(crate) nbd_connections: u64,
 }

@@ -1,38 +1,38 @@
-//! What ends a command of the client.
+//! Errors that end a command of the client.
 //!
-//! Owns [`ErrorKind`], which the binary takes its exit code from. The error itself, with its text
-//! and its chain of causes, is [`CommandError`].
+//! This module owns [`ErrorKind`], which determines the exit code of the binary. The error itself,
+//! with its text and its chain of causes, is [`CommandError`].
 
 use std::io;
 
 use rtrs_core::settings::{CommandError, ErrorClass};
 
-/// An error of this program, with its kind and cause.
+/// Error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;
 
-/// What kind of thing went wrong.
+/// Kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Flags or keys that are wrong by themselves: exit code 2.
+    /// Flags or keys that are invalid by themselves: exit code 2.
     Usage,
-    /// A configuration file with wrong contents: exit code 2.
+    /// A configuration file with invalid contents: exit code 2.
     Config,
     /// A configuration file that cannot be read.
     ConfigFile,
-    /// A socket path that is in use, or a run directory that is not ours.
+    /// A socket path that is in use, or a run directory that other users own or can write to.
     InUse,
     /// A path whose host has no address, or that cannot be connected.
     Path,
-    /// There is no session of that name.
+    /// No session has that name.
     NotAttached,
-    /// IO was still running when its time was over.
+    /// IO was still running at the time limit.
     Abandoned,
-    /// What runs is not what a file says.
+    /// The running sessions differ from a file.
     Differs,
-    /// The session is there and serves no IO: exit code 3.
+    /// The session exists but serves no IO: exit code 3.
     NoService,
-    /// Anything the system refused while running.
+    /// Any other error of the system.
     System,
 }
 
@@ -43,7 +43,7 @@ impl ErrorClass for ErrorKind {
     const IN_USE: Self = Self::InUse;
     const SYSTEM: Self = Self::System;
 
-    /// 2 for wrong usage, 3 for a session that serves no IO, 1 for the rest.
+    /// Returns 2 for wrong usage, 3 for a session that serves no IO, and 1 otherwise.
     fn exit_code(self) -> u8 {
         match self {
             Self::Usage | Self::Config => 2,
@@ -53,12 +53,11 @@ impl ErrorClass for ErrorKind {
     }
 }
 
-/// Wrong usage.
 pub(crate) fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
 
-/// Says what the system refused, for `map_err`.
+/// Adds a description to an error of the system, for `map_err`.
 pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::with_source(ErrorKind::System, what, source)
 }

@@ -1,13 +1,13 @@
 //! Body of the fuzz target `client_paths`.
 //!
-//! The input is a little program: what a server does that keeps to no rule of the protocol, and
-//! what users ask of the device meanwhile. The server answers as it should where nothing else
-//! is said; the program has it lie in accepts, in INFO_RSP and OPEN_RSP, send any bytes and
-//! immediates, write anywhere into the client's memory that it was ever given, keep answers, give
-//! them twice, drop connections and fall silent. The client is that of the daemon, on one or two
-//! shards of the simulated fabric. The target fails on a panic, when the client does not come to
-//! rest, when its tables disagree, when an IO ends twice or never, and when a session that is
-//! detached does not end or leaves memory registered. The fuzz crate calls it with new inputs, the
+//! The input is a small program: the actions of a server that follows no rule of the protocol, and
+//! the requests of the device's users in the meantime. The server answers correctly unless the
+//! program says otherwise. The program can make it send invalid accepts, INFO_RSP and OPEN_RSP,
+//! arbitrary bytes and immediates, write to any client memory that it was ever given, hold answers,
+//! repeat them, drop connections and fall silent. The client is that of the daemon, on one or two
+//! shards of the simulated fabric. The target fails on a panic, when the client does not become
+//! idle, when its tables are inconsistent, when an IO ends twice or never, and when a detached
+//! session does not end or leaves memory registered. The fuzz crate calls it with new inputs, the
 //! tests with the corpus.
 
 mod answers;
@@ -49,23 +49,23 @@ const HEADER: u32 = 4096;
 const CHUNK: usize = (MAX_IO + HEADER) as usize;
 const SECTORS: u64 = 128;
 const PORT: u16 = 1234;
-/// The export of the second volume.
+/// Export of the second volume.
 const SECOND: &str = "vol2";
 const CONNS_MAX: usize = 24;
-/// The server's memory: chunks, then what it sends, then INFO_REQs.
+/// Layout of the server's memory: chunks, then what it sends, then INFO_REQs.
 const SEND_AT: usize = CHUNK * DEPTH as usize;
 const SEND_LEN: usize = 64 << 10;
 const INFO_AT: usize = SEND_AT + SEND_LEN;
 const MEMORY: usize = INFO_AT + CONNS_MAX * 512;
 const RECVS: u64 = 32;
-/// Bytes for IO on each shard of the client, in pieces of the largest IO.
+/// Size of the IO buffers on each shard of the client, in pieces of the largest IO.
 const BUFFERS: usize = 16 * MAX_IO as usize;
 const TURNS_MAX: usize = 20_000;
 const STEPS_MAX: usize = 200;
-/// In which a client without a server ends all IO, and after a detach itself.
+/// Time in which a client without a server ends all IO, and itself after a detach.
 const END: Duration = Duration::from_secs(30);
 
-/// What the server says in place of what it should, once each.
+/// Messages that the server sends once in place of correct ones.
 #[derive(Default)]
 struct Lies {
     accept: Option<Vec<u8>>,
@@ -78,11 +78,11 @@ struct Conn {
     qp: QpNum,
     slot: usize,
     facts: ProofFacts,
-    /// Of the client, until it proves itself.
+    /// Pending proof of the client.
     asked: Option<Asked>,
 }
 
-/// A request that the server has taken.
+/// Request that the server has taken.
 #[derive(Clone, Copy)]
 struct Taken {
     qp: QpNum,
@@ -96,23 +96,23 @@ struct Server {
     conns: Vec<Conn>,
     lies: Lies,
     new_rkey: bool,
-    /// Its answers carry times.
+    /// Whether its answers carry times.
     timed: bool,
     extensions: Extensions,
-    /// Spoils its proofs.
+    /// Value that spoils its proofs; 0 for none.
     spoil: u8,
-    /// Answers are kept until the program gives them.
+    /// Whether answers are held until the program releases them.
     holds: bool,
     heartbeats: bool,
     held: VecDeque<Taken>,
     answered: Option<Taken>,
-    /// Of each connection where the client let it write last.
+    /// Last writable range that the client gave on each connection.
     descs: BTreeMap<QpNum, SgDesc>,
     posted: u64,
     sent: usize,
 }
 
-/// Who uses a volume on a shard.
+/// User of a volume on a shard.
 #[derive(Default)]
 struct User {
     device: Option<SessionDevice>,
@@ -123,7 +123,7 @@ struct Host {
     engine: ClientEngine,
     fabrics: Vec<Box<dyn Fabric>>,
     inbox: VecDeque<ClientMessage>,
-    /// By volume.
+    /// Users by volume.
     users: Vec<User>,
     region: Arc<Region>,
 }
@@ -215,7 +215,7 @@ impl Rig {
         }
     }
 
-    /// Lets that much time pass, and everything happen in it.
+    /// Runs everything that happens within this time.
     fn pass(&mut self, time: Duration) {
         let end = self.world.now() + time;
         let (mut turns, mut at) = (0, self.world.now());
@@ -243,7 +243,7 @@ impl Rig {
         }
         self.world.advance_to(end);
         self.rest(&mut turns);
-        // Of each path's connections what they receive into, and the buffers of IO.
+        // Receive buffers of each path's connections, and the IO buffers.
         let bound = 3 * (self.hosts.len() * BUFFERS + 4 * (512 << 10));
         let registered = self.world.registered(self.client);
         assert!(registered <= bound, "{registered} bytes registered, the bound is {bound}");
@@ -286,7 +286,7 @@ impl Rig {
             }
             9 => self.server.end(now, usize::from(input.byte()?), input.byte()? & 1 == 0),
             10 => {
-                // Where it may, may not, or may no more.
+                // Writes inside the permitted range, outside it, or after the permission has ended.
                 let conn = usize::from(input.byte()?);
                 let (offset, len) = (u64::from(input.short()?), usize::from(input.byte()?));
                 self.server.write_back(conn, offset.wrapping_sub(256), &vec![0x5a; len]);
@@ -339,18 +339,18 @@ impl Rig {
                     _ => Change::Tune(Box::new(tuning(self.setup, input.byte()?))),
                 };
                 let host = &mut self.hosts[0];
-                // What cannot be is refused.
+                // Impossible changes are refused.
                 let _ = host.engine.change(now, change, &mut host.fabrics);
             }
         }
-        // Not always: what comes next may find it in the middle.
+        // Not always: the next action may then hit the client in the middle of its work.
         if input.byte()? & 3 != 0 {
             self.settle();
         }
         Some(())
     }
 
-    /// The session gets a second volume, or loses it with all its IO under way.
+    /// Adds a second volume to the session, or removes it with its IO in flight.
     fn second(&mut self, add: bool) {
         let (now, config) = (self.world.now(), config(self.setup));
         let volume = VolumeConfig { export: SECOND.into(), ..config.volumes[0].clone() };
@@ -382,14 +382,14 @@ impl Rig {
             _ => (u64::from(place) % SECTORS * 512, len),
         };
         let flags = IoFlags { fua: place & 64 != 0 && op == IoOp::Write, ..IoFlags::default() };
-        // A full device is asked again by its users.
+        // Users of a full device try again.
         if device.submit(Io { tag, op, flags, offset, len, buf }).is_ok() {
             waiting.insert(tag);
             self.next_tag += 1;
         }
     }
 
-    /// The server is gone for good. All IO ends, and after a detach everything else.
+    /// Ends the server permanently. All IO must end, and after a detach everything else.
     fn end(mut self) {
         let now = self.world.now();
         for conn in (0..self.server.conns.len()).rev() {
@@ -538,7 +538,7 @@ impl Server {
                 _ => {}
             }
         }
-        // The connection may have ended behind the message.
+        // The connection may have ended after the message.
         let _ = self.fabric.post_recv(wc.qp, wc.wr_id.max(1), None);
     }
 
@@ -552,10 +552,10 @@ impl Server {
         bytes
     }
 
-    /// Does what a request asks for, but for its answer.
+    /// Executes a request, except for its answer.
     fn requested(&mut self, qp: QpNum, permit: PermitId, offset: u32) {
         let taken = Taken { qp, permit };
-        // A depth that was a lie has other permits and offsets.
+        // A false depth results in other permits and offsets.
         if permit.0 < DEPTH
             && let Ok(range) = ChunkRequest::message_range(offset, CHUNK as u32)
         {
@@ -601,7 +601,7 @@ impl Server {
         bytes
     }
 
-    /// Answers a request that is held, or once more the one before.
+    /// Answers a held request, or repeats the previous answer.
     fn release(&mut self, at: usize, errno: u16) {
         let at = at.checked_rem(self.held.len());
         let Some(taken) = at.and_then(|at| self.held.remove(at)).or(self.answered) else { return };
@@ -623,11 +623,11 @@ impl Server {
         let Some(at) = conn.checked_rem(self.conns.len()) else { return };
         self.posted += 1;
         let wr = WorkRequest { wr_id: 1 << 32 | self.posted, op, sges, signaled: false };
-        // A full queue, or a connection that is not up yet.
+        // The queue may be full, or the connection not up yet.
         let _ = self.fabric.post_send(self.conns[at].qp, wr);
     }
 
-    /// Bytes to be sent, in memory that is not used again soon.
+    /// Copies bytes for sending to memory that is not reused soon.
     fn bytes(&mut self, bytes: &[u8]) -> SgeList {
         if bytes.is_empty() {
             return SgeList::EMPTY;
@@ -651,7 +651,7 @@ impl Server {
         self.post(conn, WrOp::RdmaWrite { remote, imm: Some(imm) }, SgeList::EMPTY);
     }
 
-    /// Writes beside the start of what the client let it write last.
+    /// Writes near the start of the last writable range from the client.
     fn write_back(&mut self, conn: usize, offset: u64, bytes: &[u8]) {
         let Some(at) = conn.checked_rem(self.conns.len()) else { return };
         let Some(desc) = self.descs.get(&self.conns[at].qp).copied() else { return };
@@ -674,12 +674,12 @@ impl Server {
 /// Runs a program of a server against a client.
 ///
 /// # Panics
-/// When the client is at fault.
+/// Panics when the client misbehaves.
 #[doc(hidden)]
 pub fn fuzz_paths(data: &[u8]) {
     let mut input = Input(data);
     let Some(mut rig) = input.byte().and_then(Rig::new) else { return };
-    // Lies in the first accepts come before this, those in the middle of a session after it.
+    // Invalid first accepts come before this, those during a session after it.
     if input.byte().is_none_or(|first| first & 1 == 0) {
         rig.pass(Duration::from_millis(50));
     }

@@ -1,10 +1,10 @@
-//! The client end of RTRS: a session with a server as a block device, served over NBD.
+//! Client end of RTRS: a session with a server as a block device, served over NBD.
 //!
-//! Map of the crate: command line and commands (`cmd`), settings (`settings`), what they come to
-//! (`plan`), the file of all volumes of a host (`volumes`), the process of a session (`daemon`),
-//! what a command and that process say to each other (`control_protocol`), what uses the device
-//! (`frontend`); the engine (`engine`) of a session over its paths (`path`), which does no IO of
-//! its own and which the simulator runs too.
+//! Map of the crate: command line and commands (`cmd`), settings (`settings`), the plans made from
+//! them (`plan`), the file of all volumes of a host (`volumes`), the process of a session
+//! (`daemon`), the protocol between a command and that process (`control_protocol`), the front ends
+//! that use the device (`frontend`), and the engine (`engine`) of a session over its paths
+//! (`path`), which does no IO of its own and also runs in the simulator.
 
 #![forbid(unsafe_code)]
 

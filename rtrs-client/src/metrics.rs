@@ -1,5 +1,5 @@
-//! The metrics of a session, declared once: the text of a scrape and the table of
-//! docs/OPERATING.md come from here. What fills them is in `daemon/metrics.rs`.
+//! Metrics of a session, declared once: the text of a scrape and the table of docs/OPERATING.md are
+//! made from this list. `daemon/metrics.rs` collects the values.
 
 rtrs_core::metrics! {
     of ["export"];

@@ -1,25 +1,25 @@
-//! Where the time of an IO goes: its parts, counted per path.
+//! Breakdown of the time of an IO into parts, counted per path.
 //!
-//! An IO is counted once for each request that carries it. A request that was sent again is counted
-//! for its last attempt: all time before counts as queueing at the client. The parts of a request
-//! add up to the time from the submit of its IO to its answer, whatever the server says.
+//! An IO is counted once for each request that carries it. A repeated request is counted for its
+//! last attempt: all earlier time counts as queueing at the client. The parts of a request add up
+//! to the time from the submission of its IO to its answer, whatever the server reports.
 
 use rtrs_core::choices;
 use rtrs_core::metrics::FineTimes;
 use rtrs_core::time::Duration;
 
 choices! {
-    /// A part of the time of an IO.
+    /// Part of the time of an IO.
     pub(crate) enum Part as "part" {
-        /// From its submit until the request was sent: it waited for a permit, a path or a fence.
+        /// From submission until the request was sent: waiting for a permit, a path or a fence.
         ClientQueue = "client_queue",
         /// On the network, and in the sockets and queues of both ends.
         Network = "network",
-        /// At the server and not at its disk.
+        /// At the server, but not at its disk.
         ServerQueue = "server_queue",
         /// At the disk or file.
         Backend = "backend",
-        /// The last three together, on a path whose answers do not tell them apart.
+        /// The last three parts together, on a path whose answers do not distinguish them.
         RoundTrip = "round_trip",
     }
 }
@@ -30,22 +30,22 @@ impl Part {
         [Self::ClientQueue, Self::Network, Self::ServerQueue, Self::Backend, Self::RoundTrip];
 }
 
-/// How long a request was at the server, as that says.
+/// Time that a request spent at the server, as reported by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ServerTimes {
-    /// Microseconds there and not at the disk.
+    /// Microseconds at the server, but not at the disk.
     pub(crate) queue_us: u32,
     /// Microseconds at the disk or file.
     pub(crate) backend_us: u32,
 }
 
-/// How long requests were where.
+/// Times of requests by part.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts([FineTimes; Part::ALL.len()]);
 
 impl Parts {
-    /// A request was answered: after so long in the queue and so long from send to answer, of which
-    /// it was at the server as long as that says.
+    /// Records an answered request: the time in the queue, the time from send to answer, and the
+    /// part of that which the server reports.
     pub(crate) fn record(
         &mut self,
         queued: Duration,
@@ -56,7 +56,7 @@ impl Parts {
         client_queue.record(nanos(queued));
         let round_trip = nanos(round_trip);
         let Some(times) = server else { return undivided.record(round_trip) };
-        // A server that lies shifts time between these three and cannot add any.
+        // A lying server can shift time between these three parts, but cannot add any.
         let at_backend = round_trip.min(u64::from(times.backend_us) * 1000);
         let at_server = (round_trip - at_backend).min(u64::from(times.queue_us) * 1000);
         backend.record(at_backend);
@@ -64,12 +64,12 @@ impl Parts {
         network.record(round_trip - at_backend - at_server);
     }
 
-    /// Adds those of another shard or path.
+    /// Adds the times of another shard or path.
     pub(crate) fn add(&mut self, other: &Self) {
         self.0.iter_mut().zip(&other.0).for_each(|(mine, theirs)| mine.add(theirs));
     }
 
-    /// The parts that requests had.
+    /// Parts that have times.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Part, &FineTimes)> {
         Part::ALL.into_iter().zip(&self.0).filter(|(_, times)| times.count() > 0)
     }

@@ -1,7 +1,7 @@
-//! The log of a session in the background, `NAME.log` in the run directory.
+//! Log of a background session, `NAME.log` in the run directory.
 //!
-//! Each attach of the name appends. The process of the session holds a lock on the file as long as
-//! it has it open, so of two attaches at once one is refused.
+//! Each attach of the name appends. The session's process holds a lock on the file while it has the
+//! file open, so of two simultaneous attaches one is refused.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,45 +10,45 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rtrs_core::local::{RunDir, open_log};
 
-/// Set in the environment of a daemon in the background: where it logs to.
+/// Environment variable with the log path of a background daemon.
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
-/// How long a session that ends may hold its log.
+/// Time for which an ending session may hold its log.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// A log beyond this is put aside as `NAME.log.old` by the next attach.
+/// Size beyond which the next attach renames a log to `NAME.log.old`.
 const BYTES_MAX: u64 = 4 << 20;
-/// How long the log of an attach that failed is kept.
+/// Time for which the log of a failed attach is kept.
 const FAILED_KEPT: Duration = Duration::from_secs(24 * 3600);
-/// How the last line of a process that failed begins.
+/// Beginning of the last line of a failed process.
 const FAILED: &str = "rtrs-client: ";
 
-/// A log that is this process's, until it is dropped with all its copies.
+/// Log owned by this process, until it is dropped with all its copies.
 #[derive(Debug)]
 pub(crate) struct SessionLog {
     path: PathBuf,
     file: File,
-    /// Where this attach begins.
+    /// Position at which this attach begins.
     begin: u64,
 }
 
-/// Why a log cannot be had.
+/// Reason why a log cannot be opened.
 #[derive(Debug)]
 pub(crate) enum LogError<E> {
-    /// Another process has it: the name is being attached or detached.
+    /// Another process has the log: the name is being attached or detached.
     Busy,
-    /// Another process has it, for this reason.
+    /// Another process has the log, for this reason.
     Taken(E),
-    /// The system's error.
+    /// Error of the system.
     System(io::Error),
 }
 
-/// Where the log of a name is.
+/// Path of the log for a name.
 pub(crate) fn path_of(run_dir: &RunDir, name: &str) -> PathBuf {
     run_dir.control_socket(name).with_extension("log")
 }
 
 impl SessionLog {
-    /// Opens and locks the log. Another process that has it may be about to end, so a short time
-    /// is waited, as long as `is_free` has no reason not to.
+    /// Opens and locks the log. Another process that has the log may be about to end, so this waits
+    /// for a short time, as long as `is_free` does not object.
     pub(crate) fn open<E>(
         path: PathBuf,
         is_free: impl Fn() -> Result<(), E>,
@@ -75,17 +75,16 @@ impl SessionLog {
         }
     }
 
-    /// The file, for the process of the session: the lock goes with it.
+    /// Returns the file for the process of the session, which inherits the lock.
     pub(crate) fn for_process(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the process of this attach said last, if it ended with an error.
+    /// Last message of this attach's process, if it ended with an error.
     pub(crate) fn last_error(&self) -> Option<String> {
         let mut file = File::open(&self.path).ok()?;
         file.seek(SeekFrom::Start(self.begin)).ok()?;
@@ -95,7 +94,7 @@ impl SessionLog {
     }
 }
 
-/// Removes logs of attaches that failed more than a day ago. What cannot be removed stays.
+/// Removes logs of attaches that failed more than a day ago. Logs that cannot be removed stay.
 pub(crate) fn remove_failed(run_dir: &Path, now: SystemTime) {
     for entry in fs::read_dir(run_dir).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -109,12 +108,12 @@ pub(crate) fn remove_failed(run_dir: &Path, now: SystemTime) {
     }
 }
 
-/// True for a log that no process holds and whose last line is an error.
+/// Whether no process holds the log, and its last line is an error.
 fn has_failed(path: &Path) -> bool {
     let failed = || {
         let mut log = open_log(path).ok()?;
         log.try_lock().ok()?;
-        // Opened to append; to read, it is opened again.
+        // The file is open for appending; it is opened again for reading.
         let length = log.seek(SeekFrom::End(0)).ok()?;
         let mut file = File::open(path).ok()?;
         file.seek(SeekFrom::Start(length.saturating_sub(4096))).ok()?;

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::parts::{Parts, ServerTimes};
 
-/// Counts of one kind of IO.
+/// Counters of one kind of IO.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpCount {
-    /// Finished, well or not.
+    /// Number of finished IOs, successful or not.
     pub count: u64,
-    /// Bytes of those that ended well.
+    /// Bytes of the successful ones.
     pub bytes: u64,
-    /// Ended with an error.
+    /// Number that failed.
     pub errors: u64,
 }
 
@@ -28,37 +28,38 @@ impl OpCount {
     }
 }
 
-/// Counts of a path.
+/// Counters of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathCount {
-    /// Requests issued on it.
+    /// Number of requests sent.
     pub requests: u64,
-    /// Requests answered.
+    /// Number of requests answered.
     pub answers: u64,
     /// Bytes of data in answered requests.
     pub bytes: u64,
-    /// Answers that told an error.
+    /// Number of answers with an error.
     pub errors: u64,
-    /// Requests that were in flight when it died and went to another path, or to this one anew.
+    /// Number of requests in flight when the path died, which moved to another path or were
+    /// repeated here.
     pub failovers: u64,
-    /// Requests that waited for the fence of this path when it died.
+    /// Number of requests that waited for the path's fence when it died.
     pub fence_waits: u64,
-    /// Requests that were not answered within the IO timeout although the path lived.
+    /// Number of requests not answered within the IO timeout although the path was alive.
     pub slow_requests: u64,
 }
 
-/// What a shard did for a volume since it was added.
+/// Counters of a shard for a volume since it was added.
 #[derive(Clone, Debug)]
 pub struct DeviceStats {
-    /// By operation: read, write, flush, discard, write zeroes.
+    /// Counters by operation: read, write, flush, discard, write zeroes, extents.
     pub ops: [OpCount; 6],
-    /// Time from submit to completion, by operation.
+    /// Time from submission to completion, by operation.
     pub times: [Times; 6],
-    /// IOs that found the whole queue depth in use.
+    /// Number of IOs that found the whole queue depth in use.
     pub queue_full: u64,
-    /// Requests that were not answered within the IO timeout although their path lived.
+    /// Number of requests not answered within the IO timeout although their path was alive.
     pub slow_requests: u64,
-    /// Time from submit to completion in nanoseconds.
+    /// Time from submission to completion in nanoseconds.
     pub latency: Histogram<u64>,
 }
 
@@ -88,7 +89,7 @@ impl DeviceStats {
         self.latency.saturating_record(nanos(latency));
     }
 
-    /// Adds the counts of another shard, or of another volume.
+    /// Adds the counters of another shard or volume.
     pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
             mine.add(theirs);
@@ -108,20 +109,20 @@ fn add_latency(mine: &mut Histogram<u64>, theirs: &Histogram<u64>) {
     }
 }
 
-/// What a shard did over the session's paths since start.
+/// Counters of a shard for the session's paths since start.
 #[derive(Clone, Debug)]
 pub struct ShardStats {
-    /// By path, in the session's order.
+    /// Counters by path, in the session's order.
     pub paths: Vec<PathCount>,
-    /// By path, the time from a request to its answer in nanoseconds.
+    /// Time from a request to its answer in nanoseconds, by path.
     pub path_latency: Vec<Histogram<u64>>,
-    /// By path, where the time of its requests went.
+    /// Breakdown of the time of requests, by path.
     pub(crate) path_parts: Vec<Parts>,
-    /// The same of earlier paths whose places others have.
+    /// Breakdown for earlier paths whose slots were reused.
     earlier_parts: Parts,
 }
 
-/// The names of `ShardStats::ops`, in its order.
+/// Names of `ShardStats::ops`, in the same order.
 pub(crate) const OP_NAMES: [&str; 6] =
     ["read", "write", "flush", "discard", "write-zeroes", "extents"];
 
@@ -136,7 +137,7 @@ const fn op_index(op: IoOp) -> usize {
     }
 }
 
-/// No time yet: 1 us to 100 s, two digits, in memory that is fixed and made once.
+/// Empty histogram: 1 us to 100 s, two digits, in memory that is allocated once.
 fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1_000, 100_000_000_000, 2)
         .unwrap_or_else(|e| panic!("constant histogram bounds: {e}"))
@@ -156,7 +157,7 @@ impl ShardStats {
         }
     }
 
-    /// Counts of a path that was added begin here.
+    /// Starts the counters of a path that was added.
     pub(crate) fn add_path(&mut self, path: usize) {
         let paths = self.paths.len().max(path + 1);
         self.paths.resize(paths, PathCount::default());
@@ -168,7 +169,7 @@ impl ShardStats {
         self.earlier_parts.add(&before);
     }
 
-    /// Where the time of all requests went.
+    /// Breakdown of the time of all requests.
     pub(crate) fn parts(&self) -> Parts {
         let mut sum = self.earlier_parts.clone();
         self.path_parts.iter().for_each(|parts| sum.add(parts));
@@ -179,23 +180,23 @@ impl ShardStats {
         self.paths[path].requests += 1;
     }
 
-    /// A request went on elsewhere when this path died.
+    /// Counts a request that moved elsewhere when this path died.
     pub(crate) fn request_moved(&mut self, path: usize) {
         self.paths[path].failovers += 1;
     }
 
-    /// A request waits for the fence of this path, which died.
+    /// Counts a request that waits for the fence of this dead path.
     pub(crate) fn request_awaits_fence(&mut self, path: usize) {
         self.paths[path].fence_waits += 1;
     }
 
-    /// A request on this path became slow.
+    /// Counts a request on this path that became slow.
     pub(crate) fn request_slow(&mut self, path: usize) {
         self.paths[path].slow_requests += 1;
     }
 
-    /// A request was answered: so long it was queued, and so long ago it was sent, of which it was
-    /// at the server as long as that says.
+    /// Counts an answered request: the time it was queued, the time since it was sent, and the part
+    /// of that which the server reports.
     pub(crate) fn request_done(
         &mut self,
         path: usize,
@@ -215,7 +216,7 @@ impl ShardStats {
         }
     }
 
-    /// Adds another shard's counts.
+    /// Adds another shard's counters.
     pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.paths.iter_mut().zip(&other.paths) {
             mine.requests += theirs.requests;

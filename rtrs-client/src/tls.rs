@@ -1,4 +1,4 @@
-//! The certificates or keys of this client: where they are, and whether they fit together.
+//! Certificates or keys of this client: their locations, and whether they fit together.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ pub struct TlsSources {
 }
 
 impl TlsSources {
-    /// Refuses what does not fit together, and a tls:// path without certificates or keys.
+    /// Rejects inconsistent settings, and a tls:// path without certificates or keys.
     pub(crate) fn check(&self, paths: &[Portal]) -> Result<(), Error> {
         let Self { dir, hostname, key_file, server_key } = self;
         if dir.is_some() && (key_file.is_some() || !server_key.is_empty()) {
@@ -67,18 +67,19 @@ impl TlsSources {
         }
     }
 
-    /// With what paths without TLS prove who this client is: nothing, without certificates or keys.
+    /// Returns the prover of the client's identity on paths without TLS; None without certificates
+    /// or keys.
     ///
     /// # Errors
-    /// [`ErrorKind::Path`] that names the file.
+    /// Fails with [`ErrorKind::Path`], which names the file.
     pub(crate) fn prover(&self) -> Result<Option<Prover>, Error> {
         self.has_keys().then(|| self.load().map(Prover::of_system)).transpose()
     }
 
-    /// Refuses files that no server would take now. Returns what an operator should know of them.
+    /// Rejects files that no server would accept now. Returns warnings for the operator.
     ///
     /// # Errors
-    /// [`ErrorKind::Path`] that names the file.
+    /// Fails with [`ErrorKind::Path`], which names the file.
     pub(crate) fn check_now(&self) -> Result<Vec<String>, Error> {
         if !self.has_keys() {
             return Ok(Vec::new());
@@ -86,7 +87,7 @@ impl TlsSources {
         self.load()?.check_now().map_err(unusable)
     }
 
-    /// What an operator should know of a path that does not use the certificates or keys.
+    /// Warning for the operator about a path that does not use the certificates or keys.
     pub(crate) fn unused_by(&self, path: &Portal) -> Option<String> {
         (self.has_keys() && path.scheme() == Scheme::Tcp).then(|| {
             format!(
@@ -103,7 +104,7 @@ impl TlsSources {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`ErrorKind::Path`] that names the file.
+    /// Fails with [`ErrorKind::Path`], which names the file.
     pub(crate) fn load(&self) -> Result<TlsClientConfig, Error> {
         let loaded = match (&self.dir, &self.key_file) {
             (Some(dir), _) => {

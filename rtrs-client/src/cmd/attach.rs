@@ -1,6 +1,6 @@
 //! `attach`: starts the daemon of the session in the background and waits until the volumes are
-//! ready; with `--foreground` this process is the daemon. With `--session` it asks a daemon that
-//! runs for one volume more.
+//! ready. With `--foreground` this process is the daemon. With `--session` it requests another
+//! volume from a running daemon.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -77,7 +77,7 @@ pub struct AttachArgs {
     pub source: SourceArgs,
 }
 
-/// What became of a volume.
+/// Result for a volume.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Outcome {
@@ -86,7 +86,7 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    /// A line for it, if it is attached.
+    /// Output line of an attached volume.
     fn text(&self) -> String {
         let Self::Attached(attached) = self else { return String::new() };
         let at = attached.device.as_deref().or(attached.uri.as_deref());
@@ -102,10 +102,11 @@ impl Outcome {
 }
 
 impl AttachArgs {
-    /// The flags laid over the configuration file. `socket`, `listen` and `device` replace another.
+    /// Returns the flags laid over the configuration file. `socket`, `listen` and `device` replace
+    /// one another.
     ///
     /// # Errors
-    /// Those of the file, and of flags with old names.
+    /// Returns errors of the file, and of flags with old names.
     pub fn settings(&self, global: &GlobalArgs) -> Result<Settings, Error> {
         let mut settings = self.source.settings(&self.of_session, global)?;
         let attach = &mut settings.attach;
@@ -120,7 +121,7 @@ impl AttachArgs {
         let mut settings = self.settings(global)?;
         let takes_over = settings.attach.takeover || settings.attach.quick_takeover;
         if takes_over && settings.session.session_name.is_none() {
-            // The devices have it in their names.
+            // The devices contain the session's name.
             let run_dir = RunDir::new(settings.place.run_dir.clone())?;
             settings.session.session_name = session_left(&run_dir, &self.names);
         }
@@ -136,7 +137,7 @@ impl AttachArgs {
         Ok(plan)
     }
 
-    /// What a volume that is added to a session has of its own.
+    /// Returns the own settings of a volume that is added to a session.
     fn own(&self) -> Result<BTreeMap<String, String>, Error> {
         let (mut session, mut attach) = (SessionSettings::default(), AttachSettings::default());
         self.of_session.apply(&mut session)?;
@@ -151,7 +152,7 @@ impl AttachArgs {
     }
 }
 
-/// The other volumes of the session that a process which died has left are taken over too.
+/// Adds the other volumes that a dead process has left of the session, which are taken over too.
 fn add_left_behind(plan: &mut AttachPlan) {
     for left in left_of(&plan.run_dir, &plan.session.session_name) {
         if plan.volumes().any(|volume| volume.session.export_name == left.name) {
@@ -173,7 +174,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
             return Err(usage("the printed file is for one volume; name one"));
         };
         let settings = args.settings(global)?;
-        // Where to attach may be said later, beside the file.
+        // The place to attach may be given later, beside the file.
         if settings.attach.is_nowhere() {
             return print_settings(&AttachPlan::printed_nowhere(name, settings)?, global);
         }
@@ -202,7 +203,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     all_attached(&outcomes)
 }
 
-/// The errors of those that are not attached.
+/// Returns the errors of volumes that are not attached.
 pub(super) fn all_attached(outcomes: &[Outcome]) -> Result<(), Error> {
     let errors: Vec<&str> = outcomes.iter().filter_map(Outcome::error).collect();
     if errors.is_empty() {
@@ -211,7 +212,7 @@ pub(super) fn all_attached(outcomes: &[Outcome]) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Path, errors.join("; ")))
 }
 
-/// Prints what is attached.
+/// Prints the attached volumes.
 fn show<T: Serialize>(
     what: &str,
     value: &T,
@@ -224,7 +225,7 @@ fn show<T: Serialize>(
     })
 }
 
-/// Has a session attach one volume more.
+/// Requests another volume from a session.
 fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Error> {
     let [name] = &args.names[..] else {
         return Err(usage("add one volume at a time with --session; name one"));
@@ -242,7 +243,7 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     show(name, &Outcome::Attached(Box::new(attached)), Outcome::text, global)
 }
 
-/// The session with a volume of this name, or with this name at the server.
+/// Finds the session with a volume of this name, or with this name at the server.
 fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
     let session = Session::find(name, global)?;
     let error = match session.status() {
@@ -257,15 +258,15 @@ fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
     found.map_or(Err(error), |name| Session::new(name, global))
 }
 
-/// Warns the operator; the daemon's log has it too.
+/// Warns the operator; the daemon's log contains the warnings too.
 fn warn(plan: &AttachPlan) {
     for warning in plan.session.warnings() {
-        // Nobody may be there to read it.
+        // Standard error may be closed.
         let _ = writeln!(io::stderr(), "warning: {warning}");
     }
 }
 
-/// Starts the daemon of a plan, which these arguments describe, and waits for its line.
+/// Starts the daemon of a plan with these arguments, and waits for its line.
 pub(super) fn start_daemon(
     plan: &AttachPlan,
     words: impl IntoIterator<Item = OsString>,
@@ -287,7 +288,7 @@ pub(super) fn start_daemon(
     let Some(out) = child.stdout.take() else {
         return Err(Error::new(ErrorKind::System, "no pipe to the session's process"));
     };
-    // The daemon limits the time of its start; its line or its end comes.
+    // The daemon limits the time of its start, so either its line or its end comes.
     let mut line = String::new();
     BufReader::new(out).read_line(&mut line).map_err(system("cannot read the session's reply"))?;
     if let Some(outcomes) = line.strip_prefix(READY).map(outcomes) {
@@ -304,7 +305,7 @@ pub(super) fn start_daemon(
     Err(Error::new(kind, last))
 }
 
-/// What a daemon says of its volumes: of the only one, or a list.
+/// Parses a daemon's output for its volumes: an object for a single one, otherwise a list.
 fn outcomes(json: &str) -> serde_json::Result<Vec<Outcome>> {
     let value: serde_json::Value = serde_json::from_str(json)?;
     if value.is_array() {
@@ -313,7 +314,7 @@ fn outcomes(json: &str) -> serde_json::Result<Vec<Outcome>> {
     serde_json::from_value(value).map(|only| vec![only])
 }
 
-/// The session's log, for its process.
+/// Opens the session's log for its process.
 fn own_log(plan: &AttachPlan) -> Result<SessionLog, Error> {
     let name = &plan.session.export_name;
     let path = path_of(&plan.run_dir, name);
@@ -334,7 +335,7 @@ fn own_log(plan: &AttachPlan) -> Result<SessionLog, Error> {
     })
 }
 
-/// A volume of the session that logs under this name, if there is one.
+/// Volume of the session that logs under this name, if there is one.
 fn session_with_log(name: &str, plan: &AttachPlan) -> Option<String> {
     let all = find(&[(None, plan.run_dir.clone())]).ok()?;
     all.into_iter().find_map(|found| match found.answer {

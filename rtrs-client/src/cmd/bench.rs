@@ -48,10 +48,10 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// The flags laid over the configuration file.
+    /// Returns the flags laid over the configuration file.
     ///
     /// # Errors
-    /// Those of the file, and of flags with old names.
+    /// Returns errors of the file, and of flags with old names.
     pub fn settings(&self, global: &GlobalArgs) -> Result<Settings, Error> {
         let mut settings = self.source.settings(&self.session, global)?;
         self.bench.apply(&mut settings.bench)?;
@@ -97,7 +97,7 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let (wakes, inbox) = mpsc::channel();
     let to_follow = wakes.clone();
     let _forwarding = forward_signals(move |signal| {
-        // A terminal that is closed ends it too.
+        // Closing the terminal ends the run too.
         if signal != Signal::Dump {
             drop(to_follow.send(Wake::Signal));
         }
@@ -112,10 +112,10 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let live = plan.output == Output::Text && io::stderr().is_terminal();
     let outcome = follow(plan, &work, &inbox, &finished, live);
     if live {
-        // The progress line ends here, whatever ended it.
+        // Ends the progress line, whatever ended the run.
         progress("\n");
     }
-    // After Ctrl-C answers are not waited for long.
+    // After Ctrl-C, the wait for answers is short.
     shards.shut_down(Duration::from_secs(if outcome.is_ok() { 5 } else { 1 }));
     let deadline = Instant::now() + Duration::from_secs(20);
     while let Ok(wake) = inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -133,7 +133,7 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     }
 }
 
-/// Collects the jobs' results and shows a progress line meanwhile.
+/// Collects the jobs' results and shows a progress line.
 fn follow(
     plan: &BenchPlan,
     workload: &Workload,
@@ -185,7 +185,7 @@ fn follow(
     Ok(results)
 }
 
-/// What was measured.
+/// Result of the measurement.
 #[derive(Serialize)]
 struct Summary<'a> {
     name: &'a str,

@@ -37,11 +37,11 @@ pub struct DetachArgs {
     pub force: bool,
 }
 
-/// What a detach came to.
+/// Result of a detach.
 pub(super) enum Ended {
     /// The session has ended.
     Detached(Detached),
-    /// Its process was gone. It had left these devices behind.
+    /// The session's process was dead and had left these devices behind.
     Freed(Vec<PathBuf>),
 }
 
@@ -70,7 +70,7 @@ pub(super) fn run(args: &DetachArgs, global: &GlobalArgs) -> Result<(), Error> {
     ended.verdict(name)
 }
 
-/// Ends a session, and cleans up after one that is dead.
+/// Ends a session, or cleans up after a dead one.
 pub(super) fn end(session: &Session, within_ms: u64, force: bool) -> Result<Ended, Error> {
     let status = match session.status() {
         Err(error) if error.kind() == ErrorKind::NotAttached => return free(session, error),
@@ -85,7 +85,7 @@ pub(super) fn end(session: &Session, within_ms: u64, force: bool) -> Result<Ende
 }
 
 impl Ended {
-    /// The error if IO was cut off.
+    /// Returns an error if IO was cut off.
     pub(super) fn verdict(&self, name: &str) -> Result<(), Error> {
         let count = match self {
             Self::Detached(Detached { abandoned, .. }) => *abandoned,

@@ -1,7 +1,7 @@
-//! One provider on one ring, for commands that look at a link: runs pings, or one connect.
+//! Provider on a ring, for commands that test a link: runs pings, or one connect.
 //!
-//! The calling thread is the shard. Nothing here outlives the call, and every run ends: each ping
-//! has its own bounds, and so has a connect.
+//! The calling thread is the shard. Nothing outlives the call, and every run ends: each ping has
+//! its own time limits, and so has a connect.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,31 +23,31 @@ use crate::error::{Error, ErrorKind, system};
 use crate::tls::TlsSources;
 
 const RING_ENTRIES: u32 = 256;
-/// Latencies are measured awake.
+/// Latencies are measured without sleep.
 const POLL: PollPolicy = PollPolicy { budget_max: Duration::from_micros(200) };
-/// RDMA reads in flight, of either end.
+/// Maximum number of RDMA reads in flight, at either end.
 const READS_MAX: u8 = 16;
 
-/// A provider. The fabric goes before its ring.
+/// Provider with its ring. The fabric is dropped before the ring.
 pub(crate) struct Link {
     fabric: Box<dyn Fabric>,
     ring: Rc<Ring>,
-    /// Over RDMA, with certificates or keys.
+    /// Set over RDMA, with certificates or keys.
     prover: Option<Prover>,
 }
 
-/// Follows a run.
+/// Observer of a run.
 pub(crate) trait Watch {
-    /// An event of the ping with that number.
+    /// Handles an event of the ping with that number.
     fn event(&mut self, now: Instant, at: usize, event: PingEvent);
-    /// Called now and then with the state of all, when `wants_ticks`.
+    /// Called periodically with the state of all pings if [`Self::tick_every`] returns an interval.
     fn tick(&mut self, now: Instant, clients: &[PingClient]);
-    /// How often, if at all.
+    /// Interval of the ticks, if any.
     fn tick_every(&self) -> Option<Duration>;
 }
 
 impl Link {
-    /// A provider of this scheme. `plain` speaks only what any iWARP peer knows.
+    /// Opens a provider of this scheme. `plain` limits it to what any iWARP peer supports.
     pub(crate) fn open(
         portal: &Portal,
         tls: &TlsSources,
@@ -86,18 +86,18 @@ impl Link {
         Ok(Self { fabric, ring, prover })
     }
 
-    /// With what both ends prove who they are, where they do.
+    /// Prover of the client's identity, where both ends authenticate.
     pub(crate) fn prover(&self) -> Option<&Prover> {
         self.prover.as_ref()
     }
 
-    /// The provider and its ring.
+    /// Provider and its ring.
     pub(crate) fn parts(&mut self) -> (&mut dyn Fabric, &Rc<Ring>) {
         (self.fabric.as_mut(), &self.ring)
     }
 
     /// Runs pings to their ends. After a message in `stop`, or the end of `limit`, no more rounds
-    /// begin; a second message ends all.
+    /// begin; a second message ends everything.
     pub(crate) fn ping(
         &mut self,
         clients: &mut [PingClient],
@@ -117,8 +117,8 @@ impl Link {
         run(&self.ring, POLL, &mut pings).map(drop)
     }
 
-    /// Connects with this private data and disconnects. Gives how long it took and what was
-    /// answered, by an accept or a reject.
+    /// Connects with this private data and disconnects. Returns the time taken and the answer, from
+    /// an accept or a reject.
     pub(crate) fn knock(
         &mut self,
         local: Option<IpAddr>,
@@ -140,10 +140,9 @@ impl Link {
     }
 }
 
-/// An answered connect.
 #[derive(Debug)]
 pub(crate) struct Knock {
-    /// False for a reject.
+    /// Whether the connect was accepted; false for a reject.
     pub(crate) accepted: bool,
     pub(crate) private_data: PrivateData,
     pub(crate) after: Duration,
@@ -231,7 +230,7 @@ struct Knocking<'a> {
     qp: rtrs_core::ids::QpNum,
     began: Instant,
     answer: Option<Result<Knock, String>>,
-    /// After which nothing more is waited for.
+    /// Time after which the run stops waiting.
     late: Instant,
     over: bool,
 }

@@ -1,4 +1,4 @@
-//! The path that `ping` and `doctor` are about, which have no configuration file.
+//! Path argument of `ping` and `doctor`, which have no configuration file.
 
 use std::str::FromStr;
 
@@ -11,12 +11,12 @@ use crate::tls::TlsSources;
 /// Time limit of a step.
 pub(super) type Timeout = Time<{ 10 * MILLISECOND }, { 10 * MINUTE }>;
 
-/// A portal, and whether its port was written.
+/// Portal, with the information whether its port was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkTarget {
-    /// The portal.
+    /// Portal of the server.
     pub portal: Portal,
-    /// No port was written.
+    /// Whether no port was written.
     pub default_port: bool,
 }
 
@@ -25,11 +25,11 @@ impl FromStr for LinkTarget {
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let portal: Portal = text.parse()?;
-        // A path of rnbd, ip:10.0.0.2, has none.
+        // A path in the form of rnbd, ip:10.0.0.2, has no port.
         let Some((_, text)) = text.split_once("://") else {
             return Ok(Self { portal, default_port: true });
         };
-        // It parsed: what is behind the brackets or the last colon is a port.
+        // The text was parsed, so the part after the brackets or the last colon is a port.
         let target = text.rsplit(['@', '/']).next().unwrap_or_default();
         let port = target.rsplit(']').next().unwrap_or_default();
         Ok(Self { portal, default_port: !port.contains(':') })
@@ -37,7 +37,7 @@ impl FromStr for LinkTarget {
 }
 
 impl LinkTarget {
-    /// Refuses what nobody can connect to.
+    /// Rejects a portal to which no client can connect.
     pub(super) fn check(&self, tls: &TlsSources) -> Result<(), Error> {
         let portal = &self.portal;
         tls.check(std::slice::from_ref(portal))?;

@@ -37,7 +37,7 @@ pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
         (true, None) => RunDir::of_all_users().into_iter().map(|(u, d)| (Some(u), d)).collect(),
         (false, named) => {
             run_dir.check()?;
-            // One that is named has to be there: it may be mistyped.
+            // A directory given by the user must exist: the name may be mistyped.
             if named.is_some() {
                 run_dir.files()?;
             }
@@ -47,7 +47,7 @@ pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
     global.output.print(&find(&dirs)?, |found| text(found))
 }
 
-/// A line per session.
+/// Formats one line per session.
 fn text(sessions: &[Found]) -> String {
     let uid = |found: Option<&Found>| match found {
         _ if sessions.iter().all(|found| found.uid.is_none()) => String::new(),
@@ -70,7 +70,7 @@ fn text(sessions: &[Found]) -> String {
             Answer::Status(status) => status_lines(status),
             Answer::Silent(silent) => silent_lines(silent),
         };
-        // Another user's process can say anything.
+        // Another user's process can send any text.
         let lines: Vec<String> = lines.iter().map(|line| printable(line)).collect();
         out += &format!("{}{}\n", uid(Some(found)), lines.join("\n"));
     }
@@ -97,7 +97,7 @@ fn status_lines(session: &Status) -> Vec<String> {
         session.pid,
         session.served_at(),
     )];
-    // The paths say it of a degraded one.
+    // The paths explain a degraded state.
     let detail = session.state_detail().filter(|_| session.state != SessionState::Degraded);
     lines.extend(detail.map(|detail| format!("  {}: {detail}", session.state)));
     let slow = slow_text(&session.slow_requests).filter(|_| session.slow_requests.now > 0);
@@ -110,7 +110,7 @@ fn status_lines(session: &Status) -> Vec<String> {
     lines
 }
 
-/// How many paths are connected, and how many of these are slow.
+/// Number of connected paths, and of slow ones among them.
 fn counts(session: &Status) -> String {
     let (up, all) = session.path_counts();
     match session.paths().iter().filter(|path| path.is_avoided()).count() {
@@ -119,7 +119,7 @@ fn counts(session: &Status) -> String {
     }
 }
 
-/// The transports of the paths, each once: `rdma,tcp`.
+/// Transports of the paths, each once: `rdma,tcp`.
 fn transports(paths: &[PathInfo]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for path in paths {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::control_protocol::SlowRequests;
 
-    /// The list of these.
+    /// Formats the list of these sessions.
     fn list(sessions: impl IntoIterator<Item = Status>) -> String {
         let answers = sessions.into_iter().map(|status| Answer::Status(Box::new(status)));
         text(&answers.map(|answer| Found { uid: None, answer }).collect::<Vec<_>>())

@@ -1,4 +1,4 @@
-//! `logs`: what a session in the background has logged.
+//! `logs`: prints the log of a background session.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,10 +16,10 @@ use super::sessions::{Answer, ask};
 use crate::error::{Error, ErrorKind, system, usage};
 use crate::session_log::path_of;
 
-/// How often a log is looked at that is followed.
+/// Interval for checks of a log that is followed.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How long a session may take to say where it logs.
+/// Time for a session to report its log.
 const ASK: Duration = Duration::from_secs(1);
 
 /// The arguments.
@@ -73,8 +73,8 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// The log of the session that has the volume of this name, which is that of its first volume; or
-/// the one that a session of this name has left.
+/// Log of the session that has the volume of this name, which is named after its first volume, or
+/// the log that a past session of this name has left.
 fn log_of(name: &str, run_dir: &RunDir) -> PathBuf {
     let log = match ask(name, &run_dir.control_socket(name), ASK) {
         Some(Answer::Status(status)) if !status.log.is_empty() => status.log,
@@ -83,13 +83,13 @@ fn log_of(name: &str, run_dir: &RunDir) -> PathBuf {
     path_of(run_dir, &log)
 }
 
-/// What was appended since the last call.
+/// Reads what was appended since the last call.
 fn read_more(file: &mut File) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     file.read_to_end(&mut text).map(|_| text)
 }
 
-/// The last lines, or all.
+/// Returns the last lines, or all.
 fn tail(text: &[u8], lines: Option<usize>) -> &[u8] {
     let Some(lines) = lines else { return text };
     let whole = text.strip_suffix(b"\n").unwrap_or(text);

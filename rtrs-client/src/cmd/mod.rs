@@ -1,9 +1,8 @@
-//! The command line of `rtrs-client`: one file per command, with its arguments, what it does and
-//! what it prints.
+//! Command line of `rtrs-client`: one file per command, with its arguments, action and output.
 //!
-//! Owns [`LowArgs`], which clap fills; wrong flags end the process with code 2 before anything
-//! else happens. Flags that are settings are declared in `settings.rs`, since each is also a key of
-//! the configuration file.
+//! This module owns [`LowArgs`], which clap fills; wrong flags end the process with code 2 before
+//! anything else happens. Flags that are settings are declared in `settings.rs`, since each is also
+//! a key of the configuration file.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
@@ -205,7 +204,7 @@ pub enum Command {
 }
 
 impl LowArgs {
-    /// How the result and errors are printed.
+    /// Returns the format of the result and of errors.
     #[must_use]
     pub fn output(&self) -> Output {
         // The attach command reads the log of the process that it starts.
@@ -218,7 +217,7 @@ impl LowArgs {
     /// Runs the command.
     ///
     /// # Errors
-    /// What the command failed at, by kind.
+    /// Returns the failure of the command, by kind.
     pub fn run(&self) -> Result<(), Error> {
         let global = &self.global;
         match &self.command {

@@ -1,4 +1,4 @@
-//! `open-device`: the client runs it itself, because it must not wait for a device that it serves.
+//! `open-device`: run by the client itself, because it must not wait for a device that it serves.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `save`: writes the file of `apply` from what runs.
+//! `save`: writes the file of `apply` from the running sessions.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
     run_dir.check()?;
     let mut sessions = Vec::new();
     for found in find(&[(None, run_dir.clone())])? {
-        // A file that lacks a session is dangerous: apply --prune would detach it.
+        // A file that lacks a session is dangerous: `apply --prune` would detach it.
         let cannot = |why: &dyn std::fmt::Display| {
             let text = format!("cannot save {:?}: {why}", found.answer.name());
             Error::new(ErrorKind::System, text)
@@ -76,7 +76,7 @@ fn replace(path: &std::path::Path, text: &str) -> std::io::Result<()> {
     });
     let replaced = written.and_then(|()| std::fs::rename(&new, path));
     if replaced.is_err() {
-        // It may not be there.
+        // The file may not exist.
         let _ = std::fs::remove_file(&new);
     }
     replaced

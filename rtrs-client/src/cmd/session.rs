@@ -1,4 +1,4 @@
-//! The attached session that a command is about, and requests to it.
+//! Attached session of a command, and requests to it.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ use crate::plan::check_name;
 /// Time for requests in flight.
 pub(super) type Within = Time<0, { 10 * MINUTE }>;
 
-/// How long a session may take for a reply that waits for nothing.
+/// Time for a reply that does not depend on other events.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a session may take to attach a volume.
+/// Time for a session to attach a volume.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(75);
-/// What a detach may take beyond the time of the requests.
+/// Time for a detach beyond that of the requests.
 const DETACH_MORE: Duration = Duration::from_secs(25);
 
 /// The session of a command.
@@ -32,26 +32,24 @@ pub struct NameArgs {
     pub name: String,
 }
 
-/// An attached session.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// Its name.
     pub(super) name: String,
-    /// Where its control socket is.
+    /// Run directory of the control socket.
     pub(super) run_dir: RunDir,
-    /// How its replies are printed.
+    /// Output format of replies.
     pub(super) output: Output,
 }
 
 impl Session {
-    /// The session of that name, whether it is there or not.
+    /// Creates a handle for the session of that name, whether it exists or not.
     pub(super) fn new(name: &str, global: &GlobalArgs) -> Result<Self, Error> {
         check_name("export name", name)?;
         let (name, run_dir) = (name.to_owned(), global.run_dir()?);
         Ok(Self { name, run_dir, output: global.output })
     }
 
-    /// The same, in a run directory that is ours.
+    /// Creates a handle after a check of the run directory.
     pub(super) fn find(name: &str, global: &GlobalArgs) -> Result<Self, Error> {
         let session = Self::new(name, global)?;
         session.run_dir.check()?;
@@ -62,7 +60,7 @@ impl Session {
         self.run_dir.control_socket(&self.name)
     }
 
-    /// There is no such session.
+    /// Error for a session that does not exist.
     pub(super) fn not_attached(&self) -> Error {
         let (name, path) = (&self.name, self.control_socket());
         let text = format!(
@@ -72,12 +70,12 @@ impl Session {
         Error::new(ErrorKind::NotAttached, text)
     }
 
-    /// Its state.
+    /// Requests the status of the session.
     pub(super) fn status(&self) -> Result<Status, Error> {
         self.request(&Request::Status)
     }
 
-    /// Sends it a request.
+    /// Sends a request to the session.
     pub(super) fn request<T: DeserializeOwned>(&self, what: &Request) -> Result<T, Error> {
         let timeout = match what {
             Request::Detach { within_ms } => Duration::from_millis(*within_ms) + DETACH_MORE,

@@ -1,4 +1,4 @@
-//! Asks sessions for their state, many at once, also those that do not answer.
+//! Parallel status requests to many sessions, including those that do not answer.
 
 use std::path::Path;
 use std::time::Instant;
@@ -13,26 +13,26 @@ use super::text::remark;
 use crate::control_protocol::{Request, SessionState, Status};
 use crate::error::Error;
 
-/// How long a session may take.
+/// Time for one session's reply.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long all of them may take, as long as each has [`REPLY_MIN`].
+/// Time for the replies of all sessions, as long as each has [`REPLY_MIN`].
 const ALL_TIMEOUT: Duration = Duration::from_secs(5);
 const REPLY_MIN: Duration = Duration::from_millis(200);
-/// Sessions that are asked at the same time. Each takes a descriptor.
+/// Number of simultaneous requests. Each takes a descriptor.
 const AT_ONCE: usize = 256;
 
-/// A session of a run directory.
+/// Session of a run directory.
 #[derive(Debug, Serialize)]
 pub(super) struct Found {
-    /// Whose it is, where sessions of all users are listed.
+    /// Owner, where sessions of all users are listed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) uid: Option<u32>,
-    /// What is known of it.
+    /// Answer of the session.
     #[serde(flatten)]
     pub(super) answer: Answer,
 }
 
-/// What a session says, or what there is to say of one that says nothing.
+/// Status of a session, or the reason why it does not answer.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Answer {
@@ -40,14 +40,14 @@ pub(super) enum Answer {
     Silent(Silent),
 }
 
-/// A session that gives no answer.
+/// Session that does not answer.
 #[derive(Debug, Serialize)]
 pub(super) struct Silent {
     pub(super) name: String,
     /// Dead or unresponsive.
     pub(super) state: SessionState,
     pub(super) reason: String,
-    /// Its process, if it has one.
+    /// Process of the session, if it has one.
     pub(super) pid: Option<u32>,
 }
 
@@ -67,10 +67,10 @@ impl Answer {
     }
 }
 
-/// All sessions of these directories.
+/// Finds all sessions of these directories.
 ///
 /// # Errors
-/// A directory that cannot be read.
+/// Fails on a directory that cannot be read.
 pub(super) fn find(dirs: &[(Option<u32>, RunDir)]) -> Result<Vec<Found>, Error> {
     let mut sockets = Vec::new();
     for (uid, dir) in dirs {
@@ -92,7 +92,7 @@ pub(super) fn each<T: Sync, R: Send>(all: &[T], one: impl Fn(&T, Duration) -> R 
     })
 }
 
-/// Asks one. None if there is no such session.
+/// Requests the status of one session. None if it does not exist.
 pub(super) fn ask(name: &str, path: &Path, timeout: Duration) -> Option<Answer> {
     let silent = |state, reason, pid| {
         Some(Answer::Silent(Silent { name: name.to_owned(), state, reason, pid }))
@@ -112,11 +112,11 @@ pub(super) fn ask(name: &str, path: &Path, timeout: Duration) -> Option<Answer> 
     }
 }
 
-/// The replies of all sessions of a run directory to a request, by name. One that gives none is
-/// left out; there is a remark if its process is there.
+/// Returns the replies of all sessions of a run directory to a request, by name. Sessions without a
+/// reply are omitted; if the process of one exists, this prints a remark.
 ///
 /// # Errors
-/// A directory that cannot be read.
+/// Fails on a directory that cannot be read.
 pub(super) fn replies<T: DeserializeOwned + Send>(
     what: &Request,
     run_dir: &RunDir,
@@ -144,7 +144,7 @@ mod tests {
     use super::super::tests::status;
     use super::*;
 
-    /// A run directory of a test, removed at its end.
+    /// Run directory of a test, removed at its end.
     struct Scratch(RunDir);
 
     impl Scratch {
@@ -166,7 +166,7 @@ mod tests {
     fn sessions_are_asked_at_the_same_time() {
         const COUNT: usize = 20;
         let scratch = Scratch::new("many");
-        // Each replies when all have been asked.
+        // Each replies once all have been asked.
         let barrier = Arc::new(Barrier::new(COUNT));
         let sockets: Vec<_> = (0..COUNT)
             .map(|number| {
@@ -194,7 +194,7 @@ mod tests {
         let scratch = Scratch::new("silent");
         let path = scratch.0.control_socket("a b");
         assert!(ask("a b", &path, REPLY_TIMEOUT).is_none());
-        // Nobody accepts.
+        // No process accepts connections.
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let answer = ask("a b", &path, REPLY_MIN).unwrap();
         let pid = std::process::id();

@@ -1,4 +1,4 @@
-//! `set` and `get`: settings of a session that is attached.
+//! `set` and `get`: settings of an attached session.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ pub(super) fn get(args: &GetArgs, global: &GlobalArgs) -> Result<(), Error> {
     global.output.print(&values, |values| values.settings.iter().map(line).collect())
 }
 
-/// Refuses a name that no setting has.
+/// Rejects the name of an unknown setting.
 fn check_known<'a>(
     mut keys: impl Iterator<Item = &'a String>,
     values: &SettingValues,
@@ -75,7 +75,7 @@ fn check_known<'a>(
     }
 }
 
-/// As in the configuration file, with a remark on what `set` changes.
+/// Formats a setting as in the configuration file, with a remark whether `set` can change it.
 fn line(setting: &SettingValue) -> String {
     let value = match &setting.value {
         Value::Null => "unset".to_owned(),

@@ -1,4 +1,4 @@
-//! Where the settings of `attach` and `bench` come from, and what to do with them.
+//! Configuration file of `attach` and `bench`, and the options that only check or print settings.
 
 use std::path::PathBuf;
 
@@ -33,7 +33,6 @@ pub struct SourceArgs {
     pub print_config: bool,
 }
 
-/// Prints settings as a configuration file.
 pub(super) fn print_settings(settings: &Settings, global: &GlobalArgs) -> Result<(), Error> {
     let map = print(settings);
     let yaml = serde_yaml::to_string(&map).map_err(|error| {
@@ -43,7 +42,7 @@ pub(super) fn print_settings(settings: &Settings, global: &GlobalArgs) -> Result
 }
 
 impl SourceArgs {
-    /// The configuration file, if one was named, below the flags of the session.
+    /// Reads the configuration file, if one was given, and applies the session's flags to it.
     pub(super) fn settings(
         &self,
         session: &Flags<SessionSettings>,
@@ -61,7 +60,8 @@ impl SourceArgs {
         Ok(settings)
     }
 
-    /// Checks the plan, unless its settings are only to be printed. True if the command is to run.
+    /// Checks the plan, unless its settings are only printed. Returns whether the command should
+    /// run.
     pub(super) fn check_and_print(
         &self,
         global: &GlobalArgs,

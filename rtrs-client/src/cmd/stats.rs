@@ -32,7 +32,7 @@ fn text(stats: &Stats) -> String {
     for (scheme, fabric) in &stats.transports {
         let sent = size_text(fabric.bytes_sent);
         if scheme == "rdma" {
-            // The device places what the peer writes, and does not count it for us.
+            // The device places the peer's writes in memory without counting them.
             out += &format!("rdma: {sent} sent\n");
             continue;
         }
@@ -47,7 +47,7 @@ fn text(stats: &Stats) -> String {
     out
 }
 
-/// Where the time of requests went, for the device and for each path if there are several.
+/// Breakdown of the time of requests, for the device, and for each path if there are several.
 fn parts_text(stats: &Stats) -> String {
     let paths: &[PathStats] = if stats.paths.len() > 1 { &stats.paths } else { &[] };
     let of_paths = paths.iter().map(|path| (&*path.path, &path.parts_us));

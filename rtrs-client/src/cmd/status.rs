@@ -83,7 +83,7 @@ fn oldest_text(OldestIo { age_ms, waits_for, path }: &OldestIo) -> String {
 }
 
 fn path_text(path: &PathInfo) -> String {
-    // A host name does not show which of its addresses it is.
+    // A host name does not show which of its addresses is in use.
     let at = Some(&path.address).filter(|at| !path.path.ends_with(*at));
     format!(
         "path {:<28} {:<12} {} connections, {} reconnects, heartbeat {}{}{}\n",

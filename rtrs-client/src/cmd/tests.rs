@@ -1,4 +1,4 @@
-//! Every flag has its help, its key and its effect; wrong usage says what would do.
+//! Every flag has its help, its key and its effect; wrong usage suggests a correction.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::control_protocol::{PathInfo, Status};
 use crate::plan::Front;
 use crate::settings::{Access, Settings};
 
-/// A session without paths that is served at a URI.
+/// Status of a session without paths that is served at a URI.
 pub(super) fn status() -> Status {
     serde_json::from_value(json!({
         "name": "v", "session": "host-v", "session_id": "id", "state": "not-answering",
@@ -21,7 +21,7 @@ pub(super) fn status() -> Status {
     .unwrap()
 }
 
-/// A path in a state, with a last error if it has ended.
+/// Path in a state, with a last error if it has ended.
 pub(super) fn path(state: &str, reconnects: u64, ends: u64) -> PathInfo {
     serde_json::from_value(json!({
         "path": "p", "transport": "tcp", "address": "10.0.0.2:1234", "state": state,

@@ -30,14 +30,14 @@ pub struct TopArgs {
 pub(super) fn run(args: &TopArgs, global: &GlobalArgs) -> Result<(), Error> {
     let run_dir = global.run_dir()?;
     run_dir.check()?;
-    // One that is named has to be there: it may be mistyped.
+    // A directory given by the user must exist: the name may be mistyped.
     if global.run_dir.is_some() {
         run_dir.files()?;
     }
     for name in &args.names {
         let _: Status = Session::find(name, global)?.status()?;
     }
-    // In their order; one that is named twice is one session.
+    // In the given order; a repeated name is one session.
     let mut names: Vec<String> = Vec::new();
     for name in &args.names {
         if !names.contains(name) {
@@ -55,7 +55,7 @@ fn entries(names: &[String], run_dir: &RunDir) -> Result<Vec<Entry>, Error> {
         names.iter().map(|name| (name.clone(), run_dir.control_socket(name))).collect()
     };
     let entries = each(&sockets, |(name, path), timeout| entry(name, path, timeout));
-    // One that is named stays when it is detached.
+    // A named session stays in the list when it is detached.
     let detached = |name: &str| Entry {
         name: name.to_owned(),
         state: "detached".to_owned(),
@@ -69,12 +69,12 @@ fn entries(names: &[String], run_dir: &RunDir) -> Result<Vec<Entry>, Error> {
     Ok(sockets.iter().zip(entries).filter_map(named).collect())
 }
 
-/// What a session says of itself; none if there is no such session.
+/// Status of a session; None if it does not exist.
 fn entry(name: &str, path: &Path, timeout: Duration) -> Option<Entry> {
     match ask(name, path, timeout)? {
         Answer::Status(status) => {
             let stats = request(path, &Request::Stats { times: true }, timeout);
-            // It may have ended in between.
+            // The session may have ended in between.
             Some(session(&status, stats.ok().map(|(stats, _)| stats).as_ref()))
         }
         Answer::Silent(silent) => {
@@ -136,12 +136,12 @@ fn session_counters(stats: &Stats) -> Counters {
     }
 }
 
-/// Where the time went, by the names of the parts.
+/// Histograms of the time by name of the part.
 fn parts(all: &[PartTimes]) -> BTreeMap<String, Vec<Bucket>> {
     all.iter().filter_map(|one| Some((one.part.to_string(), one.times.clone()?))).collect()
 }
 
-/// The sum of all times, as exact as the histogram: each is within a hundredth of its bucket.
+/// Sum of all times, as exact as the histogram: each is within a hundredth of its bucket.
 fn nanos(times: Option<&[Bucket]>) -> u64 {
     let sum = |one: &Bucket| (one.from + (one.to - one.from) / 2).saturating_mul(one.count);
     times.unwrap_or_default().iter().map(sum).fold(0, u64::saturating_add)
@@ -194,7 +194,7 @@ mod tests {
         let of_path = path.counters.as_ref().unwrap();
         assert_eq!((of_path.ios, of_path.nanos, path.inflight), (19, 1000, Some(3)));
         assert_eq!((&*path.name, &*path.state), ("p", "connected"));
-        // Without an answer to the second question there is still a state.
+        // Without an answer to the second request, the state is still known.
         let silent = session(&status, None);
         assert_eq!((silent.counters, silent.state), (None, status.state.to_string()));
         assert_eq!(silent.paths[0].counters, None);

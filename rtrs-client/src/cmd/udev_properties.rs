@@ -1,6 +1,7 @@
-//! `udev-properties`: what the rule of udev makes the links of a device from.
+//! `udev-properties`: prints the properties from which the udev rule makes the links of a device.
 //!
-//! Reads files only: a session that hangs, or died and waits for a takeover, keeps its links.
+//! It only reads files, so that a session that hangs, or died and waits for a takeover, keeps its
+//! links.
 
 use clap::Args;
 use nbd_bridge::kernel::{DeviceChoice, backend_of};
@@ -12,8 +13,8 @@ use crate::daemon::saved::Saved;
 use crate::error::{Error, ErrorKind};
 use crate::plan::export_of;
 
-/// For a device that its session has not announced: systemd then waits before it mounts it, by
-/// whichever name (systemd.device(5)).
+/// Property of a device that its session has not announced: systemd then waits before it mounts the
+/// device, by any name (systemd.device(5)).
 const NOT_READY: &str = "SYSTEMD_READY=0\n";
 
 /// The arguments.
@@ -36,10 +37,10 @@ pub(super) fn run(args: &UdevArgs, global: &GlobalArgs) -> Result<(), Error> {
     print_text(&properties_of(&Saved::new(&global.run_dir()?, name)?, name, &args.device))
 }
 
-/// The properties of a device by what its session has saved.
+/// Properties of a device, from the state that its session has saved.
 fn properties_of(saved: &Saved, name: &str, device: &DeviceChoice) -> String {
     match saved.device() {
-        // Its session has another run directory. There is still the link by name.
+        // The session uses another run directory. The link by name still exists.
         None => properties(name, None),
         Some(path) if path == device.to_string() => {
             let identity = saved.identity().unwrap_or_else(|error| {
@@ -52,7 +53,7 @@ fn properties_of(saved: &Saved, name: &str, device: &DeviceChoice) -> String {
     }
 }
 
-/// As lines of the form KEY=VALUE. There is an ID where it is known and lasts.
+/// Formats properties as KEY=VALUE lines. The ID is included if it is known and permanent.
 fn properties(name: &str, identity: Option<Identity>) -> String {
     let mut text = format!("RTRS_NAME={}\n", link_name(name));
     if let Some(Identity { server: Some(server), export: Some(export) }) = identity
@@ -63,8 +64,8 @@ fn properties(name: &str, identity: Option<Identity>) -> String {
     text
 }
 
-/// A name as a path below /dev/rtrs, without parts that lead elsewhere; what udev does not allow
-/// in a link is escaped as udev does it.
+/// Converts a name into a path below /dev/rtrs, without parts that lead elsewhere. Characters that
+/// udev does not allow in a link are escaped like in udev.
 fn link_name(name: &str) -> String {
     let part = |part: &str| match part {
         "." | ".." => part.replace('.', "\\x2e"),

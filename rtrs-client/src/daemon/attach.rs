@@ -1,7 +1,7 @@
-//! The attach daemon: the process of an attached session, from its sockets to its end.
+//! Attach daemon: the process of an attached session, from its sockets to its end.
 //!
-//! Takes the host's part of each volume, starts the threads, waits until the volumes are attached
-//! (`attached.rs`), and tells the command. Runs on the process's main thread.
+//! It acquires the host's resources for each volume, starts the threads, waits until the volumes
+//! are attached (`attached.rs`), and reports to the command. It runs on the process's main thread.
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -30,14 +30,14 @@ use crate::error::{Error, system};
 use crate::plan::AttachPlan;
 use crate::session_log::DAEMON_LOG;
 
-/// How a daemon in the background begins its only line: before [`Attached`] as JSON, or with
-/// several volumes a list of that and of [`NotAttached`], or before why it failed.
+/// Prefix of the only output line of a background daemon. [`Attached`] follows as JSON, or with
+/// several volumes a list of [`Attached`] and [`NotAttached`]; after `FAILED`, the error follows.
 ///
 /// [`Attached`]: crate::control_protocol::Attached
 /// [`NotAttached`]: crate::control_protocol::NotAttached
 pub(crate) const READY: &str = "ready ";
 pub(crate) const FAILED: &str = "failed ";
-/// What the devices may take at their start: their connect, their partitions, udev.
+/// Time for the start of the devices: connecting, partitions, udev.
 const DEVICE_TIME: Duration = Duration::from_secs(60);
 
 /// Runs a session until it is detached or a signal ends it.
@@ -45,8 +45,8 @@ pub(crate) fn run(plan: &AttachPlan) -> Result<(), Error> {
     attach(plan).inspect_err(report_failure)
 }
 
-/// Tells the command that started this process in the background why it ends. The log says it too,
-/// if its disk has room.
+/// Reports the failure to the command that started this process in the background. The log also
+/// contains it, if its disk has room.
 fn report_failure(error: &Error) {
     if std::env::var_os(DAEMON_LOG).is_some() {
         let why = error.chain().to_string().replace('\n', " ");
@@ -61,7 +61,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let _log = log_to_stderr(&settings.log, settings.log_format)
         .map_err(system("cannot start the log's thread"))?;
     let background = std::env::var_os(DAEMON_LOG).is_some();
-    // Not of the one in whose service a command has started this process in the background.
+    // The service of the command that started a background process is not this process's own.
     let manager = if background { ServiceManager::default() } else { ServiceManager::from_env() };
     manager.starting(READY_TIMEOUT + plan.open_patience() + DEVICE_TIME);
     plan.run_dir.make()?;
@@ -118,7 +118,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
             None => ended,
         };
     }
-    // Not earlier: until now Ctrl-C in the terminal of the attach means this process too.
+    // Not earlier: until now, Ctrl-C in the terminal of the attach also ends this process.
     if background {
         become_daemon().map_err(system("cannot leave the terminal"))?;
     }
@@ -140,7 +140,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     session.wait_end(&inbox, running)
 }
 
-/// What the volumes of the session have in common, as the first one's.
+/// Properties that all volumes of the session share, named after the first one.
 fn identity(plan: &AttachPlan, config: &SessionConfig) -> Identity {
     Identity {
         name: plan.session.export_name.clone(),
@@ -161,8 +161,8 @@ fn identity(plan: &AttachPlan, config: &SessionConfig) -> Identity {
     }
 }
 
-/// Tells what is attached, and with several volumes also what is not: the command, or whoever
-/// started this process in the foreground. Returns also where they are served.
+/// Reports the attached volumes, and with several also the failed ones, to the command or to the
+/// starter of a foreground process. Also returns where the volumes are served.
 fn tell(
     plan: &AttachPlan,
     session: &AttachedSession,
@@ -193,7 +193,7 @@ fn tell(
     };
     let served_at = texts.join(" ");
     let told = write_text(&match (background, plan.output) {
-        // For the command, which prints it.
+        // Read and printed by the command.
         (true, _) => format!("{READY}{value}\n"),
         (false, Output::Json) => format!("{value:#}\n"),
         (false, Output::Text) => format!("{READY}{served_at}\n"),

@@ -1,9 +1,9 @@
-//! The volumes of an attached session, each from its attach to its detach, and the session's end.
+//! Volumes of an attached session, each from its attach to its detach, and the end of the session.
 //!
-//! A volume opens, then its front: NBD clients may connect, or the kernel has its device. To detach
-//! one, everything is taken down in the opposite order, each step with a time limit, while the
-//! others go on; the last one ends the session. Runs on the process's main thread, which the kernel
-//! takes for the owner of the devices.
+//! A volume opens first, then its front end: NBD clients may connect, or the kernel gets its
+//! device. A detach proceeds in the opposite order, each step with a time limit, while the other
+//! volumes continue; the last one ends the session. This runs on the process's main thread, which
+//! the kernel treats as the owner of the devices.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -28,37 +28,35 @@ use crate::plan::{AttachPlan, Front};
 
 /// Time for requests in flight when a signal ends the session.
 const SIGNAL_GRACE: Duration = Duration::from_secs(10);
-/// What a step of a detach may take beyond the time of the requests.
+/// Time limit of a detach step beyond the time of the requests.
 const STEP_PATIENCE: Duration = Duration::from_secs(15);
-/// How long the server may take to close a volume, a path to it included.
+/// Time for the server to close a volume, including the wait for a path to it.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long nothing has to be done.
+/// Wait when nothing is due.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// A session that is attached.
 pub(crate) struct AttachedSession {
     pub(crate) shards: ShardHandle,
     pub(crate) registry: Arc<FabricRegistry>,
     pub(crate) roster: Arc<Roster>,
     pub(crate) wakes: mpsc::Sender<Wake>,
-    /// What has started this process in the foreground.
+    /// Service manager of a foreground process.
     manager: ServiceManager,
     pub(crate) files: SavedFiles,
     pub(crate) volumes: Vec<Volume>,
-    /// Volumes that could not be attached, and why.
+    /// Volumes that could not be attached, with the errors.
     pub(crate) failures: Vec<(String, Error)>,
-    /// When the session must have ended, once it is to end.
+    /// Time limit for the end of the session, once it is ending.
     over: Option<Instant>,
-    /// Nothing is to be waited for any more.
+    /// Set when there is nothing left to wait for.
     done: bool,
-    /// Why the session ended.
+    /// Reason for the end of the session.
     failed: Option<String>,
-    /// IOs that had not ended when the session's time was over.
+    /// Number of IOs that had not ended at the session's time limit.
     abandoned: usize,
 }
 
 impl AttachedSession {
-    /// A session without volumes.
     pub(crate) fn new(
         shards: ShardHandle,
         registry: Arc<FabricRegistry>,
@@ -82,10 +80,10 @@ impl AttachedSession {
         }
     }
 
-    /// The session has this volume: from here on `list` shows it and `detach` ends it.
+    /// Adds a volume: from now on `list` shows it and `detach` ends it.
     ///
     /// # Errors
-    /// The system's, if there is no thread for its control socket.
+    /// Fails with the system's error if there is no thread for its control socket.
     pub(crate) fn add(&mut self, volume: Volume, plan: AttachPlan) -> Result<(), Error> {
         let identity = &volume.identity;
         self.roster.add(identity.clone(), plan);
@@ -104,13 +102,13 @@ impl AttachedSession {
         served.map_err(system("cannot serve the control socket"))
     }
 
-    /// True once it is to end.
+    /// Whether the session is ending.
     pub(crate) fn is_ending(&self) -> bool {
         self.over.is_some()
     }
 
-    /// Goes on until each volume is attached, or is not and its name is free, or the session is to
-    /// end.
+    /// Runs until each volume is attached, or has failed and freed its name, or the session is
+    /// ending.
     pub(crate) fn open(&mut self, inbox: &mpsc::Receiver<Wake>) {
         let waits = |volume: &Volume| volume.step != Step::Attached;
         while !self.done && !self.is_ending() && self.volumes.iter().any(waits) {
@@ -118,10 +116,10 @@ impl AttachedSession {
         }
     }
 
-    /// Goes on until the session has ended, and frees all that it has.
+    /// Runs until the session has ended, and frees its resources.
     ///
     /// # Errors
-    /// Why it ended, if nobody asked it to.
+    /// Returns the reason for an end that was not requested.
     pub(crate) fn wait_end(
         mut self,
         inbox: &mpsc::Receiver<Wake>,
@@ -145,7 +143,7 @@ impl AttachedSession {
         }
     }
 
-    /// Frees the names, and only then replies to the commands that wait.
+    /// Frees the names, and only then replies to the waiting commands.
     fn free(&mut self, inbox: &mpsc::Receiver<Wake>) {
         let mut ended = Vec::new();
         for volume in self.volumes.drain(..) {
@@ -175,11 +173,11 @@ impl AttachedSession {
         }
     }
 
-    /// Waits for what is next, and does it.
+    /// Waits for the next event or time limit, and handles it.
     fn step(&mut self, inbox: &mpsc::Receiver<Wake>) {
         let due = self.over.or_else(|| self.volumes.iter().filter_map(Volume::due).min());
         let left = due.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()));
-        // The latest of several sizes is enough, and nothing waits for it.
+        // Only the latest of several sizes matters, and nothing waits for it.
         let resized = self.volumes.iter().any(|volume| volume.resized.is_some());
         match inbox.recv_timeout(if resized { Duration::ZERO } else { left }) {
             Ok(wake) => self.on_wake(wake),
@@ -191,7 +189,7 @@ impl AttachedSession {
         }
     }
 
-    /// Where the volume of a device is.
+    /// Position of a device's volume.
     fn at(&self, device: DeviceIndex) -> Option<usize> {
         self.volumes.iter().position(|volume| volume.identity.index == device)
     }
@@ -250,7 +248,7 @@ impl AttachedSession {
         }
     }
 
-    /// Something has happened to a volume.
+    /// Handles an event of a volume.
     fn on_event(&mut self, event: Event) {
         match event {
             Event::Ready(device, geometry) => self.on_open(device, &geometry),
@@ -296,7 +294,7 @@ impl AttachedSession {
         }
     }
 
-    /// The device of a volume is open.
+    /// Serves the device of a volume that has opened.
     fn on_open(&mut self, device: DeviceIndex, geometry: &Geometry) {
         let Some(at) = self.at(device) else { return };
         let volume = &mut self.volumes[at];
@@ -306,7 +304,8 @@ impl AttachedSession {
         if let Front::Device(options) = &volume.front {
             let (reached, name) = (volume.reached.take(), &volume.identity.name);
             if reached.is_none() {
-                // It may be connected more than once, and its users shall see the last time only.
+                // The device may be connected more than once; its users should see only the last
+                // time.
                 volume.saved.iter().for_each(|saved| saved.save_device(""));
             }
             match device::connect(reached, options, name, (device, geometry), &self.shards) {
@@ -335,7 +334,7 @@ impl AttachedSession {
         }
     }
 
-    /// Saves which volumes share the session, for one that takes over all of them.
+    /// Saves which volumes share the session, for a process that takes over all volumes.
     fn save_session(&mut self) {
         let several = self.volumes.len() > 1;
         let is_device = |volume: &&mut Volume| matches!(volume.front, Front::Device(_));
@@ -343,7 +342,7 @@ impl AttachedSession {
         for volume in attached.filter(is_device) {
             let Some(saved) = &volume.saved else { continue };
             if !several {
-                // Of a process before this one.
+                // Left by an earlier process.
                 saved.forget_volume();
             } else if !volume.is_session_saved
                 && let Some(shared) = self.roster.saved(&volume.identity.name)
@@ -354,7 +353,7 @@ impl AttachedSession {
         }
     }
 
-    /// A volume cannot be used.
+    /// Handles the failure of a volume.
     fn on_failure(&mut self, device: DeviceIndex, why: &str) {
         if let Some(at) = self.at(device)
             && matches!(self.volumes[at].step, Step::Opening(_))
@@ -365,14 +364,13 @@ impl AttachedSession {
         }
     }
 
-    /// A volume cannot be attached.
+    /// Fails the attach of a volume.
     fn fail(&mut self, at: usize, error: Error) {
         self.note_error(at, error);
         self.leave(at, Duration::ZERO);
     }
 
-    /// A volume that opens will not be attached, for this reason. What else there is with it is up
-    /// to the caller.
+    /// Records the reason why an opening volume is not attached. The caller does the rest.
     fn note_failure(&mut self, at: usize, why: &str) {
         let volume = &self.volumes[at];
         if matches!(volume.step, Step::Opening(_)) {
@@ -395,7 +393,7 @@ impl AttachedSession {
     fn on_detach(&mut self, detach: Detach) {
         let found = self.volumes.iter().position(|volume| volume.identity.name == detach.name);
         let Some(at) = found else {
-            // It was about to be gone when its socket took this.
+            // The volume was about to end when its socket received this request.
             return detach.reply(&Detached { detached: true, abandoned: 0, warning: None });
         };
         let within = detach.within;
@@ -404,8 +402,8 @@ impl AttachedSession {
         self.leave(at, within);
     }
 
-    /// Begins the end of a volume, or hurries it: what is in flight is finished within this time.
-    /// The last one ends the session.
+    /// Starts the end of a volume, or shortens it: requests in flight finish within this time. The
+    /// last volume ends the session.
     pub(super) fn leave(&mut self, at: usize, within: Duration) {
         let others = || self.volumes.iter().enumerate().filter(|(other, _)| *other != at);
         if self.is_ending() || !others().any(|(_, volume)| volume.is_wanted()) {
@@ -420,12 +418,12 @@ impl AttachedSession {
         match volume.step {
             Step::Opening(_) | Step::Attached => {
                 volume.step = Step::Disconnecting;
-                // With what it has in flight, as long as its IO can be served.
+                // Includes the requests in flight, as long as IO can be served.
                 let (held, device) = (Arc::clone(&volume.held), volume.identity.index);
                 let wakes = self.wakes.clone();
                 let disconnect = move || {
                     let warning = device::disconnect(&held, within);
-                    // After the session's end nobody waits.
+                    // After the end of the session there is no receiver.
                     drop(wakes.send(Wake::Disconnected(device, warning)));
                 };
                 let builder = std::thread::Builder::new().name("rtrs-detach".into());
@@ -441,7 +439,7 @@ impl AttachedSession {
         }
     }
 
-    /// The front ends of a volume finish what is in flight.
+    /// Lets the front ends of a volume finish the requests in flight.
     fn stop_front(&mut self, at: usize) {
         let now = Instant::now();
         let volume = &mut self.volumes[at];
@@ -451,7 +449,7 @@ impl AttachedSession {
         self.shards.stop_fronts(volume.identity.index, left);
     }
 
-    /// The session closes a volume.
+    /// Closes a volume in the session.
     fn close(&mut self, at: usize) {
         let volume = &mut self.volumes[at];
         volume.step = Step::Closing(Instant::now() + CLOSE_PATIENCE);
@@ -463,7 +461,7 @@ impl AttachedSession {
         }
     }
 
-    /// A volume is gone: its name is free.
+    /// Removes a volume and frees its name.
     fn finish(&mut self, at: usize) {
         let volume = self.volumes.swap_remove(at);
         volume.forget();
@@ -495,7 +493,7 @@ impl AttachedSession {
         }
     }
 
-    /// Does what is due.
+    /// Handles time limits that have passed.
     fn look_at_time(&mut self, now: Instant) {
         if let Some(over) = self.over {
             self.done |= over <= now;
@@ -516,8 +514,8 @@ impl AttachedSession {
         }
     }
 
-    /// Ends the session, or ends it sooner than before. The devices go first, as long as their IO
-    /// can be served.
+    /// Ends the session, or shortens an end in progress. The devices end first, while their IO can
+    /// be served.
     pub(crate) fn stop(&mut self, within: Duration) {
         self.volumes.iter().for_each(Volume::show_end);
         self.manager.stopping();
@@ -533,7 +531,7 @@ impl AttachedSession {
         self.over = Some(self.over.map_or(over, |before| before.min(over)));
     }
 
-    /// How a volume is.
+    /// Status of a volume.
     pub(crate) fn status(&self, name: &str) -> Option<Status> {
         let volume = self.volumes.iter().find(|volume| volume.identity.name == name)?;
         let reports = self.shards.reports(Reported::One(volume.identity.index));

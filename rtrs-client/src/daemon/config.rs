@@ -1,4 +1,4 @@
-//! From the plan of a session to the configuration of its engine.
+//! Conversion of a session's plan into the configuration of its engine.
 
 use std::io::{self, Read};
 
@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, system};
 use crate::plan::SessionPlan;
 use crate::settings::{Access, SlowIo};
 
-/// What the plan says of its volume.
+/// Configuration of the plan's volume.
 pub(crate) fn volume_config(plan: &SessionPlan) -> VolumeConfig {
     VolumeConfig {
         export: plan.export_name.clone(),
@@ -28,7 +28,7 @@ pub(crate) fn volume_config(plan: &SessionPlan) -> VolumeConfig {
     }
 }
 
-/// The session of the plan, with these volumes.
+/// Configuration of the plan's session with these volumes.
 pub(crate) fn session_config(
     plan: &SessionPlan,
     volumes: Vec<VolumeConfig>,
@@ -71,7 +71,7 @@ pub(crate) fn session_config(
     })
 }
 
-/// The settings that may change while it is attached.
+/// Settings that may change while the session is attached.
 pub(crate) fn tuning(plan: &SessionPlan) -> Tuning {
     let set = &plan.settings;
     let own = |scheme: Scheme| (scheme.name(), plan.own_heartbeat(scheme));
@@ -91,7 +91,7 @@ pub(crate) fn tuning(plan: &SessionPlan) -> Tuning {
 pub(crate) fn random_uuid() -> io::Result<[u8; 16]> {
     let mut uuid = [0; 16];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut uuid)?;
-    // Version 4, variant 1, as any tool that prints it expects.
+    // Version 4, variant 1, as tools that print it expect.
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     Ok(uuid)

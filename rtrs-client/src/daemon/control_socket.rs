@@ -1,8 +1,9 @@
-//! The control socket of an attached session.
+//! Control socket of an attached session.
 //!
-//! It runs on a thread of its own (`rtrs_core::local`), off the IO path, and asks the shards by
-//! message. A change of a path or of the policy is validated and begun immediately; the command
-//! then looks at `status` until it is done, so that the control socket serves others meanwhile.
+//! It runs on its own thread (`rtrs_core::local`), off the IO path, and queries the shards by
+//! message. A change of a path or of the policy is validated and begun at once. The command then
+//! polls `status` until the change is complete, so that the control socket can serve others
+//! meanwhile.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,17 +26,16 @@ use crate::control_protocol::{Changed, Leave, Request, SettingValues};
 use crate::engine::{Change, Leaving, Reported};
 use crate::plan::path_name;
 
-/// What the requests to a volume's socket are about: the volume, and its session.
+/// Context of requests to a volume's socket: the volume and its session.
 pub(crate) struct Session {
     pub(crate) identity: Identity,
     pub(crate) shards: ShardHandle,
     pub(crate) registry: Arc<FabricRegistry>,
     pub(crate) roster: Arc<Roster>,
-    /// Gets every detach, and what is added.
+    /// Receives every detach and every added volume.
     pub(crate) wakes: mpsc::Sender<Wake>,
 }
 
-/// Serves requests until the socket is dropped.
 pub(crate) fn serve(control: &ControlSocket, session: Session) -> io::Result<()> {
     control.serve(move |request, stream| session.handle(&request, stream))
 }
@@ -63,7 +63,7 @@ impl Session {
                 let samples = metrics::samples(&self.identity, &names, &reports);
                 return reply(&stream, Ok(samples));
             }
-            // Also while another one runs: this one may allow less time.
+            // Accepted also during another detach: this one may allow less time.
             Request::Detach { within_ms } => return self.detach(stream, *within_ms),
             Request::VolumeAdd { name, settings } => {
                 let (name, settings) = (name.clone(), settings.clone());
@@ -89,7 +89,6 @@ impl Session {
         reply(&stream, changed.map(|()| Changed { changed: true }));
     }
 
-    /// Changes settings, all or none.
     fn set(&self, settings: &BTreeMap<String, String>) -> Result<Changed, String> {
         self.roster.change(&self.identity.name, settings, &self.shards)?;
         for (name, value) in settings {
@@ -98,13 +97,13 @@ impl Session {
         Ok(Changed { changed: true })
     }
 
-    /// Passes the detach on; `status` still replies until the volume is gone.
+    /// Passes the detach on; `status` still replies until the volume has ended.
     fn detach(&self, stream: UnixStream, within_ms: u64) {
         let (name, within) = (self.identity.name.clone(), Duration::from_millis(within_ms));
         self.pass_on(Wake::Detach(Detach { name, within, stream }));
     }
 
-    /// Has the process do something, which replies.
+    /// Passes a request to the main thread, which replies.
     fn pass_on(&self, wake: Wake) {
         if let Err(mpsc::SendError(wake)) = self.wakes.send(wake) {
             let ending = "the session is ending";

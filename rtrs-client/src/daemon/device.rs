@@ -1,9 +1,9 @@
-//! The session behind a block device of the kernel: everything `--device` means to this program.
+//! Kernel block device of a session: everything that `--device` requires of this program.
 //!
-//! What a process has to do for itself because the kernel's IO depends on it; connecting the
-//! device when the shards serve, so that it can be opened when `attach` returns; whether a detach
-//! may take it from its users; and taking it away. The device itself is `nbd_bridge::kernel`.
-//! Called from the process's main thread.
+//! This includes preparing the process, on which the kernel's IO depends; connecting the device
+//! once the shards serve, so that it can be opened when `attach` returns; the decision whether a
+//! detach may take it from its users; and disconnecting it. The device itself is in
+//! `nbd_bridge::kernel`. The functions are called from the process's main thread.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,24 +28,24 @@ use crate::engine::{DeviceIndex, Reported};
 use crate::error::{Error, ErrorKind};
 use crate::plan::{cannot_attach, device_failed, is_backend_of};
 
-/// Bound of the first open, which reads the partition table.
+/// Time limit for the first open, which reads the partition table.
 const SCAN_PATIENCE: Duration = Duration::from_secs(10);
-/// Bound of udev's work on a new device.
+/// Time limit for udev's work on a new device.
 const UDEV_PATIENCE: Duration = Duration::from_secs(5);
-/// For processes that have a device open only for a moment, as udev has after a write.
+/// Time for processes that open a device only briefly, as udev does after a write.
 const OPEN_PATIENCE: Duration = Duration::from_secs(2);
-/// Bound of all shards' learning of another size.
+/// Time limit until all shards know another size.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
-/// Bound of looking whether a device is claimed.
+/// Time limit for the check whether a device is claimed.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(10);
-/// Why a session ends whose device the kernel does not use any more.
+/// Reason for the end of a session whose device the kernel does not use any more.
 pub(crate) const KERNEL_GONE: &str = "the kernel has closed all connections of the device: another \
     program disconnected it, or its requests took longer than device-timeout";
-/// This program's own file, also when it was replaced meanwhile.
+/// File of this program, even if it was replaced in the meantime.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Makes the process one that a block device can depend on. To be called before there are
-/// threads, which inherit it. What is refused is logged with its remedy, and the session goes on.
+/// Prepares the process so that a block device can depend on it. Must be called before there are
+/// threads, which inherit the state. Failures are logged with a remedy, and the session continues.
 pub(crate) fn become_dependable() {
     if let Err(error) = lock_memory() {
         tracing::warn!(
@@ -66,26 +66,26 @@ pub(crate) fn become_dependable() {
              with CAP_SYS_RESOURCE"
         );
     }
-    // A working directory may lie on the device, and would keep it mounted.
+    // A working directory on the device would keep it mounted.
     if let Err(error) = std::env::set_current_dir("/") {
         tracing::warn!("the working directory stays in use: {error}");
     }
 }
 
-/// Begins a quick takeover, if there is something to take over, before the session opens.
+/// Starts a quick takeover, if there is one to do, before the session opens.
 ///
 /// # Errors
-/// What is in the way, with the remedy.
+/// Returns the obstacle and its remedy.
 pub(crate) fn reach(options: &DeviceOptions, export_name: &str) -> Result<Option<Reached>, Error> {
     let what = format!("cannot attach {export_name} to the kernel");
     nbd_bridge::kernel::reach(options).map_err(device_failed(what))
 }
 
 /// Connects the device to the session's shards, which must be serving, and waits until it can be
-/// opened and its partitions are there. `reached` is what [`reach`] found.
+/// opened and its partitions exist. `reached` is the result of [`reach`].
 ///
 /// # Errors
-/// What is in the way, with the remedy; then nothing is connected.
+/// Returns the obstacle and its remedy; the device is then not connected.
 pub(crate) fn connect(
     reached: Option<Reached>,
     options: &DeviceOptions,
@@ -113,7 +113,7 @@ pub(crate) fn connect(
     Ok(device)
 }
 
-/// Has udev make the links of the device, and waits for that.
+/// Lets udev make the links of the device, and waits for that.
 pub(crate) fn announce(device: &KernelDevice) {
     device.announce();
     if !settle(UDEV_PATIENCE) {
@@ -121,8 +121,8 @@ pub(crate) fn announce(device: &KernelDevice) {
     }
 }
 
-/// The session's device has another size: the kernel's device gets it too, when every shard knows
-/// it, since the kernel may use it at once.
+/// Gives the kernel's device a new size of the session's device. All shards must know the size
+/// first, since the kernel may use it at once.
 pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shards: &ShardHandle) {
     let until = Instant::now() + RESIZE_PATIENCE;
     let knows = |report: &ClientShardReport| {
@@ -134,11 +134,11 @@ pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shard
         if reports.len() == shards.count() && reports.iter().all(knows) {
             break;
         }
-        // The control shard, which has sent this size, may know a later one, and says so too.
+        // The control shard, which sent this size, may know a later one, and reports that too.
         let control = reports.iter().find(|report| report.engine.shard == CoreIndex(0));
         let is_old = control.is_some_and(|control| !knows(control));
         if is_old || Instant::now() >= until {
-            // It has changed again, and the next event says so; or a shard is stuck.
+            // The size has changed again, which the next event reports, or a shard is stuck.
             tracing::debug!(size, "not all shards know this size of the device");
             return;
         }
@@ -151,7 +151,7 @@ pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shard
     }
 }
 
-/// Opens a device in a child of this program; see [`open`].
+/// Opens a device in a child process of this program; see [`open`].
 fn open_in_child(path: &Path, exclusive: bool, patience: Duration) -> io::Result<Probe> {
     let mut child = Command::new(THIS_PROGRAM);
     child.arg("open-device").arg(path);
@@ -161,7 +161,7 @@ fn open_in_child(path: &Path, exclusive: bool, patience: Duration) -> io::Result
     probe(&mut child, patience)
 }
 
-/// The body of `open-device`: opens and closes.
+/// Body of `open-device`: opens and closes a device.
 pub(crate) fn open(path: &Path, exclusive: bool) -> Result<(), Error> {
     open_device(path, OpenMode { exclusive, ..OpenMode::default() }).map(drop).map_err(|error| {
         let text = format!("cannot open {}", path.display());
@@ -169,10 +169,10 @@ pub(crate) fn open(path: &Path, exclusive: bool) -> Result<(), Error> {
     })
 }
 
-/// Refuses to take a device from its users. It cannot see those that open it later.
+/// Refuses to take a device from its users. Later users are not detected.
 ///
 /// # Errors
-/// [`ErrorKind::InUse`], naming them and the remedy.
+/// Returns [`ErrorKind::InUse`], naming the users and the remedy.
 pub(crate) fn refuse_if_used(name: &str, path: &Path) -> Result<(), Error> {
     let Some(Ok(DeviceChoice::Index(index))) = path.to_str().map(str::parse) else {
         return Ok(());
@@ -207,13 +207,13 @@ pub(crate) fn refuse_if_used(name: &str, path: &Path) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InUse, text))
 }
 
-/// A volume's device, until it is disconnected.
+/// Device of a volume, until it is disconnected.
 pub(crate) type Held = Arc<Mutex<Option<KernelDevice>>>;
 
-/// Disconnects the device when what is in flight has ended, or is given up after `within`. Returns
-/// what is left to say: that it is still in use, for example.
+/// Disconnects the device once requests in flight have ended or `within` has passed. Returns a
+/// warning, for example that the device is still in use.
 pub(crate) fn disconnect(held: &Held, within: Duration) -> Option<String> {
-    // Another thread may do it; then it is waited for.
+    // Another thread may be disconnecting it; this waits for that thread.
     let mut held = held.lock();
     let mut device = held.take()?;
     let disconnected = device.disconnect(within);
@@ -223,7 +223,7 @@ pub(crate) fn disconnect(held: &Held, within: Duration) -> Option<String> {
     Some(error.to_string())
 }
 
-/// The same with several devices at the same time.
+/// Disconnects several devices at the same time; see [`disconnect`].
 pub(crate) fn disconnect_all(all: &[Held], within: Duration) -> Vec<Option<String>> {
     if let [one] = all {
         return vec![disconnect(one, within)];
@@ -236,10 +236,10 @@ pub(crate) fn disconnect_all(all: &[Held], within: Duration) -> Vec<Option<Strin
     })
 }
 
-/// Frees the devices that sessions of this export, whose processes are gone, had connected.
+/// Frees the devices that dead sessions of this export had connected.
 ///
 /// # Errors
-/// What is in the way, with the remedy.
+/// Returns the obstacle and its remedy.
 pub(crate) fn free(export_name: &str) -> Result<Vec<PathBuf>, Error> {
     let freed = free_left_behind(|backend| is_backend_of(backend, export_name));
     let what = format!("cannot free what a session of {export_name:?} left behind");

@@ -1,8 +1,8 @@
-//! Binds the session's engine to providers, a ring and front ends: one shard's turn.
+//! Driver of one shard: connects the session's engine to providers, a ring and front ends.
 //!
-//! Every shard runs the same [`ClientShard`] over a [`ClientEngine`], the engine that the simulator
-//! runs too. A turn goes: messages, fabric events, front ends, issue what waits, one flush. Nothing
-//! here knows of the protocol, of paths, or what a front end is.
+//! Every shard runs the same [`ClientShard`] with a [`ClientEngine`], the engine that also runs in
+//! the simulator. A turn consists of messages, fabric events, front ends, issuing of queued IO, and
+//! one flush. The driver knows nothing of the protocol, of paths, or of the kinds of front ends.
 
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
@@ -25,70 +25,70 @@ use crate::engine::{
 };
 use crate::frontend::{FrontRequest, FrontSocket};
 
-/// How long after a shutdown's deadline the paths wait for the shards to count what still ran. A
-/// shard counts when it wakes at that deadline, so only one that is stuck takes longer.
+/// Time after a shutdown's deadline that paths wait for the shards to count unfinished IO. A shard
+/// counts when it wakes at that deadline, so only a stuck one takes longer.
 const COUNT_PATIENCE: Duration = Duration::from_secs(1);
-/// Bound of the paths' end after a shutdown's deadline.
+/// Time limit for the end of the paths after a shutdown's deadline.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A message to a shard: from another one, or from the rest of the process.
+/// Message to a shard, from another shard or from the rest of the process.
 pub(crate) enum Message {
     Engine(ClientMessage),
-    /// For the front end of a device.
+    /// Gives a socket to the front end of a device.
     Socket(DeviceIndex, FrontSocket),
-    /// A device that was added has this front end, which may carry the kernel's IO.
+    /// Adds the front end of an added device, which may carry the kernel's IO.
     AddFront {
         front: NewFront,
         carries_kernel: bool,
     },
-    /// A device is gone, and its front end with it.
+    /// Removes the front end of a removed device.
     RemoveFront(DeviceIndex),
-    /// Report what the shard did.
+    /// Requests the shard's report.
     Query(Reported, mpsc::Sender<ClientShardReport>),
-    /// To shard 0: change paths or policy.
+    /// Changes paths or policy; for shard 0.
     Change {
         change: Change,
         reply: mpsc::Sender<Result<(), String>>,
     },
-    /// Make a provider of this scheme, and reply with its index.
+    /// Makes a provider of this scheme, and replies with its index.
     Provide {
         scheme: Scheme,
         reply: mpsc::Sender<Result<ProviderIndex, String>>,
     },
-    /// To shard 0: the host's network changed.
+    /// Reports a change of the host's network; for shard 0.
     Network(NetworkChange),
-    /// To shard 0: finish what is in flight within the bound, close everything, end.
+    /// Finishes requests in flight within the time limit, closes everything and ends; for shard 0.
     Shutdown {
         grace: Duration,
     },
-    /// Stop the front end of a device, or all; in flight is finished until the deadline.
+    /// Stops the front end of a device, or all; requests in flight finish until the deadline.
     StopFront {
         device: Option<DeviceIndex>,
         deadline: Instant,
     },
-    /// To shard 0: a shard's front end of a device has stopped, or all have. So many IOs had not
-    /// ended by its deadline.
+    /// Reports that a shard's front end of a device, or all its front ends, have stopped, and the
+    /// number of IOs that had not ended by the deadline; for shard 0.
     FrontStopped {
         device: Option<DeviceIndex>,
         abandoned: usize,
     },
-    /// Turn the front ends, which then look at their connections.
+    /// Turns the front ends, which then check their connections.
     Look,
-    /// End the thread.
+    /// Ends the thread.
     Exit,
 }
 
-/// What a shard reports.
+/// Report of a shard.
 #[derive(Debug)]
 pub(crate) struct ClientShardReport {
     pub(crate) engine: EngineReport,
-    /// What each provider did, by scheme.
+    /// Counters of each provider, by scheme.
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
-    /// Of NBD, by device.
+    /// NBD counters, by device.
     pub(crate) bridges: Vec<(DeviceIndex, BridgeStats)>,
 }
 
-/// Everything a shard starts with.
+/// Parameters of a shard.
 pub(crate) struct ShardStart {
     pub(crate) shard: CoreIndex,
     pub(crate) config: Arc<SessionConfig>,
@@ -102,7 +102,7 @@ pub(crate) struct ShardStart {
     pub(crate) pin: Option<usize>,
 }
 
-/// Runs a shard until its session ends. The body of a shard's thread.
+/// Runs a shard until its session ends. This is the body of a shard's thread.
 pub(crate) fn run_shard(start: ShardStart) -> std::io::Result<()> {
     if let Some(cpu) = start.pin
         && let Err(error) = pin_to(cpu)
@@ -119,9 +119,9 @@ pub(crate) fn run_shard(start: ShardStart) -> std::io::Result<()> {
 struct ClientShard {
     shard: CoreIndex,
     ring: Rc<Ring>,
-    /// In the order that `PathTarget::provider` counts.
+    /// Providers, in the order of `PathTarget::provider`.
     fabrics: Vec<Box<dyn Fabric>>,
-    /// Of `fabrics`.
+    /// Schemes of `fabrics`.
     schemes: Vec<Scheme>,
     registry: Arc<FabricRegistry>,
     inbox: Inbox<Message>,
@@ -129,18 +129,18 @@ struct ClientShard {
     engine: ClientEngine,
     fronts: Fronts,
     events: Option<mpsc::Sender<Event>>,
-    /// On shard 0: what the process knows of each volume.
+    /// What the process knows of each volume; on shard 0.
     notices: Notices,
-    /// All front ends are to stop.
+    /// Set when all front ends have to stop.
     stopping: bool,
-    /// They have stopped.
+    /// Set when all front ends have stopped.
     fronts_stopped: bool,
-    /// On shard 0: when the shutdown has to be over, and how many shards' front ends still run.
+    /// Deadline of the shutdown, and number of shards whose front ends still run; on shard 0.
     shutdown: Option<(Instant, usize)>,
-    /// On shard 0: IOs of all shards that had not ended when their time was over.
+    /// Number of IOs on all shards that had not ended at their time limit; on shard 0.
     abandoned: usize,
-    /// On shard 0: of devices whose front ends stop, how many of these run, and IOs that had not
-    /// ended where one has stopped.
+    /// Devices whose front ends are stopping, each with the number of front ends still running and
+    /// of IOs that had not ended where one has stopped; on shard 0.
     ending: Vec<(DeviceIndex, usize, usize)>,
     done: bool,
 }
@@ -251,7 +251,7 @@ impl ClientShard {
         any
     }
 
-    /// This scheme's provider, which is made if there is none.
+    /// Returns this scheme's provider, and makes it if there is none.
     fn provide(&mut self, scheme: Scheme) -> Result<ProviderIndex, String> {
         if let Some(provider) = provider_of(&self.schemes, scheme) {
             return Ok(provider);
@@ -262,12 +262,12 @@ impl ClientShard {
         provider_of(&self.schemes, scheme).ok_or_else(|| "too many providers".to_owned())
     }
 
-    /// Gives front ends their devices that are open.
+    /// Gives front ends their devices that have opened.
     fn look_at_devices(&mut self, now: Instant) {
         while let Some(opened) = self.fronts.open_next(now, &self.engine) {
             match opened {
                 Opened::Ready(device, geometry) if self.shard.0 == 0 => {
-                    // What is to be saved is saved before the device is there.
+                    // Save before the device is available.
                     for event in self.notices.ready(device, geometry.size, &self.engine) {
                         self.event(event);
                     }
@@ -282,7 +282,7 @@ impl ClientShard {
         }
     }
 
-    /// Turns the front ends and does what they ask for.
+    /// Turns the front ends and handles their requests.
     fn turn_fronts(&mut self, now: Instant) -> bool {
         let any = self.fronts.turn(now);
         while let Some((device, request)) = self.fronts.next_request() {
@@ -299,7 +299,7 @@ impl ClientShard {
         any
     }
 
-    /// The front end of a device has stopped on a shard.
+    /// Counts a front end of the device that has stopped on a shard.
     fn on_front_stopped(&mut self, device: DeviceIndex, abandoned: usize) {
         let at = self.ending.iter().position(|(ending, ..)| *ending == device);
         let at = at.unwrap_or_else(|| {
@@ -322,7 +322,7 @@ impl ClientShard {
         }
     }
 
-    /// Begins the end, or hurries one that has begun.
+    /// Starts the shutdown, or shortens one in progress.
     fn on_shutdown(&mut self, now: Instant, grace: Duration) {
         let deadline = now + grace;
         let running = match self.shutdown {
@@ -336,7 +336,7 @@ impl ClientShard {
         }
     }
 
-    /// Moves stopping front ends and, on shard 0, the shutdown on.
+    /// Advances stopping front ends and, on shard 0, the shutdown.
     fn poll_stopping(&mut self, now: Instant) -> bool {
         let mut any = self.fronts.poll_stopping(now, &self.engine);
         while let Some((device, abandoned)) = self.fronts.next_stopped() {
@@ -352,11 +352,11 @@ impl ClientShard {
             any = true;
         }
         let Some((deadline, running)) = self.shutdown else { return any };
-        // That fails what is in flight on every shard, so each of them counts its own before.
+        // The detach fails requests in flight on every shard, so each shard counts its own first.
         if running == 0 || now >= deadline + COUNT_PATIENCE {
             self.engine.detach(now, &mut self.fabrics);
         }
-        // The end of all paths has bounds of its own; this one is for a provider that fails them.
+        // The end of all paths has its own time limits; this one is for a provider that fails them.
         let is_done = self.engine.is_done() && running == 0;
         if is_done || now >= deadline + END_PATIENCE {
             self.shutdown = None;
@@ -381,7 +381,7 @@ impl ClientShard {
         any
     }
 
-    /// Hands the engine's messages to the other shards. True when there was one.
+    /// Sends the engine's messages to the other shards. Returns whether there was one.
     fn deliver(&mut self) -> bool {
         let mut any = false;
         while let Some((shard, message)) = self.engine.take_message() {
@@ -391,7 +391,7 @@ impl ClientShard {
         any
     }
 
-    /// Notifies the process of what has changed in the session.
+    /// Notifies the process of changes in the session.
     fn notify_process(&mut self, now: Instant) {
         if self.shard.0 == 0 {
             let devices = self.fronts.devices();

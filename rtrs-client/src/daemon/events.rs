@@ -1,4 +1,5 @@
-//! What a process with a session waits for: events of the session, signals, requests of commands.
+//! Events for the main thread of a session's process: session events, signals, requests of
+//! commands.
 
 use std::sync::{Arc, mpsc};
 
@@ -12,10 +13,10 @@ use super::waiting::{Add, Detach};
 use crate::engine::{DeviceIndex, Reported};
 use crate::error::{Error, ErrorKind};
 
-/// Limit for opening a device, the first connections included.
+/// Time limit for opening a device, including the first connections.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the process waits for.
+/// Event for the main thread.
 #[derive(Debug)]
 pub(crate) enum Wake {
     Session(Event),
@@ -23,21 +24,21 @@ pub(crate) enum Wake {
     Detach(Detach),
     /// Attach another volume.
     Add(Add),
-    /// The kernel has given a device back, with what is left to say.
+    /// The kernel has released a device, with a warning if there is one.
     Disconnected(DeviceIndex, Option<String>),
 }
 
-/// Where what volumes leave for a takeover is saved.
+/// Files in which volumes save state for a takeover.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SavedFiles(Arc<Mutex<Vec<(DeviceIndex, Saved)>>>);
 
 impl SavedFiles {
-    /// One more has something to save.
+    /// Adds the files of a volume.
     pub(crate) fn add(&self, device: DeviceIndex, saved: Saved) {
         self.0.lock().push((device, saved));
     }
 
-    /// One less.
+    /// Removes the files of a volume.
     pub(crate) fn remove(&self, device: DeviceIndex) {
         self.0.lock().retain(|(of, _)| *of != device);
     }
@@ -48,7 +49,7 @@ impl SavedFiles {
     }
 }
 
-/// Forwards the session's events. What is to be saved goes to `files`.
+/// Forwards the session's events, and saves state for a takeover in `files`.
 pub(crate) fn forward_events(
     mut running: Running,
     wakes: mpsc::Sender<Wake>,
@@ -76,7 +77,7 @@ pub(crate) fn forward_events(
     running
 }
 
-/// Waits until the only device is open. `what` is what the session is for.
+/// Waits until the only device is open. `what` is the purpose of the session.
 pub(crate) fn wait_ready(
     inbox: &mpsc::Receiver<Wake>,
     shards: &ShardHandle,
@@ -95,10 +96,10 @@ pub(crate) fn wait_ready(
     Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))
 }
 
-/// Why nothing was opened after a signal.
+/// Reason for an open that a signal ended.
 pub(crate) const BY_SIGNAL: &str = "ended by a signal";
 
-/// The text for a device that no path has opened in time.
+/// Error for a device that no path has opened in time.
 pub(crate) fn not_open(limit: Duration, shards: &ShardHandle) -> String {
     let reports = shards.reports(Reported::None);
     let paths = reports.first().and_then(|report| report.engine.paths.as_deref());

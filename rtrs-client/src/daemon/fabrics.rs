@@ -1,9 +1,9 @@
-//! The fabric registry: makes the fabrics of a session's shards, and says what a portal is to a
-//! session.
+//! Fabric registry: makes the fabrics of a session's shards, and resolves portals into path
+//! targets.
 //!
 //! A shard has one fabric for each scheme that its session's paths use, in the order in which the
 //! session began to use them, which is the same on all shards. A path that is added while the
-//! session runs may need one more.
+//! session runs may need another fabric.
 
 use std::io;
 use std::rc::Rc;
@@ -23,10 +23,9 @@ use crate::error::{Error, ErrorKind, system};
 use crate::plan::SessionPlan;
 use crate::tls::TlsSources;
 
-/// Makes the fabrics of a session's shards.
 #[derive(Debug)]
 pub(crate) struct FabricRegistry {
-    /// What the paths need that the session begins with.
+    /// Schemes of the session's initial paths.
     first: Vec<Scheme>,
     iwarp: IwarpOptions,
     shared: Arc<IwarpShared>,
@@ -38,10 +37,10 @@ pub(crate) struct FabricRegistry {
 }
 
 impl FabricRegistry {
-    /// Those that the plan's paths need. Opens RDMA only if one does.
+    /// Creates a registry for the plan's paths. Opens RDMA only if a path needs it.
     ///
     /// # Errors
-    /// [`ErrorKind::Path`] with what RDMA lacks here.
+    /// Fails with [`ErrorKind::Path`] and what RDMA lacks here.
     pub(crate) fn new(plan: &SessionPlan) -> Result<Self, Error> {
         let connect_timeout = plan.settings.connect_timeout.get();
         let transport_timeout = plan.transport_timeout();
@@ -53,7 +52,7 @@ impl FabricRegistry {
             first: schemes(plan),
             iwarp: IwarpOptions {
                 crc: plan.settings.crc.is_on(),
-                // It holds while connecting too, which has its own bound.
+                // It also applies while connecting, which has its own time limit.
                 user_timeout: Some(transport_timeout.max(connect_timeout)),
                 ..IwarpOptions::default()
             },
@@ -80,7 +79,7 @@ impl FabricRegistry {
         Ok(())
     }
 
-    /// A shard's providers at the start, with their schemes.
+    /// Returns a shard's initial providers with their schemes.
     pub(crate) fn first(&self, ring: &Rc<Ring>) -> io::Result<Vec<(Scheme, Box<dyn Fabric>)>> {
         self.first.iter().map(|scheme| Ok((*scheme, self.make(*scheme, ring)?))).collect()
     }
@@ -97,7 +96,7 @@ impl FabricRegistry {
         Ok(())
     }
 
-    /// One shard's provider of a scheme.
+    /// Makes one shard's provider of a scheme.
     pub(crate) fn make(&self, scheme: Scheme, ring: &Rc<Ring>) -> io::Result<Box<dyn Fabric>> {
         let (shared, iwarp) = (Arc::clone(&self.shared), self.iwarp.clone());
         match (scheme, self.rdma.get()) {
@@ -121,7 +120,7 @@ impl FabricRegistry {
     }
 }
 
-/// The schemes that paths need, in the order in which they are first named.
+/// Schemes that the plan's paths need, in the order of their first use.
 pub(crate) fn schemes(plan: &SessionPlan) -> Vec<Scheme> {
     let mut schemes = Vec::with_capacity(2);
     for path in &plan.settings.path {
@@ -132,17 +131,17 @@ pub(crate) fn schemes(plan: &SessionPlan) -> Vec<Scheme> {
     schemes
 }
 
-/// The provider of a scheme in a shard that has one for each of `schemes`, in this order.
+/// Provider of a scheme on a shard that has one for each of `schemes`, in this order.
 pub(crate) fn provider_of(schemes: &[Scheme], scheme: Scheme) -> Option<ProviderIndex> {
     let mut providers = ProviderIndex::all(schemes.len()).zip(schemes);
     providers.find(|(_, known)| **known == scheme).map(|(provider, _)| provider)
 }
 
-/// What a portal is to a session whose shards have this provider of its scheme. Waits for the
-/// system's resolver where the host is a name.
+/// Resolves a portal for a session whose shards have this provider of its scheme. Waits for the
+/// system's resolver if the host is a name.
 ///
 /// # Errors
-/// [`ErrorKind::Path`] when the host has no address.
+/// Fails with [`ErrorKind::Path`] when the host has no address.
 pub(crate) fn path_target(
     portal: &Portal,
     provider: ProviderIndex,
@@ -174,7 +173,7 @@ pub(crate) fn path_target(
         provider,
         invalidate_reads,
         heartbeat,
-        // Over TLS both ends have proved who they are, and over TCP nothing would keep it so.
+        // Over TLS both ends have authenticated already; over TCP nothing would protect the result.
         proves: scheme == Scheme::Rdma,
     })
 }

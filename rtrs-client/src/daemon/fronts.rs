@@ -1,4 +1,4 @@
-//! The front ends of a shard: one for each device of the session.
+//! Front ends of a shard: one for each device of the session.
 
 use std::rc::Rc;
 
@@ -12,36 +12,35 @@ use nbd_bridge::{BridgeStats, BufferPools};
 use crate::engine::{ClientEngine, DeviceIndex};
 use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};
 
-/// A front end before its shard runs.
+/// Front end before its shard runs.
 pub(crate) struct NewFront {
     pub(crate) device: DeviceIndex,
-    /// The name of the export.
     pub(crate) export: String,
     pub(crate) make: MakeFrontEnd,
 }
 
-/// How far the end of a front end is.
+/// Progress of a front end's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It serves.
+    /// Serving.
     None,
-    /// It finishes what is in flight, until then.
+    /// Finishing requests in flight, until this time.
     Stopping(Instant),
-    /// It has stopped.
+    /// Stopped.
     Stopped,
 }
 
-/// The front end of a device.
+/// Front end of a device.
 struct Slot {
     device: DeviceIndex,
     export: String,
     front: Box<dyn FrontEnd>,
-    /// It has the device.
+    /// Whether the front end has the device.
     opened: bool,
     end: End,
-    /// It is stopped alone, and its end has not been reported.
+    /// Whether it is stopped individually and its end was not reported yet.
     is_awaited: bool,
-    /// IOs of its device that had not ended when it stopped.
+    /// Number of IOs of the device that had not ended when it stopped.
     abandoned: usize,
 }
 
@@ -54,22 +53,21 @@ impl Slot {
     }
 }
 
-/// The front ends of a shard.
 pub(crate) struct Fronts {
     shard: CoreIndex,
     ring: Rc<Ring>,
     slots: Vec<Slot>,
-    /// Front ends of devices that are gone, which have memory that something may still write to.
+    /// Front ends of removed devices, with memory that may still be written to.
     leaving: Vec<Box<dyn FrontEnd>>,
     /// Memory that the front ends share.
     pools: BufferPools,
 }
 
-/// What became of a device that a front end was to get.
+/// Result of giving a device to a front end.
 pub(crate) enum Opened {
-    /// It has it now.
+    /// The front end has the device.
     Ready(DeviceIndex, Box<Geometry>),
-    /// It cannot use it.
+    /// The front end cannot use the device.
     Failed(DeviceIndex, std::io::Error),
 }
 
@@ -81,15 +79,15 @@ impl Fronts {
         all
     }
 
-    /// A device that was added has this one.
+    /// Adds the front end of an added device.
     pub(crate) fn add(&mut self, NewFront { device, export, make }: NewFront) {
         let (front, opened, end) = (make(), false, End::None);
         let (is_awaited, abandoned) = (false, 0);
         self.slots.push(Slot { device, export, front, opened, end, is_awaited, abandoned });
     }
 
-    /// The device is gone. What its front end still has at the server ends before its memory is
-    /// given to another one.
+    /// Removes the front end of a device. Its requests at the server end before its memory is
+    /// reused.
     pub(crate) fn remove(&mut self, device: DeviceIndex) {
         for mut slot in self.slots.extract_if(.., |slot| slot.device == device) {
             slot.front.stop();
@@ -102,12 +100,12 @@ impl Fronts {
         self.slots.iter_mut().find(|slot| slot.device == device)
     }
 
-    /// The devices that have one.
+    /// Devices that have a front end.
     pub(crate) fn devices(&self) -> impl Iterator<Item = DeviceIndex> + Clone {
         self.slots.iter().map(|slot| slot.device)
     }
 
-    /// Gives the next front end its device that is open by now.
+    /// Gives the next front end its device, if that is open.
     pub(crate) fn open_next(&mut self, now: Instant, engine: &ClientEngine) -> Option<Opened> {
         let waits = |slot: &&mut Slot| !slot.opened && slot.end == End::None;
         for slot in self.slots.iter_mut().filter(waits) {
@@ -124,14 +122,14 @@ impl Fronts {
         None
     }
 
-    /// Takes a socket over for the front end of a device.
+    /// Gives a socket to the front end of a device.
     pub(crate) fn take_socket(&mut self, now: Instant, device: DeviceIndex, socket: FrontSocket) {
         if let Some(slot) = self.get(device) {
             slot.front.take_socket(now, socket);
         }
     }
 
-    /// Moves everything on that can be moved. True when anything happened.
+    /// Turns all front ends. Returns whether anything happened.
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
         let any = self.slots.iter_mut().fold(false, |any, slot| slot.front.turn(now) | any);
         if self.leaving.is_empty() {
@@ -142,13 +140,13 @@ impl Fronts {
         any
     }
 
-    /// What the driver has to do for one of them.
+    /// Takes the next request of a front end to the driver.
     pub(crate) fn next_request(&mut self) -> Option<(DeviceIndex, FrontRequest)> {
         let request = |slot: &mut Slot| Some((slot.device, slot.front.next_request()?));
         self.slots.iter_mut().find_map(request)
     }
 
-    /// When `turn` wants to be called even if nothing happens.
+    /// Time at which `turn` must be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let leaving = self.leaving.iter().filter_map(|front| front.deadline()).min();
         self.slots.iter().fold(leaving, |at, slot| {
@@ -160,7 +158,8 @@ impl Fronts {
         })
     }
 
-    /// The front end of a device begins nothing new, and what is in flight is finished until then.
+    /// Stops the front end of a device: it starts nothing new, and requests in flight finish until
+    /// the deadline.
     pub(crate) fn stop(&mut self, device: DeviceIndex, deadline: Instant) {
         if let Some(slot) = self.get(device) {
             slot.is_awaited = true;
@@ -168,17 +167,17 @@ impl Fronts {
         }
     }
 
-    /// All of them do.
+    /// Stops all front ends.
     pub(crate) fn stop_all(&mut self, deadline: Instant) {
         self.slots.iter_mut().for_each(|slot| slot.stop(deadline));
     }
 
-    /// Looks at those that are stopping. True when one has stopped.
+    /// Checks stopping front ends. Returns whether one has stopped.
     pub(crate) fn poll_stopping(&mut self, now: Instant, engine: &ClientEngine) -> bool {
         let mut any = false;
         for slot in &mut self.slots {
             let End::Stopping(deadline) = slot.end else { continue };
-            // Also those whose client is gone.
+            // Includes IOs whose client has disconnected.
             let (over, running) = (now >= deadline, engine.device_inflight(slot.device));
             if over {
                 slot.front.abort();
@@ -191,7 +190,7 @@ impl Fronts {
         any
     }
 
-    /// The next one that was stopped alone and has stopped, with how many IOs had not ended then.
+    /// Takes the next individually stopped front end, with the number of IOs that had not ended.
     pub(crate) fn next_stopped(&mut self) -> Option<(DeviceIndex, usize)> {
         let is_due = |slot: &&mut Slot| slot.is_awaited && slot.end == End::Stopped;
         let slot = self.slots.iter_mut().find(is_due)?;
@@ -199,7 +198,7 @@ impl Fronts {
         Some((slot.device, slot.abandoned))
     }
 
-    /// When all have stopped, how many IOs had not ended then.
+    /// Number of IOs that had not ended, once all front ends have stopped.
     pub(crate) fn all_stopped(&self) -> Option<usize> {
         let stopped = self.slots.iter().all(|slot| slot.end == End::Stopped);
         stopped.then(|| self.slots.iter().map(|slot| slot.abandoned).sum())
@@ -218,7 +217,7 @@ mod tests {
     use super::*;
     use crate::engine::SessionDevice;
 
-    /// A front end whose IO ends when the test says so.
+    /// Front end whose IO ends on the test's request.
     #[derive(Default)]
     struct Busy {
         running: Cell<bool>,

@@ -1,4 +1,4 @@
-//! Starts the threads of a session's shards and sends them messages from the rest of the process.
+//! Starts the threads of a session's shards, and sends them messages from the rest of the process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,33 +21,33 @@ use crate::error::{Error, system};
 use crate::frontend::{FrontSocket, MakeFrontEnds, Shards};
 use crate::settings::SessionSettings;
 
-/// How long all shards have to serve their sockets to the kernel. Nothing waits for the device yet,
-/// so it bounds a shard that is stuck, not one that a busy machine runs seldom: four busy loops
-/// beside twelve attaches took one shard more than five seconds.
+/// Time for all shards to serve their sockets to the kernel. Nothing waits for the device yet, so
+/// this limit is for a stuck shard, not for a busy machine: with four busy loops beside twelve
+/// attaches, one shard took more than five seconds.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a shard has for its report.
+/// Time for a shard's report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a shard has for a change.
+/// Time for a shard's change.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A session's threads.
+/// Threads of a session.
 #[derive(Debug)]
 pub(crate) struct Running {
     shards: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<io::Result<()>>>,
-    /// Notifies shard 0 of changes; only dropped.
+    /// Notifies shard 0 of changes; kept only to be dropped.
     network: Option<LinkWatcher>,
     pub(crate) events: mpsc::Receiver<Event>,
 }
 
-/// A handle to ask shards from other threads.
+/// Handle with which other threads send messages to shards.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardHandle(Vec<Sender<Message>>);
 
 impl ShardHandle {
-    /// Reports of all shards, in order; a shard that does not answer is missing. Of devices they
-    /// contain those that are asked for.
+    /// Returns the reports of all shards, in order, limited to the requested devices. A shard that
+    /// does not answer is missing.
     pub(crate) fn reports(&self, reported: Reported) -> Vec<ClientShardReport> {
         let mut reports = Vec::with_capacity(self.0.len());
         let (reply, answers) = mpsc::channel();
@@ -70,7 +70,7 @@ impl ShardHandle {
     /// Changes paths or policy of the session.
     ///
     /// # Errors
-    /// Why it cannot be done.
+    /// Returns the reason why the change is impossible.
     pub(crate) fn change(&self, change: Change) -> Result<(), String> {
         let (reply, answer) = mpsc::channel();
         self.0[0].send(Message::Change { change, reply });
@@ -82,10 +82,11 @@ impl ShardHandle {
         })
     }
 
-    /// Gives every shard a provider of this scheme. Returns its index, which is the same on all.
+    /// Gives every shard a provider of this scheme. Returns its index, which is the same on all
+    /// shards.
     ///
     /// # Errors
-    /// What a shard lacks.
+    /// Returns what a shard lacks.
     pub(crate) fn provide(&self, scheme: Scheme) -> Result<ProviderIndex, String> {
         let (reply, answers) = mpsc::channel();
         for shard in &self.0 {
@@ -102,15 +103,15 @@ impl ShardHandle {
         provider
     }
 
-    /// How many there are.
+    /// Number of shards.
     pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Hands every shard its socket to the kernel for a device, and waits until all serve it.
+    /// Gives every shard its socket to the kernel for a device, and waits until all serve it.
     ///
     /// # Errors
-    /// `TimedOut` or `BrokenPipe` when a shard cannot.
+    /// Fails with `TimedOut` or `BrokenPipe` when a shard cannot.
     pub(crate) fn adopt_kernel(
         &self,
         device: DeviceIndex,
@@ -138,14 +139,14 @@ impl ShardHandle {
         Ok(())
     }
 
-    /// What makes front ends for all shards.
+    /// Returns the shards for which front ends are made.
     fn wake(senders: &[Sender<Message>]) -> Shards {
         let count = u16::try_from(senders.len()).unwrap_or(u16::MAX);
         let senders = senders.to_vec();
         Shards { count, wake: Arc::new(move |shard: usize| senders[shard].send(Message::Look)) }
     }
 
-    /// Gives every shard its front end of a device that was added.
+    /// Gives every shard its front end of an added device.
     pub(crate) fn add_fronts(
         &self,
         device: DeviceIndex,
@@ -160,18 +161,18 @@ impl ShardHandle {
         }
     }
 
-    /// A device is gone: no shard has a front end of it any more.
+    /// Removes all shards' front ends of a device.
     pub(crate) fn remove_fronts(&self, device: DeviceIndex) {
         self.0.iter().for_each(|shard| shard.send(Message::RemoveFront(device)));
     }
 
-    /// Asks the front ends of a device to stop; what is in flight is finished within this time.
+    /// Stops the front ends of a device; requests in flight finish within this time.
     pub(crate) fn stop_fronts(&self, device: DeviceIndex, grace: Duration) {
         let (device, deadline) = (Some(device), Clock.now() + grace);
         self.0.iter().for_each(|shard| shard.send(Message::StopFront { device, deadline }));
     }
 
-    /// The device of a volume that the session has.
+    /// Device of an export's volume in the session.
     pub(crate) fn device_of(&self, export: &str) -> Option<DeviceIndex> {
         let reports = self.reports(Reported::None);
         let control = reports.iter().find(|report| report.engine.shard == CoreIndex(0))?;
@@ -179,7 +180,7 @@ impl ShardHandle {
         volumes.find(|volume| volume.used && volume.export == export).map(|found| found.device)
     }
 
-    /// Asks the session to end.
+    /// Ends the session.
     pub(crate) fn shut_down(&self, grace: Duration) {
         self.0[0].send(Message::Shutdown { grace });
     }
@@ -188,7 +189,7 @@ impl ShardHandle {
 /// Starts the threads of a session, with the front ends of each of its volumes.
 ///
 /// # Errors
-/// The system's error when threads or descriptors are refused.
+/// Fails with the system's error when threads or descriptors are refused.
 pub(crate) fn start(
     settings: &SessionSettings,
     config: SessionConfig,
@@ -253,7 +254,7 @@ fn start_threads(
     Ok(Running { shards: senders, threads, network, events: from_shards })
 }
 
-/// Notifies shard 0 of what changes in the host's network, if the system reports that.
+/// Notifies shard 0 of changes in the host's network, if the system reports them.
 fn watch_network(control_shard: Sender<Message>) -> Option<LinkWatcher> {
     let watch = LinkWatcher::start(move |change| control_shard.send(Message::Network(change)));
     let unavailable = |error: &io::Error| {
@@ -265,8 +266,8 @@ fn watch_network(control_shard: Sender<Message>) -> Option<LinkWatcher> {
     watch.inspect_err(unavailable).ok()
 }
 
-/// Reports a shard that panics. Otherwise nobody would notice: the others continue, and IO that
-/// belongs to it waits forever. (In a release build a panic ends the process.)
+/// Reports a shard that panics. Otherwise it would go unnoticed: the other shards continue, and IO
+/// that belongs to it waits forever. (In a release build a panic ends the process.)
 struct Alarm {
     shard: CoreIndex,
     events: mpsc::Sender<Event>,
@@ -281,13 +282,13 @@ impl Drop for Alarm {
 }
 
 impl Running {
-    /// A handle for other threads.
+    /// Returns a handle for other threads.
     pub(crate) fn shards(&self) -> ShardHandle {
         ShardHandle(self.shards.clone())
     }
 
-    /// Waits for the threads, which were asked to end. Bounded: a shard that does not end
-    /// within five seconds is left to the end of the process.
+    /// Waits for the threads, which were asked to end. A shard that does not end within five
+    /// seconds is left to the end of the process.
     pub(crate) fn join(self) {
         drop(self.network);
         let deadline = std::time::Instant::now() + Duration::from_secs(5);

@@ -1,10 +1,10 @@
-//! Hears from the kernel when something in this host's network is there again (a link with its
-//! carrier, an address, a route), and when a link goes down.
+//! Network changes of this host, as reported by the kernel: a link has its carrier again, an
+//! address or a route was added, or a link failed.
 //!
 //! A thread sleeps on a netlink socket (`NETLINK_ROUTE`) and reports to the session
-//! ([`NetworkChange`]); `engine/control/network.rs` and `link_down.rs` decide what that means for
-//! paths. However many changes there are, it reports what is up or new at most once for each
-//! `PAUSE`, and the links that are down then, with their addresses. Started and ended with the
+//! ([`NetworkChange`]); `engine/control/network.rs` and `link_down.rs` decide what a change means
+//! for paths. However many changes there are, the thread reports at most once per `PAUSE` what is
+//! up or new, and with it the failed links with their addresses. It is started and ended with the
 //! session (`launch`).
 
 use std::collections::{HashMap, HashSet};
@@ -37,24 +37,24 @@ const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400;
 const NEWS: [u16; 3] = [16, 20, 24];
 /// `MSG_DONTWAIT`, the same on every architecture.
 const DONT_WAIT: i32 = 0x40;
-/// A link with all its attributes fits.
+/// Buffer size; a link with all its attributes fits.
 const DATAGRAM_MAX: usize = 64 * 1024;
-/// Datagrams taken together at most.
+/// Maximum number of datagrams taken at once.
 const DATAGRAMS_MAX: usize = 1024;
-/// Links or addresses remembered at most; then all are forgotten, and count as new once more.
+/// Maximum number of links or addresses remembered; beyond that all are forgotten and count as new.
 const KNOWN_MAX: usize = 4096;
-/// Least time from one telling to the next.
+/// Minimum time between two reports.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long the thread's end is waited for.
+/// Time limit for the end of the thread.
 const END_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// What is up or new.
+/// Change for the better.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Change {
     Link(String),
     Address(IpAddr),
     Route,
-    /// Changes were missed, or are of a kind that is not understood.
+    /// Changes were missed, or are of an unknown kind.
     Unclear,
 }
 
@@ -69,21 +69,21 @@ impl fmt::Display for Change {
     }
 }
 
-/// What the thread reports.
+/// Report of the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkChange {
-    /// Something is up or new; what, for the log.
+    /// Something is up or new, described for the log.
     Up(String),
-    /// A link is down, or several at a time.
+    /// One or more links have failed.
     Down {
-        /// Which, for the log.
+        /// Description for the log.
         what: String,
-        /// The addresses of this host that no other link has.
+        /// Addresses of this host that no other link has.
         addresses: Vec<IpAddr>,
     },
 }
 
-/// The thread, as long as it is of use.
+/// Running thread; ends when dropped.
 #[derive(Debug)]
 pub(crate) struct LinkWatcher {
     socket: Arc<Socket>,
@@ -92,10 +92,11 @@ pub(crate) struct LinkWatcher {
 }
 
 impl LinkWatcher {
-    /// Tells what changes from now on.
+    /// Starts to report changes.
     ///
     /// # Errors
-    /// The system's, where there is no netlink: not in this kernel, or not for this process.
+    /// Fails with the system's error if netlink is missing in this kernel or denied to this
+    /// process.
     pub(crate) fn start(tell: impl Fn(NetworkChange) + Send + 'static) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind(&SocketAddr::new(0, GROUPS))?;
@@ -114,7 +115,7 @@ impl LinkWatcher {
 }
 
 impl Drop for LinkWatcher {
-    /// Ends the thread. Its sleep ends with the kernel's answer to a message that asks nothing.
+    /// Ends the thread. The kernel's answer to an empty message wakes it.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         if let Err(error) = wake(&self.socket) {
@@ -152,7 +153,6 @@ fn send(
     socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map(drop)
 }
 
-/// The thread's part.
 struct Listener {
     socket: Arc<Socket>,
     stop: Arc<AtomicBool>,
@@ -184,7 +184,7 @@ impl Listener {
         }
     }
 
-    /// What is up and there to begin with, which is no news.
+    /// Learns the initial links and addresses, which are not reported.
     fn learn(&mut self) -> io::Result<()> {
         let links = RouteNetlinkMessage::GetLink(LinkMessage::default());
         let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
@@ -192,7 +192,7 @@ impl Listener {
             let mut socket = Socket::new(NETLINK_ROUTE)?;
             socket.bind_auto()?;
             send(&socket, NLM_F_DUMP, NetlinkPayload::InnerMessage(request))?;
-            // The kernel has the next part ready when the one before is taken.
+            // The kernel provides the next part when the previous one is taken.
             for _ in 0..DATAGRAMS_MAX {
                 self.bytes.clear();
                 match socket.recv(&mut self.bytes, DONT_WAIT) {
@@ -205,7 +205,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Sleeps until there are messages and takes all there are: the first that is news.
+    /// Sleeps until there are messages and takes them all. Returns the first change.
     fn take_news(&mut self) -> io::Result<Option<Change>> {
         let mut news = None;
         for flags in std::iter::once(0).chain(std::iter::repeat_n(DONT_WAIT, DATAGRAMS_MAX)) {
@@ -226,22 +226,22 @@ impl Listener {
     }
 }
 
-/// The kernel's error for a socket that lost messages.
+/// Errno of a socket that lost messages.
 const ENOBUFS: i32 = 105;
 
-/// What is known to be up or there, so that a message which only repeats it is no news.
+/// Known links and addresses, so that repeated messages are not reported.
 #[derive(Debug, Default)]
 struct Known {
     links_up: HashSet<u32>,
     addresses: HashSet<(u32, IpAddr)>,
-    /// Links that were up and are not any more, by index: name, and the addresses that only they
-    /// had.
+    /// Links that were up and have failed, by index: the name, and the addresses that only that
+    /// link had.
     downs: HashMap<u32, (String, Vec<IpAddr>)>,
 }
 
 impl Known {
-    /// The links with addresses that have gone down since the last time, together: none of them
-    /// can stand in for another.
+    /// Takes the links with addresses that have failed since the last call. They are reported
+    /// together, so that no failed link counts as a replacement for another.
     fn take_down(&mut self) -> Option<NetworkChange> {
         let downs = std::mem::take(&mut self.downs).into_values();
         let (mut names, addresses): (Vec<_>, Vec<_>) =
@@ -260,7 +260,7 @@ impl Known {
         let index = link.header.index;
         if self.links_up.remove(&index) {
             let of_link = self.addresses.iter().filter(|(at, _)| *at == index);
-            // What another link has too still works.
+            // Addresses that another link has too still work.
             let is_elsewhere = |address: &IpAddr| {
                 self.links_up.iter().any(|other| self.addresses.contains(&(*other, *address)))
             };
@@ -270,7 +270,7 @@ impl Known {
         }
     }
 
-    /// The first news among the messages of a datagram.
+    /// Returns the first change among the messages of a datagram.
     fn judge(&mut self, mut bytes: &[u8]) -> Option<Change> {
         let mut news = None;
         while let Ok(head) = NetlinkBuffer::new_checked(bytes) {
@@ -281,7 +281,7 @@ impl Known {
                     NetlinkPayload::InnerMessage(inner) => self.judge_message(&inner),
                     _ => None,
                 },
-                // A kernel newer than this program may say more than it understands.
+                // A kernel newer than this program may send messages that it does not understand.
                 Err(_) => NEWS.contains(&kind).then_some(Change::Unclear),
             };
             news = news.or(change);
@@ -292,7 +292,7 @@ impl Known {
 
     fn judge_message(&mut self, message: &RouteNetlinkMessage) -> Option<Change> {
         match message {
-            // Of a bridge, about its ports: a port that leaves it stays up.
+            // Messages of a bridge about its ports: a port that leaves the bridge stays up.
             RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link)
                 if link.header.interface_family != AddressFamily::Unspec =>
             {
@@ -313,7 +313,8 @@ impl Known {
             }
             RouteNetlinkMessage::NewAddress(message) => {
                 let address = address_of(message)?;
-                // Not to be used before it is known that nobody else has it; that comes again.
+                // A tentative address is unusable until duplicate detection ends; another message
+                // follows then.
                 let place = (message.header.index, address);
                 if is_tentative(message) {
                     self.addresses.remove(&place);
@@ -332,7 +333,7 @@ impl Known {
     }
 }
 
-/// True when it was not known; it is from now on.
+/// Adds an element. Returns whether it is new.
 fn is_new<T: Hash + Eq>(known: &mut HashSet<T>, one: T) -> bool {
     if known.len() >= KNOWN_MAX && !known.contains(&one) {
         known.clear();
@@ -348,7 +349,7 @@ fn link_name(link: &LinkMessage) -> String {
     name.unwrap_or_else(|| link.header.index.to_string())
 }
 
-/// The host's own address, which on a point-to-point link is not the one named first.
+/// The host's own address, which on a point-to-point link is not the first one.
 fn address_of(message: &AddressMessage) -> Option<IpAddr> {
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
@@ -371,7 +372,7 @@ fn is_tentative(message: &AddressMessage) -> bool {
         })
 }
 
-/// True for a route to other hosts, which those to the host's own addresses are not.
+/// Whether the route leads to other hosts, unlike those to the host's own addresses.
 fn leads_away(route: &RouteMessage) -> bool {
     route.header.kind == RouteType::Unicast && !route.header.flags.contains(RouteFlags::Cloned)
 }

@@ -1,5 +1,5 @@
-//! Collects the metrics of a session, for scrapes and for `rtrs-client metrics`, from the reports
-//! that `status` and `stats` use. Runs on the thread that asks.
+//! Metrics of a session, for scrapes and for `rtrs-client metrics`, collected from the reports that
+//! `status` and `stats` use. This runs on the requesting thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::parts::Parts;
 use crate::path::state::PathState;
 use crate::stats::{DeviceStats, OP_NAMES};
 
-/// The value of the label `role`.
+/// Value of the label `role`.
 const ROLE: &str = "client";
 
-/// An address that metrics will be served at.
+/// Address at which metrics will be served.
 #[derive(Debug)]
 pub(crate) struct Scraped(MetricsServer);
 
@@ -31,7 +31,7 @@ impl Scraped {
     /// Binds the address.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`], with the system's.
+    /// Fails with [`ErrorKind::InUse`] and the system's error.
     pub(crate) fn bind(at: &MetricsAddress) -> Result<Self, Error> {
         let what = || format!("cannot serve metrics at {at}");
         MetricsServer::bind(at)
@@ -39,10 +39,10 @@ impl Scraped {
             .map_err(|error| Error::with_source(ErrorKind::InUse, what(), error))
     }
 
-    /// Serves the metrics of a session's volumes until what is returned is dropped.
+    /// Serves the metrics of a session's volumes until the returned value is dropped.
     ///
     /// # Errors
-    /// The system's.
+    /// Fails with the system's error.
     pub(crate) fn serve(
         self,
         roster: &Arc<Roster>,
@@ -63,8 +63,8 @@ impl Scraped {
     }
 }
 
-/// All samples of a volume that these reports give. What is the session's, of its paths and
-/// transports, is counted once: for the first of its volumes, which these are.
+/// All samples of a volume in these reports. Samples of the session, its paths and its transports
+/// are counted once: for the first of its volumes, to which these reports belong.
 pub(crate) fn samples(
     identity: &Identity,
     volumes: &[String],
@@ -96,7 +96,7 @@ pub(crate) fn samples(
     out
 }
 
-/// What is counted for the session as a whole.
+/// Adds the samples of the session as a whole.
 fn add_session(
     out: &mut Samples,
     name: &str,
@@ -131,7 +131,8 @@ fn add_ops(out: &mut Samples, name: &str, total: &DeviceStats) {
     }
 }
 
-/// For the session only: five parts of each of many paths would be a large text.
+/// Adds the breakdown of times for the session only: five parts of each of many paths would be
+/// long.
 fn add_parts(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
     let mut total = Parts::default();
     reports.iter().for_each(|report| total.add(&report.engine.stats.parts()));
@@ -153,7 +154,7 @@ fn add_volume(out: &mut Samples, status: &Status) {
     out.add(&m::SLOW_TOTAL, one, status.slow_requests.total);
 }
 
-/// How a path is to the volume.
+/// Adds the state of a path for the volume.
 fn add_path(out: &mut Samples, name: &str, path: &PathInfo) {
     let labels = &[name, &*path.path][..];
     out.add(&m::PATH_UP, labels, path.is_connected());
@@ -161,7 +162,7 @@ fn add_path(out: &mut Samples, name: &str, path: &PathInfo) {
     out.add(&m::PATH_SLOW, labels, path.is_avoided());
 }
 
-/// What a path did.
+/// Adds the counters of a path.
 fn count_path(out: &mut Samples, name: &str, path: &PathInfo, stats: &PathStats) {
     let labels = &[name, &*path.path][..];
     out.add(&m::PATH_INFLIGHT, labels, u64::from(stats.inflight));

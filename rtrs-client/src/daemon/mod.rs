@@ -1,14 +1,17 @@
-//! The process of a session: from a plan to threads that carry IO, and to their end.
+//! Process of a session: from a plan to threads that carry IO, and to their end.
 //!
-//! `attach` is the daemon behind `rtrs-client attach`, and `attached` its session until the end.
-//! Beside them: `config` makes the engine's configuration, `fabrics` the fabrics, `launch` starts
-//! the threads, `driver` runs one shard's engine on its ring, with its `fronts`, and `notices` is
-//! what it tells the process; `events` and `signals` are what that waits for, `volume` is a volume
-//! of the session with its socket and files, `volume_add` adds one later, `roster` says who they
-//! are, `device` is the block device of the kernel, `control_socket` serves the commands with what
-//! `report` knows, `waiting` are those that wait for the process, `metrics` serves scrapes with it,
-//! `link_watcher` hears of links that come up, and `saved` is what the process leaves for a
-//! takeover.
+//! - `attach`: the daemon behind `rtrs-client attach`; `attached`: its session until the end;
+//! - `config`: the engine's configuration; `fabrics`: its fabrics;
+//! - `launch`: start of the threads; `driver`: one shard's engine on its ring, with its `fronts`;
+//! - `notices`: notifications from shard 0 to the process; `events` and `signals`: input of the
+//!   process;
+//! - `volume`: a volume of the session with its socket and files; `volume_add`: volumes added
+//!   later; `roster`: the list of volumes and their settings;
+//! - `device`: the block device of the kernel;
+//! - `control_socket`: serves commands, from the data in `report`; `waiting`: commands that wait
+//!   for the process; `metrics`: serves scrapes from the same data;
+//! - `link_watcher`: network changes of the host; `saved`: state that the process leaves for a
+//!   takeover.
 
 pub(crate) mod attach;
 mod attached;

@@ -1,4 +1,4 @@
-//! What shard 0 notifies the process of.
+//! Notifications from shard 0 to the process.
 
 use rtrs_core::block::Geometry;
 use rtrs_core::identity::Identity;
@@ -7,12 +7,12 @@ use rtrs_core::time::{Duration, Instant};
 
 use crate::engine::{ClientEngine, DeviceIndex, SessionFailure};
 
-/// From shard 0 to the process.
+/// Notification from shard 0.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The device is open and clients can connect.
+    /// The device is open, and clients can connect.
     Ready(DeviceIndex, Box<Geometry>),
-    /// The volume cannot go on.
+    /// The volume has failed.
     Failed(DeviceIndex, SessionFailure),
     /// The device has another size.
     Resized(DeviceIndex, u64),
@@ -20,39 +20,39 @@ pub(crate) enum Event {
     FrontFailed(DeviceIndex, std::io::Error),
     /// The kernel has closed this shard's socket of the device.
     KernelGone(DeviceIndex, CoreIndex),
-    /// All front ends of the device have stopped, and so many IOs had not ended then.
+    /// All front ends of the device have stopped, with the number of IOs that had not ended.
     FrontStopped(DeviceIndex, usize),
-    /// Nothing of the volume of this export is left.
+    /// The session has closed the volume of this export.
     VolumeGone(String),
     /// A shard's thread ended with this error.
     ShardFailed(CoreIndex, String),
-    /// What whoever takes over from this process has to know: the epoch of the server's cache.
+    /// Epoch of the server's cache, to be saved for a process that takes over.
     SavedEpoch(DeviceIndex, u64),
-    /// The same: which server's export it is.
+    /// Identity of the export, to be saved for a process that takes over.
     Pinned(DeviceIndex, Identity),
-    /// Everything ended.
+    /// Everything has ended.
     Done {
-        /// IOs that had not when their time was over.
+        /// Number of IOs that had not ended at their time limit.
         abandoned: usize,
     },
 }
 
-/// How often many volumes are looked at, at most.
+/// Minimum time between two checks of many volumes.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What the process knows of a volume.
+/// State of a volume that the process knows.
 #[derive(Debug)]
 struct Known {
     device: DeviceIndex,
     failed: bool,
-    /// None until its front end has it.
+    /// None until its front end has the device.
     size: Option<u64>,
     saved_epoch: Option<u64>,
     identity: Option<Identity>,
 }
 
 impl Known {
-    /// Appends what has changed.
+    /// Appends the changes since the last check.
     fn look(&mut self, engine: &ClientEngine, events: &mut Vec<Event>) {
         let device = self.device;
         if !self.failed
@@ -81,20 +81,20 @@ impl Known {
     }
 }
 
-/// What the process knows of the volumes.
+/// States of the volumes that the process knows.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
     volumes: Vec<Known>,
     /// Exports of volumes that are being closed.
     ending: Vec<String>,
-    /// When many are looked at next.
+    /// Time of the next check of many volumes.
     next_look: Instant,
-    /// Something may have happened since they were looked at.
+    /// Whether a check was skipped.
     skipped: bool,
 }
 
 impl Notices {
-    /// The front end of a device has it, in this size. Returns what has changed of it.
+    /// Records the size of a device that its front end has. Returns what has changed.
     pub(crate) fn ready(
         &mut self,
         device: DeviceIndex,
@@ -107,7 +107,7 @@ impl Notices {
         events
     }
 
-    /// The process waits until nothing of this volume is left.
+    /// Makes [`Self::changes`] report the end of this volume.
     pub(crate) fn await_end(&mut self, export: Option<String>) {
         self.ending.extend(export);
     }
@@ -122,12 +122,12 @@ impl Notices {
         &mut self.volumes[at]
     }
 
-    /// When to look again even if nothing happens.
+    /// Time of the next check even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.skipped.then_some(self.next_look)
     }
 
-    /// What has changed of the volumes of these devices.
+    /// Returns the changes of these devices' volumes.
     pub(crate) fn changes(
         &mut self,
         now: Instant,
@@ -141,7 +141,7 @@ impl Notices {
         }
         self.next_look = now + LOOK_EVERY;
         let mut events = Vec::new();
-        // Whoever has a number that was another volume's begins anew.
+        // A reused device number starts without a known state.
         self.volumes.retain(|known| devices.clone().any(|device| device == known.device));
         for device in devices {
             self.known(device).look(engine, &mut events);

@@ -1,4 +1,4 @@
-//! What an attached session reports about itself: the replies to `status`, `stats` and `attach`.
+//! Replies of an attached session to `status`, `stats` and `attach`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,13 +25,13 @@ use crate::parts::Parts;
 use crate::settings::{Access, Failover, NoPath, SlowIo};
 use crate::stats::{DeviceStats, OP_NAMES, ShardStats};
 
-/// What does not change while a volume is attached.
+/// Properties of an attached volume that do not change.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) name: String,
-    /// Its device in the session.
+    /// Device in the session.
     pub(crate) index: DeviceIndex,
-    /// The name whose log has the session's messages.
+    /// Name whose log contains the session's messages.
     pub(crate) log: String,
     pub(crate) session: String,
     pub(crate) session_id: String,
@@ -39,30 +39,30 @@ pub(crate) struct Identity {
     pub(crate) no_path: NoPath,
     pub(crate) failover: Failover,
     pub(crate) slow_io: SlowIo,
-    /// NBD URI that clients open, if there is one.
+    /// NBD URI for clients, if there is one.
     pub(crate) uri: Option<String>,
-    /// The block device, once it is connected.
+    /// Block device, once it is connected.
     pub(crate) device: Arc<OnceLock<String>>,
     pub(crate) pid: u32,
     pub(crate) shards: u16,
-    /// It is being ended.
+    /// Whether the volume is being detached.
     pub(crate) ending: Arc<AtomicBool>,
     pub(crate) started: SystemTime,
 }
 
-/// The report of the control shard, the only one that knows the paths. It is missing if the session
-/// is ending, or if the host is so busy that the shard did not run.
+/// Report of the control shard, the only one that knows the paths. It is missing if the session is
+/// ending, or if the host is so busy that the shard did not run.
 fn control(reports: &[ClientShardReport]) -> Option<&ClientShardReport> {
     reports.iter().find(|report| report.engine.shard.0 == 0)
 }
 
 impl Identity {
-    /// The volume, as the control shard knows it.
+    /// Control shard's status of the volume.
     fn volume<'a>(&self, reports: &'a [ClientShardReport]) -> Option<&'a VolumeStatus> {
         control(reports)?.engine.volume(self.index)
     }
 
-    /// The volume's device, as each shard knows it.
+    /// Each shard's report of the volume's device.
     fn devices<'a>(
         &self,
         reports: &'a [ClientShardReport],
@@ -71,19 +71,19 @@ impl Identity {
         reports.iter().filter_map(move |report| report.engine.device(index))
     }
 
-    /// What all shards did for the volume.
+    /// Counters of all shards for the volume.
     pub(super) fn device_stats(&self, reports: &[ClientShardReport]) -> DeviceStats {
         let mut total = DeviceStats::default();
         self.devices(reports).for_each(|device| total.add(&device.stats));
         total
     }
 
-    /// Times that the server may have lost acknowledged writes of the volume.
+    /// Number of times that the server may have lost acknowledged writes of the volume.
     pub(super) fn cache_losses(&self, reports: &[ClientShardReport]) -> u64 {
         self.devices(reports).map(|device| device.cache_losses).max().unwrap_or(0)
     }
 
-    /// The shape of the device, once it was open.
+    /// Geometry of the device, once it was open.
     fn geometry<'a>(&self, reports: &'a [ClientShardReport]) -> Option<&'a Geometry> {
         control(reports)?.engine.geometry(self.index)
     }
@@ -93,7 +93,7 @@ fn paths(reports: &[ClientShardReport]) -> Option<&[PathStatus]> {
     control(reports)?.engine.paths.as_deref()
 }
 
-/// Where a session is, and why if its paths do not explain that.
+/// State of a session, and the reason if its paths do not explain it.
 fn state(
     identity: &Identity,
     reports: &[ClientShardReport],
@@ -123,7 +123,7 @@ fn state(
     }
 }
 
-/// The reply to `status`. `volumes` are the names of all volumes of the session.
+/// Reply to `status`. `volumes` are the names of all volumes of the session.
 pub(crate) fn status(
     identity: &Identity,
     volumes: &[String],
@@ -169,13 +169,13 @@ pub(crate) fn status(
     }
 }
 
-/// What NBD did for the volume on a shard.
+/// NBD counters of the volume on a shard.
 fn bridge(identity: &Identity, report: &ClientShardReport) -> BridgeStats {
     let found = report.bridges.iter().find(|(device, _)| *device == identity.index);
     found.map(|(_, stats)| *stats).unwrap_or_default()
 }
 
-/// NBD connections of the volume on a shard.
+/// Number of NBD connections of the volume on a shard.
 fn connections(identity: &Identity, report: &ClientShardReport) -> u64 {
     bridge(identity, report).connections
 }
@@ -210,7 +210,7 @@ fn heartbeats(path: &PathStatus) -> Heartbeats {
     Heartbeats { sent: path.heartbeats.sent, missed: path.heartbeats.missed }
 }
 
-/// What `attach` prints.
+/// Output of `attach`.
 pub(crate) fn attached(status: Status) -> Attached {
     let uri = if status.device.is_some() { None } else { status.uri };
     Attached {
@@ -226,13 +226,13 @@ pub(crate) fn attached(status: Status) -> Attached {
     }
 }
 
-/// True if a shard avoids the path because it is far slower than others.
+/// Whether a shard avoids the path because it is far slower than others.
 fn is_slow(path: &PathStatus, reports: &[ClientShardReport]) -> bool {
     let at = path.id.index();
     reports.iter().any(|report| report.engine.path_slow.get(at).copied().unwrap_or_default())
 }
 
-/// The IO that has waited the longest.
+/// Oldest waiting IO.
 fn oldest(identity: &Identity, reports: &[ClientShardReport]) -> Option<OldestIo> {
     let oldest =
         identity.devices(reports).filter_map(|device| device.oldest).max_by_key(|o| o.age)?;
@@ -247,7 +247,7 @@ fn oldest(identity: &Identity, reports: &[ClientShardReport]) -> Option<OldestIo
     Some(OldestIo { age_ms: millis(oldest.age), waits_for, path })
 }
 
-/// Requests that a slow disk holds up.
+/// Requests that a slow disk delays.
 fn slow_requests(identity: &Identity, reports: &[ClientShardReport]) -> SlowRequests {
     let slow = || identity.devices(reports).map(|device| device.slow_requests);
     SlowRequests {
@@ -273,7 +273,7 @@ fn latency(times: &Histogram<u64>) -> Latency {
     }
 }
 
-/// The buckets of a histogram that are not empty.
+/// Non-empty buckets of a histogram.
 fn buckets(times: &Histogram<u64>) -> Vec<Bucket> {
     let bucket = |at: u64, count| {
         let (from, to) = (times.lowest_equivalent(at), times.highest_equivalent(at));
@@ -294,7 +294,7 @@ fn parts(parts: &Parts, with_times: bool) -> Vec<PartTimes> {
     times.collect()
 }
 
-/// The reply to `stats`.
+/// Reply to `stats`.
 pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_times: bool) -> Stats {
     let count = reports.iter().map(|r| r.engine.stats.paths.len()).max().unwrap_or(0);
     let mut total = ShardStats::new(count);
@@ -332,7 +332,7 @@ pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_tim
     }
 }
 
-/// Makes of the paths of the attach those in force.
+/// Replaces the initial paths in the settings by the current ones.
 pub(crate) fn set_paths(settings: &mut [SettingValue], reports: &[ClientShardReport]) {
     let (Some(paths), Some(setting)) =
         (paths(reports), settings.iter_mut().find(|setting| setting.name == "path"))
@@ -375,7 +375,7 @@ fn path_stats(
 
 #[cfg(test)]
 impl Identity {
-    /// That of a volume "v".
+    /// Identity of a volume "v".
     pub(crate) fn example() -> Self {
         Self {
             name: "v".into(),

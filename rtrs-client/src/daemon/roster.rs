@@ -1,5 +1,4 @@
-//! The volumes of a session, as its threads see them: who they are and their settings as they are
-//! now.
+//! Volumes of a session with their current settings, shared by its threads.
 
 use std::collections::BTreeMap;
 
@@ -14,44 +13,41 @@ use crate::control_protocol::SettingValue;
 use crate::engine::{Change, HeartbeatSettings};
 use crate::plan::AttachPlan;
 
-/// A volume.
 #[derive(Debug)]
 struct Member {
     identity: Identity,
     plan: AttachPlan,
 }
 
-/// The volumes, in the order in which they were attached.
+/// Volumes, in the order in which they were attached.
 #[derive(Debug, Default)]
 pub(crate) struct Roster(Mutex<Vec<Member>>);
 
 impl Roster {
-    /// One more.
     pub(crate) fn add(&self, identity: Identity, plan: AttachPlan) {
         self.0.lock().push(Member { identity, plan });
     }
 
-    /// One less.
     pub(crate) fn remove(&self, name: &str) {
         self.0.lock().retain(|member| member.identity.name != name);
     }
 
-    /// Their names.
+    /// Names of all volumes.
     pub(crate) fn names(&self) -> Vec<String> {
         self.0.lock().iter().map(|member| member.identity.name.clone()).collect()
     }
 
-    /// All of them.
+    /// Identities of all volumes.
     pub(crate) fn identities(&self) -> Vec<Identity> {
         self.0.lock().iter().map(|member| member.identity.clone()).collect()
     }
 
-    /// The one that is attached for the longest time, with its settings as they are now.
+    /// Volume that has been attached longest, with its current settings.
     pub(crate) fn first(&self) -> Option<(AttachPlan, Identity)> {
         self.0.lock().first().map(|member| (member.plan.clone(), member.identity.clone()))
     }
 
-    /// What is saved of a volume that shares the session.
+    /// Saved state of a volume that shares the session.
     pub(crate) fn saved(&self, name: &str) -> Option<SavedVolume> {
         let members = self.0.lock();
         let plan = &members.iter().find(|member| member.identity.name == name)?.plan;
@@ -59,31 +55,30 @@ impl Roster {
         Some(SavedVolume { session, name: name.to_owned(), settings })
     }
 
-    /// The settings of a volume.
     pub(crate) fn values(&self, name: &str) -> Vec<SettingValue> {
         let members = self.0.lock();
         let member = members.iter().find(|member| member.identity.name == name);
         member.map(|member| member.plan.values()).unwrap_or_default()
     }
 
-    /// How a path of this scheme is treated that is added.
+    /// Settings for an added path of this scheme.
     pub(crate) fn of_path(&self, scheme: Scheme) -> Option<(AutoSwitch, HeartbeatSettings)> {
         let members = self.0.lock();
         let session = &members.first()?.plan.session;
         Some((session.settings.invalidate_reads, session.own_heartbeat(scheme)))
     }
 
-    /// Changes settings of the session, all or none. `name` is the volume that was named.
+    /// Changes settings of the session, all or none. `name` is the volume in the request.
     ///
     /// # Errors
-    /// A value that does not fit one of the volumes.
+    /// Returns the value that does not fit one of the volumes.
     pub(crate) fn change(
         &self,
         name: &str,
         settings: &BTreeMap<String, String>,
         shards: &ShardHandle,
     ) -> Result<(), String> {
-        // Held until the change has begun, so that of two callers the later one's values stay.
+        // Held until the change has begun, so that of two callers the later one's values apply.
         let mut members = self.0.lock();
         let changed = |member: &Member| {
             member.plan.changed(settings).map_err(|error| {

@@ -1,11 +1,11 @@
-//! What a session's process saves for one that takes over from it when it dies: for each volume the
-//! epoch of the server's cache in which it may have left writes that were not flushed, and the
-//! identity of the export; and, of volumes that share a session, which one and the settings that
-//! each has of its own. For udev: which device a volume has.
+//! State that a session's process saves for a successor that takes over after its death. For each
+//! volume, this is the epoch of the server's cache in which it may have left unflushed writes, and
+//! the identity of the export; for volumes that share a session, also the session and each volume's
+//! own settings. For udev, it is the device of a volume.
 //!
-//! Files beside the control socket, each replaced as a whole; a volume that is detached removes
-//! them. All volumes have the first two, which the thread writes that forwards the session's
-//! events; volumes behind a device of the kernel have the others.
+//! The files are beside the control socket and are always replaced as a whole; a detach removes
+//! them. All volumes have the first two, written by the thread that forwards the session's events.
+//! Volumes with a device of the kernel have the others.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,38 +23,38 @@ const IDENTITY: &str = "identity";
 const DEVICE: &str = "device";
 const VOLUME: &str = "volume";
 
-/// A volume of a session that has several.
+/// Volume of a session with several volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedVolume {
-    /// The session's name at the server.
+    /// Session name at the server.
     pub(crate) session: String,
-    /// The name of the export.
+    /// Export name.
     pub(crate) name: String,
-    /// What it has of its own.
+    /// The volume's own settings.
     pub(crate) settings: BTreeMap<String, String>,
 }
 
-/// The files of one volume. Clones are the same.
+/// Files of one volume. Clones refer to the same files.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
     files: OwnFiles,
-    /// The control socket, whose name they have with an extension of their own.
+    /// Control socket; the files have its name with their own extensions.
     beside: PathBuf,
-    /// The volume is detached: nothing is saved any more.
+    /// Set when the volume is detached, after which nothing is saved.
     over: Arc<Mutex<bool>>,
 }
 
 impl Saved {
-    /// Those of the volume that is attached as `name`.
+    /// Creates the files' handle for the volume attached as `name`.
     ///
     /// # Errors
-    /// The run directory cannot be used.
+    /// Fails if the run directory cannot be used.
     pub(crate) fn new(run_dir: &RunDir, name: &str) -> Result<Self, PlaceError> {
         let (files, beside) = (run_dir.files()?, run_dir.control_socket(name));
         Ok(Self { files, beside, over: Arc::new(Mutex::new(false)) })
     }
 
-    /// What a process that died has saved; 0, which means unknown, if it cannot be read.
+    /// Epoch saved by a dead process; 0, which means unknown, if it cannot be read.
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.read(EPOCH).unwrap_or_else(|error| {
             tracing::warn!("cannot read {}: {error}", self.path(EPOCH).display());
@@ -62,15 +62,15 @@ impl Saved {
         })
     }
 
-    /// Which server's export a process that died worked with, if it is known.
+    /// Identity of the export that a dead process used, if known.
     ///
     /// # Errors
-    /// Why it cannot be read, where there is something.
+    /// Returns the reason why an existing file cannot be read.
     pub(crate) fn identity(&self) -> io::Result<Option<Identity>> {
         self.read(IDENTITY)
     }
 
-    /// The path of the session's device; empty while it connects one, None if nothing is known.
+    /// Path of the session's device; empty while the device is being connected, None if unknown.
     pub(crate) fn device(&self) -> Option<String> {
         match self.files.read(&self.name(DEVICE)) {
             Ok(text) => text.map(|text| text.trim().to_owned()),
@@ -81,7 +81,7 @@ impl Saved {
         }
     }
 
-    /// What a file holds, if there is one.
+    /// Reads a file, if it exists.
     fn read<T: FromStr>(&self, extension: &str) -> io::Result<Option<T>>
     where
         T::Err: std::error::Error + Send + Sync + 'static,
@@ -95,7 +95,7 @@ impl Saved {
         self.beside.with_extension(extension)
     }
 
-    /// The name of a file in the run directory.
+    /// Name of a file in the run directory.
     fn name(&self, extension: &str) -> String {
         let path = self.path(extension);
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
@@ -107,7 +107,7 @@ impl Saved {
         self.write(IDENTITY, &identity.to_string(), without);
     }
 
-    /// Saves the path of the device for udev; an empty one while it is being connected.
+    /// Saves the path of the device for udev; an empty one while the device is being connected.
     pub(crate) fn save_device(&self, path: &str) {
         self.write(DEVICE, path, "the links that udev makes may be missing, or come too early");
     }
@@ -138,7 +138,7 @@ impl Saved {
         }
     }
 
-    /// The volume shares its session with no other.
+    /// Forgets a shared session, as the volume is the only one now.
     pub(crate) fn forget_volume(&self) {
         self.remove(VOLUME);
     }
@@ -157,8 +157,8 @@ impl Saved {
     }
 }
 
-/// The volumes of the session of this name that a process which died has left. What cannot be read
-/// is told in the log and left out, and what is attached again.
+/// Returns the volumes that a dead process left of the session with this name. Unreadable ones are
+/// logged and omitted, and so are volumes that are attached again.
 pub(crate) fn left_of(run_dir: &RunDir, session: &str) -> Vec<SavedVolume> {
     let in_use = |volume: &SavedVolume| {
         let state = socket_state(&run_dir.control_socket(&volume.name));
@@ -170,14 +170,14 @@ pub(crate) fn left_of(run_dir: &RunDir, session: &str) -> Vec<SavedVolume> {
     found
 }
 
-/// The session in which a process that died had the first of these volumes that shared one.
+/// Returns the session that the first of these volumes shared in a dead process.
 pub(crate) fn session_left(run_dir: &RunDir, names: &[String]) -> Option<String> {
     let all = all_volumes(run_dir);
     let mut found = names.iter().filter_map(|name| all.iter().find(|left| left.name == *name));
     found.next().map(|volume| volume.session.clone())
 }
 
-/// Forgets what there is of the session of this name, which begins again and takes nothing over.
+/// Forgets what is left of the session with this name, which starts anew without a takeover.
 pub(crate) fn forget_left(run_dir: &RunDir, session: &str) {
     for volume in left_of(run_dir, session) {
         match Saved::new(run_dir, &volume.name) {
@@ -198,7 +198,7 @@ fn all_volumes(run_dir: &RunDir) -> Vec<SavedVolume> {
             None
         })?;
         let volume: Option<SavedVolume> = serde_json::from_str(&text).ok();
-        // Its name says where it is.
+        // The file name must match the volume name.
         let volume = volume.filter(|volume| {
             let path = run_dir.control_socket(&volume.name).with_extension(VOLUME);
             path == run_dir.path().join(&name)
@@ -285,7 +285,7 @@ mod tests {
         for one in &all {
             Saved::new(&dir, &one.name).unwrap().save_volume(one);
         }
-        // Of another name, and not one of ours.
+        // One file with a wrong name, and one with invalid contents.
         let text = fs::read_to_string(dir.path().join("c.volume")).unwrap();
         fs::write(dir.path().join("e.volume"), text).unwrap();
         fs::write(dir.path().join("f.volume"), "x").unwrap();

@@ -1,4 +1,4 @@
-//! What signals do to a process with a session.
+//! Signal handling of a process with a session.
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -14,14 +14,14 @@ use crate::engine::Reported;
 use crate::error::{Error, system};
 use crate::session_log::DAEMON_LOG;
 
-/// Calls `take` for each signal from now on until what is returned is dropped.
+/// Calls `take` for each signal until the returned value is dropped.
 pub(crate) fn forward_signals(
     take: impl FnMut(Signal) + Send + 'static,
 ) -> Result<Forwarding, Error> {
     Signals::take().and_then(|signals| signals.forward(take)).map_err(system("cannot take signals"))
 }
 
-/// The signals of an attached session: SIGTERM and SIGINT end it, SIGHUP opens the log again,
+/// Handles the signals of an attached session: SIGTERM and SIGINT end it, SIGHUP reopens the log,
 /// SIGUSR1 logs the state.
 pub(crate) fn serve_signals(
     wakes: mpsc::Sender<Wake>,
@@ -29,7 +29,7 @@ pub(crate) fn serve_signals(
     roster: Arc<Roster>,
 ) -> Result<Forwarding, Error> {
     forward_signals(move |signal| match signal {
-        // After the last wait there is nobody to tell.
+        // After the last wait there is no receiver.
         Signal::Stop => drop(wakes.send(Wake::Signal)),
         Signal::Reload => reopen_log(),
         Signal::Dump => {
@@ -45,14 +45,14 @@ pub(crate) fn serve_signals(
     })
 }
 
-/// Opens the log of a session in the background again, which a log rotation has renamed. In the
-/// foreground the log goes to standard error, which is not ours.
+/// Reopens the log of a background session after a log rotation has renamed it. In the foreground
+/// the log goes to standard error, which does not belong to this process.
 fn reopen_log() {
     let Some(path) = std::env::var_os(DAEMON_LOG) else {
         return tracing::info!("SIGHUP: nothing to do, the log goes to standard error");
     };
     let path = Path::new(&path);
-    // The lock says that the session's process lives (`own_log` of the attach command).
+    // The lock shows that the session's process is alive (`own_log` of the attach command).
     let reopened = open_log(path).and_then(|log| {
         log.try_lock().map_err(std::io::Error::from)?;
         replace_stderr(&log)

@@ -1,5 +1,4 @@
-//! A volume of the session in its process: what it takes of the host, from its attach to its
-//! detach.
+//! Volume of the session in its process: its resources of the host, from its attach to its detach.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -20,70 +19,70 @@ use crate::frontend::{MakeFrontEnds, kernel_nbd, nbd};
 use crate::plan::{AttachPlan, Front};
 use crate::settings::{Access, SlowIo, give_socket};
 
-/// Where a volume is between attach and detach.
+/// Progress of a volume between attach and detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Its device opens, until then at most.
+    /// The device is being opened, until this time at the latest.
     Opening(Instant),
-    /// It serves.
+    /// The volume is served.
     Attached,
-    /// The kernel gives its device back.
+    /// The kernel is releasing the device.
     Disconnecting,
-    /// Its front ends end what is in flight, until then at most.
+    /// The front ends are finishing requests in flight, until this time at the latest.
     Stopping(Instant),
-    /// The session closes it, until then at most.
+    /// The session is closing the volume, until this time at the latest.
     Closing(Instant),
 }
 
-/// What a volume has before its session has it.
+/// Resources of a volume before the session has it.
 pub(crate) struct Prepared {
     pub(crate) config: VolumeConfig,
     pub(crate) fronts: MakeFrontEnds,
     pub(crate) control: ControlSocket,
-    /// Where NBD clients connect.
+    /// URI for NBD clients.
     pub(crate) uri: Option<String>,
-    /// What is saved for a takeover, should the process die.
+    /// State saved for a takeover, in case the process dies.
     pub(crate) saved: Option<Saved>,
     reached: Option<Reached>,
 }
 
-/// A volume of the session.
+/// Volume of the session.
 pub(crate) struct Volume {
     pub(crate) identity: Identity,
     pub(crate) front: Front,
     pub(crate) control: ControlSocket,
     pub(crate) saved: Option<Saved>,
-    /// What a quick takeover has found, until it is used.
+    /// Result of the first step of a quick takeover, until it is used.
     pub(crate) reached: Option<Reached>,
-    /// The kernel's device, until it is disconnected.
+    /// Kernel device, until it is disconnected.
     pub(crate) held: Held,
     pub(crate) step: Step,
-    /// How long it may take to open.
+    /// Time limit for the open.
     pub(crate) patience: Duration,
-    /// When its detach has to be done with what is in flight.
+    /// Time limit for requests in flight during a detach.
     pub(crate) detached_by: Option<Instant>,
-    /// The commands that wait for its detach.
+    /// Commands that wait for the detach.
     pub(crate) detaches: Vec<Detach>,
-    /// The command that waits for its attach.
+    /// Command that waits for the attach.
     pub(crate) add: Option<Add>,
-    /// Why that one's volume is not attached. The command hears it once the name is free.
+    /// Reason why that command's volume is not attached, which it receives once the name is free.
     pub(crate) refused: Option<String>,
-    /// It was attached once.
+    /// Whether the volume was ever attached.
     pub(crate) was_attached: bool,
-    /// It is saved which session it shares.
+    /// Whether it was saved that the volume shares a session.
     pub(crate) is_session_saved: bool,
-    /// Shards whose connection the kernel has closed.
+    /// Number of shards whose connection the kernel has closed.
     pub(crate) kernel_gone: usize,
-    /// A size that the kernel does not know yet.
+    /// Size that the kernel does not know yet.
     pub(crate) resized: Option<u64>,
-    /// A warning about the end of the device.
+    /// Warning about the end of the device.
     pub(crate) warning: Option<String>,
-    /// IOs that had not ended when their time was over.
+    /// Number of IOs that had not ended at their time limit.
     pub(crate) abandoned: usize,
 }
 
 impl Volume {
-    /// The volume of a plan, that opens from now on, for so long at most.
+    /// Creates the volume of a plan, which has this time to open.
     pub(crate) fn new(
         plan: &AttachPlan,
         prepared: Prepared,
@@ -114,17 +113,17 @@ impl Volume {
         (volume, fronts)
     }
 
-    /// True until it is to be detached.
+    /// Whether the volume is not being detached.
     pub(crate) fn is_wanted(&self) -> bool {
         matches!(self.step, Step::Opening(_) | Step::Attached)
     }
 
-    /// Listings show that it is being detached.
+    /// Lets listings show that the volume is being detached.
     pub(crate) fn show_end(&self) {
         self.identity.ending.store(true, Ordering::Relaxed);
     }
 
-    /// When something about it is due.
+    /// Time at which something about the volume is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         match self.step {
             Step::Opening(at) | Step::Stopping(at) | Step::Closing(at) => Some(at),
@@ -132,9 +131,9 @@ impl Volume {
         }
     }
 
-    /// It is detached: nothing is saved for a takeover, unless there may be one. That is so of what
-    /// a process that died has left, if this one could not take it over, and of a device that could
-    /// not be taken from its users.
+    /// Removes the state saved for a takeover after a detach, unless a takeover may follow. One may
+    /// follow if a dead process left the state and this process could not take over, or if the
+    /// device could not be taken from its users.
     pub(crate) fn forget(&self) {
         if let Some(saved) = &self.saved
             && self.was_attached
@@ -145,10 +144,11 @@ impl Volume {
     }
 }
 
-/// Takes the host's part of a volume: its control socket, its socket or address for NBD.
+/// Acquires a volume's resources of the host: its control socket, and its socket or address for
+/// NBD.
 ///
 /// # Errors
-/// A socket or address that is in use; an identity that contradicts what a dead process left.
+/// Fails if a socket or address is in use, or an identity contradicts what a dead process left.
 pub(crate) fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
     let name = &plan.session.export_name;
     let control_path = plan.run_dir.control_socket(name);
@@ -156,7 +156,7 @@ pub(crate) fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
         let what = format!("cannot listen on the control socket {}", control_path.display());
         Error::with_source(ErrorKind::InUse, what, e)
     })?;
-    // First of all, as the time in which requests come again begins with it.
+    // This must come first, as the time in which requests are repeated begins with it.
     let reached = match &plan.front {
         Front::Device(options) => device::reach(options, name)?,
         _ => None,
@@ -170,7 +170,7 @@ pub(crate) fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
     Ok(Prepared { config, fronts, control, uri, saved, reached })
 }
 
-/// Prepares the front end of the plan: what makes it, where NBD clients connect, and what is saved
+/// Prepares the front end of the plan. Returns its maker, the URI for NBD clients, and the state
 /// for a takeover.
 fn front(plan: &AttachPlan) -> Result<(MakeFrontEnds, Option<String>, Option<Saved>), Error> {
     let export = &plan.session.export_name;
@@ -206,8 +206,8 @@ fn front(plan: &AttachPlan) -> Result<(MakeFrontEnds, Option<String>, Option<Sav
         Front::Device(_) => {
             device::become_dependable();
             let fronts = kernel_nbd::device(BridgeConfig {
-                // The kernel has one connection on each shard, and later perhaps a second in its
-                // place.
+                // The kernel has one connection on each shard, and later perhaps a second one that
+                // replaces it.
                 connections_max: 2,
                 touched_bytes: BUSY_BYTES,
                 ..bridge
@@ -217,14 +217,14 @@ fn front(plan: &AttachPlan) -> Result<(MakeFrontEnds, Option<String>, Option<Sav
     }
 }
 
-/// The epoch in which a process that died may have left unflushed writes. NBD users of a socket or
-/// an address connect to the next process by themselves; users of a device only by a takeover.
+/// Epoch in which a dead process may have left unflushed writes. NBD users of a socket or an
+/// address reconnect to the next process by themselves; users of a device only by a takeover.
 fn inherited(plan: &AttachPlan, saved: Option<&Saved>) -> Option<u64> {
     let is_device = matches!(plan.front, Front::Device(_));
     saved.filter(|_| !is_device || plan.takes_over())?.epoch()
 }
 
-/// The identity that a volume must have, if it is known before it opens.
+/// Identity that a volume must have, if it is known before the open.
 fn pinned(plan: &AttachPlan, saved: Option<&Saved>) -> Result<Option<Pinned>, Error> {
     let said = plan.session.settings.identity;
     let Some(saved) = saved.filter(|_| plan.takes_over()) else {
@@ -245,8 +245,8 @@ fn pinned(plan: &AttachPlan, saved: Option<&Saved>) -> Result<Option<Pinned>, Er
     joined(left, said)
 }
 
-/// What a process left and what the settings say, if they do not contradict each other: an export
-/// with an ID for one boot has another one after the next boot, and either may say less.
+/// Combines the identity left by a process with that of the settings, if they do not contradict
+/// each other: a boot-specific export ID changes with the next boot, and either may contain less.
 fn joined(left: Option<Pinned>, said: Option<Pinned>) -> Result<Option<Pinned>, Error> {
     match (left, said) {
         (Some(left), Some(said)) if left.contradicts(&said) => {
@@ -310,7 +310,7 @@ mod tests {
         let device = |identity, accept| plan("device: auto\ntakeover: true", identity, accept);
         let pin = |plan: &AttachPlan| pinned(plan, Some(&saved)).map_err(|e| e.to_string());
 
-        // The process that died had pinned nothing.
+        // The dead process had pinned nothing.
         assert_eq!(pin(&device(None, false)), Ok(None));
         assert_eq!(pin(&device(Some(SAID), false)), Ok(Some(said)));
         saved.save_identity(left);
@@ -323,14 +323,14 @@ mod tests {
             assert_eq!(pin(&device(identity, true)), Ok(None), "a deliberate move");
         }
 
-        // Nobody takes over: what was left is another session's.
+        // Without a takeover, the saved state belongs to another session.
         for front in ["device: auto", "socket: /s"] {
             assert_eq!(pin(&plan(front, None, false)), Ok(None), "{front}");
             assert_eq!(pin(&plan(front, Some(SAID), false)), Ok(Some(said)), "{front}");
             assert_eq!(pin(&plan(front, Some(SAID), true)), Ok(None), "{front}");
         }
 
-        // What is left and cannot be read is not taken for nothing.
+        // An unreadable file does not count as missing.
         std::fs::write(dir.control_socket("v").with_extension("identity"), "x").unwrap();
         let error = pin(&device(None, false)).unwrap_err();
         assert!(error.contains("cannot read which export the dead process used"), "{error}");

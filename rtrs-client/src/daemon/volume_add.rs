@@ -1,4 +1,4 @@
-//! Volumes that are added to the session while it runs.
+//! Volumes that are added to a running session.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::Front;
 
 impl AttachedSession {
-    /// Begins to attach another volume. The command hears when it serves, or why it does not.
+    /// Starts to attach another volume. The command gets a reply when it is served or has failed.
     pub(super) fn on_add(&mut self, add: Add) {
         match self.begin(&add) {
             Ok(()) => {
@@ -30,7 +30,7 @@ impl AttachedSession {
         }
     }
 
-    /// Gives the session another volume, which is its last one then.
+    /// Adds another volume at the end of the session's list.
     fn begin(&mut self, add: &Add) -> Result<(), Error> {
         let ending = || Error::new(ErrorKind::InUse, "the session is ending");
         let (plan, of_session) = self.roster.first().ok_or_else(ending)?;
@@ -59,7 +59,7 @@ impl AttachedSession {
         let is_device = matches!(plan.front, Front::Device(_));
         let (volume, fronts) = Volume::new(&plan, prepared, identity, READY_TIMEOUT);
         let added = self.add(volume, plan);
-        // Now that what it is to save has its place.
+        // After the place for its saved state exists.
         self.shards.add_fronts(index, &name, is_device, fronts);
         if added.is_err() {
             self.leave(self.volumes.len() - 1, Duration::ZERO);
@@ -67,7 +67,7 @@ impl AttachedSession {
         added
     }
 
-    /// Has the engine open a volume. Returns its device.
+    /// Lets the engine open a volume. Returns its device.
     fn add_to_engine(&self, volume: VolumeConfig) -> Result<DeviceIndex, Error> {
         let export = volume.export.clone();
         let failed = |why: &str| Error::new(ErrorKind::System, format!("{export}: {why}"));

@@ -1,4 +1,4 @@
-//! Requests of commands that wait until the process has done what they ask for.
+//! Requests of commands that wait for the process to complete them.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -8,34 +8,33 @@ use rtrs_core::time::Duration;
 
 use crate::control_protocol::{Attached, Detached};
 
-/// A detach of a volume, and the command that waits for its end.
+/// Detach of a volume, and the command that waits for it.
 #[derive(Debug)]
 pub(crate) struct Detach {
-    /// Whose socket took it.
+    /// Volume whose socket received the request.
     pub(crate) name: String,
     pub(crate) within: Duration,
     pub(crate) stream: UnixStream,
 }
 
 impl Detach {
-    /// Replies that the volume is detached, and what there is to say about it. Its name must be
-    /// free before.
+    /// Replies that the volume is detached. Its name must be free before.
     pub(crate) fn reply(self, detached: &Detached) {
         reply(&self.stream, Ok(detached));
     }
 }
 
-/// A volume to add, and the command that waits until it is attached.
+/// Volume to add, and the command that waits for its attach.
 #[derive(Debug)]
 pub(crate) struct Add {
     pub(crate) name: String,
-    /// What it has of its own.
+    /// The volume's own settings.
     pub(crate) settings: BTreeMap<String, String>,
     pub(crate) stream: UnixStream,
 }
 
 impl Add {
-    /// Replies what it is attached as, or why it is not.
+    /// Replies with the attached volume or an error.
     pub(crate) fn reply(self, attached: Result<Attached, String>) {
         reply(&self.stream, attached);
     }

@@ -1,25 +1,26 @@
-//! What a server may have lost of acknowledged writes, and who is reported.
+//! Acknowledged writes that a server may have lost, and the reports to the device's users.
 //!
-//! A write that was acknowledged and not flushed may lie in a cache of the server. When the
-//! server's host starts anew (or, for an export in memory, its process does) it is gone, and we do
-//! not have its data any more. A flush that then succeeded would tell a file system that it is
-//! durable. So OPEN_RSP says which epoch of the cache the server is in (`cache_id`), each answer
-//! counts for the epoch its path was opened in, and when the epoch changes while such writes are
-//! outstanding, that is a loss: each user of the device hears of it once, by a flush that fails,
-//! as by a disk that lost its write cache (`rtrs_core::losses`). So is a flush that the server
-//! fails, and a write with FUA while other writes wait for a flush: the server's device has one
-//! cache, and it reports what it lost to one request.
+//! A write that was acknowledged but not flushed may be in a cache of the server. When the server's
+//! host restarts (or, for an export in memory, its process), the write is lost, and the client no
+//! longer has its data. A flush that then succeeded would tell a file system that the write is
+//! durable. So OPEN_RSP names the epoch of the server's cache (`cache_id`), each answer counts for
+//! the epoch in which its path was opened, and a change of epoch while such writes are outstanding
+//! is a loss. Each user of the device learns of the loss once, by a flush that fails, as with a
+//! disk that lost its write cache (`rtrs_core::losses`). A flush that fails on the server is also a
+//! loss, and so is a failed write with FUA while other writes wait for a flush: the server's device
+//! has one cache, and reports what it lost to one request.
 //!
 //! Shards count their own writes; the control shard (`control/cache_epoch.rs`) sees the epochs
-//! change. Neither waits for the other: a shard adds to its count before it looks at the epoch, the
-//! control shard changes the epoch before it adds the counts up, so one of the two sees the other.
+//! change. Neither waits for the other: a shard adds to its count before it reads the epoch, and
+//! the control shard changes the epoch before it adds up the counts, so one of the two sees the
+//! other.
 //!
-//! A process that dies takes its counts with it, and its users may go on with the next one. So the
-//! process saves the epoch it is in where the next one finds it (`saved_epoch`), and that one
-//! begins in this epoch, with a write that nobody has flushed. An epoch is saved when there is
-//! nothing to report of the ones before. A flush that the dead process had taken comes again, and
-//! looks like one that began after another had failed; so a loss is reported by every flush for as
-//! long as such a flush can come (`SessionConfig::resent_for`).
+//! A process that dies takes its counts with it, and its users may continue with the next process.
+//! So the process saves its epoch for the next one (`saved_epoch`), which starts in this epoch with
+//! one unflushed write. An epoch is saved once there is nothing to report of earlier ones. A flush
+//! taken by the dead process is sent again, and looks like one that began after another had failed.
+//! So every flush reports a loss for as long as such a flush can arrive
+//! (`SessionConfig::resent_for`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,35 +31,35 @@ use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-/// A count of one shard, on a cache line of its own.
+/// Count of one shard, on its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Count(AtomicU64);
 
-/// What a flush covers and knew when it was submitted.
+/// Writes that a flush covers and losses already reported, as of its submission.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FlushMark {
-    /// Writes acknowledged before it was sent.
+    /// Number of writes acknowledged before the flush was sent.
     covers: u64,
-    /// Losses that had been reported, where the session reports its user.
+    /// Number of losses already reported, if the session itself reports to its user.
     reported: u64,
 }
 
-/// The state of the server's cache as all shards see it.
+/// State of the server's cache, shared by all shards.
 #[derive(Debug)]
 pub(crate) struct CacheWatch {
-    /// Writes acknowledged that only a flush makes durable, by shard; of a medium that ends with
-    /// its server all that were acknowledged. These only grow.
+    /// Acknowledged writes that only a flush makes durable, by shard; for a medium that ends with
+    /// its server, all acknowledged writes. These counts only grow.
     acked: Box<[Count]>,
-    /// So many of them a flush has covered.
+    /// Number of these writes that a flush has covered.
     flushed: AtomicU64,
-    /// So many there were at the last loss.
+    /// Number of these writes at the last loss.
     since: AtomicU64,
-    /// The epoch that the server is in.
+    /// Current epoch of the server.
     epoch: AtomicU64,
-    /// Its content ends with its epoch, flushed or not.
+    /// Whether the content ends with its epoch, flushed or not.
     volatile: AtomicBool,
-    /// A flush submitted before this may be one that an earlier process had taken.
+    /// Flushes submitted before this time may have been taken by an earlier process.
     resent_until: Option<Instant>,
     losses: Arc<Losses>,
 }
@@ -76,8 +77,8 @@ impl CacheWatch {
         }
     }
 
-    /// Somebody before may have had a write acknowledged that nobody has flushed, and what that one
-    /// had not answered comes again until then.
+    /// Assumes an unflushed write of an earlier process. Requests that it had not answered are sent
+    /// again until this time.
     pub(super) fn inherit(&mut self, resent_until: Instant) {
         self.resent_until = Some(resent_until);
         if let Some(count) = self.acked.first() {
@@ -85,13 +86,13 @@ impl CacheWatch {
         }
     }
 
-    /// The epoch that the server is in, unless there is a loss to be reported.
+    /// Current epoch of the server, unless there is a loss to report.
     pub(super) fn settled_epoch(&self) -> Option<u64> {
         let reported = self.losses.all_reported() || rtrs_core::mutated!(KeptLifeEarly);
         reported.then(|| self.epoch()).filter(|epoch| *epoch != 0)
     }
 
-    /// Its content ends with its epoch, flushed or not.
+    /// Whether the content ends with its epoch, flushed or not.
     pub(super) fn is_volatile(&self) -> bool {
         self.volatile.load(Ordering::SeqCst)
     }
@@ -100,9 +101,9 @@ impl CacheWatch {
         self.acked.iter().map(|count| count.0.load(Ordering::SeqCst)).sum()
     }
 
-    /// A flush is submitted.
+    /// Records the submission of a flush.
     pub(super) fn submitted(&self, mark: &mut FlushMark, now: Instant) {
-        // It may have begun before anything was reported.
+        // The flush may have begun before anything was reported.
         mark.reported = if self.is_resending(now) { 0 } else { self.losses.common() };
     }
 
@@ -110,13 +111,13 @@ impl CacheWatch {
         self.resent_until.is_some_and(|until| now < until)
     }
 
-    /// A flush is about to be sent.
+    /// Records that a flush is about to be sent.
     pub(super) fn sent(&self, mark: &mut FlushMark) {
         mark.covers = self.all_acked();
     }
 
-    /// The server did a request, over a path opened in this epoch of its cache; 0: nobody knows.
-    /// True when that epoch is over, so that what it wrote may be lost.
+    /// Records a successful request on a path opened in this cache epoch, 0 if unknown. Returns
+    /// whether that epoch is over, so that the request's write may be lost.
     pub(super) fn done(&self, shard: CoreIndex, io: &Io, mark: FlushMark, epoch: u64) -> bool {
         let current = || self.epoch.load(Ordering::SeqCst) == epoch;
         let is_current = || epoch == 0 || rtrs_core::mutated!(OldLifeAnswer) || current();
@@ -129,7 +130,7 @@ impl CacheWatch {
                     self.flushed.fetch_max(later.unwrap_or(mark.covers), Ordering::SeqCst);
                 }
             }
-            // On a medium that ends with its server even these are lost.
+            // A medium that ends with its server loses even these writes.
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes
                 if io.flags.fua && !self.volatile.load(Ordering::Relaxed) => {}
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => {
@@ -159,14 +160,15 @@ impl CacheWatch {
         }
     }
 
-    /// Losses so far that may have taken any write. One whose answer came out of an epoch that was
-    /// over is lost by itself.
+    /// Number of losses so far that may affect any write. A write answered from an epoch that was
+    /// over is counted separately.
     pub(super) fn count(&self) -> u64 {
         self.losses.shared()
     }
 
-    /// An IO has ended well whose first part was done when there were `before` losses. One since
-    /// may have taken that part, and be reported already: flushes of the whole IO report it again.
+    /// Records the success of an IO whose first part finished when there were `before` losses. A
+    /// later loss may have affected that part and be reported already, so flushes of the whole IO
+    /// report it again.
     pub(super) fn ended_in_parts(&self, io: &Io, before: u64) {
         let changes = matches!(io.op, IoOp::Write | IoOp::Discard | IoOp::WriteZeroes);
         let is_safe = io.flags.fua && !self.is_volatile();
@@ -176,23 +178,23 @@ impl CacheWatch {
         }
     }
 
-    /// How a flush ends for the session's only user.
+    /// Result of a flush for the session's only user.
     pub(super) fn report(&self, mark: FlushMark, status: IoStatus) -> IoStatus {
         let (status, reported) = self.losses.judge(status, mark.reported);
         self.losses.report_common(reported);
         status
     }
 
-    /// For who reports the users instead.
+    /// Losses, for a front end that reports to the users itself.
     pub(super) fn losses(&self) -> Arc<Losses> {
         Arc::clone(&self.losses)
     }
 
-    /// The server is in this epoch. Returns how many writes it may have lost.
+    /// Records the server's epoch. Returns the number of writes that it may have lost.
     pub(super) fn meet(&self, epoch: u64, volatile: bool) -> u64 {
         let before = self.epoch.swap(epoch, Ordering::SeqCst);
         let volatile = self.volatile.swap(volatile, Ordering::SeqCst);
-        // A server that is newer than the last one says it for the first time.
+        // After an upgrade, the server reports an epoch for the first time.
         if before == epoch || before == 0 {
             return 0;
         }
@@ -207,8 +209,8 @@ impl CacheWatch {
         lost
     }
 
-    /// The device was made smaller, perhaps while nobody looked: what was not flushed may have been
-    /// beyond its end. Returns how many writes it may have lost.
+    /// Records that the device shrank, perhaps while no path was connected: unflushed writes may
+    /// have been beyond its end. Returns the number of writes that may be lost.
     pub(super) fn cut(&self) -> u64 {
         let lost = self.all_acked().saturating_sub(self.flushed.load(Ordering::SeqCst));
         if lost > 0 {
@@ -217,7 +219,7 @@ impl CacheWatch {
         lost
     }
 
-    /// The epoch that the server is in.
+    /// Current epoch of the server.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
@@ -322,7 +324,7 @@ mod tests {
         assert_eq!(watch.meet(8, false), 0);
         write(&watch, 1, 7);
         assert!(end(&watch, flush, 7));
-        // Of that flush nothing counts: it was another cache.
+        // That flush does not count: it was for another cache.
         write(&watch, 1, 8);
         let mark = begin(&watch);
         watch.done(CORE, &io(IoOp::Flush, false), mark, 7);

@@ -1,18 +1,18 @@
-//! What every part of the engine works with during one event.
+//! Context of one event, for all parts of the engine.
 
 use rtrs_core::fabric::Fabric;
 use rtrs_core::time::Instant;
 
 use super::message::Outbox;
 
-/// The providers of a shard, in the order in which paths name them.
+/// Providers of a shard, in the order in which paths refer to them.
 pub(crate) type Fabrics = [Box<dyn Fabric>];
 
-/// The time, the providers and the outgoing messages of one event.
+/// Time, providers and outgoing messages of one event.
 pub(crate) struct Ctx<'a> {
-    /// When the event happens.
+    /// Time of the event.
     pub(crate) now: Instant,
-    /// The shard's providers.
+    /// Providers of the shard.
     pub(crate) fabrics: &'a mut Fabrics,
     /// Messages to the control shard.
     pub(crate) out: &'a mut Outbox,

@@ -1,26 +1,26 @@
-//! Numbers of devices, and sets of them.
+//! Device numbers and sets of device numbers.
 
 use super::session::VOLUMES_MAX;
 
-/// The number of a device in its session: the index of its volume.
+/// Number of a device in its session: the index of its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceIndex(pub u16);
 
 impl DeviceIndex {
-    /// The device of the first volume that a session begins with.
+    /// Device of the first volume that a session begins with.
     pub const FIRST: Self = Self(0);
 
     pub(crate) fn index(self) -> usize {
         usize::from(self.0)
     }
 
-    /// All that a session can have, in order.
+    /// All devices that a session can have, in order.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         (0..VOLUMES_MAX).map_while(|at| u16::try_from(at).ok()).map(Self)
     }
 }
 
-/// A set of devices: a bit for each.
+/// Set of devices, one bit for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceSet(u128);
 
@@ -47,12 +47,12 @@ impl DeviceSet {
         self.0 == 0
     }
 
-    /// Those that are not in the other set.
+    /// Devices that are not in the other set.
     pub(crate) fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// The first one behind this, in a circle, this one last; the first of all behind none.
+    /// First device after this one, cyclically, with this one last; the first of all after None.
     pub(crate) fn next_after(self, device: Option<DeviceIndex>) -> Option<DeviceIndex> {
         if self.is_empty() {
             return None;
@@ -62,7 +62,7 @@ impl DeviceSet {
         u16::try_from((first + steps) % u128::BITS).ok().map(DeviceIndex)
     }
 
-    /// All of them, in order.
+    /// All devices, in order.
     pub(crate) fn iter(self) -> impl Iterator<Item = DeviceIndex> {
         let mut left = self;
         std::iter::from_fn(move || {

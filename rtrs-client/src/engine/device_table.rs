@@ -1,8 +1,8 @@
-//! The devices of a session, as one shard has them.
+//! Devices of a session on one shard.
 //!
-//! Each request names its device, and each device has a geometry, a cache epoch and completions of
-//! its own. All share the rows for IOs. A number that was given back is another
-//! device's later; who has the one before is told by a token.
+//! Each request names its device, and each device has its own geometry, cache epoch and
+//! completions. All devices share the rows for IOs. A freed number may later belong to another
+//! device; a token tells the user of the earlier one.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -17,33 +17,33 @@ use rtrs_core::status::IoStatus;
 use super::cache_epoch::{CacheWatch, FlushMark};
 use super::device_set::{DeviceIndex, DeviceSet};
 
-/// Device ids count up from 0, so this one is nobody's.
+/// Device ID that is never used, as IDs count up from 0.
 pub(crate) const NO_DEVICE: u32 = i32::MAX as u32;
 
-/// IOs a shard takes before it says that it is full.
+/// Maximum number of IOs on a shard; beyond that it reports that it is full.
 pub(crate) const IOS_MAX: usize = 1024;
 
-/// Bytes of zeroes a shard has, and the most that one IO writes of them.
+/// Size of a shard's buffer of zeroes, and the maximum length of an IO that writes them.
 pub(crate) const ZEROES_LEN: u32 = 1 << 20;
 
-/// The device as the server described it.
+/// Device as the server described it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenDevice {
-    /// The server's number for it on the path that opened it last.
+    /// Number of the device at the server, on the path that opened it last.
     pub(crate) device_id: u32,
     pub(crate) geometry: Geometry,
-    /// The server itself writes zeroes; otherwise the session does.
+    /// Whether the server itself writes zeroes; otherwise the session does.
     pub(crate) writes_zeroes: bool,
-    /// The epoch of the server's cache; 0 when it does not say.
+    /// Epoch of the server's cache; 0 if the server does not report it.
     pub(crate) cache_id: u64,
-    /// With that epoch all content ends.
+    /// Whether all content ends with that epoch.
     pub(crate) volatile: bool,
-    /// Which export it is, if the server says.
+    /// Identity of the export, if the server reports it.
     pub(crate) export_id: Option<ExportId>,
 }
 
 impl OpenDevice {
-    /// A device that was not open yet: nothing fits into it.
+    /// Device that was not open yet: no IO fits into it.
     fn unknown() -> Self {
         Self {
             device_id: NO_DEVICE,
@@ -56,23 +56,22 @@ impl OpenDevice {
     }
 }
 
-/// What the users of a device have in common, and no other device that has its number later.
+/// Token shared by the users of a device, which later devices of the same number do not have.
 pub(crate) type DeviceToken = Rc<()>;
 
-/// A device as a shard has it.
 #[derive(Debug)]
 struct Device {
     info: Arc<OpenDevice>,
     standing: Standing,
-    /// No path for too long, or none ever again: what comes ends at once.
+    /// Whether new IO fails at once, because there was no path for too long or will never be one.
     failing: bool,
     cache: Option<Arc<CacheWatch>>,
-    /// The front end reports losses to each of its users itself.
+    /// Whether the front end reports losses to each of its users itself.
     reports_elsewhere: bool,
-    /// IOs taken and not yet reaped.
+    /// Number of IOs taken and not yet reaped.
     inflight: usize,
     completed: VecDeque<Completion>,
-    /// Tags of IOs that have not ended and whose user is to be told that they failed.
+    /// Tags of unfinished IOs whose failure has yet to be reported to the user.
     given_up: VecDeque<u64>,
     token: DeviceToken,
 }
@@ -96,17 +95,17 @@ impl Device {
 /// Whether a device takes IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// It was not open yet.
+    /// The device was not open yet.
     New,
-    /// It was open; whether IO flows depends on the paths.
+    /// The device was open; whether IO flows depends on the paths.
     Open,
-    /// Its user closed it.
+    /// The user has closed the device.
     Closed,
-    /// Nothing of it is left: its number is free.
+    /// The number of the device is free.
     Free,
 }
 
-/// The devices of a session as one shard has them. Geometry is read here and nowhere else.
+/// Devices of a session on one shard. No other part reads geometry.
 #[derive(Debug)]
 pub(crate) struct DeviceTable {
     rows: Vec<Device>,
@@ -114,7 +113,7 @@ pub(crate) struct DeviceTable {
     serving: DeviceSet,
     /// IOs taken and not yet reaped.
     shares: Shares,
-    /// Those of them that have ended.
+    /// Number of ended IOs not yet reaped.
     completed: usize,
 }
 
@@ -132,7 +131,7 @@ impl DeviceTable {
         &mut self.rows[device.index()]
     }
 
-    /// A device that was not open yet, under the next number or one that is free.
+    /// Adds a device that was not open yet, under the next number or a free one.
     pub(crate) fn add(&mut self, device: DeviceIndex) {
         match self.rows.get_mut(device.index()) {
             Some(free) => {
@@ -144,7 +143,7 @@ impl DeviceTable {
         self.shares.add();
     }
 
-    /// Nothing of a closed device is left: another may get its number.
+    /// Frees the number of a closed device of which nothing is left.
     pub(crate) fn free(&mut self, device: DeviceIndex) {
         let row = &mut self.rows[device.index()];
         for _ in 0..std::mem::take(&mut row.inflight) {
@@ -157,8 +156,8 @@ impl DeviceTable {
         self.shares.remove();
     }
 
-    /// Drops completions of devices without a user, which nothing would reap. A user may be gone
-    /// before the shard hears that the device is closed.
+    /// Drops completions of devices without a user, which nothing would reap. The user may end
+    /// before the shard learns that the device is closed.
     pub(crate) fn drop_unclaimed(&mut self) {
         if self.completed == 0 {
             return;
@@ -172,33 +171,33 @@ impl DeviceTable {
         Rc::strong_count(&self.row(device).token) > 1
     }
 
-    /// What the users of a device have in common.
+    /// Token of the device's users.
     pub(crate) fn token(&self, device: DeviceIndex) -> &DeviceToken {
         &self.row(device).token
     }
 
-    /// True while its user has still to reap what has ended.
+    /// Whether the device's user has yet to reap completions.
     pub(crate) fn is_left(&self, device: DeviceIndex) -> bool {
         self.row(device).inflight > 0 && self.has_user(device)
     }
 
-    /// True while a device may have another IO.
+    /// Whether the device may have another IO.
     pub(crate) fn has_room(&self, device: DeviceIndex) -> bool {
         self.shares.may_take(device.index())
     }
 
-    /// This tracks writes and flushes of the device.
+    /// Sets the tracker of the device's writes and flushes.
     pub(crate) fn set_cache(&mut self, device: DeviceIndex, cache: Arc<CacheWatch>) {
         self.row_mut(device).cache = Some(cache);
     }
 
-    /// Times that the server may have lost acknowledged writes of the device.
+    /// Number of times that the server may have lost acknowledged writes of the device.
     pub(crate) fn cache_losses(&self, device: DeviceIndex) -> u64 {
         let cache = self.rows.get(device.index()).and_then(|row| row.cache.as_ref());
         cache.map_or(0, |cache| cache.losses().count())
     }
 
-    /// The device is open at the server, and this is what it says of it.
+    /// Records that the device is open at the server, with this description.
     pub(crate) fn open(&mut self, device: DeviceIndex, info: Arc<OpenDevice>) {
         let row = self.row_mut(device);
         row.info = info;
@@ -208,12 +207,12 @@ impl DeviceTable {
         self.serving.insert(device);
     }
 
-    /// The device is not open at the server any more; its IO waits.
+    /// Records that the device is no longer open at the server; its IO waits.
     pub(crate) fn pause(&mut self, device: DeviceIndex) {
         self.serving.remove(device);
     }
 
-    /// The device takes no IO any more.
+    /// Stops the device from taking IO.
     pub(crate) fn close(&mut self, device: DeviceIndex) {
         self.row_mut(device).standing = Standing::Closed;
     }
@@ -223,49 +222,49 @@ impl DeviceTable {
         self.serving
     }
 
-    /// What comes for the device ends at once, or does not any more.
+    /// Sets whether new IO of the device fails at once.
     pub(crate) fn set_failing(&mut self, device: DeviceIndex, failing: bool) {
         self.row_mut(device).failing = failing;
     }
 
-    /// No device fails IO until it is said again.
+    /// Lets all devices take IO until they are set to fail again.
     pub(crate) fn fail_none(&mut self) {
         self.rows.iter_mut().for_each(|row| row.failing = false);
     }
 
-    /// True while what comes for the device ends at once.
+    /// Whether new IO of the device fails at once.
     pub(crate) fn is_failing(&self, device: DeviceIndex) -> bool {
         self.row(device).failing
     }
 
-    /// True when the device was open once.
+    /// Whether the device was ever open.
     pub(crate) fn is_known(&self, device: DeviceIndex) -> bool {
         let known = |row: &Device| matches!(row.standing, Standing::Open | Standing::Closed);
         self.rows.get(device.index()).is_some_and(known)
     }
 
-    /// Devices that are there, or not quite gone.
+    /// Devices in use, including those being closed.
     pub(crate) fn all(&self) -> impl Iterator<Item = DeviceIndex> {
         let rows = DeviceIndex::all().zip(&self.rows);
         rows.filter(|(_, row)| row.standing != Standing::Free).map(|(device, _)| device)
     }
 
-    /// True when the device's user has closed it.
+    /// Whether the device's user has closed it.
     pub(crate) fn is_closed(&self, device: DeviceIndex) -> bool {
         self.row(device).standing == Standing::Closed
     }
 
-    /// What the server said of a device that is known.
+    /// Server's description of a known device.
     pub(crate) fn info(&self, device: DeviceIndex) -> &Arc<OpenDevice> {
         &self.row(device).info
     }
 
-    /// What tracks its writes and flushes.
+    /// Tracker of the device's writes and flushes.
     pub(crate) fn cache(&self, device: DeviceIndex) -> Option<&CacheWatch> {
         self.row(device).cache.as_deref()
     }
 
-    /// From now on the caller reports losses to the users of the device.
+    /// Leaves the reporting of losses to the caller from now on.
     pub(crate) fn take_losses(&mut self, device: DeviceIndex) -> Option<Arc<Losses>> {
         let row = self.row_mut(device);
         let losses = row.cache.as_ref()?.losses();
@@ -273,14 +272,14 @@ impl DeviceTable {
         Some(losses)
     }
 
-    /// An IO of the device was taken.
+    /// Counts an IO of the device.
     pub(crate) fn taken(&mut self, device: DeviceIndex) {
         self.row_mut(device).inflight += 1;
         self.shares.take(device.index());
     }
 
-    /// An IO of the device has ended. `mark` is that of a flush, which may report a loss. Returns
-    /// how it ended.
+    /// Ends an IO of the device. `mark` is that of a flush, which may report a loss. Returns the
+    /// final status.
     pub(crate) fn ended(
         &mut self,
         device: DeviceIndex,
@@ -297,20 +296,20 @@ impl DeviceTable {
         status
     }
 
-    /// The user of this IO is to be told that it has failed; it goes on. Once for each IO.
+    /// Queues the failure of an unfinished IO for its user, once for each IO.
     pub(crate) fn give_up(&mut self, device: DeviceIndex, tag: u64) {
         self.row_mut(device).given_up.push_back(tag);
     }
 
-    /// The next IO whose user is to be told that.
+    /// Takes the next such failure.
     pub(crate) fn take_given_up(&mut self, device: DeviceIndex) -> Option<u64> {
         self.row_mut(device).given_up.pop_front()
     }
 
-    /// The next IO of the device that has ended.
+    /// Takes the next completion of the device.
     pub(crate) fn reap(&mut self, device: DeviceIndex) -> Option<Completion> {
         let row = self.row_mut(device);
-        // Whoever takes them does so before, and a tag may be used anew.
+        // Failures are taken before completions, and a tag may be reused now.
         row.given_up.clear();
         let done = row.completed.pop_front()?;
         row.inflight -= 1;
@@ -319,12 +318,12 @@ impl DeviceTable {
         Some(done)
     }
 
-    /// True when completions wait to be reaped.
+    /// Whether completions wait to be reaped.
     pub(crate) fn has_completions(&self) -> bool {
         self.completed > 0
     }
 
-    /// IOs of a device, taken and not yet reaped.
+    /// Number of IOs of a device that were taken and not yet reaped.
     pub(crate) fn inflight_of(&self, device: DeviceIndex) -> usize {
         self.row(device).inflight
     }

@@ -1,10 +1,10 @@
-//! The engine of one shard of the client: its part of a session, and on shard 0 the control.
+//! Engine of one client shard: its part of a session and, on shard 0, the control of the session.
 //!
 //! Events of the shard's providers and messages of other shards go in; work requests go to the
-//! providers, messages come out of [`ClientEngine::take_message`]. It does no IO of its own and
-//! reads no clock, so the driver runs it on a reactor and the simulator in virtual time alike. A
-//! turn is: messages, events, [`ClientEngine::poll`], whoever uses the device,
-//! [`ClientEngine::pump`], the providers' flush, messages out. Messages that a shard sends to
+//! providers, and messages come out of [`ClientEngine::take_message`]. The engine does no IO of its
+//! own and reads no clock, so it runs under the driver on a reactor and under the simulator in
+//! virtual time. A turn is: messages, events, [`ClientEngine::poll`], the user of the device,
+//! [`ClientEngine::pump`], the providers' flush, outgoing messages. Messages that a shard sends to
 //! itself never come out: they are handled within the same call.
 
 mod cache_epoch;
@@ -55,62 +55,62 @@ pub use self::session::{
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
 
-/// Where a path stands, as the control shard knows it.
+/// Status of a path, as known to the control shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathView {
-    /// Its name.
+    /// Name of the path.
     pub name: String,
-    /// It carries IO.
+    /// Whether the path is connected and carries IO.
     pub connected: bool,
-    /// It is being taken out of use by hand.
+    /// Whether the path is being taken out of use by hand.
     pub leaving: bool,
-    /// The state's name, as in listings.
+    /// Name of the state, as in listings.
     pub state: String,
-    /// Volumes that it serves.
+    /// Number of volumes that the path serves.
     pub volumes: usize,
-    /// Times it was connected again.
+    /// Number of reconnects.
     pub reconnects: u64,
-    /// Why it ended last.
+    /// Reason for the last end of the path.
     pub last_error: Option<String>,
 }
 
-/// A volume of a session, as the control shard knows it.
+/// Status of a volume, as known to the control shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeView {
-    /// Its device on each shard.
+    /// Device of the volume on each shard.
     pub device: DeviceIndex,
-    /// The name of its export.
+    /// Export name.
     pub export: String,
-    /// False once its user does not have it any more, until nothing of it is left.
+    /// Whether a user has the volume; false from its release until the session has closed it.
     pub used: bool,
-    /// It is open at the server.
+    /// Whether the volume is open at the server.
     pub open: bool,
-    /// It cannot go on.
+    /// Whether the volume has failed.
     pub failed: bool,
-    /// Why it cannot go on, or what was in the way when it was last tried.
+    /// Reason for the failure, or the problem met when the volume was last tried.
     pub obstacle: Option<String>,
-    /// Paths that do not serve it, and why.
+    /// Paths that do not serve the volume, and the reasons.
     pub refusals: Vec<(String, String)>,
 }
 
-/// What one shard of a session knows and did.
+/// State and counters of one shard of a session.
 #[derive(Debug)]
 pub(crate) struct EngineReport {
     pub(crate) shard: CoreIndex,
-    /// Over the paths.
+    /// Counters by path.
     pub(crate) stats: ShardStats,
-    /// By volume.
+    /// Reports by volume.
     pub(crate) devices: Vec<DeviceReport>,
     pub(crate) inflight: usize,
-    /// The requests of these, by path.
+    /// Requests in flight by path.
     pub(crate) path_inflight: Vec<u32>,
-    /// By path, left out because it is slow.
+    /// Whether each path is left out because it is slow.
     pub(crate) path_slow: Vec<bool>,
-    /// The shape of each device that was open once.
+    /// Geometry of each device that was ever open.
     pub(crate) geometries: Vec<(DeviceIndex, Geometry)>,
-    /// Only from the control shard, as are the next four.
+    /// Paths; only from the control shard, like the next four fields.
     pub(crate) paths: Option<Vec<PathStatus>>,
-    /// Names by place, those of removed paths included.
+    /// Path names by slot, including those of removed paths.
     pub(crate) names: Vec<String>,
     pub(crate) policy: Option<Policy>,
     pub(crate) no_path_policy: Option<NoPath>,
@@ -118,17 +118,17 @@ pub(crate) struct EngineReport {
 }
 
 impl EngineReport {
-    /// What the shard knows of a device.
+    /// Shard's report of a device.
     pub(crate) fn device(&self, device: DeviceIndex) -> Option<&DeviceReport> {
         self.devices.iter().find(|report| report.device == device)
     }
 
-    /// What the control shard knows of a volume.
+    /// Control shard's status of a volume.
     pub(crate) fn volume(&self, device: DeviceIndex) -> Option<&VolumeStatus> {
         self.volumes.iter().find(|volume| volume.device == device)
     }
 
-    /// The shape of a device that was open once.
+    /// Geometry of a device that was ever open.
     pub(crate) fn geometry(&self, device: DeviceIndex) -> Option<&Geometry> {
         self.geometries.iter().find(|(of, _)| *of == device).map(|(_, geometry)| geometry)
     }
@@ -144,7 +144,7 @@ pub struct ClientEngine {
 }
 
 impl ClientEngine {
-    /// A shard of a session that begins now. All shards get the same configuration and the same
+    /// Creates a shard of a new session. All shards get the same configuration and the same
     /// identities, one for each path.
     pub fn new(
         now: Instant,
@@ -157,7 +157,7 @@ impl ClientEngine {
         Self { index, shard, control, out: Outbox::default(), away: Outbox::default() }
     }
 
-    /// Takes an event of the provider at that index.
+    /// Handles an event of the provider at that index.
     pub fn handle_event(
         &mut self,
         now: Instant,
@@ -171,7 +171,7 @@ impl ClientEngine {
         self.deliver(now, fabrics);
     }
 
-    /// Gives an event to whose connection it is. False when it is of none.
+    /// Gives an event to the owner of its connection. Returns false when there is none.
     fn give(
         &mut self,
         now: Instant,
@@ -203,12 +203,12 @@ impl ClientEngine {
                 control.is_some_and(|c| c.handle_closed(provider, qp, &end, ctx))
                     || shard.handle_closed(provider, qp, end, ctx)
             }
-            // A client does not listen: nobody can ask.
+            // A client does not listen, so no peer can send a request.
             FabricEvent::Request(_) => true,
         }
     }
 
-    /// Takes a message.
+    /// Handles a message.
     pub fn handle_message(&mut self, now: Instant, message: ClientMessage, fabrics: &mut Fabrics) {
         self.take(now, message.0, fabrics);
         self.deliver(now, fabrics);
@@ -223,7 +223,7 @@ impl ClientEngine {
         }
     }
 
-    /// Has the control shard do something, and handles what follows. None on other shards.
+    /// Runs a function of the control shard and handles its messages. Returns None on other shards.
     fn control<T>(
         &mut self,
         now: Instant,
@@ -236,12 +236,13 @@ impl ClientEngine {
         done
     }
 
-    /// Moves timers on. To be called once a turn, after the events. True when anything happened.
+    /// Advances timers. Must be called once a turn, after the events. Returns whether anything
+    /// happened.
     pub fn poll(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
         self.control(now, fabrics, |control, ctx| control.poll(ctx)) == Some(true)
     }
 
-    /// Issues what was submitted. To be called once a turn, after the device's user. True when
+    /// Issues submitted IO. Must be called once a turn, after the device's user. Returns whether
     /// anything was issued or finished.
     pub fn pump(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
         let busy = self.shard.borrow_mut().pump(&mut Ctx { now, fabrics, out: &mut self.out });
@@ -249,12 +250,12 @@ impl ClientEngine {
         busy || self.shard.borrow().devices().has_completions()
     }
 
-    /// The next message to another shard.
+    /// Takes the next message to another shard.
     pub fn take_message(&mut self) -> Option<(CoreIndex, ClientMessage)> {
         self.away.take().map(|(to, message)| (to, ClientMessage(message)))
     }
 
-    /// Handles messages to this shard, lays those to others aside.
+    /// Handles messages to this shard, and queues those to others.
     fn deliver(&mut self, now: Instant, fabrics: &mut Fabrics) {
         while let Some((to, message)) = self.out.take() {
             if to == self.index {
@@ -265,26 +266,26 @@ impl ClientEngine {
         }
     }
 
-    /// This shard's queue of a device, once the server has opened it.
+    /// Returns this shard's queue of a device, once the server has opened it.
     pub fn device(&self, device: DeviceIndex) -> Option<SessionDevice> {
         let is_known = self.shard.borrow().devices().is_known(device);
         is_known.then(|| SessionDevice::new(&self.shard, device))
     }
 
-    /// On the control shard: in which epoch of the server's cache this session may leave writes of
-    /// a volume that were not flushed, should it end now; for [`VolumeConfig::inherited_epoch`] of
-    /// the next.
+    /// Returns, on the control shard, the cache epoch of the server in which this session would
+    /// leave unflushed writes of a volume if it ended now. The next session takes it as
+    /// [`VolumeConfig::inherited_epoch`].
     pub fn saved_epoch(&self, device: DeviceIndex) -> Option<u64> {
         self.control.as_ref()?.saved_epoch(device)
     }
 
-    /// On the control shard: which server's export a volume is pinned to, if either is known;
-    /// for [`VolumeConfig::identity`] of the next.
+    /// Returns, on the control shard, the identity that a volume is pinned to, if it is known. The
+    /// next session takes it as [`VolumeConfig::identity`].
     pub fn pinned_identity(&self, device: DeviceIndex) -> Option<Identity> {
         self.control.as_ref()?.pinned_identity(device)
     }
 
-    /// The volumes, those included that are being closed; on the control shard only.
+    /// Returns the volumes, including those being closed; on the control shard only.
     pub fn volumes(&self, now: Instant) -> Vec<VolumeView> {
         let volumes = self.control.as_ref().map(|control| control.volumes(now));
         let view = |volume: VolumeStatus| {
@@ -296,18 +297,18 @@ impl ClientEngine {
         volumes.into_iter().flatten().map(view).collect()
     }
 
-    /// When to be polled even if nothing happens.
+    /// Returns the time of the next poll even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let control = self.control.as_ref().and_then(SessionControl::deadline);
         earliest(self.shard.borrow().deadline(), control)
     }
 
-    /// Something in the host's network is up or new, which may help paths that are down.
+    /// Handles a network change of this host that may help paths that are down.
     pub(crate) fn on_network_change(&mut self, now: Instant, what: &str, fabrics: &mut Fabrics) {
         self.control(now, fabrics, |control, ctx| control.on_network_change(what, ctx));
     }
 
-    /// A link of this host went down; see [`SessionControl::on_link_down`].
+    /// Handles a failed link of this host; see [`SessionControl::on_link_down`].
     pub(crate) fn on_link_down(
         &mut self,
         now: Instant,
@@ -320,7 +321,7 @@ impl ClientEngine {
     /// Changes paths, volumes or settings of the running session; on the control shard only.
     ///
     /// # Errors
-    /// Why it cannot be made.
+    /// Returns the reason why the change cannot be made.
     pub fn change(
         &mut self,
         now: Instant,
@@ -331,50 +332,50 @@ impl ClientEngine {
         done.unwrap_or_else(|| Err("only the control shard changes a session".into()))
     }
 
-    /// Begins the session's end; on the control shard only, elsewhere nothing happens.
+    /// Starts to end the session. Has no effect except on the control shard.
     pub fn detach(&mut self, now: Instant, fabrics: &mut Fabrics) {
         self.control(now, fabrics, SessionControl::detach);
     }
 
-    /// True when a detach has ended everything; the control shard knows.
+    /// Returns whether a detach has finished; on the control shard only.
     pub fn is_done(&self) -> bool {
         self.control.as_ref().is_some_and(SessionControl::is_done)
     }
 
-    /// True while a device is open at the server; the control shard knows.
+    /// Returns whether a device is open at the server; on the control shard only.
     pub fn is_open(&self, device: DeviceIndex) -> bool {
         self.control.as_ref().is_some_and(|control| control.is_open(device))
     }
 
-    /// Why the session cannot go on; the control shard knows.
+    /// Returns the failure of the session, if any; on the control shard only.
     pub fn failure(&self) -> Option<&SessionFailure> {
         self.control.as_ref().and_then(SessionControl::failure)
     }
 
-    /// True while the session has a volume of this export, or is closing it; the control shard
-    /// knows.
+    /// Returns whether the session has a volume of this export, or is closing it; on the control
+    /// shard only.
     pub(crate) fn has_volume(&self, export: &str) -> bool {
         self.control.as_ref().is_some_and(|control| control.has_volume(export))
     }
 
-    /// Why a volume cannot go on; the control shard knows.
+    /// Returns the failure of a volume, if any; on the control shard only.
     pub(crate) fn volume_failure(&self, device: DeviceIndex) -> Option<&SessionFailure> {
         self.control.as_ref()?.volume_failure(device)
     }
 
-    /// IOs of a device that have not ended, on this shard.
+    /// Number of unfinished IOs of a device on this shard.
     pub(crate) fn device_inflight(&self, device: DeviceIndex) -> usize {
         self.shard.borrow().device_inflight(device)
     }
 
-    /// A device's size, as this shard has it; None until it was open once.
+    /// Returns the size of a device as this shard knows it; None until it was open once.
     pub fn size(&self, device: DeviceIndex) -> Option<u64> {
         let shard = self.shard.borrow();
         let devices = shard.devices();
         devices.is_known(device).then(|| devices.info(device).geometry.size)
     }
 
-    /// What this shard knows and did, for listings; of devices, those that are asked for.
+    /// Returns state and counters of this shard for listings, limited to the requested devices.
     pub(crate) fn report(&self, now: Instant, reported: Reported) -> EngineReport {
         let shard = self.shard.borrow();
         let control = self.control.as_ref();
@@ -397,12 +398,12 @@ impl ClientEngine {
         }
     }
 
-    /// The settings that may change, as they are; None on other shards than the control shard.
+    /// Returns the current settings that may change; None except on the control shard.
     pub fn tuning(&self) -> Option<Tuning> {
         self.control.as_ref().map(|control| control.config().tuning())
     }
 
-    /// The session's paths; empty on other shards than the control shard.
+    /// Returns the session's paths; empty except on the control shard.
     pub fn paths(&self) -> Vec<PathView> {
         let status = self.control.as_ref().map(SessionControl::status).unwrap_or_default();
         status
@@ -419,22 +420,22 @@ impl ClientEngine {
             .collect()
     }
 
-    /// IOs taken and not yet finished, on this shard.
+    /// Returns the number of unfinished IOs on this shard.
     pub fn inflight(&self) -> usize {
         self.shard.borrow().inflight()
     }
 
-    /// Requests of this shard so far, by path.
+    /// Returns the number of requests of this shard so far, by path.
     pub fn path_requests(&self) -> Vec<u64> {
         self.shard.borrow().stats().paths.iter().map(|path| path.requests).collect()
     }
 
-    /// Permits that requests of this shard hold.
+    /// Returns the number of permits that requests of this shard hold.
     pub fn permits_held(&self) -> usize {
         self.shard.borrow().permits_held()
     }
 
-    /// Panics when the machine's tables do not agree with each other.
+    /// Panics when the engine's tables are inconsistent.
     pub fn check(&self) {
         self.shard.borrow().check();
     }

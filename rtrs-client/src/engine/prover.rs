@@ -1,8 +1,8 @@
-//! With what paths without TLS prove who this client is, and learn who the server is.
+//! Mutual authentication of client and server on paths without TLS.
 //!
-//! The proof is made on the control shard, inline: a signature made and one checked, once for each
-//! attempt of a path (docs/SECURITY.md says what that takes). The engine has no random numbers;
-//! [`Nonces`] is where they come from.
+//! The control shard makes the proof inline: it makes one signature and checks one for each attempt
+//! of a path (docs/SECURITY.md gives the cost). The engine has no random numbers of its own;
+//! [`Nonces`] provides them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use std::sync::Arc;
 use rtrs_core::tls::{ProofFacts, TlsClientConfig};
 use rtrs_core::wire::{Challenge, ChallengeRsp};
 
-/// Where nonces come from.
+/// Source of nonces.
 pub trait Nonces: fmt::Debug + Send + Sync {
-    /// Bytes that were never used before.
+    /// Returns bytes that were never used before.
     ///
     /// # Errors
-    /// There are none.
+    /// Fails when the system has no random numbers.
     fn next(&self) -> Result<[u8; 32], String>;
 }
 
-/// The system's random numbers.
+/// Random numbers of the system.
 #[derive(Clone, Copy, Debug)]
 struct SystemNonces;
 
@@ -29,7 +29,7 @@ impl Nonces for SystemNonces {
     }
 }
 
-/// The certificates or keys of a client, for paths without TLS.
+/// Certificates or keys of a client, for paths without TLS.
 #[derive(Clone, Debug)]
 pub struct Prover {
     config: Arc<TlsClientConfig>,
@@ -37,22 +37,22 @@ pub struct Prover {
 }
 
 impl Prover {
-    /// With these.
+    /// Creates a prover with these certificates or keys and this source of nonces.
     pub fn new(config: TlsClientConfig, nonces: Arc<dyn Nonces>) -> Self {
         Self { config: Arc::new(config), nonces }
     }
 
-    /// With these, and the system's random numbers.
+    /// Creates a prover that uses the system's random numbers.
     pub(crate) fn of_system(config: TlsClientConfig) -> Self {
         Self::new(config, Arc::new(SystemNonces))
     }
 
-    /// What to ask a server. The error says why nothing can be asked.
+    /// Returns the challenge for a server. The error says why there is none.
     pub(crate) fn challenge(&self) -> Result<Challenge, String> {
         Ok(self.config.challenge(self.nonces.next()?))
     }
 
-    /// What to answer a server that has proved to be the one which is meant. The error says why it
+    /// Returns the answer to a server that has proved to be the intended one. The error says why it
     /// has not.
     pub(crate) fn answer(
         &self,
@@ -65,16 +65,17 @@ impl Prover {
     }
 }
 
-/// Why a path ends whose server wants a proof that this client cannot give.
+/// Reason for the end of a path whose server requires a proof that this client cannot give.
 pub(crate) const NO_KEYS: &str = "the server wants this client to prove who it is: set key-file \
                                   and server-key, or tls-dir";
-/// Why a path ends whose server proves nothing to a client that wants to know.
+/// Reason for the end of a path whose server gives no proof to a client that requires one.
 pub(crate) const NO_PROOF: &str = concat!(
     "the server does not prove who it is: it has no certificates or keys, is too old for that ",
     "over this transport, or is a kernel's; leave key-file or tls-dir out to trust it",
 );
 
-/// What a server has against this client: one that was asked who it is, or has proved that.
+/// Describes a server's refusal of this client. `asked` says that the client was waiting for the
+/// server's proof.
 pub(crate) fn describe_refusal(errno: u16, asked: bool) -> String {
     use rtrs_core::wire::errno::{EACCES, EBUSY};
     match errno {
@@ -89,7 +90,7 @@ pub(crate) fn describe_refusal(errno: u16, asked: bool) -> String {
     }
 }
 
-/// What a client has against the server that answers.
+/// Describes a server that is not the intended one.
 pub(crate) fn describe_impostor(why: &str) -> String {
     format!("the server is not the one that is meant: {why}")
 }

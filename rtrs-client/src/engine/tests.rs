@@ -1,8 +1,8 @@
-//! The session's machines on the simulated fabric, against a server played by hand.
+//! Tests of the session's engines on the simulated fabric, against a scripted server.
 //!
-//! `fixture.rs` drives the shards of one session as `driver.rs` does, `server.rs` is the peer: it
-//! holds every byte it gets against docs/PROTOCOL.md and can be told to misbehave. The laws of
-//! every shard (`Shard::check`) are held after each event.
+//! `fixture.rs` drives the shards of one session as `driver.rs` does. `server.rs` is the peer: it
+//! checks every byte that it receives against docs/PROTOCOL.md, and can be made to misbehave. The
+//! invariants of every shard (`Shard::check`) are checked after each event.
 
 mod bytes;
 mod cache;

@@ -1,7 +1,7 @@
-//! A workload on a session, without NBD between: what the transport itself can do.
+//! Workload that runs directly on a session, without NBD: measures the transport itself.
 //!
 //! One job per shard keeps `iodepth` IOs in flight on that shard's part of the session until its
-//! time is over, then waits for the last answers. Buffers and the latency histogram are made
+//! time is over, then waits for the last answers. Buffers and the latency histogram are allocated
 //! before the clock starts.
 
 use std::io;
@@ -20,7 +20,7 @@ use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
 use crate::engine::SessionDevice;
 use crate::settings::BenchMode;
 
-/// What all jobs of a run do.
+/// Parameters of all jobs of a run.
 #[derive(Debug)]
 pub(crate) struct Workload {
     pub(crate) mode: BenchMode,
@@ -29,25 +29,25 @@ pub(crate) struct Workload {
     /// IOs in flight per job.
     pub(crate) iodepth: u32,
     pub(crate) runtime: Duration,
-    /// Use only this much of the device.
+    /// Part of the device to use.
     pub(crate) size: Option<u64>,
     /// Share of reads in randrw, 0 to 100.
     pub(crate) read_percent: u32,
     pub(crate) jobs: u32,
-    /// IOs finished so far, for the progress line.
+    /// Number of finished IOs, for the progress line.
     pub(crate) finished: AtomicU64,
-    /// Where the jobs leave their results.
+    /// Receiver of the jobs' results.
     pub(crate) results: Mutex<mpsc::Sender<JobResult>>,
 }
 
-/// What a job did.
+/// Result of a job.
 #[derive(Debug)]
 pub(crate) struct JobResult {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
     pub(crate) errors: u64,
     pub(crate) elapsed: Duration,
-    /// Nanoseconds from submit to completion.
+    /// Time from submission to completion in nanoseconds.
     pub(crate) latency: Histogram<u64>,
 }
 
@@ -65,7 +65,7 @@ struct Job {
     begin: Instant,
     end: Instant,
     inflight: u32,
-    /// The time is over: only answers are waited for, and they wake the shard themselves.
+    /// Set when the time is over: the job only waits for answers, which wake the shard themselves.
     over: bool,
     result: Option<JobResult>,
 }
@@ -99,7 +99,7 @@ impl Job {
         let pool = Pool::new(workload.iodepth, workload.block as usize)?;
         device.attach_region(pool.region())?;
         for index in 0..workload.iodepth {
-            // Not all zeroes, so that no layer gets away with shortcuts for them.
+            // Not all zeroes, so that no layer can take shortcuts.
             pool.slice(index).fill(0x5a);
         }
         let latency = Histogram::new_with_bounds(1_000, 100_000_000_000, 3)
@@ -130,7 +130,7 @@ impl Job {
     }
 
     fn draw(&mut self) -> u64 {
-        // xorshift64*: quick, and even enough to pick blocks with.
+        // xorshift64*: fast, and uniform enough to pick blocks.
         self.random ^= self.random >> 12;
         self.random ^= self.random << 25;
         self.random ^= self.random >> 27;
@@ -148,7 +148,7 @@ impl Job {
         }
     }
 
-    /// Starts and ends IOs. True when anything happened.
+    /// Starts and ends IOs. Returns whether anything happened.
     fn turn(&mut self, now: Instant) -> bool {
         let mut any = self.device.poll(now);
         let Some(mut result) = self.result.take() else { return any };
@@ -209,7 +209,7 @@ impl Job {
     }
 }
 
-/// Front ends that run this workload, a job on each shard.
+/// Returns front ends that run this workload, with one job on each shard.
 pub(crate) fn workload(workload: Arc<Workload>) -> MakeFrontEnds {
     Box::new(move |shards| {
         shards.each(|_| {
@@ -231,7 +231,7 @@ impl FrontEnd for Bench {
         Ok(())
     }
 
-    /// Nobody connects to a workload.
+    /// A workload has no clients.
     fn take_socket(&mut self, _now: Instant, _socket: FrontSocket) {}
 
     fn turn(&mut self, now: Instant) -> bool {
@@ -253,7 +253,7 @@ impl FrontEnd for Bench {
         }
     }
 
-    /// What is in flight ends with the session.
+    /// IO in flight ends with the session.
     fn abort(&mut self) {}
 
     fn is_idle(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The kernel's `/dev/nbdX`: one socket per shard, whose other end the kernel has.
+//! Front end for the kernel's `/dev/nbdX`: one socket per shard, whose other end the kernel has.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use rtrs_core::time::Instant;
 use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, bridge};
 use crate::engine::SessionDevice;
 
-/// Front ends that serve the kernel.
+/// Returns front ends that serve the kernel.
 pub(crate) fn device(config: BridgeConfig) -> MakeFrontEnds {
     Box::new(move |shards| {
         let group = shards.group();
@@ -28,22 +28,22 @@ struct Kernel {
     group: Arc<Group>,
     bridge: Option<Bridge>,
     end: KernelEnd,
-    /// The driver is still to be told that the kernel has closed its socket.
+    /// Whether the driver has yet to learn that the kernel has closed its socket.
     gone: bool,
 }
 
-/// The socket of the kernel.
+/// Socket of the kernel.
 enum KernelEnd {
-    /// There is none, or no more.
+    /// There is no socket, or it was closed.
     None,
-    /// It waits until the device is open here.
+    /// The socket waits until the device is open on this shard.
     Waiting(OwnedFd, mpsc::Sender<()>),
-    /// The bridge serves it.
+    /// The bridge serves the socket.
     Served,
 }
 
 impl Kernel {
-    /// Serves the kernel's socket if it is here and the device is open.
+    /// Serves the kernel's socket once it has arrived and the device is open.
     fn adopt(&mut self, now: Instant) {
         let Some(bridge) = &mut self.bridge else { return };
         if let KernelEnd::Waiting(socket, served) =

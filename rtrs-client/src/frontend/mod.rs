@@ -1,15 +1,14 @@
-//! What uses a session's device: one front end per shard, behind one trait.
+//! Front ends: the users of a session's devices, behind one trait.
 //!
-//! Each device of the session has one on each shard. A front end is made on its shard's thread
-//! before the device is open, and is given the device once. The driver turns it and does not know
-//! what it is. To add one: a file here with a type that
-//! implements [`FrontEnd`] and a function that returns a [`MakeFrontEnds`]; a variant of
-//! `plan::Front` with its settings; and the arm of `prepare` in `daemon/attach.rs` that maps one to
-//! the other.
+//! Each device of the session has one front end on each shard. It is made on its shard's thread
+//! before the device is open, and gets the device once. The driver turns it and does not know its
+//! kind. A new kind needs a file here with a type that implements [`FrontEnd`] and a function that
+//! returns a [`MakeFrontEnds`]; a variant of `plan::Front` with its settings; and the arm of
+//! `prepare` in `daemon/attach.rs` that maps one to the other.
 //!
 //! - `nbd`: NBD clients at a unix or TCP socket.
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
-//! - `bench`: a workload, without NBD between.
+//! - `bench`: a workload, without NBD.
 
 pub(crate) mod bench;
 pub(crate) mod kernel_nbd;
@@ -27,33 +26,33 @@ use rtrs_core::time::Instant;
 
 use crate::engine::SessionDevice;
 
-/// One shard's user of the device.
+/// User of the device on one shard.
 pub(crate) trait FrontEnd {
-    /// The device is open. Called once.
+    /// Gives the front end its open device. Called once.
     ///
     /// # Errors
-    /// Why it cannot be used; the session then ends.
+    /// Returns the reason why the device cannot be used; the session then ends.
     fn open(&mut self, now: Instant, place: &Place<'_>, device: SessionDevice) -> io::Result<()>;
 
-    /// Takes a socket over.
+    /// Gives the front end a socket.
     fn take_socket(&mut self, now: Instant, socket: FrontSocket);
 
-    /// Moves everything on that can be moved. True when anything happened.
+    /// Does all pending work. Returns whether anything happened.
     fn turn(&mut self, now: Instant) -> bool;
 
-    /// What the driver has to do for it; to be asked after each turn until there is nothing.
+    /// Takes the next request to the driver; called after each turn until there is none.
     fn next_request(&mut self) -> Option<FrontRequest>;
 
-    /// When `turn` wants to be called even if nothing happens.
+    /// Time at which `turn` must be called even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
 
-    /// Begins nothing new; what is in flight ends.
+    /// Stops starting new IO; IO in flight finishes.
     fn stop(&mut self);
 
-    /// Ends what is left, answered or not.
+    /// Ends the remaining IO, answered or not.
     fn abort(&mut self);
 
-    /// True when nothing is left after a stop. Also true before the device is open.
+    /// Whether nothing is left after a stop. Also true before the device is open.
     fn is_idle(&self) -> bool;
 
     /// Counters for `stats`.
@@ -62,63 +61,63 @@ pub(crate) trait FrontEnd {
     }
 }
 
-/// Where a front end works.
+/// Environment of a front end.
 pub(crate) struct Place<'a> {
-    /// Its shard.
+    /// Shard of the front end.
     pub(crate) shard: CoreIndex,
-    /// Its shard's ring.
+    /// Ring of the shard.
     pub(crate) ring: &'a Rc<Ring>,
-    /// Memory of its shard's bridges.
+    /// Memory of the shard's bridges.
     pub(crate) pools: &'a BufferPools,
-    /// The export's name.
+    /// Export name.
     pub(crate) export: &'a str,
 }
 
-/// A socket for the front end of a shard.
+/// Socket for the front end of a shard.
 pub(crate) enum FrontSocket {
-    /// An NBD client.
+    /// Socket of an NBD client.
     Client(OwnedFd),
-    /// The other end of a socket that the kernel sends this shard's requests to. The sender is used
-    /// when it is served, and dropped when it cannot be.
+    /// Other end of a socket to which the kernel sends this shard's requests. The sender is used
+    /// when the socket is served, and dropped when it cannot be.
     Kernel(OwnedFd, mpsc::Sender<()>),
 }
 
-/// What a front end asks of the driver.
+/// Request of a front end to the driver.
 pub(crate) enum FrontRequest {
     /// Hand this client to another shard.
     Client(CoreIndex, OwnedFd),
-    /// Tell the process that the kernel has closed its socket.
+    /// Notify the process that the kernel has closed its socket.
     KernelGone,
 }
 
 /// Makes a shard's front end, on that shard's thread.
 pub(crate) type MakeFrontEnd = Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>;
 
-/// Makes what makes the front ends of all shards, in order.
+/// Makes a [`MakeFrontEnd`] for each shard, in order.
 pub(crate) type MakeFrontEnds = Box<dyn FnOnce(&Shards) -> Vec<MakeFrontEnd>>;
 
-/// The shards of a session.
+/// Shards of a session.
 pub(crate) struct Shards {
-    /// How many there are.
+    /// Number of shards.
     pub(crate) count: u16,
-    /// Has a shard turn its front end soon.
+    /// Makes a shard turn its front end soon.
     pub(crate) wake: Arc<dyn Fn(usize) + Send + Sync>,
 }
 
 impl Shards {
-    /// One value for each shard, made from its index.
+    /// Makes one value for each shard from its index.
     fn each(&self, make: impl FnMut(u16) -> MakeFrontEnd) -> Vec<MakeFrontEnd> {
         (0..self.count).map(make).collect()
     }
 
-    /// The bridges of these shards see each other's orphaned writes.
+    /// Creates a group in which the bridges of these shards see each other's orphaned writes.
     fn group(&self) -> Arc<Group> {
         let wake = Arc::clone(&self.wake);
         Group::new(usize::from(self.count), move |shard| wake(shard))
     }
 }
 
-/// The bridge of a shard.
+/// Creates the bridge of a shard.
 fn bridge(
     place: &Place<'_>,
     device: SessionDevice,

@@ -1,6 +1,6 @@
-//! NBD clients at a unix or TCP socket.
+//! Front end for NBD clients at a unix or TCP socket.
 //!
-//! Shard 0 listens, from the moment the device is open, and hands clients to all shards in turn.
+//! Shard 0 listens once the device is open, and hands clients to all shards in turn.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,10 +14,10 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, bridge};
 use crate::engine::SessionDevice;
 
-/// How often to look whether the connections of clients with TLS have ended.
+/// Interval for checks whether the connections of clients with TLS have ended.
 const RECHECK: Duration = Duration::from_millis(10);
 
-/// Front ends that serve the clients of this socket.
+/// Returns front ends that serve the clients of this socket.
 pub(crate) fn at(bound: Bound, config: BridgeConfig) -> MakeFrontEnds {
     Box::new(move |shards| {
         let (group, count) = (shards.group(), shards.count);
@@ -25,7 +25,7 @@ pub(crate) fn at(bound: Bound, config: BridgeConfig) -> MakeFrontEnds {
         let mut bound = Some(bound);
         shards.each(|_| {
             let (group, bound) = (Arc::clone(&group), bound.take());
-            // With the listener.
+            // Only on the shard with the listener.
             let relays = relays.clone().filter(|_| bound.is_some());
             Box::new(move || {
                 let (bridge, listener, clients) = (None, None, VecDeque::new());
@@ -49,19 +49,19 @@ pub(crate) fn at(bound: Bound, config: BridgeConfig) -> MakeFrontEnds {
 struct Sockets {
     config: BridgeConfig,
     group: Arc<Group>,
-    /// Shards that share the clients.
+    /// Number of shards that share the clients.
     count: u16,
-    /// On shard 0, until the device is open.
+    /// Bound socket until the device is open; on shard 0.
     bound: Option<Bound>,
     bridge: Option<Bridge>,
     listener: Option<Listener>,
-    /// The shard that gets the next client.
+    /// Shard that gets the next client.
     next: u16,
     /// Clients for other shards.
     clients: VecDeque<(CoreIndex, OwnedFd)>,
-    /// On shard 0, the connections of clients with TLS.
+    /// Connections of clients with TLS; on shard 0.
     relays: Option<Arc<Relays>>,
-    /// When to look again whether those have ended, once they are to.
+    /// Time of the next check whether those have ended, once they should.
     ending: Option<Instant>,
 }
 
@@ -70,7 +70,7 @@ impl Sockets {
         self.relays.as_ref().is_none_or(|relays| relays.count() == 0)
     }
 
-    /// Deals out new clients. True when there was one.
+    /// Distributes new clients. Returns whether there was one.
     fn accept(&mut self, now: Instant) -> bool {
         let (Some(listener), Some(bridge)) = (&mut self.listener, &mut self.bridge) else {
             return false;

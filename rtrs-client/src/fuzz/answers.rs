@@ -1,4 +1,4 @@
-//! What the server of the target answers: OPEN_RSP, and its proofs to a client that wants them.
+//! Answers of the target's server: OPEN_RSP, and its proofs to a client that requires them.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +9,7 @@ use rtrs_core::wire::{Challenge, OpenRsp, OpenRspTail};
 use super::{MAX_IO, SECTORS};
 use crate::engine::{Nonces, Prover};
 
-/// OPEN_RSP, long; who wants the short one reads less.
+/// Builds a long OPEN_RSP; a client that expects the short one reads less.
 pub(super) fn open_rsp(device_id: u32) -> Vec<u8> {
     let rsp = OpenRsp {
         device_id,
@@ -30,7 +30,7 @@ pub(super) fn open_rsp(device_id: u32) -> Vec<u8> {
     OpenRspTail { export: None, secret, standing: None }.encode(&rsp).to_vec()
 }
 
-/// Whether both ends prove who they are in a program with this setup.
+/// Whether both ends authenticate in a program with this setup.
 pub(super) const fn proves(setup: u8) -> bool {
     setup & 0xa0 == 0x20
 }
@@ -48,7 +48,7 @@ impl Nonces for Sevens {
     }
 }
 
-/// The client's keys.
+/// Keys of the client.
 pub(super) fn prover() -> Prover {
     static CONFIG: OnceLock<TlsClientConfig> = OnceLock::new();
     let config = CONFIG
@@ -65,15 +65,15 @@ fn config() -> &'static TlsServerConfig {
     })
 }
 
-/// What the server knows of a proof that it has asked for.
+/// Server's state of an outstanding client proof.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     exchange: Exchange,
-    /// Its own proof was spoiled.
+    /// Whether the server's own proof was spoiled.
     spoiled: bool,
 }
 
-/// The server's proof, with a byte of it flipped if so said.
+/// Builds the server's proof, with some bits of a byte flipped if `spoil` is not 0.
 pub(super) fn challenge_rsp(
     facts: ProofFacts,
     challenge: &Challenge,
@@ -82,14 +82,14 @@ pub(super) fn challenge_rsp(
     let (answer, exchange) = config().prove(facts, challenge, [8; 32]).ok()?;
     let mut bytes = answer.encode();
     if spoil > 0 {
-        // Behind what is reserved.
+        // After the reserved bytes.
         let at = 8 + usize::from(spoil) * 17 % (bytes.len() - 8);
         bytes[at] ^= spoil;
     }
     Some((bytes, Asked { exchange, spoiled: spoil > 0 }))
 }
 
-/// Panics when the client takes the server for another, or proves nothing.
+/// Panics when the client accepts a spoiled proof, or gives none itself.
 pub(super) fn check_auth(asked: &Asked, proof: &[u8]) {
     assert!(!asked.spoiled, "the client trusts a server that has proved nothing");
     config().check(&asked.exchange, proof).expect("a good proof of the client");

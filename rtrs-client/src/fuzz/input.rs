@@ -1,6 +1,6 @@
-//! The input of `client_paths`, read piece by piece.
+//! Piecewise reader of the input of `client_paths`.
 
-/// What is left of the input.
+/// Rest of the input.
 pub(super) struct Input<'a>(pub(super) &'a [u8]);
 
 impl Input<'_> {
@@ -14,7 +14,7 @@ impl Input<'_> {
         Some(u16::from_be_bytes([self.byte()?, self.byte()?]))
     }
 
-    /// Up to `len` bytes.
+    /// Takes up to `len` bytes.
     pub(super) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let (head, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
@@ -22,7 +22,7 @@ impl Input<'_> {
     }
 }
 
-/// Bytes with some of them changed, or others altogether.
+/// Returns the bytes with some changes, or entirely different ones.
 pub(super) fn changed(mut bytes: Vec<u8>, input: &mut Input<'_>) -> Option<Vec<u8>> {
     let how = input.byte()?;
     if how & 0x80 != 0 {

@@ -1,4 +1,4 @@
-//! How the client of a program is set up.
+//! Setup of a program's client.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::engine::{
     VolumeConfig,
 };
 
-/// The settings of a session, from the first byte of a program.
+/// Session configuration for the first byte of a program.
 pub(super) fn config(setup: u8) -> SessionConfig {
     let heartbeat = HeartbeatSettings {
         interval: Duration::from_millis(200),
@@ -61,10 +61,10 @@ pub(super) fn config(setup: u8) -> SessionConfig {
     }
 }
 
-/// Other settings for a session that runs.
+/// Other settings for a running session.
 pub(super) fn tuning(setup: u8, fields: u8) -> Tuning {
     let some = Duration::from_millis(20 << (fields & 7));
-    // At the end all IO has to end, so it never waits without a limit.
+    // All IO has to end at the end of the program, so it never waits without a limit.
     let no_path = if fields & 8 == 0 { NoPath::Fail } else { NoPath::QueueFor(some) };
     let policy = if fields & 32 == 0 { Policy::MinLatency } else { Policy::RoundRobin };
     let heartbeat = HeartbeatSettings {

@@ -1,4 +1,4 @@
-//! The corpus of `client_paths`, random programs, and that what keeps the rules works at all.
+//! Corpus of `client_paths`, random programs, and a check that a correct server works at all.
 
 use proptest::prelude::*;
 
@@ -23,7 +23,7 @@ fn a_server_that_does_not_lie_is_worked_with() {
         rig.pass(super::Duration::from_millis(50));
         let paths = rig.hosts[0].engine.paths();
         assert!(rig.hosts[0].engine.is_open(DeviceIndex::FIRST), "setup {setup}: {paths:?}");
-        // The session gets a second volume, and again after it was closed.
+        // The session gets a second volume, again after each close.
         for round in 0..3 {
             rig.second(true);
             rig.pass(super::Duration::from_millis(50));

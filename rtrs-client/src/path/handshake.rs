@@ -1,8 +1,8 @@
-//! The service connection of a path: INFO_REQ, proofs, opening and closing the device, heartbeats.
+//! Service connection of a path: INFO_REQ, proofs, opening and closing of devices, heartbeats.
 //!
-//! Connection 0 lives on the control shard. Its first receive is for INFO_RSP, all later ones are
-//! alike. One request is in flight at a time, on a permit of the control shard's own: one for opens
-//! and closes, another for fences.
+//! Connection 0 lives on the control shard. Its first receive is for INFO_RSP; all later ones are
+//! alike. One request is in flight at a time, on one of the control shard's own permits: one is for
+//! opens and closes, another for fences.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -32,21 +32,22 @@ use super::io::{ANSWER_SLOT, Answer, WrId, answer_len, geometry_of, writes_zeroe
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{CONTROL, Granted, SessionConfig};
 
-/// Small receives on the service connection: one answer, heartbeats both ways, eight CHANGED, room.
+/// Small receives on the service connection: one answer, heartbeats in both directions, eight
+/// CHANGED, and spare ones.
 const RECEIVES: u32 = 32;
-/// Layout of the control region: what we send, what is written to us, receives, INFO_RSP; where
-/// that was, pages of exports.
+/// Layout of the control region: what is sent, what the server writes, receives, and INFO_RSP.
+/// Pages of exports later use the place of INFO_RSP.
 const REQUEST_AT: usize = 0;
 const ANSWER_AT: usize = 1024;
 const RECEIVES_AT: usize = 2048;
 const INFO_RSP_AT: usize = 4096;
 const PAGE_AT: usize = INFO_RSP_AT;
-/// The same place: the server's proof, then ours with its message.
+/// The server's proof, and then the client's with its message, also use that place.
 const PROOF_AT: usize = INFO_RSP_AT;
 const PROOF_ROOM: usize = ChallengeRsp::LEN_MAX + 64;
 
-/// Private data of one connection of a path. `queue_depth`: what the server granted the session
-/// before, 0 for nothing yet. `proves`: the path can prove who the client is.
+/// Private data of one connection of a path. `queue_depth` is what the server granted the session
+/// before, 0 if nothing yet. `proves` says that the path can authenticate the client.
 pub(crate) fn conn_request(
     config: &SessionConfig,
     path: PathUuid,
@@ -74,7 +75,7 @@ pub(crate) fn conn_request(
     PrivateData::new(&request.encode())
 }
 
-/// Judges what every accept says; the bounds count on connection 0 only.
+/// Checks the fields of every accept; the limits count on connection 0 only.
 pub(crate) fn check_accept(private_data: &[u8]) -> Result<ConnRsp, String> {
     let rsp = ConnRsp::decode(private_data).map_err(|e| format!("bad connect response: {e}"))?;
     if rsp.errno != 0 {
@@ -83,7 +84,7 @@ pub(crate) fn check_accept(private_data: &[u8]) -> Result<ConnRsp, String> {
     Ok(rsp)
 }
 
-/// Judges the answer to connection 0, and says what else the server can do.
+/// Checks the answer to connection 0, and returns the server's limits and extensions.
 pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions), String> {
     let rsp = check_accept(private_data)?;
     let chunk_size = rsp.chunk_size().map_err(|e| format!("bad connect response: {e}"))?;
@@ -94,7 +95,7 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions)
         ));
     }
     let mut extensions = Extensions::decode(&rsp.ext);
-    // Without fresh keys there is no message for them.
+    // Without fresh keys, there is no message that could carry times.
     extensions.times &= rsp.new_rkey;
     let granted = Granted {
         queue_depth: rsp.queue_depth,
@@ -106,13 +107,13 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions)
     Ok((granted, extensions))
 }
 
-/// What happened on a service connection.
+/// Event on a service connection.
 #[derive(Debug)]
 pub(crate) enum ServiceEvent {
     Nothing,
-    /// The server asks whether we are alive; answer at once.
+    /// The server sent a heartbeat, which must be answered at once.
     HeartbeatAsked,
-    /// The server is alive.
+    /// The server answered a heartbeat.
     HeartbeatAnswered,
     /// The size of this device has changed at the server, or its export was removed there.
     Changed {
@@ -122,44 +123,44 @@ pub(crate) enum ServiceEvent {
     Info {
         chunks: Arc<[RemoteMem]>,
     },
-    /// Client and server prove who they are.
+    /// A step of the mutual authentication.
     Proof(Proof),
     /// The device is open.
     Opened {
         device: OpenDevice,
-        /// How the server stands, if the export moves between servers.
+        /// Standing of the server, if the export moves between servers.
         standing: Option<Standing>,
-        /// What the server repeats if it ends the session for good.
+        /// Secret that the server repeats when it evicts the session.
         secret: Option<EvictionSecret>,
     },
-    /// The device was refused, with this errno.
+    /// The server refused to open the device, with this errno.
     OpenRefused(u16, Option<OpenRefusal>),
     /// The device is closed.
     Closed,
-    /// The server has begun to move a device, or has not, with this errno.
+    /// The server has begun to move a device, or refuses with this errno.
     Moves(u16),
-    /// The process of the server cannot answer for the one to which the path led.
+    /// The server's process cannot answer for the process to which the dead path led.
     FenceRefused,
-    /// The path that was meant is fenced off.
+    /// The requested path is fenced off.
     Fenced,
-    /// Exports were listed.
+    /// A page of exports was listed.
     Discovered(Page),
-    /// They were not, with this errno.
+    /// The server refused to list exports, with this errno.
     DiscoverRefused(u16),
 }
 
-/// What a server says to proofs.
+/// Server's answer to a proof.
 #[derive(Debug)]
 pub(crate) enum Proof {
-    /// This is who it is.
+    /// The server's own proof.
     Server(Box<ChallengeRsp>),
-    /// It knows who the client is.
+    /// The server has authenticated the client.
     Accepted,
-    /// It gives no proof, or takes none, with this errno.
+    /// The server gives no proof, or accepts none, with this errno.
     Refused(u16),
 }
 
-/// What the control permit is used for at the moment.
+/// Current use of the control permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Idle,
@@ -174,7 +175,6 @@ enum Step {
     Discover,
 }
 
-/// Connection 0 of a path.
 #[derive(Debug)]
 pub(crate) struct ServiceConnection {
     qp: QpNum,
@@ -182,17 +182,17 @@ pub(crate) struct ServiceConnection {
     region: Option<Arc<dyn MemoryRegistration>>,
     granted: Option<Granted>,
     extensions: Extensions,
-    /// Of the control shard's permits; none before INFO_RSP.
+    /// Chunks of the control shard's permits; None before INFO_RSP.
     chunks: [Option<RemoteMem>; 2],
     step: Step,
-    /// The permit of the request in flight, or of the last one.
+    /// Permit of the request in flight, or of the last one.
     permit: PermitId,
     ending: bool,
     posted: u32,
 }
 
 impl ServiceConnection {
-    /// Starts to connect, from an address of ours if one was chosen.
+    /// Starts to connect, from a local address if one was chosen.
     pub(crate) fn connect(
         now: Instant,
         (local, remote, peer_name): (Option<IpAddr>, SocketAddr, Option<Arc<str>>),
@@ -222,32 +222,32 @@ impl ServiceConnection {
         self.qp
     }
 
-    /// The path's protection domain, for its other connections.
+    /// Protection domain of the path, for its other connections.
     pub(crate) fn domain(&self) -> Arc<dyn ProtectionDomain> {
         Arc::clone(&self.pd)
     }
 
-    /// The server's bounds and abilities, from its answer to this connection.
+    /// Records the server's limits and extensions from its answer to this connection.
     pub(crate) fn granted(&mut self, granted: Granted, extensions: Extensions) {
         (self.granted, self.extensions) = (Some(granted), extensions);
     }
 
-    /// Answers on this path carry the server's times.
+    /// Whether answers on this path carry the server's times.
     pub(crate) fn is_timed(&self) -> bool {
         self.extensions.times
     }
 
-    /// Bytes of OPEN_RSP that this server has.
+    /// Size of this server's OPEN_RSP in bytes.
     fn open_rsp_len(&self) -> usize {
         if self.extensions.identity.is_some() { OpenRspTail::LONG_LEN } else { OpenRsp::LEN }
     }
 
-    /// True while no control request is in flight.
+    /// Whether no control request is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.step == Step::Idle && self.chunks[0].is_some()
     }
 
-    /// True while this permit is in use on this path.
+    /// Whether this permit is in use on this path.
     pub(crate) fn is_using(&self, permit: PermitId) -> bool {
         self.permit == permit && !matches!(self.step, Step::Idle | Step::Info)
     }
@@ -280,7 +280,7 @@ impl ServiceConnection {
         self.post(op, SgeList::one(sge), fabric)
     }
 
-    /// Asks the server who it is.
+    /// Challenges the server to prove its identity.
     pub(crate) fn post_challenge(
         &mut self,
         challenge: &Challenge,
@@ -293,7 +293,7 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Says who this client is.
+    /// Sends the proof of the client's identity.
     pub(crate) fn post_auth(
         &mut self,
         proof: &[u8],
@@ -313,18 +313,18 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Bytes of a proof of either end.
+    /// Maximum size of a proof of either end in bytes.
     fn proof_room(&self) -> Result<usize, FabricError> {
         let granted = self.granted.ok_or(FabricError::QpState)?;
         Ok(ChallengeRsp::LEN_MAX.min(granted.max_io_size as usize))
     }
 
-    /// The server wants a proof of who this client is.
+    /// Whether the server requires a proof of the client's identity.
     pub(crate) fn is_challenged(&self) -> bool {
         self.extensions.authenticate
     }
 
-    /// Asks for the device: SESS_INFO first, OPEN when that is answered.
+    /// Opens the device: sends SESS_INFO first, and OPEN after its answer.
     pub(crate) fn post_open(
         &mut self,
         export: &str,
@@ -340,7 +340,7 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Asks for a page of exports.
+    /// Requests a page of exports.
     pub(crate) fn post_discover(
         &mut self,
         discover: &Discover,
@@ -354,7 +354,6 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Closes the device.
     pub(crate) fn post_close(
         &mut self,
         device_id: u32,
@@ -365,7 +364,7 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Has a device served by this server, or by another.
+    /// Requests that this server serve a device, or that another one does.
     pub(crate) fn post_move(
         &mut self,
         wanted: Move,
@@ -376,7 +375,7 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Has another path of the session fenced off, up to its connect of that count.
+    /// Requests that another path of the session be fenced off, up to its connect of that count.
     pub(crate) fn post_fence(
         &mut self,
         fence: &Fence,
@@ -388,7 +387,7 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Sends a heartbeat, which announces the next one; 0: says nothing of it.
+    /// Sends a heartbeat that announces the next one; 0 announces nothing.
     pub(crate) fn post_heartbeat(
         &mut self,
         next_ms: u32,
@@ -397,7 +396,6 @@ impl ServiceConnection {
         self.post_immediate(Imm::Heartbeat { next_ms }, fabric)
     }
 
-    /// Answers a heartbeat.
     pub(crate) fn post_heartbeat_ack(
         &mut self,
         fabric: &mut dyn Fabric,
@@ -411,7 +409,6 @@ impl ServiceConnection {
         self.post(op, SgeList::EMPTY, fabric)
     }
 
-    /// Ends the connection.
     pub(crate) fn end(&mut self, now: Instant, in_order: bool, fabric: &mut dyn Fabric) {
         self.ending = true;
         if in_order {
@@ -421,7 +418,8 @@ impl ServiceConnection {
         }
     }
 
-    /// A completion of this connection. The error says how the server broke the protocol.
+    /// Handles a completion of this connection. The error describes the server's protocol
+    /// violation.
     pub(crate) fn on_completion(
         &mut self,
         wc: &WorkCompletion,
@@ -503,7 +501,7 @@ impl ServiceConnection {
                 let dev_name =
                     Name::new(export.as_bytes()).map_err(|e| format!("export name: {e}"))?;
                 let open = Open { access, dev_name }.encode();
-                // A refusal may come with the reason.
+                // A refusal may include the reason.
                 self.sge(ANSWER_AT, OpenRspTail::LONG_LEN)
                     .map_err(|e| e.to_string())?
                     .slice
@@ -565,7 +563,7 @@ impl ServiceConnection {
         }
     }
 
-    /// Posts a user message whose answer of `answer_len` bytes the server writes to `answer_at`.
+    /// Posts a user message; the server writes its answer of `answer_len` bytes to `answer_at`.
     fn post_read(
         &mut self,
         user: &[u8],
@@ -591,7 +589,7 @@ impl ServiceConnection {
         self.post_request(chunk, answer_len, answer_len + user.len(), sge, fabric)
     }
 
-    /// Posts a user message without data whose answer is its errno.
+    /// Posts a user message without data, which is answered by an errno.
     fn post_write(
         &mut self,
         permit: PermitId,

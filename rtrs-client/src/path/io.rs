@@ -1,4 +1,4 @@
-//! An IO as the bytes of one request, and an immediate as its answer.
+//! Encoding of an IO as the bytes of one request, and decoding of an immediate as its answer.
 
 use rtrs_core::block::{Geometry, IoFlags, IoOp};
 use rtrs_core::fabric::RemoteMem;
@@ -17,30 +17,30 @@ use crate::parts::ServerTimes;
 /// Room for the header of one request: RNBD IO message (32) and the larger RTRS message (24).
 pub(crate) const HEADER_SLOT: usize = 64;
 
-/// One request, ready to be posted.
+/// Request that is ready to be posted.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) permit: PermitId,
     pub(crate) device_id: u32,
     pub(crate) op: IoOp,
     pub(crate) flags: IoFlags,
-    /// Bytes on the device.
+    /// Offset on the device in bytes.
     pub(crate) offset: u64,
     pub(crate) len: u32,
     pub(crate) buf: Option<MemSlice>,
 }
 
-/// Where the encoded header goes and what announces it.
+/// Placement of the encoded header, and the immediate that announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) header_len: usize,
-    /// First byte of the chunk that is written.
+    /// Offset of the first byte of the chunk that is written.
     pub(crate) chunk_offset: u64,
     pub(crate) imm: u32,
 }
 
 impl Request {
-    /// Encodes RNBD header and RTRS message. `target` is where the server writes a read's data.
+    /// Encodes RNBD header and RTRS message. The server writes a read's data to `target`.
     pub(crate) fn encode(
         &self,
         target: Option<RemoteMem>,
@@ -62,7 +62,7 @@ impl Request {
         };
         let header = IoHeader {
             device_id: self.device_id,
-            // A flush has no place; the kernel's block layer says so with all ones.
+            // A flush has no position, which the kernel's block layer encodes as all ones.
             sector: if self.op == IoOp::Flush { u64::MAX } else { self.offset / 512 },
             rw,
             bi_size: self.len,
@@ -73,13 +73,13 @@ impl Request {
         bytes[..usr_len].copy_from_slice(&user);
         let answer_len = match self.op {
             IoOp::Read => self.len,
-            // The device looks at `len` bytes, and says what is there in fewer.
+            // The device examines `len` bytes, and describes them in fewer.
             IoOp::Extents => self.buf.as_ref().map_or(0, |buf| buf.len() as u32),
             _ => 0,
         };
         let data_len = if self.op == IoOp::Write { self.len } else { answer_len } as usize;
-        // Block operation numbers decide the direction: odd ones travel as WRITE, even ones
-        // (read, flush, extents) as READ. WRITE_ZEROES is 5, DISCARD 3.
+        // The block operation's number determines the direction: odd ones use WRITE, even ones
+        // (read, flush, extents) READ. WRITE_ZEROES is 5, DISCARD 3.
         let message_len = match self.op {
             IoOp::Read | IoOp::Flush | IoOp::Extents => {
                 let desc = target.map(|t| SgDesc { addr: t.addr, key: t.rkey, len: answer_len });
@@ -102,34 +102,34 @@ impl Request {
     }
 }
 
-/// What a completed receive said about a request.
+/// Answer to a request, from a completed receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) permit: PermitId,
     pub(crate) status: IoStatus,
-    /// As it came: positive, 0 for success.
+    /// Errno as received: positive, 0 for success.
     pub(crate) errno: u16,
-    /// The chunk's new key, if one came along.
+    /// New key of the chunk, if the answer carries one.
     pub(crate) rkey: Option<Rkey>,
-    /// How long the request was at the server, if it says so.
+    /// Time that the request spent at the server, if reported.
     pub(crate) times: Option<ServerTimes>,
 }
 
-/// Bytes of memory for what comes with an answer.
+/// Size of the memory for the bytes of an answer.
 pub(crate) const ANSWER_SLOT: usize = TimedRkeyRsp::LEN;
 
-/// Bytes that come with an answer at most: where answers carry times, always so many.
+/// Maximum size of the bytes of an answer; where answers carry times, the exact size.
 pub(crate) const fn answer_len(timed: bool) -> usize {
     if timed { TimedRkeyRsp::LEN } else { RkeyRsp::LEN }
 }
 
 impl Answer {
-    /// Reads an immediate and the bytes that came with it: a key with times where that was agreed
-    /// on, else a key or nothing. `None` when it is no answer: unknown immediates are passed over,
-    /// as kernels do.
+    /// Decodes an immediate and the bytes that came with it: a key with times if that was agreed
+    /// on, else a key or nothing. Returns `None` if it is not an answer: unknown immediates are
+    /// ignored, as kernels do.
     ///
     /// # Errors
-    /// How the server broke the protocol.
+    /// Returns the server's protocol violation.
     pub(crate) fn decode(imm: u32, bytes: &[u8], timed: bool) -> Result<Option<Self>, String> {
         let Imm::Response { permit, errno, .. } = Imm::decode(imm) else {
             tracing::debug!("immediate {imm:#010x} is not an answer");
@@ -153,7 +153,7 @@ impl Answer {
     }
 }
 
-/// What a completion's `wr_id` says: kind in the high half, number in the low half.
+/// Decoded `wr_id` of a completion: the kind in the high half, a number in the low half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WrId {
     Receive(u32),
@@ -186,18 +186,17 @@ impl WrId {
     }
 }
 
-/// True when the server itself writes zeroes as asked. It must have announced a limit for it, since
-/// older servers take the operation for a read, and must keep its length
-/// ([`rtrs_core::wire::Extensions`]); otherwise the session writes zeroes (`engine/io/zeroes.rs`).
+/// Whether the server itself writes zeroes correctly. It must have announced a limit for it, since
+/// older servers treat the operation as a read, and must keep its length
+/// ([`rtrs_core::wire::Extensions`]). Otherwise the session writes zeroes (`engine/io/zeroes.rs`).
 pub(crate) fn writes_zeroes(rsp: &OpenRsp, keeps_lengths: bool) -> bool {
     keeps_lengths && rsp.max_write_zeroes_sectors >= u32::from(rsp.logical_block_size) / SECTOR_SIZE
 }
 
-/// The device as OPEN_RSP describes it, and what a session makes of it: write zeroes is always
-/// there.
+/// Geometry of the device in OPEN_RSP, as adapted by the session: write zeroes is always available.
 ///
 /// # Errors
-/// What cannot be worked with.
+/// Returns the reason why the device is unusable.
 pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry, String> {
     let logical = u32::from(rsp.logical_block_size);
     if !logical.is_power_of_two() || !(512..=32768).contains(&logical) {
@@ -206,7 +205,7 @@ pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry
     let size = rsp
         .nsectors
         .checked_mul(512)
-        // The system's bound: what rounds up to blocks must not overflow.
+        // The system's limit: rounding up to blocks must not overflow.
         .filter(|size| i64::try_from(*size).is_ok())
         .ok_or_else(|| format!("the server's device has {} sectors", rsp.nsectors))?;
     let bytes = |sectors: u32| sectors.saturating_mul(512) / logical * logical;
@@ -216,7 +215,7 @@ pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry
         size: size / u64::from(logical) * u64::from(logical),
         logical_block: logical,
         physical_block: u32::from(rsp.physical_block_size).max(logical).next_power_of_two(),
-        // The session splits; a submitter need not know the server's limit.
+        // The session splits IOs, so a submitter need not know the server's limit.
         io_max: 32 << 20,
         discard_max: discard_max.max(logical),
         zeroes_max: if own_zeroes { ZEROES_LEN } else { bytes(rsp.max_write_zeroes_sectors) },
@@ -241,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    /// A vector of `tests/golden/rtrs.hex`.
+    /// Returns a vector of `tests/golden/rtrs.hex`.
     fn golden(wanted: &str) -> Vec<u8> {
         let mut found: Option<Vec<u8>> = None;
         for line in include_str!("../../../tests/golden/rtrs.hex").lines() {
@@ -271,7 +270,7 @@ mod tests {
         keeps_lengths: true,
         fences: false,
     };
-    /// The read target of the vectors.
+    /// Read target of the vectors.
     const TARGET: RemoteMem = RemoteMem { addr: 0x7060_5040_3020_1000, rkey: Rkey(0x3b6) };
 
     fn encode(
@@ -293,7 +292,7 @@ mod tests {
         u32::from_be_bytes(golden(name).try_into().expect("four bytes"))
     }
 
-    /// A captured tail without the priority that the kernel's block layer gives.
+    /// Returns a captured tail without the priority from the kernel's block layer.
     fn tail(name: &str) -> Vec<u8> {
         let mut bytes = golden(name);
         bytes[24..26].fill(0);
@@ -308,7 +307,7 @@ mod tests {
         assert_eq!(layout.imm, imm("imm_req_1_read"));
         let (bytes, layout) = encode(IoOp::Read, none, (1, 0, 4096));
         let mut expected = tail("tail_read");
-        // The kernel has the server invalidate its memory; our windows are closed by ourselves.
+        // The kernel lets the server invalidate its memory; this client closes its windows itself.
         expected[36] = 0;
         assert_eq!(bytes, expected);
         assert_eq!((layout.chunk_offset, layout.imm), (4096, imm("imm_req_1_read")));

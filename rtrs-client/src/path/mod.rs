@@ -1,9 +1,8 @@
-//! A path: one address pair of a session.
+//! Path of a session: one address pair.
 //!
 //! `state.rs` and `handshake.rs` are the control shard's view (states, the steps of connecting);
-//! `refusal.rs` is why a server refuses connections;
-//! `shard.rs` is one shard's connection of it; `io.rs` turns an IO into a work request and an
-//! immediate into an answer.
+//! `refusal.rs` describes why a server refuses connections; `shard.rs` is one shard's connection of
+//! the path; `io.rs` turns an IO into a work request and an immediate into an answer.
 
 pub(crate) mod handshake;
 pub(crate) mod io;

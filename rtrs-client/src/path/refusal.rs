@@ -1,4 +1,4 @@
-//! Why a server refuses a connection, in words.
+//! Descriptions of a server's refusals.
 
 use rtrs_core::fabric::{CloseReason, ConnectFailure};
 use rtrs_core::identity::EvictionSecret;
@@ -7,7 +7,7 @@ use rtrs_core::wire::{ConnRsp, Extensions, errno, errno_name};
 const NOT_LET_IN: &str = " (the server's access lists do not let this client in, or not into this \
                           session: all its paths must prove the same name; its log says why)";
 
-/// What a reject says.
+/// Describes a reject.
 pub(crate) fn describe_reject(private_data: &[u8]) -> String {
     match ConnRsp::decode(private_data) {
         Ok(rsp) => {
@@ -36,8 +36,8 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
     }
 }
 
-/// Set when a server says that its operator evicted the session: the secret it says it with, if
-/// it has one. Anybody can say so who answers at the address.
+/// Returns Some if a server claims that its operator evicted the session, with the secret of the
+/// claim if there is one. Any host that answers at the address can make this claim.
 pub(crate) fn eviction(failure: &ConnectFailure) -> Option<Option<EvictionSecret>> {
     let ConnectFailure::Rejected(data) = failure else { return None };
     let rsp = ConnRsp::decode(data.as_bytes()).ok()?;
@@ -45,26 +45,26 @@ pub(crate) fn eviction(failure: &ConnectFailure) -> Option<Option<EvictionSecret
     evicted.then(|| Extensions::decode(&rsp.ext).identity.map(EvictionSecret))
 }
 
-/// What stands at a path whose server says so and does not prove it.
+/// Error of a path whose server claims an eviction without proof.
 pub(crate) const UNPROVEN_EVICTION: &str = concat!(
     "cannot connect: the server says that it evicted this session, and does not prove that it is ",
     "the one that opened it; detach, and attach again if it was evicted",
 );
 
-/// Why a connection did not come about.
+/// Describes why a connection could not be established.
 pub(crate) fn describe_failure(failure: &ConnectFailure) -> String {
     match failure {
         ConnectFailure::Rejected(data) => describe_reject(data.as_bytes()),
         ConnectFailure::Failed(CloseReason::TimedOut) => {
             "no answer within the connect timeout".to_owned()
         }
-        // Nothing was there yet that could be lost.
+        // No connection existed yet that could be lost.
         ConnectFailure::Failed(CloseReason::Lost(why)) => why.clone(),
         ConnectFailure::Failed(reason) => reason.to_string(),
     }
 }
 
-/// Why a connection ended in place of INFO_RSP, with what is likely.
+/// Describes why a connection ended in place of INFO_RSP, with the likely cause.
 pub(crate) fn describe_info_refusal(reason: &CloseReason, session: &str) -> String {
     let refused = matches!(reason, CloseReason::PeerTerminated(_));
     let reason = if refused { "refused by the server".into() } else { reason.to_string() };

@@ -1,8 +1,8 @@
-//! One shard's connection of a path: its queue pair, its receives, its windows, the chunks' keys.
+//! One shard's connection of a path: its queue pair, receives, windows and chunk keys.
 //!
-//! Receives are all alike, 8 bytes each or 16 where answers carry times, because the server's
-//! answers (with a fresh key) and bare immediates come out of the same queue. Every request is one
-//! RDMA write with immediate: payload and header are gathered from where they lie.
+//! All receives are alike, 8 bytes each, or 16 where answers carry times, because the server's
+//! answers (with a fresh key) and bare immediates use the same queue. Every request is one RDMA
+//! write with immediate; payload and header are gathered without a copy.
 
 use std::fmt;
 use std::ops::Range;
@@ -26,11 +26,11 @@ use crate::engine::device_table::NO_DEVICE;
 use crate::engine::message::{Connect, Served};
 use crate::engine::session::{Granted, PathShared, PathTarget};
 
-/// A region that IO buffers lie in, as this path's connection knows it.
+/// Region with IO buffers, as registered for this connection.
 #[derive(Debug)]
 struct DataRegion {
     registration: Arc<dyn MemoryRegistration>,
-    /// One window per permit of this shard, or none: then its own key serves all reads.
+    /// One window per permit of this shard; without windows, the region's own key serves all reads.
     windows: Vec<Arc<dyn Window>>,
 }
 
@@ -40,34 +40,34 @@ struct Connection {
     pd: Arc<dyn ProtectionDomain>,
     headers: Arc<dyn MemoryRegistration>,
     receives: Arc<dyn MemoryRegistration>,
-    /// None where one was detached.
+    /// Regions of IO buffers; None where one was detached.
     data: Vec<Option<DataRegion>>,
     /// Chunk addresses and keys by permit of this shard; empty until the path is up.
     chunks: Vec<RemoteMem>,
-    /// Which data region the permit's open window belongs to.
+    /// Data region of each permit's open window.
     open_window: Vec<Option<usize>>,
     shared: Arc<PathShared>,
-    /// Answers carry the server's times.
+    /// Whether answers carry the server's times.
     timed: bool,
     ending: bool,
-    /// Why we ended it, when this shard did so.
+    /// Reason for the end, if this shard ended the connection.
     why: Option<CloseReason>,
-    /// The latest time that was reported to the path's other shards.
+    /// Latest receipt that was reported to the path's other shards.
     heard: Instant,
     unsignaled: u32,
     signal_every: u32,
 }
 
-/// Whether the path is to go.
+/// Progress of taking the path out of use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retiring {
     No,
-    /// In this epoch.
+    /// Requested in this epoch.
     Requested(u32),
     Reported,
 }
 
-/// What a completion meant.
+/// Meaning of a completion.
 #[derive(Debug)]
 pub(crate) enum PathEvent {
     /// Nothing for the session.
@@ -83,16 +83,16 @@ pub(crate) struct PathShard {
     id: PathId,
     target: PathTarget,
     epoch: u32,
-    /// By device, as the path serves it or did last.
+    /// Device numbers and epochs by device, current or last ones.
     served: Vec<Option<Served>>,
-    /// Devices that it serves.
+    /// Devices that the path serves.
     serves: DeviceSet,
     cid: ConnIndex,
     connection: Option<Connection>,
     range: Range<u16>,
     /// Requests of this shard in flight on this path.
     inflight: u32,
-    /// It gets no more requests, and the control shard waits until it has none.
+    /// Set when the path gets no more requests, and the control shard waits until it has none.
     retiring: Retiring,
     header_region: Option<Arc<Region>>,
     recv_region: Option<Arc<Region>>,
@@ -120,17 +120,17 @@ impl PathShard {
         self.id
     }
 
-    /// How the path serves a device, or did last.
+    /// Current or last device number and epoch for a device.
     fn served(&self, device: DeviceIndex) -> Option<&Served> {
         self.served.get(device.index())?.as_ref()
     }
 
-    /// The epoch of the server's cache in which the path opened a device; 0 when nobody says.
+    /// Cache epoch in which the path opened a device; 0 if the server does not report one.
     pub(crate) fn cache_id(&self, device: DeviceIndex) -> u64 {
         self.served(device).map_or(0, |served| served.cache_id)
     }
 
-    /// The server's number for a device on this path.
+    /// Number of a device at the server, on this path.
     pub(crate) fn device_id(&self, device: DeviceIndex) -> u32 {
         self.served(device).map_or(NO_DEVICE, |served| served.device_id)
     }
@@ -140,17 +140,18 @@ impl PathShard {
         self.inflight
     }
 
-    /// A request has ended, or its connection has.
+    /// Counts the end of a request or of its connection.
     pub(crate) fn request_left(&mut self) {
         self.inflight -= 1;
     }
 
-    /// A request went out. True when the path was idle, once.
+    /// Records a request. Returns true once if the path was idle.
     pub(crate) fn ends_idle(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| c.shared.ends_idle())
     }
 
-    /// Requests of this shard wait for answers. True as with [`Self::ends_idle`].
+    /// Records that requests of this shard wait for answers. Returns the same as
+    /// [`Self::ends_idle`].
     pub(crate) fn waits(&self, now: Instant) -> bool {
         if let Some(connection) = &self.connection {
             connection.shared.waits(now);
@@ -158,7 +159,7 @@ impl PathShard {
         self.ends_idle()
     }
 
-    /// As listings show it.
+    /// Name of the path, as in listings.
     pub(crate) fn name(&self) -> &str {
         &self.target.name
     }
@@ -167,27 +168,27 @@ impl PathShard {
         self.target.provider
     }
 
-    /// True when this is the path's queue pair on this shard.
+    /// Whether this is the path's queue pair on this shard.
     pub(crate) fn is(&self, provider: ProviderIndex, qp: QpNum) -> bool {
         self.target.provider == provider && self.connection.as_ref().is_some_and(|c| c.qp == qp)
     }
 
-    /// True when requests may be posted.
+    /// Whether requests may be posted.
     pub(crate) fn is_up(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| !c.chunks.is_empty() && !c.ending)
     }
 
-    /// True when new requests of a device may be posted.
+    /// Whether new requests of a device may be posted.
     pub(crate) fn takes_io_of(&self, device: DeviceIndex) -> bool {
         self.is_up() && self.retiring == Retiring::No && self.serves.contains(device)
     }
 
-    /// Gives the path no more requests.
+    /// Stops giving the path requests.
     pub(crate) fn retire(&mut self, epoch: u32) {
         self.retiring = Retiring::Requested(epoch);
     }
 
-    /// The epoch to report as retired, once.
+    /// Takes the epoch to report as retired.
     pub(crate) fn take_retiring(&mut self) -> Option<u32> {
         let Retiring::Requested(epoch) = self.retiring else { return None };
         self.retiring = Retiring::Reported;
@@ -199,7 +200,6 @@ impl PathShard {
         self.connection.as_ref().map_or(0, |c| c.shared.latency_ns())
     }
 
-    /// Starts this shard's connection.
     pub(crate) fn connect<'a>(
         &mut self,
         start: &Connect,
@@ -264,20 +264,20 @@ impl PathShard {
         Ok(())
     }
 
-    /// The connection is ready; returns what the control shard is notified of.
+    /// Returns the notification for the control shard when the connection is ready.
     pub(crate) fn established(&self) -> (PathId, u32, ConnIndex) {
         (self.id, self.epoch, self.cid)
     }
 
-    /// The connection ended and reaches no memory any more. Returns what the control shard is
-    /// notified of, and why we ended it, if this shard did.
+    /// Ends the connection, which can no longer reach memory. Returns the notification for the
+    /// control shard, and the reason if this shard ended it.
     pub(crate) fn closed(&mut self) -> (PathId, u32, ConnIndex, Option<CloseReason>) {
         let why = self.connection.take().and_then(|connection| connection.why);
         (self.id, self.epoch, self.cid, why)
     }
 
-    /// The handshake is complete: these are the path's chunks, by permit of the whole session, and
-    /// the devices that it serves.
+    /// Completes the handshake with the path's chunks, by permit of the whole session, and the
+    /// devices that it serves.
     pub(crate) fn up(
         &mut self,
         epoch: u32,
@@ -295,12 +295,12 @@ impl PathShard {
         served.iter().for_each(|served| self.serve(epoch, *served));
     }
 
-    /// True when its connection is of this epoch.
+    /// Whether the path's connection is of this epoch.
     pub(crate) fn is_of(&self, epoch: u32) -> bool {
         self.epoch == epoch
     }
 
-    /// It serves this device from now on, if its connection is of this epoch.
+    /// Serves this device from now on, if the connection is of this epoch.
     pub(crate) fn serve(&mut self, epoch: u32, served: Served) {
         if self.epoch != epoch {
             return;
@@ -311,7 +311,7 @@ impl PathShard {
         self.serves.insert(served.device);
     }
 
-    /// It does not serve this device any more; what it has of it is still answered.
+    /// Stops serving this device; requests in flight are still answered.
     pub(crate) fn leave(&mut self, device: DeviceIndex) {
         self.serves.remove(device);
     }
@@ -367,7 +367,6 @@ impl PathShard {
         }
     }
 
-    /// Posts a request.
     pub(crate) fn post(
         &mut self,
         request: Request,
@@ -438,12 +437,13 @@ impl PathShard {
         Ok(())
     }
 
-    /// When something last came over this shard's connection.
+    /// Time of the last receipt on this shard's connection.
     pub(crate) fn heard(&self) -> Instant {
         self.connection.as_ref().map_or(Instant::ZERO, |c| c.heard)
     }
 
-    /// Posts a request that is answered without a device: the close of one that nobody has.
+    /// Posts a request that is answered without a device: the close of a device that was never
+    /// opened.
     pub(crate) fn post_probe(
         &mut self,
         permit: PermitId,
@@ -472,8 +472,8 @@ impl PathShard {
         fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled: true })
     }
 
-    /// Takes the server's key for the permit's read target away. True when it is dead now,
-    /// false when a [`PathEvent::Revoked`] will tell.
+    /// Revokes the server's key for the permit's read target. Returns true if the key is dead now,
+    /// false if a [`PathEvent::Revoked`] will follow.
     pub(crate) fn close_window(
         &mut self,
         permit: PermitId,
@@ -494,8 +494,8 @@ impl PathShard {
         }
     }
 
-    /// A successful completion of this path's queue pair. The error says how the server broke
-    /// the protocol.
+    /// Handles a successful completion of this path's queue pair. The error describes the server's
+    /// protocol violation.
     pub(crate) fn on_completion(
         &mut self,
         now: Instant,
@@ -516,14 +516,14 @@ impl PathShard {
                     return Err(format!("answer of {len} bytes"));
                 }
                 connection.receives.region().copy_out(slot as usize * ANSWER_SLOT, &mut bytes);
-                // One that ends takes no more receives, but what had come before still counts.
+                // An ending connection takes no more receives, but earlier answers still count.
                 if !connection.ending
                     && let Err(error) = connection.post_receive(slot, fabric)
                 {
                     return Err(format!("receive not reposted: {error}"));
                 }
                 let Some(imm) = wc.imm else {
-                    // A send with invalidate on its own; we never ask for one.
+                    // A send with invalidate on its own, which this client never requests.
                     return Ok(PathEvent::Nothing);
                 };
                 let Some(answer) = Answer::decode(imm, &bytes[..len], connection.timed)? else {
@@ -543,8 +543,8 @@ impl PathShard {
 }
 
 impl Connection {
-    /// Registers a region of IO buffers with `windows` windows on it; without any, the whole of
-    /// it is open to the server as long as the path lives.
+    /// Registers a region of IO buffers with `windows` windows on it. Without any, the whole region
+    /// is open to the server as long as the path lives.
     fn add_region(&mut self, region: &Arc<Region>, windows: usize) -> Result<(), FabricError> {
         let access = if windows == 0 { Access::REMOTE_WRITE } else { Access::LOCAL };
         let registration = self.pd.register(region, access)?;
@@ -569,7 +569,7 @@ impl Connection {
     }
 }
 
-/// The region kept in `slot`, made on first use. Kept over reconnects.
+/// Returns the region in `slot`, which is allocated on first use and kept over reconnects.
 fn region(slot: &mut Option<Arc<Region>>, len: usize) -> Result<Arc<Region>, FabricError> {
     if let Some(region) = slot.as_ref().filter(|r| r.len() >= len) {
         return Ok(Arc::clone(region));

@@ -1,4 +1,4 @@
-//! The states of a path on the control shard and the moves between them.
+//! States of a path on the control shard and the transitions between them.
 //!
 //! ```text
 //! Waiting -> Connecting -> InfoExchange -> Opening -> Connected -> Closing -> Waiting
@@ -10,30 +10,30 @@
 use rtrs_core::proto::{Moves, step};
 use serde::{Deserialize, Serialize};
 
-/// Where a path stands.
+/// State of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PathState {
-    /// Between attempts.
+    /// Waiting between attempts.
     Waiting,
-    /// Connections are being made, one after the other.
+    /// Connections are being established, one after the other.
     Connecting,
-    /// All connections are up; INFO_REQ is on its way or was sent.
+    /// All connections are up; INFO_REQ is about to be sent or was sent.
     #[serde(rename = "introducing")]
     InfoExchange,
-    /// Without TLS, and with certificates or keys: both ends prove who they are.
+    /// Both ends authenticate each other, without TLS but with certificates or keys.
     Authenticating,
-    /// The device is being opened on it.
+    /// The path's first device is being opened.
     Opening,
-    /// Carries IO.
+    /// The path carries IO.
     Connected,
-    /// As listings show one that is connected and serves nothing: another gateway does.
+    /// In listings only: connected, but serving nothing because another gateway does.
     Standby,
     /// Connections are being ended.
     Closing,
-    /// Taken out of use by hand, until it is asked to connect again.
+    /// Disconnected by hand until a reconnect is requested.
     Disconnected,
-    /// Ended for good: detached, or refused in a way that a retry cannot mend.
+    /// Permanently ended: detached, or refused in a way that a retry cannot fix.
     Gone,
 }
 
@@ -51,18 +51,18 @@ impl Moves for PathState {
 }
 
 impl PathState {
-    /// True while it connects, or is connected.
+    /// Whether the path connects or is connected.
     pub(crate) fn is_up(self) -> bool {
         use PathState::{Authenticating, Connected, Connecting, InfoExchange, Opening};
         matches!(self, Connecting | InfoExchange | Authenticating | Opening | Connected)
     }
 
-    /// True when connection 0 takes requests.
+    /// Whether connection 0 takes requests.
     pub(crate) fn has_service(self) -> bool {
         matches!(self, Self::Authenticating | Self::Opening | Self::Connected)
     }
 
-    /// Moves on. Panics on a move that is not in the table: that is our own fault.
+    /// Enters another state. Panics on a transition that is not in the table, which is a bug.
     #[track_caller]
     pub(crate) fn advance(&mut self, to: Self) {
         step(self, to);

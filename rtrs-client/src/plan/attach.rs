@@ -1,6 +1,6 @@
-//! The plan of `attach`: a session, and where it is served: as NBD, or as a block device.
+//! Plan of `attach`: a session, and the place where it is served, either NBD or a block device.
 //!
-//! Owns [`AttachPlan`] and [`Front`].
+//! This module owns [`AttachPlan`] and [`Front`].
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,56 +23,56 @@ use crate::settings::{
     SessionSettings, Settings, SlowIo,
 };
 
-/// What stands for the name of a volume in the path of a socket.
+/// Placeholder for the volume name in the path of a socket.
 pub(super) const NAME: &str = "{name}";
 
 const BUFFER_BYTES_MIN: u64 = 58 << 20;
 const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
-/// Longest time the kernel waits for a request.
+/// Maximum kernel timeout of a request.
 const DEVICE_TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
-/// What it waits beyond the session's own bound.
+/// Margin of the kernel timeout beyond the session's own limit.
 const DEVICE_TIMEOUT_MORE: Duration = Duration::from_secs(30);
 
-/// How long the kernel keeps requests for a process that takes over, if nothing else is said.
+/// Default time for which the kernel keeps requests for a successor process.
 const TAKEOVER: Duration = Duration::from_secs(60);
-/// So late the kernel may be: two looks at a request of a quick device, each up to 1.3 s, or one
-/// after the bound of another, up to a second later; and some.
+/// Maximum delay of the kernel: two checks of a request of a quick device, each up to 1.3 s, or one
+/// check after another's time limit, up to a second later, plus a margin.
 const RESENT_MARGIN: Duration = Duration::from_secs(5);
-/// A device is not to be without good flushes for longer than this, whatever its time-out.
+/// Maximum time for which a device may lack successful flushes, whatever its timeout.
 const RESENT_MAX: Duration = Duration::from_secs(300);
 
-/// Where the session is served.
+/// Place where a volume is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Front {
-    /// A unix socket with this path, absolute, at most 107 bytes. A socket nobody listens on may
-    /// lie there: remove it before binding.
+    /// Unix socket with this absolute path of at most 107 bytes. A stale socket may exist there and
+    /// must be removed before binding.
     Socket(PathBuf),
-    /// A TCP address.
+    /// TCP address.
     Tcp(SocketAddr),
-    /// A block device of the kernel.
+    /// Block device of the kernel.
     Device(DeviceOptions),
 }
 
-/// `attach`, validated.
+/// Validated settings of `attach`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachPlan {
-    /// The session.
+    /// Session to attach.
     pub session: SessionPlan,
-    /// Where it is served.
+    /// Place where the volume is served.
     pub front: Front,
-    /// The settings, with the defaults that follow from others filled in. The size of the buffers
-    /// is a multiple of 4096.
+    /// Settings, including the defaults that follow from others. The buffer size is a multiple of
+    /// 4096.
     pub settings: AttachSettings,
-    /// Whatever the session was pinned to, go on with what opens first.
+    /// Ignore the pinned identity and accept that of the first open.
     pub accept_new_identity: bool,
-    /// How long to try again when no path connects or the server refuses the open.
+    /// Time for retries when no path connects or the server refuses the open.
     pub retry_for: Duration,
-    /// Where the control socket lives: [`RunDir::control_socket`] of the export's name.
+    /// Directory of the control socket: [`RunDir::control_socket`] of the export's name.
     pub run_dir: RunDir,
-    /// For people or programs.
+    /// Output format, for people or programs.
     pub output: Output,
-    /// Further volumes of the same session, each with its own front and nothing here.
+    /// Further volumes of the same session, each with its own front end and an empty list here.
     pub more: Vec<Self>,
 }
 
@@ -110,7 +110,7 @@ impl Front {
     }
 }
 
-/// Refuses what is said about a device without one.
+/// Rejects device settings without a device.
 fn check_device_settings(settings: &AttachSettings) -> Result<(), Error> {
     for (name, said) in [
         ("takeover", settings.takeover),
@@ -125,7 +125,7 @@ fn check_device_settings(settings: &AttachSettings) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses TLS for NBD clients without a TCP address or certificates, and the reverse.
+/// Rejects TLS for NBD clients without a TCP address or certificates, and the reverse.
 fn check_nbd_tls(settings: &AttachSettings) -> Result<(), Error> {
     let AttachSettings { nbd_tls, nbd_tls_dir, listen, .. } = settings;
     match (nbd_tls.mode(), nbd_tls_dir) {
@@ -142,7 +142,7 @@ fn check_nbd_tls(settings: &AttachSettings) -> Result<(), Error> {
     }
 }
 
-/// Refuses to serve NBD in clear text, to everyone, on an address that other hosts can reach.
+/// Rejects NBD in clear text without authentication on an address that other hosts can reach.
 fn check_open_to_others(settings: &AttachSettings) -> Result<(), Error> {
     let Some(address) = settings.listen.map(NbdAddress::get) else { return Ok(()) };
     let is_local = address.ip().to_canonical().is_loopback();
@@ -155,21 +155,21 @@ fn check_open_to_others(settings: &AttachSettings) -> Result<(), Error> {
     )))
 }
 
-/// What a request that takes too long does. What a dead process had taken comes again when it is as
-/// old as the kernel waits for a request, so who wants to take over wants a bound.
+/// Treatment of a request that takes too long. The requests of a dead process are repeated once
+/// they are as old as the kernel's request timeout, so a takeover needs a limit.
 fn slow_io(settings: &AttachSettings) -> SlowIo {
     let bounded = settings.takeover && !settings.quick_takeover;
     settings.slow_io.unwrap_or(if bounded { SlowIo::Fail } else { SlowIo::Wait })
 }
 
-/// The socket of a volume: its name is written as in the names of the run directory's files.
+/// Socket path of a volume. The name is encoded as in the file names of the run directory.
 fn socket_of(path: &Path, run_dir: &RunDir, name: &str) -> PathBuf {
     let control = run_dir.control_socket(name);
     let stem = control.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     path.to_str().map_or_else(|| path.to_owned(), |path| path.replace(NAME, &stem).into())
 }
 
-/// The directory of a socket is there.
+/// Checks that the directory of a socket exists.
 fn check_directory(socket: &Path) -> Result<(), Error> {
     let Some(parent) = socket.parent() else { return Ok(()) };
     let text = || format!("cannot serve NBD on the socket {}", socket.display());
@@ -183,7 +183,7 @@ fn check_directory(socket: &Path) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InUse, text))
 }
 
-/// An address can be listened on.
+/// Checks that an address can be listened on.
 fn check_address(address: SocketAddr) -> Result<(), Error> {
     check_tcp_address(address).map_err(|error| {
         let text = format!("cannot serve NBD on {address}");
@@ -191,7 +191,7 @@ fn check_address(address: SocketAddr) -> Result<(), Error> {
     })
 }
 
-/// How the kernel is told to treat the device.
+/// Device options for the kernel.
 fn device_options(
     settings: &AttachSettings,
     device: Device,
@@ -226,15 +226,15 @@ fn device_options(
     })
 }
 
-/// How long the kernel waits for a request, if `said` says so, or else as long as may be needed.
+/// Kernel timeout for a request: `said` if set, otherwise as long as a request may take.
 pub(super) fn request_seconds(
     said: Option<Duration>,
     slow_io: SlowIo,
     session: &SessionPlan,
 ) -> Result<u64, Error> {
     let SessionSettings { io_timeout, no_path, .. } = &session.settings;
-    // What an IO may take at most. The kernel must not lose patience before: what it sends again
-    // may overtake what follows.
+    // Maximum time of an IO. The kernel must not give up earlier: what it sends again may overtake
+    // later requests.
     let bound = no_path.io_age_max(io_timeout.get());
     // A slow disk may take any time.
     let usual_bound = bound.filter(|_| slow_io == SlowIo::Fail);
@@ -251,12 +251,13 @@ pub(super) fn request_seconds(
     Ok(seconds)
 }
 
-/// The kernel's unit; a part of a second counts as one.
+/// Rounds up to the kernel's unit, seconds.
 fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// A quick takeover needs a device with one socket, and an IO stays on one shard.
+/// Number of shards for a quick takeover, which needs a device with one socket, as an IO stays on
+/// one shard.
 fn quick_shards(shards: Shards) -> Result<Shards, Error> {
     match shards {
         Shards::Is(count) if count.get() > 1 => Err(usage(format!(
@@ -268,10 +269,9 @@ fn quick_shards(shards: Shards) -> Result<Shards, Error> {
 }
 
 impl AttachPlan {
-    /// Validates settings.
     pub(crate) fn new(name: &str, settings: Settings, output: Output) -> Result<Self, Error> {
         let (mut set, run_dir) = (settings.attach, RunDir::new(settings.place.run_dir)?);
-        // They are read again when the process is in the background.
+        // These paths are read again after the process has moved to the background.
         make_absolute([&mut set.nbd_tls_dir])
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use nbd-tls-dir", e))?;
         let size = set.buffer_size;
@@ -304,10 +304,10 @@ impl AttachPlan {
         Ok(Self { session, front, settings, accept_new_identity, retry_for, run_dir, output, more })
     }
 
-    /// TLS for NBD clients, if it is offered: for so many clients.
+    /// Returns TLS for this number of NBD clients, if it is offered.
     ///
     /// # Errors
-    /// [`ErrorKind::Path`] that names the file.
+    /// Fails with [`ErrorKind::Path`], which names the file.
     pub(crate) fn nbd_tls(&self, clients: usize) -> Result<Option<Arc<Relays>>, Error> {
         let AttachSettings { nbd_tls, nbd_tls_dir, .. } = &self.settings;
         let (Some(mode), Some(dir)) = (nbd_tls.mode(), nbd_tls_dir) else { return Ok(None) };
@@ -317,18 +317,18 @@ impl AttachPlan {
         })
     }
 
-    /// What a request does that takes too long over a path that works.
+    /// Treatment of a request that takes too long on a working path.
     pub(crate) fn slow_io(&self) -> SlowIo {
         self.settings.slow_io.unwrap_or_default()
     }
 
-    /// True when it takes a device over that another process has left, if there is one.
+    /// Whether it takes over a device that another process has left, if there is one.
     pub(crate) fn takes_over(&self) -> bool {
         matches!(&self.front, Front::Device(options) if options.takeover)
     }
 
-    /// How long to try to open the export: a session that takes over waits for the server to be
-    /// done with that of the process that died.
+    /// Time for attempts to open the export. In a takeover, the session waits until the server has
+    /// finished with that of the dead process.
     pub(crate) fn open_patience(&self) -> Duration {
         let takeover = match &self.front {
             Front::Device(options) if options.takeover => {
@@ -339,9 +339,9 @@ impl AttachPlan {
         takeover.max(self.retry_for)
     }
 
-    /// How long, once the session is open, the kernel may send again what a process that died had
-    /// taken: until the last of it is as old as the kernel waits for a request. A device of a quick
-    /// takeover has no such bound; its requests come within three seconds.
+    /// Time after the open during which the kernel may repeat requests of a dead process: until the
+    /// last one is as old as the kernel's timeout. A device with quick takeover has no such
+    /// timeout; its requests come within three seconds.
     pub(crate) fn resent_for(&self) -> Duration {
         match &self.front {
             Front::Device(options) if options.takeover => {
@@ -352,8 +352,8 @@ impl AttachPlan {
         }
     }
 
-    /// The session's check; the run directory is ours; for each volume, neither socket path is in
-    /// use, the device is free, and the kernel and its privileges are there.
+    /// Checks the session and the run directory, and for each volume that neither socket path is in
+    /// use and that the device is free and usable with this kernel and these privileges.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.run_dir.check()?;
         self.volumes().try_for_each(Self::check_sockets)?;
@@ -361,7 +361,7 @@ impl AttachPlan {
         self.volumes().try_for_each(Self::check_front)
     }
 
-    /// Neither socket path of the volume is in use.
+    /// Checks that neither socket path of the volume is in use.
     fn check_sockets(&self) -> Result<(), Error> {
         let name = &self.session.export_name;
         let control = self.run_dir.control_socket(name);
@@ -388,7 +388,7 @@ impl AttachPlan {
         Ok(())
     }
 
-    /// The volume can be served where it is to be.
+    /// Checks that the volume can be served in its place.
     fn check_front(&self) -> Result<(), Error> {
         self.nbd_tls(1)?;
         if let Front::Device(options) = &self.front {
@@ -398,14 +398,14 @@ impl AttachPlan {
         Ok(())
     }
 
-    /// What [`check`](Self::check) looks at for a volume of a session that runs.
+    /// Runs the part of [`check`](Self::check) that applies to a volume of a running session.
     pub(crate) fn check_volume(&self) -> Result<(), Error> {
         self.check_sockets()?;
         self.check_front()
     }
 
-    /// The same, and that the socket's directory is there and the address is free: a start finds
-    /// that out by itself.
+    /// Runs [`check`](Self::check), and also checks that the socket's directory exists and the
+    /// address is free, which a start would find by itself.
     pub(crate) fn check_start(&self) -> Result<(), Error> {
         self.check()?;
         self.volumes().try_for_each(|volume| match &volume.front {
@@ -415,7 +415,7 @@ impl AttachPlan {
         })
     }
 
-    /// The settings of a session without a place to attach.
+    /// Returns the settings of a session without a place to attach.
     pub(crate) fn printed_nowhere(name: &str, mut settings: Settings) -> Result<Settings, Error> {
         check_device_settings(&settings.attach)?;
         let run_dir = RunDir::new(settings.place.run_dir)?.path().to_path_buf();
@@ -427,7 +427,7 @@ impl AttachPlan {
         Ok(Settings { session: session.settings, attach: settings.attach, place, bench })
     }
 
-    /// The settings that make this plan again, given the same name.
+    /// Returns the settings that make this plan again, given the same name.
     pub(crate) fn printed(&self) -> Settings {
         let run_dir = Some(self.run_dir.path().to_path_buf());
         Settings {

@@ -1,6 +1,6 @@
-//! The plan of `bench`: a session, and the requests to run on it.
+//! Plan of `bench`: a session, and the requests to run on it.
 //!
-//! Owns [`BenchPlan`].
+//! This module owns [`BenchPlan`].
 
 use rtrs_core::local::RunDir;
 use rtrs_core::settings::Output;
@@ -12,23 +12,22 @@ use crate::settings::{Access, BenchSettings, PlaceSettings, Settings};
 const BLOCK_BYTES_MAX: u64 = 32 << 20;
 const SECTOR_BYTES: u64 = 512;
 
-/// `bench`, validated.
+/// Validated settings of `bench`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BenchPlan {
-    /// The session; its shards are the jobs.
+    /// Session to use; its shards are the jobs.
     pub session: SessionPlan,
-    /// What to measure.
+    /// Measurements to make.
     pub settings: BenchSettings,
     /// Bytes per request, a multiple of 512.
     pub block_bytes: u32,
-    /// The run directory, which only `attach` uses.
+    /// Run directory, which only `attach` uses.
     pub run_dir: RunDir,
-    /// For people or programs.
+    /// Output format, for people or programs.
     pub output: Output,
 }
 
 impl BenchPlan {
-    /// Validates settings.
     pub(crate) fn new(name: &str, settings: Settings, output: Output) -> Result<Self, Error> {
         let (set, run_dir) = (settings.bench, RunDir::new(settings.place.run_dir)?);
         let bs = set.bs;
@@ -54,7 +53,7 @@ impl BenchPlan {
         Ok(Self { session, settings: set, block_bytes, run_dir, output })
     }
 
-    /// The settings that make this plan again, given the same name and output.
+    /// Returns the settings that make this plan again, given the same name and output.
     pub(crate) fn printed(&self) -> Settings {
         Settings {
             session: self.session.settings.clone(),

@@ -12,7 +12,7 @@ use crate::control_protocol::SettingValue;
 use crate::error::{Error, usage};
 use crate::settings::SlowIo;
 
-/// What may change while a session is attached.
+/// Settings that may change while a session is attached.
 const CHANGEABLE: [&str; 9] = [
     "connect-timeout",
     "heartbeat",
@@ -25,11 +25,11 @@ const CHANGEABLE: [&str; 9] = [
     "reconnect-min",
 ];
 
-/// Gives one setting another value.
+/// Visitor that assigns a value to one setting.
 pub(super) struct Assign<'a> {
     pub(super) name: &'a str,
     pub(super) text: &'a str,
-    /// None until the setting was found.
+    /// Result of the assignment; None until the setting was found.
     pub(super) outcome: Option<Result<(), String>>,
 }
 
@@ -45,7 +45,7 @@ impl Visitor for Assign<'_> {
 }
 
 impl AttachPlan {
-    /// Every setting and its value, with whether it may change.
+    /// Returns every setting with its value and whether it may change.
     pub(crate) fn values(&self) -> Vec<SettingValue> {
         let all = print(&self.session.settings).into_iter().chain(print(&self.settings));
         let mut values: Vec<SettingValue> = all
@@ -60,11 +60,11 @@ impl AttachPlan {
         values
     }
 
-    /// The same with other values of some settings.
+    /// Returns the plan with other values of some settings.
     ///
     /// # Errors
-    /// A setting that does not exist or cannot change now, a value that is not valid, or one that
-    /// does not fit another setting.
+    /// Fails on a setting that does not exist or cannot change now, and on a value that is invalid
+    /// or does not fit another setting.
     pub(crate) fn changed(&self, changes: &BTreeMap<String, String>) -> Result<Self, Error> {
         let SessionPlan { export_name, shards, access, mut settings, .. } = self.session.clone();
         for (name, text) in changes {
@@ -77,7 +77,7 @@ impl AttachPlan {
         if let Front::Device(options) = &self.front
             && let Some(seconds) = options.timeout_s
         {
-            // The kernel keeps the timeout that the device began with.
+            // The kernel keeps the initial timeout of the device.
             request_seconds(Some(Duration::from_secs(seconds)), self.slow_io(), &session)?;
         }
         Ok(Self { session, ..self.clone() })
@@ -138,7 +138,7 @@ mod tests {
             };
             assert_eq!(change(&plan, &[(name, &text)]).as_ref(), Ok(&plan), "{name}");
         }
-        // Each alone would contradict the other.
+        // Each change alone would contradict the other setting.
         let waits = [("reconnect-max", "20ms"), ("reconnect-min", "10ms")];
         let settings = change(&plan, &waits).unwrap().session.settings;
         assert_eq!(settings.reconnect_max.get(), Duration::from_millis(20));

@@ -1,28 +1,27 @@
-//! What a block device of the kernel is called: to the kernel, which stores it as the device's
-//! backend, and in errors.
+//! Names of a block device: the backend name that the kernel stores, and the name in errors.
 
 use nbd_bridge::kernel::{DeviceChoice, DeviceError};
 
 use crate::error::{Error, ErrorKind};
 
-/// What a device is connected with, for people and for telling it from others. The session's name
-/// has no slash.
+/// Backend name of a device, which identifies it to people and programs. The session's name has no
+/// slash.
 pub(super) fn backend(session_name: &str, export_name: &str) -> String {
     format!("rtrs:{session_name}/{export_name}")
 }
 
-/// The export of what [`backend`] has made, whatever the session's name.
+/// Export in a name made by [`backend`], whatever the session's name.
 pub(crate) fn export_of(backend: &str) -> Option<&str> {
     let (_, export) = backend.strip_prefix("rtrs:")?.split_once('/')?;
     Some(export)
 }
 
-/// True for what [`backend`] makes of this export, whatever the session's name.
+/// Whether a name was made by [`backend`] for this export, whatever the session's name.
 pub(crate) fn is_backend_of(backend: &str, export_name: &str) -> bool {
     export_of(backend) == Some(export_name)
 }
 
-/// How the error of an attach to a device begins.
+/// Beginning of the error when an attach to a device fails.
 pub(crate) fn cannot_attach(export_name: &str, device: DeviceChoice) -> String {
     match device {
         DeviceChoice::Auto => format!("cannot make {export_name:?} a block device"),
@@ -30,7 +29,7 @@ pub(crate) fn cannot_attach(export_name: &str, device: DeviceChoice) -> String {
     }
 }
 
-/// A device's error as the client's.
+/// Converts a device's error into one of the client.
 pub(crate) fn device_failed(what: String) -> impl FnOnce(DeviceError) -> Error {
     move |error| {
         let kind = match error {

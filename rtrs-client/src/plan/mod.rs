@@ -1,10 +1,9 @@
-//! The validated settings of the commands that have a session of their own, with every default
-//! filled in.
+//! Validated settings of the commands that have their own session, including all defaults.
 //!
-//! `new` validates what the settings mean together; apart from user, host name and environment it
-//! does not look at the system. `check` then looks at what the plan needs (addresses, socket paths)
-//! before anything is connected or started. Every error names the setting and its value, and says
-//! what to write instead.
+//! `new` validates the settings in combination. It does not inspect the system, apart from user,
+//! host name and environment. `check` then inspects what the plan needs (addresses, socket paths)
+//! before anything is connected or started. Every error names the setting and its value, and
+//! suggests a correction.
 
 mod attach;
 mod bench;

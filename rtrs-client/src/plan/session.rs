@@ -1,6 +1,7 @@
-//! The part of a plan that `attach` and `bench` share: the session.
+//! Part of a plan that `attach` and `bench` share: the session.
 //!
-//! Owns [`SessionPlan`], its validation and its checks of the system (host names, RDMA).
+//! This module owns [`SessionPlan`], its validation, and its checks of the system (host names,
+//! RDMA).
 
 use std::fs;
 use std::time::Duration;
@@ -15,9 +16,10 @@ use crate::error::{Error, ErrorKind, usage};
 use crate::settings::{Access, SessionSettings};
 use crate::tls::TlsSources;
 
-/// Longest name on the wire in bytes: 255 with the NUL (kernel rtrs-pri.h, `NAME_MAX`).
+/// Maximum length of a name on the wire: 255 bytes including the NUL (kernel rtrs-pri.h,
+/// `NAME_MAX`).
 const NAME_BYTES_MAX: usize = 254;
-/// Most shards that a path can have: its connections, less the service connection.
+/// Maximum number of shards of a path: its connections, less the service connection.
 const fn shards_max(scheme: Scheme) -> u16 {
     match scheme {
         Scheme::Tcp => TCP_CONNS_PER_PATH_MAX - 1,
@@ -26,24 +28,24 @@ const fn shards_max(scheme: Scheme) -> u16 {
     }
 }
 
-/// A session, validated.
+/// Validated settings of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionPlan {
-    /// The export to open, 1 to 254 bytes without NUL.
+    /// Export to open, 1 to 254 bytes without NUL.
     pub export_name: String,
-    /// The session's name at the server, 1 to 254 bytes without slash, dot and NUL.
+    /// Session name at the server, 1 to 254 bytes without slash, dot and NUL.
     pub session_name: String,
-    /// How the export is opened.
+    /// Access mode of the open.
     pub access: Access,
     /// Threads that carry IO, and connections on each path besides the service connection.
     pub shards: Shards,
-    /// The settings, with name and access as above. No path is named twice; the check before a
-    /// start refuses an empty list.
+    /// Settings, with name and access as above. No path appears twice; the check before a start
+    /// rejects an empty list.
     pub settings: SessionSettings,
 }
 
 impl SessionPlan {
-    /// Validates the session's settings. `access_default` holds when none was said.
+    /// Validates the session's settings. `access_default` applies when no access was set.
     pub(super) fn new(
         export_name: &str,
         mut settings: SessionSettings,
@@ -87,7 +89,7 @@ impl SessionPlan {
         Ok(plan)
     }
 
-    /// Heartbeats at a kernel's server, as slow as is safe with any.
+    /// Heartbeats for a kernel server, slow enough to be safe with any.
     pub(crate) fn heartbeat(&self) -> HeartbeatSettings {
         let missed_max = self.missed_max(5);
         HeartbeatSettings {
@@ -98,10 +100,10 @@ impl SessionPlan {
         }
     }
 
-    /// Heartbeats at a server of ours: over TCP a silent path is noticed within 400 ms. An RDMA
-    /// device may take half a second to repeat a lost packet, and that is to be waited for: 700 ms
-    /// where the server answers on another path, and else 900 ms, since 600 ms were too few in the
-    /// lab, where a starved server was taken for a dead path.
+    /// Heartbeats for `rtrs-server`: over TCP a silent path is noticed within 400 ms. An RDMA
+    /// device may take half a second to repeat a lost packet, and the timeout must cover that: 700
+    /// ms if the server answers on another path, otherwise 900 ms. In the lab, 600 ms were too
+    /// short: a starved server was mistaken for a dead path.
     pub(crate) fn own_heartbeat(&self, scheme: Scheme) -> HeartbeatSettings {
         if self.settings.heartbeat != Auto::Auto {
             return self.heartbeat();
@@ -122,14 +124,14 @@ impl SessionPlan {
         self.settings.heartbeat_missed_max.get().map_or(usual, Int::get)
     }
 
-    /// How long the transport repeats what is not acknowledged before it ends a connection by
-    /// itself: later than the heartbeats would, so that these have the word, but not for ever.
+    /// Time for which the transport repeats unacknowledged data before it ends a connection. It is
+    /// longer than that of the heartbeats, so that these decide, but limited.
     pub(crate) fn transport_timeout(&self) -> Duration {
         let silence = self.heartbeat().silence_max();
         (silence * 4 / 3).clamp(Duration::from_secs(1), Duration::from_secs(4))
     }
 
-    /// The certificates or keys for its tls:// paths.
+    /// Certificates or keys for tls:// paths.
     pub(crate) fn tls_sources(&self) -> TlsSources {
         let set = &self.settings;
         TlsSources {
@@ -145,12 +147,13 @@ impl SessionPlan {
         schemes.map(shards_max).min().unwrap_or(u16::MAX)
     }
 
-    /// The number of shards to run, at least one and as many as every path can carry.
+    /// Number of shards to run: at least one, and at most what every path can carry.
     pub(crate) fn shards(&self) -> u16 {
         self.shards.count().min(self.shards_max())
     }
 
-    /// There is a path, each path's host has an address, and RDMA is there if a path needs it.
+    /// Checks that there is a path, that each path's host has an address, and that RDMA is
+    /// available if a path needs it.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.settings.path.is_empty() {
             return Err(usage(
@@ -161,24 +164,24 @@ impl SessionPlan {
             path.resolve()
                 .map_err(|e| Error::with_source(ErrorKind::Path, "cannot use a path", e))?;
         }
-        // What tls:// needs is known to be set.
+        // The settings that tls:// needs were checked before.
         self.tls_sources().check_now()?;
         self.open_rdma().map(drop)
     }
 
-    /// What an operator should know, one text each.
+    /// Warnings for the operator.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let tls = self.tls_sources();
-        // What is wrong with the files is an error of its own.
+        // Errors in the files are reported elsewhere.
         let mut all = tls.check_now().unwrap_or_default();
         all.extend(self.settings.path.iter().filter_map(|path| tls.unused_by(path)));
         all
     }
 
-    /// RDMA, if a path needs it.
+    /// Opens RDMA, if a path needs it.
     ///
     /// # Errors
-    /// [`ErrorKind::Path`] with what is missing here.
+    /// Fails with [`ErrorKind::Path`] and what is missing here.
     pub(crate) fn open_rdma(&self) -> Result<Option<Rdma>, Error> {
         match self.settings.path.iter().find(|path| path.scheme() == Scheme::Rdma) {
             None => Ok(None),
@@ -190,7 +193,7 @@ impl SessionPlan {
     }
 }
 
-/// Refuses names the wire cannot carry.
+/// Rejects names that the wire format cannot carry.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Error> {
     let problem = match name.len() {
         0 => "is empty".to_owned(),
@@ -202,7 +205,7 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Error> {
     Err(usage(format!("{what} {shown:?} {problem}; use 1 to 254 bytes without NUL")))
 }
 
-/// Refuses session names a server drops the path for (kernel rtrs-srv.c, `process_info_req`).
+/// Rejects session names for which a server drops the path (kernel rtrs-srv.c, `process_info_req`).
 fn check_session_name(name: String) -> Result<String, Error> {
     check_name("session-name", &name)?;
     if name.contains(['/', '.']) {
@@ -213,7 +216,7 @@ fn check_session_name(name: String) -> Result<String, Error> {
     Ok(name)
 }
 
-/// Host and export with other characters for the forbidden ones, cut to what the wire carries.
+/// Host and export name, with forbidden characters replaced, cut to the maximum length.
 pub(crate) fn default_session_name(export_name: &str) -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = match host.trim() {
@@ -225,7 +228,7 @@ pub(crate) fn default_session_name(export_name: &str) -> String {
     name
 }
 
-/// Refuses a path that this build, or nobody, can connect.
+/// Rejects a path that this build, or any, cannot connect.
 pub(crate) fn check_path(path: &Portal) -> Result<(), Error> {
     if path.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
         return Err(usage(format!("cannot use the path {path}: {}", NoRdma::Feature)));
@@ -247,7 +250,7 @@ fn check_paths(paths: &[Portal]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The name of a path that was typed: as listings write it, if it is a portal.
+/// Returns the listed form of a typed path name, if it is a portal.
 pub(crate) fn path_name(text: &str) -> String {
     text.parse().map_or_else(|_| text.to_owned(), |portal: Portal| portal.to_string())
 }

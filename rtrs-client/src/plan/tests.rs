@@ -12,7 +12,7 @@ use super::*;
 use crate::error::{Error, ErrorKind};
 use crate::settings::{AttachSettings, Settings};
 
-/// A directory of this test's own, removed at its end.
+/// Directory of a single test, removed at its end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -280,7 +280,7 @@ fn printed_settings_make_the_same_plan() {
         assert_eq!(bench(&text).unwrap(), plan, "{text}");
         assert!(text.contains(&format!("run-dir: {}", plan.run_dir.path().display())), "{text}");
     }
-    // Where to attach may be said later.
+    // The place to attach may be given later.
     let settings = Settings::from_yaml(&format!("{session}access: ro\nrun-dir: /r"), "s").unwrap();
     let printed = AttachPlan::printed_nowhere("v", settings).unwrap();
     let text = serde_yaml::to_string(&print(&printed)).unwrap();
@@ -353,7 +353,7 @@ fn rdma_that_is_not_there_is_refused_with_what_is_missing() {
     assert!(["modprobe", "rdma link add"].iter().any(|remedy| text.contains(remedy)), "{text}");
 }
 
-/// The daemon changes its directory when it goes to the background.
+/// The daemon changes its directory when it moves to the background.
 #[test]
 fn paths_to_certificates_and_keys_are_made_absolute() {
     let here = std::env::current_dir().unwrap();

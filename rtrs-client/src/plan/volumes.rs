@@ -1,4 +1,4 @@
-//! Several volumes of one session: `attach` of more than one name, and volumes that are added.
+//! Several volumes of one session: `attach` with more than one name, and added volumes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::engine::VOLUMES_MAX;
 use crate::error::{Error, usage};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
-/// What a volume may have that is added to a session. All else is as the session has it.
+/// Settings of an added volume. All others are those of the session.
 pub(crate) const OF_ADDED: [&str; 11] = [
     "access",
     "device",
@@ -47,7 +47,7 @@ impl AttachPlan {
         let mut plan: Option<Self> = None;
         for name in names {
             let volume = Self::new(name, shared.clone(), output)?;
-            // The default has the first one's name in it.
+            // The default contains the first volume's name.
             shared.session.session_name = Some(volume.session.session_name.clone());
             match &mut plan {
                 None => plan = Some(volume),
@@ -57,15 +57,14 @@ impl AttachPlan {
         plan.ok_or_else(|| usage("name an export"))
     }
 
-    /// Each volume of the session.
     pub(crate) fn volumes(&self) -> impl Iterator<Item = &Self> + Clone {
         std::iter::once(self).chain(&self.more)
     }
 
-    /// A volume that is added to the session of this one, with these settings of its own.
+    /// Returns the plan of a volume that is added to this session, with its own settings.
     ///
     /// # Errors
-    /// A setting that belongs to the session or does not exist, or one that is not valid.
+    /// Fails on a setting that belongs to the session, does not exist or is invalid.
     pub(crate) fn adding(&self, name: &str, own: &BTreeMap<String, String>) -> Result<Self, Error> {
         let (mut session, mut attach) = (self.session.settings.clone(), self.settings.clone());
         (session.access, session.read_only, session.identity) = (None, false, None);
@@ -92,7 +91,7 @@ impl AttachPlan {
         Self::new(name, settings, self.output)
     }
 
-    /// What `adding` takes to make this volume again.
+    /// Returns the settings with which `adding` makes this volume again.
     pub(crate) fn own(&self) -> BTreeMap<String, String> {
         let mut own = said(&self.session.settings, &self.settings);
         own.retain(|name, _| OF_ADDED.contains(&name.as_str()));
@@ -100,7 +99,7 @@ impl AttachPlan {
     }
 }
 
-/// The settings that differ from their defaults, as text.
+/// Settings that differ from their defaults, as text.
 pub(crate) fn said(session: &SessionSettings, attach: &AttachSettings) -> BTreeMap<String, String> {
     let all = |session: &SessionSettings, attach: &AttachSettings| {
         let mut all = print(session);
@@ -120,7 +119,7 @@ pub(crate) fn said(session: &SessionSettings, attach: &AttachSettings) -> BTreeM
     said.filter_map(|(name, value)| Some((name.as_str()?.to_owned(), text(value)))).collect()
 }
 
-/// The error for a setting that an added volume has from its session.
+/// Error for a setting that an added volume takes from its session.
 pub(crate) fn of_session(name: &str) -> Error {
     let list = OF_ADDED.join(", ");
     usage(match nearest(name, OF_ADDED.iter().copied()) {
@@ -131,7 +130,7 @@ pub(crate) fn of_session(name: &str) -> Error {
     })
 }
 
-/// Refuses too many names, and one twice.
+/// Rejects too many names, and duplicates.
 fn check_names(names: &[String]) -> Result<(), Error> {
     if names.len() > VOLUMES_MAX {
         let count = names.len();
@@ -145,7 +144,7 @@ fn check_names(names: &[String]) -> Result<(), Error> {
     }
 }
 
-/// Refuses what several volumes cannot share.
+/// Rejects settings that several volumes cannot share.
 fn check_shared(settings: &Settings) -> Result<(), Error> {
     let Settings { session, attach, .. } = settings;
     let named = |path: &Path| path.to_string_lossy().contains(NAME);
@@ -262,7 +261,7 @@ mod tests {
         let socket = add(&first, &[("socket", "/t")]).unwrap();
         assert!(!socket.takes_over());
         assert_eq!(socket.settings.device_timeout, None);
-        // Of those that have no device, the next does not take over.
+        // Added to a session without devices, the next volume does not take over.
         let plain = plan(&["a"], "socket: /s\n").unwrap();
         assert!(!add(&plain, &[("device", "auto")]).unwrap().takes_over());
     }

@@ -1,4 +1,5 @@
-//! What has to be done so that what runs is what the file says: a pure function.
+//! Comparison of a running session with the file: a pure function that returns the necessary
+//! changes.
 
 use std::collections::BTreeMap;
 
@@ -10,75 +11,75 @@ use crate::plan::AttachPlan;
 use crate::settings::Settings;
 
 choices! {
-    /// What is to be done about a session.
+    /// Action for a session.
     pub(crate) enum Action as "action" {
-        /// Nothing.
+        /// No change.
         Unchanged = "unchanged",
-        /// It does not run.
+        /// Attach a session that is not running.
         Attach = "attach",
-        /// It can be changed while it runs.
+        /// Change the running session.
         Change = "change",
-        /// It has to be detached and attached again.
+        /// Detach and attach again.
         NeedsReattach = "needs-reattach",
-        /// The file does not have it.
+        /// Not in the file.
         NotListed = "not-listed",
-        /// It cannot be said.
+        /// Not decidable.
         Unclear = "unclear",
     }
 }
 
-/// A session of the file.
+/// Session of the file.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    /// What the file says.
+    /// Settings in the file.
     pub(crate) said: Settings,
-    /// What that comes to.
+    /// Plan made from the settings.
     pub(crate) plan: AttachPlan,
 }
 
-/// What there is under a session's name.
+/// State found under a session's name.
 #[derive(Debug)]
 pub(crate) enum Found {
     /// No session.
     Absent,
-    /// A session whose process is gone.
+    /// A session whose process has died.
     Dead,
-    /// A session that does not answer, or not so that it can be understood: why.
+    /// A session that does not answer, or whose answer is not understood, with the reason.
     Silent(String),
-    /// A session.
+    /// A running session.
     Running(Box<Running>),
 }
 
-/// A session that answers.
+/// Session that answers.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// What its settings come to, with the paths that it has now.
+    /// Plan made from its settings, with its current paths.
     pub(crate) plan: AttachPlan,
-    /// Its block device.
+    /// Block device.
     pub(crate) device: Option<String>,
-    /// Why it serves no more IO, if it has ended.
+    /// Reason why an ended session serves no IO.
     pub(crate) ended: Option<&'static str>,
 }
 
-/// A setting that differs.
+/// Setting that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Difference {
-    /// Its name; `path` for one path.
+    /// Name of the setting; `path` for one path.
     pub(crate) setting: String,
-    /// As it runs; null for a path that is to be added.
+    /// Running value; null for a path to be added.
     pub(crate) running: Value,
-    /// As the file has it; null for a path that is to be removed.
+    /// Value in the file; null for a path to be removed.
     pub(crate) wanted: Value,
-    /// It can change while the session runs.
+    /// Whether it can change while the session runs.
     pub(crate) online: bool,
 }
 
-/// What is to be done about a session, and why.
+/// Action for a session, and its reasons.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Task {
     pub(crate) action: Action,
     pub(crate) differences: Vec<Difference>,
-    /// What is left to say.
+    /// Further explanation.
     pub(crate) reason: Option<String>,
 }
 
@@ -87,13 +88,12 @@ impl Task {
         Self { action, differences: Vec::new(), reason: reason.map(str::to_owned) }
     }
 
-    /// Settings to change while it runs, by name.
+    /// Settings to change while the session runs, by name.
     pub(crate) fn to_set(&self) -> BTreeMap<String, String> {
         let online = self.differences.iter().filter(|one| one.online && one.setting != PATH);
         online.map(|one| (one.setting.clone(), text(&one.wanted))).collect()
     }
 
-    /// Paths to add.
     pub(crate) fn to_add(&self) -> impl Iterator<Item = &str> {
         self.differences
             .iter()
@@ -101,7 +101,6 @@ impl Task {
             .filter_map(|one| one.wanted.as_str())
     }
 
-    /// Paths to remove.
     pub(crate) fn to_remove(&self) -> impl Iterator<Item = &str> {
         self.differences
             .iter()
@@ -112,7 +111,7 @@ impl Task {
 
 const PATH: &str = "path";
 
-/// As `set` takes it.
+/// Text of a value in the form that `set` takes.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -120,7 +119,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// What is to be done about a session of the file.
+/// Determines the action for a session of the file.
 pub(crate) fn task(wanted: &Wanted, found: &Found) -> Task {
     match found {
         Found::Absent => Task::of(Action::Attach, None),
@@ -135,7 +134,7 @@ fn change(wanted: &Wanted, running: &Running) -> Task {
     let mut task = Task::of(Action::Unchanged, running.ended);
     let online = differences.iter().filter(|one| one.online);
     let online = online.map(|one| (one.setting.clone(), text(&one.wanted))).collect();
-    // As the session itself would judge it.
+    // The session itself would decide in the same way.
     if let Err(error) = running.plan.changed(&online) {
         task.reason = Some(error.chain().to_string());
         differences.iter_mut().for_each(|one| one.online = false);
@@ -152,7 +151,7 @@ fn change(wanted: &Wanted, running: &Running) -> Task {
     task
 }
 
-/// Settings that differ, but for the paths.
+/// Settings that differ, except for the paths.
 fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
     let mut left: BTreeMap<String, Value> =
         running.plan.values().into_iter().map(|one| (one.name, one.value)).collect();
@@ -161,10 +160,10 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
         let name = setting.name;
         let is = left.remove(&name).unwrap_or(Value::Null);
         let same = match name.as_str() {
-            // Below; and of no interest to a session that runs in the background.
+            // Paths are compared below; `foreground` does not matter to a running session.
             PATH | "foreground" => true,
             "device" => is_same_device(&setting.value, &is, running.device.as_deref()),
-            // By default it follows other settings, and the kernel keeps what it began with.
+            // By default it follows other settings, and the kernel keeps its initial value.
             "device-timeout" if wanted.said.attach.device_timeout.is_none() => {
                 setting.value.is_null() == is.is_null()
             }
@@ -178,7 +177,7 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
     differences
 }
 
-/// `auto` is content with any device, and any device may have been chosen by `auto`.
+/// Whether the device satisfies the file: `auto` accepts any device, and `auto` may have chosen it.
 fn is_same_device(wanted: &Value, is: &Value, device: Option<&str>) -> bool {
     let auto = |value: &Value| value.as_str() == Some("auto");
     match (wanted.as_str(), is.as_str()) {
@@ -188,7 +187,7 @@ fn is_same_device(wanted: &Value, is: &Value, device: Option<&str>) -> bool {
     }
 }
 
-/// Paths to add, then paths to remove.
+/// Paths to add, followed by paths to remove.
 fn paths_of(wanted: &AttachPlan, running: &AttachPlan) -> Vec<Difference> {
     let names = |plan: &AttachPlan| -> Vec<String> {
         plan.session.settings.path.iter().map(ToString::to_string).collect()
@@ -256,7 +255,7 @@ mod tests {
         assert_eq!(set, [pair("no-path", "queue"), pair("policy", "round-robin")]);
         assert_eq!(task.to_add().collect::<Vec<_>>(), ["tcp://c:1234"]);
         assert_eq!(task.to_remove().collect::<Vec<_>>(), ["tcp://b:1234"]);
-        // The timeout of the device follows no-path, and is not what was asked for.
+        // The device timeout follows no-path, and was not set in the file.
         let device = "path: tcp://a\ndevice: auto\nslow-io: fail\n";
         let task = task_of(&format!("{device}no-path: queue-for=30s\n"), device);
         assert_eq!((task.action, task.differences.len()), (Action::Change, 1), "{task:?}");
@@ -282,7 +281,7 @@ mod tests {
         assert_eq!((task.action, names), (Action::NeedsReattach, vec!["listen", "socket"]));
         let task = task_of("path: tcp://a\ndevice: /dev/nbd4\n", "path: tcp://a\ndevice: auto\n");
         assert_eq!(task.action, Action::NeedsReattach);
-        // It asked for a timeout, and has another.
+        // The file sets a timeout that differs from the running one.
         let device = "path: tcp://a\ndevice: auto\n";
         let task = task_of(&format!("{device}device-timeout: 20m\n"), device);
         assert_eq!(task.action, Action::NeedsReattach);

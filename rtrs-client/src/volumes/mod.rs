@@ -1,8 +1,8 @@
-//! The file of `apply` and `save`: the sessions of a host, each with its settings and its volumes.
+//! File of `apply` and `save`: the sessions of a host, each with its settings and its volumes.
 //!
-//! The keys are those of the configuration file (`settings.rs`); this module knows only where they
-//! stand. What belongs to one volume stands below `volumes`, because a session will have several.
-//! What differs between the file and what runs is judged in `difference.rs`.
+//! The keys are those of the configuration file (`settings.rs`); this module only knows their
+//! places. Keys of a volume are below `volumes`, because a session will have several.
+//! `difference.rs` compares the file with the running sessions.
 
 pub(crate) mod difference;
 
@@ -17,21 +17,21 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::AttachPlan;
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
-/// Where a volume is served. A session has none of its own.
+/// Settings for the place where a volume is served. A session has none of its own.
 const FRONTS: [&str; 3] = ["device", "socket", "listen"];
 /// Settings of `attach` that all volumes of a session share.
 const SHARED: [&str; 2] = ["shards", "metrics"];
-/// Settings of a session that each volume has.
+/// Session settings that each volume has.
 const OF_VOLUME: [&str; 3] = ["access", "read-only", "identity"];
-/// What `apply` decides itself.
+/// Setting that `apply` itself decides.
 const FOREGROUND: &str = "foreground";
 
-/// A volume as the file has it.
+/// Volume in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Volume {
-    /// The name of its export, which is the session's name on this host.
+    /// Export name, which is also the session's name on this host.
     pub(crate) name: String,
-    /// What the file says, defaults where it says nothing.
+    /// Settings in the file, with defaults for those that are missing.
     pub(crate) settings: Settings,
 }
 
@@ -49,7 +49,7 @@ impl Declared for Entry {
     }
 }
 
-/// True for a key that may stand below `volumes`.
+/// Whether a key may appear below `volumes`.
 fn is_of_volume(key: &str) -> bool {
     let declared = describe::<AttachSettings>();
     let of_attach = declared
@@ -58,10 +58,10 @@ fn is_of_volume(key: &str) -> bool {
     OF_VOLUME.contains(&key) || of_attach && !SHARED.contains(&key)
 }
 
-/// Reads the text of a file called `file` in errors. An empty text has no sessions.
+/// Reads the text of a file that errors call `file`. An empty text has no sessions.
 ///
 /// # Errors
-/// [`ErrorKind::Config`], with the place and what would do.
+/// Returns [`ErrorKind::Config`], with the place and a remedy.
 pub(crate) fn read(text: &str, file: &str) -> Result<Vec<Volume>, Error> {
     let document: Value = serde_yaml::from_str(text).map_err(|error| yaml_error(&error, file))?;
     let wrong = |what: String| Error::new(ErrorKind::Config, format!("{file}: {what}"));
@@ -96,7 +96,7 @@ fn sessions(document: Value) -> Result<Vec<Value>, String> {
     }
 }
 
-/// What a session is called in errors.
+/// Name of a session in errors.
 fn place_of(at: usize, session: &Value) -> String {
     let volume = || session.get("volumes")?.get(0)?.get("export");
     match session.get("name").or_else(volume).and_then(text_of) {
@@ -113,7 +113,7 @@ fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-/// A session with its volume.
+/// Reads a session with its volume.
 fn volume(session: Value) -> Result<Volume, String> {
     let Value::Mapping(mut session) = session else {
         return Err("expected a map with name, path and volumes".into());
@@ -155,7 +155,7 @@ fn volume(session: Value) -> Result<Volume, String> {
     Ok(Volume { name: export, settings: Settings { session, attach, ..Settings::default() } })
 }
 
-/// Each key stands where it belongs. Unknown ones are found later.
+/// Checks that each key is in its place. Unknown keys are found later.
 fn check_keys(session: &Mapping, volume: &Mapping) -> Result<(), String> {
     let keys = |map: &Mapping| -> Vec<String> { map.keys().filter_map(text_of).collect() };
     let (of_session, of_volume) = (keys(session), keys(volume));
@@ -188,10 +188,10 @@ fn take_name(map: &mut Mapping, key: &str) -> Result<Option<String>, String> {
     }
 }
 
-/// The plan that the settings of a running session come from, with the paths that it has now.
+/// Rebuilds the plan of a running session from its settings and its current paths.
 ///
 /// # Errors
-/// Settings that this version does not know.
+/// Fails on settings that this version does not know.
 pub(crate) fn plan_of(
     name: &str,
     values: Vec<SettingValue>,
@@ -218,7 +218,7 @@ fn plan(name: &str, map: Mapping, run_dir: &RunDir) -> Result<AttachPlan, Error>
     AttachPlan::new(name, settings, Output::Text)
 }
 
-/// The session of the file that makes this plan: nothing that is so by default.
+/// Returns the session for the file that makes this plan, without default values.
 pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
     let (name, run_dir) = (&plan_wanted.session.export_name, &plan_wanted.run_dir);
     let mut map = print(&plan_wanted.session.settings);

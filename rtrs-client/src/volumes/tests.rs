@@ -1,4 +1,4 @@
-//! What the file of `apply` may say, what is wrong with others, and what `save` writes.
+//! Tests of the `apply` file: accepted contents, errors, and the output of `save`.
 
 use super::*;
 
@@ -113,7 +113,7 @@ fn what_runs_is_written_so_that_it_reads_the_same() {
     ] {
         let text = format!("sessions: [{{{session}, volumes: [{{export: v.1, {volume}}}]}}]");
         let wanted = plan_wanted(&read(&text, "v.yaml").unwrap()[0]);
-        // As a daemon in the background tells them.
+        // As a daemon in the background reports them.
         let mut values = wanted.values();
         values
             .iter_mut()

@@ -1,4 +1,4 @@
-//! Does what there is to do about one session.
+//! Performs the action for one session.
 
 use std::ffi::OsString;
 
@@ -14,24 +14,24 @@ use crate::error::{Error, ErrorKind};
 use crate::settings::{AttachSettings, SessionSettings, Settings};
 use crate::volumes::difference::{Action, Task, Wanted};
 
-/// What may be done.
+/// Permitted actions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowed {
     /// Detach sessions to attach them again.
     pub(super) reattach: bool,
     /// Detach sessions that the file does not list.
     pub(super) prune: bool,
-    /// Time for running IO of what is detached, in milliseconds.
+    /// Time for running IO of detached sessions, in milliseconds.
     pub(super) within_ms: u64,
-    /// How long an attach tries again.
+    /// Time during which an attach is retried.
     pub(super) retry_for: Within,
 }
 
-/// What became of a session, none if nothing was to be done. `wanted`: None if the file does not
-/// list it.
+/// Performs the action for a session and returns the result; None if there was nothing to do.
+/// `wanted` is None if the file does not list the session.
 ///
 /// # Errors
-/// What went wrong.
+/// Returns the failure of the action.
 pub(super) fn act(
     session: &Session,
     wanted: Option<&Wanted>,
@@ -44,7 +44,7 @@ pub(super) fn act(
             Ok(Some("attached"))
         }
         (Action::NeedsReattach, Some(wanted)) if may.reattach => {
-            // What would keep it from coming back.
+            // Finds problems that would keep the session from coming back.
             wanted.plan.session.check()?;
             let ended = end(session, may.within_ms, false)?;
             // IO that was cut off is reported when the session is back.
@@ -79,8 +79,8 @@ pub(super) fn act(
     }
 }
 
-/// Changes what can change while it runs. Paths are added before others are removed, so that one
-/// stays.
+/// Makes the changes that are possible while the session runs. Paths are added before others are
+/// removed, so that at least one stays.
 fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
     let settings = task.to_set();
     if !settings.is_empty() {
@@ -109,7 +109,7 @@ fn start(wanted: &Wanted, session: &Session, retry_for: Within) -> Result<(), Er
     all_attached(&start_daemon(&wanted.plan, args)?)
 }
 
-/// The flags of settings that are not the default.
+/// Flags for the settings that differ from their defaults.
 fn flags(settings: &Settings) -> Vec<String> {
     let all = |session: &SessionSettings, attach: &AttachSettings| {
         let mut all = print(session);

@@ -1,4 +1,4 @@
-//! One `apply` at a time in a run directory.
+//! Lock that allows one `apply` at a time in a run directory.
 
 use std::fs::{File, TryLockError};
 use std::time::{Duration, Instant};
@@ -8,20 +8,20 @@ use rtrs_core::local::{RunDir, open_log};
 use crate::cmd::text::remark;
 use crate::error::{Error, ErrorKind, system};
 
-/// How long another `apply` is waited for.
+/// Maximum wait for another `apply`.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(50);
-/// In the run directory.
+/// File name in the run directory.
 const FILE: &str = "apply.lock";
 
-/// Held until it is dropped. The processes of sessions do not inherit it.
+/// Lock that is held until it is dropped. The processes of sessions do not inherit it.
 pub(super) struct Lock(File);
 
 impl Lock {
-    /// Waits for it, and says so.
+    /// Waits for the lock, and prints a remark when it has to.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] when another `apply` takes too long.
+    /// Fails with [`ErrorKind::InUse`] when another `apply` takes too long.
     pub(super) fn take(run_dir: &RunDir) -> Result<Self, Error> {
         let path = run_dir.path().join(FILE);
         let what = format!("cannot lock {}", path.display());
@@ -52,7 +52,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Dropped with the file too; an error has no consequence.
+        // Closing the file also unlocks it, so an error has no consequence.
         let _ = self.0.unlock();
     }
 }

@@ -1,4 +1,4 @@
-//! `apply` and `diff`: make the sessions of this host what a file says, or say what that would do.
+//! `apply` and `diff`: adapt the sessions of this host to a file, or show the necessary changes.
 
 mod act;
 mod lock;
@@ -23,9 +23,9 @@ use crate::plan::AttachPlan;
 use crate::volumes::difference::{Action, Difference, Found, Running, Task, Wanted, task};
 use crate::volumes::{plan_of, read};
 
-/// Sessions that are worked on at the same time: a boot is quick, and a server is not flooded.
+/// Number of sessions handled at the same time: enough for a fast boot, without flooding a server.
 const AT_ONCE: usize = 16;
-/// Largest file that is read from stdin, in bytes.
+/// Maximum size of a file read from stdin, in bytes.
 const STDIN_BYTES_MAX: u64 = 1 << 20;
 
 /// The file, and what it is compared with.
@@ -85,38 +85,38 @@ pub struct ApplyArgs {
     pub retry_for: Within,
 }
 
-/// What is printed.
+/// Output of the command.
 #[derive(Debug, Serialize)]
 struct Report {
     sessions: Vec<Row>,
 }
 
-/// A session.
+/// Output for a session.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     name: String,
-    /// What is to be done.
+    /// Action for the session.
     action: Action,
-    /// What has become of it; none if nothing was tried.
+    /// Result of the action; None if nothing was tried.
     result: Option<&'static str>,
     differences: Vec<Difference>,
-    /// Why, or what is left to say.
+    /// Reason for the action, or a further explanation.
     reason: Option<String>,
     error: Option<String>,
 }
 
-/// A session with what there is to do.
+/// Session with its action.
 pub(super) struct Item {
     name: String,
     /// None for a session that the file does not list.
     wanted: Option<Wanted>,
     task: Task,
-    /// What is in the way, found before anything was done.
+    /// Obstacle found before anything was done.
     error: Option<Error>,
 }
 
 impl Item {
-    /// What is printed of it, with what was done.
+    /// Output for the session, with the result of the action.
     fn row(self, result: Option<&'static str>, error: Option<Error>) -> Row {
         let Task { action, differences, reason } = self.task;
         let error = self.error.or(error).map(|error| error.chain().to_string());
@@ -177,12 +177,12 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     verdict(&rows)
 }
 
-/// Nothing was done.
+/// Report without any action.
 fn plain(items: Vec<Item>) -> Report {
     Report { sessions: items.into_iter().map(|item| item.row(None, None)).collect() }
 }
 
-/// The error is for sessions that failed, or are not what the file says.
+/// Returns an error if sessions failed or differ from the file.
 fn verdict(report: &Report) -> Result<(), Error> {
     let failed = |row: &&Row| row.error.is_some();
     let left = |row: &&Row| row.action == Action::NeedsReattach && row.result.is_none();
@@ -217,7 +217,7 @@ fn file_text(path: &Path) -> Result<(String, String), Error> {
     Ok((text, "stdin".to_owned()))
 }
 
-/// The plans of the file.
+/// Plans of the sessions in the file.
 fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     let (text, file) = file_text(path)?;
     let run_dir = global.run_dir()?;
@@ -256,7 +256,7 @@ fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     Ok(wanted)
 }
 
-/// What there is to do. Nothing is changed, and all is checked that can be checked.
+/// Determines the actions. Changes nothing, and checks everything that can be checked in advance.
 fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
     let wanted = plans(&args.file, global)?;
     let run_dir = global.run_dir()?;
@@ -264,7 +264,7 @@ fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
     let found = sessions::find(&[(None, run_dir.clone())])?;
     let name_of = |wanted: &Wanted| wanted.plan.session.export_name.clone();
     let listed: Vec<String> = wanted.iter().map(name_of).collect();
-    // A dead session's name may be cut, as its socket's is.
+    // A dead session's name may be cut, as that of its socket is.
     let is_listed = |answer: &Answer| {
         let socket = run_dir.control_socket(answer.name());
         listed.iter().any(|name| name == answer.name() || run_dir.control_socket(name) == socket)
@@ -293,7 +293,7 @@ fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
     Ok(items)
 }
 
-/// What there is under this name.
+/// Finds the state under this name.
 fn state_of(name: &str, run_dir: &RunDir, global: &GlobalArgs) -> Found {
     let answer = sessions::ask(name, &run_dir.control_socket(name), sessions::REPLY_TIMEOUT);
     match answer {
@@ -307,10 +307,10 @@ fn state_of(name: &str, run_dir: &RunDir, global: &GlobalArgs) -> Found {
     }
 }
 
-/// A session that answers, as the file would have it.
+/// Reads the state of a session that answers, in the terms of the file.
 ///
 /// # Errors
-/// It ends, or does not tell its settings or its paths.
+/// Fails if the session is ending, or does not report its settings or paths.
 pub(super) fn running(
     status: &Status,
     run_dir: &RunDir,
@@ -333,7 +333,7 @@ pub(super) fn running(
     Ok(Running { plan, device: status.device.clone(), ended })
 }
 
-/// A line per session.
+/// Formats one line per session.
 fn text(report: &Report) -> String {
     let mut out = format!("{:<24} {:<15} {}\n", "NAME", "RESULT", "DETAIL");
     for row in &report.sessions {

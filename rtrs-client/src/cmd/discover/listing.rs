@@ -1,5 +1,5 @@
-//! Asks one server for its exports, or only who it is: the start of a session with one connection,
-//! without OPEN.
+//! Requests the exports of one server, or only its proof of identity: the start of a session with
+//! one connection, without OPEN.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,24 +23,24 @@ use crate::plan::default_session_name;
 
 /// No latency is measured.
 const POLL: PollPolicy = PollPolicy { budget_max: Duration::ZERO };
-/// How long the end of the connection is waited for.
+/// Time for the end of the connection.
 const CLOSE_MAX: Duration = Duration::from_millis(500);
-/// A server has no more exports than this.
+/// Maximum number of exports of a server.
 const EXPORTS_MAX: usize = 1 << 16;
 
-/// The exports of a server.
+/// Exports of a server.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     pub(super) server: Option<ServerId>,
-    /// In the order of their names.
+    /// Exports in the order of their names.
     pub(super) exports: Vec<Discovered>,
 }
 
 impl Listing {
-    /// Takes a page. Returns what to ask for next, None after the last one.
+    /// Adds a page. Returns the next request, None after the last page.
     ///
     /// # Errors
-    /// The server breaks the protocol, so that there might be no end.
+    /// Fails if the server violates the protocol, so that there might be no end.
     fn add(&mut self, page: Page) -> Result<Option<Discover>, &'static str> {
         for export in page.exports {
             let last = self.exports.last().map(|last| bare(&last.name));
@@ -56,14 +56,14 @@ impl Listing {
     }
 }
 
-/// Servers compare names without slashes in front.
+/// Name without leading slashes, which servers ignore in comparisons.
 fn bare(name: &Name) -> &[u8] {
     let bytes = name.as_bytes();
     let slashes = bytes.iter().take_while(|&&byte| byte == b'/').count();
     &bytes[slashes..]
 }
 
-/// Lists the exports. Ends within `timeout` and what a close takes.
+/// Lists the exports. Ends within `timeout` plus the time of a close.
 pub(super) fn list(
     link: &mut Link,
     ends: (Option<IpAddr>, SocketAddr),
@@ -72,8 +72,8 @@ pub(super) fn list(
     ask(link, ends, (true, timeout))
 }
 
-/// Proves who both ends are, where the link has certificates or keys for that. Ends within
-/// `timeout` and what a close takes.
+/// Authenticates both ends, where the link has certificates or keys for that. Ends within `timeout`
+/// plus the time of a close.
 pub(crate) fn prove(
     link: &mut Link,
     ends: (Option<IpAddr>, SocketAddr),
@@ -136,22 +136,22 @@ fn ask(
     outcome.unwrap_or_else(|| Err("the connection ended".to_owned())).map(|()| listing)
 }
 
-/// The shard that asks.
+/// State of the requesting shard.
 struct Asking<'a> {
     fabric: &'a mut dyn Fabric,
     conn: ServiceConnection,
-    /// Of the session.
+    /// Session name.
     name: String,
     listing: Listing,
-    /// It is to list the exports.
+    /// Whether to list the exports.
     lists: bool,
     proving: Proving,
     /// None until it is known.
     outcome: Option<Result<(), String>>,
-    /// When to give up; then, when to wait no more for the end of the connection.
+    /// Time to give up; then, time to stop waiting for the end of the connection.
     late: Instant,
     over: bool,
-    /// What is waited for.
+    /// Description of the awaited step.
     step: &'static str,
 }
 
@@ -236,7 +236,7 @@ impl Asking<'_> {
     }
 }
 
-/// Refuses a server that does not list its exports.
+/// Rejects a server that does not list its exports.
 fn check_discovers(extensions: Extensions) -> Result<(), String> {
     if extensions.discover {
         return Ok(());

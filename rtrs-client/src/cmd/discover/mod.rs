@@ -22,7 +22,7 @@ use super::text::{or_dash, remark, size_text};
 use crate::error::{Error, ErrorKind};
 use crate::tls::TlsSources;
 
-/// Servers that are asked at the same time.
+/// Number of servers asked at the same time.
 const AT_ONCE: usize = 8;
 
 /// The arguments.
@@ -49,13 +49,13 @@ pub struct DiscoverArgs {
     pub tls: TlsSources,
 }
 
-/// What is printed.
+/// Output of the command.
 #[derive(Debug, Serialize)]
 struct Servers {
     servers: Vec<Server>,
 }
 
-/// A server, and its exports or why there are none.
+/// Server with its exports, or the reason why there are none.
 #[derive(Debug, Serialize)]
 struct Server {
     path: String,
@@ -63,20 +63,19 @@ struct Server {
     error: Option<String>,
 }
 
-/// An export.
 #[derive(Debug, Serialize)]
 struct Export {
     name: String,
     size: u64,
     block_size: u32,
     read_only: bool,
-    /// Another session has it open for writing.
+    /// Whether another session has it open for writing.
     in_use: bool,
-    /// As `attach --identity` takes it; none if the server says neither.
+    /// Identity in the form of `attach --identity`; None if the server reports neither ID.
     identity: Option<String>,
 }
 
-/// Lists them. The error is [`ErrorKind::Path`] when a server gave no list.
+/// Lists the exports. The error is [`ErrorKind::Path`] when a server gave no list.
 pub(super) fn run(args: &DiscoverArgs, global: &GlobalArgs) -> Result<(), Error> {
     args.targets.iter().try_for_each(|target| target.check(&args.tls))?;
     let servers = at_once(&args.targets, AT_ONCE, |target| {
@@ -139,7 +138,7 @@ fn exports(listing: &Listing) -> Vec<Export> {
     listing.exports.iter().map(export).collect()
 }
 
-/// A line per export.
+/// Formats one line per export.
 fn text(servers: &Servers) -> String {
     let line = |cells: [&str; 6]| {
         let [name, size, block, mode, used, path] = cells;

@@ -1,4 +1,4 @@
-//! The proofs of both ends, for commands that have a session of one connection.
+//! Authentication of both ends, for commands that have a session of one connection.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use rtrs_core::wire::{Challenge, ChallengeRsp, Extensions};
 use crate::engine::{NO_KEYS, NO_PROOF, Prover, describe_impostor};
 use crate::path::handshake::ServiceConnection;
 
-/// Who proves what.
+/// State of the authentication.
 pub(super) struct Proving {
     pub(super) prover: Option<Prover>,
     pub(super) session: SessionId,
@@ -20,7 +20,7 @@ pub(super) struct Proving {
 }
 
 impl Proving {
-    /// Whether both ends want proofs, or neither.
+    /// Checks that both ends require proofs, or neither.
     pub(super) fn check(&self, extensions: Extensions) -> Result<(), String> {
         match (extensions.authenticate, self.prover.is_some()) {
             (true, false) => Err(NO_KEYS.into()),
@@ -29,7 +29,7 @@ impl Proving {
         }
     }
 
-    /// Asks the server who it is. False when nothing is to be proved.
+    /// Challenges the server. Returns false when there is nothing to prove.
     pub(super) fn begin(
         &mut self,
         conn: &mut ServiceConnection,
@@ -42,7 +42,7 @@ impl Proving {
         Ok(true)
     }
 
-    /// The server says who it is.
+    /// Handles the server's proof.
     pub(super) fn answer(
         &mut self,
         answer: &ChallengeRsp,

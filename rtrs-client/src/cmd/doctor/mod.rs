@@ -1,7 +1,7 @@
-//! `doctor`: checks a path step by step, from the host's name to the first message of a session,
-//! says what to fix, and opens nothing.
+//! `doctor`: checks a path step by step, from the host name to the first message of a session, and
+//! suggests fixes. It opens nothing.
 //!
-//! `steps.rs` has the steps, `route.rs` the kernel's routes.
+//! `steps.rs` contains the steps, `route.rs` the kernel's routes.
 
 mod route;
 mod steps;
@@ -32,15 +32,15 @@ pub struct DoctorArgs {
     pub tls: TlsSources,
 }
 
-/// How a step went.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
-    /// As it should be.
+    /// Correct.
     Ok,
-    /// It works, and could be better.
+    /// Working, but not optimal.
     Warn,
-    /// It does not work.
+    /// Not working.
     Fail,
     /// Not tried, or not needed.
     Skip,
@@ -57,14 +57,14 @@ impl Verdict {
     }
 }
 
-/// A step that was taken.
+/// Completed step.
 #[derive(Clone, Debug, serde::Serialize)]
 struct Step {
     step: &'static str,
     verdict: Verdict,
-    /// What was found.
+    /// Finding of the step.
     found: String,
-    /// What to fix.
+    /// Suggested fix.
     remedy: Option<String>,
 }
 
@@ -78,7 +78,7 @@ impl Step {
     }
 }
 
-/// The steps so far. For people each is shown as it is done.
+/// Steps so far. In text output, each is shown once it is completed.
 struct Findings {
     steps: Vec<Step>,
     output: Output,

@@ -1,5 +1,5 @@
-//! Which way packets take to an address: the kernel's own answer, over netlink (`RTM_GETROUTE`,
-//! `RTM_GETLINK`). The answer is there when `send` returns, so nothing here waits.
+//! Route of packets to an address, as answered by the kernel over netlink (`RTM_GETROUTE`,
+//! `RTM_GETLINK`). The answer is available when `send` returns, so nothing here waits.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,23 +11,23 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
-/// An interface with all its attributes fits.
+/// Buffer size; an interface with all its attributes fits.
 const ANSWER_MAX: usize = 64 * 1024;
-/// An answer and its acknowledgement, and some to spare.
+/// Maximum number of messages: an answer, its acknowledgement, and spare ones.
 const ANSWERS_MAX: usize = 8;
 
-/// A way.
+/// Route to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
-    /// The address packets leave with.
+    /// Source address of packets.
     pub(super) source: Option<IpAddr>,
-    /// The next hop; None when the peer is on the link.
+    /// Next hop; None when the peer is on the link.
     pub(super) gateway: Option<IpAddr>,
-    /// The interface they leave by.
+    /// Outgoing interface.
     pub(super) interface: String,
-    /// False when it has no carrier or is switched off.
+    /// Whether the interface is up and has a carrier.
     pub(super) up: bool,
-    /// The largest packet, of the route or of the interface.
+    /// Maximum packet size of the route or the interface.
     pub(super) mtu: u32,
 }
 
@@ -91,10 +91,10 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// The way to `remote`, from `local` if that is given.
+/// Returns the route to `remote`, from `local` if that is given.
 ///
 /// # Errors
-/// The kernel's: ENETUNREACH and its like when there is none.
+/// Fails with the kernel's error, such as ENETUNREACH when there is no route.
 pub(super) fn route(local: Option<IpAddr>, remote: IpAddr) -> io::Result<Route> {
     let mut kernel = RouteSocket::new()?;
     let mut request = RouteMessage::default();
@@ -135,7 +135,7 @@ pub(super) fn route(local: Option<IpAddr>, remote: IpAddr) -> io::Result<Route> 
             LinkAttribute::IfName(name) => interface.clone_from(name),
             LinkAttribute::Mtu(bytes) => mtu = *bytes,
             LinkAttribute::OperState(state) => {
-                // lo is unknown for ever.
+                // The state of lo is always unknown.
                 up = matches!(state, State::Up | State::Unknown);
             }
             _ => {}
@@ -160,7 +160,8 @@ mod tests {
 
     #[test]
     fn an_address_that_nobody_can_have_has_no_way() {
-        // Class E, limited broadcast and multicast aside: no host has 0.0.0.1 as a neighbour.
+        // Apart from class E, limited broadcast and multicast, 0.0.0.1 is an address that no host
+        // has.
         let error = route(Some([203, 0, 113, 77].into()), [127, 0, 0, 1].into()).unwrap_err();
         assert!(error.raw_os_error().is_some(), "{error}");
     }

@@ -1,4 +1,4 @@
-//! The steps. A step that fails skips those that need it.
+//! Steps of the check. A failed step skips those that need it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,18 +24,17 @@ use crate::daemon::config::random_uuid;
 use crate::error::{Error, system};
 use crate::tls::TlsSources;
 
-/// All steps, in order.
 const STEPS: [&str; 10] =
     ["name", "route", "device", "gid", "mtu", "port", "connect", "ping", "bandwidth", "handshake"];
-/// For an open port behind which nothing answers as RTRS does.
+/// Finding for an open port whose service does not answer like RTRS.
 const NOT_RTRS: &str =
     "the port is open but does not speak RTRS; check that rtrs-server runs there";
-/// Rounds of the ping.
+/// Number of rounds of the ping.
 const ROUNDS: u64 = 20;
-/// How long each direction of the bandwidth is measured.
+/// Duration of the bandwidth measurement in each direction.
 const FLOW_TIME: Duration = Duration::from_millis(500);
 const FLOW_SIZE: u32 = 65536;
-/// What headers take of an Ethernet frame's MTU at most, over RoCE (`iboe_get_mtu`).
+/// Maximum size of the headers in an Ethernet frame's MTU, over RoCE (`iboe_get_mtu`).
 const ROCE_HEADERS: u32 = 96;
 
 fn step(at: usize, verdict: Verdict, found: impl Into<String>) -> Step {
@@ -50,7 +49,6 @@ fn bad(at: usize, verdict: Verdict, found: impl Into<String>, remedy: impl Into<
     Step { remedy: Some(remedy.into()), ..step(at, verdict, found) }
 }
 
-/// Takes all steps.
 pub(super) fn walk(
     (portal, tls): (&Portal, &TlsSources),
     timeout: Duration,
@@ -65,7 +63,7 @@ pub(super) fn walk(
     Ok(())
 }
 
-/// Returns the step that failed.
+/// Performs the steps. Returns the step that failed.
 fn try_walk(
     (portal, tls): (&Portal, &TlsSources),
     timeout: Duration,
@@ -174,7 +172,7 @@ fn look_for_way(portal: &Portal, remote: SocketAddr) -> Result<(Step, Route), St
     Ok((found, way))
 }
 
-/// The device that has the source address, and its identifier.
+/// Finds the device with the source address, and its identifier.
 fn look_for_device(way: &Route, source: Option<IpAddr>) -> Result<[Step; 2], Step> {
     let rdma = match Rdma::open() {
         Ok(rdma) => rdma,
@@ -256,7 +254,7 @@ fn judge_mtu(scheme: Scheme, way: &Route) -> Step {
     }
 }
 
-/// Whether the port takes TCP connections.
+/// Checks that the port accepts TCP connections.
 fn reach(portal: &Portal, remote: SocketAddr, timeout: Duration) -> Result<Step, Step> {
     use socket2::{Domain, Protocol, Socket, Type};
     let connect = || -> io::Result<()> {
@@ -286,7 +284,7 @@ fn reach(portal: &Portal, remote: SocketAddr, timeout: Duration) -> Result<Step,
     }
 }
 
-/// Counts and prints nothing.
+/// Observer that counts without output.
 #[derive(Default)]
 struct Silent {
     tally: Tally,
@@ -333,7 +331,7 @@ fn run_ping(
     Ok((client, watch))
 }
 
-/// Connect, ping, bandwidth. Returns the step that failed.
+/// Performs connect, ping and bandwidth. Returns the step that failed.
 fn ping(
     (portal, tls, timeout): (&Portal, &TlsSources, Duration),
     remote: SocketAddr,
@@ -426,13 +424,13 @@ fn ping(
     Ok(None)
 }
 
-/// What to do about EACCES.
+/// Remedy for EACCES.
 const NOT_LISTED: &str = "no access list of the server names this client: ask its operator for the \
                           rule NAME:rw (NAME as in this client's certificate or in clients-file), \
                           or anyone@ADDRESS:rw with this client's address (access); the server's \
                           log shows both";
 
-/// Requests the first connection of a session and leaves before there is a session.
+/// Requests the first connection of a session, and leaves before there is a session.
 fn handshake(
     (portal, timeout): (&Portal, Duration),
     remote: SocketAddr,

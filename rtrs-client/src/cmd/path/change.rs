@@ -1,6 +1,6 @@
-//! Changes a path and waits until that is done.
+//! Changes a path and waits until the change is complete.
 //!
-//! The session begins the change immediately; this end looks at its status until it is done.
+//! The session begins the change at once; this end polls its status.
 
 use std::time::Instant;
 
@@ -12,16 +12,17 @@ use crate::control_protocol::{Changed, PathInfo, Request, Status};
 use crate::error::{Error, ErrorKind};
 use crate::path::state::PathState;
 
-/// What closing the connections of a path takes at most, beyond the time of its requests.
+/// Maximum time for closing a path's connections, beyond the time of its requests.
 const CLOSE_MAX: Duration = Duration::from_secs(15);
-/// How long a path has to connect before the command gives up.
+/// Time for a path to connect before the command gives up.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
-/// Attempts of a reconnect that may fail: the server refuses it as long as it holds the old path.
+/// Maximum number of failed attempts of a reconnect: the server refuses the path until it has
+/// released the old one.
 const REFUSALS_MAX: u64 = 3;
-/// How often the status is read.
+/// Interval for reading the status.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What is to become of a path.
+/// Goal of the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Goal {
     Added,
@@ -30,11 +31,11 @@ pub(crate) enum Goal {
     Reconnected,
 }
 
-/// A change of a path.
+/// Change of a path.
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) goal: Goal,
-    /// Its name, as listings show it.
+    /// Name of the path, as in listings.
     pub(crate) path: String,
     pub(crate) request: Request,
     /// Time for its requests in flight.
@@ -59,7 +60,7 @@ pub(super) fn run(session: &Session, step: &Step) -> Result<(), Error> {
     session.output.print(&value, |_| outcome.text(name, path))
 }
 
-/// Does it, and waits until it is done.
+/// Makes the change, and waits until it is complete.
 pub(crate) fn carry_out(session: &Session, step: &Step) -> Result<Outcome, Error> {
     let (name, path) = (&session.name, &step.path);
     let before = session.status()?;
@@ -94,18 +95,17 @@ fn find<'a>(status: &'a Status, path: &str) -> Option<&'a PathInfo> {
     status.paths().iter().find(|one| one.path == path)
 }
 
-/// Waits for the end of a change.
+/// Observer that detects the end of a change.
 struct Watch<'a> {
     goal: Goal,
     path: &'a str,
     before: Option<&'a PathInfo>,
 }
 
-/// The end of a change.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     state: &'static str,
-    /// Why a path that was added is not connected yet.
+    /// Reason why an added path is not connected yet.
     pub(crate) error: Option<String>,
 }
 
@@ -121,13 +121,13 @@ impl Outcome {
 }
 
 impl Watch<'_> {
-    /// The end of the change, if the status shows it. A session that is too busy to list its paths
-    /// shows nothing.
+    /// Returns the end of the change, if the status shows it. A session that is too busy to list
+    /// its paths shows nothing.
     fn seen(&self, status: &Status) -> Option<Outcome> {
         status.paths.as_ref().and_then(|_| self.outcome(find(status, self.path)))
     }
 
-    /// The end of the change, if `now` shows it.
+    /// Returns the end of the change, if `now` shows it.
     fn outcome(&self, now: Option<&PathInfo>) -> Option<Outcome> {
         let ended = |state, error| Some(Outcome { state, error });
         let Some(now) = now else {

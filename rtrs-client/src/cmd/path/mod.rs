@@ -110,7 +110,7 @@ impl PathCommand {
         }
     }
 
-    /// The change that it asks for; none to list the paths.
+    /// Returns the requested change; None for a command without one.
     fn step(&self) -> Result<Option<Step>, Error> {
         let (goal, args): (Goal, _) = match self {
             Self::List(_) | Self::Switch(_) => return Ok(None),
@@ -150,7 +150,7 @@ pub(super) fn run(args: &PathArgs, global: &GlobalArgs) -> Result<(), Error> {
     }
 }
 
-/// `path list`.
+/// Formats the output of `path list`.
 fn text(paths: &[PathInfo]) -> String {
     let mut out = format!(
         "{:<36} {:<14} {:<9} {:<24} {:>10}  {}\n",

@@ -1,4 +1,4 @@
-//! `ping`: pings a server, prints each round, ends with a table.
+//! `ping`: pings a server, prints each round, and ends with a table.
 
 mod plan;
 mod report;
@@ -25,12 +25,12 @@ use super::text::progress;
 use crate::cmd::discover::listing::prove;
 use crate::error::{Error, ErrorKind, system};
 
-/// How often a long run shows how far it is.
+/// Interval of the progress updates of a long run.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
-/// Why nothing is pinged. There is no ping without the proof that was asked for.
+/// Reason why nothing is pinged. There is no ping without the required proof.
 fn describe_unproved(portal: &str, why: &str) -> String {
-    // A server with ping-only has no sessions, and proofs are made in one.
+    // A server with ping-only has no sessions, which proofs need.
     let hint = match why.contains("EOPNOTSUPP") {
         true => "; with ping-only a server proves nothing: leave key-file or tls-dir out",
         false => "",
@@ -38,8 +38,8 @@ fn describe_unproved(portal: &str, why: &str) -> String {
     format!("cannot ping {portal}: the ends cannot prove who they are: {why}{hint}")
 }
 
-/// Runs it. The error is [`ErrorKind::Path`] when the server cannot be reached and when anything
-/// was lost.
+/// Runs the pings. The error is [`ErrorKind::Path`] when the server cannot be reached and when
+/// anything was lost.
 pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
     let plan = &PingPlan::new(args, global.output)?;
     let portal = &plan.portal;
@@ -85,7 +85,7 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
     verdict(plan, &clients, &shown.tally)
 }
 
-/// A mailbox with a message for each signal that asks for an end, and its other end.
+/// Creates a mailbox that gets a message for each termination signal, and its sender.
 fn signals() -> Result<(Sender<()>, Mailbox<()>), Error> {
     let (sender, mailbox) = mailbox().map_err(system("cannot make a mailbox"))?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])
@@ -99,7 +99,7 @@ fn signals() -> Result<(Sender<()>, Mailbox<()>), Error> {
     Ok((sender, mailbox))
 }
 
-/// Good, or the error that makes the exit code.
+/// Returns the error that determines the exit code, if any.
 fn verdict(plan: &PingPlan, clients: &[PingClient], tally: &Tally) -> Result<(), Error> {
     let (sent, answered) = report::totals(clients);
     if let Some((_, failure)) = tally.failures.first() {
@@ -116,22 +116,22 @@ fn verdict(plan: &PingPlan, clients: &[PingClient], tally: &Tally) -> Result<(),
     Ok(())
 }
 
-/// What people see while it runs.
+/// Output shown while the pings run.
 struct Shown<'a> {
     plan: &'a PingPlan,
     remote: SocketAddr,
     tally: Tally,
-    /// A progress line is on the terminal.
+    /// Whether a progress line is on the terminal.
     line: bool,
     live: bool,
     before: Option<(Instant, u64)>,
-    /// Ends the ping.
+    /// Sender that ends the ping.
     stop: Sender<()>,
 }
 
 impl<'a> Shown<'a> {
     fn new(plan: &'a PingPlan, remote: SocketAddr, stop: Sender<()>) -> Self {
-        // Rounds that are told one by one are their own progress.
+        // Rounds that are printed individually need no progress line.
         let quiet = plan.args.quiet || !plan.tells_rounds();
         let live = quiet && plan.output == Output::Text && io::stderr().is_terminal();
         Self { plan, remote, tally: Tally::default(), line: false, live, before: None, stop }

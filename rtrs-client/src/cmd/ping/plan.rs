@@ -1,6 +1,6 @@
-//! The arguments of `ping`, and what they come to.
+//! Arguments of `ping`, and the plan made from them.
 //!
-//! Owns [`PingArgs`] and [`PingPlan`].
+//! This module owns [`PingArgs`] and [`PingPlan`].
 
 use std::net::IpAddr;
 
@@ -141,24 +141,24 @@ pub struct PingArgs {
 /// Validated arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::cmd) struct PingPlan {
-    /// The server, with rping's port where that is meant.
+    /// Server, with rping's port in rping mode.
     pub portal: Portal,
     /// Local address to connect from.
     pub source: Option<IpAddr>,
-    /// What to do, as the server is told.
+    /// Parameters, as sent to the server.
     pub hello: PingHello,
     /// Rounds or operations of each queue pair; 0 is endless.
     pub count: u64,
-    /// From round to round.
+    /// Time between rounds.
     pub interval: Duration,
-    /// What was typed.
+    /// Arguments as given.
     pub args: PingArgs,
-    /// For people or programs.
+    /// Output format, for people or programs.
     pub output: Output,
 }
 
 impl PingPlan {
-    /// True when each round has its own line.
+    /// Whether each round has its own line.
     pub(crate) fn tells_rounds(&self) -> bool {
         !self.args.quiet && (self.args.verbose || self.hello.mode == PingMode::PingPong)
     }

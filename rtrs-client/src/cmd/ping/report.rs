@@ -1,4 +1,4 @@
-//! What a ping tells: a line a round in the manner of ping(8), and the table at the end.
+//! Output of a ping: a line per round in the style of ping(8), and the final table.
 
 use std::net::SocketAddr;
 
@@ -14,9 +14,9 @@ use super::plan::{Mode, PingPlan};
 
 const MIB: f64 = 1_048_576.0;
 
-/// Latencies of one kind, in nanoseconds.
+/// Empty histogram for latencies of one kind, in nanoseconds.
 fn histogram() -> Histogram<u64> {
-    // The bounds are constants that the library takes.
+    // The bounds are constants that the library accepts.
     Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
         .unwrap_or_else(|_| unreachable!("constant bounds"))
 }
@@ -25,14 +25,14 @@ fn record(into: &mut Histogram<u64>, time: Duration) {
     into.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
-/// What was told by all queue pairs.
+/// Measurements of all queue pairs.
 #[derive(Debug)]
 pub(crate) struct Tally {
     connect: Histogram<u64>,
     read: Histogram<u64>,
     write: Histogram<u64>,
     round: Histogram<u64>,
-    /// Queue pairs that failed, and how.
+    /// Queue pairs that failed, with their failures.
     pub(crate) failures: Vec<(usize, PingFailure)>,
 }
 
@@ -68,7 +68,7 @@ impl Tally {
     }
 }
 
-/// Begun and answered, over all.
+/// Numbers of started and answered rounds, over all queue pairs.
 pub(super) fn totals(clients: &[PingClient]) -> (u64, u64) {
     clients.iter().fold((0, 0), |(s, a), client| (s + client.sent(), a + client.answered()))
 }
@@ -77,7 +77,7 @@ fn plural(n: u64, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
-/// What is going to happen.
+/// Header line that describes the run.
 pub(super) fn head_text(plan: &PingPlan, remote: SocketAddr) -> String {
     let does = match plan.hello.mode {
         PingMode::PingPong if plan.args.rping => "read and written back by rping",
@@ -108,7 +108,7 @@ fn millis(time: Duration) -> String {
     format!("{:.3}", time.as_secs_f64() * 1e3)
 }
 
-/// One round.
+/// Line for one round.
 pub(super) fn round_text(
     plan: &PingPlan,
     remote: SocketAddr,
@@ -133,7 +133,7 @@ pub(super) fn round_text(
     line
 }
 
-/// How far it is.
+/// Progress line.
 pub(super) fn progress_text(plan: &PingPlan, answered: u64, rate: f64) -> String {
     let of = match plan.count {
         0 => String::new(),
@@ -158,7 +158,7 @@ pub(super) struct Latency {
     max: f64,
 }
 
-/// None if there was nothing.
+/// Summarizes a histogram; None if it is empty.
 fn latency(of: &Histogram<u64>) -> Option<Latency> {
     let us = |nanos: u64| nanos as f64 / 1e3;
     (!of.is_empty()).then(|| Latency {
@@ -171,7 +171,7 @@ fn latency(of: &Histogram<u64>) -> Option<Latency> {
     })
 }
 
-/// The latencies of a round.
+/// Latencies of a round.
 #[derive(Serialize)]
 pub(super) struct Latencies {
     pub(super) read: Option<Latency>,
@@ -179,7 +179,7 @@ pub(super) struct Latencies {
     pub(super) round: Option<Latency>,
 }
 
-/// What went one way.
+/// Data moved in one direction.
 #[derive(Serialize)]
 struct Flow {
     operations: u64,
@@ -188,21 +188,20 @@ struct Flow {
     operations_per_s: f64,
 }
 
-/// What went both ways.
+/// Data moved in both directions.
 #[derive(Serialize)]
 struct Bandwidth {
     here: Flow,
     there: Option<Flow>,
 }
 
-/// A queue pair that failed.
 #[derive(Serialize)]
 struct Failed {
     queue_pair: usize,
     error: String,
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Serialize)]
 pub(super) struct Summary {
     path: String,
@@ -272,7 +271,7 @@ pub(super) fn summary(
 }
 
 impl Summary {
-    /// The table at the end.
+    /// Final table.
     pub(super) fn text(&self) -> String {
         let unit =
             if matches!(self.mode, Mode::Ping | Mode::WriteLat) { "round" } else { "operation" };

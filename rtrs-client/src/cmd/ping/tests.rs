@@ -1,4 +1,4 @@
-//! What a ping prints, from figures that are known.
+//! Output of a ping for known figures.
 
 use clap::Parser;
 

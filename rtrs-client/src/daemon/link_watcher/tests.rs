@@ -1,4 +1,4 @@
-//! Which of the kernel's messages are news, and the end of the thread that hears them.
+//! Tests of the kernel messages that count as changes, and of the end of the thread.
 
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
@@ -66,7 +66,7 @@ fn own(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 9, 0, last).into()
 }
 
-/// What is reported of links that are down: the text and the addresses, sorted.
+/// Report of failed links: the text and the addresses, sorted.
 fn reported(known: &mut Known) -> Option<(String, Vec<IpAddr>)> {
     match known.take_down()? {
         NetworkChange::Down { what, mut addresses } => {
@@ -153,7 +153,7 @@ fn an_address_is_news_when_it_can_be_used() {
     let gone = bytes_of(RouteNetlinkMessage::DelAddress(address(1)));
     assert_eq!(known.judge(&gone), None);
     assert_eq!(known.judge(&new(address(1))), news);
-    // On a link between two, the peer's address comes first.
+    // On a point-to-point link, the peer's address comes first.
     let mut pair = address(1);
     pair.attributes.push(AddressAttribute::Local(Ipv4Addr::new(10, 9, 0, 2).into()));
     assert_eq!(known.judge(&new(pair)), Some(Change::Address(Ipv4Addr::new(10, 9, 0, 2).into())));
@@ -199,14 +199,14 @@ fn odd_messages_end_and_those_that_may_be_news_are() {
             let _ = Known::default().judge(&bytes);
         }
     }
-    // A message of a link without its head; then of a kind nobody asked for.
+    // A link message without its header, then one of an unrequested kind.
     let mut bytes = vec![20, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9];
     assert_eq!(Known::default().judge(&bytes), Some(Change::Unclear));
     bytes[4] = 17;
     assert_eq!(Known::default().judge(&bytes), None);
 }
 
-/// Waits until so many threads of this process listen to the network.
+/// Waits until this number of threads of the process listen to the network.
 fn wait_for_threads(wanted: usize) {
     let count = || {
         let tasks = std::fs::read_dir("/proc/self/task").expect("our threads");
@@ -231,7 +231,7 @@ fn the_thread_sleeps_until_it_is_ended() {
     wait_for_threads(1);
     drop(watch);
     wait_for_threads(0);
-    // Whatever the machine's network did meanwhile: nobody is left to tell more.
+    // Whatever the machine's network did meanwhile: no thread is left to report more.
     let text = |change| match change {
         NetworkChange::Up(what) | NetworkChange::Down { what, .. } => what,
     };

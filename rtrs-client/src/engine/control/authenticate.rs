@@ -1,4 +1,4 @@
-//! Paths without TLS: what the server says to proofs.
+//! Control shard's handling of CHALLENGE and AUTH answers on paths without TLS.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
@@ -10,7 +10,7 @@ use crate::engine::prover::describe_refusal;
 use crate::path::handshake::Proof;
 
 impl SessionControl {
-    /// What an answer to CHALLENGE or AUTH meant. The error ends the path.
+    /// Handles an answer to CHALLENGE or AUTH. An error ends the path.
     pub(super) fn on_proof(
         &mut self,
         id: PathId,
@@ -29,7 +29,8 @@ impl SessionControl {
         }
     }
 
-    /// When a path has to have had its turn to open the device; all before it have their own bound.
+    /// Latest time for a path to get its turn to open the device. Each path ahead of it has its own
+    /// timeout.
     pub(super) fn turn_until(&self, now: Instant) -> Instant {
         let turns = u32::try_from(self.paths.iter().count()).unwrap_or(u32::MAX);
         now + STEP_TIMEOUT * turns

@@ -1,4 +1,4 @@
-//! What the server grants a session, and why all of a session cannot go on.
+//! Limits that the server grants a session, and the failure that ends the whole session.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use rtrs_core::ids::PermitId;
 use super::failure::SessionFailure;
 use crate::engine::session::{CONTROL, Granted, SessionConfig};
 
-/// The bounds of a session, which may not change over its life.
+/// Limits of a session. They must not change during its lifetime.
 #[derive(Debug)]
 pub(super) struct Bounds {
     config: Arc<SessionConfig>,
     granted: Option<Granted>,
     failure: Option<SessionFailure>,
-    /// What was in the way when a path last connected.
+    /// Problem found when a path last connected.
     obstacle: Option<SessionFailure>,
 }
 
@@ -22,22 +22,22 @@ impl Bounds {
         Self { config: Arc::clone(config), granted: None, failure: None, obstacle: None }
     }
 
-    /// Why no volume of the session can go on.
+    /// Reason that stops every volume of the session, if any.
     pub(super) fn failure(&self) -> Option<&SessionFailure> {
         self.failure.as_ref()
     }
 
-    /// The same, or what was in the way when a path last connected.
+    /// Failure, or else the problem found when a path last connected.
     pub(super) fn obstacle(&self) -> Option<&SessionFailure> {
         self.failure().or(self.obstacle.as_ref())
     }
 
-    /// The session cannot go on.
+    /// Records that the session cannot continue. The first failure is kept.
     pub(super) fn fail(&mut self, failure: SessionFailure) {
         self.failure.get_or_insert(failure);
     }
 
-    /// The server's operator ended the session.
+    /// Records that the server's operator ended the session.
     pub(super) fn ended(&mut self, failure: SessionFailure) {
         if self.failure.is_none() {
             tracing::error!("{failure}");
@@ -45,8 +45,8 @@ impl Bounds {
         }
     }
 
-    /// Takes the server's bounds. True when they are new. What cannot be worked with is the end of
-    /// a session in which no volume `was_open`.
+    /// Adopts the server's limits and returns whether they are new. Unusable limits end a session
+    /// in which no volume `was_open`.
     pub(super) fn grant(&mut self, granted: Granted, was_open: bool) -> Result<bool, String> {
         let refused = self.check(&granted).map(SessionFailure::Unusable);
         self.obstacle = refused.clone().filter(|_| was_open);
@@ -62,7 +62,7 @@ impl Bounds {
         Ok(is_new)
     }
 
-    /// Why these bounds cannot be worked with.
+    /// Returns why these limits are unusable, if they are.
     fn check(&self, granted: &Granted) -> Option<String> {
         let shards = self.config.shards;
         let depth = granted.depth(&self.config);
@@ -85,12 +85,12 @@ impl Bounds {
         Some(format!("the server changed its bounds ({changed}): detach and attach again"))
     }
 
-    /// The queue depth that the server granted; 0 before it did.
+    /// Queue depth granted by the server; 0 before that.
     pub(super) fn queue_depth(&self) -> u16 {
         self.granted.map_or(0, |granted| granted.queue_depth)
     }
 
-    /// The permit of fences.
+    /// Permit used for fence requests.
     pub(super) fn fence_permit(&self) -> PermitId {
         self.granted.map_or(CONTROL, |granted| granted.fence_permit(&self.config))
     }

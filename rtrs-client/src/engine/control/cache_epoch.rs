@@ -1,4 +1,4 @@
-//! Which epoch of the server's cache the paths have met with a volume, and which is kept for the
+//! Cache epoch of a volume: the epochs that its paths have met, and the epoch that is saved for the
 //! next process.
 
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use crate::engine::cache_epoch::CacheWatch;
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::SessionConfig;
 
-/// How long after a flush failed for a loss this counts as reported: the answer may still be on its
-/// way to the user.
+/// Delay after a failed flush until its loss counts as reported. Before that, the answer may still
+/// be on its way to the user.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 
-/// The epoch of the server's cache, for a volume.
+/// Epoch of the server's cache for one volume.
 #[derive(Debug)]
 pub(super) struct CacheEpoch {
     shards: u16,
-    /// How long, from the first open on, requests may come again that an earlier process had taken.
+    /// Time from the first open during which requests of an earlier process may arrive again.
     resent_for: Duration,
-    /// In which epoch that one may have left writes that were not flushed.
+    /// Epoch in which the earlier process may have left unflushed writes.
     inherited: Option<u64>,
     /// None until a path has opened the device.
     watch: Option<Arc<CacheWatch>>,
-    /// Which is kept for the next process.
+    /// Epoch saved for the next process.
     kept: Option<u64>,
-    /// Since when another one is to be kept.
+    /// Time since which another epoch waits to be saved.
     since: Option<Instant>,
 }
 
@@ -35,8 +35,8 @@ impl CacheEpoch {
         Self { shards, resent_for, inherited, watch: None, kept: None, since: None }
     }
 
-    /// A path opened the device: which epoch the server's cache is in. Comes before the path
-    /// carries IO. Some, the first time: who is to be notified of writes and flushes.
+    /// Records the server's cache epoch when a path opens the device, before the path carries IO.
+    /// The first call returns the watch that has to see writes and flushes.
     pub(super) fn meet(&mut self, now: Instant, device: &OpenDevice) -> Option<Arc<CacheWatch>> {
         let (epoch, volatile) = (device.cache_id, device.volatile);
         if let Some(watch) = &self.watch {
@@ -53,15 +53,15 @@ impl CacheEpoch {
             watch.inherit(now + self.resent_for);
             report(watch.meet(epoch, volatile), volatile);
         } else {
-            // Before anything is written: the process may die before `keep` comes.
+            // Saved before anything is written: the process may die before `keep` runs.
             self.kept = watch.settled_epoch();
         }
         let watch = self.watch.insert(Arc::new(watch));
         Some(Arc::clone(watch))
     }
 
-    /// A path that connects found this device, which may be smaller than it was. (A path that is
-    /// connected hears of that by the server's epoch.)
+    /// Compares the device found by a connecting path with the last one and records a loss if it
+    /// shrank. (A connected path learns of that from the server's epoch.)
     pub(super) fn compare(&self, last: Option<&OpenDevice>, device: &OpenDevice) {
         let shrank = last.is_some_and(|last| device.geometry.size < last.geometry.size);
         let watch = self.watch.as_ref().filter(|_| shrank);
@@ -74,14 +74,14 @@ impl CacheEpoch {
         }
     }
 
-    /// Notes the epoch in which this process may leave writes that were not flushed.
+    /// Saves the epoch in which this process may leave unflushed writes.
     pub(super) fn keep(&mut self, now: Instant) {
         let Some(watch) = &self.watch else { return };
         let settled = watch.settled_epoch().filter(|epoch| self.kept != Some(*epoch));
         let settled = settled.filter(|_| !watch.is_resending(now));
         match (settled, self.since) {
             (None, _) => self.since = None,
-            // Nothing was written in any other.
+            // No other epoch has seen writes.
             (Some(epoch), _) if self.kept.is_none() && self.inherited.is_none() => {
                 (self.kept, self.since) = (Some(epoch), None);
             }
@@ -93,15 +93,15 @@ impl CacheEpoch {
         }
     }
 
-    /// The epoch, for the process that takes over if this one dies; see
+    /// Epoch saved for the process that takes over if this one dies; see
     /// [`VolumeConfig::inherited_epoch`](crate::engine::session::VolumeConfig::inherited_epoch).
     pub(super) fn kept(&self) -> Option<u64> {
         self.kept
     }
 
-    /// A path ended; those that are still connected came up in these epochs, at these times. If
-    /// none is of the epoch that we met last (its answer was an old one, which came late) the epoch
-    /// is that of the paths that are left.
+    /// Reviews the epoch after a path ended. `connected` holds the epoch and the start time of each
+    /// remaining path. If no path is in the epoch met last (a stale answer that arrived late), the
+    /// epoch of the remaining paths applies.
     pub(super) fn review(&self, connected: impl Iterator<Item = (u64, Instant)> + Clone) {
         let Some(watch) = &self.watch else { return };
         let met = connected.filter(|(epoch, _)| *epoch != 0);

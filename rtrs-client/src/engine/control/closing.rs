@@ -1,11 +1,11 @@
-//! Volumes that go, and the end of a session: its volumes are closed in order, then every path
+//! Closing of volumes, and the end of a session: its volumes are closed in order, then every path
 //! ends.
 //!
-//! A volume that goes alone is closed when nothing of it is left on any shard. A close uses the
-//! permit of all opens, so it waits for an open that is under way. It is sent over one path, and
-//! the server then may give the volume's number to another; so one whose path died is sent again
-//! only when that path is fenced off, and no other volume is opened meanwhile. A volume that no
-//! path has any more may still be open at the server: it is opened once more, and then closed.
+//! A single volume is closed once no shard has anything left. A close uses the same permit as all
+//! opens, so it waits for an open in progress. It is sent over one path, after which the server may
+//! reuse the volume's number. If that path dies, the close is therefore repeated only once the path
+//! is fenced off, and no other volume is opened in the meantime. A volume that no path serves any
+//! more may still be open at the server: it is opened once more and then closed.
 
 use rtrs_core::ids::{CoreIndex, PathId};
 use rtrs_core::time::{Duration, Instant};
@@ -19,11 +19,11 @@ use crate::engine::device_set::DeviceIndex;
 use crate::engine::message::ShardMessage;
 use crate::engine::session::CONTROL;
 
-/// How long closes may take when a session ends, the wait for their permit included.
+/// Time limit for closes when a session ends, including the wait for their permit.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl SessionControl {
-    /// The user of a volume does not have it any more.
+    /// Starts to close a volume that its user has released.
     pub(super) fn close_volume(&mut self, export: &str, ctx: &mut Ctx<'_>) -> Result<(), String> {
         let Some(at) = self.volumes.named(export) else {
             return Err(format!("the session has no volume {export}"));
@@ -37,7 +37,7 @@ impl SessionControl {
         Ok(())
     }
 
-    /// Nothing of a volume that goes is left on a shard.
+    /// Records that a shard has nothing left of a volume that is being closed.
     pub(super) fn on_settled(&mut self, at: DeviceIndex, shard: CoreIndex, ctx: &mut Ctx<'_>) {
         if self.volumes.get(at).is_some() && self.volumes[at].settled(shard) {
             self.send_close(ctx);
@@ -62,7 +62,7 @@ impl SessionControl {
         self.send_close(ctx);
     }
 
-    /// Sends the next close that is to be sent, once the permit of all opens is free. True when
+    /// Sends the next pending close once the permit shared with opens is free. Returns whether
     /// anything was done.
     pub(super) fn send_close(&mut self, ctx: &mut Ctx<'_>) -> bool {
         if !self.volumes.iter().any(Volume::is_to_close) {
@@ -80,7 +80,7 @@ impl SessionControl {
             }
             let awaited = self.paths.iter().any(|path| path.fence.is_awaited());
             if self.paths.is_using(CONTROL) || awaited && !self.detaching {
-                // An open or a fence is under way, which has its bound.
+                // An open or a fence is in progress, and has its own timeout.
                 return any;
             }
             let free = |path: &&Path| path.has(at) && path.is_idle();
@@ -95,7 +95,7 @@ impl SessionControl {
         any
     }
 
-    /// True while no path has a volume that is to be closed, and one may have it soon.
+    /// Whether no path has the closing volume open yet but one may soon.
     fn may_be_opened(&self, at: DeviceIndex) -> bool {
         if self.detaching || self.paths.iter().any(|path| path.has(at)) {
             return false;
@@ -107,7 +107,7 @@ impl SessionControl {
         self.paths.iter().any(opens) || wanted && waits
     }
 
-    /// A close was answered on this path.
+    /// Handles the answer to a close on this path.
     pub(super) fn on_closed(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
         if let Some(at) = self.volumes.closing_over(id) {
             self.on_volume_closed(at, ctx);
@@ -115,7 +115,7 @@ impl SessionControl {
         }
     }
 
-    /// The server has closed a volume, or no path can ask it to.
+    /// Finishes a volume that the server has closed, or that no path can close any more.
     fn on_volume_closed(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
         if !self.detaching {
             for path in self.paths.iter_mut() {
@@ -133,7 +133,7 @@ impl SessionControl {
         }
     }
 
-    /// The path is gone that was to answer a close.
+    /// Handles the loss of the path that was to answer a close.
     pub(super) fn close_lost(&mut self, id: PathId) {
         let Some(at) = self.volumes.closing_over(id) else { return };
         if self.detaching {

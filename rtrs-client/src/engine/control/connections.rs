@@ -1,4 +1,4 @@
-//! The connections of a path: connection 0 here, the others on their shards, by message.
+//! Connections of a path: connection 0 lives here, the others on their shards, driven by messages.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,31 +12,31 @@ use crate::engine::message::{Connect, Outbox, ShardMessage};
 use crate::engine::session::{PathShared, PathTarget, SessionConfig};
 use crate::path::handshake::{ServiceConnection, conn_request};
 
-/// The connections of a path's present attempt, or of its last.
+/// Connections of the current or last attempt of a path.
 #[derive(Debug)]
 pub(super) struct Connections {
     provider: ProviderIndex,
-    /// The number of the attempt: shards tell attempts apart by it.
+    /// Attempt number, by which shards tell attempts apart.
     epoch: u32,
-    /// The same as the server counts them.
+    /// Attempt number as the server counts it.
     recon_cnt: u16,
-    /// The server's address.
     remote: SocketAddr,
     started: Instant,
     service: Option<ServiceConnection>,
-    /// What is asked for: a session that may be made, and the queue depth that it has.
+    /// Whether the server may create the session, and the session's queue depth.
     asks: (bool, u16),
-    /// It can prove who the client is.
+    /// Whether the path can authenticate the client.
     proves: bool,
-    /// By number, those that are up or being made.
+    /// Whether each connection, by number, is up or being established.
     open: Vec<bool>,
-    /// The connection that is being made.
+    /// Connection that is being established.
     next: ConnIndex,
     shared: Arc<PathShared>,
 }
 
 impl Connections {
-    /// Those of a path that was never tried, at a place that has had attempts up to this epoch.
+    /// Connections of a path that was never tried. `epoch` is the last attempt number used in its
+    /// slot.
     pub(super) fn new(target: &PathTarget, epoch: u32, shards: u16) -> Self {
         Self {
             provider: target.provider,
@@ -73,12 +73,12 @@ impl Connections {
         &self.shared
     }
 
-    /// How many a path has.
+    /// Number of connections of a path.
     pub(super) fn count(&self) -> u16 {
         self.shards() + 1
     }
 
-    /// Shards that have one, besides connection 0.
+    /// Number of shards with a connection, besides connection 0.
     pub(super) fn shards(&self) -> u16 {
         u16::try_from(self.open.len() - 1).unwrap_or(u16::MAX)
     }
@@ -91,18 +91,18 @@ impl Connections {
         self.service.as_mut()
     }
 
-    /// True when this is the queue pair of connection 0.
+    /// Whether this is the queue pair of connection 0.
     pub(super) fn is(&self, provider: ProviderIndex, qp: QpNum) -> bool {
         self.provider == provider && self.service.as_ref().is_some_and(|s| s.qp() == qp)
     }
 
-    /// True while connection 0 was accepted in this attempt.
+    /// Whether connection 0 was accepted in this attempt.
     pub(super) fn is_accepted(&self) -> bool {
         self.next.0 > 0
     }
 
-    /// Begins an attempt with connection 0. `asks`: the server may make the session; the queue
-    /// depth that the session has, 0 for none yet.
+    /// Starts an attempt with connection 0. `asks` says whether the server may create the session,
+    /// and holds the session's queue depth, 0 if there is none yet.
     pub(super) fn start(
         &mut self,
         (uuid, target): (PathUuid, &PathTarget),
@@ -128,12 +128,12 @@ impl Connections {
         Ok(())
     }
 
-    /// True when a shard's connection that came up is the one that was asked for.
+    /// Whether a shard's new connection is the one that was requested.
     pub(super) fn is_next(&self, epoch: u32, cid: ConnIndex) -> bool {
         self.epoch == epoch && self.next == cid
     }
 
-    /// Asks for the next connection. False when all are up; None without connection 0.
+    /// Requests the next connection. Returns false when all are up, and None without connection 0.
     pub(super) fn connect_next(
         &mut self,
         (path, uuid): (PathId, PathUuid),
@@ -162,7 +162,7 @@ impl Connections {
         Some(true)
     }
 
-    /// Ends connection 0, at once or in order, and tells the shards to end theirs.
+    /// Ends connection 0, at once or in order, and has the shards end theirs.
     pub(super) fn end(&mut self, path: PathId, in_order: bool, ctx: &mut Ctx<'_>) {
         if let Some(service) = self.service.as_mut() {
             service.end(ctx.now, in_order, ctx.fabrics[self.provider.index()].as_mut());
@@ -171,7 +171,6 @@ impl Connections {
         ctx.out.all_shards(self.shards(), &message);
     }
 
-    /// A connection has ended.
     pub(super) fn ended(&mut self, cid: ConnIndex) {
         self.open[cid.index()] = false;
         if cid.0 == 0 {
@@ -179,7 +178,6 @@ impl Connections {
         }
     }
 
-    /// True when all have ended.
     pub(super) fn are_closed(&self) -> bool {
         self.open.iter().all(|open| !open)
     }

@@ -1,38 +1,38 @@
-//! What a path is due for, and how it ends.
+//! Actions that a path is due for, and the ways in which it ends.
 
-/// How a path ends.
+/// Reason and manner of a path's end.
 #[derive(Debug)]
 pub(super) struct End {
-    /// Shown and logged, unless it ends as it is asked to.
+    /// Reason that is shown and logged; None for a requested end.
     pub(super) why: Option<String>,
-    /// What the server has sent on other connections still counts.
+    /// Whether to process first what the server has sent on other connections.
     pub(super) in_order: bool,
 }
 
 impl End {
-    /// It failed.
+    /// End after a failure.
     pub(super) fn failed(why: impl Into<String>) -> Self {
         Self { why: Some(why.into()), in_order: false }
     }
 
-    /// As asked.
+    /// Requested end.
     pub(super) const ASKED: Self = Self { why: None, in_order: true };
-    /// The attempt gives way to another.
+    /// End of an attempt that is replaced by another.
     pub(super) const RESTART: Self = Self { why: None, in_order: false };
 }
 
-/// What a path is due for.
+/// Next action of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
-    /// It may leave.
+    /// Finish leaving.
     Leave,
-    /// The next attempt.
+    /// Start the next attempt.
     Start,
-    /// A look at its heartbeats.
+    /// Check the heartbeats.
     Heartbeat,
-    /// Another abort of its connections.
+    /// Abort the connections once more.
     Close,
-    /// Its end, for this reason.
+    /// End for this reason.
     End(&'static str),
 }

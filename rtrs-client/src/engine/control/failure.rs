@@ -1,22 +1,22 @@
-//! Why a session, or a volume of it, cannot go on.
+//! Failures that end a session or one of its volumes.
 
-/// Why a session, or a volume of it, cannot go on.
+/// Failure that ends a session or one of its volumes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionFailure {
     /// The server refused to open the export.
     #[error("the server refused to open {export:?}: {errno}{hint}")]
     OpenRefused {
-        /// The export asked for.
+        /// Requested export.
         export: String,
-        /// The server's errno by name.
+        /// Name of the server's errno.
         errno: String,
-        /// What would do.
+        /// Hint at a remedy.
         hint: String,
     },
-    /// No path came up, or none opened the volume; what each of them met.
+    /// No path came up, or none opened the volume; the text gives the error of each path.
     #[error("no path to the server: {0}")]
     Unreachable(String),
-    /// The server's operator ended the session for good.
+    /// The server's operator evicted the session.
     #[error(
         "evicted by the server's operator: IO ends with errors; detach, and attach again for a \
          new session"
@@ -28,7 +28,7 @@ pub enum SessionFailure {
          if it is exported again"
     )]
     Removed,
-    /// What the server grants cannot be worked with.
+    /// The server's limits or its device are unusable.
     #[error("{0}")]
     Unusable(String),
 }

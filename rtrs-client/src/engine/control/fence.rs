@@ -1,10 +1,10 @@
-//! What a dead path sent must not land late.
+//! Fencing of dead paths, so that nothing they sent takes effect late.
 //!
-//! When a path that carried IO dies, what it sent may still be on its way or wait at the server.
-//! Nothing of it may be sent again over another path, and no path that comes up anew may carry
-//! anything, before the server has said over a living path that the dead one is fenced off (FENCE,
-//! `rtrs-core/src/wire/fence.rs`). A path that is admitted anew was fenced off by that: the server
-//! ends the old one first. Servers without FENCE are kernels; there `Failover` says what is done.
+//! When a path that carried IO dies, its requests may still be in transit or queued at the server.
+//! They must not be repeated over another path, and no newly connected path may carry IO, until the
+//! server has confirmed over a working path that the dead one is fenced off (FENCE,
+//! `rtrs-core/src/wire/fence.rs`). Readmitting a path fences it off as well: the server ends the
+//! old one first. Servers without FENCE are kernels; for those, `Failover` selects the behavior.
 
 use rtrs_core::fabric::FabricError;
 use rtrs_core::ids::{PathId, PermitId};
@@ -22,21 +22,21 @@ use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::Failover;
 use crate::path::state::PathState;
 
-/// What became of a look at a path that awaits its fence.
+/// Outcome of an attempt to fence a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fencing {
-    /// Its fence cannot be asked for now, or was.
+    /// The fence cannot be requested now, or has been requested already.
     Waits,
-    /// Its fence is asked for.
+    /// The fence was requested.
     Asked,
-    /// It needs none: what is left of it is up to `Failover`.
+    /// No fence is needed; `Failover` decides what happens to the remaining requests.
     NotNeeded,
-    /// Its fence could not be asked for over this path, which has to end.
+    /// The request failed on this path, which has to end.
     End(PathId, String),
 }
 
-/// Gives up a fence whose path is gone or has not answered in time. Some: the path that has to
-/// end for that.
+/// Abandons a fence request whose path has failed or did not answer in time. Returns the path that
+/// has to end for that.
 pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<PathId> {
     let (over, until) = paths[path].fence.asked()?;
     let connected = paths[over].is_connected();
@@ -47,8 +47,7 @@ pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<Pa
     connected.then_some(over)
 }
 
-/// Asks for the fence of a path that awaits it, over any other that is connected, under this
-/// permit.
+/// Requests the fence of a path over any other connected path, under this permit.
 pub(super) fn ask(
     paths: &mut Paths,
     path: PathId,
@@ -63,7 +62,7 @@ pub(super) fn ask(
     let fence = Fence { path: paths[path].uuid(), recon_cnt, process: fence.process() };
     let free = !paths.is_using(permit);
     let closed = paths[path].state() != PathState::Closing;
-    // Another server knows nothing of it.
+    // Another server knows nothing of the dead path.
     let server = paths[path].fence.lost_at().and_then(|(server, _)| server);
     let same = |other: &Path| other.server() == server;
     let up = |other: &&Path| other.is_connected() && other.id() != path && same(other);
@@ -94,10 +93,10 @@ pub(super) fn ask(
     Fencing::Waits
 }
 
-/// Whether the process to which a path leads may answer for the one to which a dead path led: it is
-/// the same, or was asked to open each volume that the dead path carried, and has not refused the
-/// fence. Volumes that are being closed are not opened there, and one that the process does not
-/// open takes no writes from it.
+/// Whether the process behind `over` may answer for the process behind the dead path. It may if it
+/// is the same process, or if it was asked to open each volume that the dead path carried and has
+/// not refused the fence. Volumes that are being closed are not opened there. A process that does
+/// not open a volume accepts no writes from the dead path to it.
 fn may_answer(lost: &Path, over: &Path, volumes: &Volumes) -> bool {
     let process = over.process();
     let opened = || {
@@ -109,8 +108,8 @@ fn may_answer(lost: &Path, over: &Path, volumes: &Volumes) -> bool {
     !process.differs(lost.fence.process()) || !lost.fence.is_refused_by(process) && opened()
 }
 
-/// True when all volumes that a path carried before it died are served by other servers since: what
-/// it sent has no effect any more (`rtrs_core::gateway`).
+/// Whether other servers now serve all volumes that the path carried before it died, so that its
+/// requests have no effect any more (`rtrs_core::gateway`).
 pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
     let Some((server, carried)) = paths[path].fence.lost_at() else { return false };
     let elsewhere = |other: &&Path| other.is_connected() && other.server() != server;
@@ -118,7 +117,7 @@ pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
     paths.iter().any(|other| elsewhere(&other)) && carried.iter().all(moved)
 }
 
-/// True while a fence can be asked for: another path to its server is connected, and leads to a
+/// Whether a fence can be requested: another path to the same server is connected and leads to a
 /// process that may answer.
 pub(super) fn is_awaited(paths: &Paths, volumes: &Volumes) -> bool {
     paths.iter().any(|path| {
@@ -130,13 +129,13 @@ pub(super) fn is_awaited(paths: &Paths, volumes: &Volumes) -> bool {
     })
 }
 
-/// The path whose fence the server answered over this one.
+/// Path whose fence was requested over `over`.
 pub(super) fn answered(paths: &Paths, over: PathId) -> Option<PathId> {
     let asked = |path: &&Path| path.fence.asked().is_some_and(|(asked, _)| asked == over);
     paths.iter().find(asked).map(Path::id)
 }
 
-/// Over this path, the server has refused a fence: its process cannot answer for another one.
+/// Handles a refused fence: the process behind `over` cannot answer for the other one.
 pub(super) fn refused(paths: &mut Paths, over: PathId) {
     let by = paths[over].process();
     let Some(lost) = answered(paths, over) else { return };
@@ -148,9 +147,9 @@ pub(super) fn refused(paths: &mut Paths, over: PathId) {
     paths[lost].fence.refuse(by);
 }
 
-/// True when a connected path that waits for fences may carry IO: what it carried to another server
-/// has no effect any more, and no other path to its own awaits a fence, or the server cannot say
-/// when a dead path is fenced off.
+/// Whether a connected path that waits for fences may carry IO. Its own requests to another server
+/// must have no effect any more, and no other path to its server may await a fence, unless the
+/// server does not support fences.
 pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
     let fences = || paths[path].fences() && !rtrs_core::mutated!(UpBeforeFence);
     let server = paths[path].server();
@@ -160,9 +159,9 @@ pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
     fence.is_held() && !fence.is_awaited() && !(fences() && awaited())
 }
 
-/// True when shards may use a volume over a path that carries IO and has opened the volume just
-/// now. Another path to the same server that carried the volume and awaits its fence stands in the
-/// way, as with [`may_carry`]: IO may have ended with an error that still has a copy there.
+/// Whether shards may use a volume that a path has just opened while carrying IO. As with
+/// [`may_carry`], another path to the same server that carried the volume and awaits its fence
+/// prevents this: a copy of a failed IO may still be at the server.
 pub(super) fn may_serve(paths: &Paths, path: PathId, volume: DeviceIndex) -> bool {
     let server = paths[path].server();
     let lost = |other: &Path| {
@@ -173,14 +172,15 @@ pub(super) fn may_serve(paths: &Paths, path: PathId, volume: DeviceIndex) -> boo
     !awaited
 }
 
-/// When an answer to a fence is overdue.
+/// Time at which the answer to a fence is overdue.
 pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
     let asked = |path: &Path| path.fence.asked().map(|(_, until)| until);
     paths.iter().map(asked).fold(None, earliest)
 }
 
 impl SessionControl {
-    /// The server begins nothing more of what a path carried before. True if shards were notified.
+    /// Handles a fenced path: the server starts none of its old requests any more. Returns whether
+    /// shards were notified.
     pub(super) fn on_fenced(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> bool {
         let message = self.paths[id].fenced();
         message.is_some_and(|message| {
@@ -189,8 +189,8 @@ impl SessionControl {
         })
     }
 
-    /// Lets shards use volumes over paths that carry IO and have opened them since. True if there
-    /// was one.
+    /// Lets shards use volumes that were opened over paths already carrying IO. Returns whether
+    /// there was one.
     fn serve_opened(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut any = false;
         for id in self.paths.ids() {
@@ -207,7 +207,7 @@ impl SessionControl {
         any
     }
 
-    /// Asks for fences that are due, and lets paths carry IO that wait for none. True when
+    /// Requests fences that are due, and releases paths that wait for none. Returns whether
     /// anything was done.
     pub(super) fn advance_fences(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut any = false;

@@ -1,14 +1,14 @@
-//! Volumes that move between servers: which server is asked to take one over, and when.
+//! Volumes that move between servers: selects the server to take over a volume, and the time.
 //!
-//! A server that shares an export with others says how it stands when a path opens a volume
-//! (`rtrs_core::gateway`). A path to a standby is connected and serves nothing of it. When no path
-//! is left to the active server, a path to a standby carries MOVE, at most once in
-//! [`MOVE_EVERY`]; the server sends CHANGED when it is active, and the path opens the volume once
-//! more. From then on what was sent to others has no effect any more, so nothing of it needs a
+//! A server that shares an export with others reports its standing when a path opens the volume
+//! (`rtrs_core::gateway`). A path to a standby server is connected but does not serve the volume.
+//! When no path to the active server is left, a path to a standby carries MOVE, at most once in
+//! [`MOVE_EVERY`]. The server sends CHANGED when it is active, and the path opens the volume again.
+//! From then on, requests sent to other servers have no effect any more, so they need no
 //! fence (`fence.rs`).
 //!
-//! Two servers may call themselves active while one does not know yet that it is not. The higher
-//! term counts.
+//! Two servers may both report to be active while one has not learned yet that it is not. The
+//! higher term wins.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
@@ -24,16 +24,16 @@ use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::CONTROL;
 use crate::path::state::PathState;
 
-/// A take-over is asked for at most once in this time.
+/// Minimum time between two takeover requests.
 const MOVE_EVERY: Duration = Duration::from_secs(10);
-/// So long the active server may be unreachable before another is asked: a path may come back.
+/// Time for which the active server may be unreachable before another is asked: a path may return.
 const GRACE: Duration = Duration::from_millis(200);
-/// How long the active server may take to leave. One that does not reach the store cannot.
+/// Time limit for the active server to step down. A server that cannot reach the store does not.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
-/// A server that calls itself active and is not is asked again after this time.
+/// Interval before the next request to a server that wrongly claims to be active.
 const STALE_EVERY: Duration = Duration::from_secs(1);
 
-/// When a server is to be asked to take a volume over.
+/// Time at which a server has to be asked to take over a volume.
 fn due(volume: &Volume, paths: &Paths) -> Option<Instant> {
     let (moving, at) = (&volume.moving, volume.index());
     let writes = volume.access() != AccessMode::ReadOnly;
@@ -52,8 +52,8 @@ fn due(volume: &Volume, paths: &Paths) -> Option<Instant> {
     Some(since.max(moving.next))
 }
 
-/// The path over which a server is asked: not to the one that served the volume last, nor that
-/// which was asked last, if there are others.
+/// Selects the path over which a server is asked. Prefers servers other than the one that served
+/// the volume last and the one asked last.
 fn choose(volume: &Volume, paths: &Paths) -> Option<PathId> {
     let (moving, at) = (&volume.moving, volume.index());
     let able = |path: &&Path| path.is_free() && path.terms.is_standby(at);
@@ -65,7 +65,7 @@ fn choose(volume: &Volume, paths: &Paths) -> Option<PathId> {
 }
 
 impl SessionControl {
-    /// Asks servers to take volumes over, where that is due. True when one was asked.
+    /// Requests takeovers that are due. Returns whether a server was asked.
     pub(super) fn ask_moves(&mut self, ctx: &mut Ctx<'_>) -> bool {
         if !self.is_running() {
             return false;
@@ -78,7 +78,7 @@ impl SessionControl {
         let is_due = |volume: &&Volume| due(volume, &self.paths).is_some_and(|at| ctx.now >= at);
         let Some(volume) = self.volumes.iter().find(is_due) else { return false };
         let (at, export) = (volume.index(), volume.export().to_owned());
-        // What ends that is an event.
+        // An event ends each of these conditions.
         let free = !self.paths.is_using(CONTROL) && self.paths.first(PathState::Opening).is_none();
         let Some(id) = choose(volume, &self.paths).filter(|_| free) else { return false };
         let moving = &mut self.volumes[at].moving;
@@ -90,7 +90,8 @@ impl SessionControl {
         true
     }
 
-    /// When a server is to be asked next. None while none may: what ends that is an event.
+    /// Time at which a server has to be asked next. None while none may be asked; an event ends
+    /// that.
     pub(super) fn move_deadline(&self) -> Option<Instant> {
         let free = !self.paths.is_using(CONTROL) && self.paths.first(PathState::Opening).is_none();
         let volumes = self.volumes.iter().filter(|_| free && self.is_running());
@@ -101,7 +102,7 @@ impl SessionControl {
         due.min()
     }
 
-    /// A server has answered MOVE.
+    /// Handles the answer to MOVE.
     pub(super) fn on_moves(&mut self, id: PathId, at: DeviceIndex, code: u16, ctx: &Ctx<'_>) {
         if self.volumes.get(at).is_none() {
             return;
@@ -119,7 +120,8 @@ impl SessionControl {
         }
     }
 
-    /// A path to the active server serves a volume: those to others do not any more.
+    /// Stops serving a volume over paths to other servers once a path to the active server serves
+    /// it.
     pub(super) fn displace(&mut self, id: PathId, at: DeviceIndex, ctx: &mut Ctx<'_>) {
         let server = self.paths[id].server();
         let stale = |path: &&Path| path.has(at) && path.server() != server;
@@ -130,7 +132,7 @@ impl SessionControl {
         }
     }
 
-    /// A path that served a volume does not any more: its server is standby.
+    /// Stops serving a volume over a path whose server has become standby.
     pub(super) fn stand_by(&mut self, id: PathId, at: DeviceIndex, ctx: &mut Ctx<'_>) {
         let path = &mut self.paths[id];
         let leaves = path.leaves(at).filter(|_| path.terms.serves(at));
@@ -143,7 +145,7 @@ impl SessionControl {
         self.check_lost(at, ctx);
     }
 
-    /// Has the active server give a volume up, so that another takes it over.
+    /// Has the active server give up a volume, so that another takes it over.
     pub(super) fn switch(&mut self, export: &str, ctx: &mut Ctx<'_>) -> Result<(), String> {
         let Some(at) = self.volumes.named(export) else {
             return Err(format!("the session has no volume {export}"));
@@ -161,7 +163,7 @@ impl SessionControl {
         let Some(id) = self.paths.iter().find(able).map(Path::id).filter(|_| free) else {
             return Err("the session is busy; try again".to_owned());
         };
-        // Asked for by hand: at once.
+        // A manual request takes effect at once.
         let moving = &mut self.volumes[at].moving;
         (moving.next, moving.leaves_by) = (ctx.now, Some(ctx.now + LEAVE_MAX));
         let asked = self.paths[id].ask_move(at, true, ctx);

@@ -1,4 +1,4 @@
-//! The heartbeat monitor of a path: a heartbeat after silence, and how long the silence is.
+//! Heartbeat monitor of a path: sends heartbeats after silence, and measures how long it lasts.
 
 use rtrs_core::proto::{Heartbeat, HeartbeatAction};
 use rtrs_core::time::{Duration, Instant};
@@ -6,19 +6,19 @@ use serde::Serialize;
 
 use crate::engine::session::HeartbeatSettings;
 
-/// A session that was not in use for so long is idle.
+/// Time without use after which a session counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 
-/// Heartbeats of a path since it was added.
+/// Heartbeat counters of a path since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct HeartbeatCount {
-    /// Sent.
+    /// Heartbeats sent.
     pub sent: u64,
-    /// Periods after one in which nothing at all came.
+    /// Periods after a heartbeat in which nothing was received.
     pub missed: u64,
 }
 
-/// What to do after a look at the time.
+/// Result of a check of the heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
     /// Nothing.
@@ -29,43 +29,45 @@ pub(super) enum Finding {
     Silent(Silence),
 }
 
-/// The silence of a path after a heartbeat.
+/// Silence of a path after a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Silence {
-    /// Since something last came.
+    /// Time since something was last received.
     pub(super) length: Duration,
-    /// The same, for a path that was idle as if its interval had not grown.
+    /// The same time, corrected as if the interval of an idle path had not grown.
     pub(super) asked: Duration,
-    /// As many periods have passed as the path may miss.
+    /// Whether the path has missed the maximum number of periods.
     pub(super) dead: bool,
-    /// More have passed than it may miss when another path confirms that the server runs.
+    /// Whether the path has missed the maximum for a path whose server another path confirms to be
+    /// running.
     pub(super) dead_if_confirmed: bool,
 }
 
-/// Watches whether a path is alive, from its opening to its end.
+/// Monitors a path from its opening to its end.
 #[derive(Debug)]
 pub(super) struct HeartbeatMonitor {
-    /// How, where the server is a kernel's and where it is one of ours.
+    /// Settings for kernel servers and for `rtrs-server`, in that order.
     settings: [HeartbeatSettings; 2],
     beat: Option<(Heartbeat, HeartbeatSettings)>,
-    /// When something last came that the monitor knows of.
+    /// Last receipt that the monitor knows of.
     seen: Instant,
-    /// Since when another path has confirmed that the server runs while this one is silent.
+    /// Time since which another path has confirmed a running server while this path is silent.
     confirmed: Option<Instant>,
-    /// The longest interval of an idle path that the server takes.
+    /// Longest interval of an idle path that the server accepts.
     takes: Duration,
     count: HeartbeatCount,
 }
 
 impl HeartbeatMonitor {
-    /// Watches nothing yet. The settings are those for a kernel's server and for one of ours.
+    /// Creates an inactive monitor. The settings are those for kernel servers and for
+    /// `rtrs-server`.
     pub(super) fn new(settings: [HeartbeatSettings; 2]) -> Self {
         let (seen, count) = (Instant::ZERO, HeartbeatCount::default());
         Self { settings, beat: None, seen, confirmed: None, takes: Duration::ZERO, count }
     }
 
-    /// The path begins to be watched; `ours`: the server is one of ours. `takes`: the longest
-    /// interval of an idle path that the server takes; zero if it takes none but the usual.
+    /// Starts to monitor the path. `ours` says that the server is `rtrs-server`; `takes` is the
+    /// longest interval of an idle path that the server accepts, zero for only the usual one.
     pub(super) fn start(&mut self, now: Instant, ours: bool, takes: Duration) {
         (self.seen, self.confirmed, self.takes) = (now, None, takes);
         let settings = self.settings[usize::from(ours)];
@@ -74,7 +76,8 @@ impl HeartbeatMonitor {
         self.beat = Some((beat, settings));
     }
 
-    /// Other settings hold. Where they change how the path is watched, its silence counts anew.
+    /// Applies other settings. If they change how the path is monitored, its silence starts from
+    /// zero.
     pub(super) fn tune(&mut self, now: Instant, settings: [HeartbeatSettings; 2]) {
         let before = std::mem::replace(&mut self.settings, settings);
         let watched = self.beat.as_ref().map(|(_, settings)| *settings);
@@ -84,45 +87,45 @@ impl HeartbeatMonitor {
         }
     }
 
-    /// The path ends.
     pub(super) fn stop(&mut self) {
         self.beat = None;
     }
 
-    /// The longest silence that counts as life; None while the path is not watched.
+    /// Longest silence of a path that is alive; None while the path is not monitored.
     pub(super) fn silence_max_ms(&self) -> Option<u64> {
         let (_, settings) = self.beat.as_ref()?;
         Some(u64::try_from(settings.silence_max().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// When to look next.
+    /// Time of the next check.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.beat.as_ref().map(|(beat, _)| beat.deadline())
     }
 
-    /// Since the path was added.
     pub(super) fn count(&self) -> HeartbeatCount {
         self.count
     }
 
-    /// A heartbeat goes out.
+    /// Counts a heartbeat that is being sent.
     pub(super) fn sent(&mut self) {
         self.count.sent += 1;
     }
 
-    /// A heartbeat was answered. Returns its round trip time.
+    /// Records the answer to a heartbeat and returns its round-trip time.
     pub(super) fn on_answer(&mut self, now: Instant) -> Option<Duration> {
         self.seen = self.seen.max(now);
         self.beat.as_mut().and_then(|(beat, _)| beat.on_ack(now))
     }
 
-    /// The path is in use. True when it was idle: a heartbeat is to be sent.
+    /// Records that the path is in use. Returns whether it was idle, in which case a heartbeat is
+    /// due.
     pub(super) fn begin_io(&mut self, now: Instant) -> bool {
         self.beat.as_mut().is_some_and(|(beat, _)| beat.begin_io(now))
     }
 
-    /// In how many milliseconds the next heartbeat follows the one that is sent now, if the path
-    /// stays idle; None for a server that gets no announcements.
+    /// Milliseconds from the heartbeat that is being sent to the next one, if the path stays idle,
+    /// and whether that is longer than the usual interval. None for a server that takes no
+    /// announcements.
     pub(super) fn announces(&self) -> Option<(u32, bool)> {
         let (beat, settings) = self.beat.as_ref().filter(|_| !self.takes.is_zero())?;
         let kept = rtrs_core::mutated!(IdleKept);
@@ -131,8 +134,8 @@ impl HeartbeatMonitor {
         Some((next_ms, next > settings.interval))
     }
 
-    /// Looks at the time; `received` is when something that was no heartbeat last came over the
-    /// path, and `used` when its session was last in use.
+    /// Checks the heartbeats. `received` is the last receipt over the path other than of a
+    /// heartbeat, `used` the last use of its session.
     pub(super) fn look(&mut self, now: Instant, received: Instant, used: Instant) -> Finding {
         let Some((beat, settings)) = self.beat.as_mut() else { return Finding::Fine };
         if received > self.seen {
@@ -164,29 +167,29 @@ impl HeartbeatMonitor {
         Finding::Silent(Silence { length, asked, dead, dead_if_confirmed })
     }
 
-    /// A heartbeat besides, for what its answer says of the server. False while another one is
-    /// unanswered.
+    /// Requests an additional heartbeat, for what its answer shows of the server. Returns false
+    /// while another one is unanswered.
     pub(super) fn ask(&mut self, now: Instant) -> bool {
         self.beat.as_mut().is_some_and(|(beat, _)| beat.ask(now))
     }
 
-    /// True when the server has answered a heartbeat that was sent over this path at `since` or
+    /// Whether the server has answered a heartbeat that was sent over this path at `since` or
     /// later.
     pub(super) fn has_answered_since(&self, since: Instant) -> bool {
         self.beat.as_ref().is_some_and(|(beat, _)| beat.has_answered_since(since))
     }
 
-    /// When the present silence began to be doubted; None while there is none.
+    /// Time at which the present silence became suspicious; None without silence.
     pub(super) fn doubted_since(&self) -> Option<Instant> {
         self.beat.as_ref().and_then(|(beat, _)| beat.doubted_since())
     }
 
-    /// Another path confirms that the server runs.
+    /// Records that another path confirms that the server is running.
     pub(super) fn confirm(&mut self, now: Instant) {
         self.confirmed = Some(now);
     }
 
-    /// True when another path has confirmed that; Some(true) a period ago or longer.
+    /// Whether the confirmation is at least one period old; None without one.
     pub(super) fn is_confirmed(&self, now: Instant) -> Option<bool> {
         let ((_, settings), since) = (self.beat.as_ref()?, self.confirmed?);
         Some(now.since(since) >= settings.interval)
@@ -211,7 +214,7 @@ mod tests {
         let mut monitor = HeartbeatMonitor::new([settings; 2]);
         monitor.start(at(0), true, 10_000 * MS);
         let (mut now, mut asked) = (0, 0);
-        // Until it is asked every ten seconds.
+        // Runs until the interval has grown to ten seconds.
         while monitor.announces() != Some((10_000, true)) {
             now += 10;
             if monitor.look(at(now), Instant::ZERO, Instant::ZERO) == Finding::Due {

@@ -1,55 +1,56 @@
-//! Which server's disks the session works with, and what no other server may do to them.
+//! Identity of the server and the exports of a session, and protection against others in their
+//! place.
 //!
-//! The first path that opens a volume pins server and export; every other path, and every
-//! reconnect, has to meet the same two. Otherwise a reused address or a name with several hosts
+//! The first path that opens a volume pins server and export. Every other path, and every
+//! reconnect, has to find the same two. Otherwise a reused address or a name with several hosts
 //! would connect the session to another disk, which answers as if nothing had happened. A server
-//! that says no id where one is pinned is another one too. The server's id is judged before a
-//! volume is opened there, the export's after. A kernel's server has no ids: of that the shape of
-//! the device is compared, and nothing else can be. Another server is of no use to the session;
+//! that reports no ID where one is pinned counts as another server. The server's ID is checked
+//! before a volume is opened there, the export's ID afterwards. Kernel servers have no IDs; for
+//! those only the shape of the device can be compared. Another server is of no use to the session;
 //! another export is of no use to its volume.
 //!
-//! What says more than was known, or is of another boot, may be the same server, which was
-//! upgraded or started again. Then no path to it is left from before. As long as one is connected
-//! they are two, and the new path stays down: else one volume would be striped over two disks.
+//! A server that reports more than was known, or has another boot ID, may be the same server after
+//! an upgrade or a restart. In that case no path to it is left from before. As long as an older
+//! path is connected they are two servers, and the new path stays down: otherwise one volume would
+//! be striped over two disks.
 //!
-//! The eviction secret stands here as well: a reject with ESTALE ends the session only when it
-//! repeats what the server said with OPEN_RSP.
+//! This module also keeps the eviction secret: a reject with ESTALE ends the session only when it
+//! repeats the secret that the server sent with OPEN_RSP.
 
 use rtrs_core::identity::{Comparison, EvictionSecret, ExportId, ServerId};
 
 use crate::engine::device_table::OpenDevice;
 
-/// Why a volume cannot be used over a path.
+/// Reason why a volume cannot be used over a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Mismatch {
-    /// It is another server: no volume can.
+    /// Another server, which no volume can use.
     Server(String),
-    /// It is another disk or file.
+    /// Another disk or file.
     Export(String),
 }
 
-/// What is known of the server.
+/// Known identity of the server.
 #[derive(Debug)]
 pub(super) struct PinnedServer {
     id: Option<ServerId>,
-    /// By server, where a volume moves between several.
+    /// Secrets by server, for volumes that move between several servers.
     secrets: Vec<(Option<ServerId>, EvictionSecret)>,
-    /// It has exports that move.
+    /// Whether the server has exports that move.
     gateways: bool,
 }
 
 impl PinnedServer {
-    /// Pinned before the session begins, if it is.
+    /// Starts with the ID that was pinned before the session began, if any.
     pub(super) fn new(id: Option<ServerId>) -> Self {
         Self { id, secrets: Vec::new(), gateways: false }
     }
 
-    /// Which server it is, if that is known.
     pub(super) fn id(&self) -> Option<ServerId> {
         self.id
     }
 
-    /// Why a server cannot be used, as far as its id says.
+    /// Returns why a server cannot be used, judging by its ID.
     pub(super) fn refuses(&self, met: Option<ServerId>) -> Option<String> {
         let pinned = self.id?;
         let found = match met {
@@ -60,14 +61,14 @@ impl PinnedServer {
         Some(format!("{ANOTHER}: {found}, and the session is with {pinned}; {HINT}"))
     }
 
-    /// Why a server that is not refused cannot be used while another path is connected.
+    /// Returns why a server that is not refused still cannot be used beside another connected path.
     fn refuses_beside(&self, met: Option<ServerId>) -> Option<String> {
         let is_new = met.or(self.id) != self.id;
         (is_new && !rtrs_core::mutated!(NewIdBeside)).then(beside)
     }
 
-    /// A path opened a volume of this server, which is not refused; one that `moves` pins no other
-    /// server.
+    /// Records the server of an opened volume, after it was not refused. With `moves`, no other
+    /// server is pinned.
     pub(super) fn meet(
         &mut self,
         met: Option<ServerId>,
@@ -81,35 +82,34 @@ impl PinnedServer {
         self.id = if moves { self.id.or(met) } else { met.or(self.id) };
     }
 
-    /// A server of the session has exports that move between servers.
+    /// Records that a server of the session has exports that move between servers.
     pub(super) fn meet_gateway(&mut self) {
         self.gateways = true;
     }
 
-    /// True when other servers may have its exports.
+    /// Whether other servers may have its exports.
     pub(super) fn has_gateways(&self) -> bool {
         self.gateways
     }
 
-    /// True when a server that repeats this secret ended the session.
+    /// Whether this secret proves that a server of the session ended it.
     pub(super) fn is_proof(&self, secret: Option<EvictionSecret>) -> bool {
         secret.is_some_and(|secret| self.secrets.iter().any(|(_, said)| *said == secret))
     }
 }
 
-/// What is known of the disk or file of a volume.
+/// Known identity of a volume's disk or file.
 #[derive(Debug)]
 pub(super) struct PinnedExport {
     id: Option<ExportId>,
 }
 
 impl PinnedExport {
-    /// Pinned before the session begins, if it is.
+    /// Starts with the ID that was pinned before the session began, if any.
     pub(super) fn new(id: Option<ExportId>) -> Self {
         Self { id }
     }
 
-    /// Which disk or file it is, if that is known.
     pub(super) fn id(&self) -> Option<ExportId> {
         self.id
     }
@@ -118,7 +118,7 @@ impl PinnedExport {
         Some(self.id?.compare(met?))
     }
 
-    /// Why a device cannot be used in place of the one that is pinned, or was opened `last`.
+    /// Returns why a device cannot replace the pinned one, or the one opened `last`.
     fn refuses(&self, last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
         let met = device.export_id;
         let proven = self.compare(met) == Some(Comparison::Same);
@@ -142,7 +142,8 @@ impl PinnedExport {
         Some(format!("{ANOTHER}: {found}, and the session is with {pinned}; {HINT}"))
     }
 
-    /// Why a device that is not refused cannot be used while another path serves the volume.
+    /// Returns why a device that is not refused cannot be used while another path serves the
+    /// volume.
     fn refuses_beside(&self, met: Option<ExportId>) -> Option<String> {
         let other_boot = self.compare(met) == Some(Comparison::Unknown);
         let is_allowed = if other_boot {
@@ -153,7 +154,7 @@ impl PinnedExport {
         (met.or(self.id) != self.id && !is_allowed).then(beside)
     }
 
-    /// A path opened this device, which is not refused.
+    /// Records the ID of a device that was opened and not refused.
     pub(super) fn meet(&mut self, met: Option<ExportId>) {
         if self.compare(met) == Some(Comparison::Unknown) {
             tracing::warn!(
@@ -165,7 +166,7 @@ impl PinnedExport {
     }
 }
 
-/// Why a device of this server cannot be used in place of what is pinned, or was opened `last`.
+/// Returns why a device of this server cannot replace the pinned one, or the one opened `last`.
 pub(super) fn judge(
     (server, met): (&PinnedServer, Option<ServerId>),
     export: &PinnedExport,
@@ -179,7 +180,8 @@ pub(super) fn judge(
     refused.or_else(|| export.refuses(last, device).map(Mismatch::Export))
 }
 
-/// Why what is not refused cannot be used while other paths are connected, or serve the volume.
+/// Returns why an accepted device cannot be used while other paths are connected or serve the
+/// volume.
 pub(super) fn judge_beside(
     (server, met): (&PinnedServer, Option<ServerId>),
     export: &PinnedExport,
@@ -198,8 +200,8 @@ fn beside() -> String {
     )
 }
 
-/// Begins the error of a path to another disk.
+/// Prefix of the error of a path that leads to another disk.
 pub(crate) const ANOTHER: &str = "cannot use this path";
-/// What to do about another disk.
+/// Remedy for a path that leads to another disk.
 const HINT: &str = "check the path's address, or attach again with --accept-new-identity if the \
                     volume was moved";

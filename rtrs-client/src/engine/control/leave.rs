@@ -1,9 +1,9 @@
-//! A path that is being taken out of use by hand.
+//! Administrative removal of a path from use.
 
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::Instant;
 
-/// Why a path is taken out of use.
+/// Reason for taking a path out of use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
     Remove,
@@ -21,12 +21,12 @@ impl Why {
     }
 }
 
-/// A path that finishes its requests, and then is gone for this reason.
+/// State of a path that finishes its requests before it leaves.
 #[derive(Clone, Debug)]
 pub(super) struct Leave {
     why: Why,
     deadline: Instant,
-    /// By shard: nothing of the path is in flight there any more.
+    /// Whether each shard has nothing of the path in flight any more.
     retired: Vec<bool>,
 }
 
@@ -39,17 +39,18 @@ impl Leave {
         self.why
     }
 
-    /// When the requests that are left go to other paths.
+    /// Time at which the remaining requests move to other paths.
     pub(super) fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// The same path is asked to leave again, perhaps for another reason.
+    /// Replaces reason and deadline when the same path is asked to leave again.
     pub(super) fn replace(&mut self, other: &Self) {
         (self.why, self.deadline) = (other.why, other.deadline);
     }
 
-    /// A shard has nothing of the path in flight. True when that holds for all.
+    /// Records that a shard has nothing of the path in flight. Returns whether that holds for all
+    /// shards.
     pub(super) fn retired(&mut self, shard: CoreIndex) -> bool {
         self.retired[shard.index()] = true;
         self.retired.iter().all(|retired| *retired)

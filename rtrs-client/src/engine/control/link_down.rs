@@ -1,9 +1,9 @@
-//! A link of this host went down: which paths cannot go on without it.
+//! Link failures of this host, and the paths that they cut off.
 //!
-//! A TCP path with a source address on that link ends at once, long before its heartbeats would
-//! tell, if others carry all that it serves. Without them there is nothing to gain: the link may
-//! come back before TCP gives up, and a volume without a path fails IO or moves to another gateway.
-//! Devices of RDMA report their ports themselves.
+//! A TCP path with a source address on the failed link ends at once, long before its heartbeats
+//! would show the failure, if other paths carry everything that it serves. Without such paths there
+//! is nothing to gain: the link may return before TCP gives up, and a volume without a path fails
+//! IO or moves to another gateway. RDMA devices report the state of their ports themselves.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use super::path::Path;
 use super::paths::Paths;
 use crate::engine::ctx::Ctx;
 
-/// The connected paths that end because these addresses of this host are on a link that went down.
+/// Returns the connected paths to end because these addresses of this host are on a failed link.
 pub(super) fn cut_off(paths: &Paths, addresses: &[IpAddr], ctx: &Ctx<'_>) -> Vec<PathId> {
     let is_cut_off = |path: &&Path| {
         path.is_connected()
@@ -24,8 +24,8 @@ pub(super) fn cut_off(paths: &Paths, addresses: &[IpAddr], ctx: &Ctx<'_>) -> Vec
     paths.iter().filter(is_cut_off).map(Path::id).collect()
 }
 
-/// Whether all that a path serves goes on over others, known to be on other links. A standby path
-/// serves nothing; any other one will do.
+/// Whether other paths, known to use other links, carry everything that the path serves. A standby
+/// path serves nothing, so any other path replaces it.
 fn is_replaced(path: &Path, paths: &Paths, addresses: &[IpAddr]) -> bool {
     let goes_on = |other: &&Path| {
         other.is_connected() && !other.is_leaving() && other.comes_from_elsewhere(addresses)

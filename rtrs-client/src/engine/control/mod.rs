@@ -1,28 +1,28 @@
-//! The control shard's part of a session: its paths, and the volumes that they open.
+//! Control shard's part of a session: its paths, and the volumes that they open.
 //!
-//! Each path connects one connection after the other (connection 0 here, the others on their
-//! shards, by message), sends INFO_REQ, gets its chunks, opens a volume and then carries IO, while
-//! it opens the others. Every path opens every volume, not only the first: a server that lost the
-//! session while another path seemed alive (a restart behind a silent link) must not get IO for a
-//! volume it does not know. When the last path that serves a volume goes, the volume counts as
-//! closed. A path that ends first gets all its connections ended on all shards, then waits by a
-//! backoff with jitter and starts over.
+//! Each path establishes its connections one after the other (connection 0 here, the others on
+//! their shards, by message), sends INFO_REQ, receives its chunks, opens a volume and then carries
+//! IO while it opens the others. Every path opens every volume, not only the first path: a server
+//! that lost the session while another path seemed alive (a restart behind a silent link) must not
+//! get IO for a volume it does not know. When the last path that serves a volume ends, the volume
+//! counts as closed. When a path ends, all its connections are ended on all shards; then it waits
+//! for a backoff with jitter and starts over.
 //!
-//! Each part owns its state and knows nothing of the others; this file wires them together:
+//! Each part owns its state and knows nothing of the others; this file connects them:
 //!
-//! - `paths.rs` which paths there are;
-//! - `path.rs` one path, with `due.rs` and `path_volumes.rs`, of `connections.rs`, `path_fence.rs`,
-//!   `heartbeat.rs`, `reconnect.rs`, `network.rs`, `leave.rs` and `terms.rs`, what it has agreed on
-//!   for each volume, with `reopen.rs`;
-//! - `fence.rs`, `silence.rs` and `path_admin.rs` what is decided about a path beside others;
-//! - `authenticate.rs` what the server says to proofs;
-//! - `volumes.rs` which volumes there are; `volume.rs` one volume, of `identity.rs`, which server
-//!   and export it has to be, `cache_epoch.rs`, the epoch of the server's cache, and `no_path.rs`,
-//!   how long its IO waits;
-//! - `opening.rs` which path opens which volume when; `closing.rs` volumes that go, and the end of
-//!   all;
-//! - `gateways.rs` which server is asked to serve a volume that moves, `moving.rs` where one is;
-//! - `bounds.rs` what the server grants; `failure.rs` why nothing goes on; `status.rs` listings.
+//! - `paths.rs`: the set of paths;
+//! - `path.rs`: one path, with `due.rs` and `path_volumes.rs`, made of `connections.rs`,
+//!   `path_fence.rs`, `heartbeat.rs`, `reconnect.rs`, `network.rs`, `leave.rs` and `terms.rs` (the
+//!   terms agreed on for each volume, with `reopen.rs`);
+//! - `fence.rs`, `silence.rs` and `path_admin.rs`: decisions about a path that depend on others;
+//! - `authenticate.rs`: answers to proofs;
+//! - `volumes.rs`: the set of volumes; `volume.rs`: one volume, made of `identity.rs` (the server
+//!   and export that it has to be), `cache_epoch.rs` (the epoch of the server's cache) and
+//!   `no_path.rs` (how long its IO waits);
+//! - `opening.rs`: the order in which paths open volumes; `closing.rs`: closing of volumes and the
+//!   end of the session;
+//! - `gateways.rs`: selection of the server for a volume that moves; `moving.rs`: its location;
+//! - `bounds.rs`: limits granted by the server; `failure.rs`: failures; `status.rs`: listings.
 
 mod authenticate;
 mod bounds;
@@ -81,10 +81,9 @@ use crate::engine::session::{SessionConfig, VolumeConfig};
 use crate::path::handshake::{self, ServiceEvent};
 use crate::path::state::PathState;
 
-/// How often a path looks whether it may connect, while another asks for the session.
+/// Interval at which a path checks whether it may connect while another requests the session.
 const OPENER_POLL: Duration = Duration::from_millis(5);
 
-/// End of a connection that a shard reports.
 struct ShardConnectionEnd {
     /// Epoch of the path that the connection belonged to.
     epoch: u32,
@@ -94,7 +93,7 @@ struct ShardConnectionEnd {
     in_order: bool,
 }
 
-/// The parts of the control shard.
+/// Control shard's part of a session.
 #[derive(Debug)]
 pub(crate) struct SessionControl {
     config: Arc<SessionConfig>,
@@ -103,16 +102,16 @@ pub(crate) struct SessionControl {
     bounds: Bounds,
     server: PinnedServer,
     detaching: bool,
-    /// While the session ends: until when closes are waited for.
+    /// Time until which the end of the session waits for closes.
     close_deadline: Option<Instant>,
-    /// When a path is due to open or close a volume. None: something has happened since that was
-    /// last looked at; with many volumes that is not done every turn.
+    /// Time at which a path is next due to open or close a volume. None if something has happened
+    /// since the last check: with many volumes that check does not run every turn.
     next_open: Option<Option<Instant>>,
-    /// When the epochs of several volumes are looked at next.
+    /// Time of the next check of the epochs of several volumes.
     next_keep: Instant,
 }
 
-/// How often the epochs of several volumes are looked at, at most.
+/// Minimum time between two checks of the epochs of several volumes.
 const KEEP_EVERY: Duration = Duration::from_millis(50);
 
 impl SessionControl {
@@ -130,42 +129,42 @@ impl SessionControl {
         }
     }
 
-    /// True while a volume is open at the server.
+    /// Whether a volume is open at the server.
     pub(crate) fn is_open(&self, volume: DeviceIndex) -> bool {
         self.volumes.get(volume).is_some_and(Volume::is_open)
     }
 
-    /// True while the session has a volume of this export, or is closing it.
+    /// Whether the session has a volume of this export, or is closing it.
     pub(crate) fn has_volume(&self, export: &str) -> bool {
         self.volumes.iter().any(|volume| volume.export() == export)
     }
 
-    /// Why a volume cannot go on.
+    /// Failure of a volume, if any.
     pub(crate) fn volume_failure(&self, volume: DeviceIndex) -> Option<&SessionFailure> {
         self.bounds.failure().or_else(|| self.volumes.get(volume)?.failure())
     }
 
-    /// Why the session cannot go on.
+    /// Failure of the session, if any.
     pub(crate) fn failure(&self) -> Option<&SessionFailure> {
         self.bounds.failure().or_else(|| self.volumes.failure())
     }
 
-    /// True when a detach has ended everything.
+    /// Whether a detach has finished.
     pub(crate) fn is_done(&self) -> bool {
         self.detaching && self.paths.iter().all(|path| path.state() == PathState::Gone)
     }
 
-    /// What a volume is pinned to, if to anything.
+    /// Identity that a volume is pinned to, if any.
     pub(crate) fn pinned_identity(&self, volume: DeviceIndex) -> Option<Identity> {
         Some(self.identity(volume)).filter(|identity| !identity.is_unknown())
     }
 
-    /// The epoch of the server's cache, for the process that takes over if this one dies.
+    /// Epoch of the server's cache, saved for the process that takes over if this one dies.
     pub(crate) fn saved_epoch(&self, volume: DeviceIndex) -> Option<u64> {
         self.volumes.get(volume)?.cache.kept()
     }
 
-    /// All volumes as listings show them.
+    /// All volumes, for listings.
     pub(crate) fn volumes(&self, now: Instant) -> Vec<VolumeStatus> {
         let status = |volume: &Volume| VolumeStatus {
             device: volume.index(),
@@ -181,24 +180,24 @@ impl SessionControl {
         self.volumes.iter().map(status).collect()
     }
 
-    /// Why paths do not serve a volume, by the path's name.
+    /// Reasons why paths do not serve a volume, by the path's name.
     fn refusals(&self, volume: DeviceIndex) -> Vec<(String, String)> {
         let refusal =
             |path: &Path| Some((path.name().to_owned(), path.terms.refusal(volume)?.into()));
         self.paths.listed().filter_map(refusal).collect()
     }
 
-    /// All paths as listings show them.
+    /// All paths, for listings.
     pub(crate) fn status(&self) -> Vec<PathStatus> {
         self.paths.listed().map(Path::status).collect()
     }
 
-    /// Names of all paths by their place, those that were removed included.
+    /// Names of all paths by slot, including removed ones.
     pub(crate) fn path_names(&self) -> Vec<String> {
         self.paths.iter().map(|path| path.name().to_owned()).collect()
     }
 
-    /// As it is now.
+    /// Current configuration.
     pub(crate) fn config(&self) -> &SessionConfig {
         &self.config
     }
@@ -207,12 +206,12 @@ impl SessionControl {
         ctx.out.all_shards(self.config.shards, message);
     }
 
-    /// True while paths may connect.
+    /// Whether paths may connect.
     fn is_running(&self) -> bool {
         !self.detaching && self.failure().is_none()
     }
 
-    /// Begins a change. The error says why it cannot be made.
+    /// Starts a change, or returns why it cannot be made.
     pub(crate) fn change(&mut self, change: Change, ctx: &mut Ctx<'_>) -> Result<(), String> {
         self.next_open = None;
         if self.detaching {
@@ -221,7 +220,7 @@ impl SessionControl {
         if !self.volumes.were_open() {
             return Err("the session is still attaching; try again when it is open".into());
         }
-        // No path is tried any more, so nothing would come of it.
+        // No path is tried any more, so a change would have no effect.
         if let Some(failure) = self.failure() {
             return Err(failure.to_string());
         }
@@ -267,7 +266,7 @@ impl SessionControl {
         Ok(())
     }
 
-    /// Something in this host's network is up or was added; `what` says what, for the log.
+    /// Handles a network change of this host that may help paths; `what` describes it for the log.
     pub(crate) fn on_network_change(&mut self, what: &str, ctx: &mut Ctx<'_>) {
         if !self.is_running() {
             return;
@@ -279,8 +278,8 @@ impl SessionControl {
         self.poll_network(ctx);
     }
 
-    /// A link of this host went down that has these addresses; `what` says which. The paths that
-    /// cannot go on without it end.
+    /// Handles the failure of a link of this host with these addresses; `what` describes it. Paths
+    /// that depend on the link end.
     pub(crate) fn on_link_down(&mut self, what: &str, addresses: &[IpAddr], ctx: &mut Ctx<'_>) {
         self.next_open = None;
         for id in link_down::cut_off(&self.paths, addresses, ctx) {
@@ -300,7 +299,7 @@ impl SessionControl {
         any
     }
 
-    /// Moves everything on whose time has come. True when anything happened.
+    /// Performs everything that is due. Returns whether anything happened.
     pub(crate) fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let is_due = self.next_open.is_none_or(|at| at.is_some_and(|at| ctx.now >= at));
         let mut any =
@@ -395,7 +394,8 @@ impl SessionControl {
         self.end_if_failed(id, sent, ctx);
     }
 
-    /// A queue pair of this shard got ready. True when it was a service connection.
+    /// Handles a queue pair of this shard that became ready. Returns whether it was a service
+    /// connection.
     pub(crate) fn handle_established(
         &mut self,
         provider: ProviderIndex,
@@ -405,7 +405,7 @@ impl SessionControl {
     ) -> bool {
         let Some(id) = self.paths.find(provider, qp) else { return false };
         self.next_open = None;
-        // Otherwise we gave the attempt up while its answer was on the way.
+        // Otherwise the attempt was abandoned while its answer was in transit.
         if self.paths[id].state() == PathState::Connecting {
             let accepted = self.on_accepted(id, private_data, ctx);
             self.end_if_failed(id, accepted, ctx);
@@ -416,7 +416,7 @@ impl SessionControl {
     fn on_accepted(&mut self, id: PathId, data: &[u8], ctx: &mut Ctx<'_>) -> Result<(), String> {
         let (granted, extensions) = handshake::conn_response(data)?;
         let server = extensions.identity.and_then(ServerId::from_bytes);
-        // Which export is judged when it is open.
+        // The export is checked once it is open.
         let moves = self.server.has_gateways() || !self.volumes.were_open();
         let moves = moves && extensions.gateways && server.is_some();
         if let Some(why) = self.server.refuses(server).filter(|_| !moves) {
@@ -431,7 +431,7 @@ impl SessionControl {
         self.paths[id].accepted((granted, extensions), server, ctx)
     }
 
-    /// A message of a shard.
+    /// Handles a message of a shard.
     pub(crate) fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
         self.next_open = None;
         match message {
@@ -476,7 +476,7 @@ impl SessionControl {
         }
     }
 
-    /// A service connection failed or ended. True when it was one.
+    /// Handles a service connection that failed or ended. Returns whether it was one.
     pub(crate) fn handle_closed(
         &mut self,
         provider: ProviderIndex,
@@ -505,8 +505,8 @@ impl SessionControl {
         true
     }
 
-    /// The server says to a path that it will not let this session in again. No IO waits for that,
-    /// and no path tries again.
+    /// Handles an eviction: the server will not admit this session again. Waiting IO fails, and no
+    /// path tries again.
     fn on_evicted(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
         self.bounds.ended(SessionFailure::Evicted);
         self.give_all_up(ctx);
@@ -515,14 +515,14 @@ impl SessionControl {
         }
     }
 
-    /// What waits for any volume ends, and so does what comes.
+    /// Fails waiting and new IO of all volumes.
     fn give_all_up(&self, ctx: &mut Ctx<'_>) {
         for volume in self.volumes.iter() {
             self.notify_all(&ShardMessage::GiveUp(volume.index()), ctx);
         }
     }
 
-    /// A completion of this shard. True when it was of a service connection.
+    /// Handles a completion of this shard. Returns whether it belonged to a service connection.
     pub(crate) fn handle_completion(
         &mut self,
         provider: ProviderIndex,
@@ -537,7 +537,7 @@ impl SessionControl {
         true
     }
 
-    /// What a completion of the path's service connection meant. The error ends the path.
+    /// Handles a completion of the path's service connection. An error ends the path.
     fn on_service_event(
         &mut self,
         id: PathId,
@@ -588,7 +588,7 @@ impl SessionControl {
                 let asked = path.answered()?;
                 self.on_moves(id, asked.volume, code, ctx);
             }
-            // A session does not ask for them.
+            // A session does not send these requests.
             ServiceEvent::Discovered(_) | ServiceEvent::DiscoverRefused(_) => {}
         }
         Ok(())
@@ -600,8 +600,8 @@ impl SessionControl {
         }
     }
 
-    /// Ends a path: all its connections on all shards. When the last is gone it waits for its next
-    /// attempt.
+    /// Ends a path: all its connections on all shards. Once the last has ended, the path waits for
+    /// its next attempt.
     fn end_path(&mut self, id: PathId, end: End, ctx: &mut Ctx<'_>) {
         if self.paths[id].end(end, self.detaching, ctx) {
             self.on_path_lost(id, ctx);
@@ -610,7 +610,7 @@ impl SessionControl {
         self.check_attach(ctx.now);
     }
 
-    /// A path is no longer of use: what that means for the volumes.
+    /// Updates the volumes after a path became unusable.
     fn on_path_lost(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
         for volume in self.volumes.iter() {
             let epoch = |path: &Path| Some((path.terms.cache_id(volume.index())?, path.started()));
@@ -624,8 +624,8 @@ impl SessionControl {
         }
     }
 
-    /// A session whose every path failed, on each of its addresses, before a volume was ever open
-    /// gives up: the attach fails at once with the reasons instead of waiting for a server that
+    /// Fails a session whose paths have all failed, on each of their addresses, before a volume was
+    /// ever open: the attach fails at once with the reasons instead of waiting for a server that
     /// may never come.
     fn check_attach(&mut self, now: Instant) {
         if !self.is_running() {
@@ -640,7 +640,7 @@ impl SessionControl {
         }
     }
 
-    /// When `poll` wants to be called even if nothing happens.
+    /// Time at which `poll` must be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let no_path = self.volumes.iter().filter_map(|volume| volume.no_path.deadline()).min();
         let no_path = no_path.filter(|_| !self.detaching);

@@ -1,41 +1,40 @@
-//! Where a volume stands that moves between servers: in which term, at which server, and when to
-//! ask the next one.
+//! State of a volume that moves between servers: its term, its server, and the time of the next
+//! takeover request.
 
 use rtrs_core::gateway::Standing;
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
 
-/// When a server is asked again that could not begin, or perhaps was not reached.
+/// Interval before the next request to a server that was busy or perhaps not reached.
 pub(super) const BUSY_EVERY: Duration = Duration::from_secs(1);
 
-/// What is known of a volume that moves.
 #[derive(Debug, Default)]
 pub(super) struct Moving {
-    /// Its export moves between servers.
+    /// Whether the export moves between servers.
     pub(super) moves: bool,
-    /// The highest term of an active server.
+    /// Highest term reported by an active server.
     term: u64,
-    /// Which one that was.
+    /// Server that reported the term.
     pub(super) server: Option<ServerId>,
-    /// The server that serves it was asked to leave, and has to have done so by then.
+    /// Time by which the serving server has to have stepped down, if it was asked to.
     pub(super) leaves_by: Option<Instant>,
-    /// Since when no path serves it.
+    /// Time since which no path serves the volume.
     pub(super) lost: Option<Instant>,
-    /// No server is asked before.
+    /// Earliest time of the next request.
     pub(super) next: Instant,
-    /// The path over which one was asked last.
+    /// Path of the last request.
     pub(super) asked: Option<PathId>,
 }
 
 impl Moving {
-    /// True if a path that opened the volume so serves it.
+    /// Whether a path that opened the volume with this standing serves it.
     pub(super) fn would_serve(&self, standing: Option<Standing>) -> bool {
         let Some(Standing { active, term }) = standing else { return true };
         active && term >= self.term || rtrs_core::mutated!(StandbyServes)
     }
 
-    /// A path to this server opened the volume, and is not refused.
+    /// Records the standing reported by a server over a path that is not refused.
     pub(super) fn meet(&mut self, standing: Option<Standing>, server: Option<ServerId>) {
         let serves = self.would_serve(standing);
         let Some(Standing { term, .. }) = standing else { return };
@@ -48,7 +47,7 @@ impl Moving {
         }
     }
 
-    /// The path is gone over which a server was asked: perhaps it has not heard of it.
+    /// Handles the loss of the path of the last request, which may not have reached the server.
     pub(super) fn path_lost(&mut self, path: PathId, now: Instant) {
         if self.asked == Some(path) {
             self.next = self.next.min(now + BUSY_EVERY);

@@ -1,45 +1,45 @@
-//! The network of this host changed for the better: paths that are down are tried at once.
+//! Network changes for the better on this host: paths that are down are tried at once.
 //!
-//! A link has its carrier again, an address or a route was added; whether that is of use to a path
-//! only an attempt shows. So every path that waits is tried, and its waits begin anew, short. An
-//! attempt that is under way is given up for another one: what it has sent may be lost, and TCP or
-//! RDMA CM send it again only after seconds. Changes may come in any number, from a link that
-//! flaps or from links that have nothing to do with the server, so all of this has bounds:
+//! A link has regained its carrier, or an address or a route was added. Only an attempt shows
+//! whether that helps a path. So every waiting path is tried, and its backoff starts over. An
+//! attempt in progress is replaced by a new one: its packets may be lost, and TCP or RDMA CM repeat
+//! them only after seconds. Changes may come in any number, from a link that flaps or from links
+//! that have nothing to do with the server, so the reaction is limited:
 //!
-//! - What they cause on a path is `SPACING_MIN` apart, twice as much each time up to
-//!   `SPACING_MAX`, until there was none for `QUIET`. A change that comes too early counts later.
-//! - An attempt has `ATTEMPT_MIN` to itself, and the one in place of an attempt that was given up
-//!   has all its time: a server that is slow to answer is connected all the same.
-//! - Before the device was ever open no attempt is given up: a failed one may end the attach.
+//! - Reactions of a path are `SPACING_MIN` apart, doubling each time up to `SPACING_MAX`, until
+//!   there was no change for `QUIET`. A change that comes too early is handled later.
+//! - An attempt runs for at least `ATTEMPT_MIN`, and the replacement of an abandoned attempt is
+//!   never abandoned itself: a server that is slow to answer still gets connected.
+//! - No attempt is abandoned before the device was ever open: a failed attempt may end the attach.
 //!
-//! Paths over RDMA take no part in it. Changes are reported before a device is ready to send what
-//! an attempt needs, and an attempt given up half-way is answered late: on rdma_rxe of Linux 6.1
-//! what cannot be sent then leaves the management queue pair deaf for good, and the path never came
-//! back in the lab (faults-links). They are tried after their waits.
+//! Paths over RDMA are excluded. Changes are reported before a device is ready to send what an
+//! attempt needs, and an abandoned attempt is answered late: on rdma_rxe of Linux 6.1, packets that
+//! cannot be sent at that time leave the management queue pair permanently deaf, and the path never
+//! recovered in the lab (faults-links). RDMA paths are tried after their regular waits.
 
 use rtrs_core::time::{Duration, Instant};
 
-/// Least time between two things that changes cause on a path.
+/// Minimum time between two reactions of a path to changes.
 pub(in crate::engine) const SPACING_MIN: Duration = Duration::from_millis(200);
-/// The same when there is no end of changes. With it a path is tried about twice a second at most.
+/// Upper limit of that time under continuous changes: at most about two attempts per second.
 pub(in crate::engine) const SPACING_MAX: Duration = Duration::from_millis(3200);
-/// Without a change for so long, the least time counts again.
+/// Time without a change after which the spacing starts over at its minimum.
 const QUIET: Duration = Duration::from_secs(10);
-/// How long an attempt goes on whatever changes: most are over by then.
+/// Minimum duration of an attempt regardless of changes; most attempts finish within it.
 pub(in crate::engine) const ATTEMPT_MIN: Duration = Duration::from_millis(300);
 
-/// What network changes cause on a path.
+/// Reactions of a path to network changes.
 #[derive(Debug)]
 pub(super) struct NetworkRetry {
-    /// When to act on a change, and what it was.
+    /// Time of the next reaction, and a description of its change.
     due: Option<(Instant, String)>,
-    /// When a change last counted.
+    /// Time of the last change that counted.
     last: Option<Instant>,
-    /// From then to the next time.
+    /// Minimum time from that change to the next reaction.
     spacing: Duration,
-    /// The epoch of the attempt that was given up last.
+    /// Epoch of the attempt that was abandoned last.
     given_up: Option<u32>,
-    /// The path does not wait before its next attempt.
+    /// Whether the next attempt starts without a wait.
     at_once: bool,
 }
 
@@ -50,7 +50,7 @@ impl Default for NetworkRetry {
 }
 
 impl NetworkRetry {
-    /// The network changed: that counts now, or as soon as it may.
+    /// Records a change of the network, to be handled now or as soon as the spacing permits.
     pub(super) fn changed(&mut self, now: Instant, what: &str) {
         if self.due.is_some() {
             return;
@@ -70,12 +70,13 @@ impl NetworkRetry {
         self.due = Some((at, what.to_owned()));
     }
 
-    /// The change to act on now.
+    /// Takes the change that is due now.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<String> {
         self.due.take_if(|(at, _)| now >= *at).map(|(_, what)| what)
     }
 
-    /// True when the attempt of this epoch, which began at `started`, is given up for the change.
+    /// Whether to abandon the attempt of this epoch, which began at `started`, because of the
+    /// change.
     pub(super) fn gives_up(
         &mut self,
         now: Instant,
@@ -84,7 +85,7 @@ impl NetworkRetry {
     ) -> bool {
         let old_enough = started + ATTEMPT_MIN;
         if self.given_up.is_some_and(|before| before + 1 == epoch) {
-            // It has its time. Should it fail, its waits are short from here on.
+            // This attempt runs to its end. If it fails, later waits are short.
             return false;
         }
         if now < old_enough {
@@ -96,12 +97,11 @@ impl NetworkRetry {
         true
     }
 
-    /// The next attempt comes without a wait.
     pub(super) fn skip_wait(&mut self) {
         self.at_once = true;
     }
 
-    /// True, once, when the next attempt comes without a wait.
+    /// Takes the flag that skips the next wait.
     pub(super) fn take_at_once(&mut self) -> bool {
         std::mem::take(&mut self.at_once)
     }

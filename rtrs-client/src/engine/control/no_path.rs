@@ -1,21 +1,21 @@
-//! How long IO waits while no path carries it.
+//! Time limit for IO while no path carries it.
 
 use rtrs_core::time::{Duration, Instant};
 
 use crate::engine::session::NoPath;
 
-/// How IO stands while no path carries it.
+/// Treatment of IO while no path carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoPathWait {
-    /// It waits until a path returns.
+    /// IO waits until a path returns.
     Queues,
-    /// It waits this much longer.
+    /// IO waits for this remaining time.
     QueuesFor(Duration),
-    /// It fails.
+    /// IO fails.
     Fails,
 }
 
-/// Since when no path carries IO.
+/// Clock that measures how long no path has carried IO.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoPathClock {
     policy: NoPath,
@@ -28,25 +28,25 @@ impl NoPathClock {
         Self { policy, since: None, given_up: false }
     }
 
-    /// Another policy holds; the time without a path counts from when it began.
+    /// Applies another policy. The time without a path still counts from its beginning.
     pub(super) fn set_policy(&mut self, policy: NoPath) {
         if policy != self.policy {
             (self.policy, self.given_up) = (policy, false);
         }
     }
 
-    /// The last path is gone.
+    /// Starts the clock when the last path ends.
     pub(super) fn begin(&mut self, now: Instant) {
-        // A path that came and went without carrying anything changes nothing.
+        // A path that came and ended without carrying IO does not restart the clock.
         self.since.get_or_insert(now);
     }
 
-    /// A path carries IO.
+    /// Stops the clock when a path carries IO.
     pub(super) fn stop(&mut self) {
         *self = Self::new(self.policy);
     }
 
-    /// How IO stands; None while a path carries it.
+    /// Treatment of IO; None while a path carries it.
     pub(super) fn wait(&self, now: Instant) -> Option<NoPathWait> {
         self.since?;
         Some(match (self.given_up, self.deadline()) {
@@ -56,7 +56,7 @@ impl NoPathClock {
         })
     }
 
-    /// When IO that waits for a path ends with an error.
+    /// Time at which IO waiting for a path fails.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let since = self.since.filter(|_| !self.given_up)?;
         match self.policy {
@@ -66,7 +66,7 @@ impl NoPathClock {
         }
     }
 
-    /// True, once, when the deadline is over.
+    /// Returns true once, when the deadline has passed.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         if self.deadline().is_none_or(|at| now < at) {
             return false;

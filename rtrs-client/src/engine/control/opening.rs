@@ -1,14 +1,14 @@
-//! Which path opens which volume next, and what comes of the answer.
+//! Order in which paths open volumes, and handling of the answers.
 //!
-//! All opens use the same permit, and to a kernel server that is the same memory, whichever path a
-//! request comes over (6.1, rtrs-srv.c:get_or_create_srv): so one open is under way at a time.
-//! Paths that connect go first; a connected one opens what it does not serve yet and what has
-//! changed, but not while a fence is awaited, which may need the same connection. While a close is
-//! not answered no volume is opened for the first time: the server may give it the number of the
-//! one that is closed.
+//! All opens use the same permit, and for a kernel server that is the same memory, whichever path a
+//! request uses (6.1, rtrs-srv.c:get_or_create_srv). So only one open is in progress at a time.
+//! Connecting paths go first. A connected path opens volumes that it does not serve yet and those
+//! that have changed, but not while a fence is awaited, which may need the same connection. While a
+//! close is unanswered, no volume is opened for the first time: the server may give it the number
+//! of the closing one.
 //!
-//! What stands in the way of a volume takes it off this path and nothing else: the path goes on
-//! with the others, and tries again later. A path that serves nothing ends.
+//! A problem with a volume removes the volume from this path and has no other effect: the path
+//! continues with the others, and tries again later. A path that serves nothing ends.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ use crate::engine::message::ShardMessage;
 use crate::engine::session::CONTROL;
 use crate::path::state::PathState;
 
-/// The volumes that a path may open for the first time.
+/// Volumes that a path may open for the first time.
 fn openable<'a>(path: &'a Path, volumes: &'a Volumes) -> impl Iterator<Item = &'a Volume> {
     let closing = volumes.are_closing();
     let wanted = volumes.iter().filter(|volume| volume.is_wanted());
@@ -44,20 +44,20 @@ fn openable<'a>(path: &'a Path, volumes: &'a Volumes) -> impl Iterator<Item = &'
     })
 }
 
-/// The volume that a path which connects opens next: one that was not answered before goes last.
+/// Volume that a connecting path opens next. One whose last open was not answered comes last.
 fn first(path: &Path, volumes: &Volumes) -> Option<DeviceIndex> {
     let untried = || openable(path, volumes).filter(|volume| !path.terms.is_tried(volume.index()));
     let quick = untried().find(|volume| !path.terms.is_unanswered(volume.index()));
     quick.or_else(|| untried().next()).map(Volume::index)
 }
 
-/// True while a path which connects has still to open a volume, now or when a close is answered.
+/// Whether a connecting path still has to open a volume, now or once a close is answered.
 fn is_untried(path: &Path, volumes: &Volumes) -> bool {
     let wanted = |volume: &Volume| volume.is_wanted() && !path.terms.is_tried(volume.index());
     volumes.iter().any(wanted)
 }
 
-/// When a connected path is due to open a volume, for the first time or once more.
+/// Time and volume of the next open on a connected path, whether a first open or a repeated one.
 fn due(path: &Path, volumes: &Volumes) -> Option<(Instant, DeviceIndex)> {
     let new = openable(path, volumes)
         .filter_map(|volume| Some((path.terms.due_first(volume.index())?, volume.index())));
@@ -74,12 +74,12 @@ fn may_open(paths: &Paths, volumes: &Volumes) -> bool {
     !(paths.is_using(CONTROL) || opening || awaited)
 }
 
-/// True if the device in the answer on a connected path is the one that was opened `last`, with
-/// another size perhaps. False if nothing proves that: then it stays as it was, since the
-/// connection lives.
+/// Returns whether the device in the answer on a connected path is the one that was opened `last`,
+/// perhaps with another size. Returns false if nothing proves that: the device stays as it was,
+/// since the connection is alive.
 ///
 /// # Errors
-/// Why it cannot be that one.
+/// Returns the reason why the device cannot be the same one.
 fn judge_again(
     path: &Path,
     server: &PinnedServer,
@@ -87,7 +87,7 @@ fn judge_again(
     (met, last): (Option<ServerId>, &OpenDevice),
     device: &OpenDevice,
 ) -> Result<bool, Mismatch> {
-    // On a connection that lives these stay what they are.
+    // These do not change while a connection is alive.
     let agreed = (path.terms.device_id(volume.index()), path.terms.cache_id(volume.index()));
     if agreed != (Some(device.device_id), Some(device.cache_id)) {
         let why = "the server gave another device for the same open";
@@ -111,7 +111,7 @@ fn judge_again(
 }
 
 impl SessionControl {
-    /// Lets the next path that connects open a volume. True when one began.
+    /// Lets the next connecting path open a volume. Returns whether one began.
     pub(super) fn open_next(&mut self, ctx: &mut Ctx<'_>) -> bool {
         if !self.is_running() || self.paths.is_using(CONTROL) {
             return false;
@@ -123,7 +123,7 @@ impl SessionControl {
         true
     }
 
-    /// Lets the next connected path that is due open a volume. True when one began.
+    /// Lets the next connected path that is due open a volume. Returns whether one began.
     pub(super) fn open_beside(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let due = |path: &Path| {
             let due = due(path, &self.volumes).filter(|(at, _)| ctx.now >= *at);
@@ -142,15 +142,15 @@ impl SessionControl {
         true
     }
 
-    /// When a connected path is due to open a volume. None while none may: what ends that is an
-    /// event.
+    /// Time at which a connected path is due to open a volume. None while none may; an event ends
+    /// that.
     pub(super) fn open_deadline(&self) -> Option<Instant> {
         let free = self.paths.iter().filter(|path| path.is_free());
         let due = free.filter_map(|path| due(path, &self.volumes)).map(|(at, _)| at).min();
         due.filter(|_| may_open(&self.paths, &self.volumes) && self.is_running())
     }
 
-    /// The server says that a device has changed, which may be one that is not open yet.
+    /// Handles a notification that a device has changed. The device may not be open yet.
     pub(super) fn on_changed(&mut self, id: PathId, device: u32, ctx: &mut Ctx<'_>) {
         let path = &mut self.paths[id];
         let mut any = false;
@@ -168,7 +168,7 @@ impl SessionControl {
         }
     }
 
-    /// The server has opened a volume.
+    /// Handles a successful open.
     pub(super) fn on_opened(
         &mut self,
         id: PathId,
@@ -222,22 +222,22 @@ impl SessionControl {
         self.on_open(id, ctx)
     }
 
-    /// Which server the path has met, as far as it counts for the volume: one that moves may be at
-    /// any, if the ID of its export proves that it is the same one.
+    /// Server that counts for the volume's identity. A volume that moves may be at any server if
+    /// its export ID proves that it is the same export; then the pinned server is returned.
     fn met(&self, id: PathId, device: &OpenDevice, standing: Option<Standing>) -> Option<ServerId> {
         let is_certain = device.export_id.is_some_and(|id| !id.is_weak());
         let moves = standing.is_some() && is_certain && self.server.id().is_some();
         if moves { self.server.id() } else { self.paths[id].server() }
     }
 
-    /// A path has its first volume open.
+    /// Handles the first open volume of a path.
     fn on_open(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> Result<(), String> {
         if self.paths[id].is_connected() {
             self.open_beside(ctx);
             return Ok(());
         }
         self.paths[id].connected(ctx.now)?;
-        // The server has ended what the path was before, if it was at this server.
+        // The server has ended the path's previous connections, if they were to this server.
         let path = &self.paths[id];
         let is_there = |(server, _)| server == path.server() || !self.server.has_gateways();
         if path.fence.lost_at().is_none_or(is_there) {
@@ -251,7 +251,7 @@ impl SessionControl {
         Ok(())
     }
 
-    /// Why a volume that a path opens for the first time in its attempt cannot be used over it.
+    /// Returns why a volume opened for the first time in this attempt cannot be used over the path.
     fn judge_first(
         &mut self,
         id: PathId,
@@ -270,8 +270,8 @@ impl SessionControl {
         if mismatch.is_some() {
             return mismatch;
         }
-        // Two names of one export, such as with and without a slash: the close of one would close
-        // the other.
+        // An export can have two names, such as one with and one without a slash. Closing one would
+        // close the other.
         let same = |other: &&Volume| {
             path.terms.device_id(other.index()) == Some(device.device_id) && other.index() != at
         };
@@ -280,7 +280,7 @@ impl SessionControl {
         Some(Mismatch::Export(self.volumes[at].fail(SessionFailure::Unusable(why))))
     }
 
-    /// A path opened this device of this server, which is not refused.
+    /// Pins server and export to those of a device that was opened and not refused.
     fn pin(
         &mut self,
         at: DeviceIndex,
@@ -296,13 +296,13 @@ impl SessionControl {
         }
     }
 
-    /// What a volume is pinned to.
+    /// Identity that a volume is pinned to.
     pub(super) fn identity(&self, at: DeviceIndex) -> Identity {
         let export = self.volumes.get(at).and_then(|volume| volume.pinned.id());
         Identity { server: self.server.id(), export }
     }
 
-    /// A connected path has opened a volume once more.
+    /// Handles a repeated open on a connected path.
     fn on_opened_again(
         &mut self,
         id: PathId,
@@ -329,7 +329,7 @@ impl SessionControl {
         Ok(())
     }
 
-    /// The server has refused to open a volume.
+    /// Handles a refused open.
     pub(super) fn on_open_refused(
         &mut self,
         id: PathId,
@@ -354,8 +354,8 @@ impl SessionControl {
         }
     }
 
-    /// A path does not serve a volume, for this reason. The error ends the path, which serves
-    /// nothing then.
+    /// Records why a path does not serve a volume. An error ends the path, which then serves
+    /// nothing.
     fn refuse(
         &mut self,
         id: PathId,
@@ -391,8 +391,8 @@ impl SessionControl {
         Err(refused.collect::<Vec<_>>().join("; "))
     }
 
-    /// Gives up a volume that was never open, when each path was refused, or came to nothing, and
-    /// one is connected without it.
+    /// Fails volumes that were never open when every path was refused or has failed, and one path
+    /// is connected without them.
     pub(super) fn check_refused(&mut self, now: Instant) {
         let connected = self.paths.are_connected();
         for volume in self.volumes.iter_mut().filter(|_| connected) {
@@ -412,8 +412,8 @@ impl SessionControl {
         }
     }
 
-    /// The server's operator has removed the export of a volume while it was open. Whatever is
-    /// exported by that name later is not what its users know, so no path tries again.
+    /// Handles the removal of an open volume's export by the server's operator. A later export of
+    /// that name is not the one its users know, so no path tries again.
     pub(super) fn on_removed(&mut self, at: DeviceIndex, over: Option<PathId>, ctx: &mut Ctx<'_>) {
         let gone = self.volumes.get(at).is_none_or(|volume| volume.failure().is_some());
         let over_already = gone || self.failure().is_some() || self.detaching;
@@ -429,17 +429,17 @@ impl SessionControl {
         }
     }
 
-    /// What a volume loses when a path does not serve it any more.
+    /// Updates a volume after a path has stopped serving it.
     pub(super) fn check_lost(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
         let volume = &mut self.volumes[at];
         if !volume.is_open() {
             return;
         }
-        // One that is connected and only waits for fences is of no use to IO.
+        // A connected path that still waits for fences cannot carry IO.
         if !self.paths.iter().any(|path| path.carries(at)) {
             volume.no_path.begin(ctx.now);
         }
-        // The server closes the volume with the last path it has of us.
+        // The server closes the volume with the last path of the session.
         if !self.paths.iter().any(|path| path.has(at)) {
             volume.lost();
             volume.no_path.begin(ctx.now);

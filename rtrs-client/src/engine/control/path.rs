@@ -1,7 +1,7 @@
-//! One path as the control shard has it: its state, its attempts, its end.
+//! Control shard's part of one path: its state, attempts and end.
 //!
-//! What has to be judged beside other paths is decided elsewhere; a method that cannot go on says
-//! why the path has to end.
+//! Decisions that depend on other paths are made elsewhere. Methods that fail return the reason why
+//! the path has to end.
 
 mod prove;
 mod retry;
@@ -31,23 +31,25 @@ use crate::engine::session::{Failover, Granted, PathTarget, SessionConfig, Tunin
 use crate::path::handshake::{ServiceConnection, ServiceEvent, describe_info_refusal};
 use crate::path::state::PathState;
 
-/// Bound of each step of opening the device, and of a fence. A kernel's server opens its disk
-/// before it looks at anything else that came over the connection, heartbeats too. Ours answers
-/// heartbeats meanwhile, so a silent path is found by them (`silence.rs`).
+/// Time limit for each step of opening the device, and for a fence. A kernel server opens its disk
+/// before it processes anything else on the connection, including heartbeats. `rtrs-server` answers
+/// heartbeats meanwhile, so they reveal a silent path (`silence.rs`).
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bound of ending all connections of a path; afterwards they are aborted once more.
+/// Time limit for ending all connections of a path; afterwards they are aborted once more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the server said of itself in the last attempt that it accepted.
+/// Properties that the server reported in the last attempt that it accepted.
 #[derive(Debug)]
 struct ServerInfo {
-    /// It takes FENCE.
+    /// Whether the server supports FENCE.
     fences: bool,
     id: Option<ServerId>,
     process: ServerProcess,
-    /// It accepted the path once, and may be asked to make the session anew.
+    /// Whether the server has accepted the path before, and may be asked to create the session
+    /// anew.
     accepted: bool,
-    /// The longest interval between heartbeats of an idle path that it takes; zero for the usual.
+    /// Longest heartbeat interval of an idle path that the server accepts; zero for only the usual
+    /// one.
     idle_max: Duration,
 }
 
@@ -61,7 +63,6 @@ impl ServerInfo {
     };
 }
 
-/// The control shard's part of a path.
 #[derive(Debug)]
 pub(super) struct Path {
     config: Arc<SessionConfig>,
@@ -69,15 +70,15 @@ pub(super) struct Path {
     uuid: PathUuid,
     target: PathTarget,
     state: PathState,
-    /// When the state is over.
+    /// Time at which the state ends.
     until: Instant,
     connections: Connections,
     server: ServerInfo,
-    /// Its chunks, until it is connected.
+    /// Chunks of the path, until it is connected.
     pub(super) opening: Option<Arc<[RemoteMem]>>,
-    /// What the server was asked to do with a volume, until it answers.
+    /// Outstanding request about a volume.
     pub(super) asked: Option<Asked>,
-    /// What the server was asked to prove, until it answers.
+    /// Outstanding challenge to the server.
     challenge: Option<Challenge>,
     pub(super) terms: Terms,
     pub(super) fence: PathFence,
@@ -85,15 +86,16 @@ pub(super) struct Path {
     reconnect: Reconnect,
     network: NetworkRetry,
     leave: Option<Leave>,
-    /// Taken out for good: not listed any more, and its place may be given to another.
+    /// Permanently removed: no longer listed, and the slot may be reused.
     removed: bool,
     last_error: Option<String>,
-    /// States of it that cannot be, and were met: bugs of this end.
+    /// Impossible states that were met, which are bugs of this end.
     internal_errors: u64,
 }
 
 impl Path {
-    /// A path that is due to connect now, at a place that has had attempts up to this epoch.
+    /// Creates a path that is due to connect now. `epoch` is the last attempt number used in its
+    /// slot.
     pub(super) fn new(
         now: Instant,
         (id, epoch): (PathId, u32),
@@ -135,7 +137,7 @@ impl Path {
         self.uuid
     }
 
-    /// As the user wrote it.
+    /// Name as the user wrote it.
     pub(super) fn name(&self) -> &str {
         &self.target.name
     }
@@ -148,7 +150,7 @@ impl Path {
         self.state == PathState::Connected
     }
 
-    /// False once it was removed.
+    /// Whether listings show the path; false after its removal.
     pub(super) fn is_listed(&self) -> bool {
         !self.removed
     }
@@ -157,48 +159,47 @@ impl Path {
         self.leave.is_some()
     }
 
-    /// The number of its last attempt.
+    /// Number of the last attempt.
     pub(super) fn epoch(&self) -> u32 {
         self.connections.epoch()
     }
 
-    /// When its last attempt began.
+    /// Time at which the last attempt began.
     pub(super) fn started(&self) -> Instant {
         self.connections.started()
     }
 
-    /// True when its connection 0 has this queue pair.
+    /// Whether connection 0 has this queue pair.
     pub(super) fn is(&self, provider: ProviderIndex, qp: QpNum) -> bool {
         self.connections.is(provider, qp)
     }
 
-    /// The server takes FENCE, as it said last.
+    /// Whether the server supports FENCE, as last reported.
     pub(super) fn fences(&self) -> bool {
         self.server.fences
     }
 
-    /// Which server it is, as that said last.
+    /// Server ID, as last reported.
     pub(super) fn server(&self) -> Option<ServerId> {
         self.server.id
     }
 
-    /// Which process of the server it is, as that said last.
+    /// Server process, as last reported.
     pub(super) fn process(&self) -> ServerProcess {
         self.server.process
     }
 
-    /// Why it ended last.
+    /// Reason for the last end of the path.
     pub(super) fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
     }
 
-    /// True while it waits, and each of its addresses was tried in vain.
+    /// Whether the path is waiting after each of its addresses was tried without success.
     pub(super) fn has_failed(&self) -> bool {
         self.state == PathState::Waiting && self.reconnect.has_tried_all()
     }
 
-    /// True while its first connection at the server was accepted, so that the server knows the
-    /// session.
+    /// Whether the server knows the session through this path: its first connection was accepted.
     pub(super) fn is_known(&self) -> bool {
         match self.state {
             PathState::Connecting => self.connections.is_accepted(),
@@ -206,37 +207,36 @@ impl Path {
         }
     }
 
-    /// True while it has this permit of the control shard's in use.
+    /// Whether this path is using this permit of the control shard.
     pub(super) fn is_using(&self, permit: PermitId) -> bool {
         matches!(self.state, PathState::Opening | PathState::Connected)
             && self.connections.service().is_some_and(|service| service.is_using(permit))
     }
 
-    /// True while no request of the control shard is in flight on it.
+    /// Whether no request of the control shard is in flight on this path.
     pub(super) fn is_idle(&self) -> bool {
         self.connections.service().is_some_and(ServiceConnection::is_idle)
     }
 
-    /// True where the provider knows that the peer's system has acknowledged all we sent.
+    /// Whether the provider knows that the peer's system has acknowledged everything sent.
     pub(super) fn peer_has_all(&self, ctx: &Ctx<'_>) -> bool {
         let fabric = ctx.fabrics[self.target.provider.index()].as_ref();
         let service = self.connections.service();
         service.is_some_and(|service| fabric.peer_has_all(service.qp()) == Some(true))
     }
 
-    /// A state of it that cannot be: a bug. Returns why the path has to end.
+    /// Reports an impossible state, which is a bug. Returns the reason why the path has to end.
     pub(super) fn internal_error(&mut self, what: &'static str) -> String {
         tracing::error!(path = %self.target.name, what, "internal error");
         self.internal_errors += 1;
         format!("internal error: {what}")
     }
 
-    /// A shard met a state of it that cannot be, and has ended its connection.
+    /// Counts an impossible state that a shard met, after which the shard ended its connection.
     pub(super) fn count_internal_error(&mut self) {
         self.internal_errors += 1;
     }
 
-    /// Posts on connection 0.
     pub(super) fn try_post(
         &mut self,
         ctx: &mut Ctx<'_>,
@@ -250,7 +250,7 @@ impl Path {
         post(service, fabric)
     }
 
-    /// Posts on connection 0. The error says why the path has to end.
+    /// Posts on connection 0. The error is the reason why the path has to end.
     pub(super) fn post(
         &mut self,
         ctx: &mut Ctx<'_>,
@@ -259,7 +259,7 @@ impl Path {
         self.try_post(ctx, post).map_err(|error| error.to_string())
     }
 
-    /// Begins an attempt; `asks` as in [`Connections::start`].
+    /// Starts an attempt; for `asks` see [`Connections::start`].
     pub(super) fn start(&mut self, asks: (bool, u16), ctx: &mut Ctx<'_>) -> Result<(), String> {
         self.state.advance(PathState::Connecting);
         self.until = ctx.now + self.config.connect_timeout * 2;
@@ -268,12 +268,13 @@ impl Path {
         started.map_err(|error| error.to_string())
     }
 
-    /// The next attempt comes later.
+    /// Postpones the next attempt.
     pub(super) fn postpone(&mut self, until: Instant) {
         self.until = until;
     }
 
-    /// Connection 0 was accepted: which server it is, what that grants and can do besides.
+    /// Handles the acceptance of connection 0: the server's identity, its limits and its
+    /// extensions.
     pub(super) fn accepted(
         &mut self,
         (granted, extensions): (Granted, Extensions),
@@ -292,7 +293,7 @@ impl Path {
         self.connect_next(ctx)
     }
 
-    /// A shard's connection is up.
+    /// Handles a shard's established connection.
     pub(super) fn shard_connected(
         &mut self,
         (epoch, cid): (u32, ConnIndex),
@@ -304,7 +305,7 @@ impl Path {
         Ok(())
     }
 
-    /// Asks for the next connection, or sends INFO_REQ when all are up.
+    /// Requests the next connection, or sends INFO_REQ when all are up.
     fn connect_next(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
         self.until = ctx.now + self.config.connect_timeout * 2;
         match self.connections.connect_next((self.id, self.uuid), &self.config, ctx.out) {
@@ -318,7 +319,7 @@ impl Path {
         }
     }
 
-    /// Why a connection ended.
+    /// Describes the end of a connection.
     pub(super) fn describe_end(&self, reason: &CloseReason) -> String {
         match self.state {
             PathState::InfoExchange => describe_info_refusal(reason, &self.config.name),
@@ -326,7 +327,7 @@ impl Path {
         }
     }
 
-    /// A completion of connection 0. The error says how the server broke the protocol.
+    /// Handles a completion of connection 0. The error describes the server's protocol violation.
     pub(super) fn on_completion(
         &mut self,
         wc: &WorkCompletion,
@@ -338,8 +339,8 @@ impl Path {
         };
         let received = matches!(wc.op, WcOp::Recv | WcOp::RecvRdmaWithImm);
         let event = service.on_completion(wc, fabric);
-        // A heartbeat of the server's shows one direction only: it would be sent just the same if
-        // nothing of ours arrived. The answer to one of ours is told apart from all that is in use.
+        // A heartbeat of the server shows one direction only: it would be sent even if nothing from
+        // this end arrived. Answers to this end's heartbeats are counted separately from use.
         let beat =
             matches!(event, Ok(ServiceEvent::HeartbeatAsked | ServiceEvent::HeartbeatAnswered));
         if received && wc.status == WcStatus::Success && !beat {
@@ -348,7 +349,7 @@ impl Path {
         event
     }
 
-    /// INFO_RSP came: the path opens the device in its turn, until then at the latest.
+    /// Handles INFO_RSP. The path opens the device when its turn comes, at `until` at the latest.
     pub(super) fn on_info(
         &mut self,
         chunks: Arc<[RemoteMem]>,
@@ -370,11 +371,11 @@ impl Path {
         Ok(())
     }
 
-    /// Its first volume is open, and these are its chunks.
+    /// Completes the connect after the first volume was opened.
     pub(super) fn advance_connected(&mut self, now: Instant, chunks: Arc<[RemoteMem]>) {
         tracing::info!(path = %self.target.name, "path connected");
         self.state.advance(PathState::Connected);
-        // One that leaves only had to come back as proof that nothing of it is left.
+        // A leaving path reconnected only to prove that none of its requests is left.
         if self.leave.is_none() {
             self.reconnect.connected();
             self.last_error = None;
@@ -383,12 +384,11 @@ impl Path {
         }
     }
 
-    /// Nothing of what it carried can be delivered any more. Some, if that was awaited: what the
-    /// shards have to know.
+    /// Ends the wait for the path's fence, if there is one. Returns the message for the shards.
     pub(super) fn fenced(&mut self) -> Option<ShardMessage> {
         if self.state == PathState::Closing && self.target.invalidate_reads {
-            // Over a connection that is still open, the server may place what it has begun to send
-            // into the memory of a read.
+            // Over a connection that is still open, the server may place data that it has begun to
+            // send into the memory of a read.
             self.fence.answered();
             return None;
         }
@@ -396,7 +396,7 @@ impl Path {
         Some(ShardMessage::Fenced { path: self.id, epoch })
     }
 
-    /// Other settings hold.
+    /// Applies other settings.
     pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
         self.config = Arc::clone(config);
         self.reconnect.set_waits(config.reconnect_min, config.reconnect_max);
@@ -404,7 +404,6 @@ impl Path {
         self.heartbeat.tune(now, tuning.heartbeats(self.target.transport));
     }
 
-    /// Sends a heartbeat.
     pub(super) fn send_heartbeat(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
         self.heartbeat.sent();
         let (next_ms, idle) = self.heartbeat.announces().unwrap_or_default();
@@ -412,26 +411,25 @@ impl Path {
         self.post(ctx, |service, fabric| service.post_heartbeat(next_ms, fabric))
     }
 
-    /// A request goes out while its session was idle. True when a heartbeat is to be sent.
+    /// Records a request of an idle session. Returns whether a heartbeat has to be sent.
     pub(super) fn begin_io(&mut self, now: Instant) -> bool {
         self.heartbeat.begin_io(now)
     }
 
-    /// A heartbeat was answered.
     pub(super) fn heartbeat_answered(&mut self, now: Instant) {
         if let Some(latency) = self.heartbeat.on_answer(now) {
             self.connections.shared().set_latency(latency);
         }
     }
 
-    /// When it was last in use.
+    /// Time of the last use.
     pub(super) fn last_used(&self, now: Instant) -> Instant {
-        // A request of the control shard's.
+        // A request of the control shard is outstanding.
         let asks = self.is_connected() && !self.is_idle();
         if asks { now } else { self.connections.shared().last_used() }
     }
 
-    /// Looks at its heartbeats; `used` is when its session was last in use.
+    /// Checks the heartbeats. `used` is the last use of the session.
     pub(super) fn look(&mut self, now: Instant, used: Instant) -> Finding {
         if used >= now && self.heartbeat.begin_io(now) {
             return Finding::Due;
@@ -439,7 +437,7 @@ impl Path {
         self.heartbeat.look(now, self.connections.shared().last_received(), used)
     }
 
-    /// What it is due for.
+    /// Next action of the path.
     pub(super) fn due(&self, now: Instant, may_start: bool) -> Due {
         let over = now >= self.until;
         match self.state {
@@ -462,7 +460,7 @@ impl Path {
         }
     }
 
-    /// When to look whether it is due for anything.
+    /// Time of the next check for actions.
     pub(super) fn deadline(&self, may_start: bool) -> Option<Instant> {
         let own = match self.state {
             PathState::Connected => {
@@ -478,7 +476,7 @@ impl Path {
         earliest(own, self.network.deadline())
     }
 
-    /// It is to leave. True when its connections have to be ended now.
+    /// Takes the path out of use. Returns whether its connections have to be ended now.
     pub(super) fn leave(&mut self, leave: Leave, ctx: &mut Ctx<'_>) -> Result<bool, String> {
         let why = leave.why();
         match self.state {
@@ -514,7 +512,7 @@ impl Path {
                     self.begin_anew(ctx.now);
                 }
             },
-            // Of listings alone, the latter.
+            // `Standby` occurs in listings only.
             PathState::Gone | PathState::Standby => {
                 return Err(format!("path {} is gone", self.target.name));
             }
@@ -522,8 +520,8 @@ impl Path {
         Ok(false)
     }
 
-    /// A shard has nothing of it in flight any more. True when that was the last, and its
-    /// connections have to be ended now.
+    /// Records that a shard has nothing of the path in flight. Returns whether that was the last
+    /// shard, so that the connections have to be ended now.
     pub(super) fn retired(&mut self, epoch: u32, shard: CoreIndex) -> bool {
         let leaves = self.epoch() == epoch && self.is_connected();
         let Some(leave) = self.leave.as_mut().filter(|_| leaves) else { return false };
@@ -534,10 +532,11 @@ impl Path {
         all
     }
 
-    /// All connections of a path are closed: true when it left, and has its state.
+    /// Finishes leaving once all connections are closed. Returns whether the path left and has its
+    /// final state.
     pub(super) fn finish_leave(&mut self, now: Instant) -> bool {
         let Some(leave) = self.leave.as_ref() else { return false };
-        // Where no fence can be had, only its return shows that nothing of it is left.
+        // Where no fence is available, only a reconnect shows that nothing of the path is left.
         let strict = self.config.failover == Failover::Strict && !self.server.fences;
         match leave.why() {
             Why::Reconnect => {
@@ -558,13 +557,14 @@ impl Path {
         true
     }
 
-    /// The next attempt is due now, as if it were the first.
+    /// Makes the next attempt due now, as if it were the first.
     fn begin_anew(&mut self, now: Instant) {
         self.until = now;
         self.reconnect.forget_failures();
     }
 
-    /// Ends its connections on all shards. False when it has none, or they end already.
+    /// Ends the connections on all shards. Returns false when there are none or they are ending
+    /// already.
     pub(super) fn end(&mut self, end: End, detaching: bool, ctx: &mut Ctx<'_>) -> bool {
         if !self.state.is_up() {
             return false;
@@ -599,13 +599,12 @@ impl Path {
         self.connections.end(self.id, false, ctx);
     }
 
-    /// A connection has ended.
     pub(super) fn connection_ended(&mut self, cid: ConnIndex) {
         self.connections.ended(cid);
     }
 
-    /// Ends the end, when all connections are closed: the path is gone, or left, or waits for its
-    /// next attempt.
+    /// Finishes the end once all connections are closed: the path ends, stays disconnected, or
+    /// waits for its next attempt.
     pub(super) fn finish_end(&mut self, now: Instant, detaching: bool) {
         if self.state != PathState::Closing || !self.connections.are_closed() {
             return;
@@ -620,7 +619,8 @@ impl Path {
         }
     }
 
-    /// The session ends: gone, if it has no connections. True when these have to be ended first.
+    /// Ends a path without connections with its session. Returns whether it has connections to end
+    /// first.
     pub(super) fn detach(&mut self) -> bool {
         if matches!(self.state, PathState::Waiting | PathState::Disconnected) {
             self.state.advance(PathState::Gone);
@@ -628,7 +628,7 @@ impl Path {
         self.state.is_up()
     }
 
-    /// As listings show it.
+    /// State of the path for listings.
     pub(super) fn status(&self) -> PathStatus {
         PathStatus {
             id: self.id,

@@ -1,9 +1,9 @@
-//! What changes while a session runs, and paths that come and go.
+//! Changes of a running session: settings, and paths that are added or removed.
 //!
-//! A path that is to go takes no new request; its shards say when what it carried has come home,
-//! and only then its connections are closed, so that nothing of it has to be sent again. What is
-//! still in flight when its time is over goes to the other paths as when a path dies, fence and
-//! all. The place of a removed path in the tables is given to the next one that is added.
+//! A leaving path gets no new requests. Its shards report when its requests have finished, and only
+//! then are its connections closed, so that nothing has to be sent again. Requests still in flight
+//! at the deadline move to the other paths as when a path dies, including the fence. The slot of a
+//! removed path is reused for the next one that is added.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Duration;
@@ -14,47 +14,47 @@ use super::paths::Paths;
 use crate::engine::ctx::Ctx;
 use crate::engine::session::{NoPath, PathTarget, SessionConfig, Tuning, VolumeConfig};
 
-/// What is changed while a session runs.
+/// Change of a running session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// One more path, under an identity that no path of the session had before.
+    /// Add a path, under an identity that no path of the session had before.
     Add {
-        /// Where it leads.
+        /// Addresses and provider of the path.
         target: PathTarget,
-        /// Its identity at the server.
+        /// Identity of the path at the server.
         uuid: [u8; 16],
     },
-    /// The path is not listed any more when it is gone.
+    /// Remove the path; once gone, it is no longer listed.
     Remove(Leaving),
-    /// The path stays down until it is asked to connect again.
+    /// Disconnect the path until a reconnect is requested.
     Disconnect(Leaving),
-    /// The path is connected anew: at once where it is down, after its requests where it is up.
+    /// Reconnect the path: at once if it is down, after its requests if it is up.
     Reconnect(Leaving),
-    /// Settings that may change.
+    /// Apply other settings.
     Tune(Box<Tuning>),
-    /// One more volume, which is opened on each path.
+    /// Add a volume, which each path opens.
     AddVolume(VolumeConfig),
-    /// A volume that its user does not have any more: it is closed when nothing of it is left. The
-    /// last volume of a session ends with the session.
+    /// Close a volume that its user has released, once nothing is left. The last volume of a
+    /// session ends with the session.
     CloseVolume {
-        /// The name of its export.
+        /// Export name.
         export: String,
     },
-    /// A volume that moves between servers: its server gives it up, and another takes it over.
+    /// Have the volume's server give it up, so that another server takes it over.
     SwitchVolume {
-        /// The name of its export.
+        /// Export name.
         export: String,
     },
 }
 
-/// A path that is to go, and how.
+/// Request to take a path out of use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaving {
-    /// Its name, as listings show it.
+    /// Name of the path, as in listings.
     pub path: String,
-    /// Time for what it carries; then that goes to the other paths.
+    /// Time for the path's requests; afterwards they move to the other paths.
     pub within: Duration,
-    /// Also when IO then has to wait for a path.
+    /// Also take the path out of use when IO then has to wait for another.
     pub force: bool,
 }
 
@@ -77,7 +77,7 @@ pub(super) fn leave(
     Ok((id, ends))
 }
 
-/// Refuses what would make IO wait, or fail.
+/// Rejects a request after which IO would wait or fail.
 fn check(paths: &Paths, id: PathId, why: Why, no_path: NoPath) -> Result<(), String> {
     let stays = |path: &Path| path.is_connected() && !path.is_leaving();
     if paths.others(id).any(stays) {

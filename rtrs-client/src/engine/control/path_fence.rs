@@ -1,4 +1,4 @@
-//! What a path carries, and what it may still deliver of what it carried before it died.
+//! IO state of a path, and what a dead path may still deliver.
 
 use std::sync::Arc;
 
@@ -9,95 +9,96 @@ use rtrs_core::time::Instant;
 
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
 
-/// What a path carried, and to which server.
+/// Server and volumes of a path that carried IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Carried {
     pub(super) server: Option<ServerId>,
     pub(super) process: ServerProcess,
-    /// Volumes that the path served.
     pub(super) volumes: DeviceSet,
 }
 
-/// A path's last epoch that carried IO, while that may still be delivered.
+/// Last epoch in which a path carried IO, while its requests may still be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lost {
     epoch: u32,
     recon_cnt: u16,
     carried: Carried,
-    /// The other process of that server that cannot answer for `process`, if one was asked.
+    /// Another process of that server that refused to answer for `process`.
     refused_by: Option<ServerProcess>,
-    /// The path over which the server was asked to fence it off, and until when that may take.
+    /// Path over which the fence was requested, and the deadline for the answer.
     asked: Option<(PathId, Instant)>,
-    /// The server begins nothing more of it; connections of it are still open at this end.
+    /// Whether the server has confirmed the fence while connections are still open at this end.
     answered: bool,
 }
 
-/// Whether a path carries IO, waits for the fences of others, or awaits its own.
+/// Tracks whether a path carries IO, waits for the fences of others, or awaits its own.
 #[derive(Debug, Default)]
 pub(super) struct PathFence {
-    /// Its chunks while it is connected and waits for the fences of other paths.
+    /// Chunks of the path while it is connected and waits for the fences of other paths.
     held: Option<Arc<[RemoteMem]>>,
-    /// The shards were notified that they may use it.
+    /// Whether the shards were notified that they may use the path.
     carries: bool,
-    /// Volumes that the path has opened since, and that shards were not notified of.
+    /// Volumes opened since then of which the shards were not notified yet.
     unreported: DeviceSet,
     lost: Option<Lost>,
 }
 
 impl PathFence {
-    /// The path is connected, and carries IO once no other path awaits its fence.
+    /// Records that the path is connected. It carries IO once no other path awaits its fence.
     pub(super) fn connected(&mut self, chunks: Arc<[RemoteMem]>) {
         self.held = Some(chunks);
     }
 
-    /// True while the path waits for the fences of others.
+    /// Whether the path waits for the fences of others.
     pub(super) fn is_held(&self) -> bool {
         self.held.is_some()
     }
 
-    /// The path carries IO from now on, over these chunks. None when it does already, or must not.
+    /// Lets the path carry IO over the returned chunks. None if it already does, or must not.
     pub(super) fn release(&mut self) -> Option<Arc<[RemoteMem]>> {
         let chunks = self.held.take()?;
         (self.carries, self.unreported) = (true, DeviceSet::default());
         Some(chunks)
     }
 
-    /// True while shards may use the path.
+    /// Whether shards may use the path.
     pub(super) fn carries(&self) -> bool {
         self.carries
     }
 
-    /// The path has opened a volume. One that opens before the path carries IO is among those that
-    /// shards are notified of then.
+    /// Records an opened volume. Shards are notified of volumes opened earlier when the path starts
+    /// to carry IO.
     pub(super) fn opened(&mut self, volume: DeviceIndex) {
         if self.carries {
             self.unreported.insert(volume);
         }
     }
 
-    /// Volumes that the path has open, and that shards must not use over it yet.
+    /// Open volumes that shards must not use over the path yet.
     pub(super) fn unreported(&self) -> DeviceSet {
         self.unreported
     }
 
-    /// Shards are notified of a volume, or the path does not serve it any more. True if they knew.
+    /// Records that shards were notified of a volume, or that the path stopped serving it. Returns
+    /// whether they knew it already.
     pub(super) fn told(&mut self, volume: DeviceIndex) -> bool {
         let known = !self.unreported.contains(volume);
         self.unreported.remove(volume);
         known
     }
 
-    /// The path leaves: it is given no IO any more.
+    /// Keeps a leaving path from carrying IO.
     pub(super) fn withhold(&mut self) {
         self.held = None;
     }
 
-    /// All that the path carried was answered: nothing has to be fenced off.
+    /// Records that all requests of the path were answered, so no fence is needed.
     pub(super) fn drained(&mut self) {
         self.carries = false;
     }
 
-    /// The path dies after its connect number `recon_cnt`: what it carried awaits a fence.
+    /// Records the death of the path after its connect number `recon_cnt`. What it carried awaits a
+    /// fence.
     pub(super) fn died(&mut self, epoch: u32, recon_cnt: u16, carried: Carried) {
         (self.held, self.unreported) = (None, DeviceSet::default());
         if std::mem::take(&mut self.carries) && !rtrs_core::mutated!(LostUnnoted) {
@@ -106,34 +107,34 @@ impl PathFence {
         }
     }
 
-    /// True while what the path carried may still be delivered.
+    /// Whether requests of the dead path may still be delivered.
     pub(super) fn is_awaited(&self) -> bool {
         self.lost.is_some()
     }
 
-    /// While that is so: the server to which the path led, and the volumes that it served.
+    /// Server and volumes of the dead path, while it awaits its fence.
     pub(super) fn lost_at(&self) -> Option<(Option<ServerId>, DeviceSet)> {
         self.lost.map(|lost| (lost.carried.server, lost.carried.volumes))
     }
 
-    /// The process of that server to which the path led.
+    /// Server process of the dead path.
     pub(super) fn process(&self) -> ServerProcess {
         self.lost.map_or(ServerProcess::NONE, |lost| lost.carried.process)
     }
 
-    /// Whether a process of the server has refused to answer for the one to which the path led.
+    /// Whether this process has refused to answer for the process of the dead path.
     pub(super) fn is_refused_by(&self, process: ServerProcess) -> bool {
         self.lost.is_some_and(|lost| lost.refused_by == Some(process))
     }
 
-    /// A process of the server cannot answer for the one to which the path led.
+    /// Records that a process cannot answer for the process of the dead path.
     pub(super) fn refuse(&mut self, by: ServerProcess) {
         if let Some(lost) = &mut self.lost {
             (lost.refused_by, lost.asked) = (Some(by), None);
         }
     }
 
-    /// A volume is gone: what was sent for it was answered, or is not wanted any more.
+    /// Forgets a volume that has ended: its requests were answered or are not needed any more.
     pub(super) fn forget(&mut self, volume: DeviceIndex) {
         self.unreported.remove(volume);
         if let Some(lost) = &mut self.lost {
@@ -142,36 +143,36 @@ impl PathFence {
         }
     }
 
-    /// The connect of the path up to which it has to be fenced off, while it has to.
+    /// Number of the connect up to which the path has to be fenced off, if it has to be.
     pub(super) fn recon_cnt(&self) -> Option<u16> {
         self.lost.filter(|lost| !lost.answered).map(|lost| lost.recon_cnt)
     }
 
-    /// The server begins nothing more of the path, whose connections are still open at this end.
+    /// Records the server's confirmation while connections are still open at this end.
     pub(super) fn answered(&mut self) {
         if let Some(lost) = &mut self.lost {
             (lost.asked, lost.answered) = (None, true);
         }
     }
 
-    /// True while only connections at this end are in the way.
+    /// Whether only open connections at this end delay the fence.
     pub(super) fn is_answered(&self) -> bool {
         self.lost.is_some_and(|lost| lost.answered)
     }
 
-    /// Over which path its fence was asked for, and until when the answer may take.
+    /// Path over which the fence was requested, and the deadline for the answer.
     pub(super) fn asked(&self) -> Option<(PathId, Instant)> {
         self.lost?.asked
     }
 
-    /// Its fence is asked for over another path, or none will answer any more.
+    /// Records the path and deadline of a fence request, or that none is outstanding.
     pub(super) fn set_asked(&mut self, asked: Option<(PathId, Instant)>) {
         if let Some(lost) = &mut self.lost {
             lost.asked = asked;
         }
     }
 
-    /// Nothing of it can be delivered any more. Returns the epoch that awaited its fence.
+    /// Ends the wait for the fence. Returns the epoch that awaited it.
     pub(super) fn fenced(&mut self) -> Option<u32> {
         Some(self.lost.take()?.epoch)
     }

@@ -1,8 +1,9 @@
 //! OPEN and CLOSE of volumes on one path.
 //!
-//! A path that connects opens one volume after the other until one is there: then it is connected.
-//! The others follow while it carries IO already, and so do volumes that are added, changed or
-//! closed. One question is under way at a time, and what takes too long is the end of the path.
+//! A connecting path opens one volume after the other until one succeeds; then it is connected. It
+//! opens the others while already carrying IO, as well as volumes that are added or changed, and
+//! closes others. One request is outstanding at a time, and the path ends when an answer takes too
+//! long.
 
 use std::sync::Arc;
 
@@ -19,8 +20,8 @@ use crate::engine::message::{Served, ShardMessage};
 use crate::path::state::PathState;
 
 impl Path {
-    /// Opens a volume for the first time in this attempt; `until`: once more, with other access,
-    /// within the time of the first question.
+    /// Opens a volume for the first time in this attempt. With `until`, repeats the open with other
+    /// access, within the time of the first request.
     pub(super) fn open(
         &mut self,
         volume: &Volume,
@@ -38,7 +39,7 @@ impl Path {
         self.post(ctx, |service, fabric| service.post_open(export, access, fabric))
     }
 
-    /// Opens a volume once more, to learn what has changed of it.
+    /// Opens a volume again to learn what has changed.
     pub(super) fn open_again(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), String> {
         self.terms.reopen(volume.index()).begin(ctx.now);
         self.asks(volume, Ask::Again, ctx.now + STEP_TIMEOUT);
@@ -54,7 +55,8 @@ impl Path {
         Ok(())
     }
 
-    /// Has a volume that the path has open served by this server; with `away`, by another.
+    /// Requests that this server serve a volume that the path has open, or with `away` another
+    /// server.
     pub(super) fn ask_move(
         &mut self,
         volume: DeviceIndex,
@@ -73,7 +75,7 @@ impl Path {
         self.asked = Some(Asked { volume: volume.index(), ask, until });
     }
 
-    /// What the answer that came is to.
+    /// Takes the request that the received answer belongs to.
     pub(super) fn answered(&mut self) -> Result<Asked, String> {
         let asked = self.asked.take();
         let asked = asked.ok_or_else(|| self.internal_error("an answer that nobody waits for"))?;
@@ -83,7 +85,7 @@ impl Path {
         Ok(asked)
     }
 
-    /// Since when the answer to a question on a connected path is overdue, if it is.
+    /// Describes the overdue request of a connected path, if there is one.
     pub(super) fn late(&self, now: Instant) -> Option<&'static str> {
         let asked = self.asked.filter(|asked| now >= asked.until)?;
         Some(match asked.ask {
@@ -93,7 +95,7 @@ impl Path {
         })
     }
 
-    /// The path ends because its time is over: a volume that it opens goes last the next time.
+    /// Marks a volume whose open ran out of time, so that it comes last in the next attempt.
     pub(super) fn overdue(&mut self, now: Instant) {
         if let Some(Asked { volume, ask: Ask::Open(_), until }) = self.asked
             && now >= until
@@ -102,12 +104,12 @@ impl Path {
         }
     }
 
-    /// True when it is connected and can ask something.
+    /// Whether the path is connected and can send a request.
     pub(super) fn is_free(&self) -> bool {
         self.is_connected() && !self.is_leaving() && self.is_idle()
     }
 
-    /// Its first volume is open: it is connected.
+    /// Connects the path once its first volume is open.
     pub(super) fn connected(&mut self, now: Instant) -> Result<(), String> {
         let chunks = self.opening.take().filter(|_| self.state() == PathState::Opening);
         let Some(chunks) = chunks else {
@@ -117,14 +119,14 @@ impl Path {
         Ok(())
     }
 
-    /// It carries IO from now on. Returns what the shards have to know.
+    /// Starts to carry IO. Returns the message for the shards.
     pub(super) fn bring_up(&mut self) -> Option<ShardMessage> {
         let chunks: Arc<[RemoteMem]> = self.fence.release()?;
         let served: Arc<[Served]> = self.terms.served().collect();
         Some(ShardMessage::PathUp { path: self.id(), epoch: self.epoch(), chunks, served })
     }
 
-    /// Shards may use another volume over it, which it has open: what they have to know.
+    /// Lets shards use another open volume over the path. Returns the message for them.
     pub(super) fn serves(&mut self, volume: DeviceIndex) -> Option<ShardMessage> {
         self.fence.told(volume);
         let served = self.terms.served().find(|served| served.device == volume)?;
@@ -132,20 +134,20 @@ impl Path {
         self.fence.carries().then_some(ShardMessage::Serves { path, epoch, served })
     }
 
-    /// It does not serve a volume any more. Some, if it carries IO: what the shards have to know.
+    /// Stops serving a volume. Returns the message for the shards if the path carries IO to it.
     pub(super) fn leaves(&mut self, device: DeviceIndex) -> Option<ShardMessage> {
         let (path, epoch) = (self.id(), self.epoch());
         let known = self.fence.told(device) && self.fence.carries();
         known.then_some(ShardMessage::Leaves { path, epoch, device })
     }
 
-    /// True while IO to a volume can go over it.
+    /// Whether IO to a volume can use the path.
     pub(super) fn carries(&self, volume: DeviceIndex) -> bool {
         let told = self.fence.carries() && !self.fence.unreported().contains(volume);
         told && self.is_connected() && self.terms.serves(volume)
     }
 
-    /// True while it is connected and serves a volume.
+    /// Whether the path is connected and serves a volume.
     pub(super) fn has(&self, volume: DeviceIndex) -> bool {
         self.is_connected() && self.terms.serves(volume)
     }

@@ -1,4 +1,4 @@
-//! The paths of a session, by their place.
+//! Paths of a session, by slot.
 
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use super::path::Path;
 use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig, Tuning};
 use crate::path::state::PathState;
 
-/// How long the other paths wait for the one that asks the server to make the session. A kernel
+/// Time for which other paths wait for the one that asks the server to create the session. A kernel
 /// server allocates and registers all its chunks before it answers.
 pub(in crate::engine) const OPENER_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// All paths, those that were removed included until their place is given to another.
+/// All paths, including removed ones until their slot is reused.
 #[derive(Debug)]
 pub(super) struct Paths {
     config: Arc<SessionConfig>,
@@ -31,14 +31,14 @@ impl Paths {
         Self { rows: named.map(path).collect(), config: Arc::clone(config) }
     }
 
-    /// Other settings hold, for paths that will be added too.
+    /// Applies other settings, also for paths that will be added.
     pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
         self.config = Arc::clone(config);
         self.rows.iter_mut().for_each(|path| path.tune(now, config, tuning));
     }
 
-    /// Adds a path, at the place of one that was removed or at a new one. The error says why it
-    /// cannot be added.
+    /// Adds a path in the slot of a removed one or in a new one. The error says why it cannot be
+    /// added.
     pub(super) fn add(
         &mut self,
         now: Instant,
@@ -58,7 +58,7 @@ impl Paths {
         let Ok(id) = u16::try_from(place).map(PathId) else {
             return Err("no place for another path".into());
         };
-        // Shards tell the attempts of a place apart by its epoch: it goes on.
+        // Shards tell the attempts of a slot apart by the epoch, so it must keep growing.
         let epoch = self.rows.get(place).map_or(0, Path::epoch);
         let path = Path::new(now, (id, epoch), target, uuid, &self.config);
         match self.rows.get_mut(place) {
@@ -68,7 +68,7 @@ impl Paths {
         Ok(id)
     }
 
-    /// The places of all.
+    /// Slots of all paths.
     pub(super) fn ids(&self) -> impl Iterator<Item = PathId> + use<> {
         (0..u16::try_from(self.rows.len()).unwrap_or(u16::MAX)).map(PathId)
     }
@@ -81,33 +81,33 @@ impl Paths {
         self.rows.iter_mut()
     }
 
-    /// Those that listings show.
+    /// Paths that listings show.
     pub(super) fn listed(&self) -> impl Iterator<Item = &Path> {
         self.iter().filter(|path| path.is_listed())
     }
 
-    /// All but this one.
+    /// All paths but this one.
     pub(super) fn others(&self, id: PathId) -> impl Iterator<Item = &Path> {
         self.iter().filter(move |path| path.id() != id)
     }
 
-    /// The path that listings show under this name.
+    /// Listed path with this name.
     pub(super) fn named(&self, name: &str) -> Option<PathId> {
         self.listed().find(|path| path.name() == name).map(Path::id)
     }
 
-    /// The path whose connection 0 has this queue pair.
+    /// Path whose connection 0 has this queue pair.
     pub(super) fn find(&self, provider: ProviderIndex, qp: QpNum) -> Option<PathId> {
         self.iter().find(|path| path.is(provider, qp)).map(Path::id)
     }
 
-    /// The first path that is in this state.
+    /// First path in this state.
     pub(super) fn first(&self, state: PathState) -> Option<PathId> {
         self.iter().find(|path| path.state() == state).map(Path::id)
     }
 
-    /// Why all paths have failed, on each of their addresses, if they have. With patience only
-    /// another disk counts, which does not turn into the right one by waiting.
+    /// Returns why all paths have failed, on each of their addresses, if they have. With patience
+    /// only another disk counts, because waiting does not correct that.
     pub(super) fn why_all_failed(&self, is_patient: bool) -> Option<String> {
         let another_disk = |path: &Path| path.last_error().is_some_and(|e| e.contains(ANOTHER));
         let failed = |path: &Path| path.has_failed() && (!is_patient || another_disk(path));
@@ -119,25 +119,25 @@ impl Paths {
         Some(self.iter().map(why).collect::<Vec<_>>().join("; "))
     }
 
-    /// When one of them was last in use.
+    /// Time at which any path was last in use.
     pub(super) fn last_used(&self, now: Instant) -> Instant {
         self.iter().map(|path| path.last_used(now)).max().unwrap_or(Instant::ZERO)
     }
 
-    /// True while a path is connected.
+    /// Whether a path is connected.
     pub(super) fn are_connected(&self) -> bool {
         self.first(PathState::Connected).is_some()
     }
 
-    /// True while the server knows the session.
+    /// Whether the server knows the session.
     pub(super) fn are_known(&self) -> bool {
         self.iter().any(Path::is_known)
     }
 
-    /// True while another path asks the server to make the session: two that ask at once can get
-    /// a session each from a kernel server (6.1, rtrs-srv.c:get_or_create_srv does not hold its
-    /// lock from the look-up to the insertion). A mute server holds the others up for a bounded
-    /// time only.
+    /// Whether another path is asking the server to create the session. Two paths that ask at the
+    /// same time can get a session each from a kernel server (6.1, rtrs-srv.c:get_or_create_srv
+    /// does not hold its lock from the look-up to the insertion). A server that does not answer
+    /// delays the others for a limited time only.
     pub(super) fn another_opens_the_session(&self, now: Instant, id: PathId) -> bool {
         let opens = |path: &Path| {
             path.state() == PathState::Connecting && now.since(path.started()) < OPENER_TIME_MAX
@@ -145,7 +145,7 @@ impl Paths {
         !self.are_known() && self.others(id).any(opens)
     }
 
-    /// True while a path has this permit of the control shard's in use.
+    /// Whether a path is using this permit of the control shard.
     pub(super) fn is_using(&self, permit: PermitId) -> bool {
         self.iter().any(|path| path.is_using(permit))
     }

@@ -1,7 +1,7 @@
-//! When a path that ended is tried again.
+//! Schedule of reconnect attempts.
 //!
 //! A path may have several addresses, and each attempt takes the next. The wait comes after a round
-//! of all of them, and grows from round to round (`Backoff`) until the path carries IO.
+//! of all addresses, and grows from round to round (`Backoff`) until the path carries IO.
 
 use rtrs_core::proto::Backoff;
 use rtrs_core::time::{Duration, Instant};
@@ -9,19 +9,20 @@ use rtrs_core::time::{Duration, Instant};
 /// Attempts of a path, and the waits between them.
 #[derive(Debug)]
 pub(super) struct Reconnect {
-    /// Addresses in a round.
+    /// Number of addresses in a round.
     addresses: u64,
     backoff: Backoff,
-    /// Attempts that failed and ends of what was connected, since the path was added.
+    /// Failed attempts and lost connections since the path was added.
     failed: u64,
-    /// The same, counted through rounds of all addresses; begins anew with each success.
+    /// Failures since the last success, counted through rounds of all addresses.
     failed_in_row: u64,
-    /// Times it was connected.
+    /// Number of successful connects.
     connects: u64,
 }
 
 impl Reconnect {
-    /// A path with so many addresses that was never tried; waits are within these bounds.
+    /// Creates the schedule of an untried path with this number of addresses and these bounds for
+    /// waits.
     pub(super) fn new(addresses: usize, waits: (Duration, Duration), seed: u64) -> Self {
         Self {
             addresses: addresses.max(1) as u64,
@@ -32,47 +33,47 @@ impl Reconnect {
         }
     }
 
-    /// Other bounds for the waits, from the next one on.
+    /// Sets other bounds, from the next wait on.
     pub(super) fn set_waits(&mut self, min: Duration, max: Duration) {
         self.backoff.set_bounds(min, max);
     }
 
-    /// The path has ended and is to be tried again, `at_once` or in its turn. Returns when.
+    /// Returns the time of the attempt after an end, `at_once` or in turn.
     pub(super) fn next_attempt(&mut self, now: Instant, at_once: bool) -> Instant {
         self.failed_in_row += 1;
         let more = !self.failed_in_row.is_multiple_of(self.addresses);
         if more || at_once { now } else { now + self.backoff.wait() }
     }
 
-    /// The path has ended, whether or not it is tried again.
+    /// Counts an end, whether or not the path is tried again.
     pub(super) fn ended(&mut self) {
         self.failed += 1;
     }
 
-    /// The path carries IO. When it ends, the next attempt comes after a wait.
+    /// Counts a successful connect. When the path ends, the next attempt comes after a wait.
     pub(super) fn connected(&mut self) {
         self.connects += 1;
         self.backoff.reset();
         self.failed_in_row = self.addresses - 1;
     }
 
-    /// Waits are as short as after the first failure.
+    /// Shortens waits to those after a first failure.
     pub(super) fn forget_failures(&mut self) {
         self.failed_in_row = 0;
         self.backoff.reset();
     }
 
-    /// True when each address was tried at least once.
+    /// Whether each address was tried at least once.
     pub(super) fn has_tried_all(&self) -> bool {
         self.failed >= self.addresses
     }
 
-    /// Attempts that failed and ends of what was connected, since the path was added.
+    /// Failed attempts and lost connections since the path was added.
     pub(super) fn failed(&self) -> u64 {
         self.failed
     }
 
-    /// Times it was connected again.
+    /// Number of reconnects.
     pub(super) fn reconnects(&self) -> u64 {
         self.connects.saturating_sub(1)
     }

@@ -1,26 +1,26 @@
-//! When a connected path opens a volume once more, because the server says that it has changed.
+//! Repeated opens of a volume on a connected path, after the server reports a change.
 //!
-//! A server may say so as often as it likes: each path asks at most once in [`PAUSE`], and keeps
-//! nothing but that it has to ask.
+//! A server may send any number of notifications. Each path opens at most once per [`PAUSE`], and
+//! stores nothing but the fact that it has to.
 
 use rtrs_core::time::{Duration, Instant};
 
-/// Least time between two opens of a connected path.
+/// Minimum time between two opens of a connected path.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a path has still to ask.
+/// Pending repeated open of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Reopen {
-    /// When to open again.
+    /// Time of the next open.
     due: Option<Instant>,
-    /// An open is under way.
+    /// Whether an open is in progress.
     asked: bool,
-    /// Not before that.
+    /// Earliest time of the next open.
     not_before: Instant,
 }
 
 impl Reopen {
-    /// The server says that the device has changed.
+    /// Records a change of the device.
     pub(super) fn changed(&mut self, now: Instant) {
         self.due.get_or_insert_with(|| now.max(self.not_before));
     }
@@ -30,17 +30,16 @@ impl Reopen {
         self.due().is_some_and(|due| now >= due)
     }
 
-    /// An open is under way.
+    /// Records the start of an open.
     pub(super) fn begin(&mut self, now: Instant) {
         *self = Self { due: None, asked: true, not_before: now + PAUSE };
     }
 
-    /// The open was answered.
     pub(super) fn answered(&mut self) {
         self.asked = false;
     }
 
-    /// When the next open is due, unless one is under way.
+    /// Time of the next open; None while one is in progress.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due.filter(|_| !self.asked)
     }

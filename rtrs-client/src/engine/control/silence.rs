@@ -1,14 +1,14 @@
-//! Whether a silent path is dead.
+//! Decision whether a silent path is dead.
 //!
-//! Servers of ours get heartbeats earlier than kernels and are given up sooner. What is judged then
-//! is the link, and a server that has no processor to run on must not be taken for a dead one. Two
-//! things tell them apart. Where the provider knows that the peer's system acknowledges all we
-//! send, the link works and the server's program is slow; it gets as long as a kernel's. And the
-//! other paths confirm that the server runs: when one path is silent for a period after its
-//! heartbeat, the others send one too. A server of ours answers the heartbeats of all paths on one
-//! shard. When it has answered such a later heartbeat, and nothing comes over the silent path for
-//! another period, the server runs and the path is dead, whatever acknowledges there. A turn of
-//! ours that came late does not count (`Heartbeat`).
+//! `rtrs-server` gets heartbeats earlier than kernel servers, and is given up sooner. This tests
+//! the link, and a server that has no processor to run on must not be mistaken for a dead one. Two
+//! things tell them apart. First, if the provider knows that the peer's system acknowledges
+//! everything sent, the link works and the server's program is slow; it gets as long as a kernel
+//! server. Second, the other paths show whether the server runs: when one path is silent for a
+//! period after its heartbeat, the others send one too. `rtrs-server` answers the heartbeats of all
+//! paths on one shard. If it has answered such a later heartbeat and the silent path receives
+//! nothing for another period, the server runs and the path is dead, whatever acknowledges there. A
+//! late turn of this process does not count (`Heartbeat`).
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use super::path::Path;
 use super::paths::Paths;
 use crate::engine::ctx::Ctx;
 
-/// True when a server of ours has answered, a period ago or longer, a heartbeat that was sent over
-/// another path after this one fell silent. Else the paths over which one has to be sent for that.
+/// Whether `rtrs-server` has answered, at least a period ago, a heartbeat that was sent over
+/// another path after this one fell silent. Otherwise returns the paths that have to send one.
 pub(super) fn confirm(paths: &mut Paths, id: PathId, now: Instant) -> Result<bool, Vec<PathId>> {
     let path = &paths[id];
     let (Some(doubted), true) = (path.heartbeat.doubted_since(), path.fences()) else {
@@ -41,8 +41,8 @@ pub(super) fn confirm(paths: &mut Paths, id: PathId, now: Instant) -> Result<boo
     Err(others.filter_map(|path| path.heartbeat.ask(now).then_some(path.id())).collect())
 }
 
-/// Why a silent path has to end, if it has. Where the link works, the silence may last for
-/// `patience`: the server is slow.
+/// Returns why a silent path has to end, if it has to. Where the link works, the silence may last
+/// for `patience`, because the server is slow.
 pub(super) fn judge(
     path: &Path,
     silence: Silence,

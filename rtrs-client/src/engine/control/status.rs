@@ -1,4 +1,4 @@
-//! How the paths and volumes of a session are shown in listings.
+//! Paths and volumes of a session, as listings show them.
 
 use rtrs_core::identity::Identity;
 use rtrs_core::ids::PathId;
@@ -10,61 +10,61 @@ use super::no_path::NoPathWait;
 use crate::engine::device_set::DeviceIndex;
 use crate::path::state::PathState;
 
-/// A volume as the control shard knows it.
+/// Status of a volume, as known to the control shard.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeStatus {
     pub(crate) device: DeviceIndex,
-    /// The name of its export.
+    /// Export name.
     pub(crate) export: String,
-    /// False once its user does not have it any more.
+    /// Whether a user has the volume; false once it was released.
     pub(crate) used: bool,
-    /// It is open at the server.
+    /// Whether the volume is open at the server.
     pub(crate) open: bool,
-    /// It cannot go on.
+    /// Whether the volume has failed.
     pub(crate) failed: bool,
-    /// Why, or what was in the way when it was last tried.
+    /// Reason for the failure, or the problem met when it was last tried.
     pub(crate) obstacle: Option<SessionFailure>,
-    /// How its IO stands while no path carries it.
+    /// Treatment of IO while no path carries it.
     pub(crate) no_path: Option<NoPathWait>,
-    /// What it is pinned to.
+    /// Identity that the volume is pinned to.
     pub(crate) identity: Option<Identity>,
-    /// By name of path, why connected paths do not serve it.
+    /// Reasons why connected paths do not serve the volume, by path name.
     pub(crate) refusals: Vec<(String, String)>,
 }
 
-/// A path as listings show it.
+/// Status of a path, as listings show it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PathStatus {
-    /// Its place in the session's tables.
+    /// Slot of the path in the session's tables.
     #[serde(skip)]
     pub id: PathId,
-    /// As the user wrote it.
+    /// Name as the user wrote it.
     pub path: String,
-    /// What carries it: `tcp` or `rdma`.
+    /// Transport of the path: `tcp` or `rdma`.
     pub transport: &'static str,
-    /// The server's address of this attempt, or of the last.
+    /// Server address of the current or last attempt.
     pub address: String,
-    /// Where it stands.
+    /// State of the path.
     pub state: PathState,
-    /// What it is being taken out of use for, if it is: `remove`, `disconnect` or `reconnect`.
+    /// Reason why the path is being taken out of use: `remove`, `disconnect` or `reconnect`.
     pub leaving: Option<&'static str>,
-    /// Volumes that it serves.
+    /// Number of volumes that the path serves.
     #[serde(skip)]
     pub volumes: usize,
-    /// Connections of the path, the service connection included.
+    /// Number of connections, including the service connection.
     pub connections: u16,
-    /// Times it was connected again.
+    /// Number of reconnects.
     pub reconnects: u64,
-    /// Attempts that failed, and ends of what was connected.
+    /// Number of failed attempts and lost connections.
     pub ends: u64,
     /// Last heartbeat round trip in microseconds; absent while unknown.
     pub heartbeat_us: Option<u64>,
-    /// The longest silence of this path that counts as life; absent while it is not connected.
+    /// Longest silence of a path that counts as alive; absent while it is not connected.
     pub silence_max_ms: Option<u64>,
-    /// Heartbeats of this end.
+    /// Heartbeats sent by this end.
     pub heartbeats: HeartbeatCount,
-    /// States of it that cannot be, and were met: bugs of this end.
+    /// Impossible states that were met, which are bugs of this end.
     pub internal_errors: u64,
-    /// Why it ended last.
+    /// Reason for the last end of the path.
     pub last_error: Option<String>,
 }

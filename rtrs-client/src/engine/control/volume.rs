@@ -1,7 +1,7 @@
-//! One volume of a session: how far it is, and why it cannot go on.
+//! One volume of a session: its state and its failure.
 //!
-//! Every path opens a volume before it carries IO to it, so that a path which joins a session the
-//! server made anew finds the volume there; a repeated open returns the same device.
+//! Every path opens a volume before it carries IO to it, so that a path which joins a session that
+//! the server has created anew finds the volume there. A repeated open returns the same device.
 
 use std::sync::Arc;
 
@@ -19,14 +19,13 @@ use crate::engine::device_set::DeviceIndex;
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{SessionConfig, VolumeConfig};
 
-/// How far a volume is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Closed,
     Open,
-    /// Its user is gone. By shard: nothing of it is left there.
+    /// Released by its user; by shard, whether nothing is left there.
     Settling(Vec<bool>),
-    /// Its close is to be sent.
+    /// Its close has yet to be sent.
     ToClose,
     /// Its close was sent on this path.
     Closing(PathId),
@@ -34,20 +33,20 @@ enum State {
     Ended,
 }
 
-/// A volume as the control shard has it.
+/// Control shard's part of a volume.
 #[derive(Debug)]
 pub(super) struct Volume {
     index: DeviceIndex,
     config: VolumeConfig,
     state: State,
-    /// As it was opened last.
+    /// Device of the last open.
     last: Option<Arc<OpenDevice>>,
-    /// What is asked for; lowered once where the export is read-only.
+    /// Access to request; lowered once if the export is read-only.
     access: AccessMode,
-    /// Until then nothing that is in the way of the first open ends the volume.
+    /// Until this time, problems with the first open do not end the volume.
     patient_until: Instant,
     failure: Option<SessionFailure>,
-    /// What the last open that failed had in its way, while the volume is not open.
+    /// Problem of the last failed open, while the volume is not open.
     obstacle: Option<SessionFailure>,
     pub(super) pinned: PinnedExport,
     pub(super) cache: CacheEpoch,
@@ -82,13 +81,12 @@ impl Volume {
         self.index
     }
 
-    /// The name of its export.
     pub(super) fn export(&self) -> &str {
         &self.config.export
     }
 
-    /// True while paths are to have it open; one that is to be closed, because the server may have
-    /// it open.
+    /// Whether paths should have it open. This includes a volume to be closed, since the server may
+    /// have it open.
     pub(super) fn is_wanted(&self) -> bool {
         match self.state {
             State::Closed | State::Open => self.failure.is_none(),
@@ -97,43 +95,41 @@ impl Volume {
         }
     }
 
-    /// True while the session has it for its user.
+    /// Whether the session has the volume for its user.
     pub(super) fn is_used(&self) -> bool {
         matches!(self.state, State::Closed | State::Open)
     }
 
-    /// True while the server has it open, as far as is known.
+    /// Whether the server has the volume open, as far as is known.
     pub(super) fn is_open(&self) -> bool {
         self.state == State::Open
     }
 
-    /// The device while it is open at the server.
+    /// Device while it is open at the server.
     pub(super) fn get(&self) -> Option<&Arc<OpenDevice>> {
         self.last.as_ref().filter(|_| self.is_open())
     }
 
-    /// The device as it was opened last.
+    /// Device of the last open.
     pub(super) fn last(&self) -> Option<&OpenDevice> {
         self.last.as_deref()
     }
 
-    /// True when it was open once.
+    /// Whether the volume was ever open.
     pub(super) fn was_open(&self) -> bool {
         self.last.is_some()
     }
 
-    /// Why it cannot go on.
     pub(super) fn failure(&self) -> Option<&SessionFailure> {
         self.failure.as_ref()
     }
 
-    /// Why it cannot go on, or what was in the way when it was last tried.
+    /// Failure, or else the problem met when the volume was last tried.
     pub(super) fn obstacle(&self) -> Option<&SessionFailure> {
         self.failure().or(self.obstacle.as_ref())
     }
 
-    /// Something is in the way of an open. Before the first that ends the volume. Returns the
-    /// reason.
+    /// Records a problem of an open. Before the first open it ends the volume. Returns the reason.
     pub(super) fn fail(&mut self, failure: SessionFailure) -> String {
         let why = failure.to_string();
         if self.was_open() {
@@ -144,7 +140,7 @@ impl Volume {
         why
     }
 
-    /// The server's operator removed its export.
+    /// Fails the volume because the server's operator removed its export.
     pub(super) fn removed(&mut self) {
         if self.failure.is_none() {
             let failure = SessionFailure::Removed;
@@ -153,18 +149,18 @@ impl Volume {
         }
     }
 
-    /// True while a refusal to open may still pass.
+    /// Whether a refused open may still succeed later.
     pub(super) fn is_patient(&self, now: Instant) -> bool {
         !self.was_open() && now < self.patient_until
     }
 
-    /// The access to ask for.
+    /// Access to request.
     pub(super) fn access(&self) -> AccessMode {
         self.access
     }
 
-    /// The server refused an open that asked for this access. True when it is to be repeated with
-    /// the access of now; else the reason for the path's end.
+    /// Handles a refused open that requested this access. Succeeds when the open is to be repeated
+    /// with the current access, otherwise returns the reason for the path's end.
     pub(super) fn refused(
         &mut self,
         now: Instant,
@@ -195,9 +191,9 @@ impl Volume {
         Err(if may_pass { failure.to_string() } else { self.fail(failure) })
     }
 
-    /// What the volume's users see of a device that a path opened. Paths open one after the other,
-    /// so its size is the newest; that it is the same device is certain
-    /// (`identity.rs`).
+    /// Returns the device as the volume's users see it, given one that a path opened. Paths open
+    /// one after the other, so its size is the newest; `identity.rs` has made sure that it is the
+    /// same device.
     pub(super) fn fit(&mut self, device: &OpenDevice) -> Result<Arc<OpenDevice>, String> {
         if let Some(why) = refusal(self.last(), device) {
             return Err(self.fail(SessionFailure::Unusable(why)));
@@ -215,7 +211,7 @@ impl Volume {
         Ok(Arc::new(OpenDevice { geometry, ..device.clone() }))
     }
 
-    /// A path opened the device, which fits. True when the shards do not know it so.
+    /// Records an open device that fits. Returns whether the shards have to be notified.
     pub(super) fn opened(&mut self, device: &Arc<OpenDevice>) -> bool {
         self.obstacle = None;
         let is_new = self.get() != Some(device);
@@ -228,17 +224,18 @@ impl Volume {
         is_new
     }
 
-    /// The last path that had it open is gone.
+    /// Records the loss of the last path that had the volume open.
     pub(super) fn lost(&mut self) {
         self.state = State::Closed;
     }
 
-    /// Its user is gone: shards say when nothing of it is left.
+    /// Starts to close the volume; shards report when nothing is left.
     pub(super) fn settle(&mut self, shards: u16) {
         self.state = State::Settling(vec![false; usize::from(shards)]);
     }
 
-    /// Nothing of it is left on a shard. True when it is to be closed now.
+    /// Records that nothing of the volume is left on a shard. Returns whether it has to be closed
+    /// now.
     pub(super) fn settled(&mut self, shard: CoreIndex) -> bool {
         let State::Settling(settled) = &mut self.state else { return false };
         settled[shard.index()] = true;
@@ -249,46 +246,45 @@ impl Volume {
         all
     }
 
-    /// It is to be closed, whatever is left of it.
+    /// Marks the volume for closing, whatever is left on the shards.
     pub(super) fn close(&mut self) {
         if !matches!(self.state, State::Closing(_)) {
             self.state = if self.last.is_some() { State::ToClose } else { State::Ended };
         }
     }
 
-    /// True while its close is to be sent, or answered.
+    /// Whether a close has yet to be sent or answered.
     pub(super) fn is_closing(&self) -> bool {
         matches!(self.state, State::ToClose | State::Closing(_))
     }
 
-    /// True while its close is to be sent.
+    /// Whether a close has yet to be sent.
     pub(super) fn is_to_close(&self) -> bool {
         self.state == State::ToClose
     }
 
-    /// The close was sent on this path.
     pub(super) fn close_sent(&mut self, over: PathId) {
         self.state = State::Closing(over);
     }
 
-    /// True while this path is to answer the close.
+    /// Whether this path has yet to answer the close.
     pub(super) fn is_closing_over(&self, over: PathId) -> bool {
         self.state == State::Closing(over)
     }
 
-    /// The path that was to answer the close is gone.
+    /// Marks the close to be repeated after the loss of its path.
     pub(super) fn close_lost(&mut self) {
         self.state = State::ToClose;
     }
 
-    /// Closed in order, or given up.
+    /// Ends the volume, closed in order or given up.
     pub(super) fn end(&mut self) {
         self.state = State::Ended;
     }
 }
 
-/// Why a device cannot be used in place of the one opened last. The volume's users know that one:
-/// a write cache that it lacked would never be flushed.
+/// Returns why a device cannot replace the one opened last. The volume's users know the last one:
+/// they would never flush a write cache that it lacked.
 fn refusal(last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
     let now = &device.geometry;
     if now.size == 0 {

@@ -1,7 +1,7 @@
-//! The volumes of a session, by index.
+//! Volumes of a session, by index.
 //!
-//! A volume that was closed keeps its index until nothing of it is left on any shard and the server
-//! has closed it; then another volume may have the index.
+//! A closed volume keeps its index until no shard has anything left and the server has closed it.
+//! Then the index may be reused.
 
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
@@ -15,11 +15,10 @@ use super::volume::Volume;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::{NoPath, SessionConfig, VOLUMES_MAX, VolumeConfig};
 
-/// Why volumes of different servers are not of one session.
+/// Reason why volumes of different servers cannot share a session.
 const ONE_SERVER: &str = "all volumes of a session are at one server, and another identity of it \
                           is known";
 
-/// All volumes.
 #[derive(Debug)]
 pub(super) struct Volumes {
     config: Arc<SessionConfig>,
@@ -27,8 +26,8 @@ pub(super) struct Volumes {
 }
 
 impl Volumes {
-    /// Those that a session begins with. Panics when there are none or too many: that is a bug of
-    /// this crate.
+    /// Creates the volumes that a session starts with. Panics when there are none or too many,
+    /// which is a bug of this crate.
     pub(super) fn new(now: Instant, config: &Arc<SessionConfig>) -> Self {
         let count = config.volumes.len();
         assert!((1..=VOLUMES_MAX).contains(&count), "a session of {count} volumes");
@@ -47,13 +46,13 @@ impl Volumes {
         volumes
     }
 
-    /// The first index that nobody has.
+    /// First unused index.
     fn place(&self) -> Option<DeviceIndex> {
         let free = |device: &DeviceIndex| self.get(*device).is_none();
         DeviceIndex::all().find(free)
     }
 
-    /// Adds a volume of this server, if that is known. The error says why it cannot be added.
+    /// Adds a volume of this server, if the server is known. The error says why it cannot be added.
     pub(super) fn add(
         &mut self,
         now: Instant,
@@ -79,12 +78,12 @@ impl Volumes {
         Ok(at)
     }
 
-    /// Nothing of a volume is left: another may have its index.
+    /// Frees the index of a volume of which nothing is left.
     pub(super) fn remove(&mut self, volume: DeviceIndex) {
         self.rows[volume.index()] = None;
     }
 
-    /// Other settings hold.
+    /// Applies other settings.
     pub(super) fn tune(&mut self, config: &Arc<SessionConfig>) {
         self.config = Arc::clone(config);
         self.set_no_path(config.no_path);
@@ -106,46 +105,46 @@ impl Volumes {
         self.rows.iter_mut().flatten()
     }
 
-    /// The indexes of all, those included that are being closed.
+    /// Indexes of all volumes, including closing ones.
     pub(super) fn ids(&self) -> impl Iterator<Item = DeviceIndex> + use<> {
         self.iter().map(Volume::index).collect::<Vec<_>>().into_iter()
     }
 
-    /// Those that the session has for its users.
+    /// Volumes that the session has for its users.
     pub(super) fn used(&self) -> impl Iterator<Item = &Volume> + Clone {
         self.iter().filter(|volume| volume.is_used())
     }
 
-    /// The volume of this export that the session has for its users.
+    /// Used volume of this export.
     pub(super) fn named(&self, export: &str) -> Option<DeviceIndex> {
         self.used().find(|volume| volume.export() == export).map(Volume::index)
     }
 
-    /// True when one was open once.
+    /// Whether any volume was ever open.
     pub(super) fn were_open(&self) -> bool {
         self.iter().any(Volume::was_open)
     }
 
-    /// Why none of them can go on; that of the first.
+    /// Failure of the first volume if all used volumes have failed.
     pub(super) fn failure(&self) -> Option<&SessionFailure> {
         let mut used = self.used().map(Volume::failure);
         let first = used.next()??;
         used.all(|failure| failure.is_some()).then_some(first)
     }
 
-    /// True while a close is to be sent or answered: until then the server may give the number of
+    /// Whether a close has yet to be sent or answered. Until then the server may give the number of
     /// that volume to another.
     pub(super) fn are_closing(&self) -> bool {
         self.iter().any(Volume::is_closing)
     }
 
-    /// The volume whose close this path is to answer.
+    /// Volume whose close this path has yet to answer.
     pub(super) fn closing_over(&self, path: PathId) -> Option<DeviceIndex> {
         self.iter().find(|volume| volume.is_closing_over(path)).map(Volume::index)
     }
 }
 
-/// The server that volumes are pinned to before the session begins.
+/// Server that volumes are pinned to before the session begins.
 pub(super) fn first_server(config: &SessionConfig) -> Option<ServerId> {
     config.volumes.iter().find_map(|volume| volume.identity?.server)
 }
@@ -155,7 +154,7 @@ fn contradicts(volume: &VolumeConfig, server: Option<ServerId>) -> bool {
     pinned.zip(server).is_some_and(|(pinned, server)| pinned != server)
 }
 
-/// A volume that the session has. Panics otherwise: that is a bug of this crate.
+/// Panics if the session has no such volume, which is a bug of this crate.
 impl Index<DeviceIndex> for Volumes {
     type Output = Volume;
 

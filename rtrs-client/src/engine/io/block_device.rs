@@ -1,6 +1,6 @@
-//! A device of the session as its user on a shard has it.
+//! Device of a session, as its user on a shard sees it.
 //!
-//! Once the device is gone from the session its user has a device that ends all it is given.
+//! After the session has removed the device, the user's device fails all IO.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
@@ -17,28 +17,28 @@ use super::Shard;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::device_table::{DeviceToken, OpenDevice};
 
-/// A device of the session on one shard.
+/// Device of a session on one shard, for its user.
 #[derive(Debug)]
 pub struct SessionDevice {
     shard: Rc<RefCell<Shard>>,
     device: DeviceIndex,
-    /// Of the device table.
+    /// Token of the device in the device table.
     token: DeviceToken,
-    /// What the device table says of it, looked at again with each poll.
+    /// Description in the device table, refreshed by each poll.
     info: Arc<OpenDevice>,
-    /// What was submitted after it was gone.
+    /// IOs submitted after the device was removed.
     ended: VecDeque<Completion>,
 }
 
 impl SessionDevice {
-    /// A device of the session that was open once.
+    /// Creates the handle of a device that was open once.
     pub(crate) fn new(shard: &Rc<RefCell<Shard>>, device: DeviceIndex) -> Self {
         let devices = &shard.borrow().devices;
         let (info, token) = (Arc::clone(devices.info(device)), Rc::clone(devices.token(device)));
         Self { shard: Rc::clone(shard), device, token, info, ended: VecDeque::new() }
     }
 
-    /// Ends what waits to be issued; what is submitted from now on ends at once.
+    /// Ends queued IO; IO submitted from now on fails at once.
     pub fn close(&mut self) {
         if let Some(mut shard) = self.shard() {
             shard.devices.close(self.device);
@@ -46,7 +46,7 @@ impl SessionDevice {
         }
     }
 
-    /// The shard, while it has this device.
+    /// Shard, while it still has this device.
     fn shard(&self) -> Option<RefMut<'_, Shard>> {
         let shard = self.shard.borrow_mut();
         Rc::ptr_eq(shard.devices.token(self.device), &self.token).then_some(shard)
@@ -76,7 +76,7 @@ impl BlockDevice for SessionDevice {
 
     fn poll(&mut self, now: Instant) -> bool {
         let Some(mut shard) = self.shard() else { return false };
-        // The time of what is submitted next; the last event may be long ago.
+        // Time for the next submissions; the last event may be long past.
         shard.now = now;
         let info = shard.devices.info(self.device);
         let new = (!Arc::ptr_eq(&self.info, info)).then(|| Arc::clone(info));

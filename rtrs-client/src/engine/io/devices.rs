@@ -1,8 +1,8 @@
-//! Devices that come and go while the session runs, and what is known of each.
+//! Addition and removal of devices while the session runs, and their reports.
 //!
-//! A device that is to go takes no IO any more. What of it is at the server stays here, with its
-//! permits and its memory, until the server has answered or cannot start it any more; then its
-//! number is free, and the control shard is told.
+//! A device that is being removed takes no IO. Its requests at the server stay here, with their
+//! permits and memory, until the server has answered or can no longer start them. Then the number
+//! of the device is free, and the control shard is notified.
 
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
@@ -16,8 +16,8 @@ use crate::engine::device_set::DeviceIndex;
 use crate::engine::message::ControlMessage;
 use crate::stats::DeviceStats;
 
-/// Which devices a report contains. Their statistics are large: copying those of many volumes
-/// delays the shard's IO.
+/// Devices to include in a report. Their statistics are large: copying those of many volumes delays
+/// the shard's IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reported {
     All,
@@ -25,41 +25,41 @@ pub(crate) enum Reported {
     None,
 }
 
-/// What a shard knows of a device and did for it.
+/// State and counters of a device on a shard.
 #[derive(Debug)]
 pub(crate) struct DeviceReport {
     pub(crate) device: DeviceIndex,
     pub(crate) stats: DeviceStats,
-    /// IOs that have not ended.
+    /// Number of unfinished IOs.
     pub(crate) inflight: usize,
-    /// The one that is here for the longest time.
+    /// Oldest unfinished IO.
     pub(crate) oldest: Option<OldestIo>,
-    /// Requests that the server does not answer although their path lives.
+    /// Requests that the server does not answer although their path is alive.
     pub(crate) slow_requests: SlowReport,
-    /// Times that the server may have lost acknowledged writes, as all shards see it.
+    /// Number of times that the server may have lost acknowledged writes, over all shards.
     pub(crate) cache_losses: u64,
 }
 
 impl Shard {
-    /// A device that was not open yet.
+    /// Adds a device that was not open yet.
     pub(super) fn add_device(&mut self, device: DeviceIndex) {
         self.devices.add(device);
         self.requests.add_device(device);
-        // To be closed, the volume that had this number before may have been opened once more.
+        // The previous volume with this number may have been opened once more in order to close it.
         self.paths.forget_device(device);
         let devices = self.device_stats.len().max(device.index() + 1);
         self.device_stats.resize_with(devices, DeviceStats::default);
         self.device_stats[device.index()] = DeviceStats::default();
     }
 
-    /// A path serves a device: what comes for it does not end at once.
+    /// Lets IO of a device flow again once a path serves it.
     pub(super) fn has_path(&mut self, device: DeviceIndex) {
         if !rtrs_core::mutated!(StaysGivenUp) {
             self.devices.set_failing(device, false);
         }
     }
 
-    /// The user of a device is gone.
+    /// Closes a device whose user has released it.
     pub(super) fn close_device(&mut self, device: DeviceIndex) {
         self.devices.close(device);
         self.cancel(device, &|_| true);
@@ -75,7 +75,7 @@ impl Shard {
         self.closing.insert(device);
     }
 
-    /// Says of devices that are to go when nothing of them is left here.
+    /// Reports closing devices of which nothing is left on this shard.
     pub(super) fn tell_settled(&mut self, ctx: &mut Ctx<'_>) {
         for device in self.closing.iter() {
             let is_used = self.requests.has_ios(device) || self.devices.is_left(device);
@@ -90,7 +90,7 @@ impl Shard {
         }
     }
 
-    /// What this shard knows of its devices.
+    /// Returns this shard's reports of its devices.
     pub(crate) fn device_reports(&self, now: Instant, reported: Reported) -> Vec<DeviceReport> {
         let report = |device| DeviceReport {
             device,
@@ -108,7 +108,7 @@ impl Shard {
         self.devices.all().filter(is_reported).map(report).collect()
     }
 
-    /// Requests of a device that the server does not answer although their path lives.
+    /// Requests of a device that the server does not answer although their path is alive.
     pub(crate) fn slow_requests(&self, now: Instant, device: DeviceIndex) -> SlowReport {
         let slow = self
             .requests
@@ -121,19 +121,19 @@ impl Shard {
         })
     }
 
-    /// IOs of a device that have not ended.
+    /// Number of unfinished IOs of a device.
     pub(crate) fn device_inflight(&self, device: DeviceIndex) -> usize {
         self.requests.ios_of(device).len()
     }
 
-    /// Paths that may be given requests of a device.
+    /// Paths that may get requests of a device.
     #[cfg(test)]
     pub(crate) fn serving_paths(&self, device: DeviceIndex) -> Vec<usize> {
         let serving = self.paths.iter().filter(|path| path.takes_io_of(device));
         serving.map(|path| path.id().index()).collect()
     }
 
-    /// Where the oldest IO of a device waits, and since when it is here.
+    /// Returns the oldest IO of a device: its age, and what it waits for.
     fn oldest(&self, now: Instant, device: DeviceIndex) -> Option<OldestIo> {
         let (taken, request) = self.requests.oldest(device)?;
         let waits = match request.map(|request| (request.standing, request.path)) {

@@ -1,20 +1,20 @@
-//! One shard's part of a session: every IO passes here and nowhere else.
+//! One shard's part of a session: all IO goes through this module.
 //!
-//! A request travels over this shard's connection of the path that the policy picks. Each part owns
-//! its state and knows nothing of the others that stand beside it; this file wires them together:
+//! A request uses this shard's connection of the path that the policy selects. Each part owns its
+//! state and knows nothing of its siblings; this file connects them:
 //!
-//! - `requests.rs` IOs, requests and permits (`permits.rs`), with `waiting.rs`;
-//! - `paths.rs` connections, the policy (`policy.rs`) and slow-path detection (`slow_path.rs`);
-//! - `retry.rs` what was in flight on a path that died, and is sent again on another;
-//! - `sweep.rs` looks at the time: `probe.rs` asks a silent connection, `slow_requests.rs` tells a
+//! - `requests.rs`: IOs, requests and permits (`permits.rs`), with `waiting.rs`;
+//! - `paths.rs`: connections, the policy (`policy.rs`) and slow-path detection (`slow_path.rs`);
+//! - `retry.rs`: requests in flight on a path that died, which are sent again on another;
+//! - `sweep.rs`: periodic checks: `probe.rs` probes a silent connection, `slow_requests.rs` tells a
 //!   slow disk from a dead path;
-//! - `zeroes.rs` writes zeroes where the server cannot;
-//! - `block_device.rs` a device of the session as its user has it; `devices.rs` devices that come
-//!   and go.
+//! - `zeroes.rs`: zeroes written where the server cannot write them;
+//! - `block_device.rs`: a device of the session for its user; `devices.rs`: addition and removal of
+//!   devices.
 //!
 //! Read targets are opened to the server through a window per permit, under a fresh key for each
-//! request and closed again when the answer is in, so a late or lying server cannot write into
-//! memory that moved on.
+//! request, and closed when the answer has arrived. A late or lying server thus cannot write into
+//! memory that has been reused.
 
 pub(crate) mod block_device;
 pub(crate) mod devices;
@@ -59,7 +59,7 @@ use crate::path::io::Answer;
 use crate::path::shard::PathEvent;
 use crate::stats::{DeviceStats, ShardStats};
 
-/// Count of losses, for an IO of which a part is lost by itself: there are never so many.
+/// Loss count of an IO with an individually lost part; no real count reaches this value.
 const PART_LOST: u64 = u64::MAX;
 
 /// One shard's part of a session.
@@ -74,7 +74,7 @@ pub(crate) struct Shard {
     paths: Paths,
     probes: Probes,
     slow: SlowRequests,
-    /// Devices of which nothing is to be left.
+    /// Devices that are being closed.
     closing: DeviceSet,
     zeroes: Zeroes,
     next_sweep: Instant,
@@ -108,7 +108,7 @@ impl Shard {
         shard
     }
 
-    /// A message of the control shard.
+    /// Handles a message of the control shard.
     pub(crate) fn handle_message(&mut self, message: ShardMessage, ctx: &mut Ctx<'_>) {
         self.now = ctx.now;
         match message {
@@ -167,7 +167,7 @@ impl Shard {
     fn on_config(&mut self, config: Arc<SessionConfig>) {
         self.paths.set_policy(config.policy);
         if config.no_path != self.config.no_path {
-            // The control shard says when IO fails by the new rule.
+            // The control shard reports when IO fails under the new policy.
             self.devices.fail_none();
         }
         self.next_sweep = Instant::ZERO;
@@ -183,7 +183,8 @@ impl Shard {
         self.granted = Some(granted);
     }
 
-    /// A queue pair of this shard got ready. True when it was one of ours.
+    /// Handles a queue pair of this shard that became ready. Returns whether it belongs to this
+    /// part.
     pub(crate) fn handle_established(
         &mut self,
         provider: ProviderIndex,
@@ -201,7 +202,8 @@ impl Shard {
         true
     }
 
-    /// A connection attempt failed, or a connection ended. True when it was one of ours.
+    /// Handles a failed connection attempt or the end of a connection. Returns whether it belongs
+    /// to this part.
     pub(crate) fn handle_closed(
         &mut self,
         provider: ProviderIndex,
@@ -213,8 +215,8 @@ impl Shard {
         let Some(path) = self.paths.find(provider, qp) else { return false };
         let (path, epoch, cid, why) = self.paths[path].closed();
         self.paths.forget_pace(path);
-        // Nothing of this connection can touch memory any more. What was answered ends here, the
-        // rest goes to another path.
+        // This connection can no longer touch memory. Answered requests end here; the others move
+        // to another path.
         for row in self.requests.rows(|request| request.is_on(path)) {
             let request = self.requests.request(row);
             let device = self.requests.io(request.io).device;
@@ -239,7 +241,7 @@ impl Shard {
         true
     }
 
-    /// A completion of this shard. True when it was one of ours.
+    /// Handles a completion of this shard. Returns whether it belongs to this part.
     pub(crate) fn handle_completion(
         &mut self,
         provider: ProviderIndex,
@@ -266,7 +268,7 @@ impl Shard {
         if self.probes.is_answered(path, answer.permit) {
             return self.requests.give_permit(answer.permit);
         }
-        // A server may answer what nobody asked, or twice.
+        // A server may answer a permit that is not in use, or answer twice.
         let Some(row) = self.requests.find(answer.permit, path) else { return };
         let request = self.requests.request_mut(row);
         if request.standing != Standing::Sent {
@@ -276,14 +278,14 @@ impl Shard {
         let (len, took, sent, io) =
             (request.part.1, self.now.since(request.sent), request.sent, request.io);
         let taken = self.requests.io(io);
-        // A range that is looked at is not moved.
+        // An extents query transfers none of its range.
         let len = if taken.io.op == IoOp::Extents { 0 } else { len };
         if answer.errno == errno::EIDRM {
             ctx.out.control(ControlMessage::Removed(taken.device));
         }
         let queued = sent.since(taken.submitted);
         self.end_slow(row);
-        // From now on its own device is waited for, not the server.
+        // From now on the request waits for the local device, not for the server.
         self.requests.request_mut(row).sent = self.now;
         let fabric = ctx.fabrics[self.paths[path].provider().index()].as_mut();
         match self.paths[path].close_window(answer.permit, fabric) {
@@ -308,7 +310,7 @@ impl Shard {
         }
     }
 
-    /// A state of this shard that cannot be: a bug. Ends the path that it was met on.
+    /// Reports an impossible state of this shard, which is a bug, and ends the path involved.
     fn internal_error(&mut self, what: &'static str, path: PathId, ctx: &mut Ctx<'_>) {
         let name = self.paths[path].name();
         tracing::error!(shard = self.index.0, path = %name, what, "internal error");
@@ -317,7 +319,7 @@ impl Shard {
         self.paths.abort(path, CloseReason::Lost(format!("internal error: {what}")), ctx);
     }
 
-    /// An event came for a connection that nobody has.
+    /// Reports an event of an unknown connection.
     pub(crate) fn event_of_nobody(&mut self) {
         tracing::error!(shard = self.index.0, what = "an event of no connection", "internal error");
         self.internal_errors += 1;
@@ -354,7 +356,7 @@ impl Shard {
         self.end_io(request.io);
     }
 
-    /// Completes an IO when nothing of it is outstanding.
+    /// Completes an IO without outstanding requests.
     fn end_io(&mut self, row: IoRow) {
         let Some(taken) = self.requests.take_ended(row) else { return };
         let TakenIo { device, io, mark, status, submitted, .. } = taken;
@@ -363,13 +365,13 @@ impl Shard {
         self.device_stats[device.index()].io_done(&io, status, self.now.since(submitted));
     }
 
-    /// Ends a waiting IO with an error, as soon as its requests in flight are back.
+    /// Fails a waiting IO as soon as its requests in flight have ended.
     fn fail_io(&mut self, row: IoRow, status: IoStatus) {
         self.requests.fail(row, status);
         self.end_io(row);
     }
 
-    /// All paths know this memory of a device, or of all devices, from now on.
+    /// Makes this memory known to all paths, for one device or for all devices.
     fn attach(&mut self, device: Option<DeviceIndex>, region: &Arc<Region>) -> std::io::Result<()> {
         let attached = self.paths.attach_region(device, region, self.requests.range());
         attached.map_err(|error| std::io::Error::other(error.to_string()))
@@ -389,7 +391,7 @@ impl Shard {
             status = IoStatus::TimedOut;
         }
         if io.op == IoOp::Flush {
-            // It has no range, whatever the submitter says.
+            // A flush has no range, whatever the submitter passed.
             (io.offset, io.len, io.buf) = (0, 0, None);
             if let Some(cache) = self.devices.cache(device) {
                 cache.submitted(&mut mark, self.now);
@@ -402,15 +404,16 @@ impl Shard {
         Ok(())
     }
 
-    /// Ends IO with these tags that waits to be issued, and what of it is not issued yet where a
-    /// part of it is. What was posted once, on whatever path, goes on: it may land at any time.
+    /// Cancels queued IO with these tags, and the unissued rest of IO that is partly issued.
+    /// Requests that were posted once, on any path, are not canceled: they may take effect at any
+    /// time.
     fn cancel(&mut self, device: DeviceIndex, fits: &dyn Fn(u64) -> bool) {
         for row in self.requests.waiting(device, |io| fits(io.io.tag)) {
             self.fail_io(row, IoStatus::Aborted);
         }
     }
 
-    /// Issues what waits as far as permits and paths allow. True when anything was issued or
+    /// Issues queued IO as far as permits and paths allow. Returns whether anything was issued or
     /// finished.
     pub(crate) fn pump(&mut self, ctx: &mut Ctx<'_>) -> bool {
         self.now = ctx.now;
@@ -421,7 +424,7 @@ impl Shard {
         let serving = self.devices.serving();
         let Some(granted) = self.granted.filter(|_| !serving.is_empty()) else { return any };
         any |= self.send_again(&granted, ctx);
-        // Devices that have had their turns, or cannot go on now.
+        // Devices that have had their turns, or cannot proceed now.
         let mut blocked = DeviceSet::default();
         while let Some(device) = self.requests.next_device(blocked)
             && self.requests.has_permit()
@@ -481,19 +484,20 @@ impl Shard {
         Ok(())
     }
 
-    /// A request went out. The first one of an idle session has its server asked whether it lives.
+    /// Records a request. The first one of an idle session makes the control shard check that the
+    /// server is alive.
     fn path_used(&self, path: PathId, ctx: &mut Ctx<'_>) {
         if self.paths[path].ends_idle() {
             ctx.out.control(ControlMessage::InUse);
         }
     }
 
-    /// A path that takes no request is no good any more: ends it.
+    /// Ends a path to which no request can be posted.
     fn abandon_path(&mut self, path: PathId, ctx: &mut Ctx<'_>) {
         self.paths.abort(path, CloseReason::Lost("no request can be posted".into()), ctx);
     }
 
-    /// Says of paths that are to go when nothing of them is in flight here any more.
+    /// Reports retiring paths that have nothing in flight on this shard.
     fn tell_retired(&mut self, ctx: &mut Ctx<'_>) {
         let asked = self.probes.path();
         for path in self.paths.iter_mut() {
@@ -507,7 +511,7 @@ impl Shard {
         }
     }
 
-    /// The connection that a request was sent on is gone.
+    /// Makes a request wait for the fence of its path after its connection has ended.
     fn await_fence(&mut self, row: RequestRow, epoch: u32) {
         self.end_slow(row);
         let request = self.requests.request_mut(row);
@@ -523,7 +527,8 @@ impl Shard {
         }
     }
 
-    /// The server begins nothing more of this path up to this epoch.
+    /// Handles the fence of a path: its requests up to this epoch can no longer start at the
+    /// server.
     fn on_fenced(&mut self, path: PathId, epoch: u32) {
         self.retries.fenced(path, epoch);
         self.free_probes();
@@ -537,7 +542,7 @@ impl Shard {
         }
     }
 
-    /// A request may be sent again.
+    /// Makes a request ready to be sent again.
     fn ready(&mut self, row: RequestRow) {
         let request = self.requests.request_mut(row);
         let (io, turn) = (request.io, request.turn);
@@ -547,21 +552,21 @@ impl Shard {
             return self.end_request(row, IoStatus::Aborted);
         }
         if self.requests.io(io).given_up {
-            // Its user has the error, and nothing of it can land late any more.
+            // The user has the error already, and nothing of the IO can take effect late any more.
             return self.end_request(row, IoStatus::TimedOut);
         }
         self.retries.push(turn, row);
     }
 
-    /// Gives the permits of probes back that cannot arrive any more.
+    /// Frees the permits of probes that can no longer arrive.
     fn free_probes(&mut self) {
         for permit in self.probes.free(|path, epoch| self.retries.is_fenced(path, epoch)) {
             self.requests.give_permit(permit);
         }
     }
 
-    /// No path for too long, or none ever again: what is not on a path ends with an error. What
-    /// is ends with its connection.
+    /// Fails the waiting IO of a device that has had no path for too long or will never have one.
+    /// Requests on a path end with its connection.
     fn give_up(&mut self, device: DeviceIndex) {
         self.devices.set_failing(device, true);
         let of_it = |request: &Request| self.requests.io(request.io).device == device;
@@ -575,7 +580,7 @@ impl Shard {
         }
     }
 
-    /// Sends what is ready to be sent again. True when anything was sent or ended.
+    /// Sends requests that are ready to be sent again. Returns whether anything was sent or ended.
     fn send_again(&mut self, granted: &Granted, ctx: &mut Ctx<'_>) -> bool {
         let age_max = self.age_max();
         let serving = self.devices.serving();
@@ -630,43 +635,40 @@ impl Shard {
         any
     }
 
-    /// When `pump` wants to be called even if nothing happens.
+    /// Time at which `pump` must be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         (self.requests.inflight() > 0).then_some(self.next_sweep)
     }
 
-    /// IOs taken and not yet finished.
+    /// Number of unfinished IOs.
     pub(crate) fn inflight(&self) -> usize {
         self.requests.inflight()
     }
 
-    /// The session's devices.
     pub(crate) fn devices(&self) -> &DeviceTable {
         &self.devices
     }
 
-    /// Counters of this shard.
     pub(crate) fn stats(&self) -> &ShardStats {
         &self.stats
     }
 
-    /// Requests in flight by path.
     pub(crate) fn path_inflight(&self) -> Vec<u32> {
         self.paths.inflight()
     }
 
-    /// By path, whether this shard leaves it out because it is slow.
+    /// Whether this shard leaves out each path because it is slow.
     pub(crate) fn path_slow(&self) -> Vec<bool> {
         self.paths.slow()
     }
 
-    /// Permits that requests hold.
+    /// Number of permits that requests hold.
     pub(crate) fn permits_held(&self) -> usize {
         self.requests.permits_held()
     }
 
-    /// Panics when the tables do not agree. Internal errors are left to the log: the simulator's
-    /// planted bugs make providers that cause them.
+    /// Panics when the tables are inconsistent. Internal errors are left to the log: the
+    /// simulator's mutants make providers that cause them.
     pub(crate) fn check(&self) {
         self.requests.check(self.probes.permits_held());
         let all = || self.requests.requests();

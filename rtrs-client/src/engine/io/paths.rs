@@ -1,4 +1,4 @@
-//! The paths of a shard: which there are, which one the next request takes, and how quick they are.
+//! Paths of a shard: their connections, the choice for the next request, and their pace.
 
 use std::ops::{Index, IndexMut, Range};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) struct Paths {
     shard: CoreIndex,
     rows: Vec<PathShard>,
     chooser: Chooser,
-    /// Memory that every connection knows, and the devices that have it; none: all have.
+    /// Memory that every connection knows, and the devices that use it; None for all devices.
     regions: Vec<(Arc<Region>, Option<DeviceSet>)>,
 }
 
@@ -33,7 +33,7 @@ impl Paths {
         Self { shard, rows: rows.collect(), chooser, regions: Vec::new() }
     }
 
-    /// A path that was added, or that takes the place of one that is gone.
+    /// Adds a path, in a new slot or in that of a removed path.
     pub(super) fn add(&mut self, path: PathId, target: PathTarget) {
         let added = PathShard::new(path, target);
         match self.rows.get_mut(path.index()) {
@@ -43,7 +43,7 @@ impl Paths {
         self.chooser.paces.forget(path);
     }
 
-    /// Starts this shard's connection of a path, which serves these permits.
+    /// Starts this shard's connection of a path, for these permits.
     pub(super) fn connect(
         &mut self,
         start: &Connect,
@@ -56,7 +56,7 @@ impl Paths {
         path.connect(start, range, regions, timeout, ctx)
     }
 
-    /// All connections know this memory of a device, or of all devices, from now on.
+    /// Makes this memory known to all connections, for one device or for all devices.
     pub(super) fn attach_region(
         &mut self,
         device: Option<DeviceIndex>,
@@ -82,7 +82,7 @@ impl Paths {
         Ok(())
     }
 
-    /// A device is gone: no connection knows what only that had, or serves it.
+    /// Forgets a removed device: connections no longer serve it, nor know memory that only it used.
     pub(super) fn forget_device(&mut self, device: DeviceIndex) {
         let paths = &mut self.rows;
         self.regions.retain_mut(|(region, of)| {
@@ -96,7 +96,7 @@ impl Paths {
         paths.iter_mut().for_each(|path| path.leave(device));
     }
 
-    /// How many there are, those that are gone included.
+    /// Number of paths, including removed ones.
     pub(super) fn count(&self) -> usize {
         self.rows.len()
     }
@@ -109,12 +109,12 @@ impl Paths {
         self.rows.iter_mut()
     }
 
-    /// The path with this queue pair.
+    /// Path with this queue pair.
     pub(super) fn find(&self, provider: ProviderIndex, qp: QpNum) -> Option<PathId> {
         self.rows.iter().find(|path| path.is(provider, qp)).map(PathShard::id)
     }
 
-    /// The path that the next request of a device takes.
+    /// Selects the path for the next request of a device.
     pub(super) fn choose(&mut self, now: Instant, device: DeviceIndex) -> Option<PathId> {
         let serving = self.rows.iter().filter(|path| path.takes_io_of(device));
         let candidates = serving.map(|path| Candidate {
@@ -125,7 +125,7 @@ impl Paths {
         self.chooser.choose(now, candidates)
     }
 
-    /// True while a path takes requests of a device.
+    /// Whether any path takes requests of a device.
     pub(super) fn serve(&self, device: DeviceIndex) -> bool {
         self.rows.iter().any(|path| path.takes_io_of(device))
     }
@@ -141,12 +141,12 @@ impl Paths {
         path.abort(ctx.now, why, ctx.fabrics[provider.index()].as_mut());
     }
 
-    /// A connection has ended: nothing is known of the next one's pace.
+    /// Forgets the pace of a connection that has ended.
     pub(super) fn forget_pace(&mut self, path: PathId) {
         self.chooser.paces.forget(path);
     }
 
-    /// A request over a path took so long.
+    /// Records the response time of a request.
     pub(super) fn answered(&mut self, path: PathId, now: Instant, took: Duration) {
         if !self.chooser.paces.answered(path, now, took) {
             return;
@@ -167,13 +167,14 @@ impl Paths {
         self.rows.iter().map(PathShard::inflight).collect()
     }
 
-    /// By path, whether this shard leaves it out because it is slow.
+    /// Whether this shard leaves out each path because it is slow.
     pub(super) fn slow(&self) -> Vec<bool> {
         self.rows.iter().map(|path| self.chooser.paces.is_slow(path.id())).collect()
     }
 }
 
-/// A path that messages name; it was added before. Panics otherwise: that is a bug of this crate.
+/// Messages refer only to paths that were added before. Panics otherwise, which is a bug of this
+/// crate.
 impl Index<PathId> for Paths {
     type Output = PathShard;
 

@@ -1,55 +1,53 @@
-//! A shard's permits: the chunks of the server that this shard alone may use.
+//! Permits of a shard: the server's chunks that only this shard may use.
 //!
-//! The session's permits are cut into one range per shard, so no permit ever moves between shards
-//! and none is locked. The last one given back is the next one taken: its chunk is the warmest. One
-//! permit of a shard that has enough of them is kept for probes (`probe.rs`): a connection has to
-//! be proven alive also while the disk behind it holds every request.
+//! The session's permits are divided into one range per shard, so no permit ever moves between
+//! shards and none is locked. The permit returned last is taken next: its chunk is most likely
+//! cached. A shard with enough permits keeps one for probes (`probe.rs`): a connection must be
+//! proven alive even while the disk behind it holds every request.
 
 use std::ops::Range;
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 
-/// A shard with fewer permits keeps none for probes.
+/// Minimum number of permits of a shard that keeps one for probes.
 const KEEPS_FROM: usize = 4;
 
-/// The free permits of one shard.
+/// Free permits of one shard.
 #[derive(Debug)]
 pub(crate) struct Permits {
     range: Range<u16>,
-    /// As many are kept for probes.
+    /// Number of permits kept for probes.
     kept: usize,
     free: Vec<PermitId>,
 }
 
 impl Permits {
-    /// All permits of `range`, free.
+    /// Creates the permits of `range`, all free.
     pub(crate) fn new(range: Range<u16>) -> Self {
         let free = range.clone().rev().map(PermitId).collect();
         let kept = usize::from(range.len() >= KEEPS_FROM);
         Self { range, kept, free }
     }
 
-    /// Takes a permit for a request.
     pub(crate) fn take(&mut self) -> Option<PermitId> {
         if self.has_any() { self.free.pop() } else { None }
     }
 
-    /// Takes a permit for a probe.
+    /// Takes a permit for a probe, including the one kept for that.
     pub(crate) fn take_for_probe(&mut self) -> Option<PermitId> {
         self.free.pop()
     }
 
-    /// True when there is one for a request.
+    /// Whether a permit is free for a request.
     pub(crate) fn has_any(&self) -> bool {
         self.free.len() > self.kept
     }
 
-    /// Free permits for requests.
+    /// Number of free permits for requests.
     pub(crate) fn for_requests(&self) -> usize {
         self.free.len().saturating_sub(self.kept)
     }
 
-    /// Gives a permit back.
     pub(crate) fn give(&mut self, permit: PermitId) {
         assert!(self.range.contains(&permit.0), "permit {permit} is not of this shard");
         assert!(self.free.len() < self.range.len(), "more permits than there are");
@@ -57,20 +55,20 @@ impl Permits {
         self.free.push(permit);
     }
 
-    /// Free permits, that for probes included.
+    /// Number of free permits, including the one kept for probes.
     pub(crate) fn available(&self) -> usize {
         self.free.len()
     }
 
-    /// First permit of the range; rows and keys are kept relative to it.
+    /// Range of the shard's permits; rows and keys are relative to its start.
     pub(crate) fn range(&self) -> Range<u16> {
         self.range.clone()
     }
 }
 
-/// The part of `queue_depth` permits that belongs to `shard` of `shards`. The first `own` are the
-/// control shard's own, for control requests. Every shard gets at least one when there are more
-/// others than shards.
+/// Returns the part of `queue_depth` permits that belongs to `shard` of `shards`. The first `own`
+/// are for the control shard's own requests. Every shard gets at least one if enough permits are
+/// left.
 pub(crate) fn share(queue_depth: u16, own: u16, shards: u16, shard: CoreIndex) -> Range<u16> {
     let at = |index: u32| {
         let cut = u32::from(queue_depth.saturating_sub(own)) * index / u32::from(shards.max(1));
@@ -118,7 +116,7 @@ mod tests {
             let probe = permits.take_for_probe();
             assert_eq!(probe.is_some(), most != 3 || taken[0].0 == 4, "{probe:?}");
             permits.give(taken[0]);
-            // That of an unanswered probe is missing: the next one given back takes its place.
+            // The permit of the unanswered probe is missing; the next one returned replaces it.
             assert_eq!(permits.has_any(), probe.is_none());
         }
     }

@@ -1,11 +1,12 @@
-//! Which path the next IO takes.
+//! Path selection for the next request.
 //!
 //! A path that is far slower than the others is left out (`slow_path.rs`).
 //!
-//! The three policies of the kernel's client (`rtrs-clt.c`, `get_next_path_*`), without three of
-//! its flaws: the in-flight count is kept under every policy; a path without a measured latency
-//! does not win against measured ones for ever - it counts as the mean of the others; and paths
-//! with equally many requests take turns, or the first would carry nearly all of a light load.
+//! These are the three policies of the kernel's client (`rtrs-clt.c`, `get_next_path_*`), without
+//! three of its flaws. The in-flight count is kept under every policy. A path without a measured
+//! latency counts as the mean of the others, so that it does not always win against measured ones.
+//! Paths with equally many requests take turns; otherwise the first would carry nearly all of a
+//! light load.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
@@ -13,7 +14,7 @@ use rtrs_core::time::Instant;
 use super::slow_path::{Candidate, Paces};
 use crate::engine::session::Policy;
 
-/// A policy, its cursor, and the paths that are too slow for it.
+/// Policy, its cursor, and the paths that are too slow for it.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     pub(crate) policy: Policy,
@@ -26,8 +27,9 @@ impl Chooser {
         Self { policy, paces: Paces::new(paths), cursor: u16::MAX }
     }
 
-    /// The path for the next request among `up`, which is in list order: one that is to be tried,
-    /// or what the policy picks among those that are not slow, if there are such.
+    /// Selects the path for the next request among `up`, which is in list order: one that is due
+    /// for a trial request, or else the policy's choice, among those that are not slow if there are
+    /// any.
     pub(crate) fn choose(
         &mut self,
         now: Instant,
@@ -49,7 +51,8 @@ impl Chooser {
     }
 }
 
-/// What a policy picks. Equal paths take turns, under `MinInflight` too; `cursor` is the last.
+/// Returns the policy's choice. Equal paths take turns, also under `MinInflight`; `cursor` is the
+/// last choice.
 fn pick(
     policy: Policy,
     cursor: &mut u16,
@@ -133,7 +136,7 @@ mod tests {
     const ALL: [Policy; 3] = [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency];
     const MS: Duration = Duration::from_millis(1);
 
-    /// Answers of three paths every 20 ms, for so long.
+    /// Records answers of three paths every 20 ms during this time.
     fn answers(chooser: &mut Chooser, now: &mut Instant, time: Duration, first: Duration) {
         let end = *now + time;
         while *now < end {
@@ -144,7 +147,8 @@ mod tests {
         }
     }
 
-    /// How many of a second's requests, one each millisecond, each path gets.
+    /// Returns the number of requests that each path gets in one second with a request each
+    /// millisecond.
     fn second(chooser: &mut Chooser, now: &mut Instant, up: &[Candidate]) -> [usize; 3] {
         let mut counts = [0; 3];
         for _ in 0..1000 {
@@ -173,7 +177,7 @@ mod tests {
             answers(&mut chooser, &mut now, Duration::from_secs(2), MS);
             answers(&mut chooser, &mut now, 300 * MS, 40 * MS);
             assert!(chooser.paces.is_watching() && !chooser.paces.is_slow(PathId(0)));
-            // The policies of measurements would pick it never.
+            // The policies that use measurements would never select it.
             let up = paths(&[(2, 90), (1, 9), (8, 8)]);
             let counts = second(&mut chooser, &mut now, &up);
             assert!(counts[0] >= 10, "{policy:?}: {counts:?}");

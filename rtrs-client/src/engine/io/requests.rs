@@ -1,11 +1,10 @@
-//! The IOs that a shard has taken, and the requests that carry them.
+//! IOs that a shard has taken, and the requests that carry them.
 //!
-//! An IO is issued as one or more requests, each holding a permit, which is a chunk of the server.
-//! IOs that find no permit or no path wait, those of each device in order (`waiting.rs`); devices
-//! share the permits. A request whose path died keeps its permit: it awaits
-//! the fence of that path, and is then ready to be sent again. All tables are made once, when the
-//! server's bounds are known or a volume is added; issuing and finishing a request allocates
-//! nothing.
+//! An IO is issued as one or more requests, each of which holds a permit, that is, a chunk of the
+//! server. IOs without a permit or a path wait, those of each device in order (`waiting.rs`);
+//! devices share the permits. A request whose path died keeps its permit: it awaits the fence of
+//! that path, and is then ready to be sent again. All tables are allocated once, when the server's
+//! limits are known or a volume is added; issuing and finishing a request allocates nothing.
 
 use std::ops::Range;
 
@@ -23,7 +22,7 @@ use crate::engine::device_table::IOS_MAX;
 use crate::engine::session::VOLUMES_MAX;
 use crate::path::io::Request as IoRequest;
 
-/// The row of a request: its permit, counted from the shard's first.
+/// Row of a request: its permit, counted from the shard's first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RequestRow(u16);
 
@@ -33,29 +32,30 @@ impl RequestRow {
     }
 }
 
-/// An IO that was submitted and not yet finished.
+/// IO that was submitted and has not ended.
 #[derive(Debug)]
 pub(super) struct TakenIo {
     pub(super) device: DeviceIndex,
     pub(super) io: Io,
-    /// Of a flush.
+    /// Coverage of a flush; unused by other operations.
     pub(super) mark: FlushMark,
     pub(super) submitted: Instant,
     pub(super) status: IoStatus,
-    /// Bytes already issued.
+    /// Number of bytes already issued.
     issued: u32,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pending: u32,
-    /// Losses of acknowledged writes before its first part was done, of an IO of several parts.
+    /// Number of losses of acknowledged writes before the first part finished, for an IO of several
+    /// parts.
     pub(super) losses: Option<u64>,
-    /// Stands in the queue of those that wait to be issued.
+    /// Queued for issue.
     queued: bool,
-    /// Its user is told that it has failed, and what of it is at the server may still land.
+    /// Failed to the caller; its requests may still take effect at the server.
     pub(super) given_up: bool,
 }
 
 impl TakenIo {
-    /// An IO of which nothing was issued; it only ends if `status` is an error.
+    /// Creates an IO of which nothing was issued. It ends at once only if `status` is an error.
     pub(super) fn new(
         (device, io): (DeviceIndex, Io),
         status: IoStatus,
@@ -76,7 +76,7 @@ impl TakenIo {
         }
     }
 
-    /// Begin and length of the part that is issued next, when a request carries so much at most.
+    /// Begin and length of the part to issue next, for requests that carry at most `max` bytes.
     pub(super) fn next_part(&self, max: u32, block: u32) -> (u32, u32) {
         let left = self.io.len - self.issued;
         let len = match self.io.op {
@@ -87,7 +87,7 @@ impl TakenIo {
         (self.issued, len)
     }
 
-    /// The request for a part, to a path that has this number for the device.
+    /// Builds the request for a part, for a path that uses this number for the device.
     pub(super) fn request(
         &self,
         (at, len): (u32, u32),
@@ -103,7 +103,7 @@ impl TakenIo {
         IoRequest { permit, device_id, op, flags, offset, len, buf }
     }
 
-    /// True while parts of it are to be done.
+    /// Whether parts of the IO have not ended.
     pub(super) fn has_more(&self) -> bool {
         self.pending > 0 || !self.is_all_issued()
     }
@@ -113,45 +113,45 @@ impl TakenIo {
     }
 }
 
-/// Where a request stands.
+/// State of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// In flight.
     Sent,
-    /// It was answered, and the window of its read target is still being closed.
+    /// Answered; the window of the read target is still being closed.
     Answered(IoStatus),
-    /// It was answered, and the window of its read target could not be closed: the answer counts
-    /// for nothing, and the connection ends.
+    /// Answered, but the window of the read target could not be closed. The answer does not count,
+    /// and the connection ends.
     Exposed,
-    /// Its connection is gone, and the path of this epoch may still have it delivered.
+    /// The connection has ended, and the path of this epoch may still deliver the request.
     AwaitingFence {
-        /// The epoch it was sent in.
+        /// Epoch in which the request was sent.
         epoch: u32,
     },
-    /// It may be sent again.
+    /// Ready to be sent again.
     Ready,
 }
 
-/// A request, which holds a permit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) io: IoRow,
     pub(super) path: PathId,
-    /// Begin and length of its part of the IO.
+    /// Begin and length of the request's part of the IO.
     pub(super) part: (u32, u32),
-    /// When it was sent; once that is over, when it was answered or its connection ended.
+    /// Time at which the request was sent; afterwards, that of its answer or of the end of its
+    /// connection.
     pub(super) sent: Instant,
     pub(super) standing: Standing,
-    /// When it was first sent, as a number that only grows.
+    /// Position in the order of first sends; only grows.
     pub(super) turn: u64,
-    /// Times it was sent.
+    /// Number of times the request was sent.
     pub(super) tries: u16,
-    /// Its answer takes longer than the IO timeout, over a path that lives.
+    /// Whether the answer takes longer than the IO timeout on a path that is alive.
     pub(super) slow: bool,
 }
 
 impl Request {
-    /// On a connection of this path.
+    /// Whether the request is on a connection of this path.
     pub(super) fn is_on(&self, path: PathId) -> bool {
         let on =
             matches!(self.standing, Standing::Sent | Standing::Answered(_) | Standing::Exposed);
@@ -159,7 +159,6 @@ impl Request {
     }
 }
 
-/// IOs, requests and permits of a shard.
 #[derive(Debug)]
 pub(super) struct Requests {
     permits: Permits,
@@ -173,7 +172,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// No permits yet.
+    /// Creates the tables without permits.
     pub(super) fn new() -> Self {
         Self {
             permits: Permits::new(0..0),
@@ -186,65 +185,59 @@ impl Requests {
         }
     }
 
-    /// These are the shard's permits.
+    /// Sets the shard's permits.
     pub(super) fn set_permits(&mut self, range: Range<u16>) {
         self.rows = vec![None; range.len()];
         self.permits = Permits::new(range);
         self.shares.set_all(self.permits.for_requests());
     }
 
-    /// One more device takes part.
+    /// Adds a device to those that share the permits.
     pub(super) fn add_device(&mut self, device: DeviceIndex) {
         self.waiting.add_device(device);
         self.shares.add();
     }
 
-    /// A device of which nothing is left takes no part any more.
+    /// Removes a device of which nothing is left.
     pub(super) fn remove_device(&mut self) {
         self.shares.remove();
     }
 
-    /// The shard's permits.
     pub(super) fn range(&self) -> Range<u16> {
         self.permits.range()
     }
 
-    /// True while a permit is free.
     pub(super) fn has_permit(&self) -> bool {
         self.permits.has_any()
     }
 
-    /// True while a device may have one more permit, if one is free.
+    /// Whether a device may have one more permit, if one is free.
     pub(super) fn may_take_permit(&self, device: DeviceIndex) -> bool {
         self.shares.may_take(device.index())
     }
 
-    /// A free permit.
     pub(super) fn take_permit(&mut self) -> Option<PermitId> {
         self.permits.take()
     }
 
-    /// True while a permit is free that a probe may take.
+    /// Whether a permit is free for a probe.
     pub(super) fn has_probe_permit(&self) -> bool {
         self.permits.available() > 0
     }
 
-    /// A free permit for a probe.
     pub(super) fn take_probe_permit(&mut self) -> Option<PermitId> {
         self.permits.take_for_probe()
     }
 
-    /// A permit is free again.
     pub(super) fn give_permit(&mut self, permit: PermitId) {
         self.permits.give(permit);
     }
 
-    /// The permit of a request.
     pub(super) fn permit_of(&self, row: RequestRow) -> PermitId {
         PermitId(self.permits.range().start + row.0)
     }
 
-    /// Takes an IO; it waits to be issued unless it has failed already. There must be room.
+    /// Takes an IO; it waits to be issued unless it has failed already. There must be a free row.
     pub(super) fn take(&mut self, mut io: TakenIo) -> IoRow {
         let row = self.free.pop().unwrap_or_else(|| panic!("more IOs than rows"));
         io.queued = io.status.is_ok();
@@ -255,37 +248,36 @@ impl Requests {
         IoRow(row)
     }
 
-    /// The IO of a row. Panics when there is none: that is a bug of this crate.
+    /// IO of a row. Panics when there is none, which is a bug of this crate.
     pub(super) fn io(&self, row: IoRow) -> &TakenIo {
         self.ios[row.0 as usize].as_ref().unwrap_or_else(|| panic!("no IO in {row:?}"))
     }
 
-    /// The same, to be changed.
+    /// Mutable IO of a row. Panics like [`Self::io`].
     pub(super) fn io_mut(&mut self, row: IoRow) -> &mut TakenIo {
         self.ios[row.0 as usize].as_mut().unwrap_or_else(|| panic!("no IO in {row:?}"))
     }
 
-    /// The request of a row. Panics when there is none: that is a bug of this crate.
+    /// Request of a row. Panics when there is none, which is a bug of this crate.
     pub(super) fn request(&self, row: RequestRow) -> &Request {
         self.rows[row.index()].as_ref().unwrap_or_else(|| panic!("no request in {row:?}"))
     }
 
-    /// The same, to be changed.
+    /// Mutable request of a row. Panics like [`Self::request`].
     pub(super) fn request_mut(&mut self, row: RequestRow) -> &mut Request {
         self.rows[row.index()].as_mut().unwrap_or_else(|| panic!("no request in {row:?}"))
     }
 
-    /// Rows of the requests for which this is so, in order of permits.
+    /// Rows of the matching requests, in order of permits.
     pub(super) fn rows(&self, fits: impl Fn(&Request) -> bool) -> Vec<RequestRow> {
         self.requests().filter(|(_, request)| fits(request)).map(|(row, _)| row).collect()
     }
 
-    /// All requests.
     pub(super) fn requests(&self) -> impl Iterator<Item = (RequestRow, &Request)> {
         (0..).zip(&self.rows).filter_map(|(at, row)| Some((RequestRow(at), row.as_ref()?)))
     }
 
-    /// The request on this path that holds a permit, if there is one.
+    /// Request on this path that holds a permit, if there is one.
     pub(super) fn find(&self, permit: PermitId, path: PathId) -> Option<RequestRow> {
         let range = self.permits.range();
         if !range.contains(&permit.0) {
@@ -296,27 +288,27 @@ impl Requests {
         self.rows[row.index()].filter(|request| request.is_on(path)).map(|_| row)
     }
 
-    /// True when more IOs wait than there are free permits.
+    /// Whether more IOs wait than permits are free.
     pub(super) fn is_full(&self) -> bool {
         self.waiting.len() > self.permits.for_requests()
     }
 
-    /// The device whose IO is issued next, of those that are not blocked.
+    /// Device whose IO is issued next, of those that are not blocked.
     pub(super) fn next_device(&self, blocked: DeviceSet) -> Option<DeviceIndex> {
         self.waiting.next(blocked)
     }
 
-    /// Devices of which IOs wait.
+    /// Devices with waiting IOs.
     pub(super) fn waiting_devices(&self) -> DeviceSet {
         self.waiting.devices()
     }
 
-    /// The IO of a device that is issued next.
+    /// IO of a device that is issued next.
     pub(super) fn first_waiting(&self, device: DeviceIndex) -> Option<IoRow> {
         self.waiting.front(device)
     }
 
-    /// Rows of the IOs of a device that wait and for which this is so.
+    /// Rows of the matching IOs of a device that wait.
     pub(super) fn waiting(
         &self,
         device: DeviceIndex,
@@ -325,18 +317,17 @@ impl Requests {
         self.waiting.of(device).filter(|row| fits(self.io(*row))).collect()
     }
 
-    /// Rows of all IOs of a device.
     pub(super) fn ios_of(&self, device: DeviceIndex) -> Vec<IoRow> {
         let ios = (0..).zip(&self.ios).filter_map(|(at, io)| Some((IoRow(at), io.as_ref()?)));
         ios.filter(|(_, io)| io.device == device).map(|(row, _)| row).collect()
     }
 
-    /// True while an IO of a device has not ended.
+    /// Whether a device has unfinished IOs.
     pub(super) fn has_ios(&self, device: DeviceIndex) -> bool {
         self.ios.iter().flatten().any(|io| io.device == device)
     }
 
-    /// The next part of the first IO of its device that waits was sent.
+    /// Records that the next part of a device's first waiting IO was sent.
     pub(super) fn issued(
         &mut self,
         io: IoRow,
@@ -364,8 +355,7 @@ impl Requests {
         self.rows[row] = Some(Request { io, path, part, sent, standing, turn, tries, slow });
     }
 
-    /// A request has ended: its permit is free. An error ends what is left of its IO. Returns the
-    /// request.
+    /// Ends a request and frees its permit. An error ends the rest of its IO. Returns the request.
     pub(super) fn end_request(&mut self, row: RequestRow, status: IoStatus) -> Request {
         let request = *self.request(row);
         self.rows[row.index()] = None;
@@ -382,7 +372,7 @@ impl Requests {
         request
     }
 
-    /// Nothing more of an IO is issued: it ends with this error when its requests have ended.
+    /// Stops issuing parts of an IO: it fails with this error when its requests have ended.
     pub(super) fn fail(&mut self, row: IoRow, status: IoStatus) {
         self.io_mut(row).status = status;
         self.unqueue(row);
@@ -396,7 +386,7 @@ impl Requests {
         }
     }
 
-    /// Takes an IO out when nothing of it is outstanding.
+    /// Takes out an IO without outstanding requests.
     pub(super) fn take_ended(&mut self, row: IoRow) -> Option<TakenIo> {
         let io = self.io(row);
         let is_over = io.is_all_issued() || !io.status.is_ok();
@@ -409,7 +399,7 @@ impl Requests {
         self.ios[row.0 as usize].take()
     }
 
-    /// The IO of a device that is here for the longest time, and its request that was sent first.
+    /// Oldest IO of a device, and its request that was sent first.
     pub(super) fn oldest(&self, device: DeviceIndex) -> Option<(&TakenIo, Option<&Request>)> {
         let ios = (0..).zip(&self.ios).filter_map(|(at, io)| Some((IoRow(at), io.as_ref()?)));
         let ios = ios.filter(|(_, io)| io.device == device);
@@ -418,17 +408,17 @@ impl Requests {
         Some((io, of_it.min_by_key(|request| request.turn)))
     }
 
-    /// IOs taken and not yet ended.
+    /// Number of unfinished IOs.
     pub(super) fn inflight(&self) -> usize {
         IOS_MAX - self.free.len()
     }
 
-    /// Permits that requests hold.
+    /// Number of permits that requests hold.
     pub(super) fn permits_held(&self) -> usize {
         self.rows.iter().flatten().count()
     }
 
-    /// Panics when the tables do not agree; `others` permits are held by no request.
+    /// Panics when the tables are inconsistent; `others` permits are held by no request.
     pub(super) fn check(&self, others: usize) {
         let held = self.permits_held();
         assert_eq!(held + others + self.permits.available(), self.rows.len(), "every permit");
@@ -451,8 +441,8 @@ impl Requests {
     }
 }
 
-/// Length of the next request of `left` bytes when one carries `most`: equal parts, so that a
-/// request just over the limit does not leave a tiny one behind.
+/// Length of the next request of `left` bytes when one carries at most `most`. Parts are equal, so
+/// that an IO just over the limit does not end in a tiny request.
 fn part_len(left: u32, most: u32, block: u32) -> u32 {
     let block = block.max(1);
     if left <= most {

@@ -1,53 +1,55 @@
-//! Slow-path detection: paths that are far slower than the others, as this shard's answers show.
+//! Slow-path detection: finds paths that are far slower than the others, from this shard's answers.
 //!
-//! Answers are collected in windows of [`WINDOW`]. At the end of a window each path that answered
-//! is compared with the best of the others. The largest answer of a window does not count, so a
-//! single outlier changes nothing. A path that is far slower in one window is *suspect*; one that
+//! Answers are collected in windows of [`WINDOW`]. At the end of a window, each path that answered
+//! is compared with the best of the others. The slowest answer of a window does not count, so a
+//! single outlier changes nothing. A path that is far slower in one window is *suspect*. One that
 //! stays so for [`SLOW_TIME`], over [`SLOW_ANSWERS`] answers in [`SLOW_WINDOWS`] windows, without a
-//! better window between, is *slow* and leaves the choice. The first answers of a connection
-//! count for nothing. A stall fills one window, of all paths that it strikes, and is forgotten with
-//! the next one.
+//! better window in between, is *slow* and is no longer selected. The first answers of a connection
+//! do not count. A stall fills one window, of all paths that it affects, and is forgotten with the
+//! next one.
 //!
-//! While a path is suspect or slow, every path that the policy passes over gets requests all the
-//! same ([`TRY_EVERY`]): no judgment outlives the facts. A slow path is back after [`GOOD_WINDOWS`]
-//! windows in which it was nearly as quick as the others: the way back is narrower than the way
-//! out, so that no path goes in and out all the time. The last path never leaves.
+//! While a path is suspect or slow, every path that the policy passes over still gets requests
+//! ([`TRY_EVERY`]), so that no verdict outlives its cause. A slow path returns after
+//! [`GOOD_WINDOWS`] windows in which it was nearly as quick as the others: the condition for a
+//! return is stricter than that for leaving, so that no path alternates all the time. The last path
+//! never leaves.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
 
-/// Answers of so long are judged together.
+/// Time during which answers are collected and judged together.
 const WINDOW: Duration = Duration::from_millis(100);
-/// A path is far slower when its typical answer takes so many times that of the best other path...
+/// A path is far slower when its typical answer takes this many times that of the best other
+/// path...
 const SLOW_RATIO: u64 = 8;
 /// ...and more than this.
 const SLOW_NANOS: u64 = 10_000_000;
-/// A path leaves that is far slower for so long...
+/// A path leaves when it is far slower for at least this time...
 const SLOW_TIME: Duration = Duration::from_secs(2);
-/// ...in so many answers...
+/// ...in at least this number of answers...
 const SLOW_ANSWERS: u32 = 16;
-/// ...and in so many windows at least.
+/// ...and in at least this number of windows.
 const SLOW_WINDOWS: u32 = 8;
-/// Answers of a new connection count for nothing until so many came...
+/// Answers of a new connection do not count until this number has come...
 const FIRST_ANSWERS: u32 = 16;
-/// ...and so much time has passed since the first.
+/// ...and this time has passed since the first.
 const FIRST_TIME: Duration = Duration::from_secs(1);
-/// A window of a slow path is good when its mean is within so many times the best of the others,
+/// A window of a slow path is good when its mean is within this many times the best of the others,
 /// or below [`GOOD_NANOS`].
 const GOOD_RATIO: u64 = 2;
 const GOOD_NANOS: u64 = SLOW_NANOS / 2;
-/// So many good windows bring a path back; a bad one takes two of them away.
+/// Number of good windows that bring a path back; a bad one cancels two.
 const GOOD_WINDOWS: u32 = 4;
-/// Least time between two requests that go over a path for the comparison alone, and the most.
+/// Minimum and maximum time between two requests on a path for comparison only.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 const TRY_EVERY_MAX: Duration = Duration::from_secs(1);
-/// Such requests are at most one in so many of those in flight, and so many at once.
+/// Limits of such requests: one in this number of those in flight, and this number at once.
 const TRY_SHARE: u32 = 4;
 const TRIES_MAX: u32 = 16;
-/// Older windows are compared with nothing, and suspicion without an answer ends.
+/// Maximum age of a window in comparisons, and of a suspicion without answers.
 const FRESH: Duration = Duration::from_secs(3);
 
-/// What the choice is made from: one path that is up.
+/// Input of the path selection: one connected path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub(crate) path: PathId,
@@ -56,7 +58,7 @@ pub(crate) struct Candidate {
     pub(crate) latency_ns: u64,
 }
 
-/// A run of windows in which a path was far slower.
+/// Run of windows in which a path was far slower.
 #[derive(Clone, Copy, Debug)]
 struct Suspicion {
     since: Instant,
@@ -64,45 +66,45 @@ struct Suspicion {
     windows: u32,
 }
 
-/// What is known of a path.
+/// Measurements of a path.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
-    /// Answers of the open window, the sum of their times and the largest.
+    /// Answers of the open window: count, total time and maximum.
     answers: u32,
     total_nanos: u64,
     max_nanos: u64,
-    /// The last answer's time.
+    /// Time of the last answer.
     last_nanos: u64,
-    /// What its last window with answers showed, and when that ended.
+    /// Result of the last window with answers, and the end of that window.
     typical_nanos: u64,
     judged: Option<Instant>,
-    /// Answers and mean of the window that is being closed.
+    /// Count and mean of the answers in the window that is being closed.
     closed: Option<(u32, u64)>,
-    /// Answers of this connection, as far as they matter, and when the first came.
+    /// Answers of this connection, as far as they matter, and the time of the first.
     seen: u32,
     first: Instant,
     suspicion: Option<Suspicion>,
     slow: bool,
-    /// Good windows while slow.
+    /// Number of good windows while slow.
     good: u32,
-    /// Became slow, or is back, and nobody has asked yet.
+    /// Whether the path became slow or returned, and this was not read yet.
     turned: bool,
-    /// When a request was last sent over it; kept while a path is watched.
+    /// Time of the last request; kept while a path is watched.
     sent: Instant,
 }
 
 impl Pace {
-    /// Slow, or perhaps about to be.
+    /// Whether the path is slow or suspect.
     fn is_watched(&self) -> bool {
         self.slow || self.suspicion.is_some()
     }
 
-    /// The connection is too young to be judged.
+    /// Whether the connection is too young to be judged.
     fn is_new(&self, now: Instant) -> bool {
         self.seen < FIRST_ANSWERS || now.since(self.first) < FIRST_TIME
     }
 
-    /// Ends a window in which the path answered, if it did.
+    /// Ends a window, if the path answered in it.
     fn close(&mut self, end: Instant) {
         let answers = self.answers;
         let Some(mean) = self.total_nanos.checked_div(u64::from(answers)) else { return };
@@ -116,7 +118,7 @@ impl Pace {
         (self.answers, self.total_nanos, self.max_nanos) = (0, 0, 0);
     }
 
-    /// Judges the window that was closed; `best` is the best of the others.
+    /// Judges the closed window; `best` is the best of the other paths.
     fn judge(&mut self, end: Instant, (answers, mean): (u32, u64), best: Option<u64>) {
         if self.slow {
             let bound = best.unwrap_or(0).saturating_mul(GOOD_RATIO).max(GOOD_NANOS);
@@ -148,15 +150,15 @@ impl Pace {
     }
 }
 
-/// The paces of all paths on a shard.
+/// Measurements of all paths on a shard.
 #[derive(Debug, Default)]
 pub(crate) struct Paces {
     of: Vec<Pace>,
-    /// When the open window ends.
+    /// End of the open window.
     end: Instant,
-    /// Paths that are slow or suspect; nothing is looked at while there are none.
+    /// Number of slow or suspect paths; nothing is checked while it is zero.
     watched: usize,
-    /// A window ended while a path was watched.
+    /// Whether a window ended while a path was watched.
     shift: bool,
 }
 
@@ -173,19 +175,18 @@ impl Paces {
         &mut self.of[at]
     }
 
-    /// True when a path has left the choice.
     pub(crate) fn is_slow(&self, path: PathId) -> bool {
         self.watched > 0 && self.of.get(path.index()).is_some_and(|pace| pace.slow)
     }
 
-    /// Nothing is known of a path any more; it is new, or connected anew.
+    /// Forgets a path that is new or was reconnected.
     pub(crate) fn forget(&mut self, path: PathId) {
         let pace = self.of(path);
         let watched = std::mem::take(pace).is_watched();
         self.watched -= usize::from(watched);
     }
 
-    /// The best of the other paths that carry requests.
+    /// Best of the other paths that are not slow.
     fn best_beside(&self, at: usize, end: Instant) -> Option<u64> {
         let others = self.of.iter().enumerate().filter(|(other, pace)| *other != at && !pace.slow);
         others
@@ -194,7 +195,8 @@ impl Paces {
             .min()
     }
 
-    /// A request was answered. True when a window ended with it; `turned` tells what came of that.
+    /// Records an answer. Returns whether it ended a window; see [`Self::next_turned`] for the
+    /// result.
     pub(crate) fn answered(&mut self, path: PathId, now: Instant, took: Duration) -> bool {
         let ended = now >= self.end;
         if ended {
@@ -230,30 +232,29 @@ impl Paces {
         self.shift = self.watched > 0;
     }
 
-    /// The next path that became slow, or is back, since it was last asked.
+    /// Takes the next path that became slow or returned.
     pub(crate) fn next_turned(&mut self) -> Option<PathId> {
         let mut all = (0u16..).zip(&mut self.of);
         all.find_map(|(at, pace)| std::mem::take(&mut pace.turned).then_some(PathId(at)))
     }
 
-    /// Some path is slow or suspect.
+    /// Whether any path is slow or suspect.
     pub(super) fn is_watching(&self) -> bool {
         self.watched > 0
     }
 
-    /// True once after a window that ended while a path was watched. Requests that take turns with
-    /// slower ones (a write, a flush, a write, ...) then swap their paths, or the path that gets
-    /// the slower ones would look like a slow path.
+    /// Returns true once after a window that ended while a path was watched. Requests that
+    /// alternate with slower ones (a write, a flush, a write, ...) then swap their paths; otherwise
+    /// the path that gets the slower ones would look like a slow path.
     pub(super) fn take_shift(&mut self) -> bool {
         std::mem::take(&mut self.shift)
     }
 
-    /// A request goes over a path.
     pub(super) fn sent(&mut self, path: PathId, now: Instant) {
         self.of(path).sent = now;
     }
 
-    /// The path that the next request is to go over, only to see how quick it is.
+    /// Selects the path for the next request if one is due only to measure the path.
     pub(super) fn pick_try(
         &self,
         now: Instant,
@@ -265,7 +266,7 @@ impl Paces {
         let load: u32 = up.clone().map(|c| c.inflight).sum();
         let is_due = |c: &Candidate| {
             let pace = self.of.get(c.path.index()).copied().unwrap_or_default();
-            // A request that is alone is held up by a slow path, and the next ones with it.
+            // A single request is delayed by a slow path, and the next ones with it.
             let share = Duration::from_nanos(pace.last_nanos) * TRY_SHARE / (load + 1);
             c.inflight < TRIES_MAX
                 && c.inflight * TRY_SHARE <= load
@@ -291,7 +292,8 @@ mod tests {
         paths.iter().map(|&(path, inflight)| Candidate { path, inflight, latency_ns: 0 })
     }
 
-    /// Answers of both paths every `step` ms; returns when OTHER left or came back.
+    /// Feeds answers of both paths every `step` ms; returns the times at which OTHER left or
+    /// returned.
     fn run_every(
         paces: &mut Paces,
         span: std::ops::Range<u32>,
@@ -319,7 +321,7 @@ mod tests {
         run_every(paces, span, 20, [quick, other])
     }
 
-    /// Both paths were quick until 5 s.
+    /// Returns the measurements of two paths that were quick until 5 s.
     fn warm() -> Paces {
         let mut paces = Paces::default();
         assert!(run(&mut paces, 0..5000, MS, MS).is_empty());
@@ -333,11 +335,11 @@ mod tests {
         assert!(left.len() == 1 && (7000..7400).contains(&left[0]), "{left:?}");
         assert!(paces.is_slow(OTHER) && !paces.is_slow(QUICK));
         assert!(run(&mut paces, 9000..20_000, MS, 50 * MS).is_empty(), "and stays away");
-        // Tried every 50 ms.
+        // The slow path gets a request every 50 ms.
         let back = run_every(&mut paces, 20_000..21_000, 50, [MS, MS]);
         assert!(back.len() == 1 && (20_300..20_800).contains(&back[0]), "{back:?}");
         assert!(!paces.is_slow(OTHER) && paces.watched == 0);
-        // Half of the windows good is not quick.
+        // A path with only half of its windows good is not quick.
         let mut paces = warm();
         run(&mut paces, 5000..9000, MS, 50 * MS);
         for round in 0..20 {
@@ -372,7 +374,7 @@ mod tests {
         let mut paces = warm();
         for ms in 5000..15_000 {
             paces.answered(QUICK, at(ms), MS);
-            // One in a window, every time.
+            // One late answer in every window.
             let late = ms % 90 == 0;
             paces.answered(OTHER, at(ms), if late { 900 * MS } else { MS });
             assert_eq!(paces.next_turned(), None);
@@ -382,7 +384,7 @@ mod tests {
 
     #[test]
     fn an_outlier_that_strikes_several_paths_ejects_none() {
-        // A stall ends all that is in flight at once, on one path more than on the other; again
+        // A stall ends all requests in flight at once, more on one path than on the other, again
         // and again.
         let mut paces = warm();
         for round in 0..30 {
@@ -397,7 +399,7 @@ mod tests {
         }
         run(&mut paces, 35_000..35_300, MS, MS);
         assert_eq!(paces.watched, 0);
-        // One path is struck after the other.
+        // One path is affected after the other.
         let mut paces = warm();
         for (path, begin) in [(QUICK, 5000), (OTHER, 5900)] {
             for _ in 0..16 {
@@ -416,7 +418,7 @@ mod tests {
         assert!(run(&mut paces, 5000..7900, MS, 900 * MS).is_empty());
         assert!(run(&mut paces, 7900..12_000, MS, MS).is_empty());
         assert_eq!(paces.watched, 0);
-        // Those of an old connection.
+        // The answers of an older connection do count.
         assert_eq!(run(&mut paces, 12_000..14_900, MS, 900 * MS).len(), 1);
     }
 
@@ -491,7 +493,7 @@ mod tests {
         assert_eq!(tried(&[(QUICK, 2), (OTHER, 1)]), None, "a quarter of the load");
         assert_eq!(tried(&[(QUICK, 200), (OTHER, 16)]), None, "16 at once");
         assert_eq!(tried(&[(OTHER, 0)]), None, "it is all there is");
-        // Alone, requests spend a fifth of their time on it.
+        // Without other load, a fifth of the time is spent on the slow path.
         paces.answered(OTHER, at(13_300), 100 * MS);
         paces.sent(OTHER, at(13_300));
         paces.sent(QUICK, at(13_699));

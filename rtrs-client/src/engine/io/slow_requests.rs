@@ -1,37 +1,37 @@
-//! Slow requests: those that the server does not answer within the IO timeout, over a path that
-//! lives.
+//! Slow requests: those that the server does not answer within the IO timeout, on a path that is
+//! alive.
 //!
-//! What hangs then is the disk, not the path. Closing the path would help nobody: the request would
-//! hang again on the next one, and all that works on this one would have to move. So the request
-//! stays where it is and is reported. Each shard logs one line when the first request of a path
-//! becomes slow, and one when the last has ended.
+//! In this case the disk hangs, not the path. Closing the path would not help: the request would
+//! hang again on the next one, and all other requests of this one would have to move. So the
+//! request stays and is reported. Each shard logs one line when the first request of a path becomes
+//! slow, and one when the last has ended.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Duration;
 
-/// From the first slow request of a path to the end of the last.
+/// Period from the first slow request of a path to the end of the last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Episode {
-    /// Requests that became slow.
+    /// Number of requests that became slow.
     pub(super) requests: u64,
-    /// The longest of them, among those that have ended.
+    /// Longest time of those that have ended.
     pub(super) longest: Duration,
-    /// Not ended yet.
+    /// Number of slow requests that have not ended.
     open: usize,
 }
 
-/// The slow requests of a device on a shard, for its report.
+/// Slow requests of a device on a shard, for its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlowReport {
-    /// Now.
+    /// Current number.
     pub(crate) now: usize,
-    /// Since the session began.
+    /// Total since the session began.
     pub(crate) total: u64,
-    /// Since the oldest of now was sent.
+    /// Time since the oldest current one was sent.
     pub(crate) oldest: Option<Duration>,
 }
 
-/// The slow requests of a shard, by path.
+/// Slow requests of a shard, by path.
 #[derive(Debug)]
 pub(super) struct SlowRequests {
     paths: Vec<Episode>,
@@ -42,12 +42,12 @@ impl SlowRequests {
         Self { paths: vec![Episode::default(); paths] }
     }
 
-    /// There may be one more path.
+    /// Grows the table for another path.
     pub(super) fn add_path(&mut self, paths: usize) {
         self.paths.resize(paths.max(self.paths.len()), Episode::default());
     }
 
-    /// A request on this path has become slow. True when it is the only one there.
+    /// Counts a request that became slow. Returns whether it is the only one of this path.
     pub(super) fn began(&mut self, path: PathId) -> bool {
         let episode = &mut self.paths[path.index()];
         episode.requests += 1;
@@ -55,8 +55,8 @@ impl SlowRequests {
         episode.open == 1
     }
 
-    /// A slow request on this path was answered after so long, or its connection has ended. The
-    /// episode, when it was the last one.
+    /// Records the end of a slow request of this age, by its answer or with its connection. Returns
+    /// the episode after the last one.
     pub(super) fn ended(&mut self, path: PathId, age: Duration) -> Option<Episode> {
         let episode = &mut self.paths[path.index()];
         episode.open -= 1;
@@ -64,7 +64,7 @@ impl SlowRequests {
         (episode.open == 0).then(|| std::mem::take(episode))
     }
 
-    /// Slow requests now.
+    /// Current number of slow requests.
     pub(super) fn now(&self) -> usize {
         self.paths.iter().map(|episode| episode.open).sum()
     }

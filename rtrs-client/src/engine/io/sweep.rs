@@ -1,11 +1,11 @@
-//! What a shard does because time has passed: a look at everything that waits, every [`SWEEP`].
+//! Periodic checks of a shard: everything that waits is examined every [`SWEEP`].
 //!
-//! A request that is not answered within the IO timeout says that the path is dead, or that the
-//! disk behind it is slow. The connection that it was sent on tells which: it lives when something
-//! came over it since, and not long ago. Nothing else counts, not even a heartbeat of the path,
-//! since a connection can die alone (`probe.rs`). A connection that owes answers and is silent is
-//! probed before the time of its oldest request is over, so the answer is there when it is needed.
-//! Where no probe can be sent, because the shard has too few permits for one of its own
+//! When a request is not answered within the IO timeout, either the path is dead or the disk behind
+//! it is slow. The connection that carries the request shows which: it is alive if something was
+//! received on it since the request, and recently. Nothing else counts, not even a heartbeat of the
+//! path, since a connection can fail alone (`probe.rs`). A silent connection that owes answers is
+//! probed before the time of its oldest request is over, so that the answer is there when it is
+//! needed. Where no probe can be sent, because the shard has too few permits for one of its own
 //! (`permits.rs`) and requests hold them all, silence counts as death.
 
 use rtrs_core::fabric::CloseReason;
@@ -22,24 +22,24 @@ use crate::engine::device_set::DeviceIndex;
 use crate::engine::message::ControlMessage;
 use crate::engine::session::{Failover, HeartbeatSettings, SlowIo};
 
-/// How often running requests are held against the IO timeout.
+/// Interval between checks.
 const SWEEP: Duration = Duration::from_millis(250);
-/// Least time of a request, however old its IO is.
+/// Minimum time of a request, whatever the age of its IO.
 const LAST_TRY: Duration = Duration::from_secs(1);
 
-/// What a connection that owes an overdue answer is.
+/// State of a connection that owes an overdue answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
-    /// Something came over it since.
+    /// Something was received on it since.
     Proven,
-    /// It is asked, or is about to be.
+    /// A probe is in flight, or about to be.
     Asked,
-    /// Nothing shows that it lives.
+    /// Nothing shows that the connection is alive.
     Unproven,
 }
 
 impl Shard {
-    /// The longest that a whole IO may take, if that is bounded.
+    /// Maximum time of a whole IO; None if it is unlimited.
     pub(super) fn age_max(&self) -> Option<Duration> {
         match self.config.slow_io {
             SlowIo::Wait => None,
@@ -47,16 +47,16 @@ impl Shard {
         }
     }
 
-    /// How long a connection that owes an answer may be silent before it is probed, and how long it
-    /// may owe the answer to the probe.
+    /// Silence after which a connection that owes an answer is probed, and the time limit for the
+    /// answer to the probe.
     fn silence_bounds(&self) -> (Duration, Duration) {
         let HeartbeatSettings { interval, missed_max, .. } = self.config.heartbeat;
         let half = self.config.io_timeout / 2;
         (interval.min(half), (interval * missed_max).min(half))
     }
 
-    /// Ends what is over its time: requests by ending their path if that is dead, waiting IO with
-    /// an error.
+    /// Ends what has exceeded its time: requests by ending their path if that is dead, and waiting
+    /// IO with an error.
     pub(super) fn sweep(&mut self, ctx: &mut Ctx<'_>) -> bool {
         if ctx.now < self.next_sweep {
             return false;
@@ -81,8 +81,8 @@ impl Shard {
         any
     }
 
-    /// Paths that owe answers are in use, however long these take. The session may have become idle
-    /// just when a request went out.
+    /// Marks paths that owe answers as used, however long the answers take. The session may have
+    /// become idle just when a request was sent.
     fn note_use(&self, ctx: &mut Ctx<'_>) {
         for path in self.paths.iter().filter(|path| path.inflight() > 0) {
             if path.waits(ctx.now) {
@@ -91,12 +91,13 @@ impl Shard {
         }
     }
 
-    /// Looks at requests that are over their time. True when a path was ended or an IO given up.
+    /// Checks requests that have exceeded their time. Returns whether a path was ended or an IO
+    /// failed.
     fn sweep_requests(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let (bound, age_max) = (self.config.io_timeout, self.age_max());
         let overdue = self.requests.rows(|request| {
             let age = request.sent.since(self.requests.io(request.io).submitted);
-            // What the whole IO has left, and a moment in any case.
+            // Remaining time of the whole IO, but at least `LAST_TRY`.
             let left = age_max.map_or(bound, |max| max.saturating_sub(age).max(LAST_TRY));
             request.is_on(request.path) && ctx.now.since(request.sent) >= bound.min(left)
         });
@@ -115,7 +116,7 @@ impl Shard {
         any
     }
 
-    /// Whether the connection of an overdue request lives.
+    /// State of the connection of an overdue request.
     fn life(&self, request: &Request, now: Instant) -> Life {
         if matches!(request.standing, Standing::Answered(_) | Standing::Exposed) {
             // Nothing at the server is waited for.
@@ -126,12 +127,13 @@ impl Shard {
         if heard > request.sent && now.since(heard) <= period + answer + SWEEP * 2 {
             return Life::Proven;
         }
-        // A probe of another path ends soon, one way or the other; then it is this one's turn.
+        // A probe of another path soon ends either way; then this one can be probed.
         let may_ask = self.probes.path().is_some() || self.requests.has_probe_permit();
         if may_ask { Life::Asked } else { Life::Unproven }
     }
 
-    /// A request is over its time, and its connection lives. True when its IO is given up for that.
+    /// Handles an overdue request on a live connection. Returns whether the failure of its IO was
+    /// reported to the user.
     fn note_slow(&mut self, row: RequestRow, now: Instant) -> bool {
         let request = self.requests.request_mut(row);
         let (io, path, age) = (request.io, request.path, now.since(request.sent));
@@ -151,9 +153,9 @@ impl Shard {
         self.config.slow_io == SlowIo::Fail && self.give_io_up(io)
     }
 
-    /// Has the user of an IO told that it has failed. What of it is at the server stays here with
-    /// its permit and its memory until that has answered or cannot start it any more. False when
-    /// the user was told before.
+    /// Reports the failure of an IO to its user. Its requests stay here with their permits and
+    /// memory until the server has answered or can no longer start them. Returns false if the user
+    /// was notified before.
     fn give_io_up(&mut self, row: IoRow) -> bool {
         let taken = self.requests.io_mut(row);
         if std::mem::replace(&mut taken.given_up, true) {
@@ -165,7 +167,7 @@ impl Shard {
         true
     }
 
-    /// A request is slow no more: it was answered, or its connection has ended.
+    /// Ends the slow state of a request that was answered or lost its connection.
     pub(super) fn end_slow(&mut self, row: RequestRow) {
         let request = self.requests.request_mut(row);
         if !std::mem::take(&mut request.slow) {
@@ -183,8 +185,9 @@ impl Shard {
         }
     }
 
-    /// How long an IO of a device may wait to be issued, if that is bounded. While the disk holds
-    /// requests over their time, what waits for their permits gets as much time as they had.
+    /// Maximum time that an IO of a device may wait to be issued; None if it is unlimited. While
+    /// the disk holds requests over their time, IOs waiting for their permits get the same amount
+    /// of time.
     fn waiting_max(&self, device: DeviceIndex) -> Option<Duration> {
         let is_slow =
             |request: &Request| request.slow && self.requests.io(request.io).device == device;
@@ -196,8 +199,9 @@ impl Shard {
         }
     }
 
-    /// Ends what has waited too long for a path. What awaits a fence ends only where none will
-    /// come: an error while the first copy may still begin would let it land after newer writes.
+    /// Fails requests that have waited too long for a path. Those that await a fence are failed
+    /// only where none will come: if the first copy could still start after the error, it could
+    /// take effect after newer writes.
     fn sweep_retries(&mut self, now: Instant) -> bool {
         let fences = self.granted.is_some_and(|granted| granted.fences);
         let unfenced = self.config.failover == Failover::Strict && !fences;
@@ -212,7 +216,7 @@ impl Shard {
                 Standing::AwaitingFence { .. } => unfenced || early,
                 Standing::Sent | Standing::Answered(_) | Standing::Exposed => false,
             };
-            // The time that a disk has taken does not count where it may take any.
+            // Time spent at a disk does not count where it is unlimited.
             let submitted = self.requests.io(request.io).submitted;
             let since = if waits_for_disk { request.sent } else { submitted };
             waits && now.since(since) >= bound
@@ -224,9 +228,9 @@ impl Shard {
         !over.is_empty()
     }
 
-    /// Asks a connection that owes answers and is silent whether it works, and ends one that was
-    /// asked in vain. One at a time, the one that is silent for the longest time first, and only
-    /// while a permit is free.
+    /// Probes a silent connection that owes answers, and ends one whose probe stays unanswered.
+    /// Only one probe is in flight at a time, for the connection that has been silent longest, and
+    /// only while a permit is free.
     fn look_at_silence(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let (period, answer) = self.silence_bounds();
         if let Some(path) = self.probes.path() {
@@ -251,8 +255,8 @@ impl Shard {
         true
     }
 
-    /// Of the paths whose connections owe answers and are silent for `period`, the one that is so
-    /// for the longest time.
+    /// Path whose connection owes answers and has been silent for `period`, and longer than the
+    /// others.
     fn most_silent(&self, now: Instant, period: Duration) -> Option<PathId> {
         let candidates = self.paths.iter().filter(|path| path.inflight() > 0 && path.is_up());
         let silent = candidates.filter(|path| {

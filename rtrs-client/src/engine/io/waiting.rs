@@ -1,29 +1,30 @@
-//! IOs that wait to be issued: a queue for each device, and whose turn it is.
+//! IOs that wait to be issued: one queue for each device, served in turn.
 //!
-//! Devices take turns, one request each, so that none waits behind all that another has asked for.
+//! Devices take turns, one request each, so that none waits for everything that another has
+//! submitted.
 
 use std::collections::VecDeque;
 
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::device_table::IOS_MAX;
 
-/// The row of an IO in the table of those that a shard has taken.
+/// Row of an IO in the table of taken IOs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IoRow(pub(super) u32);
 
-/// The queues of all devices.
+/// Queues of all devices.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     queues: Vec<VecDeque<IoRow>>,
-    /// Devices whose queues are not empty.
+    /// Devices with a non-empty queue.
     some: DeviceSet,
-    /// The device that had the last turn.
+    /// Device that had the last turn.
     last: Option<DeviceIndex>,
     count: usize,
 }
 
 impl Waiting {
-    /// There is a queue for this device.
+    /// Adds a queue for this device if it has none.
     pub(super) fn add_device(&mut self, device: DeviceIndex) {
         while self.queues.len() <= device.index() {
             self.queues.push(VecDeque::new());
@@ -31,29 +32,29 @@ impl Waiting {
         self.queues[device.index()].reserve_exact(IOS_MAX);
     }
 
-    /// An IO waits behind all others of its device.
+    /// Queues an IO behind all others of its device.
     pub(super) fn push(&mut self, device: DeviceIndex, row: IoRow) {
         self.queues[device.index()].push_back(row);
         self.some.insert(device);
         self.count += 1;
     }
 
-    /// The device whose turn it is, of those that are not blocked.
+    /// Device whose turn it is, of those that are not blocked.
     pub(super) fn next(&self, blocked: DeviceSet) -> Option<DeviceIndex> {
         self.some.without(blocked).next_after(self.last)
     }
 
-    /// A device had its turn.
+    /// Records that a device had its turn.
     pub(super) fn turn_taken(&mut self, device: DeviceIndex) {
         self.last = Some(device);
     }
 
-    /// The IO that is issued next of this device.
+    /// IO of this device that is issued next.
     pub(super) fn front(&self, device: DeviceIndex) -> Option<IoRow> {
         self.queues.get(device.index())?.front().copied()
     }
 
-    /// That one does not wait any more.
+    /// Removes that IO.
     pub(super) fn pop_front(&mut self, device: DeviceIndex) {
         let queue = &mut self.queues[device.index()];
         self.count -= usize::from(queue.pop_front().is_some());
@@ -62,7 +63,7 @@ impl Waiting {
         }
     }
 
-    /// An IO does not wait any more.
+    /// Removes an IO from the queue.
     pub(super) fn remove(&mut self, device: DeviceIndex, row: IoRow) {
         let queue = &mut self.queues[device.index()];
         let before = queue.len();
@@ -73,17 +74,17 @@ impl Waiting {
         }
     }
 
-    /// Those of a device, in order.
+    /// Waiting IOs of a device, in order.
     pub(super) fn of(&self, device: DeviceIndex) -> impl Iterator<Item = IoRow> {
         self.queues.get(device.index()).into_iter().flatten().copied()
     }
 
-    /// All of them.
+    /// All waiting IOs.
     pub(super) fn iter(&self) -> impl Iterator<Item = IoRow> {
         self.queues.iter().flatten().copied()
     }
 
-    /// Devices of which some wait.
+    /// Devices with waiting IOs.
     pub(super) fn devices(&self) -> DeviceSet {
         self.some
     }

@@ -1,9 +1,9 @@
 //! Zeroes that the session writes itself, where the server cannot be trusted to.
 //!
-//! A kernel server before Linux 6.8 takes a write zeroes for a read, one from 6.12 to 6.18 loses
-//! its length, does nothing and reports success, and nothing on the wire tells these from good
-//! ones. So a write zeroes becomes a write of memory that holds zeroes, unless the server is one
-//! of this project and has said that it keeps lengths. A shard has one such piece of memory.
+//! A kernel server before Linux 6.8 treats a write zeroes as a read. One from 6.12 to 6.18 loses
+//! its length, does nothing and reports success, and nothing on the wire distinguishes these from
+//! correct ones. So a write zeroes becomes a write of zeroed memory, unless the server is
+//! `rtrs-server` and has announced that it keeps lengths. A shard has one such piece of memory.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use rtrs_core::mem::Region;
 
 use crate::engine::device_table::{OpenDevice, ZEROES_LEN};
 
-/// True when the server that the device is at now cannot do a write zeroes or a partial write, or
-/// say what is a hole, and this was submitted when another one had its place.
+/// Whether the device's current server does not support an IO (write zeroes, partial write or hole
+/// query) that was submitted when it had another server.
 pub(super) fn unsupported(io: &Io, device: &OpenDevice) -> bool {
     let lacks_fast = io.flags.fast_only && !device.geometry.fast_zero;
     match io.op {
@@ -24,17 +24,18 @@ pub(super) fn unsupported(io: &Io, device: &OpenDevice) -> bool {
     }
 }
 
-/// A shard's zeroes; the memory is there once a device needs it.
+/// Zeroed memory of a shard, allocated once a device needs it.
 #[derive(Debug, Default)]
 pub(super) struct Zeroes {
     region: Option<Arc<Region>>,
 }
 
 impl Zeroes {
-    /// The memory, when the device needs it and it was not there yet: paths have to know it.
+    /// Allocates the memory if the device needs it and it does not exist yet. Paths have to
+    /// register it.
     ///
     /// # Errors
-    /// The system has no memory.
+    /// Fails when the system has no memory.
     pub(super) fn prepare(&mut self, device: &OpenDevice) -> std::io::Result<Option<Arc<Region>>> {
         if self.region.is_some() || device.writes_zeroes || device.geometry.read_only {
             return Ok(None);
@@ -44,13 +45,13 @@ impl Zeroes {
         Ok(Some(region))
     }
 
-    /// What is submitted in place of an IO: a write, where the device writes no zeroes.
+    /// Translates write zeroes into a write, where the server does not write zeroes.
     pub(super) fn translate(&self, device: &OpenDevice, io: Io) -> Io {
         let translates = io.op == IoOp::WriteZeroes && !device.writes_zeroes && !io.flags.fast_only;
         let Some(region) = self.region.as_ref().filter(|_| translates) else { return io };
         match region.slice(0, io.len as usize) {
             Some(zeroes) => Io { op: IoOp::Write, buf: Some(zeroes), ..io },
-            // Longer than what was announced: judged as it is.
+            // Longer than announced: checked without translation.
             None => io,
         }
     }

@@ -1,4 +1,4 @@
-//! Every request, byte for byte as docs/PROTOCOL.md lays it out in the chunk.
+//! Byte-for-byte checks of requests in the chunk against docs/PROTOCOL.md.
 
 use rtrs_core::block::{IoFlags, IoOp};
 
@@ -8,7 +8,7 @@ use super::server::{BLANK, Request};
 const FUA: IoFlags = IoFlags { fua: true, no_unmap: false, fast_only: false, partial: false };
 const KEEP: IoFlags = IoFlags { fua: false, no_unmap: true, fast_only: false, partial: false };
 
-/// RNBD's IO header: device 0, priority 0.
+/// IO header of RNBD for device 0 with priority 0.
 fn header(sector: u64, rw: u32, size: u32) -> Vec<u8> {
     let mut bytes = vec![4, 0, 0, 0, 0, 0, 0, 0];
     bytes.extend(sector.to_le_bytes());
@@ -32,12 +32,12 @@ fn one(op: (IoOp, IoFlags), range: (u64, u32)) -> Request {
     request
 }
 
-/// 3 bits of permit for a depth of 5: 25 bits of offset.
+/// Immediate for a depth of 5: 3 bits of permit and 25 bits of offset.
 fn imm(offset: u32) -> u32 {
     3 << 25 | offset
 }
 
-/// Nothing but `from..to` was written.
+/// Checks that only `from..to` was written.
 fn written(request: &Request, from: usize, to: usize) {
     let blank = |part: &[u8]| part.iter().all(|&b| b == BLANK);
     assert!(blank(&request.chunk[..from]) && blank(&request.chunk[to..]));
@@ -89,7 +89,7 @@ fn discard_and_write_zeroes_carry_no_data() {
     written(&discard, 0, 36);
 
     for (flags, rw) in [(IoFlags::default(), 5), (FUA, 0x205), (KEEP, 0x805)] {
-        // Larger than a chunk: it is one request all the same.
+        // Larger than a chunk, and still a single request.
         let zeroes = one((IoOp::WriteZeroes, flags), (0, 1 << 20));
         let mut expected = header(0, rw, 1 << 20);
         expected.extend([2, 0, 32, 0]);

@@ -1,4 +1,4 @@
-//! A server that lost its cache with acknowledged writes in it: told once, by a flush.
+//! A server that lost its cache with acknowledged writes: a flush reports it once.
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
@@ -15,7 +15,7 @@ fn run(fixture: &mut Fixture, shard: usize, op: IoOp, fua: bool) -> Option<IoSta
     fixture.client.status(tag)
 }
 
-/// All paths are lost; the server is there again with this epoch of its cache.
+/// Ends all paths; the server returns with this cache epoch.
 fn restart(fixture: &mut Fixture, cache_id: u64) {
     fixture.server.how.cache_id = cache_id;
     for path in 0..fixture.server.paths.len() {
@@ -46,7 +46,7 @@ fn a_flush_fails_once_after_a_lost_cache() {
         for shard in [0, 1] {
             assert_eq!(run(&mut fixture, shard, IoOp::Flush, false), Some(IoStatus::Ok), "once");
         }
-        // What came since is held against the next loss.
+        // Later writes count for the next loss.
         assert_eq!(run(&mut fixture, 0, op, false), Some(IoStatus::Ok));
         restart(&mut fixture, 9);
         assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Io));
@@ -62,7 +62,7 @@ fn flushes_go_on_where_nothing_was_lost() {
     assert_eq!(run(&mut fixture, 1, IoOp::Write, true), Some(IoStatus::Ok));
     restart(&mut fixture, 8);
     assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Ok), "all was durable");
-    // A flush that waited for the server while it lost nothing.
+    // A flush that was waiting at a server that lost nothing.
     fixture.server.how.hold = true;
     let flags = IoFlags::default();
     let flush = fixture.submit_with(0, (IoOp::Flush, flags), (0, 4096), 0);
@@ -91,7 +91,7 @@ fn a_flush_in_flight_over_a_loss_fails() {
     assert_eq!(run(&mut fixture, 0, IoOp::Flush, false), Some(IoStatus::Ok));
 }
 
-/// A flush that fails while the write is under way says nothing of it to its user.
+/// A flush that fails during the write does not report the loss to the user of the write.
 #[test]
 fn a_loss_between_the_parts_of_a_write_is_reported_after_its_end() {
     let mut fixture = Fixture::open(|s| {
@@ -142,7 +142,7 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
     };
     let flush = |fixture: &mut Fixture| run(fixture, 1, IoOp::Flush, false);
     let kept = |fixture: &Fixture| fixture.client.control.saved_epoch(DeviceIndex::FIRST);
-    // Lost while nobody had it.
+    // Lost between the two processes.
     let mut over = inheriting(8, 7);
     assert_eq!(run(&mut over, 0, IoOp::Write, true), Some(IoStatus::Ok));
     over.until("more than it takes to keep a epoch", 9 * SEC, |s| {
@@ -152,7 +152,7 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
     assert_eq!(kept(&over), None, "the answer may not have left");
     over.until("the epoch to be kept", 3 * SEC, |s| kept(s) == Some(8));
-    // A flush that the one before had taken comes again, and looks like one that begins now.
+    // A flush of the earlier process is sent again, and looks like one that begins now.
     let mut over = Fixture::open(|s| {
         (s.how.fence, s.how.cache_id) = (true, 8);
         (s.config.volumes[0].inherited_epoch, s.config.resent_for) = (Some(7), 4 * SEC);
@@ -164,18 +164,18 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
     });
     assert_eq!(flush(&mut over), Some(IoStatus::Ok));
     over.until("the epoch to be kept", 3 * SEC, |s| kept(s) == Some(8));
-    // Lost afterwards.
+    // Lost after the takeover.
     for inherited in [7, 0] {
         let mut over = inheriting(7, inherited);
         restart(&mut over, 8);
         assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
     }
-    // Flushed before.
+    // Flushed before the loss.
     let mut over = inheriting(7, 7);
     assert_eq!(flush(&mut over), Some(IoStatus::Ok));
     restart(&mut over, 8);
     assert_eq!(flush(&mut over), Some(IoStatus::Ok));
-    // Nobody was there before.
+    // There was no earlier process.
     let mut first = fixture(7);
     assert_eq!(kept(&first), Some(7));
     restart(&mut first, 8);

@@ -1,4 +1,4 @@
-//! Connecting: the order of steps, every refusal and every lie a server can tell on the way.
+//! Connecting: the order of steps, and every refusal or invalid message of a server.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +14,7 @@ use crate::engine::control::paths::OPENER_TIME_MAX;
 use crate::engine::{DeviceIndex, SessionFailure};
 use crate::path::state::PathState;
 
-/// Kinds of what the server saw, in order.
+/// Kinds of the events that the server saw, in order.
 fn order(fixture: &Fixture) -> Vec<String> {
     let word = |seen: &Seen| match seen {
         Seen::Connect { req, .. } => format!("connect {}", req.cid),
@@ -34,8 +34,8 @@ fn the_handshake_goes_in_order() {
             s.config.shards = 3;
             s.world.acknowledged = acknowledged;
         });
-        // The server itself asserts that each connection is up before the next asks, and that
-        // INFO_REQ is the first message of all.
+        // The server itself asserts that each connection is up before the next one is requested,
+        // and that INFO_REQ is the first message.
         let expected = [
             "connect 0",
             "connect 1",
@@ -62,7 +62,7 @@ fn paths_open_the_device_one_after_the_other() {
         s.paths = 3;
         s.how.hold_control = true;
     });
-    // To a kernel server the control permit is the same memory on every path.
+    // For a kernel server, the control permit is the same memory on every path.
     for served in 0..6 {
         fixture.run(20 * MS);
         assert_eq!(fixture.server.held.len(), 1, "after {served} answers");
@@ -71,7 +71,7 @@ fn paths_open_the_device_one_after_the_other() {
     }
     fixture.until("all paths", SEC, Fixture::is_whole);
 
-    // One that gets no answer holds the others up for its own bound only.
+    // An unanswered open delays the others only for its own time limit.
     fixture.server.how.hold_control = true;
     for path in 0..3 {
         fixture.server.end_path(fixture.now(), path);
@@ -105,7 +105,7 @@ fn permits_and_bounds_hold_in_every_mode() {
 #[test]
 fn every_reject_is_told_and_tried_again() {
     for errno in [104_i16, 6, 17, 12, 16, 1, 110] {
-        // As RDMA CM hands a reject out: with all the room it has.
+        // RDMA CM returns a reject padded to its full capacity.
         let mut rsp = ConnRsp { errno: -errno, ..ConnRsp::default() }.encode().to_vec();
         rsp.resize(148, 0);
         let mut fixture = Fixture::spoiled(|_| {}, |how| how.refuse = Some(rsp));
@@ -140,7 +140,7 @@ fn attempts_back_off_and_keep_their_uuids() {
     fixture.run(20 * SEC);
     let connects = fixture.server.connects();
     assert!((20..45).contains(&connects.len()), "{}", connects.len());
-    // The first wait lay before the first of these.
+    // The first wait was before the first of these.
     let mut bound = 200 * MS;
     for (before, after) in connects.iter().zip(&connects[1..]) {
         let wait = after.2.since(before.2);
@@ -239,7 +239,7 @@ fn a_lie_on_a_later_connection_ends_the_attempt_too() {
         let error = fixture.client.last_error(0);
         assert!(error.starts_with("connection 2: "), "{error}");
         assert!(error.contains("bad connect") || error.contains("accepted with"), "{error}");
-        // Its bounds do not count there.
+        // The limits in its answer do not count there.
         fixture.server.how.con_rsp = Some(Box::new(|req, rsp| {
             let rsp = if req.cid.0 == 0 { rsp } else { ConnRsp { queue_depth: 0, ..rsp } };
             rsp.encode().to_vec()
@@ -258,7 +258,7 @@ fn a_depth_below_the_cores_fails_the_session() {
     let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.contains("queue depth of 4") && text.contains("--shards 3"), "{text}");
 
-    // One more is enough: every shard can work.
+    // One permit more is enough for every shard.
     let mut fixture = Fixture::open(|s| {
         s.config.shards = 4;
         s.how.queue_depth = 5;
@@ -272,7 +272,7 @@ fn a_depth_below_the_cores_fails_the_session() {
     let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.contains("queue depth of 2") && text.contains("--shards 1"), "{text}");
 
-    // There is nothing smaller to be used then.
+    // There is no smaller number of shards to suggest.
     let mut fixture = Fixture::new(|s| s.config.queue_depth_limit = 1);
     fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
     let text = fixture.client.control.failure().unwrap().to_string();
@@ -295,8 +295,8 @@ fn other_bounds_after_a_reconnect_are_refused_until_they_are_the_old_ones() {
     fixture.read(1, 0, 4096);
 }
 
-/// A server that is short of memory may grant a smaller depth. The client repeats it on every
-/// connect, also to a server that does not know the session any more.
+/// A server that is short of memory may grant a smaller depth. The client repeats that depth on
+/// every connect, also to a server that does not know the session any more.
 #[test]
 fn the_depth_that_was_granted_is_repeated() {
     let mut fixture = Fixture::open(|s| s.paths = 2);
@@ -348,7 +348,7 @@ fn lies_in_the_chunk_table_end_the_attempt() {
         fixture.server.how.info_rsp = None;
         fixture.until("a good path", 10 * SEC, Fixture::is_whole);
     }
-    // Longer than the receive: the fabric refuses it.
+    // Longer than the receive buffer: the fabric refuses it.
     let long = |mut bytes: Vec<u8>| {
         bytes.extend([0; 16]);
         bytes
@@ -359,13 +359,13 @@ fn lies_in_the_chunk_table_end_the_attempt() {
 
 #[test]
 fn silence_at_each_step_has_a_bound() {
-    // No INFO_RSP.
+    // No answer to INFO_REQ.
     let silent = |_| Vec::new();
     let mut fixture = Fixture::spoiled(|_| {}, |how| how.info_rsp = Some(Box::new(silent)));
     fixture.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
     assert!(fixture.client.last_error(0).contains("no answer in time"));
 
-    // No answer to OPEN; heartbeats go on.
+    // No answer to OPEN, while heartbeats are answered.
     let mut fixture = Fixture::spoiled(|_| {}, |how| how.hold_control = true);
     fixture.until("another attempt", 15 * SEC, |s| s.server.connects().len() > 3);
     let error = fixture.client.last_error(0);
@@ -406,7 +406,7 @@ fn a_refused_open_fails_the_session_with_words() {
             text.starts_with(&format!("the server refused to open \"vol0\": {name}")),
             "{text}"
         );
-        // It is not asked again and again.
+        // The open is not repeated.
         fixture.run(3 * SEC);
         assert_eq!(fixture.server.requests().count(), 2);
     }
@@ -424,7 +424,7 @@ fn who_takes_over_waits_for_the_export_to_be_free() {
     assert!(fixture.client.last_error(0).contains("EPERM"), "{}", fixture.client.last_error(0));
     fixture.server.how.open_errno = 0;
     fixture.until("the device", 5 * SEC, Fixture::is_whole);
-    // Not for ever, and not for what does not pass.
+    // Patience has a limit, and does not cover permanent errors.
     let mut fixture = Fixture::new(setup);
     fixture.run(19 * SEC);
     assert!(fixture.client.control.failure().is_none());
@@ -470,7 +470,7 @@ fn a_session_whose_every_path_fails_at_first_gives_up_with_all_reasons() {
     let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.starts_with("no path to the server: path0: refused by the server: ENOMEM"));
     assert!(text.ends_with("; path1: no answer within the connect timeout"), "{text}");
-    // It has given up: nothing more is tried.
+    // The session has failed, so nothing more is tried.
     let seen = fixture.server.seen.len();
     fixture.run(5 * SEC);
     assert_eq!(fixture.server.seen.len(), seen);
@@ -498,14 +498,14 @@ fn a_read_only_export_is_opened_so_on_every_path_where_that_will_do() {
     assert!(text.contains("EACCES: the export is read-only"), "{text}");
 }
 
-/// A session of one path with several addresses, of which the server has only the given one.
+/// Creates a session of one path with several addresses, of which only `good` leads to the server.
 fn several(good: usize, count: usize) -> Fixture {
     Fixture::new(|s| {
         s.remotes = (0..count)
             .map(|at| if at == good { server_ip(0) } else { nobody_ip(at) })
             .map(|ip| SocketAddr::new(ip, 1234))
             .collect();
-        // Longer than the test: only the next address, not the next round, can be in time.
+        // Longer than the test: only the next address can be tried in time, not the next round.
         (s.config.reconnect_min, s.config.reconnect_max) = (60 * SEC, 60 * SEC);
     })
 }
@@ -532,7 +532,7 @@ fn a_session_gives_up_when_no_address_answers() {
     let Some(SessionFailure::Unreachable(text)) = fixture.client.control.failure() else {
         panic!("{:?}", fixture.client.control.failure());
     };
-    // The address of the last attempt is named.
+    // The error names the address of the last attempt.
     assert!(text.contains(&format!("{}:1234: ", nobody_ip(2))), "{text}");
 }
 
@@ -550,7 +550,7 @@ fn a_lost_path_waits_before_it_goes_round() {
 
 #[test]
 fn a_path_that_ends_at_its_introduction_names_the_likely_reason() {
-    // All that a server says to a name that another session has; whichever connection says it.
+    // If another session has the name, the server only ends a connection, whichever it is.
     for first in [0, 1] {
         let mut fixture = Fixture::new(|s| s.how.info_rsp = Some(Box::new(|_| Vec::new())));
         let told = |s: &Fixture| s.server.seen.iter().any(|seen| matches!(seen, Seen::Info { .. }));

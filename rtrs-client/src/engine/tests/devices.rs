@@ -1,5 +1,4 @@
-//! Where the geometry of a device is read, and what a shard does for one that is not there any
-//! more.
+//! The device table as the only source of geometry, and a shard's behavior for removed devices.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Detaching: the device first, then every connection, within its bound whatever the server does.
+//! Detaching: closes the device, then every connection, in time whatever the server does.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::CloseReason;
@@ -52,7 +52,7 @@ fn a_detach_while_a_path_opens_again_closes_the_device() {
         let closes = closes.filter(|seen| matches!(seen, Seen::Request(r) if r.tail[0] == 5));
         assert_eq!(closes.count(), 1, "over {paths} paths");
     }
-    // An answer that never comes holds nothing up.
+    // An answer that never comes delays nothing.
     let mut fixture = Fixture::open(|_| {});
     fixture.server.how.hold_control = true;
     let device = fixture.server.device.expect("an open device");
@@ -88,7 +88,7 @@ fn a_server_that_is_gone_holds_nothing_up() {
 
 #[test]
 fn detach_works_in_every_state() {
-    // While connecting: stop after each count of events.
+    // While connecting: detach after each number of steps.
     for steps in 0..60 {
         let mut fixture = Fixture::new(|s| s.paths = 2);
         fixture.run(MS / 100 * steps);
@@ -103,7 +103,7 @@ fn detach_works_in_every_state() {
     fixture.until("a wait", SEC, |s| s.client.states() == [PathState::Waiting]);
     fixture.detach();
     fixture.until("the end", MS, |s| s.client.control.is_done());
-    // With nobody there.
+    // Without a reachable server.
     let mut fixture = Fixture::new(|_| {});
     fixture.link_down(0);
     fixture.run(10 * MS);

@@ -1,4 +1,4 @@
-//! What the server played by hand exports besides its first device.
+//! Exports of the scripted server besides its first device.
 
 use rtrs_core::gateway::Standing;
 use rtrs_core::identity::ExportId;
@@ -8,34 +8,33 @@ use rtrs_core::wire::{IoHeader, OpenRsp, OpenRspTail, RwOp};
 use super::fixture::SECRET;
 use super::server::How;
 
-/// Another export.
+/// Additional export.
 pub(super) struct Export {
     pub(super) name: String,
     pub(super) disk: Vec<u8>,
-    /// Its id while it is open.
+    /// Device ID while it is open.
     pub(super) device: Option<u32>,
-    /// The id that it gets when it is opened next; none: one that no device had.
+    /// Device ID for the next open; None for one that no device had before.
     pub(super) next_id: Option<u32>,
-    /// Refuses to open it.
+    /// Error for opens; 0 for none.
     pub(super) open_errno: u16,
-    /// Fails its IO.
+    /// Error for IO; 0 for none.
     pub(super) io_errno: u16,
-    /// Fails its flushes.
+    /// Error for flushes; 0 for none.
     pub(super) flush_errno: u16,
-    /// The epoch of its cache; the server's where this is 0.
+    /// Epoch of its cache; 0 for that of the server.
     pub(super) cache_id: u64,
     pub(super) export_id: Option<ExportId>,
-    /// Times it was opened, and closed.
+    /// Number of opens and closes.
     pub(super) opens: u32,
     pub(super) closes: u32,
 }
 
-/// The other exports.
 #[derive(Default)]
 pub(super) struct More(pub(super) Vec<Export>);
 
 impl More {
-    /// Another export of so many bytes.
+    /// Adds an export of this size in bytes.
     pub(super) fn add(&mut self, name: &str, size: usize) {
         self.0.push(Export {
             name: name.to_owned(),
@@ -56,7 +55,7 @@ impl More {
         self.0.iter_mut().find(|export| export.name == name).expect("an export")
     }
 
-    /// Opens one under the next number.
+    /// Opens an export under the next number.
     pub(super) fn open(
         &mut self,
         name: &[u8],
@@ -87,7 +86,7 @@ impl More {
         }
     }
 
-    /// The session has ended.
+    /// Closes all exports at the end of the session.
     pub(super) fn close_all(&mut self) {
         self.0.iter_mut().for_each(|export| export.device = None);
     }
@@ -105,7 +104,7 @@ impl More {
     }
 }
 
-/// Does an IO; what it reads is put at the start of its chunk.
+/// Performs an IO; a read puts its data at the start of the chunk.
 pub(super) fn run_io(disk: &mut [u8], op: RwOp, header: &IoHeader, chunk: &MemSlice) -> u16 {
     if op == RwOp::Flush {
         return 0;
@@ -121,7 +120,7 @@ pub(super) fn run_io(disk: &mut [u8], op: RwOp, header: &IoHeader, chunk: &MemSl
     0
 }
 
-/// What the server says of a device.
+/// Builds the server's description of a device.
 pub(super) fn open_rsp(device_id: u32, size: usize, cache_id: u64) -> OpenRsp {
     OpenRsp {
         device_id,
@@ -134,7 +133,7 @@ pub(super) fn open_rsp(device_id: u32, size: usize, cache_id: u64) -> OpenRsp {
         max_segments: 128,
         fua: true,
         write_cache: true,
-        // Without the extension what a kernel's memory held.
+        // Without the extension, a kernel sends uninitialized memory here.
         cache_id: if cache_id > 0 { cache_id } else { !0 },
         ..OpenRsp::default()
     }

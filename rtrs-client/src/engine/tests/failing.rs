@@ -1,4 +1,4 @@
-//! Paths that die and come back, with IO on them.
+//! Paths that fail and return while they carry IO.
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::sim::{BindMode, LinkOptions};
@@ -60,7 +60,7 @@ fn a_path_the_server_ends_comes_back_again_and_again() {
 #[test]
 fn one_lost_connection_ends_its_whole_path() {
     let mut fixture = Fixture::open(|s| s.config.shards = 3);
-    // A lie on one connection of IO: only that one breaks by itself.
+    // An invalid message on one IO connection breaks only that connection directly.
     fixture.server.how.rkey_rsp = Some(Box::new(|rsp| {
         let mut bytes = rsp.encode().to_vec();
         bytes[0] = if rsp.permit.0 == 0 { bytes[0] } else { 9 };
@@ -88,13 +88,14 @@ fn an_answer_that_never_comes_ends_a_path_that_cannot_be_probed_and_waiting_io()
         (s.config.io_timeout, s.config.slow_io) = (2 * SEC, SlowIo::Fail);
     });
     let start = fixture.now();
-    // Two permits on shard 0: two requests travel, three wait.
+    // Shard 0 has two permits: two requests are in flight, three wait.
     let tags: Vec<_> = (0..5).map(|slot| submit(&mut fixture, 0, IoOp::Read, slot)).collect();
     fixture.until("the end of the path", 3 * SEC, |s| s.client.states()[0] == PathState::Waiting);
     assert!(fixture.client.last_error(0).contains("timed out"), "{}", fixture.client.last_error(0));
     fixture.drain(13 * SEC);
     let took = fixture.now().since(start);
-    // Twice the time of a request and the time without a path; what travels then comes back first.
+    // Twice the request timeout plus the time without a path; requests in flight are returned
+    // first.
     assert!(took >= 9 * SEC && took <= 12 * SEC, "{took:?}");
     for tag in &tags {
         assert_eq!(fixture.client.status(*tag), Some(IoStatus::TimedOut));
@@ -123,7 +124,7 @@ fn an_io_that_is_sent_late_gets_no_whole_time_more() {
         fixture.link_up(0);
         fixture.drain(20 * SEC);
         assert_eq!(tags.map(|tag| fixture.client.status(tag)), [Some(IoStatus::TimedOut); 2]);
-        // The time without a path and twice that of a request, and a last try of a second.
+        // The time without a path, twice the request timeout, and a last try of a second.
         let took = fixture.now().since(start);
         assert!(took >= 12 * SEC && took <= 14 * SEC + 500 * MS, "{took:?}");
     }
@@ -141,7 +142,7 @@ fn io_waits_for_a_path_only_so_long() {
     assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
     let took = fixture.now().since(start);
     assert_eq!(took, 2 * SEC, "counted from the loss of the last path");
-    // What comes later ends at once, until there is a path again.
+    // Later IO fails at once until a path is back.
     let tag = submit(&mut fixture, 1, IoOp::Read, 0);
     fixture.run(MS);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
@@ -209,7 +210,7 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
         s.config.no_path = NoPath::Queue;
         s.how.server_id = Some([1; 16]);
     });
-    // Requests in flight on both paths, which the server does not answer any more.
+    // Requests are in flight on both paths, and the server stops answering.
     fixture.server.how.hold = true;
     let flying: Vec<_> = (0..8).map(|n| submit(&mut fixture, n % 2, IoOp::Write, n)).collect();
     fixture.run(50 * MS);
@@ -241,7 +242,7 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     fixture.until("the detach", SEC, |s| s.client.control.is_done());
 }
 
-/// Nothing waits for a path, none is tried again, and the reason is told.
+/// Checks that nothing waits for a path, none is tried again, and the reason is reported.
 fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
     fixture.drain(2 * SEC);
     let late = submit(fixture, 0, IoOp::Read, 0);
@@ -340,8 +341,8 @@ fn a_session_the_server_forgot_is_opened_again() {
         (s.config.heartbeat.interval, s.heartbeat.interval) = (2 * SEC, 2 * SEC);
         (s.how.queue_depth, s.how.max_io) = (1000, 4096);
     });
-    // The server lost everything, and on the second path we do not hear of it. The first one is
-    // slow, so that IO meets it in every step of its return.
+    // The server lost everything, and on the second path the client does not notice. The first path
+    // is slow, so that IO meets it in every step of its return.
     let slow = LinkOptions { delay: 3 * MS, ..LinkOptions::default() };
     fixture.world.set_link(client_ip(0), server_ip(0), slow);
     fixture.world.silence(server_ip(1), client_ip(1));
@@ -369,7 +370,7 @@ fn a_session_the_server_forgot_is_opened_again() {
 fn a_device_that_grew_is_used_whole() {
     let mut fixture = Fixture::open(|s| {
         s.how.size = 1 << 20;
-        // Without ids it could be any other device.
+        // Without IDs, it could be any other device.
         (s.how.server_id, s.how.export_id) = (Some([1; 16]), Some(ExportId::of_name("vol")));
     });
     fixture.server.how.size = 2 << 20;
@@ -383,14 +384,14 @@ fn a_device_that_grew_is_used_whole() {
     assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
 }
 
-/// Requests on connections for IO that are none of a device: probes.
+/// Number of probes: requests on IO connections that belong to no device.
 fn probes(fixture: &Fixture) -> usize {
     fixture.server.requests().filter(|r| r.io.is_none() && r.cid.0 > 0).count()
 }
 
 #[test]
 fn a_connection_that_died_alone_is_found_long_before_its_requests_time_out() {
-    // One shard's connection answers nothing; heartbeats and the other shard's go on.
+    // One shard's connection answers nothing; heartbeats and the other shard's connection work.
     let mut fixture = Fixture::open(|s| s.paths = 2);
     (fixture.server.how.hold, fixture.server.how.hold_probes) = (true, true);
     let start = fixture.now();
@@ -422,7 +423,7 @@ fn a_slow_disk_is_no_dead_connection() {
         fixture.server.how.hold = true;
         let tag = submit(&mut fixture, 0, IoOp::Write, 0);
         fixture.run(3 * SEC);
-        // Without a permit that is free nobody is asked.
+        // Without a free permit there are no probes.
         assert_eq!(probes(&fixture) > 3, depth > 3, "{} probes", probes(&fixture));
         fixture.server.how.hold = false;
         fixture.server.release();
@@ -438,7 +439,7 @@ fn a_slow_disk_is_no_dead_connection() {
 
 #[test]
 fn a_probes_permit_is_used_again_only_when_its_path_is_fenced_off() {
-    // At a server that fences and at a kernel's, which takes a path's connect for it.
+    // A server with fences, and a kernel server, where the reconnect of the path serves as fence.
     for fence in [true, false] {
         let mut fixture = Fixture::open(|s| {
             (s.paths, s.how.fence, s.how.queue_depth) = (2, fence, 8);
@@ -492,7 +493,7 @@ fn io_is_taken_back_only_if_nothing_of_it_was_sent() {
         let wanted = (at >= sent).then_some(IoStatus::Aborted);
         assert_eq!(fixture.client.status(*tag), wanted, "the one at {at} of {sent} sent");
     }
-    // What was sent is sent again when its path dies.
+    // Requests in flight are sent again when their path dies.
     fixture.server.held.clear();
     fixture.server.end_path(fixture.now(), 0);
     fixture.server.how.hold = false;

@@ -1,4 +1,5 @@
-//! What was in flight on a path that dies goes on elsewhere, once, in order, behind the fence.
+//! Failover: requests in flight on a dying path are sent on another path, once, in order, after the
+//! fence.
 
 use std::cell::RefCell;
 
@@ -135,10 +136,10 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
     }
 }
 
-/// Encodes an accept as a test wants it.
+/// Encoder of an accept.
 type Accept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
 
-/// Leads each path to a process of its own, in the order of their first connects.
+/// Connects each path to its own server process, in the order of their first connects.
 fn processes() -> Accept {
     let known = RefCell::new(Vec::new());
     Box::new(move |req, mut rsp| {
@@ -175,7 +176,7 @@ fn a_process_that_cannot_answer_for_another_leaves_the_path_unfenced() {
         assert_eq!(fixture.spread(), [4, if refuses { 2 } else { 6 }]);
         fixture.server.how.hold = false;
         fixture.server.release();
-        // The path that connects again is its own fence.
+        // The reconnect of a path fences off its earlier connections.
         fixture.link_up(0);
         fixture.until("both paths", 5 * SEC, Fixture::is_whole);
         fixture.drain(SEC);
@@ -199,14 +200,14 @@ fn nothing_is_sent_again_before_the_fence_is_answered() {
     fixture.until("the fence", SEC, |s| s.server.held.len() == 10);
     fixture.run(500 * MS);
     assert_eq!(sectors(&fixture).len(), 9, "nothing before the answer");
-    // The path that the fence was asked over dies as well: the third is asked, for both.
+    // The path that carries the fence request dies as well: the third path carries it, for both.
     fixture.server.how.hold_control = false;
     lose(&mut fixture, 1);
     fixture.until("everything on the third", SEC, |s| s.spread()[2] == 9);
     let mut fenced: Vec<u8> = fixture.server.fences.iter().map(|f| f.path.0[0]).collect();
     fenced.sort_unstable();
     assert_eq!(fenced, [0xa0, 0xa1]);
-    // In the order in which they were first sent: 0, 3, 6 over path 0 and 1, 4, 7 over path 1.
+    // In the order in which they were first sent: 0, 3, 6 on path 0 and 1, 4, 7 on path 1.
     let again = sectors(&fixture).split_off(9);
     let order: Vec<u64> = again.iter().map(|sector| sector / 16).collect();
     for path in [[0, 3, 6], [1, 4, 7]] {
@@ -274,7 +275,7 @@ fn io_waits_only_so_long_for_fences_that_are_never_answered() {
     let tag = submit(&mut fixture, 0, IoOp::Write, 0);
     fixture.until("the write", SEC, |s| s.server.held.len() == 1);
     lose(&mut fixture, 0);
-    // The others are asked in turn and come back, so that one is connected at any time.
+    // The others carry the request in turn and come back, so that one is connected at any time.
     fixture.until("both asked in vain", 25 * SEC, |s| {
         s.client.control.status()[1..].iter().all(|path| path.ends > 0)
     });
@@ -299,7 +300,7 @@ fn strict_failover_gives_nothing_up_that_a_fence_is_still_to_come_for() {
     fixture.until("the write", SEC, |s| s.server.held.len() == 1);
     lose(&mut fixture, 0);
     fixture.server.how.hold = false;
-    // Later writes go on over the other path: an error now would let this one land after them.
+    // Later writes use the other path: if this write failed now, it could take effect after them.
     fixture.run(5 * SEC);
     let later = submit(&mut fixture, 0, IoOp::Write, 0);
     fixture.run(SEC);

@@ -1,4 +1,4 @@
-//! What each of several devices gets of permits and IO rows while the others have all they can.
+//! Shares of permits and IO rows of each device while others use as much as they can.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
@@ -9,13 +9,13 @@ use super::users::{SECOND, Users, with_second};
 use crate::engine::device_table::IOS_MAX;
 use crate::engine::{Change, DeviceIndex};
 
-/// Requests of a device that the server holds.
+/// Number of requests of a device that the server holds.
 fn held(fixture: &Fixture, device: u32) -> usize {
     let of = |request: &&Request| request.io.is_some_and(|io| io.1.device_id == device);
     fixture.server.held.iter().filter(of).count()
 }
 
-/// A session of two volumes on one shard, whose server holds all IO.
+/// Opens a session of two volumes on one shard, whose server holds all IO.
 fn fixture(queue_depth: u16) -> (Fixture, Users, Users) {
     let mut fixture = with_second(|s| {
         s.config.shards = 1;
@@ -29,7 +29,7 @@ fn fixture(queue_depth: u16) -> (Fixture, Users, Users) {
 
 #[test]
 fn a_device_that_asks_for_all_leaves_half_of_its_share_to_each_other() {
-    // Sixty permits for requests, besides that of the control shard and that of probes.
+    // Sixty permits for requests, besides those of the control shard and of probes.
     let (mut fixture, mut greedy, mut modest) = fixture(62);
     let (first, second) = (0, fixture.server.more.named("vol1").device.unwrap());
     let mut taken = 0;
@@ -39,7 +39,7 @@ fn a_device_that_asks_for_all_leaves_half_of_its_share_to_each_other() {
     assert_eq!(taken, IOS_MAX * 3 / 4, "of the rows too half are kept in equal parts");
     fixture.run(10 * MS);
     assert_eq!((held(&fixture, first), held(&fixture, second)), (45, 0));
-    // Its disk hangs, and holds all of them: the other device has its own.
+    // The disk of the first device hangs and holds all its permits; the other device has its own.
     let tags: Vec<u64> =
         (0..8).map(|_| modest.submit(&mut fixture, 0, IoOp::Write, 0, 512)).collect();
     fixture.run(10 * MS);
@@ -51,7 +51,7 @@ fn a_device_that_asks_for_all_leaves_half_of_its_share_to_each_other() {
     fixture.run(10 * MS);
     assert!(tags.iter().all(|tag| modest.status(*tag) == Some(IoStatus::Ok)));
     assert_eq!(greedy.ended(), 0);
-    // What that one leaves unused is not there for the greedy one; a quarter is the other's.
+    // The greedy device does not get what the modest one leaves unused: a quarter stays reserved.
     assert_eq!(held(&fixture, first), 45);
     let mut more = 0;
     while modest.try_submit(&mut fixture, 0, IoOp::Read, 0, 512).is_some() {
@@ -73,7 +73,7 @@ fn devices_take_turns_for_permits() {
         modest.submit(&mut fixture, 0, IoOp::Read, 0, 512);
     }
     fixture.run(10 * MS);
-    // One request is answered at a time; both wait for each permit that is free again.
+    // One request is answered at a time; both devices wait for each free permit.
     let mut served = [0, 0];
     for _ in 0..200 {
         let request = fixture.server.held.remove(0);
@@ -90,7 +90,7 @@ fn devices_take_turns_for_permits() {
 fn a_large_io_does_not_keep_the_others_waiting() {
     let (mut fixture, mut large, mut small) = fixture(6);
     let second = fixture.server.more.named("vol1").device.unwrap();
-    // Four permits for requests; each is of eight requests.
+    // Four permits for requests, and eight requests for each IO.
     let tags: Vec<u64> =
         (0..4).map(|_| large.submit(&mut fixture, 0, IoOp::Read, 0, 8 * 126_976)).collect();
     let one = small.submit(&mut fixture, 0, IoOp::Read, 0, 512);
@@ -117,7 +117,7 @@ fn shares_follow_the_volumes_that_there_are() {
     fixture.change(Change::CloseVolume { export: "vol1".into() }).expect("another is left");
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
     assert_eq!(fill(&mut fixture, &mut first), 60, "all of them");
-    // Who comes then gets its part as soon as the other has less.
+    // A new device gets its share as soon as the other one has less.
     fixture.server.more.add("vol2", 1 << 20);
     fixture.change(Change::AddVolume(volume("vol2"))).expect("room");
     fixture.until("the volume", SEC, |s| s.serves_all(2));
@@ -145,7 +145,7 @@ fn a_device_whose_path_is_gone_holds_no_more_than_its_part() {
         s.config.io_timeout = 100 * SEC;
     });
     let mut second = Users::of(&fixture, SECOND);
-    // One path has both volumes, the other one only the second.
+    // One path has both volumes, the other only the second.
     fixture.client.is_idle = true;
     fixture.server.how.open_errno = 16;
     fixture.restart_path(1);

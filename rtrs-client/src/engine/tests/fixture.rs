@@ -1,4 +1,5 @@
-//! The shards of one session, a server and the world between them, turned as `driver.rs` does.
+//! Test fixture: the shards of one session, a server and a simulated world, driven as by
+//! `driver.rs`.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -32,14 +33,13 @@ use crate::engine::{
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
 
-/// The only one of each shard.
+/// The only provider of each shard.
 const PROVIDER: ProviderIndex = ProviderIndex(0);
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SEC: Duration = Duration::from_secs(1);
-/// Bytes for IO buffers on each shard.
+/// Size of the IO buffers on each shard.
 pub(super) const BUFFERS: usize = 4 << 20;
 
-/// The end of an IO.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Done {
     pub(super) shard: usize,
@@ -57,7 +57,6 @@ struct Host {
     out: Outbox,
 }
 
-/// All shards of the client.
 pub(super) struct Client {
     pub(super) control: SessionControl,
     shards: Vec<Host>,
@@ -65,11 +64,11 @@ pub(super) struct Client {
     waiting: BTreeSet<u64>,
     next_tag: u64,
     pub(super) done: Vec<Done>,
-    /// Tags of IOs that the device has given up.
+    /// Tags of IOs that the device has failed before their end.
     pub(super) given_up: Vec<u64>,
-    /// Mail between shards is left lying now and then.
+    /// Delays messages between shards at random.
     pub(super) lazy: Option<Prng>,
-    /// What ends on the first device is taken by others.
+    /// Leaves completions of the first device to others.
     pub(super) is_idle: bool,
 }
 
@@ -98,7 +97,7 @@ impl Client {
         }
     }
 
-    /// Has the control shard do something.
+    /// Runs a function of the control shard.
     fn control<T>(
         &mut self,
         now: Instant,
@@ -232,12 +231,12 @@ impl Client {
         shards.fold(self.control.deadline(), earliest)
     }
 
-    /// IOs taken and not ended.
+    /// Number of unfinished IOs.
     pub(super) fn pending(&self) -> usize {
         self.waiting.len()
     }
 
-    /// How an IO ended, if it has.
+    /// Final status of an IO, once it has ended.
     pub(super) fn status(&self, tag: u64) -> Option<IoStatus> {
         self.done.iter().find(|done| done.tag == tag).map(|done| done.status)
     }
@@ -246,12 +245,12 @@ impl Client {
         self.shards[shard].region.slice(at, len).expect("inside the buffers")
     }
 
-    /// Takes IO back that has not begun.
+    /// Cancels IO that has not begun.
     pub(super) fn cancel(&mut self, shard: usize, fits: &dyn Fn(u64) -> bool) {
         self.shards[shard].device.as_mut().expect("a device").cancel(fits);
     }
 
-    /// IOs of the first device that have not ended.
+    /// Number of unfinished IOs of the first device.
     pub(super) fn inflight(&self, shard: usize) -> usize {
         self.shards[shard].shard.borrow().device_inflight(DeviceIndex::FIRST)
     }
@@ -260,7 +259,7 @@ impl Client {
         self.shards[shard].shard.borrow().stats().clone()
     }
 
-    /// What a shard knows of a device.
+    /// Returns a shard's report of a device.
     pub(super) fn device_report(
         &self,
         now: Instant,
@@ -270,7 +269,7 @@ impl Client {
         self.device_reports(now, shard, Reported::One(device)).pop()
     }
 
-    /// What a shard reports of devices.
+    /// Returns a shard's reports of devices.
     pub(super) fn device_reports(
         &self,
         now: Instant,
@@ -288,29 +287,29 @@ impl Client {
         &self.shards[shard].region
     }
 
-    /// What a shard's device table says of a device.
+    /// Returns a shard's description of a device.
     pub(super) fn info(&self, shard: usize, device: DeviceIndex) -> Arc<OpenDevice> {
         Arc::clone(self.shards[shard].shard.borrow().devices().info(device))
     }
 
-    /// True while a shard has completions that nobody has reaped.
+    /// Whether a shard has completions that were not reaped.
     pub(super) fn has_completions(&self, shard: usize) -> bool {
         self.shards[shard].shard.borrow().devices().has_completions()
     }
 
-    /// Paths that a shard may give requests of a device.
+    /// Paths that a shard may use for a device.
     pub(super) fn serving(&self, shard: usize, device: DeviceIndex) -> Vec<usize> {
         self.shards[shard].shard.borrow().serving_paths(device)
     }
 
-    /// Gives a message of the control shard to all shards.
+    /// Delivers a message of the control shard to all shards.
     pub(super) fn tell_shards(&mut self, now: Instant, message: &ShardMessage) {
         for shard in 0..self.shards.len() {
             self.on_message(now, shard, message.clone());
         }
     }
 
-    /// A shard's queue of a device.
+    /// Returns a shard's queue of a device.
     pub(super) fn device(&self, shard: usize, device: DeviceIndex) -> SessionDevice {
         SessionDevice::new(&self.shards[shard].shard, device)
     }
@@ -346,36 +345,36 @@ impl Client {
     }
 }
 
-/// What the server proves itself with when it ends the session.
+/// Secret by which the server proves that it ended the session.
 pub(super) const SECRET: EvictionSecret = EvictionSecret([0x5e; 16]);
 
-/// What a fixture is made from.
+/// Parameters of a fixture.
 pub(super) struct Setup {
     pub(super) seed: u64,
     pub(super) paths: usize,
-    /// Addresses of further paths, which nobody uses yet.
+    /// Number of addresses for further paths, which are unused at first.
     pub(super) spare: usize,
     pub(super) world: WorldOptions,
     pub(super) how: How,
     pub(super) config: SessionConfig,
-    /// Addresses of each path; the server's own where empty.
+    /// Addresses of each path; if empty, the server's own.
     pub(super) remotes: Vec<SocketAddr>,
     pub(super) invalidate_reads: bool,
-    /// Heartbeats where the server says that it is ours.
+    /// Heartbeats for a server that identifies as `rtrs-server`.
     pub(super) heartbeat: HeartbeatSettings,
 }
 
-/// Address of the server on a path.
+/// Returns the server's address on a path.
 pub(super) fn server_ip(path: usize) -> IpAddr {
     sim_ip(1 + path as u8)
 }
 
-/// Address of the client on a path.
+/// Returns the client's address on a path.
 pub(super) fn client_ip(path: usize) -> IpAddr {
     sim_ip(11 + path as u8)
 }
 
-/// A path of that number.
+/// Returns the target of the path with that number.
 pub(super) fn target(path: usize) -> PathTarget {
     PathTarget {
         peer_name: None,
@@ -390,7 +389,7 @@ pub(super) fn target(path: usize) -> PathTarget {
     }
 }
 
-/// What the stands' heartbeats go by, whoever the server is.
+/// Default heartbeats of fixtures, for any server.
 const HEARTBEAT: HeartbeatSettings = HeartbeatSettings {
     interval: Duration::from_millis(100),
     missed_max: 3,
@@ -398,7 +397,7 @@ const HEARTBEAT: HeartbeatSettings = HeartbeatSettings {
     idle_max: Duration::from_secs(30),
 };
 
-/// A volume that is opened for writing.
+/// Returns a volume that is opened for writing.
 pub(super) fn volume(export: &str) -> VolumeConfig {
     VolumeConfig {
         export: export.into(),
@@ -433,10 +432,10 @@ fn config() -> SessionConfig {
     }
 }
 
-/// Client, server, world.
+/// Client, server and world.
 pub(super) struct Fixture {
     pub(super) world: World,
-    /// The client's machine.
+    /// Machine of the client.
     pub(super) node: NodeId,
     pub(super) client: Client,
     pub(super) server: Server,
@@ -482,15 +481,15 @@ impl Fixture {
         Self { world, node: here, client, server, spins: 0 }
     }
 
-    /// A fixture whose paths are all connected and whose device is open.
+    /// Creates a fixture whose paths are all connected and whose device is open.
     pub(super) fn open(change: impl FnOnce(&mut Setup)) -> Self {
         let mut fixture = Self::new(change);
         fixture.until("all paths up and the device open", 2 * SEC, Self::is_whole);
         fixture
     }
 
-    /// A fixture that was open once and then lost its path to a server that behaves otherwise.
-    /// (Before its first open a session gives up at the first failure.)
+    /// Creates a fixture that was open once and then lost its path to a server that behaves
+    /// differently. (Before its first open, a session gives up at the first failure.)
     pub(super) fn spoiled(setup: impl FnOnce(&mut Setup), spoil: impl FnOnce(&mut How)) -> Self {
         let mut fixture = Self::open(setup);
         spoil(&mut fixture.server.how);
@@ -499,7 +498,7 @@ impl Fixture {
         fixture
     }
 
-    /// All paths are connected and every shard knows the device.
+    /// Whether all paths are connected and every shard knows the device.
     pub(super) fn is_whole(&self) -> bool {
         self.client.control.is_open(DeviceIndex::FIRST)
             && self.client.states().iter().all(|state| *state == PathState::Connected)
@@ -520,7 +519,7 @@ impl Fixture {
         any | self.server.turn(now)
     }
 
-    /// Moves on by one event or deadline. False when nothing is due until `bound`.
+    /// Advances by one event or deadline. Returns false when nothing is due until `bound`.
     fn advance(&mut self, bound: Instant) -> bool {
         // Twice, since calls into a fabric may leave events behind.
         if self.turn() || self.turn() {
@@ -534,7 +533,7 @@ impl Fixture {
         assert!(deadline.is_none_or(|at| at > now), "a deadline in the past keeps the shard awake");
         let event = self.world.next_event_time();
         if self.client.has_messages() {
-            // Somebody is lazy: the world goes on meanwhile.
+            // Messages are being delayed: the world runs in the meantime.
             if event.is_some_and(|at| at <= bound) {
                 self.world.step();
             }
@@ -556,7 +555,7 @@ impl Fixture {
         }
     }
 
-    /// The client does not run for so long; the server and the world do.
+    /// Stops the client for this time; the server and the world run.
     pub(super) fn stall(&mut self, time: Duration) {
         let end = self.world.now() + time;
         loop {
@@ -568,7 +567,7 @@ impl Fixture {
         }
     }
 
-    /// Runs until something is so. Panics when it is not within `bound`.
+    /// Runs until the condition holds. Panics if it does not within `bound`.
     pub(super) fn until(&mut self, what: &str, bound: Duration, so: impl Fn(&Self) -> bool) {
         let end = self.now() + bound;
         while !so(self) {
@@ -581,7 +580,6 @@ impl Fixture {
         }
     }
 
-    /// Runs for a time.
     pub(super) fn run(&mut self, time: Duration) {
         let end = self.now() + time;
         while self.advance(end) {}
@@ -595,7 +593,7 @@ impl Fixture {
         }
     }
 
-    /// Submits an IO with flags. `at` is where its buffer begins on that shard.
+    /// Submits an IO with flags. Its buffer begins at `at` on that shard.
     pub(super) fn submit_with(
         &mut self,
         shard: usize,
@@ -619,12 +617,12 @@ impl Fixture {
         tag
     }
 
-    /// Submits an IO whose buffer begins at the start of the shard's.
+    /// Submits an IO whose buffer begins at the start of the shard's buffers.
     pub(super) fn submit(&mut self, shard: usize, op: IoOp, offset: u64, len: u32) -> u64 {
         self.submit_with(shard, (op, IoFlags::default()), (offset, len), 0)
     }
 
-    /// Reads through the session and waits for it.
+    /// Reads through the session and waits for the data.
     pub(super) fn read(&mut self, shard: usize, offset: u64, len: u32) -> Vec<u8> {
         let tag = self.submit(shard, IoOp::Read, offset, len);
         self.drain(10 * SEC);
@@ -632,19 +630,18 @@ impl Fixture {
         self.client.buffer(shard, 0, len as usize).to_vec()
     }
 
-    /// Changes the running session.
     pub(super) fn change(&mut self, change: Change) -> Result<(), String> {
         let now = self.world.now();
         self.client.control(now, |control, ctx| control.change(change, ctx))
     }
 
-    /// The system says that something of its network is up or new.
+    /// Reports a network change that may help paths.
     pub(super) fn network_change(&mut self) {
         let now = self.world.now();
         self.client.control(now, |control, ctx| control.on_network_change("link sim0 is up", ctx));
     }
 
-    /// The system says that a link went down which has the addresses of these paths.
+    /// Reports a failed link that has the addresses of these paths.
     pub(super) fn link_down_reported(&mut self, paths: &[usize]) {
         let now = self.world.now();
         let addresses: Vec<_> = paths.iter().map(|path| client_ip(*path)).collect();
@@ -665,7 +662,7 @@ impl Fixture {
         self.world.link_up(client_ip(path), server_ip(path));
     }
 
-    /// Paths the IO requests came over, by path number.
+    /// Number of IO requests on each path.
     pub(super) fn spread(&self) -> Vec<usize> {
         let paths = self.client.control.status().len();
         let on = |path: usize| {

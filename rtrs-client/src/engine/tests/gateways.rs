@@ -1,4 +1,4 @@
-//! Two servers that share an export: which one is asked to serve it, when, and what is sent again.
+//! Two servers that share an export: the selection of the server, its time, and repeated requests.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::gateway::Standing;
@@ -16,20 +16,20 @@ const FIRST: DeviceIndex = DeviceIndex::FIRST;
 
 /// Servers that share the export, one for each path.
 pub(super) struct Gateways {
-    /// Which is active, and in which term.
+    /// Active server.
     pub(super) active: Option<usize>,
     term: u64,
-    /// What each says instead.
+    /// Standing that each server reports instead.
     says: [Option<Standing>; 2],
-    /// MOVE that came: to which server.
+    /// Received MOVE requests: the server, and whether another one should take over.
     pub(super) moves: Vec<(usize, bool)>,
-    /// With what MOVE is answered; 0: the server is active when it is.
+    /// Errno in the answer to MOVE; 0 if the server is active by then.
     errno: u16,
-    /// A take-over ends by itself.
+    /// Whether a takeover completes by itself.
     obeys: bool,
-    /// To which server each path leads.
+    /// Server of each path.
     leads: [usize; 3],
-    /// The only one that may be sent a FENCE.
+    /// The only server that may receive a FENCE.
     fences: Option<usize>,
 }
 
@@ -47,12 +47,12 @@ impl Gateways {
         }
     }
 
-    /// Paths are numbered from here on.
+    /// Returns the server of a path; path identities start at 0xa0.
     fn server(&self, path: PathUuid) -> usize {
         self.leads[usize::from(path.0[0] - 0xa0)]
     }
 
-    /// Another server than that which a path led to knows nothing of it.
+    /// Checks that a fence goes to the server of the dead path: others do not know the path.
     pub(super) fn check_fence(&self, over: PathUuid) {
         assert_eq!(self.fences, Some(self.server(over)), "FENCE to the wrong server");
     }
@@ -61,7 +61,7 @@ impl Gateways {
         Some([1 + u8::try_from(self.server(path)).expect("two servers"); 16])
     }
 
-    /// The first server alone has other exports.
+    /// Whether the path's server has other exports; only the first one does.
     pub(super) fn has_others(&self, path: PathUuid) -> bool {
         self.server(path) == 0
     }
@@ -98,7 +98,7 @@ fn seen(fixture: &Fixture) -> &Gateways {
     fixture.server.how.gateways.as_ref().unwrap()
 }
 
-/// A session with a path to each of two servers.
+/// Opens a session with a path to each of two servers.
 fn open(active: Option<usize>) -> Fixture {
     let mut fixture = Fixture::new(|s| {
         s.paths = 2;
@@ -119,7 +119,7 @@ fn are_up(fixture: &Fixture) -> bool {
     states(fixture).iter().all(|state| up.contains(state))
 }
 
-/// Says that the device has changed, over the paths to a server.
+/// Reports a change of the device over the paths to a server.
 fn changed(fixture: &mut Fixture, server: usize) {
     for path in 0..fixture.server.paths.len() {
         if seen(fixture).server(fixture.server.paths[path].uuid) == server {
@@ -198,7 +198,7 @@ fn nothing_is_sent_again_before_the_other_server_is_active() {
     fixture.server.release();
     fixture.drain(SEC);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
-    // It comes back as standby.
+    // The server returns as standby.
     fixture.link_up(0);
     fixture.until("both paths", 5 * SEC, are_up);
     assert!(is_served(&fixture, 1));
@@ -216,7 +216,7 @@ fn a_server_is_asked_at_most_once_in_ten_seconds() {
     };
     assert_eq!(count(&mut fixture, 9 * SEC), 1);
     assert_eq!(count(&mut fixture, 20 * SEC), 2);
-    // One that cannot begin is asked again soon.
+    // A server that cannot take over is asked again soon.
     gateways(&mut fixture).errno = errno::EAGAIN;
     fixture.run(11 * SEC);
     assert!((4..=6).contains(&count(&mut fixture, 5 * SEC)));
@@ -266,8 +266,8 @@ fn a_switch_that_the_active_server_cannot_do_is_done_by_force() {
     assert_eq!(seen(&fixture).moves.len(), 2, "once");
 }
 
-/// A session with a path to each server and a third to the first one, and a write that the first
-/// server has over the first path.
+/// Opens a session with a path to each server and a third to the first one. A write is in flight at
+/// the first server, over the first path.
 fn open_with_third() -> (Fixture, u64) {
     let mut fixture = Fixture::new(|s| {
         s.paths = 3;
@@ -288,7 +288,7 @@ fn open_with_third() -> (Fixture, u64) {
 fn a_path_that_comes_back_to_another_server_is_not_fenced_off_by_that() {
     let (mut fixture, tag) = open_with_third();
     lose(&mut fixture, 0);
-    // Its address leads to the other server now.
+    // The path's address now belongs to the other server.
     gateways(&mut fixture).leads[0] = 1;
     fixture.link_up(0);
     fixture.until("the path", 2 * SEC, |s| states(s)[0] == PathState::Standby);
@@ -312,7 +312,7 @@ fn a_path_that_comes_back_to_another_server_carries_when_that_is_active() {
     gateways(&mut fixture).end_move(1, false);
     fixture.server.how.hold = false;
     changed(&mut fixture, 1);
-    // The fence is given up first that was asked for over the third path.
+    // The fence that the third path requested times out first.
     fixture.until("it is sent again", 12 * SEC, |s| s.spread() != [1, 0, 0]);
     fixture.drain(SEC);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));

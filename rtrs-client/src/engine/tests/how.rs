@@ -1,31 +1,31 @@
-//! How the server that is played by hand behaves.
+//! Behavior of the scripted server.
 
 use rtrs_core::identity::ExportId;
 use rtrs_core::wire::{ConnReq, ConnRsp, IoHeader, OpenRsp, RkeyRsp};
 
 use super::gateways::Gateways;
 
-/// Bytes to send in place of a good message.
+/// Produces the bytes to send in place of a correct message.
 pub(super) type Rewrite<T> = Box<dyn Fn(T) -> Vec<u8>>;
 pub(super) type RewriteAccept = Box<dyn Fn(&ConnReq, ConnRsp) -> Vec<u8>>;
 type Judge = Box<dyn Fn(&IoHeader) -> u16>;
 
-/// How the server behaves.
+/// Behavior of the server.
 pub(super) struct How {
     pub(super) queue_depth: u16,
     pub(super) max_io: u32,
     pub(super) new_rkey: bool,
-    /// Says that its discards and write zeroes keep their length, as ours do.
+    /// Reports that discards and write zeroes keep their length, as `rtrs-server` does.
     pub(super) keeps_lengths: bool,
-    /// Bytes of the device.
+    /// Size of the device in bytes.
     pub(super) size: usize,
     /// Refuses every connect with this private data.
     pub(super) refuse: Option<Vec<u8>>,
-    /// Lies in accepts.
+    /// Replaces accepts.
     pub(super) con_rsp: Option<RewriteAccept>,
-    /// Lies in INFO_RSP; nothing is sent for no bytes.
+    /// Replaces INFO_RSP; an empty result sends nothing.
     pub(super) info_rsp: Option<Rewrite<Vec<u8>>>,
-    /// Lies in RKEY_RSP.
+    /// Replaces RKEY_RSP.
     pub(super) rkey_rsp: Option<Rewrite<RkeyRsp>>,
     pub(super) open_rsp: Option<Box<dyn Fn(OpenRsp) -> OpenRsp>>,
     pub(super) open_errno: u16,
@@ -35,7 +35,7 @@ pub(super) struct How {
     pub(super) io_errno: Option<Judge>,
     /// Keeps IO requests in `held`.
     pub(super) hold: bool,
-    /// Keeps probes of connections for IO in `held`.
+    /// Keeps probes of IO connections in `held`.
     pub(super) hold_probes: bool,
     /// Keeps control requests in `held`.
     pub(super) hold_control: bool,
@@ -47,16 +47,17 @@ pub(super) struct How {
     pub(super) hold_volume: Option<&'static str>,
     /// Answers heartbeats.
     pub(super) heartbeats: bool,
-    /// Says that it takes FENCE, as our server does and a kernel's does not.
+    /// Reports support for FENCE, as `rtrs-server` does and a kernel server does not.
     pub(super) fence: bool,
-    /// The epoch of its cache; 0 to say nothing.
+    /// Epoch of its cache; 0 to report none.
     pub(super) cache_id: u64,
-    /// It says ids: this one of its own, all zero for none, and that of the export.
+    /// Reports IDs: this one of its own, all zero for none, and that of the export.
     pub(super) server_id: Option<[u8; 16]>,
     pub(super) export_id: Option<ExportId>,
-    /// Keeps what lay in the chunk with each request.
+    /// Keeps a copy of the chunk with each request.
     pub(super) keep_chunks: bool,
-    /// Each path leads to a server of its own, which share the export; `server_id` is not used.
+    /// Connects each path to its own server, all of which share the export; `server_id` is not
+    /// used.
     pub(super) gateways: Option<Gateways>,
 }
 

@@ -1,4 +1,4 @@
-//! Another server or another disk behind the session's address, and whom an eviction is believed.
+//! Another server or disk behind the session's address, and the proof that an eviction needs.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::{ExportId, Identity, ServerId};
@@ -28,7 +28,7 @@ fn fixture(server_id: Option<[u8; 16]>, export_id: Option<ExportId>) -> Fixture 
     })
 }
 
-/// All paths are lost, and this server answers from now on.
+/// Ends all paths, and lets a changed server answer from now on.
 fn replace(fixture: &mut Fixture, change: impl FnOnce(&mut How)) {
     change(&mut fixture.server.how);
     for path in 0..fixture.server.paths.len() {
@@ -39,7 +39,7 @@ fn replace(fixture: &mut Fixture, change: impl FnOnce(&mut How)) {
     });
 }
 
-/// Both paths stay down for this reason, and IO ends as without a path.
+/// Checks that both paths stay down for this reason, and IO fails as without a path.
 fn assert_refused(fixture: &mut Fixture, why: &str) {
     fixture.until(why, 5 * SEC, |s| (0..2).all(|path| s.client.last_error(path).contains(why)));
     for path in 0..2 {
@@ -90,7 +90,7 @@ fn one_path_to_another_server_stays_down_while_the_other_carries_on() {
 
 #[test]
 fn an_id_that_appears_is_pinned() {
-    // An upgrade of the server.
+    // After an upgrade of the server.
     let mut fixture = fixture(None, None);
     let pinned = |s: &Fixture| s.client.control.pinned_identity(DeviceIndex::FIRST);
     assert_eq!(pinned(&fixture), None);
@@ -112,7 +112,7 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
         (nothing, (Some(HOME), None)),
         (nothing, (Some(HOME), export("a"))),
         ((Some(HOME), None), (Some(HOME), export("a"))),
-        // Cloned machines with one machine id.
+        // Cloned machines with the same machine ID.
         ((Some(HOME), weak(1, "a")), (Some(HOME), weak(2, "a"))),
     ] {
         let mut fixture = fixture(before.0, before.1);
@@ -126,7 +126,7 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
         assert_ne!(fixture.client.states()[1], PathState::Connected, "two disks");
         assert_eq!(fixture.client.control.pinned_identity(DeviceIndex::FIRST), pinned);
         fixture.read(0, 0, 4096);
-        // It was the same server: the path from before ends too.
+        // It was the same server after all: the older path ends too.
         fixture.server.end_path(fixture.now(), 0);
         fixture.until("the paths", 10 * SEC, Fixture::is_whole);
         assert_ne!(fixture.client.control.pinned_identity(DeviceIndex::FIRST), pinned);
@@ -140,7 +140,7 @@ fn a_weak_id_holds_until_the_servers_host_is_started_again() {
     assert_back(&mut fixture, |_| {});
     replace(&mut fixture, |how| how.export_id = weak(1, "b"));
     assert_refused(&mut fixture, "the export is another disk or file");
-    // Of another boot: the shape of the device decides, as at a kernel's server.
+    // After a reboot, the shape of the device decides, as for a kernel server.
     assert_back(&mut fixture, |how| how.export_id = weak(2, "b"));
     replace(&mut fixture, |how| how.export_id = weak(2, "a"));
     assert_refused(&mut fixture, "the export is another disk or file");
@@ -167,7 +167,7 @@ fn an_identity_that_was_asked_for_is_demanded_of_the_first_path_too() {
     }
 }
 
-/// What a server says that wants the session to end, with its proof if it has one.
+/// Builds a reject that ends the session, with the proof if there is one.
 fn estale(identity: Option<[u8; 16]>) -> Option<Vec<u8>> {
     let ext = Extensions { identity, ..Extensions::default() }.encode();
     Some(ConnRsp { ext, ..ConnRsp::reject(116) }.encode().to_vec())
@@ -202,7 +202,7 @@ fn a_session_ends_only_when_its_server_proves_that_it_is_the_one() {
 
 #[test]
 fn nobody_can_evict_a_session_from_a_server_that_gave_no_secret() {
-    // One of before the extension, or a kernel's.
+    // A server from before the extension, or a kernel server.
     let mut fixture = fixture(None, None);
     replace(&mut fixture, |how| how.refuse = estale(None));
     fixture.run(5 * SEC);

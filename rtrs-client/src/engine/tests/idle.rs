@@ -1,5 +1,5 @@
-//! Heartbeats of an idle path, at a server that takes announcements: rare, and as often as ever
-//! from the first request on.
+//! Heartbeats of an idle path, for a server that takes announcements: rare while idle, and at the
+//! usual rate from the first request on.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
@@ -10,7 +10,7 @@ use super::fixture::{Fixture, MS, SEC, Setup};
 use super::server::{How, Seen};
 use crate::path::state::PathState;
 
-/// Has the server take heartbeats of idle paths so rarely.
+/// Lets the server accept this heartbeat interval for idle paths.
 fn takes(how: &mut How, idle: Duration) {
     let idle_ms = Some(u32::try_from(idle.as_millis()).expect("short"));
     how.con_rsp = Some(Box::new(move |_, mut rsp| {
@@ -19,7 +19,7 @@ fn takes(how: &mut How, idle: Duration) {
     }));
 }
 
-/// A session with our server that was idle for a minute.
+/// Opens a session with `rtrs-server` that was idle for a minute.
 fn idle(change: impl FnOnce(&mut Setup)) -> Fixture {
     let mut fixture = Fixture::open(|s| {
         (s.how.fence, s.world.link.detect) = (true, None);
@@ -31,7 +31,7 @@ fn idle(change: impl FnOnce(&mut Setup)) -> Fixture {
     fixture
 }
 
-/// When heartbeats came, and what they announced.
+/// Returns the arrival times of heartbeats and the intervals that they announced.
 fn beats(fixture: &Fixture) -> Vec<(Instant, u32)> {
     let seen = fixture.server.seen.iter();
     let beat = |seen: &Seen| match seen {
@@ -43,7 +43,7 @@ fn beats(fixture: &Fixture) -> Vec<(Instant, u32)> {
 
 #[test]
 fn heartbeats_of_an_idle_path_grow_rare_as_announced() {
-    // The lower of what the client is set to and what the server takes.
+    // The lower of the client's setting and the server's limit applies.
     for (ours, theirs) in [(30, 8), (8, 30)] {
         let mut fixture = Fixture::open(|s| {
             s.how.fence = true;
@@ -81,7 +81,7 @@ fn a_server_that_takes_no_announcements_gets_none() {
 
 #[test]
 fn the_first_request_ends_the_idle_time_at_both_ends() {
-    // Of any shard.
+    // On any shard.
     for shard in 0..2 {
         let mut fixture = idle(|_| {});
         let begin = fixture.now();
@@ -108,7 +108,8 @@ fn a_link_that_died_while_idle_is_noticed_as_soon_as_under_load() {
     fixture.run(10 * SEC);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2], "nobody has asked yet");
     let tags: Vec<_> = (0..4).map(|_| fixture.submit(1, IoOp::Read, 0, 512)).collect();
-    // As `io_on_a_link_gone_without_a_word_goes_on_in_the_bound`, without any idle time.
+    // The same limit as in `io_on_a_link_gone_without_a_word_goes_on_in_the_bound`, where no path
+    // is idle.
     fixture.drain(410 * MS);
     assert!(tags.iter().all(|tag| fixture.client.status(*tag) == Some(IoStatus::Ok)));
     let error = fixture.client.last_error(0);
@@ -142,7 +143,7 @@ fn a_path_that_owes_an_answer_is_in_use() {
 
 #[test]
 fn a_request_of_the_control_shard_ends_the_idle_time_too() {
-    // One path ends with requests in flight, and the other, which is to carry FENCE, is dead.
+    // One path ends with requests in flight, and the other one, which has to carry FENCE, is dead.
     let mut fixture = idle(|s| s.paths = 2);
     fixture.server.how.hold = true;
     fixture.submit(0, IoOp::Write, 0, 512);
@@ -176,7 +177,7 @@ fn all_paths_of_a_session_in_use_are_watched() {
     fixture.read(0, 0, 512);
     let after = over(&fixture);
     let used = (0..2).find(|path| after[*path] > before[*path]).expect("a path was used");
-    // The one that carries nothing has died.
+    // The path without requests has died.
     fixture.link_down(1 - used);
     let dead = |s: &Fixture| s.client.states()[1 - used] != PathState::Connected;
     while !dead(&fixture) {

@@ -1,4 +1,4 @@
-//! IO that works: keys, splitting, permits, errors of the server.
+//! Successful IO: keys, splitting and permits, and errors reported by the server.
 
 use std::collections::BTreeMap;
 
@@ -179,7 +179,7 @@ fn without_permits_io_waits_and_all_come_home() {
         fixture.submit_with(shard, (IoOp::Read, IoFlags::default()), (0, 4096), round * 4096);
     }
     fixture.run(50 * MS);
-    // Permits 1 to 5 in two shares.
+    // Permits 1 to 5, divided into two shares.
     let permits = |fixture: &Fixture, cid| {
         let mine = fixture.server.held.iter().filter(|r: &&Request| r.cid.0 == cid);
         mine.map(|r| r.permit.0).collect::<Vec<_>>()
@@ -199,7 +199,7 @@ fn without_permits_io_waits_and_all_come_home() {
     }
     fixture.drain(SEC);
     assert!(fixture.client.done.iter().all(|done| done.status.is_ok()));
-    // In the order they came, on each shard.
+    // In the order of arrival, on each shard.
     for shard in 0..2 {
         let tags: Vec<_> =
             fixture.client.done.iter().filter(|d| d.shard == shard).map(|d| d.tag).collect();
@@ -233,7 +233,7 @@ fn answers_in_any_order_end_the_right_io() {
 
 #[test]
 fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
-    // A server that loses lengths, as Linux 6.12 to 6.18; one before 6.8; one of ours.
+    // A server that loses lengths, like Linux 6.12 to 6.18; one before 6.8; `rtrs-server`.
     for (keeps_lengths, limit, trusted) in
         [(false, 1 << 20, false), (false, 0, false), (true, 0, false), (true, 1 << 20, true)]
     {
@@ -260,12 +260,12 @@ fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
         assert_eq!(cleared.len(), if trusted { 1 } else { 5 }, "599040 bytes of 126976 at most");
         assert!(cleared.iter().all(|(op, header)| *op == wanted && header.rw.is_fua()));
 
-        // To be quick or not to be done: no server promised it.
+        // Fast zeroes may not be emulated, and no server has promised them.
         let flags = IoFlags { fast_only: true, ..IoFlags::default() };
         let quick = fixture.submit_with(1, (IoOp::WriteZeroes, flags), (0, 512), 0);
         fixture.drain(SEC);
         assert_eq!(fixture.client.status(quick), Some(IoStatus::Unsupported));
-        // A discard promises nothing: it goes to any server that offers it.
+        // A discard guarantees nothing, so it is sent to any server that offers it.
         fixture.submit(0, IoOp::Discard, 0, 4096);
         fixture.drain(SEC);
         let last = fixture.server.ios().last().and_then(|r| r.io).map(|(op, _)| op);
@@ -275,7 +275,7 @@ fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
 
 #[test]
 fn fast_zeroes_are_asked_of_a_server_that_promises_them() {
-    // A kernel's server leaves the byte of the promise as its memory had it.
+    // A kernel server leaves uninitialized memory in the byte of the promise.
     for (keeps_lengths, fast_zero) in [(true, true), (true, false), (false, true)] {
         let mut fixture = Fixture::open(|s| {
             s.how.keeps_lengths = keeps_lengths;
@@ -297,7 +297,7 @@ fn fast_zeroes_are_asked_of_a_server_that_promises_them() {
 
 #[test]
 fn extents_are_asked_of_a_server_that_promises_them() {
-    // A kernel's server leaves the byte of the promise as its memory had it.
+    // A kernel server leaves uninitialized memory in the byte of the promise.
     for (keeps_lengths, extents) in [(true, true), (true, false), (false, true)] {
         let mut fixture = Fixture::open(|s| {
             s.how.keeps_lengths = keeps_lengths;
@@ -306,7 +306,7 @@ fn extents_are_asked_of_a_server_that_promises_them() {
         let promised = keeps_lengths && extents;
         assert_eq!(fixture.client.device(0, DeviceIndex::FIRST).geometry().extents, promised);
         let before = fixture.server.ios().count();
-        // More than a request carries, in one.
+        // A range larger than a request carries, in a single request.
         let tag = fixture.submit(0, IoOp::Extents, 4096, 1 << 20);
         fixture.drain(SEC);
         let status = if promised { IoStatus::Ok } else { IoStatus::Unsupported };
@@ -323,7 +323,7 @@ fn extents_are_asked_of_a_server_that_promises_them() {
 
 #[test]
 fn extents_do_not_reach_a_server_that_does_not_promise_them() {
-    // The permits are taken, so it waits; or it was sent, and is to be sent again.
+    // The query waits because all permits are in use, or was sent and has to be sent again.
     for waiting in [true, false] {
         let mut fixture = Fixture::open(|s| {
             s.how.hold = true;
@@ -352,7 +352,7 @@ fn extents_do_not_reach_a_server_that_does_not_promise_them() {
 #[test]
 fn zeroes_do_not_reach_a_server_that_took_the_place_of_a_better_one() {
     let mut fixture = Fixture::open(|s| s.how.hold = true);
-    // All permits of the shard are taken, so the zeroes wait.
+    // All permits of the shard are in use, so the zeroes wait.
     for _ in 0..8 {
         fixture.submit(0, IoOp::Flush, 0, 0);
     }
@@ -365,7 +365,7 @@ fn zeroes_do_not_reach_a_server_that_took_the_place_of_a_better_one() {
     assert_eq!(fixture.client.status(zeroes), Some(IoStatus::Unsupported));
     let ops: Vec<_> = fixture.server.ios().filter_map(|r| r.io).map(|(op, _)| op).collect();
     assert!(!ops.contains(&RwOp::WriteZeroes), "{ops:?}");
-    // What is submitted now is written.
+    // Zeroes submitted now are written.
     let zeroes = fixture.submit(0, IoOp::WriteZeroes, 0, 4096);
     fixture.drain(SEC);
     assert_eq!(fixture.client.status(zeroes), Some(IoStatus::Ok));
@@ -373,7 +373,7 @@ fn zeroes_do_not_reach_a_server_that_took_the_place_of_a_better_one() {
 
 #[test]
 fn fast_zeroes_do_not_reach_a_server_that_does_not_promise_them() {
-    // The permits are taken, so the zeroes wait; or they were sent, and are to be sent again.
+    // The zeroes wait because all permits are in use, or were sent and have to be sent again.
     for waiting in [true, false] {
         let mut fixture = Fixture::open(|s| {
             s.how.hold = true;

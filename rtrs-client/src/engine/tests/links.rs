@@ -1,4 +1,4 @@
-//! News of the host's network: paths that are down are tried at once, and the bounds of that.
+//! Network changes of the host: paths that are down are tried at once, within limits.
 
 use rtrs_core::fabric::sim::LinkOptions;
 use rtrs_core::time::{Duration, Instant};
@@ -14,13 +14,13 @@ fn refusing(how: &mut How) {
     how.refuse = Some(ConnRsp::reject(104).encode().to_vec());
 }
 
-/// When attempts reached the server, since it was spoiled.
+/// Returns the times at which attempts reached the server since it was spoiled.
 fn attempts(fixture: &Fixture) -> Vec<Instant> {
     let connects = fixture.server.connects();
     connects.iter().filter(|(req, ..)| req.cid.0 == 0).map(|(.., at)| *at).collect()
 }
 
-/// News each 10 ms for so long.
+/// Reports a network change every 10 ms during this time.
 fn storm(fixture: &mut Fixture, time: Duration) {
     let end = fixture.now() + time;
     while fixture.now() < end {
@@ -29,7 +29,7 @@ fn storm(fixture: &mut Fixture, time: Duration) {
     }
 }
 
-/// All that goes either way takes so long.
+/// Delays packets in both directions by this time.
 fn delay(fixture: &Fixture, delay: Duration) {
     let (there, here) = (server_ip(0), client_ip(0));
     for (from, to) in [(there, here), (here, there)] {
@@ -38,7 +38,7 @@ fn delay(fixture: &Fixture, delay: Duration) {
     }
 }
 
-/// Waits of 10 to 20 s, always.
+/// Sets waits of 10 to 20 s throughout.
 fn long_waits(setup: &mut Setup) {
     (setup.config.reconnect_min, setup.config.reconnect_max) = (20 * SEC, 20 * SEC);
 }
@@ -78,9 +78,9 @@ fn news_without_end_do_not_make_a_storm() {
     let mut fixture = Fixture::spoiled(|s| s.config.reconnect_max = 10 * SEC, refusing);
     storm(&mut fixture, 60 * SEC);
     let count = attempts(&fixture).len();
-    // Six thousand news. Each that counts is followed by some short waits.
+    // Six thousand changes; each one that counts is followed by some short waits.
     assert!((60..=150).contains(&count), "{count} attempts");
-    // When there were none for a while, the next one counts as the first did.
+    // After a while without changes, the next one counts like the first.
     fixture.run(30 * SEC);
     let (before, news) = (attempts(&fixture).len(), fixture.now());
     fixture.network_change();
@@ -106,7 +106,7 @@ fn what_news_cause_keeps_its_distance_and_nothing_is_lost() {
     }
     assert!(all[0].since(start) <= MS && all.len() >= 8, "{all:?}");
 
-    // The second comes too early, and counts later.
+    // The second change comes too early, and counts later.
     fixture.run(30 * SEC);
     let before = attempts(&fixture).len();
     fixture.network_change();
@@ -123,7 +123,7 @@ fn ends(fixture: &Fixture) -> Vec<u64> {
     fixture.client.control.status().iter().map(|path| path.ends).collect()
 }
 
-/// A fixture whose link went down, and an attempt that just began.
+/// Creates a fixture whose link is down and whose path has just begun an attempt.
 fn stuck() -> Fixture {
     let mut fixture = Fixture::open(|s| s.config.connect_timeout = 20 * SEC);
     fixture.link_down(0);
@@ -170,7 +170,7 @@ fn an_introduction_begins_anew_too() {
     fixture.run(SEC);
     fixture.server.how.info_rsp = None;
     fixture.network_change();
-    // The server may still hold what it knew of the path, and refuse it once.
+    // The server may still keep its state of the path, and refuse the path once.
     fixture.until("the path", 120 * MS, Fixture::is_whole);
 }
 
@@ -193,7 +193,7 @@ fn a_slow_server_is_connected_whatever_is_heard() {
 fn a_mute_server_is_not_asked_more_often_than_it_has_time_to_answer() {
     let mut fixture = Fixture::open(|s| s.config.connect_timeout = 5 * SEC);
     let before = attempts(&fixture).len();
-    // It hears all, and its answers stay on the way.
+    // The server receives everything, and its answers are lost.
     fixture.world.silence(server_ip(0), client_ip(0));
     fixture.until("the loss", 5 * SEC, |s| s.client.states()[0] != PathState::Connected);
     storm(&mut fixture, 60 * SEC);
@@ -222,7 +222,7 @@ fn news_while_a_path_closes_spare_it_the_wait() {
     fixture.until("the end", SEC, |s| s.client.states()[0] == PathState::Closing);
     fixture.network_change();
     fixture.until("the path", 10 * MS, Fixture::is_whole);
-    // Only that once.
+    // Only once.
     fixture.server.end_path(fixture.now(), 0);
     fixture.run(SEC);
     assert_eq!(fixture.client.states()[0], PathState::Waiting);

@@ -1,4 +1,4 @@
-//! Random IO under random faults of the links: every IO ends exactly once, and what is read was
+//! Random IO under random link faults: every IO ends exactly once, and reads return what was
 //! written.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,14 +16,14 @@ const BLOCK: usize = 4096;
 const BLOCKS: u64 = 128;
 const BUFFER: usize = 32 << 10;
 
-/// What a block may hold: the last acknowledged value, or any whose fate is unknown.
+/// Possible content of a block: the last acknowledged value, or any of unknown outcome.
 #[derive(Clone, Debug, Default)]
 struct Model {
     last: u64,
     unknown: BTreeSet<u64>,
 }
 
-/// An IO in flight, over blocks that no other IO touches meanwhile.
+/// IO in flight, over blocks that no other IO uses in the meantime.
 #[derive(Debug)]
 struct Flying {
     shard: usize,
@@ -191,7 +191,7 @@ impl Load {
 
     fn run(mut self) -> usize {
         self.work(2 * SEC);
-        // The last faults heal; then everything ends, every path comes back, reads agree.
+        // After the last faults, everything ends, every path comes back, and reads agree.
         self.fixture.run(SEC);
         self.fixture.drain(10 * SEC);
         self.reap();

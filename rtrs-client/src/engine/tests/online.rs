@@ -1,4 +1,5 @@
-//! Paths that are added, removed, disconnected and connected again under load, and the policy.
+//! Paths that are added, removed, disconnected and reconnected under load, and changes of the
+//! policy.
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
@@ -24,16 +25,15 @@ fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
     fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
 }
 
-/// Changes settings.
 fn tune(fixture: &mut Fixture, change: impl FnOnce(&mut Tuning)) {
     let mut tuning = fixture.client.control.config().tuning();
     change(&mut tuning);
     fixture.change(Change::Tune(Box::new(tuning))).expect("it may");
-    // All shards have heard of it.
+    // Lets all shards apply the change.
     fixture.run(MS);
 }
 
-/// IO requests that came over the path of this identity.
+/// Number of IO requests on the path with this identity.
 fn over(fixture: &Fixture, uuid: u8) -> usize {
     fixture.server.ios().filter(|r| r.path.0[0] == uuid).count()
 }
@@ -42,7 +42,7 @@ fn names(fixture: &Fixture) -> Vec<String> {
     fixture.client.control.status().into_iter().map(|path| path.path).collect()
 }
 
-/// Ends all IO and demands that it ended well.
+/// Ends all IO and checks that it succeeded.
 fn all_well(fixture: &mut Fixture) {
     fixture.server.how.hold = false;
     fixture.server.release();
@@ -132,7 +132,7 @@ fn a_link_that_is_lost_while_its_path_leaves_is_a_failover() {
     fixture.until("it left", 2 * SEC, |s| names(s) == ["path1"]);
     fixture.until("the others go over", SEC, |s| over(s, 0xa1) == 6);
     all_well(&mut fixture);
-    // Its place is free once it is fenced off, and then another takes it.
+    // Its slot is free once it is fenced off, and another path then takes the slot.
     fixture.link_up(0);
     fixture.change(add(0, 1)).expect("there is none of that name");
     fixture.until("both", 5 * SEC, Fixture::is_whole);
@@ -153,7 +153,7 @@ fn a_disconnected_path_comes_back_when_told_and_a_connected_one_anew() {
     assert!(refused.contains("only connected path"), "{refused}");
     fixture.change(Change::Reconnect(leaving(1, SEC))).expect("it may");
     fixture.until("it is up", 100 * MS, Fixture::is_whole);
-    // Connected ones come back without a request lost, one after the other, and the last too.
+    // Connected paths return without losing a request, one after the other, including the last.
     for round in 0..6 {
         for slot in 0..8 {
             submit(&mut fixture, slot % 2, IoOp::Write, slot);
@@ -259,12 +259,12 @@ fn io_waits_or_fails_by_the_rule_that_holds_now() {
     fixture.until("no path", 2 * SEC, |s| s.client.states()[0] == PathState::Disconnected);
     let failed = submit(&mut fixture, 0, IoOp::Write, 0);
     fixture.until("the error", SEC, |s| s.client.done.iter().any(|done| done.tag == failed));
-    // What comes under the new rule waits.
+    // IO submitted under the new policy waits.
     tune(&mut fixture, |tuning| tuning.no_path = NoPath::Queue);
     let waits = submit(&mut fixture, 1, IoOp::Write, 1);
     fixture.run(60 * SEC);
     assert!(fixture.client.done.iter().all(|done| done.tag != waits));
-    // The time without a path counts, whatever the rule was meanwhile.
+    // The time without a path counts, whatever the policy was meanwhile.
     tune(&mut fixture, |tuning| tuning.no_path = NoPath::QueueFor(10 * SEC));
     fixture.until("its error", SEC, |s| s.client.done.iter().any(|done| done.tag == waits));
     tune(&mut fixture, |tuning| tuning.no_path = NoPath::Queue);

@@ -1,5 +1,5 @@
-//! Who wants a proof and does not get one: nothing goes on without it, whichever end it is. What
-//! proofs do is in `tests/sim/proofs.rs`, with the real server.
+//! Missing proofs: an end that requires one ends the path without it. Proofs themselves are tested
+//! in `tests/sim/proofs.rs`, with the real server.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn prover() -> Prover {
     Prover::new(config, Arc::new(Zeroes))
 }
 
-/// The server says that it wants a proof.
+/// Lets the server require a proof.
 fn demanding(setup: &mut Setup) {
     setup.how.con_rsp = Some(Box::new(|_, rsp| {
         let says = Extensions { authenticate: true, ..Extensions::decode(&rsp.ext) };

@@ -1,4 +1,4 @@
-//! CHANGED: a device that grows or shrinks, or whose export is removed, under a connected session.
+//! CHANGED: a device that grows or shrinks, or whose export is removed, during a connected session.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::ExportId;
@@ -11,7 +11,7 @@ use crate::path::state::PathState;
 
 const OLD: u64 = 1 << 20;
 
-/// A session over two paths with an export that its server can prove to be the same.
+/// Opens a session over two paths with an export that the server can prove to be the same.
 fn fixture(change: impl FnOnce(&mut Setup)) -> Fixture {
     Fixture::open(|s| {
         (s.paths, s.how.size) = (2, 1 << 20);
@@ -35,7 +35,7 @@ impl Fixture {
         (0..self.server.paths.len()).for_each(|path| self.say_changed(path));
     }
 
-    /// Control requests so far: two for each open.
+    /// Number of opens so far: two control requests each.
     fn opens(&self) -> usize {
         self.server.requests().filter(|r| r.io.is_none() && r.cid.0 == 0).count() / 2
     }

@@ -1,4 +1,4 @@
-//! What the server played by hand has seen, in order.
+//! Record of what the scripted server has received, in order.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, Rkey};
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{ChunkRequest, ConnReq, IoHeader, RwOp};
 
-/// A request as it lay in its chunk.
+/// Request as found in its chunk.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) path: PathUuid,
@@ -15,17 +15,17 @@ pub(super) struct Request {
     pub(super) cid: ConnIndex,
     pub(super) permit: PermitId,
     pub(super) imm: u32,
-    /// The chunk's key when the request came.
+    /// Key of the chunk when the request arrived.
     pub(super) key: Rkey,
     pub(super) parsed: ChunkRequest,
-    /// From the user header to the end of the RTRS message.
+    /// Bytes from the user header to the end of the RTRS message.
     pub(super) tail: Vec<u8>,
     pub(super) io: Option<(RwOp, IoHeader)>,
-    /// The whole chunk, if asked for.
+    /// The whole chunk, if requested.
     pub(super) chunk: Vec<u8>,
 }
 
-/// What came, in order.
+/// Received events.
 #[derive(Debug)]
 pub(super) enum Seen {
     Connect { req: ConnReq, local: IpAddr, at: Instant },

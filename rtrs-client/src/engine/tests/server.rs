@@ -1,7 +1,7 @@
-//! A server played by hand: one session, one device in memory and others, any number of paths.
+//! Scripted server: one session, one device in memory and others, any number of paths.
 //!
-//! It asserts everything a client must keep to (order of connections, fields, permits not used
-//! twice, lengths) and writes down what it saw. What it answers, and whether, is in [`How`].
+//! It asserts everything that a client must comply with (order of connections, fields, permits not
+//! used twice, lengths) and records what it saw. [`How`] determines its answers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -31,9 +31,9 @@ pub(super) const HDR: u32 = 4096;
 const INFO: u64 = 1;
 const EMPTY: u64 = 2;
 const OTHER: u64 = 3;
-/// The least that the world's links take.
+/// Minimum round-trip time of the world's links.
 const ROUND_TRIP: Duration = Duration::from_micros(20);
-/// What chunks hold before the client writes to them.
+/// Content of chunks before the client writes to them.
 pub(super) const BLANK: u8 = 0xee;
 
 struct Con {
@@ -42,7 +42,7 @@ struct Con {
     closed: bool,
 }
 
-/// A path as the server has it.
+/// Server's part of a path.
 pub(super) struct Path {
     pub(super) uuid: PathUuid,
     pub(super) recon_cnt: u16,
@@ -71,7 +71,7 @@ impl Path {
         self.info_req_at() + 512
     }
 
-    /// The client has heard of every accept: a round trip lies behind each.
+    /// Checks that the client has received every accept, since a round trip has passed since each.
     fn check_accepts(&self, now: Instant) {
         let heard = |con: &Con| now.since(con.accepted) >= ROUND_TRIP;
         assert!(self.cons.iter().all(heard), "one after the other");
@@ -83,7 +83,6 @@ impl Path {
     }
 }
 
-/// The server.
 pub(super) struct Server {
     fabric: Box<dyn Fabric>,
     pub(super) how: How,
@@ -91,7 +90,7 @@ pub(super) struct Server {
     pub(super) seen: Vec<Seen>,
     pub(super) disk: Vec<u8>,
     pub(super) held: Vec<Request>,
-    /// The device's id while it is open.
+    /// Device ID while it is open.
     pub(super) device: Option<u32>,
     /// Other exports.
     pub(super) more: More,
@@ -111,7 +110,7 @@ impl Server {
         Self { fabric, how, paths, seen, disk, held, device, more, opens, fences, posted }
     }
 
-    /// The requests of IO seen so far.
+    /// IO requests seen so far.
     pub(super) fn ios(&self) -> impl Iterator<Item = &Request> {
         self.requests().filter(|r| r.io.is_some())
     }
@@ -137,7 +136,7 @@ impl Server {
             any = true;
             match event {
                 FabricEvent::Request(request) => self.on_connect(now, request),
-                // As in verbs it may come after the next connection's request.
+                // As in verbs, this may come after the next connection's request.
                 FabricEvent::Established { qp, .. } => assert!(self.find(qp).is_some()),
                 FabricEvent::Completion(wc) => self.on_completion(now, &wc),
                 FabricEvent::Closed { qp, reason } => self.on_closed(now, qp, &reason),
@@ -167,7 +166,7 @@ impl Server {
         let old = self.paths.iter().position(|path| path.uuid == req.path_uuid);
         let index = match (old, req.cid.0) {
             (Some(old), 0) => {
-                // The old connections are still there: they have to end first.
+                // The old connections still exist and have to end first.
                 self.end_path(now, old);
                 self.fabric.reject(now, request, &PrivateData::new(&ConnRsp::reject(104).encode()));
                 return;
@@ -189,7 +188,7 @@ impl Server {
                 self.new_path(&req, &request);
                 self.paths.len() - 1
             }
-            // The path went down while this was on its way.
+            // The path went down while this request was in transit.
             (None, _) => {
                 self.fabric.reject(now, request, &PrivateData::new(&ConnRsp::reject(6).encode()));
                 return;
@@ -247,7 +246,7 @@ impl Server {
         let lie = how.con_rsp.as_ref();
         let mut data = lie.map_or_else(|| rsp.encode().to_vec(), |lie| lie(req, rsp));
         if data.len() == ConnRsp::LEN {
-            // As RDMA CM hands it out: with all the room it has.
+            // RDMA CM returns an accept padded to its full capacity.
             data.resize(PrivateData::CAPACITY, 0);
         }
         let path = &mut self.paths[index];
@@ -412,7 +411,7 @@ impl Server {
         }
     }
 
-    /// Serves everything held.
+    /// Serves all held requests.
     pub(super) fn release(&mut self) {
         for request in std::mem::take(&mut self.held) {
             self.serve(&request);
@@ -425,14 +424,14 @@ impl Server {
         })
     }
 
-    /// Does what a request asks for and answers it.
+    /// Executes a request and answers it.
     pub(super) fn serve(&mut self, request: &Request) {
         let Some(index) = self.path_of(request) else { return };
         let errno = self.execute(index, request);
         self.answer(request, errno);
     }
 
-    /// Runs a request; what it reads is put at the start of its chunk.
+    /// Executes a request; a read puts its data at the start of the chunk.
     fn execute(&mut self, index: usize, request: &Request) -> u16 {
         let path = &self.paths[index];
         let chunk = path.sge(request.permit.index() * path.chunk, path.chunk).slice;
@@ -476,7 +475,7 @@ impl Server {
                     return 13;
                 }
                 if self.device.is_none() {
-                    // Another one each time, so that a stale id is noticed.
+                    // A different ID each time, so that a stale one is noticed.
                     self.device = Some(self.opens);
                     self.opens += 1;
                 }
@@ -493,7 +492,7 @@ impl Server {
                 0
             }
             UserMessage::Close(close) => {
-                // Closing what is not open is good too.
+                // Closing a device that is not open succeeds too.
                 self.device = self.device.filter(|id| *id != close.device_id);
                 self.more.close(close.device_id);
                 0
@@ -515,12 +514,12 @@ impl Server {
                 let gateways = self.how.gateways.as_mut().expect("only gateways are asked");
                 gateways.moves(request.path, wanted)
             }
-            // A session lists no exports.
+            // A session does not list exports.
             other => unreachable!("served above, or not asked: {other:?}"),
         }
     }
 
-    /// Answers a request: data if it was a good read, then the immediate.
+    /// Answers a request: sends the data of a successful read, then the immediate.
     pub(super) fn answer(&mut self, request: &Request, errno: u16) {
         let Some(index) = self.path_of(request) else { return };
         let cid = request.cid.index();
@@ -534,7 +533,7 @@ impl Server {
         self.finish(request, errno);
     }
 
-    /// The last part of an answer: the fresh key, if keys change, and the immediate.
+    /// Sends the last part of an answer: the fresh key, if keys change, and the immediate.
     pub(super) fn finish(&mut self, request: &Request, errno: u16) {
         let Some(index) = self.path_of(request) else { return };
         let (cid, permit) = (request.cid.index(), request.permit);
@@ -558,13 +557,13 @@ impl Server {
         self.post(index, cid, WrOp::Send { imm: Some(imm), invalidate: None }, SgeList::one(sge));
     }
 
-    /// A bare immediate.
+    /// Sends an immediate without data.
     pub(super) fn immediate(&mut self, index: usize, cid: usize, imm: u32) {
         let remote = RemoteMem { addr: 0, rkey: Rkey(0) };
         self.post(index, cid, WrOp::RdmaWrite { remote, imm: Some(imm) }, SgeList::EMPTY);
     }
 
-    /// An empty send without immediate.
+    /// Sends an empty message without immediate.
     pub(super) fn plain_send(&mut self, index: usize, cid: usize) {
         self.post(index, cid, WrOp::Send { imm: None, invalidate: None }, SgeList::EMPTY);
     }
@@ -574,7 +573,7 @@ impl Server {
         let Some(index) = self.path_of(request) else { return };
         let desc = request.parsed.desc().expect("a read");
         let path = &self.paths[index];
-        // Not from the request's own chunk, whose data may not have left yet.
+        // Not from the request's own chunk, whose data may not have been sent yet.
         let data = path.sge(0, desc.len as usize);
         data.slice.fill(0x66);
         let remote = RemoteMem { addr: desc.addr, rkey: desc.key };
@@ -589,13 +588,13 @@ impl Server {
         let _ = self.fabric.post_send(qp, WorkRequest { wr_id: OTHER, op, sges, signaled });
     }
 
-    /// Ends one connection of a path from this side.
+    /// Ends one connection of a path from the server's side.
     pub(super) fn end_connection(&mut self, now: Instant, index: usize, cid: usize) {
         self.paths[index].ending = true;
         self.fabric.abort(now, self.paths[index].cons[cid].qp);
     }
 
-    /// Ends a path from this side.
+    /// Ends a path from the server's side.
     pub(super) fn end_path(&mut self, now: Instant, index: usize) {
         self.paths[index].ending = true;
         for con in self.paths[index].cons.iter().filter(|con| !con.closed) {

@@ -1,4 +1,4 @@
-//! Heartbeats: asked, answered, measured, and missed within the configured bound.
+//! Heartbeats: sent, answered, measured, and missed within the configured limit.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::LinkOptions;
@@ -17,7 +17,7 @@ fn beats(fixture: &Fixture) -> usize {
 
 #[test]
 fn a_silent_server_is_noticed_in_the_bound() {
-    // Whatever number of heartbeats went before.
+    // For any number of earlier heartbeats.
     for before in 0..20 {
         let mut fixture = Fixture::open(|_| {});
         fixture.run(100 * MS * before);
@@ -59,7 +59,8 @@ fn io_on_a_link_gone_without_a_word_goes_on_in_the_bound() {
 
 #[test]
 fn a_server_that_falls_silent_while_the_device_opens_is_noticed() {
-    // Ours answers heartbeats while it opens; a kernel's does not, and gets more time.
+    // `rtrs-server` answers heartbeats while it opens; a kernel server does not, and gets more
+    // time.
     for (fence, least, most) in [(true, 290 * MS, 410 * MS), (false, 9 * SEC, 11 * SEC)] {
         let mut fixture = Fixture::new(|s| {
             (s.how.fence, s.how.hold_control, s.how.heartbeats) = (fence, true, false);
@@ -70,7 +71,7 @@ fn a_server_that_falls_silent_while_the_device_opens_is_noticed() {
         let took = fixture.now().since(start);
         assert!(took >= least && took <= most, "{fence}: {took:?}");
 
-        // A slow open alone ends nothing.
+        // A slow open alone ends no path.
         let mut fixture = Fixture::new(|s| (s.how.fence, s.how.hold_control) = (fence, true));
         fixture.run(5 * SEC);
         assert_eq!(fixture.client.states()[0], PathState::Opening);
@@ -123,7 +124,8 @@ fn the_servers_heartbeats_are_answered_at_once() {
 #[test]
 fn the_servers_own_heartbeats_do_not_show_that_it_hears() {
     let mut fixture = Fixture::open(|_| {});
-    // As if nothing of ours arrived: no answers, and the server asks, also between our questions.
+    // As if nothing from the client arrived: no answers, and the server sends its own heartbeats,
+    // also between those of the client.
     fixture.server.how.heartbeats = false;
     let start = fixture.now();
     while fixture.client.states()[0] == PathState::Connected {
@@ -172,7 +174,7 @@ fn usual(interval: Duration, missed_max: u32, confirmed_missed_max: u32) -> Hear
     HeartbeatSettings { interval, missed_max, confirmed_missed_max, idle_max: 30 * SEC }
 }
 
-/// As the program's defaults are, over TCP.
+/// Sets the program's defaults for TCP.
 fn defaults(s: &mut Setup) {
     s.heartbeat = usual(100 * MS, 3, 3);
     s.config.heartbeat = usual(500 * MS, 5, 5);
@@ -198,7 +200,7 @@ fn a_silent_path_of_our_own_server_is_noticed_within_500_ms_and_a_kernels_in_3_s
     }
 }
 
-/// As the program's defaults are, over RDMA.
+/// Sets the program's defaults for RDMA.
 fn rdma_defaults(s: &mut Setup) {
     defaults(s);
     s.heartbeat = usual(100 * MS, 8, 6);
@@ -244,7 +246,7 @@ fn a_server_that_goes_on_may_answer_one_path_a_little_later() {
         fixture.run(SEC);
         fixture.server.how.heartbeats = false;
         fixture.run(650 * MS);
-        // It was stopped and runs again: it is about to answer what it was asked.
+        // The server was stopped and runs again: it is about to answer the heartbeats.
         fixture.server.immediate(1, 0, Imm::HeartbeatAck.encode());
         fixture.server.how.heartbeats = true;
         fixture.run(95 * MS);
@@ -281,7 +283,8 @@ fn a_core_that_comes_late_ends_no_path() {
 
 #[test]
 fn a_server_that_is_as_late_as_we_are_loses_no_path() {
-    // One machine, both ends starved: nobody runs for 160 ms, then we do, then the server.
+    // Both ends share one busy machine: neither runs for 160 ms, then the client does, then the
+    // server.
     let mut fixture = Fixture::open(|s| {
         defaults(s);
         s.how.fence = true;
@@ -299,7 +302,7 @@ fn a_server_that_is_as_late_as_we_are_loses_no_path() {
         fixture.server.immediate(0, 0, Imm::HeartbeatAck.encode());
         fixture.run(10 * MS);
     }
-    // On time again, silence is silence.
+    // With turns on time again, silence counts.
     fixture.server.how.heartbeats = false;
     fixture.until("the path's end", 500 * MS, |s| s.client.states() != [PathState::Connected]);
 }

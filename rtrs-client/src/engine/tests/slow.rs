@@ -1,4 +1,5 @@
-//! A disk that does not answer behind a path that works: the path stays, and the request is told.
+//! A disk that does not answer behind a path that works: the path stays, and the request is
+//! reported.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::ids::PathId;
@@ -11,7 +12,7 @@ use crate::engine::io::slow_requests::SlowReport;
 use crate::engine::{Change, Failover, Leaving, NoPath, SessionFailure, SlowIo};
 use crate::path::state::PathState;
 
-/// Two paths, and requests that hang from now on.
+/// Opens two paths to a server whose requests hang from now on.
 fn hanging(change: impl FnOnce(&mut Setup)) -> Fixture {
     let mut fixture = Fixture::open(|s| {
         (s.paths, s.how.fence) = (2, true);
@@ -22,7 +23,7 @@ fn hanging(change: impl FnOnce(&mut Setup)) -> Fixture {
     fixture
 }
 
-/// No path has ended since the session began.
+/// Whether no path has ended since the session began.
 fn is_undisturbed(fixture: &Fixture) -> bool {
     let status = fixture.client.control.status();
     status
@@ -30,7 +31,7 @@ fn is_undisturbed(fixture: &Fixture) -> bool {
         .all(|path| path.state == PathState::Connected && (path.ends, path.reconnects) == (0, 0))
 }
 
-/// A read beside those that hang.
+/// Reads successfully beside requests that hang.
 fn read(fixture: &mut Fixture, shard: usize) {
     let tag = fixture.submit(shard, IoOp::Read, 8192, 4096);
     fixture.until("a read", 100 * MS, |s| s.client.status(tag) == Some(IoStatus::Ok));
@@ -47,7 +48,7 @@ fn probes(fixture: &Fixture) -> usize {
 
 #[test]
 fn a_request_that_hangs_keeps_its_path_and_other_requests_go_on() {
-    // With the setting's default, whatever happens without a path.
+    // With the default of the setting, for each treatment of IO without a path.
     for no_path in [NoPath::Queue, NoPath::QueueFor(5 * SEC), NoPath::Fail] {
         let mut fixture = hanging(|s| s.config.no_path = no_path);
         let tag = fixture.submit(0, IoOp::Read, 0, 4096);
@@ -79,7 +80,7 @@ fn a_request_that_hangs_keeps_its_path_and_other_requests_go_on() {
 
 #[test]
 fn requests_that_hang_with_every_permit_keep_their_paths() {
-    // A probe has a permit of its own. What waits for permits waits as long.
+    // A probe has its own permit. IO that waits for permits waits just as long.
     let mut fixture = hanging(|_| {});
     let tags: Vec<_> = (0..40).map(|at| fixture.submit(at % 2, IoOp::Read, 0, 512)).collect();
     let connects = fixture.server.connects().len();
@@ -88,7 +89,7 @@ fn requests_that_hang_with_every_permit_keep_their_paths() {
     assert_eq!(fixture.server.connects().len(), connects, "nobody connects anew");
     let held = fixture.server.held.len();
     assert!(held >= 12 && report(&fixture).now == held, "{held}: {:?}", report(&fixture));
-    // Each connection is asked once a sweep at most.
+    // Each connection is probed at most once per sweep.
     let asked = probes(&fixture);
     assert!((100..=4 * 4 * 125).contains(&asked), "{asked} probes");
     fixture.server.how.hold = false;
@@ -118,7 +119,7 @@ fn a_connection_that_answers_nothing_ends_its_path_though_heartbeats_are_answere
 
 #[test]
 fn a_slow_request_goes_to_another_path_when_its_own_dies() {
-    // However old it is by then.
+    // At any age.
     let mut fixture = hanging(|s| s.config.no_path = NoPath::QueueFor(5 * SEC));
     let tags = [0, 0].map(|shard| fixture.submit(shard, IoOp::Write, 0, 512));
     fixture.run(90 * SEC);
@@ -189,12 +190,12 @@ fn what_waits_for_the_permits_of_given_up_ios_fails_as_they_do() {
     assert!(is_undisturbed(&fixture) && sent < 20);
 }
 
-/// The path that has this shard's only request.
+/// Returns the path of this shard's only request.
 fn path_in_use(fixture: &Fixture, shard: usize) -> usize {
     fixture.client.path_inflight(shard).iter().position(|count| *count == 1).expect("in flight")
 }
 
-/// A slow write on one of two paths, of which nothing is told to the user but what `slow_io` says.
+/// Hangs a write on one of two paths; its user learns only what `slow_io` reports.
 fn slow_write(slow_io: SlowIo, change: impl FnOnce(&mut Setup)) -> (Fixture, u64) {
     let mut fixture = hanging(|s| {
         s.config.slow_io = slow_io;
@@ -213,7 +214,7 @@ fn a_slow_request_is_sent_again_only_when_its_path_is_fenced() {
     let (mut fixture, tag) = slow_write(SlowIo::Wait, |s| s.how.hold_fences = true);
     fixture.server.how.hold = false;
     fixture.link_down(path_in_use(&fixture, 0));
-    // Less than a path has to answer a fence.
+    // Less than the time that a path has to answer a fence.
     fixture.run(8 * SEC);
     assert_eq!((fixture.server.ios().count(), fixture.client.status(tag)), (1, None));
     fixture.server.how.hold_fences = false;
@@ -225,7 +226,8 @@ fn a_slow_request_is_sent_again_only_when_its_path_is_fenced() {
 
 #[test]
 fn the_time_without_a_path_begins_when_the_path_of_a_slow_request_ends() {
-    // Without any path; and, where the server has no fence, without the one that it was sent over.
+    // Without any path; and, if the server has no fences, without the path that carried the
+    // request.
     for strict in [false, true] {
         for (away, status) in [(3 * SEC, IoStatus::Ok), (30 * SEC, IoStatus::TimedOut)] {
             let (mut fixture, tag) = slow_write(SlowIo::Wait, |s| {
@@ -356,7 +358,7 @@ fn nothing_of_an_io_that_is_given_up_is_sent_any_more() {
     let tag = fixture.submit(0, IoOp::Write, 0, 8192);
     fixture.until("both parts", SEC, |s| s.server.held.len() == 2);
     assert_eq!(fixture.client.path_inflight(0), [1, 1]);
-    // One path dies, and the other takes nothing new: its operator waits for it to become empty.
+    // One path dies, and the other takes no new requests, as it is leaving with a long time limit.
     let leaving = Leaving { path: "path1".into(), within: 60 * SEC, force: false };
     fixture.change(Change::Remove(leaving)).expect("another path is left");
     fixture.link_down(0);

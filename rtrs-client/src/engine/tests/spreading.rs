@@ -1,4 +1,4 @@
-//! Two paths: where each policy sends IO.
+//! Distribution of IO over two paths by each policy.
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::sim::LinkOptions;
@@ -28,10 +28,10 @@ fn min_inflight_fills_the_emptier_path() {
     let mut fixture = Fixture::open(|s| (s.paths, s.config.policy) = (2, Policy::MinInflight));
     load(&mut fixture, 10, 6);
     assert_eq!(fixture.spread(), [30, 30], "both are as quick");
-    // Alone, an IO takes one of two empty ones after the other.
+    // Single IOs alternate between the two idle paths.
     load(&mut fixture, 10, 1);
     assert_eq!(fixture.spread(), [35, 35]);
-    // Requests stuck on the first path drive others to the second.
+    // Requests stuck on the first path move others to the second.
     fixture.server.how.hold = true;
     load_held(&mut fixture, 6);
     fixture.server.how.hold = false;
@@ -106,7 +106,7 @@ fn each_path_has_counters_and_latencies_of_its_own() {
     }
     let max = |path: usize| stats.path_latency[path].max() / 1_000_000;
     assert!(max(0) < 2 && (39..45).contains(&max(1)), "{} and {} ms", max(0), max(1));
-    // What is in flight is told by path, until it is home.
+    // Requests in flight are reported by path until they have ended.
     fixture.server.how.hold = true;
     load_held(&mut fixture, 3);
     assert_eq!(fixture.client.path_inflight(0), [2, 1]);
@@ -136,7 +136,7 @@ fn a_path_that_is_far_slower_is_left_out_tried_and_taken_back() {
         assert!(fixture.now().since(begin) >= 2 * SEC, "{policy:?}: not at the first late answer");
         assert_eq!(fixture.client.path_slow(1), [false; 2], "a shard judges what it sees");
 
-        // Left out, but for ten requests a second at least.
+        // The path is left out except for at least ten requests a second.
         let (before, begin) = (fixture.spread(), fixture.now());
         while fixture.now().since(begin) < 5 * SEC {
             load(&mut fixture, 1, 4);
@@ -177,7 +177,7 @@ fn the_only_path_left_is_used_however_slow_it_is() {
     fixture.link_down(0);
     load(&mut fixture, 3, 4);
     assert!(fixture.client.path_slow(0)[1], "it is still slow");
-    // Connected anew, nothing is held against it.
+    // A reconnect clears the verdict.
     let there = fixture.server.paths.len() - 1;
     fixture.server.end_path(fixture.now(), there);
     fixture.run(SEC);

@@ -1,4 +1,4 @@
-//! Where the time of an IO goes, by what the server says of its part.
+//! Breakdown of an IO's time, with the server's report of its part.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
@@ -9,7 +9,7 @@ use super::server::How;
 use crate::parts::Part::{self, Backend, ClientQueue, Network, RoundTrip, ServerQueue};
 use crate::path::state::PathState;
 
-/// Has the server agree on times.
+/// Lets the server agree to report times.
 fn agree(how: &mut How) {
     how.con_rsp = Some(Box::new(|_, mut rsp| {
         rsp.ext = Extensions { times: true, ..Extensions::decode(&rsp.ext) }.encode();
@@ -17,7 +17,7 @@ fn agree(how: &mut How) {
     }));
 }
 
-/// Has the server say times.
+/// Lets the server report these times.
 fn say(how: &mut How, queue_us: u32, backend_us: u32) {
     how.rkey_rsp = Some(Box::new(move |RkeyRsp { permit, rkey }| {
         TimedRkeyRsp { permit, rkey, queue_us, backend_us }.encode().to_vec()
@@ -30,7 +30,7 @@ fn timed(setup: &mut Setup) {
     say(&mut setup.how, 3000, 10_000);
 }
 
-/// A read whose answer the server holds for 20 ms.
+/// Performs a read whose answer the server holds for 20 ms.
 fn read_held(fixture: &mut Fixture) {
     let tag = fixture.submit(0, IoOp::Read, 0, 4096);
     fixture.until("the request", SEC, |s| s.server.held.len() == 1);
@@ -40,7 +40,7 @@ fn read_held(fixture: &mut Fixture) {
     assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
 }
 
-/// The longest of each part on a path, in milliseconds.
+/// Returns the maximum of each part on a path, in milliseconds.
 fn parts_ms(fixture: &Fixture, path: usize) -> Vec<(Part, u64)> {
     let stats = fixture.client.stats(0);
     stats.path_parts[path].iter().map(|(part, times)| (part, times.max_us() / 1000)).collect()
@@ -66,7 +66,7 @@ fn huge_times_count_as_the_whole_round_trip() {
 
 #[test]
 fn without_fresh_keys_the_round_trip_is_one_part() {
-    // A server that says times there says nonsense.
+    // Times from a server that did not agree to report them are invalid.
     for lies in [false, true] {
         let mut fixture = Fixture::open(|s| {
             (s.how.hold, s.how.new_rkey) = (true, false);
@@ -97,7 +97,7 @@ fn waiting_for_a_permit_is_queueing_at_the_client() {
     assert!(parts[1].0 == Network && parts[1].1 < 10, "{parts:?}");
 }
 
-/// All time before the last attempt is queueing, on the path of that attempt.
+/// All time before the last attempt counts as queueing, on the path of that attempt.
 #[test]
 fn a_request_that_was_sent_again_counts_once() {
     let mut fixture = Fixture::open(|s| {

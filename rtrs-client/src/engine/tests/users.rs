@@ -9,10 +9,10 @@ use super::fixture::{Fixture, MS, SEC, Setup, volume};
 use crate::engine::{DeviceIndex, SessionDevice};
 use crate::path::state::PathState;
 
-/// The second device of a session.
+/// Second device of a session.
 pub(super) const SECOND: DeviceIndex = DeviceIndex(1);
 
-/// The users of a device, one on each shard.
+/// Users of a device, one on each shard.
 pub(super) struct Users {
     devices: Vec<SessionDevice>,
     ended: BTreeMap<u64, IoStatus>,
@@ -20,7 +20,7 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// Those of a device that all shards know.
+    /// Creates the users of a device that all shards know.
     pub(super) fn of(fixture: &Fixture, device: DeviceIndex) -> Self {
         let shards = 0..fixture.client.shards();
         let open = |shard| {
@@ -45,7 +45,7 @@ impl Users {
         tag.expect("room")
     }
 
-    /// The same; None when the shard has no room.
+    /// Submits like [`Self::submit`]; returns None when the shard has no room.
     pub(super) fn try_submit(
         &mut self,
         fixture: &mut Fixture,
@@ -65,7 +65,7 @@ impl Users {
         Some(tag)
     }
 
-    /// Takes what has ended.
+    /// Takes completions.
     pub(super) fn reap(&mut self) {
         for done in self.devices.iter_mut().flat_map(|device| std::iter::from_fn(|| device.reap()))
         {
@@ -73,19 +73,19 @@ impl Users {
         }
     }
 
-    /// How an IO has ended, if it has.
+    /// Final status of an IO, once it has ended.
     pub(super) fn status(&mut self, tag: u64) -> Option<IoStatus> {
         self.reap();
         self.ended.get(&tag).copied()
     }
 
-    /// IOs that have ended.
+    /// Number of IOs that have ended.
     pub(super) fn ended(&mut self) -> usize {
         self.reap();
         self.ended.len()
     }
 
-    /// Does an IO and waits for its end.
+    /// Performs an IO and waits for its end.
     pub(super) fn run(&mut self, fixture: &mut Fixture, op: IoOp) -> IoStatus {
         let tag = self.submit(fixture, 0, op, 4096, 4096);
         for _ in 0..1000 {
@@ -109,7 +109,7 @@ impl Users {
 }
 
 impl Fixture {
-    /// The server ends a path; it is connected again.
+    /// Ends a path from the server's side, and waits until it is connected again.
     pub(super) fn restart_path(&mut self, path: usize) {
         let uuid = 0xa0 + u8::try_from(path).expect("few paths");
         let at = self.server.paths.iter().position(|p| p.uuid.0[0] == uuid).expect("a path");
@@ -120,13 +120,13 @@ impl Fixture {
         });
     }
 
-    /// The exports of the volumes that the session has for its users.
+    /// Exports of the volumes that the session has for its users.
     pub(super) fn volumes(&self) -> Vec<String> {
         let volumes = self.client.control.volumes(self.now()).into_iter();
         volumes.filter(|volume| volume.used).map(|volume| volume.export).collect()
     }
 
-    /// The exports of all volumes, those included that are being closed.
+    /// Exports of all volumes, including those being closed.
     pub(super) fn all_volumes(&self) -> Vec<String> {
         let volumes = self.client.control.volumes(self.now()).into_iter();
         volumes.map(|volume| volume.export).collect()
@@ -137,7 +137,7 @@ impl Fixture {
         self.client.serving(0, device)
     }
 
-    /// All paths are connected and serve so many devices.
+    /// Whether all paths are connected and serve this number of devices.
     pub(super) fn serves_all(&self, devices: u16) -> bool {
         let paths = self.client.states().len();
         let all = |device| {
@@ -148,14 +148,14 @@ impl Fixture {
     }
 }
 
-/// A session with a second volume on its server that all paths serve.
+/// Opens a session whose second volume is served by all paths.
 pub(super) fn with_second(change: impl FnOnce(&mut Setup)) -> Fixture {
     let mut fixture = new_with_second(change);
     fixture.until("both volumes", 2 * SEC, |s| s.serves_all(2));
     fixture
 }
 
-/// The same before anything has happened.
+/// Creates a session with a second volume, before anything has happened.
 pub(super) fn new_with_second(change: impl FnOnce(&mut Setup)) -> Fixture {
     let mut fixture = Fixture::new(|s| {
         s.config.volumes.push(volume("vol1"));

@@ -1,4 +1,4 @@
-//! A server that lies about requests, answers and keys.
+//! Servers that send invalid requests, answers and keys.
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::fabric::sim::BindMode;
@@ -37,7 +37,7 @@ fn answers_nobody_waits_for_are_passed_over() {
         ];
         for imm in garbage {
             fixture.server.immediate(0, 2, imm);
-            // The same on the other shard's connection, where this permit is nobody's.
+            // The same on the other shard's connection, where this permit is not in use.
             fixture.server.immediate(0, 1, imm);
             fixture.server.immediate(0, 1, response(permit, 0, false));
             fixture.server.plain_send(0, 2);
@@ -192,7 +192,7 @@ fn a_late_write_to_a_closed_window_is_refused() {
 
 #[test]
 fn a_late_write_does_not_reach_the_next_user_of_the_buffer() {
-    // Same permit, same buffer, next read: the old key is dead, the new one is another.
+    // Same permit, same buffer, next read: the old key is invalid, and the new one differs.
     let mut fixture = Fixture::open(|s| (s.how.queue_depth, s.how.hold) = (3, true));
     fixture.submit(0, IoOp::Read, 0, 4096);
     fixture.until("the request", SEC, |s| s.server.held.len() == 1);
@@ -225,7 +225,7 @@ fn a_read_window_covers_its_part_and_no_more() {
     let tag = fixture.submit_with(0, (IoOp::Read, IoFlags::default()), (0, 4096), at);
     fixture.until("the request", SEC, |s| s.server.held.len() == 1);
     let mut request = fixture.server.held.pop().expect("held");
-    // One sector more than was asked for.
+    // One sector more than requested.
     if let rtrs_core::wire::Message::Read(read) = &mut request.parsed.message
         && let Some(desc) = &mut read.desc
     {
@@ -250,7 +250,7 @@ fn a_read_ends_when_its_window_is_closed_and_not_before() {
         let request = fixture.server.held.pop().expect("held");
         fixture.server.serve(&request);
         fixture.server.immediate(0, 1, response(request.permit.0, 0, false));
-        // Right behind two answers: it may land before the window is closed, or be refused.
+        // Directly after two answers: it may arrive before the window is closed, or be refused.
         fixture.server.write_late(&request);
         fixture.until("the end", SEC, |s| s.client.status(tag).is_some());
         assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));

@@ -1,4 +1,4 @@
-//! Several volumes on one session: what happens to one does not happen to the others.
+//! Several volumes in one session: an event of one volume does not affect the others.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::{ExportId, Identity, ServerId};
@@ -19,7 +19,7 @@ fn status(fixture: &Fixture, device: DeviceIndex) -> VolumeStatus {
     volumes.into_iter().find(|volume| volume.device == device).expect("a volume")
 }
 
-/// The device ids that requests named over a path, by the path's first byte.
+/// Returns the device IDs that requests on a path named, by the path's first byte.
 fn ids_over(fixture: &Fixture, path: u8) -> Vec<u32> {
     let over = fixture.server.ios().filter(|request| request.path.0[0] == path);
     let mut ids: Vec<u32> = over.filter_map(|r| r.io.map(|io| io.1.device_id)).collect();
@@ -92,7 +92,7 @@ fn a_session_of_more_volumes_is_our_own_fault() {
 
 #[test]
 fn a_volume_that_is_refused_is_left_out_and_the_others_go_on() {
-    // Before it was ever open.
+    // Refused before it was ever open.
     let mut fixture = new_with_second(|s| s.paths = 2);
     fixture.server.more.named("vol1").open_errno = errno::ENOENT;
     fixture.until("the first", 2 * SEC, Fixture::is_whole);
@@ -105,14 +105,14 @@ fn a_volume_that_is_refused_is_left_out_and_the_others_go_on() {
     fixture.run(20 * SEC);
     assert_eq!(fixture.server.more.named("vol1").opens, 1, "the attach of it has failed");
 
-    // The first one is refused, and the second is there.
+    // The first volume is refused, and the second one works.
     let mut fixture = new_with_second(|s| s.paths = 2);
     fixture.server.how.open_errno = errno::ENOENT;
     fixture.until("the paths", 2 * SEC, |s| s.serving(SECOND).len() == 2);
     Users::of(&fixture, SECOND).check(&mut fixture, 1);
     assert_eq!(fixture.client.control.failure(), None);
 
-    // All of them.
+    // All volumes are refused.
     let mut fixture = new_with_second(|_| {});
     fixture.server.how.open_errno = errno::ENOENT;
     fixture.server.more.named("vol1").open_errno = errno::EACCES;
@@ -167,12 +167,12 @@ fn another_disk_under_the_name_of_one_volume_takes_only_that_off_the_path() {
     );
     assert!(status(&fixture, SECOND).refusals[0].1.contains("another disk or file"));
     assert_eq!(fixture.client.control.pinned_identity(SECOND), pinned("b"));
-    // Its IO goes over the path that has the right one.
+    // Its IO uses the path that has the right export.
     second.check(&mut fixture, 5);
     fixture.server.more.named("vol1").export_id = Some(ExportId::of_name("b"));
     fixture.until("it is back", 5 * SEC, |s| s.serves_all(2));
 
-    // Another server is of no use to any of them.
+    // Another server is of no use to any volume.
     fixture.server.how.server_id = Some([2; 16]);
     fixture.server.end_path(fixture.now(), 1);
     fixture.until("the error", 5 * SEC, |s| s.client.last_error(1).contains("it is server 0202"));
@@ -182,7 +182,7 @@ fn another_disk_under_the_name_of_one_volume_takes_only_that_off_the_path() {
 #[test]
 fn two_names_of_one_export_are_not_two_volumes() {
     let mut fixture = new_with_second(|s| s.paths = 2);
-    // As our server does with "vol0" and "/vol0".
+    // As `rtrs-server` does for "vol0" and "/vol0".
     fixture.server.more.named("vol1").next_id = Some(0);
     fixture.until("the first", 2 * SEC, Fixture::is_whole);
     fixture.run(SEC);
@@ -197,8 +197,8 @@ fn ids_are_those_of_the_path_that_a_request_takes() {
     let mut fixture = with_second(|s| s.paths = 2);
     let mut second = Users::of(&fixture, SECOND);
     let old = fixture.server.more.named("vol1").device.unwrap();
-    // A server that was started again behind the other path, which seems to live: it gives other
-    // numbers, and that of the first volume to the second.
+    // A server was restarted behind the other path, which seems alive: it assigns other numbers,
+    // and that of the first volume to the second.
     let first = fixture.server.device.unwrap();
     fixture.server.more.named("vol1").device = None;
     fixture.server.more.named("vol1").next_id = Some(first);
@@ -208,7 +208,7 @@ fn ids_are_those_of_the_path_that_a_request_takes() {
     fixture.server.seen.clear();
     for _ in 0..4 {
         second.run(&mut fixture, IoOp::Read);
-        // Paths take turns: an odd number for each turn, so that each has all volumes.
+        // Paths take turns: an odd number per turn makes each path carry all volumes.
         fixture.submit(0, IoOp::Read, 0, 4096);
         fixture.submit(0, IoOp::Read, 0, 4096);
         fixture.drain(SEC);
@@ -219,7 +219,7 @@ fn ids_are_those_of_the_path_that_a_request_takes() {
     };
     assert_eq!(ids_over(&fixture, 0xa0), sorted(vec![first, old]), "as they were");
     assert_eq!(ids_over(&fixture, 0xa1), sorted(vec![first, 7]), "as they are there");
-    // And what is sent again over the other path has that one's number.
+    // Requests repeated on the other path use its number.
     fixture.server.how.hold = true;
     let tags: Vec<u64> =
         (0..2).map(|_| second.submit(&mut fixture, 0, IoOp::Read, 0, 4096)).collect();
@@ -251,7 +251,7 @@ fn a_path_that_lacks_a_volume_does_not_stop_its_clock() {
     assert_eq!(status(&fixture, SECOND).no_path, Some(NoPathWait::Fails));
     assert_eq!(second.run(&mut fixture, IoOp::Read), IoStatus::TimedOut, "at once");
     fixture.read(1, 0, 4096);
-    // The path gets it while it is connected: its IO goes on.
+    // A connected path gets the volume, and its IO continues.
     fixture.server.more.named("vol1").open_errno = 0;
     fixture.until("the volume", 2 * SEC, |s| s.serves_all(2));
     assert_eq!(status(&fixture, SECOND).no_path, None);
@@ -264,7 +264,7 @@ fn io_waits_for_a_path_that_serves_its_volume() {
     let mut second = Users::of(&fixture, SECOND);
     fixture.server.more.named("vol1").open_errno = errno::EBUSY;
     fixture.restart_path(1);
-    // What was in flight on the only path that has it waits; the other volume goes on.
+    // Requests in flight on the only path with the volume wait; the other volume continues.
     fixture.server.how.hold = true;
     let held = second.submit(&mut fixture, 0, IoOp::Write, 0, 4096);
     let own = fixture.submit(0, IoOp::Write, 0, 4096);
@@ -303,13 +303,13 @@ fn a_removed_export_ends_its_volume_and_no_other() {
     assert_eq!(fixture.client.control.failure(), None);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     fixture.read(0, 0, 4096);
-    // Paths that come back do not open it again.
+    // Paths that return do not open it again.
     let opens = fixture.server.more.named("vol1").opens;
     fixture.restart_path(0);
     fixture.read(1, 0, 4096);
     assert_eq!(fixture.server.more.named("vol1").opens, opens);
 
-    // An idle one hears of it by CHANGED.
+    // An idle volume learns of the removal by CHANGED.
     let mut fixture = with_second(|s| s.paths = 2);
     let id = fixture.server.more.named("vol1").device.unwrap();
     fixture.server.more.named("vol1").open_errno = errno::EIDRM;
@@ -317,7 +317,7 @@ fn a_removed_export_ends_its_volume_and_no_other() {
     fixture
         .until("the failure", SEC, |s| status(s, SECOND).obstacle == Some(SessionFailure::Removed));
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
-    // With the other one the session ends.
+    // The session ends with its other volume.
     let first = fixture.server.device.unwrap();
     fixture.server.how.open_errno = errno::EIDRM;
     say_changed(&mut fixture, first);
@@ -347,7 +347,7 @@ fn a_volume_that_grows_is_asked_for_and_no_other() {
         assert_eq!(fixture.client.info(shard, SECOND).geometry.size, 2 << 20);
         assert_eq!(fixture.client.info(shard, DeviceIndex::FIRST).geometry.size, size);
     }
-    // What the server says then of another device takes that volume off the path.
+    // A report of another device takes that volume off the path.
     fixture.server.more.named("vol1").export_id = Some(ExportId::of_name("other"));
     fixture.server.immediate(0, 0, Imm::Changed { device: id }.encode());
     fixture.run(250 * MS);
@@ -355,7 +355,7 @@ fn a_volume_that_grows_is_asked_for_and_no_other() {
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     assert_eq!(fixture.serving(SECOND), [1]);
     assert_eq!(fixture.serving(DeviceIndex::FIRST), [0, 1]);
-    // The same of the first, which one path serves alone by then.
+    // The same for the first volume, which only one path serves by then.
     fixture.server.how.open_rsp =
         Some(Box::new(|rsp| OpenRsp { device_id: rsp.device_id + 40, ..rsp }));
     let first = fixture.server.device.unwrap();
@@ -376,7 +376,7 @@ fn a_flush_and_what_it_reports_are_of_one_volume() {
         fixture.drain(SEC);
         fixture.client.status(tag)
     };
-    // A flush that fails is a loss of its volume; its paths go on, and so does the other one.
+    // A failed flush is a loss of its volume only; its paths and the other volume continue.
     fixture.submit(0, IoOp::Write, 0, 4096);
     fixture.drain(SEC);
     assert_eq!(second.run(&mut fixture, IoOp::Write), IoStatus::Ok);
@@ -395,7 +395,7 @@ fn a_flush_and_what_it_reports_are_of_one_volume() {
         (Some(0), Some(1))
     );
 
-    // The epoch of one changes: of that one's writes there is a loss.
+    // The cache epoch of one volume changes: only its writes are lost.
     fixture.submit(0, IoOp::Write, 0, 4096);
     fixture.drain(SEC);
     assert_eq!(second.run(&mut fixture, IoOp::Write), IoStatus::Ok);
@@ -424,7 +424,7 @@ fn an_open_that_is_not_answered_ends_the_path_and_goes_last_the_next_time() {
     fixture.until("the end of the attempt", 15 * SEC, |s| {
         s.client.last_error(1).contains("opening the device was not answered")
     });
-    // It has the other one before it waits again, and that one's IO goes over it.
+    // The path opens the other volume before it waits again, and carries that volume's IO.
     fixture.until("the other volume", 2 * SEC, |s| s.serving(SECOND) == [0, 1]);
     assert_eq!(fixture.serving(DeviceIndex::FIRST), [0]);
     second.check(&mut fixture, 2);
@@ -461,13 +461,13 @@ fn a_volume_is_not_used_over_a_path_before_the_dead_path_is_fenced() {
         (s.how.fence, s.config.no_path) = (true, NoPath::Fail);
     });
     let mut second = Users::of(&fixture, SECOND);
-    // The other path has the first volume, and its open of the second one is under way.
+    // The other path serves the first volume, and its open of the second one is in progress.
     fixture.server.how.hold_volume = Some("vol1");
     let at = fixture.server.paths.iter().position(|p| p.uuid.0[0] == 0xa1).expect("path 1");
     fixture.server.end_path(fixture.now(), at);
     fixture.until("the open", 5 * SEC, |s| s.server.held.len() == 1 && s.serving(SECOND) == [0]);
     assert_eq!(fixture.serving(DeviceIndex::FIRST), [0, 1]);
-    // A write is lost with the only path that carries the second one.
+    // A write is lost with the only path that carries the second volume.
     (fixture.server.how.hold, fixture.server.how.hold_fences) = (true, true);
     let tag = second.submit(&mut fixture, 0, IoOp::Write, 4096, 4096);
     fixture.until("the write", SEC, |s| s.server.held.len() == 2);

@@ -1,4 +1,4 @@
-//! Volumes that are added to a session that runs, and closed.
+//! Volumes that are added to and closed in a running session.
 
 use rtrs_core::block::{BlockDevice, IoOp};
 use rtrs_core::identity::{Identity, ServerId, ServerProcess};
@@ -19,14 +19,14 @@ fn close(fixture: &mut Fixture, export: &str) -> Result<(), String> {
     fixture.change(Change::CloseVolume { export: export.into() })
 }
 
-/// A session of one volume, whose server has another export.
+/// Opens a session of one volume, whose server has another export.
 fn fixture(paths: usize) -> Fixture {
     let mut fixture = Fixture::open(|s| (s.paths, s.how.fence) = (paths, true));
     fixture.server.more.add("vol1", 1 << 20);
     fixture
 }
 
-/// Regions that a shard's connections know.
+/// Number of regions that a shard's connections know.
 fn registered(fixture: &Fixture) -> usize {
     fixture.world.registered(fixture.node)
 }
@@ -44,7 +44,7 @@ fn a_volume_that_is_added_is_opened_on_each_connected_path() {
     assert_eq!(add(&mut fixture, "vol1"), Err("volume vol1 already exists".into()));
 }
 
-/// A process that dies at once leaves it to the one that takes over.
+/// A process that dies at once leaves the epoch to its successor.
 #[test]
 fn the_epoch_of_a_volume_that_is_added_is_kept_before_its_first_io() {
     let mut fixture = Fixture::open(|s| (s.paths, s.how.fence, s.how.cache_id) = (1, true, 7));
@@ -84,11 +84,11 @@ fn a_volume_that_cannot_be_added_says_why_and_leaves_the_others_alone() {
     fixture.read(0, 0, 4096);
     close(&mut fixture, "nothing").expect("another is left");
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
-    // Its place is used again.
+    // Its index is used again.
     add(&mut fixture, "vol1").expect("room");
     fixture.until("the volume", SEC, |s| s.serves_all(2));
 
-    // Of another server, or of another disk on every path.
+    // A volume of another server, or of another disk on every path.
     let mut fixture = Fixture::open(|s| s.how.server_id = Some([1; 16]));
     fixture.server.more.add("vol1", 1 << 20);
     let mut other = volume("vol1");
@@ -181,7 +181,7 @@ fn a_closed_volume_keeps_its_place_until_all_its_io_has_ended_on_all_shards() {
     assert_eq!(fixture.server.more.named("vol1").closes, 0, "the other shard has one left");
     fixture.server.how.hold = false;
     fixture.server.release();
-    // Nor is it gone before its user has taken the last answer.
+    // The volume also stays until its user has taken the last completion.
     fixture.run(100 * MS);
     assert_eq!(fixture.server.more.named("vol1").closes, 0);
     assert!(tags.iter().all(|tag| second.status(*tag) == Some(IoStatus::Ok)));
@@ -212,7 +212,7 @@ fn what_nobody_reaps_of_a_closed_volume_does_not_keep_its_shard_busy() {
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
 }
 
-/// The shard hears of the close later than its user goes.
+/// The user ends before the shard learns of the close.
 #[test]
 fn completions_without_a_user_keep_no_shard_busy_before_the_close() {
     let mut fixture = with_second(|s| s.how.hold = true);
@@ -315,7 +315,8 @@ fn a_close_whose_path_dies_is_sent_again_and_nothing_is_opened_meanwhile() {
         add(&mut fixture, "vol2").expect("room");
         let request = fixture.server.held.remove(0);
         if answered {
-            // Done, and its answer is lost: the server may give the number to the next one.
+            // The server has closed it, and the answer is lost: the number may go to the next
+            // volume.
             fixture.server.more.close(id.expect("it is open"));
             fixture.server.more.named("vol2").next_id = id;
         }
@@ -344,7 +345,7 @@ fn a_close_that_waits_does_not_keep_a_path_from_connecting() {
     fixture.server.how.hold_control = true;
     close(&mut fixture, "vol1").expect("another is left");
     fixture.until("the close", SEC, |s| s.server.held.len() == 1);
-    // Requests of the last open still run there.
+    // Requests of the last open are still running there.
     fixture.server.more.named("vol1").open_errno = errno::EBUSY;
     fixture.server.how.hold_control = false;
     fixture.server.end_path(fixture.now(), 0);
@@ -374,7 +375,7 @@ fn a_volume_that_is_closed_without_a_path_is_closed_when_one_is_there() {
     assert_eq!(fixture.server.more.named("vol1").device, None);
     fixture.until("the paths", 5 * SEC, Fixture::is_whole);
     fixture.read(0, 0, 4096);
-    // Another one gets its place: no path serves it by the number of the one before.
+    // Another volume gets its index: no path serves it by the old number.
     fixture.server.more.add("vol2", 1 << 20);
     fixture.server.how.hold_volume = Some("vol2");
     add(&mut fixture, "vol2").expect("room");

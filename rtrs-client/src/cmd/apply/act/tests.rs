@@ -1,4 +1,4 @@
-//! The flags of a session that `apply` starts.
+//! Flags of a session that `apply` starts.
 
 use clap::Parser;
 

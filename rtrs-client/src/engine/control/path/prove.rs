@@ -1,5 +1,5 @@
-//! A path without TLS proves who its client is, and checks who the server is, before it opens the
-//! device.
+//! Authentication on a path without TLS: proves the client's identity and checks the server's
+//! before the path opens the device.
 
 use rtrs_core::time::Instant;
 use rtrs_core::tls::ProofFacts;
@@ -11,17 +11,18 @@ use crate::engine::prover::{NO_KEYS, NO_PROOF, Prover, describe_impostor};
 use crate::path::state::PathState;
 
 impl Path {
-    /// With what it proves who the client is, if it is to.
+    /// Prover of the client's identity, if this path needs one.
     pub(super) fn prover(&self) -> Option<&Prover> {
         self.config.prover.as_ref().filter(|_| self.target.proves)
     }
 
-    /// The server was asked who it is, and has not answered.
+    /// Whether the server has not answered a challenge yet.
     pub(in crate::engine::control) fn is_asking(&self) -> bool {
         self.challenge.is_some()
     }
 
-    /// Whether client and server agree on proofs. There is no way without one, if either wants it.
+    /// Checks that both ends agree on authentication. A connection without it is refused if either
+    /// end requires it.
     pub(super) fn check_proofs(&self, extensions: Extensions) -> Result<(), String> {
         match (extensions.authenticate, self.prover().is_some()) {
             (true, false) => Err(NO_KEYS.into()),
@@ -30,7 +31,7 @@ impl Path {
         }
     }
 
-    /// INFO_RSP came: asks the server who it is.
+    /// Challenges the server after INFO_RSP.
     pub(super) fn challenge(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
         self.state.advance(PathState::Authenticating);
         self.until = ctx.now + STEP_TIMEOUT;
@@ -39,7 +40,7 @@ impl Path {
         self.post(ctx, |service, fabric| service.post_challenge(&challenge, fabric))
     }
 
-    /// The server says who it is: checks that, and says who the client is.
+    /// Checks the server's proof, and sends that of the client.
     pub(in crate::engine::control) fn challenged(
         &mut self,
         answer: &ChallengeRsp,
@@ -65,8 +66,8 @@ impl Path {
         self.post(ctx, |service, fabric| service.post_auth(&proof, fabric))
     }
 
-    /// The server knows who the client is: the path opens the device in its turn, until then at the
-    /// latest.
+    /// Handles the server's acceptance of the client. The path opens the device when its turn
+    /// comes, at `until` at the latest.
     pub(in crate::engine::control) fn authenticated(
         &mut self,
         until: Instant,

@@ -1,4 +1,4 @@
-//! What a change of this host's network means to a path: an attempt at once.
+//! Reaction of a path to network changes of this host: an immediate attempt.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::engine::ctx::Ctx;
 use crate::path::state::PathState;
 
 impl Path {
-    /// Something in this host's network is up or was added.
+    /// Handles a network change that may help the path.
     pub(in crate::engine::control) fn network_changed(&mut self, what: &str, ctx: &Ctx<'_>) {
         let tries =
             !matches!(self.state, PathState::Connected | PathState::Disconnected | PathState::Gone);
@@ -22,18 +22,18 @@ impl Path {
         ctx.fabrics[self.target.provider.index()].scheme() == "rdma"
     }
 
-    /// Whether its source address, if one was named, is among these.
+    /// Whether the path's configured source address is among these.
     pub(in crate::engine::control) fn comes_from(&self, addresses: &[IpAddr]) -> bool {
         self.target.local.is_some_and(|local| addresses.contains(&local))
     }
 
-    /// Whether its source address was named and is not among these.
+    /// Whether the path has a configured source address that is not among these.
     pub(in crate::engine::control) fn comes_from_elsewhere(&self, addresses: &[IpAddr]) -> bool {
         self.target.local.is_some_and(|local| !addresses.contains(&local))
     }
 
-    /// Acts on a network change that is due, if one is. Once the device was open, an attempt may be
-    /// given up: Some(true) when it is, and has to end for a new one.
+    /// Acts on a network change that is due, if any. Once the device was open, an attempt may be
+    /// abandoned; Some(true) means that this one is, and has to end for a new one.
     pub(in crate::engine::control) fn poll_network(
         &mut self,
         now: Instant,
