@@ -1,9 +1,9 @@
-//! How fast a provider is between two threads: `tcp` over loopback, `rdma` over a device.
+//! Measures a provider's speed between two threads: `tcp` over loopback, `rdma` over a device.
 //!
-//! One thread writes `size` bytes with an immediate, `depth` at a time; the other answers each
-//! with an empty write with immediate. Usage:
-//! `fabric_bench [tcp|rdma:LISTEN[@SOURCE]] [size] [depth] [seconds] [connections] [nocrc]`,
-//! with the addresses of RDMA devices, e.g. `rdma:10.0.0.2@10.0.0.1`.
+//! One thread writes `size` bytes with an immediate, `depth` at a time; the other answers each with
+//! an empty write with immediate. Usage: `fabric_bench [tcp|rdma:LISTEN[@SOURCE]] [size] [depth]
+//! [seconds] [connections] [nocrc]`, with the addresses of RDMA devices, e.g.
+//! `rdma:10.0.0.2@10.0.0.1`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;

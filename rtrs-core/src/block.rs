@@ -1,13 +1,13 @@
-//! `BlockDevice`: the one trait in the middle.
+//! Block devices: the interface between front ends and backends.
 //!
-//! A file backend is a `BlockDevice`, a client session is one, a wrapper around either is one.
-//! nbd-bridge serves any of them over NBD, rtrs-server serves any of them over RTRS. Each shard
-//! has its own object for a device and there are no locks between them: a [`BlockSource`] is the
-//! shareable description from which every shard opens its own [`BlockDevice`].
+//! File backends, client sessions and wrappers around either are all `BlockDevice`s. nbd-bridge
+//! serves any block device over NBD, rtrs-server over RTRS. Each shard has its own object for a
+//! device and there are no locks between them: a [`BlockSource`] is the shareable description from
+//! which every shard opens its own [`BlockDevice`].
 //!
 //! Contract: `submit` takes an [`Io`] or gives it back when the device is full; each accepted IO
-//! yields exactly one [`Completion`] with its tag, in any order. The buffer stays untouched by
-//! the submitter until then, also if the device has meanwhile given the IO up
+//! yields exactly one [`Completion`] with its tag, in any order. The submitter does not touch the
+//! buffer until then, even if the device has meanwhile given up on the IO
 //! ([`BlockDevice::take_given_up`]).
 
 use std::fmt;
@@ -25,26 +25,26 @@ use crate::rt::Ring;
 use crate::status::IoStatus;
 use crate::time::Instant;
 
-/// What an IO does.
+/// Operation of an IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoOp {
     /// Fill the buffer from the device.
     Read,
-    /// Store the buffer on the device.
+    /// Write the buffer to the device.
     Write,
-    /// Make every write completed before this was submitted durable.
+    /// Make all writes that completed before this IO was submitted durable.
     Flush,
-    /// The range's content is no longer wanted; it may read as anything afterwards.
+    /// Discard the content of the range, which may read as anything afterwards.
     Discard,
-    /// The range reads as zeroes afterwards.
+    /// Make the range read as zeroes.
     WriteZeroes,
-    /// Fill the buffer with the extents of the range ([`crate::extents`]), as far as it takes them
-    /// or the device looks; at least the first.
+    /// Fill the buffer with the extents of the range ([`crate::extents`]): at least the first, and
+    /// as many more as fit or as the device examines.
     Extents,
 }
 
 impl IoOp {
-    /// True for what changes the content of a device.
+    /// Returns true if the operation changes the content of a device.
     pub const fn changes(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
     }
@@ -59,44 +59,44 @@ pub struct IoFlags {
     pub no_unmap: bool,
     /// Write zeroes must fail with `Unsupported` unless it is quicker than writing zeroes.
     pub fast_only: bool,
-    /// The write changes a part of one block and leaves the rest of it as it is, whoever changes
-    /// that meanwhile. Its offset and length are in bytes.
+    /// The write changes part of one block and leaves the rest of the block intact, even if the
+    /// rest is written concurrently. Offset and length are in bytes.
     pub partial: bool,
 }
 
-/// One IO on its way to a device.
+/// IO submitted to a device.
 #[derive(Clone, Debug)]
 pub struct Io {
-    /// Chosen by the submitter, returned in the completion, not validated.
+    /// Tag chosen by the submitter and returned in the completion; not validated.
     pub tag: u64,
-    /// What to do.
+    /// Operation.
     pub op: IoOp,
-    /// How to do it.
+    /// Modifiers.
     pub flags: IoFlags,
-    /// First byte on the device. 0 for a flush.
+    /// Offset of the first byte on the device. 0 for a flush.
     pub offset: u64,
     /// Length in bytes. 0 for a flush.
     pub len: u32,
-    /// Source of a write or target of a read, exactly `len` bytes; room for the answer of extents;
-    /// None for the other ops.
+    /// Source of a write or target of a read, exactly `len` bytes long; for extents, the buffer for
+    /// the answer; None for other operations.
     pub buf: Option<MemSlice>,
 }
 
-/// The end of one IO.
+/// Completion of an IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The tag of the IO.
+    /// Tag of the IO.
     pub tag: u64,
-    /// How it ended.
+    /// Outcome.
     pub status: IoStatus,
 }
 
-/// Size, limits and abilities of a device. Byte units unless the name says otherwise.
+/// Size, limits and capabilities of a device, in bytes unless the name says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Geometry {
     /// Size of the device in bytes; a multiple of `logical_block`.
     pub size: u64,
-    /// Smallest unit of IO: offset and length of every IO are multiples of it.
+    /// Logical block size: offset and length of every IO are multiples of this value.
     pub logical_block: u32,
     /// Unit the device prefers; a power of two, at least `logical_block`.
     pub physical_block: u32,
@@ -108,13 +108,13 @@ pub struct Geometry {
     pub zeroes_max: u32,
     /// No write, discard or write zeroes is accepted.
     pub read_only: bool,
-    /// There is a volatile cache: completed writes need a flush to be durable.
+    /// The device has a volatile cache: completed writes need a flush to be durable.
     pub write_cache: bool,
     /// `IoFlags::fua` is honored.
     pub fua: bool,
-    /// `IoOp::Discard` is accepted and does something.
+    /// `IoOp::Discard` is accepted and has an effect.
     pub discard: bool,
-    /// Granularity of discards; 0 when there are none.
+    /// Granularity of discards; 0 if discards are not supported.
     pub discard_granularity: u32,
     /// Offset of the first discard-aligned byte.
     pub discard_alignment: u32,
@@ -122,7 +122,7 @@ pub struct Geometry {
     pub secure_discard: bool,
     /// `IoOp::WriteZeroes` is accepted.
     pub write_zeroes: bool,
-    /// Write zeroes is quicker than writing zeroes (holes).
+    /// Write zeroes is quicker than writing zeroes as data (holes).
     pub fast_zero: bool,
     /// Seeks are slow (spinning disk).
     pub rotational: bool,
@@ -133,7 +133,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// A plain device of `size` bytes with 512-byte blocks, flush, FUA, and no discard.
+    /// Geometry of a plain device of `size` bytes: 512-byte blocks, flush and FUA, no discard.
     pub fn plain(size: u64) -> Self {
         Self {
             size,
@@ -148,8 +148,8 @@ impl Geometry {
         }
     }
 
-    /// Validates an IO against this geometry: range, alignment, buffer, read-only, abilities.
-    /// `Ok` means that a device may run it as it is.
+    /// Validates an IO against this geometry: range, alignment, buffer, read-only, capabilities.
+    /// `Ok` means that a device may run the IO unchanged.
     pub fn check(&self, io: &Io) -> IoStatus {
         if io.op == IoOp::Flush {
             return IoStatus::Ok;
@@ -193,78 +193,78 @@ impl Geometry {
     }
 }
 
-/// True when so many bytes from there on lie in one block.
+/// Returns true if the `len` bytes at `offset` lie within one block.
 pub const fn is_part_of_block(offset: u64, len: u64, block: u64) -> bool {
     offset % block + len <= block
 }
 
-/// The size of a device that may change while shards have it open: one number for all of them.
+/// Size of a device, shared by all shards that have it open; it can change while they do.
 #[derive(Debug)]
 pub struct SharedSize(AtomicU64);
 
 impl SharedSize {
-    /// A size in bytes.
+    /// Creates a shared size.
     pub fn new(bytes: u64) -> Self {
         Self(AtomicU64::new(bytes))
     }
 
-    /// The size as it is now.
+    /// Returns the current size.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// From now on it is this one.
+    /// Sets the size.
     pub fn set(&self, bytes: u64) {
         self.0.store(bytes, Ordering::SeqCst);
     }
 }
 
-/// What is known of a target whose size may differ from that of its device.
+/// Size of a target, which may differ from that of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetSize {
-    /// Bytes that it has now, in whole blocks.
+    /// Current size in bytes, rounded down to whole blocks.
     pub bytes: u64,
-    /// It was shorter meanwhile, to this end: what lay beyond is lost.
+    /// Shortest size to which the target was cut from outside, if it was: data beyond it is lost.
     pub was_cut: Option<u64>,
 }
 
-/// What a shard gives a device that opens on it.
+/// Environment that a shard provides to a device it opens.
 #[derive(Clone, Debug)]
 pub struct Core {
-    /// Which shard of this process, from 0.
+    /// Index of the shard within this process, from 0.
     pub index: CoreIndex,
     /// The shard's ring. None in the simulator, where only memory devices run.
     pub ring: Option<Rc<Ring>>,
-    /// For a device whose operations end on another thread.
+    /// Wakes the shard; for devices whose operations end on another thread.
     pub wake: WakeHandle,
 }
 
 impl Core {
-    /// A shard that polls its devices and has no ring, as in the simulator.
+    /// Environment of a shard that polls its devices and has no ring, as in the simulator.
     pub fn without_ring(index: CoreIndex) -> Self {
         Self { index, ring: None, wake: WakeHandle::idle() }
     }
 }
 
-/// Makes a shard poll its devices soon, from any thread.
+/// Makes a shard poll its devices soon; callable from any thread.
 ///
-/// A device that has completed something on another thread puts that where its `poll` finds it, and
-/// wakes then: the shard may be asleep. No `deadline` is needed for that.
+/// A device that completes an operation on another thread first stores the result where its `poll`
+/// finds it, then wakes the shard, which may be asleep. No `deadline` is needed for that.
 #[derive(Clone)]
 pub struct WakeHandle(Arc<dyn Fn() + Send + Sync>);
 
 impl WakeHandle {
-    /// Wakes by calling this.
+    /// Creates a handle that calls `wake`.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(wake))
     }
 
-    /// Of a shard that polls its devices whether it is woken or not.
+    /// Handle for a shard that polls its devices regardless of wakes.
     pub fn idle() -> Self {
         Self::new(|| {})
     }
 
-    /// Has the shard poll its devices after this call.
+    /// Makes the shard poll its devices after this call.
     pub fn wake(&self) {
         (self.0)();
     }
@@ -278,156 +278,158 @@ impl fmt::Debug for WakeHandle {
 
 /// One shard's queue of a block device.
 pub trait BlockDevice: fmt::Debug {
-    /// Size, limits and abilities.
+    /// Returns size, limits and capabilities.
     fn geometry(&self) -> &Geometry;
 
-    /// Takes over the present size of its source, before `geometry` is used. One load.
+    /// Adopts the current size of the source; called before `geometry` is used. Costs one load.
     fn refresh(&mut self) {}
 
-    /// Makes a region known whose slices will be used as buffers, so that the device can
-    /// register it where that helps or is needed. A slice of an unknown region may be refused
-    /// with `Invalid`.
+    /// Announces a region whose slices will be used as buffers, so that the device can register it
+    /// where that helps or is required. A slice of an unannounced region may be refused with
+    /// `Invalid`.
     ///
     /// # Errors
-    /// The system's error when memory cannot be registered.
+    /// Returns the system's error if the memory cannot be registered.
     fn attach_region(&mut self, _region: &Arc<Region>) -> std::io::Result<()> {
         Ok(())
     }
 
-    /// Takes an IO.
+    /// Submits an IO.
     ///
     /// # Errors
-    /// Gives the IO back when the device is full; try again after a completion.
+    /// Returns the IO if the device is full; try again after a completion.
     fn submit(&mut self, io: Io) -> Result<(), Io>;
 
-    /// Moves work on. True when anything happened. To be called in each turn unless the device
-    /// [rests](Self::rests), and at times when it does.
+    /// Makes progress. Returns true if anything happened. Must be called in each turn unless the
+    /// device [rests](Self::rests), and occasionally when it does.
     fn poll(&mut self, now: Instant) -> bool;
 
-    /// The tag of an IO that takes too long: its user is to be told that it has failed. The IO goes
-    /// on, a change of it may still take effect, and its completion comes all the same. To be taken
-    /// before `reap`, which forgets what was not.
+    /// Returns the tag of an IO that takes too long, so that its user can be given an error. The IO
+    /// continues: a change may still take effect, and its completion still arrives. Must be called
+    /// before `reap`, which discards tags that were not taken.
     fn take_given_up(&mut self) -> Option<u64> {
         None
     }
 
-    /// The next finished IO.
+    /// Returns the next completed IO.
     fn reap(&mut self) -> Option<Completion>;
 
-    /// Takes back what has certainly not begun of the IOs whose tags fit: such an IO ends with
-    /// `Aborted`, and one that has begun in part begins nothing more. A device may ignore it.
+    /// Cancels IOs whose tags match and that have definitely not begun; they complete with
+    /// `Aborted`. An IO that has begun in part begins nothing more. A device may ignore this call.
     fn cancel(&mut self, _fits: &dyn Fn(u64) -> bool) {}
 
-    /// Accepted and not yet reaped.
+    /// Returns the number of IOs that are accepted and not yet reaped.
     fn inflight(&self) -> usize;
 
-    /// Nothing happens here until the next IO. False for a device that has more to do, such as one
-    /// that keeps a connection.
+    /// Returns true if nothing happens here until the next IO. False for a device with background
+    /// work, such as one that maintains a connection.
     fn rests(&self) -> bool {
         self.inflight() == 0 && self.deadline().is_none()
     }
 
-    /// Hands over the reporting of losses, to a caller that answers flushes of several users. A
-    /// later flush of this device ends as the device ended it, and [`Losses::judge`] reports
-    /// losses to its user. None where the flushes themselves report everything.
+    /// Transfers the reporting of losses to a caller that answers flushes of several users. Later
+    /// flushes of this device then complete as the device completed them, and [`Losses::judge`]
+    /// reports losses to their users. None if the flushes themselves report everything.
     fn take_losses(&mut self) -> Option<Arc<Losses>> {
         None
     }
 
-    /// When `poll` wants to be called even if nothing happens.
+    /// Returns the time by which `poll` must be called even if nothing happens.
     fn deadline(&self) -> Option<Instant> {
         None
     }
 }
 
-/// Which syncs (flushes, and writes with FUA) may take the report of a lost write from another.
+/// Scope within which one sync (a flush, or a write with FUA) can consume the error report of a
+/// write that others must also learn of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedErrors {
-    /// None: each sync gets every error that concerns it.
+    /// Each sync receives every error that concerns it.
     None,
-    /// A flush may, from another flush.
+    /// A flush can consume the report meant for another flush.
     Flushes,
-    /// Any may, from any other.
+    /// Any sync can consume the report meant for any other.
     Syncs,
 }
 
-/// What the path of a target leads to.
+/// State of a target's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TargetName {
-    /// The file or device that is open.
+    /// The path leads to the open file or device.
     #[default]
     Kept,
-    /// Another file or device.
+    /// The path leads to another file or device.
     Replaced,
-    /// Nothing.
+    /// The path leads nowhere.
     Missing,
 }
 
-/// Notes that a resize is about to lose data; see [`BlockSource::resize`].
+/// Callback that records that a resize is about to lose data; see [`BlockSource::resize`].
 pub type Lost<'a> = dyn Fn() -> std::io::Result<()> + 'a;
 
-/// A device that every shard can open for itself.
+/// Description of a device from which every shard opens its own queue.
 pub trait BlockSource: Send + Sync + fmt::Debug {
-    /// Size, limits and abilities.
+    /// Returns size, limits and capabilities.
     fn geometry(&self) -> Geometry;
 
-    /// Which one it is, where it knows that itself.
+    /// Returns the identity of the device, if the source knows it.
     fn identity(&self) -> Option<ExportId> {
         None
     }
 
-    /// The size of what is behind it. May block; an error is the system's.
+    /// Returns the size of the underlying target. May block.
     ///
     /// # Errors
-    /// The system's error when that cannot be examined.
+    /// Returns the system's error if the target cannot be examined.
     fn target_size(&self) -> std::io::Result<TargetSize> {
         Ok(TargetSize { bytes: self.geometry().size, was_cut: None })
     }
 
-    /// True when what is behind it was made shorter from outside, as far as is known. Never blocks.
+    /// Returns true if the target was shortened from outside, as far as is known. Never blocks.
     fn is_cut(&self) -> bool {
         false
     }
 
-    /// What the path of the target leads to, as far as is known; `None` for a source without a
-    /// path. Never blocks.
+    /// Returns the last known state of the target's path; `None` for a source without a path. Never
+    /// blocks.
     fn target_name(&self) -> Option<TargetName> {
         None
     }
 
-    /// Examines what the path leads to now. Blocks for at most about this long.
+    /// Examines the target's path again. Blocks for about `within` at most.
     fn examine_name(&self, _within: crate::time::Duration) {}
 
-    /// Gives it another size, in whole blocks, with what is behind it. May block. If something is
-    /// lost by that, `lost` is called: after nothing is written beyond the new end any more, and
-    /// before what lies there is gone. If that fails, nothing is lost, and it has its former size.
+    /// Resizes the device and its target to `size` bytes, a multiple of the block size. May block.
+    /// If data is lost by that, `lost` is called after the last write beyond the new end and before
+    /// the data there is discarded. If `lost` fails, no data is lost and the size does not change.
     ///
     /// # Errors
-    /// Why that cannot be; then it is as it was.
+    /// Returns the reason if the device cannot be resized; its size is then unchanged.
     fn resize(&self, _size: u64, _lost: &Lost<'_>) -> std::io::Result<()> {
         Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "its size is fixed"))
     }
 
-    /// True when the content ends with this process, flushed or not.
+    /// Returns true if the content is lost when this process ends, flushed or not.
     fn is_volatile(&self) -> bool {
         false
     }
 
-    /// Whether no write of an earlier process of the server can take effect any more: that process
-    /// held a lock until its last write had ended, and this one holds the lock now. True too where
-    /// the content ended with that process.
+    /// Returns true if no write of an earlier server process can still take effect: that process
+    /// held a lock until its last write had ended, and this process holds the lock now. Also true
+    /// if the content was lost with that process.
     fn is_exclusive(&self) -> bool {
         true
     }
 
-    /// Where the error of a lost write is reported to one sync only, whichever comes first, the
-    /// success of a sync says something only when those beside it are known.
+    /// Returns how errors of lost writes are shared between syncs. Where an error is reported only
+    /// to the first sync, the success of a sync is conclusive only together with the concurrent
+    /// ones.
     fn shared_errors(&self) -> SharedErrors {
         SharedErrors::Syncs
     }
 
-    /// Set where several servers share it, of which one serves it at a time.
+    /// Returns the gateway if several servers share the device and one at a time serves it.
     fn gateway(&self) -> Option<&dyn Gateway> {
         None
     }
@@ -435,15 +437,15 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     /// Opens this shard's queue.
     ///
     /// # Errors
-    /// The system's error when the device cannot be opened.
+    /// Returns the system's error if the device cannot be opened.
     fn open(&self, core: &Core) -> std::io::Result<Box<dyn BlockDevice>>;
 
-    /// Makes durable what was written on any shard, and returns when that is done: it may wait for
-    /// the disk, so no shard calls it. An error here takes none away from a later flush. Nothing to
-    /// do where nothing is durable.
+    /// Makes the writes of all shards durable and returns when that is done. It may wait for the
+    /// disk, so no shard calls it. An error reported here is still reported to a later flush. Does
+    /// nothing if the device has no durable storage.
     ///
     /// # Errors
-    /// The system's error when something could not be written.
+    /// Returns the system's error if something could not be written.
     fn settle(&self) -> std::io::Result<()> {
         Ok(())
     }

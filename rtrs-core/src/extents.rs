@@ -1,29 +1,30 @@
 //! Extents: which parts of a range of a device hold data, and which are holes.
 //!
-//! The answer to [`IoOp::Extents`](crate::block::IoOp::Extents), in the buffer of the IO, as it
-//! also travels between server and client: a count, then the extents in order from the first byte
-//! of the range on. What the list does not reach is unknown, and may be asked for next. A device
-//! writes it with [`ExtentList`]; a reader trusts nothing it finds ([`read`]).
+//! An extent list is the answer to [`IoOp::Extents`](crate::block::IoOp::Extents). It has the same
+//! layout in the buffer of the IO and between server and client: a count, then the extents in order
+//! from the first byte of the range. Anything beyond the end of the list is unknown and can be
+//! requested next. Devices write lists with [`ExtentList`]; readers validate everything ([`read`]).
 
 use crate::mem::MemSlice;
 
-/// A part of a range that is one or the other throughout.
+/// Part of a range that is entirely data or entirely a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes, above 0.
+    /// Length in bytes, above 0.
     pub len: u64,
-    /// Nothing is allocated, and it reads as zeroes.
+    /// The extent is not allocated and reads as zeroes.
     pub hole: bool,
 }
 
-/// Bytes before the extents: their number and four zeroes.
+/// Bytes before the extents: their count and four zero bytes.
 const HEAD: usize = 8;
-/// Bytes of an extent: its length with the lowest bit for a hole. Lengths are whole sectors.
+/// Bytes of an encoded extent: its length, with the lowest bit set for a hole. Lengths are whole
+/// sectors.
 const ENTRY: usize = 8;
 const HOLE: u64 = 1;
-/// Room that an answer needs: for one extent.
+/// Minimum buffer size of an answer: one extent.
 pub const LEN_MIN: usize = HEAD + ENTRY;
-/// Room that is used at most: 511 extents.
+/// Maximum used buffer size: 511 extents.
 pub const LEN_MAX: usize = 4096;
 const COUNT_MAX: usize = (LEN_MAX - HEAD) / ENTRY;
 
@@ -36,14 +37,14 @@ pub struct ExtentList<'a> {
 }
 
 impl<'a> ExtentList<'a> {
-    /// An empty list. The whole buffer is cleared: it holds what it held before.
+    /// Creates an empty list. Clears the whole buffer, which may hold older data.
     pub fn new(room: &'a MemSlice) -> Self {
         room.fill(0);
         Self { room, count: 0, last: None }
     }
 
-    /// Appends an extent, or makes the last one longer. False when there is no room for it; then
-    /// the list ends before it.
+    /// Appends an extent, or extends the last one. Returns false if there is no room; the list then
+    /// ends before `extent`.
     pub fn push(&mut self, extent: Extent) -> bool {
         if extent.len == 0 {
             return true;
@@ -63,13 +64,13 @@ impl<'a> ExtentList<'a> {
     }
 }
 
-/// Writes that all of a range holds data: the answer of a device that knows no holes.
+/// Writes a list in which the whole range holds data, for a device without holes.
 pub fn all_data(room: &MemSlice, len: u32) {
     ExtentList::new(room).push(Extent { len: len.into(), hole: false });
 }
 
-/// Visits the extents of a list whose range is `len` bytes long, cut at its end, until `visit`
-/// returns false. False when that is no list: nothing in it, or something that cannot be.
+/// Visits the extents of a list for a range of `len` bytes, cut at the end of the range, until
+/// `visit` returns false. Returns false if the list is empty or invalid.
 pub fn read(list: &MemSlice, len: u32, mut visit: impl FnMut(Extent) -> bool) -> bool {
     let word = |at| {
         let mut bytes = [0; ENTRY];

@@ -1,9 +1,9 @@
-//! Which server and which disk a session works with.
+//! Identities of the server and the disk that a session uses.
 //!
 //! A client that reconnects by address and name alone can reach another server's disk. So each
-//! server and each export has an id of 128 bits; docs/PROTOCOL.md says how they travel,
-//! docs/OPERATING.md where they come from. Ids are compared, never interpreted, but for one: a
-//! *weak* export id holds only within one boot of the server's host, and says which.
+//! server and each export has a 128-bit ID; docs/PROTOCOL.md describes their encoding,
+//! docs/OPERATING.md their origin. IDs are compared, never interpreted, with one exception: a
+//! *weak* export ID is valid only within one boot of the server's host, which it identifies.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 
 use crate::ids::SessionId;
 
-/// The first 16 bytes of a SHA-256 over `parts`. Each has its length before it, so that no two
-/// lists of parts are the same bytes.
+/// Returns the first 16 bytes of a SHA-256 over `parts`. Each part is preceded by its length, so
+/// that different lists of parts never hash the same bytes.
 fn hash(parts: &[&[u8]]) -> [u8; 16] {
     let mut hash = Sha256::new();
     for part in parts {
@@ -25,83 +25,86 @@ fn hash(parts: &[&[u8]]) -> [u8; 16] {
     out
 }
 
-/// One server: the same as long as its host is, whatever its process or run directory. Not zero.
+/// ID of a server. It lasts as long as its host does, regardless of process and run directory. Not
+/// zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerId([u8; 16]);
 
 impl ServerId {
-    /// The id of a host, from its /etc/machine-id. The machine id itself is not disclosed,
+    /// Derives the ID of a host from its /etc/machine-id. The machine ID itself is not disclosed,
     /// as its manual page demands.
     pub fn of_machine(machine_id: &[u8]) -> Self {
         Self(hash(&[b"rtrs server machine", machine_id]))
     }
 
-    /// The id of a server that was named by its operator.
+    /// Derives the ID of a server that was named by its operator.
     pub fn of_name(name: &str) -> Self {
         Self(hash(&[b"rtrs server name", name.as_bytes()]))
     }
 
-    /// The id of these bytes; None for all zero, which stands for no id.
+    /// Creates the ID from these bytes. Returns None for all zeroes, which mean that there is no
+    /// ID.
     pub fn from_bytes(bytes: [u8; 16]) -> Option<Self> {
         (bytes != [0; 16]).then_some(Self(bytes))
     }
 
-    /// The id's bytes.
+    /// Returns the bytes of the ID.
     pub const fn bytes(self) -> [u8; 16] {
         self.0
     }
 }
 
-/// One process of a server, in 48 bits. A client tells the processes of one server apart by it.
+/// ID of one process of a server, in 48 bits. Clients use it to tell the processes of a server
+/// apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerProcess(pub [u8; 6]);
 
 impl ServerProcess {
-    /// Stands for an unknown process.
+    /// Unknown process.
     pub const NONE: Self = Self([0; 6]);
 
-    /// The low bits of a number that the process has drawn.
+    /// Creates the ID from the low bits of a random number drawn by the process.
     pub const fn new(number: u64) -> Self {
         let [a, b, c, d, e, f, ..] = number.to_le_bytes();
         Self([a, b, c, d, e, f])
     }
 
-    /// Whether both are known, and are not the same process.
+    /// Returns true if both are known and are different processes.
     pub fn differs(self, other: Self) -> bool {
         self != other && self != Self::NONE && other != Self::NONE
     }
 }
 
-/// One export: the same as long as the same disk or file is behind it.
+/// ID of an export. It lasts as long as the export refers to the same disk or file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExportId {
     bytes: [u8; 16],
     weak: bool,
 }
 
-/// How two ids of exports compare.
+/// Result of comparing two export IDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// The same export.
+    /// Both are the same export.
     Same,
-    /// Two exports.
+    /// They are different exports.
     Different,
-    /// Both are weak and of two boots: not known.
+    /// Both are weak and from different boots: unknown.
     Unknown,
 }
 
 impl ExportId {
-    /// The id of an export that was named by its operator.
+    /// Derives the ID of an export that was named by its operator.
     pub fn of_name(name: &str) -> Self {
         Self { bytes: hash(&[b"rtrs export name", name.as_bytes()]), weak: false }
     }
 
-    /// The id of something that lasts: `kind` says what `parts` are.
+    /// Derives the ID of something permanent; `kind` names the meaning of `parts`.
     pub fn stable(kind: &str, parts: &[&[u8]]) -> Self {
         Self { bytes: hash(&[&[b"rtrs export", kind.as_bytes()], parts].concat()), weak: false }
     }
 
-    /// The id of something that is known only as long as the host of `boot` runs.
+    /// Derives the ID of something that is only identifiable within the boot `boot` of the host.
     pub fn weak(boot: u64, kind: &str, parts: &[&[u8]]) -> Self {
         let boot = boot.to_le_bytes();
         let mut bytes = hash(&[&[b"rtrs weak export", &boot[..], kind.as_bytes()], parts].concat());
@@ -109,22 +112,22 @@ impl ExportId {
         Self { bytes, weak: true }
     }
 
-    /// The id of these bytes, as they came from a peer.
+    /// Creates the ID from these bytes, as received from a peer.
     pub const fn from_bytes(bytes: [u8; 16], weak: bool) -> Self {
         Self { bytes, weak }
     }
 
-    /// The id's bytes. Those of a weak one begin with eight that stand for the boot.
+    /// Returns the bytes of the ID. Those of a weak ID begin with eight that identify the boot.
     pub const fn bytes(self) -> [u8; 16] {
         self.bytes
     }
 
-    /// True when the id holds within one boot of the server's host only.
+    /// Returns true if the ID is valid only within one boot of the server's host.
     pub const fn is_weak(self) -> bool {
         self.weak
     }
 
-    /// Compares with another.
+    /// Compares two IDs.
     pub fn compare(self, other: Self) -> Comparison {
         if self == other {
             Comparison::Same
@@ -136,57 +139,59 @@ impl ExportId {
     }
 }
 
-/// Which export of which server; None where the server does not say.
+/// Identity of a server and its export; None where the server does not report one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// The server.
+    /// Server.
     pub server: Option<ServerId>,
-    /// The export.
+    /// Export.
     pub export: Option<ExportId>,
 }
 
 impl Identity {
-    /// True when the server says neither.
+    /// Returns true if the server reports neither.
     pub fn is_unknown(&self) -> bool {
         self.server.is_none() && self.export.is_none()
     }
 
-    /// True when the two are of two servers or exports, as far as both say.
+    /// Returns true if the identities refer to different servers or exports, as far as both are
+    /// known.
     pub fn contradicts(&self, other: &Self) -> bool {
         let servers = self.server.zip(other.server).is_some_and(|(a, b)| a != b);
         let exports = self.export.zip(other.export);
         servers || exports.is_some_and(|(a, b)| a.compare(b) == Comparison::Different)
     }
 
-    /// This, and of the other what this does not say.
+    /// Returns this identity, with unknown parts taken from `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self { server: self.server.or(other.server), export: self.export.or(other.export) }
     }
 }
 
-/// The secret by which a client knows that it is its server that ended its session for good.
+/// Secret by which a client verifies that its own server has evicted its session.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct EvictionSecret(pub [u8; 16]);
 
-/// What a server makes the secrets of its sessions from: random bytes of its process.
+/// Key from which a server derives the secrets of its sessions: random bytes of its process.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct EvictionKey(pub [u8; 32]);
 
 impl EvictionKey {
-    /// The secret of a session: another for each, and not to be found without the key.
+    /// Derives the secret of a session. It differs for each session and cannot be derived without
+    /// the key.
     pub fn secret(&self, session: SessionId) -> EvictionSecret {
         EvictionSecret(hash(&[b"rtrs eviction", &self.0, &session.0]))
     }
 }
 
-/// A short hash of a session's UUID, for logs: the UUID itself is a secret, since whoever knows it
+/// Short hash of a session's UUID, for logs. The UUID itself is secret, since anyone who knows it
 /// could join the session.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SessionTag([u8; 6]);
 
 impl SessionTag {
-    /// That of a session.
+    /// Derives the tag of a session.
     pub fn of(session: SessionId) -> Self {
         let [a, b, c, d, e, f, ..] = hash(&[b"rtrs session in logs", &session.0]);
         Self([a, b, c, d, e, f])
@@ -246,9 +251,9 @@ impl fmt::Debug for EvictionSecret {
     }
 }
 
-/// Ends a weak id.
+/// Suffix of a weak ID.
 const WEAK: &str = ":weak";
-/// Stands for an id that the server does not say.
+/// Text for an ID that the server does not report.
 const NONE: &str = "-";
 
 impl fmt::Display for Identity {
@@ -264,7 +269,7 @@ impl fmt::Display for Identity {
     }
 }
 
-/// What is wrong with the text of an identity.
+/// Error in the text of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "an identity is SERVER/EXPORT as status prints it: each 32 hex digits (EXPORT may end in \

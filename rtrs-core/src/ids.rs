@@ -1,4 +1,4 @@
-//! A newtype per number, so that no index is taken for another.
+//! Newtypes for numbers, so that one kind of index cannot be mistaken for another.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ macro_rules! number {
         }
 
         impl $name {
-            /// The number as an index into a table.
+            /// Returns the number as an index into a table.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -54,44 +54,44 @@ uuid! {
     SessionId
 }
 uuid! {
-    /// `sess_uuid` on the wire, misleadingly: one path of a session, stable over reconnects.
+    /// One path of a session, stable over reconnects; on the wire misleadingly called `sess_uuid`.
     PathUuid
 }
 number! {
-    /// A path's place in its session, on this side only.
+    /// Index of a path in its session, local to this end.
     PathId, u16
 }
 number! {
-    /// `cid`: a connection's number in its path. 0 is the service connection.
+    /// `cid`: index of a connection in its path. 0 is the service connection.
     ConnIndex, u16
 }
 number! {
-    /// The right to use one chunk; the `msg_id` of the wire. Equal to the chunk's index.
+    /// Permission to use one chunk; the `msg_id` of the wire. Equal to the chunk's index.
     PermitId, u16
 }
 number! {
-    /// A server buffer's number, 0 to queue depth - 1.
+    /// Index of a server buffer, from 0 to queue depth - 1.
     ChunkIndex, u16
 }
 number! {
-    /// A shard of this process, from 0.
+    /// Index of a shard of this process, from 0.
     CoreIndex, u16
 }
 number! {
-    /// Which of a shard's providers.
+    /// Index of one of a shard's providers.
     ProviderIndex, u8
 }
 number! {
-    /// A queue pair of this shard's provider. Never reused while an event of it may be on its way.
+    /// Queue pair of this shard's provider. Not reused while one of its events may be pending.
     QpNum, u32
 }
 number! {
-    /// The key a peer needs to reach registered memory.
+    /// Key with which a peer accesses registered memory.
     Rkey, u32
 }
 
 impl ProviderIndex {
-    /// Those of a shard that has so many.
+    /// Returns the indices of `count` providers.
     pub fn all(count: usize) -> impl Iterator<Item = Self> + use<> {
         (0..u8::try_from(count).unwrap_or(u8::MAX)).map(Self)
     }

@@ -1,13 +1,13 @@
-//! What both ends of an RTRS session agree on: memory, runtime, fabric, wire and block devices.
+//! Shared foundation of both ends of an RTRS session: memory, runtime, fabric, wire format and
+//! block devices.
 //!
-//! The only crate of the workspace with `unsafe` beside `rds-preload`. Unsafe code stands where
-//! memory is shared with the kernel or a peer (`mem/region.rs`, `rt/ring.rs`), with other processes
-//! (`mem/shared.rs`) or with a device
-//! (`fabric/verbs/sys/cm.rs`, `fabric/verbs/sys/cq.rs`, `fabric/verbs/sys/device.rs`,
-//! `fabric/verbs/sys/qp.rs`, `fabric/verbs/sys/queue.rs`), and around single system calls
-//! (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`,
-//! `rt/socket.rs`) and a library that is loaded (`rbd.rs`, `rbd/lock.rs`), and nowhere else;
-//! `tests/tidy/main.rs` holds the list.
+//! This is the only crate of the workspace with `unsafe` besides `rds-preload`. Unsafe code is
+//! limited to memory shared with the kernel or a peer (`mem/region.rs`, `rt/ring.rs`), with other
+//! processes (`mem/shared.rs`) or with a device (`fabric/verbs/sys/cm.rs`,
+//! `fabric/verbs/sys/cq.rs`, `fabric/verbs/sys/device.rs`, `fabric/verbs/sys/qp.rs`,
+//! `fabric/verbs/sys/queue.rs`), and to wrappers of single system calls (`rt/mailbox.rs`,
+//! `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`, `rt/socket.rs`) and of a
+//! library that is loaded (`rbd.rs`, `rbd/lock.rs`); `tests/tidy/main.rs` has the list.
 
 #![deny(unsafe_code)]
 

@@ -1,54 +1,56 @@
-//! Every bound of the protocol in one place, and the one pair of numbers an operator chooses.
+//! Limits of the protocol, and the two numbers that an operator chooses.
 //!
 //! The constants are those of the Linux modules `rtrs` and `rnbd` (docs/PROTOCOL.md, constants);
-//! the assertions at the end of the list hold them together at build time. [`Limits`] is a queue
-//! depth and a chunk size that have been validated: servers make one from their configuration,
-//! clients from what a server announces. Everything that multiplies, shifts or indexes by the
-//! two numbers takes a `Limits` or relies on its promises.
+//! the assertions at the end of the list check their consistency at build time. [`Limits`] is a
+//! validated pair of queue depth and chunk size: servers create one from their configuration,
+//! clients from the values that a server announces. All code that multiplies, shifts or indexes by
+//! the two numbers takes a `Limits` or relies on its guarantees.
 
 use crate::ids::PermitId;
 use crate::wire::MemBits;
 
 /// Default TCP and RDMA CM port of a server.
 pub const PORT_DEFAULT: u16 = 1234;
-/// Chunks of a path when nothing else is configured.
+/// Default number of chunks of a path.
 pub const QUEUE_DEPTH_DEFAULT: u32 = 512;
-/// Most chunks a path can have: the depth travels in 16 bits.
+/// Maximum number of chunks of a path: the depth is encoded in 16 bits.
 pub const QUEUE_DEPTH_MAX: u32 = 65535;
-/// Bytes of a chunk when nothing else is configured.
+/// Default chunk size in bytes.
 pub const CHUNK_SIZE_DEFAULT: u32 = 128 << 10;
-/// Fewest bytes of a chunk.
+/// Minimum chunk size in bytes.
 pub const CHUNK_SIZE_MIN: u32 = 8192;
-/// Most bytes of a chunk: with one chunk all payload bits of the immediate are offset.
+/// Maximum chunk size in bytes: with one chunk all payload bits of the immediate are offset.
 pub const CHUNK_SIZE_MAX: u32 = 1 << IMM_PAYLOAD_BITS;
-/// Bytes at the end of a chunk for user header, RTRS message and descriptors.
+/// Bytes at the end of a chunk for the user header, the RTRS message and descriptors.
 pub const MAX_HDR_SIZE: u32 = 4096;
-/// Payload bits of an immediate; permit and offset of a request share them.
+/// Payload bits of an immediate, shared by permit and offset of a request.
 pub const IMM_PAYLOAD_BITS: u32 = 28;
-/// Connections of one path that a server takes at most.
+/// Maximum number of connections of a path that a server accepts.
 pub const CONNS_PER_PATH_MAX: u16 = 4096;
-/// Bytes that buffers of one path's connections may take at a server, besides the chunks.
+/// Maximum bytes of buffers for the connections of a path at a server, in addition to the chunks.
 pub const CONNECTION_BUFFERS_MAX: u64 = 32 << 20;
-/// Bytes of the buffers of one connection over TCP.
+/// Buffer bytes of one connection over TCP.
 pub const TCP_CONNECTION_BUFFERS: u64 = 128 << 10;
-/// The same over TLS: records are larger than what they carry, and are decrypted where they lie.
+/// Buffer bytes of one connection over TLS: records are larger than their content, and are
+/// decrypted in place.
 pub const TLS_CONNECTION_BUFFERS: u64 = 260 << 10;
-/// Connections of one path over TCP that a server takes at most.
+/// Maximum number of connections of a path over TCP that a server accepts.
 pub const TCP_CONNS_PER_PATH_MAX: u16 = (CONNECTION_BUFFERS_MAX / TCP_CONNECTION_BUFFERS) as u16;
-/// The same over TLS.
+/// Maximum number of connections of a path over TLS that a server accepts.
 pub const TLS_CONNS_PER_PATH_MAX: u16 = (CONNECTION_BUFFERS_MAX / TLS_CONNECTION_BUFFERS) as u16;
-/// Paths of one session that a server takes at most.
+/// Maximum number of paths of a session that a server accepts.
 pub const PATHS_PER_SESSION_MAX: usize = 128;
-/// Segments of one read or write of the kernel's client, 4 KiB each.
+/// Maximum number of segments in a read or write of the kernel's client, 4 KiB each.
 pub const SEGMENTS_MAX: u16 = 128;
-/// Bytes of a name on the wire, the terminating NUL included.
+/// Length of a name on the wire in bytes, including the terminating NUL.
 pub const NAME_FIELD_LEN: usize = 255;
-/// Bytes of a name at most, without the NUL.
+/// Maximum length of a name in bytes, without the NUL.
 pub const NAME_LEN_MAX: usize = NAME_FIELD_LEN - 1;
-/// Bytes of a sector, the unit of every position and size in RNBD, whatever the block size.
+/// Sector size in bytes: the unit of all positions and sizes in RNBD, whatever the block size.
 pub const SECTOR_SIZE: u32 = 512;
 
-/// The pool of a path, in bytes, stays below this: clients sum it in 32 bits.
+/// The pool of a path must be smaller than this number of bytes, because clients compute its size
+/// in 32 bits.
 const POOL_SIZE_END: u64 = 1 << 32;
 
 const _: () = assert!(CONNECTION_BUFFERS_MAX / TCP_CONNECTION_BUFFERS == 256);
@@ -57,21 +59,22 @@ const _: () = assert!(CHUNK_SIZE_MIN.is_power_of_two() && CHUNK_SIZE_MIN > MAX_H
 const _: () = assert!(CHUNK_SIZE_DEFAULT - MAX_HDR_SIZE == 126_976);
 const _: () =
     assert!(ceil_log2(QUEUE_DEPTH_DEFAULT) + ceil_log2(CHUNK_SIZE_DEFAULT) <= IMM_PAYLOAD_BITS);
-// The 28-bit rule bounds the pool far below 4 GiB, so that rule needs no check of its own.
+// The 28-bit rule limits the pool to far below 4 GiB, so the pool size needs no check of its own.
 const _: () = assert!(1u64 << IMM_PAYLOAD_BITS < POOL_SIZE_END);
-// A permit fits its newtype whatever the depth.
+// A permit fits its newtype at any depth.
 const _: () = assert!(QUEUE_DEPTH_MAX <= u16::MAX as u32);
 const _: () = assert!(CHUNK_SIZE_DEFAULT - MAX_HDR_SIZE <= SEGMENTS_MAX as u32 * 4096);
 
-/// Bits needed to number `n` things: the logarithm to base 2, rounded up; 0 for `n` below 2.
+/// Returns the number of bits needed to number `n` objects: the logarithm to base 2, rounded up; 0
+/// for `n` below 2.
 pub const fn ceil_log2(n: u32) -> u32 {
     if n < 2 { 0 } else { u32::BITS - (n - 1).leading_zeros() }
 }
 
-/// A queue depth and a chunk size that fit each other and the wire.
+/// Queue depth and chunk size that are consistent with each other and with the wire format.
 ///
-/// Promises: depth 1..=65535; chunk a power of two from 8192 bytes; permit and offset fit the 28
-/// payload bits of an immediate together; the whole pool is at most 256 MiB.
+/// Guarantees: depth 1..=65535; chunk size a power of two from 8192 bytes; permit and offset
+/// together fit the 28 payload bits of an immediate; the whole pool is at most 256 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     queue_depth: u16,
@@ -79,14 +82,14 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// What the kernel's server uses: 512 chunks of 128 KiB.
+    /// Defaults of the kernel's server: 512 chunks of 128 KiB.
     pub const DEFAULT: Self =
         Self { queue_depth: QUEUE_DEPTH_DEFAULT as u16, chunk_size: CHUNK_SIZE_DEFAULT };
 
     /// Validates a queue depth (chunks) and a chunk size (bytes).
     ///
     /// # Errors
-    /// Which number is wrong and what would fit.
+    /// Returns which number is wrong, and valid alternatives.
     pub const fn new(queue_depth: u32, chunk_size: u32) -> Result<Self, LimitsError> {
         if !chunk_size.is_power_of_two() || chunk_size < CHUNK_SIZE_MIN {
             return Err(LimitsError::ChunkSize { chunk_size, nearest: nearest_chunk(chunk_size) });
@@ -109,7 +112,7 @@ impl Limits {
         Ok(Self { queue_depth: queue_depth as u16, chunk_size })
     }
 
-    /// The same with another depth, from 1 to this one.
+    /// Returns the same limits with a depth between 1 and the current one.
     pub const fn with_depth(self, queue_depth: u16) -> Self {
         assert!(
             queue_depth > 0 && queue_depth <= self.queue_depth,
@@ -118,32 +121,33 @@ impl Limits {
         Self { queue_depth, ..self }
     }
 
-    /// Chunks of a path; permits of a session.
+    /// Returns the number of chunks of a path, which is that of permits of a session.
     pub const fn queue_depth(self) -> u16 {
         self.queue_depth
     }
 
-    /// Bytes of a chunk.
+    /// Returns the chunk size in bytes.
     pub const fn chunk_size(self) -> u32 {
         self.chunk_size
     }
 
-    /// Largest user data of one request in bytes: what a chunk has besides its header room.
+    /// Returns the maximum data length of a request in bytes: the chunk size without the space for
+    /// headers.
     pub const fn max_io_size(self) -> u32 {
         self.chunk_size - MAX_HDR_SIZE
     }
 
-    /// Bytes of all chunks of one path.
+    /// Returns the total size of the chunks of a path in bytes.
     pub const fn pool_size(self) -> u64 {
         self.queue_depth as u64 * self.chunk_size as u64
     }
 
-    /// How permit and offset share an immediate.
+    /// Returns how permit and offset are encoded in an immediate.
     pub const fn mem_bits(self) -> MemBits {
         MemBits::for_depth(self.queue_depth)
     }
 
-    /// True when a chunk of that number exists.
+    /// Returns true if a chunk with that number exists.
     pub const fn has_permit(self, permit: PermitId) -> bool {
         permit.0 < self.queue_depth
     }
@@ -155,13 +159,14 @@ impl Default for Limits {
     }
 }
 
-/// Most chunks of that size that the immediate can number; `chunk_size` has been validated.
+/// Returns the maximum number of chunks of this size that the immediate can number; `chunk_size`
+/// has been validated.
 const fn depth_max(chunk_size: u32) -> u32 {
     let by_rule = 1u32 << (IMM_PAYLOAD_BITS - ceil_log2(chunk_size));
     if by_rule > QUEUE_DEPTH_MAX { QUEUE_DEPTH_MAX } else { by_rule }
 }
 
-/// A legal chunk size near an illegal one.
+/// Returns a valid chunk size close to an invalid one.
 const fn nearest_chunk(chunk_size: u32) -> u32 {
     if chunk_size <= CHUNK_SIZE_MIN {
         CHUNK_SIZE_MIN
@@ -172,7 +177,7 @@ const fn nearest_chunk(chunk_size: u32) -> u32 {
     }
 }
 
-/// Why a queue depth and a chunk size cannot be used.
+/// Reason why a queue depth and a chunk size cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitsError {
     /// The chunk size alone is wrong.
@@ -181,9 +186,9 @@ pub enum LimitsError {
          {CHUNK_SIZE_MAX} bytes; {nearest} would do"
     )]
     ChunkSize {
-        /// What was asked for, in bytes.
+        /// Requested chunk size in bytes.
         chunk_size: u32,
-        /// A legal size near it.
+        /// Closest valid size.
         nearest: u32,
     },
     /// The queue depth alone is wrong.
@@ -192,14 +197,14 @@ pub enum LimitsError {
          {chunk_size} bytes up to {depth_max} fit"
     )]
     QueueDepth {
-        /// What was asked for, in chunks.
+        /// Requested depth in chunks.
         queue_depth: u32,
-        /// The chunk size that goes with it, in bytes.
+        /// Chunk size in bytes.
         chunk_size: u32,
-        /// The deepest queue for that chunk size.
+        /// Maximum depth for that chunk size.
         depth_max: u32,
     },
-    /// Each is legal, but chunk number and offset do not fit the 28 bits together.
+    /// Each number is valid, but chunk number and offset together do not fit the 28 bits.
     #[error(
         "queue depth {queue_depth} and chunk size {chunk_size} do not fit the 28 bits they share \
          in a request; use a depth of at most {depth_max}, or chunks of at most {chunk_max} \
@@ -207,13 +212,13 @@ pub enum LimitsError {
         if *chunk_max < CHUNK_SIZE_MIN { " (which is too small to be used)" } else { "" }
     )]
     DoNotFit {
-        /// What was asked for, in chunks.
+        /// Requested depth in chunks.
         queue_depth: u32,
-        /// What was asked for, in bytes.
+        /// Requested chunk size in bytes.
         chunk_size: u32,
-        /// The deepest queue for that chunk size.
+        /// Maximum depth for that chunk size.
         depth_max: u32,
-        /// The largest chunk for that depth, in bytes.
+        /// Maximum chunk size for that depth, in bytes.
         chunk_max: u32,
     },
 }
@@ -250,7 +255,7 @@ mod tests {
             let LimitsError::DoNotFit { depth_max, .. } = error else { panic!("{error:?}") };
             assert_eq!(depth_max, depth);
         }
-        // 65535 chunks need 16 bits, which leaves 4096 bytes a chunk.
+        // 65535 chunks need 16 bits, which leaves 4096 bytes per chunk.
         assert!(matches!(Limits::new(65535, 8192), Err(LimitsError::DoNotFit { .. })));
     }
 

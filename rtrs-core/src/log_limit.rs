@@ -1,18 +1,18 @@
-//! A limit for lines that repeat: what fails once may fail ten thousand times a second.
+//! Rate limits for repeated log lines: a failure may occur ten thousand times a second.
 
 use crate::time::{Duration, Instant};
 
-/// Between two lines.
+/// Minimum time between two lines.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The same for a kind of line that goes on and on.
+/// Maximum interval for a kind of line that keeps repeating.
 const INTERVAL_MAX: Duration = Duration::from_secs(600);
-/// A kind of line that was quiet for so long begins anew.
+/// Quiet time after which a kind of line starts over with the short interval.
 const PAUSE: Duration = Duration::from_secs(1200);
-/// Kinds that are told apart. Of more, one is forgotten: the one that was quiet the longest of
-/// those that left nothing out, if there are any.
+/// Maximum number of kinds. Beyond that one is forgotten: the one that was quiet the longest among
+/// those without suppressed lines, if there are any, otherwise among all.
 const KINDS_MAX: usize = 64;
 
-/// Lets one line pass per interval and counts the others.
+/// Lets one line pass per interval and counts the suppressed ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogLimit {
     quiet_until: Option<Instant>,
@@ -20,7 +20,8 @@ pub struct LogLimit {
 }
 
 impl LogLimit {
-    /// Something is to be logged. `None`: not now. Else how many were left out since the last line.
+    /// Decides about a line. Returns None if it is suppressed; otherwise the number of lines
+    /// suppressed since the last one that passed.
     pub fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.quiet_until.is_some_and(|until| now < until) {
             self.left_out += 1;
@@ -31,8 +32,8 @@ impl LogLimit {
     }
 }
 
-/// Limits for many kinds of lines. Of each kind the first line passes, then one after 5 s, 10 s,
-/// 20 s and so on up to 10 minutes, as long as it goes on; the others are counted.
+/// Rate limits for many kinds of lines. The first line of each kind passes, then one after 5 s, 10
+/// s, 20 s and so on up to 10 minutes while it keeps repeating; the others are counted.
 #[derive(Clone, Debug)]
 pub struct LogLimits<K> {
     kinds: Vec<Kind<K>>,
@@ -54,8 +55,8 @@ impl<K> Default for LogLimits<K> {
 }
 
 impl<K: Clone + PartialEq> LogLimits<K> {
-    /// A kind whose interval is over, and of which lines were left out: how many. A line is to be
-    /// logged for them, as none may come that says so.
+    /// Returns a kind whose interval has ended, with the number of its suppressed lines. The caller
+    /// logs a line for them, since no further line of that kind may come.
     pub fn overdue(&mut self, now: Instant) -> Option<(K, u64)> {
         let is_over = |kind: &&mut Kind<K>| kind.closes().is_some_and(|at| at <= now);
         let kind = self.kinds.iter_mut().find(is_over)?;
@@ -64,7 +65,7 @@ impl<K: Clone + PartialEq> LogLimits<K> {
         Some((kind.key.clone(), std::mem::take(&mut kind.left_out)))
     }
 
-    /// When to ask [`overdue`](Self::overdue) next.
+    /// Returns when to call [`overdue`](Self::overdue) next.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.kinds.iter().filter_map(Kind::closes).min()
@@ -72,15 +73,15 @@ impl<K: Clone + PartialEq> LogLimits<K> {
 }
 
 impl<K> Kind<K> {
-    /// When a line is due for those that were left out.
+    /// Returns when a line is due for the suppressed ones.
     fn closes(&self) -> Option<Instant> {
         (self.left_out > 0).then(|| self.passed + self.interval)
     }
 }
 
 impl<K: PartialEq> LogLimits<K> {
-    /// A line of this kind is to be logged. `None`: not now. Else how many of the kind were left
-    /// out since the last line.
+    /// Decides about a line of this kind. Returns None if it is suppressed; otherwise the number of
+    /// lines of the kind suppressed since the last one that passed.
     pub fn admit(&mut self, now: Instant, key: K) -> Option<u64> {
         let found = self.kinds.iter().position(|kind| kind.key == key);
         let fresh = Kind { key, interval: INTERVAL, passed: now, last: now, left_out: 0 };
@@ -121,7 +122,7 @@ mod tests {
     fn a_kind_that_goes_on_is_logged_ever_more_rarely() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let mut limits = LogLimits::default();
-        // As a client that tries again each second.
+        // Models a client that tries again each second.
         let passed = |limits: &mut LogLimits<u8>, key, from, to| -> Vec<(u64, u64)> {
             let lines = (from..to).map(|second| (second, limits.admit(at(second), key)));
             lines.filter_map(|(second, left_out)| Some((second, left_out?))).collect()
@@ -129,10 +130,10 @@ mod tests {
         assert_eq!(passed(&mut limits, 1, 0, 40), [(0, 0), (5, 4), (15, 9), (35, 19)]);
         assert_eq!(passed(&mut limits, 2, 40, 42), [(40, 0)], "another kind");
         assert!(passed(&mut limits, 1, 42, 20_000).len() < 40);
-        // It was quiet for long.
+        // The kind was quiet for a long time.
         let lines = passed(&mut limits, 1, 30_000, 30_006);
         assert_eq!(lines.iter().map(|line| line.0).collect::<Vec<_>>(), [30_000, 30_005]);
-        // There are never more than so many.
+        // The number of kinds is limited.
         for key in 0..=255 {
             let _ = limits.admit(at(40_000), key);
         }

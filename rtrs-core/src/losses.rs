@@ -1,59 +1,59 @@
-//! Losses of acknowledged writes, and which users of a device got a report of them.
+//! Losses of acknowledged writes, and their reports to the users of a device.
 //!
-//! A user is whoever counts on a flush: an NBD connection, or a kernel device with all its
-//! sockets. Each user gets one failed flush for each loss, whatever other users got. It does not
-//! matter which user wrote what was lost: where several connections show one device
-//! (NBD's CAN_MULTI_CONN), a good flush on one of them covers the writes of all. A new user
-//! starts with the losses that the device's last good flush covered, so a client that reconnects
-//! still gets a loss that was not reported on its last connection.
+//! A user is a client that relies on flushes: an NBD connection, or a kernel device with all its
+//! sockets. Each user gets one failed flush for each loss, regardless of other users. It does not
+//! matter which user wrote the lost data: where several connections present one device (NBD's
+//! CAN_MULTI_CONN), a successful flush on one connection covers the writes of all. A new user
+//! starts with the losses known at the device's last successful flush, so a client that reconnects
+//! still receives a loss that was not reported on its last connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::status::IoStatus;
 
-/// The losses of one device, shared by all shards.
+/// Losses of one device, shared by all shards.
 #[derive(Debug, Default)]
 pub struct Losses {
     count: AtomicU64,
-    /// Those of them that may have taken any write that was acknowledged before.
+    /// Number of losses that may affect any earlier acknowledged write.
     shared: AtomicU64,
-    /// All of these were known at the last good flush.
+    /// Number of losses known at the last successful flush.
     settled: AtomicU64,
-    /// The highest count reported to any user.
+    /// Highest number of losses reported to any user.
     reported: AtomicU64,
-    /// The count reported to the user that has no connection: a kernel device, a benchmark.
+    /// Number of losses reported to the user without a connection: a kernel device, a benchmark.
     common: AtomicU64,
 }
 
 impl Losses {
-    /// Adds a loss of single writes.
+    /// Records that single acknowledged writes may be lost.
     pub fn add(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Adds a loss of anything that was acknowledged and not flushed.
+    /// Records that everything acknowledged and not flushed may be lost.
     pub fn add_shared(&self) {
-        // Whoever finds the loss reported finds it counted here.
+        // The order matters: a reader that sees the loss reported also sees it counted here.
         self.shared.fetch_add(1, Ordering::SeqCst);
         self.add();
     }
 
-    /// Returns the number of losses added by [`add_shared`](Self::add_shared).
+    /// Returns the number of losses recorded by [`add_shared`](Self::add_shared).
     pub fn shared(&self) -> u64 {
         self.shared.load(Ordering::SeqCst)
     }
 
-    /// How many losses there were.
+    /// Returns the number of losses.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// The count that a new user starts with.
+    /// Returns the count with which a new user starts.
     pub fn settled(&self) -> u64 {
         self.settled.load(Ordering::SeqCst)
     }
 
-    /// The count reported to the common user.
+    /// Returns the count reported to the common user.
     pub fn common(&self) -> u64 {
         self.common.load(Ordering::SeqCst)
     }
@@ -63,13 +63,14 @@ impl Losses {
         self.common.fetch_max(reported, Ordering::SeqCst);
     }
 
-    /// True when each loss was reported to some user.
+    /// Returns true if each loss was reported to some user.
     pub fn all_reported(&self) -> bool {
         self.reported.load(Ordering::SeqCst) >= self.count()
     }
 
-    /// Judges a flush that ended; its user had `reported` losses when it was submitted. Returns how
-    /// the flush ends for that user, and the count then reported to it.
+    /// Determines the outcome of a completed flush for its user, to whom `reported` losses had been
+    /// reported when it was submitted. Returns the status for that user, and the count then
+    /// reported to it.
     pub fn judge(&self, status: IoStatus, reported: u64) -> (IoStatus, u64) {
         let count = self.count();
         let once = crate::mutated!(LossSaidOnce).then(|| self.reported.load(Ordering::SeqCst));
@@ -79,7 +80,8 @@ impl Losses {
                 self.settled.fetch_max(reported, Ordering::SeqCst);
                 (status, reported)
             }
-            // It did not reach the device: that says nothing about what was written.
+            // The flush did not reach the device, so its outcome reveals nothing about earlier
+            // writes.
             IoStatus::Aborted | IoStatus::TimedOut => (status, reported),
             _ => {
                 self.reported.fetch_max(count, Ordering::SeqCst);

@@ -1,11 +1,11 @@
-//! Safety rules that a test may take out of the real code, one at a time.
+//! Safety rules that a test can disable in the real code, one at a time.
 //!
-//! A checker that has never seen a rule broken proves little. So each rule whose loss loses data
-//! has a *mutant*: a condition `rtrs_core::mutated!(Name)` in the line that keeps the rule, which
-//! is constantly false unless the feature `mutants` is on and debug assertions are, and costs
-//! nothing then. `rtrs-sim --mutants` chooses one after the other and shows that the simulator
-//! catches each (docs/TESTING.md). The choice is one of a thread, so that tests beside each other
-//! do not meet. Builds of the `release` profile have no mutants, whatever features they have.
+//! A checker that has never seen a rule broken proves little. So each rule that prevents data loss
+//! has a *mutant*: a condition `rtrs_core::mutated!(Name)` in the line that enforces the rule. It
+//! is constantly false and costs nothing unless the feature `mutants` and debug assertions are
+//! enabled. `rtrs-sim --mutants` enables one after the other and shows that the simulator detects
+//! each (docs/TESTING.md). The choice is per thread, so that concurrent tests do not affect each
+//! other. Builds of the `release` profile have no mutants, whatever features they have.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ macro_rules! mutants {
     ($($(#[doc = $about:literal])+ $group:ident {
         $($(#[doc = $rule:literal])+ $variant:ident = $name:literal,)+
     })+) => {
-        /// A safety rule that can be taken out.
+        /// Safety rule that can be disabled.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Mutant {
             $($($(#[doc = $rule])+ $variant,)+)+
@@ -23,12 +23,12 @@ macro_rules! mutants {
         impl Mutant {
             $($(#[doc = $about])+ pub const $group: &'static [Self] = &[$(Self::$variant,)+];)+
 
-            /// Its name on command lines.
+            /// Returns the name used on command lines.
             pub const fn name(self) -> &'static str {
                 match self { $($(Self::$variant => $name,)+)+ }
             }
 
-            /// What it breaks.
+            /// Returns a description of the broken rule.
             pub fn rule(self) -> &'static str {
                 match self { $($(Self::$variant => concat!($($rule),+).trim(),)+)+ }
             }
@@ -236,7 +236,8 @@ mutants! {
     }
 }
 
-/// True when this rule is taken out. `rtrs_core::mutated!(Variant)` in the line that keeps it.
+/// True while this rule is disabled. Write `rtrs_core::mutated!(Variant)` in the line that enforces
+/// it.
 #[macro_export]
 macro_rules! mutated {
     ($variant:ident) => {
@@ -249,20 +250,20 @@ thread_local! {
     static CHOSEN: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
 }
 
-/// True when this thread runs with that mutant.
+/// Returns true if this thread runs with that mutant.
 #[cfg(all(feature = "mutants", debug_assertions))]
 pub fn is_chosen(mutant: Mutant) -> bool {
     CHOSEN.get() == Some(mutant)
 }
 
-/// False: this build has no mutants.
+/// Returns false: this build has no mutants.
 #[cfg(not(all(feature = "mutants", debug_assertions)))]
 #[inline(always)]
 pub const fn is_chosen(_: Mutant) -> bool {
     false
 }
 
-/// Has this thread run with a mutant, or with none. False when this build has no mutants.
+/// Makes this thread run with a mutant, or with none. Returns false if this build has no mutants.
 #[cfg(feature = "mutants")]
 pub fn choose(mutant: Option<Mutant>) -> bool {
     #[cfg(debug_assertions)]

@@ -1,10 +1,10 @@
-//! Orphaned writes: writes that may still change a device although their requester is gone.
+//! Orphaned writes: writes that may still change a device although their requester has ended.
 //!
-//! A later request for the same bytes must not run before such a write has ended, or it would be
-//! undone, or contradicted, by an older one. The server keeps a table of what the paths that it
-//! closed left at an export, a client's front end one of what NBD connections that ended left in
-//! the session. All shards share a table. In normal times it is empty, and a request pays one load
-//! of the count; the list behind it has a lock.
+//! A later request for the same bytes must not run before such a write has ended, because the older
+//! write could undo or contradict it. The server keeps a table of the writes that closed paths left
+//! at an export; a client's front end keeps one of the writes that ended NBD connections left in
+//! the session. All shards share a table. It is normally empty, and then a request costs one load
+//! of the count; the list has a lock.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// The orphaned writes of a device, each known by a key of the owner's choice.
+/// Orphaned writes of a device, each identified by a key that the owner chooses.
 pub struct Orphans<K> {
-    /// How many are in the list.
+    /// Number of entries in the list.
     count: AtomicUsize,
     list: Mutex<Vec<(K, Range<u64>)>>,
 }
@@ -32,35 +32,35 @@ impl<K> fmt::Debug for Orphans<K> {
 }
 
 impl<K> Orphans<K> {
-    /// How many there are.
+    /// Returns the number of orphaned writes.
     pub fn len(&self) -> usize {
-        // Acquire pairs with the releases below: what a write that has ended did is done.
+        // Acquire pairs with the releases below: the effects of an ended write are visible.
         self.count.load(Ordering::Acquire)
     }
 
-    /// True when there is none, as usual.
+    /// Returns true if there is none, which is the normal case.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// True when there is one like this.
+    /// Returns true if there is a matching write.
     pub fn any(&self, is: impl Fn(&K, &Range<u64>) -> bool) -> bool {
         !self.is_empty() && self.list.lock().iter().any(|(key, bytes)| is(key, bytes))
     }
 
-    /// True when one may still change some of these bytes.
+    /// Returns true if an orphaned write may still change some of these bytes.
     pub fn touch(&self, bytes: &Range<u64>) -> bool {
         self.any(|_, own| own.start < bytes.end && bytes.start < own.end)
     }
 
-    /// Nobody waits for this write any more, and it may still change these bytes.
+    /// Adds a write that may still change these bytes but has no requester any more.
     pub fn enter(&self, key: K, bytes: Range<u64>) {
         let mut list = self.list.lock();
         list.push((key, bytes));
         self.count.store(list.len(), Ordering::Release);
     }
 
-    /// Those have ended. Nothing happens if there is none like this.
+    /// Removes the matching writes, which have ended. Does nothing if there are none.
     pub fn leave(&self, is: impl Fn(&K) -> bool) {
         let mut list = self.list.lock();
         list.retain(|(key, _)| !is(key));

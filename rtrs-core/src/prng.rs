@@ -1,5 +1,5 @@
-//! A seeded generator for the simulator and for tests: the same seed gives the same numbers on
-//! every machine, and there is no global state.
+//! Seeded random number generator for the simulator and for tests: the same seed gives the same
+//! numbers on every machine, and there is no global state.
 //!
 //! xoshiro256** (Blackman and Vigna, public domain), its state filled by splitmix64. Not for
 //! secrets.
@@ -8,12 +8,12 @@ use std::ops::RangeInclusive;
 
 use crate::time::Duration;
 
-/// A chance of `num` in `den`.
+/// Probability of `num` in `den`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ratio {
-    /// How often.
+    /// Numerator.
     pub num: u32,
-    /// Out of how many; zero means never.
+    /// Denominator; zero means never.
     pub den: u32,
 }
 
@@ -23,20 +23,20 @@ impl Ratio {
     /// Always.
     pub const ONE: Self = Self { num: 1, den: 1 };
 
-    /// `num` in `den`.
+    /// Creates the probability `num` in `den`.
     pub const fn new(num: u32, den: u32) -> Self {
         Self { num, den }
     }
 }
 
-/// The generator.
+/// Random number generator.
 #[derive(Clone, Debug)]
 pub struct Prng {
     state: [u64; 4],
 }
 
 impl Prng {
-    /// A generator whose whole future follows from `seed`.
+    /// Creates a generator whose output is determined by `seed`.
     pub fn new(seed: u64) -> Self {
         let mut x = seed;
         let mut next = || {
@@ -49,7 +49,7 @@ impl Prng {
         Self { state: [next(), next(), next(), next()] }
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let s = &mut self.state;
         let result = s[1].wrapping_mul(5).rotate_left(7).wrapping_mul(9);
@@ -63,19 +63,19 @@ impl Prng {
         result
     }
 
-    /// 32 random bits.
+    /// Returns 32 random bits.
     #[allow(clippy::cast_possible_truncation, reason = "the upper half is wanted")]
     pub fn next_u32(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32
     }
 
-    /// A number below `bound`; 0 when `bound` is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     #[allow(clippy::cast_possible_truncation, reason = "the upper half of the product is wanted")]
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number in the range, ends included; its start when the range is empty.
+    /// Returns a number in the range, including both ends; its start if the range is empty.
     pub fn range(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (start, end) = range.into_inner();
         match end.saturating_sub(start).checked_add(1) {
@@ -84,24 +84,24 @@ impl Prng {
         }
     }
 
-    /// An index into something of `len` entries; 0 when there are none.
+    /// Returns an index into a collection of `len` entries; 0 if there are none.
     #[allow(clippy::cast_possible_truncation, reason = "below a usize")]
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize
     }
 
-    /// A duration in the range, ends included.
+    /// Returns a duration in the range, including both ends.
     pub fn duration(&mut self, range: RangeInclusive<Duration>) -> Duration {
         let nanos = |d: &Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(self.range(nanos(range.start())..=nanos(range.end())))
     }
 
-    /// True with the given chance.
+    /// Returns true with the given probability.
     pub fn chance(&mut self, ratio: Ratio) -> bool {
         self.below(u64::from(ratio.den)) < u64::from(ratio.num) && ratio.den != 0
     }
 
-    /// Fills bytes.
+    /// Fills a buffer with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let random = self.next_u64().to_le_bytes();
@@ -109,7 +109,7 @@ impl Prng {
         }
     }
 
-    /// A generator of its own for a part, so that what the part draws does not move the rest.
+    /// Creates a separate generator, so that its use does not change the sequence of this one.
     pub fn fork(&mut self) -> Self {
         Self::new(self.next_u64())
     }
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn known_sequence() {
-        // splitmix64 of seed 0 starts e220a8397b1dcdaf 6e789e6aa1b965f4 06c45d188009454f; the
+        // splitmix64 of seed 0 starts with e220a8397b1dcdaf 6e789e6aa1b965f4 06c45d188009454f; the
         // first output scrambles the second word.
         let expected = 0x6e78_9e6a_a1b9_65f4_u64.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
         assert_eq!(Prng::new(0).next_u64(), expected);

@@ -1,20 +1,20 @@
-//! Ranges in which changes of one device have to take turns, on all its shards.
+//! Ranges of a device in which changes are serialized across all its shards.
 //!
-//! A change of a part of a block is a *fragment*: the block is read, the bytes are put in, and the
+//! A change of part of a block is a *fragment*: the block is read, the bytes are replaced, and the
 //! block is written. No other change of that block may run meanwhile, or it would be undone. The
-//! server takes such writes (`rtrs-server`, `engine/io/turns.rs`); in front of servers that do not,
-//! the NBD front end does it (`nbd-bridge`, `shared/fragments.rs`). A fragment enters its block
+//! server supports such writes (`rtrs-server`, `engine/io/turns.rs`); for servers that do not, the
+//! NBD front end performs them (`nbd-bridge`, `shared/fragments.rs`). A fragment enters its block
 //! here, and begins when
-//! - every shard has looked at what it has in flight since then, and has entered what overlaps;
-//! - nothing that overlaps runs, and nothing that overlaps came before.
+//! - every shard has since scanned its changes in flight and entered those that overlap;
+//! - no overlapping change is running, and no overlapping change came before.
 //!
-//! Any change that overlaps an entry is entered itself and waits in the same way, so that all get
-//! their turn in the order in which they came. A change that overlaps nothing enters nothing: as
-//! long as no fragment is in the list, it pays one load. Reads never wait.
+//! Any change that overlaps an entry is entered too and waits in the same way, so that all are
+//! processed in order of arrival. A change that overlaps nothing is not entered: as long as no
+//! fragment is in the list, it costs one load. Reads never wait.
 //!
-//! Why no change escapes: a shard looks at the count before it hands a change to the device. If it
-//! finds 0 there, its next look comes after that, and finds the change or its end. A shard without
-//! anything open has nothing in flight, and need not look.
+//! No change is missed, because a shard reads the count before it hands a change to the device. If
+//! the count is 0, the shard's next scan happens later, and finds the change in flight or ended. A
+//! shard without open devices has nothing in flight and need not scan.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,28 +22,28 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// The round of a shard that has nothing in flight and has not joined.
+/// Round of a shard that has nothing in flight and has not joined.
 const ABSENT: u64 = u64::MAX;
 
-/// What an entry stands for.
+/// Part of a row that an entry represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// One of the row's fragments, by number.
+    /// One of the row's fragments, by index.
     Fragment(usize),
-    /// What of the row is ready and was not handed to the device.
+    /// Part of the row that is ready and was not handed to the device.
     Queued,
-    /// What of the row the device has.
+    /// Part of the row that the device has.
     Running,
 }
 
-/// Whose an entry is.
+/// Owner of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The shard, from 0.
+    /// Index of the shard, from 0.
     pub shard: usize,
-    /// The request on that shard, as the shard numbers them.
+    /// Number of the request on that shard.
     pub row: u64,
-    /// What of the request.
+    /// Part of the request.
     pub piece: Piece,
 }
 
@@ -51,9 +51,9 @@ pub struct Key {
 struct Entry {
     key: Key,
     bytes: Range<u64>,
-    /// It may be at the device, and the others wait for it.
+    /// The change may be at the device, and the others wait for it.
     runs: bool,
-    /// It begins when all shards have looked in this round.
+    /// The change begins when all shards have scanned in this round.
     round: u64,
 }
 
@@ -63,20 +63,20 @@ impl Entry {
     }
 }
 
-/// The list, and how far the shards have looked.
+/// Shared list of ranges, with the progress of the shards' scans.
 pub struct Ranges {
-    /// Entries in the list.
+    /// Number of entries in the list.
     count: AtomicUsize,
-    /// In the order in which they came.
+    /// Entries in order of arrival.
     list: Mutex<Vec<Entry>>,
-    /// The round of the newest fragment.
+    /// Round of the newest fragment.
     round: AtomicU64,
-    /// By shard, the last round in which it has looked at what it has in flight.
+    /// Last round in which each shard has scanned its changes in flight.
     looked: Box<[AtomicU64]>,
 }
 
 impl Ranges {
-    /// An empty list for so many shards, none of which has joined.
+    /// Creates an empty list for `shards` shards, none of which has joined.
     pub fn new(shards: usize) -> Self {
         Self {
             count: AtomicUsize::new(0),
@@ -86,7 +86,7 @@ impl Ranges {
         }
     }
 
-    /// This shard may have changes in flight from now on. Before the first of them.
+    /// Must be called before a shard's first change is in flight.
     pub fn join(&self, shard: usize) {
         let looked = &self.looked[shard];
         if looked.load(Ordering::SeqCst) == ABSENT {
@@ -94,17 +94,17 @@ impl Ranges {
         }
     }
 
-    /// This shard has nothing in flight, and nothing in the list.
+    /// Called when a shard has nothing in flight, and nothing in the list.
     pub fn leave(&self, shard: usize) {
         self.looked[shard].store(ABSENT, Ordering::SeqCst);
     }
 
-    /// True when no change needs to look at the list.
+    /// Returns true if no change needs to check the list.
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Enters a fragment, and has all other shards look that have not looked since.
+    /// Enters a fragment, and wakes the other shards that must scan for it.
     pub fn enter(&self, key: Key, bytes: Range<u64>, mut wake: impl FnMut(usize)) {
         let round = {
             let mut list = self.list.lock();
@@ -121,7 +121,7 @@ impl Ranges {
         }
     }
 
-    /// Enters a change whose bytes overlap an entry. False if they do not.
+    /// Enters a change if its bytes overlap an entry. Returns false if they do not.
     pub fn queue(&self, key: Key, bytes: Range<u64>) -> bool {
         let mut list = self.list.lock();
         let waits = list.iter().any(|entry| entry.overlaps(&bytes));
@@ -132,7 +132,7 @@ impl Ranges {
         waits
     }
 
-    /// More of a change that waits is ready, up to this byte.
+    /// Extends a waiting change, of which more is ready, up to this byte.
     pub fn extend(&self, key: Key, end: u64) {
         let mut list = self.list.lock();
         for entry in list.iter_mut().filter(|entry| entry.key == key) {
@@ -140,7 +140,7 @@ impl Ranges {
         }
     }
 
-    /// True when it is this one's turn: it runs from now on.
+    /// Returns true if this entry may run, which it does from now on.
     pub fn start(&self, key: Key) -> bool {
         let mut list = self.list.lock();
         let Some(at) = list.iter().position(|entry| entry.key == key) else { return false };
@@ -153,20 +153,20 @@ impl Ranges {
             looked && list.iter().enumerate().all(free) || crate::mutated!(NbdTurnsSkipped);
         list[at].runs = starts;
         if starts && key.piece == Piece::Queued {
-            // More of the row may be queued beside it.
+            // More of the row may be queued in addition.
             list[at].key.piece = Piece::Running;
         }
         starts
     }
 
-    /// The round in which this shard has to look, if there is one.
+    /// Returns the round in which this shard must scan, if there is one.
     pub fn due(&self, shard: usize) -> Option<u64> {
         let round = self.round.load(Ordering::SeqCst);
         (self.looked[shard].load(Ordering::Relaxed) < round).then_some(round)
     }
 
-    /// A change in flight on a shard that looks: it is entered if it overlaps a fragment that waits
-    /// for this shard. True if it is.
+    /// Checks a change in flight on a scanning shard, and enters it if it overlaps a fragment that
+    /// waits for this shard. Returns true if it does.
     pub fn meets(&self, key: Key, bytes: &Range<u64>) -> bool {
         let looked = self.looked[key.shard].load(Ordering::Relaxed);
         let mut list = self.list.lock();
@@ -178,14 +178,15 @@ impl Ranges {
         waits
     }
 
-    /// This shard has entered what it had in flight. Wakes those who may have waited for that.
+    /// Records that this shard has entered its changes in flight, and wakes the shards that may
+    /// have waited for it.
     pub fn has_looked(&self, shard: usize, round: u64, wake: impl FnMut(usize)) {
         let list = self.list.lock();
         self.looked[shard].store(round, Ordering::SeqCst);
         wake_waiting(&list, shard, wake);
     }
 
-    /// Those of a shard have ended. Nothing happens if there is none like this.
+    /// Removes the matching entries of a shard, which have ended. Does nothing if there are none.
     pub fn end(&self, shard: usize, is: impl Fn(&Key) -> bool, wake: impl FnMut(usize)) {
         let mut list = self.list.lock();
         let before = list.len();
@@ -197,7 +198,7 @@ impl Ranges {
     }
 }
 
-/// Wakes the other shards that have something in the list that waits.
+/// Wakes the other shards that have waiting entries in the list.
 fn wake_waiting(list: &[Entry], own: usize, mut wake: impl FnMut(usize)) {
     for (at, entry) in list.iter().enumerate() {
         let shard = entry.key.shard;
@@ -229,7 +230,7 @@ mod tests {
         Key { shard, row, piece }
     }
 
-    /// Ranges of three shards, of which the last one has no connections.
+    /// Returns ranges of three shards, the last of which has no connections.
     fn two() -> Ranges {
         let ranges = Ranges::new(3);
         ranges.join(0);
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!(enter(&ranges, own, 512..1024), [1], "the others are woken");
         assert!(!ranges.is_empty() && !ranges.start(own));
         assert_eq!((ranges.due(0), ranges.due(1), ranges.due(2)), (None, Some(1), None));
-        // What it has in flight there.
+        // The shard has this in flight.
         let flight = key(1, 3, Running);
         assert!(!ranges.meets(key(1, 4, Running), &(0..512)));
         assert!(ranges.meets(flight, &(0..4096)));
@@ -301,7 +302,7 @@ mod tests {
         end(&ranges, keys[0]);
         assert!(!ranges.start(keys[2]), "the older one goes first");
         assert!(ranges.start(keys[1]) && !ranges.start(keys[2]));
-        // More of that row is queued beside what runs.
+        // More of that row is queued in addition to the running part.
         assert!(!ranges.queue(keys[1], 2048..4096));
         end(&ranges, key(1, 2, Running));
         assert!(ranges.start(keys[2]));

@@ -1,17 +1,17 @@
-//! Images of Ceph's block device (RBD), through librbd, which is loaded when it is first needed.
+//! Images of Ceph's block device (RBD), through librbd, which is loaded on first use.
 //!
-//! The programs do not depend on Ceph: [`Image::open`] loads `librbd.so.1`, which brings
-//! `librados.so.2` along. Declared here is what is used of the public headers `rbd/librbd.h` and
-//! `rados/librados.h`.
+//! The programs do not depend on Ceph: [`Image::open`] loads `librbd.so.1`, which depends on
+//! `librados.so.2`. The functions used from the public headers `rbd/librbd.h` and
+//! `rados/librados.h` are declared here.
 //!
-//! An [`Image`] is one client of the cluster with one open image, for all shards: the cluster gives
-//! the lock of an image to a client, and blocklists clients. An IO is started on a shard, which
-//! does not block, and ends on a thread of librbd, which leaves it in the [`ImageQueue`] of the
-//! shard. Everything else here blocks, and is for other threads.
+//! An [`Image`] is one client of the cluster with one open image, shared by all shards: the cluster
+//! grants the lock of an image to a client, and blocklists clients. An IO is started on a shard
+//! without blocking, and ends on a thread of librbd, which adds it to the [`ImageQueue`] of the
+//! shard. Everything else here blocks, and must be called on other threads.
 //!
-//! librbd copies what is written before the call returns (`rbd_disable_zero_copy_writes`, its
-//! default): peers can change the memory meanwhile, and the checksum of what is sent would be
-//! wrong.
+//! librbd copies written data before the call returns (`rbd_disable_zero_copy_writes`, its
+//! default). This is needed because peers can change the memory meanwhile, and the checksum of the
+//! sent data would be wrong.
 
 mod address;
 mod lock;
@@ -35,23 +35,23 @@ use crate::block::{Io, IoOp, WakeHandle};
 use crate::mem::MemSlice;
 use crate::time::Duration;
 
-/// A cluster, a pool, an image or a completion.
+/// Cluster, pool, image or completion.
 type Handle = *mut c_void;
 
-// SAFETY: a type; librbd calls it with what was given to `rbd_update_watch`.
+// SAFETY: a type; librbd calls it with the argument given to `rbd_update_watch`.
 type WatchCall = unsafe extern "C" fn(Handle);
-// SAFETY: a type; librbd calls it with a completion and what that was created with.
+// SAFETY: a type; librbd calls it with a completion and the argument it was created with.
 type EndCall = unsafe extern "C" fn(Handle, Handle);
 
 const LIBRARY: &CStr = c"librbd.so.1";
-/// Leave the range allocated.
+/// Flag: leave the range allocated.
 const ZEROES_THICK: c_int = 1;
-/// Bytes of an id or a fsid, with the NUL.
+/// Buffer size for an ID or fsid, including the NUL.
 const TEXT_MAX: usize = 256;
 const OPTIONS_MAX: usize = 512;
-/// How long a thread that lets go of an image waits until it is closed.
+/// Maximum time that the thread dropping an image waits until it is closed.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// How often it is looked whether the last IO of an image that closes has ended.
+/// Interval of checks whether the last IO of an image being closed has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// `rbd_image_info_t`.
@@ -77,9 +77,9 @@ struct ConfigOption {
 
 macro_rules! functions {
     ($($name:ident($($of:ty),*) $(-> $to:ty)?;)*) => {
-        /// The functions of librbd and librados.
+        /// Functions of librbd and librados.
         struct Library {
-            // SAFETY: types; each call says why it keeps to the header's terms.
+            // SAFETY: types; each call explains why it complies with the header's requirements.
             $($name: unsafe extern "C" fn($($of),*) $(-> $to)?,)*
         }
 
@@ -143,9 +143,10 @@ functions! {
     rbd_aio_write_zeroes(Handle, u64, usize, Handle, c_int, c_int) -> c_int;
 }
 
-/// What the dynamic linker says of its last failure on this thread.
+/// Returns the dynamic linker's description of its last failure on this thread.
 fn linker_error() -> String {
-    // SAFETY: dlerror gives null or a string that stays until the next call on this thread.
+    // SAFETY: dlerror returns null or a string that remains valid until the next call on this
+    // thread.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "the dynamic linker does not say why".to_owned();
@@ -154,7 +155,7 @@ fn linker_error() -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The address of a function; `name` ends with a NUL.
+/// Returns the address of a function; `name` ends with a NUL.
 fn symbol(library: Handle, name: &'static str) -> Result<Handle, String> {
     // SAFETY: the handle is that of an open library, the name ends with a NUL.
     let at = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
@@ -162,7 +163,7 @@ fn symbol(library: Handle, name: &'static str) -> Result<Handle, String> {
 }
 
 impl Library {
-    /// The library, loaded with the first call.
+    /// Returns the library, which is loaded on the first call.
     fn get() -> Result<&'static Self, RbdError> {
         static LOADED: OnceLock<Result<Library, String>> = OnceLock::new();
         let load = || {
@@ -179,18 +180,18 @@ impl Library {
 
 type Changed = Box<dyn Fn() + Send + Sync>;
 
-/// An open image.
+/// Open image.
 pub struct Image {
-    /// None while it is dropped.
+    /// None while the image is being dropped.
     open: Option<Open>,
     facts: ImageFacts,
-    /// Its name in the pool.
+    /// Name of the image in the pool.
     name: String,
-    /// A queue has the other half as long as it, or an IO in it, exists.
+    /// Each queue holds a clone for as long as the queue, or an IO in it, exists.
     queues: Arc<()>,
 }
 
-/// What has to be closed, in this order reversed.
+/// Handles to close, in reverse order.
 struct Open {
     library: &'static Library,
     cluster: Handle,
@@ -199,13 +200,13 @@ struct Open {
     watch: Option<(u64, *mut Changed)>,
 }
 
-// SAFETY: librados and librbd may be called on any thread; the watch is called on theirs, and is
-// `Send` and `Sync`.
+// SAFETY: librados and librbd may be called on any thread; they call the watch on threads of their
+// own, and it is `Send` and `Sync`.
 unsafe impl Send for Open {}
-// SAFETY: as above, at the same time too.
+// SAFETY: as above, also concurrently.
 unsafe impl Sync for Open {}
 
-/// A result of librbd: at least 0, or minus an errno.
+/// Converts a result of librbd: at least 0, or a negative errno.
 fn check(code: c_int) -> io::Result<()> {
     if code < 0 { Err(io::Error::from_raw_os_error(-code)) } else { Ok(()) }
 }
@@ -214,7 +215,7 @@ fn c_string(text: &str) -> io::Result<CString> {
     CString::new(text).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// A text that a function fills in.
+/// Returns a text that a function fills in.
 fn text(fill: impl FnOnce(*mut c_char, usize) -> c_int) -> io::Result<String> {
     let mut bytes = [0u8; TEXT_MAX];
     check(fill(bytes.as_mut_ptr().cast(), TEXT_MAX - 1))?;
@@ -227,11 +228,11 @@ fn pointer(text: Option<&CString>) -> *const c_char {
 }
 
 impl Image {
-    /// Connects to the cluster and opens the image. Blocks, without a bound where OSDs do not
+    /// Connects to the cluster and opens the image. Blocks, without a time limit if OSDs do not
     /// answer.
     ///
     /// # Errors
-    /// What failed.
+    /// Returns the step that failed.
     pub fn open(at: &ImageAddress) -> Result<Self, RbdError> {
         let library = Library::get()?;
         let null = ptr::null_mut();
@@ -252,36 +253,36 @@ impl Image {
         self.open.as_ref().unwrap_or_else(|| unreachable!("taken by drop alone"))
     }
 
-    /// What it is.
+    /// Returns the facts about the image.
     pub fn facts(&self) -> &ImageFacts {
         &self.facts
     }
 
-    /// Its size in bytes. Blocks.
+    /// Returns the size in bytes. Blocks.
     ///
     /// # Errors
-    /// That of the cluster.
+    /// Returns the cluster's error.
     pub fn size(&self) -> io::Result<u64> {
         Ok(self.get().info()?.size)
     }
 
-    /// Gives it another size. Blocks.
+    /// Resizes the image. Blocks.
     ///
     /// # Errors
-    /// That of the cluster.
+    /// Returns the cluster's error.
     pub fn resize(&self, size: u64) -> io::Result<()> {
         let Open { library, image, .. } = *self.get();
         // SAFETY: the image is open.
         check(unsafe { (library.rbd_resize)(image, size) })
     }
 
-    /// Has `changed` called on a thread of librbd when size or snapshots have changed. It must not
-    /// block. Once for an image.
+    /// Registers a callback for changes of size or snapshots, called on a thread of librbd. It must
+    /// not block. May be called once per image.
     ///
     /// # Errors
-    /// That of librbd.
+    /// Returns librbd's error.
     pub fn watch(&mut self, changed: impl Fn() + Send + Sync + 'static) -> io::Result<()> {
-        // SAFETY: called with what is given to the watch below.
+        // SAFETY: called with the argument given to the watch below.
         unsafe extern "C" fn call(changed: Handle) {
             // SAFETY: it is freed after the watch has ended.
             unsafe { (*changed.cast::<Changed>())() }
@@ -295,7 +296,7 @@ impl Image {
             (open.library.rbd_update_watch)(open.image, &mut number, call, changed.cast())
         };
         if code < 0 {
-            // SAFETY: made above, and not taken.
+            // SAFETY: created above, and not taken by the watch.
             drop(unsafe { Box::from_raw(changed) });
         } else {
             open.watch = Some((number, changed));
@@ -303,7 +304,7 @@ impl Image {
         check(code)
     }
 
-    /// A queue for IOs of a shard, of so many at once.
+    /// Creates a queue for up to `room` concurrent IOs of a shard.
     pub fn queue(&self, room: usize, wake: WakeHandle) -> Arc<ImageQueue> {
         Arc::new(ImageQueue {
             ended: ArrayQueue::new(room),
@@ -313,8 +314,8 @@ impl Image {
         })
     }
 
-    /// Starts an IO that the image's geometry allows, and leaves it in the queue when it has ended.
-    /// No more are started than there is room for.
+    /// Starts an IO that the image's geometry permits, and adds it to the queue when it has ended.
+    /// The caller starts no more IOs than the queue has room for.
     pub fn start(&self, mut slot: Box<ImageIo>, io: Io, queue: &Arc<ImageQueue>) {
         let Open { library, image, .. } = *self.get();
         let (offset, len) = (io.offset, io.len as usize);
@@ -326,11 +327,11 @@ impl Image {
         let thick = if io.flags.no_unmap { ZEROES_THICK } else { 0 };
         let slot = Box::into_raw(slot);
         let mut end = ptr::null_mut();
-        // SAFETY: the slot lives until its end, which comes once.
+        // SAFETY: the slot lives until its completion callback, which is called once.
         let mut code = unsafe { (library.rbd_aio_create_completion)(slot.cast(), ended, &mut end) };
         if code >= 0 {
             // SAFETY: the image is open. The buffer has `len` bytes and lives as long as the slot,
-            // that is until the end.
+            // which is until the completion callback.
             code = unsafe {
                 match io.op {
                     IoOp::Read => (library.rbd_aio_read)(image, offset, len, at, end),
@@ -344,12 +345,12 @@ impl Image {
                 }
             };
             if code < 0 {
-                // SAFETY: it was created above, and its end will not come.
+                // SAFETY: created above, and its callback will not be called.
                 unsafe { (library.rbd_aio_release)(end) };
             }
         }
         if code < 0 {
-            // SAFETY: made above, and its end will not come.
+            // SAFETY: created above, and its callback will not be called.
             let slot = unsafe { Box::from_raw(slot) };
             slot.end(code as isize);
         }
@@ -357,13 +358,13 @@ impl Image {
 }
 
 impl Drop for Image {
-    /// Closes it on a thread when its last IO has ended, and waits for that a while: its lock is
-    /// free then.
+    /// Closes the image on a thread when its last IO has ended, and waits for that for a limited
+    /// time, so that its lock is free afterwards.
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         let queues = Arc::downgrade(&mem::take(&mut self.queues));
         let (done, closed) = mpsc::channel::<()>();
-        // Outside of the thread, so that it is not dropped with a thread that cannot be started.
+        // Shared with the thread, so that the handles are not lost if the thread cannot be started.
         let open = Arc::new(Mutex::new(Some(open)));
         let (open_there, queues_there) = (Arc::clone(&open), queues.clone());
         let close = move || {
@@ -400,7 +401,7 @@ fn take(open: &Mutex<Option<Open>>) -> Option<Open> {
     open.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// Waits a while until no queue is left. False if there still is one.
+/// Waits for a limited time until no queue is left. Returns false if there still is one.
 fn is_idle(queues: &Weak<()>) -> bool {
     let until = std::time::Instant::now() + CLOSE_MAX;
     while queues.strong_count() > 0 {
@@ -424,7 +425,7 @@ impl Open {
         check(unsafe {
             (self.library.rados_create2)(&mut self.cluster, c"ceph".as_ptr(), user.as_ptr(), 0)
         })?;
-        // Errors are ours to report; the file may ask for a log.
+        // This program reports errors itself; the configuration file may request a log.
         self.set(c"log_to_stderr", c"false")?;
         self.set(c"err_to_stderr", c"false")?;
         let file = at.configuration.as_deref().map(Path::as_os_str).map(OsStrExt::as_bytes);
@@ -485,11 +486,11 @@ impl Open {
             None => None,
         };
         Ok(ImageFacts {
-            // SAFETY: the cluster is connected; the room is that of `text`.
+            // SAFETY: the cluster is connected; the size is that of `text`.
             fsid: text(|to, room| unsafe { (library.rados_cluster_fsid)(cluster, to, room) })?,
             // SAFETY: the pool is open.
             pool: unsafe { (library.rados_ioctx_get_id)(pool) },
-            // SAFETY: the image is open; the room is that of `text`.
+            // SAFETY: the image is open; the size is that of `text`.
             image: text(|to, room| unsafe { (library.rbd_get_id)(image, to, room) })?,
             snapshot,
             object_size: self.info()?.object_size,
@@ -497,22 +498,22 @@ impl Open {
         })
     }
 
-    /// True when the settings of the pool or the image have overruled ours.
+    /// Returns true if the settings of the pool or the image have overridden the ones set here.
     fn is_write_back(&self) -> io::Result<bool> {
         let none = ConfigOption { name: ptr::null(), value: ptr::null(), _source: 0 };
         let mut options = vec![none; OPTIONS_MAX];
         let mut count = OPTIONS_MAX as c_int;
         let at = options.as_mut_ptr();
-        // SAFETY: the image is open, and there is room for so many options.
+        // SAFETY: the image is open, and there is room for that many options.
         check(unsafe { (self.library.rbd_config_image_list)(self.image, at, &mut count) })?;
         let found = options.iter().take(usize::try_from(count).unwrap_or(0)).any(|option| {
-            // SAFETY: librbd has filled in strings, which stay until they are cleaned up.
+            // SAFETY: librbd has filled in strings, which remain valid until they are cleaned up.
             let (name, value) =
                 unsafe { (CStr::from_ptr(option.name), CStr::from_ptr(option.value)) };
             name == c"rbd_cache" && value == c"true"
                 || name == c"rbd_persistent_cache_mode" && value != c"disabled"
         });
-        // SAFETY: what was filled in above.
+        // SAFETY: the options that were filled in above.
         unsafe { (self.library.rbd_config_image_list_cleanup)(at, count) };
         Ok(found)
     }
@@ -521,8 +522,8 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         let Self { library, cluster, pool, image, watch } = self;
-        // SAFETY: what is not null is open, no IO is under way, and nobody uses it any more. Calls
-        // of the watch have ended when it has.
+        // SAFETY: everything that is not null is open, no IO is in progress, and there is no other
+        // user. No callback of the watch is running once it has been removed.
         unsafe {
             if let Some((number, changed)) = watch.take() {
                 (library.rbd_update_unwatch)(*image, number);
@@ -547,23 +548,23 @@ impl fmt::Debug for Image {
     }
 }
 
-/// One IO on its way through librbd. Whoever starts IOs uses them again.
+/// IO in progress in librbd. The caller reuses these objects.
 #[derive(Debug)]
 pub struct ImageIo {
-    /// The tag of the IO.
+    /// Tag of the IO.
     pub tag: u64,
-    /// What it does.
+    /// Operation.
     pub op: IoOp,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// How it ended: at least 0, for a read the bytes read; or minus an errno.
+    /// Result: at least 0, for a read the number of bytes read; or a negative errno.
     pub result: isize,
     buf: Option<MemSlice>,
     queue: Option<Arc<ImageQueue>>,
 }
 
 impl ImageIo {
-    /// None yet.
+    /// Creates an unused object.
     pub fn unused() -> Box<Self> {
         Box::new(Self { tag: 0, op: IoOp::Flush, len: 0, result: 0, buf: None, queue: None })
     }
@@ -572,7 +573,7 @@ impl ImageIo {
         self.result = result;
         self.buf = None;
         let Some(queue) = self.queue.take() else { return };
-        // There is room for all that is started.
+        // There is room for all IOs that are started.
         let _ = queue.ended.push(self);
         if !queue.woken.swap(true, Ordering::SeqCst) {
             queue.wake.wake();
@@ -580,38 +581,38 @@ impl ImageIo {
     }
 }
 
-/// The end of an IO, on a thread of librbd.
+/// Completion callback of an IO, called on a thread of librbd.
 ///
 /// # Safety
-/// `slot` is the box that the completion was created with, and this is its one end.
+/// `slot` is the box that the completion was created with, and this is its only callback.
 unsafe extern "C" fn ended(completion: Handle, slot: Handle) {
     let Ok(library) = Library::get() else { unreachable!("it has called us") };
-    // SAFETY: the slot was given away when the IO was started, and comes back once.
+    // SAFETY: ownership of the slot was passed on when the IO was started, and is returned once.
     let slot = unsafe { Box::from_raw(slot.cast::<ImageIo>()) };
     // SAFETY: the completion is that of the IO, which has ended.
     let result = unsafe { (library.rbd_aio_get_return_value)(completion) };
-    // SAFETY: as above; nobody uses it any more.
+    // SAFETY: as above; there is no other user.
     unsafe { (library.rbd_aio_release)(completion) };
     slot.end(result);
 }
 
-/// Where IOs of a shard are found when they have ended.
+/// Queue of a shard's completed IOs.
 #[derive(Debug)]
 pub struct ImageQueue {
     ended: ArrayQueue<Box<ImageIo>>,
-    /// The shard was woken, and has not looked since.
+    /// The shard was woken, and has not checked the queue since.
     woken: AtomicBool,
     wake: WakeHandle,
     _image: Arc<()>,
 }
 
 impl ImageQueue {
-    /// To be called before what has ended is taken: what ends from here on wakes the shard.
+    /// Must be called before completed IOs are taken: IOs that end from here on wake the shard.
     pub fn look(&self) {
         self.woken.store(false, Ordering::SeqCst);
     }
 
-    /// The next IO that has ended.
+    /// Returns the next completed IO.
     pub fn take(&self) -> Option<Box<ImageIo>> {
         self.ended.pop()
     }

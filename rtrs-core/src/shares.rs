@@ -1,52 +1,53 @@
-//! What each device may have of something that all devices of a shard use: IO rows, permits, or
-//! buffers.
+//! Fair sharing of a resource among the devices of a shard: IO rows, permits, or buffers.
 //!
-//! Half of it is divided evenly: that much is there for a device whatever the others do, also when
-//! the disk behind one of them hangs and holds what it has. The other half is for whoever comes
-//! first. So no device gets less than half of its share, and the only device of a session has all.
+//! Half of the resource is divided evenly into reserves. A device's reserve is available to it
+//! regardless of the others, even if the disk behind another device hangs and does not return its
+//! part. The other half is granted in order of demand. So every device can use at least half of its
+//! even share, and the only device of a session can use everything.
 
-/// Who has how much of something.
+/// Shares of a resource.
 #[derive(Debug)]
 pub struct Shares {
     all: u32,
-    /// The smallest reserve of a device, as long as there is more than that for all.
+    /// Minimum reserve of a device while the total suffices for all.
     least: u32,
-    /// Devices that share it.
+    /// Number of devices that share the resource.
     devices: u32,
-    /// Kept for each of them.
+    /// Reserve of each device.
     reserve: u32,
     held: Vec<u32>,
-    /// What all have.
+    /// Total amount in use.
     total: u32,
-    /// What devices have beyond their reserves.
+    /// Amount in use beyond the reserves.
     beyond: u32,
 }
 
 impl Shares {
-    /// So much is to be shared, by nobody yet.
+    /// Creates shares of `all` units, without devices.
     pub fn new(all: usize) -> Self {
         Self::with_least(all, 1)
     }
 
-    /// The same, with at least so much kept for each device, if there is more than that for all.
+    /// Like [`Self::new`], with a reserve of at least `least` for each device while the total
+    /// suffices for all.
     pub fn with_least(all: usize, least: u32) -> Self {
         let all = u32::try_from(all).unwrap_or(u32::MAX);
         Self { all, least, devices: 0, reserve: 0, held: Vec::new(), total: 0, beyond: 0 }
     }
 
-    /// So much is to be shared from now on; nobody has any of it.
+    /// Changes the total amount, of which nothing may be in use.
     pub fn set_all(&mut self, all: usize) {
         self.all = u32::try_from(all).unwrap_or(u32::MAX);
         self.divide(self.devices);
     }
 
-    /// One more device takes part.
+    /// Adds a device.
     pub fn add(&mut self) {
         self.divide(self.devices + 1);
     }
 
-    /// One takes no part any more; it has nothing left. What is kept for each of the others grows
-    /// only if there is so much.
+    /// Removes a device, which must have nothing in use. The reserves of the others grow only if
+    /// the amount is available.
     pub fn remove(&mut self) {
         let devices = self.devices - 1;
         let before = self.reserve;
@@ -56,7 +57,7 @@ impl Shares {
         }
     }
 
-    /// What is kept for each of so many devices.
+    /// Returns the reserve of each of `devices` devices.
     fn reserve_of(&self, devices: u32) -> u32 {
         let even = (self.all / 2).checked_div(devices).unwrap_or(0);
         let least = self.least.saturating_mul(devices) < self.all;
@@ -74,33 +75,33 @@ impl Shares {
         self.beyond = beyond.sum();
     }
 
-    /// True when the reserves of so many devices are free, or theirs already.
+    /// Returns true if the reserves of `devices` devices are free, or in use by them already.
     fn has_reserves(&self, devices: u32, reserve: u32) -> bool {
         let used: u32 = self.held.iter().map(|held| reserve.min(*held)).sum();
         let kept = u64::from(reserve) * u64::from(devices);
         kept.saturating_sub(u64::from(used)) <= u64::from(self.all.saturating_sub(self.total))
     }
 
-    /// True when the reserves with a further device are no more than half of all.
+    /// Returns true if the reserves including another device are no more than half of the total.
     pub fn fits_device(&self) -> bool {
         let devices = self.devices + 1;
         let reserve = self.reserve_of(devices);
         reserve >= self.least && reserve * devices <= self.all / 2
     }
 
-    /// True when a further device fits, and its reserve is free besides what is kept for the others
-    /// then.
+    /// Returns true if another device fits, and its reserve is free in addition to those of the
+    /// others.
     pub fn has_room_for_device(&self) -> bool {
         let devices = self.devices + 1;
         self.fits_device() && self.has_reserves(devices, self.reserve_of(devices))
     }
 
-    /// What a device may have in all, whatever the others do.
+    /// Returns the amount that a device may use regardless of the others.
     pub fn sure(&self) -> usize {
         if self.devices == 1 { self.all as usize } else { self.reserve as usize }
     }
 
-    /// How much more a device may have.
+    /// Returns how much more a device may take.
     pub fn room_for(&self, device: usize) -> usize {
         let held = self.held.get(device).copied().unwrap_or(0);
         let common = self.all.saturating_sub(self.reserve * self.devices);
@@ -108,12 +109,12 @@ impl Shares {
         room.min(self.all.saturating_sub(self.total)) as usize
     }
 
-    /// True while a device may have one more.
+    /// Returns true if a device may take one more unit.
     pub fn may_take(&self, device: usize) -> bool {
         self.room_for(device) > 0
     }
 
-    /// A device has one more.
+    /// Takes one unit for a device.
     pub fn take(&mut self, device: usize) {
         if self.held.len() <= device {
             self.held.resize(device + 1, 0);
@@ -123,7 +124,7 @@ impl Shares {
         self.total += 1;
     }
 
-    /// A device has one less.
+    /// Returns one unit of a device.
     pub fn give(&mut self, device: usize) {
         let held = &mut self.held[device];
         *held -= 1;
@@ -131,7 +132,7 @@ impl Shares {
         self.beyond -= u32::from(*held >= self.reserve);
     }
 
-    /// What a device has.
+    /// Returns the amount that a device uses.
     pub fn held(&self, device: usize) -> usize {
         self.held.get(device).map_or(0, |held| *held as usize)
     }
@@ -147,7 +148,7 @@ mod tests {
         shares
     }
 
-    /// Takes as much as a device may have; how much it has then.
+    /// Takes as much as a device may have; returns the amount it then uses.
     fn fill(shares: &mut Shares, device: usize) -> usize {
         while shares.may_take(device) {
             shares.take(device);
@@ -209,7 +210,7 @@ mod tests {
         assert_eq!((devices, shares.sure()), (4, 2), "half of all is for reserves");
         assert_eq!(fill(&mut shares, 0), 10);
         assert_eq!((shares.room_for(1), shares.room_for(3)), (2, 2));
-        // A device that comes while another has too much would have no reserve.
+        // A device added while another uses too much would have no reserve.
         let mut shares = Shares::with_least(16, 2);
         shares.add();
         assert_eq!(shares.sure(), 16);

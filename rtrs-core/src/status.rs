@@ -1,48 +1,49 @@
-//! `IoStatus`: the small code that every IO ends with.
+//! `IoStatus`: the status code of every completed IO.
 //!
-//! One total mapping each way to Linux errno values, which is what RTRS carries in the 9 error
-//! bits of its immediate and what backends get from the kernel. NBD's mapping lives in
+//! It maps in both directions to Linux errno values, which RTRS carries in the 9 error bits of its
+//! immediate and which backends receive from the kernel. NBD's mapping is in
 //! `nbd-bridge/src/status.rs`.
 
 use std::fmt;
 
-/// How an IO ended. `Copy`, one byte, no context: the log has that.
+/// Outcome of an IO. `Copy`, one byte, without context, which is in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IoStatus {
-    /// Done, to the durability asked for.
+    /// Completed, with the requested durability.
     Ok,
     /// The device failed the operation (EIO).
     Io,
-    /// It ends beyond the end of a target that was made shorter while it was used (EIO).
+    /// The IO extends beyond the end of a target that was made shorter while it was in use (EIO).
     /// Nothing was begun.
     Beyond,
-    /// The request makes no sense to the device: alignment, range, flags (EINVAL).
+    /// The request is invalid for the device: alignment, range, flags (EINVAL).
     Invalid,
-    /// A write to a read-only device, or an access the session was not given (EPERM).
+    /// A write to a read-only device, or an access that the session does not have (EPERM).
     ReadOnly,
-    /// No room left on the backing store (ENOSPC).
+    /// No space left on the backing store (ENOSPC).
     NoSpace,
-    /// Not enough memory or slots to serve it (ENOMEM).
+    /// Not enough memory or slots to serve the IO (ENOMEM).
     NoMemory,
     /// The device does not offer this operation (EOPNOTSUPP).
     Unsupported,
-    /// The device or export does not exist, or is gone (ENODEV).
+    /// The device or export does not exist, or was removed (ENODEV).
     NoDevice,
-    /// The path or session carrying the IO died; the effect of the IO is unknown (ECONNABORTED).
+    /// The path or session that carried the IO failed; the effect of the IO is unknown
+    /// (ECONNABORTED).
     Aborted,
-    /// The IO did not end within its bound; its effect is unknown (ETIMEDOUT).
+    /// The IO did not complete within its time limit; its effect is unknown (ETIMEDOUT).
     TimedOut,
-    /// Busy: a retry may succeed (EBUSY).
+    /// The device is busy; a retry may succeed (EBUSY).
     Busy,
-    /// Another server serves the device now; the effect of the IO is unknown (ECONNABORTED). Of
+    /// Another server serves the device now; the effect of the IO is unknown (ECONNABORTED). For
     /// sources with a [`Gateway`](crate::gateway::Gateway). A server does not answer such a
     /// request: it ends its path.
     Moved,
 }
 
 impl IoStatus {
-    /// True for [`IoStatus::Ok`].
+    /// Returns true for [`IoStatus::Ok`].
     pub const fn is_ok(self) -> bool {
         matches!(self, Self::Ok)
     }
@@ -64,15 +65,15 @@ impl IoStatus {
         Self::Moved,
     ];
 
-    /// Whether a write that ends with this status was refused before it reached the device, so that
-    /// its end says nothing about data acknowledged before. Does not hold for a flush: a file
-    /// system that was shut down fails a flush with EROFS.
+    /// Returns true if a write with this status was refused before it reached the device, so that
+    /// its outcome reveals nothing about data acknowledged before. Does not apply to a flush: a
+    /// file system that was shut down fails a flush with EROFS.
     pub const fn is_refusal(self) -> bool {
         matches!(self, Self::Beyond | Self::Invalid | Self::ReadOnly | Self::Unsupported)
     }
 
-    /// The positive Linux errno of this status, 0 for `Ok`. Always below 512, as the RTRS
-    /// immediate has nine bits for it.
+    /// Returns the positive Linux errno of this status, 0 for `Ok`. Always below 512, because the
+    /// RTRS immediate has nine bits for it.
     pub const fn to_errno(self) -> u16 {
         match self {
             Self::Ok => 0,
@@ -89,7 +90,7 @@ impl IoStatus {
         }
     }
 
-    /// The status for a positive errno; values without a status of their own become `Io`.
+    /// Returns the status for a positive errno; values without a status of their own become `Io`.
     pub const fn from_errno(errno: u16) -> Self {
         match errno {
             0 => Self::Ok,
@@ -106,7 +107,7 @@ impl IoStatus {
         }
     }
 
-    /// The status for an error of a system call.
+    /// Returns the status for the error of a system call.
     pub fn from_io_error(error: &std::io::Error) -> Self {
         match error.raw_os_error() {
             Some(0) | None => Self::Io,

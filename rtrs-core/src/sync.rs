@@ -1,9 +1,9 @@
-//! The atomics and locks of protocols that loom checks: those of `std` and `parking_lot`, and
-//! under `--cfg loom` loom's.
+//! Atomics and locks for the algorithms that loom checks: those of `std` and `parking_lot`, or
+//! loom's under `--cfg loom`.
 //!
 //! Loom runs a few threads in every interleaving and lets loads return every value that the memory
-//! model allows. It does not know the single order of `SeqCst` accesses: it treats them as acquire
-//! and release. The models stand beside the code, in modules named `loom_model`;
+//! model allows. It does not model the single total order of `SeqCst` accesses: it treats them as
+//! acquire and release. The models are next to the code, in modules named `loom_model`;
 //! `scripts/loom.sh` runs them (docs/TESTING.md).
 
 #[cfg(not(loom))]
@@ -18,7 +18,8 @@ pub(crate) use parking_lot::{Mutex, RwLock};
 #[cfg(loom)]
 pub(crate) use locks::{Mutex, RwLock};
 
-/// Loom's locks with the methods of `parking_lot`. A model that panics ends, so none is poisoned.
+/// Loom's locks with the methods of `parking_lot`. A model that panics ends, so no lock is ever
+/// poisoned.
 #[cfg(loom)]
 mod locks {
     use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
@@ -54,8 +55,8 @@ mod locks {
     }
 }
 
-/// Runs a model in every interleaving with at most three preemptions, or as many as
-/// `LOOM_MAX_PREEMPTIONS` says. Switches where a thread ends or waits are not counted.
+/// Runs a model in every interleaving with at most three preemptions, or with
+/// `LOOM_MAX_PREEMPTIONS` preemptions. Switches where a thread ends or waits do not count.
 #[cfg(loom)]
 pub fn model(run: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();

@@ -8,25 +8,25 @@ use std::ops::{Add, Sub};
 
 pub use std::time::Duration;
 
-/// A point on a monotonic clock, nanoseconds since an origin of that clock's choice.
+/// Point in time of a monotonic clock, in nanoseconds since an origin chosen by the clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// The origin of the clock.
+    /// Origin of the clock.
     pub const ZERO: Self = Self(0);
 
-    /// An instant `nanos` nanoseconds after the origin.
+    /// Returns the instant `nanos` nanoseconds after the origin.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// Nanoseconds since the origin.
+    /// Returns the nanoseconds since the origin.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Time since `earlier`, zero when `earlier` is later.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -52,7 +52,7 @@ impl fmt::Display for Instant {
     }
 }
 
-/// The smaller of two optional deadlines.
+/// Returns the earlier of two optional deadlines.
 pub fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

@@ -1,6 +1,6 @@
-//! The `tcp` provider passes the suite over loopback, with and without checksums, the `tls`
-//! provider with certificates and with raw keys, each with the three shards of a harness on rings
-//! of their own.
+//! Runs the conformance suite over loopback for the `tcp` provider, with and without checksums, and
+//! for the `tls` provider, with certificates and with raw keys. The three shards of each harness
+//! have rings of their own.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
@@ -14,14 +14,14 @@ use rtrs_core::tests::certificates::{TestDir, certificates};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::tls::{Clients, PrivateKey, TlsClientConfig, TlsDir, TlsEndpoint, TlsServerConfig};
 
-/// Rings first in no particular order: each fabric holds its own.
+/// Harness over sockets. The order of the fields does not matter, since each fabric holds its ring.
 struct Tcp {
     rings: [Rc<Ring>; 3],
     a: IwarpFabric,
     b: IwarpFabric,
     second: IwarpFabric,
     idle: u32,
-    /// Sockets that make an address silent.
+    /// Sockets that fill a backlog to make an address silent.
     full: Option<(socket2::Socket, Vec<TcpStream>)>,
 }
 
@@ -30,7 +30,7 @@ impl Tcp {
         Self::with(|ring, shared, _| IwarpFabric::new(ring, shared, options.clone()))
     }
 
-    /// Over TLS, with endpoints of both ends.
+    /// Creates the harness over TLS, with the endpoints of both ends.
     fn secure(server: &Arc<TlsEndpoint>, client: &Arc<TlsEndpoint>) -> Self {
         Self::with(|ring, shared, side| {
             let endpoint = if side == Side::B { client } else { server };
@@ -93,7 +93,7 @@ impl Harness for Tcp {
     }
 
     fn silent_address(&mut self) -> Option<SocketAddr> {
-        // A listener that never accepts, its queue full: the next connect gets no answer.
+        // A listener that never accepts, with a full backlog: the next connect gets no answer.
         let socket =
             socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).ok()?;
         socket.bind(&self.listen_address().into()).ok()?;
@@ -127,7 +127,7 @@ mod without_checksums {
     rtrs_core::fabric_conformance!(make);
 }
 
-/// Regions and protection domains are numbered across 2^32.
+/// Regions and protection domains have numbers around 2^32.
 mod with_late_numbers {
     use super::{IwarpFabric, IwarpOptions, IwarpShared, Tcp};
 

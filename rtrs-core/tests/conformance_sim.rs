@@ -1,5 +1,5 @@
-//! The simulated provider passes the suite in each of its manners: completions at departure or
-//! at acknowledgement, binds in force at once or at their completion, links slow and uneven.
+//! Runs the conformance suite for the simulated provider with all options: completions at departure
+//! or at acknowledgement, binds in force at once or at their completion, slow links with jitter.
 
 use std::net::SocketAddr;
 

@@ -1,9 +1,10 @@
-//! The `rdma` provider passes the suite over a real RDMA device, and leaves nothing behind.
+//! Runs the conformance suite for the `rdma` provider on a real RDMA device, and checks that no
+//! resources remain.
 //!
 //! The device is the first with an active port and an address, or that of `RTRS_VERBS_ADDRESS`,
 //! where side A listens; side B connects from `RTRS_VERBS_SOURCE`, if given, so that packets cross
-//! a link. `RTRS_VERBS_SILENT` is an address at which nobody answers. On a host without an RDMA
-//! device every test is skipped aloud; `scripts/lab.sh` runs them where there is one.
+//! a link. `RTRS_VERBS_SILENT` is an address that does not answer. On a host without an RDMA device
+//! every test is skipped with a message; `scripts/lab.sh` runs them where there is one.
 #![cfg(feature = "verbs")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -29,7 +30,7 @@ fn from_environment(name: &str) -> Option<IpAddr> {
     Some(value.parse().unwrap_or_else(|e| panic!("{name}={value}: {e}")))
 }
 
-/// Where to listen, or why there is no such place.
+/// Returns the address to listen on, or the reason why there is none.
 fn listen_ip() -> Result<IpAddr, String> {
     if let Some(address) = from_environment("RTRS_VERBS_ADDRESS") {
         return Ok(address);
@@ -45,7 +46,7 @@ fn listen_ip() -> Result<IpAddr, String> {
 
 /// The three shards of a harness.
 struct Cores {
-    /// First: the queue pairs of a fabric go before its ring does.
+    /// First, so that the queue pairs of a fabric are dropped before its ring.
     a: VerbsFabric,
     b: VerbsFabric,
     second: VerbsFabric,
@@ -102,7 +103,7 @@ fn make() -> Verbs {
     }
 }
 
-/// True when the device with this address is rdma_rxe, which alone has a `parent` in sysfs.
+/// Returns true if the device with this address is rdma_rxe, which alone has a `parent` in sysfs.
 fn is_soft(address: IpAddr) -> bool {
     let found = devices().expect("the list of devices");
     let here = |device: &&DeviceInfo| device.ports.iter().any(|p| p.addresses.contains(&address));
@@ -144,7 +145,7 @@ impl Harness for Verbs {
     }
 
     fn refusing_address(&mut self) -> SocketAddr {
-        // Nobody listens in the port space of RDMA unless the kernel's own services do.
+        // There is no listener in the port space of RDMA unless the kernel's own services have one.
         (self.address, 9).into()
     }
 
@@ -174,20 +175,20 @@ impl Harness for Verbs {
     }
 
     fn patience(&self) -> Duration {
-        // Emulated machines are slow, and rdma_rxe sends at the pace of its tasklets.
+        // Emulated machines are slow, and the tasklets of rdma_rxe limit its sending rate.
         Duration::from_secs(30)
     }
 }
 
 rtrs_core::fabric_conformance!(make);
 
-/// One end of a connection made by hand.
+/// One end of a connection created by a test.
 struct End {
     qp: QpNum,
     pd: Arc<dyn ProtectionDomain>,
 }
 
-/// Turns both ends until `done` gives something.
+/// Runs turns of both ends until `done` returns a value.
 fn wait<T>(
     cores: &mut Cores,
     what: &str,
@@ -215,7 +216,7 @@ fn wait<T>(
 }
 
 impl Cores {
-    /// The domains of both ends, for connections to that address.
+    /// Returns the domains of both ends for connections to that address.
     fn domains(&mut self, remote: SocketAddr) -> [Arc<dyn ProtectionDomain>; 2] {
         let source = from_environment("RTRS_VERBS_SOURCE");
         let a = self.a.alloc_pd(PdUse::Connect { local: Some(remote.ip()), remote });
@@ -251,7 +252,7 @@ impl Cores {
 
 const LIMITS: QpLimits = QpLimits { send_max: 16, recv_max: 16 };
 
-/// What the kernel says it has, for all devices.
+/// Returns the kernel's resource counts for all devices.
 fn resources() -> Option<String> {
     let shown = Command::new("rdma").args(["resource", "show"]).output().ok()?;
     shown.status.success().then(|| String::from_utf8_lossy(&shown.stdout).into_owned())
@@ -261,8 +262,8 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("our descriptors").count()
 }
 
-/// Identifiers whose DREQ the peer has not confirmed are kept for the close timeout at most. Then a
-/// thread destroys them.
+/// Waits until no identifiers are kept: those whose DREQ the peer has not confirmed are kept for
+/// the close timeout at most, and then a thread destroys them.
 fn quiet(cores: &mut Cores) {
     let until = Clock.now() + options().close_timeout + Duration::from_millis(500);
     while Clock.now() < until {
@@ -286,7 +287,7 @@ fn nothing_is_left_of_two_hundred_connections() {
     let remote = cores.a.listen(address).expect("listen");
     let mut before = None;
     for round in 0..=200 {
-        // The first opens the devices; what it leaves is there to stay.
+        // The first round opens the devices, whose resources remain.
         if round == 1 {
             quiet(cores);
             before = Some((resources(), descriptors()));
@@ -323,7 +324,7 @@ fn nothing_is_left_of_two_hundred_connections() {
             }
             _ => None,
         });
-        // Every way a connection can end, from both ends.
+        // Each round ends the connection in another way, from either end.
         let now = Clock.now();
         match round % 4 {
             0 => cores.a.disconnect(now, a.qp),
@@ -369,7 +370,7 @@ fn a_peer_cannot_invalidate_a_window_of_type_1() {
     let op = WrOp::Send { imm: None, invalidate: Some(window.rkey()) };
     let wr = WorkRequest { wr_id: 3, op, sges: SgeList::EMPTY, signaled: true };
     cores.b.post_send(b.qp, wr).expect("a send");
-    // The end that was asked refuses it; what its peer gets differs between devices.
+    // The end that received the request refuses it; the error at its peer differs between devices.
     let reason = wait(cores, "the end", |side, event| match (side, event) {
         (Side::A, FabricEvent::Closed { reason, .. }) => Some(reason),
         _ => None,
@@ -385,7 +386,7 @@ fn reads_are_refused_where_none_were_agreed() {
         Ok(cores) => cores,
         Err(reason) => return skip(reason),
     };
-    // As RTRS does: the listening end grants none.
+    // As with RTRS, the listening end grants none.
     let shared = VerbsShared::open().expect("the connection manager");
     let ring = Rc::clone(&cores.rings[0]);
     cores.a = VerbsFabric::new(&ring, shared, VerbsOptions::default()).expect("a fabric");
@@ -400,7 +401,7 @@ fn reads_are_refused_where_none_were_agreed() {
     assert!(unsupported, "{refused:?}");
 }
 
-/// `RTRS_VERBS_LINK` names the network interface of the listening side, which may be cut.
+/// `RTRS_VERBS_LINK` names the network interface of the listening side, which may be taken down.
 #[test]
 fn a_link_that_goes_down_ends_its_connections() {
     let mut harness = make();

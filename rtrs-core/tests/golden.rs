@@ -1,7 +1,7 @@
-//! Every wire vector of `tests/golden/rtrs.hex`, both ways: what we encode is the vector byte for
-//! byte, and what we decode from it is the message.
+//! Tests every wire vector of `tests/golden/rtrs.hex` in both directions: encoding a message yields
+//! the vector byte for byte, and decoding the vector yields the message.
 //!
-//! A vector that no assertion touched fails the test, so that the file cannot outgrow it.
+//! A vector that no assertion used fails the test, so that the file cannot contain unused vectors.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use rtrs_core::wire::{
     errno,
 };
 
-/// The vectors by name, and which of them were looked at.
+/// Vectors by name, with the set of used ones.
 struct Vectors {
     bytes: BTreeMap<String, Vec<u8>>,
     seen: RefCell<BTreeSet<String>>,
@@ -52,7 +52,7 @@ impl Vectors {
         self.bytes.get(name).unwrap_or_else(|| panic!("no vector {name}"))
     }
 
-    /// Both directions of one message.
+    /// Tests both directions of one message.
     fn check<M: Debug + PartialEq>(
         &self,
         name: &str,
@@ -80,7 +80,7 @@ impl Vectors {
         self.check(name, message.clone(), &bytes, InfoRsp::decode);
     }
 
-    /// A tail of a chunk, found and validated as a server does it.
+    /// Locates and validates the tail of a chunk as a server does.
     fn tail<'a>(&'a self, name: &str, data_len: u32, message_len: usize) -> UserMessage<'a> {
         let bytes = self.get(name);
         let (user, message) = bytes.split_at(bytes.len() - message_len);

@@ -1,5 +1,5 @@
-//! What only the simulated world can do: late writes, links that die with and without a word,
-//! silence, crashes, and the same run again from the same seed.
+//! Tests of behavior that only the simulated world has: late writes, links that fail with and
+//! without notice, silence, crashes, and identical runs from the same seed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use rtrs_core::time::{Duration, Instant};
 
 const LIMITS: QpLimits = QpLimits { send_max: 16, recv_max: 16 };
 
-/// A server with two addresses, a client with two addresses, one shard each.
+/// A server with two addresses and a client with two addresses, with one shard each.
 struct Setup {
     world: World,
     nodes: [NodeId; 2],
@@ -28,7 +28,7 @@ struct Setup {
     pd_server: Arc<dyn ProtectionDomain>,
     pd_client: Arc<dyn ProtectionDomain>,
     address: [SocketAddr; 2],
-    /// Server memory the client may write.
+    /// Server memory that the client may write.
     target: Arc<dyn MemoryRegistration>,
     /// Client memory.
     source: Arc<dyn MemoryRegistration>,
@@ -89,7 +89,7 @@ impl Setup {
         self.client.connect(self.world.now(), &self.pd_client, &params).unwrap()
     }
 
-    /// Flushes, runs one event of the world and takes what the fabrics have to say.
+    /// Flushes, runs one event of the world and returns the events of the fabrics.
     fn turn(&mut self) -> Vec<(&'static str, FabricEvent)> {
         let now = self.world.now();
         self.server.flush(now);
@@ -111,7 +111,7 @@ impl Setup {
         events
     }
 
-    /// Runs for a time and gives everything that happened.
+    /// Runs for a time and returns all events.
     fn run(&mut self, time: Duration) -> Vec<(&'static str, FabricEvent)> {
         let now = self.world.now();
         self.server.flush(now);
@@ -126,7 +126,7 @@ impl Setup {
         all
     }
 
-    /// The client writes `len` bytes of this value at `offset`.
+    /// Posts a client's write of `len` bytes with this value at `offset`.
     fn write(&mut self, qp: QpNum, offset: u64, len: usize, byte: u8) {
         let slice = self.source.region().slice(0, len).unwrap();
         slice.fill(byte);
@@ -156,18 +156,18 @@ fn a_write_of_a_dead_path_lands_late() {
     let mut s = Setup::new(1, WorldOptions::default());
     let (old, _) = s.connect(0);
     let (new, server_new) = s.connect(1);
-    // The first path falls silent; its write has left, its owner gives it up.
+    // The first path becomes silent; its write has been sent, and its owner gives up on it.
     s.world.silence(sim_ip(11), sim_ip(1));
     s.write(old, 0, 100, 1);
     s.run(Duration::from_millis(10));
     let now = s.world.now();
     s.client.abort(now, old);
     assert_eq!(closed(&s.run(Duration::from_millis(1))), [("client", CloseReason::Local)]);
-    // The same IO goes again on the other path, and is answered.
+    // The same IO is sent again on the other path, and is answered.
     s.write(new, 0, 100, 2);
     s.run(Duration::from_millis(1));
     assert_eq!(s.target_byte(), 2);
-    // The route comes back, and with it the old bytes: what fencing must prevent.
+    // The route is restored and delivers the old bytes, which fencing must prevent.
     s.world.unsilence(sim_ip(11), sim_ip(1));
     let events = s.run(Duration::from_millis(1));
     assert_eq!(s.target_byte(), 1);
@@ -223,7 +223,7 @@ fn a_dead_link_is_detected_or_not() {
                 (true, None) => vec![],
             };
             assert_eq!(statuses, expected);
-            // New connections time out until it is up again.
+            // New connections time out until the link is up again.
             let qp = s.start(0, Duration::from_millis(500));
             let events = s.run(Duration::from_secs(1));
             let failed = events.iter().any(|(_, e)| match e {
@@ -249,7 +249,7 @@ fn a_write_is_torn_with_its_link() {
         let mut s = Setup::new(4, options);
         let (client, _) = s.connect(0);
         s.write(client, 0, 1 << 20, 1);
-        // Run until it has departed, no further.
+        // Run until it has departed, and no further.
         while !s.turn().iter().any(|(_, e)| matches!(e, FabricEvent::Completion(_))) {}
         s.world.link_down(sim_ip(1), sim_ip(11));
         s.run(Duration::from_secs(1));
@@ -314,7 +314,7 @@ fn links_overtake_each_other_and_queue_pairs_keep_their_order() {
     let qps = [s.connect(0).0, s.connect(1).0, s.connect(0).0];
     let mut overtakes = 0;
     for round in 0..100_u64 {
-        // The same byte, written on three queue pairs one after the other, twice each.
+        // The same byte is written on three queue pairs one after the other, twice each.
         for (i, &qp) in qps.iter().enumerate() {
             for value in 0..2 {
                 let at = round * 8 + i as u64 * 2;
@@ -336,7 +336,7 @@ fn links_overtake_each_other_and_queue_pairs_keep_their_order() {
     assert!((20..90).contains(&overtakes), "{overtakes}");
 }
 
-/// Two clients' worth of writes while links break; everything that was seen, with its time.
+/// Runs two paths that write while links break; returns all events with their times.
 fn run_of(seed: u64) -> Vec<String> {
     let mut s = Setup::new(seed, WorldOptions::default());
     let faults = FaultOptions::new(vec![(sim_ip(1), sim_ip(11)), (sim_ip(2), sim_ip(12))]);
@@ -354,7 +354,7 @@ fn run_of(seed: u64) -> Vec<String> {
             let remote = RemoteMem { addr: s.target.base(), rkey: s.target.rkey() };
             let op = WrOp::RdmaWrite { remote, imm: None };
             let wr = WorkRequest { wr_id: 0, op, sges: SgeList::one(sge), signaled: true };
-            // A path that is down or connecting takes nothing.
+            // A path that is down or connecting refuses the request.
             let _ = s.client.post_send(qp, wr);
         }
         for (name, event) in s.run(Duration::from_millis(50)) {

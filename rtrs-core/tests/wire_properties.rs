@@ -1,5 +1,5 @@
-//! Properties of the wire: decoding takes any bytes without panicking, encoding loses nothing,
-//! and immediates are total both ways.
+//! Properties of the wire format: decoding accepts any bytes without panicking, encoding loses
+//! nothing, and immediates convert in both directions without failure.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ proptest! {
         fuzz(&bytes);
     }
 
-    /// As above, past the type field, which random bytes seldom hit.
+    /// Random bytes seldom have a valid type field, so this test supplies one.
     #[test]
     fn any_bytes_with_a_type_are_survived(kind in 0u8..8, bytes in vec(any::<u8>(), 0..600)) {
         let mut message = vec![kind, 0];
@@ -175,7 +175,7 @@ proptest! {
         prop_assert_eq!(fitted.encode(), imm.encode());
     }
 
-    /// What a client lays out, a server finds.
+    /// A server locates what a client has laid out.
     #[test]
     fn requests_are_found_where_they_were_put(
         read: bool,

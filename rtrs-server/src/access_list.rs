@@ -1,13 +1,13 @@
-//! Who may open which export, and how: the access lists of the settings.
+//! Access lists of the settings: which client may open which export, and how.
 //!
-//! Owns [`AccessRule`], one entry of a list as a user writes it, and [`AccessPolicy`], the lists of
-//! a server at one moment. With no list anywhere a server is open to everyone, or if it has
-//! certificates or keys, to clients that prove who they are. With any list, what is not listed is
-//! denied: an export follows its own list, or that of the server if it has none. A list allows
-//! what any of its rules allows; their order does not matter. While a configuration is applied, and
-//! as long as an export is not as the configuration says, the lists before count too.
-//! A rule names a client by its authenticated name, or clients by their address. An address is no
-//! proof of who sends from it.
+//! Owns [`AccessRule`], one entry of a list as a user writes it, and [`AccessPolicy`], a snapshot
+//! of all lists of a server. Without any list, a server is open to everyone, or, if it has
+//! certificates or keys, to clients that prove who they are. As soon as there is a list, everything
+//! that is not listed is denied. An export follows its own list, or the server's if it has none. A
+//! list allows what any of its rules allows; their order does not matter. While a configuration is
+//! applied, and as long as an export differs from the configuration, the previous lists apply too.
+//! A rule names a client by its authenticated name, or clients by their address. An address does
+//! not prove who sends from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,16 +22,16 @@ use rtrs_core::tls::EVERYONE;
 use serde::{Deserialize, Serialize};
 
 const WHAT: &str = "access";
-/// Longest name of a client in bytes.
+/// Maximum length of a client name, in bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// Clients that have no name, as a kernel's client.
+/// Keyword for clients without a name, such as kernel clients.
 const KERNEL: &str = "kernel";
-/// What `session list` puts in front of names, which are written without it.
+/// Prefixes that `session list` shows before names; rules are written without them.
 const PREFIXES: [&str; 2] = ["key:", "certificate:"];
-/// Clients with and without a name.
+/// Keyword for clients with and without a name.
 const ANYONE: &str = "anyone";
 
-/// Whom a rule means. Without a network it means every address.
+/// Clients that a rule applies to. Without a network, the rule applies to every address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Who {
     Name(String),
@@ -52,24 +52,25 @@ impl Who {
     }
 }
 
-/// One rule: whom it means, and whether they may write. Text: `WHO:ro` or `WHO:rw`.
+/// One access rule: the clients it applies to, and whether they may write. Text form: `WHO:ro` or
+/// `WHO:rw`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessRule {
     who: Who,
     write: bool,
 }
 
-/// A client as a rule sees it.
+/// A client, as rules see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Client<'a> {
-    /// Its authenticated name.
+    /// Authenticated name, if the client has one.
     pub(crate) name: Option<&'a str>,
     pub(crate) address: IpAddr,
     pub(crate) session: SessionId,
 }
 
 impl<'a> Client<'a> {
-    /// Client of a session that has proved that it is `who`, and comes from this address.
+    /// Client of a session that connects from `peer` and has proved to be `who`.
     pub(crate) fn of(who: &'a ProvedWho, peer: SocketAddr, session: SessionId) -> Self {
         Self { name: who.name(), address: peer.ip(), session }
     }
@@ -85,7 +86,7 @@ impl fmt::Display for Client<'_> {
 }
 
 impl AccessRule {
-    /// The name of the client that it means, if it means one by name.
+    /// Name of the client, for a rule that applies to a client by name.
     pub(crate) fn name(&self) -> Option<&str> {
         match &self.who {
             Who::Name(name) => Some(name),
@@ -103,7 +104,7 @@ impl FromStr for AccessRule {
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let refuse = |problem: &'static str, hint| Err(ValueError::new(WHAT, text, problem, hint));
-        // The mode is behind the last colon: IPv6 addresses and names may have others.
+        // The mode follows the last colon: IPv6 addresses and names may contain others.
         let (who, write) = match text.rsplit_once(':') {
             Some((who, "ro")) => (who, false),
             Some((who, "rw")) => (who, true),
@@ -158,13 +159,13 @@ impl FromStr for AccessRule {
     }
 }
 
-/// A name that was probably meant for `anyone` or `kernel`.
+/// Whether a name was probably meant as `anyone` or `kernel`.
 fn is_mistyped(who: &str) -> bool {
     let word = who.split('@').next().unwrap_or_default().trim();
     [KERNEL, ANYONE].iter().any(|known| known.eq_ignore_ascii_case(word))
 }
 
-/// What was probably not meant for the name of a client: what is wrong, and what to write.
+/// Detects text that was probably not meant as a client name. Returns the problem and a hint.
 fn mistaken(who: &str, mode: &str) -> Option<(&'static str, String)> {
     let word = who.split('@').next().unwrap_or_default();
     if EVERYONE.iter().any(|known| known.eq_ignore_ascii_case(word)) {
@@ -172,7 +173,7 @@ fn mistaken(who: &str, mode: &str) -> Option<(&'static str, String)> {
         let hint = format!("write {ANYONE}{net}:{mode} for clients with and without a name");
         return Some(("names nobody", hint));
     }
-    // A name may have a space, as common names of certificates do.
+    // A name may contain spaces, as common names of certificates do.
     let parts = || who.split(|c: char| c == ',' || c.is_whitespace());
     if parts().any(|part| part.ends_with(":ro") || part.ends_with(":rw")) {
         let hint = "give each rule by itself: --access A:rw --access B:ro, or access: [A:rw, B:ro]";
@@ -195,7 +196,7 @@ fn mistaken(who: &str, mode: &str) -> Option<(&'static str, String)> {
     }
 }
 
-/// An address or a network. The error is what is wrong, and what would do.
+/// Parses an address or a network. The error holds the problem and a hint.
 fn network(text: &str) -> Result<IpNet, (String, String)> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(IpNet::from(address.to_canonical()));
@@ -207,7 +208,7 @@ fn network(text: &str) -> Result<IpNet, (String, String)> {
         let problem = format!(", whose address has bits behind /{}", net.prefix_len());
         return Err((problem, format!("write {whole}, or {} for that address alone", net.addr())));
     }
-    // Clients over IPv4 are compared as such, also where they came to an IPv6 socket.
+    // IPv4 clients are compared as IPv4, even if they connected to an IPv6 socket.
     let mapped = match net {
         IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
         IpNet::V4(_) => None,
@@ -233,25 +234,25 @@ text_values! {
     AccessRule, "WHO:MODE", "a rule such as db1:rw, kernel@10.0.0.0/24:rw or anyone:ro";
 }
 
-/// An access list that is another one now.
+/// Change of an access list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListChange {
-    /// The export whose list it is; None for the list of the server.
+    /// Export that the list belongs to; None for the server's list.
     pub export: Option<String>,
-    /// Its rules before.
+    /// Rules before the change.
     pub before: Vec<AccessRule>,
-    /// Its rules now.
+    /// Rules after the change.
     pub after: Vec<AccessRule>,
 }
 
-/// The rules of a list, for people.
+/// Formats the rules of a list for display.
 pub(crate) fn rules(list: &[AccessRule]) -> String {
     let rules: Vec<String> = list.iter().map(AccessRule::to_string).collect();
     if rules.is_empty() { "none".into() } else { rules.join(" ") }
 }
 
 impl ListChange {
-    /// Whose list it is, for people.
+    /// Describes the list for display.
     pub(crate) fn list(&self) -> String {
         match &self.export {
             Some(name) => format!("access list of export {name}"),
@@ -260,15 +261,15 @@ impl ListChange {
     }
 }
 
-/// Who may do what no list says anything about.
+/// Access to exports that no list applies to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Unlisted {
-    /// There is no list, nor certificates or keys: everyone may do everything.
+    /// No lists, certificates or keys are configured: full access for everyone.
     #[default]
     Everyone,
-    /// There is no list: clients that have a name may do everything.
+    /// No lists are configured: full access for clients with a name.
     Named,
-    /// There are lists, or were when one was taken away: nobody may do anything.
+    /// Lists are configured, or the last one was removed while running: no access.
     Nobody,
 }
 
@@ -289,7 +290,8 @@ pub(crate) enum Grant {
     Rules(Vec<AccessRule>),
     /// Rule for exports to which no list applies.
     Unlisted(Unlisted),
-    /// Sessions that had the export open when it left the configuration; true for writing.
+    /// Sessions that had the export open when it left the configuration. The value is true for
+    /// sessions that may write.
     Holders(BTreeMap<SessionId, bool>),
 }
 
@@ -310,22 +312,23 @@ fn all_allow(grants: &[Grant], client: Client<'_>, write: bool) -> bool {
     grants.iter().all(|grant| grant.allows(client, write))
 }
 
-/// The access lists of a server.
+/// Access lists of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessPolicy {
-    /// Conditions, all of which count, for exports that are not in `exports`, and for those below
-    /// the search path.
+    /// Conditions for exports that are not in `exports`, and for those below the search path. All
+    /// conditions must hold.
     others: Vec<Grant>,
-    /// Conditions of single exports, by name without slashes in front.
+    /// Conditions of individual exports, by name without leading slashes.
     exports: BTreeMap<String, Vec<Grant>>,
-    /// An export has more than one condition.
+    /// Whether any export has more than one condition.
     narrowed: bool,
-    /// Which configuration of certificates and keys is in use.
+    /// Generation of the certificates and keys in use.
     pub(crate) generation: u64,
-    /// Whom any rule means, so that a stranger is refused at once, however many exports there are.
+    /// Clients that any rule applies to, to refuse unlisted clients quickly regardless of the
+    /// number of exports.
     names: BTreeSet<String>,
     nets: Vec<Who>,
-    /// The most that any export without a list allows.
+    /// Broadest access to any export without a list.
     unlisted: Unlisted,
 }
 
@@ -336,7 +339,8 @@ impl Default for AccessPolicy {
 }
 
 impl AccessPolicy {
-    /// The list of the server, the name and list of each export, and who may do the rest.
+    /// Creates a policy from the server's list, each export's name and list, and the access to
+    /// everything else.
     pub(crate) fn new<'a>(
         server: &[AccessRule],
         exports: impl Iterator<Item = (&'a str, &'a [AccessRule])>,
@@ -353,7 +357,7 @@ impl AccessPolicy {
         Self::with_grants(vec![others], exports)
     }
 
-    /// Conditions of single exports, and of all others.
+    /// Creates a policy from the conditions of individual exports and those of all others.
     pub(crate) fn with_grants(others: Vec<Grant>, exports: BTreeMap<String, Vec<Grant>>) -> Self {
         let (mut names, mut nets) = (BTreeSet::new(), BTreeSet::new());
         let mut least = Unlisted::Nobody;
@@ -372,33 +376,33 @@ impl AccessPolicy {
         Self { others, exports, narrowed, generation: 0, names, nets, unlisted: least }
     }
 
-    /// The same, with clients that are known by this configuration of certificates and keys.
+    /// Sets the generation of certificates and keys that authenticates the clients.
     pub(crate) fn with_generation(self, generation: u64) -> Self {
         Self { generation, ..self }
     }
 
-    /// True when everyone may do everything.
+    /// Whether everyone has full access.
     pub(crate) fn is_open(&self) -> bool {
         self.exports.is_empty() && self.is_open_to_everyone()
     }
 
-    /// True when exports without conditions of their own are open to everyone.
+    /// Whether exports without their own conditions are open to everyone.
     pub(crate) fn is_open_to_everyone(&self) -> bool {
         self.others == [Grant::Unlisted(Unlisted::Everyone)]
     }
 
-    /// True when exports without conditions of their own are open to everyone who has a name.
+    /// Whether exports without their own conditions are open to every client with a name.
     pub(crate) fn is_open_to_named(&self) -> bool {
         self.others == [Grant::Unlisted(Unlisted::Named)]
     }
 
-    /// Whether conditions depend on the session of a client.
+    /// Whether any condition depends on the client's session.
     pub(crate) fn has_holders(&self) -> bool {
         let is_holders = |grant: &Grant| matches!(grant, Grant::Holders(_));
         self.narrowed && self.exports.values().flatten().any(is_holders)
     }
 
-    /// True when the client may have a session: it may open an export if that is there.
+    /// Whether a client may have a session: it may open at least one export, if that export exists.
     pub(crate) fn may_connect(&self, client: Client<'_>) -> bool {
         let named = self.unlisted.allows(client)
             || client.name.is_some_and(|name| self.names.contains(name))
@@ -407,19 +411,19 @@ impl AccessPolicy {
         named && (!self.narrowed || may(&self.others) || self.exports.values().any(may))
     }
 
-    /// True when the client may open a named export, to write to it too.
+    /// Whether a client may open an export by name, with `write` also for writing.
     pub(crate) fn allows(&self, client: Client<'_>, export: &str, write: bool) -> bool {
         let grants = self.exports.get(bare(export)).unwrap_or(&self.others);
         all_allow(grants, client, write)
     }
 
-    /// True when the client may open what a search path has under a name that is no export's.
+    /// Whether a client may open a file below the search path whose name is not that of an export.
     pub(crate) fn allows_found(&self, client: Client<'_>, write: bool) -> bool {
         all_allow(&self.others, client, write)
     }
 }
 
-/// Name of an export without slashes in front.
+/// Strips leading slashes from the name of an export.
 pub(crate) fn bare(name: &str) -> &str {
     name.trim_start_matches('/')
 }
@@ -515,7 +519,7 @@ mod tests {
         let keys = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named);
         assert!(!keys.is_open() && keys.may_connect(db1) && keys.allows(db1, "v", true));
         assert!(!keys.may_connect(nameless) && !keys.allows(nameless, "v", false));
-        // With a list, only that.
+        // Once there is a list, a name alone is not enough.
         let (list, exports) = (read(&["db2:rw"]), [].into_iter());
         let listed = AccessPolicy::new(&list, exports, Unlisted::Named);
         assert!(!listed.may_connect(db1) && !listed.allows(db1, "v", false));
@@ -538,7 +542,7 @@ mod tests {
         assert!(!policy.may_connect(Client { name: Some("db2"), ..outside }));
     }
 
-    /// An export name with slashes in front, which count for nothing.
+    /// An export name with leading slashes, which are ignored.
     #[derive(Clone, Debug)]
     struct Spelled {
         name: &'static str,
@@ -563,8 +567,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every function of a policy answers the same for all spellings of a name, whatever the
-        /// spelling in the configuration.
+        /// All spellings of a name get the same answers, whatever the spelling in the
+        /// configuration.
         #[test]
         fn slashes_in_front_of_a_name_change_no_right(
             server in any_list(),
@@ -599,7 +603,7 @@ mod tests {
             for write in [false, true] {
                 let allowed = spelled.allows(client, &asked.text(), write);
                 prop_assert_eq!(allowed, plain.allows(client, asked.name, write));
-                // What the lists say, without the policy's own look-up.
+                // Expected rights according to the lists, without the policy's own lookup.
                 let is_own = |(at, list): &&(Spelled, Vec<_>)| {
                     at.name == asked.name && !list.is_empty()
                 };

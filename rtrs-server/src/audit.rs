@@ -1,8 +1,8 @@
-//! What is recorded of clients and of the operator: who connected, opened, was refused or ended.
+//! Audit events of clients and the operator: connections, opens, refusals and ends.
 //!
-//! Owns [`AuditEvent`], one line of the audit log, and [`AuditSink`], where events go. Without a
-//! sink nothing is recorded. Session UUIDs are secrets, since whoever knows one could join its
-//! session: events carry their hash.
+//! Owns [`AuditEvent`], one line of the audit log, and [`AuditSink`], the destination of events.
+//! Without a sink nothing is recorded. Session UUIDs are secrets, because knowing one is enough to
+//! join its session; events carry a hash instead.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,13 +13,13 @@ use serde::Serialize;
 use crate::access_list::ListChange;
 use crate::stats::Access;
 
-/// What happened.
+/// Kind of an audit event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuditKind {
-    /// A client has proved who it is on a path, or has not.
+    /// A client has authenticated on a path, or failed to.
     Authenticate,
-    /// A path of a session is up, or its connection was refused.
+    /// A path of a session came up, or its connection was refused.
     Connect,
     /// A session opened an export, or was refused.
     Open,
@@ -27,68 +27,68 @@ pub enum AuditKind {
     Close,
     /// The last path of a session has ended.
     Disconnect,
-    /// The operator, or a change of the access lists, has ended a session or paths of it.
+    /// The operator, or a change of the access lists, ended a session or some of its paths.
     Evict,
     /// The configuration was read again.
     Reload,
-    /// A command has added an export.
+    /// A command added an export.
     ExportAdd,
-    /// A command has changed an export.
+    /// A command changed an export.
     ExportSet,
-    /// A command has removed an export; the reason names the sessions that had it open.
+    /// A command removed an export; the reason names the sessions that had it open.
     ExportRemove,
-    /// A command has changed the size of an export; the reason has both sizes.
+    /// A command changed the size of an export; the reason has both sizes.
     ExportResize,
-    /// A command has had another gateway serve an export.
+    /// A command made another gateway serve an export.
     ExportDrain,
-    /// A command drains the server, which then ends.
+    /// A command drains the server, which then exits.
     Drain,
 }
 
-/// How it went.
+/// Outcome of an audited action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuditResult {
-    /// It was done.
+    /// The action succeeded.
     Ok,
-    /// It was done in part; the reason says what was not.
+    /// The action succeeded in part; the reason says what failed.
     Partly,
-    /// It was refused, or has failed; nothing was done.
+    /// The action was refused or failed, and nothing changed.
     Refused,
 }
 
 /// One line of the audit log, without the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AuditEvent {
-    /// What happened.
+    /// Kind of the event.
     pub event: AuditKind,
-    /// How it went.
+    /// Outcome of the event.
     pub result: AuditResult,
-    /// The authenticated name of the client; None for one that has none.
+    /// Authenticated name of the client; None if the client has no name.
     pub identity: Option<String>,
-    /// Where the client is.
+    /// Address of the client.
     pub address: Option<SocketAddr>,
     /// Hash of the session's UUID, as the log and `session list` show it.
     pub session: Option<String>,
-    /// What the client calls its session.
+    /// Name that the client gave the session.
     pub session_name: Option<String>,
-    /// What encrypts the path; null where nothing does.
+    /// Cipher suite of the path; null for an unencrypted path.
     pub cipher: Option<&'static str>,
-    /// The export.
+    /// Name of the export.
     pub export: Option<String>,
-    /// How it is open, or was to be opened.
+    /// Mode in which the export is open, or was to be opened.
     pub mode: Option<Access>,
-    /// Why.
+    /// Reason for the outcome.
     pub reason: Option<String>,
-    /// The access lists that a reload has changed.
+    /// Access lists that a reload changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub access_changed: Vec<ListChange>,
-    /// Refusals of this kind that were left out since the last one that was recorded.
+    /// Number of similar refusals that were suppressed since the last recorded one.
     pub left_out: u64,
 }
 
 impl AuditEvent {
-    /// An event about nobody in particular.
+    /// Creates an event without a client or an export.
     pub(crate) const fn new(event: AuditKind, result: AuditResult) -> Self {
         Self {
             event,
@@ -109,12 +109,12 @@ impl AuditEvent {
 
 type Take = dyn Fn(AuditEvent) + Send + Sync;
 
-/// Where events go. It must not wait: the control shard calls it.
+/// Destination of audit events. It must not block, because the control shard calls it.
 #[derive(Clone, Default)]
 pub struct AuditSink(Option<Arc<Take>>);
 
 impl AuditSink {
-    /// Events go to this function.
+    /// Creates a sink that passes events to `take`.
     pub fn new(take: impl Fn(AuditEvent) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(take)))
     }

@@ -1,4 +1,4 @@
-//! The requests and replies of a running server's control socket: one line of JSON each way
+//! Requests and replies of a running server's control socket: one line of JSON each way
 //! (docs/OPERATING.md). A refused request gets `{"error": WHY}` (`rtrs_core::local`).
 
 use std::collections::BTreeMap;
@@ -9,33 +9,33 @@ use crate::access_list::ListChange;
 use crate::settings::{AccessRule, ExportSpec};
 use crate::stats::{ExportSnapshot, MemorySnapshot, Revoked, SessionSnapshot};
 
-/// Longest time a command waits for IO requests, in milliseconds.
+/// Maximum time that a command waits for IO requests, in milliseconds.
 pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
 
-/// A request.
+/// A request to a running server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "command")]
 pub(crate) enum Request {
     /// Describe the server: [`Status`].
     Status,
-    /// All metrics: [`Samples`](rtrs_core::metrics::Samples).
+    /// Return all metrics: [`Samples`](rtrs_core::metrics::Samples).
     Metrics,
     /// List the sessions: [`Sessions`].
     SessionList,
     /// End paths of a session: [`Ended`].
     SessionDisconnect {
-        /// Its name or number.
+        /// Name or number of the session.
         session: String,
-        /// This path only.
+        /// Path to end; all paths of the session by default.
         #[serde(default)]
         path: Option<u64>,
     },
-    /// End a session for good: [`Ended`].
+    /// End a session and refuse its reconnects: [`Ended`].
     SessionEvict {
-        /// Its name or number.
+        /// Name or number of the session.
         session: String,
     },
-    /// End the server without loss: [`Drained`], when that is done.
+    /// End the server without loss. The reply is [`Drained`] once that is done.
     Drain {
         /// Maximum time, in milliseconds.
         within_ms: u64,
@@ -44,79 +44,80 @@ pub(crate) enum Request {
     ExportList,
     /// Add an export: [`Changed`].
     ExportAdd {
-        /// It, as text or as a map.
+        /// The export, as text or as a map.
         export: ExportSpec,
     },
-    /// Remove an export: [`Removed`], when it is closed.
+    /// Remove an export. The reply is [`Removed`] once the export is closed.
     ExportRemove {
-        /// Its name.
+        /// Name of the export.
         name: String,
-        /// Also if sessions have it open.
+        /// Whether to remove the export even if sessions have it open.
         #[serde(default)]
         force: bool,
-        /// Maximum time to wait for its last requests, in milliseconds.
+        /// Maximum time to wait for the export's last requests, in milliseconds.
         within_ms: u64,
     },
-    /// Have another gateway serve an export: [`ExportDrained`], when this one does not any more.
+    /// Make another gateway serve an export. The reply is [`ExportDrained`] once this server no
+    /// longer serves it.
     ExportDrain {
-        /// Its name.
+        /// Name of the export.
         name: String,
-        /// Maximum time to wait for its last requests, in milliseconds.
+        /// Maximum time to wait for the export's last requests, in milliseconds.
         within_ms: u64,
     },
     /// Change options of an export: [`Changed`].
     ExportSet {
-        /// Its name.
+        /// Name of the export.
         name: String,
-        /// Each as in the text form of an export.
+        /// Options in the text form of an export.
         options: Vec<String>,
     },
-    /// Give an export another size: [`Resized`].
+    /// Change the size of an export: [`Resized`].
     ExportResize {
-        /// Its name.
+        /// Name of the export.
         name: String,
-        /// Its new size in bytes. Without it, the size that its target has now.
+        /// New size in bytes; the current size of the target by default.
         #[serde(default)]
         size: Option<u64>,
-        /// Also if sessions that have it open lose data by that.
+        /// Whether to resize the export even if sessions that have it open lose data.
         #[serde(default)]
         force: bool,
     },
-    /// Read the configuration again: [`Reloaded`].
+    /// Reload the configuration: [`Reloaded`].
     Reload,
-    /// What that would do: [`Reloaded`].
+    /// Report what a reload would do: [`Reloaded`].
     ReloadPreview,
-    /// The settings of the exports that run: [`SavedExports`].
+    /// Return the settings of the running exports: [`SavedExports`].
     ExportSave,
 }
 
-/// What a server is.
+/// State of a server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
-    /// Its name.
+    /// Name of the server.
     pub(crate) name: String,
-    /// Its process.
+    /// Process ID.
     pub(crate) pid: u32,
-    /// Its version.
+    /// Version of the server.
     pub(crate) version: String,
-    /// Where it listens.
+    /// Portals that the server listens on.
     pub(crate) portals: Vec<String>,
-    /// A drain has begun.
+    /// Whether a drain has begun.
     pub(crate) draining: bool,
 }
 
-/// The sessions of a server.
+/// Sessions of a server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sessions {
-    /// All of them.
+    /// All sessions.
     pub(crate) sessions: Vec<SessionSnapshot>,
-    /// The memory of their chunks.
+    /// Memory used by the chunks of all sessions.
     #[serde(default)]
     pub(crate) memory: MemorySnapshot,
-    /// Portals that are not listened on, since their device is gone.
+    /// Portals that are not served because their device was removed.
     #[serde(default)]
     pub(crate) lost_portals: Vec<String>,
-    /// Connections refused and sessions ended for others since start, by reason.
+    /// Number of connections refused and sessions evicted for others since the start, by reason.
     #[serde(default)]
     pub(crate) refused: BTreeMap<String, u64>,
 }
@@ -124,76 +125,76 @@ pub(crate) struct Sessions {
 /// Paths that are ending.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Ended {
-    /// The number of their session.
+    /// Number of the session.
     pub(crate) session: String,
-    /// Their numbers.
+    /// Numbers of the paths.
     pub(crate) paths: Vec<u64>,
 }
 
-/// The exports of a server.
+/// Exports of a server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ExportList {
-    /// All of them, by name.
+    /// All exports, sorted by name.
     pub(crate) exports: Vec<ExportSnapshot>,
-    /// The access list of the server, which exports without their own follow.
+    /// Access list of the server, which applies to exports without a list of their own.
     #[serde(default)]
     pub(crate) access: Vec<AccessRule>,
-    /// There is no access list, and there was none: everyone may do everything.
+    /// Whether everyone has full access because there is no access list and never was one.
     #[serde(default)]
     pub(crate) open_to_everyone: bool,
-    /// There is no access list, and there are certificates or keys: clients that prove who they are
-    /// may do everything.
+    /// Whether all authenticated clients have full access, because certificates or keys but no
+    /// access lists are configured.
     #[serde(default)]
     pub(crate) open_to_named: bool,
 }
 
-/// An export has another size, or has had it already.
+/// Reply to a resize request, also if the export already had the size.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resized {
-    /// Its name.
+    /// Name of the export.
     pub(crate) export: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
-    /// Its size before.
+    /// Previous size in bytes.
     pub(crate) size_before: u64,
 }
 
-/// The exports of a server as the configuration has them.
+/// Running exports of a server, in the form of its configuration.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedExports {
-    /// By name.
+    /// Exports, sorted by name.
     pub(crate) exports: Vec<ExportSpec>,
 }
 
-/// An export was added or changed.
+/// Reply to a request that adds or changes an export.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Changed {
-    /// Its name.
+    /// Name of the export.
     pub(crate) export: String,
-    /// False when it is as it was.
+    /// Whether anything changed.
     pub(crate) changed: bool,
-    /// What a start would warn of its access list.
+    /// Warnings that a start would log about the export's access list.
     #[serde(default)]
     pub(crate) warnings: Vec<String>,
 }
 
-/// An export is standby.
+/// Reply to a request to drain an export, which is now standby.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ExportDrained {
-    /// Its name.
+    /// Name of the export.
     pub(crate) standby: String,
 }
 
-/// An export was removed.
+/// Reply to a request that removes an export.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Removed {
-    /// Its name.
+    /// Name of the export.
     pub(crate) removed: String,
-    /// The sessions that had it open.
+    /// Sessions that had the export open.
     pub(crate) ended: Vec<String>,
 }
 
-/// What reading the configuration again has done.
+/// Result of a reload.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Reloaded {
     /// Exports that were added.
@@ -202,44 +203,45 @@ pub(crate) struct Reloaded {
     pub(crate) removed: Vec<String>,
     /// Exports that were changed.
     pub(crate) changed: Vec<String>,
-    /// Exports that stay as they are, though the configuration says otherwise.
+    /// Exports that keep their state although the configuration differs.
     pub(crate) kept: Vec<Kept>,
-    /// Exports that the configuration names and that could not be opened or closed.
+    /// Exports of the configuration that could not be opened or closed.
     pub(crate) failed: Vec<Kept>,
-    /// Settings that differ and need a restart.
+    /// Changed settings that need a restart.
     pub(crate) restart: Vec<String>,
-    /// Exports that are as the configuration says.
+    /// Number of exports that match the configuration.
     pub(crate) unchanged: usize,
-    /// The access lists that are others now.
+    /// Access lists that changed.
     #[serde(default)]
     pub(crate) access_changed: Vec<ListChange>,
-    /// What of the certificates or keys is different now: the file, and of the list of clients who.
+    /// Files of certificates or keys that changed, and for the list of clients, the changed
+    /// clients.
     #[serde(default)]
     pub(crate) keys_changed: Vec<String>,
-    /// Sessions that lost paths by that.
+    /// Sessions that lost paths because of that.
     #[serde(default)]
     pub(crate) revoked: Vec<Revoked>,
-    /// What is wrong with the certificate of the server, which is in use all the same.
+    /// Problem with the server's certificate, which is in use nevertheless.
     #[serde(default)]
     pub(crate) certificate: Option<String>,
-    /// What a start with these settings would warn of.
+    /// Warnings that a start with these settings would log.
     #[serde(default)]
     pub(crate) warnings: Vec<String>,
 }
 
-/// An export that is not as the configuration says.
+/// An export that does not match the configuration.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Kept {
-    /// Its name.
+    /// Name of the export.
     pub(crate) name: String,
-    /// Why.
+    /// Reason for the difference.
     pub(crate) why: String,
 }
 
-/// A drain is complete.
+/// Reply to a drain request, sent when the drain is complete.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Drained {
-    /// True.
+    /// Always true.
     pub(crate) drained: bool,
 }
 

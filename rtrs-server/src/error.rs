@@ -1,7 +1,7 @@
-//! What stops the server from starting.
+//! Errors that prevent the server from starting.
 //!
-//! Owns [`ErrorKind`], which the binary takes its exit code from. The error itself, with its text
-//! and its chain of causes, is [`CommandError`].
+//! Owns [`ErrorKind`], which determines the exit code of the binary. The error itself, with its
+//! text and its chain of causes, is [`CommandError`].
 
 use std::error::Error as StdError;
 
@@ -10,23 +10,23 @@ use rtrs_core::settings::{CommandError, ErrorClass};
 /// An error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;
 
-/// What kind of thing went wrong.
+/// Kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Flags or keys that are wrong by themselves: exit code 2.
+    /// Invalid flags or keys: exit code 2.
     Usage,
-    /// A configuration file with wrong contents: exit code 2.
+    /// A configuration file with invalid contents: exit code 2.
     Config,
     /// A configuration file that cannot be read.
     ConfigFile,
     /// An export whose target cannot be served.
     Export,
-    /// A portal that cannot be listened on.
+    /// A portal that the server cannot listen on.
     Listen,
-    /// A control socket that is in use, or a run directory that is not ours.
+    /// A control socket that is in use, or a run directory that belongs to someone else.
     InUse,
-    /// Anything the system refused while running.
+    /// A failed system call at run time.
     System,
 }
 
@@ -37,7 +37,7 @@ impl ErrorClass for ErrorKind {
     const IN_USE: Self = Self::InUse;
     const SYSTEM: Self = Self::System;
 
-    /// 2 for wrong usage, 1 for the rest.
+    /// Returns 2 for wrong usage, 1 for all other errors.
     fn exit_code(self) -> u8 {
         match self {
             Self::Usage | Self::Config => 2,
@@ -46,7 +46,7 @@ impl ErrorClass for ErrorKind {
     }
 }
 
-/// Says what failed, for `map_err`.
+/// Adds a description of the failed operation to an error, for use in `map_err`.
 pub(crate) fn failed<E: StdError + Send + Sync + 'static>(
     kind: ErrorKind,
     what: impl Into<String>,

@@ -1,12 +1,12 @@
-//! What is exported: names and the block sources behind them.
+//! Exports: names and the block sources behind them.
 //!
-//! Owns [`Export`] and [`ExportTable`], which all shards share. An export is known by its
-//! [`ExportIndex`] everywhere but in an OPEN message. Names match exactly; a leading slash, which
-//! kernel clients write as part of a device path, is left out of the comparison.
+//! Owns [`Export`] and [`ExportTable`], which all shards share. Only OPEN messages refer to an
+//! export by name; all other code uses its [`ExportIndex`]. Names match exactly, except that
+//! leading slashes are ignored, because kernel clients write the name as part of a device path.
 //!
-//! Exports are added and removed while the server runs, by the operator and by a [`Finder`]
-//! (`--search-path`), so the table has places. A place that was emptied is not used again until no
-//! shard has the device of its former export open: an index means one thing at a time.
+//! The operator and a [`Finder`] (`--search-path`) add and remove exports while the server runs, so
+//! the table consists of slots. A slot is not reused until no shard has the device of its former
+//! export open, so an index is unambiguous at any time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,52 +26,52 @@ use crate::engine::io::overlap::OrphanedWrites;
 use crate::segments::Segments;
 use crate::stats::ExportCounters;
 
-/// Exports found below the search path that may be open at once.
+/// Maximum number of exports found below the search path that may be open at once.
 pub const FOUND_MAX: usize = 64;
 
-/// Exports that a server can have at once, those it is about to release included.
+/// Maximum number of exports of a server, including those about to be released.
 pub const EXPORTS_MAX: usize = u16::MAX as usize;
 
-/// A place in the [`ExportTable`].
+/// Index of a slot in the [`ExportTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExportIndex(pub u16);
 
 impl ExportIndex {
-    /// The number as an index.
+    /// Returns the number as a `usize`.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// One name and what is behind it.
+/// A name and the block source behind it.
 #[derive(Debug)]
 pub struct Export {
-    /// What clients open, 1 to 254 bytes.
+    /// Name that clients open, 1 to 254 bytes.
     pub name: String,
-    /// What is behind it, for people.
+    /// Description of the backing file or device for display.
     pub backing: String,
-    /// What serves it.
+    /// Block source that serves the export.
     pub source: Arc<dyn BlockSource>,
-    /// Refuse every change, whatever the source can do.
+    /// Whether to refuse all changes, even if the source is writable.
     pub read_only: bool,
-    /// Refuse opens for migration, which let a second client write.
+    /// Whether to refuse opens for migration, which allow a second client to write.
     pub deny_migration: bool,
-    /// Which disk or file it is, as clients know it; None when unknown.
+    /// Identity of the disk or file as reported to clients; None if unknown.
     pub id: Option<ExportId>,
-    /// How often a sync of it has failed.
+    /// Counts failed syncs.
     pub epoch: Arc<SyncEpoch>,
-    /// What its users did.
+    /// Counters of the IO of all users.
     pub counters: Arc<ExportCounters>,
-    /// The operator lets nobody open it for writing.
+    /// Set while the operator forbids opens for writing.
     pub frozen: AtomicBool,
-    /// The size that its users were last informed of.
+    /// Size last announced to users.
     pub known_size: AtomicU64,
-    /// Which of its changes take turns; made when a shard opens it.
+    /// Ranges for changes that must take turns; created when a shard opens the export.
     pub(crate) turns: OnceLock<Arc<Ranges>>,
 }
 
 impl Export {
-    /// An export for writing, without an id, whose epoch is not kept.
+    /// Creates a writable export without an ID, whose epoch is not saved.
     pub fn new(name: impl Into<String>, source: Arc<dyn BlockSource>) -> Self {
         let size = source.geometry().size;
         Self {
@@ -89,54 +89,54 @@ impl Export {
         }
     }
 
-    /// Which of its changes take turns, on so many shards.
+    /// Returns the ranges for changes that must take turns, on a server with `shards` shards.
     pub(crate) fn turns(&self, shards: u16) -> Arc<Ranges> {
         Arc::clone(self.turns.get_or_init(|| Arc::new(Ranges::new(usize::from(shards)))))
     }
 
-    /// Size, limits and abilities as clients see them.
+    /// Size, limits and capabilities as reported to clients.
     pub fn geometry(&self) -> Geometry {
         let mut geometry = self.source.geometry();
         geometry.read_only |= self.read_only || self.frozen.load(Ordering::Relaxed);
         geometry
     }
 
-    /// Looks at its size. True when that is another than at the last look.
+    /// Records the current size. Returns whether it changed since the last call.
     pub fn note_size(&self) -> bool {
         let size = self.source.geometry().size;
         self.known_size.swap(size, Ordering::Relaxed) != size
     }
 
-    /// From now on nobody may open it for writing, or those may again who could.
+    /// Forbids opens for writing, or permits them again.
     pub fn freeze(&self, frozen: bool) {
         self.frozen.store(frozen, Ordering::Relaxed);
     }
 }
 
-/// Why an export cannot be added.
+/// Reason why an export cannot be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// Another one has the name, perhaps with a slash in front.
+    /// Another export has the same name, apart from leading slashes.
     #[error("there is an export of this name already")]
     NameTaken,
-    /// Nothing but slashes.
+    /// The name is empty or consists of slashes only.
     #[error("the name is empty")]
     NoName,
-    /// All places are taken.
+    /// All slots are in use.
     #[error("there are {EXPORTS_MAX} exports, and no more can be added")]
     Full,
 }
 
-/// A place.
+/// A slot of the table.
 #[derive(Debug)]
 enum Slot {
-    /// By name.
+    /// Added by name.
     Named(Arc<Export>),
-    /// Found; a session has it open.
+    /// Found below the search path; a session has it open.
     Found(Arc<Export>),
-    /// Removed, and sessions still have it open.
+    /// Removed, but sessions still have it open.
     Ending(Arc<Export>),
-    /// No session has it open; shards may still have its device.
+    /// No session has it open; shards may still have its device open.
     Left(Weak<Export>),
 }
 
@@ -152,7 +152,8 @@ impl Slot {
         matches!(self, Self::Left(former) if former.strong_count() == 0)
     }
 
-    /// Nobody has it open any more. Returns what it held, to be dropped without the lock.
+    /// Empties the slot because no session has the export open. Returns the contents, which the
+    /// caller must drop after releasing the lock.
     fn leave(&mut self) -> Option<Arc<Export>> {
         let left = Self::Left(self.export().map_or_else(Weak::new, Arc::downgrade));
         match std::mem::replace(self, left) {
@@ -168,12 +169,12 @@ impl Slot {
 #[derive(Debug, Default)]
 struct Places {
     slots: Vec<Slot>,
-    /// The named ones, by their names without slashes in front.
+    /// Named exports, by name without leading slashes.
     names: BTreeMap<Vec<u8>, ExportIndex>,
 }
 
 impl Places {
-    /// Puts an export into a free place.
+    /// Stores an export in a free slot.
     fn put(&mut self, slot: Slot) -> Option<ExportIndex> {
         let at = self.slots.iter().position(Slot::is_free).unwrap_or(self.slots.len());
         let index = u16::try_from(at).ok().filter(|_| at < EXPORTS_MAX).map(ExportIndex)?;
@@ -187,8 +188,8 @@ impl Places {
 
 /// Closes exports of the search path.
 pub(crate) trait Closer: fmt::Debug + Send + Sync {
-    /// Takes an export that no session has open any more, and returns at once. The export is
-    /// flushed before it is closed, unless a search has found it again by then.
+    /// Closes an export that no session has open any more, without blocking. The export is flushed
+    /// before it is closed, unless a search finds it again before that.
     fn close(&self, export: Arc<Export>);
 }
 
@@ -198,22 +199,22 @@ pub struct ExportTable {
     finder: Option<Box<dyn Finder>>,
     examiner: OnceLock<Box<dyn Examiner>>,
     closer: OnceLock<Box<dyn Closer>>,
-    /// There was an export that moves between servers.
+    /// Whether any export has ever been able to move between servers.
     gateways: AtomicBool,
-    /// Who may open what; the operator's threads replace it.
+    /// Access lists; replaced by the operator's threads.
     access: Mutex<Arc<AccessPolicy>>,
     places: Mutex<Places>,
-    /// Changes of the named exports and of who may open them.
+    /// Incremented when named exports or access lists change.
     version: AtomicU64,
-    /// By place. None is left there when a place is used again: a shard has the device open as long
-    /// as something runs at it.
+    /// Orphaned writes by slot. Always empty when a slot is reused, because a shard keeps the
+    /// device open as long as it has requests.
     orphaned: Segments<OrphanedWrites>,
-    /// Called after each change of exports or of who may open them.
+    /// Test callback after each change of exports or access lists.
     #[cfg(test)]
     watch: Watch,
 }
 
-/// Call that a test makes after each change of a table.
+/// Callback of a test after each change of a table.
 #[cfg(test)]
 #[derive(Default)]
 struct Watch(Mutex<Option<Arc<dyn Fn() + Send + Sync>>>);
@@ -225,20 +226,20 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// A name without slashes in front.
+/// Strips leading slashes from a name.
 pub(crate) fn bare(name: &[u8]) -> &[u8] {
     let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
     &name[slashes..]
 }
 
 impl ExportTable {
-    /// A table of these exports. Exports past the 65535th, and those whose name another one has,
-    /// are left out.
+    /// Creates a table of these exports. Exports beyond the 65535th and those with a duplicate name
+    /// are dropped.
     pub fn new(exports: Vec<Export>) -> Arc<Self> {
         Self::with_finder(exports, None)
     }
 
-    /// The same, with somebody to ask for other names.
+    /// Creates a table of these exports that looks up other names with `finder`.
     pub fn with_finder(exports: Vec<Export>, finder: Option<Box<dyn Finder>>) -> Arc<Self> {
         let orphaned = Segments::new(EXPORTS_MAX);
         let (gateways, access, places) =
@@ -265,10 +266,10 @@ impl ExportTable {
         Arc::new(table)
     }
 
-    /// Exports one more by its name.
+    /// Adds an export under its name.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// [`AddError`] if the name is empty or taken, or the table is full.
     pub fn add(&self, export: &Arc<Export>) -> Result<ExportIndex, AddError> {
         let name = bare(export.name.as_bytes()).to_vec();
         if name.is_empty() {
@@ -289,8 +290,8 @@ impl ExportTable {
         Ok(index)
     }
 
-    /// Removes a named export: from now on nobody can open it. If sessions have it open, they keep
-    /// it until `leave`.
+    /// Removes a named export, so that it can no longer be opened. Sessions that have it open keep
+    /// it until [`leave`](Self::leave).
     pub fn remove(&self, index: ExportIndex, open: bool) -> Option<Arc<Export>> {
         let mut places = self.places.lock();
         let slot = places.slots.get_mut(index.index())?;
@@ -305,22 +306,24 @@ impl ExportTable {
         Some(export)
     }
 
-    /// Lets go of all exports, so that what is behind them is closed. For the end of the process,
-    /// when no shard runs any more.
+    /// Releases all exports, which closes what is behind them. For the end of the process, when no
+    /// shard runs any more.
     pub(crate) fn clear(&self) {
         let last = std::mem::take(&mut *self.places.lock());
-        // Not while it is locked: closing may take a moment.
+        // Dropped without the lock, because closing may take a moment.
         drop(last);
     }
 
-    /// The exports there are, and those that sessions still have open, with their places.
+    /// All present exports, including removed ones that sessions still have open, with their
+    /// indexes.
     pub fn all(&self) -> Vec<(ExportIndex, Arc<Export>)> {
         let places = self.places.lock();
         let slots = (0..).map(ExportIndex).zip(&places.slots);
         slots.filter_map(|(at, slot)| Some((at, Arc::clone(slot.export()?)))).collect()
     }
 
-    /// Up to `max` named exports whose names come after `name`, in that order, with their places.
+    /// Up to `max` named exports whose names follow `name`, in order of their names, with their
+    /// indexes.
     pub fn named_after(&self, name: &[u8], max: usize) -> Vec<(ExportIndex, Arc<Export>)> {
         let places = self.places.lock();
         let after = (Bound::Excluded(bare(name)), Bound::Unbounded);
@@ -331,74 +334,73 @@ impl ExportTable {
         found.collect()
     }
 
-    /// True when the export at a place was found below the search path.
+    /// Whether the export at an index was found below the search path.
     pub fn is_found(&self, index: ExportIndex) -> bool {
         let places = self.places.lock();
         matches!(places.slots.get(index.index()), Some(Slot::Found(_)))
     }
 
-    /// True when the export at a place is removed and sessions still have it open.
+    /// Whether the export at an index was removed while sessions still have it open.
     pub fn is_ending(&self, index: ExportIndex) -> bool {
         let places = self.places.lock();
         matches!(places.slots.get(index.index()), Some(Slot::Ending(_)))
     }
 
-    /// How many places were ever used.
+    /// Number of slots that were ever used.
     pub fn len(&self) -> usize {
         self.places.lock().slots.len()
     }
 
-    /// True when nothing was ever exported.
+    /// Whether no slot was ever used.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The export at a place.
+    /// Returns the export at an index.
     pub fn get(&self, index: ExportIndex) -> Option<Arc<Export>> {
         self.places.lock().slots.get(index.index())?.export().map(Arc::clone)
     }
 
-    /// What closed paths have left running at the export at a place. Panics for a place that was
-    /// never used.
+    /// Orphaned writes that closed paths left at an export. Panics if the index was never used.
     pub fn orphaned_writes(&self, index: ExportIndex) -> &OrphanedWrites {
         let writes = self.orphaned.get(index.index());
         writes.unwrap_or_else(|| panic!("{index:?} was never exported"))
     }
 
-    /// The export of a name.
+    /// Finds a named export.
     pub fn find(&self, name: &[u8]) -> Option<ExportIndex> {
         self.places.lock().names.get(bare(name)).copied()
     }
 
-    /// True when there was an export that moves between servers.
+    /// Whether any export has ever been able to move between servers.
     pub fn has_gateways(&self) -> bool {
         self.gateways.load(Ordering::Relaxed)
     }
 
-    /// Who may open what.
+    /// Current access lists.
     pub(crate) fn access(&self) -> Arc<AccessPolicy> {
         Arc::clone(&self.access.lock())
     }
 
-    /// Replaces who may open what. Sessions that have something open are not looked at
+    /// Replaces the access lists. Exports that are already open are not checked
     /// ([`AdminRequest::CheckAccess`](crate::engine::message::AdminRequest::CheckAccess)).
     pub(crate) fn set_access(&self, policy: AccessPolicy) {
         *self.access.lock() = Arc::new(policy);
         self.changed();
     }
 
-    /// Number of changes of the named exports and of who may open them.
+    /// Number of changes of named exports and access lists so far.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Has `watch` called after each change that does not come from the control shard.
+    /// Sets a callback after each change that does not come from the control shard.
     #[cfg(test)]
     pub(crate) fn watch(&self, watch: impl Fn() + Send + Sync + 'static) {
         *self.watch.0.lock() = Some(Arc::new(watch));
     }
 
-    /// What the operator changes is changed.
+    /// Counts a change and runs the callback of a test.
     fn changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
         #[cfg(test)]
@@ -408,27 +410,27 @@ impl ExportTable {
         }
     }
 
-    /// Sets who closes exports of the search path, once.
+    /// Sets the closer for exports of the search path, once.
     pub(crate) fn set_closer(&self, closer: Box<dyn Closer>) {
         self.closer.get_or_init(|| closer);
     }
 
-    /// Sets who examines targets, once.
+    /// Sets the examiner of targets, once.
     pub fn set_examiner(&self, examiner: Box<dyn Examiner>) {
         self.examiner.get_or_init(|| examiner);
     }
 
-    /// Who examines targets before their first open.
+    /// Examiner of targets, called before their first open.
     pub fn examiner(&self) -> Option<&dyn Examiner> {
         self.examiner.get().map(|examiner| &**examiner)
     }
 
-    /// Who finds other names.
+    /// Finder for names that are not in the table.
     pub fn finder(&self) -> Option<&dyn Finder> {
         self.finder.as_deref()
     }
 
-    /// A place for what was found: the one it has, or a new one. None when all are taken.
+    /// Returns the slot of a found export, or assigns one. Returns None if all slots are in use.
     pub fn place(&self, export: &Arc<Export>) -> Option<ExportIndex> {
         let mut places = self.places.lock();
         let has = |slot: &Slot| match slot {
@@ -450,14 +452,14 @@ impl ExportTable {
         Some(index)
     }
 
-    /// Nobody has the export open any more: what was found, or is removed, is released.
+    /// Releases a found or removed export that no session has open any more.
     pub fn leave(&self, index: ExportIndex) {
         let mut places = self.places.lock();
         let slot = places.slots.get_mut(index.index());
         let slot = slot.filter(|slot| matches!(slot, Slot::Found(_) | Slot::Ending(_)));
         let found = slot.as_ref().is_some_and(|slot| matches!(slot, Slot::Found(_)));
         let export = slot.and_then(Slot::leave);
-        // What is closed with the last holder is closed without the lock.
+        // Closing happens without the lock, when the last reference is dropped.
         drop(places);
         match (export, self.closer.get()) {
             (Some(export), Some(closer)) if found => closer.close(export),
@@ -500,7 +502,7 @@ mod tests {
         table.leave(ExportIndex(1));
         drop(a);
         assert_eq!(table.place(&Arc::new(export("c"))), Some(ExportIndex(1)));
-        // Named ones stay.
+        // Named exports stay.
         table.leave(ExportIndex(0));
         assert_eq!(table.get(ExportIndex(0)).unwrap().name, "named");
         assert_eq!(table.find(b"a"), None, "only named ones are found by name");
@@ -554,7 +556,7 @@ mod tests {
         assert_eq!(table.add(&Arc::new(export("a"))), Ok(ExportIndex(2)), "a shard may hold it");
         drop(held);
         assert_eq!(table.add(&Arc::new(export("c"))), Ok(ExportIndex(0)));
-        // Open ones are there until they are left.
+        // Removed exports that are open stay until they are left.
         table.remove(ExportIndex(1), true).unwrap();
         assert_eq!((table.find(b"b"), table.get(ExportIndex(1)).is_some()), (None, true));
         assert_eq!(table.all().len(), 3);

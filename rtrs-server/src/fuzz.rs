@@ -1,13 +1,13 @@
 //! Body of the fuzz target `server_paths`.
 //!
-//! The input is a little program: what clients do that keep to no rule of the protocol, but reach
-//! the server only through a fabric that does what fabrics promise. They connect with any private
-//! data, send any bytes, write any requests into chunks they were given, drop connections in the
-//! middle, fall silent; the disk stops and goes on; the operator ends paths. The server is that of
-//! the daemon, on one or two shards of the simulated fabric. The target fails on a panic, when the
-//! server does not come to rest, when its tables disagree, when it registers more memory than its
-//! bound, and when anything of a session is left after its clients are gone. The fuzz crate calls
-//! it with new inputs, the tests with the corpus.
+//! The input is a small program of client actions. The clients follow no rule of the protocol, but
+//! reach the server only through a fabric that behaves as fabrics do. They connect with any private
+//! data, send any bytes, write any requests into chunks they were given, drop connections halfway,
+//! and fall silent; the disk stalls and resumes; the operator ends paths. The server is the
+//! daemon's engine, on one or two shards of the simulated fabric. The target fails on a panic, when
+//! the server does not become idle, when its tables disagree, when it registers more memory than
+//! its bound, and when anything of a session remains after its clients have left. The fuzz crate
+//! runs it with new inputs, the tests with the corpus.
 
 mod proofs;
 #[cfg(test)]
@@ -49,21 +49,21 @@ use crate::export::{Export, ExportTable};
 const DEPTH: u16 = 4;
 const CHUNK: u32 = 8192;
 const DISK: u64 = 64 << 10;
-/// Paths by their UUID, 1 to this, each with up to three connections.
+/// Highest path UUID; paths have the UUIDs 1 to this, and up to three connections each.
 const PATHS: u8 = 3;
 const CONNS_MAX: usize = 10;
 const PORT: u16 = 1234;
-/// A client's memory: receives, then what is sent, then results.
+/// Layout of a client's memory: receive buffers, send buffers, results.
 const RECVS: usize = 8;
 const RECV_LEN: usize = 256;
 const SEND_AT: usize = CONNS_MAX * RECVS * RECV_LEN;
 const SEND_LEN: usize = 32 << 10;
 const RESULT_AT: usize = SEND_AT + SEND_LEN;
 const MEMORY: usize = RESULT_AT + CHUNK as usize;
-/// Turns at one point in time, and steps of a program.
+/// Maximum number of turns at one point in time, and of steps of a program.
 const TURNS_MAX: usize = 20_000;
 const STEPS_MAX: usize = 200;
-/// In which a server is rid of clients that are gone, and of itself.
+/// Time in which the server must clean up after vanished clients, and shut down.
 const END: Duration = Duration::from_secs(120);
 
 struct Input<'a>(&'a [u8]);
@@ -79,7 +79,7 @@ impl Input<'_> {
         Some(u16::from_be_bytes([self.byte()?, self.byte()?]))
     }
 
-    /// Up to `len` bytes.
+    /// Takes up to `len` bytes.
     fn bytes(&mut self, len: usize) -> Vec<u8> {
         let (head, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
@@ -87,7 +87,7 @@ impl Input<'_> {
     }
 }
 
-/// A disk in memory that stops while it is told to.
+/// A disk in memory that stalls while `held` is set.
 #[derive(Debug)]
 struct Disk {
     geometry: Geometry,
@@ -151,7 +151,7 @@ struct Host {
     inbox: VecDeque<Message>,
 }
 
-/// A connection of the clients, and the path it says it is of.
+/// A connection of the clients, and the path it claims to belong to.
 struct Conn {
     qp: QpNum,
     path: u8,
@@ -165,11 +165,11 @@ struct Clients {
     pd: Arc<dyn ProtectionDomain>,
     memory: Arc<dyn MemoryRegistration>,
     conns: Vec<Conn>,
-    /// Of each path the chunks it was given last.
+    /// Chunks that each path received last.
     chunks: BTreeMap<u8, Vec<SgDesc>>,
     posted: u64,
     sent: usize,
-    /// Messages of the server.
+    /// Number of messages received from the server.
     received: u64,
 }
 
@@ -229,7 +229,7 @@ impl Rig {
         Some(Self { world, node, hosts, clients, held, params, tasks })
     }
 
-    /// A turn of every shard and of the clients. True when anything happened.
+    /// Runs one turn of every shard and of the clients. Returns whether anything happened.
     fn turn(&mut self) -> bool {
         let (now, mut busy, mut messages) = (self.world.now(), false, Vec::new());
         self.hosts[0].inbox.extend(self.tasks.next());
@@ -259,7 +259,7 @@ impl Rig {
         busy | self.clients.turn(now)
     }
 
-    /// Lets that much time pass, and everything happen in it.
+    /// Advances the time by `time` and runs everything that is due.
     fn pass(&mut self, time: Duration) {
         let end = self.world.now() + time;
         let (mut turns, mut at) = (0, self.world.now());
@@ -287,7 +287,7 @@ impl Rig {
             turns += 1;
             assert!(turns < TURNS_MAX, "the server does not come to rest");
         }
-        // One pool for each path of each session there may be, and four beside.
+        // One pool for each path of each possible session, and four more.
         let pool = usize::from(DEPTH) * CHUNK as usize + (256 << 10);
         let bound = (usize::from(PATHS) * 2 + 4) * pool;
         let registered = self.world.registered(self.node);
@@ -302,7 +302,7 @@ impl Rig {
         self.hosts[0].inbox.push_back(Message::Control(message));
     }
 
-    /// Everything of a path that works, with `vol` open: what most programs are about comes after.
+    /// Brings a path up and opens `vol`, the state that most programs start from.
     fn come_up(&mut self, path: u8, session: u8) {
         for cid in 0..3 {
             let request = con_req(cid, 3, path, session, true, 1);
@@ -384,7 +384,7 @@ impl Rig {
                 };
                 self.tell(ControlMessage::Admin { request, reply: AdminReplyTo::new(drop) });
             }
-            // A request of raw bytes, wherever it is said to be.
+            // A request of raw bytes, with an arbitrary position in the immediate.
             10 => {
                 let at = (usize::from(input.byte()?), input.byte()?);
                 let (offset, len) = (u32::from(input.short()?), usize::from(input.byte()?));
@@ -396,14 +396,14 @@ impl Rig {
             }
             kind => self.request(kind, input)?,
         }
-        // Not always: what comes next may find it in the middle.
+        // Not always: the next step may interrupt this one.
         if input.byte()? & 3 != 0 {
             self.settle();
         }
         Some(())
     }
 
-    /// A request that is what it should be, but for its fields.
+    /// Sends a well-formed request with arbitrary field values.
     fn request(&mut self, kind: u8, input: &mut Input<'_>) -> Option<()> {
         let at = (usize::from(input.byte()?), input.byte()? % 6);
         let fields = input.byte()?;
@@ -433,7 +433,7 @@ impl Rig {
             _ if proves && fields & 1 == 0 => proofs::challenge(fields),
             _ if proves => {
                 let path = self.clients.pick(at.0).map_or(0, |(_, path)| path);
-                // Sessions have the number of their first path.
+                // A session's number is that of its first path.
                 let names = (1 + (fields >> 5 & 1), path);
                 let answer = self.clients.sge(RESULT_AT, 2048).slice.to_vec();
                 let (header, data) = proofs::auth(fields, names, (sim_ip(2), sim_ip(1)), &answer);
@@ -448,7 +448,7 @@ impl Rig {
                     .to_vec()
             }
         };
-        // The data lie before the header; of a read only their room.
+        // The data precedes the header; a read only reserves room for it.
         let reads = matches!(kind, 11 | 13) || kind == 15 && fields & 1 == 0 || discovers;
         let room = if kind <= 12 { (io.bi_size as usize).min(4096) } else { 512 };
         let room = if reads || kind == 12 { room } else { 0 };
@@ -475,7 +475,7 @@ impl Rig {
         Some(())
     }
 
-    /// Everybody is gone; nothing of them may be left. Then the server ends too.
+    /// Ends all clients, checks that they left nothing, and ends the server.
     fn end(mut self) {
         self.held.store(false, Ordering::Relaxed);
         let (a, b) = (sim_ip(1), sim_ip(2));
@@ -510,7 +510,7 @@ fn con_req(cid: u16, cid_num: u16, path: u8, session: u8, first: bool, recon: u1
         path_uuid: PathUuid([path; 16]),
         session_id: SessionId([session; 16]),
         first_conn: first,
-        // Some take times or can prove who they are, some are as a kernel's client.
+        // Some clients take times or can authenticate; others behave like a kernel client.
         ext: ClientExtensions {
             times: path & 1 == 0,
             authenticates: path == 3,
@@ -547,7 +547,7 @@ impl Clients {
         busy
     }
 
-    /// Takes the chunks and keys that the server gives.
+    /// Stores the chunks and keys that the server sends.
     fn received(&mut self, wc: &WorkCompletion) {
         if wc.status != WcStatus::Success || !matches!(wc.op, WcOp::Recv | WcOp::RecvRdmaWithImm) {
             return;
@@ -570,7 +570,7 @@ impl Clients {
                 }
             }
         }
-        // The connection may have ended behind the message.
+        // The connection may have ended after the message.
         let _ = self.fabric.post_recv(qp, wc.wr_id, Some(self.sge(at, RECV_LEN)));
     }
 
@@ -604,7 +604,7 @@ impl Clients {
         }
     }
 
-    /// A connection that is up, of however many there are.
+    /// Selects a connection that is up, by a number modulo their count.
     fn pick(&self, number: usize) -> Option<(QpNum, u8)> {
         let up = || self.conns.iter().filter(|conn| conn.up);
         let at = number.checked_rem(up().count())?;
@@ -615,11 +615,11 @@ impl Clients {
         let Some((qp, _)) = self.pick(conn) else { return };
         self.posted += 1;
         let wr = WorkRequest { wr_id: 1 << 32 | self.posted, op, sges, signaled: false };
-        // A full queue is the client's own fault.
+        // Overflowing the queue is the client's own fault.
         let _ = self.fabric.post_send(qp, wr);
     }
 
-    /// Bytes to be sent, in memory that is not used again soon.
+    /// Copies bytes into send memory that is not reused soon.
     fn bytes(&mut self, bytes: &[u8]) -> SgeList {
         if bytes.is_empty() {
             return SgeList::EMPTY;
@@ -638,7 +638,7 @@ impl Clients {
         self.post(conn, WrOp::Send { imm, invalidate: None }, sges);
     }
 
-    /// Where results may be written to.
+    /// Memory that results may be written to.
     fn result(&self, len: usize) -> SgDesc {
         let addr = self.memory.base() + RESULT_AT as u64;
         SgDesc { addr, key: self.memory.rkey(), len: len.min(CHUNK as usize) as u32 }
@@ -680,10 +680,10 @@ impl Clients {
     }
 }
 
-/// Runs a program of clients against a server.
+/// Runs a program of client actions against a server.
 ///
 /// # Panics
-/// When the server is at fault.
+/// If the server misbehaves.
 #[doc(hidden)]
 pub fn fuzz_paths(data: &[u8]) {
     let mut input = Input(data);

@@ -1,10 +1,10 @@
-//! Map of the server: command line and commands (`cmd`), settings (`settings`), what they come to
-//! (`plan`), what exports are made of (`backend`), the process (`daemon`), and what a command and a
-//! running server say to each other (`control_protocol`).
+//! The server's modules: command line and commands (`cmd`), settings (`settings`), validated
+//! settings (`plan`), backends of exports (`backend`), the process (`daemon`), and the protocol
+//! between a command and a running server (`control_protocol`).
 //!
 //! The way of a request: `daemon/driver` reaps its immediate, `engine/io` finds its path,
-//! `engine/io/pipeline` runs it (`engine/io/request` names the states), `engine/io/devices` has the
-//! devices, `path/io` answers. Beside it, on shard 0: `engine/control`.
+//! `engine/io/pipeline` runs it (`engine/io/request` defines the states), `engine/io/devices` holds
+//! the devices, `path/io` answers. The control path is in `engine/control`, on shard 0.
 #![forbid(unsafe_code)]
 
 mod access_list;

@@ -1,4 +1,4 @@
-//! The `rtrs-server` binary: makes an exit code from what [`LowArgs::run`] returns.
+//! The `rtrs-server` binary: turns the result of [`LowArgs::run`] into an exit code.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! The metrics of the server, declared once: the text of a scrape and the table of
-//! docs/OPERATING.md come from here. What fills them is in `daemon/metrics.rs`.
+//! Metrics of the server, declared once: the text of a scrape and the table in docs/OPERATING.md
+//! are generated from here. `daemon/metrics.rs` fills them.
 
 rtrs_core::metrics! {
     of [];

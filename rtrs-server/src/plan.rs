@@ -1,10 +1,10 @@
-//! What will run: settings that were validated, with every default filled in.
+//! The plan: validated settings with every default filled in.
 //!
-//! Owns [`Plan`]. [`Plan::new`] validates what the settings mean together without
-//! looking at the system; [`Plan::check`] then looks at what the plan needs, before the server
-//! allocates, opens or listens. Every error says which setting, which value and what would do.
+//! Owns [`Plan`]. [`Plan::new`] validates combinations of settings without accessing the system;
+//! [`Plan::check`] then checks the resources that the plan needs, before the server allocates,
+//! opens or listens. Every error names the setting, the value and a remedy.
 //!
-//! Called by the binary; read by the rest of the server.
+//! Created by the binary; read by the rest of the server.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -25,24 +25,24 @@ use crate::settings::{ExportSpec, SearchSpec, Settings, Target};
 /// 32-bit immediate).
 const IMM_PAYLOAD_BITS: u32 = 28;
 
-/// Chunk sizes that may be asked for, in bytes.
+/// Valid chunk sizes, in bytes.
 const CHUNK_BYTES: RangeInclusive<u64> = (8 << 10)..=(16 << 20);
 
-/// Where to listen, validated.
+/// Portals to listen on, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listen {
-    /// TCP, and RDMA where the host has a device for it, on every address and the default port.
+    /// TCP, plus RDMA if the host has a device for it, on every address and the default port.
     Auto,
-    /// On these, at least one, each once.
+    /// These portals: at least one, without duplicates.
     On(Vec<Portal>),
 }
 
 /// Everything the server does, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// The settings. Each export has a name, and the names are unique.
+    /// The settings. Each export has a unique name.
     pub settings: Settings,
-    /// Where to listen.
+    /// Portals to listen on.
     pub listen: Listen,
 }
 
@@ -50,7 +50,7 @@ impl Plan {
     /// Validates settings.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] for values that do not fit together, and what this build cannot do.
+    /// [`ErrorKind::Usage`] for values that conflict, and for features that this build lacks.
     pub fn new(mut settings: Settings) -> Result<Self, Error> {
         let Settings { tls_dir, key_file, clients_file, exports_dir, .. } = &mut settings;
         make_absolute([tls_dir, key_file, clients_file, exports_dir]).map_err(|e| {
@@ -72,22 +72,22 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Bytes per chunk, a power of two.
+    /// Chunk size in bytes, a power of two.
     #[must_use]
     pub fn chunk_bytes(&self) -> u32 {
         u32::try_from(self.settings.chunk_size.bytes()).unwrap_or(u32::MAX)
     }
 
-    /// Looks at the system: something is exported (unless only pings are answered), each target is
-    /// there, has the right kind and size, and may be read (and written, unless read-only), and
-    /// RDMA is there if a portal wants it. Changes nothing.
+    /// Checks the system without changing it: at least one export is configured (unless the server
+    /// only answers pings); each target exists, has a valid type and size, and is readable (and
+    /// writable, unless read-only); and RDMA is available if a portal needs it.
     ///
     /// # Errors
     /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target,
     /// [`ErrorKind::Listen`] for a portal, [`ErrorKind::InUse`] for a run directory.
     pub fn check(&self) -> Result<(), Error> {
         let set = &self.settings;
-        // That of a server with a user is not ours.
+        // With `user`, the run directory belongs to that user.
         if let (Some(dir), None) = (&set.run_dir, &set.user) {
             RunDir::new(Some(dir.clone()))?.check()?;
         }
@@ -121,7 +121,7 @@ impl Plan {
         }
     }
 
-    /// True if certificates or keys are set.
+    /// Whether certificates or keys are configured.
     pub(crate) fn has_tls(&self) -> bool {
         has_keys(&self.settings)
     }
@@ -146,15 +146,15 @@ impl Plan {
         }
     }
 
-    /// Reads certificates or keys, if there are any.
+    /// Reads the certificates or keys, if configured.
     ///
     /// # Errors
-    /// [`ErrorKind::Listen`] that names the file.
+    /// [`ErrorKind::Listen`], naming the file.
     pub(crate) fn load_tls(&self) -> Result<Option<TlsServerConfig>, Error> {
         load_tls(&self.settings)
     }
 
-    /// The control socket of the name that was said can be one.
+    /// Checks that the configured name results in a valid control socket path.
     fn check_control(&self) -> Result<(), Error> {
         let set = &self.settings;
         let run_dir = set.run_dir.clone().map(|dir| RunDir::new(Some(dir))).transpose()?;
@@ -187,7 +187,7 @@ impl Plan {
     }
 }
 
-/// True if clients can prove who they are, by certificates or keys.
+/// Whether clients can authenticate, by certificates or keys.
 pub(crate) fn has_keys(set: &Settings) -> bool {
     set.tls_dir.is_some() || set.key_file.is_some()
 }
@@ -211,10 +211,10 @@ impl Listen {
         Ok(Self::On(portals))
     }
 
-    /// RDMA, if a portal was written that needs it.
+    /// Opens RDMA if a configured portal needs it.
     ///
     /// # Errors
-    /// [`ErrorKind::Listen`] with what is missing here.
+    /// [`ErrorKind::Listen`], naming what is missing on this host.
     pub(crate) fn open_rdma(&self) -> Result<Option<Rdma>, Error> {
         let Self::On(portals) = self else { return Ok(None) };
         match portals.iter().find(|portal| portal.scheme() == Scheme::Rdma) {
@@ -226,7 +226,7 @@ impl Listen {
     }
 }
 
-/// Refuses what no listener can use, and what is among `before`.
+/// Refuses portals that no listener can use, and duplicates of those in `before`.
 fn check_listen(portal: &Portal, before: &[Portal]) -> Result<(), Error> {
     if portal.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
         return Err(usage(format!("cannot listen on {portal}: {}", NoRdma::Feature)));
@@ -238,7 +238,7 @@ fn check_listen(portal: &Portal, before: &[Portal]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Resolves the name of an export and validates what its options mean together.
+/// Resolves the name of an export and validates the combination of its options.
 pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
     let name = spec
         .resolved_name()
@@ -268,7 +268,7 @@ pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
         Target::Rbd(image) if spec.gateway && image.snapshot.is_some() => {
             return refuse("a snapshot has no lock that can move; leave gateway out".into());
         }
-        // A snapshot cannot change.
+        // A snapshot is read-only.
         Target::Rbd(image) => spec.ro |= image.snapshot.is_some(),
         _ if spec.conf.is_some() || spec.user.is_some() => {
             return refuse("conf and user are for rbd: targets; leave them out".into());
@@ -279,7 +279,7 @@ pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
     Ok(())
 }
 
-/// Looks at the target of an export.
+/// Checks the target of an export.
 pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
     let Target::Path(path) = &spec.target else { return Ok(()) };
     let refuse = |problem: String| {
@@ -320,16 +320,16 @@ pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
     probe(spec, path).map(drop).map_err(|error| inaccessible(spec, path, error))
 }
 
-/// An export with an access list is not below the search path: there the list of the server is
-/// asked, so that other clients could open its file by another name.
+/// Refuses an export with its own access list below the search path: there the server's list
+/// applies, so other clients could open the same file under another name.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] that names both.
+/// [`ErrorKind::Usage`], naming both.
 pub(crate) fn check_below(spec: &ExportSpec, search: &SearchSpec) -> Result<(), Error> {
     let (Target::Path(path), SearchSpec::Below { prefix, .. }) = (&spec.target, search) else {
         return Ok(());
     };
-    // What is not there is another check's business.
+    // Missing paths are reported by another check.
     let (Ok(path), Ok(prefix)) = (fs::canonicalize(path), fs::canonicalize(prefix)) else {
         return Ok(());
     };
@@ -345,8 +345,8 @@ pub(crate) fn check_below(spec: &ExportSpec, search: &SearchSpec) -> Result<(), 
     )))
 }
 
-/// Opens and closes the path with the rights the export needs: mode bits alone do not tell
-/// (access lists, capabilities, read-only mounts).
+/// Opens and closes the path with the permissions that the export needs: mode bits alone are not
+/// sufficient (access lists, capabilities, read-only mounts).
 fn probe(spec: &ExportSpec, path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(!spec.ro).open(path)
 }
@@ -368,21 +368,22 @@ fn inaccessible(spec: &ExportSpec, path: &Path, error: io::Error) -> Error {
     Error::with_source(ErrorKind::Export, text, error)
 }
 
-/// Reads certificates or keys, if there are any. A certificate that no client would take is
-/// refused.
+/// Reads the certificates or keys, if configured. Refuses a certificate that no client would
+/// accept.
 ///
 /// # Errors
-/// [`ErrorKind::Listen`] that names the file.
+/// [`ErrorKind::Listen`], naming the file.
 pub(crate) fn load_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, Error> {
     let loaded = read_tls(settings)?;
     let checked = loaded.as_ref().map_or(Ok(None), TlsServerConfig::check_own);
     checked.map(|_| loaded).map_err(unusable)
 }
 
-/// The same, whether or not a client would take the certificate.
+/// Reads the certificates or keys, if configured, without checking that clients would accept the
+/// certificate.
 ///
 /// # Errors
-/// [`ErrorKind::Listen`] that names the file.
+/// [`ErrorKind::Listen`], naming the file.
 pub(crate) fn read_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, Error> {
     let Settings { tls_dir, key_file, clients_file, .. } = settings;
     let loaded = match (tls_dir, key_file, clients_file) {
@@ -397,7 +398,7 @@ pub(crate) fn read_tls(settings: &Settings) -> Result<Option<TlsServerConfig>, E
     loaded.map(Some).map_err(unusable)
 }
 
-/// Refuses a list of clients that has the key of the server.
+/// Refuses a list of clients that contains the server's own key.
 fn refuse_own(key: &PrivateKey, path: &Path, known: &Clients) -> Result<(), TlsConfigError> {
     known.name_of(&key.public()).map_or(Ok(()), |name| {
         Err(TlsConfigError::Content {
@@ -410,7 +411,7 @@ fn refuse_own(key: &PrivateKey, path: &Path, known: &Clients) -> Result<(), TlsC
     })
 }
 
-/// The error of certificates or keys.
+/// Wraps an error of certificates or keys.
 pub(crate) fn unusable(error: TlsConfigError) -> Error {
     Error::with_source(ErrorKind::Listen, "bad certificates or keys", error)
 }
@@ -431,8 +432,8 @@ fn check_chunk_size(size: ByteSize) -> Result<u32, Error> {
         })
 }
 
-/// The 28-bit rule: index and offset share the immediate's payload, so
-/// ceil(log2(depth)) + log2(chunk) must not exceed 28.
+/// Checks the 28-bit rule: index and offset share the immediate's payload, so ceil(log2(depth)) +
+/// log2(chunk) must not exceed 28.
 fn check_immediate_bits(queue_depth: u16, chunk_bytes: u32) -> Result<(), Error> {
     let chunk_bits = chunk_bytes.trailing_zeros();
     let depth_bits = u32::from(queue_depth).next_power_of_two().trailing_zeros();

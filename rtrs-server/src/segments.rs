@@ -1,27 +1,27 @@
-//! A table that grows in place: rows have fixed addresses, and are read without a lock while
-//! another thread adds some.
+//! A table that grows in place: rows have fixed addresses, and can be read without a lock while
+//! another thread adds rows.
 
 use std::fmt;
 use std::sync::OnceLock;
 
-/// Rows that are allocated together.
+/// Number of rows per allocation.
 const SEGMENT: usize = 256;
 
-/// Rows of `T`, allocated with the first use of one of their segment.
+/// Rows of `T`, allocated when a row of the same segment is first used.
 pub(crate) struct Segments<T>(Box<[OnceLock<Box<[T]>>]>);
 
 impl<T: Default> Segments<T> {
-    /// A table for at most `max` rows, none of them allocated.
+    /// Creates a table for at most `max` rows, without allocating any.
     pub(crate) fn new(max: usize) -> Self {
         Self((0..max.div_ceil(SEGMENT)).map(|_| OnceLock::new()).collect())
     }
 
-    /// A row, if its segment was ever used.
+    /// Returns a row if its segment is allocated.
     pub(crate) fn get(&self, row: usize) -> Option<&T> {
         self.0.get(row / SEGMENT)?.get()?.get(row % SEGMENT)
     }
 
-    /// A row, allocated with its segment unless it is there. None past the end.
+    /// Returns a row, allocating its segment if necessary. Returns None past the end.
     pub(crate) fn make(&self, row: usize) -> Option<&T> {
         let rows = || (0..SEGMENT).map(|_| T::default()).collect();
         self.0.get(row / SEGMENT)?.get_or_init(rows).get(row % SEGMENT)

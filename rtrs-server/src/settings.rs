@@ -1,7 +1,7 @@
-//! Every setting of the server, declared once: flag, key of the YAML file, default, help.
+//! Settings of the server, each declared once: flag, key of the YAML file, default, help.
 //!
-//! Owns [`Settings`]. A value that is wrong by itself is refused where it is read; what the values
-//! mean together is validated in `plan.rs`.
+//! Owns [`Settings`]. A value that is invalid by itself is refused where it is read; `plan.rs`
+//! validates combinations of values.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
@@ -30,7 +30,7 @@ use rtrs_core::settings::{
 
 use crate::error::{Error, ErrorKind};
 
-/// Directory next to the configuration file whose files hold exports.
+/// Directory next to the configuration file whose files contain exports.
 const EXPORTS_DIR: &str = "exports.d";
 
 rtrs_core::settings! {
@@ -278,7 +278,7 @@ rtrs_core::settings! {
 }
 
 impl Settings {
-    /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
+    /// Parses the text of a configuration file called `name` in errors. An empty text sets nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Config`], with name, line and remedy.
@@ -286,14 +286,14 @@ impl Settings {
         settings_from_yaml(text, name)
     }
 
-    /// How many connections there may be without an open export.
+    /// Maximum number of connections without an open export.
     pub(crate) fn half_open_max(&self) -> u32 {
         let auto = (self.sessions_max.get() * 8).clamp(1024, 65536);
         self.half_open_max.get().map_or(auto, Int::get)
     }
 
     /// Adds the exports of the files in `exports-dir`, or in `exports.d` next to the configuration
-    /// file; notes which directory that is.
+    /// file, and records which directory that is.
     ///
     /// # Errors
     /// [`ErrorKind::ConfigFile`] and [`ErrorKind::Config`], with name, line and remedy.
@@ -318,7 +318,7 @@ impl Settings {
     }
 }
 
-/// The exports of one file. An empty one has none.
+/// Reads the exports of one file. An empty file has none.
 fn exports_from_file(file: &Path) -> Result<Vec<ExportSpec>, Error> {
     let text = config_text(file)?;
     let document = serde_yaml::Deserializer::from_str(&text);

@@ -1,20 +1,20 @@
-//! The state directory: what a server keeps for the next one of its host.
+//! The state directory: data that a server keeps across restarts on the same host.
 //!
 //! Owns [`StateDir`]: one file for each writable export, with the export's epoch
-//! (`engine/epoch_file.rs`). The file is allocated when the export is opened, so that a full disk
-//! keeps no epoch from being saved. A thread saves, so that no shard waits for a disk; rises that
-//! come while a file is written go into the next save. A file that cannot be written is cleared,
-//! and what can be neither written nor cleared is tried again until that succeeds: until then the
-//! epoch does not count as saved.
+//! (`engine/epoch_file.rs`). The file is allocated when the export is opened, so that an epoch can
+//! be saved even if the disk is full. A thread saves, so that no shard waits for a disk; increments
+//! that arrive while a file is written are part of the next save. A file that cannot be written is
+//! cleared. If both fail, the save is retried until it succeeds; until then the epoch does not
+//! count as saved.
 //!
-//! A file is named after the export's key: the ID of the file or disk, which keeps the epoch under
-//! every name and path, or name and target of what has no such ID. Several servers may share a
-//! directory, but not a file: a server that may change the export holds a lock on `KEY.lock` beside
-//! the file, as long as it serves the export. Otherwise one server could overwrite what another has
-//! saved, and a client would miss a loss.
+//! A file is named after the export's key: the ID of the file or disk, which finds the epoch under
+//! every name and path, or name and target if there is no such ID. Several servers may share a
+//! directory, but not a file: a server that may change the export holds a lock on `KEY.lock` next
+//! to the file as long as it serves the export. Otherwise one server could overwrite what another
+//! has saved, and a client would miss a loss.
 //!
-//! If the directory cannot be used, every start of the server counts as a new epoch of its caches:
-//! clients may then learn of a loss that was none, but miss no loss.
+//! If the directory cannot be used, every start of the server counts as a new cache epoch: clients
+//! may then see a loss that did not happen, but miss none.
 
 mod clean_stop;
 
@@ -37,19 +37,20 @@ use rtrs_core::rt::{Account, FilesAs, blkdev, effective_user, random_number};
 use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
 use crate::engine::epoch_file::{EpochFile, Medium, Saved, fnv1a};
 
-/// Letters of an export's name in the name of its file.
+/// Maximum number of characters of an export's name in its file name.
 const STEM_MAX: usize = 40;
 
-/// How long an open waits for a save of the same export.
+/// Maximum time that an open waits for a save of the same export.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
-/// How long another server may keep an export's epoch before it is an error: it may be ending.
+/// Maximum time to wait for another server that holds an export's epoch, since it may be shutting
+/// down.
 const TAKEN_MAX: Duration = Duration::from_secs(5);
 
 /// Time between two attempts to save an epoch.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Another server keeps the epoch of an export in the same directory.
+/// Error: another server holds the export's epoch in the same directory.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "another server keeps the epoch of this target in {}; give each server a --state-dir of its \
@@ -57,11 +58,11 @@ const RETRY: Duration = Duration::from_secs(1);
 )]
 pub(crate) struct Taken(PathBuf);
 
-/// Keeps epochs in files.
+/// Stores epochs in files.
 #[derive(Debug)]
 pub(crate) struct StateDir {
     store: Option<Arc<Files>>,
-    /// Random number of this process, for epochs that cannot be kept.
+    /// Random number of this process, for epochs that cannot be saved.
     salt: u64,
     /// Owner of the directory, for a server that starts as root and continues as another user.
     owner: Option<Account>,
@@ -75,34 +76,35 @@ struct Files {
     taken_max: Duration,
 }
 
-/// The right to write an export's file. One server at a time has it.
+/// The right to write an export's file, held by one server at a time.
 #[derive(Debug)]
 struct Claim {
     lock: PathBuf,
-    /// Locked until it is closed.
+    /// Holds the lock until it is closed.
     _locked: File,
     path: PathBuf,
     /// Opened with the export.
     file: Mutex<Option<EpochFile<DiskFile>>>,
-    /// The log has the failure of a save, and no save has succeeded since.
+    /// Whether a failed save was logged, and no save has succeeded since.
     logged: AtomicBool,
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // While the lock is held: a server that waits for it finds the name gone and begins anew.
+        // Removed while the lock is held: a server that waits for it then finds the name missing
+        // and starts over.
         let _ = fs::remove_file(&self.lock);
     }
 }
 
-/// The file of an export that this server may change.
+/// File of an export that this server may change.
 #[derive(Debug)]
 struct Claimed {
     jobs: Sender<Job>,
     claim: Arc<Claim>,
 }
 
-/// A save. The claim is held until it is done.
+/// A save, which holds the claim until it is done.
 #[derive(Debug)]
 struct Job {
     state: Arc<EpochState>,
@@ -110,9 +112,9 @@ struct Job {
 }
 
 impl StateDir {
-    /// The directory said, or else the first there is of `$STATE_DIRECTORY`, which systemd sets,
-    /// `/var/lib/rtrs` for root, `$XDG_STATE_HOME/rtrs` and `$HOME/.local/state/rtrs`. Warns when
-    /// it cannot be used. Root does everything there as `owner`.
+    /// Opens `said`, or else the first available of `$STATE_DIRECTORY` (set by systemd),
+    /// `/var/lib/rtrs` for root, `$XDG_STATE_HOME/rtrs` and `$HOME/.local/state/rtrs`. Logs a
+    /// warning if it cannot be used. If an owner is given, root accesses the directory as `owner`.
     pub(crate) fn open(said: Option<&Path>, owner: Option<&Account>) -> Self {
         let owner = owner.cloned();
         let opened = match state_dir(said) {
@@ -132,16 +134,16 @@ impl StateDir {
         }
     }
 
-    /// An epoch that no server finds again: each is a new one to clients.
+    /// Creates an epoch that no later server finds: clients treat it as new each time.
     pub(crate) fn unknown() -> Arc<SyncEpoch> {
         SyncEpoch::unkept(random_number() | 1)
     }
 
-    /// The epoch of an export that is known by `key`. No sync of one that is read-only can fail:
-    /// several servers may have it.
+    /// Returns the epoch of the export with this `key`. Several servers may share a read-only
+    /// export, whose syncs cannot fail.
     ///
     /// # Errors
-    /// Another server keeps it, and has not ended within 5 s.
+    /// [`Taken`] if another server holds it and does not release it within 5 s.
     pub(crate) fn epoch(&self, key: &str, read_only: bool) -> Result<Arc<SyncEpoch>, Taken> {
         let Some(files) = &self.store else { return Ok(SyncEpoch::unkept(self.salt)) };
         let opened = files_as(self.owner.as_ref()).and_then(|_as| match read_only {
@@ -166,27 +168,27 @@ impl StateDir {
     }
 }
 
-/// The directory said, or the default.
+/// Returns the given directory, or the default.
 pub(crate) fn state_dir(said: Option<&Path>) -> Option<PathBuf> {
     let is_root = effective_user() == 0;
     let default = || default_dir(is_root, |name| env::var_os(name));
     said.map(Path::to_path_buf).or_else(default)
 }
 
-/// Acts as the owner on this thread, if there is one.
+/// Switches this thread's file accesses to the owner, if there is one.
 fn files_as(owner: Option<&Account>) -> io::Result<Option<FilesAs>> {
     owner.map(FilesAs::begin).transpose()
 }
 
-/// A number for the epoch of an export whose last one is unknown: small enough for every reader of
-/// JSON.
+/// Returns a random epoch number for an export whose last one is unknown; small enough for every
+/// JSON parser.
 fn fresh_number() -> u64 {
     (random_number() >> 32).max(1)
 }
 
 fn default_dir(is_root: bool, var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let said = |name: &str| var(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    // systemd separates several by colons; the first is ours.
+    // systemd separates several directories by colons; this server uses the first.
     let unit = var("STATE_DIRECTORY").and_then(|all| {
         let first = all.to_str()?.split(':').next()?.to_owned();
         Some(PathBuf::from(first)).filter(|path| path.is_absolute())
@@ -204,7 +206,8 @@ impl Files {
         let probe = dir.join(format!(".probe-{}", std::process::id()));
         File::create(&probe)
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
-        // Another server that shares the directory may have the same number in its container.
+        // Ignored: another server that shares the directory may have the same number in its
+        // container.
         let _ = fs::remove_file(&probe);
         let (jobs, inbox) = mpsc::channel();
         thread::Builder::new().name("state".into()).spawn(move || run(&inbox))?;
@@ -231,7 +234,7 @@ impl Files {
             Some(file) => file.reopen(fresh)?,
             None => {
                 let mut opened = EpochFile::open(DiskFile::new(&claim.path), fresh)?;
-                // Now, and not when a save needs it.
+                // Allocated now rather than when a save needs it.
                 opened.medium().file()?;
                 file.insert(opened).number()
             }
@@ -245,7 +248,7 @@ impl Files {
     fn look(&self, key: &str) -> io::Result<Arc<SyncEpoch>> {
         let path = self.path(key);
         let claim = self.claims.lock().get(&path).and_then(Weak::upgrade);
-        // Not while this server saves it for another export of the same target.
+        // Waits for a save by this server for another export of the same target.
         let saving = claim.as_ref().map(|claim| claim.file.try_lock_for(WRITE_MAX));
         let readable = !matches!(saving, Some(None));
         let number = if readable { EpochFile::look(DiskFile::new(&path))? } else { None };
@@ -255,7 +258,8 @@ impl Files {
         })
     }
 
-    /// Takes the right to write the export's file; `ResourceBusy` when another server keeps it.
+    /// Acquires the right to write the export's file. Fails with `ResourceBusy` if another server
+    /// holds it.
     fn claim(&self, key: &str) -> io::Result<Arc<Claim>> {
         let path = self.path(key);
         let lock = path.with_extension("lock");
@@ -280,7 +284,7 @@ impl Files {
                     tracing::debug!("{}: cannot be locked here: {error}", lock.display());
                 }
             }
-            // The server that had it before may have removed the name.
+            // The server that held the lock before may have removed the name.
             let named = fs::metadata(&lock).is_ok_and(|meta| {
                 file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (meta.dev(), meta.ino()))
             });
@@ -314,12 +318,12 @@ fn is_free_within(claim: &Arc<Claim>, within: Duration) -> bool {
 impl EpochStore for Claimed {
     fn save(&self, _key: &str, state: &Arc<EpochState>) {
         let job = Job { state: Arc::clone(state), claim: Arc::clone(&self.claim) };
-        // The thread ends with the last sender only.
+        // The thread ends only with the last sender.
         let _ = self.jobs.send(job);
     }
 }
 
-/// Another server may write the file.
+/// Store of a read-only export: another server may write the file.
 #[derive(Debug)]
 struct ReadOnly;
 
@@ -330,7 +334,7 @@ impl EpochStore for ReadOnly {
     }
 }
 
-/// The system's file of an [`EpochFile`].
+/// A file on disk as the medium of an [`EpochFile`].
 #[derive(Debug)]
 struct DiskFile {
     path: PathBuf,
@@ -357,7 +361,7 @@ impl DiskFile {
 
 impl Medium for DiskFile {
     fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
-        // A server that was killed while it replaced the file: the old one lacks what was saved.
+        // A server was killed while it replaced the file: the old file lacks what was saved.
         if self.path.with_extension("new").try_exists()? {
             return Ok(Some(Vec::new()));
         }
@@ -371,7 +375,7 @@ impl Medium for DiskFile {
     fn replace(&mut self, content: &[u8]) -> io::Result<()> {
         let fresh = self.path.with_extension("new");
         let written = File::create(&fresh).and_then(|file| {
-            // Not everywhere; there the sync below finds out whether there is room.
+            // Not supported everywhere; otherwise the sync below detects a full disk.
             let _ = blkdev::fallocate(&file, 0, 0, content.len() as u64);
             file.write_all_at(content, 0)?;
             file.sync_all()?;
@@ -384,7 +388,7 @@ impl Medium for DiskFile {
                 self.sync_directory()
             }
             Err(error) => {
-                // Its presence would make the next server distrust the file.
+                // If it remained, the next server would distrust the file.
                 let _ = fs::remove_file(&fresh);
                 Err(error)
             }
@@ -572,7 +576,8 @@ mod tests {
         let state = StateDir::open(Some(&scratch.0), None);
         let epoch = state.epoch("vol", false).unwrap();
         let (before, dir) = (epoch.number(), scratch.0.join("epochs"));
-        // Neither written nor cleared: the file is open for reading only, its place is a directory.
+        // The file can be neither written nor cleared: it is open for reading only, and a directory
+        // has its place.
         let claims = state.store.as_ref().unwrap().claims.lock();
         let claim = claims.values().find_map(Weak::upgrade).unwrap();
         drop(claims);
@@ -623,7 +628,7 @@ mod tests {
         let reader = states[1].epoch("vol=/a/b", true).unwrap();
         reader.raise();
         states[1].epoch("other=/a/c", false).unwrap();
-        // What is being saved when the first server ends is waited for.
+        // A save in progress when the first server ends is waited for.
         states[1].store.as_mut().and_then(Arc::get_mut).unwrap().taken_max = TAKEN_MAX;
         first.raise();
         drop(first);

@@ -1,7 +1,7 @@
-//! What paths did: counters per path and shard, added up when somebody asks.
+//! Counters per path and shard, summed when they are read.
 //!
-//! Each shard writes its own counters only, so that counting costs a plain add; readers see each
-//! number whole, and different numbers from slightly different moments.
+//! Each shard writes only its own counters, so that counting costs a plain addition. A reader sees
+//! each number whole, but different numbers may come from slightly different moments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use serde::{Deserialize, Serialize};
 use crate::access_list::AccessRule;
 use crate::path::state::PathState;
 
-/// One number with one writer.
+/// A counter with a single writer.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds; by the shard that owns it only.
+    /// Adds a number. Only for the shard that owns the counter.
     pub fn add(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 
-    /// Takes away; by the shard that owns it only.
+    /// Subtracts a number. Only for the shard that owns the counter.
     pub fn sub(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
     }
 
-    /// The present value.
+    /// Returns the current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -43,14 +43,14 @@ impl Counter {
 
 macro_rules! counters {
     ($($(#[$doc:meta])+ $name:ident,)+) => {
-        /// What one shard did for one path. A cache line or more of its own.
+        /// Counters of one shard for one path, aligned to separate cache lines.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct ShardCounters {
             $($(#[$doc])+ pub $name: Counter,)+
         }
 
-        /// A sum of [`ShardCounters`].
+        /// Sum of [`ShardCounters`].
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
         pub struct IoTotals {
@@ -79,7 +79,7 @@ counters! {
     writes,
     /// Bytes of writes that succeeded.
     write_bytes,
-    /// Writes answered that had to be durable with their answer (FUA).
+    /// FUA writes answered.
     fua_writes,
     /// Flushes answered.
     flushes,
@@ -87,30 +87,30 @@ counters! {
     discards,
     /// Write zeroes answered.
     write_zeroes,
-    /// Session info, open, close and extents answered.
+    /// Session info, open, close and extents requests answered.
     controls,
     /// Requests answered with an error.
     errors,
-    /// Times that the disk or file failed a request, or a step of one.
+    /// Requests, or steps of requests, that the disk or file failed.
     device_errors,
-    /// States that cannot happen and have ended a path: bugs of this server.
+    /// Impossible states that ended a path: bugs of this server.
     internal_errors,
-    /// Requests that waited for their original on another path.
+    /// Requests that waited for the original request on another path.
     replays,
-    /// Requests now in flight that wait for an older write to the same place, which a path that is
-    /// closed has left at the disk.
+    /// Requests now in flight that wait for an older write to the same range, which a closed path
+    /// left at the disk.
     blocked,
     /// Requests now in flight.
     inflight,
     /// Nanoseconds from arrival to answer, summed over all requests.
     busy_ns,
-    /// Of these, nanoseconds at the disk or file.
+    /// Part of `busy_ns` that was spent at the disk or file.
     backend_ns,
 }
 
 impl ShardCounters {
-    /// A request of so many bytes is about to be answered, with success if `good`. `io`: what it
-    /// did, and whether it had to be durable.
+    /// Records an answer, before it is sent. `good` is whether it reports success, `io` the
+    /// operation and whether it had to be durable, `bytes` the length.
     pub fn answered(&self, good: bool, io: Option<(IoOp, bool)>, bytes: u32, took: ServerTimes) {
         self.busy_ns.add(took.total_ns());
         self.backend_ns.add(took.backend_ns);
@@ -134,24 +134,24 @@ impl ShardCounters {
     }
 }
 
-/// What all shards did for one path.
+/// Counters of all shards for one path.
 #[derive(Debug)]
 pub struct PathCounters {
     cores: Box<[ShardCounters]>,
 }
 
 impl PathCounters {
-    /// Zeroes for that many shards.
+    /// Creates counters for `cores` shards.
     pub fn new(cores: u16) -> Self {
         Self { cores: (0..cores.max(1)).map(|_| ShardCounters::default()).collect() }
     }
 
-    /// One shard's counters. A shard past the end shares the last one's.
+    /// Returns the counters of a shard. Shards past the end share those of the last one.
     pub fn core(&self, core: CoreIndex) -> &ShardCounters {
         &self.cores[core.index().min(self.cores.len() - 1)]
     }
 
-    /// The sum over all shards.
+    /// Returns the sum over all shards.
     pub fn totals(&self) -> IoTotals {
         let mut sum = IoTotals::default();
         self.cores.iter().for_each(|core| sum.count(core));
@@ -159,7 +159,7 @@ impl PathCounters {
     }
 }
 
-/// The operations of an export, in the order of [`ExportTotals::ops`].
+/// Operations of an export, in the order of [`ExportTotals::ops`].
 pub const OP_NAMES: [&str; 6] = ["read", "write", "flush", "discard", "write-zeroes", "extents"];
 
 const fn op_index(op: IoOp) -> usize {
@@ -173,31 +173,30 @@ const fn op_index(op: IoOp) -> usize {
     }
 }
 
-/// Where the time of a request went at the server.
+/// Breakdown of a request's time at the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerTimes {
-    /// Nanoseconds at the server and not at the disk: it waited for its permit, for an older write,
-    /// for room at the disk, for syncs that decide about it, or for room in the send queue.
+    /// Nanoseconds at the server but not at the disk: waiting for its permit, for an older write,
+    /// for room at the disk, for syncs that decide its result, or for room in the send queue.
     pub queue_ns: u64,
-    /// Nanoseconds at the disk or file, over all its steps.
+    /// Nanoseconds at the disk or file, over all steps.
     pub backend_ns: u64,
 }
 
 impl ServerTimes {
-    /// Of a request that arrived at one time, is answered at the other, and was at the disk for
-    /// so many nanoseconds.
+    /// Computes the times of a request that spent `backend_ns` at the disk.
     pub const fn new(arrived: Instant, answered: Instant, backend_ns: u64) -> Self {
         let total = answered.as_nanos().saturating_sub(arrived.as_nanos());
         Self { queue_ns: total.saturating_sub(backend_ns), backend_ns }
     }
 
-    /// Nanoseconds altogether.
+    /// Total time in nanoseconds.
     pub const fn total_ns(self) -> u64 {
         self.queue_ns.saturating_add(self.backend_ns)
     }
 }
 
-/// Times by bucket, with one writer.
+/// Latency histogram with a single writer.
 #[derive(Debug, Default)]
 struct TimeCounters {
     buckets: [Counter; TIME_BUCKETS],
@@ -216,7 +215,7 @@ impl TimeCounters {
     }
 }
 
-/// What one shard did of one operation of an export.
+/// Counters of one shard for one operation of an export.
 #[derive(Debug, Default)]
 struct OpCounters {
     times: TimeCounters,
@@ -224,21 +223,21 @@ struct OpCounters {
     errors: Counter,
 }
 
-/// What one shard did for one export.
+/// Counters of one shard for one export.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct ShardExportCounters {
     ops: [OpCounters; 6],
     queue: TimeCounters,
     backend: TimeCounters,
-    /// Times that the disk or file failed a request, or a step of one.
+    /// Requests, or steps of requests, that the disk or file failed.
     pub device_errors: Counter,
-    /// Requests that found the queue of the device full.
+    /// Requests that found the device's queue full.
     pub queue_full: Counter,
 }
 
 impl ShardExportCounters {
-    /// An IO of so many bytes is about to be answered, with success if `good`.
+    /// Records an answer to an IO, before it is sent. `good` is whether it reports success.
     pub fn answered(&self, op: IoOp, good: bool, bytes: u32, took: ServerTimes) {
         self.queue.record(took.queue_ns);
         self.backend.record(took.backend_ns);
@@ -249,10 +248,10 @@ impl ShardExportCounters {
     }
 }
 
-/// What all shards did of one operation of an export.
+/// Totals of all shards for one operation of an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpTotals {
-    /// Times from arrival to answer.
+    /// Latencies from arrival to answer.
     pub times: Times,
     /// Bytes of IOs that succeeded.
     pub bytes: u64,
@@ -260,18 +259,18 @@ pub struct OpTotals {
     pub errors: u64,
 }
 
-/// What all shards did for one export.
+/// Totals of all shards for one export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportTotals {
-    /// By operation.
+    /// Totals of each operation, in the order of [`OP_NAMES`].
     pub ops: [OpTotals; 6],
-    /// Times at the server and not at the disk.
+    /// Times at the server but not at the disk.
     pub queue: Times,
     /// Times at the disk or file.
     pub backend: Times,
-    /// Times that the disk or file failed a request, or a step of one.
+    /// Requests, or steps of requests, that the disk or file failed.
     pub device_errors: u64,
-    /// Requests that found the queue of the device full.
+    /// Requests that found the device's queue full.
     pub queue_full: u64,
 }
 
@@ -290,17 +289,17 @@ impl ExportTotals {
     }
 }
 
-/// The counters of an export: those of each shard that has opened its device.
+/// Counters of an export, for each shard that has opened its device.
 #[derive(Debug, Default)]
 pub struct ExportCounters(Mutex<BTreeMap<CoreIndex, Arc<ShardExportCounters>>>);
 
 impl ExportCounters {
-    /// The counters of a shard, which it keeps as long as it has the device open.
+    /// Returns the counters of a shard, which the shard keeps as long as it has the device open.
     pub fn shard(&self, core: CoreIndex) -> Arc<ShardExportCounters> {
         Arc::clone(self.0.lock().entry(core).or_default())
     }
 
-    /// The sum over all shards.
+    /// Returns the sum over all shards.
     pub fn totals(&self) -> ExportTotals {
         let mut sum = ExportTotals::default();
         for shard in self.0.lock().values() {
@@ -318,83 +317,83 @@ impl ExportCounters {
     }
 }
 
-/// What a shard reports of itself.
+/// Report of a shard about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardReport {
-    /// What its providers did, by scheme.
+    /// Counters of the shard's providers, by scheme.
     pub fabrics: Vec<(&'static str, FabricCounters)>,
-    /// States that cannot happen: bugs of this server.
+    /// Impossible states: bugs of this server.
     pub internal_errors: u64,
 }
 
-/// One path as statistics show it.
+/// A path, as statistics show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathSnapshot {
-    /// Its number at this server, never used again.
+    /// Number of the path at this server, never reused.
     pub path: u64,
-    /// What the client calls it.
+    /// UUID that the client gave the path.
     pub uuid: String,
-    /// Where it is in its life.
+    /// State of the path.
     pub state: PathStage,
-    /// What carries it: `tcp`, `tls` or `rdma`.
+    /// Transport: `tcp`, `tls` or `rdma`.
     pub transport: String,
-    /// The cipher suite; none where it is not encrypted.
+    /// Cipher suite; None if the path is not encrypted.
     #[serde(default)]
     pub cipher: Option<String>,
-    /// How its client has proved who it is; none if it has not.
+    /// How the client authenticated; None if it did not.
     #[serde(default)]
     pub auth: Option<PathAuth>,
-    /// The client's address.
+    /// Address of the client.
     pub peer: String,
-    /// Our address.
+    /// Address of the server.
     pub local: String,
-    /// Connections it has when complete.
+    /// Number of connections of the complete path.
     pub connections: u16,
-    /// Each request gets a fresh key to its chunk (`always-invalidate`).
+    /// Whether each request gets a fresh key for its chunk (`always-invalidate`).
     #[serde(default)]
     pub fresh_keys: bool,
-    /// Milliseconds since its first connection.
+    /// Milliseconds since the first connection.
     pub age_ms: u64,
-    /// Round trip time of the last heartbeat in microseconds, if one was measured.
+    /// Round-trip time of the last heartbeat in microseconds, if one was measured.
     pub heartbeat_us: Option<u64>,
-    /// What it did.
+    /// IO of the path.
     pub io: IoTotals,
 }
 
 choices! {
-    /// How the client of a path has proved who it is.
+    /// How the client of a path authenticated.
     pub enum PathAuth as "authentication" {
-        /// By the handshake of TLS.
+        /// TLS handshake.
         Tls = "tls",
-        /// By signatures, on a path without TLS.
+        /// Signatures, on a path without TLS.
         Signed = "signed",
-        /// It has to, and has not yet.
+        /// The client must authenticate, but has not yet done so.
         Pending = "pending",
     }
 }
 
 choices! {
-    /// Where a path is in its life.
+    /// State of a path.
     pub enum PathStage as "path state" {
-        /// Its handshake goes on.
+        /// The handshake is in progress.
         Connecting = "connecting",
-        /// Its client has to prove who it is, and has not yet.
+        /// The client must authenticate, but has not yet done so.
         Authenticating = "authenticating",
-        /// It is up.
+        /// The path is up.
         Connected = "connected",
-        /// It answers what it has, and ends.
+        /// The path answers its running requests and then ends.
         Finishing = "finishing",
-        /// Its connections are being closed.
+        /// The connections are being closed.
         Closing = "closing",
-        /// Connections or block IO of it are left.
+        /// Connections or block IO of the path remain.
         Draining = "draining",
-        /// Nothing of it is left.
+        /// Nothing of the path remains.
         Gone = "gone",
     }
 }
 
 impl PathStage {
-    /// That of a path in a state, whose client has to prove who it is or not.
+    /// Converts the state of a path. `unproved` is whether its client must still authenticate.
     pub fn new(state: PathState, unproved: bool) -> Self {
         match state {
             PathState::Connecting => Self::Connecting,
@@ -409,33 +408,33 @@ impl PathStage {
 }
 
 choices! {
-    /// Where a session is.
+    /// State of a session.
     pub enum SessionState as "session state" {
-        /// Its first path connects.
+        /// The first path is connecting.
         Connecting = "connecting",
         /// At least one path carries IO.
         Up = "up",
-        /// No path is up; the last ones end.
+        /// No path is up; the last ones are ending.
         Ending = "ending",
-        /// The operator evicted it; IO of it still runs.
+        /// Evicted by the operator; some IO still runs.
         Evicted = "evicted",
     }
 }
 
 choices! {
-    /// How a session has an export open.
+    /// Mode in which a session has an export open.
     pub enum Access as "access" {
         /// For reading.
         Ro = "ro",
-        /// For writing, alone.
+        /// Exclusively for writing.
         Rw = "rw",
-        /// For writing, beside another writer.
+        /// For writing, alongside another writer.
         Migration = "migration",
     }
 }
 
 impl Access {
-    /// True for both kinds of writing.
+    /// Whether the mode permits writing.
     pub const fn may_write(self) -> bool {
         !matches!(self, Self::Ro)
     }
@@ -451,33 +450,33 @@ impl From<AccessMode> for Access {
     }
 }
 
-/// An open export of a session.
+/// An export that a session has open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenSnapshot {
-    /// The export's name.
+    /// Name of the export.
     pub export: String,
-    /// What for.
+    /// Mode in which it is open.
     pub access: Access,
-    /// The export's id, as clients see it.
+    /// ID of the export, as reported to clients.
     pub id: Option<String>,
 }
 
 choices! {
-    /// Where an export is.
+    /// State of an export.
     pub enum ExportState as "export state" {
         /// No session has it open.
         Unused = "unused",
         /// Sessions have it open.
         Open = "open",
-        /// Its file or disk was made shorter from outside: IO beyond the new end fails.
+        /// The file or disk was truncated from outside: IO beyond the new end fails.
         Cut = "cut",
-        /// Its path leads to another file or device than the one that clients have open.
+        /// The path leads to another file or device than the one that clients have open.
         Replaced = "replaced",
-        /// Its path leads nowhere; the file that was opened is still exported.
+        /// The path leads nowhere; the opened file is still exported.
         Missing = "missing",
         /// Another server serves it, and this one can take over.
         Standby = "standby",
-        /// It is removed, and what sessions have begun there still runs.
+        /// Removed, but requests of sessions still run.
         Removing = "removing",
     }
 }
@@ -485,15 +484,15 @@ choices! {
 /// A session that has an export open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportUser {
-    /// The session's number.
+    /// Number of the session.
     pub session: String,
-    /// Its name.
+    /// Name of the session.
     pub name: Option<String>,
-    /// What for.
+    /// Mode in which the export is open.
     pub access: Access,
 }
 
-/// What all sessions did with an export.
+/// IO of all sessions on an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ExportIo {
@@ -511,7 +510,7 @@ pub struct ExportIo {
     pub errors: u64,
     /// Nanoseconds from arrival to answer, summed over all IOs.
     pub busy_ns: u64,
-    /// The same by time.
+    /// Latency histogram of all IOs.
     pub times: Vec<Bucket>,
 }
 
@@ -534,115 +533,115 @@ impl From<&ExportTotals> for ExportIo {
     }
 }
 
-/// One export as statistics show it.
+/// An export, as statistics show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportSnapshot {
-    /// What clients open.
+    /// Name that clients open.
     pub name: String,
-    /// What is behind it.
+    /// File, device or other target of the export.
     pub backing: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes of a logical block.
+    /// Logical block size in bytes.
     pub block_size: u32,
-    /// Nobody may open it for writing.
+    /// Whether opens for writing are refused.
     pub read_only: bool,
-    /// Which file or disk it is, as clients see it.
+    /// Identity of the file or disk, as reported to clients.
     pub id: Option<String>,
-    /// Where it is.
+    /// State of the export.
     pub state: ExportState,
-    /// A client found it below the search path.
+    /// Whether a client found it below the search path.
     pub found: bool,
-    /// The sessions that have it open.
+    /// Sessions that have it open.
     pub open_by: Vec<ExportUser>,
-    /// Times that the disk or file has failed a request.
+    /// Requests that the disk or file failed.
     pub device_errors: u64,
-    /// What sessions did there since it was exported.
+    /// IO of all sessions since it was exported.
     #[serde(default)]
     pub io: ExportIo,
-    /// How often a sync has failed, counted over restarts.
+    /// Number of failed syncs, counted across restarts.
     pub epoch: u64,
-    /// Its own access list; without one it follows that of the server.
+    /// Access list of the export; if empty, the server's list applies.
     #[serde(default)]
     pub access: Vec<AccessRule>,
-    /// What counts besides the lists, if anything does.
+    /// Restriction in addition to the access lists, if any.
     #[serde(default)]
     pub access_limit: Option<AccessLimit>,
 }
 
-/// Limit of access to an export that is not as the configuration says.
+/// Access restriction of an export that does not match the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AccessLimit {
-    /// The export left the configuration: sessions that had it open then may use it.
+    /// The export left the configuration: only sessions that had it open at that time may use it.
     Holders,
-    /// The export could not be changed: the access lists before count too.
+    /// The export could not be changed: the previous access lists apply too.
     Before,
 }
 
-/// Memory of the chunks of all sessions as statistics show it.
+/// Memory of the chunks of all sessions, as statistics show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySnapshot {
-    /// Bytes in use: over TCP of chunks that were written, over RDMA of all.
+    /// Bytes in use: chunks that were written over TCP, and all chunks over RDMA.
     pub used_bytes: u64,
-    /// Bytes from which on new sessions get fewer chunks or are refused (`memory-max`).
+    /// Limit from which on new sessions get fewer chunks or are refused (`memory-max`).
     pub max_bytes: u64,
 }
 
-/// One session as statistics show it.
+/// A session, as statistics show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionSnapshot {
-    /// The client's random number for it.
+    /// Random ID of the session, chosen by the client.
     pub id: String,
-    /// How logs name it: a hash of that number.
+    /// Hash of the ID, as used in logs.
     #[serde(default)]
     pub log_id: String,
-    /// Its name, once a path was admitted.
+    /// Name of the session, once a path was admitted.
     pub name: Option<String>,
-    /// Who its client has proved to be: `anonymous`, `certificate:NAME` or `key:NAME`.
+    /// Identity that the client proved: `anonymous`, `certificate:NAME` or `key:NAME`.
     #[serde(default)]
     pub identity: String,
-    /// Where it is.
+    /// State of the session.
     pub state: SessionState,
-    /// RNBD version agreed on.
+    /// Negotiated RNBD version.
     pub version: u8,
-    /// Milliseconds since its first connection.
+    /// Milliseconds since the first connection.
     pub age_ms: u64,
-    /// Chunks of each of its paths.
+    /// Number of chunks of each path.
     #[serde(default)]
     pub queue_depth: u16,
-    /// Bytes of its chunks that count against `memory-max`.
+    /// Bytes of the session's chunks that count against `memory-max`.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// Permits held now.
+    /// Number of permits now held.
     pub permits_held: usize,
-    /// The exports it has open.
+    /// Exports that the session has open.
     pub opens: Vec<OpenSnapshot>,
-    /// What its paths did, also those that are gone.
+    /// IO of all paths, including former ones.
     pub io: IoTotals,
-    /// Its paths.
+    /// Paths of the session.
     pub paths: Vec<PathSnapshot>,
 }
 
-/// Milliseconds of a duration.
+/// Milliseconds of a duration, saturating.
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Microseconds of a duration.
+/// Microseconds of a duration, saturating.
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A session that loses paths because access lists, certificates or keys have changed.
+/// A session that loses paths because access lists, certificates or keys changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revoked {
-    /// Its name, or the hash of its UUID.
+    /// Name of the session, or the hash of its UUID.
     pub session: String,
-    /// Who its client is; none if it has not proved it.
+    /// Identity that the client proved, if any.
     pub identity: Option<String>,
-    /// The paths that it loses.
+    /// Number of paths that the session loses.
     pub paths: usize,
-    /// The paths that it keeps. Without any, it ends.
+    /// Number of paths that the session keeps. Without any, it ends.
     pub paths_left: usize,
 }

@@ -55,6 +55,7 @@ fn settings(seed: u64, what: What, prng: &mut Prng) -> Options {
     (options.pinned, options.operated, options.takeover) = (None, false, None);
     (options.strangers, options.late_data, options.rival) = (false, false, false);
     (options.guest, options.kernel, options.nbd_drops) = (None, None, false);
+    options.unmix();
     (options.extra, options.renamed) = (Extra::default(), prng.chance(Ratio::new(1, 2)));
     let long = Duration::from_secs(30);
     // An earlier version does not announce idle heartbeats, nor does one that has them turned off.

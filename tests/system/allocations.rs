@@ -99,16 +99,20 @@ fn check((scheme, target): (&str, &str), kinds: &[Kind], ends: &Ends, scratch: &
     let mut client = client.start_foreground();
     let mut nbd = RawNbd::go(client.front(), "vol0");
     work(&mut nbd, kinds, 20);
-    let before = (there.allocations(), here.allocations());
-    let requests = work(&mut nbd, kinds, 100);
-    let (server_made, client_made) =
-        (there.allocations() - before.0, here.allocations() - before.1);
-    // Heartbeats and timers may allocate, a few times a second.
-    let most = requests / 100;
+    // Heartbeats and timers may allocate, a few times a second; on a busy machine a round takes
+    // many. What a request allocates shows in each round.
+    let rounds: Vec<_> = (0..5)
+        .map(|_| {
+            let before = (there.allocations(), here.allocations());
+            let requests = work(&mut nbd, kinds, 100);
+            (requests, there.allocations() - before.0, here.allocations() - before.1)
+        })
+        .collect();
+    let fits =
+        |(requests, server, client): &(u64, u64, u64)| (*server).max(*client) < requests / 100;
     assert!(
-        server_made < most && client_made < most,
-        "{scheme}, {target}: {requests} requests, {server_made} allocations of the server, \
-         {client_made} of the client"
+        rounds.iter().any(fits),
+        "{scheme}, {target}: requests, allocations of the server and of the client: {rounds:?}"
     );
     drop(nbd);
     let _ = client.take_foreground().terminate(STOP_TIME_MAX);

@@ -129,10 +129,11 @@ fn a_loss_between_the_pieces_of_a_write_is_reported_after_its_end() {
 fn the_report_of_a_loss_is_not_repeated_for_its_own_repetition() {
     let fixture = Fixture::new();
     let mut clients: Vec<_> = (0..4).map(|_| fixture.client(true)).collect();
-    let bytes = [request(WRITE, 0, 1, 0, 300_000), pattern(1, 300_000)].concat();
-    let (first, rest) = bytes.split_at(280_000);
+    let (data, len) = (pattern(1, 586 * 512), 586 * 512);
+    let (first, rest) = data.split_at(280_000);
     let losses = &fixture.switches.losses;
     for at in 0..clients.len() {
+        clients[at].stream.write_all(&request(WRITE, 0, 1, (at as u64) << 20, len)).unwrap();
         clients[at].stream.write_all(first).unwrap();
         let ended = |completed| completed == 2 * at as u64 + u64::from(at == 0);
         fixture.wait("first piece", |report| ended(report.stats.completed));

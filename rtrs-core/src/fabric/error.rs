@@ -1,29 +1,29 @@
-//! Why the fabric could not do something, and why a connection ended.
+//! Errors of fabric calls, and reasons for the end of connections.
 
 use std::io;
 
-/// A refused call.
+/// Error of a fabric call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("{what}: {source}")]
     System {
-        /// What was attempted, with the address or device.
+        /// Attempted operation, with the address or device.
         what: String,
-        /// The system's error.
+        /// System error.
         source: io::Error,
     },
     /// The queue pair is unknown, closed or in error.
     #[error("the queue pair is not usable")]
     QpState,
-    /// The send or receive queue is full: the poster broke its own bound.
+    /// The send or receive queue is full: the caller exceeded its own limit.
     #[error("the queue is full")]
     QueueFull,
-    /// A local buffer is not registered, or not for this.
+    /// A local buffer is not registered, or not for this access.
     #[error("local memory is not registered for this access")]
     LocalMemory,
-    /// The provider cannot do this.
+    /// The provider does not support this.
     #[error("not supported by this transport: {0}")]
     Unsupported(&'static str),
     /// All keys or windows are in use.
@@ -32,34 +32,34 @@ pub enum FabricError {
 }
 
 impl FabricError {
-    /// A system error with its context.
+    /// Creates a system error with its context.
     pub fn system(what: impl Into<String>, source: io::Error) -> Self {
         Self::System { what: what.into(), source }
     }
 }
 
-/// Why a connection ended or never came about.
+/// Reason why a connection ended or failed to be established.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
-    /// We closed it.
+    /// This end closed it.
     #[error("closed by us")]
     Local,
-    /// The peer closed it in order.
+    /// The peer closed it gracefully.
     #[error("closed by the peer")]
     Peer,
     /// The transport lost it (reset, unreachable, end of stream inside a frame).
     #[error("connection lost: {0}")]
     Lost(String),
-    /// One end does not accept the other's certificate or key, or there is no TLS at one end.
+    /// One end does not accept the other's certificate or key, or only one end uses TLS.
     #[error("TLS: {0}")]
     Tls(String),
-    /// No answer within the bound.
+    /// No answer arrived within the timeout.
     #[error("timed out")]
     TimedOut,
-    /// The peer broke the protocol; we ended it.
+    /// The peer violated the protocol, and this end closed the connection.
     #[error("protocol error of the peer: {0}")]
     Protocol(String),
-    /// The peer says that we broke the protocol, and ended it.
+    /// The peer reported a protocol violation by this end and closed the connection.
     #[error("terminated by the peer: {0}")]
     PeerTerminated(String),
 }

@@ -1,27 +1,27 @@
-//! The provider traits and their contract.
+//! Provider traits and their contract.
 //!
-//! The fabric has the shape of verbs. A [`Fabric`] is one shard's view of a provider: its queue
-//! pairs, its completions, its connection events; it is used from that shard's thread only. A
+//! The fabric is modeled on verbs. A [`Fabric`] is one shard's view of a provider, with its queue
+//! pairs, completions and connection events; it is used only from that shard's thread. A
 //! [`ProtectionDomain`] is shared between shards: memory registered in it is reachable through
-//! every queue pair made in it, on any shard.
+//! every queue pair created in it, on any shard.
 //!
 //! Contract, the same for every provider and checked by `conformance.rs`:
 //! - **Order.** Work requests of one queue pair take effect at the peer in posting order. When a
 //!   receive completes at the peer, all bytes of earlier writes of that queue pair are in place.
 //! - **Completions.** A signaled request, every failed one and every posted receive completes
-//!   exactly once. A successful write or send completion means that the local buffer is free;
-//!   it does not prove arrival (on iwarp it means "handed to TCP").
-//! - **Flush on error.** When a queue pair goes to error, all that is posted completes as
-//!   `Flushed`, then one [`FabricEvent::Closed`] ends it. After `Closed` nothing more is
-//!   reported for it and no byte is placed in or read from local memory on its behalf.
-//! - **Receives** must be posted before the message can arrive; iwarp has no retry for it and
-//!   ends the connection. They may be posted as soon as the queue pair exists, also while it
-//!   still connects; an attempt that fails flushes them before `ConnectFailed`. Everything else
-//!   is posted after `Established`.
-//! - **Nothing blocks.** `poll` moves work on; `flush` hands what was posted to the transport in
-//!   one batch per queue pair.
-//! - **No wait without a bound.** Connecting ends within [`ConnectParams::timeout`], an accepted
-//!   connection's start-up and a graceful disconnect within the provider's own stated bounds.
+//!   exactly once. A successful write or send completion means that the local buffer is free; it
+//!   does not prove arrival (on iwarp it means "handed to TCP").
+//! - **Flush on error.** When a queue pair enters the error state, all posted work completes as
+//!   `Flushed`, followed by one [`FabricEvent::Closed`]. After `Closed` nothing more is reported
+//!   for the queue pair, and local memory is neither read nor written on its behalf.
+//! - **Receives** must be posted before the message can arrive; iwarp cannot retry and ends the
+//!   connection. They may be posted as soon as the queue pair exists, even while it is still
+//!   connecting; a failed attempt flushes them before `ConnectFailed`. Everything else is posted
+//!   after `Established`.
+//! - **Nothing blocks.** `poll` makes progress; `flush` hands posted work to the transport in one
+//!   batch per queue pair.
+//! - **No unlimited waits.** Connecting ends within [`ConnectParams::timeout`], an accepted
+//!   connection's start-up and a graceful disconnect within the provider's own timeouts.
 
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
@@ -49,11 +49,12 @@ use crate::ids::{QpNum, Rkey};
 use crate::mem::{MemSlice, Region};
 use crate::time::{Duration, Instant};
 
-/// Longest private data a session may send: what RDMA CM leaves of a connect request.
+/// Maximum length of private data that a session may send: the space that RDMA CM leaves in a
+/// connect request.
 pub const PRIVATE_DATA_MAX: usize = 56;
 
-/// Private data of connect, accept and reject. Received data may be longer than what was sent
-/// (RDMA CM pads with zeroes).
+/// Private data of connect, accept and reject. Received data may be longer than the data that was
+/// sent (RDMA CM pads with zeroes).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     bytes: [u8; Self::CAPACITY],
@@ -61,12 +62,12 @@ pub struct PrivateData {
 }
 
 impl PrivateData {
-    /// What fits at most (RDMA CM's accept carries up to 196 bytes).
+    /// Maximum length (RDMA CM's accept carries up to 196 bytes).
     pub const CAPACITY: usize = 196;
-    /// No private data.
+    /// Empty private data.
     pub const EMPTY: Self = Self { bytes: [0; Self::CAPACITY], len: 0 };
 
-    /// Private data of these bytes, cut at the capacity.
+    /// Creates private data from these bytes, truncated to the capacity.
     #[allow(clippy::cast_possible_truncation, reason = "at most 196")]
     pub fn new(from: &[u8]) -> Self {
         let len = from.len().min(Self::CAPACITY);
@@ -75,7 +76,7 @@ impl PrivateData {
         Self { bytes, len: len as u8 }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -93,175 +94,176 @@ impl fmt::Debug for PrivateData {
     }
 }
 
-/// What a peer, or a local operation, may do with registered memory. Reading locally is always
+/// Access rights of a peer, or of a local operation, to registered memory. Local reads are always
 /// allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Receives and local reads may write here.
+    /// Receives and local reads may write to the memory.
     pub local_write: bool,
-    /// The peer may RDMA-write here.
+    /// The peer may RDMA-write to the memory.
     pub remote_write: bool,
-    /// The peer may RDMA-read here.
+    /// The peer may RDMA-read from the memory.
     pub remote_read: bool,
 }
 
 impl Access {
-    /// Only a source of sends and writes.
+    /// Source of sends and writes only.
     pub const LOCAL_READ: Self =
         Self { local_write: false, remote_write: false, remote_read: false };
-    /// Source of sends and writes, target of receives and of our reads.
+    /// Source of sends and writes, target of receives and of local reads.
     pub const LOCAL: Self = Self { local_write: true, remote_write: false, remote_read: false };
-    /// As `LOCAL`, and the peer may write.
+    /// Same as `LOCAL`, and the peer may write.
     pub const REMOTE_WRITE: Self =
         Self { local_write: true, remote_write: true, remote_read: false };
-    /// As `LOCAL`, and the peer may read.
+    /// Same as `LOCAL`, and the peer may read.
     pub const REMOTE_READ: Self =
         Self { local_write: true, remote_write: false, remote_read: true };
 }
 
-/// A memory registration. Dropping it ends it: later accesses of peers are refused. Its windows
-/// hold it (its `Arc`) until they are gone themselves.
+/// Memory registration. Dropping it ends it: later accesses of peers are refused. Windows hold the
+/// `Arc` of their registration for as long as they exist.
 pub trait MemoryRegistration: Send + Sync + fmt::Debug {
-    /// Key for local use in [`Sge::lkey`].
+    /// Returns the key for local use in [`Sge::lkey`].
     fn lkey(&self) -> u32;
-    /// Key for the peer; refused when the registration has no remote access.
+    /// Returns the key for the peer; refused if the registration has no remote access.
     fn rkey(&self) -> Rkey;
-    /// The address the peer uses for byte 0 of the region.
+    /// Returns the address that the peer uses for byte 0 of the region.
     fn base(&self) -> u64;
-    /// The region it covers, whole.
+    /// Returns the region, all of which is registered.
     fn region(&self) -> &Arc<Region>;
 }
 
-/// A key of its own for a part of a registration, which can be given a new value and taken away
-/// cheaply. Dropping it ends it.
+/// Memory window: a separate key for part of a registration, which can be rebound and revoked
+/// cheaply. Dropping the window revokes its key.
 pub trait Window: Send + Sync + fmt::Debug {
-    /// The current key, or the last one when the window is not bound.
+    /// Returns the current key, or the last one if the window is not bound.
     fn rkey(&self) -> Rkey;
 
-    /// The window as its provider's own type.
+    /// Returns the window as the provider's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// How a bind or revoke went.
+/// Result of a bind or revoke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindResult {
-    /// It is in force now, no completion follows. The key is the new one (bind) or the dead one.
+    /// In force now; no completion follows. The key is the new one (bind) or the dead one (revoke).
     Done(Rkey),
-    /// It is in force when the `Bind` completion with the given `wr_id` arrives, and before
-    /// anything posted on the same queue pair after it begins, as work requests of one queue pair
-    /// take effect in order: a message that tells the key may follow at once.
+    /// In force when the `Bind` completion with the given `wr_id` arrives, and before any later
+    /// work request on the same queue pair begins, because work requests of a queue pair take
+    /// effect in order. A message that contains the key may therefore follow at once.
     Pending(Rkey),
 }
 
-/// What a new protection domain is for: memory and queue pairs of verbs belong to one device,
-/// and the device follows from the addresses. Providers without devices take no notice.
+/// Purpose of a new protection domain. With verbs, memory and queue pairs belong to one device,
+/// which follows from the addresses. Providers without devices ignore it.
 #[derive(Clone, Copy, Debug)]
 pub enum PdUse<'a> {
-    /// Connecting, with the addresses later given to [`Fabric::connect`].
+    /// For connecting, with the addresses later given to [`Fabric::connect`].
     Connect {
         /// Source address; None leaves the choice to the system.
         local: Option<IpAddr>,
-        /// The peer.
+        /// Address of the peer.
         remote: SocketAddr,
     },
-    /// Accepting this request and others that come over the same device.
+    /// For accepting this request and others that arrive over the same device.
     Accept(&'a ConnRequest),
 }
 
-/// A set of memory and queue pairs that may work together; one per path.
+/// Set of memory and queue pairs that may be used together; one per path.
 pub trait ProtectionDomain: Send + Sync + fmt::Debug {
-    /// Registers a region, whole.
+    /// Registers a whole region.
     ///
     /// # Errors
-    /// `System` when the device or its limits refuse (names RLIMIT_MEMLOCK where that is the
-    /// cause), `NoKey` when all keys are in use.
+    /// `System` if the device or its limits refuse (names RLIMIT_MEMLOCK if that is the cause),
+    /// `NoKey` if all keys are in use.
     fn register(
         &self,
         region: &Arc<Region>,
         access: Access,
     ) -> Result<Arc<dyn MemoryRegistration>, FabricError>;
 
-    /// Makes an unbound window over parts of `parent`.
+    /// Creates an unbound window over parts of `parent`.
     ///
     /// # Errors
-    /// As `register`.
+    /// See [`Self::register`].
     fn window(&self, parent: &Arc<dyn MemoryRegistration>) -> Result<Arc<dyn Window>, FabricError>;
 
-    /// False when the device has no windows: `window` always fails then.
+    /// Returns false if the device has no windows; `window` then always fails.
     fn has_windows(&self) -> bool {
         true
     }
 
-    /// False while a queue pair of it may still reach memory. `Closed` promises that none does
-    /// whose end was reported; a device that could not end one breaks that promise, and says so
-    /// here.
+    /// Returns false while a queue pair of the domain may still access memory. `Closed` guarantees
+    /// that its queue pair does not; if a device could not destroy a queue pair, that guarantee is
+    /// broken and this returns false.
     fn is_idle(&self) -> bool;
 
-    /// False when its device was removed. What is registered in it delays the removal.
+    /// Returns false if the domain's device was removed. Memory registered in the domain delays the
+    /// removal.
     fn is_present(&self) -> bool {
         true
     }
 
-    /// True where a device can be removed, so that `is_present` has to be looked at.
+    /// Returns true if the device can be removed, so that `is_present` must be checked.
     fn is_removable(&self) -> bool {
         false
     }
 
-    /// Frees windows, registrations and regions of it that are no longer used. Where that may block
-    /// it is done on another thread, some time after the call.
+    /// Frees unused windows, registrations and regions of the domain. If that may block, it happens
+    /// on another thread some time after the call.
     fn free_later(&self, what: Box<dyn Any + Send>) {
         drop(what);
     }
 
-    /// The domain as its provider's own type.
+    /// Returns the domain as the provider's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Memory that is registered, with windows over it.
+/// Registered memory with windows over it.
 #[derive(Debug)]
 pub struct Registered {
-    /// The registration.
+    /// Registration.
     pub registration: Arc<dyn MemoryRegistration>,
-    /// Unbound.
+    /// Windows, unbound.
     pub windows: Box<[Arc<dyn Window>]>,
 }
 
-/// What of a registration with windows was refused.
+/// Reason why a registration with windows failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// The registration itself.
+    /// The registration was refused.
     #[error("{0}")]
     Memory(FabricError),
-    /// One of the windows.
+    /// A window was refused.
     #[error("{0}")]
     Windows(FabricError),
-    /// Nothing was refused: nobody wanted it any more.
+    /// Nothing was refused, but the registration was no longer wanted.
     #[error("nobody waits for it any more")]
     Unwanted,
 }
 
-/// What is to be registered, and how.
+/// Request to register memory.
 #[derive(Clone, Debug)]
 pub struct ToRegister {
-    /// Where.
+    /// Protection domain.
     pub pd: Arc<dyn ProtectionDomain>,
-    /// The memory.
+    /// Memory.
     pub region: Arc<Region>,
-    /// Its registration, if it has one that allows this access: only windows are made then.
+    /// Existing registration with this access, if any; then only windows are created.
     pub registration: Option<Arc<dyn MemoryRegistration>>,
-    /// The access that it allows.
+    /// Access that the registration allows.
     pub access: Access,
-    /// How many windows are made over it.
+    /// Number of windows to create.
     pub windows: u16,
-    /// Where it is given, nothing is registered when that is gone.
+    /// If given, nothing is registered once this has been dropped.
     pub wanted: Option<Weak<()>>,
 }
 
 impl ToRegister {
-    /// Registers it, on the thread that calls this, however long that takes.
+    /// Registers the memory on the calling thread, however long that takes.
     ///
     /// # Errors
-    /// What was refused. Nothing is left of it then.
+    /// Returns the part that was refused. Nothing remains registered in that case.
     pub fn register(&self) -> Result<Registered, RegisterError> {
         if self.wanted.as_ref().is_some_and(|wanted| wanted.strong_count() == 0) {
             return Err(RegisterError::Unwanted);
@@ -276,57 +278,57 @@ impl ToRegister {
     }
 }
 
-/// The outcome of an asynchronous registration.
+/// Outcome of an asynchronous registration.
 #[derive(Debug)]
 pub struct AsyncRegistration {
-    /// The caller's number for it.
+    /// ID chosen by the caller.
     pub id: u64,
-    /// The domain it was made in.
+    /// Domain of the registration.
     pub pd: Arc<dyn ProtectionDomain>,
-    /// The memory, or what was refused.
+    /// Registered memory, or the part that was refused.
     pub result: Result<Registered, RegisterError>,
-    /// How long it took.
+    /// Duration of the registration.
     pub took: Duration,
 }
 
-/// Bounds of a queue pair, from which the provider sizes its queues.
+/// Limits of a queue pair, from which the provider sizes its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpLimits {
-    /// Send work requests that may be outstanding.
+    /// Maximum number of outstanding send work requests.
     pub send_max: u32,
-    /// Receives that may be posted.
+    /// Maximum number of posted receives.
     pub recv_max: u32,
 }
 
-/// How to connect.
+/// Parameters of a connection attempt.
 #[derive(Clone, Debug)]
 pub struct ConnectParams {
     /// Source address; None leaves the choice to the system.
     pub local: Option<IpAddr>,
-    /// The peer.
+    /// Address of the peer.
     pub remote: SocketAddr,
-    /// Sent with the request, at most [`PRIVATE_DATA_MAX`] bytes.
+    /// Private data sent with the request, at most [`PRIVATE_DATA_MAX`] bytes.
     pub private_data: PrivateData,
-    /// Queue bounds.
+    /// Limits of the queue pair.
     pub limits: QpLimits,
-    /// Until `Established`; afterwards `ConnectFailed(TimedOut)`.
+    /// Maximum time until `Established`; afterwards `ConnectFailed(TimedOut)`.
     pub timeout: Duration,
-    /// The name that the peer's certificate must have; None for its address.
+    /// Name that the peer's certificate must have; None for its address.
     pub peer_name: Option<Arc<str>>,
 }
 
-/// A peer that asks for a connection. It can be handed to another shard of the same provider
-/// before it is accepted. Dropping it closes the connection without an answer.
+/// Connection request of a peer. It can be handed to another shard of the same provider before it
+/// is accepted. Dropping it closes the connection without an answer.
 pub struct ConnRequest {
-    /// The peer's private data.
+    /// Private data of the peer.
     pub private_data: PrivateData,
-    /// The peer's address.
+    /// Address of the peer.
     pub peer: SocketAddr,
-    /// Our address it came to.
+    /// Local address at which the request arrived.
     pub local: SocketAddr,
-    /// Who the peer has proved to be.
+    /// Identity that the peer has proved.
     pub identity: PeerIdentity,
-    /// The provider's own state.
+    /// State of the provider.
     pub inner: Box<dyn Any + Send>,
 }
 
@@ -341,48 +343,50 @@ impl fmt::Debug for ConnRequest {
     }
 }
 
-/// Why a connection attempt failed.
+/// Reason why a connection attempt failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectFailure {
     /// The peer answered with a reject and this private data.
     Rejected(PrivateData),
-    /// It did not come about otherwise.
+    /// The attempt failed for another reason.
     Failed(CloseReason),
 }
 
-/// What happened on a shard's provider.
+/// Event of a shard's provider.
 #[derive(Debug)]
 pub enum FabricEvent {
-    /// A connection attempt of ours succeeded (with the peer's private data), or an accepted
-    /// connection is ready. On iwarp the accepting side gets it when its reply is on its way.
+    /// An outgoing connection was established (with the peer's private data), or an accepted
+    /// connection is ready. On iwarp the accepting side reports it once its reply is being sent.
     Established {
-        /// Which.
+        /// Queue pair of the connection.
         qp: QpNum,
         /// Private data of the accept; empty on the accepting side.
         private_data: PrivateData,
     },
-    /// A connection attempt failed; the queue pair is gone.
+    /// A connection attempt failed; the queue pair no longer exists.
     ConnectFailed {
-        /// Which.
+        /// Queue pair of the attempt.
         qp: QpNum,
-        /// Why.
+        /// Reason.
         failure: ConnectFailure,
     },
-    /// A peer asks; answer with `accept` or `reject` within the provider's bound.
+    /// A peer requests a connection; answer with `accept` or `reject` within the provider's
+    /// timeout.
     Request(ConnRequest),
-    /// A work request or receive ended.
+    /// A work request or receive completed.
     Completion(WorkCompletion),
-    /// The connection ended and everything posted has been flushed. The queue pair is gone.
+    /// The connection ended and everything posted has been flushed. The queue pair no longer
+    /// exists.
     Closed {
-        /// Which.
+        /// Queue pair of the connection.
         qp: QpNum,
-        /// Why.
+        /// Reason.
         reason: CloseReason,
     },
 }
 
 impl FabricEvent {
-    /// The last event of a queue pair: `Closed` if it was established before, else
+    /// Returns the last event of a queue pair: `Closed` if it was established before, otherwise
     /// `ConnectFailed`.
     pub(crate) fn ended(qp: QpNum, established: bool, failure: ConnectFailure) -> Self {
         match failure {
@@ -395,49 +399,50 @@ impl FabricEvent {
 
 /// One shard's view of a provider.
 pub trait Fabric: fmt::Debug {
-    /// The scheme of its addresses: `tcp`, `tls`, `rdma`, `sim`.
+    /// Returns the scheme of its addresses: `tcp`, `tls`, `rdma`, `sim`.
     fn scheme(&self) -> &'static str;
 
-    /// True when registered memory is taken from the system at once, as by devices that pin it,
-    /// so that registering much of it may well be refused (RLIMIT_MEMLOCK).
+    /// Returns true if registered memory is allocated by the system at once, as for devices that
+    /// pin it, so that large registrations are likely to be refused (RLIMIT_MEMLOCK).
     fn pins_memory(&self) -> bool {
         false
     }
 
-    /// True when a bind or revoke is a work request of the device that takes its time
-    /// ([`BindResult::Pending`]), so that one of them is better than two.
+    /// Returns true if binds and revokes are work requests of the device ([`BindResult::Pending`])
+    /// that take time, so that one is better than two.
     fn binds_are_requests(&self) -> bool {
         false
     }
 
-    /// True when a client may prove by messages who it is (CHALLENGE and AUTH). Not where everybody
-    /// on the way can take over a connection behind the proof.
+    /// Returns true if a client may prove its identity with messages (CHALLENGE and AUTH). False if
+    /// an attacker on the network could take over a connection after the proof.
     fn takes_proofs(&self) -> bool {
         true
     }
 
-    /// Bytes of memory a peer can make us hold with each connection, besides what is registered.
+    /// Returns the bytes of memory that a peer can make this end hold with each connection, in
+    /// addition to registered memory.
     fn connection_bytes(&self) -> u64 {
         0
     }
 
-    /// True when a peer's send may invalidate a key that a [`Window`] has here.
+    /// Returns true if a peer's send may invalidate the key of a local [`Window`].
     fn remote_invalidate(&self) -> bool {
         true
     }
 
-    /// A new protection domain on the device that the connection uses.
+    /// Creates a protection domain on the device that the connection uses.
     ///
     /// # Errors
-    /// `System` when the device refuses, or no device of this provider leads there.
+    /// `System` if the device refuses, or if no device of this provider has a route to the peer.
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError>;
 
-    /// True when a request may be accepted in a domain that was made for an earlier one: both came
-    /// over the same device.
+    /// Returns true if a request may be accepted in a domain that was created for an earlier one:
+    /// both arrived over the same device.
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool;
 
-    /// Registers memory on another thread: `next_registration` returns it some time later, under
-    /// this number. Where registering does not block it is done at once, and returned.
+    /// Registers memory on another thread; `next_registration` later returns the result with this
+    /// ID. If registration does not block, it is done immediately and its result returned.
     fn register_async(
         &mut self,
         _id: u64,
@@ -446,46 +451,48 @@ pub trait Fabric: fmt::Debug {
         Some(what.register())
     }
 
-    /// The next asynchronous registration that ended. `poll` is true when there may be one.
+    /// Returns the next completed asynchronous registration. `poll` returns true when there may be
+    /// one.
     fn next_registration(&mut self) -> Option<AsyncRegistration> {
         None
     }
 
-    /// Starts to listen. Returns the address really used (port 0 asks for a free one).
+    /// Starts to listen. Returns the address actually used (port 0 selects a free port).
     ///
     /// # Errors
-    /// `System` with the address when the port is taken or not allowed.
+    /// `System` with the address if the port is in use or not permitted.
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError>;
 
-    /// Addresses that are listened on no longer, because their device is gone, and are tried again.
+    /// Returns the addresses whose listeners were lost with their devices and are being retried.
     fn lost_listeners(&self) -> Vec<SocketAddr> {
         Vec::new()
     }
 
-    /// A session has a path from this address (`known`), or one path less. Where too many
-    /// connections wait for their request, those of known addresses are closed last. To be called
-    /// as often with false as with true.
+    /// Records that a session has gained (`known`) or lost a path from this address. When too many
+    /// connections wait for their requests, those from known addresses are closed last. Calls with
+    /// true and false must be balanced.
     fn know_peer(&mut self, _peer: IpAddr, _known: bool) {}
 
-    /// Connections that were closed before their request came, since there were too many. Since
-    /// start.
+    /// Returns the number of connections closed before their requests arrived because there were
+    /// too many, since start.
     fn crowded_out(&self) -> u64 {
         0
     }
 
-    /// The next peer that did not prove who it is in the handshake of its connection, and why. Of
-    /// many at a time some are left out. `poll` is true when there may be one.
+    /// Returns the next peer that failed to prove its identity in the handshake of its connection,
+    /// and why. Some are omitted if there are many at a time. `poll` returns true when there may be
+    /// one.
     fn next_refused(&mut self) -> Option<(SocketAddr, ProofError)> {
         None
     }
 
-    /// Stops listening; requests not yet reported are dropped.
+    /// Stops listening; requests that were not reported yet are dropped.
     fn stop_listening(&mut self);
 
-    /// Starts to connect. Ends in `Established` or `ConnectFailed`.
+    /// Starts to connect. The attempt ends with `Established` or `ConnectFailed`.
     ///
     /// # Errors
-    /// `System` when it cannot even start.
+    /// `System` if the attempt cannot be started.
     fn connect(
         &mut self,
         now: Instant,
@@ -493,11 +500,11 @@ pub trait Fabric: fmt::Debug {
         params: &ConnectParams,
     ) -> Result<QpNum, FabricError>;
 
-    /// Accepts a peer's request on this shard. Receives may be posted at once, before `flush`
-    /// lets the reply go out.
+    /// Accepts a peer's request on this shard. Receives may be posted at once, before `flush` sends
+    /// the reply.
     ///
     /// # Errors
-    /// `System` when the queue pair cannot be made; the request is closed.
+    /// `System` if the queue pair cannot be created; the request is closed.
     fn accept(
         &mut self,
         now: Instant,
@@ -513,19 +520,19 @@ pub trait Fabric: fmt::Debug {
     /// Adds a work request to the queue pair's batch.
     ///
     /// # Errors
-    /// `QpState`, `QueueFull`, `LocalMemory`, `Unsupported`; nothing was posted.
+    /// `QpState`, `QueueFull`, `LocalMemory` or `Unsupported`; nothing was posted.
     fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError>;
 
-    /// Posts a receive; None takes no bytes (immediates, empty sends).
+    /// Posts a receive; with None it takes no data (immediates, empty sends).
     ///
     /// # Errors
-    /// As `post_send`.
+    /// See [`Self::post_send`].
     fn post_recv(&mut self, qp: QpNum, wr_id: u64, buf: Option<Sge>) -> Result<(), FabricError>;
 
-    /// Binds a window to a part of its parent under a new key.
+    /// Binds a window to part of its parent under a new key.
     ///
     /// # Errors
-    /// As `post_send`; `LocalMemory` when `slice` is not part of the parent's region.
+    /// See [`Self::post_send`]; `LocalMemory` if `slice` is not part of the parent's region.
     fn bind(
         &mut self,
         qp: QpNum,
@@ -535,11 +542,11 @@ pub trait Fabric: fmt::Debug {
         wr_id: u64,
     ) -> Result<BindResult, FabricError>;
 
-    /// Takes a window's key away. When it is in force no peer can reach the memory through it.
-    /// `QpState` when a peer is in the middle of writing through it.
+    /// Revokes a window's key. Once that is in force, no peer can access the memory through it.
+    /// Fails with `QpState` while a peer is writing through it.
     ///
     /// # Errors
-    /// As `post_send`.
+    /// See [`Self::post_send`].
     fn revoke(
         &mut self,
         qp: QpNum,
@@ -550,60 +557,60 @@ pub trait Fabric: fmt::Debug {
     /// Hands everything posted since the last call to the transport.
     fn flush(&mut self, now: Instant);
 
-    /// Ends a connection in order: what was posted goes out first, within a bound of the
-    /// provider's. Ends in `Closed`.
+    /// Disconnects gracefully: posted work is sent first, within the provider's timeout. The
+    /// connection ends with `Closed`.
     fn disconnect(&mut self, now: Instant, qp: QpNum);
 
-    /// Ends a connection at once. Ends in `Closed`, still after all flushes; an attempt that is
-    /// still under way ends in `ConnectFailed` instead.
+    /// Aborts a connection. It ends with `Closed`, still after all flushes; a pending attempt ends
+    /// with `ConnectFailed` instead.
     fn abort(&mut self, now: Instant, qp: QpNum);
 
-    /// Our address of a connection that is up. None where the system does not say. A system call;
-    /// for rare questions only.
+    /// Returns the local address of an established connection, or None if the system does not
+    /// report it. Makes a system call; not for frequent use.
     fn local_ip(&self, qp: QpNum) -> Option<IpAddr>;
 
-    /// True when the peer's system has acknowledged all that was sent: link and system work, and if
-    /// nothing comes back the peer's program is what is slow. None when that is unknown. A
-    /// system call; for rare questions only.
+    /// Returns true if the peer's system has acknowledged all sent data: the link and the system
+    /// work, so if no answer comes, the peer's program is slow. None if that is unknown. Makes a
+    /// system call; not for frequent use.
     fn peer_has_all(&self, _qp: QpNum) -> Option<bool> {
         None
     }
 
-    /// Moves work on. True when anything happened.
+    /// Makes progress. Returns true if anything happened.
     fn poll(&mut self, now: Instant) -> bool;
 
-    /// The next event.
+    /// Returns the next event.
     fn next_event(&mut self) -> Option<FabricEvent>;
 
-    /// When `poll` wants to be called even if nothing happens.
+    /// Returns the time by which `poll` must be called even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
 
-    /// Bytes and frames since start, for statistics.
+    /// Returns bytes and frames since start, for statistics.
     fn counters(&self) -> FabricCounters;
 }
 
-/// What a shard's provider did since start.
+/// Statistics of a shard's provider since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct FabricCounters {
     /// Payload and header bytes handed to the transport.
     pub bytes_sent: u64,
-    /// Bytes taken from the transport.
+    /// Bytes received from the transport.
     pub bytes_received: u64,
-    /// Bytes of RDMA writes and read responses received straight into their target.
+    /// Bytes of RDMA writes and read responses received directly into their target.
     pub bytes_direct: u64,
     /// Bytes of RDMA writes and read responses copied from a staging buffer.
     pub bytes_copied: u64,
-    /// Calls that handed data to the transport.
+    /// Number of calls that handed data to the transport.
     pub sends: u64,
-    /// Calls that took data from the transport.
+    /// Number of calls that received data from the transport.
     pub receives: u64,
-    /// Frames dropped for a wrong checksum (each ends its connection).
+    /// Number of frames dropped because of a wrong checksum (each ends its connection).
     pub crc_errors: u64,
 }
 
 impl FabricCounters {
-    /// Adds what another provider, or the same on another shard, did.
+    /// Adds the counters of another provider, or of the same provider on another shard.
     pub const fn add(&mut self, other: &Self) {
         self.bytes_sent += other.bytes_sent;
         self.bytes_received += other.bytes_received;

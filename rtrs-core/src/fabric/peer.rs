@@ -1,12 +1,12 @@
-//! Who a peer is: what an accepted connection proved, on its way to the session; or why nothing was
-//! proved.
+//! Peer identities: the proof made by an accepted connection, as passed to the session, or the
+//! reason why it failed.
 
 use std::fmt;
 use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 
-/// Why a proof was not made, or is not good. For people; it is not sent to the peer.
+/// Reason why a proof is missing or invalid. For people; it is not sent to the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct ProofError {
@@ -15,12 +15,13 @@ pub struct ProofError {
 }
 
 impl ProofError {
-    /// Of a kind that the peer cannot make up, with a text that may have what it sent.
+    /// Creates an error. `kind` cannot be influenced by the peer; `text` may contain data that it
+    /// sent.
     pub fn new(kind: &'static str, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
 
-    /// What kind of failure it is, by which it is told apart from others.
+    /// Returns the kind of failure, which distinguishes it from others.
     pub fn kind(&self) -> &'static str {
         self.kind
     }
@@ -32,20 +33,20 @@ impl From<&'static str> for ProofError {
     }
 }
 
-/// Who a peer has proved to be.
+/// Proven identity of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
-    /// It has proved nothing.
+    /// The peer has proved nothing.
     #[default]
     Anonymous,
-    /// It has the private key of a certificate with this name, which our CA has signed.
+    /// The peer has the private key of a certificate with this name, signed by the local CA.
     Certificate(Arc<str>),
-    /// It has the private key of the public key that has this name in our list.
+    /// The peer has the private key of the public key that has this name in the local list.
     Key(Arc<str>),
 }
 
 impl Who {
-    /// Its name; None for an anonymous one.
+    /// Returns the name; None for an anonymous peer.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         match self {
@@ -65,24 +66,25 @@ impl fmt::Display for Who {
     }
 }
 
-/// With what a peer proved who it is: its certificates, or its raw key.
+/// Evidence with which a peer proved its identity: its certificates, or its raw key.
 #[derive(Clone, Debug)]
 pub struct Proof {
-    /// Its own first, in DER.
+    /// Certificate chain in DER, with the peer's own certificate first.
     pub(crate) chain: Vec<CertificateDer<'static>>,
-    /// Counts the configurations of this end: which of them it was checked against.
+    /// Number of the local configuration against which the proof was checked.
     pub(crate) generation: u64,
 }
 
 impl Proof {
-    /// Which configuration of this end, counted from 0, it was checked against.
+    /// Returns the number of the local configuration, counted from 0, against which the proof was
+    /// checked.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 }
 
-/// The same was shown, whenever it was checked.
+/// Compares the evidence only, regardless of when it was checked.
 impl PartialEq for Proof {
     fn eq(&self, other: &Self) -> bool {
         self.chain == other.chain
@@ -91,13 +93,13 @@ impl PartialEq for Proof {
 
 impl Eq for Proof {}
 
-/// Who the peer of a connection is, and what protects the connection.
+/// Identity of a connection's peer, and the protection of the connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerIdentity {
-    /// Who.
+    /// Proven identity.
     pub who: Who,
-    /// With what it proved that; None for an anonymous one.
+    /// Evidence for it; None for an anonymous peer.
     pub proof: Option<Arc<Proof>>,
-    /// The cipher suite; None when the connection is not encrypted.
+    /// Cipher suite; None if the connection is not encrypted.
     pub cipher: Option<&'static str>,
 }

@@ -1,7 +1,7 @@
-//! The queue pairs of one shard by number, and when each wants to be called.
+//! Table of a shard's queue pairs by number, with their timers.
 //!
-//! A number is a slot (low half) and the slot's generation (high half), so a number is not used
-//! again while an event of its last owner may be on its way.
+//! A number consists of a slot (low half) and the slot's generation (high half), so a number is not
+//! reused while an event of its previous owner may be pending.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +13,11 @@ use crate::time::Instant;
 struct Slot<C> {
     generation: u16,
     conn: Option<Box<C>>,
-    /// The entry in the timer table.
+    /// Entry in the timer table.
     armed: Option<Instant>,
 }
 
-/// Queue pairs with what belongs to them, and their timers.
+/// Queue pairs with their state and timers.
 #[derive(Debug)]
 pub(super) struct QpTable<C> {
     slots: Vec<Slot<C>>,
@@ -30,7 +30,7 @@ impl<C> QpTable<C> {
         Self { slots: Vec::new(), free: Vec::new(), timers: BTreeSet::new() }
     }
 
-    /// A fresh number, to be used by `insert` or given back by `remove`.
+    /// Reserves a new number, to be used by `insert` or released by `remove`.
     pub(super) fn reserve(&mut self) -> Result<QpNum, FabricError> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -67,7 +67,7 @@ impl<C> QpTable<C> {
         }
     }
 
-    /// Takes a queue pair out, with its timer. Its slot is free then.
+    /// Removes a queue pair and its timer, and frees its slot.
     pub(super) fn remove(&mut self, qp: QpNum) -> Option<Box<C>> {
         let index = self.index(qp)?;
         self.arm(qp, None);
@@ -84,7 +84,7 @@ impl<C> QpTable<C> {
         self.slots.iter_mut().filter_map(|slot| slot.conn.as_deref_mut())
     }
 
-    /// Sets the one timer of a queue pair.
+    /// Sets the only timer of a queue pair.
     pub(super) fn arm(&mut self, qp: QpNum, deadline: Option<Instant>) {
         let Some(index) = self.index(qp) else { return };
         let before = std::mem::replace(&mut self.slots[index].armed, deadline);
@@ -98,12 +98,12 @@ impl<C> QpTable<C> {
         }
     }
 
-    /// The earliest timer.
+    /// Returns the earliest timer.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// A queue pair whose timer has run out; the timer is not set any more.
+    /// Returns a queue pair whose timer has expired, and clears the timer.
     pub(super) fn take_expired(&mut self, now: Instant) -> Option<QpNum> {
         let qp = self.timers.first().filter(|(at, _)| *at <= now).map(|(_, qp)| QpNum(*qp))?;
         self.arm(qp, None);
@@ -115,7 +115,7 @@ impl<C> QpTable<C> {
 mod tests {
     use super::*;
 
-    /// Numbers of a slot that is used again and again.
+    /// Checks the numbers of a slot that is reused many times.
     #[test]
     fn a_generation_that_wraps_never_gives_out_a_number_in_use() {
         let mut table = QpTable::new();

@@ -1,8 +1,8 @@
-//! Whether this program, on this host, can do `rdma://`, and the provider if it can.
+//! Detection of RDMA support (`rdma://`) on this host, and the provider if it is available.
 //!
-//! Owns [`Rdma`], the one face the daemons see, whether the feature `verbs` is built in or not, and
-//! [`NoRdma`], which says what is missing and what would help. Called once when a daemon starts
-//! (or checks its settings), then once per shard.
+//! [`Rdma`] is the interface of the daemons, whether the feature `verbs` is built in or not.
+//! [`NoRdma`] reports what is missing, with a hint. Daemons call this once when they start (or
+//! check their settings), then once per shard.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,46 +13,48 @@ use super::{Fabric, FabricError};
 use crate::rt::Ring;
 use crate::time::Duration;
 
-/// The commands that make a device in software.
+/// Commands that create a device in software.
 const SOFT_DEVICE: &str =
     "for soft-RoCE: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0";
 
-/// How the provider of a daemon behaves; the rest is the provider's own defaults.
+/// Provider options set by a daemon; all others have the provider's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaOptions {
-    /// Bound of an accepted connection's start-up, and of a request waiting for its answer.
+    /// Timeout of an accepted connection's start-up, and of a request waiting for its answer.
     pub startup_timeout: Duration,
-    /// Requests of peers that wait for an answer; one more ends the oldest.
+    /// Maximum number of peers' requests that wait for an answer; one more closes the oldest.
     pub half_open_max: u32,
-    /// RDMA reads that either end may have outstanding: pings use them, sessions do not.
+    /// Maximum number of outstanding RDMA reads of either end; pings use them, sessions do not.
     pub reads_max: u8,
-    /// How long a device repeats a packet that is not acknowledged; None is the provider's own.
+    /// Time for which a device repeats an unacknowledged packet; None selects the provider's
+    /// default.
     pub path_timeout: Option<Duration>,
 }
 
-/// A port of a device.
+/// Port of an RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RdmaPort {
-    /// The device, as `rdma link` names it.
+    /// Device name, as in `rdma link`.
     pub device: String,
-    /// From 1.
+    /// Port number, from 1.
     pub number: u8,
-    /// As the kernel says it, in lower case: `active`, `down`.
+    /// Port state as reported by the kernel, in lower case: `active`, `down`.
     pub state: String,
-    /// The network interface behind it, where the kernel tells.
+    /// Network interface behind the port, if the kernel reports it.
     pub netdev: Option<String>,
-    /// The addresses in its table of identifiers; link-local ones are left out.
+    /// IP addresses in the port's GID table, without link-local ones.
     pub addresses: Vec<std::net::IpAddr>,
 }
 
-/// Whether memory windows of a device can be used, which a fresh key for each request needs.
+/// Whether the memory windows of a device work, which a new key for each request requires.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum MemoryWindows {
-    /// One was bound.
+    /// A window was bound successfully.
     Usable,
-    /// None could be tried, for this reason. They are used if the device says that it has them.
+    /// Windows could not be tested, for this reason. They are used if the device claims to have
+    /// them.
     Untried(String),
-    /// There is none, for this reason.
+    /// The device has no usable windows, for this reason.
     Missing(String),
 }
 
@@ -63,26 +65,26 @@ impl Default for MemoryWindows {
 }
 
 impl MemoryWindows {
-    /// True when it is known that there is none.
+    /// Returns true if the device certainly has no windows.
     #[must_use]
     pub const fn is_missing(&self) -> bool {
         matches!(self, Self::Missing(_))
     }
 }
 
-/// A device that sessions can use.
+/// RDMA device that sessions can use.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RdmaDevice {
-    /// As `rdma link` names it.
+    /// Device name, as in `rdma link`.
     pub name: String,
-    /// Its ports.
+    /// Ports of the device.
     pub ports: Vec<RdmaPort>,
-    /// Whether it has memory windows.
+    /// Whether its memory windows work.
     pub windows: MemoryWindows,
 }
 
 impl RdmaDevice {
-    /// True when a port of it has this address, or for the address that stands for all.
+    /// Returns true if a port of the device has this address, or for the wildcard address.
     #[must_use]
     pub fn has(&self, address: std::net::IpAddr) -> bool {
         let mut ports = self.ports.iter();
@@ -90,16 +92,16 @@ impl RdmaDevice {
     }
 }
 
-/// Why there is no RDMA here.
+/// Reason why RDMA is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoRdma {
-    /// The program was built without it.
+    /// The program was built without RDMA support.
     #[error(
         "this build has no RDMA support (feature verbs); build it with that feature, or use tcp://"
     )]
     Feature,
-    /// The kernel's part is missing or may not be used. The error has a hint.
+    /// The kernel modules are missing or may not be used. The error includes a hint.
     #[error(transparent)]
     System(FabricError),
     /// There is no RDMA device.
@@ -117,8 +119,8 @@ pub enum NoRdma {
     OnlyIwarp(Vec<String>),
 }
 
-/// RDMA on this host: there is a device that sessions can use. Without the feature `verbs` there
-/// is no value of it.
+/// RDMA on this host: there is a device that sessions can use. Without the feature `verbs` no value
+/// of this type exists.
 #[derive(Clone, Debug)]
 pub struct Rdma {
     #[cfg(feature = "verbs")]
@@ -129,13 +131,13 @@ pub struct Rdma {
 }
 
 impl Rdma {
-    /// True when this build can do RDMA at all.
+    /// True if this build supports RDMA.
     pub const BUILT_IN: bool = cfg!(feature = "verbs");
 
     /// Looks for devices.
     ///
     /// # Errors
-    /// What is missing, with a hint.
+    /// Reports what is missing, with a hint.
     #[cfg(feature = "verbs")]
     pub fn open() -> Result<Self, NoRdma> {
         let shared = VerbsShared::open().map_err(NoRdma::System)?;
@@ -155,7 +157,7 @@ impl Rdma {
         Ok(Self { shared, devices: devices.collect() })
     }
 
-    /// This build has no RDMA.
+    /// Fails, because this build has no RDMA support.
     ///
     /// # Errors
     /// Always [`NoRdma::Feature`].
@@ -164,21 +166,21 @@ impl Rdma {
         Err(NoRdma::Feature)
     }
 
-    /// The ports of the devices that sessions can use.
+    /// Returns the ports of the devices that sessions can use.
     pub fn ports(&self) -> impl Iterator<Item = &RdmaPort> {
         self.devices.iter().flat_map(|device| &device.ports)
     }
 
-    /// The devices that sessions can use, as they were when this was opened.
+    /// Returns the devices that sessions can use, as found by [`Self::open`].
     #[must_use]
     pub fn devices(&self) -> &[RdmaDevice] {
         &self.devices
     }
 
-    /// A shard's provider.
+    /// Creates a shard's provider.
     ///
     /// # Errors
-    /// `System` when the connection manager cannot be reached.
+    /// `System` if the connection manager cannot be reached.
     #[cfg(feature = "verbs")]
     pub fn fabric(
         &self,
@@ -193,10 +195,10 @@ impl Rdma {
         Ok(Box::new(VerbsFabric::new(ring, Arc::clone(&self.shared), options)?))
     }
 
-    /// A shard's provider.
+    /// Creates a shard's provider.
     ///
     /// # Errors
-    /// None: there is no value to ask.
+    /// Never called, since no value of this type exists.
     #[cfg(not(feature = "verbs"))]
     pub fn fabric(
         &self,

@@ -1,4 +1,4 @@
-//! Work requests and their completions, in the shape of verbs.
+//! Work requests and their completions, modeled on verbs.
 
 use crate::ids::{QpNum, Rkey};
 use crate::mem::MemSlice;
@@ -6,34 +6,34 @@ use crate::mem::MemSlice;
 /// Registered local memory of a work request.
 #[derive(Clone, Debug)]
 pub struct Sge {
-    /// The memory; kept alive by the request until its completion.
+    /// Memory; kept alive by the request until its completion.
     pub slice: MemSlice,
     /// Local key of the registration that covers it.
     pub lkey: u32,
 }
 
-/// Where in the peer's memory an operation goes.
+/// Location in the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMem {
-    /// Address as the peer sent it; opaque to us.
+    /// Address as sent by the peer; opaque to this end.
     pub addr: u64,
-    /// Key as the peer sent it.
+    /// Key as sent by the peer.
     pub rkey: Rkey,
 }
 
-/// What a work request does.
+/// Operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WrOp {
     /// Send to the peer's next posted receive.
     Send {
         /// Immediate to deliver with it (SEND_WITH_IMM).
         imm: Option<u32>,
-        /// Key at the peer to invalidate on delivery (SEND_WITH_INV). Not together with `imm`.
+        /// Key of the peer to invalidate on delivery (SEND_WITH_INV). Not together with `imm`.
         invalidate: Option<Rkey>,
     },
     /// Place bytes in the peer's memory. Without an immediate the peer sees no event.
     RdmaWrite {
-        /// Target; ignored when the length is zero.
+        /// Target; ignored if the length is zero.
         remote: RemoteMem,
         /// Immediate to deliver after the bytes; consumes a receive at the peer.
         imm: Option<u32>,
@@ -46,7 +46,7 @@ pub enum WrOp {
 }
 
 impl WrOp {
-    /// What its completion is called.
+    /// Returns the operation of the completion.
     pub const fn completes_as(&self) -> WcOp {
         match self {
             Self::Send { .. } => WcOp::Send,
@@ -66,109 +66,109 @@ pub struct SgeList {
 }
 
 impl SgeList {
-    /// No local memory: an empty send, a bare immediate.
+    /// No local memory: an empty send, or an immediate without data.
     pub const EMPTY: Self = Self { first: None, second: None };
 
-    /// One piece.
+    /// Creates a list of one piece.
     pub fn one(sge: Sge) -> Self {
         Self { first: Some(sge), second: None }
     }
 
-    /// Two pieces.
+    /// Creates a list of two pieces.
     pub fn two(first: Sge, second: Sge) -> Self {
         Self { first: Some(first), second: Some(second) }
     }
 
-    /// Total bytes.
+    /// Returns the total number of bytes.
     pub fn len(&self) -> usize {
         self.iter().map(|sge| sge.slice.len()).sum()
     }
 
-    /// True for a total of zero bytes.
+    /// Returns true if the total is zero bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The pieces in order.
+    /// Returns the pieces in order.
     pub fn iter(&self) -> impl Iterator<Item = &Sge> {
         self.first.iter().chain(self.second.iter())
     }
 }
 
-/// One entry of a send queue.
+/// Entry of a send queue.
 #[derive(Clone, Debug)]
 pub struct WorkRequest {
-    /// Chosen by the poster, returned in the completion.
+    /// ID chosen by the poster and returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// Operation.
     pub op: WrOp,
     /// Local memory: source, or target of a read (one piece only).
     pub sges: SgeList,
-    /// Wants a completion when it succeeds. Failures always complete.
+    /// Request a completion on success. Failures always complete.
     pub signaled: bool,
 }
 
-/// What kind of work a completion ends.
+/// Kind of work that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WcOp {
-    /// A send left.
+    /// A send was sent.
     Send,
-    /// An RDMA write left. On iwarp: handed to TCP, not yet at the peer.
+    /// An RDMA write was sent. On iwarp it was handed to TCP and may not have reached the peer yet.
     RdmaWrite,
-    /// A read's bytes are in the local buffer.
+    /// An RDMA read has finished; its data is in the local buffer.
     RdmaRead,
-    /// A message arrived in a posted receive.
+    /// A message was received in a posted receive.
     Recv,
-    /// A peer's RDMA write with immediate consumed a posted receive; its bytes are in place.
+    /// A peer's RDMA write with immediate consumed a posted receive; its data is in place.
     RecvRdmaWithImm,
     /// A window bind or invalidation finished.
     Bind,
 }
 
-/// How a work request ended.
+/// Outcome of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum WcStatus {
-    /// Good.
+    /// The request succeeded.
     #[error("success")]
     Success,
-    /// The queue pair went to error before this ran; nothing is known of its effect.
+    /// The queue pair entered the error state first; it is unknown whether the request took effect.
     #[error("flushed")]
     Flushed,
-    /// A message did not fit the posted receive, or local memory was wrong.
+    /// A message did not fit the posted receive, or local memory was invalid.
     #[error("local error")]
     LocalError,
     /// The peer refused the access (key, bounds, rights).
     #[error("remote access error")]
     RemoteAccess,
-    /// The peer refused the operation otherwise, or had no receive posted.
+    /// The peer refused the operation for another reason, or had no receive posted.
     #[error("remote operation error")]
     RemoteOperation,
-    /// The peer did not answer within the retry bound.
+    /// The peer did not answer within the retry limit.
     #[error("retries exceeded")]
     RetryExceeded,
 }
 
-/// The end of one posted work request or receive.
+/// Completion of a posted work request or receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkCompletion {
-    /// The queue pair it was posted on.
+    /// Queue pair of the request.
     pub qp: QpNum,
-    /// The poster's id.
+    /// ID chosen by the poster.
     pub wr_id: u64,
-    /// What it was. Unreliable when the status is not `Success`, as in verbs.
+    /// Operation. Unreliable if the status is not `Success`, as in verbs.
     pub op: WcOp,
-    /// How it ended.
+    /// Outcome.
     pub status: WcStatus,
-    /// Bytes received (`Recv`), or written by the peer where the provider knows it.
+    /// Bytes received (`Recv`), or bytes written by the peer if the provider knows the number.
     pub byte_len: u32,
-    /// The immediate, host order.
+    /// Immediate, in host byte order.
     pub imm: Option<u32>,
-    /// The local key the peer's message invalidated.
+    /// Local key that the peer's message invalidated.
     pub invalidated: Option<Rkey>,
 }
 
 impl WorkCompletion {
-    /// A completion without bytes, immediate or invalidated key.
+    /// Creates a completion without bytes, immediate or invalidated key.
     pub const fn new(qp: QpNum, wr_id: u64, op: WcOp, status: WcStatus) -> Self {
         Self { qp, wr_id, op, status, byte_len: 0, imm: None, invalidated: None }
     }

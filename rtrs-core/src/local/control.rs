@@ -1,11 +1,12 @@
-//! A control socket: one request, one reply, a line of JSON each.
+//! Control sockets: one request and one reply per connection, each a line of JSON.
 //!
-//! Owns the listening end ([`ControlSocket`]), which replies on a thread of its own, off the IO
-//! path, and the requesting end ([`request`]). A request is at most 4096 bytes long, and request
-//! and reply as a whole have a time limit. Each connection has a small thread until its request has
-//! arrived, so a client that stops in the middle, or sends nothing, delays nobody; if there are too
-//! many of these, the oldest is closed. Requests and replies are types of the daemon. A request
-//! that the daemon refuses, or does not know, gets `{"error": WHY}`.
+//! This module has the listening end ([`ControlSocket`]), which replies on a thread of its own, off
+//! the IO path, and the requesting end ([`request`]). A request is at most 4096 bytes long, and
+//! request and reply as a whole have a time limit. Each connection has a small thread until its
+//! request has arrived, so a client that stops in the middle, or sends nothing, delays no other; if
+//! there are too many such connections, the oldest is closed. The daemon defines the types of
+//! requests and replies. A request that the daemon refuses, or does not know, is answered with
+//! `{"error": WHY}`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,22 +26,22 @@ use super::timed::{Limit, timed_out};
 use super::unix_socket::{SocketFile, bind_unix};
 use crate::time::Duration;
 
-/// How long a request may take to arrive, and a reply to leave.
+/// Time limit for receiving a request, and for sending a reply.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest request.
+/// Maximum length of a request.
 const REQUEST_MAX: usize = 4096;
-/// Longest reply; none of ours comes near it.
+/// Maximum length of a reply, far above that of any actual reply.
 const REPLY_MAX: usize = 64 << 20;
-/// Most connections whose request has not arrived yet.
+/// Maximum number of connections whose request has not arrived yet.
 const SILENT_MAX: usize = 64;
-/// Most requests that wait for their reply.
+/// Maximum number of requests that wait for their reply.
 const WAITING_MAX: usize = 64;
-/// For a thread that only reads a line.
+/// Stack size of a thread that only reads a line.
 const STACK_BYTES: usize = 128 << 10;
-/// Wait after an accept that failed, for one because the process is out of descriptors.
+/// Pause after a failed accept, for example because the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening control socket. Dropping it ends the replies and removes its path.
+/// Listening control socket. Dropping it stops the replies and removes its path.
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: UnixListener,
@@ -49,21 +50,22 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Binds the socket, for this user only. A path nobody listens on is replaced.
+    /// Binds the socket, accessible to this user only. Replaces a stale socket.
     ///
     /// # Errors
-    /// Those of [`bind_unix`].
+    /// See [`bind_unix`].
     pub fn bind(path: &Path) -> io::Result<Self> {
         let (listener, file) = bind_unix(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         Ok(Self { listener, ending: Arc::default(), _file: file })
     }
 
-    /// Hands every request to `handle`, one after the other, on a thread of its own. It replies
-    /// with [`reply`], immediately or later. A request that is not an `R` is refused.
+    /// Passes every request to `handle`, one after the other, on a thread of its own. The handler
+    /// replies with [`reply`], immediately or later. A request that does not parse as `R` is
+    /// refused.
     ///
     /// # Errors
-    /// The system's, when there is no thread or descriptor to be had.
+    /// Returns the system's error if no thread or descriptor is available.
     pub fn serve<R: DeserializeOwned>(
         &self,
         mut handle: impl FnMut(R, UnixStream) + Send + 'static,
@@ -71,7 +73,8 @@ impl ControlSocket {
         let listener = self.listener.try_clone()?;
         let ending = Arc::clone(&self.ending);
         let (received, requests) = mpsc::sync_channel::<(String, UnixStream)>(WAITING_MAX);
-        // Ends when the one below has ended, and all who read for it.
+        // This thread ends when the accepting thread below and all threads that read requests have
+        // ended.
         std::thread::Builder::new().name("rtrs-control".into()).spawn(move || {
             for (line, stream) in requests {
                 match serde_json::from_str(&line) {
@@ -98,12 +101,12 @@ impl ControlSocket {
     }
 }
 
-/// Connections without a request yet, oldest first.
+/// Connections without a complete request, oldest first.
 #[derive(Debug, Default)]
 struct Silent(Mutex<VecDeque<(u64, UnixStream)>>);
 
 impl Silent {
-    /// One more; of too many the oldest goes.
+    /// Adds a connection; if there are too many, closes the oldest.
     fn add(&self, number: u64, stream: UnixStream) {
         let mut all = self.0.lock();
         if all.len() >= SILENT_MAX
@@ -125,14 +128,14 @@ impl Silent {
     }
 }
 
-/// Wakes the thread that reads from it.
+/// Wakes the thread that reads from the stream.
 fn end(stream: &UnixStream) {
     if let Err(error) = stream.shutdown(std::net::Shutdown::Both) {
         tracing::debug!("control socket: {error}");
     }
 }
 
-/// Reads a request on a thread of its own and passes it on.
+/// Reads a request on a separate thread and passes it on.
 fn receive(
     number: u64,
     stream: UnixStream,
@@ -158,14 +161,14 @@ fn receive(
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::SeqCst);
-        // Wakes the thread in its accept.
+        // Wake the thread that waits in accept.
         if let Err(error) = SockRef::from(&self.listener).shutdown(std::net::Shutdown::Both) {
             tracing::debug!("control socket: {error}");
         }
     }
 }
 
-/// Replies to a request, within the time limit: with a value, or with why it is refused.
+/// Replies to a request within the time limit, with a value or with the reason for refusing it.
 pub fn reply<T: Serialize>(stream: &UnixStream, reply: Result<T, String>) {
     let value = match reply {
         Ok(value) => serde_json::to_value(value),
@@ -179,22 +182,23 @@ pub fn reply<T: Serialize>(stream: &UnixStream, reply: Result<T, String>) {
     }
 }
 
-/// Why a request has no reply.
+/// Error of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// No daemon listens on the control socket.
     #[error("no daemon listens on it")]
     NotRunning,
-    /// The daemon refuses the request: why.
+    /// The daemon refuses the request, for this reason.
     #[error("{0}")]
     Refused(String),
-    /// The system's error; `TimedOut` when the daemon does not reply in time, `UnexpectedEof` when
-    /// it ends without a reply, `InvalidData` for a reply of another version.
+    /// System error: `TimedOut` if the daemon does not reply in time, `UnexpectedEof` if it ends
+    /// without a reply, `InvalidData` for a reply of another version.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Sends a request to the daemon behind a control socket, whose reply may take `timeout`.
+/// Sends a request to the daemon that listens on a control socket, and waits for the reply for at
+/// most `timeout`.
 ///
 /// # Errors
 /// See [`RequestError`].
@@ -219,10 +223,10 @@ pub fn request<T: DeserializeOwned>(
     }
 }
 
-/// Sends a line and reads the one that comes back.
+/// Sends a line and reads the reply.
 fn exchange(path: &Path, line: &str, timeout: Duration) -> io::Result<(String, UnixStream)> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // Limits the connect too, which waits while the backlog is full (unix(7)).
+    // Also limits the connect, which waits while the backlog is full (unix(7)).
     socket.set_write_timeout(Some(TIMEOUT))?;
     socket.connect(&SockAddr::unix(path)?)?;
     let stream = UnixStream::from(OwnedFd::from(socket));
@@ -235,7 +239,7 @@ fn exchange(path: &Path, line: &str, timeout: Duration) -> io::Result<(String, U
     Ok((line, stream))
 }
 
-/// A line without its end, of at most `max` bytes, all of it within `limit`.
+/// Reads a line of at most `max` bytes without its newline, within `limit` as a whole.
 fn read_line(stream: &UnixStream, max: usize, limit: Duration) -> io::Result<String> {
     let limit = Limit::new("the line", limit);
     let (mut line, mut room) = (Vec::new(), [0; 4096]);
@@ -257,7 +261,7 @@ fn read_line(stream: &UnixStream, max: usize, limit: Duration) -> io::Result<Str
     }
 }
 
-/// Writes a line, all of it within `limit`.
+/// Writes a line, within `limit` as a whole.
 fn write_line(stream: &UnixStream, line: &str, limit: Duration) -> io::Result<()> {
     Limit::new("writing", limit).write(stream, format!("{line}\n").as_bytes())
 }
@@ -289,7 +293,7 @@ mod tests {
         for text in ["one", "two", ""] {
             assert_eq!(send(text, limit).unwrap(), format!("got {text}"));
         }
-        // Longer than a request may be: there is no reply, and the next one is served.
+        // The request is too long: there is no reply, and the next request is served.
         let long = "x".repeat(2 * REQUEST_MAX);
         send(&long, limit).unwrap_err();
         assert_eq!(send("again", limit).unwrap(), "got again");
@@ -312,7 +316,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let limit = Duration::from_millis(300);
         let drip = std::thread::spawn(move || {
-            // A byte now and then, and never the end of the line.
+            // Bytes arrive occasionally, but never the end of the line.
             let mut sent = 0;
             while (&theirs).write_all(b".").is_ok() {
                 sent += 1;
@@ -323,7 +327,7 @@ mod tests {
         assert_eq!(read_line(&ours, 4096, limit).unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(ours);
         assert!(drip.join().unwrap() > 0);
-        // Nor is one waited for that does not read.
+        // The time limit also applies to a client that does not read.
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let long = "x".repeat(8 << 20);
         assert_eq!(write_line(&ours, &long, limit).unwrap_err().kind(), io::ErrorKind::TimedOut);
@@ -341,7 +345,7 @@ mod tests {
                 reply(&stream, Ok(text));
             })
             .unwrap();
-        // More than are kept, and all of them together would take minutes, one after the other.
+        // More than are kept, and they would take minutes if they were served one after the other.
         let silent: Vec<_> = (0..2 * SILENT_MAX)
             .map(|_| {
                 let mut stream = UnixStream::connect(&path).unwrap();
@@ -354,7 +358,7 @@ mod tests {
         assert_eq!(reply.unwrap().0, "one");
         let all = TIMEOUT * u32::try_from(silent.len()).unwrap();
         assert!(begin.elapsed() < all / 8, "after {:?}", begin.elapsed());
-        // The oldest went to make room for the newest.
+        // The oldest were closed to make room for the newest.
         let mut rest = Vec::new();
         assert_eq!((&silent[0]).read_to_end(&mut rest).unwrap(), 0);
         drop(control);

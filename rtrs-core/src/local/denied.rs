@@ -1,8 +1,8 @@
-//! Why the system denies access to a file (EACCES), for people.
+//! Explains why the system denies access to a file (EACCES).
 //!
-//! The system does not say which directory or permission it is about. [`why_denied`] looks at the
-//! modes along the path, so it can only tell what these say; access lists and security modules can
-//! refuse too.
+//! The system does not report which directory or permission is the cause. [`why_denied`] examines
+//! the modes along the path, so it only detects causes visible there; access lists and security
+//! modules can deny access too.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -14,17 +14,17 @@ const READ: u32 = 4;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 
-/// A user, and the groups that it is in.
+/// User with its groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct User {
     uid: u32,
     groups: Vec<u32>,
-    /// Its name and number, or its number.
+    /// Name and number for messages, or only the number.
     shown: String,
 }
 
 impl User {
-    /// Of this process.
+    /// Returns the user of this process.
     fn own() -> Option<Self> {
         let status = fs::read_to_string("/proc/self/status").ok()?;
         let numbers = |key: &str| -> Option<Vec<u32>> {
@@ -32,7 +32,7 @@ impl User {
             line.split_whitespace().map(|number| number.parse().ok()).collect()
         };
         let mut groups = numbers("Groups:")?;
-        // Real, effective, saved, file system.
+        // The fields are: real, effective, saved, file system.
         groups.extend(numbers("Gid:")?.get(1));
         let uid = *numbers("Uid:")?.get(1)?;
         let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -41,7 +41,7 @@ impl User {
         Some(Self { uid, groups, shown })
     }
 
-    /// True if the mode of a file lets this user do this.
+    /// Returns true if the mode of a file grants this user this access.
     fn may(&self, what: u32, file: &Metadata) -> bool {
         let shift = if self.uid == file.uid() {
             6
@@ -53,7 +53,7 @@ impl User {
         (file.mode() >> shift) & what == what
     }
 
-    /// What denies this user to read, or read and write, a file that it was denied.
+    /// Returns the reason why this user was denied access to a file: to read, or to read and write.
     fn obstacle(&self, path: &Path, write: bool) -> Option<String> {
         let path = std::path::absolute(path).ok()?;
         let found = fs::metadata(&path);
@@ -67,7 +67,8 @@ impl User {
         })
     }
 
-    /// What denies this user to read, or read and write, a file, as far as modes tell.
+    /// Returns the reason why the modes deny this user access to a file: to read, or to read and
+    /// write.
     fn denied_by_modes(&self, path: &Path, write: bool) -> Option<String> {
         let above: Vec<&Path> = path.ancestors().skip(1).collect();
         for dir in above.into_iter().rev() {
@@ -86,14 +87,14 @@ impl User {
     }
 }
 
-/// A file with its mode and owner.
+/// Describes a file with its mode and owner.
 fn shown(path: &Path, file: &Metadata) -> String {
     let (mode, uid, gid) = (file.mode() & 0o7777, file.uid(), file.gid());
     format!("{} (mode {mode:o}, owner {uid}:{gid})", path.display())
 }
 
-/// The name of a user in the text of /etc/passwd. Other databases are not asked: that can take
-/// long.
+/// Returns the name of a user from the text of /etc/passwd. Other databases are not queried,
+/// because that can take long.
 fn name_of(uid: u32, passwd: &str) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -102,14 +103,15 @@ fn name_of(uid: u32, passwd: &str) -> Option<&str> {
     })
 }
 
-/// What denies this process to read, or read and write, a file. None if that cannot be seen.
+/// Returns the reason why this process is denied access to a file: to read, or to read and write.
+/// None if no reason is visible.
 #[must_use]
 pub fn why_denied(path: &Path, write: bool) -> Option<String> {
     User::own()?.obstacle(path, write)
 }
 
-/// What will deny another user to read, or read and write, a file or directory. None if modes
-/// allow it, or if that cannot be seen.
+/// Returns the reason why another user will be denied access to a file or directory: to read, or to
+/// read and write. None if the modes grant it, or if they are not visible.
 #[must_use]
 pub fn why_denied_to(account: &Account, path: &Path, write: bool) -> Option<String> {
     let Account { name, uid, groups, .. } = account;

@@ -1,9 +1,8 @@
-//! What a daemon has on its own machine beside the network: the run directory, unix sockets bound
-//! safely beside others that want the same path, the control socket that commands connect to, the
-//! service manager that has started it, and small text files.
+//! Local resources of a daemon besides the network: the run directory, Unix sockets that are bound
+//! safely when several processes want the same path, the control socket to which commands connect,
+//! the service manager, and small text files.
 //!
-//! Runs off the IO path. Called by both daemons, by the NBD listener and by
-//! the server of metrics.
+//! Runs off the IO path. Used by both daemons, the NBD listener and the metrics server.
 
 mod control;
 mod denied;

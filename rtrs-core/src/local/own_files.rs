@@ -1,8 +1,8 @@
-//! Small files in the run directory, which outlive the process that writes them.
+//! Small files in the run directory that outlive the process that writes them.
 //!
-//! Owns [`OwnFiles`]: the run directory as it was checked, held open. Names are looked up in that
-//! directory, whatever has its path by now, and no symbolic link is followed: not for a file that
-//! is read, and not for the one that is written beside it before it takes its place.
+//! [`OwnFiles`] holds the checked run directory open. Names are looked up in that directory, even
+//! if its path has been replaced, and symbolic links are not followed, neither for files that are
+//! read nor for the temporary files that replace them.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -11,11 +11,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Bytes that are read of a file at most.
+/// Maximum number of bytes read from a file.
 const BYTES_MAX: u64 = 4096;
 
-/// A run directory that belongs to this user and to which no other user can write. Clones are the
-/// same.
+/// Run directory that belongs to this user and is not writable by others. Clones share the same
+/// directory.
 #[derive(Debug, Clone)]
 pub struct OwnFiles {
     dir: Arc<fs::File>,
@@ -26,18 +26,18 @@ impl OwnFiles {
         Self { dir: Arc::new(dir) }
     }
 
-    /// The path of a name in the directory that is held open.
+    /// Returns the path of a name in the directory that is held open.
     fn at(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd()))
     }
 
-    /// What a file holds, if there is one.
+    /// Returns the content of a file, if it exists.
     ///
     /// # Errors
-    /// The system's error; `FilesystemLoop` for a symbolic link; `InvalidData` for what is not a
+    /// The system's error; `FilesystemLoop` for a symbolic link; `InvalidData` for anything but a
     /// regular file of at most 4096 bytes of text.
     pub fn read(&self, name: &str) -> io::Result<Option<String>> {
-        // Without O_NONBLOCK a pipe would have to be waited for.
+        // Without O_NONBLOCK, opening a pipe would block.
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = match fs::File::options().read(true).custom_flags(flags).open(self.at(name)) {
             Ok(file) => file,
@@ -53,21 +53,21 @@ impl OwnFiles {
         Ok(Some(text))
     }
 
-    /// Replaces a file as a whole, or makes it; only this user can read it. `NAME.new`, beside
-    /// which it is written, is removed if it is there.
+    /// Replaces a file atomically, or creates it; only this user can read it. The temporary file
+    /// `NAME.new` is removed first if it exists.
     ///
     /// # Errors
     /// The system's error.
     pub fn replace(&self, name: &str, text: &str) -> io::Result<()> {
         let fresh = self.at(&format!("{name}.new"));
         remove(&fresh)?;
-        // O_EXCL: what is written is a new file.
+        // O_EXCL ensures that a new file is written.
         let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
         file.write_all(text.as_bytes())?;
         fs::rename(&fresh, self.at(name))
     }
 
-    /// Removes a file; a symbolic link, not what it names. There need not be one.
+    /// Removes a file, if it exists; for a symbolic link, removes the link and not its target.
     ///
     /// # Errors
     /// The system's error.

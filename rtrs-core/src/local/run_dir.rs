@@ -1,8 +1,8 @@
 //! Places in the file system: the run directory and unix socket paths.
 //!
-//! Owns [`RunDir`], which knows where control sockets live and what each is called, and the checks
-//! of a socket path: its length, and whether somebody listens on it. What is wrong with a place is
-//! a [`PlaceError`], which each daemon turns into an error of its command.
+//! [`RunDir`] determines the location and names of control sockets. The checks of a socket path
+//! cover its length and whether a process listens on it. Problems are reported as a [`PlaceError`],
+//! which each daemon converts to an error of its command.
 
 use std::env;
 use std::fs;
@@ -17,27 +17,27 @@ use super::own_files::OwnFiles;
 use crate::rt::effective_user;
 use crate::settings::{CommandError, ErrorClass};
 
-/// Longest path of a unix socket in bytes: `sun_path` has 108 with the NUL (unix(7)).
+/// Maximum length of a Unix socket path in bytes: `sun_path` has 108 including the NUL (unix(7)).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// Longest encoded session name that is used whole in a file name, in bytes.
+/// Maximum length in bytes of an encoded session name that is used unabridged in a file name.
 const STEM_BYTES_MAX: usize = 48;
-/// How servers' control sockets end.
+/// Suffix of servers' control sockets.
 const SERVER_ENDING: &str = ".srv";
-/// How sessions' control sockets end.
+/// Suffix of sessions' control sockets.
 const SESSION_ENDING: &str = ".ctl";
 
-/// What kind of thing is wrong with a place.
+/// Kind of problem with a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlaceProblem {
-    /// It cannot be a place at all.
+    /// The path is invalid.
     Usage,
-    /// It is in use, or not ours.
+    /// The path is in use, or belongs to another user.
     InUse,
-    /// The system refuses.
+    /// The system reported an error.
     System,
 }
 
-/// Why a place in the file system cannot be used.
+/// Reason why a path in the file system cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct PlaceError {
@@ -55,7 +55,7 @@ impl PlaceError {
         Self { problem, text: text.into(), source: Some(source) }
     }
 
-    /// What kind of thing is wrong.
+    /// Returns the kind of problem.
     #[must_use]
     pub const fn problem(&self) -> PlaceProblem {
         self.problem
@@ -77,25 +77,25 @@ impl<K: ErrorClass> From<PlaceError> for CommandError<K> {
     }
 }
 
-/// The directory control sockets live in.
+/// Directory of control sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir(PathBuf);
 
 impl RunDir {
-    /// The default directory of root.
+    /// Default directory of root.
     pub const OF_ROOT: &str = "/run/rtrs";
-    /// The default directory of a server that root has started and that goes on as another user:
+    /// Default directory of a server that root has started and that then runs as another user:
     /// [`OF_ROOT`](Self::OF_ROOT) belongs to root, whose sessions use it.
     pub const OF_SERVER: &str = "/run/rtrs-server";
 
-    /// The directory said, made absolute, or the default: `/run/rtrs` for root, else
-    /// `$XDG_RUNTIME_DIR/rtrs`, else `/tmp/rtrs-UID`.
+    /// Returns the given directory, made absolute, or the default: `/run/rtrs` for root, otherwise
+    /// `$XDG_RUNTIME_DIR/rtrs`, otherwise `/tmp/rtrs-UID`.
     ///
     /// # Errors
-    /// [`PlaceProblem::Usage`] if the directory said is empty.
+    /// [`PlaceProblem::Usage`] if the given directory is empty.
     pub fn new(said: Option<PathBuf>) -> Result<Self, PlaceError> {
         match said {
-            // Without a slash at the end, behind which a symbolic link would be followed.
+            // Remove a trailing slash, because a symbolic link before it would be followed.
             Some(path) => std::path::absolute(&path)
                 .map(|path| Self(path.components().collect()))
                 .map_err(|e| {
@@ -109,28 +109,28 @@ impl RunDir {
         }
     }
 
-    /// The directory, absolute.
+    /// Returns the absolute path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The control socket of the session `name`, `NAME.ctl`. Letters, digits, `-`, `_` and inner
-    /// dots stand for themselves, other bytes as `%XX`; a long name is cut and ends with a hash of
-    /// the whole.
+    /// Returns the control socket of the session `name`, `NAME.ctl`. Letters, digits, `-`, `_` and
+    /// inner dots are kept, other bytes are encoded as `%XX`; a long name is truncated and ends
+    /// with a hash of the whole.
     #[must_use]
     pub fn control_socket(&self, name: &str) -> PathBuf {
         self.0.join(stem(name) + SESSION_ENDING)
     }
 
-    /// The control socket of the server `name`, `NAME.srv`, written likewise.
+    /// Returns the control socket of the server `name`, `NAME.srv`, encoded in the same way.
     #[must_use]
     pub fn server_socket(&self, name: &str) -> PathBuf {
         self.0.join(stem(name) + SERVER_ENDING)
     }
 
-    /// All that is called as servers' control sockets are, sorted; somebody may listen there or
-    /// not. None when there is no run directory.
+    /// Returns all paths named like servers' control sockets, sorted, whether or not a process
+    /// listens on them. None if there is no run directory.
     ///
     /// # Errors
     /// [`PlaceProblem::System`] for a directory that cannot be read.
@@ -138,7 +138,8 @@ impl RunDir {
         self.ending_with(SERVER_ENDING)
     }
 
-    /// The same of sessions, each with the session's name. A long name is cut.
+    /// Returns all paths named like sessions' control sockets, each with the session's name. Long
+    /// names are truncated.
     ///
     /// # Errors
     /// [`PlaceProblem::System`] for a directory that cannot be read.
@@ -168,8 +169,8 @@ impl RunDir {
         Ok(paths)
     }
 
-    /// The default directories of all users that there are, each with its user: for root.
-    /// Directories that are not that user's alone are left out.
+    /// Returns the default directories of all users, each with its user, for use by root.
+    /// Directories that are not exclusively that user's are omitted.
     #[must_use]
     pub fn of_all_users() -> Vec<(u32, Self)> {
         Self::below(Path::new("/"))
@@ -193,13 +194,13 @@ impl RunDir {
         dirs
     }
 
-    /// Creates the directory, for this user only, unless it is there, and checks it.
+    /// Creates the directory, for this user only, unless it exists, and checks it.
     ///
     /// # Errors
     /// [`PlaceProblem::System`] if it cannot be created, and those of [`check`](Self::check).
     pub fn make(&self) -> Result<(), PlaceError> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
-        // What is there instead of a directory is named by the check.
+        // The check reports any other file at the path.
         if let Err(error) = made
             && error.kind() != io::ErrorKind::AlreadyExists
         {
@@ -209,9 +210,9 @@ impl RunDir {
         self.check()
     }
 
-    /// If the directory exists, it is one and no symbolic link, belongs to this user, and no other
-    /// user can write to it: others could put a socket or a link of theirs in place of ours. It
-    /// need not exist.
+    /// Checks that the directory, if it exists, is a directory and not a symbolic link, belongs to
+    /// this user, and is not writable by other users, who could otherwise put sockets or links of
+    /// their own in place.
     ///
     /// # Errors
     /// [`PlaceProblem::InUse`], naming the directory.
@@ -219,8 +220,8 @@ impl RunDir {
         self.opened().map(drop)
     }
 
-    /// As [`check`](Self::check), for somebody who only connects to a socket there: for root it may
-    /// belong to any user.
+    /// Like [`check`](Self::check), for callers that only connect to a socket in the directory: for
+    /// root, it may belong to any user.
     ///
     /// # Errors
     /// [`PlaceProblem::InUse`], naming the directory.
@@ -231,7 +232,7 @@ impl RunDir {
         self.opened_of(allowed).map(drop)
     }
 
-    /// The small files of this directory, which has to be there and pass [`check`](Self::check).
+    /// Returns the small files of this directory, which must exist and pass [`check`](Self::check).
     ///
     /// # Errors
     /// Those of [`check`](Self::check), and [`PlaceProblem::System`] if it does not exist.
@@ -243,16 +244,16 @@ impl RunDir {
         self.opened()?.map(OwnFiles::new).ok_or_else(missing)
     }
 
-    /// The directory, opened and checked, if there is one.
+    /// Opens and checks the directory, if it exists.
     fn opened(&self) -> Result<Option<fs::File>, PlaceError> {
         self.opened_of(effective_user())
     }
 
-    /// The same for a directory of this user.
+    /// Opens and checks a directory of this user, if it exists.
     fn opened_of(&self, uid: u32) -> Result<Option<fs::File>, PlaceError> {
         let shown = self.0.display();
         let refuse = |text: String| Err(PlaceError::new(PlaceProblem::InUse, text));
-        // The properties are those of what was opened, whatever has the name by now.
+        // The properties are those of the opened directory, even if its path is replaced meanwhile.
         let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
         let opened = fs::File::options().read(true).custom_flags(flags).open(&self.0);
         let (dir, meta) = match opened.and_then(|dir| dir.metadata().map(|meta| (dir, meta))) {
@@ -292,7 +293,8 @@ impl RunDir {
     }
 }
 
-/// Opens the log of a session to append to it; it need not exist. A symbolic link is refused.
+/// Opens the log of a session for appending, and creates it if necessary. A symbolic link is
+/// refused.
 ///
 /// # Errors
 /// The system's error; `FilesystemLoop` (ELOOP) for a symbolic link.
@@ -301,7 +303,7 @@ pub fn open_log(path: &Path) -> io::Result<fs::File> {
     options.create(true).append(true).custom_flags(libc::O_NOFOLLOW).open(path)
 }
 
-/// A name as the stem of a file name.
+/// Encodes a name as the stem of a file name.
 fn stem(name: &str) -> String {
     let mut stem = String::new();
     for (at, byte) in name.bytes().enumerate() {
@@ -312,14 +314,14 @@ fn stem(name: &str) -> String {
         }
     }
     if stem.len() > STEM_BYTES_MAX {
-        // 17 bytes of '~' and hash; '~' is never in a name that is used whole.
+        // '~' and the hash are 17 bytes; '~' never occurs in a name that is used unabridged.
         stem.truncate(STEM_BYTES_MAX - 17);
         stem.push_str(&format!("~{:016x}", fnv1a(name.as_bytes())));
     }
     stem
 }
 
-/// The name whose [`stem`] a path has, as far as that tells.
+/// Returns the name encoded in a path by [`stem`], as far as it can be recovered.
 fn name_of(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().as_bytes();
     let hex = |at: usize| {
@@ -344,14 +346,14 @@ fn default_run_dir(uid: u32, xdg: Option<std::ffi::OsString>) -> PathBuf {
     }
 }
 
-/// FNV-1a, 64 bits: names files apart, protects nothing.
+/// FNV-1a with 64 bits: distinguishes file names, not for security.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Refuses socket paths the system cannot bind.
+/// Refuses socket paths that the system cannot bind.
 ///
 /// # Errors
 /// [`PlaceProblem::Usage`], naming the path as `what`.
@@ -377,21 +379,22 @@ pub fn check_socket_path(what: &str, path: &Path) -> Result<(), PlaceError> {
     Ok(())
 }
 
-/// What is at a socket path.
+/// State of a socket path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SocketState {
-    /// Nothing.
+    /// Nothing exists at the path.
     Free,
-    /// A socket nobody listens on: left over, may be removed.
+    /// No process listens on the socket: it is stale and may be removed.
     Stale,
-    /// A socket somebody listens on.
+    /// A process listens on the socket.
     InUse,
 }
 
-/// Finds out what is at a socket path, without waiting.
+/// Determines the state of a socket path without waiting.
 ///
 /// # Errors
-/// [`PlaceProblem::InUse`] if something else is there, or its directory is not.
+/// [`PlaceProblem::InUse`] if another kind of file exists there, or if its directory does not
+/// exist.
 pub fn socket_state(path: &Path) -> Result<SocketState, PlaceError> {
     let shown = path.display();
     let failed = |source| {
@@ -413,7 +416,7 @@ pub fn socket_state(path: &Path) -> Result<SocketState, PlaceError> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     match socket.connect(&SockAddr::unix(path).map_err(failed)?) {
-        // A full backlog (EAGAIN) has a listener too.
+        // A full backlog (EAGAIN) also means that there is a listener.
         Ok(()) => Ok(SocketState::InUse),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(SocketState::InUse),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(SocketState::Stale),
@@ -426,7 +429,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
 
-    /// A directory of this test's own, removed at its end.
+    /// Temporary directory of a test, removed at its end.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -471,7 +474,7 @@ mod tests {
         );
         let error = RunDir(file.join("below")).check().unwrap_err();
         assert!(format!("{:?}", error.source).contains("NotADirectory"), "{error:?}");
-        // A directory of somebody else's: root's own for a user, a given away one for root.
+        // Use a directory of another user: for a user, root's; for root, one given away.
         let is_root = effective_user() == 0;
         let other = if is_root { scratch.0.clone() } else { "/".into() };
         if is_root {
@@ -602,7 +605,7 @@ mod tests {
         assert_eq!(socket_state(&path).unwrap(), SocketState::InUse);
         drop(listener);
         assert_eq!(socket_state(&path).unwrap(), SocketState::Stale);
-        // Looking removed nothing.
+        // The checks removed nothing.
         assert!(path.exists());
         let file = scratch.0.join("file");
         fs::write(&file, "").unwrap();

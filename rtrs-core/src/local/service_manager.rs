@@ -1,8 +1,8 @@
-//! Notifies the service manager that has started the process, by sd_notify(3): how long it
-//! may take to start, ready, stopping, and again and again that it is alive.
+//! Notifications to the service manager by sd_notify(3): the maximum start-up time, readiness,
+//! shutdown, and periodic watchdog messages.
 //!
-//! A message is a datagram to the socket that NOTIFY_SOCKET names. Without that variable nothing is
-//! sent. Runs off the IO path.
+//! A message is a datagram to the socket in NOTIFY_SOCKET. Without that variable nothing is sent.
+//! Runs off the IO path.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -11,23 +11,23 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Bound of a message, should the manager be slow to read.
+/// Time limit for sending a message, in case the manager is slow to read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often in its time limit the manager hears that the process is alive: a check may fail twice
-/// before the manager kills the process.
+/// Number of watchdog messages per timeout of the manager: a check may fail twice before the
+/// manager kills the process.
 const CHECKS: u32 = 4;
 
-/// The service manager of the process, if it has one. Clones are the same.
+/// Service manager of the process, if it has one. Clones share the same socket.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceManager {
     socket: Option<Arc<UnixDatagram>>,
-    /// Within this time the manager wants to hear from the process.
+    /// Watchdog timeout of the manager.
     watchdog: Option<Duration>,
 }
 
 impl ServiceManager {
-    /// The one that the environment names. One that cannot be reached is logged, and no error: the
-    /// process does its work all the same.
+    /// Returns the manager named by the environment. Failure to reach it is logged but not an
+    /// error, since the process works without it.
     #[must_use]
     pub fn from_env() -> Self {
         let variable = |name| std::env::var(name).ok();
@@ -53,17 +53,17 @@ impl ServiceManager {
         Ok(Self { socket: Some(Arc::new(socket)), watchdog })
     }
 
-    /// The process may take so long to start, if that is longer than the manager would wait.
+    /// Requests up to `within` for the start-up, if that is longer than the manager's limit.
     pub fn starting(&self, within: Duration) {
         self.send(&format!("EXTEND_TIMEOUT_USEC={}", within.as_micros()));
     }
 
-    /// The process has started. `status` is shown to people.
+    /// Reports that the process has started. `status` is shown to people.
     pub fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={}", status.replace('\n', " ")));
     }
 
-    /// The process is about to end.
+    /// Reports that the process is about to end.
     pub fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=stopping");
     }
@@ -75,11 +75,11 @@ impl ServiceManager {
         }
     }
 
-    /// If the manager wants that, starts a thread that tells it that the process is alive, as long
-    /// as `alive` says so. The thread ends with the process.
+    /// Starts a thread that sends watchdog messages as long as `alive` returns true, if the manager
+    /// wants them. The thread ends with the process.
     ///
     /// # Errors
-    /// The system's error when there can be no thread.
+    /// Returns the system's error if the thread cannot be started.
     pub fn watch(&self, alive: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
         let Some(time) = self.watchdog.filter(|_| self.socket.is_some()) else { return Ok(()) };
         let manager = self.clone();
@@ -113,7 +113,8 @@ mod tests {
         String::from_utf8_lossy(&buffer[..length]).into_owned()
     }
 
-    /// A manager at an address in the abstract name space, and what listens there.
+    /// Returns a manager at an address in the abstract namespace, and the socket that receives its
+    /// messages.
     fn manager(test: &str, watchdog: Option<Duration>) -> (ServiceManager, UnixDatagram) {
         let name = format!("rtrs-{test}-{}", std::process::id());
         let listener = SocketAddr::from_abstract_name(&name).unwrap();

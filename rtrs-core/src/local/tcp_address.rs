@@ -1,14 +1,14 @@
-//! Whether a TCP address can be listened on.
+//! Check whether a TCP address can be used for listening.
 
 use std::io;
 use std::net::SocketAddr;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Binds a socket as a listener does and closes it again. Nobody can connect meanwhile.
+/// Binds a socket as a listener does and closes it again. Clients cannot connect meanwhile.
 ///
 /// # Errors
-/// Why nobody can listen there: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`.
+/// The reason why the address cannot be used: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`.
 pub fn check_tcp_address(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -25,7 +25,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         assert_eq!(check_tcp_address(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        // What is left of a connection is in nobody's way.
+        // The remains of a closed connection do not prevent listening.
         let client = TcpStream::connect(address).unwrap();
         drop(listener.accept().unwrap());
         drop((listener, client));

@@ -1,13 +1,14 @@
-//! Small text files, as those of /sys and /etc, and paths to files.
+//! Small text files, such as those in /sys and /etc, and paths of files.
 
 use std::fs;
 use std::io;
 use std::path::{self, Path, PathBuf};
 
-/// Most bytes of such a file.
+/// Maximum size of such a file in bytes.
 const BYTES_MAX: usize = 4096;
 
-/// The text of a small file, without white space and NULs around it. None if there is none.
+/// Returns the text of a small file, without surrounding white space and NULs. None if there is
+/// none.
 #[must_use]
 pub fn read_text(path: &Path) -> Option<String> {
     let bytes = fs::read(path).ok().filter(|bytes| bytes.len() <= BYTES_MAX)?;
@@ -16,11 +17,12 @@ pub fn read_text(path: &Path) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Makes the paths that are set absolute, so that they mean the same files when the process has
-/// changed its directory.
+/// Makes the given paths absolute, so that they remain valid when the process changes its
+/// directory.
 ///
 /// # Errors
-/// The system's when the current directory is gone; `InvalidInput` for an empty path.
+/// Returns the system's error if the current directory does not exist; `InvalidInput` for an empty
+/// path.
 pub fn make_absolute<const N: usize>(paths: [&mut Option<PathBuf>; N]) -> io::Result<()> {
     for path in paths.into_iter().flatten() {
         *path = path::absolute(&*path)?;

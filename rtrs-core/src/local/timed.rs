@@ -1,4 +1,4 @@
-//! Reading from and writing to a socket with a time limit for the whole.
+//! Reading from and writing to a socket, with a time limit for the whole operation.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use socket2::SockRef;
 use crate::settings::Time;
 use crate::time::Duration;
 
-/// When something must have ended, and what it is.
+/// Deadline of an operation, with a name for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     what: &'static str,
@@ -18,13 +18,12 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// From now on.
+    /// Starts the time limit.
     pub(crate) fn new(what: &'static str, limit: Duration) -> Self {
         Self { what, limit, deadline: Instant::now() + limit }
     }
 
-    /// What is left of the time, for a time-out of the system: never zero, which would mean for
-    /// ever.
+    /// Returns the remaining time as a system timeout: never zero, which would mean no timeout.
     fn left(&self) -> io::Result<Duration> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(timed_out(self.what, self.limit)) } else { Ok(left) }
@@ -40,7 +39,7 @@ impl Limit {
         }
     }
 
-    /// Reads what there is: 0 bytes at the end.
+    /// Reads the available data; returns 0 at the end of the stream.
     pub(crate) fn read(&self, from: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
         let socket = SockRef::from(from);
         loop {
@@ -52,7 +51,7 @@ impl Limit {
         }
     }
 
-    /// Writes all.
+    /// Writes all bytes.
     pub(crate) fn write(&self, to: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
         let socket = SockRef::from(to);
         while !bytes.is_empty() {
@@ -67,7 +66,7 @@ impl Limit {
     }
 }
 
-/// The error of what took too long.
+/// Returns the error of an operation that took too long.
 pub(crate) fn timed_out(what: &str, limit: Duration) -> io::Error {
     let limit = Time::<0, { u64::MAX }>::new(limit);
     io::Error::new(io::ErrorKind::TimedOut, format!("{what} took longer than {limit}"))

@@ -1,12 +1,12 @@
-//! A unix socket at a path: bound safely beside others that want the same path, and removed at
-//! its end.
+//! Unix sockets with a path: bound safely when several processes want the same path, and removed at
+//! the end.
 //!
-//! A path nobody listens on is left over from a killed process and is replaced. To look and to
-//! replace are one step for everybody who binds here: they hold a lock on the directory meanwhile,
-//! so that of two processes that start at once one is refused, and none is left listening on a
-//! socket that the other has removed. Nothing waits longer than [`LOCK_PATIENCE`].
+//! A path without a listener was left behind by a killed process and is replaced. Checking and
+//! replacing are one atomic step for all users of this module: they hold a lock on the directory
+//! meanwhile, so that one of two processes that start at once is refused, and neither listens on a
+//! socket that the other has removed. No call waits longer than [`LOCK_PATIENCE`].
 //!
-//! Called by the NBD listener and by `control.rs`.
+//! Used by the NBD listener and by `control.rs`.
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io;
@@ -20,21 +20,21 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use crate::rt::peer_pid;
 use crate::time::Duration;
 
-/// How long a directory may be locked by others. After that the socket is bound without the lock:
-/// anybody may hold one on a directory such as /tmp.
+/// Maximum time to wait for the lock of a directory. After that the socket is bound without it,
+/// since any user can lock a directory such as /tmp.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The name of a bound socket in the file system. Removes it when dropped, if it is still ours.
+/// Path of a bound socket. Removes the socket when dropped, if the path still refers to it.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Device and inode.
+    /// Device and inode numbers.
     identity: (u64, u64),
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Without a wait: who drops this may carry IO.
+        // Do not wait, because the thread that drops this may carry IO.
         let _turn = lock(&self.path, Duration::ZERO);
         let result = match identity(&self.path) {
             Ok(found) if found == self.identity => std::fs::remove_file(&self.path),
@@ -47,11 +47,11 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds and listens at `path`. A socket that nobody listens on any more is replaced.
+/// Binds and listens at `path`. Replaces a socket that has no listener any more.
 ///
 /// # Errors
-/// The system's error; `AddrInUse` when somebody listens there, `AlreadyExists` when the path is
-/// something other than a socket.
+/// The system's error; `AddrInUse` if another process listens there, `AlreadyExists` if the path is
+/// not a socket.
 pub fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let _turn = lock(path, LOCK_PATIENCE);
     remove_stale(path, Type::STREAM)?;
@@ -60,9 +60,8 @@ pub fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     Ok((listener, file))
 }
 
-/// The same for a socket that keeps the boundaries of messages (SOCK_SEQPACKET), with these
-/// permissions, and room for this many connections that are not accepted yet. Nobody can connect
-/// before it has the permissions.
+/// Like [`bind_unix`] for a socket that preserves message boundaries (SOCK_SEQPACKET), with these
+/// permissions and this backlog. Clients cannot connect before the permissions are set.
 ///
 /// # Errors
 /// Those of [`bind_unix`].
@@ -77,7 +76,7 @@ pub fn bind_seqpacket(path: &Path, mode: u32, backlog: i32) -> io::Result<(Owned
     Ok((socket.into(), file))
 }
 
-/// Removes the socket of a process that is gone. False if there is none.
+/// Removes the socket of a process that has ended. Returns false if there is none.
 ///
 /// # Errors
 /// Those of [`bind_unix`].
@@ -87,7 +86,7 @@ pub fn remove_left_behind(path: &Path) -> io::Result<bool> {
     remove_stale(path, Type::STREAM).map(|()| was_there)
 }
 
-/// The process that listens on a socket, if one does and has room for a connection.
+/// Returns the process that listens on a socket, if there is one and it has room for a connection.
 #[must_use]
 pub fn listening_pid(path: &Path) -> Option<u32> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).ok()?;
@@ -101,7 +100,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((meta.dev(), meta.ino()))
 }
 
-/// Locks the directory of `path`, if it can be read and is not locked for too long.
+/// Locks the directory of `path`, if it can be read and is not locked by others for too long.
 fn lock(path: &Path, patience: Duration) -> Option<File> {
     let parent =
         path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
@@ -132,9 +131,9 @@ fn remove_stale(path: &Path, kind: Type) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::unix(path)?) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-        // Somebody listens for connections of another type.
+        // A process listens for connections of another type.
         Err(e) if e.raw_os_error() == Some(libc::EPROTOTYPE) => Err(in_use()),
-        // A full backlog has a listener too.
+        // A full backlog also means that there is a listener.
         Ok(()) => Err(in_use()),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(in_use()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -150,7 +149,7 @@ fn in_use() -> io::Error {
 pub(super) mod tests {
     use super::*;
 
-    /// A directory of this test's own, removed at its end.
+    /// Temporary directory of a test, removed at its end.
     pub(in super::super) struct Scratch(pub(in super::super) PathBuf);
 
     impl Scratch {
@@ -211,7 +210,7 @@ pub(super) mod tests {
         let scratch = Scratch::new("unix-socket-other");
         let path = scratch.0.join("s");
         let (_first, old) = bind_unix(&path).unwrap();
-        // Kept under another name, so that its inode is not used again.
+        // Kept under another name, so that its inode is not reused.
         std::fs::rename(&path, scratch.0.join("moved")).unwrap();
         let (_second, _new) = bind_unix(&path).unwrap();
         drop(old);

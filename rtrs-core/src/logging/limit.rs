@@ -1,10 +1,10 @@
-//! The limit for lines that repeat, whoever causes them.
+//! Rate limits for repeated log lines, whatever their cause.
 //!
-//! Many lines are caused by peers, some of which prove nothing about themselves, and no peer may
-//! fill a disk or make the journal drop the lines of others. Each place in the code that logs has a
-//! budget, and each peer has a part of the budget of each place, so that one peer alone does not
-//! use it up. Lines beyond a budget are counted, and the next line that passes says how many there
-//! were. Places that know more about their lines limit them further (`log_limit.rs`).
+//! Many lines are caused by peers, including unauthenticated ones, and no peer may fill a disk or
+//! make the journal drop the lines of others. Each call site that logs has a budget, and each peer
+//! has a part of the budget of each call site, so that one peer alone cannot exhaust it. Lines
+//! beyond a budget are counted, and the next line that passes reports their number. Call sites that
+//! know more about their lines limit them further (`log_limit.rs`).
 
 use std::sync::Mutex;
 
@@ -12,11 +12,13 @@ use tracing::callsite::Identifier;
 
 use crate::time::{Duration, Instant};
 
-/// Lines that a place may log at once, and the pause after which it may log one more.
+/// Number of lines that a call site may log at once, and the time after which it may log another.
 const PLACE: Rate = Rate { burst: 1000, pause: Duration::from_millis(500) };
-/// The same for one peer.
+/// Number of lines that a call site may log at once for one peer, and the time after which it may
+/// log another.
 const PEER: Rate = Rate { burst: 100, pause: Duration::from_secs(5) };
-/// Peers that a place tells apart; the one that was quiet the longest gives way.
+/// Maximum number of peers distinguished per call site; one more replaces the peer that was quiet
+/// the longest.
 const PEERS_MAX: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -25,30 +27,31 @@ struct Rate {
     pause: Duration,
 }
 
-/// What caused a line.
+/// Origin of a line.
 pub(super) struct Origin<'a> {
     pub(super) callsite: Identifier,
     pub(super) peer: Option<&'a str>,
 }
 
-/// Whether a line is logged.
+/// Decision on a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     LeftOut,
-    /// So many lines of this origin were left out since the last that passed.
+    /// The line passes; reports the number of lines of this origin that were suppressed since the
+    /// last one.
     Passes {
         left_out: u64,
     },
 }
 
-/// Budgets of all places.
+/// Budgets of all call sites.
 #[derive(Default)]
 pub(super) struct Limits(Mutex<Vec<Place>>);
 
-/// What is left of a budget.
+/// Remaining budget.
 struct Budget {
     lines: u64,
-    /// Since when the next line is saved up.
+    /// Time from which the next line accrues.
     since: Instant,
 }
 
@@ -120,11 +123,11 @@ impl Place {
             return Admission::LeftOut;
         }
         self.budget.lines -= 1;
-        // Those of peers that gave way are among them.
+        // Includes suppressed lines of peers that were replaced.
         Admission::Passes { left_out: left_out + std::mem::take(&mut self.left_out) }
     }
 
-    /// The place of a peer in the table.
+    /// Returns the index of a peer in the table.
     fn peer(&mut self, now: Instant, name: &str) -> usize {
         if let Some(at) = self.peers.iter().position(|peer| peer.name == name) {
             return at;
@@ -190,7 +193,7 @@ mod tests {
         }
         assert_eq!(passing, PLACE.burst);
         let later = Instant::ZERO + PLACE.pause;
-        // What was left out is counted, also of peers that are forgotten.
+        // Suppressed lines are counted, including those of forgotten peers.
         assert_eq!(admitted(&limits, later, Some("new")), Admission::Passes { left_out: 9000 });
         let places = limits.0.lock().unwrap();
         let kept: u64 = places[0].peers.iter().map(|peer| peer.left_out).sum();

@@ -1,8 +1,8 @@
-//! Lines of the log: `TIME LEVEL target: message name=value`, the same for the journal, or JSON.
+//! Log lines: `TIME LEVEL target: message name=value`, a variant for the journal, or JSON.
 //!
-//! What a peer has sent may be in each value and in the message, and must neither forge a field nor
-//! hide one. So a value is in quotes unless all its characters are printable and none is a space,
-//! `=`, a quote or a backslash. A message is in quotes if it has a `=` or begins with a quote, so
+//! Data from a peer may occur in each value and in the message, and must not be able to forge or
+//! hide a field. So a value is quoted unless all its characters are printable and none is a space,
+//! `=`, a quote or a backslash. A message is quoted if it contains a `=` or begins with a quote, so
 //! the first `=` outside quotes belongs to the first field. Control and format characters, such as
 //! those that change the direction of a text, are escaped everywhere.
 
@@ -19,10 +19,10 @@ use super::{UNLIMITED, push_escaped, push_json, push_quoted, timestamp};
 use crate::rt::Clock;
 use crate::settings::LogFormat;
 
-/// Names that JSON has for other things; fields with such a name get a prefix.
+/// Names with another meaning in the JSON format; fields with such a name get a prefix.
 const RESERVED: [&str; 4] = ["timestamp", "level", "message", "target"];
 
-/// A line before it is formatted.
+/// Line before it is formatted.
 pub(super) struct Line {
     pub(super) level: Level,
     pub(super) target: &'static str,
@@ -30,13 +30,13 @@ pub(super) struct Line {
     pub(super) fields: Vec<(&'static str, Value)>,
 }
 
-/// The value of a field.
+/// Value of a field.
 pub(super) enum Value {
-    /// A number or a truth value.
+    /// Number or Boolean.
     Plain(String),
-    /// A string, always in quotes.
+    /// String, always quoted.
     String(String),
-    /// What a value looks like, in quotes where needed.
+    /// Formatted value, quoted if needed.
     Shown(String),
 }
 
@@ -61,7 +61,7 @@ impl Line {
         line
     }
 
-    /// The line in a format, with its end.
+    /// Formats the line, including its end.
     pub(super) fn text(&self, format: LogFormat) -> String {
         match format {
             LogFormat::Json => self.json(),
@@ -143,14 +143,14 @@ impl Visit for Line {
     }
 }
 
-/// Whether a value needs no quotes.
+/// Returns true if a value needs no quotes.
 fn is_bare(value: &str) -> bool {
     let plain =
         |c: char| !matches!(c, ' ' | '=' | '"' | '\'' | '\\') && c.escape_debug().len() == 1;
     !value.is_empty() && value.chars().all(plain)
 }
 
-/// Appends a message, in which backslashes stand for themselves.
+/// Appends a message, in which backslashes are literal.
 fn push_message(text: &mut String, message: &str) {
     for c in message.chars() {
         match c {
@@ -160,7 +160,7 @@ fn push_message(text: &mut String, message: &str) {
     }
 }
 
-/// The priority of syslog(3).
+/// Returns the priority as in syslog(3).
 const fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -170,9 +170,9 @@ const fn priority(level: Level) -> u8 {
     }
 }
 
-/// Formats the events of a process and leaves out those that repeat too often.
+/// Formats the events of a process and suppresses those that repeat too often.
 ///
-/// The journal takes lines from standard error with the priority in front (sd-daemon(3)), and notes
+/// The journal takes lines from standard error with a priority prefix (sd-daemon(3)), and records
 /// time and level itself.
 pub(super) struct LineFormat {
     format: LogFormat,
@@ -190,7 +190,7 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    /// An error leaves the event out.
+    /// An error drops the event.
     fn format_event(
         &self,
         _context: &FmtContext<'_, S, N>,
@@ -199,7 +199,7 @@ where
     ) -> fmt::Result {
         let line = Line::of(event);
         let metadata = event.metadata();
-        // Who sees more has asked for it.
+        // More verbose levels were requested explicitly, so no limit applies.
         let is_limited =
             *metadata.level() <= Level::INFO && !metadata.target().ends_with(UNLIMITED);
         if is_limited {
@@ -218,8 +218,8 @@ where
 }
 
 impl Line {
-    /// Who has caused the line: the address of the field `peer`, without its port, or the name of a
-    /// client or session.
+    /// Returns the origin of the line: the address in the field `peer`, without its port, or the
+    /// name of a client or session.
     fn peer(&self) -> Option<&str> {
         let of = |name: &str| self.fields.iter().find(|(field, _)| *field == name);
         if let Some((_, peer)) = of("peer") {
@@ -228,7 +228,7 @@ impl Line {
         of("client").or_else(|| of("session")).map(|(_, value)| value.text())
     }
 
-    /// The line that stands for lines like this one that were left out.
+    /// Returns the line that represents `count` suppressed lines like this one.
     fn left_out(&self, count: u64) -> Self {
         let fields = vec![("left_out", Value::Plain(count.to_string()))];
         let message = "lines like the next one were left out".to_owned();

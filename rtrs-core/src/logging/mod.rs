@@ -1,8 +1,8 @@
-//! The log of a daemon: which lines, in which format, to standard error.
+//! Log of a daemon: selects lines, formats them and writes them to standard error.
 //!
-//! Lines pass through the queue of [`Log`], so that no shard waits for who reads them.
+//! Lines pass through the queue of [`Log`], so that no shard waits for the reader of the log.
 //!
-//! `line.rs` the formats · `limit.rs` the limit for lines that repeat
+//! `line.rs` formats · `limit.rs` rate limits for repeated lines
 
 mod limit;
 mod line;
@@ -20,14 +20,14 @@ use self::line::{Line, LineFormat};
 use crate::rt::{Log, SettleAtEnd};
 use crate::settings::{LogFilter, LogFormat};
 
-/// End of the targets of events to which no limit applies: an operator asked for as many lines.
+/// Suffix of event targets to which no limit applies, because an operator requested the lines.
 const UNLIMITED: &str = "::state_dump";
 
-/// Starts the log of this process; keep what comes back until the end. A process that has one
-/// already, as tests do, keeps that.
+/// Starts the log of this process; keep the returned value until the end. A process that already
+/// has a log, as in tests, keeps it.
 ///
 /// # Errors
-/// The system's error when there can be no thread.
+/// Returns the system's error if the thread cannot be started.
 pub fn log_to_stderr(filter: &LogFilter, format: LogFormat) -> io::Result<SettleAtEnd> {
     let log = Log::start(io::stderr(), move |count| lost_lines(format, count))?;
     let writer = log.clone();
@@ -44,7 +44,7 @@ pub fn log_to_stderr(filter: &LogFilter, format: LogFormat) -> io::Result<Settle
     Ok(SettleAtEnd(log))
 }
 
-/// The time now as the log writes it: RFC 3339, in UTC.
+/// Returns the current time in the log's format: RFC 3339, in UTC.
 pub fn timestamp() -> String {
     let mut timestamp = String::new();
     // Writing to a string cannot fail.
@@ -52,7 +52,7 @@ pub fn timestamp() -> String {
     timestamp
 }
 
-/// The line that stands for lines that were lost.
+/// Returns the line that reports lost lines.
 fn lost_lines(format: LogFormat, count: u64) -> String {
     let text = format!("{count} lines of the log were lost: it was not read");
     let line = Line { level: Level::WARN, target: module_path!(), message: text, fields: vec![] };
@@ -79,7 +79,7 @@ fn push_quoted(text: &mut String, value: &str) {
     text.push('"');
 }
 
-/// Appends a text as a string of JSON, in which no control or format character is left.
+/// Appends a text as a JSON string without any literal control or format characters.
 fn push_json(text: &mut String, value: &str) {
     text.push('"');
     for c in value.chars() {

@@ -1,11 +1,11 @@
-//! Tests of the formats, and of what peers can do to the log.
+//! Tests of the log formats, and of attempts by peers to abuse the log.
 
 use serde_json::json;
 
 use super::*;
 use crate::tests::Kept;
 
-/// What these events look like.
+/// Returns the log output of these events.
 fn logged(format: LogFormat, events: impl FnOnce()) -> String {
     let kept = Kept::default();
     let writer = kept.clone();
@@ -45,7 +45,7 @@ fn lost_lines_are_told_in_the_format_of_the_log() {
     assert!(line["timestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{line}");
 }
 
-/// The fields of a line, as a reader takes them apart who knows nothing of the line.
+/// Parses the fields of a line without knowledge of its content.
 fn parse(line: &str) -> (String, Vec<(String, String)>) {
     let mut rest = line.split_once("tests: ").unwrap().1;
     let message;
@@ -82,7 +82,7 @@ fn parse(line: &str) -> (String, Vec<(String, String)>) {
     (message, fields)
 }
 
-/// Takes a text in quotes from the front, without its escapes.
+/// Takes a quoted text from the front and removes its escapes.
 fn quoted(rest: &mut &str) -> String {
     let mut value = String::new();
     let mut chars = rest.char_indices().skip(1);
@@ -110,7 +110,7 @@ fn quoted(rest: &mut &str) -> String {
     panic!("a quote is not closed: {rest}");
 }
 
-/// Names that a peer may give, as far as it is up to this file.
+/// Names that a peer may choose, as far as this module is concerned.
 const NAMES: [&str; 16] = [
     "db1",
     "",
@@ -186,7 +186,7 @@ fn a_key_of_json_is_there_once() {
     }
 }
 
-/// Lines of one flood may take so many bytes.
+/// Maximum number of bytes logged for one flood.
 const FLOOD_MAX: usize = 256 << 10;
 
 #[test]

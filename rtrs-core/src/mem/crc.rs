@@ -1,6 +1,6 @@
-//! CRC32C (Castagnoli), the checksum of MPA frames, continued over pieces.
+//! CRC32C (Castagnoli), the checksum of MPA frames, computed in pieces.
 //!
-//! The vectorized implementation is a library's; another library checks it in the tests.
+//! The vectorized implementation comes from a library; another library verifies it in the tests.
 
 use crc_fast::{CrcAlgorithm, Digest};
 

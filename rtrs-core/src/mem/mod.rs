@@ -1,5 +1,5 @@
-//! Memory that sockets, disks and peers reach: page-aligned regions, slices of them, fixed pools,
-//! and memory that processes share.
+//! Memory accessed by sockets, disks and peers: page-aligned regions and their slices, fixed pools,
+//! and memory shared between processes.
 
 mod crc;
 mod pool;

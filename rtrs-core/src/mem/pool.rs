@@ -1,4 +1,4 @@
-//! A fixed pool of equal buffers in one region. It never grows and never allocates after start.
+//! Fixed pools of equal buffers in one region. A pool never grows or allocates after its creation.
 
 use std::io;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `count` buffers of `buffer_len` bytes each.
+    /// Creates a pool of `count` buffers of `buffer_len` bytes each.
     ///
     /// # Errors
-    /// The system's error when the memory is refused.
+    /// Returns the system's error if the memory cannot be allocated.
     pub fn new(count: u32, buffer_len: usize) -> io::Result<Self> {
         let bytes = (count as usize)
             .checked_mul(buffer_len)
@@ -31,42 +31,42 @@ impl Pool {
         })
     }
 
-    /// The region behind all buffers, for registration.
+    /// Returns the region that contains all buffers, for registration.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Takes a buffer, or None when all are in use.
+    /// Takes a buffer. Returns None if all are in use.
     pub fn take(&mut self) -> Option<u32> {
         let index = self.free.pop()?;
         self.taken[index as usize] = true;
         Some(index)
     }
 
-    /// Gives a buffer back. Panics when it was not taken: that is our own fault.
+    /// Returns a buffer to the pool. Panics if it was not taken, which is a bug of the caller.
     pub fn give(&mut self, index: u32) {
         assert!(std::mem::take(&mut self.taken[index as usize]), "buffer {index} given back twice");
         self.free.push(index);
     }
 
-    /// The memory of a buffer.
+    /// Returns the memory of a buffer.
     pub fn slice(&self, index: u32) -> MemSlice {
         self.region
             .slice(index as usize * self.buffer_len, self.buffer_len)
             .unwrap_or_else(|| panic!("buffer {index} outside its pool"))
     }
 
-    /// Buffers not in use.
+    /// Returns the number of free buffers.
     pub fn available(&self) -> usize {
         self.free.len()
     }
 
-    /// All buffers, in use or not.
+    /// Returns the total number of buffers.
     pub fn capacity(&self) -> usize {
         self.taken.len()
     }
 
-    /// Bytes in one buffer.
+    /// Returns the size of a buffer in bytes.
     pub fn buffer_len(&self) -> usize {
         self.buffer_len
     }

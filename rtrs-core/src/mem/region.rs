@@ -1,12 +1,11 @@
 //! Page-aligned regions of memory that the kernel and remote peers may write at any time.
 //!
-//! A [`Region`] is mapped once and unmapped when its last owner goes. No Rust reference into it
-//! is ever handed out while anybody else holds the region: bytes are copied in and out through raw
-//! pointers, because a peer or the kernel may change them while we look. Code that validates bytes
-//! copies them out first.
-//! [`MemSlice`] names a part of a region and keeps the region alive; an operation in flight owns
-//! its slices until its completion, so memory cannot go away under the kernel.
-//! [`IoVecs`] is the reusable vector form that `sendmsg` and `recvmsg` take.
+//! A [`Region`] is mapped once and unmapped when its last owner is dropped. No Rust reference into
+//! it exists while there is any other holder of the region: bytes are copied in and out through raw
+//! pointers, because a peer or the kernel may change them at any time. Code that validates bytes
+//! copies them out first. [`MemSlice`] names a part of a region and keeps the region alive; an
+//! operation in flight owns its slices until its completion, so memory in use by the kernel is
+//! never unmapped. [`IoVecs`] is the reusable vector form that `sendmsg` and `recvmsg` take.
 
 use std::fmt;
 use std::io;
@@ -17,13 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::usage::{Counting, MemoryMeter, RegionUsage};
 
-/// Bytes that are copied for a checksum at a time: they stay in the cache of the first level.
+/// Number of bytes copied at a time for a checksum: they stay in the L1 cache.
 const CRC_PIECE: usize = 8 << 10;
 
-/// Never wraps: a process cannot map so many regions. Peers can cause 2^32 of them.
+/// 64 bits never wrap, although peers can cause more than 2^32 regions: a process cannot map 2^64
+/// regions.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Has the next region numbered from here on, unless numbers are past that already.
+/// Numbers the next region from `id`, unless the numbers are already higher.
 #[cfg(any(test, feature = "test-util"))]
 pub fn skip_ids_to(id: u64) {
     NEXT_ID.fetch_max(id, Ordering::Relaxed);
@@ -38,8 +38,8 @@ pub struct Region {
     usage: Option<Box<RegionUsage>>,
 }
 
-// SAFETY: a Region is a plain mapping; all access goes through raw copies that tolerate
-// concurrent change (no references into the mapping are created).
+// SAFETY: a Region is a plain mapping; all access uses raw copies that tolerate concurrent changes
+// (no references into the mapping are created).
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -49,23 +49,23 @@ impl Region {
     /// memory when first touched.
     ///
     /// # Errors
-    /// The system's error when the mapping is refused; `InvalidInput` for a length of zero.
+    /// The system's error if the mapping is refused; `InvalidInput` for a length of zero.
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
         Self::with_stride(len, 0)
     }
 
-    /// The same for memory that is used in buffers, none of which crosses a multiple of `stride`.
+    /// Maps memory for buffers, none of which crosses a multiple of `stride`.
     ///
     /// # Errors
-    /// As [`Region::new`].
+    /// See [`Region::new`].
     pub fn with_stride(len: usize, stride: usize) -> io::Result<Arc<Self>> {
         Self::map(len, stride).map(Arc::new)
     }
 
-    /// The same for memory that counts against a limit, in buffers that lie `stride` apart.
+    /// Maps memory that counts against a limit, for buffers that lie `stride` apart.
     ///
     /// # Errors
-    /// As [`Region::new`].
+    /// See [`Region::new`].
     pub fn metered(
         (len, stride): (usize, usize),
         meter: &Arc<MemoryMeter>,
@@ -83,8 +83,8 @@ impl Region {
         let len = len
             .checked_next_multiple_of(4096)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "region too large"))?;
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no
-        // memory of ours.
+        // SAFETY: an anonymous private mapping at an address chosen by the kernel overlaps no
+        // existing memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -104,51 +104,52 @@ impl Region {
         Ok(Self { base, len, stride, id, usage: None })
     }
 
-    /// Bytes of it that count against the limit of [`Region::metered`]; 0 without one.
+    /// Returns the number of bytes that count against the limit of [`Region::metered`]; 0 without a
+    /// limit.
     pub fn counted(&self) -> u64 {
         self.usage.as_ref().map_or(0, |usage| usage.bytes())
     }
 
-    /// From now on it counts against this limit, and no longer against the one before. Nothing
-    /// happens to a region that counts against none.
+    /// Counts the region against this limit instead of the previous one. Does nothing if it counts
+    /// against none.
     pub fn count_for(&self, meter: &Arc<MemoryMeter>) {
         self.usage.iter().for_each(|usage| usage.count_for(meter));
     }
 
-    /// From now on peers may write to so many units in all, those included that they have
-    /// written: a unit is a buffer, or as many small ones as fit 256 KiB. `u32::MAX` for any.
-    /// Nothing happens unless written units are counted.
+    /// Sets the total number of units that peers may write, including those already written: a unit
+    /// is a buffer, or as many small ones as fit in 256 KiB. `u32::MAX` means any number. Does
+    /// nothing unless written units are counted.
     pub fn limit_writes(&self, units: u32) {
         self.usage.iter().for_each(|usage| usage.limit(units));
     }
 
-    /// Asked before a peer's bytes are placed in memory that counts as it is written. False when
-    /// the peer may not write there.
+    /// Must be called before placing a peer's bytes in memory that counts once written. Returns
+    /// false if the peer may not write there.
     pub fn admit_write(&self, offset: usize, len: usize) -> bool {
         self.usage.as_ref().is_none_or(|usage| usage.admit(offset, len))
     }
 
-    /// Length in bytes, a multiple of the page size.
+    /// Returns the length in bytes, a multiple of the page size.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// No buffer of this region crosses a multiple of it; 0 when that is not known.
+    /// Returns a number of which no buffer of this region crosses a multiple; 0 if unknown.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Never true: a region has at least one page.
+    /// Always returns false: a region has at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// A number unique to this region in this process.
+    /// Returns the number of this region, unique within the process.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The slice `offset..offset + len` of this region, or None when it does not lie inside.
+    /// Returns the slice `offset..offset + len` of this region. None if it does not lie inside.
     pub fn slice(self: &Arc<Self>, offset: usize, len: usize) -> Option<MemSlice> {
         if offset.checked_add(len)? > self.len {
             return None;
@@ -156,17 +157,17 @@ impl Region {
         Some(MemSlice { region: Arc::clone(self), offset, len })
     }
 
-    /// The whole region as a slice.
+    /// Returns the whole region as a slice.
     pub fn whole(self: &Arc<Self>) -> MemSlice {
         MemSlice { region: Arc::clone(self), offset: 0, len: self.len }
     }
 
-    /// Copies bytes out of the region, starting at `offset`. Panics when the range leaves the
-    /// region: callers check lengths that come from a peer before they come here.
+    /// Copies bytes out of the region, starting at `offset`. Panics if the range exceeds the
+    /// region: callers must first check lengths that come from a peer.
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
         assert!(offset <= self.len && to.len() <= self.len - offset, "copy outside the region");
-        // SAFETY: the range was just checked; `to` cannot overlap the mapping because no
-        // reference into the mapping exists. Concurrent writers only change the bytes we see.
+        // SAFETY: the range was just checked; `to` cannot overlap the mapping because no reference
+        // into the mapping exists. Concurrent writers only change the copied values.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 self.base.as_ptr().add(offset),
@@ -176,10 +177,10 @@ impl Region {
         }
     }
 
-    /// Copies bytes into the region at `offset`. Panics when the range leaves the region.
+    /// Copies bytes into the region at `offset`. Panics if the range exceeds the region.
     pub fn copy_in(&self, offset: usize, from: &[u8]) {
         assert!(offset <= self.len && from.len() <= self.len - offset, "copy outside the region");
-        // SAFETY: as in `copy_out`, the other way round.
+        // SAFETY: as in `copy_out`, in the other direction.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 from.as_ptr(),
@@ -189,7 +190,7 @@ impl Region {
         }
     }
 
-    /// Copies `len` bytes from `from` of another (or this) region. Panics outside either region.
+    /// Copies `len` bytes from another (or this) region. Panics if either range exceeds its region.
     pub fn copy_from(&self, offset: usize, from: &Self, from_offset: usize, len: usize) {
         assert!(offset <= self.len && len <= self.len - offset, "copy outside the region");
         assert!(
@@ -206,32 +207,34 @@ impl Region {
         }
     }
 
-    /// All bytes, for work in place. The exclusive borrow, which `Arc::get_mut` gives, proves that
-    /// no slice is left, hence no operation of the kernel; a registration for peers is a holder.
+    /// Returns all bytes, for work in place. The exclusive borrow, from `Arc::get_mut`, proves that
+    /// there is no slice and therefore no kernel operation; a registration for peers also holds the
+    /// region.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping has this length and is initialized (zeroes at first). The kernel and
-        // devices write only for operations and registrations, which hold the region; nobody but
-        // the caller does.
+        // SAFETY: the mapping has this length and is initialized (with zeroes at first). The kernel
+        // and devices write only for operations and registrations, which hold the region, and the
+        // caller is its only holder.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 
-    /// Fills a range with one byte. Panics when the range leaves the region.
+    /// Fills a range with one byte. Panics if the range exceeds the region.
     pub fn fill(&self, offset: usize, len: usize, byte: u8) {
         assert!(offset <= self.len && len <= self.len - offset, "fill outside the region");
         // SAFETY: the range was just checked.
         unsafe { std::ptr::write_bytes(self.base.as_ptr().add(offset), byte, len) }
     }
 
-    /// Continues a CRC32C over a range of the region. Panics when the range leaves the region.
+    /// Continues a CRC32C over a range of the region. Panics if the range exceeds the region.
     pub fn crc32c(&self, seed: u32, offset: usize, len: usize) -> u32 {
         assert!(offset <= self.len && len <= self.len - offset, "crc outside the region");
-        // The sum is of a copy, since the bytes may change under us. The copy stays in the cache.
+        // Compute the checksum of a copy, since the bytes may change concurrently. The copy stays
+        // in the cache.
         let mut piece = [MaybeUninit::<u8>::uninit(); CRC_PIECE];
         let (mut sum, mut at) = (seed, offset);
         while at < offset + len {
             let count = (offset + len - at).min(CRC_PIECE);
-            // SAFETY: the range was just checked and is mapped; `piece` is not a part of it and has
-            // room, and so many bytes of it are initialized by this.
+            // SAFETY: the range was just checked and is mapped; `piece` does not overlap the region
+            // and has room, and the copy initializes that many bytes.
             let bytes = unsafe {
                 let from = self.base.as_ptr().add(at);
                 std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr().cast::<u8>(), count);
@@ -243,7 +246,7 @@ impl Region {
         sum
     }
 
-    /// Address of the byte at `offset`, for the kernel and for RDMA devices.
+    /// Returns the address of the byte at `offset`, for the kernel and for RDMA devices.
     pub(crate) fn address(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len, "address outside the region");
         // SAFETY: the offset was just checked; one past the end is allowed by `add`.
@@ -253,7 +256,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and no slice or operation holds it any more.
+        // SAFETY: this region owns the mapping, and no slice or operation holds it any more.
         unsafe {
             libc::munmap(self.base.as_ptr().cast(), self.len);
         }
@@ -266,7 +269,7 @@ impl fmt::Debug for Region {
     }
 }
 
-/// A part of a [`Region`], which it keeps alive. Cloning counts up an atomic, nothing more.
+/// Part of a [`Region`], which it keeps alive. Cloning only increments an atomic counter.
 #[derive(Clone)]
 pub struct MemSlice {
     region: Arc<Region>,
@@ -275,27 +278,27 @@ pub struct MemSlice {
 }
 
 impl MemSlice {
-    /// The region this slice lies in.
+    /// Returns the region of this slice.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Offset of the first byte in the region.
+    /// Returns the offset of the first byte in the region.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True for a slice of zero bytes.
+    /// Returns true if the slice has zero bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The part `from..from + len` of this slice, or None when it does not lie inside.
+    /// Returns the part `from..from + len` of this slice. None if it does not lie inside.
     pub fn slice(&self, from: usize, len: usize) -> Option<Self> {
         if from.checked_add(len)? > self.len {
             return None;
@@ -315,7 +318,7 @@ impl MemSlice {
         self.region.copy_in(self.offset + at, from);
     }
 
-    /// Copies from another slice of the same length. Panics when the lengths differ.
+    /// Copies from another slice of the same length. Panics if the lengths differ.
     pub fn copy_from(&self, from: &Self) {
         assert_eq!(self.len, from.len, "slices of different length");
         self.region.copy_from(self.offset, &from.region, from.offset, self.len);
@@ -331,14 +334,14 @@ impl MemSlice {
         self.region.crc32c(seed, self.offset, self.len)
     }
 
-    /// A copy of the bytes, for tests and for rare control messages.
+    /// Returns a copy of the bytes, for tests and for rare control messages.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
         self.copy_out(0, &mut bytes);
         bytes
     }
 
-    /// Address of the first byte, for the kernel and for RDMA devices.
+    /// Returns the address of the first byte, for the kernel and for RDMA devices.
     pub(crate) fn address(&self) -> *mut u8 {
         self.region.address(self.offset)
     }
@@ -350,9 +353,9 @@ impl fmt::Debug for MemSlice {
     }
 }
 
-/// A reusable list of slices in the form `sendmsg` and `recvmsg` take.
+/// Reusable list of slices in the form that `sendmsg` and `recvmsg` take.
 ///
-/// It is boxed by its users and moves into the operation; the completion gives it back.
+/// Its users box it and move it into the operation; the completion returns it.
 pub struct IoVecs {
     slices: Vec<MemSlice>,
     raw: Vec<libc::iovec>,
@@ -360,11 +363,11 @@ pub struct IoVecs {
     first: usize,
 }
 
-// SAFETY: the raw pointers point into regions that `slices` keeps alive; regions are Send.
+// SAFETY: the raw pointers refer to regions that `slices` keeps alive; regions are Send.
 unsafe impl Send for IoVecs {}
 
 impl IoVecs {
-    /// An empty list with room for `capacity` slices; it never grows past it.
+    /// Creates an empty list with room for `capacity` slices; it never grows beyond that.
     pub fn new(capacity: usize) -> Box<Self> {
         // SAFETY: msghdr is plain data, for which all zeroes is the empty header.
         let header: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -376,20 +379,20 @@ impl IoVecs {
         })
     }
 
-    /// Drops all slices, keeps the room.
+    /// Drops all slices and keeps the allocation.
     pub fn clear(&mut self) {
         self.slices.clear();
         self.raw.clear();
         self.first = 0;
     }
 
-    /// Room left, in slices.
+    /// Returns how many more slices fit.
     pub fn room(&self) -> usize {
         self.slices.capacity() - self.slices.len()
     }
 
-    /// Appends a slice. Empty slices are ignored, and a slice that continues the previous one
-    /// in memory makes that one longer. Panics when there is no room.
+    /// Appends a slice. Empty slices are ignored, and a slice that continues the previous one in
+    /// memory extends it. Panics if there is no room.
     pub fn push(&mut self, slice: MemSlice) {
         if slice.is_empty() {
             return;
@@ -407,18 +410,18 @@ impl IoVecs {
         self.slices.push(slice);
     }
 
-    /// Bytes not yet passed by [`IoVecs::advance`].
+    /// Returns the number of bytes not yet skipped by [`IoVecs::advance`].
     pub fn remaining(&self) -> usize {
         self.raw[self.first..].iter().map(|v| v.iov_len).sum()
     }
 
-    /// True when no byte remains.
+    /// Returns true if no bytes remain.
     pub fn is_empty(&self) -> bool {
         self.first == self.raw.len()
     }
 
-    /// Fills the slices in order, as a receive would; returns how many bytes fitted. For
-    /// machines that are driven without a socket, before any `advance`.
+    /// Fills the slices in order, as a receive would; returns the number of bytes that fit. For
+    /// machines driven without a socket, before any `advance`.
     pub fn fill_from(&self, bytes: &[u8]) -> usize {
         let mut at = 0;
         for slice in &self.slices {
@@ -429,7 +432,8 @@ impl IoVecs {
         at
     }
 
-    /// A copy of all bytes, as a send would take them; the counterpart of `fill_from`.
+    /// Appends a copy of all bytes to `into`, as a send would take them; the counterpart of
+    /// `fill_from`.
     pub fn gather(&self, into: &mut Vec<u8>) {
         for slice in &self.slices {
             let at = into.len();
@@ -438,7 +442,7 @@ impl IoVecs {
         }
     }
 
-    /// Copies what remains into `to`, as much as fits, and passes over it. Returns how much it was.
+    /// Copies remaining bytes into `to`, as many as fit, and skips them. Returns their number.
     pub fn take_into(&mut self, to: &mut [u8]) -> usize {
         let mut at = 0;
         while at < to.len() && self.first < self.raw.len() {
@@ -451,7 +455,7 @@ impl IoVecs {
         at
     }
 
-    /// Passes over `count` bytes that were sent or received. Panics past the end.
+    /// Skips `count` bytes that were sent or received. Panics past the end.
     pub fn advance(&mut self, mut count: usize) {
         while count > 0 {
             let raw = &mut self.raw[self.first];
@@ -466,7 +470,7 @@ impl IoVecs {
         }
     }
 
-    /// The message header over what remains; valid while the box is neither moved from nor
+    /// Returns the message header for the remaining bytes; valid until the box is moved from or
     /// changed.
     pub(crate) fn header(&mut self) -> *mut libc::msghdr {
         self.header.msg_iov = self.raw[self.first..].as_mut_ptr();

@@ -1,8 +1,8 @@
-//! Memory that one process writes and others read: words of 32 bits, by their offset.
+//! Memory that one process writes and others read: 32-bit words, addressed by offset.
 //!
-//! The writer makes it ([`SharedMemory::create`]) and passes its descriptor on; nobody else can
-//! map it for writing, or change its size. Readers may wait until a word changes. No Rust reference
-//! to anything but an atomic word is ever made, so that it does not matter who writes when.
+//! The writer creates it ([`SharedMemory::create`]) and passes its descriptor on; no other process
+//! can map it for writing, or change its size. Readers may wait until a word changes. All Rust
+//! references to it are to atomic words, so concurrent writes are sound.
 
 use std::fmt;
 use std::io;
@@ -16,7 +16,7 @@ use rustix::thread::futex;
 
 use crate::time::Duration;
 
-/// Shared memory, mapped.
+/// Mapped shared memory.
 pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
@@ -24,13 +24,13 @@ pub struct SharedMemory {
     is_writer: bool,
 }
 
-// SAFETY: a plain shared mapping; all access goes through atomic words.
+// SAFETY: a plain shared mapping; all access uses atomic words.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes `len` bytes of zeroes, which this process alone can write.
+    /// Creates `len` bytes of zeroes that only this process can write.
     ///
     /// # Errors
     /// The system's error; `InvalidInput` for a length of zero.
@@ -39,16 +39,16 @@ impl SharedMemory {
         let fd = rustix::fs::memfd_create(name, flags)?;
         ftruncate(&fd, len as u64)?;
         let memory = Self::map(fd, len, true)?;
-        // Behind the mapping, which stays writable.
+        // Seal after mapping, since the existing mapping stays writable.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         fcntl_add_seals(&memory.fd, seals)?;
         Ok(memory)
     }
 
-    /// Maps what another process has made.
+    /// Maps memory that another process has created.
     ///
     /// # Errors
-    /// The system's error; `InvalidData` for memory that could become shorter under its readers.
+    /// The system's error; `InvalidData` for memory that could be shortened while readers use it.
     pub fn open(fd: OwnedFd) -> io::Result<Self> {
         if !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
             let text = "the memory is not sealed: it could become shorter";
@@ -60,7 +60,7 @@ impl SharedMemory {
 
     fn map(fd: OwnedFd, len: usize, is_writer: bool) -> io::Result<Self> {
         let write = if is_writer { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a shared mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a shared mapping at an address chosen by the kernel overlaps no existing memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -79,17 +79,18 @@ impl SharedMemory {
         Ok(Self { base, len, fd, is_writer })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never true.
+    /// Always returns false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The word at an offset. Panics outside the memory and at odd offsets: those are our own.
+    /// Returns the word at an offset. Panics outside the memory and at unaligned offsets, which are
+    /// bugs of the caller.
     fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(
             offset.is_multiple_of(4) && offset + 4 <= self.len,
@@ -101,19 +102,19 @@ impl SharedMemory {
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// Reads a word, and sees all that its writer wrote before it.
+    /// Reads a word, with all writes that its writer made before it.
     pub fn load(&self, offset: usize) -> u32 {
         self.word(offset).load(Ordering::Acquire)
     }
 
-    /// Writes a word, behind all that was written before. Panics for readers.
+    /// Writes a word after all earlier writes. Panics for readers.
     pub fn store(&self, offset: usize, value: u32) {
         assert!(self.is_writer, "a reader does not write");
         self.word(offset).store(value, Ordering::Release);
     }
 
-    /// Waits until a word is not `value` any more and its writer has called
-    /// [`wake`](Self::wake), at most for `limit`. It may also end for no reason.
+    /// Waits until a word differs from `value` and its writer has called [`wake`](Self::wake), for
+    /// at most `limit`. Spurious wakeups are possible.
     ///
     /// # Errors
     /// `Interrupted` by a signal.
@@ -125,9 +126,9 @@ impl SharedMemory {
         }
     }
 
-    /// Wakes all who wait for a word.
+    /// Wakes all threads that wait for a word.
     pub fn wake(&self, offset: usize) {
-        // Fails for a wrong address only.
+        // Fails only for an invalid address.
         let _ = futex::wake(self.word(offset), futex::Flags::empty(), i32::MAX.cast_unsigned());
     }
 }
@@ -140,7 +141,7 @@ impl AsFd for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nobody borrows from it any more.
+        // SAFETY: this object owns the mapping, and it is not borrowed any more.
         unsafe {
             libc::munmap(self.base.as_ptr().cast(), self.len);
         }
@@ -171,7 +172,7 @@ mod tests {
         writer.store(8188, 7);
         assert_eq!((reader.load(8188), reader.load(0)), (7, 0));
         assert_eq!((reader.len(), reader.is_empty()), (8192, false));
-        // Nobody else can write, or take it away.
+        // No other process can write to it or truncate it.
         let fd = reader.as_fd();
         assert!(rustix::io::pwrite(fd, &[1], 0).is_err());
         assert!(ftruncate(fd, 0).is_err());

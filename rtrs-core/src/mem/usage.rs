@@ -1,29 +1,29 @@
-//! How much memory peers use, and how much of a region they may write.
+//! Accounting of the memory that peers use, and limits for their writes to a region.
 //!
-//! A [`MemoryMeter`] is a limit and the bytes that count against it. A region that was made with
-//! [`Region::metered`](super::Region::metered) counts from then on until it is unmapped: whole, or
-//! only what peers have written. In the second case it is cut into units, and the first write to a
-//! unit counts all of it; whoever places a peer's bytes asks first
-//! ([`Region::admit_write`](super::Region::admit_write)). A write to a unit that counts already
-//! costs one division and one load.
+//! A [`MemoryMeter`] is a limit and the bytes that count against it. A region created with
+//! [`Region::metered`](super::Region::metered) counts until it is unmapped: the whole region, or
+//! only the parts that peers have written. In the second case it is divided into units, and the
+//! first write to a unit counts the whole unit; code that places a peer's bytes must first call
+//! [`Region::admit_write`](super::Region::admit_write). A write to a unit that already counts costs
+//! one division and one load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// Bytes that units are to have where buffers are smaller.
+/// Size of units in bytes if buffers are smaller.
 const UNIT: usize = 256 << 10;
 
-/// Bytes from one unit to the next of a region whose buffers lie `stride` apart: one buffer, or as
-/// many as fit 256 KiB. The system may back a unit whole as soon as one byte of it is used
+/// Returns the distance between units of a region whose buffers lie `stride` apart: one buffer, or
+/// as many as fit in 256 KiB. The system may back a whole unit as soon as one byte is used
 /// (`rt/fixed.rs` pins it).
 pub(crate) const fn unit_of(stride: usize) -> usize {
     if stride < UNIT { stride * (UNIT / stride) } else { stride }
 }
 
-/// A limit of memory, and how much counts against it. The limit is the owner's to keep: counting
-/// goes on beyond it.
+/// Memory limit with the number of bytes that count against it. The owner enforces the limit;
+/// counting continues beyond it.
 #[derive(Debug)]
 pub struct MemoryMeter {
     max: u64,
@@ -31,22 +31,22 @@ pub struct MemoryMeter {
 }
 
 impl MemoryMeter {
-    /// A limit of so many bytes, of which none are used.
+    /// Creates a limit of `max` bytes, with no bytes in use.
     pub fn new(max: u64) -> Arc<Self> {
         Arc::new(Self { max, used: AtomicU64::new(0) })
     }
 
-    /// The limit in bytes.
+    /// Returns the limit in bytes.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// Bytes in use.
+    /// Returns the number of bytes in use.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Bytes left below the limit.
+    /// Returns the number of bytes left below the limit.
     pub fn room(&self) -> u64 {
         self.max.saturating_sub(self.used())
     }
@@ -60,34 +60,34 @@ impl MemoryMeter {
     }
 }
 
-/// What of a region counts.
+/// Part of a region that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counting {
-    /// All of it: its pages are pinned.
+    /// The whole region: its pages are pinned.
     Whole,
     /// The units that peers have written.
     Written,
 }
 
-/// What counts of one region, and what its peers may write.
+/// Accounting of one region, and the limit for its peers' writes.
 #[derive(Debug)]
 pub(super) struct RegionUsage {
     meter: Mutex<Arc<MemoryMeter>>,
     /// Length of the region.
     len: usize,
     unit: usize,
-    /// A bit for each unit that was written; empty where the whole region counts.
+    /// One bit for each unit that was written; empty if the whole region counts.
     written: Box<[AtomicU64]>,
-    /// Units that were written.
+    /// Number of units that were written.
     units: AtomicU32,
-    /// Units that may be.
+    /// Maximum number of units that may be written.
     units_max: AtomicU32,
-    /// Bytes that count.
+    /// Number of bytes that count.
     bytes: AtomicU64,
 }
 
 impl RegionUsage {
-    /// Of a region of `len` bytes in buffers that lie `stride` apart.
+    /// Creates the accounting of a region of `len` bytes with buffers that lie `stride` apart.
     pub(super) fn new(
         meter: &Arc<MemoryMeter>,
         (len, stride): (usize, usize),
@@ -114,7 +114,7 @@ impl RegionUsage {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// From now on this meter counts it, and the one before does not.
+    /// Counts the region against this meter instead of the previous one.
     pub(super) fn count_for(&self, meter: &Arc<MemoryMeter>) {
         let mut counts = self.meter.lock();
         meter.add(self.bytes());
@@ -122,12 +122,12 @@ impl RegionUsage {
         *counts = Arc::clone(meter);
     }
 
-    /// From now on peers may write so many units; `u32::MAX` for any.
+    /// Sets the number of units that peers may write; `u32::MAX` means any number.
     pub(super) fn limit(&self, units: u32) {
         self.units_max.store(units, Ordering::Release);
     }
 
-    /// A peer is about to write there. False when it may not.
+    /// Must be called before a peer writes. Returns false if the peer may not write there.
     pub(super) fn admit(&self, offset: usize, len: usize) -> bool {
         if self.written.is_empty() || len == 0 {
             return true;

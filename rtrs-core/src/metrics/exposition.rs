@@ -1,7 +1,8 @@
-//! The text format of Prometheus, version 0.0.4: what a metric is, its samples, their text.
+//! The Prometheus text format, version 0.0.4: definitions of metrics, their samples, and the
+//! formatting.
 //!
-//! Owns the escaping of label values and help texts. All samples of a metric stand together below
-//! one HELP and one TYPE line, also when the samples come from several processes.
+//! This module escapes label values and help texts. All samples of a metric are grouped below one
+//! HELP and one TYPE line, even if the samples come from several processes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,19 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use super::times::{BOUNDS, Times};
 
-/// The type of a metric.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A number that only grows, until its process ends. Its name ends with `_total`.
+    /// Value that only grows until its process ends. Its name ends with `_total`.
     Counter,
-    /// A number that also falls.
+    /// Value that can also decrease.
     Gauge,
-    /// Times by bucket. Its name ends with `_seconds`.
+    /// Distribution of times over buckets. Its name ends with `_seconds`.
     Histogram,
 }
 
 impl Kind {
-    /// The word of the TYPE line.
+    /// Returns the name of the type in a TYPE line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -33,25 +34,26 @@ impl Kind {
     }
 }
 
-/// What a metric is. A daemon declares each once; its documents are written from that.
+/// Definition of a metric. A daemon declares each metric once; its documentation is generated from
+/// that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// Its type.
+    /// Type.
     pub kind: Kind,
-    /// The names of its labels, in the order of their values.
+    /// Label names, in the order of their values.
     pub labels: &'static [&'static str],
-    /// What it means, in a sentence.
+    /// Meaning, in one sentence.
     pub help: &'static str,
 }
 
-/// The value of a sample.
+/// Value of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
-    /// A whole number.
+    /// Integer.
     Whole(u64),
-    /// Any other.
+    /// Any other number.
     Real(f64),
 }
 
@@ -74,14 +76,14 @@ impl From<bool> for Number {
 }
 
 impl Number {
-    /// A number of nanoseconds in seconds.
+    /// Converts nanoseconds to seconds.
     #[must_use]
     pub fn seconds(nanos: u64) -> Self {
         Self::Real(nanos as f64 / 1e9)
     }
 
     fn write(self, out: &mut String) {
-        // A string takes all.
+        // Writing to a string cannot fail.
         let _ = match self {
             Self::Whole(value) => write!(out, "{value}"),
             Self::Real(value) if value.is_nan() => write!(out, "NaN"),
@@ -93,13 +95,13 @@ impl Number {
     }
 }
 
-/// Samples of metrics: the lines of each, by its name.
+/// Samples of metrics: the formatted lines by metric name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Samples(BTreeMap<String, String>);
 
 impl Samples {
-    /// Adds a sample. There are as many labels as the metric has.
+    /// Adds a sample. The number of labels must be that of the metric.
     pub fn add(&mut self, metric: &Metric, labels: &[&str], value: impl Into<Number>) {
         let lines = self.lines(metric);
         write_sample(lines, metric, "", labels, None, value.into());
@@ -125,8 +127,7 @@ impl Samples {
         }
     }
 
-    /// The text of all samples of these metrics, in this order. Metrics without samples are left
-    /// out.
+    /// Formats all samples of these metrics in this order. Metrics without samples are omitted.
     #[must_use]
     pub fn text(&self, metrics: &[&Metric]) -> String {
         let mut text = String::with_capacity(self.0.values().map(|lines| lines.len() + 200).sum());
@@ -134,7 +135,7 @@ impl Samples {
             let Some(lines) = self.0.get(metric.name) else { continue };
             let (name, kind) = (metric.name, metric.kind.name());
             let help = metric.help.replace('\\', r"\\").replace('\n', r"\n");
-            // A string takes all.
+            // Writing to a string cannot fail.
             let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
         }
         text
@@ -177,7 +178,8 @@ fn write_sample(
     out.push('\n');
 }
 
-/// Writes the value of a label. Prometheus takes a NUL for the end of the text, so one is replaced.
+/// Writes the value of a label. Prometheus treats a NUL as the end of the text, so NULs are
+/// replaced.
 fn escape(out: &mut String, value: &str) {
     for char in value.chars() {
         match char {

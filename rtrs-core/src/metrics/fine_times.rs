@@ -1,18 +1,18 @@
-//! Times of IO in buckets that are fine enough for percentiles.
+//! IO times in buckets that are fine enough for percentiles.
 //!
-//! Counting one is a handful of instructions and touches one bucket and the sum, so that several
-//! can be counted per IO. A bucket is at most 1/16 wide of the times in it.
+//! Recording a time takes a handful of instructions and touches one bucket and the sum, so that
+//! several can be recorded per IO. The width of a bucket is at most 1/16 of the times in it.
 
 use super::times::{Bucket, Times, bucket_of};
 
-/// Bits of a time, in microseconds, that tell buckets of one power of two apart.
+/// Number of bits of a time, in microseconds, that distinguish the buckets within a power of two.
 const FINE_BITS: u32 = 4;
 const FINE: usize = 1 << FINE_BITS;
-/// Times from this many microseconds on (134 s) share the last bucket.
+/// Time in microseconds (134 s) from which all times share the last bucket.
 const END_US: u64 = 1 << 27;
 const BUCKETS: usize = (END_US.ilog2() - FINE_BITS + 1) as usize * FINE;
 
-/// How many times fell into each bucket, their sum, and the longest.
+/// Number of times per bucket, their sum, and the longest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FineTimes {
     buckets: [u64; BUCKETS],
@@ -27,14 +27,14 @@ impl Default for FineTimes {
 }
 
 impl FineTimes {
-    /// Counts a time.
+    /// Records a time.
     pub fn record(&mut self, nanos: u64) {
         self.buckets[fine_bucket_of(nanos / 1000)] += 1;
         self.nanos = self.nanos.saturating_add(nanos);
         self.max = self.max.max(nanos);
     }
 
-    /// Adds other counts to these.
+    /// Adds the counts of another histogram.
     pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine += theirs;
@@ -43,20 +43,20 @@ impl FineTimes {
         self.max = self.max.max(other.max);
     }
 
-    /// How many times were counted.
+    /// Returns the number of recorded times.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// The longest time, in microseconds.
+    /// Returns the longest time, in microseconds.
     #[must_use]
     pub fn max_us(&self) -> u64 {
         self.max / 1000
     }
 
-    /// The time in microseconds that this share of all does not exceed, to within a bucket; 0 if
-    /// none was counted.
+    /// Returns the time in microseconds that the given share of all times does not exceed, to
+    /// within a bucket; 0 if none was recorded.
     #[must_use]
     pub fn quantile_us(&self, share: f64) -> u64 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
@@ -71,7 +71,7 @@ impl FineTimes {
         0
     }
 
-    /// The buckets that are not empty, in rising order. The last one counts as its lower bound.
+    /// Returns the non-empty buckets in ascending order. The last bucket counts as its lower bound.
     pub fn filled(&self) -> impl Iterator<Item = Bucket> {
         let bucket = |(at, count): (usize, &u64)| {
             let from = at.checked_sub(1).map_or(0, |before| highest_us(before) + 1) * 1000;
@@ -81,8 +81,8 @@ impl FineTimes {
         self.buckets.iter().enumerate().map(bucket).filter(|bucket| bucket.count > 0)
     }
 
-    /// The same in the buckets of a histogram in the text format. A time counts in the first of
-    /// them that holds all of its fine bucket.
+    /// Converts to the coarse buckets of a histogram in the text format. A time counts in the first
+    /// coarse bucket that contains its whole fine bucket.
     #[must_use]
     pub fn times(&self) -> Times {
         let mut times = Times { nanos: self.nanos, ..Times::default() };
@@ -104,7 +104,7 @@ const fn fine_bucket_of(us: u64) -> usize {
     (shift as usize) * FINE + (us >> shift) as usize
 }
 
-/// The longest time of a bucket but the last, in microseconds.
+/// Returns the longest time of any bucket but the last, in microseconds.
 const fn highest_us(bucket: usize) -> u64 {
     if bucket < FINE {
         return bucket as u64;
@@ -152,7 +152,7 @@ mod tests {
         all.into_iter().for_each(|nanos| times.record(nanos));
         let coarse = times.times();
         assert_eq!((coarse.count(), coarse.nanos), (7, u64::MAX));
-        // 10 us is in the bucket up to 11 us, so it counts as more than 10.
+        // 10 us is in the bucket up to 11 us, so it counts as more than 10 us.
         assert_eq!(coarse.buckets[..3], [2, 1, 0]);
         assert_eq!(coarse.buckets[21], 2, "beyond all bounds");
     }

@@ -1,9 +1,10 @@
-//! Answers `GET /metrics` over HTTP, and nothing else.
+//! HTTP server that answers `GET /metrics` and nothing else.
 //!
-//! Owns [`MetricsServer`]: a thread that accepts, and a small thread per connection. Anybody may
-//! connect where the port is reachable, so everything has a bound: the size of a request, the time
-//! for it and for the response, the connections at once, and how often the text is made. A
-//! connection that sends no request makes room for others. Each connection gets one response.
+//! [`MetricsServer`] uses one thread that accepts, and a small thread per connection. Any client
+//! that can reach the port may connect, so everything is limited: the size of a request, the time
+//! for it and for the response, the number of connections, and how often the text is generated. A
+//! connection that sends no request is closed when others need room. Each connection gets one
+//! response.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,22 +21,22 @@ use crate::local::{SocketFile, bind_unix};
 use crate::settings::MetricsAddress;
 use crate::time::Duration;
 
-/// How long a request may take to arrive, and a response to leave.
+/// Time limit for receiving a request, and for sending a response.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a client may take to close after the response.
+/// Time limit for the client to close the connection after the response.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Longest request, with all its headers.
+/// Maximum length of a request with all its headers.
 const REQUEST_MAX: usize = 8192;
-/// Most connections at once.
+/// Maximum number of connections at once.
 const CONNECTIONS_MAX: usize = 16;
-/// The text is made at most once in this time.
+/// Minimum time between two generations of the text.
 const AGE_MAX: Duration = Duration::from_millis(250);
-/// Of the thread of a connection.
+/// Stack size of a connection's thread.
 const STACK_BYTES: usize = 512 << 10;
-/// Wait after an accept that failed, for one because the process is out of descriptors.
+/// Pause after a failed accept, for example because the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening server of metrics. Dropping it ends it.
+/// Listening metrics server. Dropping it stops it.
 #[derive(Debug)]
 pub struct MetricsServer {
     listener: Arc<Socket>,
@@ -48,7 +49,7 @@ impl MetricsServer {
     /// Binds the address.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the system's error.
     pub fn bind(address: &MetricsAddress) -> io::Result<Self> {
         let (listener, at, file) = match address {
             MetricsAddress::Tcp(address) => {
@@ -64,17 +65,17 @@ impl MetricsServer {
         Ok(Self { listener: Arc::new(listener), at, ending: Arc::default(), _file: file })
     }
 
-    /// Where it listens: `http://ADDR:PORT/metrics` or `unix:PATH`.
+    /// Returns the address of the server: `http://ADDR:PORT/metrics` or `unix:PATH`.
     #[must_use]
     pub fn at(&self) -> &str {
         &self.at
     }
 
-    /// Answers with what `make` makes; an error of it is answered with 503. It is called on a
-    /// thread of this server, not more often than four times a second, and one call at a time.
+    /// Answers requests with the text that `make` returns; an error is answered with 503. `make` is
+    /// called on a thread of this server, at most four times a second, and never concurrently.
     ///
     /// # Errors
-    /// The system's, when there is no thread to be had.
+    /// Returns the system's error if the thread cannot be started.
     pub fn serve(
         &self,
         make: impl Fn() -> Result<String, String> + Send + Sync + 'static,
@@ -106,7 +107,7 @@ impl MetricsServer {
 impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::SeqCst);
-        // Wakes the thread in its accept.
+        // Wake the thread that waits in accept.
         end(&self.listener);
     }
 }
@@ -117,10 +118,10 @@ fn end(socket: &Socket) {
     }
 }
 
-/// What was made last, or why not, and when.
+/// Last result of `make`, with its time.
 type Made = (Instant, Result<Arc<str>, String>);
 
-/// What all connections share.
+/// State shared by all connections.
 struct Shared {
     make: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
     made: Mutex<Option<Made>>,
@@ -128,7 +129,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// The text, which is made if the last one is old.
+    /// Returns the text, which is generated again if the last one is too old.
     fn text(&self) -> Result<Arc<str>, String> {
         let mut made = self.made.lock();
         if let Some((at, text)) = &*made
@@ -142,21 +143,22 @@ impl Shared {
     }
 }
 
-/// An open connection.
+/// Open connection.
 #[derive(Debug)]
 struct Connection {
     number: u64,
     stream: Socket,
-    /// Its request has arrived.
+    /// The request has arrived.
     asked: bool,
 }
 
-/// The open connections, oldest first.
+/// Open connections, oldest first.
 #[derive(Debug, Default)]
 struct Open(Mutex<VecDeque<Connection>>);
 
 impl Open {
-    /// One more. Of too many the oldest goes that has sent no request; if all have, false.
+    /// Adds a connection. If there are too many, closes the oldest that has not sent a request;
+    /// returns false if all have.
     fn add(&self, number: u64, stream: Socket) -> bool {
         let mut all = self.0.lock();
         if all.len() >= CONNECTIONS_MAX {
@@ -219,7 +221,7 @@ fn serve_one(number: u64, stream: &Socket, shared: &Shared) -> io::Result<()> {
     let limit = Limit::new("the response", TIMEOUT);
     limit.write(stream, head.as_bytes())?;
     limit.write(stream, body.as_bytes())?;
-    // What was sent and not read would reset the connection, and with it the response.
+    // Unread data of the client would reset the connection, and the response would be lost.
     stream.shutdown(Shutdown::Write)?;
     let limit = Limit::new("the close", CLOSE_TIMEOUT);
     let mut room = [0; 4096];
@@ -227,7 +229,7 @@ fn serve_one(number: u64, stream: &Socket, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// What a request gets.
+/// Response to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Metrics,
@@ -256,7 +258,7 @@ fn read_request(stream: &Socket) -> io::Result<Answer> {
     }
 }
 
-/// Judges the request line and the headers.
+/// Validates the request line and the headers.
 fn judge(head: &[u8]) -> Answer {
     let Ok(head) = str::from_utf8(head) else { return Answer::Bad };
     let mut lines = head.split("\r\n");

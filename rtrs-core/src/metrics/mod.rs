@@ -1,9 +1,9 @@
 //! Metrics in the text format of Prometheus, and the HTTP server that answers scrapes.
 //!
-//! A daemon declares each metric once ([`Metric`]), collects values into [`Samples`] when somebody
-//! asks, and renders them. Nothing here runs on a shard: IO times are counted in [`Times`] and
-//! [`FineTimes`], which a shard owns, and everything else comes from the reports that the commands
-//! use too.
+//! A daemon declares each metric once ([`Metric`]), collects values into [`Samples`] when they are
+//! requested, and renders them. Nothing here runs on a shard: shards record IO times in their own
+//! [`Times`] and [`FineTimes`], and everything else comes from the reports that the commands use
+//! too.
 
 mod exposition;
 mod fine_times;
@@ -15,8 +15,8 @@ pub use fine_times::FineTimes;
 pub use http::MetricsServer;
 pub use times::{Bucket, TIME_BUCKETS, Times, bucket_of};
 
-/// Declares the metrics of a daemon: a constant for each, and `ALL` of them in this order. Those
-/// that both daemons have come first; `of` is the labels that tell one process from another.
+/// Declares the metrics of a daemon: a constant for each, and `ALL` with all metrics in this order.
+/// The metrics common to both daemons come first; `of` lists the labels that distinguish processes.
 #[macro_export]
 macro_rules! metrics {
     (of [$($of:literal),*]; $($own:tt)+) => {

@@ -1,8 +1,8 @@
-//! Times of IO, counted in a fixed set of buckets.
+//! IO times, counted in a fixed set of buckets.
 
 use serde::{Deserialize, Serialize};
 
-/// Upper bounds of the buckets in nanoseconds, and in seconds as the text format has them. A last
+/// Upper bounds of the buckets in nanoseconds, and in seconds as in the text format. The last
 /// bucket has no bound.
 pub(super) const BOUNDS: [(u64, &str); 21] = [
     (10_000, "1e-05"),
@@ -28,10 +28,10 @@ pub(super) const BOUNDS: [(u64, &str); 21] = [
     (60_000_000_000, "60"),
 ];
 
-/// Number of buckets, the one without a bound included.
+/// Number of buckets, including the one without a bound.
 pub const TIME_BUCKETS: usize = BOUNDS.len() + 1;
 
-/// By the number of bits of a time, the first bucket that can hold it.
+/// First bucket that can contain a time, by the number of bits of the time.
 const FIRST: [u8; 65] = {
     let (mut first, mut bits) = ([0; 65], 1);
     while bits <= 64 {
@@ -46,8 +46,8 @@ const FIRST: [u8; 65] = {
     first
 };
 
-/// The bucket of a time: the first one whose bound is not below it. Times of as many bits are on
-/// both sides of one bound at most.
+/// Returns the bucket of a time: the first one whose bound is not below it. At most one bound
+/// separates times with the same number of bits.
 pub fn bucket_of(nanos: u64) -> usize {
     let first = usize::from(FIRST[64 - nanos.leading_zeros() as usize]);
     match BOUNDS.get(first) {
@@ -56,34 +56,34 @@ pub fn bucket_of(nanos: u64) -> usize {
     }
 }
 
-/// Times that fell into one bucket of a histogram.
+/// Number of times in one bucket of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
     /// Lower bound in nanoseconds.
     pub from: u64,
     /// Upper bound in nanoseconds.
     pub to: u64,
-    /// How many since the daemon started.
+    /// Number of times since the daemon started.
     pub count: u64,
 }
 
-/// How many times fell into each bucket, and their sum.
+/// Number of times per bucket, and their sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// By bucket, not cumulative.
+    /// Counts by bucket, not cumulative.
     pub buckets: [u64; TIME_BUCKETS],
     /// Sum in nanoseconds.
     pub nanos: u64,
 }
 
 impl Times {
-    /// Counts a time.
+    /// Records a time.
     pub fn record(&mut self, nanos: u64) {
         self.buckets[bucket_of(nanos)] += 1;
         self.nanos = self.nanos.saturating_add(nanos);
     }
 
-    /// Adds other counts to these.
+    /// Adds the counts of another histogram.
     pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine += theirs;
@@ -91,8 +91,8 @@ impl Times {
         self.nanos = self.nanos.saturating_add(other.nanos);
     }
 
-    /// The buckets that are not empty, in rising order. The last one has no bound, and counts as
-    /// its lower one.
+    /// Returns the non-empty buckets in ascending order. The last one has no upper bound and counts
+    /// as its lower bound.
     pub fn filled(&self) -> impl Iterator<Item = Bucket> {
         let bound = |at: usize| BOUNDS.get(at).map(|(nanos, _)| *nanos);
         let bucket = move |(at, count): (usize, &u64)| {
@@ -102,7 +102,7 @@ impl Times {
         self.buckets.iter().enumerate().map(bucket).filter(|bucket| bucket.count > 0)
     }
 
-    /// How many times were counted.
+    /// Returns the number of recorded times.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }

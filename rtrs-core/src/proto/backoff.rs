@@ -1,11 +1,11 @@
-//! Exponential backoff with real jitter, for reconnects.
+//! Exponential backoff with jitter, for reconnects.
 //!
-//! The wait before attempt n is drawn evenly from the upper half of `min * 2^n`, capped at `max`:
-//! many clients of one restarted server spread out instead of coming back as a herd.
+//! The wait before attempt n is drawn uniformly from the upper half of `min * 2^n`, capped at
+//! `max`: the clients of a restarted server spread out instead of reconnecting all at once.
 
 use crate::time::Duration;
 
-/// The waits between attempts.
+/// State of an exponential backoff.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     min: Duration,
@@ -15,30 +15,30 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Waits from `min` to `max`, jitter from `seed`.
+    /// Creates a backoff with waits from `min` to `max` and jitter from `seed`.
     pub fn new(min: Duration, max: Duration, seed: u64) -> Self {
         let max = max.max(min);
         Self { min, max, next: min, state: seed | 1 }
     }
 
-    /// Other bounds, which the next wait keeps.
+    /// Sets other bounds, beginning with the next wait.
     pub fn set_bounds(&mut self, min: Duration, max: Duration) {
         let max = max.max(min);
         (self.min, self.max, self.next) = (min, max, self.next.clamp(min, max));
     }
 
-    /// The wait before the next attempt. The first is at most `min`.
+    /// Returns the wait before the next attempt. The first is at most `min`.
     pub fn wait(&mut self) -> Duration {
         let whole = u64::try_from(self.next.as_nanos()).unwrap_or(u64::MAX);
         self.next = (self.next * 2).min(self.max);
-        // xorshift64: spread is all that is asked of it.
+        // xorshift64 suffices to spread the waits.
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
         Duration::from_nanos(whole / 2 + self.state % (whole / 2 + 1))
     }
 
-    /// The last attempt succeeded: start over with short waits.
+    /// Starts over with short waits, after a successful attempt.
     pub fn reset(&mut self) {
         self.next = self.min;
     }
@@ -62,14 +62,14 @@ mod tests {
         assert!(backoff.wait() <= min);
     }
 
-    /// A thousand clients of one restarted server, whose seeds are as like as can be.
+    /// Models a thousand clients of one restarted server with very similar seeds.
     #[test]
     fn a_herd_spreads_over_the_upper_half() {
         let min = Duration::from_secs(1);
         for attempt in 0..4 {
             let mut tenths = [0; 10];
             for seed in 0..1000_u64 {
-                // `rtrs-client` draws seeds at random; of a path its number goes in.
+                // `rtrs-client` draws seeds at random and includes the number of the path.
                 let mut backoff = Backoff::new(min, min, seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                 let waits: Vec<Duration> = (0..=attempt).map(|_| backoff.wait()).collect();
                 let over = (waits[attempt] - min / 2).as_nanos();

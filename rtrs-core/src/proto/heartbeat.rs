@@ -1,30 +1,31 @@
-//! The heartbeat of a path: silence is asked about, and unanswered questions end the path.
+//! Heartbeat of a path: probes a silent peer, and ends the path if there is no answer.
 //!
-//! Both ends run one per path on connection 0. Anything received counts as a sign of life. After
-//! `interval` without one, HB_MSG is sent once; it is not repeated, since the connection below
-//! is reliable. When another `interval * missed_max` passes in silence the path is dead: from
-//! `interval * missed_max` to `interval * (missed_max + 1)` after the last sign of life plus the
-//! time of one poll. A poll that comes late says that this end did not run: the peer's answer may
-//! lie unread, or the peer may starve on the same machine, so that period does not count, eight
-//! times in a row at most. The time from HB_MSG to HB_ACK is the path's round trip time.
+//! Both ends run one per path on connection 0. Any received message counts as a sign of life. After
+//! `interval` without one, HB_MSG is sent once; it is not repeated, since the underlying connection
+//! is reliable. When another `interval * missed_max` passes in silence, the path is dead: this is
+//! between `interval * missed_max` and `interval * (missed_max + 1)` after the last sign of life,
+//! plus the time of one poll. A late poll indicates that this end was not running: the peer's
+//! answer may be unread, or the peer may be starved on the same machine. So that period does not
+//! count, at most eight times in a row. The time from HB_MSG to HB_ACK is the path's round trip
+//! time.
 //!
-//! The first silence may be longer than `interval` while the path is idle. The asking end doubles
-//! it with each HB_MSG since which the path was not in use, up to `idle_max`, and announces it in
-//! the HB_MSG; the other end ([`Heartbeat::announced`]) waits for the next HB_MSG that long and
-//! `interval` more before it asks by itself. [`Heartbeat::begin_io`] ends that at once. Once HB_MSG
-//! is out, `interval` counts at all times.
+//! The first silence may be longer than `interval` while the path is idle. The probing end doubles
+//! it with each HB_MSG after which the path remained unused, up to `idle_max`, and announces it in
+//! the HB_MSG; the other end ([`Heartbeat::announced`]) waits for the next HB_MSG for that time
+//! plus `interval` before it sends a probe of its own. [`Heartbeat::begin_io`] ends this at once.
+//! Once HB_MSG has been sent, `interval` always applies.
 //!
-//! Rule of the kernel: rtrs.c hb_work (docs/PROTOCOL.md, heartbeat and failure detection).
+//! The kernel's rules are in rtrs.c hb_work (docs/PROTOCOL.md, heartbeat and failure detection).
 
 use crate::time::{Duration, Instant};
 
-/// Late periods in a row that do not count against the peer.
+/// Maximum number of consecutive late periods that do not count against the peer.
 const LATE_MAX: u32 = 8;
 
-/// What the owner of a heartbeat has to do now.
+/// Action required from the owner of a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeartbeatAction {
-    /// Nothing.
+    /// No action.
     None,
     /// Send HB_MSG on connection 0.
     Send,
@@ -32,34 +33,34 @@ pub enum HeartbeatAction {
     Dead,
 }
 
-/// One path's heartbeat.
+/// Heartbeat of one path.
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
     interval: Duration,
-    /// The longest that `patience` may grow.
+    /// Maximum of `patience`.
     idle_max: Duration,
     missed_max: u32,
-    /// The first silence, after which HB_MSG is sent.
+    /// Silence after which HB_MSG is sent.
     patience: Duration,
-    /// What the last HB_MSG announced.
+    /// Interval announced by the last HB_MSG.
     announces: Duration,
-    /// The path was not in use since the last HB_MSG.
+    /// The path has not been used since the last HB_MSG.
     idle: bool,
     heard: Instant,
     next: Instant,
     missed: u32,
     late: u32,
-    /// When this silence was asked about.
+    /// Time of the probe for the current silence.
     doubted: Instant,
-    /// When the oldest question without an answer was asked.
+    /// Time of the oldest unanswered probe.
     asked: Option<Instant>,
-    /// When the newest question with an answer was asked.
+    /// Time of the newest answered probe.
     answered: Option<Instant>,
     rtt: Option<Duration>,
 }
 
 impl Heartbeat {
-    /// A heartbeat that begins now. `missed_max` periods may pass without an answer.
+    /// Creates a heartbeat that begins now. `missed_max` periods may pass without an answer.
     pub fn new(interval: Duration, missed_max: u32, now: Instant) -> Self {
         let interval = interval.max(Duration::from_millis(1));
         Self {
@@ -80,14 +81,14 @@ impl Heartbeat {
         }
     }
 
-    /// While the path is idle, HB_MSG is sent less often: at least every `idle_max`. The peer has
-    /// to take announcements.
+    /// Sends HB_MSG less often while the path is idle: at least once per `idle_max`. The peer must
+    /// support announcements.
     pub fn back_off(&mut self, idle_max: Duration) {
         self.idle_max = idle_max.max(self.interval);
     }
 
-    /// Something was received at `now`. Cheap enough for every completion; an older time than the
-    /// newest is ignored.
+    /// Records that a message was received at `now`. Cheap enough for every completion; a time
+    /// older than the newest is ignored.
     pub fn on_traffic(&mut self, now: Instant) {
         if now > self.heard {
             self.heard = now;
@@ -95,7 +96,7 @@ impl Heartbeat {
         }
     }
 
-    /// The path is in use. To be called before each [`Heartbeat::poll`] while it is.
+    /// Records that the path is in use. To be called before each [`Heartbeat::poll`] while it is.
     pub fn in_use(&mut self) {
         (self.idle, self.patience) = (false, self.interval);
         if self.missed == 0 {
@@ -103,9 +104,9 @@ impl Heartbeat {
         }
     }
 
-    /// This end begins IO. True when the path was idle: HB_MSG is to be sent at once, because the
-    /// peer expects it later, and because a path that has died meanwhile is to be noticed as early
-    /// as one that was in use.
+    /// Records that this end begins IO. Returns true if the path was idle: the caller must send
+    /// HB_MSG at once, because the peer expects the next one only later, and because a path that
+    /// died meanwhile must be detected as early as one in use.
     pub fn begin_io(&mut self, now: Instant) -> bool {
         self.in_use();
         if self.announces <= self.interval {
@@ -118,15 +119,15 @@ impl Heartbeat {
         true
     }
 
-    /// The peer's HB_MSG was received, which announces its next one: after `next` at the latest.
+    /// Handles an HB_MSG of the peer, which announces its next one within `next`.
     pub fn announced(&mut self, now: Instant, next: Duration) {
         self.on_traffic(now);
         self.patience = if next > self.interval { next + self.interval } else { self.interval };
         self.next = self.heard + self.patience;
     }
 
-    /// Asks now, whatever the peer has announced. False while a silence is asked about; else
-    /// HB_MSG is to be sent.
+    /// Sends a probe now, whatever the peer has announced. Returns false while a silence is being
+    /// probed; otherwise the caller must send HB_MSG.
     pub fn hurry(&mut self, now: Instant) -> bool {
         let waits = self.missed == 0;
         if waits {
@@ -135,19 +136,20 @@ impl Heartbeat {
         waits
     }
 
-    /// What an HB_MSG that is sent now announces: the time to the next one, if the path stays idle.
+    /// Returns the interval to announce in an HB_MSG sent now: the time to the next one, if the
+    /// path stays idle.
     pub fn announces(&self) -> Duration {
         self.announces
     }
 
-    /// The present silence is asked about.
+    /// Starts to probe the current silence.
     fn doubt(&mut self, now: Instant) {
         (self.missed, self.late, self.doubted) = (1, 0, now);
         self.asked.get_or_insert(now);
         self.next = now + self.interval;
     }
 
-    /// HB_ACK was received. Returns the round trip time, or None when nothing was asked.
+    /// Handles an HB_ACK. Returns the round trip time, or None if there was no probe.
     pub fn on_ack(&mut self, now: Instant) -> Option<Duration> {
         self.on_traffic(now);
         self.next = self.heard + self.patience;
@@ -157,26 +159,26 @@ impl Heartbeat {
         Some(rtt)
     }
 
-    /// A question besides, for what its answer says of the peer. False while another one is
-    /// unanswered; else HB_MSG is to be sent.
+    /// Starts an additional probe, for information about the peer. Returns false while another one
+    /// is unanswered; otherwise the caller must send HB_MSG.
     pub fn ask(&mut self, now: Instant) -> bool {
         let free = self.asked.is_none();
         self.asked.get_or_insert(now);
         free
     }
 
-    /// True when a question was answered that had been asked at `since` or later.
+    /// Returns true if a probe sent at `since` or later was answered.
     pub fn has_answered_since(&self, since: Instant) -> bool {
         self.answered.is_some_and(|asked| asked >= since)
     }
 
-    /// When the present silence was asked about; None while there is none.
+    /// Returns when the current silence was probed; None if there is none.
     pub fn doubted_since(&self) -> Option<Instant> {
         (self.missed > 0).then_some(self.doubted)
     }
 
-    /// Looks at the time. To be called when [`Heartbeat::deadline`] has passed; calls before
-    /// that do nothing. After `Dead` the owner may go on waiting: it comes again every period.
+    /// Checks the time. To be called when [`Heartbeat::deadline`] has passed; earlier calls do
+    /// nothing. After `Dead` the owner may keep waiting: `Dead` is returned again every period.
     pub fn poll(&mut self, now: Instant) -> HeartbeatAction {
         if now < self.next {
             return HeartbeatAction::None;
@@ -208,17 +210,17 @@ impl Heartbeat {
         HeartbeatAction::None
     }
 
-    /// When to call [`Heartbeat::poll`].
+    /// Returns when to call [`Heartbeat::poll`].
     pub fn deadline(&self) -> Instant {
         self.next
     }
 
-    /// The last round trip time, if one was measured.
+    /// Returns the last round trip time, if one was measured.
     pub fn rtt(&self) -> Option<Duration> {
         self.rtt
     }
 
-    /// Periods that have begun without a sign of life.
+    /// Returns the number of periods that have begun without a sign of life.
     pub fn missed(&self) -> u32 {
         self.missed
     }
@@ -234,7 +236,7 @@ mod tests {
         Instant::from_nanos(ms * 1_000_000)
     }
 
-    /// Polls at every deadline until `end`; returns what came when.
+    /// Polls at every deadline until `end`; returns the actions with their times.
     fn run(beat: &mut Heartbeat, end: Instant) -> Vec<(u64, HeartbeatAction)> {
         let mut seen = Vec::new();
         while beat.deadline() <= end {
@@ -273,13 +275,13 @@ mod tests {
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         assert_eq!(beat.poll(at(100)), HeartbeatAction::Send);
         let mut now = 100;
-        // Stalls of our own, one after the other: each gives the peer a new period.
+        // Consecutive stalls of this end each give the peer a new period.
         for stall in [151, 400, 1000, 160] {
             now += stall;
             assert_eq!(beat.poll(at(now)), HeartbeatAction::None);
             assert_eq!(beat.missed(), 1, "after {stall} ms");
         }
-        // On time again the silence counts, and a little late is not late.
+        // With timely polls the silence counts, and a small delay is not late.
         for time in [100, 149] {
             now += time;
             assert_eq!(beat.poll(at(now)), HeartbeatAction::None);
@@ -329,12 +331,12 @@ mod tests {
         }
         assert_eq!(sent, [100, 301, 702, 1503, 2504, 3505, 4506, 5507], "each once, nothing else");
         assert_eq!(announced, [200, 400, 800, 1000, 1000, 1000, 1000, 1000]);
-        // From then on all is as on any path: the answer is due within the time of a fast one.
+        // From then on the timing is that of a busy path: the answer is due within its short time.
         let end = run(&mut beat, at(10_000));
         assert_eq!(end, [(6508, HeartbeatAction::Send), (6808, HeartbeatAction::Dead)]);
     }
 
-    /// A path whose last HB_MSG, at 100 ms, announced the next one after 200 ms.
+    /// Returns a path whose last HB_MSG, at 100 ms, announced the next one after 200 ms.
     fn idle() -> Heartbeat {
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         beat.back_off(1000 * MS);
@@ -352,7 +354,7 @@ mod tests {
         assert!(!beat.begin_io(at(251)), "once");
         assert_eq!(beat.doubted_since(), Some(at(250)));
         assert_eq!(run(&mut beat, at(1000)), [(550, HeartbeatAction::Dead)]);
-        // While the path is in use nothing grows.
+        // While the path is in use, nothing grows.
         let mut beat = idle();
         beat.on_ack(at(101));
         for ms in (150..2000).step_by(50) {
@@ -379,7 +381,7 @@ mod tests {
         beat.announced(at(50), 1000 * MS);
         let end = run(&mut beat, at(5000));
         assert_eq!(end, [(1150, HeartbeatAction::Send), (1450, HeartbeatAction::Dead)]);
-        // What lives is waited for anew, and fast again when the peer says so.
+        // A live path is waited for again, and with short intervals when the peer announces them.
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         beat.announced(at(50), 1000 * MS);
         assert_eq!(run(&mut beat, at(1150)), [(1150, HeartbeatAction::Send)]);
@@ -387,7 +389,7 @@ mod tests {
         assert_eq!(beat.deadline(), at(2251));
         beat.announced(at(1200), 100 * MS);
         assert_eq!(run(&mut beat, at(1300)), [(1300, HeartbeatAction::Send)]);
-        // Whoever cannot wait asks at once.
+        // An end that cannot wait sends a probe at once.
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         beat.announced(at(50), 1000 * MS);
         assert!(beat.hurry(at(60)) && !beat.hurry(at(61)));
@@ -403,7 +405,7 @@ mod tests {
         assert!(!beat.has_answered_since(at(0)));
         assert_eq!(beat.on_ack(at(30)), Some(20 * MS));
         assert!(beat.has_answered_since(at(10)) && !beat.has_answered_since(at(11)));
-        // The question of a silence does not make the answer to an older one a new answer.
+        // A probe for a silence does not make the answer to an older one a new answer.
         assert!(beat.ask(at(40)));
         assert_eq!(run(&mut beat, at(130)), [(130, HeartbeatAction::Send)]);
         assert_eq!(beat.doubted_since(), Some(at(130)));

@@ -1,5 +1,5 @@
-//! Parts that the machines of both ends share: legal moves as data, heartbeats, backoff, quotas of
-//! half-open peers; and both ends of the ping.
+//! Parts shared by the state machines of both ends: legal transitions as data, heartbeats, backoff,
+//! quotas of half-open peers, and both ends of the ping.
 
 mod backoff;
 mod heartbeat;

@@ -1,33 +1,35 @@
-//! Which of too many half-open peers is closed: the oldest of the source that has the most.
+//! Quota of half-open peers: if there are too many, the oldest one of the source that has the most
+//! is closed.
 //!
-//! Nothing authenticates a peer, and before its first message only its address is known. An address
-//! cannot be forged over TCP, since the handshake needs an answer. So a limit is shared by address:
-//! one source cannot take the places of others, and a source with a single half-open peer keeps it
-//! for as long as another one has two. Closing an old peer instead of refusing the new one serves
-//! honest peers better: they send their request at once, the idle ones are those that grow old.
+//! Peers are not authenticated, and before its first message only a peer's address is known. An
+//! address cannot be forged over TCP, since the handshake needs an answer. So the limit is shared
+//! by address: one source cannot displace others, and a source with a single half-open peer keeps
+//! it for as long as another source has two. Closing an old peer instead of refusing a new one
+//! favors honest peers: they send their request at once, and the idle ones grow old.
 //!
-//! Sources that are known (a session has paths from there) have a reserve of [`RESERVE`] peers
-//! that do not count. So strangers never displace a reconnect, however many addresses they have.
+//! Known sources (a session has paths from there) have a reserve of [`RESERVE`] peers that do not
+//! count. So unknown peers never displace a reconnect, however many addresses they have.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// Peers of a known source that do not count: the connections that its sessions open at once.
+/// Number of peers of a known source that do not count: the connections that its sessions open at
+/// once.
 pub const RESERVE: usize = 64;
 
-/// Where a peer comes from: an IPv4 address, or the /64 of an IPv6 address, since a host has all of
-/// its /64.
+/// Origin of a peer: an IPv4 address, or the /64 of an IPv6 address, since a host has all of its
+/// /64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// An IPv4 address, also one that IPv6 sockets show as mapped.
+    /// IPv4 address, including IPv4-mapped IPv6 addresses.
     V4(u32),
-    /// The upper half of an IPv6 address.
+    /// Upper half of an IPv6 address.
     V6Net(u64),
 }
 
 impl Source {
-    /// The source of an address.
+    /// Returns the source of an address.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
@@ -38,14 +40,15 @@ impl Source {
     }
 }
 
-/// Half-open peers by source. Keys grow with time: the smallest is the oldest. A peer may have
-/// several connections; peers count for whose turn it is, connections for how many there are.
+/// Half-open peers by source. Keys increase with time: the smallest is the oldest. A peer may have
+/// several connections; ranks count peers, the total counts connections.
 #[derive(Debug)]
 pub struct Quota<K> {
-    /// The source of a peer, and its connections.
+    /// Source of a peer, and the number of its connections.
     peers: BTreeMap<K, (Source, u32)>,
     shares: BTreeMap<Source, BTreeSet<K>>,
-    /// Peers that count of a source, its oldest one, the source. The last has to give way first.
+    /// Number of counted peers of a source, its oldest peer, and the source. The last entry is
+    /// evicted first.
     ranks: BTreeSet<(usize, Reverse<K>, Source)>,
     known: BTreeMap<Source, u32>,
     total: u32,
@@ -64,7 +67,7 @@ impl<K> Default for Quota<K> {
 }
 
 impl<K: Copy + Ord> Quota<K> {
-    /// One more connection of this peer, or its first one.
+    /// Adds a connection of a new or existing peer.
     pub fn add(&mut self, peer: K, source: Source) {
         let source = self.peers.get(&peer).map_or(source, |(source, _)| *source);
         self.change(source, |quota| {
@@ -74,7 +77,7 @@ impl<K: Copy + Ord> Quota<K> {
         });
     }
 
-    /// A peer with all its connections is done with. False when it is not here.
+    /// Removes a peer with all its connections. Returns false if it is not present.
     pub fn remove(&mut self, peer: K) -> bool {
         let Some((source, count)) = self.peers.get(&peer).copied() else { return false };
         self.change(source, |quota| {
@@ -90,12 +93,13 @@ impl<K: Copy + Ord> Quota<K> {
         true
     }
 
-    /// A session has paths from this source; to be forgotten as often.
+    /// Records that a session has paths from this source; each call must be balanced by
+    /// [`Self::forget`].
     pub fn know(&mut self, source: Source) {
         self.change(source, |quota| *quota.known.entry(source).or_insert(0) += 1);
     }
 
-    /// One session less has paths from this source.
+    /// Records that one session less has paths from this source.
     pub fn forget(&mut self, source: Source) {
         self.change(source, |quota| {
             if let Some(count) = quota.known.get_mut(&source) {
@@ -107,25 +111,25 @@ impl<K: Copy + Ord> Quota<K> {
         });
     }
 
-    /// Connections of all peers.
+    /// Returns the number of connections of all peers.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.total
     }
 
-    /// Peers that count of this source.
+    /// Returns the number of peers of this source.
     #[must_use]
     pub fn peers_of(&self, source: Source) -> usize {
         self.shares.get(&source).map_or(0, BTreeSet::len)
     }
 
-    /// Which peer has to give way: the oldest of the source that has the most.
+    /// Returns the peer to evict: the oldest of the source that has the most.
     #[must_use]
     pub fn victim(&self) -> Option<K> {
         self.ranks.last().map(|(_, Reverse(peer), _)| *peer)
     }
 
-    /// Changes what is noted of a source, and its rank with it.
+    /// Changes the state of a source and updates its rank.
     fn change(&mut self, source: Source, change: impl FnOnce(&mut Self)) {
         if let Some(rank) = self.rank(source) {
             self.ranks.remove(&rank);
@@ -151,7 +155,7 @@ mod tests {
         Source::of(text.parse().unwrap())
     }
 
-    /// Adds one, then makes room for it: what was closed, in order.
+    /// Adds a peer, then makes room for it; returns the closed peers in order.
     fn admit(quota: &mut Quota<u64>, max: u32, key: u64, from: Source) -> Vec<u64> {
         quota.add(key, from);
         let mut closed = Vec::new();
@@ -179,7 +183,7 @@ mod tests {
         for key in 1..4 {
             assert!(admit(&mut quota, 4, key, many).is_empty());
         }
-        // The oldest of all is that of another source, and stays.
+        // The oldest of all belongs to another source and stays.
         assert_eq!(admit(&mut quota, 4, 4, many), [1]);
         assert_eq!(admit(&mut quota, 4, 5, two), [2]);
         assert_eq!(admit(&mut quota, 4, 6, two), [3], "of two with as many: the oldest");
@@ -196,7 +200,7 @@ mod tests {
         for _ in 0..9 {
             quota.add(2, many);
         }
-        // More of a peer that is here, whatever the source.
+        // Adds connections to an existing peer; the given source is ignored.
         quota.add(2, few);
         assert_eq!((quota.total(), quota.victim()), (11, Some(1)), "one each: the oldest");
         quota.add(3, many);
@@ -217,7 +221,8 @@ mod tests {
         for key in 0..100 {
             admit(&mut quota, 100, key, stranger(key));
         }
-        // All have one each; the known source gets its reserve, the oldest strangers give way.
+        // All sources have one peer each; the known source gets its reserve, and the oldest unknown
+        // peers are closed.
         for key in 100..164 {
             assert_eq!(admit(&mut quota, 100, key, known), [key - 100]);
         }
@@ -225,10 +230,10 @@ mod tests {
             let [closed] = admit(&mut quota, 100, key, stranger(key))[..] else { panic!("{key}") };
             assert!(!(100..164).contains(&closed), "{closed} was the known source's");
         }
-        // Beyond its reserve it counts as any other.
+        // Beyond its reserve the known source counts like any other.
         assert_eq!(admit(&mut quota, 100, 1000, known), [100]);
         assert_eq!(admit(&mut quota, 100, 1001, known), [101]);
-        // It is known for as long as any session is from there.
+        // The source is known for as long as any session has paths from there.
         quota.forget(known);
         assert_ne!(quota.victim(), Some(102));
         quota.forget(known);

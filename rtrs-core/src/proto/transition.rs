@@ -1,30 +1,31 @@
-//! Legal moves of a state machine, as data.
+//! Legal transitions of a state machine, as data.
 //!
-//! A state type lists its moves once ([`Moves`]); every change of such a state goes through
-//! [`step`], which panics on a move that is not in the list: that is a fault of ours, never of a
-//! peer. [`table`] prints the list, so that a test can hold it against the documented one.
+//! A state type lists its transitions once ([`Moves`]); every change of such a state uses [`step`],
+//! which panics on a transition that is not in the list: that is a bug of this program, never
+//! caused by a peer. [`table`] prints the list, so that a test can compare it with the documented
+//! one.
 
 use std::fmt::{Debug, Write};
 
-/// A state with a list of legal moves.
+/// State with a list of legal transitions.
 pub trait Moves: Copy + PartialEq + Debug + 'static {
-    /// For each state, where it may go from there. A state without an entry is final.
+    /// Legal successors of each state. A state without an entry is final.
     const MOVES: &'static [(Self, &'static [Self])];
 }
 
-/// True when the move is legal.
+/// Returns true if the transition is legal.
 pub fn allowed<S: Moves>(from: S, to: S) -> bool {
     S::MOVES.iter().any(|(state, next)| *state == from && next.contains(&to))
 }
 
-/// Makes a move. Panics when it is not legal.
+/// Changes the state. Panics if the transition is illegal.
 #[track_caller]
 pub fn step<S: Moves>(state: &mut S, to: S) {
     assert!(allowed(*state, to), "illegal move from {state:?} to {to:?}");
     *state = to;
 }
 
-/// One line per state: `From: To, To`.
+/// Formats the list as one line per state: `From: To, To`.
 pub fn table<S: Moves>() -> String {
     let mut text = String::new();
     for (from, next) in S::MOVES {

@@ -1,29 +1,29 @@
-//! Which image is meant, what it is, and why it cannot be opened.
+//! Addresses of images, facts about open ones, and errors of opening them.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::time::Duration;
 
-/// What of opening an image failed.
+/// Failed step of opening an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RbdStep {
-    /// Reading the configuration of Ceph.
+    /// Reading Ceph's configuration.
     Configuration,
     /// Connecting to the monitors as a user.
     Connect,
     /// Opening the pool.
     Pool,
-    /// Opening the image, in its namespace, at its snapshot.
+    /// Opening the image, in its namespace and at its snapshot.
     Image,
-    /// Looking what it is.
+    /// Reading the facts about the image.
     Facts,
 }
 
-/// Why an image cannot be opened.
+/// Reason why an image cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RbdError {
-    /// The library is not there or too old; what the dynamic linker says.
+    /// The library is missing or too old, with the dynamic linker's message.
     #[error("cannot load librbd.so.1: {0}")]
     Library(String),
     /// A step failed.
@@ -31,40 +31,41 @@ pub enum RbdError {
     Step(RbdStep, #[source] io::Error),
 }
 
-/// Which image, and how to reach it.
+/// Address of an image, and how to connect to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageAddress {
-    /// The name of the pool.
+    /// Name of the pool.
     pub pool: String,
-    /// The namespace in the pool.
+    /// Namespace in the pool.
     pub namespace: Option<String>,
-    /// The name of the image.
+    /// Name of the image.
     pub image: String,
-    /// The name of a snapshot.
+    /// Name of a snapshot.
     pub snapshot: Option<String>,
-    /// The configuration of Ceph; without one that of `CEPH_CONF` or `/etc/ceph/ceph.conf`.
+    /// Configuration file of Ceph; by default that of `CEPH_CONF` or `/etc/ceph/ceph.conf`.
     pub configuration: Option<PathBuf>,
-    /// The name of the Ceph user, without `client.` in front.
+    /// Name of the Ceph user, without the prefix `client.`.
     pub user: String,
-    /// Open it for reading only.
+    /// Open the image read-only.
     pub read_only: bool,
-    /// How long the monitors may take to answer.
+    /// Time limit for the monitors to answer.
     pub connect_max: Duration,
 }
 
-/// What an image is, as long as it exists.
+/// Permanent facts about an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageFacts {
-    /// The id of the cluster.
+    /// ID of the cluster.
     pub fsid: String,
-    /// The number of the pool.
+    /// Number of the pool.
     pub pool: i64,
-    /// The id of the image, whatever its name.
+    /// ID of the image, which is independent of its name.
     pub image: String,
-    /// The number of the snapshot.
+    /// Number of the snapshot.
     pub snapshot: Option<u64>,
-    /// Bytes of an object.
+    /// Object size in bytes.
     pub object_size: u64,
-    /// Writes may be acknowledged before they are on the OSDs: the pool or the image asks for that.
+    /// Writes may be acknowledged before they are on the OSDs, because the settings of the pool or
+    /// the image say so.
     pub write_back: bool,
 }

@@ -1,4 +1,4 @@
-//! The lock of an image, and what is kept with the image about it.
+//! Lock of an image, and metadata stored with the image.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,16 +9,16 @@ use super::{Image, Open, c_string, check, text};
 use libc::c_int;
 
 const LOCK_EXCLUSIVE: c_int = 0;
-/// How long OSDs refuse a client whose lock was broken, in seconds: a week. Ceph's default is an
-/// hour.
+/// Time for which OSDs refuse a client whose lock was broken, in seconds: a week. Ceph's default is
+/// an hour.
 const REFUSED_SECONDS: &str = "604800.0";
 
 impl Image {
-    /// Takes the lock of the image until it is closed; no other client is given it by asking.
-    /// Blocks.
+    /// Acquires the lock of the image until the image is closed; other clients cannot obtain it by
+    /// request. Blocks.
     ///
     /// # Errors
-    /// EROFS when another client has the lock and keeps it, EINVAL for an image without the feature
+    /// EROFS if another client holds the lock and keeps it, EINVAL for an image without the feature
     /// exclusive-lock.
     pub fn lock(&self) -> io::Result<()> {
         let Open { library, image, .. } = *self.get();
@@ -26,30 +26,30 @@ impl Image {
         check(unsafe { (library.rbd_lock_acquire)(image, LOCK_EXCLUSIVE) })
     }
 
-    /// Gives the lock up, when all writes have ended. From then on writes are refused (EROFS): the
-    /// lock is not taken again by itself. Blocks.
+    /// Releases the lock when all writes have ended. From then on writes are refused (EROFS): the
+    /// lock is not acquired again automatically. Blocks.
     ///
     /// # Errors
-    /// That of the cluster.
+    /// Returns the cluster's error.
     pub fn unlock(&self) -> io::Result<()> {
         let Open { library, image, .. } = *self.get();
         // SAFETY: the image is open.
         check(unsafe { (library.rbd_lock_release)(image) })
     }
 
-    /// Takes the lock away from this owner, whose client the OSDs refuse from then on, for a week.
-    /// What this client sends later, they run after they know that. Blocks.
+    /// Breaks the lock of this owner, whose client the OSDs then refuse for a week. Later requests
+    /// of this client run only on OSDs that know that. Blocks.
     ///
     /// # Errors
-    /// EBUSY when another has the lock, ENOENT when nobody has it, or that of the cluster.
+    /// EBUSY if another client holds the lock, ENOENT if it is not held, or the cluster's error.
     pub fn break_lock(&self, owner: &str) -> io::Result<()> {
         let open = self.get();
         let Open { library, cluster, pool, .. } = *open;
         open.refuse(owner)?;
         // SAFETY: the cluster is connected.
         check(unsafe { (library.rados_wait_for_latest_osdmap)(cluster) })?;
-        // librbd would have the owner refused too, which takes as long again. It looks at the
-        // setting when an image is opened.
+        // librbd would block the owner once more, which takes as long again. It reads the setting
+        // when an image is opened.
         let name = c_string(&self.name)?;
         let mut image = ptr::null_mut();
         open.set_refusing(false)?;
@@ -62,40 +62,40 @@ impl Image {
         // SAFETY: the image is open, the owner ends with a NUL.
         let broken =
             check(unsafe { (library.rbd_lock_break)(image, LOCK_EXCLUSIVE, owner.as_ptr()) });
-        // SAFETY: it is open, and nobody else has it.
+        // SAFETY: the image is open, and not shared.
         unsafe { (library.rbd_close)(image) };
         broken
     }
 
-    /// Who has its lock. Blocks.
+    /// Returns the owner of the lock. Blocks.
     ///
     /// # Errors
-    /// That of the cluster.
+    /// Returns the cluster's error.
     pub fn lock_owner(&self) -> io::Result<Option<String>> {
         let Open { library, image, .. } = *self.get();
         let (mut mode, mut owner, mut count) = (0, ptr::null_mut(), 1);
-        // SAFETY: the image is open; there is room for one owner, as `count` says.
+        // SAFETY: the image is open; there is room for one owner, as given in `count`.
         let found =
             unsafe { (library.rbd_lock_get_owners)(image, &mut mode, &mut owner, &mut count) };
         if found == -libc::ENOENT || found >= 0 && (count == 0 || owner.is_null()) {
             return Ok(None);
         }
         check(found)?;
-        // SAFETY: an owner is a string, until it is cleaned up.
+        // SAFETY: an owner is a string that remains valid until it is cleaned up.
         let text = unsafe { CStr::from_ptr(owner) }.to_string_lossy().into_owned();
-        // SAFETY: what was filled in above.
+        // SAFETY: the owner that was filled in above.
         unsafe { (library.rbd_lock_get_owners_cleanup)(&mut owner, count) };
         Ok(Some(text))
     }
 
-    /// A text that is kept with the image. Blocks.
+    /// Returns a metadata value of the image. Blocks.
     ///
     /// # Errors
-    /// That of the cluster.
+    /// Returns the cluster's error.
     pub fn note(&self, key: &CStr) -> io::Result<Option<String>> {
         let Open { library, image, .. } = *self.get();
         let get = |to, mut room: usize| {
-            // SAFETY: the image is open, the key ends with a NUL; the room is that of `text`.
+            // SAFETY: the image is open, the key ends with a NUL; the size is that of `text`.
             unsafe { (library.rbd_metadata_get)(image, key.as_ptr(), to, &mut room) }
         };
         match text(get) {
@@ -105,10 +105,10 @@ impl Image {
         }
     }
 
-    /// Keeps a text with the image. Blocks.
+    /// Stores a metadata value with the image. Blocks.
     ///
     /// # Errors
-    /// That of the cluster.
+    /// Returns the cluster's error.
     pub fn set_note(&self, key: &CStr, value: &str) -> io::Result<()> {
         let Open { library, image, .. } = *self.get();
         let value = c_string(value)?;
@@ -118,18 +118,18 @@ impl Image {
 }
 
 impl Open {
-    /// Who loses the lock to this client is refused by the OSDs.
+    /// Sets whether OSDs refuse the client from which this one takes the lock.
     pub(super) fn set_refusing(&self, refusing: bool) -> io::Result<()> {
         let value = if refusing { c"true" } else { c"false" };
         self.set(c"rbd_blocklist_on_break_lock", value)
-            // Its name in Ceph 15.
+            // Name of the option in Ceph 15.
             .or_else(|_| self.set(c"rbd_blacklist_on_break_lock", value))
     }
 
-    /// Has the OSDs refuse a client. librbd could ask for that, but monitors of Ceph 16 do not
-    /// understand how long it asks for.
+    /// Makes the OSDs refuse a client. librbd could request that, but monitors of Ceph 16 do not
+    /// understand its format of the duration.
     fn refuse(&self, client: &str) -> io::Result<()> {
-        // An address has none of these.
+        // Addresses contain neither character.
         if client.contains(['"', '\\']) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
@@ -139,14 +139,14 @@ impl Open {
                  \"expire\": {REFUSED_SECONDS}}}"
             ))?;
             let (orders, null) = ([order.as_ptr()], ptr::null_mut());
-            // SAFETY: the cluster is connected, there is one order, which ends with a NUL, and no
-            // input; what it says is not wanted.
+            // SAFETY: the cluster is connected; there is one command, which ends with a NUL, and no
+            // input; the output is not requested.
             check(unsafe {
                 let call = self.library.rados_mon_command;
                 call(self.cluster, orders.as_ptr(), 1, ptr::null(), 0, null, null, null, null)
             })
         };
-        // Its name in Ceph 15.
+        // Name of the command in Ceph 15.
         ask("blocklist").or_else(|_| ask("blacklist"))
     }
 }

@@ -1,11 +1,11 @@
-//! Which CPUs this process may use, and pinning a shard to one.
+//! CPUs that this process may use, and binding of shards to CPUs.
 
 use std::io;
 
 use super::check;
 use crate::settings::AutoSwitch;
 
-/// CPU numbers this process may run on, ascending.
+/// Returns the numbers of the CPUs that this process may use, in ascending order.
 pub fn allowed_cpus() -> Vec<usize> {
     // SAFETY: cpu_set_t is plain data and all zeroes is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -18,12 +18,12 @@ pub fn allowed_cpus() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
 }
 
-/// CPUs from which on `auto` binds shards: with fewer, the scheduler's freedom to move a shard
-/// away from whatever else runs is worth more than a warm cache.
+/// Minimum number of CPUs for which `auto` binds shards. With fewer, the scheduler's freedom to
+/// move a shard away from other threads is worth more than a warm cache.
 const AUTO_PIN_CPUS_MIN: usize = 8;
 
-/// Which CPU each of `shards` shards is bound to; empty when none is. `auto` binds only where
-/// every shard gets a CPU of its own and others are left.
+/// Returns the CPU to which each of `shards` shards is bound; empty if none is bound. `auto` binds
+/// only if every shard gets a CPU of its own and others remain.
 pub fn pin_plan(pin: AutoSwitch, shards: u16) -> Vec<usize> {
     let cpus = allowed_cpus();
     let wanted = match pin {
@@ -40,7 +40,7 @@ pub fn pin_plan(pin: AutoSwitch, shards: u16) -> Vec<usize> {
 /// Binds the calling thread to one CPU.
 ///
 /// # Errors
-/// The system's error when the CPU does not exist or is not allowed.
+/// Returns the system's error if the CPU does not exist or is not allowed.
 pub fn pin_to(cpu: usize) -> io::Result<()> {
     if cpu >= libc::CPU_SETSIZE as usize {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));

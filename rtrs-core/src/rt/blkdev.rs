@@ -1,11 +1,11 @@
-//! System calls about files and block devices that io_uring has no operation for.
+//! System calls on files and block devices for which io_uring has no operation.
 //!
-//! Owns the ioctls of `linux/fs.h` (sizes, discard), the file system's type, the alignment that
-//! O_DIRECT asks for, finding a file below a directory, and the flags of opening. Each call is a
-//! safe function over a descriptor that the caller holds; nothing is kept between calls. A discard
-//! blocks until the device is done, and a search for holes may wait for the file system, so these
-//! are for threads of their own, never for a shard. Called by the server's file backend when it
-//! opens a target, and by those threads.
+//! These are the ioctls of `linux/fs.h` (sizes, discard), the file system's type, the alignment
+//! that O_DIRECT requires, the lookup of a file below a directory, and the flags for opening. Each
+//! call is a safe function on a descriptor that the caller holds; no state is kept between calls. A
+//! discard blocks until the device is done, and a search for holes may wait for the file system, so
+//! these must run on threads of their own, never on a shard. Used by the server's file backend when
+//! it opens a target, and by those threads.
 
 use std::ffi::CString;
 use std::fmt;
@@ -19,27 +19,27 @@ use std::path::Path;
 use super::check;
 use crate::mem::Region;
 
-/// `fallocate` mode: the range becomes a hole that reads as zeroes; the size stays.
+/// `fallocate` mode: the range becomes a hole that reads as zeroes; the size does not change.
 pub const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-/// `fallocate` mode: the range reads as zeroes and stays allocated; the size stays.
+/// `fallocate` mode: the range reads as zeroes and remains allocated; the size does not change.
 pub const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// How a target is opened, besides close-on-exec.
+/// Mode in which a target is opened, in addition to close-on-exec.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenMode {
-    /// Read and write; read only otherwise.
+    /// Open for reading and writing; otherwise read-only.
     pub write: bool,
-    /// Past the page cache (O_DIRECT).
+    /// Bypass the page cache (O_DIRECT).
     pub direct: bool,
     /// For block devices: refuse one that is mounted or otherwise claimed (O_EXCL).
     pub exclusive: bool,
 }
 
-/// Opens a file or device that exists.
+/// Opens an existing file or device.
 ///
 /// # Errors
-/// The system's error; `InvalidInput` (EINVAL) when O_DIRECT is not supported there, `EBUSY`
-/// when the device is claimed and `exclusive` was asked for.
+/// The system's error; `InvalidInput` (EINVAL) if O_DIRECT is not supported there, `EBUSY` if the
+/// device is claimed and `exclusive` is set.
 pub fn open(path: &Path, mode: OpenMode) -> io::Result<File> {
     let direct = if mode.direct { libc::O_DIRECT } else { 0 };
     let exclusive = if mode.exclusive { libc::O_EXCL } else { 0 };
@@ -47,19 +47,19 @@ pub fn open(path: &Path, mode: OpenMode) -> io::Result<File> {
 }
 
 /// Finds a file below a directory without opening it (openat2 with RESOLVE_BENEATH). `path` is
-/// relative and has no symbolic links: one that has taken a place in it meanwhile is refused. What
-/// comes back names the file whatever happens to the path, through `/proc/self/fd`.
+/// relative and must not contain symbolic links: a link put in place meanwhile is refused. The
+/// result refers to the file through `/proc/self/fd`, even if the path changes.
 ///
 /// # Errors
 /// The system's error; `ELOOP` for a link, `EXDEV` for a path that leads out of the directory,
-/// `ENOSYS` or `EPERM` where a sandbox forbids openat2.
+/// `ENOSYS` or `EPERM` if a sandbox forbids openat2.
 pub fn find_beneath(dir: impl AsFd, path: &Path) -> io::Result<File> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: open_how is plain data, for which all zeroes is valid.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = u64::from((libc::O_PATH | libc::O_CLOEXEC).cast_unsigned());
     how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_SYMLINKS;
-    // SAFETY: the path is a C string, and the kernel reads as many bytes of `how` as it has.
+    // SAFETY: the path is a C string, and the kernel reads as many bytes of `how` as its size says.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_openat2,
@@ -73,11 +73,12 @@ pub fn find_beneath(dir: impl AsFd, path: &Path) -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave us this descriptor.
+    // SAFETY: the kernel has just returned this descriptor.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// Finds a directory as [`find_beneath`] does; the last part of its path is no symbolic link.
+/// Finds a directory in the same way as [`find_beneath`]; the last part of its path must not be a
+/// symbolic link.
 ///
 /// # Errors
 /// The system's error.
@@ -90,10 +91,10 @@ fn unsigned(value: libc::c_int) -> io::Result<u32> {
     u32::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Size of a block device in bytes (BLKGETSIZE64).
+/// Returns the size of a block device in bytes (BLKGETSIZE64).
 ///
 /// # Errors
-/// The system's error; `ENOTTY` when the descriptor is not a block device's.
+/// The system's error; `ENOTTY` if the descriptor is not that of a block device.
 pub fn device_size(fd: impl AsFd) -> io::Result<u64> {
     let request = libc::_IOR::<libc::size_t>(0x12, 114);
     let mut size = 0u64;
@@ -102,10 +103,10 @@ pub fn device_size(fd: impl AsFd) -> io::Result<u64> {
     Ok(size)
 }
 
-/// True when a block device refuses writes (BLKROGET). Opening it for writing may work still.
+/// Returns true if a block device refuses writes (BLKROGET). Opening it for writing may still work.
 ///
 /// # Errors
-/// As [`device_size`].
+/// See [`device_size`].
 pub fn is_read_only(fd: impl AsFd) -> io::Result<bool> {
     let mut flag: libc::c_int = 0;
     // SAFETY: BLKROGET stores one int, for which `flag` has room.
@@ -113,10 +114,10 @@ pub fn is_read_only(fd: impl AsFd) -> io::Result<bool> {
     Ok(flag != 0)
 }
 
-/// Smallest unit of IO of a block device in bytes (BLKSSZGET).
+/// Returns the smallest unit of IO of a block device in bytes (BLKSSZGET).
 ///
 /// # Errors
-/// As [`device_size`].
+/// See [`device_size`].
 pub fn logical_block(fd: impl AsFd) -> io::Result<u32> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: BLKSSZGET stores one int, for which `bytes` has room.
@@ -124,10 +125,10 @@ pub fn logical_block(fd: impl AsFd) -> io::Result<u32> {
     unsigned(bytes)
 }
 
-/// Unit that a block device writes without reading first, in bytes (BLKPBSZGET).
+/// Returns the unit that a block device writes without reading first, in bytes (BLKPBSZGET).
 ///
 /// # Errors
-/// As [`device_size`].
+/// See [`device_size`].
 pub fn physical_block(fd: impl AsFd) -> io::Result<u32> {
     let mut bytes: libc::c_uint = 0;
     // SAFETY: BLKPBSZGET stores one unsigned int, for which `bytes` has room.
@@ -135,20 +136,20 @@ pub fn physical_block(fd: impl AsFd) -> io::Result<u32> {
     Ok(bytes)
 }
 
-/// Tells a block device that a range is no longer wanted (BLKDISCARD), and waits for it.
+/// Discards a range of a block device (BLKDISCARD), and waits for it.
 ///
 /// # Errors
-/// The system's error; `EOPNOTSUPP` when the device has no discard.
+/// The system's error; `EOPNOTSUPP` if the device does not support discard.
 pub fn discard(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     let range: [u64; 2] = [offset, len];
     // SAFETY: BLKDISCARD reads two u64 values.
     check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::_IO(0x12, 119), range.as_ptr()) })
 }
 
-/// Runs `fallocate` and waits for it; for probing what a file system can do.
+/// Runs `fallocate` and waits for it; used to probe the capabilities of a file system.
 ///
 /// # Errors
-/// The system's error; `EOPNOTSUPP` when the file system does not know the mode.
+/// The system's error; `EOPNOTSUPP` if the file system does not support the mode.
 pub fn fallocate(fd: impl AsFd, mode: i32, offset: u64, len: u64) -> io::Result<()> {
     let range =
         |v: u64| libc::off64_t::try_from(v).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG));
@@ -161,11 +162,11 @@ const TMPFS: u32 = 0x0102_1994;
 const RAMFS: u32 = 0x8584_58f6;
 const HUGETLBFS: u32 = 0x9584_58f6;
 
-/// The type of the file system that a file is on, by its magic number (`linux/magic.h`).
+/// Returns the type of a file's file system, by its magic number (`linux/magic.h`).
 fn filesystem_magic(fd: impl AsFd) -> io::Result<u32> {
     // SAFETY: statfs is plain data, for which all zeroes is valid.
     let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` has room for the answer.
+    // SAFETY: `stat` has room for the result.
     check(unsafe { libc::fstatfs64(fd.as_fd().as_raw_fd(), &raw mut stat) })?;
     #[allow(
         clippy::cast_possible_truncation,
@@ -177,7 +178,7 @@ fn filesystem_magic(fd: impl AsFd) -> io::Result<u32> {
     Ok(magic)
 }
 
-/// True for a file whose content lives in memory: on tmpfs, ramfs or hugetlbfs.
+/// Returns true if the file's content is held in memory: on tmpfs, ramfs or hugetlbfs.
 ///
 /// # Errors
 /// The system's error.
@@ -185,8 +186,8 @@ pub fn lives_in_memory(fd: impl AsFd) -> io::Result<bool> {
     Ok(matches!(filesystem_magic(fd)?, TMPFS | RAMFS | HUGETLBFS))
 }
 
-/// True for a file on hugetlbfs, which can be opened for writing and mapped, but not written:
-/// `write` fails with EINVAL.
+/// Returns true if the file is on hugetlbfs, where it can be opened for writing and mapped, but not
+/// written: `write` fails with EINVAL.
 ///
 /// # Errors
 /// The system's error.
@@ -194,10 +195,10 @@ pub fn is_on_hugetlbfs(fd: impl AsFd) -> io::Result<bool> {
     Ok(filesystem_magic(fd)? == HUGETLBFS)
 }
 
-/// A file on hugetlbfs without a name, for tests (`memfd_create`). Reserves no pages.
+/// Creates an unnamed file on hugetlbfs, for tests (`memfd_create`). Reserves no pages.
 ///
 /// # Errors
-/// The system's error; `EINVAL` or `ENODEV` when it has no huge pages.
+/// The system's error; `EINVAL` or `ENODEV` if there are no huge pages.
 #[cfg(any(test, feature = "test-util"))]
 pub fn huge_page_file() -> io::Result<File> {
     // SAFETY: the name is a C string.
@@ -205,11 +206,11 @@ pub fn huge_page_file() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave us this descriptor.
+    // SAFETY: the kernel has just returned this descriptor.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// What O_DIRECT asks of every IO, in bytes; powers of two.
+/// Alignment that O_DIRECT requires of every IO, in bytes; powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectAlign {
     /// Alignment of the buffer's address.
@@ -218,9 +219,9 @@ pub struct DirectAlign {
     pub offset: u32,
 }
 
-/// The alignment that O_DIRECT asks for on this descriptor, or None when the file cannot be
-/// used that way. Asks `statx` (STATX_DIOALIGN, Linux 6.1); where that has no answer, tries
-/// reads of growing size, for which the descriptor must have been opened with O_DIRECT.
+/// Returns the alignment that O_DIRECT requires on this descriptor, or None if the file cannot be
+/// used that way. Calls `statx` (STATX_DIOALIGN, Linux 6.1); if that gives no result, tries reads
+/// of increasing size, for which the descriptor must have been opened with O_DIRECT.
 ///
 /// # Errors
 /// The system's error.
@@ -260,12 +261,13 @@ pub fn direct_align(fd: impl AsFd) -> io::Result<Option<DirectAlign>> {
     Ok(None)
 }
 
-/// The generation of a file's inode (FS_IOC_GETVERSION): another when its number is used again.
+/// Returns the generation of a file's inode (FS_IOC_GETVERSION), which changes when the inode
+/// number is reused.
 ///
 /// # Errors
-/// The system's error; `ENOTTY` when the file system has none.
+/// The system's error; `ENOTTY` if the file system has none.
 pub fn file_generation(fd: impl AsFd) -> io::Result<u32> {
-    // The number says long; what is stored is an int, of which nothing is beyond the long.
+    // The request number encodes a long, but the kernel stores an int and nothing beyond the long.
     let request = libc::_IOR::<libc::c_long>(u32::from(b'v'), 1);
     let mut generation = [0u32; 2];
     // SAFETY: FS_IOC_GETVERSION stores an int or a long, for which `generation` has room.
@@ -273,11 +275,11 @@ pub fn file_generation(fd: impl AsFd) -> io::Result<u32> {
     Ok(generation[0])
 }
 
-/// The UUID of the file system that a file is on, which has one (FS_IOC_GETFSUUID, Linux 6.9, or
-/// ext4's EXT4_IOC_GETFSUUID, Linux 6.0).
+/// Returns the UUID of a file's file system (FS_IOC_GETFSUUID, Linux 6.9, or ext4's
+/// EXT4_IOC_GETFSUUID, Linux 6.0).
 ///
 /// # Errors
-/// The system's error; `ENOTTY` when it cannot be asked.
+/// The system's error; `ENOTTY` if it has none or does not support the request.
 pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
     let fd = fd.as_fd().as_raw_fd();
     let mut uuid = [0u8; 17];
@@ -290,7 +292,7 @@ pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
             // Length and flags, then the UUID.
             let mut of_ext4 = [16u32, 0, 0, 0, 0, 0];
             let request = libc::_IOR::<[u32; 2]>(u32::from(b'f'), 44);
-            // SAFETY: EXT4_IOC_GETFSUUID reads two u32 and stores as many bytes behind them as the
+            // SAFETY: EXT4_IOC_GETFSUUID reads two u32 and stores after them as many bytes as the
             // first says, which are 16, and for which `of_ext4` has room.
             check(unsafe { libc::ioctl(fd, request, of_ext4.as_mut_ptr()) })?;
             for (to, word) in uuid[1..].chunks_exact_mut(4).zip(&of_ext4[2..]) {
@@ -307,33 +309,33 @@ pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
     Ok(found)
 }
 
-/// What `statx` tells about a file; room for the answer to [`Op::Statx`](super::Op::Statx).
+/// Result of `statx` for a file; buffer of [`Op::Statx`](super::Op::Statx).
 pub struct FileFacts(Box<libc::statx>);
 
 impl FileFacts {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.0.stx_size
     }
 
-    /// True for a file without a byte.
+    /// Returns true if the file is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many names lead to it.
+    /// Returns the number of links to the file.
     pub fn links(&self) -> u32 {
         self.0.stx_nlink
     }
 
-    /// Where the kernel puts its answer; it stays there when this moves.
+    /// Returns the address of the kernel's result, which does not change when this value is moved.
     pub(super) fn room(&mut self) -> *mut libc::statx {
         &raw mut *self.0
     }
 }
 
 impl Default for FileFacts {
-    /// No answer yet: a length of 0 and no name.
+    /// Creates an empty result: a length of 0 and no link.
     fn default() -> Self {
         // SAFETY: statx is plain data, for which all zeroes are valid.
         Self(Box::new(unsafe { std::mem::zeroed() }))
@@ -346,20 +348,20 @@ impl fmt::Debug for FileFacts {
     }
 }
 
-/// The first byte of a file from `at` on that is not in a hole; None if there is none before its
-/// end. Moves the file's position, and may wait for the file system.
+/// Returns the position of the first byte of a file from `at` on that is not in a hole; None if
+/// there is none before its end. Moves the file's position, and may wait for the file system.
 ///
 /// # Errors
-/// The system's error; `InvalidInput` where the file system knows no holes.
+/// The system's error; `InvalidInput` if the file system does not support holes.
 pub fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
     seek(file, at, libc::SEEK_DATA)
 }
 
-/// The first byte of a file from `at` on that is in a hole; the end of the file counts as one. None
-/// if `at` is beyond it. As [`next_data`] otherwise.
+/// Returns the position of the first byte of a file from `at` on that is in a hole; the end of the
+/// file counts as one. None if `at` is beyond it. Otherwise like [`next_data`].
 ///
 /// # Errors
-/// As [`next_data`].
+/// See [`next_data`].
 pub fn next_hole(file: &File, at: u64) -> io::Result<Option<u64>> {
     seek(file, at, libc::SEEK_HOLE)
 }
@@ -377,12 +379,12 @@ fn seek(file: &File, at: u64, whence: i32) -> io::Result<Option<u64>> {
     }
 }
 
-/// The `dev_t` of a major and a minor number.
+/// Combines a major and a minor number to a `dev_t`.
 pub fn device_number(major: u32, minor: u32) -> u64 {
     libc::makedev(major, minor)
 }
 
-/// Major and minor number in a `dev_t`, as /sys/dev/block names devices.
+/// Returns the major and minor number of a `dev_t`, with which /sys/dev/block names devices.
 pub fn device_numbers(dev: u64) -> (u32, u32) {
     (libc::major(dev), libc::minor(dev))
 }
@@ -413,7 +415,7 @@ mod tests {
         let file = scratch(&std::env::temp_dir()).unwrap();
         file.set_len(4 << 20).unwrap();
         file.write_all_at(&[1; 4096], 1 << 20).unwrap();
-        // Without holes in the file system all of it is data.
+        // If the file system does not support holes, everything is data.
         let data = next_data(&file, 0).unwrap().unwrap();
         assert!(data == 0 || data == 1 << 20, "{data}");
         let hole = next_hole(&file, 1 << 20).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! The real clock: CLOCK_MONOTONIC as nanoseconds; and how long the host has been running.
+//! The real clock, CLOCK_MONOTONIC in nanoseconds, and the uptime of the host.
 
 use crate::time::Instant;
 
@@ -15,12 +15,13 @@ fn nanos(clock: libc::clockid_t) -> u64 {
 pub struct Clock;
 
 impl Clock {
-    /// The current time.
+    /// Returns the current time.
     pub fn now(self) -> Instant {
         Instant::from_nanos(nanos(libc::CLOCK_MONOTONIC))
     }
 
-    /// Time since the start of the host, in milliseconds, the time included in which it slept.
+    /// Returns the time since the host was started, in milliseconds, including the time it was
+    /// suspended.
     pub fn boot_millis(self) -> u64 {
         nanos(libc::CLOCK_BOOTTIME) / 1_000_000
     }

@@ -1,31 +1,31 @@
-//! Which memory is registered with a ring, in pieces.
+//! Table of the memory registered with a ring, in pieces.
 //!
-//! Registering memory pins its pages, which blocks the thread that asks, and no other thread can do
-//! it for a ring while this one uses it (both hold the ring's lock). The chunks of one path are
-//! 130 MiB, which takes 50 ms on a fast host and close to a second in a slow guest. So a ring
-//! registers at most one piece of [`PIECE`] bytes a turn, and only pieces that were used: an
-//! operation whose piece is not registered runs as a plain one, and has the piece registered for
-//! the next ones. Memory that is released leaves in small steps too.
+//! Registering memory pins its pages, which blocks the calling thread, and no other thread can do
+//! it for a ring while this one uses it (both hold the ring's lock). The chunks of one path are 130
+//! MiB, which takes 50 ms on a fast host and close to a second in a slow guest. So a ring registers
+//! at most one piece of [`PIECE`] bytes a turn, and only pieces that were used: an operation whose
+//! piece is not registered runs as a plain one, and queues the piece to be registered for later
+//! ones. Released memory is unregistered in small steps too.
 //!
-//! This is the table alone; the system calls are in `ring.rs`.
+//! This module is only the table; the system calls are in `ring.rs`.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use crate::mem::{MemSlice, Region, unit_of};
 
-/// Most bytes that one turn pins.
+/// Maximum number of bytes that one turn pins.
 pub(super) const PIECE: usize = 512 << 10;
-/// Pieces that can be registered at once: the kernel's bound.
+/// Maximum number of registered pieces, limited by the kernel.
 pub(super) const SLOTS: u16 = 1 << 14;
 
-/// How a region is cut. No piece crosses a multiple of the stride, and within one they begin with
-/// it.
+/// Division of a region into pieces. No piece crosses a multiple of the stride, and the pieces of
+/// each stride start at its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     stride: usize,
     piece: usize,
-    /// Pieces in a stride.
+    /// Number of pieces per stride.
     per: usize,
 }
 
@@ -45,7 +45,7 @@ impl Layout {
         len.div_ceil(self.stride) * self.per
     }
 
-    /// The piece in which a slice lies, if it lies in one.
+    /// Returns the piece that contains a slice, if there is one.
     fn find(self, offset: usize, len: usize) -> Option<usize> {
         let (row, at) = (offset / self.stride, offset % self.stride);
         let (part, from) = (at / self.piece, at % self.piece);
@@ -53,7 +53,7 @@ impl Layout {
         fits.then_some(row * self.per + part)
     }
 
-    /// Where a piece lies in a region of so many bytes, and how long it is.
+    /// Returns the offset and length of a piece in a region of `len` bytes.
     fn place(self, index: usize, len: usize) -> (usize, usize) {
         let (row, part) = (index / self.per, index % self.per);
         let start = row * self.stride + part * self.piece;
@@ -65,7 +65,7 @@ impl Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
     Unused,
-    /// Used, and queued to be registered.
+    /// In use, and queued to be registered.
     Wanted,
     Registered(u16),
 }
@@ -74,15 +74,15 @@ enum Piece {
 struct Attached {
     id: u64,
     region: Weak<Region>,
-    /// How often it was attached.
+    /// Number of attachments.
     holders: u32,
     layout: Layout,
     pieces: Box<[Piece]>,
-    /// The system refused: nothing more of it is registered.
+    /// The system refused, so nothing more of the region is registered.
     refused: bool,
 }
 
-/// A piece to be registered now.
+/// Piece to register now.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) slot: u16,
@@ -92,12 +92,12 @@ pub(super) struct Order {
     index: usize,
 }
 
-/// What is registered, and what is to be.
+/// State of registered and requested pieces.
 #[derive(Debug, Default)]
 pub(super) struct Fixed {
     regions: Vec<Attached>,
     free: Vec<u16>,
-    /// Pieces by region and index.
+    /// Requested pieces, by region and index.
     wanted: VecDeque<(u64, usize)>,
     /// Slots whose pieces were released.
     leaving: VecDeque<u16>,
@@ -105,17 +105,17 @@ pub(super) struct Fixed {
 }
 
 impl Fixed {
-    /// True once, before the first region: the ring has to make room for [`SLOTS`] pieces.
+    /// Returns true once, before the first region: the ring must reserve [`SLOTS`] slots.
     pub(super) fn needs_room(&mut self) -> bool {
         !std::mem::replace(&mut self.prepared, true)
     }
 
-    /// The ring has room.
+    /// Records that the ring has reserved the slots.
     pub(super) fn add_room(&mut self) {
         self.free = (0..SLOTS).rev().collect();
     }
 
-    /// Lets pieces of a region be registered when they are used.
+    /// Permits pieces of a region to be registered when they are used.
     pub(super) fn attach(&mut self, region: &Arc<Region>) {
         if let Some(known) = self.regions.iter_mut().find(|known| known.id == region.id()) {
             known.holders += 1;
@@ -134,7 +134,7 @@ impl Fixed {
         });
     }
 
-    /// The counterpart of an `attach`. The last one releases all pieces.
+    /// Reverts one `attach`. The last one releases all pieces.
     pub(super) fn detach(&mut self, id: u64) {
         let Some(at) = self.regions.iter().position(|known| known.id == id) else { return };
         self.regions[at].holders -= 1;
@@ -150,7 +150,7 @@ impl Fixed {
         self.wanted.retain(|(of, _)| *of != id);
     }
 
-    /// The slot of a slice. One whose piece has none is noted, for the next time.
+    /// Returns the slot of a slice. If its piece has none, the piece is queued for registration.
     pub(super) fn slot(&mut self, buf: &MemSlice) -> Option<u16> {
         let id = buf.region().id();
         let known = self.regions.iter_mut().find(|known| known.id == id)?;
@@ -166,12 +166,12 @@ impl Fixed {
         None
     }
 
-    /// Nothing is to be registered or released.
+    /// Returns true if nothing is waiting to be registered or released.
     pub(super) fn is_settled(&self) -> bool {
         self.wanted.is_empty() && self.leaving.is_empty()
     }
 
-    /// The next piece to register.
+    /// Returns the next piece to register.
     pub(super) fn next_order(&mut self) -> Option<Order> {
         let (id, index) = self.wanted.pop_front()?;
         let known = self.regions.iter_mut().find(|known| known.id == id)?;
@@ -182,7 +182,7 @@ impl Fixed {
         Some(Order { slot, region, start, len, index })
     }
 
-    /// What came of an order.
+    /// Records the outcome of a registration.
     pub(super) fn registered(&mut self, order: &Order, done: bool) {
         let known = self.regions.iter_mut().find(|known| known.id == order.region.id());
         match known {
@@ -195,12 +195,12 @@ impl Fixed {
         }
     }
 
-    /// The next slot to clear.
+    /// Returns the next slot to clear.
     pub(super) fn next_leaving(&mut self) -> Option<u16> {
         self.leaving.pop_front()
     }
 
-    /// A slot was cleared.
+    /// Records that a slot was cleared.
     pub(super) fn cleared(&mut self, slot: u16) {
         self.free.push(slot);
     }
@@ -210,7 +210,7 @@ impl Fixed {
 mod tests {
     use super::*;
 
-    /// Registers what is wanted; returns how much that was.
+    /// Registers the requested pieces; returns their total length.
     fn turn(fixed: &mut Fixed, done: bool) -> usize {
         let order = fixed.next_order();
         order.map_or(0, |order| {
@@ -279,7 +279,7 @@ mod tests {
         turn(&mut fixed, false);
         assert_eq!(fixed.slot(&region.slice(0, 1).unwrap()), None);
         assert!(fixed.is_settled() && fixed.free.len() == usize::from(SLOTS));
-        // A kernel without such tables.
+        // Models a kernel without such tables.
         let mut fixed = Fixed::default();
         fixed.attach(&region);
         assert_eq!(fixed.slot(&region.slice(0, 1).unwrap()), None);

@@ -1,24 +1,24 @@
-//! A log that nobody waits for: lines go through a bounded queue to a thread that writes them.
+//! Non-blocking log: lines pass through a bounded queue to a thread that writes them.
 //!
-//! A shard must not write its log itself: a pipe that nobody reads, a terminal that is stopped, a
-//! disk that hangs keep a writer as long as they please, and all IO of the shard with it. A line
-//! that finds the queue full is lost; the number of lost lines is logged when there is room again.
+//! A shard must not write its log itself: a pipe without a reader, a stopped terminal or a hanging
+//! disk can block the writer indefinitely, and all IO of the shard with it. If the queue is full,
+//! lines are lost; their number is logged when there is room again.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Lines that wait to be written at most.
+/// Maximum number of queued lines.
 const LINES_MAX: usize = 1024;
 
 enum Item {
     Line(Box<[u8]>),
-    /// All before it is written.
+    /// Request to confirm that all earlier lines were written.
     Flush(mpsc::Sender<()>),
 }
 
-/// The writing end: one `write` is one line. Never waits, never fails.
+/// Writing end of the log: one `write` is one line. Never waits, never fails.
 #[derive(Clone, Debug)]
 pub struct Log {
     queue: mpsc::SyncSender<Item>,
@@ -26,11 +26,11 @@ pub struct Log {
 }
 
 impl Log {
-    /// Starts the thread, which ends when the last writing end is gone. `lost_lines` makes the
-    /// line that says how many were lost.
+    /// Starts the thread, which ends when the last writing end is dropped. `lost_lines` formats the
+    /// line that reports the number of lost lines.
     ///
     /// # Errors
-    /// The system's error when there can be no thread.
+    /// Returns the system's error if the thread cannot be started.
     pub fn start(
         out: impl Write + Send + 'static,
         lost_lines: impl Fn(u64) -> String + Send + 'static,
@@ -44,7 +44,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Waits until what was logged so far is written, `patience` at most.
+    /// Waits until everything logged so far has been written, for at most `patience`.
     pub fn settle(&self, patience: Duration) {
         let (done, written) = mpsc::channel();
         if self.queue.try_send(Item::Flush(done)).is_ok() {
@@ -53,7 +53,8 @@ impl Log {
     }
 }
 
-/// Held by a program's main part: what was logged is written when that ends, or given up soon.
+/// Guard held by a program's main function: when it is dropped, it waits for a limited time until
+/// the log is written.
 #[derive(Debug)]
 pub struct SettleAtEnd(pub Log);
 
@@ -76,7 +77,8 @@ impl Write for Log {
     }
 }
 
-/// Writes what comes. A line that cannot be written is lost: there is nobody to tell.
+/// Writes items as they arrive. A line that cannot be written is lost, because there is nowhere to
+/// report it.
 fn pour(
     items: &mpsc::Receiver<Item>,
     mut out: impl Write,
@@ -105,7 +107,7 @@ mod tests {
     use super::*;
     use crate::tests::Kept;
 
-    /// Writes into a channel, a permission from the other at a time.
+    /// Test writer that sends to a channel and needs a permission from the other for each write.
     struct Slow(mpsc::Receiver<()>, mpsc::Sender<String>);
 
     impl Write for Slow {
@@ -130,7 +132,7 @@ mod tests {
             Log::start(Slow(permits, written), |count| format!("{count} lines of it lost\n"))
                 .unwrap();
         let more = 10;
-        // One may be in the writer's hand already.
+        // The writer may already have taken one.
         for n in 0..LINES_MAX + 1 + more {
             log.write_all(format!("line {n}\n").as_bytes()).unwrap();
         }
@@ -144,7 +146,7 @@ mod tests {
         assert!(all.starts_with("line 0\n"), "{all}");
         let lost = all.lines().find_map(|line| line.split_once(" lines of")?.0.parse().ok());
         assert!(lost.is_some_and(|lost: usize| (more..=more + 1).contains(&lost)), "{lost:?}");
-        // Lines that cannot be written are passed over, and the thread ends with its last user.
+        // Lines that cannot be written are skipped, and the thread ends with its last user.
         drop((permit, log));
         assert_eq!(texts.recv_timeout(limit), Err(mpsc::RecvTimeoutError::Disconnected));
     }

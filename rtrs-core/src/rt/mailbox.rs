@@ -1,4 +1,4 @@
-//! Messages from shard to shard: a lock-free queue and an eventfd that wakes a sleeping receiver.
+//! Messages between shards: a lock-free queue and an eventfd that wakes a sleeping receiver.
 //!
 //! The sender writes the eventfd only when the receiver is marked as sleeping, so a busy pair of
 //! shards exchanges messages without a system call.
@@ -21,17 +21,17 @@ struct Shared<T> {
     wake: OwnedFd,
 }
 
-/// The sending end; clone it for every sender.
+/// Sending end; clone it for every sender.
 pub struct Sender<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// The receiving end before it is bound to its shard's ring; it may move to that shard's thread.
+/// Receiving end before it is bound to its shard's ring; it may be moved to that shard's thread.
 pub struct Mailbox<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// The receiving end on its shard.
+/// Receiving end on its shard.
 pub struct Inbox<T> {
     shared: Arc<Shared<T>>,
     armed: Armed,
@@ -43,30 +43,31 @@ struct Armed {
     word: MemSlice,
 }
 
-/// A new mailbox.
+/// Creates a mailbox.
 ///
 /// # Errors
-/// The system's error when no eventfd is to be had.
+/// Returns the system's error if no eventfd can be created.
 pub fn mailbox<T>() -> std::io::Result<(Sender<T>, Mailbox<T>)> {
     // SAFETY: eventfd takes no pointers.
     let raw = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if raw < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and nobody else owns it.
+    // SAFETY: the descriptor was just created and has no other owner.
     let wake = unsafe { OwnedFd::from_raw_fd(raw) };
     let shared = Arc::new(Shared { queue: SegQueue::new(), flag: SleepFlag::new(), wake });
     Ok((Sender { shared: Arc::clone(&shared) }, Mailbox { shared }))
 }
 
 impl<T> Sender<T> {
-    /// Leaves a message and wakes the receiver if it sleeps.
+    /// Queues a message and wakes the receiver if it sleeps.
     pub fn send(&self, message: T) {
         let Shared { queue, flag, wake } = &*self.shared;
         let write = || {
             let one = 1u64.to_ne_bytes();
-            // SAFETY: eight valid bytes are written to our own eventfd. It cannot block: it is
-            // non-blocking, and a full counter means the receiver is awake already.
+            // SAFETY: eight valid bytes are written to the mailbox's own eventfd. The call cannot
+            // block: the eventfd is non-blocking, and a full counter means the receiver is awake
+            // already.
             unsafe { libc::write(wake.as_raw_fd(), one.as_ptr().cast(), 8) };
         };
         flag.send(|| queue.push(message), write);
@@ -83,7 +84,7 @@ impl<T> Mailbox<T> {
     /// Binds the mailbox to its shard's ring, so that a message ends the ring's sleep.
     ///
     /// # Errors
-    /// The system's error when descriptor or memory are refused.
+    /// Returns the system's error if a descriptor or memory cannot be allocated.
     pub fn arm(self, ring: &Rc<Ring>) -> std::io::Result<Inbox<T>> {
         let word = Region::new(8)?.slice(0, 8).unwrap_or_else(|| unreachable!("8 bytes fit"));
         let fd = Fd::new(self.shared.wake.try_clone()?);
@@ -94,17 +95,18 @@ impl<T> Mailbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// The next message.
+    /// Returns the next message.
     pub fn take(&mut self) -> Option<T> {
         self.shared.queue.pop()
     }
 
-    /// True when nothing waits.
+    /// Returns true if no message is queued.
     pub fn is_empty(&self) -> bool {
         self.shared.queue.is_empty()
     }
 
-    /// Marks the receiver as about to sleep. False when a message came in between: do not sleep.
+    /// Marks the receiver as about to sleep. Returns false if a message arrived meanwhile, so that
+    /// the receiver must not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
         let Self { shared, armed } = self;
         let drain = || {
@@ -115,8 +117,8 @@ impl<T> Inbox<T> {
         shared.flag.prepare_sleep(drain, || shared.queue.is_empty())
     }
 
-    /// For a receiver that does not know when its shard sleeps: the next message, and when there is
-    /// none, the certainty that the next one wakes the shard.
+    /// For a receiver that does not know when its shard sleeps: returns the next message; if there
+    /// is none, the next one is guaranteed to wake the shard.
     pub fn take_or_watch(&mut self) -> Option<T> {
         loop {
             if let Some(message) = self.take() {
@@ -172,7 +174,8 @@ mod tests {
         ring.turn().unwrap();
         for round in 0..3 {
             sender.send(round);
-            // Taken at once; what the sender wrote to wake us is read only after that.
+            // The message is taken at once; the sender's write to the eventfd is read only
+            // afterwards.
             assert_eq!(inbox.take_or_watch(), Some(round));
             assert_eq!(inbox.take_or_watch(), None);
             ring.turn_or_sleep(Some(Duration::from_millis(200))).unwrap();

@@ -1,4 +1,4 @@
-//! The runtime of a shard: its ring, its turn, its messages, its clock.
+//! Runtime of a shard: its ring, turns, messages and clock.
 
 mod affinity;
 pub mod blkdev;
@@ -32,7 +32,7 @@ pub use socket::{
     unread,
 };
 
-/// The outcome of a system call that returns 0, or -1 with errno set.
+/// Converts the result of a system call that returns 0, or -1 with errno set.
 fn check(code: libc::c_int) -> std::io::Result<()> {
     if code == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }

@@ -1,4 +1,4 @@
-//! [`Op`]: an operation for io_uring, which owns what the kernel may touch while it runs.
+//! [`Op`]: an operation for io_uring that owns everything the kernel may access while it runs.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -11,7 +11,8 @@ use super::blkdev::FileFacts;
 use super::fixed::Fixed;
 use crate::mem::{IoVecs, MemSlice};
 
-/// A shared descriptor of one shard. Closed with its last holder; a running operation is one.
+/// Shared descriptor of one shard. Closed when its last holder is dropped; running operations are
+/// holders too.
 #[derive(Clone, Debug)]
 pub struct Fd(Rc<OwnedFd>);
 
@@ -21,7 +22,7 @@ impl Fd {
         Self(Rc::new(fd.into()))
     }
 
-    /// The descriptor itself, when nobody else holds it; None closes this holder's share.
+    /// Returns the descriptor if there is no other holder; None drops this holder's share.
     pub fn into_owned(self) -> Option<OwnedFd> {
         Rc::into_inner(self.0)
     }
@@ -39,12 +40,12 @@ impl AsRawFd for Fd {
     }
 }
 
-/// One operation for the kernel and everything it may touch meanwhile.
+/// Operation for the kernel, with everything the kernel may access meanwhile.
 #[derive(Debug)]
 pub enum Op {
-    /// `sendmsg` of all that remains in the vectors. May be short.
+    /// `sendmsg` of everything that remains in the vectors. May be short.
     SendMsg { fd: Fd, iov: Box<IoVecs> },
-    /// `recvmsg` into the vectors. Short as a rule; 0 means end of stream.
+    /// `recvmsg` into the vectors. Usually short; 0 means end of stream.
     RecvMsg { fd: Fd, iov: Box<IoVecs> },
     /// `send` of one slice. May be short.
     Send { fd: Fd, buf: MemSlice },
@@ -65,30 +66,30 @@ pub enum Op {
     Accept { fd: Fd },
     /// `connect`.
     Connect { fd: Fd, address: SocketAddr },
-    /// `poll`, once, for these POLL* bits; the result is the bits that are up.
+    /// One-shot `poll` for these POLL* bits; the result is the bits that are set.
     Poll { fd: Fd, events: u32 },
 }
 
 impl Op {
-    /// A poll for the end of a stream socket's peer: it completes when the peer is gone, or sends
-    /// no more, also while bytes lie unread.
+    /// Poll for the end of a stream socket's peer: it completes when the peer has closed the
+    /// connection or sends no more, even while data is unread.
     pub fn hangup(fd: Fd) -> Self {
         Self::Poll { fd, events: libc::POLLRDHUP.cast_unsigned().into() }
     }
 
-    /// A poll that completes when there is something to read, the end included.
+    /// Poll that completes when there is something to read, including the end of the stream.
     pub fn readable(fd: Fd) -> Self {
         Self::Poll { fd, events: (libc::POLLIN | libc::POLLRDHUP).cast_unsigned().into() }
     }
 
-    /// A poll that completes when there is room to write.
+    /// Poll that completes when there is room to write.
     pub fn writable(fd: Fd) -> Self {
         Self::Poll { fd, events: libc::POLLOUT.cast_unsigned().into() }
     }
 
-    /// The operation as a submission. `address` keeps the target of a connect, to which the
-    /// submission points until it completes. A read or write with `nowait` fails with EAGAIN where
-    /// it would block, or EOPNOTSUPP where that cannot be known (RWF_NOWAIT).
+    /// Converts the operation to a submission. `address` keeps the target of a connect, to which
+    /// the submission points until it completes. A read or write with `nowait` fails with EAGAIN if
+    /// it would block, or EOPNOTSUPP if that cannot be determined (RWF_NOWAIT).
     #[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
     pub(super) fn entry(
         &mut self,

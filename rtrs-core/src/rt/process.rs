@@ -1,10 +1,10 @@
-//! What a process does about itself: its terminal, its memory, its place in the kernel's eyes.
+//! Settings of the process itself: its terminal, its memory, its treatment by the kernel.
 //!
-//! A process that serves a block device of the kernel must not wait for that device: not for a page
-//! of its own that was written there, not for memory that is freed by writing there. The calls for
-//! that are made once at start, before there are threads, which inherit them.
+//! A process that serves a block device of the kernel must not wait for that device: neither for a
+//! page of its own that was written there, nor for memory that is freed by writing there. The calls
+//! for that are made once at start, before threads are created, which inherit the settings.
 //!
-//! A server that is started by root can go on as another user ([`Account`], [`become_account`]).
+//! A server started by root can switch to another user ([`Account`], [`become_account`]).
 
 use std::ffi::CString;
 use std::io;
@@ -15,13 +15,14 @@ use std::ptr;
 
 use super::check;
 
-/// Leaves the terminal and the process group of whoever started us (`setsid`), and the directory,
-/// whose file system could not be unmounted else. Paths must be absolute from here on.
+/// Detaches from the terminal and the process group of the caller (`setsid`), and leaves the
+/// current directory, whose file system could not be unmounted otherwise. Paths must be absolute
+/// from here on.
 ///
 /// # Errors
-/// The system's error; EPERM, which a process that leads its group already gets, is none.
+/// The system's error, except EPERM, which means that the process already leads its group.
 pub fn become_daemon() -> io::Result<()> {
-    // SAFETY: setsid takes nothing and touches no memory.
+    // SAFETY: setsid takes no arguments and accesses no memory.
     if unsafe { libc::setsid() } < 0 {
         let error = io::Error::last_os_error();
         if error.raw_os_error() != Some(libc::EPERM) {
@@ -31,18 +32,18 @@ pub fn become_daemon() -> io::Result<()> {
     std::env::set_current_dir("/")
 }
 
-/// Keeps the memory of the process, and with it its keys, out of core dumps, and from other
-/// processes of its user (PR_SET_DUMPABLE).
+/// Excludes the memory of the process, and thereby its keys, from core dumps and from access by
+/// other processes of its user (PR_SET_DUMPABLE).
 ///
 /// # Errors
 /// The system's error.
 pub fn forbid_dumps() -> io::Result<()> {
     const OFF: libc::c_ulong = 0;
-    // SAFETY: this prctl takes numbers and touches no memory of ours.
+    // SAFETY: this prctl takes numbers and accesses no memory of this process.
     check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, OFF, OFF, OFF, OFF) })
 }
 
-/// Whether [`forbid_dumps`] holds.
+/// Returns true if [`forbid_dumps`] is in effect.
 fn dumps_are_forbidden() -> bool {
     const UNUSED: libc::c_ulong = 0;
     // SAFETY: as above.
@@ -54,7 +55,7 @@ fn dumps_are_forbidden() -> bool {
 /// # Errors
 /// The system's error.
 pub fn replace_stderr(file: &impl AsRawFd) -> io::Result<()> {
-    // SAFETY: dup2 takes descriptors and touches no memory; `file` is open, and standard error is
+    // SAFETY: dup2 takes descriptors and accesses no memory; `file` is open, and standard error is
     // used by its number everywhere.
     if unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) } < 0 {
         return Err(io::Error::last_os_error());
@@ -62,31 +63,31 @@ pub fn replace_stderr(file: &impl AsRawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// A number for the running system, another after each start of the host, never 0. `None` where
-/// the kernel does not tell it.
+/// Returns a number that identifies the boot of the host, never 0. `None` if the kernel does not
+/// provide it.
 pub fn boot_number() -> Option<u64> {
     let id = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
-    // FNV-1a: the id is random, spread is all that is asked for.
+    // FNV-1a: the ID is random, so spreading suffices.
     let hash = id.trim_ascii().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
     });
     (!id.is_empty()).then_some(hash | 1)
 }
 
-/// A number that no other process will draw, never 0.
+/// Returns a random number that no other process is expected to draw, never 0.
 pub fn random_number() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish() | 1
 }
 
-/// Bytes of a page of memory.
+/// Returns the size of a memory page in bytes.
 pub fn page_size() -> usize {
-    // SAFETY: sysconf takes a number and touches no memory of ours.
+    // SAFETY: sysconf takes a number and accesses no memory of this process.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
 }
 
-/// What the process may do, as far as it matters here (capabilities(7)).
+/// Privileges of the process that are relevant here (capabilities(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Privileges {
     /// CAP_IPC_LOCK: lock more memory than RLIMIT_MEMLOCK.
@@ -95,10 +96,10 @@ pub struct Privileges {
     pub sys_admin: bool,
 }
 
-/// The effective capabilities of the process.
+/// Returns the effective privileges of the process.
 ///
 /// # Errors
-/// The system's error when /proc cannot be read.
+/// The system's error if /proc cannot be read.
 pub fn privileges() -> io::Result<Privileges> {
     const CAP_IPC_LOCK: u32 = 14;
     const CAP_SYS_ADMIN: u32 = 21;
@@ -112,15 +113,15 @@ pub fn privileges() -> io::Result<Privileges> {
     Ok(Privileges { ipc_lock: has(CAP_IPC_LOCK), sys_admin: has(CAP_SYS_ADMIN) })
 }
 
-/// Keeps all memory of the process from being written out: what is mapped now is read in and
-/// locked, the program's code included; what is mapped later is locked page by page as it is used,
-/// so that large buffers cost only what was used of them (`mlockall`).
+/// Keeps all memory of the process from being written out: memory mapped now, including the
+/// program's code, is read in and locked; memory mapped later is locked page by page on first use,
+/// so that large buffers cost only the part in use (`mlockall`).
 ///
-/// Call it early, when little is mapped. A bound on locked memory is raised if that is allowed.
+/// Call it early, when little is mapped. The limit of locked memory is raised if permitted.
 ///
 /// # Errors
-/// The system's error; `PermissionDenied`, and nothing is locked, where the bound
-/// (RLIMIT_MEMLOCK) would hold: with it, later mappings would fail.
+/// The system's error; `PermissionDenied`, with nothing locked, if the limit (RLIMIT_MEMLOCK) would
+/// remain in force: later mappings would fail under it.
 pub fn lock_memory() -> io::Result<()> {
     if unbound_locked_memory().is_err() && !privileges()?.ipc_lock {
         return Err(io::ErrorKind::PermissionDenied.into());
@@ -132,7 +133,7 @@ pub fn lock_memory() -> io::Result<()> {
     check(unsafe { libc::mlockall(later) })
 }
 
-/// Takes away the bound of locked memory (RLIMIT_MEMLOCK), which holds for a process without
+/// Removes the limit of locked memory (RLIMIT_MEMLOCK), which applies to a process without
 /// CAP_IPC_LOCK.
 ///
 /// # Errors
@@ -143,22 +144,22 @@ pub fn unbound_locked_memory() -> io::Result<()> {
     check(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unbounded) })
 }
 
-/// Tells the kernel that this thread, and those it starts, carry IO that frees memory: when they
+/// Informs the kernel that this thread, and those it starts, carry IO that frees memory: when they
 /// need memory, the kernel does not wait for IO to free some (`PR_SET_IO_FLUSHER`, Linux 5.6).
 ///
 /// # Errors
-/// The system's error; EPERM without CAP_SYS_RESOURCE, EINVAL for a kernel that is too old.
+/// The system's error; EPERM without CAP_SYS_RESOURCE, EINVAL if the kernel is too old.
 pub fn become_io_flusher() -> io::Result<()> {
     /// `linux/prctl.h`
     const PR_SET_IO_FLUSHER: libc::c_int = 57;
     const ON: libc::c_ulong = 1;
     const UNUSED: libc::c_ulong = 0;
-    // SAFETY: this prctl takes numbers and touches no memory of ours.
+    // SAFETY: this prctl takes numbers and accesses no memory of this process.
     check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, ON, UNUSED, UNUSED, UNUSED) })
 }
 
-/// Raises the bound of open descriptors (RLIMIT_NOFILE) to the most that this process may have, and
-/// returns it.
+/// Raises the limit of open descriptors (RLIMIT_NOFILE) to the maximum of this process, and returns
+/// it.
 ///
 /// # Errors
 /// The system's error.
@@ -172,7 +173,7 @@ pub fn raise_open_files() -> io::Result<u64> {
     Ok(limit.rlim_cur)
 }
 
-/// Tells the kernel not to kill this process when memory is short.
+/// Excludes this process from being killed when memory is short.
 ///
 /// # Errors
 /// The system's error; `PermissionDenied` without CAP_SYS_RESOURCE.
@@ -180,37 +181,37 @@ pub fn refuse_oom_kill() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-1000")
 }
 
-/// The effective user of the process.
+/// Returns the effective user of the process.
 #[must_use]
 pub fn effective_user() -> u32 {
-    // SAFETY: geteuid takes nothing and always succeeds.
+    // SAFETY: geteuid takes no arguments and always succeeds.
     unsafe { libc::geteuid() }
 }
 
-/// A user of the system, with a group and all groups that it is in.
+/// User of the system, with a primary group and all groups of which it is a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The user.
+    /// User ID.
     pub uid: u32,
-    /// Its group.
+    /// Group ID.
     pub gid: u32,
-    /// All its groups, `gid` among them, sorted.
+    /// All groups, including `gid`, sorted.
     pub groups: Vec<u32>,
 }
 
-/// Longest entry of the databases of users and groups; a group with many members is long.
+/// Maximum size of an entry in the user and group databases; the entry of a group with many members
+/// is long.
 const ENTRY_BYTES_MAX: usize = 4 << 20;
-/// Most groups of a user (`NGROUPS_MAX`).
+/// Maximum number of groups of a user (`NGROUPS_MAX`).
 const GROUPS_MAX: usize = 65536;
 
 impl Account {
-    /// Looks up a user, and the groups that it is in. `group` takes the place of the group that the
-    /// user has there.
+    /// Looks up a user and its groups. `group` replaces the user's primary group.
     ///
     /// # Errors
-    /// `NotFound`, saying of what, for a user or group that does not exist; else the system's
+    /// `NotFound`, with the name, for a user or group that does not exist; otherwise the system's
     /// error.
     pub fn find(name: &str, group: Option<&str>) -> io::Result<Self> {
         let missing = |what: &str, name: &str| {
@@ -218,7 +219,7 @@ impl Account {
         };
         let user = CString::new(name)?;
         let ids = entry(|buffer| {
-            // SAFETY: all zeroes are a passwd of null pointers and numbers.
+            // SAFETY: all zeroes make a passwd of null pointers and numbers.
             let (mut entry, mut found) = (unsafe { mem::zeroed() }, ptr::null_mut());
             let (at, size) = (buffer.as_mut_ptr(), buffer.len());
             // SAFETY: `user` ends with a NUL; the call writes to the entry, the buffer within its
@@ -257,7 +258,7 @@ impl Account {
 fn group_id(name: &str) -> io::Result<Option<u32>> {
     let group = CString::new(name)?;
     entry(|buffer| {
-        // SAFETY: all zeroes are a group of null pointers and numbers.
+        // SAFETY: all zeroes make a group of null pointers and numbers.
         let (mut entry, mut found) = (unsafe { mem::zeroed() }, ptr::null_mut());
         let (at, size) = (buffer.as_mut_ptr(), buffer.len());
         // SAFETY: as for a user.
@@ -267,7 +268,7 @@ fn group_id(name: &str) -> io::Result<Option<u32>> {
     })
 }
 
-/// Reads an entry of a database with a buffer that is large enough for it.
+/// Reads an entry of a database, with a buffer that is large enough for it.
 fn entry<T>(
     mut read: impl FnMut(&mut [libc::c_char]) -> (libc::c_int, Option<T>),
 ) -> io::Result<Option<T>> {
@@ -278,28 +279,27 @@ fn entry<T>(
             (libc::ERANGE, _) if buffer.len() < ENTRY_BYTES_MAX => {
                 buffer.resize(buffer.len() * 4, 0);
             }
-            // Some say that there is none with an error (getpwnam(3)).
+            // Some implementations report a missing entry as an error (getpwnam(3)).
             (libc::ENOENT | libc::ESRCH, _) => return Ok(None),
             (code, _) => return Err(io::Error::from_raw_os_error(code)),
         }
     }
 }
 
-/// Makes no program that this thread, or one that it starts, executes have more privileges than the
-/// process (`PR_SET_NO_NEW_PRIVS`). Call it before there are other threads.
+/// Prevents programs executed by this thread, or by those it starts, from having more privileges
+/// than the process (`PR_SET_NO_NEW_PRIVS`). Call it before there are other threads.
 ///
 /// # Errors
 /// The system's error.
 pub fn forbid_new_privileges() -> io::Result<()> {
     const ON: libc::c_ulong = 1;
     const UNUSED: libc::c_ulong = 0;
-    // SAFETY: this prctl takes numbers and touches no memory of ours.
+    // SAFETY: this prctl takes numbers and accesses no memory of this process.
     check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, ON, UNUSED, UNUSED, UNUSED) })
 }
 
-/// Makes an account the user of the whole process, with its groups and for good: from root this
-/// takes all capabilities. The C library has every thread make these system calls. What is open
-/// stays open.
+/// Switches the whole process permanently to an account and its groups; for root, this drops all
+/// capabilities. The C library makes these system calls on every thread. Open files stay open.
 ///
 /// # Errors
 /// The system's error, after which the process should end; also if it can still become root.
@@ -308,7 +308,7 @@ pub fn become_account(account: &Account) -> io::Result<()> {
     let dumps_are_forbidden = dumps_are_forbidden();
     // SAFETY: setgroups reads as many groups as there are.
     check(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
-    // SAFETY: these take numbers and touch no memory of ours.
+    // SAFETY: these take numbers and access no memory of this process.
     check(unsafe { libc::setresgid(*gid, *gid, *gid) })?;
     // SAFETY: as above.
     check(unsafe { libc::setresuid(*uid, *uid, *uid) })?;
@@ -316,29 +316,30 @@ pub fn become_account(account: &Account) -> io::Result<()> {
     if unsafe { libc::setuid(0) } == 0 {
         return Err(io::Error::other("the process can still become root"));
     }
-    // A change of the user may have allowed them (fs.suid_dumpable).
+    // The change of the user may have permitted dumps (fs.suid_dumpable).
     if dumps_are_forbidden { forbid_dumps() } else { Ok(()) }
 }
 
-/// While it lives, this thread opens, makes and removes files as an account, with no more rights
-/// than that has; files that it makes belong to the account. Threads that it starts do so for good.
+/// While this guard exists, its thread opens, creates and removes files as an account, with the
+/// rights of that account only; created files belong to the account. Threads started meanwhile do
+/// so permanently.
 #[derive(Debug)]
 pub struct FilesAs {
     before: (u32, u32),
-    /// It belongs to its thread.
+    /// Binds the guard to its thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl FilesAs {
-    /// Begins.
+    /// Switches this thread's file access to the account.
     ///
     /// # Errors
     /// `PermissionDenied` if the process may not act as the account.
     pub fn begin(account: &Account) -> io::Result<Self> {
-        // The user last: the capabilities for files go with it (capabilities(7)).
+        // Set the user last, since this drops the capabilities for files (capabilities(7)).
         let gid = set_files_group(account.gid);
         let guard = Self { before: (set_files_user(account.uid), gid), _thread: PhantomData };
-        // An id that cannot be: changes nothing and returns what holds.
+        // An invalid ID changes nothing and returns the current one.
         let now = (set_files_user(u32::MAX), set_files_group(u32::MAX));
         if now == (account.uid, account.gid) {
             Ok(guard)
@@ -355,14 +356,15 @@ impl Drop for FilesAs {
     }
 }
 
-/// Returns the one before. There is no error: what is not allowed changes nothing (setfsuid(2)).
+/// Returns the previous ID. There is no error: a change that is not permitted has no effect
+/// (setfsuid(2)).
 fn set_files_user(uid: u32) -> u32 {
-    // SAFETY: setfsuid takes a number and touches no memory of ours.
+    // SAFETY: setfsuid takes a number and accesses no memory of this process.
     unsafe { libc::setfsuid(uid) }.cast_unsigned()
 }
 
 fn set_files_group(gid: u32) -> u32 {
-    // SAFETY: setfsgid takes a number and touches no memory of ours.
+    // SAFETY: setfsgid takes a number and accesses no memory of this process.
     unsafe { libc::setfsgid(gid) }.cast_unsigned()
 }
 

@@ -1,12 +1,12 @@
-//! A shard's turn: collect, let the shard work, submit once; sleep when idle, poll for a while
-//! before that when polling has paid off lately.
+//! Main loop of a shard. Each turn collects completions, lets the shard work and submits once. An
+//! idle shard sleeps, and first polls for a while if polling has paid off recently.
 //!
-//! The poll budget adapts as KVM's halt polling does: a sleep that ended sooner than the
-//! largest budget would have been caught by polling, so the budget grows; a longer one makes it
-//! shrink. An idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any
-//! other thread that wants it, and stops polling when one did: polling does not cost throughput
-//! when shards are scarce. With few requests in flight, what a turn submits waits for one more turn
-//! and goes with the sleep, if that is what follows: one system call instead of two.
+//! The poll budget adapts as KVM's halt polling does: a sleep that ended sooner than the largest
+//! budget would have been caught by polling, so the budget grows; a longer one makes it shrink. An
+//! idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any other thread
+//! that wants it, and stops polling when one did: polling does not cost throughput when shards are
+//! scarce. With few requests in flight, a turn's submissions are held for one more turn, so that
+//! they can be combined with a sleep that may follow: one system call instead of two.
 
 use std::io;
 use std::rc::Rc;
@@ -16,52 +16,52 @@ use super::mailbox::Inbox;
 use super::ring::Ring;
 use crate::time::{Duration, Instant};
 
-/// What runs on a shard.
+/// State machine that runs on a shard.
 pub trait Shard {
-    /// What other threads send it.
+    /// Message from other threads.
     type Message;
-    /// Does all work that is there. True when anything happened.
+    /// Does all available work. Returns true if anything happened.
     fn turn(&mut self, now: Instant) -> bool;
-    /// When to be called even if nothing happens.
+    /// Returns the time by which `turn` must be called even if nothing happens.
     fn deadline(&self) -> Option<Instant>;
-    /// Requests in flight. With many, a turn lets others on this CPU run before it submits, so
-    /// that one system call carries more.
+    /// Returns the number of requests in flight. With many, a turn lets other threads on this CPU
+    /// run before it submits, so that one system call carries more.
     fn inflight(&self) -> usize {
         0
     }
-    /// True when the shard is finished and the thread may end.
+    /// Returns true if the shard is finished and the thread may end.
     fn is_done(&self) -> bool;
-    /// Where those messages arrive, if any do: a message ends a sleep.
+    /// Returns the inbox of these messages, if there is one: a message ends a sleep.
     fn inbox(&mut self) -> Option<&mut Inbox<Self::Message>>;
 }
 
-/// How long to poll before sleeping.
+/// Polling before a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollPolicy {
-    /// Largest budget; zero never polls.
+    /// Maximum polling time; zero never polls.
     pub budget_max: Duration,
 }
 
-/// What a reactor did.
+/// Statistics of a reactor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ReactorStats {
-    /// Turns in which something happened.
+    /// Number of turns in which anything happened.
     pub turns: u64,
-    /// Times the thread slept.
+    /// Number of sleeps.
     pub sleeps: u64,
-    /// Times polling found work before a sleep.
+    /// Number of times that polling found work before a sleep.
     pub poll_hits: u64,
-    /// Times polling gave up.
+    /// Number of times that polling found none.
     pub poll_misses: u64,
 }
 
-/// Requests in flight from which throughput matters more than the latency of one.
+/// Number of requests in flight from which throughput matters more than the latency of one request.
 const BATCH_FROM: usize = 8;
 
 /// Runs a shard until it is done.
 ///
 /// # Errors
-/// The ring's error, which is fatal for the shard.
+/// Returns the ring's error, which is fatal for the shard.
 pub fn run(
     ring: &Rc<Ring>,
     policy: PollPolicy,
@@ -70,11 +70,12 @@ pub fn run(
     let clock = Clock;
     let mut stats = ReactorStats::default();
     let mut budget = Duration::ZERO;
-    // What the last turn gave to the ring waits, to go with the sleep that may follow.
+    // Submissions of the last turn are held, to be combined with the sleep that may follow.
     let mut held = false;
     loop {
         let mut busy = if held { ring.collect() } else { ring.turn()? };
-        // Behind the system call, which also sends: the time of what it has collected.
+        // Read the time after the system call, which also submits, so that it is that of the
+        // collected completions.
         let now = clock.now();
         busy |= shard.turn(now);
         if shard.is_done() {
@@ -87,7 +88,7 @@ pub fn run(
             if !few {
                 std::thread::yield_now();
             }
-            // Once only: what came meanwhile must not delay it further.
+            // Hold only once: work that arrived meanwhile must not delay the submissions further.
             held = few && !held && budget.is_zero() && !ring.has_backlog();
             continue;
         }
@@ -123,11 +124,12 @@ pub fn run(
     }
 }
 
-/// A yield that takes longer than this gave the CPU to somebody else.
+/// A yield that takes longer than this gave the CPU to another thread.
 const SHARED: Duration = Duration::from_micros(3);
 
-/// Polls until `end`. True when there is work. Gives up early on a CPU that others want too:
-/// a thread that sleeps is put on an idle CPU when it wakes, one that yields stays where it is.
+/// Polls until `end`. Returns true if there is work. Gives up early on a CPU that other threads
+/// want too: a thread that sleeps is placed on an idle CPU when it wakes, one that yields stays
+/// where it is.
 fn poll(ring: &Ring, shard: &mut impl Shard, clock: Clock, end: Instant) -> bool {
     let mut has_work = || ring.has_work() || shard.inbox().is_some_and(|inbox| !inbox.is_empty());
     let mut before = clock.now();
@@ -147,7 +149,7 @@ fn poll(ring: &Ring, shard: &mut impl Shard, clock: Clock, end: Instant) -> bool
     }
 }
 
-/// The next budget after an idle time of `idle`, polling included.
+/// Returns the next polling budget after an idle time of `idle`, polling included.
 fn adapt(budget: Duration, max: Duration, idle: Duration) -> Duration {
     const START: Duration = Duration::from_micros(10);
     if max.is_zero() {

@@ -1,12 +1,12 @@
-//! A shard's io_uring, made safe by ownership.
+//! Safe wrapper for a shard's io_uring, based on ownership.
 //!
-//! An [`Op`] owns what the kernel may touch while it runs (descriptor, memory, address); it moves
-//! into the ring and comes back with its [`Completed`]. Every component of a shard has a [`Port`]
-//! of its own, so completions find their owner without a table of callbacks. One system call a
-//! turn submits everything and collects everything.
+//! An [`Op`] owns everything the kernel may access while it runs (descriptor, memory, address); it
+//! moves into the ring and is returned in its [`Completed`]. Every component of a shard has a
+//! [`Port`] of its own, so completions reach their owner without a table of callbacks. One system
+//! call per turn submits and collects everything.
 //!
-//! Keyspace of `user_data`: generation (32 bits) and slot (32 bits) of the operation; all ones
-//! for cancellations, whose own completions are dropped.
+//! Layout of `user_data`: generation (32 bits) and slot (32 bits) of the operation; all ones for
+//! cancellations, whose own completions are dropped.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,28 +25,28 @@ use crate::mem::Region;
 use crate::time::Duration;
 
 const CANCEL: u64 = u64::MAX;
-/// The port of operations whose own is gone.
+/// Port of operations whose own port was dropped.
 const NOBODY: u32 = u32::MAX;
-/// Registered pieces that a turn releases at most.
+/// Maximum number of registered pieces that a turn releases.
 const RELEASES: usize = 4;
 
-/// Names a running operation for [`Port::cancel`].
+/// ID of a running operation, for [`Port::cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpId(u64);
 
-/// An operation that ended.
+/// Completed operation.
 #[derive(Debug)]
 pub struct Completed {
-    /// The submitter's token.
+    /// Token of the submitter.
     pub token: u64,
-    /// The operation, with what it owned.
+    /// The operation, with everything it owned.
     pub op: Op,
-    /// Result as the kernel gives it: negative errno or a count.
+    /// Result as returned by the kernel: a negative errno or a count.
     pub result: i32,
 }
 
 impl Completed {
-    /// The count, or the error.
+    /// Returns the count or the error.
     ///
     /// # Errors
     /// The operation's error.
@@ -59,16 +59,16 @@ impl Completed {
         }
     }
 
-    /// The descriptor of a successful accept.
+    /// Returns the descriptor of a successful accept.
     ///
     /// # Errors
-    /// The operation's error; `InvalidInput` when it was not an accept.
+    /// The operation's error; `InvalidInput` if it was not an accept.
     pub fn into_fd(self) -> io::Result<OwnedFd> {
         if !matches!(self.op, Op::Accept { .. }) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not an accept"));
         }
         self.count()?;
-        // SAFETY: the kernel just gave us this descriptor as the result of our accept, and
+        // SAFETY: the kernel has just returned this descriptor as the result of an accept, and
         // `self` is consumed, so it is taken over once.
         Ok(unsafe { OwnedFd::from_raw_fd(self.result) })
     }
@@ -95,16 +95,16 @@ struct Inner {
     fixed: Fixed,
     running: usize,
     enters: u64,
-    /// Threads for operations that block on files, asked for by [`Ring::add_workers`].
+    /// Number of threads for operations that block on files, as requested by [`Ring::add_workers`].
     workers: u32,
 }
 
-/// A shard's io_uring. Made on, and used from, one thread.
+/// A shard's io_uring. Created and used on one thread.
 pub struct Ring {
     inner: RefCell<Inner>,
 }
 
-/// A component's own access to the ring: what it submits completes here.
+/// A component's own access to the ring: its submissions complete here.
 #[derive(Debug)]
 pub struct Port {
     ring: Rc<Ring>,
@@ -112,10 +112,10 @@ pub struct Port {
 }
 
 impl Ring {
-    /// A ring with room for `entries` submissions per turn.
+    /// Creates a ring with room for `entries` submissions per turn.
     ///
     /// # Errors
-    /// The system's error; `PermissionDenied` where io_uring is switched off.
+    /// The system's error; `PermissionDenied` if io_uring is disabled.
     pub fn new(entries: u32) -> io::Result<Rc<Self>> {
         let mut builder = IoUring::builder();
         builder.setup_cqsize(entries.saturating_mul(4)).setup_clamp();
@@ -147,7 +147,7 @@ impl Ring {
         }))
     }
 
-    /// A new port for a component.
+    /// Creates a port for a component.
     pub fn port(self: &Rc<Self>) -> Port {
         let mut inner = self.inner.borrow_mut();
         let queue = Some(VecDeque::with_capacity(64));
@@ -161,10 +161,10 @@ impl Ring {
         Port { ring: Rc::clone(self), index: index as u32 }
     }
 
-    /// Lets reads and writes use a region's memory registered, so that they need no page pinning
-    /// of their own. Nothing is registered here: a piece that is used is queued, and each turn
-    /// registers one (`fixed.rs`). Where the system refuses (RLIMIT_MEMLOCK), IO works all the
-    /// same. Goes with a [`Ring::detach_region`].
+    /// Permits reads and writes to use a region's memory as registered, so that the kernel need not
+    /// pin pages for each. This call registers nothing: a piece is queued when it is used, and each
+    /// turn registers one (`fixed.rs`). If the system refuses (RLIMIT_MEMLOCK), IO works all the
+    /// same. Must be balanced by a [`Ring::detach_region`].
     pub fn attach_region(&self, region: &Arc<Region>) {
         let mut inner = self.inner.borrow_mut();
         if inner.fixed.needs_room()
@@ -175,38 +175,38 @@ impl Ring {
         inner.fixed.attach(region);
     }
 
-    /// Takes an [`Ring::attach_region`] back, also of a region that is gone: the kernel pins its
-    /// pages until the next turns have released them, so late is safe, and only costs memory. Ids
-    /// are never used twice.
+    /// Reverts one [`Ring::attach_region`], even if the region was dropped: the kernel pins its
+    /// pages until the next turns have released them, so a late call is safe and only costs memory.
+    /// IDs are never reused.
     pub fn detach_region(&self, id: u64) {
         self.inner.borrow_mut().fixed.detach(id);
     }
 
-    /// Adds worker threads for operations that block on a file or device, or takes them away. The
-    /// kernel starts them when they are needed. Returns how many there may be.
+    /// Changes the number of worker threads for operations that block on a file or device. The
+    /// kernel starts them when they are needed. Returns the new number.
     ///
     /// # Errors
     /// The system's error.
     pub fn add_workers(&self, count: i32) -> io::Result<u32> {
         let mut inner = self.inner.borrow_mut();
         inner.workers = inner.workers.saturating_add_signed(count);
-        // The second number is of sockets and pipes; 0 leaves it as it is.
+        // The second number is for sockets and pipes; 0 leaves it unchanged.
         let mut max = [inner.workers.max(1), 0];
         inner.uring.submitter().register_iowq_max_workers(&mut max)?;
         Ok(inner.workers)
     }
 
-    /// Operations the kernel still holds.
+    /// Returns the number of operations that the kernel still holds.
     pub fn running(&self) -> usize {
         self.inner.borrow().running
     }
 
-    /// System calls made to submit or wait.
+    /// Returns the number of system calls made to submit or wait.
     pub fn enters(&self) -> u64 {
         self.inner.borrow().enters
     }
 
-    /// True when completions wait, seen without a system call.
+    /// Returns true if completions are waiting, without a system call.
     pub fn has_work(&self) -> bool {
         let mut inner = self.inner.borrow_mut();
         if !inner.uring.completion().is_empty() {
@@ -215,24 +215,24 @@ impl Ring {
         inner.uring.submission().taskrun()
     }
 
-    /// True when operations wait to be handed to the kernel.
+    /// Returns true if operations are waiting to be handed to the kernel.
     pub fn has_submissions(&self) -> bool {
         let mut inner = self.inner.borrow_mut();
         !inner.backlog.is_empty() || !inner.uring.submission().is_empty()
     }
 
-    /// True when more operations wait than one call hands to the kernel.
+    /// Returns true if more operations are waiting than one call hands to the kernel.
     pub fn has_backlog(&self) -> bool {
         !self.inner.borrow().backlog.is_empty()
     }
 
-    /// Collects what is there without a system call. True when anything completed.
+    /// Collects available completions without a system call. Returns true if anything completed.
     pub fn collect(&self) -> bool {
         self.inner.borrow_mut().reap()
     }
 
-    /// Hands everything to the kernel and collects what is there, without waiting. True when
-    /// anything completed.
+    /// Hands everything to the kernel and collects available completions, without waiting. Returns
+    /// true if anything completed.
     ///
     /// # Errors
     /// The system's error; EINTR and EBUSY count as nothing collected.
@@ -250,14 +250,15 @@ impl Ring {
         Ok(inner.reap())
     }
 
-    /// As [`Ring::turn`], but sleeps until something completes or `timeout` is over.
+    /// Like [`Ring::turn`], but sleeps until something completes or `timeout` expires.
     ///
     /// # Errors
-    /// As `turn`.
+    /// See [`Ring::turn`].
     pub fn turn_or_sleep(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let mut inner = self.inner.borrow_mut();
         let pending = inner.refill();
-        // What did not fit one call is not slept on: the next turn hands it over.
+        // Do not sleep while there are submissions that did not fit in one call: the next turn
+        // hands them over.
         let want = u32::from(inner.backlog.is_empty() && inner.fixed.is_settled());
         inner.enter(pending, want, timeout)?;
         inner.tend_memory();
@@ -291,7 +292,7 @@ impl Inner {
                 let args = types::SubmitArgs::new().timespec(&ts);
                 self.uring.submitter().submit_with_args(want as usize, &args).map(|_| ())
             }
-            // SAFETY: no signal mask is passed; the counts are of our own queue.
+            // SAFETY: no signal mask is passed; the counts refer to this ring's own queue.
             _ => unsafe {
                 self.uring.submitter().enter::<libc::sigset_t>(submit, want, GETEVENTS, None)
             }
@@ -345,7 +346,7 @@ impl Inner {
         self.backlog.push_back(entry);
     }
 
-    /// Registers one piece of memory that is wanted and releases a few that are not, if any.
+    /// Registers one requested piece of memory and releases a few, if any.
     fn tend_memory(&mut self) {
         if self.fixed.is_settled() {
             return;
@@ -365,17 +366,17 @@ impl Inner {
         }
     }
 
-    /// Registers memory in a slot in place of what was there; an empty vector clears it.
+    /// Replaces the memory registered in a slot; an empty vector clears it.
     fn update_slot(&self, slot: u16, memory: libc::iovec) -> bool {
         let submitter = self.uring.submitter();
         // SAFETY: the memory is mapped now, and the kernel holds the pages themselves until the
-        // slot is cleared and the operations that use it have ended. What outlives its region
-        // there is reached by nobody: slots are looked up by the region's id, never used twice.
+        // slot is cleared and the operations that use it have ended. Pages that outlive their
+        // region cannot be reached: slots are looked up by the region's ID, which is never reused.
         unsafe { submitter.register_buffers_update(u32::from(slot), &[memory], None) }.is_ok()
     }
 }
 
-/// Closes what an accept brought after its port was gone.
+/// Returns the descriptor of an accept whose port was dropped, to be closed.
 fn close_orphan(done: Completed) -> Option<OwnedFd> {
     match done.op {
         Op::Accept { .. } => done.into_fd().ok(),
@@ -384,14 +385,14 @@ fn close_orphan(done: Completed) -> Option<OwnedFd> {
 }
 
 impl Port {
-    /// Submits an operation with the next turn. Its completion comes out of [`Port::take`]
-    /// with the token.
+    /// Submits an operation with the next turn. [`Port::take`] returns its completion with the
+    /// token.
     pub fn submit(&self, op: Op, token: u64) -> OpId {
         self.start(op, token, false)
     }
 
-    /// As [`Port::submit`], but a read or write takes no worker thread: it fails with EAGAIN where
-    /// it would block, or EOPNOTSUPP where the file cannot tell.
+    /// Like [`Port::submit`], but a read or write takes no worker thread: it fails with EAGAIN if
+    /// it would block, or EOPNOTSUPP if the file cannot tell.
     pub fn submit_nowait(&self, op: Op, token: u64) -> OpId {
         self.start(op, token, true)
     }
@@ -413,9 +414,9 @@ impl Port {
         OpId(key)
     }
 
-    /// Runs a read or write at once on the calling thread, for files that live in memory, where
-    /// asking io_uring would only move the copy to a worker thread. Completes through
-    /// [`Port::take`] like any other. Other operations are submitted.
+    /// Runs a read or write at once on the calling thread, for files held in memory, where io_uring
+    /// would only move the copy to a worker thread. Completes through [`Port::take`] like any
+    /// other. Other operations are submitted.
     pub fn run_inline(&self, op: Op, token: u64) {
         let result = match &op {
             // SAFETY: the slice is valid memory of that length, owned by `op`.
@@ -442,7 +443,7 @@ impl Port {
         }
     }
 
-    /// Asks the kernel to end an operation early. Its completion still comes.
+    /// Requests the cancellation of an operation. Its completion still arrives.
     pub fn cancel(&self, id: OpId) {
         let mut inner = self.ring.inner.borrow_mut();
         let index = (id.0 & u64::from(u32::MAX)) as usize;
@@ -455,12 +456,12 @@ impl Port {
         }
     }
 
-    /// The next of this port's operations that ended.
+    /// Returns the next completed operation of this port.
     pub fn take(&mut self) -> Option<Completed> {
         self.ring.inner.borrow_mut().ports[self.index as usize].as_mut()?.pop_front()
     }
 
-    /// The ring behind this port.
+    /// Returns the ring of this port.
     pub fn ring(&self) -> &Rc<Ring> {
         &self.ring
     }
@@ -482,7 +483,8 @@ impl Drop for Port {
         }
         let queue = inner.ports[self.index as usize].take();
         if busy {
-            // The index is the next port's, which must not get what these operations bring.
+            // The index may be reused by another port, which must not receive completions of these
+            // operations.
             retire(&mut inner, self.index);
         }
         drop(inner);
@@ -492,7 +494,7 @@ impl Drop for Port {
     }
 }
 
-/// Takes all running operations of a dropped port away from its index.
+/// Detaches all running operations of a dropped port from its index.
 fn retire(inner: &mut Inner, port: u32) {
     for slot in &mut inner.slots {
         if let Some(running) = slot.running.as_mut()
@@ -505,8 +507,8 @@ fn retire(inner: &mut Inner, port: u32) {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Closing the ring cancels what runs, but asynchronously: wait for it within a bound,
-        // and leak what is left rather than free memory that the kernel may still write.
+        // Closing the ring cancels running operations, but asynchronously: wait for them within a
+        // time limit, and leak the rest rather than free memory that the kernel may still write.
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
             if slot.running.is_some() {

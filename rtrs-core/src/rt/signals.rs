@@ -1,9 +1,9 @@
-//! Signals of a daemon: which ask for something, and which must not end it.
+//! Signals of a daemon: requests, and signals that must not end it.
 //!
-//! The default of most signals is to end the process. Under a database that is an outage, so a
-//! daemon takes every signal that a person or a service manager may send by mistake: what has no
-//! meaning is logged and nothing else. Left alone are SIGQUIT and SIGABRT, which ask for a core
-//! dump, and those of program errors.
+//! The default action of most signals is to end the process. Under a database that is an outage, so
+//! a daemon handles every signal that a person or a service manager may send by mistake: signals
+//! without a meaning are only logged. SIGQUIT and SIGABRT, which request a core dump, and signals
+//! of program errors keep their defaults.
 
 use std::io;
 
@@ -12,22 +12,22 @@ use signal_hook::consts::{
 };
 use signal_hook::iterator;
 
-/// What a signal asks a daemon for.
+/// Request made by a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// SIGTERM or SIGINT: end in an orderly way.
+    /// SIGTERM or SIGINT: end gracefully.
     Stop,
-    /// SIGHUP: read again what may have changed, open the log again.
+    /// SIGHUP: reload files that may have changed, and reopen the log.
     Reload,
     /// SIGUSR1: log the state.
     Dump,
 }
 
-/// Signals without a meaning here. SIGXFSZ (a file beyond the limit) is an EFBIG of the write then.
+/// Signals without a meaning. With SIGXFSZ (file size limit) ignored, the write fails with EFBIG.
 const IGNORED: [i32; 8] =
     [SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGXFSZ, libc::SIGPWR, libc::SIGSTKFLT];
 
-/// The signals of this process, taken from now on.
+/// Signals of this process, handled from now on.
 #[derive(Debug)]
 pub struct Signals(iterator::Signals);
 
@@ -36,7 +36,7 @@ pub struct Signals(iterator::Signals);
 pub struct Forwarding(iterator::Handle);
 
 impl Signals {
-    /// Takes them; what arrives waits for [`forward`](Self::forward).
+    /// Installs the handlers; signals are queued until [`forward`](Self::forward).
     ///
     /// # Errors
     /// The system's error.
@@ -46,10 +46,10 @@ impl Signals {
         iterator::Signals::new(known.into_iter().chain(IGNORED).chain(real_time)).map(Self)
     }
 
-    /// Starts a thread that calls `take` for each signal that asks for something.
+    /// Starts a thread that calls `take` for each signal that makes a request.
     ///
     /// # Errors
-    /// The system's error when there can be no thread.
+    /// Returns the system's error if the thread cannot be started.
     pub fn forward(
         mut self,
         mut take: impl FnMut(Signal) + Send + 'static,

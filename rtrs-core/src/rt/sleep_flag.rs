@@ -1,18 +1,18 @@
-//! Whether the receiver of a mailbox sleeps, and which sender has to wake it.
+//! Flag of a mailbox that shows whether its receiver sleeps, and which sender must wake it.
 //!
-//! A sender queues its message and then looks at the flag. The receiver sets the flag and then
-//! looks at the queue. Every access swaps the flag, so of two the second sees all that was done
+//! A sender queues its message and then checks the flag. The receiver sets the flag and then checks
+//! the queue. Every access swaps the flag, so the second of two accesses sees everything done
 //! before the first: either the receiver finds the message, or the sender finds that the receiver
-//! sleeps. This holds whatever the memory orderings of the queue are.
+//! sleeps. This holds regardless of the queue's memory orderings.
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// Set while the receiver sleeps and nobody has begun to wake it.
+/// Set while the receiver sleeps and no sender has begun to wake it.
 #[derive(Debug)]
 pub(super) struct SleepFlag(AtomicBool);
 
 impl SleepFlag {
-    /// Of a receiver that sleeps until it takes its first message.
+    /// Creates the flag of a receiver that sleeps until it takes its first message.
     pub(super) fn new() -> Self {
         Self(AtomicBool::new(true))
     }
@@ -25,8 +25,8 @@ impl SleepFlag {
         }
     }
 
-    /// Marks the receiver as about to sleep. `drain` takes the wakes that came before: what
-    /// they announced is in the queue. False when a message is queued: do not sleep.
+    /// Marks the receiver as about to sleep. `drain` consumes earlier wakes, whose messages are in
+    /// the queue. Returns false if a message is queued, so that the receiver must not sleep.
     pub(super) fn prepare_sleep(
         &self,
         drain: impl FnOnce(),
@@ -59,21 +59,21 @@ mod loom_model {
 
     const SENDERS: u32 = 2;
 
-    /// A mailbox whose queue orders nothing by itself.
+    /// Mailbox whose queue provides no memory ordering.
     struct Mailbox {
         flag: SleepFlag,
-        /// How many messages were ever queued.
+        /// Total number of queued messages.
         queued: AtomicU32,
-        /// What senders have written and the receiver has not read.
+        /// Count that senders have written to the eventfd and the receiver has not read.
         eventfd: AtomicU32,
     }
 
-    /// How a receiver sleeps.
+    /// Way in which a receiver sleeps.
     #[derive(Clone, Copy)]
     struct Manner {
-        /// It says that it is awake, as a shard does; `Inbox::take_or_watch` does not.
+        /// The receiver calls `awake`, as a shard does; `Inbox::take_or_watch` does not.
         says_awake: bool,
-        /// Its first sleep ends by something else than a message.
+        /// The first sleep ends for another reason than a message.
         timer: bool,
     }
 
@@ -88,7 +88,7 @@ mod loom_model {
             self.flag.send(push, wake);
         }
 
-        /// Takes messages until it sleeps and nobody has woken it. Returns how many it took.
+        /// Takes messages until the receiver sleeps without a pending wake. Returns their number.
         fn receive(&self, manner: Manner) -> u32 {
             let mut timer = manner.timer;
             loop {

@@ -1,4 +1,4 @@
-//! What the kernel knows about a socket's connection.
+//! State of a socket's connection in the kernel.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -6,17 +6,18 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use super::check;
 
-/// Segments that were sent and that the peer's system has not acknowledged (`tcpi_unacked`). None:
-/// whatever was sent has arrived there, read by its program or not.
+/// Returns the number of segments that were sent and not acknowledged by the peer's system
+/// (`tcpi_unacked`). 0 means that all sent data has arrived there, whether or not its program has
+/// read it.
 ///
 /// # Errors
-/// The system's error; ENOTSUP and the like for what is no TCP socket.
+/// The system's error; ENOTSUP and similar ones for anything but a TCP socket.
 pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
     let fd = fd.as_fd();
-    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `len`
-    // bytes to `info`, which is that large.
+    // SAFETY: the descriptor is open while it is borrowed; the kernel writes at most `len` bytes to
+    // `info`, which is that large.
     let rc = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -31,35 +32,35 @@ pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
     Ok(unsafe { info.assume_init() }.tcpi_unacked)
 }
 
-/// Bytes that were sent, or wait to be, and that the peer's system has not acknowledged
-/// (SIOCOUTQ). Of a connection that is lost it stays what it was.
+/// Returns the number of bytes that were sent, or are waiting to be, and are not acknowledged by
+/// the peer's system (SIOCOUTQ). Does not change after the connection is lost.
 ///
 /// # Errors
 /// The system's error.
 pub fn unacknowledged_bytes(fd: impl AsFd) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes one int.
+    // SAFETY: the descriptor is open while it is borrowed; the kernel writes one int.
     let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     check(rc)?;
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Sets an option of a socket, (level, name), to these bytes.
+/// Sets an option of a socket, given by (level, name), to these bytes.
 ///
 /// # Errors
 /// The system's error.
 pub fn set_option(fd: impl AsFd, (level, name): (i32, i32), value: &[u8]) -> io::Result<()> {
     let len = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
     let fd = fd.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open as long as it is borrowed; the kernel reads `len` bytes of
-    // `value`, which is that long. No option that has a pointer in its value is safe to set so, and
-    // none of those is used here: (SOL_RDS, GET_MR) and the like.
+    // SAFETY: the descriptor is open while it is borrowed; the kernel reads `len` bytes of `value`,
+    // which is that long. Options whose value contains a pointer cannot be set safely this way,
+    // such as (SOL_RDS, GET_MR), and no such option is used here.
     let rc = unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), len) };
     check(rc)
 }
 
-/// Gets an option of a socket, (level, name). Returns what the call returned, which some options
-/// use, and how many bytes there are; `None` if `room` is too short for them (ENOSPC).
+/// Gets an option of a socket, given by (level, name). Returns the result of the call, which some
+/// options use, and the number of bytes; `None` if `room` is too short for them (ENOSPC).
 ///
 /// # Errors
 /// The system's error.
@@ -70,8 +71,8 @@ pub fn get_option(
 ) -> io::Result<(Option<usize>, usize)> {
     let mut len = libc::socklen_t::try_from(room.len()).map_err(io::Error::other)?;
     let fd = fd.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `len`
-    // bytes to `room`, which is that long.
+    // SAFETY: the descriptor is open while it is borrowed; the kernel writes at most `len` bytes to
+    // `room`, which is that long.
     let rc = unsafe { libc::getsockopt(fd, level, name, room.as_mut_ptr().cast(), &raw mut len) };
     let len = usize::try_from(len).unwrap_or(0);
     match usize::try_from(rc) {
@@ -83,7 +84,8 @@ pub fn get_option(
     }
 }
 
-/// The process that listened on the unix socket that this one is connected to (SO_PEERCRED).
+/// Returns the process that listened on the Unix socket to which this one is connected
+/// (SO_PEERCRED).
 ///
 /// # Errors
 /// The system's error.
@@ -91,8 +93,8 @@ pub fn peer_pid(fd: impl AsFd) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let fd = fd.as_fd();
-    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `len`
-    // bytes to `peer`, which is that large.
+    // SAFETY: the descriptor is open while it is borrowed; the kernel writes at most `len` bytes to
+    // `peer`, which is that large.
     let rc = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -106,31 +108,32 @@ pub fn peer_pid(fd: impl AsFd) -> io::Result<u32> {
     u32::try_from(peer.pid).map_err(io::Error::other)
 }
 
-/// Bytes that have arrived at a stream socket and that nobody has read.
+/// Returns the number of received bytes of a stream socket that have not been read.
 ///
 /// # Errors
 /// The system's error.
 pub fn unread(fd: impl AsFd) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes one int.
+    // SAFETY: the descriptor is open while it is borrowed; the kernel writes one int.
     let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
     check(rc)?;
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// What the peer of a stream socket has closed, whether or not all that it sent has been read.
+/// Directions that the peer of a stream socket has closed, whether or not all its data has been
+/// read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerEnd {
-    /// Nothing that we know of.
+    /// None, as far as is known.
     Open,
-    /// It sends nothing more. It may still read. A TCP peer that is gone also looks like this until
-    /// something is sent to it.
+    /// The peer sends nothing more, but may still read. A TCP peer that no longer exists also looks
+    /// like this until something is sent to it.
     SendsNoMore,
-    /// It neither sends nor reads any more.
+    /// The peer neither sends nor reads any more.
     Gone,
 }
 
-/// Looks at the peer of a stream socket, without waiting and without reading.
+/// Checks the peer of a stream socket, without waiting or reading.
 pub fn peer_end(fd: impl AsFd) -> PeerEnd {
     let fd = fd.as_fd().as_raw_fd();
     let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };

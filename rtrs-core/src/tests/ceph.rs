@@ -1,6 +1,6 @@
-//! A Ceph cluster of one monitor and one OSD (`scripts/ceph.sh`), one for all tests of a binary, or
-//! one in a network namespace. It ends with the process of the tests, however that ends: the script
-//! waits for the end of its input.
+//! Ceph cluster of one monitor and one OSD (`scripts/ceph.sh`): one shared by all tests of a
+//! binary, or one in a network namespace. It ends with the process of the tests, even if that is
+//! killed, because the script waits for the end of its input.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -12,37 +12,37 @@ use std::time::Duration;
 
 use crate::skip::skip;
 
-/// How long the cluster may take to come up: 10 s on an idle machine.
+/// Time limit for the cluster to come up: it takes 10 s on an idle machine.
 const READY_TIME_MAX: Duration = Duration::from_secs(300);
-/// What a command of the cluster may take, in seconds.
+/// Time limit for a command of the cluster, in seconds.
 const COMMAND_SECONDS_MAX: &str = "120";
 
-/// A running cluster. Its pool `rbd` is empty at first.
+/// Running cluster. Its pool `rbd` is empty at first.
 #[derive(Debug)]
 pub struct Ceph {
     dir: PathBuf,
-    /// A process of the network namespace where it runs.
+    /// Process whose network namespace the cluster runs in.
     netns: Option<u32>,
-    /// Holds the script's input open.
+    /// Keeps the script's input open.
     _script: Child,
 }
 
 impl Ceph {
-    /// The cluster, started by the first test that asks. None, said aloud, where Ceph is not
-    /// installed: the test returns then.
+    /// Returns the cluster, which is started by the first test that calls this. Returns None and
+    /// reports a skip if Ceph is not installed; the test must then return.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// Panics if the cluster does not come up.
     #[must_use]
     pub fn get() -> Option<&'static Self> {
         static CEPH: OnceLock<Ceph> = OnceLock::new();
         Self::is_installed().then(|| CEPH.get_or_init(|| Self::start(None)))
     }
 
-    /// One of its own, in the network namespace of a process, whose loopback is up.
+    /// Starts a separate cluster in the network namespace of a process, whose loopback is up.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// Panics if the cluster does not come up.
     #[must_use]
     pub fn start_at(netns: u32) -> Option<Self> {
         Self::is_installed().then(|| Self::start(Some(netns)))
@@ -80,26 +80,26 @@ impl Ceph {
         Self { dir, netns, _script: script }
     }
 
-    /// Its configuration.
+    /// Returns the configuration file of the cluster.
     #[must_use]
     pub fn conf(&self) -> String {
         self.dir.join("ceph.conf").display().to_string()
     }
 
-    /// Runs a program that finds the cluster; it must succeed. Returns what it wrote.
+    /// Runs a program with access to the cluster, which must succeed. Returns its output.
     ///
     /// # Panics
-    /// When it does not, or not in time.
+    /// Panics if the program fails or exceeds the time limit.
     pub fn run(&self, program: &str, args: &[&str]) -> String {
         let (ok, text) = self.try_run(program, args);
         assert!(ok, "{program} {args:?}: {text}");
         text
     }
 
-    /// The same; says whether it has succeeded.
+    /// Runs a program with access to the cluster. Returns whether it succeeded, and its output.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// Panics if the program cannot be started.
     pub fn try_run(&self, program: &str, args: &[&str]) -> (bool, String) {
         let mut command = entering(self.netns, "timeout");
         command.arg(COMMAND_SECONDS_MAX).arg(program).args(args).env("CEPH_CONF", self.conf());
@@ -108,18 +108,18 @@ impl Ceph {
         (done.status.success(), text(&done.stdout) + &text(&done.stderr))
     }
 
-    /// Makes an image of the pool `rbd`, of so many MiB.
+    /// Creates an image of `mib` MiB in the pool `rbd`.
     ///
     /// # Panics
-    /// When that fails.
+    /// Panics on failure.
     pub fn image(&self, name: &str, mib: u64) {
         self.run("rbd", &["create", "--size", &mib.to_string(), &format!("rbd/{name}")]);
     }
 
-    /// The addresses of the clients that have an image open.
+    /// Returns the addresses of the clients that have an image open.
     ///
     /// # Panics
-    /// When they cannot be read.
+    /// Panics if they cannot be read.
     #[must_use]
     pub fn watchers(&self, image: &str) -> Vec<String> {
         let status = self.run("rbd", &["status", image]);
@@ -127,19 +127,19 @@ impl Ceph {
         all.filter_map(|rest| rest.split_whitespace().next()).map(ToOwned::to_owned).collect()
     }
 
-    /// The address of the one client that has an image open.
+    /// Returns the address of the only client that has an image open.
     ///
     /// # Panics
-    /// When there is none, or several.
+    /// Panics if there is none, or several.
     #[must_use]
     pub fn watcher(&self, image: &str) -> String {
         <[String; 1]>::try_from(self.watchers(image)).map(|[one]| one).expect("one watcher")
     }
 
-    /// Stops or continues the OSD: sends it this signal.
+    /// Sends a signal to the OSD, to stop or continue it.
     ///
     /// # Panics
-    /// When it does not run.
+    /// Panics if the OSD is not running.
     pub fn signal_osd(&self, signal: &str) {
         let pid = std::fs::read_to_string(self.dir.join("run/osd.0.pid")).expect("its process");
         let sent = Command::new("kill").args(["-s", signal, pid.trim()]).status();
@@ -147,7 +147,7 @@ impl Ceph {
     }
 }
 
-/// A program in the network namespace of a process.
+/// Returns a command that runs in the network namespace of a process.
 fn entering(netns: Option<u32>, program: &str) -> Command {
     let Some(pid) = netns else { return Command::new(program) };
     let mut command = Command::new("nsenter");

@@ -1,4 +1,4 @@
-//! Certificates for tests, in a directory like an operator's.
+//! Certificates for tests, in a directory like that of an operator.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,31 +11,31 @@ use rcgen::{
     NameConstraints, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
 
-/// A certificate to be made.
+/// Properties of a certificate to issue.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// `server` or `client`: the names of the files.
+    /// `server` or `client`, which selects the file names.
     pub end: &'a str,
-    /// Names and addresses; without any, only a common name.
+    /// Names and addresses; if empty, the certificate has only a common name.
     pub names: &'a [&'a str],
-    /// The common name.
+    /// Common name.
     pub common_name: &'a str,
-    /// First and last year.
+    /// First and last year of validity.
     pub years: (i32, i32),
-    /// In how many days it expires instead.
+    /// If set, the number of days until it expires instead.
     pub days: Option<u64>,
-    /// In how many seconds it expires instead.
+    /// If set, the number of seconds until it expires instead.
     pub seconds: Option<u64>,
-    /// Its number, for a revocation list.
+    /// Serial number, for a revocation list.
     pub serial: u64,
-    /// What it may be used for; nothing for everything.
+    /// Permitted purposes; if empty, there is no restriction.
     pub uses: &'a [ExtendedKeyUsagePurpose],
     /// URIs among its names.
     pub uris: &'a [&'a str],
 }
 
 impl Wanted<'_> {
-    /// A server on the loopback.
+    /// Server on the loopback address.
     pub const SERVER: Self = Self {
         end: "server",
         names: &["localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3"],
@@ -47,7 +47,7 @@ impl Wanted<'_> {
         uses: &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
         uris: &[],
     };
-    /// The client `db1`.
+    /// Client `db1`.
     pub const CLIENT: Self = Self {
         end: "client",
         names: &["db1"],
@@ -59,49 +59,49 @@ impl Wanted<'_> {
         uses: &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
         uris: &[],
     };
-    /// The same, and good for nothing else.
+    /// Client `db1`, restricted to use as a client.
     pub const CLIENT_ONLY: Self =
         Self { uses: &[ExtendedKeyUsagePurpose::ClientAuth], ..Self::CLIENT };
-    /// A server on the loopback, and nothing else.
+    /// Server on the loopback address, restricted to use as a server.
     pub const SERVER_ONLY: Self =
         Self { uses: &[ExtendedKeyUsagePurpose::ServerAuth], ..Self::SERVER };
 }
 
-/// A certificate authority.
+/// Certificate authority.
 #[derive(Debug)]
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    /// A new one.
+    /// Creates a CA.
     ///
     /// # Panics
-    /// Without random numbers.
+    /// Panics if no random numbers are available.
     pub fn new() -> Self {
         Self::named("test CA")
     }
 
-    /// A new one with this common name.
+    /// Creates a CA with this common name.
     ///
     /// # Panics
-    /// Without random numbers.
+    /// Panics if no random numbers are available.
     pub fn named(name: &str) -> Self {
         let key = KeyPair::generate().expect("a key");
         Self(CertifiedIssuer::self_signed(ca_params(name), key).expect("a CA"))
     }
 
-    /// A new one that this one has signed.
+    /// Creates a CA signed by this one.
     ///
     /// # Panics
-    /// Without random numbers.
+    /// Panics if no random numbers are available.
     #[must_use]
     pub fn subordinate(&self, name: &str) -> Self {
         self.sign(ca_params(name))
     }
 
-    /// A new one that this one has signed, with a number for a revocation list.
+    /// Creates a CA signed by this one, with a serial number for a revocation list.
     ///
     /// # Panics
-    /// Without random numbers.
+    /// Panics if no random numbers are available.
     #[must_use]
     pub fn subordinate_numbered(&self, name: &str, serial: u64) -> Self {
         let mut params = ca_params(name);
@@ -109,10 +109,10 @@ impl Authority {
         self.sign(params)
     }
 
-    /// A new one that this one has signed, which may sign only names below these.
+    /// Creates a CA signed by this one that may sign only names within these subtrees.
     ///
     /// # Panics
-    /// Without random numbers.
+    /// Panics if no random numbers are available.
     #[must_use]
     pub fn subordinate_for(&self, name: &str, permitted: &[GeneralSubtree]) -> Self {
         let (permitted_subtrees, excluded_subtrees) = (permitted.to_vec(), Vec::new());
@@ -126,10 +126,10 @@ impl Authority {
         Self(CertifiedIssuer::signed_by(params, key, &self.0).expect("a CA"))
     }
 
-    /// Writes certificate and key of an end, whose chain has the certificate of this CA too.
+    /// Writes the certificate and key of an end, with the certificate of this CA in the chain.
     ///
     /// # Panics
-    /// When the files cannot be written.
+    /// Panics if the files cannot be written.
     pub fn issue_with_chain(&self, dir: &Path, wanted: &Wanted<'_>) {
         self.issue(dir, wanted);
         let path = dir.join(format!("{}-cert.pem", wanted.end));
@@ -137,16 +137,16 @@ impl Authority {
         fs::write(path, own + &self.pem()).expect("chain");
     }
 
-    /// The certificate, in PEM.
+    /// Returns the certificate in PEM.
     #[must_use]
     pub fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// The certificate and its key as those of a client: nobody else has signed it.
+    /// Writes this CA's certificate and key as those of a client, signed by no other CA.
     ///
     /// # Panics
-    /// When the files cannot be written.
+    /// Panics if the files cannot be written.
     pub fn write_as_client(&self, dir: &Path) {
         fs::write(dir.join("client-cert.pem"), self.pem()).expect("certificate");
         write_secret(&dir.join("client-key.pem"), &self.0.key().serialize_pem());
@@ -155,15 +155,15 @@ impl Authority {
     /// Writes `ca-cert.pem`.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// Panics if the file cannot be written.
     pub fn write(&self, dir: &Path) {
         fs::write(dir.join("ca-cert.pem"), self.0.pem()).expect("ca-cert.pem");
     }
 
-    /// Writes certificate and key of an end.
+    /// Writes the certificate and key of an end.
     ///
     /// # Panics
-    /// When the files cannot be written.
+    /// Panics if the files cannot be written.
     pub fn issue(&self, dir: &Path, wanted: &Wanted<'_>) {
         let names: Vec<String> = wanted.names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names).expect("names");
@@ -185,18 +185,19 @@ impl Authority {
         write_secret(&dir.join(format!("{end}-key.pem")), &key.serialize_pem());
     }
 
-    /// Writes `ca-crl.pem`, which revokes these numbers.
+    /// Writes `ca-crl.pem`, which revokes these serial numbers.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// Panics if the file cannot be written.
     pub fn revoke(&self, dir: &Path, serials: &[u64]) {
         fs::write(dir.join("ca-crl.pem"), self.list(serials, 1, 2120)).expect("ca-crl.pem");
     }
 
-    /// A list with a number, which ends when a year begins, in PEM.
+    /// Returns a numbered revocation list in PEM, which expires at the beginning of the year
+    /// `until`.
     ///
     /// # Panics
-    /// When it cannot be signed.
+    /// Panics if it cannot be signed.
     pub fn list(&self, serials: &[u64], number: u64, until: i32) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
@@ -230,10 +231,10 @@ impl Default for Authority {
     }
 }
 
-/// A directory with a CA, a server of the loopback and the client `db1`.
+/// Writes a directory with a CA, a server on the loopback address and the client `db1`.
 ///
 /// # Panics
-/// When a file cannot be written.
+/// Panics if a file cannot be written.
 pub fn certificates(dir: &Path) -> Authority {
     let authority = Authority::new();
     authority.write(dir);
@@ -245,21 +246,21 @@ pub fn certificates(dir: &Path) -> Authority {
 /// Writes a file that only its owner may use.
 ///
 /// # Panics
-/// When it cannot.
+/// Panics on failure.
 pub fn write_secret(path: &Path, text: &str) {
     fs::write(path, text).expect("a file");
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("its mode");
 }
 
-/// A directory of this process for tests, which goes with its value.
+/// Temporary directory for tests, removed when it is dropped.
 #[derive(Debug)]
 pub struct TestDir(pub PathBuf);
 
 impl TestDir {
-    /// A new one.
+    /// Creates a directory.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// Panics if it cannot be created.
     pub fn new(name: &str) -> Self {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

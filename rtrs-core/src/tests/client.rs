@@ -1,9 +1,9 @@
-//! An RTRS client played by hand: it sends exactly the bytes a test wants.
+//! Scripted RTRS client: sends exactly the bytes that a test specifies.
 //!
-//! [`PlayedClient`] is the client's end of one path, on any fabric. What it puts into a chunk,
-//! which immediate it sends, which keys it uses and in which order is the test's choice; the work
-//! requests around that are well formed. It never waits: the tests of the server's engine and the
-//! kit of the system tests build on it, each with its own idea of time.
+//! [`PlayedClient`] is the client's end of one path, on any fabric. The test chooses the content of
+//! chunks, the immediates, the keys and the order; the work requests around them are well formed.
+//! It never waits: the tests of the server's engine and the fixtures of the system tests build on
+//! it, each with a clock of its own.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -23,35 +23,35 @@ use crate::wire::{
     ReadMsg, RkeyRsp, Rw, SessInfo, SgDesc, TimedRkeyRsp, WriteMsg,
 };
 
-/// Bytes of the client's memory: requests are built in the first half, results come to the second.
+/// Size of the client's memory: requests are built in the first half, results arrive in the second.
 const MEMORY: usize = 1 << 20;
 const RESULTS: usize = MEMORY / 2;
-/// Where receives lie, 16 bytes each, and the one for INFO_RSP.
+/// Offset of the receive buffers, 16 bytes each, and of the one for INFO_RSP.
 const RECV_AT: usize = 256 << 10;
 const INFO_AT: usize = 384 << 10;
-/// Receives of a connection.
+/// Number of receives per connection.
 const RECVS: usize = 64;
-/// Work request ids: receives of INFO_RSP, of answers, and sends.
+/// Work request IDs: receives of INFO_RSP and of answers, and sends.
 const INFO_ID: u64 = 1;
 const RECV_ID: u64 = 0x1000;
 const SEND_ID: u64 = 1 << 32;
 
-/// What a path is connected with.
+/// Parameters with which a path connects.
 #[derive(Clone, Copy, Debug)]
 pub struct PathOptions {
-    /// Makes the session's uuid.
+    /// Number from which the session's UUID is derived.
     pub session: u8,
-    /// Makes the path's uuid.
+    /// Number from which the path's UUID is derived.
     pub path: u8,
-    /// Connections, the service connection included.
+    /// Number of connections, including the service connection.
     pub cid_num: u16,
-    /// Number of the source address; the test's environment says which address it is.
+    /// Number of the source address; the test's environment maps it to an address.
     pub local: u8,
     /// The server may create the session.
     pub first_conn: bool,
-    /// Connects of the path so far.
+    /// Number of earlier connects of the path.
     pub recon_cnt: u16,
-    /// What it says of the queue depth; as a kernel's client, nothing.
+    /// Extensions, for example for the queue depth; a kernel's client sends none.
     pub extensions: ClientExtensions,
 }
 
@@ -62,14 +62,15 @@ impl Default for PathOptions {
 }
 
 impl PathOptions {
-    /// A path of two connections from the first source address, which creates its session.
+    /// Creates the parameters of a path with two connections from the first source address that
+    /// creates its session.
     #[must_use]
     pub fn new(session: u8, path: u8) -> Self {
         let extensions = ClientExtensions::default();
         Self { session, path, cid_num: 2, local: 1, first_conn: true, recon_cnt: 1, extensions }
     }
 
-    /// The CON_REQ of a connection.
+    /// Returns the CON_REQ of a connection.
     #[must_use]
     pub fn request(&self, cid: u16) -> ConnReq {
         ConnReq {
@@ -84,32 +85,32 @@ impl PathOptions {
     }
 }
 
-/// What lies before the user header of a request.
+/// Data that precedes the user header of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
-    /// Nothing.
+    /// No data.
     None,
-    /// So many bytes left free.
+    /// Free space of this many bytes.
     Room(usize),
     /// These bytes.
     Bytes(&'a [u8]),
 }
 
-/// An answer of the server.
+/// Answer of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Connection it came over.
+    /// Connection on which it arrived.
     pub conn: usize,
-    /// Its permit.
+    /// Permit.
     pub permit: u16,
     /// 0 or a positive errno.
     pub errno: u16,
-    /// The server says that it invalidated the client's key.
+    /// The server reports that it invalidated the client's key.
     pub invalidated: bool,
 }
 
 impl Answer {
-    /// The answer in an immediate, if it is one.
+    /// Returns the answer in an immediate, if it is one.
     #[must_use]
     pub fn of((conn, imm): (usize, Imm)) -> Option<Self> {
         match imm {
@@ -121,29 +122,29 @@ impl Answer {
     }
 }
 
-/// The client's end of one path.
+/// Client end of one path.
 pub struct PlayedClient {
     /// Queue pairs by `cid`.
     pub conns: Vec<QpNum>,
-    /// The server's chunks, with the keys in force.
+    /// Chunks of the server, with the keys in force.
     pub chunks: Vec<SgDesc>,
-    /// The queue depth that the server granted.
+    /// Queue depth granted by the server.
     pub queue_depth: u16,
-    /// Bytes of a chunk.
+    /// Chunk size in bytes.
     pub chunk_size: u32,
-    /// Answers carry a new key of their chunk.
+    /// Answers contain a new key of their chunk.
     pub new_rkey: bool,
-    /// They carry the server's times too.
+    /// Answers also contain the server's times.
     pub timed: bool,
-    /// The server wants a proof of who the client is, before all else.
+    /// The server requires a proof of the client's identity first.
     pub proof_wanted: bool,
-    /// The last of them that did.
+    /// Last answer with times.
     pub times: Option<TimedRkeyRsp>,
-    /// What it connects with.
+    /// Parameters of the path.
     pub options: PathOptions,
-    /// Its fabric.
+    /// Fabric of the client.
     pub fabric: Box<dyn Fabric>,
-    /// What came and was not taken yet.
+    /// Events that were not taken yet.
     pub events: Vec<FabricEvent>,
     mem_bits: MemBits,
     memory: Arc<dyn MemoryRegistration>,
@@ -159,10 +160,10 @@ impl fmt::Debug for PlayedClient {
 }
 
 impl PlayedClient {
-    /// A client that has not connected yet. `clock` tells the time of its fabric.
+    /// Creates a client that has not connected yet. `clock` returns the time of its fabric.
     ///
     /// # Panics
-    /// When the fabric refuses a domain or memory.
+    /// Panics if the fabric refuses a domain or memory.
     #[must_use]
     pub fn new(
         mut fabric: Box<dyn Fabric>,
@@ -193,12 +194,12 @@ impl PlayedClient {
         }
     }
 
-    /// Takes what the fabric has.
+    /// Collects the fabric's events.
     pub fn drain(&mut self) {
         self.events.extend(std::iter::from_fn(|| self.fabric.next_event()));
     }
 
-    /// Takes the first event that `pick` picks.
+    /// Takes the first event for which `pick` returns a value.
     pub fn take<T>(&mut self, pick: impl Fn(&FabricEvent) -> Option<T>) -> Option<T> {
         let (at, value) =
             self.events.iter().enumerate().find_map(|(at, event)| Some((at, pick(event)?)))?;
@@ -206,10 +207,10 @@ impl PlayedClient {
         Some(value)
     }
 
-    /// Asks for a connection with any private data.
+    /// Requests a connection with any private data.
     ///
     /// # Panics
-    /// When the fabric does not even try.
+    /// Panics if the fabric cannot start the attempt.
     pub fn ask(&mut self, local: IpAddr, remote: SocketAddr, private_data: &[u8]) -> QpNum {
         let params = ConnectParams {
             local: Some(local),
@@ -225,11 +226,11 @@ impl PlayedClient {
         qp
     }
 
-    /// What came of asking, if anything did; the error is the errno of the reject. `padded`: the
-    /// fabric pads private data with zeroes, as RDMA CM does.
+    /// Returns the result of a connection request, if there is one; the error is the errno of the
+    /// reject. `padded`: the fabric pads private data with zeroes, as RDMA CM does.
     ///
     /// # Panics
-    /// When it is no CON_RSP.
+    /// Panics if the answer is not a CON_RSP.
     pub fn asked(&mut self, qp: QpNum, padded: bool) -> Option<Result<(), i16>> {
         let answer = self.take(|event| match event {
             FabricEvent::Established { qp: of, private_data } if *of == qp => {
@@ -272,24 +273,24 @@ impl PlayedClient {
     /// Sends INFO_REQ.
     ///
     /// # Panics
-    /// When the name is too long.
+    /// Panics if the name is too long.
     pub fn introduce(&mut self, name: &str) {
         let info = InfoReq { session_name: Name::new(name.as_bytes()).expect("a name") };
         self.send_info(&info.encode());
     }
 
-    /// Sends any bytes as the first message of connection 0.
+    /// Sends arbitrary bytes as the first message of connection 0.
     pub fn send_info(&mut self, bytes: &[u8]) {
         let room = self.sge(INFO_AT, RESULTS - INFO_AT);
-        // A second try on a connection that is gone posts nothing.
+        // On a second attempt the connection may have ended, so that nothing is posted.
         let _ = self.fabric.post_recv(self.conns[0], INFO_ID, Some(room));
         self.send(0, bytes, None);
     }
 
-    /// Takes INFO_RSP, if it has come; then receives are posted on all connections.
+    /// Takes INFO_RSP if it has arrived, and posts receives on all connections.
     ///
     /// # Panics
-    /// When it makes no sense.
+    /// Panics if the message is invalid.
     pub fn take_info(&mut self) -> Option<()> {
         let wc = self.take(|event| match event {
             FabricEvent::Completion(wc) if wc.wr_id == INFO_ID => Some(*wc),
@@ -313,17 +314,17 @@ impl PlayedClient {
         let _ = self.fabric.post_recv(qp, RECV_ID + place as u64, Some(sge));
     }
 
-    /// A place in its memory.
+    /// Returns part of the client's memory.
     ///
     /// # Panics
-    /// When it is outside.
+    /// Panics if it lies outside.
     #[must_use]
     pub fn sge(&self, at: usize, len: usize) -> Sge {
         let slice = self.memory.region().slice(at, len).expect("inside the client's memory");
         Sge { slice, lkey: self.memory.lkey() }
     }
 
-    /// These bytes at a place in its memory.
+    /// Copies these bytes to an offset in the client's memory.
     fn staged(&self, at: usize, bytes: &[u8]) -> SgeList {
         if bytes.is_empty() {
             return SgeList::EMPTY;
@@ -333,7 +334,7 @@ impl PlayedClient {
         SgeList::one(sge)
     }
 
-    /// Posts a work request. One that the connection does not take any more is dropped: the test
+    /// Posts a work request. A request that the connection no longer accepts is dropped: the test
     /// then sees it closed.
     pub fn post(&mut self, conn: usize, op: WrOp, sges: SgeList) {
         self.posted += 1;
@@ -342,54 +343,55 @@ impl PlayedClient {
         self.fabric.flush((self.clock)());
     }
 
-    /// A plain send of these bytes.
+    /// Sends these bytes in a plain send.
     pub fn send(&mut self, conn: usize, bytes: &[u8], invalidate: Option<Rkey>) {
         let sges = self.staged(0, bytes);
         self.post(conn, WrOp::Send { imm: None, invalidate }, sges);
     }
 
-    /// An RDMA write of these bytes to anywhere at the server, without an immediate.
+    /// Writes these bytes to any memory of the server by RDMA, without an immediate.
     pub fn write_remote(&mut self, conn: usize, remote: RemoteMem, bytes: &[u8]) {
         let sges = self.staged(0, bytes);
         self.post(conn, WrOp::RdmaWrite { remote, imm: None }, sges);
     }
 
-    /// An RDMA read from anywhere at the server.
+    /// Reads from any memory of the server by RDMA.
     pub fn read_remote(&mut self, conn: usize, remote: RemoteMem, len: usize) {
         let sge = self.sge(RESULTS, len);
         self.post(conn, WrOp::RdmaRead { remote }, SgeList::one(sge));
     }
 
-    /// An immediate alone.
+    /// Sends an immediate without data.
     pub fn send_imm(&mut self, conn: usize, imm: u32) {
         let remote = RemoteMem { addr: 0, rkey: Rkey(0) };
         self.post(conn, WrOp::RdmaWrite { remote, imm: Some(imm) }, SgeList::EMPTY);
     }
 
-    /// The immediate that announces a request.
+    /// Returns the immediate that announces a request.
     ///
     /// # Panics
-    /// When the offset does not fit an immediate.
+    /// Panics if the offset does not fit in an immediate.
     #[must_use]
     pub fn request_imm(&self, permit: u16, offset: usize) -> u32 {
         let offset = u32::try_from(offset).expect("an offset");
         Imm::Request { permit: PermitId(permit), offset }.encode_with(self.mem_bits)
     }
 
-    /// Where the server is to write a result of `len` bytes; a plain key of the client's memory.
+    /// Returns the descriptor for a result of `len` bytes, with a plain key of the client's memory.
     ///
     /// # Panics
-    /// When the length does not fit a descriptor.
+    /// Panics if the length does not fit in a descriptor.
     #[must_use]
     pub fn result_desc(&self, len: usize) -> SgDesc {
         let addr = self.memory.base() + RESULTS as u64;
         SgDesc { addr, key: self.memory.rkey(), len: u32::try_from(len).expect("a length") }
     }
 
-    /// The same, through a window that the server can invalidate.
+    /// Returns the descriptor for a result of `len` bytes, with a window that the server can
+    /// invalidate.
     ///
     /// # Panics
-    /// When the fabric refuses a window.
+    /// Panics if the fabric refuses a window.
     pub fn window_desc(&mut self, conn: usize, len: usize) -> (SgDesc, Arc<dyn Window>) {
         let window = self.pd.window(&self.memory).expect("a window");
         let slice = self.sge(RESULTS, len).slice;
@@ -399,19 +401,19 @@ impl PlayedClient {
         (SgDesc { key, ..self.result_desc(len) }, window)
     }
 
-    /// What the server wrote as a result.
+    /// Returns the result that the server wrote.
     #[must_use]
     pub fn result(&self, len: usize) -> Vec<u8> {
         self.sge(RESULTS, len).slice.to_vec()
     }
 
-    /// Overwrites where results come.
+    /// Overwrites the memory for results.
     pub fn clear_result(&self) {
         self.sge(RESULTS, 64 << 10).slice.fill(0xee);
     }
 
-    /// Writes data, user header and message into a permit's chunk and announces them; a read's
-    /// data area is only left free.
+    /// Writes data, user header and message into a permit's chunk and announces them; the data area
+    /// of a read is only left free.
     pub fn request(
         &mut self,
         (conn, permit): (usize, u16),
@@ -429,9 +431,9 @@ impl PlayedClient {
         self.write_chunk((conn, permit), room, &all, imm);
     }
 
-    /// Writes any bytes into a permit's chunk, with any immediate.
+    /// Writes arbitrary bytes into a permit's chunk, with an arbitrary immediate.
     pub fn write_chunk(&mut self, (conn, permit): (usize, u16), at: usize, bytes: &[u8], imm: u32) {
-        // Each permit has a place of its own, so that requests can be on their way together.
+        // Each permit has its own staging area, so that requests can be in flight together.
         let staging = if bytes.len() <= 4096 { usize::from(permit) * 4096 } else { 0 };
         let chunk = self.chunks[usize::from(permit)];
         let remote = RemoteMem { addr: chunk.addr + at as u64, rkey: chunk.key };
@@ -439,30 +441,30 @@ impl PlayedClient {
         self.post(conn, WrOp::RdmaWrite { remote, imm: Some(imm) }, sges);
     }
 
-    /// A request whose answer has a result of `len` bytes.
+    /// Sends a request whose answer has a result of `len` bytes.
     pub fn ask_for(&mut self, at: (usize, u16), header: &[u8], len: usize) {
         let message = read_message(header.len(), Some(self.result_desc(len)), false);
         self.request(at, Data::Room(len), header, &message);
     }
 
-    /// A request without data or result.
+    /// Sends a request without data or result.
     fn tell(&mut self, at: (usize, u16), header: &[u8]) {
         let usr_len = u16::try_from(header.len()).expect("a header");
         self.request(at, Data::None, header, &WriteMsg { usr_len }.encode());
     }
 
-    /// A read of as much as `io` says.
+    /// Sends a read of the length in `io`.
     pub fn send_read(&mut self, at: (usize, u16), io: IoHeader) {
         self.ask_for(at, &io.encode(), io.bi_size as usize);
     }
 
-    /// A write of `data`, as `io` says.
+    /// Sends a write of `data` with the header `io`.
     pub fn send_write(&mut self, at: (usize, u16), io: IoHeader, data: &[u8]) {
         let message = WriteMsg { usr_len: 32 }.encode();
         self.request(at, Data::Bytes(data), &io.encode(), &message);
     }
 
-    /// A flush as a kernel client sends it.
+    /// Sends a flush like a kernel client.
     pub fn send_flush(&mut self, at: (usize, u16)) {
         let rw = Rw::FLUSH.sync().fua(true);
         let io = IoHeader { sector: u64::MAX, rw, ..IoHeader::default() };
@@ -474,43 +476,43 @@ impl PlayedClient {
         self.send_open_for(permit, (name, access), OpenRsp::LEN);
     }
 
-    /// The same, with so much room for the answer.
+    /// Opens an export, with `room` bytes for the answer.
     ///
     /// # Panics
-    /// When the name is too long.
+    /// Panics if the name is too long.
     pub fn send_open_for(&mut self, permit: u16, (name, access): (&str, AccessMode), room: usize) {
         let open = Open { access, dev_name: Name::new(name.as_bytes()).expect("a name") };
         self.send_open_raw(permit, &open.encode(), room);
     }
 
-    /// Opens with any OPEN message.
+    /// Sends any OPEN message.
     pub fn send_open_raw(&mut self, permit: u16, open: &[u8; Open::LEN], room: usize) {
         self.ask_for((0, permit), open, room);
     }
 
-    /// Asks for the exports that come after a name, with so much room for the answer.
+    /// Requests the exports that follow a name, with `room` bytes for the answer.
     ///
     /// # Panics
-    /// When the name is too long.
+    /// Panics if the name is too long.
     pub fn send_discover(&mut self, at: (usize, u16), after: &str, room: usize) {
         let after = Name::new(after.as_bytes()).expect("a name");
         self.send_discover_raw(at, &Discover { after }.encode(), room);
     }
 
-    /// The same with any DISCOVER message.
+    /// Sends any DISCOVER message, with `room` bytes for the answer.
     pub fn send_discover_raw(&mut self, at: (usize, u16), discover: &[u8], room: usize) {
         self.ask_for(at, discover, room);
     }
 
-    /// Asks the server for its proof, with so much room for it.
+    /// Requests the server's proof, with `room` bytes for it.
     pub fn send_challenge(&mut self, at: (usize, u16), challenge: &Challenge, room: usize) {
         self.ask_for(at, &challenge.encode(), room);
     }
 
-    /// Says who the client is.
+    /// Sends the proof of the client's identity.
     ///
     /// # Panics
-    /// Never: the message has a length.
+    /// Never: the message has a fixed length.
     pub fn send_auth(&mut self, at: (usize, u16), proof: &[u8]) {
         let auth = Auth { version: AUTH_VERSION }.encode();
         let usr_len = u16::try_from(auth.len()).expect("a header");
@@ -522,7 +524,7 @@ impl PlayedClient {
         self.tell((0, permit), &Close { device_id }.encode());
     }
 
-    /// Has a device served by this server, or by another.
+    /// Requests that a device is served by this server, or by another.
     pub fn send_move(&mut self, permit: u16, wanted: Move) {
         self.tell((0, permit), &wanted.encode());
     }
@@ -532,16 +534,16 @@ impl PlayedClient {
         self.tell((0, permit), &fence.encode());
     }
 
-    /// Asks for the session's protocol version.
+    /// Sends a request for the session's protocol version.
     pub fn send_sess_info(&mut self, at: (usize, u16), ver: u8) {
         self.ask_for(at, &SessInfo { ver }.encode(), SessInfo::LEN);
     }
 
-    /// Takes the next immediate that came, and its connection. A key with it is taken over and
-    /// its receive posted again, as a client does it.
+    /// Takes the next immediate and its connection. Stores a key that arrives with it and posts its
+    /// receive again, as a client does.
     ///
     /// # Panics
-    /// When its form does not follow the session's mode.
+    /// Panics if the form of the message does not match the session's mode.
     pub fn take_immediate(&mut self) -> Option<(usize, Imm)> {
         loop {
             let wc = self.take(|event| match event {
@@ -575,10 +577,10 @@ fn is_receive(wc: &WorkCompletion) -> bool {
     (RECV_ID..SEND_ID).contains(&wc.wr_id) && wc.status == WcStatus::Success
 }
 
-/// The READ message of a request.
+/// Returns the READ message of a request.
 ///
 /// # Panics
-/// When the length does not fit it.
+/// Panics if the length does not fit.
 #[must_use]
 pub fn read_message(usr_len: usize, desc: Option<SgDesc>, need_inval: bool) -> Vec<u8> {
     let usr_len = u16::try_from(usr_len).expect("a header");
@@ -588,7 +590,7 @@ pub fn read_message(usr_len: usize, desc: Option<SgDesc>, need_inval: bool) -> V
     bytes
 }
 
-/// An IO header for device 0.
+/// Returns an IO header for device 0.
 #[must_use]
 pub fn io_header(rw: Rw, sector: u64, bi_size: u32) -> IoHeader {
     IoHeader { rw, sector, bi_size, ..IoHeader::default() }

@@ -1,4 +1,4 @@
-//! A TLS client that shakes hands and does nothing else.
+//! TLS client that performs a handshake and nothing else.
 
 use std::io;
 use std::net::TcpStream;
@@ -9,10 +9,10 @@ use rustls::pki_types::ServerName;
 
 use crate::tls::TlsClientConfig;
 
-/// A whole handshake over a connected stream, as far as its time limits allow.
+/// Performs a complete handshake over a connected stream, within the stream's time limits.
 ///
 /// # Errors
-/// What the stream or the other end had against it.
+/// Returns the error of the stream or the TLS error.
 pub fn tls_handshake(config: &TlsClientConfig, stream: &mut TcpStream) -> io::Result<()> {
     let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
     let conn = ClientConnection::new(Arc::clone(&config.rustls), name);

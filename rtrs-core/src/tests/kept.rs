@@ -1,16 +1,16 @@
-//! A writer that keeps what it gets.
+//! Writer that keeps its output in memory.
 
 use std::io::{self, Write};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// What was written so far, shared by all clones.
+/// Everything written so far, shared by all clones.
 #[derive(Clone, Debug, Default)]
 pub struct Kept(Arc<Mutex<Vec<u8>>>);
 
 impl Kept {
-    /// It as text; what is none is replaced.
+    /// Returns the output as text, with invalid UTF-8 replaced.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock()).into_owned()

@@ -1,7 +1,7 @@
-//! What tests of several crates share: a client played by hand, a log kept in memory, certificates,
-//! a client that only shakes hands, and a Ceph cluster.
+//! Fixtures shared by the tests of several crates: a scripted client, a log kept in memory,
+//! certificates, a client that only performs TLS handshakes, and a Ceph cluster.
 //!
-//! Built with the feature `test-util` only.
+//! Built only with the feature `test-util`.
 
 mod ceph;
 pub mod certificates;

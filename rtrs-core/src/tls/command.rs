@@ -42,7 +42,7 @@ pub struct KeyArgs {
 }
 
 impl KeyCommand {
-    /// The arguments, whatever is to be done.
+    /// Returns the arguments of any of the commands.
     #[must_use]
     pub const fn args(&self) -> &KeyArgs {
         match self {
@@ -50,10 +50,10 @@ impl KeyCommand {
         }
     }
 
-    /// Runs it.
+    /// Runs the command.
     ///
     /// # Errors
-    /// A file that cannot be written, or that has no key for its owner alone.
+    /// Returns an error if a file cannot be written, or contains no key for its owner alone.
     pub fn run<K: ErrorClass>(&self) -> Result<(), CommandError<K>> {
         let KeyArgs { file, output } = self.args();
         let given = file.to_str().and_then(|text| text.parse::<PublicKey>().ok());

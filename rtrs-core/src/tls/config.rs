@@ -1,4 +1,4 @@
-//! What rustls needs of each end, made from files.
+//! rustls configurations of both ends, created from files.
 
 use std::io;
 use std::net::IpAddr;
@@ -27,35 +27,35 @@ use super::raw::{RawKeys, RawVerifier};
 use super::revocation::{client_verifier, server_verifier};
 use crate::fabric::peer::{PeerIdentity, Who};
 
-/// Why certificates or keys cannot be used.
+/// Reason why certificates or keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsConfigError {
     /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// System error.
         #[source]
         source: io::Error,
     },
-    /// Others could use a private key.
+    /// Other users could use a private key.
     #[error(
         "cannot use the private key {}: its mode {mode:03o} gives access to others; \
          run chmod 600 {}", path.display(), path.display()
     )]
     Unsafe {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permissions.
+        /// Permissions of the file.
         mode: u32,
     },
     /// A file has no usable content.
     #[error("cannot use {}: {why}", path.display())]
     Content {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         why: String,
     },
 }
@@ -63,7 +63,7 @@ pub enum TlsConfigError {
 use TlsConfigError as Error;
 
 impl Error {
-    /// The whole text, with what the system says.
+    /// Returns the whole text, including the system's error.
     #[must_use]
     pub fn chain(&self) -> String {
         match self {
@@ -73,35 +73,36 @@ impl Error {
     }
 }
 
-/// The server's end.
+/// TLS configuration of a server.
 #[derive(Clone, Debug)]
 pub struct TlsServerConfig {
     pub(super) rustls: Arc<ServerConfig>,
-    /// With raw keys.
+    /// Known clients, if raw keys are used.
     pub(super) clients: Option<Arc<Clients>>,
-    /// The CAs of `ca-cert.pem`; none with raw keys.
+    /// CAs of `ca-cert.pem`; none with raw keys.
     roots: Arc<RootCertStore>,
     pub(super) verifier: Arc<dyn ClientCertVerifier>,
     pub(super) own: OwnCredential,
-    /// What it was made from.
+    /// Files from which the configuration was created.
     pub(super) sources: Sources,
-    /// Counts the configurations of its endpoint.
+    /// Number of this configuration at its endpoint.
     pub(super) generation: u64,
 }
 
-/// A client's end.
+/// TLS configuration of a client.
 #[derive(Clone, Debug)]
 pub struct TlsClientConfig {
     pub(crate) rustls: Arc<ClientConfig>,
-    /// The name that the server's certificate must have, whatever the portal says.
+    /// Name required in the server's certificate, regardless of the portal.
     pub(super) name: Option<ServerName<'static>>,
     pub(super) verifier: Arc<dyn ServerCertVerifier>,
     pub(super) own: OwnCredential,
-    /// What it was made from.
+    /// Files from which the configuration was created.
     pub(super) sources: Sources,
 }
 
-/// The fastest suite first: the server chooses the client's first that it has.
+/// Returns the provider with the cipher suites of TLS 1.3, the fastest first: the server selects
+/// the client's first suite that it supports.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     use ring::cipher_suite::{
         TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
@@ -111,7 +112,7 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider { cipher_suites, ..ring::default_provider() })
 }
 
-/// The same, and those of TLS 1.2 behind them.
+/// Returns the provider with the cipher suites of TLS 1.3, followed by those of TLS 1.2.
 fn nbd_provider() -> Arc<CryptoProvider> {
     use ring::cipher_suite::{
         TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
@@ -131,23 +132,24 @@ fn nbd_provider() -> Arc<CryptoProvider> {
 }
 
 impl TlsServerConfig {
-    /// Certificates: a client needs one of the CA.
+    /// Creates a configuration with certificates: a client needs one signed by the CA.
     ///
     /// # Errors
-    /// [`Error`] that names the file.
+    /// Returns an [`Error`] that names the file.
     pub fn with_certificates(dir: &TlsDir) -> Result<Self, Error> {
         Self::certificates(dir, provider(), &[&TLS13], server)
     }
 
-    /// Certificates, for NBD clients: as [`with_certificates`](Self::with_certificates), but no
-    /// protocol is named, and TLS 1.2 is spoken too: nbd-client 3.24 has nothing newer.
+    /// Creates a configuration with certificates for NBD clients: like
+    /// [`with_certificates`](Self::with_certificates), but without a protocol name, and with TLS
+    /// 1.2 as well, because nbd-client 3.24 supports nothing newer.
     ///
     /// # Errors
-    /// [`Error`] that names the file.
+    /// Returns an [`Error`] that names the file.
     pub fn for_nbd(dir: &TlsDir) -> Result<Self, Error> {
         Self::certificates(dir, nbd_provider(), &[&TLS13, &TLS12], |config| {
             let mut config = full_handshakes(config);
-            // Without it a session of TLS 1.2 is not bound to its handshake (RFC 7627).
+            // Without this, a TLS 1.2 session is not bound to its handshake (RFC 7627).
             config.require_ems = true;
             config
         })
@@ -177,10 +179,10 @@ impl TlsServerConfig {
         Ok(Self { rustls, clients: None, roots, verifier, own, sources, generation: 0 })
     }
 
-    /// Raw keys: ours, and those of the clients.
+    /// Creates a configuration with raw keys: the server's own, and those of the clients.
     ///
     /// # Errors
-    /// [`Error`] that names the file.
+    /// Returns an [`Error`] that names the file.
     pub fn with_keys(key: &PrivateKey, clients: Clients) -> Result<Self, Error> {
         let (provider, sources) = (provider(), Sources::raw_key(key.public()));
         let key = certified(key, &provider)?;
@@ -199,16 +201,16 @@ impl TlsServerConfig {
         Ok(Self { rustls, clients, roots, verifier, own, sources, generation: 0 })
     }
 
-    /// The server's end of a new connection, for programs that move its bytes themselves.
+    /// Creates the server's end of a new connection, for programs that move its bytes themselves.
     ///
     /// # Errors
-    /// rustls' own.
+    /// Returns rustls' error.
     pub fn connection(&self) -> Result<ServerConnection, rustls::Error> {
         ServerConnection::new(Arc::clone(&self.rustls))
     }
 
-    /// True if a client that another configuration let in is let in by this one, as the same. It
-    /// verifies signatures, so it takes a part of a millisecond.
+    /// Returns true if a client that another configuration accepted is also accepted by this one,
+    /// with the same identity. Verifies signatures, which takes a fraction of a millisecond.
     #[must_use]
     pub fn still_knows(&self, identity: &PeerIdentity) -> bool {
         let Some(proof) = &identity.proof else { return identity.who == Who::Anonymous };
@@ -217,7 +219,7 @@ impl TlsServerConfig {
         verified.is_ok() && self.who(&proof.chain) == Some(identity.who.clone())
     }
 
-    /// Who a client with this verified chain or key is.
+    /// Returns the identity of a client with this verified chain or key.
     pub(super) fn who(&self, chain: &[CertificateDer<'_>]) -> Option<Who> {
         match &self.clients {
             None => self.name_of(chain).map(Who::Certificate),
@@ -228,8 +230,8 @@ impl TlsServerConfig {
         }
     }
 
-    /// The name of a client with this verified chain of certificates. None if the first certificate
-    /// has no name that can be used, or one that constraints of a CA do not cover.
+    /// Returns the name of a client with this verified chain of certificates. None if the first
+    /// certificate has no usable name, or one that the constraints of a CA do not cover.
     #[must_use]
     pub fn name_of(&self, chain: &[CertificateDer<'_>]) -> Option<Arc<str>> {
         super::names::name_of(chain, &self.roots.roots)
@@ -237,10 +239,11 @@ impl TlsServerConfig {
 }
 
 impl TlsClientConfig {
-    /// Certificates: the server needs one of the CA, with `name` or else the name in the portal.
+    /// Creates a configuration with certificates: the server needs one signed by the CA, with
+    /// `name` or else the name in the portal.
     ///
     /// # Errors
-    /// [`Error`] that names the file.
+    /// Returns an [`Error`] that names the file.
     pub fn with_certificates(dir: &TlsDir, name: Option<&str>) -> Result<Self, Error> {
         let provider = provider();
         let files = dir.read("client")?;
@@ -262,10 +265,11 @@ impl TlsClientConfig {
         Ok(Self { rustls: client(rustls), name, verifier, own, sources })
     }
 
-    /// Raw keys: ours, and those of which the server has one.
+    /// Creates a configuration with raw keys: the client's own, and those of which the server must
+    /// have one.
     ///
     /// # Errors
-    /// [`Error`] for a key that rustls does not take.
+    /// Returns an [`Error`] for a key that rustls does not accept.
     pub fn with_keys(key: &PrivateKey, servers: &[PublicKey]) -> Result<Self, Error> {
         let (provider, sources) = (provider(), Sources::raw_key(key.public()));
         let key = certified(key, &provider)?;
@@ -281,8 +285,8 @@ impl TlsClientConfig {
         Ok(Self { rustls: client(rustls), name: None, verifier, own, sources })
     }
 
-    /// The name that the certificate of a server must have: the one that was set, else that of the
-    /// portal, else the address.
+    /// Returns the name required in a server's certificate: the configured one, otherwise that of
+    /// the portal, otherwise the address.
     pub(super) fn server_name(&self, address: IpAddr, name: Option<&str>) -> ServerName<'static> {
         let named = name.and_then(|name| server_name(name).ok());
         let address = ServerName::IpAddress(address.into());
@@ -290,7 +294,7 @@ impl TlsClientConfig {
     }
 }
 
-/// A name for certificates.
+/// Converts a name for use with certificates.
 pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, Error> {
     ServerName::try_from(name.to_owned()).map_err(|_| Error::Content {
         path: name.into(),
@@ -298,7 +302,8 @@ pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, Error> {
     })
 }
 
-/// Full handshakes only: a resumed one would have to be checked against what has changed since.
+/// Disables session resumption: a resumed session would have to be checked against later changes of
+/// the configuration.
 fn full_handshakes(mut config: ServerConfig) -> ServerConfig {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
@@ -328,7 +333,7 @@ fn certified(key: &PrivateKey, provider: &CryptoProvider) -> Result<Arc<Certifie
     Ok(Arc::new(CertifiedKey::new(vec![spki], signing)))
 }
 
-/// The CAs of `ca-cert.pem` that no other CA has revoked.
+/// Returns the CAs of `ca-cert.pem` that no other CA has revoked.
 fn roots(dir: &TlsDir, files: &Files) -> Result<Arc<RootCertStore>, Error> {
     let refuse = |why: String| Error::Content { path: dir.0.join("ca-cert.pem"), why };
     let mut roots = RootCertStore::empty();
@@ -358,7 +363,8 @@ fn certificate(files: &Files, error: &rustls::Error) -> Error {
         _ => &files.chain_path,
     };
     let why = match error {
-        // Of GnuTLS 3.7 half of all ECDSA keys: it writes a leading zero, against RFC 5915.
+        // This affects half of all ECDSA keys of GnuTLS 3.7, which writes a leading zero, contrary
+        // to RFC 5915.
         rustls::Error::General(_) => "this private key cannot be read; use Ed25519, ECDSA with \
              P-256 or P-384, or RSA with 2048 bits or more (for example: openssl genpkey \
              -algorithm ed25519)"

@@ -1,4 +1,4 @@
-//! Errors of TLS for people: what failed, at which end, and what to do.
+//! Explanations of TLS errors: what failed, at which end, and what to do.
 
 use rustls::{AlertDescription, CertificateError, Error, OtherError, PeerIncompatible};
 
@@ -6,16 +6,16 @@ use super::keys::PublicKey;
 use super::raw::UnknownKey;
 use crate::fabric::peer::ProofError;
 
-/// A client that was verified is nobody all the same.
+/// The client's certificate was verified, but does not identify it.
 pub(super) const NO_NAME: &str = "the client's certificate has no name that can be used: a DNS \
                                   name, a URI or a common name, and below a CA with name \
                                   constraints one of a form that they speak of";
-/// The peer's answer to a key.
+/// Reason for the peer's rejection of a key.
 const UNKNOWN: &str = "our key is not known to the peer";
-/// One end has keys and the other certificates, or their ciphers differ.
+/// One end has keys and the other certificates, or they have no cipher in common.
 const NO_COMMON_KIND: &str = "there is no cipher or kind of certificate that both ends have";
 
-/// What a handshake's error means, to an end with raw keys or with certificates.
+/// Describes the error of a handshake to an end with raw keys or with certificates.
 pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
     match error {
         Error::AlertReceived(alert) => alert_text(*alert, raw_keys, None),
@@ -42,7 +42,7 @@ pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
 }
 
 impl ProofError {
-    /// What a handshake's error is to an end with certificates.
+    /// Creates the proof error for the error of a handshake at an end with certificates.
     #[must_use]
     pub fn with_certificates(error: &Error) -> Self {
         Self::new(kind(error), error_text(error, false))
@@ -55,7 +55,7 @@ impl From<Error> for ProofError {
     }
 }
 
-/// What kind of failure it is, whatever the peer has sent.
+/// Returns the kind of a failure, independent of the data that the peer sent.
 fn kind(error: &Error) -> &'static str {
     match error {
         Error::AlertReceived(alert) => {
@@ -89,13 +89,13 @@ fn kind(error: &Error) -> &'static str {
     }
 }
 
-/// A name in a certificate without what it is: rustls writes `DnsName("host")`.
+/// Returns a name in a certificate without its type: rustls formats it as `DnsName("host")`.
 fn bare(name: &str) -> &str {
     let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
     inner.unwrap_or(name).trim_matches('"')
 }
 
-/// The words of an identifier such as `NoKxGroupsInCommon`.
+/// Splits an identifier such as `NoKxGroupsInCommon` into words.
 fn words(identifier: &str) -> String {
     let mut text = String::new();
     for c in identifier.chars() {
@@ -140,7 +140,7 @@ fn certificate(error: &CertificateError) -> String {
     }
 }
 
-/// What an error of a handshake is at the server, where it is about a client.
+/// Rewords the error of a handshake for the server, if it is about a client.
 pub(super) fn at_server(error: ProofError, raw_keys: bool) -> ProofError {
     match (error.kind() == UNKNOWN, raw_keys) {
         (false, _) => error,
@@ -151,7 +151,7 @@ pub(super) fn at_server(error: ProofError, raw_keys: bool) -> ProofError {
     }
 }
 
-/// What an alert of the peer means to an end with raw keys, its own among them if it is known, or
+/// Describes an alert from the peer to an end with raw keys, including its own key if known, or
 /// with certificates.
 pub(crate) fn alert_text(
     alert: AlertDescription,
@@ -171,12 +171,12 @@ fn known_alert(alert: AlertDescription, raw_keys: bool) -> Option<&'static str> 
         AlertDescription::CertificateRevoked => {
             "our certificate is revoked, or a CA of its chain is"
         }
-        // The second is the answer to a certificate of another CA with the same name.
+        // The second alert answers a certificate of another CA with the same name.
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "our certificate is not signed by the CA that the peer trusts"
         }
         AlertDescription::CertificateRequired => "the peer wants a certificate or key of ours",
-        // The first is what peers of version 0.1 send.
+        // The first alert is sent by peers of version 0.1.
         AlertDescription::AccessDenied | AlertDescription::CertificateUnknown if raw_keys => {
             UNKNOWN
         }
@@ -194,7 +194,8 @@ fn known_alert(alert: AlertDescription, raw_keys: bool) -> Option<&'static str> 
     Some(what)
 }
 
-/// What to do about a failed TLS connection; `text` is the reason that a connection attempt gave.
+/// Returns advice for a failed TLS connection; `text` is the reason that a connection attempt
+/// returned.
 #[must_use]
 pub fn hint(text: &str) -> Option<&'static str> {
     const HINTS: [(&str, &str); 20] = [

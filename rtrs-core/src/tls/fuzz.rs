@@ -1,9 +1,9 @@
-//! Body of the fuzz target `tls`: the handshakes. That of the records is
+//! Body of the fuzz target `tls`: the handshakes. The body for records is
 //! `fabric/iwarp/tests/fuzz_records.rs`.
 //!
-//! The first byte of the input chooses. Either all that follows is a client's, in pieces, or it is
-//! a list of changes to what two ends that keep to the protocol send. The target fails on a panic,
-//! and when an end is done with a peer other than the one that it knows.
+//! The first byte of the input selects the kind: the rest is either sent by a client, in pieces, or
+//! is a list of changes to the messages of two conforming ends. The target fails on a panic, and if
+//! an end completes the handshake with a peer other than the one that it knows.
 
 use std::sync::{Arc, OnceLock};
 
@@ -36,10 +36,10 @@ fn server() -> Handshake {
     Handshake::new(Begin::Server { config: configs().1.clone(), request_len })
 }
 
-/// What an end sends, with its number, may be changed on the way.
+/// Callback that may change the data sent by an end, with its number.
 type Change<'a> = &'a mut dyn FnMut(usize, &mut Vec<u8>);
 
-/// A handshake of both ends. None for an end that is not done.
+/// Runs a handshake of both ends. Returns None for an end that did not complete it.
 fn shake(change: Change<'_>) -> (Option<Box<Ended>>, Option<Box<Ended>>) {
     let (config, request) = (configs().0.clone(), REQUEST.to_vec());
     let name = ServerName::try_from("localhost").expect("a name");
@@ -64,7 +64,7 @@ fn shake(change: Change<'_>) -> (Option<Box<Ended>>, Option<Box<Ended>>) {
     (client, server)
 }
 
-/// Established sessions of a client and a server that know each other.
+/// Returns established sessions of a client and a server that know each other.
 pub(crate) fn sessions() -> (Session, Session) {
     let (client, server) = shake(&mut |_, _| {});
     (client.expect("it keeps to the protocol").session, server.expect("so does it").session)
@@ -73,7 +73,7 @@ pub(crate) fn sessions() -> (Session, Session) {
 /// Runs the handshakes of an input.
 ///
 /// # Panics
-/// When an end is at fault.
+/// Panics if an end misbehaves.
 #[doc(hidden)]
 pub fn fuzz_tls(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
@@ -84,7 +84,7 @@ pub fn fuzz_tls(data: &[u8]) {
     }
 }
 
-/// Bytes of a client that does not know the protocol, in pieces of chosen lengths.
+/// Sends the bytes of an arbitrary client, in pieces of chosen lengths.
 fn stranger(mut data: &[u8]) {
     let mut server = server();
     while let Some((len, rest)) = data.split_first() {
@@ -97,7 +97,8 @@ fn stranger(mut data: &[u8]) {
     }
 }
 
-/// Changes as four bytes each: which flight, where in it (two), and what is flipped there.
+/// Applies changes of four bytes each: the flight, the offset in it (two bytes), and the bits to
+/// flip.
 fn changed(data: &[u8]) {
     let (client, server) = shake(&mut |turn, bytes| {
         for change in data.chunks_exact(4) {

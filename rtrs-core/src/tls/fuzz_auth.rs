@@ -1,8 +1,8 @@
 //! Body of the fuzz target `auth`: proofs of paths without TLS.
 //!
-//! The first byte of the input chooses. Either all that follows is what one end sends that knows no
-//! key, or it is a list of changes to what two ends that keep to the protocol send. The target
-//! fails on a panic, and when an end takes a peer for another than the one that it knows.
+//! The first byte of the input selects the kind: the rest is either sent by an end without a key,
+//! or is a list of changes to the messages of two conforming ends. The target fails on a panic, and
+//! if an end takes a peer for another one than it is.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -17,7 +17,7 @@ use crate::wire::{Challenge, ChallengeRsp};
 fn configs() -> &'static (TlsClientConfig, TlsServerConfig) {
     static CONFIGS: OnceLock<(TlsClientConfig, TlsServerConfig)> = OnceLock::new();
     CONFIGS.get_or_init(|| {
-        // The same each time, so that a corpus keeps its meaning.
+        // Keys are constant, so that a corpus keeps its meaning.
         let key = |seed| PrivateKey::from_seed([seed; 32]).expect("a key");
         let (client, server) = (key(1), key(2));
         let mut clients = Clients::default();
@@ -36,8 +36,8 @@ fn facts() -> ProofFacts {
     }
 }
 
-/// Changes as four bytes each: which message, where in it (two), and what is flipped there. True
-/// when a byte that means anything is another one then.
+/// Applies changes of four bytes each: the message, the offset in it (two bytes), and the bits to
+/// flip. Returns true if a significant byte has changed.
 fn change(data: &[u8], message: u8, bytes: &mut [u8]) -> bool {
     let before = bytes.to_vec();
     for change in data.chunks_exact(4) {
@@ -46,7 +46,7 @@ fn change(data: &[u8], message: u8, bytes: &mut [u8]) -> bool {
             bytes[at] ^= change[3];
         }
     }
-    // What is reserved in CHALLENGE and CHALLENGE_RSP.
+    // These are the reserved bytes of CHALLENGE and CHALLENGE_RSP.
     let means = |at: usize| message == 2 || !(4..8).contains(&at);
     bytes.iter().zip(&before).enumerate().any(|(at, (now, was))| now != was && means(at))
 }
@@ -54,7 +54,7 @@ fn change(data: &[u8], message: u8, bytes: &mut [u8]) -> bool {
 /// Runs the proofs of an input.
 ///
 /// # Panics
-/// When an end is at fault.
+/// Panics if an end misbehaves.
 #[doc(hidden)]
 pub fn fuzz_auth(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
@@ -74,7 +74,7 @@ pub fn fuzz_auth(data: &[u8]) {
     }
 }
 
-/// Both ends, with changes on the way.
+/// Runs both ends, with changes in transit.
 fn changed(data: &[u8]) {
     let (client, server) = configs();
     let challenge = client.challenge([7; 32]);

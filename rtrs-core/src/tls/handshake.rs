@@ -1,8 +1,8 @@
-//! One handshake, without socket and clock: received bytes go in, bytes to send come out.
+//! A single handshake, without sockets or clocks: received bytes go in, bytes to send come out.
 //!
-//! It ends when both ends are known and the first message above TLS is complete: the client sends
-//! its request together with its last flight, and the server has read it. From there on the shard
-//! seals and opens the records itself, with the keys in [`Session`].
+//! It ends when both ends are authenticated and the first message inside TLS is complete: the
+//! client sends its request together with its last flight, and the server has read it. From then on
+//! the shard seals and opens the records itself, with the keys in [`Session`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,15 +23,16 @@ use super::explain::{NO_NAME, at_server};
 use super::keys::PublicKey;
 use crate::fabric::peer::{PeerIdentity, Proof, ProofError};
 
-/// Bytes of a peer's handshake that are kept at most: many certificates of 4 KiB.
+/// Maximum number of buffered bytes of a peer's handshake: many certificates of 4 KiB.
 const INPUT_MAX: usize = 64 << 10;
-/// Room that a record needs beside its content.
+/// Space that a record needs in addition to its content.
 const RECORD_ROOM: usize = 64;
 
-/// How many bytes a request has, as far as its beginning tells; None if it is no request.
+/// Function that returns the length of a request, as far as its beginning tells; None if it is not
+/// a request.
 pub(crate) type RequestLen = fn(&[u8]) -> Option<usize>;
 
-/// What a handshake begins with.
+/// Parameters with which a handshake begins.
 pub(crate) enum Begin {
     Server { config: TlsServerConfig, request_len: RequestLen },
     Client { config: TlsClientConfig, name: ServerName<'static>, request: Vec<u8> },
@@ -44,60 +45,60 @@ enum Conn {
     Over,
 }
 
-/// A handshake.
+/// TLS handshake in progress.
 pub(crate) struct Handshake {
     conn: Conn,
     input: Vec<u8>,
-    /// What the client has sent above TLS.
+    /// Data that the client has sent inside TLS.
     request: Vec<u8>,
 }
 
-/// What to do next.
+/// Next action of the caller.
 pub(crate) enum Step {
-    /// Send the output, then receive more.
+    /// Send the output, then receive more data.
     More,
     /// Send the output; TLS is established.
     Done(Box<Ended>),
-    /// Send the output, which holds an alert, and close.
+    /// Send the output, which contains an alert, and close.
     Failed(ProofError),
 }
 
-/// What came of the bytes that were received.
+/// Result of processing received bytes.
 pub(crate) struct Progress {
     pub(crate) output: Vec<u8>,
     pub(crate) step: Step,
 }
 
-/// A handshake that has succeeded.
+/// Completed handshake.
 pub(crate) struct Ended {
     pub(crate) session: Session,
     /// At the server, the client's request.
     pub(crate) request: Vec<u8>,
-    /// Received bytes of records behind it.
+    /// Received bytes of records after the request.
     pub(crate) rest: Vec<u8>,
 }
 
-/// The keys of a connection.
+/// Keys of a connection.
 pub(crate) struct Session {
     pub(crate) suite: &'static Tls13CipherSuite,
     /// Number of the next record, and its keys.
     pub(crate) tx: (u64, ConnectionTrafficSecrets),
     pub(crate) rx: (u64, ConnectionTrafficSecrets),
     pub(crate) secrets: Secrets,
-    /// Both ends have raw keys, not certificates; at the client, its own.
+    /// Whether both ends have raw keys instead of certificates; at the client, its own key.
     pub(crate) raw_keys: (bool, Option<PublicKey>),
-    /// At the server, the client.
+    /// At the server, the identity of the client.
     pub(crate) peer: PeerIdentity,
 }
 
-/// From which new keys are made.
+/// Secrets from which new keys are derived.
 pub(crate) enum Secrets {
     Client(KernelConnection<ClientConnectionData>),
     Server(KernelConnection<ServerConnectionData>),
 }
 
 impl Secrets {
-    /// New keys for sending.
+    /// Derives new keys for sending.
     pub(crate) fn next_tx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error> {
         match self {
             Self::Client(kernel) => kernel.update_tx_secret(),
@@ -105,7 +106,7 @@ impl Secrets {
         }
     }
 
-    /// New keys for receiving.
+    /// Derives new keys for receiving.
     pub(crate) fn next_rx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error> {
         match self {
             Self::Client(kernel) => kernel.update_rx_secret(),
@@ -114,7 +115,7 @@ impl Secrets {
     }
 }
 
-/// What one state of rustls asked for.
+/// Outcome of one rustls state.
 enum Turn {
     Again,
     Blocked,
@@ -127,7 +128,7 @@ impl Handshake {
         Self { conn: Conn::Begin(begin), input: Vec::new(), request: Vec::new() }
     }
 
-    /// Takes what was received; nothing, for a client that begins.
+    /// Processes received bytes; none for a client that begins.
     pub(crate) fn advance(&mut self, received: &[u8]) -> Progress {
         let mut output = Vec::new();
         self.input.extend_from_slice(received);
@@ -179,8 +180,8 @@ impl Handshake {
         }
     }
 
-    /// Takes the alert that rustls has for the peer after an error. rustls remembers where in the
-    /// input the messages are that it has not processed, so it must see the same input again.
+    /// Takes the alert that rustls has for the peer after an error. rustls remembers the positions
+    /// of unprocessed messages in the input, so it must be given the same input again.
     fn alert(&mut self, output: &mut Vec<u8>) {
         let mut none = Vec::new();
         let before = output.len();
@@ -202,7 +203,7 @@ impl Handshake {
         }
     }
 
-    /// All that was received is processed, and data may be sent.
+    /// Completes the handshake if all received data is processed and data may be sent.
     fn ready(&mut self, output: &mut Vec<u8>) -> Result<Option<Ended>, ProofError> {
         match &mut self.conn {
             Conn::Server(conn, _, request_len) => {
@@ -267,7 +268,7 @@ fn start(begin: Begin) -> Result<Conn, Error> {
     })
 }
 
-/// Does what a state asks for.
+/// Performs the action that a rustls state requires.
 fn take<D>(
     state: Result<ConnectionState<'_, '_, D>, Error>,
     output: &mut Vec<u8>,
@@ -316,7 +317,7 @@ fn take<D>(
     }
 }
 
-/// rustls lets a peer pass that names no protocol at all.
+/// Requires the protocol name: rustls accepts a peer that names no protocol at all.
 fn check_protocol(conn: &CommonState) -> Result<(), ProofError> {
     match conn.alpn_protocol() {
         Some(ALPN) => Ok(()),
@@ -324,7 +325,7 @@ fn check_protocol(conn: &CommonState) -> Result<(), ProofError> {
     }
 }
 
-/// Whether the peer has shown a raw key.
+/// Returns true if the peer has presented a raw key.
 fn is_raw_key(conn: &CommonState) -> bool {
     let shown = conn.peer_certificates().and_then(<[_]>::first);
     shown.is_some_and(|shown| PublicKey::from_spki(shown).is_some())
@@ -361,7 +362,7 @@ fn session(conn: Conn) -> Result<Session, ProofError> {
     Ok(Session { suite, tx, rx, secrets, raw_keys, peer })
 }
 
-/// The name of a cipher suite of ours (RFC 8446 appendix B.4, RFC 5289 and RFC 7905).
+/// Returns the name of a supported cipher suite (RFC 8446 appendix B.4, RFC 5289 and RFC 7905).
 #[must_use]
 pub fn cipher_name(suite: CipherSuite) -> Option<&'static str> {
     Some(match suite {

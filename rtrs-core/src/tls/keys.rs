@@ -1,4 +1,4 @@
-//! Raw Ed25519 keys: their texts and files, and the list of clients that a server knows.
+//! Raw Ed25519 keys: their text form and files, and a server's list of known clients.
 //!
 //! A public key is written `ed25519:BASE64`, with the 32 bytes of the key in base64. A private key
 //! is a file in PKCS#8 and PEM, as `openssl genpkey -algorithm ed25519` writes it.
@@ -24,33 +24,33 @@ use sha2::{Digest, Sha256};
 use super::config::TlsConfigError as Error;
 use super::files::{read, read_secret};
 
-/// What precedes the key in its SubjectPublicKeyInfo (RFC 8410 section 4).
+/// Encoding that precedes the key in its SubjectPublicKeyInfo (RFC 8410 section 4).
 const SPKI_HEAD: [u8; 12] = [0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0];
-/// Longest name of a client.
+/// Maximum length of a client's name.
 pub(super) const NAME_MAX: usize = 255;
 
-/// A text that is no public key.
+/// Error for a text that is not a public key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a public key; write ed25519:BASE64, as `key show` prints it")]
 pub struct KeyError;
 
-/// The public half of a key.
+/// Public half of a key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PublicKey([u8; 32]);
 
 impl PublicKey {
-    /// The SHA-256 of the key in base64, short enough to read aloud.
+    /// Returns the SHA-256 of the key in base64, short enough to read aloud.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         format!("SHA256:{}", STANDARD.encode(Sha256::digest(self.0)).trim_end_matches('='))
     }
 
-    /// Its SubjectPublicKeyInfo.
+    /// Returns the SubjectPublicKeyInfo.
     pub(super) fn spki(&self) -> Vec<u8> {
         [&SPKI_HEAD[..], &self.0].concat()
     }
 
-    /// The key of a SubjectPublicKeyInfo, if it is an Ed25519 key.
+    /// Extracts the key of a SubjectPublicKeyInfo, if it is an Ed25519 key.
     pub(super) fn from_spki(spki: &[u8]) -> Option<Self> {
         spki.strip_prefix(&SPKI_HEAD)?.try_into().ok().map(Self)
     }
@@ -81,14 +81,14 @@ crate::text_values! {
     PublicKey, "KEY", "a public key, ed25519:BASE64";
 }
 
-/// A private key, with which this end proves who it is.
+/// Private key with which this end proves its identity.
 pub struct PrivateKey {
     pkcs8: Vec<u8>,
     public: PublicKey,
 }
 
 impl PrivateKey {
-    /// A new key. None if the system has no random numbers.
+    /// Generates a key. Returns None if the system has no random numbers.
     #[must_use]
     pub fn generate() -> Option<Self> {
         let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).ok()?;
@@ -98,7 +98,7 @@ impl PrivateKey {
     /// Reads a file that only its owner may read.
     ///
     /// # Errors
-    /// [`Error`] that names the file.
+    /// Returns an [`Error`] that names the file.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = read_secret(path)?;
         let key = PrivatePkcs8KeyDer::from_pem_slice(&text).ok();
@@ -109,7 +109,7 @@ impl PrivateKey {
         })
     }
 
-    /// The key that follows from these bytes, the same each time.
+    /// Derives a key from these bytes, deterministically.
     #[cfg(any(test, feature = "test-util"))]
     #[must_use]
     pub fn from_seed(seed: [u8; 32]) -> Option<Self> {
@@ -120,7 +120,7 @@ impl PrivateKey {
     }
 
     fn from_pkcs8(pkcs8: &[u8]) -> Option<Self> {
-        // OpenSSL leaves the public half out.
+        // OpenSSL omits the public half.
         let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(pkcs8).ok()?;
         let public = PublicKey(pair.public_key().as_ref().try_into().ok()?);
         Some(Self { pkcs8: pkcs8.to_vec(), public })
@@ -129,7 +129,7 @@ impl PrivateKey {
     /// Writes a new file that only its owner may read.
     ///
     /// # Errors
-    /// The system's; `AlreadyExists` for a file that exists.
+    /// The system's error; `AlreadyExists` for a file that exists.
     pub fn write_new(&self, path: &Path) -> std::io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(self.pem().as_bytes())?;
@@ -146,7 +146,7 @@ impl PrivateKey {
         pem + "-----END PRIVATE KEY-----\n"
     }
 
-    /// The public half.
+    /// Returns the public half.
     #[must_use]
     pub fn public(&self) -> PublicKey {
         self.public
@@ -163,10 +163,10 @@ impl fmt::Debug for PrivateKey {
     }
 }
 
-/// The clients that a server knows by their keys.
+/// Clients that a server identifies by their keys.
 ///
 /// Each line of the file has a name and a key; `#` starts a comment. A client may have several
-/// keys, so that a key can be replaced; a key has one client.
+/// keys, so that a key can be replaced; a key belongs to one client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Clients(BTreeMap<PublicKey, Arc<str>>);
 
@@ -174,7 +174,7 @@ impl Clients {
     /// Reads the file.
     ///
     /// # Errors
-    /// [`Error`] that names file and line.
+    /// Returns an [`Error`] that names the file and the line.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = read(path)?;
         let wrong = |why: String| Error::Content { path: path.into(), why };
@@ -217,45 +217,46 @@ impl Clients {
         self.0.insert(key, Arc::from(name));
     }
 
-    /// The client with this key.
+    /// Returns the client with this key.
     pub(super) fn name(&self, key: &PublicKey) -> Option<Arc<str>> {
         self.0.get(key).cloned()
     }
 
-    /// All keys, and the names of their clients.
+    /// Returns all keys with the names of their clients.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&PublicKey, &Arc<str>)> {
         self.0.iter()
     }
 
-    /// The client that has this key.
+    /// Returns the client that has this key.
     #[must_use]
     pub fn name_of(&self, key: &PublicKey) -> Option<&str> {
         self.0.get(key).map(|name| &**name)
     }
 
-    /// True if a client has this name.
+    /// Returns true if a client has this name.
     #[must_use]
     pub fn has_name(&self, name: &str) -> bool {
         self.0.values().any(|known| **known == *name)
     }
 
-    /// How many keys there are.
+    /// Returns the number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True without any key.
+    /// Returns true if there are no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Names that look as if they meant everybody, in access lists; none does.
+/// Names in access lists that look like a wildcard; none is one.
 pub const EVERYONE: [&str; 5] = ["everyone", "everybody", "all", "any", "*"];
 
-/// Why no client can have this name: access lists would take it for something else.
+/// Returns the reason why a client must not have this name: access lists would give it another
+/// meaning.
 fn reserved(name: &str) -> Option<&'static str> {
     let is = |word: &str| name.eq_ignore_ascii_case(word);
     if is("anyone") || is("kernel") {
@@ -274,7 +275,7 @@ fn reserved(name: &str) -> Option<&'static str> {
     prefixed.then_some("begins with what `session list` puts in front of names; leave that out")
 }
 
-/// Whether a text can be printed wherever the name of a peer is.
+/// Returns true if a text can be printed wherever the name of a peer is shown.
 pub(super) fn is_name(text: &str) -> bool {
     (1..=NAME_MAX).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ')

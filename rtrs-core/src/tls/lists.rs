@@ -1,9 +1,10 @@
-//! Revocation lists: whose they are, whether they can be used, and whether they are old.
+//! Revocation lists: checks of their issuers, their usability and their age.
 //!
-//! With a list that its CA did not sign, or with lists of none of our CAs, every handshake would
-//! fail; of two lists of a CA only the first would count. So such files are refused when they are
-//! read. What may be right is only warned of: a list of a CA that is not known here, since peers
-//! may show it; a CA without a list; a list that has expired, or is older than the one in use.
+//! With a list that its CA did not sign, or with lists of none of the local CAs, every handshake
+//! would fail; of two lists of a CA only the first would be used. So such files are refused when
+//! they are read. Files that may be right only cause a warning: a list of a CA that is not known
+//! here, since peers may present it; a CA without a list; a list that has expired, or is older than
+//! the one in use.
 
 use std::path::PathBuf;
 
@@ -28,51 +29,51 @@ const OCTET_STRING: u8 = 0x04;
 const UTC_TIME: u8 = 0x17;
 const SEQUENCE: u8 = 0x30;
 const EXTENSIONS: u8 = 0xa0;
-/// OBJECT IDENTIFIER 2.5.29.20, the number of a list, with tag and length.
+/// OBJECT IDENTIFIER 2.5.29.20, the list number, with tag and length.
 const LIST_NUMBER: [u8; 5] = [6, 3, 0x55, 0x1d, 20];
-/// OBJECT IDENTIFIER 2.5.29.28, for which certificates of its CA a list is.
+/// OBJECT IDENTIFIER 2.5.29.28, the scope of a list, with tag and length.
 const PART: [u8; 5] = [6, 3, 0x55, 0x1d, 28];
 
-/// What is remembered of the lists of a directory.
+/// Properties of the lists of a directory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lists {
     path: PathBuf,
     all: Vec<List>,
-    /// What an operator should know of them, whatever the time.
+    /// Time-independent warnings for the operator.
     notes: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
 struct List {
-    /// The name of its CA, in DER.
+    /// Name of its CA, in DER.
     issuer: Vec<u8>,
-    /// YYYYMMDDHHMMSS in UTC.
+    /// Expiry as YYYYMMDDHHMMSS in UTC.
     until: String,
-    /// Big-endian, without leading zeros; empty without a number.
+    /// Number, big-endian, without leading zeros; empty if it has none.
     number: Vec<u8>,
-    /// There may be others of its CA, each for some certificates.
+    /// The list covers only part of its CA's certificates, so there may be others of that CA.
     is_part: bool,
 }
 
-/// A list as it was signed.
+/// Signed content of a list.
 struct Signed<'a> {
     data: &'a [u8],
     algorithm: &'a [u8],
     signature: &'a [u8],
 }
 
-/// A CA that may have signed a list.
+/// CA that may have signed a list.
 struct Authority {
     subject: Vec<u8>,
     spki: SubjectPublicKeyInfoDer<'static>,
 }
 
 impl Lists {
-    /// Refuses lists with which no session could begin, or that would not count. rustls has parsed
-    /// them.
+    /// Refuses lists with which no session could begin, or that would not be used. rustls has
+    /// parsed them.
     ///
     /// # Errors
-    /// [`Error`] that names the file and the CA.
+    /// Returns an [`Error`] that names the file and the CA.
     pub(super) fn check(
         dir: &TlsDir,
         files: &Files,
@@ -89,7 +90,7 @@ impl Lists {
                 return refuse("it contains a revocation list that cannot be read".into());
             };
             let name = ca_name(&list.issuer);
-            // rustls takes the first list of an issuer.
+            // rustls uses the first list of an issuer.
             let same = |one: &List| one.issuer == list.issuer && !(one.is_part && list.is_part);
             if all.iter().any(same) {
                 return refuse(format!(
@@ -101,7 +102,7 @@ impl Lists {
             if signers.is_empty() {
                 signers.extend(intermediates.iter().map(|(ca, _)| ca).filter(named));
             }
-            // Nor does it look at the key before that.
+            // rustls does not check the key before that either.
             if !signers.iter().all(|ca| signed.is_by(ca, algorithms)) {
                 return refuse(format!(
                     "the list of {name} is not signed by the key of that CA in ca-cert.pem; make \
@@ -164,7 +165,7 @@ impl Lists {
         Ok(Self { path, all, notes })
     }
 
-    /// What an operator should know of them.
+    /// Returns warnings for the operator.
     pub(super) fn warnings(&self, now: UnixTime) -> Vec<String> {
         let now = digits(now);
         let expired = self.all.iter().filter(|list| list.until <= now);
@@ -185,11 +186,11 @@ impl Lists {
         self.notes.iter().cloned().chain(expired.map(text)).collect()
     }
 
-    /// Lists with a lower number than those before, one text each.
+    /// Returns a text for each list with a lower number than the previous one.
     pub(super) fn older_than(&self, before: &Self) -> Vec<String> {
         let text = |list: &List| {
             let then = before.all.iter().find(|then| then.issuer == list.issuer)?;
-            // Without leading zeros the longer one is the greater.
+            // Without leading zeros the longer number is the greater one.
             let of = |list: &List| (list.number.len(), list.number.clone());
             (of(list) < of(then)).then(|| {
                 format!(
@@ -219,7 +220,7 @@ impl Signed<'_> {
     }
 }
 
-/// The CAs of `ca-cert.pem`.
+/// Returns the CAs of `ca-cert.pem`.
 fn roots(files: &Files) -> Vec<Authority> {
     let anchors = files.ca.iter().filter_map(|ca| anchor_from_trusted_cert(ca).ok());
     anchors
@@ -227,8 +228,8 @@ fn roots(files: &Files) -> Vec<Authority> {
         .collect()
 }
 
-/// The CAs that others have signed: of the own chain and of `ca-cert.pem`, each with the name of
-/// its issuer.
+/// Returns the CAs that others have signed, from the local chain and from `ca-cert.pem`, each with
+/// the name of its issuer.
 fn intermediates(files: &Files) -> Vec<(Authority, Vec<u8>)> {
     let all = files.chain.iter().skip(1).chain(&files.ca);
     let parsed = all.filter_map(|one| EndEntityCert::try_from(one).ok());
@@ -241,8 +242,8 @@ fn intermediates(files: &Files) -> Vec<(Authority, Vec<u8>)> {
         .collect()
 }
 
-/// Whether another CA that is known here has revoked a CA of `ca-cert.pem`. [`Lists::check`]
-/// refuses a list that is not by that CA.
+/// Returns true if another CA that is known here has revoked a CA of `ca-cert.pem`.
+/// [`Lists::check`] refuses a list not signed by that CA.
 pub(super) fn is_revoked(ca: &CertificateDer<'_>, files: &Files) -> bool {
     let Ok(ca) = EndEntityCert::try_from(ca) else { return false };
     let issuer = ca.issuer();
@@ -258,7 +259,7 @@ pub(super) fn is_revoked(ca: &CertificateDer<'_>, files: &Files) -> bool {
     })
 }
 
-/// What a list has (RFC 5280 section 5.1).
+/// Parses a list (RFC 5280 section 5.1).
 fn parse<'a>(der: &'a CertificateRevocationListDer<'_>) -> Option<(Signed<'a>, List)> {
     let (SEQUENCE, outer, _) = element(der)? else { return None };
     let (SEQUENCE, content, behind) = element(outer)? else { return None };
@@ -271,7 +272,7 @@ fn parse<'a>(der: &'a CertificateRevocationListDer<'_>) -> Option<(Signed<'a>, L
     let (_from, rest) = skip(rest)?;
     let (tag, until, mut rest) = element(rest)?;
     let until = str::from_utf8(until).ok()?.trim_end_matches('Z');
-    // Two digits of the year: from 1950 to 2049.
+    // A year of two digits means 1950 to 2049.
     let century = match (tag, until.get(..1)?) {
         (UTC_TIME, "5" | "6" | "7" | "8" | "9") => "19",
         (UTC_TIME, _) => "20",
@@ -293,7 +294,7 @@ fn parse<'a>(der: &'a CertificateRevocationListDer<'_>) -> Option<(Signed<'a>, L
     Some((signed, List { issuer: issuer.to_vec(), until, number, is_part }))
 }
 
-/// Whether the extensions say that the list is for some certificates of its CA only.
+/// Returns true if the extensions limit the list to some certificates of its CA.
 fn has_part(mut extensions: &[u8]) -> Option<bool> {
     while !extensions.is_empty() {
         let (_, extension, more) = element(extensions)?;
@@ -305,12 +306,12 @@ fn has_part(mut extensions: &[u8]) -> Option<bool> {
     Some(false)
 }
 
-/// The number among the extensions; empty without one.
+/// Returns the number among the extensions; empty if there is none.
 fn list_number(mut extensions: &[u8]) -> Option<Vec<u8>> {
     while !extensions.is_empty() {
         let (_, extension, more) = element(extensions)?;
         if let Some(mut value) = extension.strip_prefix(&LIST_NUMBER) {
-            // It may say first whether it is critical.
+            // The extension may contain the critical flag first.
             loop {
                 let (tag, inner, more) = element(value)?;
                 if tag == OCTET_STRING {
@@ -325,12 +326,12 @@ fn list_number(mut extensions: &[u8]) -> Option<Vec<u8>> {
     Some(Vec::new())
 }
 
-/// The first element's contents, and what follows it.
+/// Returns the contents of the first element, and the data that follows.
 fn skip(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     element(bytes).map(|(_, contents, rest)| (contents, rest))
 }
 
-/// A CA, for people.
+/// Returns the name of a CA in readable form.
 fn ca_name(subject: &[u8]) -> String {
     match common_name(subject) {
         Some(name) => format!("the CA {name:?}"),
@@ -338,7 +339,7 @@ fn ca_name(subject: &[u8]) -> String {
     }
 }
 
-/// A number of a list: decimal if it is short, else as `certtool` and `openssl` print it.
+/// Formats the number of a list: decimal if it is short, otherwise like `certtool` and `openssl`.
 fn number(bytes: &[u8]) -> String {
     match bytes.len() {
         0..=8 => bytes.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte)).to_string(),
@@ -346,7 +347,7 @@ fn number(bytes: &[u8]) -> String {
     }
 }
 
-/// YYYYMMDDHHMMSS in UTC.
+/// Formats a time as YYYYMMDDHHMMSS in UTC.
 fn digits(at: UnixTime) -> String {
     time(at).chars().filter(char::is_ascii_digit).collect()
 }
@@ -360,7 +361,7 @@ mod tests {
     use crate::tests::certificates::{Authority, TestDir, Wanted, certificates};
     use crate::tls::{TlsClientConfig, TlsServerConfig};
 
-    /// A list and the file with the CAs, as all kinds of ends read them.
+    /// Reads a list and the file with the CAs for each kind of end.
     fn read(dir: &TestDir, list: &str) -> Result<TlsServerConfig, String> {
         fs::write(dir.0.join("ca-crl.pem"), list).unwrap();
         let dir = TlsDir(dir.0.clone());
@@ -386,13 +387,13 @@ mod tests {
         let (own, foreign) = (authority.list(&[7], 1, 2120), other.list(&[], 1, 2120));
         read(&dir, &own).unwrap();
         refused(&dir, &foreign, "only one of the CA \"other CA\", which is not in ca-cert.pem");
-        // The same name, another key.
+        // The list has the same issuer name but another key.
         let impostor = Authority::new().list(&[], 1, 2120);
         refused(&dir, &impostor, "the list of the CA \"test CA\" is not signed by the key");
-        // Whoever revokes somebody by appending a list.
+        // An operator has appended a newer list to revoke a client.
         let newer = own.clone() + &authority.list(&[7, 8], 2, 2120);
         refused(&dir, &newer, "two lists of the CA \"test CA\", and only the first would count");
-        // A long one.
+        // The list is long.
         fs::write(dir.0.join("ca-cert.pem"), authority.pem() + &other.pem()).unwrap();
         let serials: Vec<u64> = (1000..8000).collect();
         read(&dir, &(authority.list(&serials, 1, 2120) + &foreign)).unwrap();
@@ -410,12 +411,12 @@ mod tests {
         let warned = |list: &str| read(&dir, list).unwrap().file_warnings().join("; ");
         let text = warned(&(own.clone() + &foreign));
         assert!(text.contains("a list of the CA \"other CA\", which is not in"), "{text}");
-        // A new CA beside the old one.
+        // A new CA is added to the old one.
         fs::write(dir.0.join("ca-cert.pem"), authority.pem() + &other.pem()).unwrap();
         let text = warned(&own);
         assert!(text.contains("no list of the CA \"other CA\", which is in ca-cert"), "{text}");
         assert_eq!(warned(&(own.clone() + &foreign)), "");
-        // A root that signs through another CA, which has a list.
+        // A root signs through an intermediate CA, which has a list.
         let between = other.subordinate("between");
         let all = authority.pem() + &other.pem() + &between.pem();
         fs::write(dir.0.join("ca-cert.pem"), all).unwrap();
@@ -455,7 +456,7 @@ mod tests {
         );
         let client = TlsClientConfig::with_certificates(&TlsDir(dir.0.clone()), None).unwrap();
         assert_eq!(client.check_now().unwrap(), over);
-        // Either kind of time.
+        // Both encodings of time are tested.
         assert_eq!(server(301, 2049).file_warnings(), [""; 0]);
         for number in [299, 44, 1] {
             let older = server(number, 2120);

@@ -1,22 +1,21 @@
 //! TLS 1.3 for connections over TCP: keys, certificates, and handshakes on threads of their own.
 //!
-//! The cryptography is that of `rustls` with `ring`. Both ends prove who they are, in one of two
-//! ways: X.509 certificates of a common CA ([`TlsDir`]), or raw public keys (RFC 7250) that each
-//! end knows of the other ([`PrivateKey`], [`Clients`]). There is no TLS without that, no
-//! resumption, no early data, and no older version.
+//! The cryptography comes from `rustls` with `ring`. Both ends prove their identities, in one of
+//! two ways: X.509 certificates of a common CA ([`TlsDir`]), or raw public keys (RFC 7250) known to
+//! the other end ([`PrivateKey`], [`Clients`]). Unauthenticated TLS, resumption, early data and
+//! older versions are not supported.
 //!
-//! A [`TlsEndpoint`] is what all shards of a process share. A shard gives it the bytes that a peer
-//! has sent, and a thread of the endpoint answers with the bytes to send and, at the end, with a
-//! `Session`: the keys of the records, which `fabric/iwarp/tls.rs` uses from then on. Sockets
-//! stay on the shard, so a peer that is slow keeps no thread, and a handshake that computes stops
-//! no shard.
+//! A [`TlsEndpoint`] is shared by all shards of a process. A shard passes received bytes to it, and
+//! a thread of the endpoint returns the bytes to send and, at the end, a `Session` with the keys of
+//! the records, which `fabric/iwarp/tls.rs` uses from then on. Sockets stay on the shard, so a slow
+//! peer occupies no thread, and the computations of a handshake do not delay the shard.
 //!
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
-//! commands for keys · `config.rs` what rustls needs · `raw.rs` checks of raw keys · `names.rs` the
-//! name in a certificate · `own.rs` checks of our own files · `lists.rs` revocation lists ·
-//! `revocation.rs` verifiers that look for whole chains in them ·
-//! `proof.rs` proofs of paths without TLS · `handshake.rs` one handshake · `workers.rs` the threads
-//! · `explain.rs` errors for people.
+//! commands for keys · `config.rs` rustls configurations · `raw.rs` checks of raw keys · `names.rs`
+//! the name in a certificate · `own.rs` checks of the local files · `lists.rs` revocation lists ·
+//! `revocation.rs` verifiers that check whole chains against them · `proof.rs` proofs of paths
+//! without TLS · `handshake.rs` one handshake · `workers.rs` the threads · `explain.rs` errors for
+//! people.
 
 mod command;
 mod config;
@@ -60,5 +59,5 @@ pub use proof::{Exchange, ProofFacts, nonce};
 pub use workers::TlsEndpoint;
 pub(crate) use workers::{Done, Job};
 
-/// The protocol that both ends name (ALPN, RFC 7301).
+/// Protocol name used by both ends (ALPN, RFC 7301).
 pub const ALPN: &[u8] = b"rtrs/1";

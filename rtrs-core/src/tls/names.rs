@@ -1,11 +1,10 @@
-//! The name in a certificate that was verified: its first DNS name, else its first URI, else its
-//! common name.
+//! The name in a verified certificate: its first DNS name, else its first URI, else its common
+//! name.
 //!
-//! Name constraints of a CA (RFC 5280 section 4.2.1.10) speak of forms of names, and a verification
-//! compares only names of the form that they speak of. So a CA that may sign certain DNS names
-//! could put any name into a URI or a common name. Below a CA with constraints a common name
-//! identifies nobody, and a DNS name or a URI does not if the constraints speak of the other form
-//! alone.
+//! Name constraints of a CA (RFC 5280 section 4.2.1.10) apply to forms of names, and verification
+//! compares only names of a constrained form. So a CA that may sign certain DNS names could put any
+//! name into a URI or a common name. Therefore below a CA with constraints a common name is not
+//! accepted, nor is a DNS name or a URI if the constraints apply only to the other form.
 
 use std::sync::Arc;
 
@@ -21,16 +20,15 @@ const COMMON_NAME: [u8; 5] = [6, 3, 0x55, 4, 3];
 const DNS_NAME: u8 = 0x82;
 const URI: u8 = 0x86;
 
-/// Forms of names that the constraints of a CA speak of.
+/// Name forms to which the constraints of a CA apply.
 #[derive(Clone, Copy, Default)]
 struct Constrained {
     dns: bool,
     uri: bool,
 }
 
-/// The name of the first certificate of a chain, if it has one that can be printed and that no CA
-/// of the chain, nor one of `roots` that has signed a part of it, may have evaded its constraints
-/// with.
+/// Returns the name of the first certificate of a chain, if it is printable and could not evade the
+/// constraints of a CA of the chain, or of a CA in `roots` that has signed part of the chain.
 pub(super) fn name_of(chain: &[CertificateDer<'_>], roots: &[TrustAnchor<'_>]) -> Option<Arc<str>> {
     let (first, others) = chain.split_first()?;
     let parsed = EndEntityCert::try_from(first).ok()?;
@@ -48,8 +46,8 @@ pub(super) fn name_of(chain: &[CertificateDer<'_>], roots: &[TrustAnchor<'_>]) -
     is_name(&name).then(|| Arc::from(name))
 }
 
-/// Constraints of the CAs that may have a part in a chain. Those of a CA that cannot be read are
-/// taken for constraints of other forms.
+/// Returns the constraints of the CAs that may belong to a chain. Those of a CA that cannot be
+/// parsed are treated as constraints of other forms.
 fn constraints(
     first: &CertificateDer<'_>,
     others: &[CertificateDer<'_>],
@@ -72,7 +70,8 @@ fn constraints(
     found
 }
 
-/// Forms of names in the contents of NameConstraints: lists of what is permitted and excluded.
+/// Returns the name forms in the contents of NameConstraints, which are lists of permitted and
+/// excluded names.
 fn forms(mut lists: &[u8]) -> Constrained {
     let mut found = Constrained::default();
     while let Some((_, mut subtrees, rest)) = element(lists) {
@@ -89,8 +88,8 @@ fn forms(mut lists: &[u8]) -> Constrained {
     found
 }
 
-/// The last common name of a subject: the contents of a Name (RFC 5280 section 4.1.2.4), which is
-/// sets of pairs of an identifier and a text.
+/// Returns the last common name of a subject, given the contents of a Name (RFC 5280 section
+/// 4.1.2.4): sets of pairs of an identifier and a text.
 pub(super) fn common_name(mut subject: &[u8]) -> Option<String> {
     let mut name = None;
     while !subject.is_empty() {
@@ -108,7 +107,7 @@ pub(super) fn common_name(mut subject: &[u8]) -> Option<String> {
     name
 }
 
-/// Tag and contents of the first DER element, and what follows it.
+/// Returns the tag and contents of the first DER element, and the data that follows.
 pub(super) fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, len], rest) = bytes.split_first_chunk::<2>()?;
     let (len, rest) = match len {
@@ -118,7 +117,7 @@ pub(super) fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
             let (len, rest) = rest.split_first_chunk::<2>()?;
             (usize::from(u16::from_be_bytes(*len)), rest)
         }
-        // Only revocation lists are so long.
+        // Only revocation lists are that long.
         0x83 => {
             let (&[high, middle, low], rest) = rest.split_first_chunk::<3>()?;
             (usize::try_from(u32::from_be_bytes([0, high, middle, low])).ok()?, rest)

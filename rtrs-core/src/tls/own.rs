@@ -1,9 +1,9 @@
-//! What an end looks at in its own files: whether its certificate can be used at all, when it
-//! expires, and in what two sets of files differ.
+//! Checks of an end's own files: whether its certificate is usable, when it expires, and the
+//! differences between two sets of files.
 //!
 //! A certificate that every peer would refuse is refused here, as qemu does, with the file's name:
 //! one that has expired or is not valid yet, or one that is for the other end (extended key usage).
-//! Whether its CA is in `ca-cert.pem` is not looked at: each end may have a CA of its own.
+//! Whether its CA is in `ca-cert.pem` is not checked: each end may have a CA of its own.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,34 +18,34 @@ use super::keys::{Clients, PublicKey};
 use super::lists::Lists;
 use super::names::name_of;
 
-/// A certificate that expires so soon is warned of, in days.
+/// Number of days before the expiry of a certificate from which on a warning is given.
 pub const EXPIRES_SOON_DAYS: u64 = 14;
-/// What a reload says of a list that is gone.
+/// Message of a reload after which there is no revocation list any more.
 pub const NO_LIST: &str = "ca-crl.pem: no certificate is revoked any more";
 const DAY: u64 = 24 * 3600;
-/// Long after the end of every certificate.
+/// Offset beyond the expiry of every certificate.
 const FAR: Duration = Duration::from_secs(1 << 40);
 
-/// For what a certificate is.
+/// Purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Server,
     Client,
 }
 
-/// The files that a configuration was made from.
+/// Files from which a configuration was created.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
-    /// The certificate, with its file.
+    /// Certificate, with its path.
     certificate: Option<(CertificateDer<'static>, PathBuf)>,
-    /// The own chain gives its certificate a name.
+    /// The local chain yields a name for its certificate.
     is_named: bool,
-    /// The names of the files, and the hashes of what they have.
+    /// Names of the files, and hashes of their contents.
     files: Vec<(&'static str, [u8; 32])>,
     lists: Lists,
-    /// Files that others can change, one text each.
+    /// Warnings about files that other users can change.
     loose: Vec<String>,
-    /// The own key, if there are no certificates.
+    /// Own key, if there are no certificates.
     pub(super) key: Option<PublicKey>,
 }
 
@@ -59,7 +59,7 @@ impl Sources {
         };
         Self {
             certificate: certificate.map(|certificate| (certificate, files.chain_path.clone())),
-            // The CAs of `ca-cert.pem` may be those of the other end only.
+            // The CAs of `ca-cert.pem` may be only those of the other end.
             is_named: name_of(&files.chain, &[]).is_some(),
             files: vec![
                 ("ca-cert.pem", hash(&mut files.ca.iter().map(AsRef::as_ref))),
@@ -85,17 +85,17 @@ impl Sources {
 }
 
 impl TlsServerConfig {
-    /// Refuses a certificate that no client would take now. Returns a warning if it expires soon.
+    /// Refuses a certificate that no client would accept now. Returns a warning if it expires soon.
     ///
     /// # Errors
-    /// [`Error`] that names the file.
+    /// Returns an [`Error`] that names the file.
     pub fn check_own(&self) -> Result<Option<String>, Error> {
         let Some((certificate, path)) = &self.sources.certificate else { return Ok(None) };
         check_purpose(certificate, path, End::Server)?;
         check_dates(certificate, path, End::Server, UnixTime::now())
     }
 
-    /// When the own certificate expires, in seconds since 1970. None without certificates.
+    /// Returns when the own certificate expires, in seconds since 1970. None without certificates.
     #[must_use]
     pub fn expires(&self) -> Option<u64> {
         let (certificate, _) = self.sources.certificate.as_ref()?;
@@ -105,23 +105,24 @@ impl TlsServerConfig {
         }
     }
 
-    /// What an operator should know of the files that say whom to trust.
+    /// Returns warnings for the operator about the files that define trust.
     #[must_use]
     pub fn file_warnings(&self) -> Vec<String> {
         self.sources.warnings(UnixTime::now())
     }
 
-    /// The revocation lists that are older than those before, one text each.
+    /// Returns a text for each revocation list that is older than the previous one.
     #[must_use]
     pub fn older_lists_than(&self, before: &Self) -> Vec<String> {
         self.sources.lists.older_than(&before.sources.lists)
     }
 
-    /// The same for files that are read again. The certificate that is in use already is not
-    /// refused: else nobody could be revoked once it has expired. Returns what is wrong with it.
+    /// Like [`Self::check_own`], for files that are read again. The certificate already in use is
+    /// not refused, because otherwise no client could be revoked once it has expired. Returns the
+    /// problem with that certificate, if there is one.
     ///
     /// # Errors
-    /// [`Error`] that names the file.
+    /// Returns an [`Error`] that names the file.
     pub fn check_renewed(&self, before: &Self) -> Result<Option<String>, Error> {
         let certificate = |of: &Self| of.sources.certificate.clone().map(|(it, _)| it);
         match self.check_own() {
@@ -133,19 +134,19 @@ impl TlsServerConfig {
         }
     }
 
-    /// False if no client can have this name: it has no key here.
+    /// Returns false if no client can have this name, because it has no key here.
     #[must_use]
     pub fn may_know(&self, name: &str) -> bool {
         self.clients.as_ref().is_none_or(|clients| clients.has_name(name))
     }
 
-    /// True if clients are known by their keys, and there are none.
+    /// Returns true if clients are identified by their keys and there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.clients.as_ref().is_some_and(|clients| clients.is_empty())
     }
 
-    /// In what these keys or certificates differ from those before, one text each.
+    /// Returns a text for each difference between these keys or certificates and the previous ones.
     #[must_use]
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         let (now, then) = (&self.sources, &before.sources);
@@ -168,11 +169,11 @@ impl TlsServerConfig {
 }
 
 impl TlsClientConfig {
-    /// Refuses a certificate that no server would take now. Returns what an operator should know:
-    /// that it expires soon, or that a revocation list is over.
+    /// Refuses a certificate that no server would accept now. Returns warnings for the operator:
+    /// that it expires soon, or that a revocation list has expired.
     ///
     /// # Errors
-    /// [`Error`] that names the file.
+    /// Returns an [`Error`] that names the file.
     pub fn check_now(&self) -> Result<Vec<String>, Error> {
         let now = UnixTime::now();
         let mut warnings = self.sources.warnings(now);
@@ -182,10 +183,10 @@ impl TlsClientConfig {
         Ok(warnings)
     }
 
-    /// Refuses a certificate that no server would take for a client's, whenever.
+    /// Refuses a certificate that no server would ever accept from a client.
     ///
     /// # Errors
-    /// [`Error`] that names the file.
+    /// Returns an [`Error`] that names the file.
     pub fn check_own(&self) -> Result<(), Error> {
         let Some((certificate, path)) = &self.sources.certificate else { return Ok(()) };
         check_purpose(certificate, path, End::Client)?;
@@ -214,7 +215,7 @@ impl Clients {
     }
 }
 
-/// Refuses a certificate that is for the other end only.
+/// Refuses a certificate that is only for the other end.
 pub(super) fn check_purpose(
     certificate: &CertificateDer<'_>,
     path: &Path,
@@ -225,7 +226,7 @@ pub(super) fn check_purpose(
         End::Client => ("clients", "clientAuth", "tls_www_client"),
     };
     match verified(certificate, end, UnixTime::now()) {
-        // GnuTLS takes such a certificate of a server.
+        // GnuTLS accepts such a certificate of a server.
         Some(webpki::Error::CaUsedAsEndEntity) if end == End::Client => Err(Error::Content {
             path: path.into(),
             why: "the certificate is one of a CA (basic constraints), which no server takes from \
@@ -273,25 +274,26 @@ fn check_dates(
     }
 }
 
-/// What is wrong with a certificate, whoever has issued it.
+/// Returns the problem with a certificate, regardless of its issuer.
 fn verified(certificate: &CertificateDer<'_>, end: End, at: UnixTime) -> Option<webpki::Error> {
     let usage = match end {
         End::Server => KeyUsage::server_auth(),
         End::Client => KeyUsage::client_auth(),
     };
     let parsed = EndEntityCert::try_from(certificate).ok()?;
-    // What does not depend on the issuer is looked at first. Without any issuer, it ends there.
+    // Properties that do not depend on the issuer are checked first. Without any issuer,
+    // verification ends there.
     parsed.verify_for_usage(&[], &[], &[], at, usage, None, None).err()
 }
 
-/// A time in UTC, for people.
+/// Formats a time in UTC.
 pub(super) fn time(at: UnixTime) -> String {
     let second = at.as_secs() % DAY;
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     format!("{} {hour:02}:{minute:02}:{second:02} UTC", date(at))
 }
 
-/// A day in UTC, YYYY-MM-DD. Years begin in March here, so that a leap day is the last.
+/// Formats a day in UTC as YYYY-MM-DD. Years begin in March here, so that a leap day is the last.
 fn date(at: UnixTime) -> String {
     let days = at.as_secs() / DAY + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

@@ -1,13 +1,13 @@
-//! Proofs of paths that have no TLS under them: what each end signs, and how that is checked.
+//! Proofs of identity for paths without TLS: the signed data of each end, and its verification.
 //!
-//! Both ends sign the same facts of the path and both nonces, each under its own words, with the
-//! key that it has for TLS. Nothing here knows of a connection: messages go in, messages come out.
-//! The server is the first to prove itself, so that a client that is at the wrong one shows nothing
-//! but the hash of its credential.
+//! Both ends sign the same facts about the path and both nonces, each with its own context string,
+//! with the key that it has for TLS. This module is independent of connections: messages go in,
+//! messages come out. The server proves its identity first, so that a client connected to the wrong
+//! server reveals only the hash of its credential.
 //!
-//! What is signed begins like what TLS 1.3 signs (RFC 8446 section 4.4.3): 64 spaces, words that
-//! nothing else uses, a zero byte. So no signature made for one is good for another, also not for
-//! TLS 1.2, where a peer chooses the first bytes. All that follows has a fixed length.
+//! The signed data begins as in TLS 1.3 (RFC 8446 section 4.4.3): 64 spaces, a unique context
+//! string, a zero byte. So a signature made for one purpose is invalid for any other, including TLS
+//! 1.2, where a peer chooses the first bytes. Everything that follows has a fixed length.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -29,11 +29,11 @@ use crate::wire::{
     AUTH_VERSION, Challenge, ChallengeRsp, Credential, CredentialKind, SignedProof, VERSION,
 };
 
-/// The words of a client and of a server.
+/// Context strings of a client and of a server.
 const CLIENT: &str = "RTRS path authentication, client";
 const SERVER: &str = "RTRS path authentication, server";
 
-/// How a proof may be signed: what TLS 1.3 allows for signatures of ours, best first.
+/// Signature schemes of proofs that TLS 1.3 permits and this implementation supports, best first.
 const SCHEMES: [SignatureScheme; 6] = [
     SignatureScheme::ED25519,
     SignatureScheme::ECDSA_NISTP256_SHA256,
@@ -47,20 +47,20 @@ fn refuse<T>(why: &'static str) -> Result<T, ProofError> {
     Err(ProofError::from(why))
 }
 
-/// What makes a path this path and no other.
+/// Facts that identify a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProofFacts {
-    /// The session.
+    /// Session.
     pub session: SessionId,
-    /// The path.
+    /// Path.
     pub path: PathUuid,
-    /// The client's address.
+    /// Address of the client.
     pub client: IpAddr,
-    /// The server's address.
+    /// Address of the server.
     pub server: IpAddr,
 }
 
-/// An exchange that a server has begun: all that both ends sign.
+/// Exchange that a server has begun: everything that both ends sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
     facts: ProofFacts,
@@ -71,7 +71,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// What the end with these words signs.
+    /// Returns the data signed by the end with these words.
     fn message(&self, words: &str) -> Vec<u8> {
         let address = |ip: IpAddr| match ip.to_canonical() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -94,10 +94,10 @@ impl Exchange {
     }
 }
 
-/// Fresh random bytes of the system.
+/// Returns random bytes from the system.
 ///
 /// # Errors
-/// The system has none.
+/// Returns an error if the system has none.
 pub fn nonce() -> Result<[u8; 32], ProofError> {
     let mut nonce = [0; 32];
     let filled = SystemRandom::new().fill(&mut nonce);
@@ -105,7 +105,7 @@ pub fn nonce() -> Result<[u8; 32], ProofError> {
     Ok(nonce)
 }
 
-/// What an end shows of itself, and the key behind it.
+/// Credential that an end presents, and its private key.
 #[derive(Clone)]
 pub(super) struct OwnCredential {
     shown: Arc<Credential>,
@@ -119,12 +119,12 @@ impl fmt::Debug for OwnCredential {
 }
 
 impl OwnCredential {
-    /// A raw key.
+    /// Creates the credential of a raw key.
     pub(super) fn raw_key(key: &Arc<CertifiedKey>) -> Self {
         Self::new(CredentialKind::RawKey, Arc::clone(key))
     }
 
-    /// Certificates.
+    /// Creates the credential of certificates.
     pub(super) fn certificates(
         chain: &[CertificateDer<'static>],
         key: &PrivateKeyDer<'static>,
@@ -162,7 +162,7 @@ fn hash(credential: &Credential) -> [u8; 32] {
     Sha256::digest(credential.bytes()).into()
 }
 
-/// The certificates, or the key, of a proof of the kind that this end uses.
+/// Returns the certificates, or the key, of a proof, which must be of the kind that this end uses.
 fn chain(
     proof: &SignedProof,
     own: &OwnCredential,
@@ -195,7 +195,7 @@ fn check_signature(
     let provider = provider();
     let known = provider.signature_verification_algorithms.mapping.iter();
     let mut known = known.filter(|(known, _)| SCHEMES.contains(known) && *known == scheme);
-    // As in TLS 1.3, where a scheme says which curve is meant.
+    // As in TLS 1.3, a scheme determines the curve.
     let Some(algorithm) = known.next().and_then(|(_, algorithms)| algorithms.first()) else {
         let kind = "the peer has signed in a way that is not known here";
         return Err(ProofError::new(kind, format!("{kind} ({scheme:?})")));
@@ -213,11 +213,11 @@ fn check_signature(
 }
 
 impl TlsServerConfig {
-    /// Answers a challenge with this nonce of ours: what the client is sent, and what it has to
-    /// sign. Takes a part of a millisecond.
+    /// Answers a challenge with this nonce: returns the message to the client, and the exchange
+    /// that it has to sign. Takes a fraction of a millisecond.
     ///
     /// # Errors
-    /// Another version, or a key that cannot sign.
+    /// Returns an error for another version, or for a key that cannot sign.
     pub fn prove(
         &self,
         facts: ProofFacts,
@@ -239,10 +239,11 @@ impl TlsServerConfig {
         Ok((ChallengeRsp { version: AUTH_VERSION, nonce, proof }, exchange))
     }
 
-    /// Checks the data of an AUTH: who the client is. Takes a part of a millisecond.
+    /// Checks the data of an AUTH and returns the identity of the client. Takes a fraction of a
+    /// millisecond.
     ///
     /// # Errors
-    /// Why nobody has proved anything.
+    /// Returns the reason why the proof is invalid.
     pub fn check(&self, exchange: &Exchange, data: &[u8]) -> Result<PeerIdentity, ProofError> {
         let proof = SignedProof::decode(data);
         let proof =
@@ -263,17 +264,17 @@ impl TlsServerConfig {
 }
 
 impl TlsClientConfig {
-    /// The challenge with this nonce of ours.
+    /// Creates the challenge with this nonce.
     #[must_use]
     pub fn challenge(&self, nonce: [u8; 32]) -> Challenge {
         Challenge { version: AUTH_VERSION, nonce, credential: self.own.hash() }
     }
 
-    /// Checks what a server answered to a challenge: that it is the one which is meant. Returns the
-    /// data of our AUTH. Takes a part of a millisecond.
+    /// Checks a server's answer to a challenge, which must come from the intended server. Returns
+    /// the data of the AUTH message. Takes a fraction of a millisecond.
     ///
     /// # Errors
-    /// Why it is not that server.
+    /// Returns the reason why it is not that server.
     pub fn answer(
         &self,
         (facts, peer_name): (ProofFacts, Option<&str>),

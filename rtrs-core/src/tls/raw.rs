@@ -1,4 +1,4 @@
-//! Checks of raw public keys: the server's against the pin, a client's against the list.
+//! Checks of raw public keys: the server's against the pins, a client's against the list.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use rustls::{
 
 use super::keys::{Clients, PublicKey};
 
-/// Knows peers by their keys.
+/// Keys by which peers are identified.
 #[derive(Debug)]
 pub(super) enum RawKeys {
-    /// The server has one of these keys.
+    /// The server must have one of these keys.
     Pins(Vec<PublicKey>),
-    /// A client has one of these.
+    /// A client must have one of these keys.
     Clients(Clients),
 }
 
@@ -29,12 +29,12 @@ pub(super) struct RawVerifier {
     pub(super) provider: Arc<CryptoProvider>,
 }
 
-/// A peer has a key that is not known here, for the operator to compare.
+/// Error for a peer with an unknown key, which the operator can compare.
 #[derive(Debug)]
 pub(super) struct UnknownKey {
-    /// None for a key that is not of Ed25519.
+    /// None if it is not an Ed25519 key.
     key: Option<PublicKey>,
-    /// With which one it could have been.
+    /// Keys that would have been accepted.
     pins: Vec<PublicKey>,
 }
 
@@ -87,7 +87,7 @@ impl RawVerifier {
     }
 }
 
-/// What both traits of verifiers ask of signatures.
+/// Signature methods that both verifier traits require.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(

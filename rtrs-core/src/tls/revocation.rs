@@ -1,12 +1,12 @@
-//! Certificate verifiers that look for every certificate of a chain in the revocation lists.
+//! Certificate verifiers that check every certificate of a chain against the revocation lists.
 //!
-//! rustls has one strictness for a whole chain, and two are needed. A peer's own certificate is
+//! rustls applies one strictness to a whole chain, but two are needed. A peer's own certificate is
 //! refused if its CA has no list. An intermediate CA is refused only if a list revokes it: its
-//! issuer may well have no list, which is warned of when the files are read. So a chain that has
+//! issuer may well have no list, which causes a warning when the files are read. So a chain with
 //! intermediates is verified twice. Both passes agree on the list of the peer's own certificate,
 //! because only one key has signed that certificate.
 //!
-//! A CA of `ca-cert.pem` is trusted whatever a chain says, so lists never apply to it during a
+//! A CA of `ca-cert.pem` is trusted regardless of the chain, so lists never apply to it during
 //! verification; `lists.rs` finds those that other CAs of the file have revoked.
 
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use rustls::{
     client::VerifierBuilderError,
 };
 
-/// A verifier of the own certificate of a peer, and one of the CAs between that and the root.
+/// Verifier of a peer's own certificate, and verifier of the CAs between that and the root.
 #[derive(Debug)]
 struct Verifiers<V: ?Sized> {
     leaf: Arc<V>,
     chain: Arc<V>,
 }
 
-/// Verifies the certificates of clients.
+/// Creates the verifier for certificates of clients.
 pub(super) fn client_verifier(
     roots: &Arc<RootCertStore>,
     lists: &[CertificateRevocationListDer<'static>],
@@ -47,7 +47,7 @@ pub(super) fn client_verifier(
     Ok(Arc::new(Verifiers { leaf, chain }))
 }
 
-/// Verifies the certificates of servers.
+/// Creates the verifier for certificates of servers.
 pub(super) fn server_verifier(
     roots: &Arc<RootCertStore>,
     lists: &[CertificateRevocationListDer<'static>],

@@ -22,7 +22,7 @@ use crate::tests::certificates::{Authority, TestDir, Wanted, certificates, write
 
 mod chains;
 
-/// Four bytes are a request.
+/// Treats four bytes as a request.
 fn request_len(_: &[u8]) -> Option<usize> {
     Some(4)
 }
@@ -33,7 +33,7 @@ fn server_of(config: &TlsServerConfig) -> Handshake {
     Handshake::new(Begin::Server { config: config.clone(), request_len })
 }
 
-/// A handshake of both ends: what became of each.
+/// Runs a handshake of both ends and returns the outcome of each.
 fn shake(client: &TlsClientConfig, server: &TlsServerConfig) -> (Outcome, Outcome) {
     let name = client.name.clone();
     let name = name.unwrap_or_else(|| ServerName::try_from("127.0.0.1").unwrap());
@@ -95,11 +95,11 @@ fn certificates_make_both_ends_known() {
     assert_eq!(server.session.peer.who, Who::Certificate("db1".into()));
     assert_eq!(server.session.peer.cipher, Some("TLS_AES_128_GCM_SHA256"));
     assert_eq!(client.session.peer.who, Who::Anonymous);
-    // Without other names it is the common name.
+    // Without other names the common name is used.
     place.authority.issue(place.path(), &Wanted { names: &[], ..Wanted::CLIENT });
     let (_, server) = shake(&place.client(), &place.server());
     assert_eq!(server.unwrap().session.peer.who, Who::Certificate("a client".into()));
-    // One that cannot be printed is no name.
+    // A name that cannot be printed is not accepted.
     let odd = Wanted { names: &[], common_name: "a\u{1b}[2J", ..Wanted::CLIENT };
     place.authority.issue(place.path(), &odd);
     let text = failure(shake(&place.client(), &place.server()).1);
@@ -118,14 +118,14 @@ fn errors_speak_of_ends_and_files() {
     let text = failure(shake(&place.client(), &place.server()).0);
     let why = "the peer's certificate is not for 127.0.0.1; it has other.example, 10.0.0.9";
     assert!(text.contains(why), "{text}");
-    // For the other end.
+    // The certificate is for the other end.
     place.authority.issue(place.path(), &Wanted::SERVER);
     place
         .authority
         .issue(place.path(), &Wanted { uses: Wanted::SERVER_ONLY.uses, ..Wanted::CLIENT });
     let text = failure(shake(&place.client(), &place.server()).1);
     assert!(text.contains("is not for this use (extended key usage)"), "{text}");
-    // A key and a certificate that were not made together.
+    // The key does not belong to the certificate.
     let key = place.path().join("server-key.pem");
     write_secret(&key, &fs::read_to_string(place.path().join("client-key.pem")).unwrap());
     let error = TlsServerConfig::with_certificates(&TlsDir(place.dir.0.clone())).unwrap_err();
@@ -133,7 +133,7 @@ fn errors_speak_of_ends_and_files() {
     for part in ["server-key.pem", "does not belong to the certificate", "server-cert.pem"] {
         assert!(text.contains(part), "{text}");
     }
-    // Keys at one end and certificates at the other.
+    // One end has keys, and the other certificates.
     let [server, client] = [(); 2].map(|()| PrivateKey::generate().unwrap());
     let place = Place::new();
     let known = raw(&[("db1", &client)], &server);
@@ -182,7 +182,7 @@ fn a_certificate_of_a_ca_is_no_clients() {
     assert!(text.contains("the peer's certificate is one of a CA (basic constraints)"), "{text}");
     let text = client.check_own().unwrap_err().to_string();
     assert!(text.contains("client-cert.pem: the certificate is one of a CA"), "{text}");
-    // What the client hears of it.
+    // The client's description of the alert.
     let heard = |raw_keys| super::alert_text(AlertDescription::CertificateUnknown, raw_keys, None);
     assert_eq!(heard(true), "our key is not known to the peer");
     assert_eq!(heard(false), "the peer does not accept our certificate");
@@ -221,7 +221,7 @@ fn a_wrong_server_certificate_is_refused() {
         assert!(text.contains(why), "{text}");
         assert!(super::hint(&text).is_some(), "{text}");
     }
-    // The name that was set counts, not the address.
+    // The configured name is required, not the address.
     place.authority.issue(place.path(), &elsewhere);
     let dir = TlsDir(place.dir.0.clone());
     let named = TlsClientConfig::with_certificates(&dir, Some("other.example")).unwrap();
@@ -249,7 +249,7 @@ fn raw_keys_make_both_ends_known() {
     let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
     let (_, at_server) = shake(&ours, &known);
     assert_eq!(at_server.unwrap().session.peer.who, Who::Key("db1".into()));
-    // Another server, an unknown client.
+    // The server is another one, or the client is unknown.
     let pinned = TlsClientConfig::with_keys(&client, &[other.public()]).unwrap();
     let text = failure(shake(&pinned, &known).1);
     assert_eq!(text, "the client does not know the key of this server: its server-key is another");
@@ -261,7 +261,7 @@ fn raw_keys_make_both_ends_known() {
     at_client.unwrap();
     let why = format!("the peer's key is not known here ({})", client.public().fingerprint());
     assert!(failure(at_server).contains(&why));
-    // One of several pins is enough, while the server's key is replaced.
+    // One of several pins is enough, while the server's key is being replaced.
     let pins = [other.public(), server.public()];
     let both = TlsClientConfig::with_keys(&client, &pins).unwrap();
     shake(&both, &known).1.unwrap();
@@ -314,7 +314,7 @@ impl rustls::client::ResolvesClientCert for NoCertificate {
     }
 }
 
-/// A ClientHello of TLS 1.2 with a suite, curves and signatures that anybody has.
+/// Returns a TLS 1.2 ClientHello with a common suite, curve and signature algorithm.
 fn old_hello() -> Vec<u8> {
     let extensions: &[u8] = &[
         0, 10, 0, 4, 0, 2, 0, 23, // supported_groups: P-256
@@ -354,7 +354,7 @@ fn what_is_no_handshake_or_too_long_is_refused() {
     record[5..9].copy_from_slice(&[1, 0xff, 0xff, 0xff]);
     let failed = (0..8).any(|_| matches!(long.advance(&record).step, Step::Failed(_)));
     assert!(failed, "it is not limited");
-    // Records that never end.
+    // The records never end.
     let mut slow = server_of(&server);
     let failed = std::iter::once(&[22, 3, 1, 2, 0][..]).chain(std::iter::repeat_n(&[1; 64][..], 4));
     let steps: Vec<bool> =
@@ -477,7 +477,7 @@ fn the_list_of_clients_says_which_line_is_wrong() {
     }
 }
 
-/// The version that a client of TLS 1.2 alone and this server agree on.
+/// Returns the version that this server negotiates with a client that supports only TLS 1.2.
 fn agree(dir: &Path, server: &TlsServerConfig) -> Result<ProtocolVersion, rustls::Error> {
     let files = TlsDir(dir.into()).read("client").unwrap();
     let mut roots = RootCertStore::empty();

@@ -1,9 +1,9 @@
-//! The TLS of a process: its configuration, and the threads on which handshakes compute.
+//! TLS state of a process: its configuration, and the threads that compute handshakes.
 //!
-//! A signature and a key exchange take a good part of a millisecond, too long for a shard. Steps of
-//! handshakes and other tasks (proofs over RDMA) wait in two queues of bounded length, of which the
-//! threads take in turn, so that a flood of the one does not hold up the other. Connections that
-//! were closed meanwhile are passed over.
+//! A signature and a key exchange take a large fraction of a millisecond, too long for a shard.
+//! Handshake steps and other tasks (proofs over RDMA) wait in two bounded queues, from which the
+//! threads take in turn, so that a flood of one kind does not delay the other. Connections that
+//! were closed meanwhile are skipped.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,35 +16,35 @@ use super::handshake::{Begin, Handshake, Progress, RequestLen};
 use crate::rt::Sender;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-/// Threads; each is busy only while it computes.
+/// Number of threads; each is busy only while it computes.
 const WORKERS: usize = 2;
-/// Steps of handshakes that wait at most. Beyond that connections are closed.
+/// Maximum number of queued handshake steps. Beyond that connections are closed.
 const JOBS_MAX: usize = 4096;
-/// Other tasks that wait at most. Beyond that they are refused.
+/// Maximum number of queued other tasks. Beyond that they are refused.
 const TASKS_MAX: usize = 1024;
 
-/// A step of a handshake.
+/// Handshake step.
 pub(crate) struct Job {
-    /// The shard's number for it.
+    /// Token chosen by the shard.
     pub(crate) token: u64,
     pub(crate) handshake: Box<Handshake>,
     pub(crate) received: Vec<u8>,
-    /// Gone when the connection is.
+    /// Dropped when the connection is closed.
     pub(crate) wanted: Weak<()>,
     pub(crate) reply: Sender<Done>,
 }
 
-/// Anything else that takes long.
+/// Other long computation.
 type Task = Box<dyn FnOnce() + Send>;
 
-/// What a thread is to do.
+/// Work for a thread.
 #[derive(Debug, PartialEq, Eq)]
 enum Work<J = Job, T = Task> {
     Handshake(J),
     Task(T),
 }
 
-/// A step that was taken.
+/// Completed handshake step.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) token: u64,
@@ -67,7 +67,7 @@ enum Role {
 struct Queue<J = Job, T = Task> {
     jobs: VecDeque<J>,
     tasks: VecDeque<T>,
-    /// The last one taken was a task.
+    /// The work taken last was a task.
     task_last: bool,
     closed: bool,
 }
@@ -80,7 +80,7 @@ impl<J, T> Default for Queue<J, T> {
 }
 
 impl<J, T> Queue<J, T> {
-    /// The next in turn.
+    /// Returns the next work, alternating between the queues.
     fn take(&mut self) -> Option<Work<J, T>> {
         let task_first = !self.task_last || self.jobs.is_empty();
         let task = if task_first { self.tasks.pop_front() } else { None };
@@ -92,25 +92,25 @@ impl<J, T> Queue<J, T> {
     }
 }
 
-/// What all shards of a process share for TLS. Its threads end with it.
+/// TLS state shared by all shards of a process. Its threads end when it is dropped.
 pub struct TlsEndpoint {
     role: RwLock<Role>,
     queue: Arc<(Mutex<Queue>, Condvar)>,
 }
 
 impl TlsEndpoint {
-    /// For a server.
+    /// Creates the endpoint of a server.
     ///
     /// # Errors
-    /// The system's if there can be no thread.
+    /// Returns the system's error if a thread cannot be started.
     pub fn server(config: TlsServerConfig) -> io::Result<Arc<Self>> {
         Self::start(Role::Server(config))
     }
 
-    /// For a client.
+    /// Creates the endpoint of a client.
     ///
     /// # Errors
-    /// As [`TlsEndpoint::server`].
+    /// See [`TlsEndpoint::server`].
     pub fn client(config: TlsClientConfig) -> io::Result<Arc<Self>> {
         Self::start(Role::Client(config))
     }
@@ -120,15 +120,16 @@ impl TlsEndpoint {
         for _ in 0..WORKERS {
             let queue = Arc::clone(&endpoint.queue);
             let thread = std::thread::Builder::new().name("tls-handshake".into());
-            // It ends when the queue is closed.
+            // The thread ends when the queue is closed.
             drop(thread.spawn(move || work(&queue))?);
         }
         Ok(Arc::new(endpoint))
     }
 
-    /// From now on new connections of a server use this. Returns its number, which the
-    /// [`Proof`](crate::fabric::Proof)s have that are checked against it. If it is as the one in
-    /// use, that one stays with its number: whoever is proving itself to it need not begin again.
+    /// Uses this configuration for new connections of a server. Returns its number, which
+    /// [`Proof`](crate::fabric::Proof)s that are checked against it contain. If it equals the
+    /// current configuration, that one stays in use with its number, so that clients that are
+    /// proving their identity need not start again.
     pub fn replace(&self, mut config: TlsServerConfig) -> u64 {
         let mut role = self.role.write();
         config.generation = match &*role {
@@ -143,7 +144,7 @@ impl TlsEndpoint {
         generation
     }
 
-    /// What a server uses now; None for a client.
+    /// Returns the current configuration of a server; None for a client.
     pub fn server_config(&self) -> Option<TlsServerConfig> {
         match &*self.role.read() {
             Role::Server(config) => Some(config.clone()),
@@ -151,7 +152,7 @@ impl TlsEndpoint {
         }
     }
 
-    /// In what a configuration differs from the one of a server that is in use.
+    /// Returns the differences between a configuration and the current one of a server.
     pub fn changes_to(&self, config: &TlsServerConfig) -> Vec<String> {
         match &*self.role.read() {
             Role::Server(before) => config.changes_since(before),
@@ -159,11 +160,11 @@ impl TlsEndpoint {
         }
     }
 
-    /// Whether a configuration that was read again can take the place of the one of a server that
-    /// is in use. Returns what is wrong with its certificate, if that is the one in use.
+    /// Checks whether a configuration that was read again can replace the current one of a server.
+    /// Returns the problem with its certificate, if that is the one in use.
     ///
     /// # Errors
-    /// [`TlsConfigError`] that names the file.
+    /// Returns a [`TlsConfigError`] that names the file.
     pub fn check_renewed(
         &self,
         config: &TlsServerConfig,
@@ -174,7 +175,7 @@ impl TlsEndpoint {
         }
     }
 
-    /// When the certificate of a server that is in use expires, in seconds since 1970.
+    /// Returns when the server's current certificate expires, in seconds since 1970.
     pub fn expires(&self) -> Option<u64> {
         match &*self.role.read() {
             Role::Server(config) => config.expires(),
@@ -182,7 +183,7 @@ impl TlsEndpoint {
         }
     }
 
-    /// What is wrong with the certificate of a server that is in use: it has expired, or will soon.
+    /// Returns the problem with the server's current certificate: it has expired, or will soon.
     pub fn expiry_warning(&self) -> Option<String> {
         match &*self.role.read() {
             Role::Server(config) => match config.check_own() {
@@ -193,7 +194,8 @@ impl TlsEndpoint {
         }
     }
 
-    /// Its revocation lists that are older than those in use, one text each.
+    /// Returns a text for each revocation list of the configuration that is older than the current
+    /// one.
     pub fn older_lists(&self, config: &TlsServerConfig) -> Vec<String> {
         match &*self.role.read() {
             Role::Server(before) => config.older_lists_than(before),
@@ -201,7 +203,7 @@ impl TlsEndpoint {
         }
     }
 
-    /// Begins the handshake of an accepted connection. None at a client's endpoint.
+    /// Begins the handshake of an accepted connection. Returns None at a client's endpoint.
     pub(crate) fn accept(&self, request_len: RequestLen) -> Option<Handshake> {
         match &*self.role.read() {
             Role::Server(config) => {
@@ -211,8 +213,9 @@ impl TlsEndpoint {
         }
     }
 
-    /// Begins the handshake with a server, whose certificate must have this name, or else its
-    /// address. The request goes out with its end. None at a server's endpoint.
+    /// Begins the handshake with a server, whose certificate must have this name, or otherwise its
+    /// address. The request is sent with the end of the handshake. Returns None at a server's
+    /// endpoint.
     pub(crate) fn connect(
         &self,
         address: IpAddr,
@@ -228,7 +231,7 @@ impl TlsEndpoint {
         }
     }
 
-    /// Lets a thread take a step. False when too many wait.
+    /// Submits a handshake step to a thread. Returns false if too many are queued.
     pub(crate) fn submit(&self, job: Job) -> bool {
         self.enqueue(|queue| {
             let room = queue.jobs.len() < JOBS_MAX;
@@ -239,8 +242,8 @@ impl TlsEndpoint {
         })
     }
 
-    /// Lets a thread do something with the configuration of a server as it is now. False when too
-    /// much waits, and at a client's endpoint.
+    /// Runs a task on a thread with the current configuration of a server. Returns false if too
+    /// many tasks are queued, and at a client's endpoint.
     pub fn compute(&self, task: impl FnOnce(&TlsServerConfig) + Send + 'static) -> bool {
         let config = match &*self.role.read() {
             Role::Server(config) => config.clone(),

@@ -1,10 +1,10 @@
-//! `top` of both daemons: the rates of sessions, paths and exports, again and again.
+//! `top` of both daemons: live rates of sessions, paths and exports.
 //!
-//! A daemon's command gives a function that asks for counters ([`Group`]); the rest is here. On a
-//! terminal the view fills the screen and obeys keys (`screen.rs`). Elsewhere each interval is a
-//! few lines of text, or one line of JSON. Rates come from the difference of two samples
-//! (`rates.rs`), so that nothing is measured for it on an IO path. A session that dies, appears or
-//! restarts has no rates for that interval, and does not end the command.
+//! A daemon's command supplies a function that requests counters ([`Group`]); everything else is
+//! here. On a terminal the view fills the screen and responds to keys (`screen.rs`). Otherwise each
+//! interval is printed as a few lines of text, or one line of JSON. Rates are the differences of
+//! two samples (`rates.rs`), so that nothing additional is measured on an IO path. A session that
+//! ends, appears or restarts has no rates for that interval, and does not end the command.
 
 mod rates;
 mod screen;
@@ -45,7 +45,7 @@ pub struct IntervalArgs {
     pub once: bool,
 }
 
-/// Asks the daemons for their counters.
+/// Function that requests the counters from the daemons.
 trait Source<K: ErrorClass>: FnMut() -> Result<Vec<Group>, CommandError<K>> {}
 
 impl<K: ErrorClass, F: FnMut() -> Result<Vec<Group>, CommandError<K>>> Source<K> for F {}
@@ -55,25 +55,25 @@ fn sample<K: ErrorClass>(source: &mut impl Source<K>) -> Result<Sample, CommandE
     Ok(Sample { at, groups: source()? })
 }
 
-/// Seconds since 1970.
+/// Returns the time in seconds since 1970.
 fn unix_time() -> f64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |time| time.as_secs_f64())
 }
 
 /// Waits for the end of an interval that began at `begin`, and returns that end.
 fn wait_until_end(begin: Instant, interval: Duration) -> Instant {
-    // A sample that took longer than an interval does not make up for it.
+    // A sample that took longer than an interval is not compensated for.
     let end = (begin + interval).max(Instant::now());
     std::thread::sleep(end.saturating_duration_since(Instant::now()));
     end
 }
 
-/// Shows the rates of what `source` reports until the user, or `args`, end it. `title` is the
-/// command.
+/// Shows the rates of the groups that `source` returns until the user, or `args`, end it. `title`
+/// is the command.
 ///
 /// # Errors
-/// That of the first sample, and of the last one if there is no later one to show;
-/// [`ErrorClass::SYSTEM`] when the output cannot be written.
+/// Returns the error of the first sample, and of the last one if there is no later one to show;
+/// [`ErrorClass::SYSTEM`] if the output cannot be written.
 pub fn run<K: ErrorClass>(
     title: &str,
     args: &IntervalArgs,
@@ -89,13 +89,13 @@ pub fn run<K: ErrorClass>(
     };
     shown.or_else(|end| match end {
         End::Failed(error) => Err(error),
-        // A reader that has closed its end, as `head` does, is no error.
+        // A reader that has closed its end, such as `head`, is not an error.
         End::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         End::Output(error) => Err(CommandError::with_source(K::SYSTEM, "cannot print", error)),
     })
 }
 
-/// Why there is nothing more to show.
+/// Reason why there is nothing more to show.
 enum End<K: ErrorClass> {
     /// The last sample failed.
     Failed(CommandError<K>),
@@ -109,7 +109,7 @@ impl<K: ErrorClass> From<io::Error> for End<K> {
     }
 }
 
-/// Prints each interval when it is over.
+/// Prints each interval at its end.
 fn lines<K: ErrorClass>(
     args: &IntervalArgs,
     output: Output,
@@ -135,7 +135,7 @@ fn lines<K: ErrorClass>(
                 }
             }
             Err(error) if is_last => return Err(End::Failed(error)),
-            // Nobody may be there to read it.
+            // stderr may have no reader, so an error is ignored.
             Err(error) => drop(writeln!(io::stderr(), "{}", printable(&error.chain().to_string()))),
         }
         if is_last {

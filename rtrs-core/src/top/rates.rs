@@ -1,4 +1,4 @@
-//! Two samples of counters, and the rates between them.
+//! Samples of counters, and the rates between two samples.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::metrics::Bucket;
 
-/// Reads and writes apart.
+/// Counters of reads and writes, separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadsWrites {
     /// Reads.
@@ -20,27 +20,28 @@ pub struct ReadsWrites {
     pub write_bytes: u64,
 }
 
-/// Counters that only rise while a process lives.
+/// Counters that only increase during the life of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// IOs that have completed.
+    /// Number of completed IOs.
     pub ios: u64,
-    /// Bytes of data that they moved.
+    /// Number of bytes transferred.
     pub bytes: u64,
-    /// IOs that have failed.
+    /// Number of failed IOs.
     pub errors: u64,
-    /// Nanoseconds that they took, all added.
+    /// Total time of all IOs in nanoseconds.
     pub nanos: u64,
-    /// By direction, where that is counted.
+    /// Counts by direction, if available.
     pub by_direction: Option<ReadsWrites>,
-    /// Times of IOs, where a histogram is kept. Without empty buckets, in rising order.
+    /// Histogram of IO times, if available. Without empty buckets, in ascending order.
     pub times: Vec<Bucket>,
-    /// The same of parts of these times, by name, where they are told apart.
+    /// Histograms of parts of these times, by name, if available.
     pub parts: BTreeMap<String, Vec<Bucket>>,
 }
 
 impl Counters {
-    /// True if these belong to the same process as earlier ones: nothing went backwards.
+    /// Returns true if these counters belong to the same process as earlier ones: none has
+    /// decreased.
     fn continues(&self, before: &Self) -> bool {
         let plain = |all: &Self| [all.ios, all.bytes, all.errors, all.nanos];
         let by_direction = |all: &Self| {
@@ -54,111 +55,111 @@ impl Counters {
     }
 }
 
-/// One line of a sample: a session, a path or an export.
+/// Line of a sample: a session, a path or an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is called.
+    /// Name.
     pub name: String,
-    /// What tells it from a later one of the same name, such as a process.
+    /// Identifier that distinguishes it from a later one of the same name, such as a process.
     pub instance: String,
-    /// Where it is.
+    /// State.
     pub state: String,
-    /// Connected paths, and all, for what has paths.
+    /// Number of connected paths, and of all paths, if it has paths.
     pub paths_up: Option<(usize, usize)>,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub inflight: Option<u64>,
-    /// What it did; none if it does not answer.
+    /// Counters; none if it does not answer.
     pub counters: Option<Counters>,
-    /// Its paths.
+    /// Paths.
     pub paths: Vec<Self>,
 }
 
 /// Entries of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// What they are: `sessions` or `exports`.
+    /// Name of the kind: `sessions` or `exports`.
     pub name: &'static str,
-    /// All of them.
+    /// Entries.
     pub entries: Vec<Entry>,
 }
 
-/// What a daemon, or many, had done by some moment.
+/// Counters of one or more daemons at a point in time.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// When.
+    /// Time of the sample.
     pub at: Instant,
-    /// What.
+    /// Groups of entries.
     pub groups: Vec<Group>,
 }
 
-/// A line of the view. Without counters of the whole interval there are no rates.
+/// Line of the view. Without counters of the whole interval there are no rates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
-    /// What it is called.
+    /// Name.
     pub name: String,
-    /// Where it is.
+    /// State.
     pub state: String,
-    /// Connected paths.
+    /// Number of connected paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paths_connected: Option<usize>,
-    /// All paths.
+    /// Number of all paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paths_total: Option<usize>,
-    /// IOs that completed, a second.
+    /// Completed IOs per second.
     pub ios_per_s: Option<f64>,
-    /// Reads of them.
+    /// Reads per second.
     pub reads_per_s: Option<f64>,
-    /// Writes of them.
+    /// Writes per second.
     pub writes_per_s: Option<f64>,
-    /// Bytes read, a second.
+    /// Bytes read per second.
     pub read_bytes_per_s: Option<f64>,
-    /// Bytes written, a second.
+    /// Bytes written per second.
     pub write_bytes_per_s: Option<f64>,
     /// Average size of an IO.
     pub bytes_per_io: Option<f64>,
-    /// Requests in flight at the end of the interval.
+    /// Number of requests in flight at the end of the interval.
     pub inflight: Option<u64>,
     /// Average time of an IO in microseconds.
     pub latency_avg_us: Option<f64>,
-    /// Median.
+    /// Median time of an IO in microseconds.
     pub latency_p50_us: Option<f64>,
-    /// Percentile 99.
+    /// 99th percentile of the time of an IO in microseconds.
     pub latency_p99_us: Option<f64>,
-    /// IOs that failed, a second.
+    /// Failed IOs per second.
     pub errors_per_s: Option<f64>,
-    /// Where the time went, by part.
+    /// Time spent in each part of IOs.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parts_us: BTreeMap<String, PartTimes>,
-    /// The lines below it.
+    /// Lines below this one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<Self>,
 }
 
-/// Times of a part of IOs in microseconds.
+/// Times of a part of IOs, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PartTimes {
     /// Average.
     pub avg: f64,
     /// Median.
     pub p50: f64,
-    /// Percentile 99.
+    /// 99th percentile.
     pub p99: f64,
 }
 
-/// The view of an interval.
+/// View of an interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct View {
-    /// Its end, in seconds since 1970.
+    /// End of the interval, in seconds since 1970.
     pub time: f64,
-    /// Its length in seconds.
+    /// Length of the interval in seconds.
     pub interval_s: f64,
-    /// By group.
+    /// Rows by group.
     #[serde(flatten)]
     pub groups: BTreeMap<&'static str, Vec<Row>>,
 }
 
 impl View {
-    /// The rates between two samples, of which the second was taken at `time`.
+    /// Computes the rates between two samples, the second of which was taken at `time`.
     #[must_use]
     pub fn between(before: &Sample, now: &Sample, time: f64) -> Self {
         let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
@@ -205,7 +206,7 @@ fn with_rates(row: Row, before: &Counters, now: &Counters, seconds: f64) -> Row 
         directions.and_then(|(before, now)| rate(of(&now), of(&before)))
     };
     let ios = now.ios - before.ios;
-    // A flush has no data, so it does not count for the size.
+    // A flush has no data, so it does not count for the average size.
     let moved = directions
         .map_or(ios, |(before, now)| (now.reads - before.reads) + (now.writes - before.writes));
     let times = times_between(&before.times, &now.times);
@@ -229,7 +230,7 @@ fn with_rates(row: Row, before: &Counters, now: &Counters, seconds: f64) -> Row 
     }
 }
 
-/// The times that came between two states of a histogram.
+/// Returns the times recorded between two states of a histogram.
 fn times_between(before: &[Bucket], now: &[Bucket]) -> Vec<Bucket> {
     let earlier: BTreeMap<u64, u64> = before.iter().map(|one| (one.to, one.count)).collect();
     let newer = |one: &Bucket| {
@@ -239,7 +240,7 @@ fn times_between(before: &[Bucket], now: &[Bucket]) -> Vec<Bucket> {
     now.iter().map(newer).filter(|one| one.count > 0).collect()
 }
 
-/// None if there were none.
+/// Returns None if there are no times.
 fn part_times(times: &[Bucket]) -> Option<PartTimes> {
     let count: u64 = times.iter().map(|one| one.count).sum();
     let middle = |one: &Bucket| (one.from as f64 + one.to as f64) / 2.0;
@@ -248,8 +249,8 @@ fn part_times(times: &[Bucket]) -> Option<PartTimes> {
     Some(PartTimes { avg, p50: quantile(times, 0.5)?, p99: quantile(times, 0.99)? })
 }
 
-/// The time in microseconds that this part of all times does not exceed. Within a bucket times are
-/// taken as evenly spread.
+/// Returns the time in microseconds that the given part of all times does not exceed. Times are
+/// assumed to be evenly distributed within a bucket.
 fn quantile(times: &[Bucket], part: f64) -> Option<f64> {
     let total: u64 = times.iter().map(|one| one.count).sum();
     let wanted = part * total as f64;

@@ -1,8 +1,8 @@
-//! The view on a terminal: the whole screen, and keys that change it.
+//! View on a terminal: a full screen that responds to keys.
 //!
-//! While it is shown, the terminal neither echoes nor waits for line ends. [`restore`] undoes that
-//! on every way out: at the end, on an error, in a panic, and on signals that end or stop the
-//! process. Only SIGKILL leaves the terminal as it is; `reset` helps then.
+//! While it is shown, the terminal neither echoes nor waits for line ends. [`restore`] reverts that
+//! in all cases: at the end, on an error, in a panic, and on signals that end or stop the process.
+//! Only SIGKILL leaves the terminal unrestored; `reset` helps then.
 
 use std::io::{self, Read, Write};
 use std::sync::mpsc::{self, Sender};
@@ -25,21 +25,21 @@ use crate::time::Duration;
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J";
 /// Shows the cursor and switches back.
 const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
-/// To the first place.
+/// Moves the cursor to the top left corner.
 const HOME: &str = "\x1b[H";
 /// Clears the rest of the line.
 const CLEAR_LINE: &str = "\x1b[K";
-/// Clears what is below.
+/// Clears everything below.
 const CLEAR_REST: &str = "\x1b[J";
-/// Where the size of the terminal is unknown.
+/// Size used if that of the terminal is unknown.
 const SIZE_DEFAULT: (usize, usize) = (24, 80);
-/// How long a panic waits for a thread that draws.
+/// Maximum time that a panic waits for a thread that draws.
 const DRAWING_MAX: Duration = Duration::from_millis(500);
 
-/// What the terminal was set to, while it is set to something else. Held while drawing.
+/// Original settings of the terminal, while they are replaced. Locked while drawing.
 static ORIGINAL: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// What changes the view.
+/// Event that changes the view.
 enum Event<K: ErrorClass> {
     Sample(Result<Sample, CommandError<K>>),
     Keys(Vec<u8>),
@@ -48,13 +48,13 @@ enum Event<K: ErrorClass> {
     Closed,
 }
 
-/// Makes the terminal ours.
+/// Switches the terminal to full-screen mode.
 fn enter() -> io::Result<()> {
     let mut original = ORIGINAL.lock();
     if original.is_none() {
         let now = tcgetattr(io::stdin())?;
         let mut raw = now.clone();
-        // Keys that send signals still do.
+        // Keys that send signals still work.
         raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
         raw.special_codes[SpecialCodeIndex::VMIN] = 1;
         raw.special_codes[SpecialCodeIndex::VTIME] = 0;
@@ -65,7 +65,7 @@ fn enter() -> io::Result<()> {
     out.write_all(ENTER).and_then(|()| out.flush())
 }
 
-/// Gives the terminal back as it was. It may be gone.
+/// Restores the terminal. It may be closed.
 fn restore(original: &mut Option<Termios>) {
     if let Some(original) = original.take() {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &original);
@@ -74,7 +74,7 @@ fn restore(original: &mut Option<Termios>) {
     }
 }
 
-/// The terminal as long as it is ours.
+/// Guard of the terminal while it is in full-screen mode.
 struct Screen;
 
 impl Screen {
@@ -91,7 +91,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Draws as many lines and columns as there is room for.
+    /// Draws as many lines and columns as fit.
     fn draw(&self, shown: &mut Shown) -> io::Result<()> {
         let (rows, columns) = match tcgetwinsize(io::stdout()) {
             Ok(size) if size.ws_row > 0 && size.ws_col > 0 => {
@@ -103,7 +103,7 @@ impl Screen {
         let frame = frame(&shown.lines(), rows, columns);
         let original = ORIGINAL.lock();
         if original.is_none() {
-            // A signal has given the terminal back.
+            // A signal handler has restored the terminal.
             return Ok(());
         }
         let mut out = io::stdout();
@@ -117,26 +117,26 @@ impl Drop for Screen {
     }
 }
 
-/// What draws these lines on a screen of that size.
+/// Returns the output that draws these lines on a screen of that size.
 fn frame(lines: &[String], rows: usize, columns: usize) -> String {
     let cut = |line: &String| line.chars().take(columns).collect::<String>() + CLEAR_LINE;
     let shown: Vec<String> = lines.iter().take(rows).map(cut).collect();
     format!("{HOME}{}{CLEAR_REST}", shown.join("\r\n"))
 }
 
-/// Ends, stops and continues as signals say, with the terminal as each demands it.
+/// Ends, stops and continues the process on signals, with the terminal in the right mode.
 fn watch_signals<K: ErrorClass>(events: Sender<Event<K>>) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             match signal {
                 SIGWINCH => {}
-                // If the terminal is gone, reading from it says so.
+                // If the terminal is closed, reading from it reports that.
                 SIGCONT => drop(enter()),
                 _ => {
                     let mut original = ORIGINAL.lock();
                     restore(&mut original);
-                    // Returns if it stopped the process and that continues.
+                    // Returns if the signal stopped the process and it was continued.
                     let _ = emulate_default_handler(signal);
                 }
             }
@@ -148,7 +148,7 @@ fn watch_signals<K: ErrorClass>(events: Sender<Event<K>>) -> io::Result<()> {
     Ok(())
 }
 
-/// Passes keys on as they are typed.
+/// Passes on keys as they are typed.
 fn watch_keys<K: ErrorClass>(events: Sender<Event<K>>) -> io::Result<()> {
     std::thread::Builder::new().name("keys".into()).spawn(move || {
         let mut keys = [0; 64];
@@ -167,7 +167,7 @@ fn watch_keys<K: ErrorClass>(events: Sender<Event<K>>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes a sample at the end of each interval. A daemon that hangs delays no key.
+/// Takes a sample at the end of each interval. A daemon that hangs does not delay keys.
 fn watch_source<K: ErrorClass>(
     events: Sender<Event<K>>,
     first: &Sample,
@@ -186,7 +186,7 @@ fn watch_source<K: ErrorClass>(
     Ok(())
 }
 
-/// What the screen shows.
+/// State of the screen.
 struct Shown {
     title: String,
     interval: String,
@@ -211,9 +211,9 @@ impl Shown {
         lines
     }
 
-    /// Obeys keys. False if they end it.
+    /// Handles keys. Returns false if they end the command.
     fn obey(&mut self, keys: &[u8]) -> bool {
-        // Arrows and the like send several bytes, which are not keys that somebody pressed.
+        // Arrow keys and the like send several bytes, which must not be taken for other keys.
         if keys.first() == Some(&0x1b) {
             return true;
         }

@@ -1,29 +1,29 @@
-//! A view as text: columns, their order and the keys that sort by them.
+//! The view as text: columns, their order and the keys that sort by them.
 
 use std::cmp::Ordering;
 
 use super::rates::{Row, View};
 use crate::settings::printable;
 
-/// What a column shows of a row.
+/// Content of a column.
 #[derive(Clone, Copy)]
 enum Shown {
     Text(fn(&Row) -> &str),
     Paths,
     Number(fn(&Row) -> Option<f64>),
     Count(fn(&Row) -> Option<u64>),
-    /// The average of a part of the time, if any row knows a part.
+    /// Average of a part of the time, shown if any row has parts.
     Part(&'static str),
 }
 
-/// A column.
+/// Column of the table.
 struct Column {
     title: &'static str,
-    /// The key that sorts by it.
+    /// Key that sorts by the column.
     key: Option<char>,
     shown: Shown,
-    /// Which columns a narrow screen leaves out first, among the loads and among the times: those
-    /// with the highest number. Those with 0 stay.
+    /// Order in which a narrow screen omits columns, among the loads and among the times: the
+    /// highest number first. Columns with 0 are never omitted.
     rank: (u8, u8),
 }
 
@@ -33,7 +33,7 @@ const fn column(title: &'static str, key: Option<char>, shown: Shown, rank: (u8,
     Column { title, key, shown, rank }
 }
 
-/// All columns, from the left. The first is as wide as it needs to be.
+/// All columns, from left to right. The first is as wide as necessary.
 const COLUMNS: [Column; 18] = [
     column("NAME", Some('n'), Shown::Text(|row| &row.name), (0, 0)),
     column("STATE", Some('s'), Shown::Text(|row| &row.state), (0, 2)),
@@ -69,21 +69,21 @@ fn kib_per_io(row: &Row) -> Option<f64> {
 
 /// Width of a number.
 const NUMBER_WIDTH: usize = 8;
-/// Width of the states of all daemons but rare long ones.
+/// Width of the states of all daemons, except for rare long ones.
 const STATE_WIDTH: usize = 12;
 /// Width of `2/2`.
 const PATHS_WIDTH: usize = 7;
 
-/// How a view is shown.
+/// Layout of a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The key of the column to sort by.
+    /// Key of the column to sort by.
     sort: char,
-    /// Show the paths too.
+    /// Whether paths are shown too.
     pub with_paths: bool,
-    /// If not all columns fit: rather where the time goes than the loads.
+    /// If not all columns fit, prefer the times to the loads.
     pub times_first: bool,
-    /// Characters of a line.
+    /// Number of characters per line.
     pub width: usize,
 }
 
@@ -94,7 +94,7 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// Sorts by the column of a key. False if it has none.
+    /// Sorts by the column of a key. Returns false if there is none.
     pub fn sort_by(&mut self, key: char) -> bool {
         let is_known = COLUMNS.iter().any(|column| column.key == Some(key));
         if is_known {
@@ -103,7 +103,7 @@ impl Layout {
         is_known
     }
 
-    /// The title of the column that rows are sorted by.
+    /// Returns the title of the column by which rows are sorted.
     #[must_use]
     pub fn sorted_by(&self) -> &'static str {
         self.column().map_or("", |column| column.title)
@@ -113,8 +113,8 @@ impl Layout {
         COLUMNS.iter().find(|column| column.key == Some(self.sort))
     }
 
-    /// Texts rise and numbers fall; what has none comes last. Equal ones are in order of their
-    /// names.
+    /// Compares two rows: texts ascending, numbers descending, rows without a value last. Equal
+    /// rows are ordered by name.
     fn compare(&self, a: &Row, b: &Row) -> Ordering {
         let fall = |of: &dyn Fn(&Row) -> Option<f64>| {
             let number = |row| of(row).unwrap_or(f64::NEG_INFINITY);
@@ -130,11 +130,11 @@ impl Layout {
         order.then_with(|| a.name.cmp(&b.name))
     }
 
-    /// The lines of a view: for each group a line of titles, then its rows.
+    /// Formats a view: for each group a line of titles, then its rows.
     #[must_use]
     pub fn lines(&self, view: &View) -> Vec<String> {
         let mut lines = Vec::new();
-        // Sessions before exports: the names happen to fall.
+        // Sessions come before exports, which is the reverse order of their names.
         for (name, rows) in view.groups.iter().rev() {
             if !lines.is_empty() {
                 lines.push(String::new());
@@ -144,7 +144,7 @@ impl Layout {
         lines
     }
 
-    /// The columns that fit on a line.
+    /// Returns the columns that fit on a line.
     fn fitting(
         &self,
         with_parts: bool,
@@ -210,7 +210,7 @@ impl Layout {
         }
     }
 
-    /// The keys, a line each.
+    /// Describes the keys, one per line.
     #[must_use]
     pub fn help() -> Vec<String> {
         let mut lines = vec!["Sort by:".to_owned()];
@@ -230,7 +230,7 @@ impl Layout {
     }
 }
 
-/// What stands in a cell. Names come from peers and other users' processes.
+/// Formats a cell. Names come from peers and other users' processes.
 fn text(column: &Column, row: &Row) -> String {
     let dash = || "-".to_owned();
     match column.shown {
@@ -247,7 +247,7 @@ fn text(column: &Column, row: &Row) -> String {
     }
 }
 
-/// A number with as many places as it needs to be told from others.
+/// Formats a number with as many digits as needed to distinguish it from others.
 fn number_text(number: f64) -> String {
     if number < 10.0 {
         format!("{number:.2}")
@@ -263,7 +263,7 @@ mod tests {
     use super::super::rates::PartTimes;
     use super::*;
 
-    /// The view of these groups.
+    /// Returns the view of these groups.
     fn view_of(groups: impl IntoIterator<Item = (&'static str, Vec<Row>)>) -> View {
         View { time: 0.0, interval_s: 1.0, groups: groups.into_iter().collect() }
     }
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// The names in the order of the view.
+    /// Returns the names in the order of the view.
     fn names(layout: Layout, rows: &[Row]) -> Vec<String> {
         let lines = layout.lines(&view_of([("sessions", rows.to_vec())]));
         let first = |line: &String| line.split_whitespace().next().unwrap_or("").to_owned();
@@ -377,7 +377,7 @@ mod tests {
         for words in ["avg us", "queue us", "net us", "srvq us", "disk us"] {
             assert!(titles(80, true).contains(words), "{words}");
         }
-        // What stays is cut by the screen.
+        // The columns that remain are cut by the screen.
         let least = Layout { width: 10, ..Layout::default() }.lines(&view);
         assert!(least[0].starts_with("SESSIONS") && least[0].ends_with("p99 us"), "{least:?}");
     }

@@ -1,16 +1,16 @@
-//! CHALLENGE and AUTH: our own addition, by which both ends of a path prove who they are.
+//! CHALLENGE and AUTH: an extension with which both ends of a path prove their identities.
 //!
-//! A server that demands it says so in CON_RSP ([`Extensions`](super::Extensions::authenticate)),
-//! to a client that can, which says that in CON_REQ
-//! ([`ClientExtensions`](super::ClientExtensions::authenticates)). CHALLENGE travels as a user
-//! message of a READ, and the answer has the server's proof; AUTH travels as one of a WRITE, whose
-//! data is the client's proof. What is signed is in `tls/proof.rs`; nothing here checks a
-//! signature.
+//! A server that requires it announces that in CON_RSP
+//! ([`Extensions`](super::Extensions::authenticate)), to a client that announced support in CON_REQ
+//! ([`ClientExtensions`](super::ClientExtensions::authenticates)). CHALLENGE is sent as the user
+//! message of a READ, and the answer contains the server's proof; AUTH is sent as that of a WRITE,
+//! whose data is the client's proof. `tls/proof.rs` defines the signed data; this module checks no
+//! signatures.
 
 use super::bytes::{expect_type, fixed, put, u16_at};
 use super::error::WireError;
 
-/// The version of both messages and of what is signed.
+/// Version of both messages and of the signed data.
 pub const AUTH_VERSION: u16 = 1;
 
 message! {
@@ -43,20 +43,21 @@ codes! {
     }
 }
 
-/// What an end shows, in DER.
+/// Credential that an end presents, in DER.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
-    /// What it is.
+    /// Kind of the credential.
     pub kind: CredentialKind,
     /// One key, or the certificates.
     pub chain: Vec<Vec<u8>>,
 }
 
 impl Credential {
-    /// Certificates of a chain at most.
+    /// Maximum number of certificates in a chain.
     pub const CHAIN_MAX: usize = 8;
 
-    /// Kind, number, then each with its length: as it travels, and as it is hashed.
+    /// Encodes the kind, the number, then each element with its length: the form in which it is
+    /// sent and hashed.
     pub fn bytes(&self) -> Vec<u8> {
         let count = u8::try_from(self.chain.len()).unwrap_or(u8::MAX);
         let mut out = vec![self.kind.to_wire(), count];
@@ -68,25 +69,25 @@ impl Credential {
     }
 }
 
-/// A credential, and a signature that shows that its owner is there.
+/// Credential with a signature that proves the presence of its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedProof {
-    /// What is shown.
+    /// Presented credential.
     pub credential: Credential,
-    /// How it is signed: a SignatureScheme of TLS 1.3 (RFC 8446 section 4.2.3).
+    /// SignatureScheme of TLS 1.3 (RFC 8446 section 4.2.3).
     pub scheme: u16,
-    /// The signature.
+    /// Signature.
     pub signature: Vec<u8>,
 }
 
 impl SignedProof {
-    /// Bytes that a proof has at most.
+    /// Maximum length of a proof in bytes.
     pub const LEN_MAX: usize = 16 << 10;
     const SIGNATURE_MAX: usize = 2048;
     const NAME: &str = "AUTH proof";
     const HEAD: usize = 6;
 
-    /// As it travels.
+    /// Encodes the proof.
     pub fn encode(&self) -> Vec<u8> {
         let credential = self.credential.bytes();
         let mut out = vec![0; Self::HEAD];
@@ -102,7 +103,8 @@ impl SignedProof {
     /// Reads a proof at the start of `bytes`.
     ///
     /// # Errors
-    /// Short or too long, an unknown kind, another number of keys or certificates than that has.
+    /// Too short or too long, an unknown kind, or a number of keys or certificates that does not
+    /// fit the kind.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::HEAD] = fixed(Self::NAME, bytes)?;
         let kind = CredentialKind::from_wire(head[0]).ok_or_else(|| {
@@ -148,20 +150,20 @@ pub struct ChallengeRsp {
     pub version: u16,
     /// Random bytes of the server.
     pub nonce: [u8; 32],
-    /// Who the server is.
+    /// Proof of the server's identity.
     pub proof: SignedProof,
 }
 
 impl ChallengeRsp {
-    /// Room that a client must leave for the answer.
+    /// Minimum space that a client must provide for the answer.
     pub const ROOM_MIN: usize = 512;
-    /// Room that any answer fits in.
+    /// Maximum length of the answer.
     pub const LEN_MAX: usize = Self::HEAD + SignedProof::LEN_MAX;
     const NAME: &str = "CHALLENGE_RSP";
     const HEAD: usize = 40;
     const EXPECTED: (u16, &str) = (Challenge::TYPE, "0x8003 (CHALLENGE)");
 
-    /// The message as it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; Self::HEAD];
         put(&mut out, 0, Challenge::TYPE.to_le_bytes());
@@ -171,10 +173,10 @@ impl ChallengeRsp {
         out
     }
 
-    /// Reads the message. The version is for the caller to validate.
+    /// Reads the message. The caller must validate the version.
     ///
     /// # Errors
-    /// Short message, wrong type, no proof.
+    /// Short message, wrong type, or an invalid proof.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::HEAD] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, head, Self::EXPECTED)?;

@@ -1,8 +1,8 @@
 //! Byte-wise little-endian loads and stores over fixed arrays and checked prefixes.
 //!
-//! Every decoder first turns its input into an array of the message's fixed length with
-//! [`fixed`]; from then on offsets are constants and nothing can be out of bounds. Nothing is
-//! assumed about alignment, and no struct is ever laid over memory.
+//! Every decoder first converts its input to an array of the message's fixed length with [`fixed`];
+//! from then on offsets are constants and no access can be out of bounds. Alignment does not
+//! matter, and no struct is ever laid over memory.
 //!
 //! `message!` declares a message of fixed length as a list of fields with their offsets, `codes!`
 //! an enum with its codes on the wire.
@@ -11,7 +11,7 @@ use super::WireError;
 use crate::identity::ServerProcess;
 use crate::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 
-/// The first `N` bytes of a message.
+/// Returns the first `N` bytes of a message.
 pub(super) fn fixed<'a, const N: usize>(
     message: &'static str,
     bytes: &'a [u8],
@@ -19,7 +19,8 @@ pub(super) fn fixed<'a, const N: usize>(
     bytes.first_chunk::<N>().ok_or_else(|| WireError::short(message, N, bytes.len()))
 }
 
-/// `N` bytes at a constant offset of an array. A wrong offset is our own fault and panics.
+/// Returns `N` bytes at a constant offset of an array. Panics for a wrong offset, which is a bug of
+/// the caller.
 pub(super) fn take<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
@@ -39,7 +40,7 @@ pub(super) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
     bytes[at..at + N].copy_from_slice(&value);
 }
 
-/// Checks the type field that opens every message after the handshake.
+/// Checks the type field at the start of every message after the handshake.
 pub(super) fn expect_type(
     message: &'static str,
     bytes: &[u8],
@@ -53,7 +54,7 @@ pub(super) fn expect_type(
     }
 }
 
-/// What has an offset in a message: an integer (little-endian), bytes, or a number of its own type.
+/// Field of a message: an integer (little-endian), bytes, or a newtype of an integer.
 pub(super) trait Field: Sized {
     /// Reads the field at an offset.
     fn load(bytes: &[u8], at: usize) -> Self;
@@ -105,8 +106,9 @@ fields! { integers u8 u16 i16 u32 u64 }
 fields! { newtypes Rkey PermitId ConnIndex PathUuid SessionId ServerProcess super::Rw }
 
 /// Declares a message: its length in bytes, its name in docs/PROTOCOL.md, its fields with their
-/// offsets. `at & mask` is a flag in a byte. With a type number in front of the fields, which bytes
-/// 0 and 1 carry, the message has `encode` and `decode`; else `store` and `load` for its own ones.
+/// offsets. `at & mask` is a flag in a byte. With a type number before the fields, which is stored
+/// in bytes 0 and 1, the message has `encode` and `decode`; otherwise it has `store` and `load`,
+/// for its own ones.
 macro_rules! message {
     ($(#[$meta:meta])+ pub struct $name:ident[$len:literal] = $text:literal, type $kind:literal {
         $($fields:tt)+

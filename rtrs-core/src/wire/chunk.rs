@@ -1,22 +1,23 @@
-//! Where a request lies in its chunk, for the client that puts it there and the server that
-//! trusts nothing it finds.
+//! Layout of a request in its chunk, for the client that writes it and the server that validates
+//! it.
 //!
 //! ```text
 //! 0          data_len          off = data_len + usr_len
 //! [ data     ) [ user header   ) [ RTRS message )            chunk_size
 //! ```
-//! Only `off` travels, in the immediate; nothing is padded and nothing is aligned. The peer may
-//! still write the chunk while we read, so a server never parses in place. Its steps:
+//! Only `off` is transmitted, in the immediate; there is no padding or alignment. The peer may
+//! still write to the chunk while it is read, so a server never parses in place. Its steps:
 //!
-//! 1. copy [`ChunkRequest::message_range`] (at most 24 bytes) and give it to
-//!    [`ChunkRequest::parse`]. An error here ends the path, as it does with the kernel's server:
-//!    it is not even known how to answer;
-//! 2. copy [`ChunkRequest::user_range`] (at most [`USER_LEN_MAX`] bytes) and give it to
+//! 1. copy [`ChunkRequest::message_range`] (at most 24 bytes) and pass it to
+//!    [`ChunkRequest::parse`]. An error here ends the path, as with the kernel's server, because
+//!    the server does not know how to answer;
+//! 2. copy [`ChunkRequest::user_range`] (at most [`USER_LEN_MAX`] bytes) and pass it to
 //!    [`ChunkRequest::user`]. An error here is answered with [`WireError::errno`], and
-//!    [`ChunkRequest::invalidate`] is still due.
+//!    [`ChunkRequest::invalidate`] still applies.
 //!
-//! After both, lengths of header, data, descriptor and operation agree (docs/PROTOCOL.md, what
-//! the kernel does not check). Left to the caller: device, range on it, permit not in flight.
+//! After both, the lengths of header, data, descriptor and operation are consistent
+//! (docs/PROTOCOL.md, what the kernel does not check). The caller must check the device, the range
+//! on it, and that the permit is not in flight.
 
 use std::ops::Range;
 
@@ -34,12 +35,13 @@ use crate::extents;
 use crate::ids::Rkey;
 use crate::limits::MAX_HDR_SIZE;
 
-/// Bytes of a user header that are ever looked at: those of the largest message, OPEN.
+/// Maximum number of bytes of a user header that are examined: the length of the largest message,
+/// OPEN.
 pub const USER_LEN_MAX: usize = Open::LEN;
 
 const NAME: &str = "request in chunk";
 
-/// The offsets of a request that a client is about to send.
+/// Offsets of a request that a client is about to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkLayout {
     data_len: u32,
@@ -48,10 +50,10 @@ pub struct ChunkLayout {
 }
 
 impl ChunkLayout {
-    /// The layout of a request with so many bytes of data, user header and RTRS message.
+    /// Computes the layout of a request with this many bytes of data, user header and RTRS message.
     ///
     /// # Errors
-    /// Header and message exceed `max_hdr_size`, or everything together the chunk.
+    /// Header and message exceed `max_hdr_size`, or the whole request exceeds the chunk.
     pub fn new(
         data_len: u32,
         usr_len: u16,
@@ -71,75 +73,76 @@ impl ChunkLayout {
         Ok(Self { data_len, usr_len, message_len })
     }
 
-    /// Where the user header begins: behind the data.
+    /// Returns the offset of the user header, which follows the data.
     pub const fn user_at(self) -> u32 {
         self.data_len
     }
 
-    /// Where the RTRS message begins: `off` of the immediate.
+    /// Returns the offset of the RTRS message: `off` of the immediate.
     pub const fn message_at(self) -> u32 {
         self.data_len + self.usr_len as u32
     }
 
-    /// Where the request ends.
+    /// Returns the end of the request.
     pub const fn end(self) -> u32 {
         self.message_at() + self.message_len as u32
     }
 }
 
-/// The RTRS message of a request.
+/// RTRS message of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The answer goes to the client's memory, or is none (flush).
+    /// The answer is written to the client's memory, or there is none (flush).
     Read(ReadMsg),
-    /// The data, if any, lies in the chunk.
+    /// The data, if any, is in the chunk.
     Write(WriteMsg),
 }
 
-/// A request whose RTRS message has been validated.
+/// Request whose RTRS message has been validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRequest {
-    /// The RTRS message.
+    /// RTRS message.
     pub message: Message,
-    /// Bytes of data: those written, or room for those to be read. They start the chunk.
+    /// Number of data bytes at the start of the chunk: written data, or space for data to be read.
     pub data_len: u32,
-    /// Bytes of the user header, which follows.
+    /// Length of the user header, which follows the data.
     pub usr_len: u16,
 }
 
-/// The user header of a request, validated together with its RTRS message.
+/// User header of a request, validated together with its RTRS message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserMessage<'a> {
-    /// Tell versions; the answer is a [`SessInfoRsp`].
+    /// Negotiate versions; the answer is a [`SessInfoRsp`].
     SessInfo(SessInfo),
     /// Open a device; the answer is an [`OpenRsp`].
     Open {
-        /// What for.
+        /// Access mode.
         access: AccessMode,
-        /// Which, without its NUL; at most 254 bytes, possibly none.
+        /// Name of the device, without its NUL; at most 254 bytes, possibly empty.
         dev_name: &'a [u8],
     },
-    /// Read, write, flush, discard, zero, extents.
+    /// Read, write, flush, discard, write zeroes or extents.
     Io(RwOp, IoHeader),
     /// Close a device.
     Close(Close),
-    /// Discard what still comes over a dead path. Ours only.
+    /// Discard late requests of a dead path. Extension.
     Fence(Fence),
-    /// Have a device served by another gateway. Ours only.
+    /// Move a device to another gateway. Extension.
     Move(Move),
-    /// List exports; the answer is a [`Page`]. Ours only.
+    /// List exports; the answer is a [`Page`]. Extension.
     Discover {
-        /// Those that come after this name, without its NUL; at most 254 bytes, possibly none.
+        /// Name after which the list starts, without its NUL; at most 254 bytes, possibly empty.
         after: &'a [u8],
     },
-    /// Prove who you are; the answer is a [`ChallengeRsp`]. Ours only.
+    /// Prove the server's identity; the answer is a [`ChallengeRsp`]. Extension.
     Challenge(Challenge),
-    /// Its data is the proof of who the client is. Ours only.
+    /// Prove the client's identity with the data of the request. Extension.
     Auth(Auth),
 }
 
 impl ChunkRequest {
-    /// The bytes of a chunk to copy for [`ChunkRequest::parse`]: from `off`, at most 24.
+    /// Returns the range of a chunk to copy for [`ChunkRequest::parse`]: from `off`, at most 24
+    /// bytes.
     ///
     /// # Errors
     /// `off` leaves no room for a message.
@@ -156,8 +159,8 @@ impl ChunkRequest {
     /// Validates the RTRS message at `off`. `message` is a copy of [`ChunkRequest::message_range`].
     ///
     /// # Errors
-    /// No READ or WRITE, a message that runs over the chunk, more than one descriptor, a user
-    /// header longer than what lies before it or than the header room. The path must end.
+    /// Not a READ or WRITE, a message that exceeds the chunk, more than one descriptor, or a user
+    /// header longer than the bytes before it or than the space for headers. The path must end.
     pub fn parse(off: u32, message: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; WriteMsg::LEN] = fixed(NAME, message)?;
         let (message, usr_len, message_len) = match u16_at(head, 0) {
@@ -186,14 +189,14 @@ impl ChunkRequest {
         Ok(Self { message, data_len, usr_len })
     }
 
-    /// The bytes of the chunk to copy for [`ChunkRequest::user`]: the user header, or as much of
-    /// it as any message has.
+    /// Returns the range of the chunk to copy for [`ChunkRequest::user`]: the user header, limited
+    /// to the length of the longest message.
     pub fn user_range(&self) -> Range<usize> {
         let start = self.data_len as usize;
         start..start + usize::from(self.usr_len).min(USER_LEN_MAX)
     }
 
-    /// The key to invalidate with the answer, be it good or bad.
+    /// Returns the key to invalidate with the answer, whether successful or not.
     pub const fn invalidate(&self) -> Option<Rkey> {
         match &self.message {
             Message::Read(read) => read.invalidate(),
@@ -201,7 +204,7 @@ impl ChunkRequest {
         }
     }
 
-    /// Where the result goes.
+    /// Returns the descriptor for the result.
     pub const fn desc(&self) -> Option<SgDesc> {
         match &self.message {
             Message::Read(read) => read.desc,
@@ -213,15 +216,15 @@ impl ChunkRequest {
     /// version negotiated by SESS_INFO, 0 before.
     ///
     /// # Errors
-    /// An unknown or short message, an unterminated name, an unknown operation, or lengths that
-    /// do not agree. The request gets [`WireError::errno`] as its answer.
+    /// An unknown or short message, an unterminated name, an unknown operation, or inconsistent
+    /// lengths. The request must be answered with [`WireError::errno`].
     pub fn user<'a>(&self, header: &'a [u8], ver: u8) -> Result<UserMessage<'a>, WireError> {
         let head: &[u8; 2] = fixed("user header", header)?;
         match u16::from_le_bytes(*head) {
             IoHeader::TYPE => {
                 let io = IoHeader::decode(header, ver)?;
                 let op = self.check_io(&io)?;
-                // Its place is in a field that older headers do not have.
+                // The position within the block is in a field that older headers lack.
                 if op == RwOp::PartialWrite && (ver < RNBD_VERSION || header.len() < IoHeader::LEN)
                 {
                     let fault = Fault::UnknownOp(op.to_wire());
@@ -265,7 +268,8 @@ impl ChunkRequest {
         }
     }
 
-    /// The operation of an IO whose lengths agree with the request around it.
+    /// Returns the operation of an IO whose lengths are consistent with the request that contains
+    /// it.
     fn check_io(&self, io: &IoHeader) -> Result<RwOp, WireError> {
         let op = io.rw.op();
         let op =
@@ -281,7 +285,7 @@ impl ChunkRequest {
                 self.check_size(io.bi_size)?;
                 self.check_direction(false)?;
             }
-            // A flush travels as a READ without descriptor; as a WRITE it would be as clear.
+            // A flush is sent as a READ without descriptor; a WRITE would be equally unambiguous.
             RwOp::Flush => self.check_no_data()?,
             RwOp::Discard | RwOp::SecureErase | RwOp::WriteZeroes => {
                 self.check_no_data()?;
@@ -308,7 +312,7 @@ impl ChunkRequest {
         Err(WireError::value(NAME, 0, "data length", found, "0 for an operation without data"))
     }
 
-    /// The answer goes to exactly as many bytes as the chunk keeps free for it.
+    /// Checks that the answer is exactly as long as the space that the chunk reserves for it.
     fn check_desc(&self) -> Result<(), WireError> {
         self.check_direction(true)?;
         match self.desc() {
@@ -321,7 +325,7 @@ impl ChunkRequest {
         }
     }
 
-    /// A control message has an answer, and there is room for it.
+    /// Checks that a control message has an answer and enough space for it.
     fn check_answer_room(&self, need: usize) -> Result<(), WireError> {
         self.check_desc()?;
         if self.data_len as usize >= need {
@@ -331,7 +335,7 @@ impl ChunkRequest {
         Err(WireError::mismatch(NAME, 0, found, ("its length", need as u64)))
     }
 
-    /// An AUTH has a proof of a length that one can have.
+    /// Checks that an AUTH has a proof of a valid length.
     fn check_proof(&self) -> Result<(), WireError> {
         if (1..=SignedProof::LEN_MAX).contains(&(self.data_len as usize)) {
             return Ok(());
@@ -372,7 +376,7 @@ mod tests {
         WriteMsg { usr_len }.encode().to_vec()
     }
 
-    /// Validates a request of `data_len` bytes of data as a server would.
+    /// Validates a request with `data_len` bytes of data as a server would.
     fn validate(data_len: u32, user: &[u8], message: &[u8]) -> Result<RwOp, WireError> {
         let off = data_len + user.len() as u32;
         let request = ChunkRequest::parse(off, message)?;
@@ -475,7 +479,7 @@ mod tests {
         for off in [CHUNK - 3, CHUNK, CHUNK + 1, u32::MAX] {
             assert!(range(off).is_err(), "{off}");
         }
-        // What the range cut off at the end of the chunk is missed here.
+        // Data cut off at the end of the chunk is detected here.
         assert!(ChunkRequest::parse(CHUNK - 8, &read_msg(32, Some(1))[..8]).is_err());
         assert!(ChunkRequest::parse(CHUNK - 4, &read_msg(32, None)[..4]).is_err());
         assert!(ChunkRequest::parse(CHUNK - 4, &write_msg(32)).is_ok());

@@ -1,9 +1,9 @@
 //! CON_REQ and CON_RSP: the private data of connect, accept and reject, 56 bytes each.
 //!
 //! Decoding makes every check that the kernel makes on the bytes alone (rtrs-srv.c,
-//! rtrs_rdma_connect; rtrs-clt.c, rtrs_rdma_conn_established); a server refuses a CON_REQ that
-//! does not decode with ECONNRESET. Input may be longer than 56 bytes, since CM pads it. Checks
-//! that need state (uuids, queue depth over reconnects) belong to the sessions.
+//! rtrs_rdma_connect; rtrs-clt.c, rtrs_rdma_conn_established); a server refuses an invalid CON_REQ
+//! with ECONNRESET. Input may be longer than 56 bytes, since CM pads it. The sessions make the
+//! checks that need state (UUIDs, queue depth over reconnects).
 
 use super::bytes::{fixed, put, u16_at};
 use super::error::WireError;
@@ -11,7 +11,7 @@ use super::{VERSION, errno};
 use crate::ids::{ConnIndex, PathUuid, SessionId};
 use crate::limits::{CONNS_PER_PATH_MAX, IMM_PAYLOAD_BITS, Limits, MAX_HDR_SIZE, ceil_log2};
 
-/// Opens both messages.
+/// Magic number at the start of both messages.
 const MAGIC: u16 = 0x1bbd;
 
 fn put_magic(out: &mut [u8], at: usize) {
@@ -55,14 +55,14 @@ message! {
 }
 
 impl ConnReq {
-    /// The message as it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = self.store();
         put_magic(&mut out, 2);
         out
     }
 
-    /// Reads and validates private data of a connect.
+    /// Decodes and validates the private data of a connect.
     ///
     /// # Errors
     /// Short data, magic, major version, connection count or number.
@@ -111,7 +111,7 @@ impl Default for ConnRsp {
 }
 
 impl ConnRsp {
-    /// An accept with these bounds.
+    /// Creates an accept with these limits.
     pub fn accept(limits: Limits, new_rkey: bool) -> Self {
         Self {
             queue_depth: limits.queue_depth(),
@@ -122,8 +122,8 @@ impl ConnRsp {
         }
     }
 
-    /// A reject with this positive errno. 0 becomes ECONNRESET: the kernel's client ignores a
-    /// reject without an error and waits its 30 s out.
+    /// Creates a reject with this positive errno. 0 becomes ECONNRESET, because the kernel's client
+    /// ignores a reject without an error and waits for its timeout of 30 s.
     pub fn reject(errno: u16) -> Self {
         let errno = match errno::fit(i32::from(errno)) {
             0 => errno::ECONNRESET,
@@ -132,15 +132,15 @@ impl ConnRsp {
         Self { errno: -errno.cast_signed(), ..Self::default() }
     }
 
-    /// The message as it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = self.store();
         put_magic(&mut out, 0);
         out
     }
 
-    /// Reads private data of an accept or a reject. The bounds are validated by
-    /// [`ConnRsp::chunk_size`], as only connection 0 has them.
+    /// Decodes the private data of an accept or a reject. The limits are validated by
+    /// [`ConnRsp::chunk_size`], since only connection 0 has them.
     ///
     /// # Errors
     /// Short data, magic, major version.
@@ -150,11 +150,12 @@ impl ConnRsp {
         Ok(Self::load(bytes))
     }
 
-    /// Bytes of a chunk: data and header room together. Validates the bounds of an accept: a depth,
-    /// room for a header, and the 28-bit rule. The sum need not be a power of two.
+    /// Returns the chunk size in bytes: data and space for headers together. Validates the limits
+    /// of an accept: a depth, space for a header, and the 28-bit rule. The sum need not be a power
+    /// of two.
     ///
     /// # Errors
-    /// Which bound cannot be worked with.
+    /// Returns the limit that is not usable.
     pub fn chunk_size(&self) -> Result<u32, WireError> {
         if self.queue_depth == 0 {
             return Err(WireError::value(Self::NAME, 6, "queue_depth", 0, "1 to 65535"));

@@ -1,13 +1,13 @@
-//! What our client says in CON_REQ of the queue depth and of what it takes: our own addition.
+//! Extensions that a client announces in CON_REQ: its queue depth and supported features.
 //!
-//! A server that is short of memory gives a new session of such a client fewer chunks, and refuses
-//! others. The client repeats the depth that its session has when it connects, so that a server
-//! that does not know the session (any more) gives it the same. It travels in bytes of CON_REQ that
-//! kernels leave zero and do not look at (docs/PROTOCOL.md, "The queue depth").
+//! A server that is short of memory grants a new session of such a client fewer chunks, and refuses
+//! other clients. On reconnect the client repeats the depth of its session, so that a server that
+//! does not know the session (any more) grants the same depth. The extensions use bytes of CON_REQ
+//! that kernels leave zero and do not read (docs/PROTOCOL.md, "The queue depth").
 
 use super::bytes::{put, u16_at};
 
-/// Opens the extensions in CON_REQ.
+/// Mark at the start of the extensions in CON_REQ.
 const MARK: [u8; 4] = *b"RTRX";
 const SMALLER: u8 = 1;
 const CHANGED: u8 = 2;
@@ -15,26 +15,26 @@ const TIMES: u8 = 4;
 const AUTHENTICATES: u8 = 8;
 const GATEWAYS: u8 = 16;
 
-/// What a client keeps to beyond the kernel's: 11 bytes at 45 of CON_REQ.
+/// Features of a client beyond the kernel's: 11 bytes at offset 45 of CON_REQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientExtensions {
-    /// It takes a smaller queue depth than the server is set to.
+    /// The client accepts a smaller queue depth than that in the server's settings.
     pub smaller_depth: bool,
-    /// It takes CHANGED on connection 0 ([`Imm::Changed`](super::Imm::Changed)).
+    /// The client supports CHANGED on connection 0 ([`Imm::Changed`](super::Imm::Changed)).
     pub changed: bool,
-    /// It takes the server's times in answers ([`TimedRkeyRsp`](super::TimedRkeyRsp)).
+    /// The client supports the server's times in answers ([`TimedRkeyRsp`](super::TimedRkeyRsp)).
     pub times: bool,
-    /// It can prove who it is ([`Auth`](super::Auth)).
+    /// The client can prove its identity ([`Auth`](super::Auth)).
     pub authenticates: bool,
-    /// It takes exports that this server does not serve at the moment (standby), and asks for them
-    /// with MOVE ([`Move`](super::Move)).
+    /// The client supports exports that this server does not serve at the moment (standby), and
+    /// requests them with MOVE ([`Move`](super::Move)).
     pub gateways: bool,
-    /// The queue depth that its session has; 0 before its first connect.
+    /// Queue depth of the client's session; 0 before its first connect.
     pub queue_depth: u16,
 }
 
 impl ClientExtensions {
-    /// As the room for extensions of CON_REQ holds it.
+    /// Encodes the extensions for CON_REQ.
     pub fn encode(self) -> [u8; 11] {
         let mut out = [0; 11];
         if self != Self::default() {
@@ -52,8 +52,8 @@ impl ClientExtensions {
         out
     }
 
-    /// What a client says. Without our mark it is a client that says nothing; bits and bytes that
-    /// we do not know are ignored.
+    /// Decodes the extensions of CON_REQ. Without the mark the client has no extensions; unknown
+    /// bits and bytes are ignored.
     pub fn decode(ext: &[u8; 11]) -> Self {
         if ext[..4] != MARK {
             return Self::default();

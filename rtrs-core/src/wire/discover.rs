@@ -1,9 +1,10 @@
-//! DISCOVER: our own addition, by which a client lists the exports that it may open.
+//! DISCOVER: an extension with which a client lists the exports that it may open.
 //!
-//! A server that answers it says so in CON_RSP ([`Extensions`](super::Extensions::discover)); to
-//! others it is never sent. It travels as a user message of a READ. The answer is one page of the
-//! list, in the order of the names; the last name of a page is where the next one begins. A page
-//! holds at least one entry, so that a client that asks for the next one gets on.
+//! A server that supports it announces that in CON_RSP
+//! ([`Extensions`](super::Extensions::discover)); it is never sent to other servers. It is the user
+//! message of a READ. The answer is one page of the list, ordered by name; the next page begins
+//! after the last name of a page. A page contains at least one entry, so that a client that
+//! requests page after page makes progress.
 
 use super::bytes::{expect_type, fixed, put, take, u16_at, u32_at};
 use super::error::{Fault, WireError};
@@ -14,21 +15,21 @@ use crate::limits::{NAME_FIELD_LEN, NAME_LEN_MAX};
 const TYPE: u16 = 0x8002;
 const EXPECTED: (u16, &str) = (TYPE, "0x8002 (DISCOVER)");
 
-/// DISCOVER: which exports come after this name.
+/// DISCOVER: requests the exports that follow this name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discover {
-    /// The last name of the page before; empty for the first page.
+    /// Last name of the previous page; empty for the first page.
     pub after: Name,
 }
 
 impl Discover {
-    /// Its type.
+    /// Type of the message.
     pub const TYPE: u16 = TYPE;
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub const LEN: usize = 264;
     const NAME: &str = "DISCOVER";
 
-    /// The message as it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         put(&mut out, 0, TYPE.to_le_bytes());
@@ -36,7 +37,7 @@ impl Discover {
         out
     }
 
-    /// Reads the message.
+    /// Decodes the message.
     ///
     /// # Errors
     /// Short message, wrong type, unterminated name.
@@ -45,7 +46,7 @@ impl Discover {
         Ok(Self { after: Name::from_field(Self::NAME, bytes, 6)? })
     }
 
-    /// As [`Discover::decode`], with the name left where it is.
+    /// Like [`Discover::decode`], but returns the name in place.
     pub(super) fn decode_in_place(bytes: &[u8]) -> Result<&[u8], WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, bytes, EXPECTED)?;
@@ -56,25 +57,25 @@ impl Discover {
     }
 }
 
-/// An export in a [`Page`].
+/// Export in a [`Page`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Discovered {
-    /// What to open; not empty.
+    /// Name of the export; not empty.
     pub name: Name,
     /// Size in sectors of 512 bytes.
     pub sectors: u64,
-    /// Unit of IO in bytes.
+    /// Logical block size in bytes.
     pub block_size: u32,
-    /// Nobody may write.
+    /// The export is read-only.
     pub read_only: bool,
     /// Another session has it open for writing.
     pub written: bool,
-    /// Which disk or file it is, if the server knows.
+    /// Identity of the disk or file, if the server knows it.
     pub id: Option<ExportId>,
 }
 
 impl Discovered {
-    /// Bytes before the name.
+    /// Number of bytes before the name.
     const FIXED: usize = 32;
     const READ_ONLY: u8 = 1;
     const WRITTEN: u8 = 2;
@@ -101,7 +102,7 @@ impl Discovered {
         out.extend(name);
     }
 
-    /// The entry at the start of `bytes`, which start at `at` of the page.
+    /// Decodes the entry at the start of `bytes`, which begin at offset `at` of the page.
     fn decode(bytes: &[u8], at: usize) -> Result<Self, WireError> {
         let short = |need| WireError::short(Page::NAME, at + need, at + bytes.len());
         let fixed: &[u8; Self::FIXED] = bytes.first_chunk().ok_or_else(|| short(Self::FIXED))?;
@@ -122,27 +123,27 @@ impl Discovered {
     }
 }
 
-/// DISCOVER_RSP: a page of the list.
+/// DISCOVER_RSP: page of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// In the order of their names.
+    /// Exports, ordered by name.
     pub exports: Vec<Discovered>,
-    /// There are exports behind the last of these.
+    /// More exports follow after the last of these.
     pub more: bool,
 }
 
 impl Page {
-    /// Room that a client must leave for the answer: for any one export.
+    /// Minimum space that a client must provide for the answer: for any one export.
     pub const LEN_MIN: usize = Self::HEAD + Discovered::FIXED + NAME_LEN_MAX;
-    /// Room that a server uses at most.
+    /// Maximum space that a server uses.
     pub const LEN_MAX: usize = 4096;
-    /// Exports that a page can have at most.
+    /// Maximum number of exports in a page.
     pub const EXPORTS_MAX: usize = (Self::LEN_MAX - Self::HEAD) / (Discovered::FIXED + 1);
     const NAME: &str = "DISCOVER_RSP";
     const HEAD: usize = 8;
     const MORE: u32 = 1;
 
-    /// The page that so much room holds of these exports, which are in order.
+    /// Creates the page of these exports, which are in order, that fits in `room` bytes.
     pub fn fill(exports: impl Iterator<Item = Discovered>, room: usize) -> Self {
         let (mut left, mut page) =
             (room.min(Self::LEN_MAX).saturating_sub(Self::HEAD), Self::default());
@@ -158,7 +159,7 @@ impl Page {
         page
     }
 
-    /// The message as it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; Self::HEAD];
         put(&mut out, 0, TYPE.to_le_bytes());
@@ -169,10 +170,10 @@ impl Page {
         out
     }
 
-    /// Reads the message.
+    /// Decodes the message.
     ///
     /// # Errors
-    /// Short message, wrong type, a name that is none, a page without entries before others.
+    /// Short message, wrong type, an invalid name, or a page without entries that is not the last.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::HEAD] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, head, EXPECTED)?;
@@ -213,7 +214,7 @@ mod tests {
             assert_eq!((page.exports.len(), page.more), (count, true), "{room}");
             assert!(page.encode().len() <= room.max(8));
         }
-        // Both.
+        // Both exports fit.
         let page = Page::fill([long, export(b"y")].into_iter(), Page::LEN_MIN + 33);
         assert_eq!((page.exports.len(), page.more), (2, false));
         assert_eq!(Page::decode(&page.encode()), Ok(page));
@@ -240,7 +241,7 @@ mod tests {
         assert_eq!(fault(8 + 13, 255).unwrap_err(), good.len(), "a name over the end");
         assert_eq!(fault(8 + 32, 0), Err(8 + 13), "a NUL in the name");
         assert!(fault(8 + 14, 7).is_ok(), "reserved");
-        // The second entry's fault counts from the start of the page.
+        // The offset of an error in the second entry counts from the start of the page.
         assert_eq!(fault(8 + 35 + 13, 0), Err(8 + 35 + 13));
     }
 }

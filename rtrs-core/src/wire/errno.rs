@@ -1,8 +1,8 @@
-//! Linux errno values by name, and how they fit the nine error bits of an immediate.
+//! Linux errno values by name, and their mapping to the nine error bits of an immediate.
 //!
-//! The kernel sends the absolute errno modulo 512, so that its internal codes alias: 524
-//! (ENOTSUPP) arrives as ENOMEM, 512 as success. [`fit`] maps them to codes below 512 that mean
-//! the same. Numbers are those of the generic Linux ABI, on every architecture, since a wire
+//! The kernel sends the absolute errno modulo 512, so that its internal codes alias others: 524
+//! (ENOTSUPP) arrives as ENOMEM, 512 as success. [`fit`] maps them to codes below 512 with the same
+//! meaning. The numbers are those of the generic Linux ABI on every architecture, since a wire
 //! value must not depend on the host.
 
 macro_rules! errno {
@@ -12,7 +12,8 @@ macro_rules! errno {
             pub const $name: u16 = $number;
         )*
 
-        /// The name of a positive errno, as in `ENOENT`; words for 0 and for unknown ones.
+        /// Returns the name of a positive errno, such as `ENOENT`; a description for 0 and for
+        /// unknown values.
         pub const fn errno_name(errno: u16) -> &'static str {
             match errno {
                 0 => "no error",
@@ -37,17 +38,17 @@ errno! {
     130 EOWNERDEAD 131 ENOTRECOVERABLE
 }
 
-/// Errors below this fit an immediate.
+/// Errors below this value fit in an immediate.
 pub const ERRNO_END: u16 = 512;
 
-/// An errno of either sign as a positive code below 512; 0 only for 0.
+/// Maps an errno of either sign to a positive code below 512; 0 only for 0.
 pub const fn fit(errno: i32) -> u16 {
     match errno.unsigned_abs() {
         #[allow(clippy::cast_possible_truncation, reason = "below 512")]
         code @ 0..512 => code as u16,
-        // The kernel's own restart codes.
+        // Internal restart codes of the kernel.
         512..=516 => EINTR,
-        // Probe again later, jukebox: try again.
+        // Probe again later, and jukebox: try again.
         517 | 528 => EAGAIN,
         518 => ESTALE,
         524 => EOPNOTSUPP,

@@ -1,58 +1,58 @@
-//! What was wrong with a peer's bytes, and at which byte.
+//! Decoding errors, with the position of the invalid byte.
 //!
-//! One small `Copy` error for every decoder, so that refusing a message costs no more than
-//! taking it. The byte counts from the start of the message named, except where the text says
-//! that a chunk is meant. It never carries content of the message beyond one number.
+//! All decoders share one small `Copy` error, so that refusing a message costs no more than
+//! accepting it. Positions count from the start of the named message, except where the text refers
+//! to a chunk. The error contains no content of the message beyond one number.
 
 use std::fmt;
 
 use super::errno;
 
-/// Why bytes are not the message they should be.
+/// Reason why bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireError {
-    /// Which message, by its name in docs/PROTOCOL.md.
+    /// Name of the message in docs/PROTOCOL.md.
     pub message: &'static str,
-    /// Which byte is at fault: the first of the wrong field, or the length that was there.
+    /// Offset of the error: the first byte of the wrong field, or the actual length.
     pub at: usize,
-    /// What is wrong there.
+    /// Kind of error.
     pub fault: Fault,
 }
 
-/// What is wrong with a field.
+/// Kind of error in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
     /// The message ends before its fixed part does.
     Short {
-        /// Bytes the message needs.
+        /// Required number of bytes.
         need: usize,
-        /// Bytes that are there.
+        /// Actual number of bytes.
         have: usize,
     },
-    /// A field has a value it must not have.
+    /// A field has an invalid value.
     Value {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// What it says.
+        /// Actual value.
         found: u64,
-        /// What it may say, in words.
+        /// Valid values, in words.
         expected: &'static str,
     },
-    /// Two fields do not fit each other.
+    /// Two fields are inconsistent.
     Mismatch {
-        /// The field at fault.
+        /// Name of the wrong field.
         field: &'static str,
-        /// What it says.
+        /// Actual value.
         found: u64,
-        /// What it is held against.
+        /// Name of the limit.
         against: &'static str,
-        /// What that says.
+        /// Value of the limit.
         bound: u64,
     },
-    /// A name has no NUL inside its field.
+    /// A name has no NUL within its field.
     Unterminated,
-    /// An operation this version does not know.
+    /// Unknown operation.
     UnknownOp(u8),
 }
 
@@ -80,7 +80,7 @@ impl WireError {
         Self { message, at, fault: Fault::Mismatch { field, found, against, bound } }
     }
 
-    /// The errno to answer a request with that has this fault, where it gets an answer.
+    /// Returns the errno with which to answer a request with this error, if it is answered.
     pub const fn errno(&self) -> u16 {
         match self.fault {
             Fault::UnknownOp(_) => errno::EOPNOTSUPP,

@@ -1,8 +1,8 @@
 //! RNBD's control messages: SESS_INFO, OPEN, CLOSE and the answers to the first two.
 //!
-//! A client sends them as user headers on the service connection; the server writes the answers
-//! to memory the client named. What the fields mean for a device, and which values suit a kernel
-//! client, is in docs/PROTOCOL.md; nothing here validates a device.
+//! A client sends them as user headers on the service connection; the server writes the answers to
+//! memory given by the client. docs/PROTOCOL.md describes the meaning of the fields, and values
+//! suitable for a kernel client; this module does not validate devices.
 
 use super::RNBD_VERSION;
 use super::bytes::{expect_type, fixed, put, take};
@@ -23,7 +23,7 @@ message! {
 }
 
 impl Default for SessInfo {
-    /// The message of this implementation.
+    /// Returns the message of this implementation.
     fn default() -> Self {
         Self { ver: RNBD_VERSION }
     }
@@ -38,7 +38,7 @@ message! {
 }
 
 impl SessInfoRsp {
-    /// The answer to a client's SESS_INFO.
+    /// Returns the answer to a client's SESS_INFO.
     pub fn answer(to: SessInfo) -> Self {
         Self { ver: to.ver.min(RNBD_VERSION) }
     }
@@ -59,27 +59,27 @@ codes! {
 }
 
 impl AccessMode {
-    /// True when the client may write.
+    /// Returns true if the client may write.
     pub const fn may_write(self) -> bool {
         !matches!(self, Self::ReadOnly)
     }
 }
 
-/// OPEN: asks for a device by name.
+/// OPEN: requests a device by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Open {
-    /// What for.
+    /// Access mode.
     pub access: AccessMode,
-    /// Which; what names mean is the server's choice.
+    /// Name of the device; the server defines the meaning of names.
     pub dev_name: Name,
 }
 
 impl Open {
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub const LEN: usize = 264;
     const NAME: &str = "OPEN";
 
-    /// The message as it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         put(&mut out, 0, TYPE_OPEN.to_le_bytes());
@@ -88,7 +88,7 @@ impl Open {
         out
     }
 
-    /// Reads the message.
+    /// Decodes the message.
     ///
     /// # Errors
     /// Short message, wrong type, unknown access mode, unterminated name.
@@ -97,7 +97,7 @@ impl Open {
         Ok(Self { access, dev_name: Name::from_field(Self::NAME, bytes, 6)? })
     }
 
-    /// As [`Open::decode`], with the name left where it is.
+    /// Like [`Open::decode`], but returns the name in place.
     pub(super) fn decode_in_place(bytes: &[u8]) -> Result<(AccessMode, &[u8]), WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, bytes, (TYPE_OPEN, "2 (OPEN)"))?;
@@ -165,21 +165,23 @@ message! {
     }
 }
 
-/// What the long OPEN_RSP has beyond the short one. Ours: a client asks for it with a longer read
-/// descriptor, if the server announced it ([`Extensions`](super::Extensions::identity)).
+/// Fields of the long OPEN_RSP beyond the short one. An extension: a client requests it with a
+/// longer read descriptor, if the server announced it
+/// ([`Extensions`](super::Extensions::identity)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenRspTail {
-    /// Which export it is, if the server knows.
+    /// Identity of the export, if the server knows it.
     pub export: Option<ExportId>,
-    /// What the server will repeat if it ends the session for good.
+    /// Secret that the server repeats if it evicts the session.
     pub secret: EvictionSecret,
-    /// How the server stands, if the export moves between servers. A client that does not take that
-    /// ([`ClientExtensions::gateways`](super::ClientExtensions::gateways)) opens active ones only.
+    /// State of the server as a gateway, if the export can move between servers. A client that does
+    /// not support this ([`ClientExtensions::gateways`](super::ClientExtensions::gateways)) can
+    /// open active ones only.
     pub standing: Option<Standing>,
 }
 
 impl OpenRspTail {
-    /// Bytes of the long message, the short one included.
+    /// Length of the long message in bytes, including the short one.
     pub const LONG_LEN: usize = 128;
     const NAME: &str = "OPEN_RSP (long)";
     const PRESENT: u8 = 1;
@@ -187,7 +189,7 @@ impl OpenRspTail {
     const MOVES: u8 = 4;
     const STANDBY: u8 = 8;
 
-    /// The long message as it travels.
+    /// Encodes the long message.
     pub fn encode(&self, rsp: &OpenRsp) -> [u8; Self::LONG_LEN] {
         let mut out = [0; Self::LONG_LEN];
         put(&mut out, 0, rsp.encode());
@@ -203,7 +205,7 @@ impl OpenRspTail {
         out
     }
 
-    /// Reads what follows the short message.
+    /// Decodes the part that follows the short message.
     ///
     /// # Errors
     /// Short message.
@@ -221,8 +223,8 @@ impl OpenRspTail {
     }
 }
 
-/// Why an OPEN is refused, in words. Ours: a server writes it where the client asked for the long
-/// OPEN_RSP, in front of the answer with the errno.
+/// Reason for refusing an OPEN, as text. An extension: if the client requested the long OPEN_RSP, a
+/// server writes the text before it sends the answer with the errno.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenRefusal(String);
 
@@ -230,7 +232,7 @@ impl OpenRefusal {
     const MARK: [u8; 4] = *b"RTRX";
     const TEXT_AT: usize = 8;
 
-    /// The words; what does not fit is cut.
+    /// Creates the text; it is truncated if it does not fit.
     pub fn new(text: &str) -> Self {
         let mut end = text.len().min(OpenRspTail::LONG_LEN - Self::TEXT_AT);
         while !text.is_char_boundary(end) {
@@ -239,7 +241,7 @@ impl OpenRefusal {
         Self(text[..end].to_owned())
     }
 
-    /// As it travels.
+    /// Encodes the text.
     pub fn encode(&self) -> [u8; OpenRspTail::LONG_LEN] {
         let mut out = [0; OpenRspTail::LONG_LEN];
         put(&mut out, 0, Self::MARK);
@@ -248,8 +250,8 @@ impl OpenRefusal {
         out
     }
 
-    /// Reads what a server may have written to a cleared answer; None if it wrote nothing. Control
-    /// characters are replaced, since the text goes to logs and terminals.
+    /// Decodes the text that a server may have written to a cleared answer; None if it wrote
+    /// nothing. Control characters are replaced, since the text is shown in logs and terminals.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let text = bytes.strip_prefix(&Self::MARK)?;
         let text = text.get(Self::TEXT_AT - 4..)?.get(..usize::from(*text.first()?))?;
@@ -257,7 +259,7 @@ impl OpenRefusal {
         Some(Self(text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()))
     }
 
-    /// The words.
+    /// Returns the text.
     pub fn text(&self) -> &str {
         &self.0
     }
@@ -318,7 +320,7 @@ mod tests {
         assert_eq!(OpenRefusal::decode(&bytes), Some(refusal));
         let long = OpenRefusal::new(&"\u{e9}".repeat(100));
         assert_eq!(OpenRefusal::decode(&long.encode()).unwrap().text().len(), 120);
-        // Nothing was written, lengths that lie, a forged line of a log.
+        // The answer is empty, has invalid lengths, or contains a forged log line.
         assert_eq!(OpenRefusal::decode(&[0; OpenRspTail::LONG_LEN]), None);
         assert_eq!(OpenRefusal::decode(b"RTRX"), None);
         assert_eq!(OpenRefusal::decode(b"RTRX\x05\0\0\0four"), None);

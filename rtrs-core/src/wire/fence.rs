@@ -1,17 +1,17 @@
-//! FENCE: our own addition, by which a client has a dead path's late requests discarded.
+//! FENCE: an extension with which a client makes the server discard late requests of a dead path.
 //!
-//! A server that knows it says so in bytes of CON_RSP that the kernel's server leaves zero
-//! ([`Extensions`]); to others it is never sent. It travels as a user message of a WRITE without
-//! data, on a connection of another path of the session, and is answered like a CLOSE. The answer
-//! promises: no request of the named path, from connects up to the named one, will begin any more;
-//! those that run hold their permits until they have ended (docs/FENCE.md).
+//! A server that supports it announces that in bytes of CON_RSP that the kernel's server leaves
+//! zero ([`Extensions`]); it is never sent to other servers. It is the user message of a WRITE
+//! without data, on a connection of another path of the session, and is answered like a CLOSE. The
+//! answer guarantees that no request of the named path, from connects up to the named one, will
+//! begin any more; running requests hold their permits until they have ended (docs/FENCE.md).
 
 use super::bytes::{put, take, u32_at};
 use super::error::WireError;
 use crate::identity::ServerProcess;
 use crate::ids::PathUuid;
 
-/// Opens the extensions in CON_RSP.
+/// Mark at the start of the extensions in CON_RSP.
 const MARK: [u8; 4] = *b"RTRX";
 const LENGTHS: u32 = 1;
 const FENCE: u32 = 2;
@@ -25,43 +25,43 @@ const GATEWAYS: u32 = 256;
 const IDLE: u32 = 512;
 const PROCESS: u32 = 1024;
 
-/// What a server keeps to and can do beyond the kernel's: 36 bytes at 20 of CON_RSP, where kernels
-/// have zeroes.
+/// Guarantees and features of a server beyond the kernel's: 36 bytes at offset 20 of CON_RSP, where
+/// kernels send zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
-    /// Its discards and write zeroes clear as much as they are asked to. Kernel servers of Linux
-    /// 6.12 to 6.18 lose that length, do nothing and report success, and no byte of theirs tells
-    /// them apart from others.
+    /// The server's discards and write zeroes clear the whole requested length. Kernel servers of
+    /// Linux 6.12 to 6.18 lose that length, do nothing and report success, and nothing in their
+    /// messages distinguishes them from others.
     pub lengths: bool,
-    /// It takes FENCE.
+    /// The server supports FENCE.
     pub fence: bool,
-    /// OPEN_RSP says when unflushed writes are lost.
+    /// OPEN_RSP shows when unflushed writes are lost.
     pub cache_id: bool,
-    /// It has an identity and a long OPEN_RSP. In an accept these are the bytes of its
+    /// The server has an identity and a long OPEN_RSP. In an accept these are the bytes of its
     /// [`ServerId`](crate::identity::ServerId), zeroes for none; in a reject with ESTALE those of
     /// the session's [`EvictionSecret`](crate::identity::EvictionSecret).
     pub identity: Option<[u8; 16]>,
-    /// It sends CHANGED ([`Imm::Changed`](super::Imm::Changed)) to clients that take it.
+    /// The server sends CHANGED ([`Imm::Changed`](super::Imm::Changed)) to clients that support it.
     pub changed: bool,
-    /// Answers on this path carry its times ([`TimedRkeyRsp`](super::TimedRkeyRsp)). Only with
-    /// NEW_RKEY, and to a client that takes them.
+    /// Answers on this path contain the server's times ([`TimedRkeyRsp`](super::TimedRkeyRsp)).
+    /// Only with NEW_RKEY, and to a client that supports them.
     pub times: bool,
-    /// It takes DISCOVER.
+    /// The server supports DISCOVER.
     pub discover: bool,
-    /// In an accept: until the client has proved who it is, with AUTH, the server answers nothing
-    /// else on this path. In a reject: a client that can prove that may be let in.
+    /// In an accept: the server answers nothing else on this path until the client has proved its
+    /// identity with AUTH. In a reject: a client that can prove its identity may be admitted.
     pub authenticate: bool,
-    /// It has exports that move between servers, and takes MOVE ([`Move`](super::Move)).
+    /// The server has exports that move between servers, and supports MOVE ([`Move`](super::Move)).
     pub gateways: bool,
-    /// It takes what HB_MSG announces ([`Imm::Heartbeat`](super::Imm::Heartbeat)): the longest time
-    /// between two of an idle path that it waits for, in milliseconds.
+    /// The server supports announcements in HB_MSG ([`Imm::Heartbeat`](super::Imm::Heartbeat)): the
+    /// longest interval on an idle path for which it waits, in milliseconds.
     pub idle_ms: Option<u32>,
-    /// Which process of the server it is. A FENCE names the process to which its path led.
+    /// Process of the server. A FENCE names the process to which its path was connected.
     pub process: Option<ServerProcess>,
 }
 
 impl Extensions {
-    /// Everything this implementation's server can do on all paths, where it has no id.
+    /// All features of this implementation's server that apply to every path, without an ID.
     pub const OURS: Self = Self {
         lengths: true,
         fence: true,
@@ -76,7 +76,7 @@ impl Extensions {
         process: None,
     };
 
-    /// As the room for extensions of CON_RSP holds it.
+    /// Encodes the extensions for CON_RSP.
     pub fn encode(self) -> [u8; 36] {
         let mut out = [0; 36];
         if self != Self::default() {
@@ -103,8 +103,8 @@ impl Extensions {
         out
     }
 
-    /// What a server says. Without our mark it is a server without any; bits we do not know are
-    /// ignored.
+    /// Decodes the extensions of CON_RSP. Without the mark the server has no extensions; unknown
+    /// bits are ignored.
     pub fn decode(ext: &[u8; 36]) -> Self {
         if ext[..4] != MARK {
             return Self::default();
@@ -140,7 +140,8 @@ message! {
 }
 
 impl Fence {
-    /// True when a connect with this count is meant. Counts wrap: the nearer half is earlier.
+    /// Returns true if the fence covers a connect with this count. Counts wrap around: the nearer
+    /// half is earlier.
     pub const fn covers(&self, recon_cnt: u16) -> bool {
         self.recon_cnt.wrapping_sub(recon_cnt) < 0x8000
     }

@@ -1,9 +1,9 @@
-//! MOVE: our own addition, by which a session has an export served by another gateway.
+//! MOVE: an extension with which a session requests that another gateway serves an export.
 //!
-//! A server that has such exports says so in CON_RSP
-//! ([`Extensions::gateways`](super::Extensions::gateways)); to others it is never sent. It travels
-//! as a user message of a WRITE without data, and is answered at once: the move has begun. Its end
-//! is a CHANGED, or that of the path (docs/PROTOCOL.md, "Gateways").
+//! A server with such exports announces that in CON_RSP
+//! ([`Extensions::gateways`](super::Extensions::gateways)); it is never sent to other servers. It
+//! is the user message of a WRITE without data, and is answered at once, when the move has begun.
+//! The move ends with a CHANGED, or with the end of the path (docs/PROTOCOL.md, "Gateways").
 
 use super::error::WireError;
 

@@ -1,9 +1,9 @@
-//! The 32-bit immediate: four bits of type, 28 of payload.
+//! The 32-bit immediate: four type bits and 28 payload bits.
 //!
-//! A request's payload holds permit and offset; how many bits each gets follows from the queue
-//! depth and is a [`MemBits`]. Values here are host integers; a provider puts them on the wire
-//! big-endian. Decoding is total: what is no known immediate is [`Imm::Unknown`], which both ends
-//! log and pass over, as kernels do.
+//! A request's payload contains permit and offset; the number of bits of each follows from the
+//! queue depth and is a [`MemBits`]. Values here are host integers; a provider sends them
+//! big-endian. Decoding never fails: an unknown immediate is [`Imm::Unknown`], which both ends log
+//! and ignore, as kernels do.
 
 use super::errno;
 use crate::ids::PermitId;
@@ -21,72 +21,73 @@ const RSP_ID_BITS: u32 = 19;
 const RSP_ID_MASK: u32 = (1 << RSP_ID_BITS) - 1;
 const RSP_ERRNO_MASK: u32 = 0x1ff;
 
-/// Offset bits of a request's immediate; the permit has the rest of the 28.
+/// Number of offset bits in a request's immediate; the permit has the rest of the 28.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemBits(u8);
 
 impl MemBits {
-    /// `28 - ceil(log2(queue_depth))`: 12 to 28. A depth of 0 counts as 1.
+    /// Returns the number of offset bits for a queue depth: `28 - ceil(log2(queue_depth))`, which
+    /// is 12 to 28. A depth of 0 counts as 1.
     #[allow(clippy::cast_possible_truncation, reason = "12 to 28")]
     pub const fn for_depth(queue_depth: u16) -> Self {
         Self((IMM_PAYLOAD_BITS - ceil_log2(queue_depth as u32)) as u8)
     }
 
-    /// The number of offset bits.
+    /// Returns the number of offset bits.
     pub const fn get(self) -> u32 {
         self.0 as u32
     }
 
-    /// True when the permit and an offset of that many bytes fit. A [`crate::limits::Limits`]
-    /// guarantees it for its permits and offsets inside its chunks.
+    /// Returns true if the permit and the offset fit. A [`crate::limits::Limits`] guarantees this
+    /// for its permits and for offsets inside its chunks.
     pub const fn fits(self, permit: PermitId, offset: u32) -> bool {
         offset >> self.0 == 0 && (permit.0 as u32) >> (IMM_PAYLOAD_BITS - self.0 as u32) == 0
     }
 }
 
-/// What an immediate says.
+/// Decoded immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Imm {
-    /// IO_REQ, client to server: a request lies in this chunk.
+    /// IO_REQ, client to server: this chunk contains a request.
     Request {
-        /// The chunk, named by the client's permit.
+        /// Permit of the client, which selects the chunk.
         permit: PermitId,
-        /// Where the RTRS message lies, in bytes from the chunk's start.
+        /// Offset of the RTRS message in the chunk.
         offset: u32,
     },
-    /// IO_RSP or IO_RSP_W_INV, server to client: the request of this permit ended.
+    /// IO_RSP or IO_RSP_W_INV, server to client: the request of this permit has ended.
     Response {
-        /// The permit that comes home.
+        /// Permit that is returned.
         permit: PermitId,
         /// 0, or a positive errno below 512.
         errno: u16,
-        /// A SEND_WITH_INV went before.
+        /// A SEND_WITH_INV was sent before.
         invalidated: bool,
     },
-    /// HB_MSG: answer at once.
+    /// HB_MSG: requires an immediate answer.
     Heartbeat {
-        /// Ours: if the path stays idle, the sender's next one follows within so many milliseconds,
-        /// below 2^28. 0: nothing is said. Sent only to a server that takes it
+        /// Extension: if the path stays idle, the sender's next one follows within this number of
+        /// milliseconds, below 2^28. 0: no announcement. Sent only to a server that supports it
         /// ([`Extensions`](super::Extensions)).
         next_ms: u32,
     },
-    /// HB_ACK: the answer.
+    /// HB_ACK: answer to HB_MSG.
     HeartbeatAck,
-    /// CHANGED, server to client, ours: the size of this device has changed, or its export was
-    /// removed. The client is to open the export again. Sent only to a client that takes it.
+    /// CHANGED, server to client, an extension: the size of this device has changed, or its export
+    /// was removed. The client must open the export again. Sent only to a client that supports it.
     Changed {
-        /// The device's ID in the session, below 2^28.
+        /// ID of the device in the session, below 2^28.
         device: u32,
     },
-    /// Anything else, whole.
+    /// Any other immediate, unchanged.
     Unknown(u32),
 }
 
 impl Imm {
-    /// The immediate of anything but a request.
+    /// Encodes any immediate except a request.
     ///
     /// # Panics
-    /// For a request, which needs [`Imm::encode_with`].
+    /// Panics for a request, which needs [`Imm::encode_with`].
     pub fn encode(self) -> u32 {
         match self {
             Self::Request { .. } => panic!("a request's immediate needs the session's MemBits"),
@@ -94,15 +95,17 @@ impl Imm {
         }
     }
 
-    /// The immediate. An errno above nine bits is mapped, not cut ([`errno::fit`]).
+    /// Encodes the immediate. An errno of more than nine bits is mapped, not truncated
+    /// ([`errno::fit`]).
     ///
     /// # Panics
-    /// When a request's permit or offset do not fit, or a device's ID: it would name another.
+    /// Panics if a request's permit or offset, or a device's ID, does not fit, because it would
+    /// refer to another one.
     pub fn encode_with(self, bits: MemBits) -> u32 {
         let (kind, payload) = match self {
             Self::Request { permit, offset } => {
                 assert!(bits.fits(permit, offset), "permit {permit}, offset {offset}: {bits:?}");
-                // One permit and 28 offset bits: the shift leaves zero, which is the permit.
+                // With one permit and 28 offset bits the shift yields zero, which is the permit.
                 (TYPE_IO_REQ, (u32::from(permit.0) << bits.0) | offset)
             }
             Self::Response { permit, errno, invalidated } => {
@@ -121,12 +124,12 @@ impl Imm {
         (kind << IMM_PAYLOAD_BITS) | payload
     }
 
-    /// Reads an immediate at a client, where requests do not arrive: they are unknown.
+    /// Decodes an immediate at a client. Clients receive no requests, so those are unknown.
     pub fn decode(imm: u32) -> Self {
         let payload = imm & PAYLOAD_MASK;
         match imm >> IMM_PAYLOAD_BITS {
             kind @ (TYPE_IO_RSP | TYPE_IO_RSP_W_INV) => {
-                // 19 bits of id on the wire, but a depth has 16: higher ids are nobody's.
+                // The wire has 19 bits for the ID, but a depth has 16: higher IDs are invalid.
                 let Ok(permit) = u16::try_from(payload & RSP_ID_MASK) else {
                     return Self::Unknown(imm);
                 };
@@ -142,13 +145,13 @@ impl Imm {
         }
     }
 
-    /// Reads an immediate at a server. Permit and offset are still to be held against the queue
+    /// Decodes an immediate at a server. The caller must check permit and offset against the queue
     /// depth and the chunk size: outside them the path ends.
     pub fn decode_with(imm: u32, bits: MemBits) -> Self {
         if imm >> IMM_PAYLOAD_BITS != TYPE_IO_REQ {
             return Self::decode(imm);
         }
-        // At least 12 offset bits, so that at most 16 are left for the permit.
+        // There are at least 12 offset bits, so at most 16 are left for the permit.
         #[allow(clippy::cast_possible_truncation, reason = "at most 16 bits")]
         let permit = PermitId((imm >> bits.0) as u16);
         Self::Request { permit, offset: imm & ((1 << bits.0) - 1) }
@@ -210,7 +213,8 @@ mod tests {
         assert!(bits.fits(PermitId(511), (1 << 19) - 1));
         assert!(!bits.fits(PermitId(511), 1 << 19));
         assert!(!bits.fits(PermitId(512), 0));
-        // A depth that is no power of two has numbers to spare; the depth itself rules them out.
+        // A depth that is not a power of two leaves unused numbers, which the check of the depth
+        // rejects.
         assert!(MemBits::for_depth(500).fits(PermitId(511), 0));
     }
 

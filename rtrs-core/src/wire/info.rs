@@ -1,7 +1,7 @@
 //! INFO_REQ and INFO_RSP: the introduction of a path on its service connection.
 //!
-//! The client names its session; the server answers with the descriptors of its chunks, one for
-//! all or up to one each. [`InfoRsp::chunks`] expands them into a table, one entry a permit, and
+//! The client names its session; the server answers with the descriptors of its chunks, one for all
+//! or up to one each. [`InfoRsp::chunks`] expands them to a table with one entry per permit, and
 //! makes every check of the kernel's client (rtrs-clt.c, process_info_rsp). This runs once per
 //! connect and may allocate.
 
@@ -13,22 +13,22 @@ use super::name::Name;
 use crate::ids::Rkey;
 use crate::limits::{IMM_PAYLOAD_BITS, ceil_log2};
 
-/// INFO_REQ, sent as the first message of connection 0.
+/// INFO_REQ, the first message of the client on connection 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InfoReq {
-    /// The session's name. Servers refuse '/' and '.' in it: [`Name::check_session_name`].
+    /// Name of the session. Servers refuse '/' and '.' in it: [`Name::check_session_name`].
     pub session_name: Name,
 }
 
 impl InfoReq {
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub const LEN: usize = 272;
-    /// Room for extensions: zero, and ignored by kernels.
+    /// Space for extensions: zero, and ignored by kernels.
     pub const EXT: Range<usize> = 257..272;
     const NAME: &str = "INFO_REQ";
     const TYPE: u16 = 0;
 
-    /// The message as it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         put(&mut out, 0, Self::TYPE.to_le_bytes());
@@ -36,7 +36,7 @@ impl InfoReq {
         out
     }
 
-    /// Reads the message. The name is not yet validated as a session's.
+    /// Decodes the message. The name is not yet validated as a session name.
     ///
     /// # Errors
     /// Short message, wrong type, unterminated name.
@@ -61,12 +61,12 @@ message! {
 }
 
 impl SgDesc {
-    /// The descriptor as it travels.
+    /// Encodes the descriptor.
     pub fn encode(&self) -> [u8; Self::LEN] {
         self.store()
     }
 
-    /// Reads a descriptor; any bytes are one.
+    /// Decodes a descriptor; any 16 bytes are valid.
     ///
     /// # Errors
     /// Fewer than 16 bytes.
@@ -78,34 +78,34 @@ impl SgDesc {
 /// INFO_RSP, the first message of the server on connection 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InfoRsp {
-    /// Descriptors of the chunks in order of their numbers.
+    /// Descriptors of the chunks, ordered by chunk number.
     pub descs: Vec<SgDesc>,
 }
 
 impl InfoRsp {
-    /// Bytes before the descriptors.
+    /// Number of bytes before the descriptors.
     pub const HEAD_LEN: usize = 8;
-    /// Room for extensions: zero, and ignored by kernels.
+    /// Space for extensions: zero, and ignored by kernels.
     pub const EXT: Range<usize> = 4..8;
     const NAME: &str = "INFO_RSP";
     const TYPE: u16 = 1;
 
-    /// Bytes of a message with that many descriptors. A client posts a receive of
+    /// Returns the length of a message with that many descriptors. A client posts a receive of
     /// `len_for(queue_depth)`.
     pub const fn len_for(descs: usize) -> usize {
         Self::HEAD_LEN + SgDesc::LEN * descs
     }
 
-    /// Bytes of this message.
+    /// Returns the length of this message.
     pub const fn encoded_len(&self) -> usize {
         Self::len_for(self.descs.len())
     }
 
-    /// Writes the message to the front of `out` and returns its length.
+    /// Writes the message to the start of `out` and returns its length.
     ///
     /// # Panics
-    /// When `out` is shorter than [`InfoRsp::encoded_len`] or there are more than 65535
-    /// descriptors: both are the caller's own sums.
+    /// Panics if `out` is shorter than [`InfoRsp::encoded_len`], or if there are more than 65535
+    /// descriptors: the caller controls both.
     pub fn encode(&self, out: &mut [u8]) -> usize {
         let count = u16::try_from(self.descs.len()).expect("at most one descriptor per chunk");
         let (head, tail) = out[..self.encoded_len()].split_at_mut(Self::HEAD_LEN);
@@ -118,7 +118,7 @@ impl InfoRsp {
         self.encoded_len()
     }
 
-    /// Reads the message. Its sums are validated by [`InfoRsp::chunks`].
+    /// Decodes the message. Its descriptors are validated by [`InfoRsp::chunks`].
     ///
     /// # Errors
     /// Short message, wrong type, no descriptor.
@@ -137,12 +137,12 @@ impl InfoRsp {
         Ok(Self { descs: descs.collect::<Result<_, _>>()? })
     }
 
-    /// The chunks, one entry a permit, each `chunk_size` bytes long.
+    /// Returns the chunks, one entry per permit, each `chunk_size` bytes long.
     ///
     /// # Errors
-    /// The count does not divide the depth; a length is zero or no multiple of the chunk; the
-    /// chunks are not covered exactly; the pool exceeds 32 bits; descriptor count and chunk break
-    /// the 28-bit rule; an address runs over.
+    /// The count does not divide the depth; a length is zero or not a multiple of the chunk size;
+    /// the chunks are not covered exactly; the pool exceeds 32 bits; descriptor count and chunk
+    /// size violate the 28-bit rule; an address overflows.
     pub fn chunks(&self, queue_depth: u16, chunk_size: u32) -> Result<Vec<SgDesc>, WireError> {
         let depth = usize::from(queue_depth);
         let count = self.descs.len();
@@ -152,7 +152,7 @@ impl InfoRsp {
         if count == 0 || !depth.is_multiple_of(count) || depth == 0 {
             return Err(mismatch(2, "sg_cnt", count as u64, "queue depth", depth as u64));
         }
-        // At most 65535, as it divides the depth.
+        // At most 65535, because it divides the depth.
         #[allow(clippy::cast_possible_truncation, reason = "at most 65535")]
         let bits = ceil_log2(count as u32) + ceil_log2(chunk_size);
         let pool = u32::from(queue_depth).checked_mul(chunk_size);

@@ -1,8 +1,8 @@
-//! The two messages of every IO: RNBD's header, and RTRS's READ or WRITE behind it.
+//! The two messages of every IO: RNBD's header, followed by RTRS's READ or WRITE.
 //!
-//! They lie in a chunk, where `chunk.rs` puts and finds them. The hottest messages of all: plain
-//! values, no allocation, constant offsets. Which header fits which RTRS message is validated by
-//! [`super::ChunkRequest`].
+//! They are in a chunk, where `chunk.rs` places and locates them. They are the most frequent
+//! messages, so they are plain values at constant offsets, without allocation.
+//! [`super::ChunkRequest`] validates the combination of header and RTRS message.
 
 use super::RNBD_VERSION;
 use super::bytes::{expect_type, fixed, put, take, u16_at};
@@ -36,28 +36,29 @@ codes! {
     }
 }
 
-/// The `rw` field: operation in the low eight bits, flags above. Unknown flags are kept and
+/// The `rw` field: the operation in the low eight bits, flags above. Unknown flags are kept and
 /// ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rw(pub u32);
 
 impl Rw {
-    /// A read without flags; the kernel's client always adds [`Rw::sync`].
+    /// Read without flags; the kernel's client always adds [`Rw::sync`].
     pub const READ: Self = Self(0);
-    /// A write without flags.
+    /// Write without flags.
     pub const WRITE: Self = Self(1);
-    /// A flush without flags; kernels send it as 0x302, from 7.0 on as 0x702.
+    /// Flush without flags; kernels send it as 0x302, from 7.0 on as 0x702.
     pub const FLUSH: Self = Self(2);
-    /// A discard.
+    /// Discard.
     pub const DISCARD: Self = Self(3);
-    /// A secure erase.
+    /// Secure erase.
     pub const SECURE_ERASE: Self = Self(4);
     /// Write zeroes. Only for servers that announced a limit for it.
     pub const WRITE_ZEROES: Self = Self(5);
-    /// Extents. Ours: for servers that announced [`OpenRsp::extents`](super::OpenRsp::extents).
+    /// Extents. An extension, for servers that announced
+    /// [`OpenRsp::extents`](super::OpenRsp::extents).
     pub const EXTENTS: Self = Self(128);
 
-    /// A partial write. Ours: for servers that announced
+    /// Partial write. An extension, for servers that announced
     /// [`OpenRsp::partial_writes`](super::OpenRsp::partial_writes).
     pub const PARTIAL_WRITE: Self = Self(129);
 
@@ -66,48 +67,49 @@ impl Rw {
     const FUA: u32 = 0x200;
     const PREFLUSH: u32 = 0x400;
     const NOUNMAP: u32 = 0x800;
-    /// Ours, far from the kernel's flags.
+    /// Extension flag, far from the kernel's flags.
     const FAST_ONLY: u32 = 0x8000_0000;
 
     const fn with(self, flag: u32, on: bool) -> Self {
         if on { Self(self.0 | flag) } else { Self(self.0 & !flag) }
     }
 
-    /// Somebody waits for it.
+    /// Marks the IO as synchronous: its submitter waits for it.
     #[must_use]
     pub const fn sync(self) -> Self {
         self.with(Self::SYNC, true)
     }
 
-    /// Durable when answered.
+    /// Sets whether the write must be durable when it is answered.
     #[must_use]
     pub const fn fua(self, on: bool) -> Self {
         self.with(Self::FUA, on)
     }
 
-    /// Earlier writes are made durable first (Linux 7.0).
+    /// Sets whether earlier writes are made durable first (Linux 7.0).
     #[must_use]
     pub const fn preflush(self, on: bool) -> Self {
         self.with(Self::PREFLUSH, on)
     }
 
-    /// Write zeroes must leave the range allocated (Linux 7.0).
+    /// Sets whether write zeroes must leave the range allocated (Linux 7.0).
     #[must_use]
     pub const fn no_unmap(self, on: bool) -> Self {
         self.with(Self::NOUNMAP, on)
     }
 
-    /// Write zeroes fails with EOPNOTSUPP where it would not be quicker than writing zeroes. Ours:
-    /// for servers that announced [`OpenRsp::fast_zero`](super::OpenRsp::fast_zero).
+    /// Sets whether write zeroes must fail with EOPNOTSUPP unless it is quicker than writing zeroes
+    /// as data. An extension, for servers that announced
+    /// [`OpenRsp::fast_zero`](super::OpenRsp::fast_zero).
     #[must_use]
     pub const fn fast_only(self, on: bool) -> Self {
         self.with(Self::FAST_ONLY, on)
     }
 
-    /// The operation.
+    /// Returns the operation.
     ///
     /// # Errors
-    /// The byte of an unknown one. (The kernel's server would run it as a read.)
+    /// Returns the code of an unknown operation. (The kernel's server would run it as a read.)
     pub const fn op(self) -> Result<RwOp, u8> {
         let code = (self.0 & Self::OP) as u8;
         match RwOp::from_wire(code) {
@@ -116,27 +118,27 @@ impl Rw {
         }
     }
 
-    /// Somebody waits for it.
+    /// Returns true if the submitter waits for the IO.
     pub const fn is_sync(self) -> bool {
         self.0 & Self::SYNC != 0
     }
 
-    /// Durable when answered.
+    /// Returns true if the write must be durable when it is answered.
     pub const fn is_fua(self) -> bool {
         self.0 & Self::FUA != 0
     }
 
-    /// Earlier writes are made durable first.
+    /// Returns true if earlier writes are made durable first.
     pub const fn is_preflush(self) -> bool {
         self.0 & Self::PREFLUSH != 0
     }
 
-    /// Write zeroes must leave the range allocated.
+    /// Returns true if write zeroes must leave the range allocated.
     pub const fn is_no_unmap(self) -> bool {
         self.0 & Self::NOUNMAP != 0
     }
 
-    /// Write zeroes must be quicker than writing zeroes, or fail.
+    /// Returns true if write zeroes must be quicker than writing zeroes as data, or fail.
     pub const fn is_fast_only(self) -> bool {
         self.0 & Self::FAST_ONLY != 0
     }
@@ -161,19 +163,19 @@ message! {
 }
 
 impl IoHeader {
-    /// Bytes that a peer sends at least: version 1 has 24, a 32-bit version 2 has 28.
+    /// Minimum number of bytes that a peer sends: version 1 has 24, a 32-bit version 2 has 28.
     pub const LEN_MIN: usize = 24;
     pub(super) const TYPE: u16 = 4;
 
-    /// The message as it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = self.store();
         put(&mut out, 0, Self::TYPE.to_le_bytes());
         out
     }
 
-    /// Reads the message. The priority counts only in a full message of a session whose
-    /// negotiated version `ver` is 2 or later; otherwise it is garbage and read as 0.
+    /// Decodes the message. The priority is only valid in a full message of a session whose
+    /// negotiated version `ver` is 2 or later; otherwise it is garbage and decoded as 0.
     ///
     /// # Errors
     /// Fewer than 24 bytes, wrong type.
@@ -198,35 +200,35 @@ message! {
     }
 }
 
-/// READ: RTRS's message of a request whose answer goes to the client's memory. A flush travels as
-/// a READ without descriptor.
+/// READ: RTRS's message of a request whose answer is written to the client's memory. A flush is
+/// sent as a READ without descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadMsg {
-    /// Bytes of the user header, which ends where this message begins.
+    /// Length of the user header, which ends where this message begins.
     pub usr_len: u16,
-    /// The server invalidates the descriptor's key with its answer, also with a failure.
+    /// The server invalidates the descriptor's key with its answer, even if the request fails.
     pub need_inval: bool,
-    /// Where the server writes the result.
+    /// Memory to which the server writes the result.
     pub desc: Option<SgDesc>,
 }
 
 impl ReadMsg {
-    /// Bytes without a descriptor.
+    /// Length without a descriptor.
     pub const LEN_MIN: usize = 8;
-    /// Bytes with one; there are never two.
+    /// Length with a descriptor; there are never two.
     pub const LEN_MAX: usize = Self::LEN_MIN + SgDesc::LEN;
     const NAME: &str = "READ";
     const NEED_INVAL: u16 = 1;
 
-    /// Bytes of this message.
+    /// Returns the length of this message.
     pub const fn encoded_len(&self) -> usize {
         if self.desc.is_some() { Self::LEN_MAX } else { Self::LEN_MIN }
     }
 
-    /// Writes the message to the front of `out` and returns its length.
+    /// Writes the message to the start of `out` and returns its length.
     ///
     /// # Panics
-    /// When `out` is shorter than [`ReadMsg::encoded_len`]: the room is the caller's own.
+    /// Panics if `out` is shorter than [`ReadMsg::encoded_len`], which is a bug of the caller.
     pub fn encode(&self, out: &mut [u8]) -> usize {
         let out = &mut out[..self.encoded_len()];
         put(out, 0, TYPE_READ.to_le_bytes());
@@ -239,7 +241,7 @@ impl ReadMsg {
         out.len()
     }
 
-    /// Reads the message.
+    /// Decodes the message.
     ///
     /// # Errors
     /// Short message, wrong type, more than one descriptor.
@@ -260,8 +262,8 @@ impl ReadMsg {
         Ok(Self { usr_len: u16_at(head, 2), need_inval, desc })
     }
 
-    /// The key to invalidate with the answer, if any. The flag without a descriptor means
-    /// nothing.
+    /// Returns the key to invalidate with the answer, if any. The flag has no meaning without a
+    /// descriptor.
     pub const fn invalidate(&self) -> Option<Rkey> {
         match self.desc {
             Some(desc) if self.need_inval => Some(desc.key),

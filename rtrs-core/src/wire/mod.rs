@@ -1,17 +1,18 @@
-//! Every message of RTRS and RNBD, byte for byte as the Linux modules speak them.
+//! All messages of RTRS and RNBD, byte for byte as in the Linux modules.
 //!
-//! The map, in the order of a session's life: [`ConnReq`] and [`ConnRsp`] connect, [`InfoReq`]
-//! and [`InfoRsp`] introduce, [`SessInfo`], [`Open`], [`OpenRsp`], [`Close`] concern the export;
-//! then an [`IoHeader`] and a [`ReadMsg`] or [`WriteMsg`] per IO, announced and answered by an
-//! [`Imm`], with an [`RkeyRsp`] where keys rotate. [`ChunkLayout`] says where a client puts them in
-//! a chunk, [`ChunkRequest`] finds and validates them there.
+//! In the order of their use in a session: [`ConnReq`] and [`ConnRsp`] connect, [`InfoReq`] and
+//! [`InfoRsp`] exchange names and memory, [`SessInfo`], [`Open`], [`OpenRsp`] and [`Close`] concern
+//! the export; then each IO has an [`IoHeader`] and a [`ReadMsg`] or [`WriteMsg`], and is announced
+//! and answered by an [`Imm`], with an [`RkeyRsp`] if keys rotate. [`ChunkLayout`] determines where
+//! a client places them in a chunk; [`ChunkRequest`] locates and validates them there.
 //!
-//! Promises: decoding never panics, whatever the bytes; it takes messages that are longer than
-//! they must be; reserved bytes are never validated on input (the kernel's client sends what its
-//! stack held) and always zero on output. Integers are little-endian, loaded byte by byte.
-//! Nothing of an IO allocates. Both ends call it; it knows no socket, clock or memory region.
-//! Beside RTRS stands the [ping](PingHello), which is rping's and big-endian.
-//! Layouts: docs/PROTOCOL.md; golden vectors: `tests/golden/rtrs.hex`.
+//! Guarantees: decoding never panics, for any input; it accepts messages that are longer than
+//! necessary; reserved bytes are never validated on input (the kernel's client sends uninitialized
+//! stack memory) and are always zero on output. Integers are little-endian, loaded byte by byte.
+//! Messages of an IO need no allocation. Both ends use this module; it is independent of sockets,
+//! clocks and memory regions. In addition to RTRS it contains the [ping](PingHello), whose messages
+//! are those of rping and big-endian. Layouts: docs/PROTOCOL.md; golden vectors:
+//! `tests/golden/rtrs.hex`.
 
 #[macro_use]
 mod bytes;
@@ -62,7 +63,7 @@ pub use ping::{
 };
 pub use rkey::{RkeyRsp, TimedRkeyRsp};
 
-/// RTRS 2.0, as CON_REQ and CON_RSP carry it; only the major version is compared.
+/// RTRS 2.0, as in CON_REQ and CON_RSP; only the major version is compared.
 pub const VERSION: u16 = 0x0200;
-/// Major version of RNBD, as SESS_INFO carries it.
+/// Major version of RNBD, as in SESS_INFO.
 pub const RNBD_VERSION: u8 = 2;

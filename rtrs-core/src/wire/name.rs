@@ -1,8 +1,7 @@
-//! `Name`: a session or device name as it travels, at most 254 bytes in place.
+//! `Name`: a session or device name as on the wire, at most 254 bytes, stored in place.
 //!
-//! The kernel's names are bytes, so ours are: no encoding is demanded. `Display` shows them for
-//! people and logs, with control characters escaped and bytes that are no UTF-8 replaced, since
-//! a peer chooses them.
+//! Names are bytes as in the kernel, without a required encoding. `Display` formats them for people
+//! and logs, with control characters escaped and invalid UTF-8 replaced, since a peer chooses them.
 
 use std::fmt::{self, Write as _};
 
@@ -10,38 +9,38 @@ use super::bytes::take;
 use super::error::{Fault, WireError};
 use crate::limits::{NAME_FIELD_LEN, NAME_LEN_MAX};
 
-/// A name without NUL, of 0 to 254 bytes, stored in place.
+/// Name without NUL, of 0 to 254 bytes, stored in place.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Name {
-    /// Bytes behind `len` are zero, so that derived equality is equality of names.
+    /// Bytes after `len` are zero, so that derived equality is equality of names.
     bytes: [u8; NAME_FIELD_LEN],
     len: u8,
 }
 
-/// Why bytes cannot be a name.
+/// Reason why bytes are not a valid name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// It does not fit its field.
+    /// The name does not fit in its field.
     #[error("the name has {0} bytes, at most {NAME_LEN_MAX} fit")]
     TooLong(usize),
-    /// It has a NUL inside.
+    /// The name contains a NUL.
     #[error("the name has a NUL at byte {0}")]
     Nul(usize),
-    /// There is none.
+    /// The name is empty.
     #[error("the name is empty")]
     Empty,
-    /// A session's name has a character that servers refuse.
+    /// A session name contains a character that servers refuse.
     #[error("the session name has '{character}' at byte {at}; '/' and '.' are not allowed")]
     Character {
         /// The character.
         character: char,
-        /// Where it stands.
+        /// Position in the name.
         at: usize,
     },
 }
 
 impl Name {
-    /// A name of these bytes.
+    /// Creates a name from these bytes.
     ///
     /// # Errors
     /// More than 254 bytes, or a NUL among them.
@@ -58,21 +57,21 @@ impl Name {
         Ok(Self { bytes, len: name.len() as u8 })
     }
 
-    /// The bytes of the name, without a NUL.
+    /// Returns the bytes of the name, without a NUL.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// True for a name of no bytes.
+    /// Returns true if the name is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Validates the name as a session's: not empty, no `/`, no `.`, as the kernel's server demands
-    /// (rtrs-srv.c, process_info_req).
+    /// Validates the name as a session name: not empty, no `/`, no `.`, as the kernel's server
+    /// requires (rtrs-srv.c, process_info_req).
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns the reason if it is invalid.
     pub fn check_session_name(&self) -> Result<(), NameError> {
         if self.is_empty() {
             return Err(NameError::Empty);
@@ -83,13 +82,12 @@ impl Name {
         }
     }
 
-    /// The field as it travels: the name, its NUL, zeroes.
+    /// Returns the field as on the wire: the name, its NUL, zeroes.
     pub(super) const fn field(&self) -> &[u8; NAME_FIELD_LEN] {
         &self.bytes
     }
 
-    /// The name in a field at `at` of a message. Bytes behind the NUL are garbage and not looked
-    /// at.
+    /// Decodes the name in the field at offset `at` of a message. Bytes after the NUL are ignored.
     pub(super) fn from_field(
         message: &'static str,
         bytes: &[u8],
@@ -102,7 +100,7 @@ impl Name {
     }
 }
 
-/// Bytes before the NUL of a field; None when it has none.
+/// Returns the number of bytes before the NUL of a field; None if there is no NUL.
 #[allow(clippy::cast_possible_truncation, reason = "at most 254")]
 pub(super) fn name_len(field: &[u8; NAME_FIELD_LEN]) -> Option<u8> {
     field.iter().position(|&byte| byte == 0).map(|len| len as u8)

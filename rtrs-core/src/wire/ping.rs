@@ -1,32 +1,34 @@
-//! The ping: messages of rping and of ours, and what distinguishes ours from a session.
+//! The ping: messages of rping and of our own ping, and the distinction between a ping and a
+//! session.
 //!
 //! [`PingInfo`] is the 16-byte message of rping and krping, in both directions, big-endian. Their
-//! connections carry no private data. Ours carry a [`PingHello`], answered by a [`PingReply`];
-//! neither can be taken for a CON_REQ or CON_RSP, whose magic stands elsewhere. The pattern of the
-//! data is rping's ([`fill_pattern`]). Layouts: docs/PROTOCOL.md, "Ping".
+//! connections have no private data. Ours have a [`PingHello`], answered by a [`PingReply`];
+//! neither can be mistaken for a CON_REQ or CON_RSP, whose magic is at another offset. The pattern
+//! of the data is rping's ([`fill_pattern`]). Layouts: docs/PROTOCOL.md, "Ping".
 
 use super::WireError;
 use super::bytes::{fixed, put, take};
 use crate::ids::Rkey;
 
-/// Where data of a ping may be read or written, or a go-ahead, which is all zeroes.
+/// Memory from which the data of a ping may be read or to which it may be written, or a go-ahead,
+/// which is all zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PingInfo {
     /// Address of the first byte.
     pub addr: u64,
     /// Key of the memory.
     pub rkey: Rkey,
-    /// Bytes of the data.
+    /// Length of the data in bytes.
     pub size: u32,
 }
 
 impl PingInfo {
-    /// Bytes of the message: the one thing that rping checks of it.
+    /// Length of the message: the only property that rping checks.
     pub const LEN: usize = 16;
-    /// The zeroes that rping's server sends.
+    /// Go-ahead: zeroes, as sent by rping's server.
     pub const GO_AHEAD: Self = Self { addr: 0, rkey: Rkey(0), size: 0 };
 
-    /// The message as it travels.
+    /// Encodes the message.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
@@ -36,7 +38,7 @@ impl PingInfo {
         out
     }
 
-    /// Reads a message of the right length; any content is one.
+    /// Decodes a message of the right length; any content is valid.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::LEN]) -> Self {
         Self {
@@ -64,60 +66,60 @@ codes! {
 }
 
 impl PingMode {
-    /// True when the client, or with duplex the server, writes.
+    /// Returns true if the client, or with duplex the server, writes.
     #[must_use]
     pub const fn writes(self) -> bool {
         matches!(self, Self::WriteLatency | Self::WriteBandwidth)
     }
 
-    /// True for the two that keep many operations in flight.
+    /// Returns true for the two modes that keep many operations in flight.
     #[must_use]
     pub const fn is_bandwidth(self) -> bool {
         matches!(self, Self::ReadBandwidth | Self::WriteBandwidth)
     }
 }
 
-/// Private data of a ping's connect: what the client is going to do.
+/// Private data of a ping's connect: the client's intention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PingHello {
-    /// What is measured.
+    /// Measurement.
     pub mode: PingMode,
-    /// In a bandwidth mode, the server does the same the other way.
+    /// In a bandwidth mode, the server does the same in the other direction.
     pub duplex: bool,
-    /// Go-aheads are sends with invalidate of the key just used.
+    /// Go-aheads are sends with invalidate of the key last used.
     pub server_invalidate: bool,
     /// The server ends the registration of each read's sink when the read has completed.
     pub read_invalidate: bool,
-    /// Operations in flight, 1 to [`PingHello::DEPTH_MAX`].
+    /// Number of operations in flight, 1 to [`PingHello::DEPTH_MAX`].
     pub depth: u16,
-    /// Bytes of the data, 1 to [`PingHello::SIZE_MAX`].
+    /// Length of the data in bytes, 1 to [`PingHello::SIZE_MAX`].
     pub size: u32,
 }
 
 const HELLO_MAGIC: [u8; 8] = *b"RTRSPING";
 const REPLY_MAGIC: [u8; 8] = *b"RTRSPONG";
-/// Of hello and reply.
+/// Version of hello and reply.
 const PING_VERSION: u8 = 1;
 const DUPLEX: u8 = 1;
 const SERVER_INVALIDATE: u8 = 2;
 const READ_INVALIDATE: u8 = 4;
 
 impl PingHello {
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub const LEN: usize = 24;
-    /// Largest data, in bytes.
+    /// Maximum length of the data in bytes.
     pub const SIZE_MAX: u32 = 1 << 20;
-    /// Most operations in flight.
+    /// Maximum number of operations in flight.
     pub const DEPTH_MAX: u16 = 256;
     const NAME: &str = "PING_HELLO";
 
-    /// True for private data of a ping, whatever its version.
+    /// Returns true for private data of a ping of any version.
     #[must_use]
     pub fn is_ping(bytes: &[u8]) -> bool {
         bytes.starts_with(&HELLO_MAGIC)
     }
 
-    /// The message as it travels.
+    /// Encodes the message.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
@@ -132,7 +134,7 @@ impl PingHello {
         out
     }
 
-    /// Reads and validates private data that [is a ping's](Self::is_ping).
+    /// Decodes and validates private data that [is a ping's](Self::is_ping).
     ///
     /// # Errors
     /// Short data, version, mode, flags, depth or size.
@@ -173,20 +175,20 @@ impl PingHello {
     }
 }
 
-/// How a server answers a [`PingHello`].
+/// Server's answer to a [`PingHello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PingStatus {
     /// Accepted.
     Good,
     /// The server answers no pings.
     Off,
-    /// As many pings run as may.
+    /// The maximum number of pings is running.
     Busy,
-    /// Something in the hello cannot be served.
+    /// The server does not support a value in the hello.
     Unusable,
-    /// Memory was refused.
+    /// Memory could not be allocated.
     Memory,
-    /// A status of a newer server.
+    /// Status of a newer server.
     Other(u8),
 }
 
@@ -201,19 +203,19 @@ impl PingStatus {
     }
 }
 
-/// Private data of the answer to a ping's connect, accept and reject alike.
+/// Private data of the answer to a ping's connect, for both accept and reject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PingReply {
-    /// How it went.
+    /// Status of the request.
     pub status: PingStatus,
 }
 
 impl PingReply {
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub const LEN: usize = 16;
     const NAME: &str = "PING_REPLY";
 
-    /// The message as it travels.
+    /// Encodes the message.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
@@ -223,7 +225,7 @@ impl PingReply {
         out
     }
 
-    /// Reads private data of an accept or a reject.
+    /// Decodes private data of an accept or a reject.
     ///
     /// # Errors
     /// Short data, magic or version.
@@ -242,15 +244,15 @@ impl PingReply {
     }
 }
 
-/// Smallest data of rping: its text takes that much.
+/// Minimum data length of rping: its text needs that much.
 pub const RPING_SIZE_MIN: u32 = 23;
-/// Largest data of rping.
+/// Maximum data length of rping.
 pub const RPING_SIZE_MAX: u32 = 65535;
-/// rping's port.
+/// Port of rping.
 pub const RPING_PORT: u16 = 7174;
 
-/// The data of round `n`, as rping makes it: `rdma-ping-N: `, then letters that start one further
-/// each round, then a NUL as last byte. What does not fit is cut.
+/// Fills in the data of round `n`, as rping generates it: `rdma-ping-N: `, then letters that start
+/// one further in each round, then a NUL as the last byte. The data is truncated to the buffer.
 pub fn fill_pattern(n: u64, out: &mut [u8]) {
     const FIRST: u8 = b'A';
     const LETTERS: u8 = b'z' - b'A' + 1;
@@ -267,8 +269,8 @@ pub fn fill_pattern(n: u64, out: &mut [u8]) {
     *last = 0;
 }
 
-/// Bytes of the text in `data` with its NUL, as rping's server writes them back: all when there is
-/// no NUL.
+/// Returns the length of the text in `data` with its NUL, as rping's server writes it back: the
+/// whole length if there is no NUL.
 #[must_use]
 pub fn text_len(data: &[u8]) -> usize {
     data.iter().position(|byte| *byte == 0).map_or(data.len(), |nul| nul + 1)

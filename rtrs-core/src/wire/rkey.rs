@@ -1,9 +1,9 @@
-//! RKEY_RSP: the fresh key of a chunk, 8 bytes of payload in a SEND_WITH_IMM, or 16 with the times
-//! of our server.
+//! RKEY_RSP: the new key of a chunk, 8 bytes of payload in a SEND_WITH_IMM, or 16 with the server's
+//! times (an extension).
 //!
-//! With NEW_RKEY every answer carries one, errors too. The key may be any value, also the old
-//! one; a receiver only stores it. That `permit` equals the one in the immediate is for the
-//! client to check ([`RkeyRsp::check`]).
+//! With NEW_RKEY every answer contains one, including errors. The key may be any value, even the
+//! old one; a receiver only stores it. The client must check that `permit` equals the one in the
+//! immediate ([`RkeyRsp::check`]).
 
 use super::error::WireError;
 use crate::ids::{PermitId, Rkey};
@@ -36,17 +36,17 @@ message! {
 }
 
 impl TimedRkeyRsp {
-    /// The same without the times.
+    /// Returns the message without the times.
     pub const fn key(&self) -> RkeyRsp {
         RkeyRsp { permit: self.permit, rkey: self.rkey }
     }
 }
 
 impl RkeyRsp {
-    /// Holds the message against the permit in the immediate it came with.
+    /// Compares the message with the permit in the immediate it arrived with.
     ///
     /// # Errors
-    /// They differ: the path is not to be trusted any more.
+    /// They differ: the path can no longer be trusted.
     pub fn check(&self, permit: PermitId) -> Result<(), WireError> {
         if self.permit == permit {
             return Ok(());

@@ -1,9 +1,9 @@
-//! One suite that every backend passes.
+//! Conformance suite for all backends.
 //!
-//! [`run`] drives a source as the server does, on shards of its own, and panics with a sentence
-//! where it breaks the contract of `BlockDevice`. It goes by the geometry: what is not promised
-//! there must be refused with the right status, what is promised must be kept. Every wait has a
-//! bound. Called by the tests of this crate and of the workspace.
+//! [`run`] drives a source like the server does, on its own shards, and panics with a message if
+//! the source violates the contract of `BlockDevice`. The suite follows the geometry: operations
+//! that are not promised there must be refused with the right status, and promised ones must work.
+//! Every wait has a bound. Called by the tests of this crate and of the workspace.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -18,15 +18,15 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// Bytes at either end of the device that the suite works on.
+/// Number of bytes at either end of the device that the suite uses.
 const WINDOW: u64 = 1 << 20;
 
-/// Whether a backend keeps what is written to it.
+/// Whether a backend keeps written data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
-    /// As a disk does.
+    /// The backend keeps data like a disk.
     Data,
-    /// Every read gives zeroes.
+    /// Every read returns zeroes.
     Nothing,
 }
 
@@ -35,9 +35,9 @@ pub enum Keeps {
 pub struct Rig {
     /// The device under test.
     pub device: Box<dyn BlockDevice>,
-    /// The shard's ring.
+    /// Ring of the shard.
     pub ring: Rc<Ring>,
-    /// Wakes of the device.
+    /// Wake-ups by the device.
     woken: Inbox<()>,
     /// Memory attached to the device, 4 MiB.
     pub region: Arc<Region>,
@@ -45,13 +45,13 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Opens a source on a shard of its own.
+    /// Opens a source on a new shard.
     pub fn new(source: &dyn BlockSource, index: u16) -> Self {
         let ring = Ring::new(256).expect("a ring");
         Self::on(ring, source, index)
     }
 
-    /// Opens a source on a shard that exists.
+    /// Opens a source on an existing ring.
     pub fn on(ring: Rc<Ring>, source: &dyn BlockSource, index: u16) -> Self {
         let (sender, mailbox) = mailbox().expect("an eventfd");
         let woken = mailbox.arm(&ring).expect("memory");
@@ -63,19 +63,19 @@ impl Rig {
         Self { device, ring, woken, region, next_tag: 1 }
     }
 
-    /// An IO without a buffer.
+    /// Creates an IO without a buffer.
     pub fn io(&mut self, op: IoOp, offset: u64, len: u32) -> Io {
         self.next_tag += 1;
         Io { tag: self.next_tag, op, flags: IoFlags::default(), offset, len, buf: None }
     }
 
-    /// A read or write with a buffer at `at` in the region.
+    /// Creates a read or write with a buffer at `at` in the region.
     pub fn transfer(&mut self, op: IoOp, offset: u64, at: usize, len: usize) -> Io {
         let buf = Some(self.region.slice(at, len).expect("within the region"));
         Io { buf, ..self.io(op, offset, u32::try_from(len).expect("a short IO")) }
     }
 
-    /// One turn of the shard; sleeps for a moment when there is nothing to do.
+    /// Runs one turn of the shard; sleeps briefly if there is nothing to do.
     pub fn turn(&mut self) {
         let now = Clock.now();
         let mut busy = self.ring.turn().expect("the ring turns");
@@ -88,7 +88,7 @@ impl Rig {
         }
     }
 
-    /// Sleeps until the device wakes the shard, for this long at most. False when it did not.
+    /// Sleeps until the device wakes the shard, at most for this time. Returns false if it did not.
     pub fn sleep(&mut self, most: Duration) -> bool {
         if self.woken.prepare_sleep() {
             self.ring.turn_or_sleep(Some(most)).expect("the ring sleeps");
@@ -97,7 +97,7 @@ impl Rig {
         self.woken.take().is_some()
     }
 
-    /// Submits and waits for the end.
+    /// Submits an IO and waits for its end.
     pub fn run(&mut self, io: Io) -> IoStatus {
         let tag = io.tag;
         self.device.submit(io).expect("an idle device takes an IO");
@@ -113,7 +113,7 @@ impl Rig {
         }
     }
 
-    /// Waits until everything ended; the tags and statuses in order.
+    /// Waits until all IOs have ended. Returns their tags and statuses in order.
     pub fn drain(&mut self) -> Vec<(u64, IoStatus)> {
         let end = Clock.now() + WAIT_MAX;
         let mut all = Vec::new();
@@ -156,14 +156,14 @@ impl Rig {
         self.read_at(offset, len, 0)
     }
 
-    /// A discard or write zeroes.
+    /// Runs a discard or write zeroes.
     pub fn clear(&mut self, op: IoOp, offset: u64, len: u64, flags: IoFlags) -> IoStatus {
         let io = self.io(op, offset, u32::try_from(len).expect("a short range"));
         self.run(Io { flags, ..io })
     }
 }
 
-/// A small generator (SplitMix64): the suite is the same in every run.
+/// A small generator (SplitMix64), so that the suite is the same in every run.
 #[derive(Debug)]
 struct Dice(u64);
 
@@ -183,7 +183,7 @@ impl Dice {
     }
 }
 
-/// Runs the whole suite. Whatever was on the device is overwritten, at both ends.
+/// Runs the whole suite. Overwrites data at both ends of the device.
 pub fn run(source: &Arc<dyn BlockSource>, keeps: Keeps) {
     geometry_is_sound(&**source);
     nonsense_is_refused(&**source);
@@ -312,7 +312,7 @@ fn both_ends_hold_what_was_written(source: &dyn BlockSource, keeps: Keeps) {
     for len in [block, largest] {
         for offset in [0, g.size - len] {
             for fua in [false, g.fua] {
-                // A buffer at an odd address is as good as any.
+                // A buffer at an odd address must work too.
                 for at in [0, 8192, 8192 + 512, 8192 + 3] {
                     let bytes = dice.bytes(usize::try_from(len).expect("short"));
                     assert_eq!(rig.write_at(offset, &bytes, at, fua), IoStatus::Ok);
@@ -327,7 +327,7 @@ fn both_ends_hold_what_was_written(source: &dyn BlockSource, keeps: Keeps) {
     }
 }
 
-/// Runs random operations beside a plain vector. None in the model: discarded, unknown.
+/// Compares random operations with a plain vector. None in the model: discarded, unknown.
 #[allow(clippy::cast_possible_truncation, reason = "all numbers are below the window")]
 fn a_model_agrees(source: &dyn BlockSource, keeps: Keeps) {
     let g = source.geometry();
@@ -411,7 +411,7 @@ fn cleared_ranges_read_as_promised(source: &dyn BlockSource, keeps: Keeps) {
             assert_eq!(rig.write(0, &full), IoStatus::Ok);
             let status = rig.clear(op, inner.start, inner.end - inner.start, flags);
             if op == IoOp::WriteZeroes && flags.fast_only && status == IoStatus::Unsupported {
-                // Leaving the range allocated may be slow even where holes are quick.
+                // Keeping the range allocated may be slow even if holes are fast.
                 assert!(!g.fast_zero || flags.no_unmap, "fast zeroes were promised");
                 continue;
             }
@@ -460,7 +460,7 @@ fn every_io_ends_once_and_a_full_device_gives_back(source: &dyn BlockSource) {
     assert_eq!(rig.run(refused), IoStatus::Ok, "there is room again");
 }
 
-/// Two shards write blocks of their own side by side, then each reads all.
+/// Two shards write interleaved blocks concurrently, then each reads all.
 fn cores_see_each_other(source: &Arc<dyn BlockSource>, keeps: Keeps) {
     let g = source.geometry();
     let block = g.logical_block as usize;

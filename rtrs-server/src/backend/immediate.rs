@@ -1,5 +1,5 @@
-//! Devices whose IOs end within `submit`, and the bounded queue of finished IOs that every backend
-//! keeps for `reap`.
+//! Devices whose IOs complete within `submit`, and the bounded queue of completions that every
+//! backend keeps for `reap`.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -10,7 +10,7 @@ use rtrs_core::time::Instant;
 
 use super::target::INFLIGHT_MAX;
 
-/// Completions that wait to be reaped; room for every IO a device takes.
+/// Completions to be reaped, with room for every IO that a device accepts.
 #[derive(Debug)]
 pub(crate) struct Done(VecDeque<Completion>);
 
@@ -30,28 +30,28 @@ impl Done {
     pub(crate) fn pop(&mut self) -> Option<Completion> {
         let done = self.0.pop_front();
         if self.0.is_empty() {
-            // It begins at its start again, so that little work touches little memory.
+            // Starts from the beginning again, so that a light load touches little memory.
             self.0.clear();
         }
         done
     }
 
-    /// What waits to be reaped is to be reaped at once.
+    /// Completions are to be reaped at once.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         (!self.0.is_empty()).then_some(Instant::ZERO)
     }
 }
 
-/// What runs the IOs of an [`Immediate`] device.
+/// Implementation of an [`Immediate`] device.
 pub(super) trait Content: Debug {
-    /// The size as it is now.
+    /// Current size.
     fn size(&self) -> u64;
 
     /// Runs an IO that the geometry allows.
     fn run(&self, io: &Io) -> IoStatus;
 }
 
-/// A device whose IOs end within `submit`.
+/// A device whose IOs complete within `submit`.
 #[derive(Debug)]
 pub(super) struct Immediate<C> {
     geometry: Geometry,

@@ -1,12 +1,12 @@
 //! Sparse memory as a device.
 //!
-//! The content lies in chunks of 64 KiB that come into being with their first write; what was
-//! never written reads as zeroes and costs nothing. Discard and write zeroes free every chunk
-//! they cover whole. So the memory in use never exceeds the device's size, and a large device
-//! with little in it is small. All shards share the chunks; a lock guards each of 256 stripes,
-//! neighbouring chunks lie in different stripes, and a lock is held for one copy within one
-//! chunk. IOs complete within `submit`. An IO that crosses chunks is not atomic against others,
-//! as on a disk.
+//! The content is stored in chunks of 64 KiB that are allocated on their first write; unwritten
+//! ranges read as zeroes and use no memory. Discard and write zeroes free every chunk that they
+//! cover completely. The memory in use therefore never exceeds the device's size, and a large
+//! device with little content is small. All shards share the chunks; a lock guards each of 256
+//! stripes, neighboring chunks are in different stripes, and a lock is held for one copy within one
+//! chunk. IOs complete within `submit`. An IO that crosses chunks is not atomic with respect to
+//! others, as on a disk.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,14 +23,14 @@ use rtrs_core::status::IoStatus;
 
 use super::immediate::{Content, Immediate};
 
-/// Bytes in a chunk.
+/// Size of a chunk in bytes.
 pub const CHUNK: usize = 64 << 10;
 const STRIPES: usize = 256;
-/// Chunks that are looked at for the extents of a range: 512 MiB of them, in about half a
+/// Maximum number of chunks examined for the extents of a range: 512 MiB, in about half a
 /// millisecond.
 const CHUNKS_SOUGHT: usize = 8192;
 
-/// The geometry that memory and nothing share.
+/// Common geometry of memory and null devices.
 pub(super) fn geometry(size: u64, block: u32) -> Geometry {
     Geometry {
         logical_block: block,
@@ -51,7 +51,7 @@ struct Store {
     stripes: Box<[RwLock<Chunks>]>,
 }
 
-/// A device of memory. Its content lives until the source and all its devices are gone.
+/// A device of memory. Its content exists until the source and all its devices are dropped.
 #[derive(Debug)]
 pub struct MemorySource {
     geometry: Geometry,
@@ -59,17 +59,18 @@ pub struct MemorySource {
 }
 
 impl MemorySource {
-    /// `size` bytes of zeroes in blocks of `block` bytes. The size is a multiple of the block.
+    /// Creates a device with `size` bytes of zeroes in blocks of `block` bytes. The size must be a
+    /// multiple of the block.
     pub fn new(size: u64, block: u32) -> Self {
         assert!(size.is_multiple_of(u64::from(block)), "a size in whole blocks");
         let stripes = (0..STRIPES).map(|_| RwLock::new(Chunks::new())).collect();
-        // It is lost with the process, flushed or not: a client that never flushes would never
-        // know.
+        // The content is lost with the process, flushed or not: a client that never flushes would
+        // not notice.
         let geometry = Geometry { write_cache: true, ..geometry(size, block) };
         Self { geometry, store: Arc::new(Store { size: SharedSize::new(size), stripes }) }
     }
 
-    /// Bytes in chunks that exist.
+    /// Size of all allocated chunks in bytes.
     pub fn allocated(&self) -> u64 {
         let bytes = |stripe: &RwLock<Chunks>| -> usize {
             stripe.read().values().map(|chunk| chunk.len()).sum()
@@ -106,17 +107,17 @@ impl BlockSource for MemorySource {
     }
 }
 
-/// A part of an IO within one chunk.
+/// Part of an IO within one chunk.
 struct Piece {
     chunk: u64,
-    /// First byte within the chunk.
+    /// Offset within the chunk.
     at: usize,
-    /// First byte within the IO.
+    /// Offset within the IO.
     from: usize,
     len: usize,
 }
 
-/// Cuts a range at chunk bounds.
+/// Splits a range at chunk bounds.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = Piece> {
     let mut from = 0;
     std::iter::from_fn(move || {
@@ -137,14 +138,14 @@ impl Store {
         &self.stripes[index]
     }
 
-    /// Bytes of a chunk that lie within the device: all but for the last. An IO may have begun
-    /// before the device became smaller.
+    /// Length of a chunk within the device, which may be shorter for the last one. An IO may have
+    /// begun before the device was shrunk.
     fn chunk_len(&self, chunk: u64) -> usize {
         let left = self.size.get().saturating_sub(chunk * CHUNK as u64);
         usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK))
     }
 
-    /// What lies beyond this end is gone.
+    /// Clears everything beyond this end.
     fn cut(&self, size: u64) {
         for stripe in &self.stripes {
             stripe.write().retain(|number, chunk| {
@@ -165,7 +166,7 @@ impl Store {
                 found => {
                     let part = buf.slice(p.from, p.len);
                     part.expect("a piece lies within its IO").fill(0);
-                    // The last chunk of a device that has grown.
+                    // The last chunk of a device that has grown may be short.
                     if let Some(there) = found.and_then(|chunk| chunk.get(p.at..)) {
                         buf.copy_in(p.from, there);
                     }
@@ -174,7 +175,7 @@ impl Store {
         }
     }
 
-    /// Runs `fill` over the bytes of a piece, whose chunk exists afterwards.
+    /// Runs `fill` on the bytes of a piece, allocating its chunk if necessary.
     fn with_chunk(&self, p: &Piece, fill: impl FnOnce(&mut [u8])) -> IoStatus {
         let mut stripe = self.stripe(p.chunk).write();
         let len = self.chunk_len(p.chunk).max(p.at + p.len);
@@ -209,7 +210,7 @@ impl Store {
         IoStatus::Ok
     }
 
-    /// Lists which chunks of a range exist, of as many as one IO may look at.
+    /// Lists which chunks of a range exist, up to the limit for one IO.
     fn find_holes(&self, offset: u64, len: u32, room: &MemSlice) {
         let mut list = ExtentList::new(room);
         for p in pieces(offset, len as usize).take(CHUNKS_SOUGHT) {
@@ -220,7 +221,7 @@ impl Store {
         }
     }
 
-    /// Makes a range read as zeroes. With `keep` its chunks exist afterwards.
+    /// Makes a range read as zeroes. With `keep`, its chunks are allocated afterwards.
     fn zero(&self, offset: u64, len: usize, keep: bool) -> IoStatus {
         for p in pieces(offset, len) {
             if keep {

@@ -1,14 +1,14 @@
-//! What exports are made of: files and disks, images of a cluster, exports of NBD servers, memory,
-//! nothing, and wrappers around any of them.
+//! Backends of exports: files and disks, images of a cluster, exports of NBD servers, memory, null
+//! devices, and layers over any backend.
 //!
-//! A backend is a [`BlockSource`] that every shard opens for itself. What one may promise:
-//! every IO is checked against its geometry before anything is touched; an IO that was taken
-//! completes once; what completed is seen by reads on every shard; a flush, and an IO with FUA,
-//! completes when the data is as durable as the backend can make it; abilities in the geometry are
-//! real. A device that is full gives the IO back; no IO allocates (memory's first write of a chunk
-//! apart, as there the chunk is the storage). `conformance.rs` holds all of them to it.
+//! A backend is a [`BlockSource`] that every shard opens for itself. The contract: every IO is
+//! checked against the geometry before anything is changed; an accepted IO completes once; reads on
+//! every shard see completed changes; a flush, and an IO with FUA, completes when the data is as
+//! durable as the backend can make it; capabilities in the geometry are real. A full device gives
+//! the IO back; no IO allocates (except memory's first write of a chunk, where the chunk is the
+//! storage). `conformance.rs` checks this for all backends.
 //!
-//! [`open_target`] turns what a user wrote into a source. Called once per export.
+//! [`open_target`] turns a user's specification into a source. Called once per export.
 
 pub mod file;
 mod immediate;
@@ -40,19 +40,19 @@ pub use rbd::{GatewaySource, RbdOptions, RbdSource};
 use target::whole_blocks;
 pub use target::{BackendError, Direct, INFLIGHT_MAX, SIZE_MAX, Target};
 
-/// Opens a target and wraps it as asked.
+/// Opens a target and adds the requested layers.
 ///
 /// # Errors
-/// What is wrong with the target, in a sentence for people.
+/// A message for display that describes the problem with the target.
 pub fn open_target(spec: &ExportSpec) -> Result<Arc<dyn BlockSource>, BackendError> {
     open_target_at(spec, None)
 }
 
-/// As [`open_target`], with the path at which a file or device is to be opened instead of its own,
-/// which only names it.
+/// Opens a target like [`open_target`], optionally at another path; its own path is then used only
+/// as a name.
 ///
 /// # Errors
-/// As [`open_target`].
+/// Those of [`open_target`].
 pub(crate) fn open_target_at(
     spec: &ExportSpec,
     at: Option<&Path>,
@@ -115,7 +115,7 @@ pub(crate) fn open_target_at(
     Ok(source)
 }
 
-/// The size of a target that is not a path, in whole blocks.
+/// Size of a target that is not a path, in whole blocks.
 fn plain_size(spec: &ExportSpec, size: u64) -> Result<u64, BackendError> {
     let block = u64::from(spec.block_size.bytes().unwrap_or(512));
     let target = spec.target.to_string();

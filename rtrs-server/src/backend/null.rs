@@ -1,7 +1,7 @@
-//! Nothing as a device: reads give zeroes, writes vanish. For measuring everything else.
+//! A null device: reads return zeroes, writes are discarded. For measuring everything else.
 //!
-//! IOs complete within `submit`; `poll` has nothing to do. There is no cache to flush, so
-//! nothing is ever less durable than promised, which is not at all.
+//! IOs complete within `submit`; `poll` has nothing to do. There is no cache to flush, and no
+//! durability to violate.
 
 use std::sync::Arc;
 
@@ -21,7 +21,8 @@ pub struct NullSource {
 }
 
 impl NullSource {
-    /// `size` bytes of nothing in blocks of `block` bytes. The size is a multiple of the block.
+    /// Creates a null device of `size` bytes in blocks of `block` bytes. The size must be a
+    /// multiple of the block.
     pub fn new(size: u64, block: u32) -> Self {
         assert!(size.is_multiple_of(u64::from(block)), "a size in whole blocks");
         Self {

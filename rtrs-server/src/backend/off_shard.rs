@@ -1,4 +1,4 @@
-//! What may block, on a thread that is given a time.
+//! Execution of blocking functions on a thread, with a time limit.
 
 use std::io;
 use std::sync::mpsc;
@@ -6,8 +6,8 @@ use std::thread;
 
 use rtrs_core::time::Duration;
 
-/// What a thread of its own makes. None when it does not within this time; then it is dropped
-/// there.
+/// Runs `make` on a new thread. Returns None if it does not finish within the limit; its result is
+/// then dropped on that thread.
 pub(super) fn within<T: Send + 'static>(
     name: &str,
     limit: Duration,

@@ -1,4 +1,4 @@
-//! A device that can be opened once, for all shards: it runs on a thread with a ring of its own, to
+//! A device that can be opened only once, for all shards: it runs on a thread with its own ring, to
 //! which the shards send their IOs.
 
 use std::collections::VecDeque;
@@ -18,30 +18,30 @@ use rtrs_core::time::{Duration, Instant};
 use super::immediate::Done;
 use super::target::INFLIGHT_MAX;
 
-/// How long the thread looks for work before it sleeps.
+/// Polling policy of the thread.
 const POLL: PollPolicy = PollPolicy { budget_max: Duration::from_micros(200) };
-/// Submissions that the ring takes at once.
+/// Number of submissions that the ring takes at once.
 const RING_ENTRIES: u32 = 256;
 
-/// What the thread is sent.
+/// Message to the thread.
 #[derive(Debug)]
 enum Job {
     Run(Io, Arc<Ended>),
-    /// The device has something, or something to do.
+    /// Poll the device, which has completed something or has something to do.
     Look,
     Stop,
 }
 
-/// Where a shard finds what has ended.
+/// Completed IOs of a shard.
 #[derive(Debug)]
 struct Ended {
     queue: ArrayQueue<Completion>,
-    /// The shard was woken, and has not looked since.
+    /// Whether the shard was woken, and has not looked since.
     woken: AtomicBool,
     wake: WakeHandle,
 }
 
-/// The device.
+/// Handle of the device.
 #[derive(Debug)]
 pub(super) struct Single {
     geometry: Geometry,
@@ -53,7 +53,7 @@ impl Single {
     /// Opens the device on a thread.
     ///
     /// # Errors
-    /// The device's, or the system's.
+    /// Those of the device, or of the system.
     pub(super) fn start(
         (geometry, size): (Geometry, Arc<SharedSize>),
         open: impl FnOnce(&Core) -> io::Result<Box<dyn BlockDevice>> + Send + 'static,
@@ -77,7 +77,7 @@ impl Single {
         Ok(Self { geometry, size, jobs })
     }
 
-    /// A shard's queue.
+    /// Opens a shard's queue.
     pub(super) fn open(&self, core: &Core) -> Box<dyn BlockDevice> {
         let ended = Arc::new(Ended {
             queue: ArrayQueue::new(INFLIGHT_MAX),
@@ -101,7 +101,7 @@ impl Drop for Single {
 struct Runner {
     device: Box<dyn BlockDevice>,
     inbox: Inbox<Job>,
-    /// By the tags that the device gets: the shards' own tags, and where they look.
+    /// Tags of the shards and their destinations, by the tag that the device gets.
     rows: Vec<Option<(u64, Arc<Ended>)>>,
     free: Vec<usize>,
     waiting: VecDeque<(Io, Arc<Ended>)>,
@@ -129,7 +129,7 @@ impl Runner {
         Ok((ring, runner))
     }
 
-    /// Gives the device what waits, as much as it takes.
+    /// Submits waiting IOs to the device, as many as it accepts.
     fn submit(&mut self) -> bool {
         let before = self.waiting.len();
         while let Some(row) = self.free.pop() {
@@ -194,7 +194,7 @@ impl Shard for Runner {
 
 impl Ended {
     fn end(&self, completion: Completion) {
-        // A queue takes no more than there is room for.
+        // A queue accepts no more IOs than there is room for.
         let _ = self.queue.push(completion);
         if !self.woken.swap(true, Ordering::SeqCst) {
             self.wake.wake();
@@ -202,7 +202,7 @@ impl Ended {
     }
 }
 
-/// A shard's end.
+/// Queue of a shard.
 struct SingleQueue {
     geometry: Geometry,
     size: Arc<SharedSize>,

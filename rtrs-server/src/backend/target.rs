@@ -1,20 +1,21 @@
-//! Why an export cannot be made of its target, and the bounds of all.
+//! Errors of targets that cannot be exported, and common limits.
 
 use std::io;
 use std::path::Path;
 
-/// IOs a backend takes per shard before it gives them back.
+/// Maximum number of IOs that a backend accepts per shard before it gives them back.
 pub const INFLIGHT_MAX: usize = 1024;
-/// Largest export of memory or nothing, in bytes: the kernel counts bytes in a signed word.
+/// Maximum size of a memory or null export in bytes: the kernel counts bytes in a signed word.
 pub const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
-/// Whether a path is used past the page cache (O_DIRECT): for block devices yes, where they allow
-/// it; for regular files no, so that any size and alignment works and reads find the page cache.
+/// Whether a path bypasses the page cache (O_DIRECT). The default is yes for block devices that
+/// allow it, and no for regular files, so that any size and alignment works and reads use the page
+/// cache.
 pub use rtrs_core::settings::AutoSwitch as Direct;
 
 pub use crate::settings::Target;
 
-/// Why a target cannot be exported: which, what is wrong, and what would do.
+/// Reason why a target cannot be exported: the target, the problem and a hint.
 #[derive(Debug, thiserror::Error)]
 #[error("{target} {problem}{}; {hint}", cause(.source))]
 pub struct BackendError {
@@ -42,13 +43,13 @@ impl BackendError {
         self
     }
 
-    /// The system's error behind it, where there was one.
+    /// Underlying error of the system, if any.
     pub fn io_error(&self) -> Option<&io::Error> {
         self.source.as_ref()
     }
 }
 
-/// Rounds a size down to whole blocks, and says so when that leaves bytes out.
+/// Rounds a size down to whole blocks, and logs a warning if that excludes bytes.
 pub(super) fn whole_blocks(target: &str, size: u64, block: u64) -> u64 {
     let whole = size / block * block;
     if whole != size {

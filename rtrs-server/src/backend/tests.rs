@@ -1,4 +1,4 @@
-//! Tests of memory, null and the wrappers, and of all of them under the suite.
+//! Tests of memory, null and the layers, and runs of the suite on each.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,7 +29,7 @@ fn memory_conforms() {
     run(&large, Keeps::Data);
 }
 
-/// Memory whose IOs run on a thread of their own, as those of a library that calls back.
+/// Memory whose IOs run on a separate thread, like those of a library with callbacks.
 #[derive(Debug)]
 struct ThreadSource(Arc<dyn BlockSource>);
 

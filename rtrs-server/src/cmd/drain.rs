@@ -1,4 +1,4 @@
-//! `drain`.
+//! The command `drain`.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -10,11 +10,12 @@ use super::server::{Server, ServerArgs, Within};
 use crate::control_protocol::{Drained, Request, Status};
 use crate::error::{Error, ErrorKind};
 
-/// What a drain may take beyond its time: the ends of connections, of threads, and the last flush.
+/// Time that a drain may take in addition to its limit: for closing connections, ending threads,
+/// and the last flush.
 const DRAIN_MORE: Duration = Duration::from_secs(30);
-/// How long a server may take to answer at all.
+/// Maximum time for a server to answer at all.
 const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a server that was drained has to end its process.
+/// Maximum time for a drained server to end its process.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments.
@@ -35,7 +36,7 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
     let request = Request::Drain { within_ms: args.within.millis() };
     let timeout = args.within.get() + DRAIN_MORE;
     let server = Server::find(&args.server)?;
-    // One that is stopped or hangs would not begin to drain; that is known much sooner.
+    // A stopped or hanging server would not begin to drain; this detects it much sooner.
     server.request_within::<Status>(&Request::Status, ALIVE_TIMEOUT)?;
     let (drained, stream) = server.request_within::<Drained>(&request, timeout)?;
     wait_exit(&stream)?;

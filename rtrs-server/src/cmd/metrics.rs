@@ -1,4 +1,4 @@
-//! `metrics`.
+//! The command `metrics`.
 
 use clap::Args;
 use rtrs_core::metrics::Samples;

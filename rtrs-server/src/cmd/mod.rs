@@ -1,10 +1,10 @@
-//! The command line of `rtrs-server`: one file per command, with its arguments, what it does and
-//! what it prints.
+//! The command line of `rtrs-server`: one file per command, with its arguments, implementation and
+//! output.
 //!
-//! Owns [`LowArgs`], which clap fills; wrong flags end the process with code 2 before anything
-//! else happens. Without a command the flags are the settings of a server to run: they are declared
-//! in `settings.rs`, since each is also a key of the configuration file, and validated in
-//! `plan.rs`. The commands are for a server that is already running (`server.rs`).
+//! Owns [`LowArgs`], which clap fills; wrong flags end the process with code 2 before anything else
+//! happens. Without a command the flags are the settings of a server to run: they are declared in
+//! `settings.rs`, because each is also a key of the configuration file, and validated in `plan.rs`.
+//! The commands address a server that is already running (`server.rs`).
 
 mod drain;
 mod export;
@@ -142,8 +142,8 @@ pub enum Command {
 }
 
 impl LowArgs {
-    /// The arguments in the order in which they are parsed: `--run-dir` and `--output` before a
-    /// command go behind it. All other flags before a command are those of a server to run.
+    /// Returns the arguments in parsing order: `--run-dir` and `--output` before a command are
+    /// moved behind it. All other flags before a command belong to a server to run.
     #[must_use]
     pub fn arguments(mut args: Vec<OsString>) -> Vec<OsString> {
         let mut at = 1;
@@ -163,7 +163,7 @@ impl LowArgs {
         args
     }
 
-    /// How the result and errors are printed.
+    /// Output format of the result and errors.
     #[must_use]
     pub fn output(&self) -> Output {
         match &self.command {
@@ -178,7 +178,7 @@ impl LowArgs {
         }
     }
 
-    /// The flags laid over the configuration file, if one was named.
+    /// Returns the settings of the configuration file, if one was named, overridden by the flags.
     ///
     /// # Errors
     /// Those of the file, and of flags with old names.
@@ -191,21 +191,21 @@ impl LowArgs {
         Ok(settings)
     }
 
-    /// What these flags and the files that they name ask for.
+    /// Creates the plan from these flags and the files that they name.
     ///
     /// # Errors
-    /// Those of the files, and of settings that do not fit together.
+    /// Those of the files, and of conflicting settings.
     pub fn plan(&self) -> Result<Plan, Error> {
         let mut settings = self.layered_settings()?;
         settings.add_exports_of_dir(self.config.as_deref())?;
         Plan::new(settings)
     }
 
-    /// Runs the command. Without one plans a server, then stops at what `--check` or
-    /// `--print-config` asks for, or serves.
+    /// Runs the command. Without a command, plans a server, and then either stops for `--check` or
+    /// `--print-config`, or serves.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] for what was typed, else what the server or the system refuses.
+    /// [`ErrorKind::Usage`] for invalid arguments, otherwise errors of the server or the system.
     pub fn run(&self) -> Result<(), Error> {
         match &self.command {
             Some(Command::Session(command)) => return session::run(command),
@@ -235,7 +235,7 @@ impl LowArgs {
         }
         if self.check {
             for warning in warnings(&plan.settings) {
-                // Nobody may be there to read it.
+                // Ignored if stderr is closed.
                 let _ = writeln!(io::stderr(), "warning: {warning}");
             }
             let checked = match &running {
@@ -250,7 +250,7 @@ impl LowArgs {
     }
 }
 
-/// What a check has found.
+/// Formats the result of a check.
 fn checked_text(running: Option<&Running>) -> String {
     let Some(Running { name, pid, holds, .. }) = running else { return "ok\n".to_owned() };
     let holds = match &holds[..] {

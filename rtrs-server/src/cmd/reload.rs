@@ -1,4 +1,4 @@
-//! `reload`.
+//! The command `reload`.
 
 use clap::Args;
 use rtrs_core::settings::printable;
@@ -78,7 +78,7 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     }
 }
 
-/// What a session loses.
+/// Formats the loss of a session.
 fn revoked_text(one: &Revoked, would: &str) -> String {
     let Revoked { session, identity, paths, paths_left } = one;
     let (session, identity) = (printable(session), identity.as_deref().map(printable));

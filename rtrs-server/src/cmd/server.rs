@@ -1,7 +1,7 @@
-//! The running server that a command is about: how it is found, and a request to it.
+//! The running server that a command addresses: finding it, and sending a request.
 //!
-//! The server is found by its control socket; without `--name` it is the only one that runs. Every
-//! request has a time limit.
+//! The server is found by its control socket; without `--name` there must be only one running
+//! server. Every request has a time limit.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -16,12 +16,12 @@ use serde::de::DeserializeOwned;
 use crate::control_protocol::{Request, Sessions, Status};
 use crate::error::{Error, ErrorKind};
 
-/// A time limit for IO requests.
+/// Time limit for IO requests.
 pub(super) type Within = Time<0, { 10 * MINUTE }>;
 
-/// How long a server may take to open and close files.
+/// Maximum time for a server to open and close files.
 pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a server may take for a reply that waits for nothing.
+/// Maximum time for a reply that waits for nothing.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Where the server is found, and how its reply is printed.
@@ -45,7 +45,7 @@ pub struct ServerArgs {
     pub output: Output,
 }
 
-/// Warnings, a line each.
+/// Formats warnings, one per line.
 pub(super) fn warnings_text<'a>(warnings: impl IntoIterator<Item = &'a String>) -> String {
     warnings.into_iter().map(|why| format!("warning: {}\n", printable(why))).collect()
 }
@@ -54,14 +54,14 @@ pub(super) fn warnings_text<'a>(warnings: impl IntoIterator<Item = &'a String>) 
 pub(super) struct Server(PathBuf);
 
 impl Server {
-    /// The server that the arguments name.
+    /// Finds the server that the arguments name.
     pub(super) fn find(args: &ServerArgs) -> Result<Self, Error> {
         let run_dir = RunDir::new(args.run_dir.clone())?;
         run_dir.check_to_connect()?;
         let shown = run_dir.path().display().to_string();
         let mut dirs = vec![run_dir];
         if args.run_dir.is_none() {
-            // For those who may use it.
+            // Included only for users who may connect there.
             let of_user = RunDir::new(Some(RunDir::OF_SERVER.into()))?;
             dirs.extend(Some(of_user).filter(|dir| dir.check_to_connect().is_ok()));
         }
@@ -97,7 +97,7 @@ impl Server {
         }
     }
 
-    /// Its name, or why it is not known.
+    /// Name of the server, or the reason why it is unknown.
     fn name(&self) -> String {
         match self.request::<Status>(&Request::Status) {
             Ok(status) => status.name,
@@ -105,18 +105,18 @@ impl Server {
         }
     }
 
-    /// Its sessions.
+    /// Sessions of the server.
     pub(super) fn sessions(&self) -> Result<Sessions, Error> {
         self.request(&Request::SessionList)
     }
 
-    /// Sends a request that waits for nothing.
+    /// Sends a request whose reply waits for nothing.
     pub(super) fn request<T: DeserializeOwned>(&self, what: &Request) -> Result<T, Error> {
         Ok(self.request_within(what, REPLY_TIMEOUT)?.0)
     }
 
-    /// Sends a request whose reply may take so long. The server holds the connection until it
-    /// ends.
+    /// Sends a request whose reply may take up to `timeout`. The server holds the connection until
+    /// it exits.
     pub(super) fn request_within<T: DeserializeOwned>(
         &self,
         what: &Request,

@@ -1,6 +1,6 @@
-//! How commands print sizes.
+//! Formatting of sizes in the output of commands.
 
-/// A size in the largest unit of which it has one or more.
+/// Formats a size in the largest unit in which it is at least one.
 pub(super) fn bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut size = bytes as f64;

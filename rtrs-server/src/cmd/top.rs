@@ -1,4 +1,4 @@
-//! `top`.
+//! The command `top`.
 
 use clap::Args;
 use rtrs_core::top::{self, Counters, Entry, Group, IntervalArgs, ReadsWrites};
@@ -25,7 +25,7 @@ pub(super) fn run(args: &TopArgs) -> Result<(), Error> {
     top::run("rtrs-server top", &args.interval, args.server.output, move || groups(&server))
 }
 
-/// What the server reports. It is looked for each time: another one may have taken its place.
+/// Groups to show. Finds the server anew each time, because another one may have taken its place.
 fn groups(args: &ServerArgs) -> Result<Vec<Group>, Error> {
     let server = Server::find(args)?;
     let sessions = server.sessions()?.sessions;
@@ -62,7 +62,7 @@ fn path(path: &PathSnapshot) -> Entry {
 
 fn counters(io: &IoTotals) -> Counters {
     Counters {
-        // An open or close has a time too.
+        // Opens and closes contribute to the time too.
         ios: io.reads + io.writes + io.flushes + io.discards + io.write_zeroes + io.controls,
         bytes: io.read_bytes + io.write_bytes,
         errors: io.errors,
@@ -81,7 +81,7 @@ fn export(export: &ExportSnapshot) -> Entry {
     let io = &export.io;
     Entry {
         name: export.name.clone(),
-        // Another disk under the same name begins anew.
+        // Another disk under the same name starts from zero.
         instance: format!("{} {}", export.backing, export.id.as_deref().unwrap_or_default()),
         state: export.state.to_string(),
         counters: Some(Counters {

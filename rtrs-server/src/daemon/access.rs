@@ -1,14 +1,15 @@
-//! The access lists of a running server: what settings and commands make of them.
+//! Access lists of a running server, from settings and commands.
 //!
-//! Owns [`ServerAccess`], the lists of the server itself and of its exports. What is not listed
-//! stays closed: a server that had a list does not become open to everyone when a command takes the
-//! last one away, only when its configuration has none.
+//! Owns [`ServerAccess`], the lists of the server itself and of its exports. Access that is not
+//! listed stays denied: a server that had a list becomes open to everyone only when its
+//! configuration has no list, not when a command removes the last one.
 //!
-//! A list is meant for what the configuration exports under the name, so another configuration
-//! takes effect in two steps. [`narrow_to`](ServerAccess::narrow_to) keeps out, at once, whom
-//! either configuration keeps out; [`grant`](ServerAccess::grant) lets in whom the new one lets in,
-//! export by export, when that is exported. An export that could not be changed keeps both. One
-//! that left the configuration, and is open, serves the sessions that had it open then.
+//! A list applies to the export that the configuration defines under the name, so a new
+//! configuration takes effect in two steps. [`narrow_to`](ServerAccess::narrow_to) immediately
+//! denies the access that either configuration denies; [`grant`](ServerAccess::grant) permits what
+//! the new one permits, export by export, when that export is in place. An export that could not be
+//! changed keeps both conditions. An open export that left the configuration remains available to
+//! the sessions that had it open at that time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +20,7 @@ use crate::plan::has_keys;
 use crate::settings::{ExportSpec, Settings};
 use crate::stats::AccessLimit;
 
-/// Sessions that have an export open; true for writing.
+/// Sessions that have an export open. The value is true for writing.
 pub(super) type Holders = BTreeMap<SessionId, bool>;
 
 /// An export that left the configuration while sessions had it open.
@@ -29,29 +30,29 @@ struct Withdrawn {
     grants: Vec<Grant>,
 }
 
-/// The access lists of a server. Names are those of exports without slashes in front.
+/// Access lists of a server. Names are those of exports without leading slashes.
 #[derive(Clone, Debug)]
 pub(super) struct ServerAccess {
     server: Vec<AccessRule>,
-    /// By the name of the export.
+    /// Lists by the name of the export.
     exports: BTreeMap<String, Vec<AccessRule>>,
     withdrawn: BTreeMap<String, Withdrawn>,
-    /// Conditions that count besides the list of an export.
+    /// Conditions in addition to the list of an export.
     narrowed: BTreeMap<String, Vec<Grant>>,
-    /// The same for what is found below the search path.
+    /// Additional conditions for files found below the search path.
     narrowed_others: Vec<Grant>,
-    /// Clients can prove who they are.
+    /// Whether clients can authenticate.
     has_keys: bool,
-    /// There was a list since the configuration was last read.
+    /// Whether there has been a list since the configuration was last read.
     closed: bool,
     /// Number of the configuration that was read last.
     configuration: u64,
-    /// Which configuration of certificates and keys is in use.
+    /// Generation of the certificates and keys in use.
     pub(super) generation: u64,
 }
 
 impl ServerAccess {
-    /// Of a server that starts.
+    /// Creates the lists of a starting server.
     pub(super) fn new(set: &Settings) -> Self {
         let mut access = Self {
             server: Vec::new(),
@@ -68,7 +69,7 @@ impl ServerAccess {
         access
     }
 
-    /// The lists are those of the configuration, and of exports that commands have added.
+    /// Sets the lists to those of the configuration, and of exports that commands have added.
     fn configure(&mut self, set: &Settings, others: BTreeMap<String, Vec<AccessRule>>) {
         self.server.clone_from(&set.access);
         self.exports =
@@ -80,10 +81,10 @@ impl ServerAccess {
         self.configuration += 1;
     }
 
-    /// Takes over a configuration, of which only what it forbids counts yet: an export is open to
-    /// whom the lists before and those of the configuration let in. `others` are the lists of
-    /// exports that commands have added, `withdrawn` the exports that left the configuration, which
-    /// serve nobody but their holders.
+    /// Adopts a configuration, of which only the restrictions apply for now: an export is open to
+    /// clients that both the previous lists and those of the configuration allow. `others` are the
+    /// lists of exports that commands have added, `withdrawn` the exports that left the
+    /// configuration, which are available only to their holders.
     pub(super) fn narrow_to(
         &mut self,
         set: &Settings,
@@ -99,7 +100,7 @@ impl ServerAccess {
                 continue;
             }
             let mut grants = before.grants(&name);
-            // Those of the first time: a session may be about to connect again.
+            // Keeps the first set of holders: a session may be about to reconnect.
             if !grants.iter().any(|grant| matches!(grant, Grant::Holders(_))) {
                 grants.push(Grant::Holders(holders.clone()));
             }
@@ -122,8 +123,8 @@ impl ServerAccess {
         self.narrowed_others.retain(|grant| *grant != own);
     }
 
-    /// Lets in whom the configuration lets in, to these exports, which are as it says. Nothing
-    /// happens if another configuration was read since the one of that number.
+    /// Applies the permissions of the configuration to these exports, which match it. Does nothing
+    /// if another configuration was read since the one with that number.
     pub(super) fn grant<'a>(&mut self, configuration: u64, exports: impl Iterator<Item = &'a str>) {
         if configuration != self.configuration {
             return;
@@ -139,19 +140,19 @@ impl ServerAccess {
         self.configuration
     }
 
-    /// The list of the server itself.
+    /// List of the server itself.
     pub(super) fn server(&self) -> &[AccessRule] {
         &self.server
     }
 
-    /// The list of an export.
+    /// List of an export.
     pub(super) fn of(&self, export: &str) -> Vec<AccessRule> {
         let name = bare(export);
         let withdrawn = || self.withdrawn.get(name).map(|export| &export.list);
         self.exports.get(name).or_else(withdrawn).cloned().unwrap_or_default()
     }
 
-    /// Why the list of an export is not all that counts.
+    /// Additional restriction of an export, if any.
     pub(super) fn limit_of(&self, export: &str) -> Option<AccessLimit> {
         let name = bare(export);
         if self.withdrawn.contains_key(name) {
@@ -160,7 +161,7 @@ impl ServerAccess {
         self.narrowed.contains_key(name).then_some(AccessLimit::Before)
     }
 
-    /// An export has another list now, whatever the configuration says.
+    /// Sets the list of an export, overriding the configuration.
     pub(super) fn set(&mut self, spec: &ExportSpec) {
         let name = bare(spec.name());
         self.exports.insert(name.to_owned(), spec.access.clone());
@@ -169,7 +170,7 @@ impl ServerAccess {
         self.closed |= self.has_list();
     }
 
-    /// There is no such export any more.
+    /// Removes the lists of an export that no longer exists.
     pub(super) fn forget(&mut self, export: &str) {
         let name = bare(export);
         self.exports.remove(name);
@@ -177,7 +178,7 @@ impl ServerAccess {
         self.withdrawn.remove(name);
     }
 
-    /// The lists that are others in `now`.
+    /// Lists that differ in `now`.
     pub(super) fn changes_to(&self, now: &Self) -> Vec<ListChange> {
         let names: BTreeSet<&String> = self.exports.keys().chain(now.exports.keys()).collect();
         let list = |lists: &BTreeMap<String, Vec<AccessRule>>, name| {
@@ -215,7 +216,7 @@ impl ServerAccess {
         }
     }
 
-    /// Conditions of an export, all of which count.
+    /// Conditions of an export, all of which apply.
     fn grants(&self, name: &str) -> Vec<Grant> {
         if let Some(withdrawn) = self.withdrawn.get(name) {
             return withdrawn.grants.clone();
@@ -224,16 +225,16 @@ impl ServerAccess {
         [self.list_or_rest(name)].into_iter().chain(narrowed).collect()
     }
 
-    /// Conditions of what has no list of its own.
+    /// Conditions of exports without a list of their own.
     fn other_grants(&self) -> Vec<Grant> {
         [self.rest()].into_iter().chain(self.narrowed_others.iter().cloned()).collect()
     }
 
-    /// Who may open what.
+    /// Creates the policy from the lists.
     pub(super) fn policy(&self) -> AccessPolicy {
         let listed = self.exports.iter().filter(|(_, list)| !list.is_empty());
         let listed = listed.map(|(name, _)| name);
-        // Of those without a list that must not follow what others do.
+        // Exports without a list that must not follow the conditions of others.
         let beside = match self.narrowed_others.is_empty() {
             true => None,
             false => Some(self.exports.keys()),
@@ -306,18 +307,18 @@ mod tests {
         let found = |access: &ServerAccess, write| access.policy().allows_found(client, write);
         assert!(found(&access, false) && !found(&access, true));
         assert_eq!(access.limit_of("a"), Some(AccessLimit::Before));
-        // Only what is as configured follows the configuration, and only the last one.
+        // Only exports that match the last configuration follow it.
         access.grant(access.configuration() - 1, ["a", "b"].into_iter());
         assert!(!may(&access, "db1", "b", false));
         access.grant(access.configuration(), ["b"].into_iter());
         assert!(may(&access, "db1", "b", true) && !may(&access, "db2", "a", false));
         assert!(found(&access, true));
-        // What was kept is not given to those of the next configuration either.
+        // The export that was kept is not available to clients of the next configuration either.
         let third = settings(&[], &["a=mem:3M,access=db3:rw", "b=mem:1M"]);
         access.narrow_to(&third, BTreeMap::new(), &BTreeMap::new());
         access.grant(access.configuration(), ["b"].into_iter());
         assert!(["db1", "db2", "db3"].into_iter().all(|who| !may(&access, who, "a", false)));
-        // A command says who may open what is there.
+        // A command overrides the access to an existing export.
         access.set(&spec("a=mem:1M,access=db3:rw"));
         assert!(may(&access, "db3", "a", true) && access.limit_of("a").is_none());
     }
@@ -328,7 +329,8 @@ mod tests {
         let holders = |who: &[(SessionId, bool)]| who.iter().copied().collect::<Holders>();
         let gone = |who| BTreeMap::from([("a".to_owned(), holders(who))]);
         let mut access = ServerAccess::new(&old);
-        // No list is left: what was withdrawn does not close the server, nor open to everyone.
+        // No list remains: the withdrawn export does not close the server, and is not open to
+        // everyone.
         access.narrow_to(&settings(&[], &["b=mem:1M"]), BTreeMap::new(), &gone(&[(DB1, false)]));
         access.grant(access.configuration(), ["b"].into_iter());
         for (who, session, write, allowed) in [
@@ -344,10 +346,10 @@ mod tests {
         assert!(access.policy().is_open_to_everyone() && !access.policy().is_open());
         assert_eq!(access.limit_of("a"), Some(AccessLimit::Holders));
         assert_eq!(access.of("a").len(), 2, "`export save` keeps its list");
-        // The next reload finds nobody there, as the session connects again.
+        // The next reload finds no holders, because the session is reconnecting.
         access.narrow_to(&settings(&[], &["b=mem:1M"]), BTreeMap::new(), &gone(&[]));
         assert!(may(&access, "db1", DB1, "a", false));
-        // It returns.
+        // The export returns.
         access.narrow_to(&old, BTreeMap::new(), &BTreeMap::new());
         assert!(may(&access, "db1", DB1, "a", false) && !may(&access, "db2", DB2, "a", false));
         access.grant(access.configuration(), ["a", "b"].into_iter());

@@ -1,11 +1,11 @@
-//! The audit log: one JSON object a line, in a file or in the journal.
+//! The audit log: one JSON object per line, in a file or in the journal.
 //!
-//! A thread writes, so that a slow disk delays nobody. Its queue is bounded: what does not fit is
-//! counted, and the next line says how many were lost. Of a file that has reached its limit, and of
-//! the one before, a part is kept as `FILE.1`, so two of them is all that there ever is.
+//! A thread writes, so that a slow disk delays no other work. Its queue is bounded: events that do
+//! not fit are counted, and the next line contains the number of lost ones. When a file reaches its
+//! limit, a part of this file and of the previous one is kept as `FILE.1`, so there are at most two
+//! files.
 //!
-//! `audit/limit.rs` what one client may have recorded · `audit/rotation.rs` what is kept of a file
-//! that is full
+//! `audit/limit.rs` limit per client · `audit/rotation.rs` rotation of a full file
 
 mod limit;
 mod rotation;
@@ -32,11 +32,11 @@ use crate::audit::{AuditEvent, AuditSink};
 use crate::error::{Error, ErrorKind, failed};
 use crate::settings::{AuditLog, Settings};
 
-/// Events that wait for the thread at most.
+/// Maximum number of events that wait for the thread.
 const QUEUE_MAX: usize = 4096;
-/// How long the end of the server waits until they are written.
+/// Maximum time that the server's exit waits for the writes.
 const END_MAX: Duration = Duration::from_secs(2);
-/// How often the thread looks for events that were left out and not reported.
+/// Interval at which the thread checks for unreported suppressed events.
 const LOOK: Duration = Duration::from_secs(5);
 const JOURNAL: &str = "/run/systemd/journal/socket";
 
@@ -48,14 +48,14 @@ struct Line {
     event: AuditEvent,
 }
 
-/// What the thread is to do.
+/// Message to the thread.
 enum Job {
     Write(Box<Line>),
-    /// Nothing comes any more.
+    /// No more lines follow.
     End,
 }
 
-/// A running audit log. What was recorded is written when it is dropped.
+/// A running audit log. Dropping it writes all recorded events.
 pub(super) struct AuditThread(Option<(SyncSender<Job>, JoinHandle<()>)>);
 
 impl Drop for AuditThread {
@@ -95,7 +95,7 @@ pub(super) fn start(set: &Settings) -> Result<(AuditSink, AuditThread), Error> {
         .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
     let running = AuditThread(Some((sender.clone(), thread)));
     let sink = AuditSink::new(move |event| {
-        // The thread holds the lock for a moment only.
+        // The thread holds the lock only briefly.
         let Some(event) = gate.limits.lock().admit(Clock.now(), event) else { return };
         if sender.try_send(Job::Write(Box::new(Line::now(event)))).is_err() {
             gate.lost.fetch_add(1, Ordering::Relaxed);
@@ -104,10 +104,10 @@ pub(super) fn start(set: &Settings) -> Result<(AuditSink, AuditThread), Error> {
     Ok((sink, running))
 }
 
-/// What decides on an event before the queue.
+/// Filter of events before the queue.
 struct Gate {
     limits: Mutex<Limits>,
-    /// Events that did not fit into the queue or could not be written.
+    /// Number of events that did not fit into the queue or could not be written.
     lost: AtomicU64,
 }
 
@@ -117,7 +117,7 @@ impl Line {
     }
 }
 
-/// Refuses what [`start`] would refuse, and makes no file.
+/// Refuses settings that [`start`] would refuse, without creating a file.
 ///
 /// # Errors
 /// [`ErrorKind::System`] for a file or journal that cannot be opened.
@@ -135,10 +135,10 @@ fn check_file(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
             let dir = dir.unwrap_or_else(|| Path::new("."));
-            // A file without a name, which goes at once.
+            // A file without a name, which is removed at once.
             let tried = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir);
             match tried {
-                // Of a file system that has no such files.
+                // The file system does not support such files.
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
                 tried => tried.map(drop),
             }
@@ -151,7 +151,7 @@ fn cannot_open(to: &AuditLog) -> String {
     format!("cannot open the audit log {to} (audit-log)")
 }
 
-/// Writes until the end, or until the last sink is gone.
+/// Writes until the end, or until the last sink is dropped.
 fn write_all(out: Out, queue: &Receiver<Job>, gate: &Gate) {
     let mut writer = Writer { out, gate, is_failing: false };
     let mut look_at = Instant::now() + LOOK;
@@ -186,7 +186,7 @@ impl Writer<'_> {
         if missed > 0 {
             text += &format!("{}\n", json!({ "time": line.time, "event": "lost", "lost": missed }));
         }
-        // None of its parts can fail.
+        // Serialization of these fields cannot fail.
         text += &serde_json::to_string(line).unwrap_or_default();
         text.push('\n');
         match self.out.write(&text) {
@@ -202,7 +202,7 @@ impl Writer<'_> {
     }
 }
 
-/// Where lines go.
+/// Destination of lines.
 enum Out {
     File { path: PathBuf, file: File, written: u64, max: u64 },
     Journal(UnixDatagram),
@@ -217,12 +217,12 @@ impl Out {
     fn journal(socket: &Path) -> io::Result<Self> {
         let journal = UnixDatagram::unbound()?;
         journal.connect(socket)?;
-        // A journal that does not read loses lines, which are counted; nobody waits for it.
+        // If the journal does not read, lines are lost and counted; the thread does not wait.
         journal.set_nonblocking(true)?;
         Ok(Self::Journal(journal))
     }
 
-    /// Writes lines, each with its end.
+    /// Writes complete lines.
     fn write(&mut self, lines: &str) -> io::Result<()> {
         match self {
             Self::File { path, file, written, max } => {
@@ -232,8 +232,8 @@ impl Out {
                     (*file, *written) = open(path)?;
                 }
                 file.write_all(lines.as_bytes()).inspect_err(|_| {
-                    // No half line stays in front of the next. What cannot be cut off is seen by
-                    // whoever reads it.
+                    // Removes an incomplete line before the next. If that fails, readers see the
+                    // incomplete line.
                     let _ = file.set_len(*written);
                 })?;
                 *written += len;
@@ -248,8 +248,8 @@ impl Out {
     }
 }
 
-/// Makes room for a new file. Where a part of the lines cannot be kept, as on a disk that is full,
-/// the file takes the place of the one before.
+/// Makes room for a new file. If no part of the lines can be kept, for example on a full disk, the
+/// file replaces the previous one.
 fn rotate(path: &Path, max: u64) -> io::Result<()> {
     let mut before = path.to_owned().into_os_string();
     before.push(".1");
@@ -257,20 +257,21 @@ fn rotate(path: &Path, max: u64) -> io::Result<()> {
         return Ok(());
     }
     match fs::rename(path, before) {
-        // It went at an earlier try, whose open failed, or somebody took it away.
+        // It was moved by an earlier attempt whose open failed, or removed by someone.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         renamed => renamed,
     }
 }
 
-/// Opens a regular file to append to, with its length. One that is new is for its owner alone.
+/// Opens a regular file for appending. Returns the file and its length. A new file is accessible
+/// only to its owner.
 fn open(path: &Path) -> io::Result<(File, u64)> {
     open_with(path, true)
 }
 
 fn open_with(path: &Path, create: bool) -> io::Result<(File, u64)> {
     let mut options = OpenOptions::new();
-    // Neither through a link nor waiting for the other end of a FIFO.
+    // Neither follows a link nor waits for the other end of a FIFO.
     let options = options.append(true).create(create).mode(0o600);
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     let meta = file.metadata()?;
@@ -285,7 +286,7 @@ mod tests {
     use super::*;
     use crate::audit::{AuditKind, AuditResult};
 
-    /// A directory of one test.
+    /// A directory for one test.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!((before.len(), now.len()), (80, 80));
         assert!(before.starts_with('6') && now.starts_with('8'), "{before} {now}");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        // One that is there already is continued.
+        // An existing file is continued.
         let mut out = Out::file(&path, 100).unwrap();
         out.write("last\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap().len(), 85);
@@ -333,11 +334,11 @@ mod tests {
         let path = dir.path("audit.log");
         let mut out = Out::file(&path, 10).unwrap();
         out.write("12345678\n").unwrap();
-        // A directory is in the way of what is kept.
+        // A directory blocks the name of the kept file.
         fs::create_dir_all(dir.path("audit.log.1/x")).unwrap();
         out.write("abcdefgh\n").unwrap_err();
         fs::remove_dir_all(dir.path("audit.log.1")).unwrap();
-        // And this one is gone, as after an open that failed.
+        // The file itself is missing, as after a failed open.
         fs::rename(&path, dir.path("elsewhere")).unwrap();
         out.write("ABCDEFGH\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "ABCDEFGH\n");

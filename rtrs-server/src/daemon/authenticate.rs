@@ -1,5 +1,5 @@
-//! Proofs of clients of a running server: threads of the TLS endpoint compute them, with the
-//! certificates or keys of that moment.
+//! Authentication of clients of a running server: threads of the TLS endpoint compute the proofs,
+//! with the certificates or keys in use at the time.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use rtrs_core::tls::{TlsEndpoint, nonce};
 use crate::engine::authenticator::{Authenticator, ProofDone, ProofTask};
 use crate::engine::message::{ControlMessage, Message};
 
-/// Hands tasks to threads, and what comes of them to the control shard.
+/// Passes tasks to threads, and their results to the control shard.
 #[derive(Debug)]
 pub(super) struct Proofs {
     endpoint: Arc<TlsEndpoint>,
@@ -17,7 +17,7 @@ pub(super) struct Proofs {
 }
 
 impl Proofs {
-    /// For the control shard behind this mailbox.
+    /// Creates the authenticator for the control shard of this mailbox.
     pub(super) fn new(endpoint: Arc<TlsEndpoint>, control: Sender<Message>) -> Arc<Self> {
         Arc::new(Self { endpoint, control })
     }

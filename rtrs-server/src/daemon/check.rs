@@ -14,17 +14,17 @@ use crate::error::{Error, ErrorKind, failed};
 use crate::plan::Plan;
 use crate::settings::{ExportSpec, Settings};
 
-/// How long a running server may take to say what it is.
+/// Maximum time for a running server to report its status.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// This server runs: another process with its name, or without a name at its address.
+/// This server is already running: another process with its name, or without a name at its address.
 #[derive(Debug, Serialize)]
 pub(crate) struct Running {
-    /// Its name.
+    /// Name of the server.
     pub(crate) name: String,
-    /// Its process.
+    /// Process ID.
     pub(crate) pid: u32,
-    /// The addresses and exports of the plan that it has.
+    /// Addresses and exports of the plan that the running server holds.
     pub(crate) holds: Vec<String>,
     #[serde(skip)]
     portals: Vec<String>,
@@ -34,7 +34,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// The running server of these settings, if there is one.
+    /// Finds the running server of these settings, if any.
     fn find(set: &Settings, portals: &Portals) -> Result<Option<Self>, Error> {
         let run_dir = privileges::run_dir(set)?;
         let named = set.name.as_ref().get().map(|name| run_dir.server_socket(name.get()));
@@ -74,8 +74,8 @@ impl Running {
 }
 
 /// Refuses what [`serve`](crate::serve) would refuse: opens and locks the exports, tries the
-/// addresses and the name, and lets go of everything. If this server runs already, what it holds
-/// is not tried.
+/// addresses and the name, and releases everything. If this server is already running, its
+/// resources are not tried.
 ///
 /// # Errors
 /// Those of [`serve`](crate::serve).
@@ -93,12 +93,12 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Option<Running>, Error> {
         let mut spec = spec.clone();
         if running.as_ref().is_some_and(|running| running.has(&spec)) {
             holds.push(format!("export {:?}", spec.name()));
-            // What it has locked can be looked at all the same.
+            // A target that it has locked can still be examined read-only.
             spec.ro = true;
         }
         open_target(&spec).map_err(failed(ErrorKind::Export, text))
     });
-    // All at the same time: two exports of one file exclude each other.
+    // Kept open simultaneously: two exports of one file exclude each other.
     let _opened = opened.collect::<Result<Vec<_>, _>>()?;
     let held = running.as_ref().map_or(&[][..], |running| &running.portals);
     portals.check(held)?;

@@ -1,4 +1,5 @@
-//! The way from other threads to the control shard: a request by message, an answer in time.
+//! Requests from other threads to the control shard: sent as messages, and answered within a time
+//! limit.
 
 use std::sync::mpsc;
 
@@ -8,10 +9,10 @@ use rtrs_core::time::Duration;
 use crate::control_protocol::Sessions;
 use crate::engine::message::{AdminReply, AdminReplyTo, AdminRequest, ControlMessage, Message};
 
-/// How long the control shard has for an answer.
+/// Maximum time for the control shard to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks the control shard of a running server.
+/// Handle for requests to the control shard of a running server.
 #[derive(Clone, Debug)]
 pub(crate) struct ControlShard(pub(crate) Sender<Message>);
 
@@ -28,7 +29,7 @@ impl ControlShard {
         answer
     }
 
-    /// Sends a request and waits. `pick` takes the reply out of its answer.
+    /// Sends a request and waits for its answer, from which `pick` extracts the result.
     pub(crate) fn ask<T>(
         &self,
         request: AdminRequest,
@@ -41,7 +42,7 @@ impl ControlShard {
         }
     }
 
-    /// The sessions of the server.
+    /// Sessions of the server.
     pub(crate) fn sessions(&self) -> Result<Sessions, String> {
         self.ask(AdminRequest::Sessions, |answer| match answer {
             AdminReply::Sessions { sessions, memory, lost_portals, refused } => {
@@ -51,7 +52,7 @@ impl ControlShard {
         })
     }
 
-    /// Logs the sessions, a line each as JSON.
+    /// Logs the sessions as JSON, one per line.
     pub(crate) fn dump(&self) {
         let Sessions { sessions, memory, lost_portals, refused } = match self.sessions() {
             Ok(sessions) => sessions,

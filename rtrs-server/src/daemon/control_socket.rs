@@ -1,10 +1,10 @@
 //! The control socket of a running server.
 //!
-//! Owns [`ServerControl`]. A thread serves the requests one after the other and asks the control
-//! shard by message, which no backend delays. A drain has its own thread, since it flushes the
-//! exports first; its reply comes from the server's main thread, when all others have ended. If
-//! neither `--name` nor `--run-dir` is set, a server that cannot create its control socket serves
-//! without one.
+//! Owns [`ServerControl`]. A thread serves the requests one by one and asks the control shard by
+//! message, which no backend delays. A drain has its own thread, because it flushes the exports
+//! first; the server's main thread sends its reply after all other threads have ended. If neither
+//! `--name` nor `--run-dir` is set, a server that cannot create its control socket runs without
+//! one.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -29,17 +29,17 @@ use crate::error::{Error, ErrorKind};
 use crate::export::ExportTable;
 use crate::settings::Settings;
 
-/// What a flush at the end of a drain may take at least, when the time is up.
+/// Minimum time for a flush at the end of a drain, even if the drain's time has expired.
 const FLUSH_MIN: Duration = Duration::from_secs(1);
 
-/// A drain that has begun, and who waits for it.
+/// A drain in progress, with the connection of its requester.
 struct Draining {
     stream: UnixStream,
     until: Instant,
     answer: mpsc::Receiver<AdminReply>,
 }
 
-/// What the threads of the control socket share.
+/// State shared by the threads of the control socket.
 struct Shared {
     name: String,
     portals: Vec<String>,
@@ -47,7 +47,7 @@ struct Shared {
     changes: Arc<Changes>,
     control: ControlShard,
     metrics: Arc<ServerMetrics>,
-    /// A drain is running.
+    /// Whether a drain is in progress.
     busy: AtomicBool,
     draining: Mutex<Option<Draining>>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct ServerControl {
     socket: ControlSocket,
 }
 
-/// The default name of a server: the address of its first portal.
+/// Default name of a server: the address of its first portal.
 fn name_of(portals: &[String]) -> Option<String> {
     let (_, address) = portals.first()?.split_once("://")?;
     let everywhere = ["[::]:", "0.0.0.0:"].iter().find_map(|any| address.strip_prefix(any));
@@ -66,11 +66,11 @@ fn name_of(portals: &[String]) -> Option<String> {
 }
 
 impl ServerControl {
-    /// Opens the control socket of a server that listens on these portals. None when it cannot be
-    /// created and no setting asks for it.
+    /// Opens the control socket of a server that listens on these portals. Returns None if it
+    /// cannot be created and no setting requires it.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] and others, when a setting asks for it.
+    /// [`ErrorKind::InUse`] and others, if a setting requires it.
     pub(crate) fn open(
         set: &Settings,
         portals: &[String],
@@ -124,7 +124,7 @@ impl ServerControl {
         Ok(Self { shared, socket })
     }
 
-    /// The server's threads have ended. Finishes a drain: flushes what was written, removes the
+    /// Finishes a drain after the server's threads have ended: flushes written data, removes the
     /// control socket, and replies.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl ServerControl {
         let Some(Draining { stream, until, answer }) = drain else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN);
         let mut wrong = Vec::new();
-        // Without an answer a signal has ended the server before.
+        // Without an answer, a signal has ended the server before.
         let begun = match answer.try_recv() {
             Ok(AdminReply::Drained { unfinished }) => {
                 if unfinished > 0 {
@@ -160,7 +160,7 @@ impl ServerControl {
                 }
             },
         );
-        // The end of the process closes it, which is what the command waits for.
+        // Closed by the exit of the process, which the command waits for.
         std::mem::forget(stream);
         if wrong.is_empty() {
             return Ok(());
@@ -240,7 +240,7 @@ impl Shared {
         })
     }
 
-    /// Makes a change on a thread of its own, since a file may be slow, and replies.
+    /// Makes a change on its own thread, because a file may be slow, and replies.
     fn change<T: Serialize>(
         &self,
         stream: UnixStream,
@@ -270,8 +270,8 @@ impl Shared {
         }
     }
 
-    /// Flushes while everything is still served, so that little is left to flush while clients
-    /// wait; then asks the control shard. [`ServerControl::close`] replies.
+    /// Flushes while all sessions are still served, so that little remains to be flushed while
+    /// clients wait; then asks the control shard. [`ServerControl::close`] replies.
     fn drain(&self, stream: UnixStream, within: Duration) {
         let until = Instant::now() + within;
         match settle(&self.exports, within / 2) {
@@ -289,7 +289,7 @@ impl Shared {
         give_up(&self.exports, until.saturating_duration_since(Instant::now()) / 2);
         let mut draining = self.draining.lock();
         let within = until.saturating_duration_since(Instant::now());
-        // Locked until the drain is stored: `close` looks for it when the server has ended.
+        // Locked until the drain is stored, because `close` reads it after the server has ended.
         let answer = self.control.send(AdminRequest::Drain { within });
         *draining = Some(Draining { stream, until, answer });
     }
@@ -299,7 +299,7 @@ fn refuse(stream: &UnixStream, why: impl Into<String>) {
     reply::<()>(stream, Err(why.into()));
 }
 
-/// Has other gateways serve what they can, so that they need not take it by force.
+/// Releases exports to other gateways if possible, so that they need not take them by force.
 fn give_up(exports: &ExportTable, limit: Duration) {
     let until = Instant::now() + limit;
     for (_, export) in exports.all() {
@@ -311,7 +311,7 @@ fn give_up(exports: &ExportTable, limit: Duration) {
     }
 }
 
-/// Flushes all exports within a time limit. A flush that takes longer continues by itself.
+/// Flushes all exports within a time limit. A flush that takes longer continues in the background.
 fn settle(exports: &Arc<ExportTable>, limit: Duration) -> io::Result<()> {
     let (done, result) = mpsc::channel();
     let at = Arc::new(Mutex::new(String::new()));
@@ -320,13 +320,13 @@ fn settle(exports: &Arc<ExportTable>, limit: Duration) -> io::Result<()> {
         let flushed = exports.all().into_iter().try_for_each(|(_, export)| {
             now_at.lock().clone_from(&export.name);
             export.source.settle().map_err(|error| {
-                // The failure is the answer; that it is not saved stands in the log.
+                // The failure is the answer; the log reports an epoch that is not saved.
                 let _ = wait_saved(&export.epoch, export.epoch.raise());
                 let text = format!("export {:?} cannot be flushed: {error}", export.name);
                 io::Error::new(error.kind(), text)
             })
         });
-        // Nobody waits for it any more when it took too long.
+        // The receiver has gone if the flush took too long.
         let _ = done.send(flushed);
     })?;
     result.recv_timeout(limit).unwrap_or_else(|_| {
@@ -362,7 +362,7 @@ mod tests {
         }
     }
 
-    /// Flushes with this result, when it is let.
+    /// A source whose flush waits for a gate and then returns this result.
     #[derive(Debug)]
     struct Slow {
         gate: Arc<(std::sync::Mutex<bool>, Condvar)>,

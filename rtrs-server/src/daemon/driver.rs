@@ -1,4 +1,4 @@
-//! Binds a shard's engine to its providers, its mailbox and its reactor, and nothing more.
+//! Connects a shard's engine to its providers, its mailbox and its reactor.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ pub struct ServerShard {
 }
 
 impl ServerShard {
-    /// A shard with its providers, its inbox, and the way to all shards' mailboxes.
+    /// Creates a shard from its engine, its providers, its inbox, and senders to all shards'
+    /// mailboxes.
     pub fn new(
         engine: ServerEngine,
         fabrics: Vec<Box<dyn Fabric>>,
@@ -31,7 +32,7 @@ impl ServerShard {
         Self { engine, fabrics, inbox, senders, listening: true }
     }
 
-    /// The shard's engine, to look at.
+    /// Engine of the shard, for inspection.
     pub fn engine(&self) -> &ServerEngine {
         &self.engine
     }
@@ -48,7 +49,8 @@ impl Shard for ServerShard {
         }
         for provider in ProviderIndex::all(self.fabrics.len()) {
             busy |= self.fabrics[provider.index()].poll(now);
-            // What is left is taken in the next turn, which follows at once after a busy one.
+            // Remaining events are processed in the next turn, which follows at once after a busy
+            // one.
             while !self.engine.is_turn_full()
                 && let Some(event) = self.fabrics[provider.index()].next_event()
             {
@@ -56,7 +58,8 @@ impl Shard for ServerShard {
                 self.engine.handle_event(now, provider, event, &mut self.fabrics);
             }
         }
-        // What came has been begun, and a device that does all within `submit` is done with it.
+        // All events have been processed, and a device that works within `submit` has completed
+        // them.
         let now = if busy { Clock.now() } else { now };
         busy |= self.engine.poll(now, &mut self.fabrics);
         if self.listening && self.engine.is_stopping() {

@@ -1,4 +1,4 @@
-//! Reminds of a certificate of the server that expires soon: a line in the log each day.
+//! Daily log reminders of a server certificate that expires soon.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -8,12 +8,13 @@ use rtrs_core::rt::Clock;
 use rtrs_core::time::Instant;
 use rtrs_core::tls::TlsEndpoint;
 
-/// Time between two looks at the certificate that is in use then.
+/// Interval between checks of the certificate in use.
 const LOOK_EVERY: Duration = Duration::from_secs(3600);
-/// Time between two lines.
+/// Interval between log lines.
 const REMIND_EVERY: Duration = Duration::from_secs(24 * 3600);
 
-/// Starts the thread, which ends within an hour of the endpoint. A start has warned itself.
+/// Starts the thread, which ends within an hour after the endpoint is dropped. The start itself has
+/// already warned.
 pub(super) fn watch(endpoint: &Arc<TlsEndpoint>) -> std::io::Result<()> {
     let endpoint = Arc::downgrade(endpoint);
     thread::Builder::new().name("tls-expiry".into()).spawn(move || look(&endpoint))?;
@@ -31,15 +32,15 @@ fn look(endpoint: &Weak<TlsEndpoint>) {
     }
 }
 
-/// When the last line was.
+/// Time of the last reminder.
 struct Reminder {
     last: Instant,
-    /// There was a line, or a start that would have had one.
+    /// Whether a reminder, or the start, has warned.
     warned: bool,
 }
 
 impl Reminder {
-    /// The line that is due now.
+    /// Returns the reminder that is due now.
     fn due(&mut self, now: Instant, warning: Option<String>) -> Option<String> {
         let Some(warning) = warning else {
             self.warned = false;
@@ -68,7 +69,7 @@ mod tests {
             warned.extend(reminder.due(hours(hour), soon()).map(|_| hour));
         }
         assert_eq!(warned, [24, 48, 72]);
-        // Another certificate, which is good, and later is not.
+        // A new certificate, which is valid and later expires.
         assert_eq!(reminder.due(hours(73), None), None);
         assert_eq!(reminder.due(hours(74), soon()), soon());
         assert_eq!(reminder.due(hours(75), soon()), None);

@@ -1,10 +1,10 @@
-//! The exports of a running server: what each is made of, and changes of them.
+//! The exports of a running server, and their changes.
 //!
 //! Owns [`Exports`]. One change runs at a time, on a thread of the control socket or of a signal,
-//! never on a shard: opening, flushing and closing a file may block. The control shard decides who
-//! has an export open (`engine/control/exports.rs`). An export that is removed is released when
-//! its last request has ended on every shard: then a thread flushes and closes it, so that its
-//! lock is free and a failure of the flush is known to whoever opens the same file next.
+//! never on a shard, because opening, flushing and closing a file may block. The control shard
+//! tracks which sessions have an export open (`engine/control/exports.rs`). A removed export is
+//! released when its last request has ended on every shard: a thread then flushes and closes it,
+//! which frees its lock, and records a failed flush for the next opener of the same file.
 
 mod access;
 mod replaced;
@@ -36,20 +36,20 @@ use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
 use crate::stats::{ExportSnapshot, ExportState};
 
-/// What saving an epoch may take when an export is flushed for the last time.
+/// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
-/// How often it is looked whether the last request of a removed export has ended.
+/// Interval of checks whether the last request of a removed export has ended.
 const LOOK: Duration = Duration::from_millis(2);
-/// How long an export that nobody uses may take to be closed.
+/// Maximum time to close an unused export.
 pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
-/// How long a change waits for the one before it.
+/// Maximum time that a change waits for the previous one.
 const TURN_MAX: Duration = Duration::from_secs(10);
 
 /// Opens exports.
 pub(super) struct Opener {
     pub(super) sources: Sources,
     pub(super) state: Arc<StateDir>,
-    /// The last epochs of exports that were released, by what they were.
+    /// Last epochs of released exports, by their ID.
     past: Mutex<BTreeMap<ExportId, u64>>,
 }
 
@@ -58,7 +58,7 @@ impl Opener {
         Self { sources, state, past: Mutex::default() }
     }
 
-    /// Opens what an export is made of.
+    /// Opens the target of an export.
     ///
     /// # Errors
     /// [`ErrorKind::Export`] for the target, [`ErrorKind::InUse`] for its epoch.
@@ -91,8 +91,7 @@ impl Opener {
             }
             None => StateDir::unknown(),
         };
-        // The same ID with another number, which could be one that a client knows from before a
-        // failure.
+        // The same ID with another epoch number, which a client may know from before a failure.
         let past = id.and_then(|id| self.past.lock().get(&id).copied());
         if past.is_some_and(|past| past != epoch.number()) {
             epoch = StateDir::unknown();
@@ -107,30 +106,29 @@ impl Opener {
         })
     }
 
-    /// Key of an export's epoch in the state directory; `None` if the epoch is not kept. The same
+    /// Key of an export's epoch in the state directory; `None` if the epoch is not saved. The same
     /// file or disk has the same key under every name and path.
     fn epoch_key(&self, spec: &ExportSpec) -> Option<String> {
         let by_name = |target: &Path| format!("{}={}", spec.name(), target.display());
         match &spec.target {
             Target::Path(path) => Some(match self.sources.target(path) {
                 Some(id) => epoch_key(id),
-                // Two servers may have been started in two directories.
+                // Two servers may have been started in different directories.
                 None => by_name(&path::absolute(path).unwrap_or_else(|_| path.clone())),
             }),
-            // Gateways have no epoch in common, and no cache that would need one.
+            // Gateways share no epoch, and have no cache that would need one.
             Target::Rbd(_) if spec.gateway => None,
             Target::Rbd(_) | Target::Nbd(_) => Some(by_name(Path::new(&spec.target.to_string()))),
-            // What is in memory ends with the export, and so does what was lost of it: the next
-            // one is in another epoch.
+            // Memory ends with the export, and so do its losses: the next one has another epoch.
             Target::Memory(_) | Target::Null(_) => None,
         }
     }
 
-    /// An export is about to be closed; nobody uses it any more. Flushes it. The error is for the
+    /// Flushes an export that is about to be closed and has no users. The error is for the
     /// operator.
     fn close(&self, export: &Export) -> Result<(), String> {
         let flushed = export.source.settle().map_err(|error| {
-            // The export is closed all the same; that it is not saved stands in the log.
+            // The export is closed anyway; the log reports an epoch that is not saved.
             let _ = wait_saved(&export.epoch, export.epoch.raise());
             let name = &export.name;
             tracing::error!(%name, %error, "cannot flush a removed export");
@@ -155,27 +153,27 @@ pub(super) fn epoch_key(target: ExportId) -> String {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) spec: ExportSpec,
-    /// Not an owner: it is released when those who use it are done.
+    /// Not an owner: the export is released when its users are done.
     export: Weak<Export>,
-    /// It was not opened for writing.
+    /// Whether it was opened read-only.
     opened_ro: bool,
-    /// A command has given it its size.
+    /// Whether a command changed its size.
     resized: bool,
-    /// It stands in the configuration.
+    /// Whether it is in the configuration.
     pub(super) configured: bool,
 }
 
 impl Entry {
-    /// True if this change needs no reopening: who may open it can change while it is open, and
-    /// what was opened for writing can refuse that and allow it again.
+    /// Whether a change needs no reopening: the access list can change while the export is open,
+    /// and an export that was opened for writing can become read-only and writable again.
     pub(super) fn stays_open(&self, spec: &ExportSpec) -> bool {
         let (ro, access) = (self.spec.ro, self.spec.access.clone());
         let same = ExportSpec { ro, access, ..spec.clone() } == self.spec;
         same && (spec.ro == ro || !self.opened_ro)
     }
 
-    /// Whether the export is what these settings say, but for its access list, and for the size
-    /// that a command has given it.
+    /// Whether the export matches these settings, apart from its access list and a size set by a
+    /// command.
     pub(super) fn is_as_set(&self, spec: &ExportSpec) -> bool {
         let target = match (&self.spec.target, &spec.target) {
             (Target::Memory(_), Target::Memory(_)) | (Target::Null(_), Target::Null(_))
@@ -188,7 +186,7 @@ impl Entry {
         ExportSpec { target, access: self.spec.access.clone(), ..spec.clone() } == self.spec
     }
 
-    /// Refuses to open memory again, which would be lost.
+    /// Refuses to reopen memory, whose content would be lost.
     pub(super) fn keeps_memory(&self, spec: &ExportSpec) -> Result<(), String> {
         if !matches!(self.spec.target, Target::Memory(_)) {
             return Ok(());
@@ -204,25 +202,25 @@ impl Entry {
     }
 }
 
-/// A failed attempt to open an export again.
+/// A failed attempt to reopen an export.
 #[derive(Debug)]
 struct NotReopened {
     at: Instant,
     why: String,
 }
 
-/// What became of an export whose target was examined.
+/// Result of examining an export's target.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Followed {
-    /// The path leads to what is exported.
+    /// The path leads to the exported target.
     Same,
-    /// The path led to another file or device, which is exported now.
+    /// The path led to another file or device, which is now exported.
     Reopened,
-    /// The export is not what its path leads to, for this reason.
+    /// The path leads elsewhere, but the export keeps its target for this reason.
     Kept(String),
 }
 
-/// The exports of a running server.
+/// Exports of a running server.
 pub(crate) struct Exports {
     table: Arc<ExportTable>,
     opener: Arc<Opener>,
@@ -232,15 +230,15 @@ pub(crate) struct Exports {
     /// Exports whose path leads to a target that cannot be exported.
     not_reopened: Mutex<BTreeMap<String, NotReopened>>,
     access: Mutex<ServerAccess>,
-    /// How clients are known, if they can be.
+    /// Certificates or keys of clients, if configured.
     keys: Option<Arc<TlsEndpoint>>,
     audit: AuditSink,
-    /// The settings of the start.
+    /// Settings at the start.
     set: Settings,
 }
 
 impl Exports {
-    /// Those of a server that starts, with what they are made of.
+    /// Creates the state of a starting server with these exports.
     pub(super) fn new(
         (table, opener): (Arc<ExportTable>, Arc<Opener>),
         (control, keys): (ControlShard, Option<Arc<TlsEndpoint>>),
@@ -273,7 +271,7 @@ impl Exports {
         exports
     }
 
-    /// Waits for the turn to change exports.
+    /// Acquires the lock for changes of exports.
     pub(super) fn begin(&self) -> Result<MutexGuard<'_, ()>, String> {
         if self.set.ping_only {
             return Err("the server only answers pings (ping-only)".to_owned());
@@ -282,10 +280,10 @@ impl Exports {
         turn.ok_or_else(|| "another change of the exports takes long; try again".to_owned())
     }
 
-    /// All exports that have names, by these.
+    /// All named exports, by name.
     pub(super) fn entries(&self) -> BTreeMap<String, Entry> {
         let mut entries = self.entries.lock();
-        // One that was removed after nobody waited for the answer any more.
+        // Entries of exports whose removal ended after its command had timed out.
         entries.retain(|_, entry| entry.export.strong_count() > 0);
         let mut entries = entries.clone();
         let access = self.access.lock();
@@ -307,14 +305,14 @@ impl Exports {
         self.entries.lock().insert(spec.name().to_owned(), entry);
     }
 
-    /// Notes that an export stands in the configuration.
+    /// Records that an export is in the configuration.
     pub(super) fn note_configured(&self, name: &str) {
         if let Some(entry) = self.entries.lock().get_mut(name) {
             entry.configured = true;
         }
     }
 
-    /// Notes that an export has another size, which is a part of what memory is called.
+    /// Records a changed size, which is part of the target of memory.
     pub(super) fn note_size(&self, name: &str, size: u64) {
         if let Some(entry) = self.entries.lock().get_mut(name)
             && let Target::Memory(of) | Target::Null(of) = &mut entry.spec.target
@@ -324,13 +322,13 @@ impl Exports {
         }
     }
 
-    /// All exports.
+    /// Lists all exports.
     pub(crate) fn list(&self) -> Result<ExportList, String> {
         self.examine_targets();
         self.list_now()
     }
 
-    /// All exports, as far as is known without a look at their targets.
+    /// Lists all exports without examining their targets.
     fn list_now(&self) -> Result<ExportList, String> {
         let access = self.access();
         let policy = self.table.access();
@@ -339,7 +337,7 @@ impl Exports {
         self.control.ask(AdminRequest::Exports, |answer| match answer {
             AdminReply::Exports(mut exports) => {
                 let entries = self.entries.lock();
-                // One that is being removed may have the name of another that has come since.
+                // An export that is being removed may have the same name as a newer one.
                 let is_named = |export: &&mut ExportSnapshot| {
                     !export.found && export.state != ExportState::Removing
                 };
@@ -364,7 +362,7 @@ impl Exports {
         })
     }
 
-    /// The settings of all exports that have names.
+    /// Settings of all named exports.
     pub(crate) fn save(&self) -> SavedExports {
         SavedExports { exports: self.entries().into_values().map(|entry| entry.spec).collect() }
     }
@@ -379,7 +377,7 @@ impl Exports {
         let _turn = self.begin()?;
         self.check(&mut spec)?;
         let export = self.open(&spec)?;
-        // Before anyone can open it.
+        // Set before any client can open it.
         self.change_access(|access| access.set(&spec));
         let published = self.publish(&spec, &export, false);
         published.inspect_err(|_| self.change_access(|access| access.forget(spec.name())))?;
@@ -387,26 +385,26 @@ impl Exports {
         Ok(self.changed(&spec, true))
     }
 
-    /// What a command has made of an export.
+    /// Result of a command that changes an export.
     fn changed(&self, spec: &ExportSpec, changed: bool) -> Changed {
         let warnings = rule_warnings(&self.set, &spec.access);
         Changed { export: spec.name().to_owned(), changed, warnings }
     }
 
-    /// Checks what a command says of an export, before anything is opened.
+    /// Checks the settings of an export from a command, before anything is opened.
     fn check(&self, spec: &mut ExportSpec) -> Result<(), String> {
         check(spec)?;
         check_below(spec, &self.set.search_path).map_err(|error| error.chain().to_string())
     }
 
-    /// Records that a command drains the server, or why it does not.
+    /// Records that a command drains the server, or the reason why it does not.
     pub(crate) fn record_drain(&self, why_not: Option<&str>) {
         let result = if why_not.is_some() { AuditResult::Refused } else { AuditResult::Ok };
         let reason = why_not.map(str::to_owned);
         self.audit.record(|| AuditEvent { reason, ..AuditEvent::new(AuditKind::Drain, result) });
     }
 
-    /// Records what a command did to an export.
+    /// Records a command's change of an export.
     pub(super) fn recorded<T>(
         &self,
         event: AuditKind,
@@ -432,7 +430,7 @@ impl Exports {
         self.opener.open(spec).map(Arc::new).map_err(|error| error.chain().to_string())
     }
 
-    /// Exports what was opened.
+    /// Publishes an opened export.
     pub(super) fn publish(
         &self,
         spec: &ExportSpec,
@@ -451,7 +449,7 @@ impl Exports {
         self.publish(spec, &export, configured)
     }
 
-    /// Removes an export, and waits so long until it is released.
+    /// Removes an export, and waits up to `within` for its release.
     pub(crate) fn remove(
         &self,
         name: &str,
@@ -479,8 +477,8 @@ impl Exports {
         Ok(Removed { removed: name.to_owned(), ended })
     }
 
-    /// Lets nobody open an export any more. Returns it, and the sessions that had it open. The
-    /// error says whether it is open.
+    /// Removes an export from the table, so that it can no longer be opened. Returns the export,
+    /// and the sessions that had it open. The error includes whether it is open.
     pub(super) fn unpublish(
         &self,
         name: &str,
@@ -499,7 +497,7 @@ impl Exports {
         Ok((export, ended))
     }
 
-    /// Why there is nothing of this name to change.
+    /// Explains why there is no export of this name to change.
     fn unknown(&self, name: &str) -> String {
         let exports = self.list_now().map(|list| list.exports).unwrap_or_default();
         match exports.into_iter().find(|export| export.name == name) {
@@ -518,7 +516,7 @@ impl Exports {
         }
     }
 
-    /// An export by its name.
+    /// Finds an export by its name.
     pub(super) fn find(&self, name: &str) -> Result<(ExportIndex, Arc<Export>), String> {
         let at = self.table.find(name.as_bytes());
         let found = at.and_then(|at| Some((at, self.table.get(at)?)));
@@ -529,14 +527,14 @@ impl Exports {
         &self.control
     }
 
-    /// True if a session has an export open. `name` is its own, without other slashes.
+    /// Whether a session has an export open. `name` must be spelled exactly as configured.
     pub(super) fn is_open(&self, name: &str) -> Result<bool, String> {
         let exports = self.list_now()?.exports;
         Ok(exports.iter().any(|export| export.name == name && !export.open_by.is_empty()))
     }
 
-    /// Flushes and closes exports when the last of their requests has ended, and waits for that so
-    /// long. What takes longer goes on by itself.
+    /// Flushes and closes exports when the last of their requests has ended, and waits up to
+    /// `within` for that. Work that takes longer continues in the background.
     pub(super) fn release(
         &self,
         exports: Vec<Arc<Export>>,
@@ -566,7 +564,7 @@ impl Exports {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
     }
 
-    /// Has another gateway serve an export.
+    /// Makes another gateway serve an export.
     pub(crate) fn drain(&self, name: &str, within: Duration) -> Result<ExportDrained, String> {
         self.recorded(AuditKind::ExportDrain, name, self.drain_now(name, within), |_| None)
     }
@@ -598,7 +596,7 @@ impl Exports {
         Ok(self.changed(&spec, changed))
     }
 
-    /// Makes of an export what its settings say now. False when it is that already.
+    /// Applies changed settings to an export. Returns false if they already match.
     pub(super) fn change(&self, entry: &Entry, spec: &ExportSpec) -> Result<bool, String> {
         let name = spec.name();
         if entry.spec == *spec {
@@ -635,8 +633,8 @@ impl Exports {
     }
 }
 
-/// Waits until a failure is saved for the next server, before anybody hears of it. False, with a
-/// line in the log, when that takes too long.
+/// Waits until a failure is saved for the next server, before it is reported. Returns false and
+/// logs an error if that takes too long.
 pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
     let until = Instant::now() + SAVE_MAX;
     while !epoch.is_saved(rises) {
@@ -649,13 +647,13 @@ pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
     true
 }
 
-/// The answer to a request that is only done.
+/// Extracts an answer without content.
 #[allow(clippy::needless_pass_by_value, reason = "made for `ask`")]
 fn done(answer: AdminReply) -> Option<()> {
     matches!(answer, AdminReply::Done).then_some(())
 }
 
-/// Has the control shard notified when an export moves between servers.
+/// Notifies the control shard when an export moves between servers.
 fn notify_moves(export: &Export, at: ExportIndex, control: &ControlShard) {
     let Some(gateway) = export.source.gateway() else { return };
     let control = control.clone();
@@ -664,13 +662,13 @@ fn notify_moves(export: &Export, at: ExportIndex, control: &ControlShard) {
     }));
 }
 
-/// Checks what a command or the configuration says of an export, before anything is opened.
+/// Checks the settings of an export from a command or the configuration, before anything is opened.
 pub(super) fn check(spec: &mut ExportSpec) -> Result<(), String> {
     let checked = validate_export(spec).and_then(|()| check_export(spec));
     checked.map_err(|error| error.chain().to_string())
 }
 
-/// Closes exports, each when nobody else has it, and reports how that went.
+/// Closes exports, each when no other references exist, and reports the results.
 fn release(
     mut exports: Vec<Arc<Export>>,
     opener: &Opener,
@@ -682,7 +680,7 @@ fn release(
         for export in free {
             let (name, flushed) = (export.name.clone(), opener.close(&export));
             drop(export);
-            // Who asked may have lost patience.
+            // The requester may have timed out.
             let _ = done.send((name, flushed));
         }
         if used.is_empty() {

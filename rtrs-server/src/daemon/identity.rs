@@ -1,10 +1,10 @@
-//! Where the ids of the server and of its exports come from.
+//! IDs of the server and of its exports.
 //!
-//! Owns [`Sources`]: what the system says of its disks and files, or directories that say the same
-//! in tests. An id is *stable* where the system names the thing itself (a serial number, a UUID),
-//! and *weak* where it knows only which one it is since the boot. What two things share (in-place
-//! restores, cloned disks, cloned machine ids) cannot be distinguished here; docs/OPERATING.md
-//! says so.
+//! Owns [`Sources`]: the system's information about its disks and files, or directories with
+//! equivalent content in tests. An ID is *stable* if the system names the object itself (a serial
+//! number, a UUID), and *weak* if it identifies the object only since the boot. Objects with the
+//! same ID (in-place restores, cloned disks, cloned machine IDs) cannot be distinguished here;
+//! docs/OPERATING.md says so.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -19,10 +19,10 @@ use rtrs_core::rt::{boot_number, random_number};
 
 use crate::settings::Target;
 
-/// Loop devices over files over loop devices, and the like.
+/// Maximum depth of nested loop devices and partitions.
 const DEPTH_MAX: u32 = 8;
 
-/// Where ids are looked up.
+/// Sources of IDs.
 #[derive(Debug, Clone)]
 pub(crate) struct Sources {
     /// /sys
@@ -31,20 +31,20 @@ pub(crate) struct Sources {
     udev: PathBuf,
     /// /etc/machine-id
     machine_id: PathBuf,
-    /// This start of the host, if it is known.
+    /// Number of the host's current boot, if known.
     boot: Option<u64>,
-    /// This process.
+    /// Number of this process.
     process: u64,
-    /// Exports in memory so far.
+    /// Number of exports in memory so far.
     in_memory: Arc<AtomicU64>,
 }
 
-/// What identifies a thing.
+/// Data that identifies an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Key {
     kind: &'static str,
     parts: Vec<String>,
-    /// The system names the thing itself.
+    /// Whether the system names the object itself.
     stable: bool,
 }
 
@@ -57,7 +57,7 @@ impl Key {
         Self { kind, parts, stable: false }
     }
 
-    /// Part of another.
+    /// Key of a part of this object.
     fn within(mut self, kind: &'static str, parts: impl IntoIterator<Item = String>) -> Self {
         let mut all = vec![self.kind.to_owned()];
         all.append(&mut self.parts);
@@ -67,7 +67,7 @@ impl Key {
 }
 
 impl Sources {
-    /// The system's.
+    /// Sources of the running system.
     pub(crate) fn system() -> Self {
         Self {
             sysfs: "/sys".into(),
@@ -79,7 +79,7 @@ impl Sources {
         }
     }
 
-    /// The server's id: of its name if it was given one, else of its host.
+    /// ID of the server: from its configured name, or else from its host.
     pub(crate) fn server(&self, set: Option<&str>) -> Option<ServerId> {
         if let Some(name) = set {
             return Some(ServerId::of_name(name));
@@ -99,7 +99,7 @@ impl Sources {
         machine.map(|id| ServerId::of_machine(id.as_bytes()))
     }
 
-    /// The id of an export: of what the operator set, else of what is behind it.
+    /// ID of an export: from the operator's setting, or else from its target.
     pub(crate) fn export(
         &self,
         name: &str,
@@ -111,12 +111,12 @@ impl Sources {
         }
         let key = match target {
             Target::Path(path) => self.path(path, 0),
-            // The backend knows more.
+            // The backend provides a better ID.
             Target::Rbd(_) => None,
-            // Nobody says what is behind it.
+            // The target behind the URL is unknown.
             Target::Nbd(url) => Some(Key::weak("nbd", vec![url.to_string()])),
-            // Gone when it is removed, at the latest with the process: the next one is another,
-            // also under the same name.
+            // Its content is lost when it is removed, at the latest with the process: the next one
+            // is a different export, even under the same name.
             Target::Memory(_) | Target::Null(_) => {
                 let number = self.in_memory.fetch_add(1, Ordering::Relaxed);
                 let parts = [self.process.to_string(), name.to_owned(), target.to_string()];
@@ -165,8 +165,8 @@ impl Sources {
         let generation = blkdev::file_generation(&file).ok().map(|number| number.to_string());
         let inode = meta.ino().to_string();
         let born = born.map(|at| at.as_nanos().to_string());
-        // Without a device of its own (tmpfs, overlay, NFS, a subvolume) a file system's id does
-        // not say which inode numbers are meant.
+        // On a file system without its own device (tmpfs, overlay, NFS, a subvolume), the file
+        // system's ID does not determine which inode numbers are meant.
         let filesystem = (device_numbers(meta.dev()).0 != 0)
             .then(|| {
                 let uuid = blkdev::filesystem_uuid(&file).ok();
@@ -180,7 +180,7 @@ impl Sources {
         })
     }
 
-    /// A block device.
+    /// Key of a block device.
     fn device(&self, dev: u64, depth: u32) -> Option<Key> {
         if depth > DEPTH_MAX {
             return None;
@@ -197,7 +197,7 @@ impl Sources {
             let uuid = self.udev(dev, "ID_PART_ENTRY_UUID").or_else(|| uevent(&dir, "PARTUUID"));
             return Some(match uuid {
                 Some(uuid) => whole.within("partition", [uuid]),
-                // The table may be another after the next boot.
+                // The partition table may differ after the next boot.
                 None => {
                     let start = read_text(&dir.join("start")).unwrap_or_default();
                     Key { stable: false, ..whole.within("partition", [number, start]) }
@@ -230,7 +230,7 @@ impl Sources {
                 return Some(Key::stable(kind, vec![id]));
             }
         }
-        // Only behind a serial number of the device, not behind its model alone.
+        // Used only with a serial number of the device, not with its model alone.
         if self.udev(dev, "ID_SERIAL_SHORT").is_some()
             && let Some(id) = self.udev(dev, "ID_SERIAL")
         {
@@ -242,7 +242,7 @@ impl Sources {
         Some(Key::weak("device", vec![name, numbers, diskseq]))
     }
 
-    /// A property of a block device, from udev's database.
+    /// Reads a property of a block device from udev's database.
     fn udev(&self, dev: u64, property: &str) -> Option<String> {
         let path = self.udev.join(format!("b{}", numbers(dev)));
         let entries = fs::read_to_string(path).ok()?;
@@ -254,20 +254,20 @@ impl Sources {
     }
 }
 
-/// As /sys/dev/block and udev name a device.
+/// Formats device numbers as in /sys/dev/block and udev.
 fn numbers(dev: u64) -> String {
     let (major, minor) = device_numbers(dev);
     format!("{major}:{minor}")
 }
 
-/// A value of a device's `uevent` file.
+/// Reads a value of a device's `uevent` file.
 fn uevent(dir: &Path, key: &str) -> Option<String> {
     let lines = read_text(&dir.join("uevent"))?;
     let mut values = lines.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     values.next().filter(|value| !value.is_empty()).map(str::to_owned)
 }
 
-/// A UUID as the system call gives it: digits only.
+/// Formats a UUID like the system call: digits only.
 fn undashed(uuid: &str) -> String {
     uuid.replace('-', "").to_lowercase()
 }

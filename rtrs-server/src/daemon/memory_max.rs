@@ -1,4 +1,4 @@
-//! The limit of the memory of chunks: as it is set, or by the memory of the host.
+//! The memory limit of chunks: as configured, or derived from the host's memory.
 
 use std::fs;
 
@@ -8,10 +8,10 @@ use rtrs_core::settings::{Auto, ByteSize};
 use crate::path::chunks::ChunkPool;
 use crate::settings::Settings;
 
-/// Where the system tells its memory.
+/// File with the system's memory size.
 const MEMINFO: &str = "/proc/meminfo";
 
-/// The limit in bytes. Warns if the chunks of one path do not fit.
+/// Returns the limit in bytes. Logs a warning if the chunks of one path do not fit.
 pub(super) fn of(set: &Settings, limits: Limits) -> u64 {
     let path = ChunkPool::bytes(limits) as u64;
     match set.memory_max {
@@ -39,7 +39,7 @@ pub(super) fn of(set: &Settings, limits: Limits) -> u64 {
     }
 }
 
-/// All memory of the host, as `/proc/meminfo` tells it (proc(5)).
+/// Total memory of the host according to `/proc/meminfo` (proc(5)).
 fn total_bytes(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

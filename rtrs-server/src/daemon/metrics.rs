@@ -1,8 +1,8 @@
-//! Collects the metrics of a running server, for scrapes and for `rtrs-server metrics`.
+//! Collection of a running server's metrics, for scrapes and for `rtrs-server metrics`.
 //!
-//! Runs on the thread that asks. The sessions come from the control shard, by the request that
-//! `session list` uses; each shard reports what its providers did; the counters of exports are read
-//! where the shards count.
+//! Runs on the requesting thread. The sessions come from the control shard, by the same request as
+//! `session list`; each shard reports the counters of its providers; the counters of exports are
+//! read directly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
@@ -25,25 +25,25 @@ use crate::export::{ExportIndex, ExportTable};
 use crate::metrics as m;
 use crate::stats::{ExportTotals, OP_NAMES, PathStage, SessionSnapshot, SessionState, ShardReport};
 
-/// How long the shards have for their reports.
+/// Maximum time for the shards to report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The value of the label `role`.
+/// Value of the label `role`.
 const ROLE: &str = "server";
 
-/// Collects the metrics of a server.
+/// Collector of a server's metrics.
 #[derive(Debug)]
 pub(crate) struct ServerMetrics {
     senders: Arc<[Sender<Message>]>,
     control: ControlShard,
     exports: Arc<ExportTable>,
-    /// With certificates or keys.
+    /// Present with certificates or keys.
     tls: Option<Arc<TlsEndpoint>>,
     started: f64,
 }
 
 impl ServerMetrics {
-    /// Of the server that has just started with these shards and exports.
+    /// Creates the collector of a starting server with these shards and exports.
     pub(crate) fn new(
         senders: &Arc<[Sender<Message>]>,
         exports: &Arc<ExportTable>,
@@ -59,10 +59,10 @@ impl ServerMetrics {
         })
     }
 
-    /// Serves them at an address.
+    /// Serves the metrics at an address.
     ///
     /// # Errors
-    /// [`ErrorKind::Listen`] when it cannot be listened on.
+    /// [`ErrorKind::Listen`] if it cannot be listened on.
     pub(crate) fn serve(self: &Arc<Self>, at: &MetricsAddress) -> Result<MetricsServer, Error> {
         let what = || format!("cannot serve metrics at {at}");
         let server = MetricsServer::bind(at).map_err(failed(ErrorKind::Listen, what()))?;
@@ -74,17 +74,17 @@ impl ServerMetrics {
         Ok(server)
     }
 
-    /// All samples of now.
+    /// Collects all current samples.
     ///
     /// # Errors
-    /// Why there are none, for people.
+    /// The reason for display, if there are none.
     pub(crate) fn samples(&self) -> Result<Samples, String> {
         let sessions = self.control.sessions()?;
         let reports = self.reports();
         let mut exports: BTreeMap<String, ExportSums> = BTreeMap::new();
         for at in 0..u16::try_from(self.exports.len()).unwrap_or(u16::MAX) {
             let Some(export) = self.exports.get(ExportIndex(at)) else { continue };
-            // Below %SESSNAME%, exports of several sessions can have one name.
+            // Below %SESSNAME%, exports of several sessions can have the same name.
             let sums = exports.entry(export.name.clone()).or_default();
             sums.totals.add(&export.counters.totals());
             sums.rises += u64::from(export.epoch.rises());
@@ -107,12 +107,12 @@ impl ServerMetrics {
         Ok(out)
     }
 
-    /// True if each shard answers in time.
+    /// Whether each shard answers in time.
     pub(crate) fn all_shards_answer(&self) -> bool {
         self.reports().len() == self.senders.len()
     }
 
-    /// Reports of all shards; one that does not answer is missing.
+    /// Collects reports of all shards, except those that do not answer in time.
     fn reports(&self) -> Vec<ShardReport> {
         let (reply, answers) = mpsc::channel();
         for shard in &*self.senders {
@@ -135,14 +135,15 @@ impl ServerMetrics {
 struct ExportSums {
     totals: ExportTotals,
     rises: u64,
-    /// A path leads elsewhere; `None` without a path.
+    /// Whether a path leads elsewhere; `None` without a path.
     replaced: Option<bool>,
 }
 
 fn add_export(out: &mut Samples, name: &str, sums: &ExportSums) {
     let ExportSums { totals, rises, replaced } = sums;
     for (op, of_op) in OP_NAMES.iter().zip(&totals.ops) {
-        // A thousand exports with five operations each would be a large text.
+        // Unused operations are omitted: a thousand exports with five operations each would be a
+        // large text.
         if of_op.times.count() > 0 {
             out.add_times(&m::IO_SECONDS, &[ROLE, name, op], &of_op.times);
             out.add(&m::IO_BYTES, &[ROLE, name, op], of_op.bytes);
@@ -206,7 +207,8 @@ fn add_sessions(out: &mut Samples, all: &Sessions) {
     }
 }
 
-/// The sessions that have a name. Of an evicted one and the one that took its name, the latter.
+/// Sessions by name. If an evicted session and its successor have the same name, selects the
+/// successor.
 fn by_name(sessions: &[SessionSnapshot]) -> BTreeMap<&str, &SessionSnapshot> {
     let mut named: BTreeMap<&str, &SessionSnapshot> = BTreeMap::new();
     for session in sessions {

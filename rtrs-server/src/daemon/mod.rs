@@ -1,14 +1,14 @@
-//! The server's process: from a plan to threads that serve.
+//! The server's process: runs a plan on threads.
 //!
-//! `serve` starts and ends everything; `portals` makes the providers and listens, `driver` runs the
-//! engine of one shard on its ring. `search` finds exports below the search path, `identity` says
-//! which disk or file an export is, `control_socket` serves the commands, which reach the control
-//! shard through `control_shard`, `exports` changes what is exported while the server runs,
-//! `access` and `reload` make it what the configuration says, `sizes` notices exports that grow,
-//! `targets` has exports opened again whose path leads to another file,
-//! `audit` writes the audit log, `expiry` reminds of a certificate that expires, `authenticate` has
-//! threads check the proofs of clients, `metrics` collects what scrapes get, `open_files` compares
-//! the limit of descriptors with the settings, `privileges` goes on as another user.
+//! `serve` starts and ends everything; `portals` creates the providers and listens; `driver` runs
+//! the engine of one shard on its ring; `search` finds exports below the search path; `identity`
+//! determines the IDs of disks and files; `control_socket` serves the commands, which reach the
+//! control shard through `control_shard`; `exports` changes the exports while the server runs, and
+//! `access` and `reload` adapt them to the configuration; `sizes` detects exports that grow;
+//! `targets` reopens exports whose path leads to another file; `audit` writes the audit log;
+//! `expiry` reminds of a certificate that expires; `authenticate` checks the proofs of clients on
+//! threads; `metrics` collects the data of scrapes; `open_files` compares the limit of descriptors
+//! with the settings; `privileges` changes to another user.
 
 mod access;
 mod audit;

@@ -1,8 +1,8 @@
-//! The bound of open descriptors, raised at start and compared with what the settings allow.
+//! The limit of open descriptors, raised at the start and compared with the needs of the settings.
 //!
-//! A server that runs out of descriptors cannot accept the reconnect of a session that it has. How
-//! many connections a path has is the client's choice, so the need of a session is an estimate, and
-//! a lack is a warning.
+//! A server without free descriptors cannot accept the reconnect of an existing session. The client
+//! chooses the number of a path's connections, so the need of a session is an estimate, and a lack
+//! causes a warning only.
 
 use std::fmt;
 
@@ -10,29 +10,30 @@ use rtrs_core::rt::raise_open_files;
 
 use crate::settings::{SearchSpec, Settings};
 
-/// Paths of a session that are expected.
+/// Expected number of paths of a session.
 const PATHS: u64 = 2;
-/// Standard streams, log, signals, control socket and its requests, state directory, devices.
+/// Number of descriptors of the process: standard streams, log, signals, control socket and its
+/// requests, state directory, devices.
 const PROCESS: u64 = 64;
-/// Descriptors of a shard: ring, mailbox, listeners, completion channels.
+/// Number of descriptors of a shard: ring, mailbox, listeners, completion channels.
 const SHARD: u64 = 16;
-/// Connections that were closed for others and whose descriptors are not free yet, at each of the
-/// two steps of a handshake.
+/// Number of connections that were closed for others and whose descriptors are not free yet, at
+/// each of the two steps of a handshake.
 const ENDING: u64 = 128;
-/// Pings at once.
+/// Maximum number of simultaneous pings.
 const PINGS: u64 = 64;
-/// Exports below the search path that are open at once.
+/// Maximum number of open exports below the search path.
 const FOUND_MAX: u64 = 64;
 
-/// The descriptors that a server needs.
+/// Number of descriptors that a server needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Need {
-    /// Process, shards and exports.
+    /// For the process, shards and exports.
     base: u64,
-    /// Connections without a request, those of sessions without an open export, and pings.
+    /// For connections without a request, those of sessions without an open export, and pings.
     half_open: u64,
     sessions: u64,
-    /// Of a path over TCP: one for each connection. RDMA needs fewer.
+    /// For a path over TCP, one per connection. RDMA needs fewer.
     connections: u64,
 }
 
@@ -43,12 +44,12 @@ impl Need {
         let found = if set.search_path == SearchSpec::Off { 0 } else { FOUND_MAX };
         let exports = set.export.len() as u64 + found;
         Self {
-            // The file, its duplicate for discards, the one for syncs, the file of the epoch and
-            // its lock, and one for each shard.
+            // The file, its duplicate for discards, one for syncs, the file of the epoch and its
+            // lock, and one for each shard.
             base: PROCESS + shards * SHARD + exports * (5 + shards),
             half_open: 2 * u64::from(set.half_open_max()) + ENDING + pings,
             sessions: u64::from(set.sessions_max.get()),
-            // A client with as many shards.
+            // For a client with the same number of shards.
             connections: shards + 1,
         }
     }
@@ -61,7 +62,7 @@ impl Need {
         self.base + self.half_open + self.sessions * self.of_session()
     }
 
-    /// Sessions for which `limit` descriptors suffice.
+    /// Number of sessions for which `limit` descriptors suffice.
     fn sessions_within(self, limit: u64) -> u64 {
         limit.saturating_sub(self.base + self.half_open) / self.of_session()
     }
@@ -82,7 +83,7 @@ impl fmt::Display for Need {
     }
 }
 
-/// Why a limit does not suffice; None when it does.
+/// Explains why a limit does not suffice; None if it does.
 fn lack(need: Need, limit: u64) -> Option<String> {
     (limit < need.total()).then(|| {
         format!(
@@ -95,7 +96,7 @@ fn lack(need: Need, limit: u64) -> Option<String> {
     })
 }
 
-/// Raises the bound of open descriptors, and warns if it is too low for the settings.
+/// Raises the limit of open descriptors, and logs a warning if it is too low for the settings.
 pub(super) fn prepare(set: &Settings, shards: u16) {
     match raise_open_files() {
         Ok(limit) => {

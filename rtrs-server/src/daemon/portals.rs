@@ -1,9 +1,9 @@
-//! From the portals that were written to providers that listen.
+//! Creation of providers for the configured portals.
 //!
-//! Owns [`Portals`]: which providers a server needs, in the order in which its paths count them,
-//! and which addresses they listen on. TCP needs nothing; RDMA is opened only when a portal asks
-//! for it, or when the choice was left to us and the host has a device. Called by `serve.rs`, once
-//! for the server, then by each shard for its providers, then by shard 0 to listen.
+//! Owns [`Portals`]: the providers that a server needs, in the order of their indexes, and the
+//! addresses they listen on. TCP is always available; RDMA is opened only when a portal requires
+//! it, or when the portals are automatic and the host has a device. Called by `serve.rs`, once for
+//! the server, then by each shard for its providers, then by shard 0 to listen.
 
 mod keys;
 
@@ -28,16 +28,17 @@ use rtrs_core::wire::RPING_PORT;
 use crate::error::{Error, ErrorKind, failed};
 use crate::plan::{Listen, Plan};
 
-/// How long an address may stay in use before listening there is given up.
+/// Maximum time to wait for an address that is in use.
 const LISTEN_PATIENCE: Duration = Duration::from_secs(1);
 
-/// RDMA reads either end of a connection may have outstanding, for pings. Sessions ask for none.
+/// Maximum number of outstanding RDMA reads of either end of a connection, for pings. Sessions
+/// request none.
 const READS_MAX: u8 = 16;
 
-/// RDMA requests that may wait for their answer beyond `half-open-max`.
+/// Number of RDMA requests that may wait for their answer in addition to `half-open-max`.
 const RDMA_RESERVE: u32 = 256;
 
-/// Makes the providers of one scheme, one for each shard.
+/// Factory for the providers of one scheme, one for each shard.
 enum Provider {
     Tcp { shared: Arc<IwarpShared>, options: IwarpOptions },
     Tls { shared: Arc<IwarpShared>, options: IwarpOptions },
@@ -49,7 +50,7 @@ enum Provider {
 struct Wish {
     scheme: Scheme,
     address: SocketAddr,
-    /// We chose it: without IPv6 0.0.0.0 will do, and RDMA may fail.
+    /// Chosen automatically: without IPv6, 0.0.0.0 is used instead, and RDMA may fail.
     ours: bool,
 }
 
@@ -59,20 +60,20 @@ impl fmt::Display for Wish {
     }
 }
 
-/// The providers of a server, and where they listen.
+/// Providers of a server, and the addresses they listen on.
 pub(crate) struct Portals {
     providers: Vec<Provider>,
-    /// With certificates or keys: for tls://, and for proofs of clients over the others.
+    /// Present with certificates or keys: for tls://, and for proofs of clients over the others.
     endpoint: Option<Arc<TlsEndpoint>>,
     wishes: Vec<Wish>,
 }
 
 impl Portals {
-    /// Looks what the plan needs.
+    /// Determines the providers and addresses that the plan needs.
     ///
     /// # Errors
-    /// [`ErrorKind::Listen`] for a host without an address, and for RDMA that was asked for and is
-    /// not there.
+    /// [`ErrorKind::Listen`] for a host without an address, and for a required RDMA that is
+    /// unavailable.
     pub(crate) fn new(plan: &Plan) -> Result<Self, Error> {
         let set = &plan.settings;
         let (mut wishes, rdma) = match &plan.listen {
@@ -119,7 +120,8 @@ impl Portals {
         if let Some(rdma) = rdma {
             let options = RdmaOptions {
                 startup_timeout,
-                // The engine shares these among sources first; reconnects of sessions come on top.
+                // The engine shares these among sources first; reconnects of sessions are counted
+                // in addition.
                 half_open_max: half_open_max.saturating_add(RDMA_RESERVE),
                 reads_max: READS_MAX,
                 path_timeout: None,
@@ -129,10 +131,10 @@ impl Portals {
         Ok(Self { providers, endpoint, wishes })
     }
 
-    /// The providers of one shard.
+    /// Creates the providers of one shard.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] when RDMA is refused.
+    /// [`ErrorKind::System`] if RDMA is refused.
     pub(crate) fn fabrics(&self, ring: &Rc<Ring>) -> Result<Vec<Box<dyn Fabric>>, Error> {
         let make = |provider: &Provider| -> Result<Box<dyn Fabric>, Error> {
             match provider {
@@ -156,24 +158,24 @@ impl Portals {
         self.providers.iter().map(make).collect()
     }
 
-    /// True if paths will register memory, which is pinned.
+    /// Whether paths will register memory, which is pinned.
     pub(crate) fn pins_memory(&self) -> bool {
         self.providers.iter().any(|provider| matches!(provider, Provider::Rdma { .. }))
     }
 
-    /// Those that a server with these portals listens on.
+    /// Portals of this plan that are among the given ones.
     pub(crate) fn held_by(&self, portals: &[String]) -> impl Iterator<Item = String> {
         let held = |wish: &&Wish| portals.contains(&wish.to_string());
         self.wishes.iter().filter(held).map(ToString::to_string)
     }
 
-    /// What has the certificates or keys, if there are any.
+    /// Endpoint with the certificates or keys, if configured.
     pub(crate) fn tls(&self) -> Option<Arc<TlsEndpoint>> {
         self.endpoint.as_ref().map(Arc::clone)
     }
 
-    /// Looks whether the TCP addresses can be listened on, but for those that are held by this
-    /// server. Nobody can connect meanwhile.
+    /// Checks that the TCP addresses can be listened on, except those that this server already
+    /// holds. No client can connect meanwhile.
     ///
     /// # Errors
     /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
@@ -194,7 +196,7 @@ impl Portals {
         Ok(())
     }
 
-    /// Listens everywhere. Returns the portals listened on, as they are announced.
+    /// Listens on all addresses. Returns the portals as they are announced.
     ///
     /// # Errors
     /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
@@ -218,11 +220,11 @@ impl Portals {
     }
 }
 
-/// The error for a portal that cannot be listened on.
+/// Error for a portal that cannot be listened on.
 fn cannot_listen(wish: Wish, error: FabricError) -> Error {
     let text = format!("cannot listen on {wish}");
     match error {
-        // Its own text would say the address a second time.
+        // Its own text would repeat the address.
         FabricError::System { source, .. } if wish.scheme != Scheme::Rdma => {
             let text = text + listen_hint(&source);
             Error::with_source(ErrorKind::Listen, text, source)
@@ -231,7 +233,7 @@ fn cannot_listen(wish: Wish, error: FabricError) -> Error {
     }
 }
 
-/// What to do about an address that cannot be listened on.
+/// Hint for an address that cannot be listened on.
 fn listen_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
@@ -245,7 +247,8 @@ fn listen_hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Listens; where the address was our choice and the host has no IPv6, on all of IPv4.
+/// Listens on an address. If the address was chosen automatically and the host has no IPv6, listens
+/// on all IPv4 addresses.
 fn as_wished(
     wish: Wish,
     mut listen: impl FnMut(SocketAddr) -> Result<SocketAddr, FabricError>,
@@ -261,17 +264,17 @@ fn as_wished(
     }
 }
 
-/// There is no IPv6 in the kernel.
+/// Errno of a kernel without IPv6.
 const EAFNOSUPPORT: i32 = 97;
-/// IPv6 is switched off on all interfaces.
+/// Errno if IPv6 is disabled on all interfaces.
 const EADDRNOTAVAIL: i32 = 99;
 
 fn is_without_ipv6(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(EAFNOSUPPORT | EADDRNOTAVAIL))
 }
 
-/// Listens, and tries again for a moment while the address is in use: the kernel releases the
-/// sockets of a killed predecessor's io_uring only some time after that process has ended.
+/// Listens, and retries briefly while the address is in use: the kernel releases the sockets of a
+/// killed predecessor's io_uring only some time after that process has ended.
 fn listen_patiently(
     fabric: &mut dyn Fabric,
     address: SocketAddr,
@@ -301,7 +304,7 @@ fn resolve(portals: &[Portal]) -> Result<Vec<Wish>, Error> {
         let found = portal.resolve().map_err(failed(ErrorKind::Listen, "cannot listen"))?;
         for address in found {
             let wish = Wish { scheme: portal.scheme(), address, ours: false };
-            // Port 0 is another port each time it is asked for.
+            // Each use of port 0 results in a different port.
             if address.port() == 0 || !wishes.contains(&wish) {
                 wishes.push(wish);
             }

@@ -1,15 +1,16 @@
-//! `user`: what the server does as root, and how it goes on as another user.
+//! `user`: the work that the server does as root, and its change to another user.
 //!
-//! Owns [`RunAs`]. As root the server opens its exports, makes the run and state directories for
-//! the user, sets up its devices and rings, and listens. Then [`RunAs::enter`] drops everything
-//! that root has, on all threads, and looks whether that is so; before that no shard serves anybody
-//! (`serve.rs`). The control socket and the metrics are opened after it, so they belong to the
-//! user, who can remove them again. In the directories of the user root touches nothing: the user
-//! could have put links there (`FilesAs`).
+//! Owns [`RunAs`]. As root the server opens its exports, creates the run and state directories for
+//! the user, sets up its devices and rings, and listens. Then [`RunAs::enter`] drops all privileges
+//! of root on all threads, and verifies the result; no shard serves clients before that
+//! (`serve.rs`). The control socket and the metrics are opened afterwards, so they belong to the
+//! user, who can remove them again. Root touches nothing in the user's directories, because the
+//! user could have placed links there (`FilesAs`).
 //!
-//! - A request that io_uring hands to a worker has the credentials of the thread that submitted it,
-//!   and the paths of requests are never opened by a ring, so a ring that root made keeps nothing.
-//! - Memory for RDMA is pinned later, for each path. The bound of locked memory is taken away while
+//! - A request that io_uring passes to a worker has the credentials of the thread that submitted
+//!   it, and a ring never opens the paths of requests, so a ring created by root retains no
+//!   privileges.
+//! - Memory for RDMA is pinned later, for each path. The limit of locked memory is removed while
 //!   that is allowed, so CAP_IPC_LOCK is not kept.
 //! - The kernel makes such a process undumpable: another process of the same user cannot attach to
 //!   it and take the descriptors that root has opened. It leaves no core dump.
@@ -28,29 +29,30 @@ use crate::error::{Error, ErrorKind, failed};
 use crate::settings::Settings;
 use crate::state::state_dir;
 
-/// The threads of this process.
+/// Directory of this process's threads.
 const TASKS: &str = "/proc/self/task";
-/// How the kernel names threads of a ring. A request there has its submitter's credentials.
+/// Prefix of the kernel's names for threads of a ring. A request there has its submitter's
+/// credentials.
 const RING_THREADS: &str = "iou-";
-/// Lines of a thread's status that show its capabilities. What it may inherit or ever have again is
-/// of no use without new privileges.
+/// Lines of a thread's status that show its capabilities. The inheritable and bounding sets have no
+/// effect without new privileges.
 const CAPABILITIES: [&str; 3] = ["CapPrm:", "CapEff:", "CapAmb:"];
 
-/// The user that the server goes on as.
+/// The user that the server runs as after its start.
 #[derive(Debug)]
 pub(super) struct RunAs {
     account: Account,
 }
 
-/// The run directory of a server with these settings.
+/// Run directory of a server with these settings.
 pub(super) fn run_dir(set: &Settings) -> Result<RunDir, Error> {
     let default = set.user.is_some().then(|| RunDir::OF_SERVER.into());
     Ok(RunDir::new(set.run_dir.clone().or(default))?)
 }
 
 impl RunAs {
-    /// The user that the settings ask for, if they do, when the server can become it and the
-    /// directories that exist belong to it.
+    /// Finds the user of the settings, if any, and checks that the server can change to it and that
+    /// existing directories belong to it.
     ///
     /// # Errors
     /// [`ErrorKind::System`] for a process that is not root, a user or group that does not exist,
@@ -79,7 +81,7 @@ impl RunAs {
         Ok(Some(this))
     }
 
-    /// Who that is.
+    /// Account of the user.
     pub(super) fn account(&self) -> &Account {
         &self.account
     }
@@ -96,12 +98,12 @@ impl RunAs {
                 );
                 Err(Error::new(ErrorKind::InUse, text))
             }
-            // What else is wrong with it is said by who uses it.
+            // Other problems are reported by the code that uses the directory.
             _ => Ok(()),
         }
     }
 
-    /// Makes the directories of the user that do not exist. Call it before there are threads.
+    /// Creates the missing directories of the user. Must be called before any threads exist.
     ///
     /// # Errors
     /// [`ErrorKind::System`].
@@ -126,11 +128,11 @@ impl RunAs {
         }
     }
 
-    /// Becomes the user, for good, with all threads. `pins_memory`: paths will register memory.
+    /// Changes all threads to the user, irrevocably. `pins_memory`: paths will register memory.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] when the system refuses, or a thread has kept something. The server
-    /// must end then.
+    /// [`ErrorKind::System`] if the system refuses, or a thread has kept privileges. The server
+    /// must then exit.
     pub(super) fn enter(&self, pins_memory: bool) -> Result<(), Error> {
         if pins_memory && let Err(error) = unbound_locked_memory() {
             tracing::warn!(
@@ -148,12 +150,12 @@ impl RunAs {
     }
 }
 
-/// Looks whether every thread is the account and nothing more.
+/// Checks that every thread runs as the account without further privileges.
 fn verify(account: &Account) -> io::Result<Result<(), String>> {
     for task in fs::read_dir(TASKS)? {
         let status = match fs::read_to_string(task?.path().join("status")) {
             Ok(status) => status,
-            // It has ended.
+            // The thread has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) if error.raw_os_error() == Some(ESRCH) => continue,
             Err(error) => return Err(error),
@@ -165,10 +167,10 @@ fn verify(account: &Account) -> io::Result<Result<(), String>> {
     Ok(Ok(()))
 }
 
-/// No such process.
+/// Errno for "no such process".
 const ESRCH: i32 = 3;
 
-/// Judges the status of a thread (proc(5)).
+/// Checks the status of a thread (proc(5)).
 fn check_thread(status: &str, account: &Account) -> Result<(), String> {
     let line = |key: &str| {
         let found = status.lines().find_map(|line| line.strip_prefix(key));
@@ -179,7 +181,7 @@ fn check_thread(status: &str, account: &Account) -> Result<(), String> {
         return Ok(());
     }
     let kept = |what: &str| Err(format!("thread {name} has kept {what}"));
-    // What is no number makes a list that is no match.
+    // Text that is not a number results in a list that does not match.
     let numbers = |key: &str| -> Vec<u32> {
         line(key).split_whitespace().filter_map(|number| number.parse().ok()).collect()
     };

@@ -1,13 +1,13 @@
-//! `reload`: reads the configuration again and makes of the exports what it says now.
+//! `reload`: reads the configuration again and applies it to the exports.
 //!
-//! Owns [`Reload`]. Nothing changes if the configuration, a certificate or a key is wrong; but for
-//! a certificate of the server that is in use already, and has expired meanwhile. What is forbidden
-//! from now on is applied first, and waits for nothing: no disk, no export and no other change
-//! delays the end of those who may no longer. Then the exports follow, unless one that is new
-//! cannot be opened; the error says what was applied before. What the configuration allows comes
-//! last, to exports that are as it says: a list is never given to what another configuration has
-//! under the name. An export that is open is neither removed nor changed, only reported. Exports
-//! that a command has added stay, unless the configuration names them.
+//! Owns [`Reload`]. Nothing changes if the configuration, a certificate or a key is invalid, except
+//! for a server certificate that is already in use and has expired meanwhile. Restrictions are
+//! applied first, and wait for nothing: no disk, no export and no other change delays the end of
+//! clients that lose access. Then the exports are changed, unless a new one cannot be opened; the
+//! error lists what was applied before. Permissions are applied last, to exports that match the
+//! configuration: a list is never applied to an export that another configuration defined under the
+//! same name. An open export is neither removed nor changed, only reported. Exports that a command
+//! has added stay, unless the configuration names them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,21 +32,21 @@ pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 /// Settings that a reload applies.
 const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
 
-/// What was read: settings, certificates or keys, and what is different.
+/// Result of reading: settings, certificates or keys, and differences.
 type Read = (Settings, Option<TlsServerConfig>, Reloaded);
 
-/// Certificates or keys, and what is wrong with the certificate that is in use.
+/// Certificates or keys, and the problem of the certificate in use, if any.
 type ReadTls = (TlsServerConfig, Option<String>);
 
-/// What a reload compares with.
+/// State that a reload compares with.
 pub(super) struct Reload {
     reread: Reread,
     running: Settings,
     audit: AuditSink,
-    /// With certificates or keys.
+    /// Present with certificates or keys.
     tls: Option<Arc<TlsEndpoint>>,
-    /// Taken while something is read and who may do what is applied, so that the last to be read is
-    /// the last to be applied.
+    /// Held while reading and applying access, so that the last configuration read is the last one
+    /// applied.
     reading: Mutex<()>,
 }
 
@@ -60,8 +60,8 @@ impl Reload {
         Self { reread, running: running.clone(), audit, tls, reading: Mutex::default() }
     }
 
-    /// Reads certificates, keys and the list of clients again; None without them. A certificate
-    /// that is bad is refused, unless it is the one in use.
+    /// Reads certificates, keys and the list of clients again; returns None without them. An
+    /// invalid certificate is refused, unless it is the one in use.
     fn read_tls(&self) -> Result<Option<ReadTls>, String> {
         let Some(endpoint) = &self.tls else { return Ok(None) };
         let read = read_tls(&self.running).and_then(|config| {
@@ -72,7 +72,7 @@ impl Reload {
         read.map_err(|error| error.chain().to_string())
     }
 
-    /// Reads the configuration and applies what differs.
+    /// Reads the configuration and applies the differences.
     pub(super) fn run(&self, exports: &Exports) -> Result<Reloaded, String> {
         let mut done = Reloaded::default();
         let failed = self.apply(exports, &mut done).err();
@@ -88,10 +88,11 @@ impl Reload {
         failed.map_or(Ok(done), Err)
     }
 
-    /// Applies what differs, and notes what was applied, also before an error.
+    /// Applies the differences, and records what was applied, also before an error.
     fn apply(&self, exports: &Exports, done: &mut Reloaded) -> Result<(), String> {
         let (set, number) = self.apply_access(exports, done)?;
-        // They look at files and users, for which nobody who is to be ended has to wait.
+        // Collected after the access changes, because reading files and users must not delay the
+        // end of any client.
         done.warnings.extend(warnings(&set));
         warn(done.certificate.iter().chain(&done.warnings).cloned().collect());
         if set.ping_only {
@@ -119,8 +120,8 @@ impl Reload {
         Ok(())
     }
 
-    /// Reads all again, and applies what is forbidden from now on. Returns the settings, whose
-    /// exports are to be applied yet and what they allow after that, and their number.
+    /// Reads everything again, and applies the restrictions. Returns the settings, whose exports
+    /// and permissions remain to be applied, and their number.
     fn apply_access(
         &self,
         exports: &Exports,
@@ -129,7 +130,7 @@ impl Reload {
         let _reading = self.reading.lock();
         let (set, renewed, read) = self.read()?;
         *done = read;
-        // Before the keys, by which a name may come to mean another client.
+        // Applied before the keys, which may assign a name to another client.
         let (number, changes) = exports.narrow_access(&set);
         done.access_changed = changes;
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
@@ -148,7 +149,7 @@ impl Reload {
         Ok((set, number))
     }
 
-    /// Says what that would do. Targets are looked at, and not opened.
+    /// Reports what a reload would do. Targets are checked, but not opened.
     fn preview(&self, exports: &Exports) -> Result<Reloaded, String> {
         let read = self.read().map_err(|why| refused(&why, &Reloaded::default()))?;
         let (set, renewed, mut done) = read;
@@ -167,12 +168,12 @@ impl Reload {
         Ok(done)
     }
 
-    /// Reads all that is to be read, and notes what is different, and what needs a restart.
+    /// Reads all files, and records the differences and the settings that need a restart.
     fn read(&self) -> Result<Read, String> {
         let (renewed, wrong) = self.read_tls()?.unzip();
         let plan = (self.reread)().map_err(|error| error.chain().to_string())?;
         let mut set = plan.settings;
-        // Of the running server, since only a restart changes it.
+        // Checked against the search path of the running server, since only a restart changes it.
         let check = |spec: &ExportSpec| check_below(spec, &self.running.search_path);
         let checked = set.export.iter().try_for_each(check);
         checked.map_err(|error| error.chain().to_string())?;
@@ -189,25 +190,25 @@ impl Reload {
     }
 }
 
-/// Changes of what the server exports.
+/// Changes of the server's exports.
 pub(super) struct Changes {
     pub(super) exports: Exports,
     pub(super) reload: Reload,
 }
 
 impl Changes {
-    /// Reads the configuration again.
+    /// Reloads the configuration.
     pub(super) fn reload(&self) -> Result<Reloaded, String> {
         self.reload.run(&self.exports)
     }
 
-    /// Says what a reload would do.
+    /// Reports what a reload would do.
     pub(super) fn preview(&self) -> Result<Reloaded, String> {
         self.reload.preview(&self.exports)
     }
 }
 
-/// How a reload went, for the audit log.
+/// Result of a reload, for the audit log.
 fn result(failed: bool, done: &Reloaded) -> AuditResult {
     let left = !done.kept.is_empty() || !done.failed.is_empty();
     match (failed, access_text(done, "lost").is_some()) {
@@ -218,8 +219,8 @@ fn result(failed: bool, done: &Reloaded) -> AuditResult {
     }
 }
 
-/// What the audit log says of a reload: what changed, who lost what, and which exports are not as
-/// the configuration says. None if there is nothing of that.
+/// Summary of a reload for the audit log: changes, losses of sessions, and exports that do not
+/// match the configuration. None if there is nothing to report.
 fn summary(done: &Reloaded) -> Option<String> {
     let left = done.kept.iter().map(|one| ("kept", one));
     let left = left.chain(done.failed.iter().map(|one| ("failed", one)));
@@ -228,7 +229,8 @@ fn summary(done: &Reloaded) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// What is different of keys and access lists, and who `lost` paths by it. None if nothing is.
+/// Describes changes of keys and access lists, and the sessions that `lost` paths. None if there
+/// are none.
 fn access_text(done: &Reloaded, lost: &str) -> Option<String> {
     let lists = done.access_changed.iter().map(ListChange::list);
     let mut parts: Vec<String> = done.keys_changed.iter().cloned().chain(lists).collect();
@@ -239,7 +241,7 @@ fn access_text(done: &Reloaded, lost: &str) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// The error of a reload that changes no export: with what it has done before that.
+/// Error of a reload that changes no export, including what was applied before.
 fn refused(why: &str, done: &Reloaded) -> String {
     match access_text(done, "lost") {
         None => format!("nothing changed: {why}"),
@@ -247,7 +249,7 @@ fn refused(why: &str, done: &Reloaded) -> String {
     }
 }
 
-/// The same for what only looks.
+/// Error of a preview, including what would be applied.
 fn would_be_refused(why: &str, done: &Reloaded) -> String {
     match access_text(done, "would lose") {
         None => format!("nothing would change: {why}"),
@@ -257,7 +259,7 @@ fn would_be_refused(why: &str, done: &Reloaded) -> String {
     }
 }
 
-/// The settings that differ and that only a restart applies.
+/// Settings that differ and that only a restart applies.
 fn differences(running: &Settings, wanted: &Settings) -> Vec<String> {
     let (before, after) = (print(running), print(wanted));
     let differs = before.iter().filter(|(name, value)| after.get(name) != Some(value));
@@ -265,12 +267,12 @@ fn differences(running: &Settings, wanted: &Settings) -> Vec<String> {
     names.filter(|name| !APPLIED.contains(name)).map(str::to_owned).collect()
 }
 
-/// What is to be done with the exports that there are.
+/// Changes between the current and the wanted exports.
 struct Difference {
     added: Vec<ExportSpec>,
     removed: Vec<String>,
     changed: Vec<(Entry, ExportSpec)>,
-    /// As they are; a command may have added them.
+    /// Unchanged exports; a command may have added them.
     same: Vec<String>,
 }
 
@@ -291,7 +293,7 @@ impl Difference {
     }
 }
 
-/// Makes the exports what is wanted. After an error they are as they were.
+/// Changes the exports to the wanted ones. After an error they remain unchanged.
 fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
     exports.examine_targets();
     let have = exports.entries();
@@ -302,7 +304,7 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
     for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
         check(&mut spec.clone())?;
     }
-    // What is locked by an export that leaves can be opened only after that.
+    // A target that a removed export locks can be opened only after its removal.
     let is_later = |spec: &ExportSpec| leaving.contains(&spec.target);
     let (later, now): (Vec<_>, Vec<_>) = added.into_iter().partition(is_later);
     let opened = now.iter().map(|spec| exports.open(spec)).collect::<Result<Vec<_>, _>>()?;
@@ -324,7 +326,7 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
         done.failed.push(Kept { name: String::new(), why });
     }
     for (entry, mut spec) in changed {
-        // Applied already, and perhaps by a later reload.
+        // Applied already, and possibly by a later reload.
         spec.access.clone_from(&entry.spec.access);
         let name = spec.name();
         match exports.change(&entry, &spec) {
@@ -399,7 +401,7 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
     Ok(())
 }
 
-/// Notes what became of an export whose settings are as before.
+/// Records the result for an export whose settings are unchanged.
 fn note_same(done: &mut Reloaded, name: String, followed: Followed) {
     let changed = |change: &ListChange| change.export.as_deref() == Some(&*name);
     match followed {

@@ -26,7 +26,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// Serves the exports of `set` in `table`, which is empty.
+    /// Serves the exports of `set` in `table`, which must be empty.
     pub(crate) fn new(
         set: &Settings,
         table: Arc<ExportTable>,
@@ -49,7 +49,7 @@ impl Rig {
         rig
     }
 
-    /// Reads this configuration.
+    /// Reloads this configuration.
     pub(crate) fn reload(&self, set: &Settings) -> Result<Reloaded, String> {
         *self.configuration.lock() = set.clone();
         self.reload.run(&self.exports)

@@ -1,16 +1,16 @@
-//! The search path: exports that clients name and nobody wrote down.
+//! The search path: exports that clients name without any configuration.
 //!
-//! Owns [`Searcher`], a [`Finder`] with a thread of its own, since looking up and opening a path
-//! may take its time and the control shard must not wait. It answers each search with a message to
-//! the control shard, in order. What it opened is known to it as long as somebody uses it, so that
-//! two sessions that name one file get one export, also by different names. A name that meanwhile
-//! belongs to another file leads to that one.
+//! Owns [`Searcher`], a [`Finder`] with its own thread, because looking up and opening a path may
+//! block and the control shard must not wait. It answers each search with a message to the control
+//! shard, in order. It remembers the exports that it opened as long as they are in use, so that two
+//! sessions that name the same file get the same export, even under different names. If a name
+//! leads to another file meanwhile, it is opened as another export.
 //!
-//! Names go no further than the search path: the control shard refuses those with `..`, and what a
-//! symbolic link makes of a name must lie below the path, with all links of the path itself
-//! resolved. The resolved path is then walked again without links (openat2 with RESOLVE_BENEATH),
-//! and all that follows uses the descriptor of what was found there. So a directory that becomes a
-//! link meanwhile leads nowhere.
+//! Names cannot leave the search path: the control shard refuses names with `..`, and the target of
+//! a symbolic link must be below the path, with all links of the path itself resolved. The resolved
+//! path is then walked again without links (openat2 with RESOLVE_BENEATH), and all later operations
+//! use the descriptor of the file found there. A directory that is replaced by a link meanwhile
+//! therefore has no effect.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -37,30 +37,30 @@ use crate::export::{Closer, Export};
 use crate::settings::ExportSpec;
 use crate::state::StateDir;
 
-/// What a kernel without openat2 answers, or a sandbox that forbids it.
+/// Errno of a kernel without openat2, or of a sandbox that forbids it.
 const ENOSYS: i32 = 38;
 const EPERM: i32 = 1;
 
-/// Below which directory names are looked for.
+/// Directory in which names are looked up.
 #[derive(Debug, Clone)]
 pub(crate) struct SearchPath {
-    /// The directory.
+    /// Path of the directory.
     pub(crate) prefix: PathBuf,
-    /// Each session has a directory of its name there.
+    /// Whether each session uses the subdirectory of its name.
     pub(crate) by_session: bool,
 }
 
-/// The thread that looks.
+/// Handle of the search thread.
 #[derive(Debug)]
 pub(crate) struct Searcher {
     searches: Sender<Search>,
 }
 
 impl Searcher {
-    /// Starts the thread. It ends when the searcher is dropped.
+    /// Starts the thread, which ends when the searcher is dropped.
     ///
     /// # Errors
-    /// The system's refusal of a thread.
+    /// If the system refuses a thread.
     pub(crate) fn start(
         path: SearchPath,
         sources: Sources,
@@ -80,13 +80,13 @@ impl Finder for Searcher {
     }
 }
 
-/// Flushes and closes what was found, on threads.
+/// Flushes and closes found exports on separate threads.
 #[derive(Debug)]
 pub(super) struct FlushingCloser;
 
 impl Closer for FlushingCloser {
     fn close(&self, export: Arc<Export>) {
-        // A flush takes its time, and searches do not wait for it.
+        // A flush may take long, and searches do not wait for it.
         let closer = thread::Builder::new().name("release".into());
         if let Err(error) = closer.spawn(move || close(&export)) {
             tracing::error!("an export is closed without a flush: cannot start a thread: {error}");
@@ -94,8 +94,8 @@ impl Closer for FlushingCloser {
     }
 }
 
-/// Flushes an export that no session has open. The kernel reports a write-back error to whoever
-/// opens the file next only as long as it remembers the file, so a failure raises the epoch.
+/// Flushes an export that no session has open. The kernel reports a write-back error to the next
+/// opener of the file only as long as it remembers the file, so a failure raises the epoch.
 fn close(export: &Export) {
     if let Err(error) = export.source.settle() {
         let name = &export.name;
@@ -112,7 +112,7 @@ fn run(mut shelf: Shelf, jobs: &Receiver<Search>, control: &rt::Sender<Message>)
     }
 }
 
-/// What was found and is still in use.
+/// Found exports that are still in use.
 struct Shelf {
     path: SearchPath,
     sources: Sources,
@@ -121,7 +121,7 @@ struct Shelf {
 }
 
 impl Shelf {
-    /// The export of a name, opened if nobody has it open; or the errno of the open.
+    /// Returns the export of a name, opening it if necessary, or the errno of the open.
     fn look(&mut self, session: &[u8], name: &Name) -> Result<Arc<Export>, u16> {
         let shown = name.to_string();
         let found = self.path.resolve(session, name.as_bytes()).and_then(|place| place.find());
@@ -138,7 +138,7 @@ impl Shelf {
         Ok(export)
     }
 
-    /// Opens what was found for writing, or if that cannot be, for reading.
+    /// Opens a found file for writing, or for reading if that is impossible.
     fn open(&self, found: &Found, name: &str) -> Result<Export, u16> {
         let (at, target) = (found.link(), Target::Path(found.path.clone()));
         let open = |ro| {
@@ -152,8 +152,8 @@ impl Shelf {
         match opened {
             Ok((source, read_only)) => {
                 let id = self.sources.export(name, None, &Target::Path(at));
-                // Under the file's own id: its name may come to belong to another file, and an
-                // epoch that two files share could fall back to one that a client knows.
+                // Stored under the file's own ID: its name may later belong to another file, and an
+                // epoch shared by two files could fall back to one that a client knows.
                 let epoch = match id {
                     Some(id) => self.state.epoch(&epoch_key(id), read_only),
                     None => Ok(StateDir::unknown()),
@@ -174,19 +174,19 @@ impl Shelf {
     }
 }
 
-/// Why a name comes to nothing.
+/// Reason for refusing a name.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
-    /// The system's answer.
+    /// Error of the system.
     #[error("{0}")]
     System(#[from] io::Error),
-    /// A link leads away.
+    /// A link leads out of the search path.
     #[error("it leads out of the search path, to {}", .0.display())]
     Outside(PathBuf),
-    /// It is not what it was a moment ago.
+    /// The path changed during the lookup.
     #[error("it changed while it was looked up: {0}")]
     Changed(io::Error),
-    /// The server cannot look without following links.
+    /// The server cannot resolve paths without following links.
     #[error("search-path needs openat2, which the kernel or a sandbox refuses: {0}")]
     NoOpenat2(io::Error),
     /// Neither a regular file nor a block device.
@@ -205,7 +205,7 @@ impl Refused {
 }
 
 impl SearchPath {
-    /// Where a name leads.
+    /// Resolves a name to a path below the search path.
     fn resolve(&self, session: &[u8], name: &[u8]) -> Result<Place, Refused> {
         let mut base = self.prefix.clone();
         if self.by_session {
@@ -221,7 +221,7 @@ impl SearchPath {
     }
 }
 
-/// A directory, and a path below it; no links in either.
+/// A directory, and a path below it, both without links.
 #[derive(Debug)]
 struct Place {
     base: PathBuf,
@@ -229,7 +229,7 @@ struct Place {
 }
 
 impl Place {
-    /// Finds what is there.
+    /// Finds the file at this path.
     fn find(&self) -> Result<Found, Refused> {
         let path = if self.below.as_os_str().is_empty() { Path::new(".") } else { &self.below };
         let base = find_directory(&self.base).map_err(Refused::Changed)?;
@@ -247,21 +247,21 @@ impl Place {
     }
 }
 
-/// Which file it is: `st_dev`, `st_ino`, `st_rdev`. No other has the same while it is open.
+/// Identity of a file: `st_dev`, `st_ino`, `st_rdev`. Unique while the file is open.
 type FileKey = (u64, u64, u64);
 
 /// A file or block device below the search path.
 #[derive(Debug)]
 struct Found {
-    /// The path that it had when it was found.
+    /// Path at the time of the lookup.
     path: PathBuf,
     key: FileKey,
-    /// It, not opened for IO.
+    /// Descriptor of the file, not opened for IO.
     file: fs::File,
 }
 
 impl Found {
-    /// A path that leads to it, and to nothing else, as long as this lives.
+    /// Path that leads to exactly this file, as long as `self` lives.
     fn link(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
@@ -278,7 +278,8 @@ mod tests {
     struct Tree(PathBuf);
 
     impl Tree {
-        /// `vols/a`, `vols/dir/b`, `vols/in` to `dir/b`, `vols/out` to `outside`, `vols/s1/c`.
+        /// Creates `vols/a`, `vols/dir/b`, `vols/in` to `dir/b`, `vols/out` to `outside`,
+        /// `vols/s1/c`.
         fn new(name: &str) -> Self {
             let name = format!("rtrs-search-{}-{name}", std::process::id());
             let root = fs::canonicalize(std::env::temp_dir()).unwrap().join(name);
@@ -327,7 +328,7 @@ mod tests {
         };
         fs::create_dir(tree.0.join("far")).unwrap();
         fs::write(tree.0.join("far/b"), [1; 4096]).unwrap();
-        // A directory on the way, the file itself, the directory of the search path.
+        // A directory on the way, the file itself, and the directory of the search path.
         for (name, at, to) in [
             ("dir/b", "vols/dir", "../far"),
             ("a", "vols/a", "../outside"),
@@ -400,7 +401,7 @@ mod tests {
         let second = shelf.look(b"s", &name(b"dir/b")).unwrap();
         assert!(Arc::ptr_eq(&first, &second), "the link is the same file");
         drop((first, second));
-        // It was locked while it was used.
+        // The file was locked while it was used.
         let again = shelf.look(b"t", &name(b"dir/b")).unwrap();
         assert_eq!(shelf.known.len(), 1);
         drop(again);
@@ -439,7 +440,7 @@ mod tests {
                 thread::sleep(std::time::Duration::from_millis(1));
             }
         };
-        // Each shelf is a server that is killed in the end.
+        // Each shelf represents a server that is killed at the end.
         let look = |at: &str| tree.shelf(false).look(b"s", &name(at.as_bytes())).unwrap();
         let base = look("a").epoch.number();
         fails("a", look("a"));
@@ -447,7 +448,7 @@ mod tests {
         fs::rename(at("a"), at("moved")).unwrap();
         assert_eq!(look("moved").epoch.number(), base + 1, "the same file has failed a sync");
         fails("moved", look("moved"));
-        // Another file has its name meanwhile.
+        // Meanwhile another file has its name.
         fs::write(at("a"), [0; 4096]).unwrap();
         assert_ne!(look("a").epoch.number(), base + 2, "no sync of this one has failed");
         // A client that knows the epoch after the first failure must notice the second one.
@@ -455,7 +456,7 @@ mod tests {
         assert_eq!(look("a").epoch.number(), base + 2);
     }
 
-    /// A write-back that fails after the last session has left is not lost.
+    /// A write-back failure after the last session has closed the export is reported.
     #[test]
     fn a_found_export_is_flushed_before_it_is_closed() {
         let tree = Tree::new("closed");
@@ -484,7 +485,7 @@ mod tests {
         }
     }
 
-    /// A source whose last flush fails, or does not.
+    /// A source whose last flush may fail.
     #[derive(Debug)]
     struct Failing {
         fails: bool,

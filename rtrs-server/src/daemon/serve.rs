@@ -1,10 +1,10 @@
-//! From a validated plan to a running server.
+//! Start and run of the server from a validated plan.
 //!
 //! Owns [`serve`], the binary's last call: it opens the exports, starts a thread per shard, opens
-//! the control socket, prints where it listens, and runs until a signal or a drain ends it. Each
-//! thread makes its own ring, providers and engine; if one of them fails, the others have to
-//! end and the error is returned. With `user`, the server becomes that user when it listens, before
-//! anybody is served.
+//! the control socket, prints the addresses, and runs until a signal or a drain ends it. Each
+//! thread creates its own ring, providers and engine; if any shard fails, the others are stopped
+//! and the error is returned. With `user`, the server changes to that user after it has begun to
+//! listen and before it serves any client.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -53,25 +53,25 @@ use crate::plan::Plan;
 use crate::settings::{Id, SearchSpec, Settings};
 use crate::state::StateDir;
 
-/// Submissions a shard's ring takes per turn before it has to hand them over early.
+/// Number of submissions that a shard's ring holds per turn before it must submit them early.
 const RING_ENTRIES: u32 = 1024;
 
 /// Time for the flushes at the end of the process.
 const FLUSH_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the server until SIGTERM or SIGINT, or until it is drained. `reread` reads the settings
-/// again when the operator asks for it.
+/// again at the operator's request.
 ///
 /// # Errors
 /// [`ErrorKind::Export`] for a target that cannot be opened, [`ErrorKind::Listen`] for a portal
-/// that cannot be listened on, [`ErrorKind::InUse`] for the control socket,
-/// [`ErrorKind::System`] for what the system refuses and for a drain that was not complete.
+/// that cannot be listened on, [`ErrorKind::InUse`] for the control socket, [`ErrorKind::System`]
+/// for refusals of the system and for an incomplete drain.
 pub fn serve(plan: &Plan, reread: Reread) -> Result<(), Error> {
     run_server(plan, |source| source, reread)
 }
 
-/// The same, with something put over what each export of the plan is made of: for servers of tests
-/// that slow, hold or break on command what runs there.
+/// Runs the server like [`serve`], with a layer over each export's block source. For test servers
+/// that delay, hold or break IO on command.
 ///
 /// # Errors
 /// Those of [`serve`].
@@ -93,7 +93,7 @@ fn run_server(
     user.iter().try_for_each(|user| user.prepare(set))?;
     let _log = log_to_stderr(&set.log, set.log_format)
         .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
-    // As root, who can read all files.
+    // Collected as root, who can read all files.
     let warnings = warnings(set);
     open_files::prepare(set, set.shards.count());
     let specs = if set.ping_only { &[][..] } else { &set.export };
@@ -116,7 +116,7 @@ fn run_server(
     exports.set_access(ServerAccess::new(set).policy());
     let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot take signals"))?;
 
-    // Dropped last: it waits until all is written.
+    // Dropped last: waits until all events are written.
     let (audit, _audit_thread) = audit::start(set)?;
     let setup = Arc::new(Setup {
         params,
@@ -220,13 +220,13 @@ fn run_server(
         None => outcome,
     };
     stop_cleanly(&exports_to_close);
-    // Others may have the table to the end of the process.
+    // Other references to the table may exist until the end of the process.
     exports_to_close.clear();
     outcome
 }
 
-/// Flushes exports whose unflushed changes are known to this process only, so that the next process
-/// can keep their cache ids.
+/// Flushes exports whose unflushed changes are known only to this process, so that the next process
+/// can keep their cache IDs.
 fn stop_cleanly(exports: &Arc<ExportTable>) {
     let tied = exports.all().into_iter().filter(|(_, export)| export.epoch.is_tied());
     let flushing = tied.filter_map(|(_, export)| {
@@ -268,7 +268,7 @@ fn on_signal(
             let changes = Arc::clone(changes);
             let thread = thread::Builder::new().name("reload".into());
             let started = thread.spawn(move || {
-                // The log has the error.
+                // The error has been logged.
                 drop(changes.reload());
             });
             if let Err(error) = started {
@@ -279,7 +279,7 @@ fn on_signal(
     }
 }
 
-/// What every shard is made from.
+/// Common parameters of all shards.
 struct Setup {
     params: SessionParams,
     exports: Arc<ExportTable>,
@@ -293,7 +293,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Lets the shards serve, that is when all privileges are dropped.
+    /// Lets the shards serve, after all privileges are dropped.
     fn release(&self) {
         self.released.get_or_init(|| ());
     }
@@ -331,7 +331,7 @@ fn stop_all(senders: &[Sender<Message>]) {
     }
 }
 
-/// A shard's thread: makes what it needs, reports, runs.
+/// Runs a shard's thread: creates its resources, reports the result, and serves.
 fn run_shard(
     setup: &Setup,
     core: CoreIndex,
@@ -346,13 +346,13 @@ fn run_shard(
             (ring, shard)
         }
         Err(error) => {
-            // The main thread ends the others and returns this error.
+            // The main thread ends the other shards and returns this error.
             alarm.armed = false;
             let _ = report.send(Err(error));
             return Ok(());
         }
     };
-    // The main thread releases or stops every shard, whatever goes wrong.
+    // The main thread always releases or stops every shard, even after errors.
     setup.released.wait();
     let stats = run(&ring, setup.policy, &mut shard)
         .map_err(failed(ErrorKind::System, format!("shard {core} failed")))?;
@@ -390,7 +390,7 @@ fn start_shard(
     Ok((ring, ServerShard::new(engine, fabrics, inbox, senders), listening))
 }
 
-/// Logs where the server listens, and its limits.
+/// Logs the portals and limits of the server.
 fn log_start(params: &SessionParams, portals: &[String]) {
     for portal in portals {
         tracing::info!(%portal, "listening");
@@ -408,17 +408,17 @@ fn log_start(params: &SessionParams, portals: &[String]) {
     );
 }
 
-/// Prints to stdout where the server listens, a line each.
+/// Prints the portals to stdout, one per line.
 fn announce(portals: &[String]) {
     let mut out = io::stdout().lock();
     for portal in portals {
-        // Nobody may be reading; the server serves all the same.
+        // Ignored if stdout is closed; the server runs anyway.
         let _ = writeln!(out, "listening on {portal}");
     }
     let _ = out.flush();
 }
 
-/// The thread that finds exports below the search path, if there is one.
+/// Starts the thread that finds exports below the search path, if configured.
 fn start_finder(
     set: &Settings,
     sources: &Sources,
@@ -468,7 +468,7 @@ pub(super) fn session_params(plan: &Plan, cores: u16) -> Result<SessionParams, E
     })
 }
 
-/// Random bytes of this process.
+/// Generates the eviction key of this process from random bytes.
 fn eviction_key() -> Result<EvictionKey, Error> {
     let mut key = EvictionKey::default();
     let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut key.0));

@@ -1,11 +1,11 @@
-//! Sizes of exports: `export resize`, and notice of exports that have grown.
+//! Sizes of exports: `export resize`, and detection of exports that have grown.
 //!
-//! A file or disk that grows makes its export larger by itself (`backend/file/watch.rs`). A thread
-//! compares the sizes of all exports once a second, one load and a copy each, and tells the control
-//! shard what has changed; that informs the clients (`engine/control/announce.rs`). Making an
-//! export smaller, or accepting a file that was cut, takes data from its users: it needs `--force`
-//! while the export is open, and raises the export's epoch, so that a flush of each session reports
-//! what it had not flushed.
+//! A file or disk that grows enlarges its export automatically (`backend/file/watch.rs`). A thread
+//! compares the sizes of all exports once a second, at the cost of one load and a copy each, and
+//! reports changes to the control shard, which informs the clients (`engine/control/announce.rs`).
+//! Shrinking an export, or accepting a truncated file, takes data from its users: it needs
+//! `--force` while the export is open, and raises the export's epoch, so that a flush of each
+//! session reports its unflushed writes as lost.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -21,10 +21,10 @@ use crate::control_protocol::Resized;
 use crate::engine::message::{ControlMessage, Message};
 use crate::export::{Export, ExportIndex, ExportTable};
 
-/// Time between two comparisons.
+/// Interval between comparisons.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Starts the thread, which ends soon after the table.
+/// Starts the thread, which ends soon after the table is dropped.
 pub(super) fn watch(table: &Arc<ExportTable>, control: ControlShard) -> std::io::Result<()> {
     let table = Arc::downgrade(table);
     thread::Builder::new().name("export-sizes".into()).spawn(move || look(&table, &control))?;
@@ -50,7 +50,7 @@ fn announce(export: &Export, at: ExportIndex, control: &ControlShard) {
 }
 
 impl Exports {
-    /// Gives an export another size; without one, that of its target.
+    /// Changes the size of an export to the given one, or to that of its target.
     pub(crate) fn resize(
         &self,
         name: &str,
@@ -127,7 +127,7 @@ mod tests {
     use crate::settings::Settings;
     use crate::state::StateDir;
 
-    /// A state directory whose disk takes epochs, or hangs.
+    /// A state directory whose disk accepts epochs, or hangs.
     #[derive(Debug)]
     struct Store {
         hangs: bool,

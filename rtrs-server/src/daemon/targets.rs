@@ -1,9 +1,9 @@
 //! Exports whose path has come to lead to another file or device.
 //!
-//! A thread has what no session has open opened again by its path: once a second, and before the
-//! first session opens an export ([`Examiner`]), so that no session starts on the old file. What
-//! the path leads to is examined by the backend (`backend/file/watch.rs`), whose threads may block;
-//! the wait for that is bounded.
+//! A thread reopens unused exports by their path: once a second, and before the first session opens
+//! an export ([`Examiner`]), so that no session starts on the old file. The backend examines the
+//! target of the path (`backend/file/watch.rs`) on threads that may block; the wait for that is
+//! bounded.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ use crate::engine::finder::{Examiner, OpenMode};
 use crate::engine::message::{ControlMessage, ControlRequest, Message};
 use crate::engine::reply_to::ReplyTo;
 
-/// Time between two looks at all exports.
+/// Interval between checks of all exports.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// An open that waits until the target is examined.
@@ -29,7 +29,7 @@ struct Waiting {
     mode: OpenMode,
 }
 
-/// The way of opens to the thread.
+/// Sender of opens to the thread.
 #[derive(Debug)]
 struct Opens(Sender<Waiting>);
 
@@ -39,7 +39,8 @@ impl Examiner for Opens {
     }
 }
 
-/// Starts the thread, which ends soon after the exports. Opens go through the returned examiner.
+/// Starts the thread, which ends soon after the exports are dropped. Opens are sent through the
+/// returned examiner.
 pub(super) fn watch(
     changes: &Arc<Changes>,
     control: ControlShard,

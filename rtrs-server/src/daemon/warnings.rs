@@ -1,6 +1,6 @@
-//! What an operator should know of settings that work, but may not do what was meant.
+//! Warnings about settings that work but may not have the intended effect.
 //!
-//! [`warnings`] looks at settings and files and changes nothing. `--check` prints the warnings, a
+//! [`warnings`] reads settings and files and changes nothing. `--check` prints the warnings; a
 //! start and a reload log them.
 
 use std::io::Write;
@@ -15,9 +15,9 @@ use crate::access_list::AccessRule;
 use crate::plan::{has_keys, read_tls};
 use crate::settings::{AuditLog, Settings};
 
-/// What an operator should know, one text each.
+/// Returns all warnings for the operator.
 pub(crate) fn warnings(set: &Settings) -> Vec<String> {
-    // What is wrong with the files, or with the certificate, is an error of its own.
+    // Problems of the files or of the certificate are reported as errors.
     let tls = read_tls(set).ok().flatten();
     let expiry = tls.as_ref().and_then(|tls| tls.check_own().ok().flatten());
     let mut all: Vec<String> = expiry.into_iter().collect();
@@ -71,19 +71,19 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     all
 }
 
-/// What a start with these settings would say of the rules of one list.
+/// Returns the warnings that a start with these settings would have for the rules of one list.
 pub(super) fn rule_warnings(set: &Settings, rules: &[AccessRule]) -> Vec<String> {
     if rules.iter().all(|rule| rule.name().is_none()) {
         return Vec::new();
     }
-    // Files that are wrong now are the business of a reload.
+    // A reload reports files with errors.
     match read_tls(set) {
         Ok(tls) => nobody(rules.iter(), tls.as_ref()).into_iter().collect(),
         Err(_) => Vec::new(),
     }
 }
 
-/// The names in these rules that no client can have.
+/// Finds names in these rules that no client can have.
 fn nobody<'a>(
     rules: impl Iterator<Item = &'a AccessRule>,
     tls: Option<&TlsServerConfig>,
@@ -106,19 +106,19 @@ fn nobody<'a>(
     })
 }
 
-/// Whether clients can prove who they are at any of these portals.
+/// Whether clients can authenticate at any of these portals.
 fn proves(listen: &[Auto<Portal>]) -> bool {
     listen.iter().any(|portal| match portal {
         Auto::Is(portal) => portal.scheme() != Scheme::Tcp,
-        // With certificates or keys it is tls://.
+        // With certificates or keys, it is tls://.
         Auto::Auto => true,
     })
 }
 
-/// What the user that the server goes on as will not be let do.
+/// Warns of operations that the configured user will not be permitted.
 fn user_warnings(set: &Settings) -> Vec<String> {
     let Some(user) = &set.user else { return Vec::new() };
-    // A user that does not exist is an error of its own.
+    // A user that does not exist is reported as an error.
     let Ok(account) = Account::find(&user.name, user.group.as_deref()) else { return Vec::new() };
     let name = &account.name;
     let denied = tls_files(set).into_iter().filter_map(|file| {
@@ -138,7 +138,7 @@ fn user_warnings(set: &Settings) -> Vec<String> {
     all
 }
 
-/// The files that a reload reads, with certificates or keys.
+/// Files with certificates or keys that a reload reads.
 fn tls_files(set: &Settings) -> Vec<PathBuf> {
     let in_dir = |dir: &Path| {
         let names = ["ca-cert.pem", "ca-crl.pem", "server-cert.pem", "server-key.pem"];
@@ -148,13 +148,13 @@ fn tls_files(set: &Settings) -> Vec<PathBuf> {
     dir.chain(set.key_file.clone()).chain(set.clients_file.clone()).collect()
 }
 
-/// Warns the operator, in the log and, if the log takes no warnings, on stderr.
+/// Warns the operator in the log or, if the log accepts no warnings, on stderr.
 pub(super) fn warn(warnings: Vec<String>) {
     for warning in warnings {
         if tracing::enabled!(tracing::Level::WARN) {
             tracing::warn!("{warning}");
         } else {
-            // Nobody may be there to read it.
+            // Ignored if stderr is closed.
             let _ = writeln!(std::io::stderr(), "warning: {warning}");
         }
     }

@@ -1,8 +1,8 @@
-//! What the control shard leaves to others of the proofs of clients: signatures take too long for a
-//! shard, and an engine has no random numbers.
+//! Work for client authentication outside the control shard: signatures take too long for a shard,
+//! and an engine has no random numbers.
 //!
-//! [`Authenticator`] is the daemon's, or a test's. It gets a [`ProofTask`] and some time later
-//! leaves what [`ProofTask::run`] returns with the control shard.
+//! The daemon, or a test, implements [`Authenticator`]. It receives a [`ProofTask`] and later sends
+//! the result of [`ProofTask::run`] to the control shard.
 
 use std::fmt;
 use std::sync::Weak;
@@ -14,69 +14,69 @@ use rtrs_core::fabric::{PeerIdentity, ProofError};
 
 use crate::engine::reply_to::ReplyTo;
 
-/// Signs, and checks signatures. It must not wait: the control shard calls it.
+/// Creates and verifies signatures. It must not block, because the control shard calls it.
 pub trait Authenticator: fmt::Debug + Send + Sync {
-    /// Begins a task. False when there is too much to do; then nothing comes of it.
+    /// Begins a task. Returns false if too many tasks are pending; the task is then dropped.
     fn begin(&self, task: ProofTask) -> bool;
 }
 
-/// What is to be computed for a path.
+/// A computation for a path.
 #[derive(Debug)]
 pub struct ProofTask {
-    /// Where the answer to the client goes.
+    /// Destination of the answer to the client.
     pub reply_to: ReplyTo,
-    /// Gone when the path ends.
+    /// Expires when the path ends.
     pub wanted: Weak<()>,
-    /// What.
+    /// Computation to perform.
     pub work: ProofWork,
 }
 
-/// What is to be computed.
+/// The computation of a [`ProofTask`].
 #[derive(Debug)]
 pub enum ProofWork {
-    /// A client asks who this server is.
+    /// Proves the server's identity to a client.
     Prove {
-        /// What the server knows of the path.
+        /// Facts that the server knows about the path.
         facts: ProofFacts,
-        /// What the client sent.
+        /// Challenge from the client.
         challenge: Challenge,
-        /// Room for the answer.
+        /// Space for the answer, in bytes.
         room: u32,
     },
-    /// A client says who it is.
+    /// Verifies a client's proof of its identity.
     Check {
-        /// What it has to have signed.
+        /// Exchange that the client must have signed.
         exchange: Exchange,
-        /// What it sent.
+        /// Proof from the client.
         data: Box<[u8]>,
     },
 }
 
-/// What came of a task.
+/// Result of a [`ProofTask`].
 #[derive(Debug)]
 pub struct ProofDone {
-    /// Where the answer to the client goes.
+    /// Destination of the answer to the client.
     pub reply_to: ReplyTo,
-    /// How it went. The error is for the operator.
+    /// Outcome of the computation. The error is for the operator.
     pub result: Result<ProofResult, ProofError>,
 }
 
-/// What was computed.
+/// Outcome of a successful computation.
 #[derive(Debug)]
 pub enum ProofResult {
-    /// The answer to a challenge, and what the client has to sign.
+    /// Answer to a challenge, and the exchange that the client must sign.
     Proved(Box<[u8]>, Exchange),
-    /// Who the client is.
+    /// Identity of the client.
     Checked(PeerIdentity),
 }
 
 impl ProofTask {
-    /// False when its path has ended meanwhile, and nothing is to be done.
+    /// Whether the path of the task still exists.
     pub fn is_wanted(&self) -> bool {
         self.wanted.strong_count() > 0
     }
 
-    /// Does it, with this configuration and nonce.
+    /// Runs the task with this configuration and nonce.
     pub fn run(self, config: &TlsServerConfig, nonce: [u8; 32]) -> ProofDone {
         let Self { reply_to, work, .. } = self;
         let result = match work {

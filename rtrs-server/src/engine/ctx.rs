@@ -1,19 +1,19 @@
-//! What every part of the engine works with during one event.
+//! Context of an event: time, providers and outgoing messages.
 
 use rtrs_core::fabric::Fabric;
 use rtrs_core::time::Instant;
 
 use super::message::Outbox;
 
-/// The providers of a shard, in the order in which paths name them.
+/// Providers of a shard, in the order of their indexes.
 pub type Fabrics = [Box<dyn Fabric>];
 
-/// The time, the providers and the outgoing messages of one event.
+/// Time, providers and outgoing messages of one event.
 #[derive(Debug)]
 pub struct Ctx<'a> {
-    /// When the event happens.
+    /// Time of the event.
     pub now: Instant,
-    /// The shard's providers.
+    /// Providers of the shard.
     pub fabrics: &'a mut Fabrics,
     /// Messages to other parts and other shards.
     pub out: &'a mut Outbox,

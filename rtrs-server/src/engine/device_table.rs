@@ -1,9 +1,10 @@
-//! Which export each device id of a session means, readable by every shard without a lock.
+//! Mapping of a session's device IDs to exports, readable by every shard without a lock.
 //!
-//! One atomic word per id, written by the control shard on OPEN and CLOSE, loaded once per IO. Ids
-//! are per session, start at 0 and are reused, lowest first, as the kernel's are. A session opens
-//! an export once at most, so there are no more ids than exports. The id of an export that was
-//! removed is not used again before the client closes it: the client may not know yet.
+//! Each ID has one atomic word, which the control shard writes on OPEN and CLOSE, and which each IO
+//! loads once. IDs are per session, start at 0, and the lowest free one is reused first, as in the
+//! kernel. A session opens an export once at most, so there are no more IDs than exports. The ID of
+//! a removed export is not reused before the client closes it, because the client may not know of
+//! the removal yet.
 //!
 //! Word: 0 when closed; else bit 31 set, bit 30 "writes allowed", low 16 bits the export; or only
 //! bit 29 when the export was removed.
@@ -20,24 +21,24 @@ const OPEN: u32 = 1 << 31;
 const WRITABLE: u32 = 1 << 30;
 const REMOVED: u32 = 1 << 29;
 
-/// A session's number for an open export.
+/// ID of an open export within a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
-/// An open device as an IO sees it.
+/// An open device, as IO sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceEntry {
-    /// The export behind the id.
+    /// Export of the device.
     pub export: ExportIndex,
-    /// The session may change it.
+    /// Whether the session may write to it.
     pub writable: bool,
 }
 
-/// The devices of one session.
+/// Devices of one session.
 #[derive(Debug)]
 pub struct DeviceTable {
     rows: Segments<Row>,
-    /// Ids that were ever used.
+    /// Number of IDs that were ever used.
     used: AtomicU32,
 }
 
@@ -58,15 +59,15 @@ impl DeviceTable {
         self.rows.get(id.0 as usize)
     }
 
-    /// The device of an id, or None when it is closed or never was.
+    /// Returns the device of an ID, or None if the ID is not open.
     pub fn get(&self, id: DeviceId) -> Option<DeviceEntry> {
         self.lookup(id).ok()
     }
 
-    /// The device of an id.
+    /// Returns the device of an ID.
     ///
     /// # Errors
-    /// EIDRM when the export was removed, ENOTCONN when the id is closed or never was.
+    /// EIDRM if the export was removed, ENOTCONN if the ID is not open.
     pub fn lookup(&self, id: DeviceId) -> Result<DeviceEntry, u16> {
         let word = self.row(id).map_or(0, |row| row.word.load(Ordering::Acquire));
         match word {
@@ -79,19 +80,18 @@ impl DeviceTable {
         Ok(DeviceEntry { export, writable: word & WRITABLE != 0 })
     }
 
-    /// What has not yet been reported to the session of the export behind an id.
+    /// Ledger of unflushed writes to the export of an ID.
     pub fn ledger(&self, id: DeviceId) -> Option<&FlushLedger> {
         self.row(id).map(|row| &row.ledger)
     }
 
-    /// The id an export is open under.
+    /// Returns the ID under which an export is open.
     pub fn find(&self, export: ExportIndex) -> Option<DeviceId> {
         self.ids().find(|id| self.get(*id).is_some_and(|entry| entry.export == export))
     }
 
-    /// Opens an export under the lowest free id, or changes the rights of its present one. None
-    /// when every id is taken.
-    /// `epoch` is the export's, for one that is not open yet.
+    /// Opens an export under the lowest free ID, or changes the rights of its present ID. Returns
+    /// None if every ID is in use. `epoch` is the export's, for an export that is not open yet.
     pub fn open(&self, entry: DeviceEntry, epoch: u32) -> Option<DeviceId> {
         let id = match self.find(entry.export) {
             Some(id) => id,
@@ -110,14 +110,14 @@ impl DeviceTable {
         Some(id)
     }
 
-    /// Closes an id. Returns what was open under it.
+    /// Closes an ID. Returns the device that was open under it.
     pub fn close(&self, id: DeviceId) -> Option<DeviceEntry> {
         let entry = self.get(id);
         self.row(id)?.word.store(0, Ordering::Release);
         entry
     }
 
-    /// The export of an id is removed: nothing begins there any more.
+    /// Marks the export of an ID as removed, so that no new requests begin there.
     pub fn remove(&self, id: DeviceId) {
         if let Some(row) = self.row(id)
             && !rtrs_core::mutated!(RemovedServed)
@@ -126,7 +126,7 @@ impl DeviceTable {
         }
     }
 
-    /// All ids that were ever open.
+    /// All IDs that were ever open.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = DeviceId> + use<> {
         (0..self.used.load(Ordering::Relaxed)).map(DeviceId)
     }

@@ -1,18 +1,18 @@
-//! The epoch of an export: how often a sync of it has failed.
+//! The epoch of an export: the number of its failed syncs.
 //!
 //! Linux reports a write-back error once per open file description, and all shards and sessions
-//! share the one of an export. So the request that gets the error reports it on behalf of all:
-//! the shard raises the epoch, and every session with acknowledged writes that no good flush has
-//! covered since has its next flush failed (`engine/ledger.rs`).
+//! share the one of an export. The request that gets the error therefore reports it on behalf of
+//! all: the shard raises the epoch, and the next flush of every session fails if the session has
+//! acknowledged writes that no successful flush has covered since (`engine/ledger.rs`).
 //!
-//! A sync that succeeds proves nothing while another one that began before its end has not been
-//! looked at: that one may have taken the error. Every sync therefore draws a number, each shard
-//! publishes the lowest of its numbers that is still out, and a good sync is answered only when
-//! all numbers drawn before its end are back (`engine/io/sync.rs`).
+//! A successful sync proves nothing until the results of all syncs that began before its end are
+//! known, because another one may have consumed the error. Every sync therefore draws a number,
+//! each shard publishes the lowest of its outstanding numbers, and a successful sync is answered
+//! only when all numbers drawn before its end have returned (`engine/io/sync.rs`).
 //!
-//! The epoch is part of the cache id of OPEN_RSP, so that a client in a new session notices too.
-//! An [`EpochStore`] keeps it across restarts of the server; the failed sync is answered after
-//! that.
+//! The epoch is part of the cache ID in OPEN_RSP, so that a client in a new session notices a
+//! failure too. An [`EpochStore`] keeps the epoch across restarts of the server; a failed sync is
+//! answered only after its epoch has been saved.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -20,41 +20,41 @@ use std::sync::{Arc, OnceLock};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// No sync of the shard is out.
+/// Published by a shard without outstanding syncs.
 const NONE_OUT: u64 = u64::MAX;
 
-/// How far an export's epoch is, and how far it is saved.
+/// Current and saved epoch of an export.
 #[derive(Debug, Default)]
 pub struct EpochState {
-    /// The epoch that the process began with.
+    /// Epoch at the start of the process.
     base: u64,
     rises: AtomicU32,
     saved: AtomicU32,
-    /// A store has it in its queue.
+    /// Whether the epoch is in the queue of a store.
     queued: AtomicBool,
 }
 
 impl EpochState {
-    /// The epoch after so many rises. It wraps: what was kept may be any number.
+    /// Epoch after `rises` rises. Wraps, because a saved epoch may be any number.
     fn number_at(&self, rises: u32) -> u64 {
         self.base.wrapping_add(u64::from(rises))
     }
 
-    /// The number to be saved. Called by a store just before it saves it, so that rises which
-    /// come until then are saved with it.
+    /// Returns the epoch to be saved. A store calls it just before saving, so that the save
+    /// includes all rises up to then.
     pub fn begin_save(&self) -> (u64, u32) {
         self.queued.store(false, Ordering::SeqCst);
         let rises = self.rises.load(Ordering::SeqCst);
         (self.number_at(rises), rises)
     }
 
-    /// What `begin_save` gave is saved, or cannot be.
+    /// Records that the epoch from `begin_save` was saved, or cannot be.
     pub fn end_save(&self, rises: u32) {
         self.saved.fetch_max(rises, Ordering::SeqCst);
     }
 }
 
-/// An epoch that something happened in, to be compared with later ones of the same export.
+/// Epoch at the time of an event, to be compared with later epochs of the same export.
 #[derive(Clone, Debug)]
 pub struct EpochMark {
     state: Arc<EpochState>,
@@ -62,7 +62,7 @@ pub struct EpochMark {
 }
 
 impl EpochMark {
-    /// The mark after so many rises.
+    /// Returns the mark after `rises` rises.
     pub fn after(&self, rises: u32) -> Self {
         Self { state: Arc::clone(&self.state), rises }
     }
@@ -70,49 +70,49 @@ impl EpochMark {
 
 /// Keeps epochs across restarts of the server.
 pub trait EpochStore: fmt::Debug + Send + Sync {
-    /// Queues the epoch of the export known by `key`, and returns at once.
+    /// Queues the epoch of the export with this `key`, without blocking.
     fn save(&self, key: &str, state: &Arc<EpochState>);
 }
 
 /// Record of a clean stop, for the next process.
 pub trait StopMark: fmt::Debug + Send + Sync {
-    /// Records that everything is flushed, and that nothing is written any more.
+    /// Records that everything is flushed, and that no more writes follow.
     fn note(&self);
 }
 
-/// One shard's lowest number that is out, on a cache line of its own.
+/// Lowest outstanding number of one shard, on its own cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Lowest(AtomicU64);
 
-/// The epoch of one export and the syncs that are out, shared by all shards.
+/// Epoch and outstanding syncs of one export, shared by all shards.
 #[derive(Debug, Default)]
 pub struct SyncEpoch {
     state: Arc<EpochState>,
-    /// Set when the epoch cannot be saved, and where unflushed data is known to this process only:
-    /// a part of the cache id that differs from one start of the server to the next.
+    /// Part of the cache ID that differs between starts of the server. Set if the epoch cannot be
+    /// saved, and if only this process knows of unflushed data.
     salt: u64,
     stop: Option<Box<dyn StopMark>>,
     store: Option<(Arc<dyn EpochStore>, String)>,
     next: AtomicU64,
     lowest: OnceLock<Box<[Lowest]>>,
-    /// Requests that wait for syncs of other shards.
+    /// Number of requests that wait for syncs of other shards.
     waiting: AtomicU32,
 }
 
 impl SyncEpoch {
-    /// An epoch that a store keeps; it was `base` when it was saved last.
+    /// Creates an epoch that a store keeps, with the last saved number.
     pub fn kept(base: u64, store: Arc<dyn EpochStore>, key: String) -> Arc<Self> {
         let state = EpochState { base, ..EpochState::default() };
         Arc::new(Self { state: Arc::new(state), store: Some((store, key)), ..Self::default() })
     }
 
-    /// An epoch that nobody keeps. `salt` differs from one process to the next.
+    /// Creates an epoch that is not saved. `salt` differs between processes.
     pub fn unkept(salt: u64) -> Arc<Self> {
         Arc::new(Self { salt, ..Self::default() })
     }
 
-    /// Makes the cache ids depend on a number of this process, which a clean stop leaves to the
+    /// Makes the cache IDs depend on a number of this process, which a clean stop leaves to the
     /// next one. Called before the epoch is shared.
     pub(crate) fn tied(mut self: Arc<Self>, number: u64, stop: Box<dyn StopMark>) -> Arc<Self> {
         let Some(own) = Arc::get_mut(&mut self) else { return Self::unkept(number) };
@@ -121,35 +121,35 @@ impl SyncEpoch {
         self
     }
 
-    /// Whether the cache ids depend on this process until a clean stop is noted.
+    /// Whether the cache IDs depend on this process until a clean stop is recorded.
     pub fn is_tied(&self) -> bool {
         self.stop.is_some()
     }
 
-    /// Records that everything is flushed, and that nothing is written any more.
+    /// Records that everything is flushed, and that no more writes follow.
     pub fn note_clean_stop(&self) {
         if let Some(stop) = &self.stop {
             stop.note();
         }
     }
 
-    /// How often a sync has failed since the process began.
+    /// Number of failed syncs since the start of the process.
     pub fn rises(&self) -> u32 {
         self.state.rises.load(Ordering::Acquire)
     }
 
-    /// The epoch, counted over restarts.
+    /// Epoch, counted across restarts.
     pub fn number(&self) -> u64 {
         self.state.number_at(self.rises())
     }
 
-    /// Notes the epoch after so many rises.
+    /// Returns the mark after `rises` rises.
     pub fn mark(&self, rises: u32) -> EpochMark {
         EpochMark { state: Arc::clone(&self.state), rises }
     }
 
-    /// True when a sync of the export has failed since the mark was set, or may have: an export of
-    /// the search path that is found again has another object, with the number that was saved.
+    /// Whether a sync of the export has failed since the mark was set, or may have failed: an
+    /// export of the search path that is found again has another object, with the saved number.
     pub fn has_risen_since(&self, mark: &EpochMark) -> bool {
         let rises = mark.state.rises.load(Ordering::Acquire);
         let same = Arc::ptr_eq(&self.state, &mark.state);
@@ -157,7 +157,8 @@ impl SyncEpoch {
         rises > mark.rises || !same && unknown()
     }
 
-    /// A sync has failed. Returns the rises that have to be saved before anybody hears of it.
+    /// Records a failed sync. Returns the number of rises that must be saved before the failure is
+    /// reported.
     pub fn raise(&self) -> u32 {
         let rises = self.state.rises.fetch_add(1, Ordering::SeqCst) + 1;
         match &self.store {
@@ -171,23 +172,24 @@ impl SyncEpoch {
         rises
     }
 
-    /// True when so many rises are saved.
+    /// Whether `rises` rises are saved.
     pub fn is_saved(&self, rises: u32) -> bool {
         self.state.saved.load(Ordering::Acquire) >= rises
     }
 
-    /// The cache id of an open that began after so many rises, in this instance of host or process.
+    /// Returns the cache ID of an open that began after `rises` rises, in this instance of the host
+    /// or process.
     pub fn cache_id(&self, instance: u64, rises: u32) -> u64 {
         let epoch = self.state.number_at(rises);
         match (instance, epoch, self.salt) {
-            // Nobody knows.
+            // The instance is unknown.
             (0, ..) => 0,
             (_, 0, 0) => instance,
             _ => mix(mix(instance ^ self.salt) ^ epoch).max(1),
         }
     }
 
-    /// Makes room for this many shards. Called by each of them before anything else.
+    /// Allocates room for `count` shards. Each shard calls it before all other methods.
     pub fn set_shards(&self, count: u16) {
         let none = |_| Lowest(AtomicU64::new(NONE_OUT));
         self.lowest.get_or_init(|| (0..count.max(1)).map(none).collect());
@@ -197,17 +199,19 @@ impl SyncEpoch {
         self.lowest.get().map_or(&[], |all| all)
     }
 
-    /// A number for a sync that `shard` is about to submit; `lowest` is the lowest it has out.
+    /// Draws a number for a sync that `shard` is about to submit; `lowest` is the shard's lowest
+    /// outstanding number.
     pub fn draw(&self, shard: CoreIndex, lowest: Option<u64>) -> u64 {
-        // Published before it is drawn: whoever sees a higher `next` sees this too.
+        // Published before it is drawn: every thread that sees a higher `next` also sees this.
         if let (None, Some(own)) = (lowest, self.lowest().get(shard.index())) {
             own.0.store(self.next.load(Ordering::SeqCst), Ordering::SeqCst);
         }
         self.next.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// A sync of `shard` was looked at, and its failure has raised the epoch; `lowest` is the
-    /// lowest that the shard still has out. True when requests of other shards wait for that.
+    /// Records that the result of a sync of `shard` was processed, including a rise of the epoch if
+    /// it failed; `lowest` is the shard's lowest outstanding number. Returns whether requests of
+    /// other shards wait for that.
     pub fn back(&self, shard: CoreIndex, lowest: Option<u64>) -> bool {
         if let Some(own) = self.lowest().get(shard.index()) {
             own.0.store(lowest.unwrap_or(NONE_OUT), Ordering::SeqCst);
@@ -215,17 +219,17 @@ impl SyncEpoch {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// All numbers drawn by now are below this.
+    /// Upper bound of all numbers drawn so far (exclusive).
     pub fn horizon(&self) -> u64 {
         self.next.load(Ordering::SeqCst)
     }
 
-    /// True when all numbers below the horizon are back.
+    /// Whether all numbers below the horizon have returned.
     pub fn is_clear(&self, horizon: u64) -> bool {
         self.lowest().iter().all(|own| own.0.load(Ordering::SeqCst) >= horizon)
     }
 
-    /// A request begins to wait (1) or ends to wait (-1) for syncs of other shards.
+    /// Counts a request that begins or ends to wait for syncs of other shards.
     pub fn count_waiting(&self, begins: bool) {
         if begins {
             self.waiting.fetch_add(1, Ordering::SeqCst);

@@ -33,7 +33,7 @@ pub trait Medium {
     /// The system's error.
     fn read(&mut self) -> io::Result<Option<Vec<u8>>>;
 
-    /// Replaces the file as a whole by one whose blocks are allocated, or leaves the file as it is.
+    /// Replaces the whole file by one whose blocks are allocated, or leaves the file unchanged.
     ///
     /// # Errors
     /// The system's error.
@@ -174,7 +174,7 @@ const fn slot_of(sequence: u64) -> usize {
     if sequence.is_multiple_of(2) { 0 } else { SLOT_SIZE }
 }
 
-/// FNV-1a, 64 bits: a checksum against accidents.
+/// FNV-1a, 64 bits: a checksum against accidental corruption.
 pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -338,8 +338,8 @@ mod tests {
         assert_eq!(EpochFile::look(&mut medium).unwrap(), Some(102));
     }
 
-    /// Servers come and go over a medium that fails: a rise that was called saved is never followed
-    /// by a server in an epoch from before that rise.
+    /// Servers start and stop over a failing medium: after a rise that was reported as saved, no
+    /// server uses an epoch from before that rise.
     #[test]
     fn a_save_that_fails_or_is_torn_never_hides_a_rise() {
         let (mut kept, mut cleared, mut refused) = (0, 0, 0);

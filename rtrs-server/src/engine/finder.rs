@@ -1,4 +1,4 @@
-//! Opens of what is not exported by name: what is searched for, and who searches.
+//! Opens of names that are not exported: the search and its implementation.
 
 use std::fmt;
 
@@ -6,49 +6,50 @@ use rtrs_core::wire::{AccessMode, Name, OpenRspTail};
 
 use super::reply_to::ReplyTo;
 
-/// How an export is to be opened.
+/// Mode in which an export is to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenMode {
-    /// What for.
+    /// Requested access.
     pub access: AccessMode,
-    /// The client compares cache ids: it has room for the long response, which kernels have not.
+    /// Whether the client compares cache IDs: it has room for the long response, unlike a kernel
+    /// client.
     pub compares: bool,
-    /// The target was examined for this open.
+    /// Whether the target was examined for this open.
     pub examined: bool,
 }
 
 impl OpenMode {
-    /// An open with so much room for its response.
+    /// Creates the mode of an open with `room` bytes for its response.
     pub const fn new(access: AccessMode, room: u32) -> Self {
         let compares = room as usize >= OpenRspTail::LONG_LEN;
         Self { access, compares, examined: false }
     }
 }
 
-/// An open of something that is not exported by name, on its way to a [`Finder`] and back.
+/// An open of a name that is not exported, passed to a [`Finder`] and back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Search {
-    /// Where the answer goes.
+    /// Destination of the answer.
     pub reply_to: ReplyTo,
-    /// How.
+    /// Mode of the open.
     pub mode: OpenMode,
-    /// The name of the session.
+    /// Name of the session.
     pub session: Name,
-    /// The name that is wanted; neither empty nor with `..` in it.
+    /// Requested name; neither empty nor containing `..`.
     pub name: Name,
 }
 
-/// Examines targets of named exports before their first session opens them: a path may lead to
-/// another file by then.
+/// Examines targets of named exports before the first session opens them, because a path may lead
+/// to another file by then.
 pub trait Examiner: fmt::Debug + Send + Sync {
-    /// Takes an open and returns at once; the open comes back to the control shard as a request,
-    /// marked as examined. Returns false if it will not.
+    /// Takes an open without blocking. The open is sent to the control shard again, marked as
+    /// examined. Returns false if the open was not taken.
     fn examine(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool;
 }
 
-/// Looks for what is not exported by name.
+/// Searches for names that are not exported.
 pub trait Finder: fmt::Debug + Send + Sync {
-    /// Takes a search and returns at once; its answer is a message to the control shard. False
-    /// when there will be none.
+    /// Takes a search without blocking; its result is a message to the control shard. Returns false
+    /// if there will be no result.
     fn find(&self, search: Search) -> bool;
 }

@@ -1,57 +1,57 @@
-//! The losses that one session has not yet heard of, for one export that it has open.
+//! Losses that one session has not yet been informed of, for one export that it has open.
 //!
-//! A flush of the session fails when it covers for writes that were acknowledged before the
-//! export's epoch rose, although the sync itself succeeds: another sync has taken the error
-//! (`epoch.rs`). That happens once for each session, whoever got the error, and a good flush of
-//! another session changes nothing.
+//! A flush of the session fails if it covers writes that were acknowledged before the export's
+//! epoch rose, even if the sync itself succeeds: another sync has consumed the error (`epoch.rs`).
+//! That happens once per session, regardless of which session got the error, and a successful flush
+//! of another session changes nothing.
 //!
-//! Shards only read these words while nothing changes: a write stores something only when it is
-//! the first since a flush was submitted.
+//! In the steady state shards only read these words: a write stores something only if it is the
+//! first since a flush was submitted.
 //!
-//! `dirty` holds the writes that no good flush has covered: the lowest epoch in which one of them
-//! was submitted, and the generation in which the last of them was acknowledged. A flush begins a
-//! new generation when it is submitted and covers those before. The epoch counts from the
-//! *submission* of a write. One that is acknowledged in a later epoch than it was submitted in
-//! counts as lost (`late`) until a flush that covers it has failed: a failure that was reported
-//! before its acknowledgment did not cover it.
+//! `dirty` describes the writes that no successful flush has covered: the lowest epoch in which any
+//! was submitted, and the generation in which the last one was acknowledged. A flush begins a new
+//! generation when it is submitted and covers the earlier ones. The epoch is that of a write's
+//! *submission*. A write that is acknowledged in a later epoch than it was submitted in counts as
+//! lost (`late`) until a flush that covers it has failed: a failure that was reported before its
+//! acknowledgment did not cover it.
 
 use rtrs_core::ids::PermitId;
 use rtrs_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::path::key::PathKey;
 
-/// What a flush covers and what had been reported to the session when it was submitted.
+/// State at the submission of a flush: covered writes, and losses reported so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushMark {
     generation: u32,
     reported: u32,
     epoch: u32,
-    /// It may be another copy of the one that reported the last loss.
+    /// Whether the flush may be another copy of the one that reported the last loss.
     repeats: bool,
 }
 
-/// Why a flush fails.
+/// Reason why a flush fails although its sync succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hidden {
-    /// What it covers may be lost, and the session does not know.
+    /// Covered writes may be lost, and the session has not been informed.
     Loss,
-    /// Another flush has reported that while this one ran.
+    /// Another flush reported the loss while this one ran.
     ReportedMeanwhile,
 }
 
-/// One session's account of one open export.
+/// Record of one session's unflushed writes to one open export.
 #[derive(Debug, Default)]
 pub struct FlushLedger {
     generation: AtomicU32,
-    /// 0 when clean, else the lowest epoch plus one, and the last generation.
+    /// 0 when clean; otherwise the lowest epoch plus one, and the last generation.
     dirty: AtomicU64,
-    /// 0, or one more than the generation in which the last write was late.
+    /// 0, or one more than the generation of the last late write.
     late: AtomicU64,
-    /// How many flushes have reported a loss.
+    /// Number of flushes that reported a loss.
     reported: AtomicU32,
-    /// Where the last of them was answered: path and permit.
+    /// Path and permit of the last flush that reported a loss.
     reported_to: AtomicU64,
-    /// The epoch when the session opened the export.
+    /// Epoch at the time when the session opened the export.
     opened: AtomicU32,
 }
 
@@ -64,7 +64,7 @@ fn unpack(word: u64) -> Option<(u32, u32)> {
     (word != 0).then(|| (((word >> 32) - 1) as u32, word as u32))
 }
 
-/// True when `a` is a later generation than `b`; they wrap.
+/// Whether generation `a` is later than `b`; generations wrap.
 fn is_later(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() > 0
 }
@@ -74,7 +74,7 @@ fn place(path: PathKey, permit: PermitId) -> u64 {
 }
 
 impl FlushLedger {
-    /// The session opens the export anew, in this epoch.
+    /// Resets the ledger when the session opens the export in this epoch.
     pub fn reset(&self, epoch: u32) {
         self.dirty.store(0, Ordering::SeqCst);
         self.late.store(0, Ordering::SeqCst);
@@ -82,21 +82,22 @@ impl FlushLedger {
         self.opened.store(epoch, Ordering::SeqCst);
     }
 
-    /// The epoch when the session opened the export.
+    /// Epoch at the time when the session opened the export.
     pub fn opened(&self) -> u32 {
         self.opened.load(Ordering::SeqCst)
     }
 
-    /// What a session that ends leaves: the lowest epoch of a write that no good flush has covered,
-    /// and whether a loss is still to be reported. None when nothing is left.
+    /// Returns what an ending session leaves unflushed: the lowest epoch of a write that no
+    /// successful flush has covered, and whether a loss must still be reported. Returns None if
+    /// nothing is left.
     pub fn unflushed(&self) -> Option<(u32, bool)> {
         let late = self.late.load(Ordering::SeqCst) != 0;
         let dirty = unpack(self.dirty.load(Ordering::SeqCst));
         dirty.map(|(oldest, _)| (oldest, late)).or_else(|| late.then_some((u32::MAX, true)))
     }
 
-    /// The session takes up what the one before it left: a loss, or writes without a flush, which
-    /// count from this epoch on. Called before it has the device.
+    /// Takes over what a former session left: a loss, or unflushed writes, which count from this
+    /// epoch on. Called before the session has the device.
     pub fn resume(&self, epoch: u32, lost: bool) {
         if lost {
             self.report_again();
@@ -105,12 +106,13 @@ impl FlushLedger {
         }
     }
 
-    /// True when no write waits for a flush.
+    /// Whether all writes have been flushed.
     pub fn is_clean(&self) -> bool {
         self.dirty.load(Ordering::Acquire) == 0 && self.late.load(Ordering::Acquire) == 0
     }
 
-    /// A write that was submitted in the epoch `began` is about to be acknowledged, in `epoch`.
+    /// Records a write that was submitted in the epoch `began`, before it is acknowledged in
+    /// `epoch`.
     pub fn wrote(&self, began: u32, epoch: u32) {
         let generation = self.generation.load(Ordering::Acquire);
         if began != epoch {
@@ -135,8 +137,8 @@ impl FlushLedger {
         }
     }
 
-    /// A flush is about to be submitted, in this epoch. One that may be another copy of the one
-    /// that reported the last loss reports it again.
+    /// Records a flush before it is submitted in this epoch. If it may be another copy of the flush
+    /// that reported the last loss, it reports that loss again.
     pub fn begin_flush(&self, epoch: u32, path: PathKey, permit: PermitId) -> FlushMark {
         let repeats = self.may_repeat(path, permit);
         if repeats {
@@ -147,7 +149,7 @@ impl FlushLedger {
         FlushMark { generation, reported, epoch, repeats }
     }
 
-    /// A flush has succeeded, in this epoch by now. Set when it has to fail all the same.
+    /// Checks a flush that succeeded in this epoch. Returns a reason if it must fail nevertheless.
     pub fn hides_loss(&self, mark: FlushMark, epoch: u32) -> Option<Hidden> {
         let mut word = self.dirty.load(Ordering::SeqCst);
         loop {
@@ -158,8 +160,8 @@ impl FlushLedger {
             if self.reported.load(Ordering::SeqCst) != mark.reported {
                 return Some(Hidden::ReportedMeanwhile);
             }
-            // A write may be acknowledged meanwhile on a shard that has not seen the epoch rise: it
-            // is checked too before it counts as covered.
+            // Meanwhile, a shard that has not seen the epoch rise may acknowledge a write: it is
+            // checked too before it counts as covered.
             match self.cover(word, mark) {
                 Ok(()) => return None,
                 Err(now) => word = now,
@@ -167,11 +169,12 @@ impl FlushLedger {
         }
     }
 
-    /// A flush is about to be answered with a failure: the session knows of what it covered.
+    /// Records that a flush is about to report a failure, which informs the session about the
+    /// covered writes.
     ///
-    /// One that fails for another's sake fails no further ones, and one that may be a copy is not
-    /// what the next one is taken for a copy of: else flushes that always overlap, or always use
-    /// one permit on changing paths, would fail for ever.
+    /// A flush that fails because of another flush causes no further failures, and a flush that may
+    /// be a copy is not used to detect further copies. Otherwise flushes that always overlap, or
+    /// always use one permit on changing paths, would fail forever.
     pub fn report(&self, mark: FlushMark, hidden: Hidden, path: PathKey, permit: PermitId) {
         let place = if mark.repeats { 0 } else { place(path, permit) };
         self.reported_to.store(place, Ordering::SeqCst);
@@ -182,7 +185,7 @@ impl FlushLedger {
         #[allow(clippy::cast_possible_truncation, reason = "a generation plus one")]
         let covered = late != 0 && !is_later((late - 1) as u32, mark.generation);
         if covered {
-            // One that comes meanwhile stays.
+            // A late write that arrives meanwhile is kept.
             let _ = self.late.compare_exchange(late, 0, Ordering::SeqCst, Ordering::SeqCst);
         }
         let mut word = self.dirty.load(Ordering::SeqCst);
@@ -191,8 +194,9 @@ impl FlushLedger {
         }
     }
 
-    /// What the flush covers of this word of `dirty` is settled. What was acknowledged since it was
-    /// submitted is of its epoch or a later one, or late. The word there is now if it is another.
+    /// Marks what the flush covers in this value of `dirty` as settled. Writes acknowledged since
+    /// its submission belong to its epoch or a later one, or are late. If the word has changed,
+    /// returns its current value as the error.
     fn cover(&self, word: u64, mark: FlushMark) -> Result<(), u64> {
         let next = match unpack(word) {
             Some((oldest, last)) if is_later(last, mark.generation) => {
@@ -207,20 +211,22 @@ impl FlushLedger {
         swapped.map(drop)
     }
 
-    /// The answer that reported a loss may be lost with its path: the next flush reports it again.
+    /// Makes the next flush report a loss again, because the answer that reported it may have been
+    /// lost with its path.
     pub fn report_again(&self) {
         let generation = self.generation.load(Ordering::SeqCst);
         self.late.store(u64::from(generation) + 1, Ordering::SeqCst);
     }
 
-    /// True when a flush may be another copy of the one that reported the last loss: it has the
-    /// permit of that one and comes over another path.
+    /// Whether a flush may be another copy of the one that reported the last loss: it has the same
+    /// permit and arrived over another path.
     fn may_repeat(&self, path: PathKey, permit: PermitId) -> bool {
         let reported = self.reported_to.load(Ordering::Acquire);
         reported != 0 && reported != place(path, permit) && (reported - 1) as u16 == permit.0
     }
 
-    /// A permit is used again on its path, so the answer before has arrived.
+    /// Records that a permit is reused on its path, which shows that the previous answer has
+    /// arrived.
     pub fn arrived(&self, path: PathKey, permit: PermitId) {
         let reported = place(path, permit);
         let _ = self.reported_to.compare_exchange(reported, 0, Ordering::SeqCst, Ordering::SeqCst);
@@ -240,7 +246,7 @@ mod tests {
         ledger.begin_flush(epoch, PATH, PERMIT)
     }
 
-    /// Submits a flush and ends it in this epoch. True when it reported a loss.
+    /// Submits a flush and ends it in this epoch. Returns whether it reported a loss.
     fn flush(ledger: &FlushLedger, epoch: u32) -> bool {
         let mark = begin(ledger, epoch);
         end(ledger, mark, epoch)
@@ -308,7 +314,7 @@ mod tests {
         assert!(end(&ledger, mark, 1));
         assert!(flush(&ledger, 1), "it was not covered by that one");
         assert!(!flush(&ledger, 1));
-        // Writes that go on do not keep the flushes failing.
+        // Continuous writes do not keep flushes failing.
         ledger.wrote(1, 1);
         for _ in 0..3 {
             let mark = begin(&ledger, 1);

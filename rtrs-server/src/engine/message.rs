@@ -1,8 +1,8 @@
 //! Messages between the control shard and the shards that carry IO.
 //!
-//! The control shard is shard 0; a message to oneself is delivered within the same turn. Messages
-//! from one shard to another keep their order, which the life of a path relies on: what is accepted
-//! on a shard is closed there later.
+//! The control shard is shard 0; a message to the same shard is delivered within the same turn.
+//! Messages from one shard to another keep their order, which the lifecycle of a path relies on:
+//! what is accepted on a shard is closed there later.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,26 +24,26 @@ use crate::path::{PathEnd, PathKey, PathShared};
 use crate::stats::{ExportSnapshot, MemorySnapshot, Revoked, SessionSnapshot, ShardReport};
 
 impl ReplyTo {
-    /// Answers. Nothing happens if the path is gone meanwhile.
+    /// Sends an answer. The answer is dropped if the path no longer exists.
     pub fn answer(self, answer: ControlAnswer, out: &mut Outbox) {
         let Self { path, core, permit } = self;
         out.shard(core, ShardMessage::Answer { path, permit, answer });
     }
 }
 
-/// What a client asks of the control shard.
+/// A client's request to the control shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlRequest {
     /// OPEN.
     Open {
-        /// The export's name.
+        /// Name of the export.
         name: Box<Name>,
-        /// How.
+        /// Mode of the open.
         mode: OpenMode,
     },
     /// CLOSE.
     Close {
-        /// Which.
+        /// Device to close.
         device: DeviceId,
     },
     /// FENCE.
@@ -52,66 +52,66 @@ pub enum ControlRequest {
     Move(Move),
     /// DISCOVER.
     Discover {
-        /// What comes after this name.
+        /// Name after which the page begins.
         after: Box<Name>,
-        /// Room for the answer.
+        /// Space for the answer, in bytes.
         room: u32,
     },
     /// CHALLENGE.
     Challenge {
-        /// What the client sent.
+        /// Challenge from the client.
         challenge: Challenge,
-        /// Room for the answer.
+        /// Space for the answer, in bytes.
         room: u32,
     },
     /// AUTH.
     Auth {
-        /// Of the message.
+        /// Version of the message.
         version: u16,
-        /// The client's proof.
+        /// Proof from the client.
         proof: Box<[u8]>,
     },
 }
 
-/// The number of a close that waits, never used twice.
+/// Number of a pending close, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseNumber(pub u64);
 
-/// An export that a session has closed.
+/// A pending close of an export by a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
-    /// Which close.
+    /// Number of the close.
     pub close: CloseNumber,
-    /// The session.
+    /// Session that closed the export.
     pub session: SessionId,
-    /// The export.
+    /// Export that was closed.
     pub export: ExportIndex,
 }
 
-/// The answer to a [`ControlRequest`].
+/// Answer to a [`ControlRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlAnswer {
-    /// Done; there are no data.
+    /// Success without data.
     Done,
-    /// Done; this is the response's data, in its long form.
+    /// Success, with the data of the response in its long form.
     Opened([u8; OpenRspTail::LONG_LEN]),
-    /// Done; this is a page of exports, no longer than its room.
+    /// Success, with a page of exports that fits the requested space.
     Page(Box<[u8]>),
-    /// Done; this is the answer to a CHALLENGE, no longer than its room.
+    /// Success, with the answer to a CHALLENGE that fits the requested space.
     Challenged(Box<[u8]>),
-    /// Refused with this errno.
+    /// Refusal with this errno.
     Refused(u16),
-    /// Refused with EACCES; this says why, for a client with room for the long response.
+    /// Refusal with EACCES and the reason, for a client with room for the long response.
     NotAllowed([u8; OpenRspTail::LONG_LEN]),
 }
 
 impl ControlAnswer {
-    /// The errno, 0 for success, and the data for a client that has so much room.
+    /// Returns the errno, 0 for success, and the data for a client with `room` bytes for it.
     pub fn parts(&self, room: usize) -> (u16, &[u8]) {
         match self {
             Self::Done => (0, &[]),
             Self::Refused(errno) => (*errno, &[]),
-            // A client without room for the long form knows the short one only, and no reasons.
+            // A client without room for the long form knows only the short one, and no reasons.
             Self::Opened(bytes) if room >= bytes.len() => (0, bytes),
             Self::Opened(bytes) => (0, &bytes[..OpenRsp::LEN]),
             Self::NotAllowed(why) if room >= why.len() => (errno::EACCES, why),
@@ -124,28 +124,28 @@ impl ControlAnswer {
 /// A connection for a shard to accept.
 #[derive(Debug)]
 pub struct AcceptOrder {
-    /// Its path.
+    /// Path of the connection.
     pub path: Arc<PathShared>,
-    /// Which connection.
+    /// Index of the connection.
     pub cid: ConnIndex,
-    /// The peer's request.
+    /// Connection request of the peer.
     pub request: ConnRequest,
-    /// What to answer.
+    /// Private data to accept with.
     pub response: PrivateData,
 }
 
-/// The request of a ping, for the shard of the pings.
+/// Connection request of a ping, for the shard that serves pings.
 #[derive(Debug)]
 pub struct PingOrder {
-    /// The provider it came over.
+    /// Provider that the request arrived over.
     pub provider: ProviderIndex,
-    /// The peer's request.
+    /// Connection request of the peer.
     pub request: ConnRequest,
-    /// A clone of what the sender counts the orders by that are on their way.
+    /// Clone of the counter with which the sender counts orders in transit.
     pub place: Arc<()>,
 }
 
-/// From the control shard to a shard.
+/// A message from the control shard to a shard.
 #[derive(Debug)]
 pub enum ShardMessage {
     /// Accept a connection of a path.
@@ -153,254 +153,257 @@ pub enum ShardMessage {
     /// Bind the windows of the new chunk pool and send INFO_RSP on connection 0. To the shard of
     /// connection 0.
     Serve {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
     },
     /// Send HB_MSG on connection 0. To the shard of connection 0.
     Heartbeat {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
     },
     /// Send CHANGED for a device on connection 0. To the shard of connection 0.
     Changed {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
-        /// Which device of its session.
+        /// Device of the path's session.
         device: DeviceId,
     },
-    /// Take no new requests, answer those that run, then report (`Finished`).
+    /// Accept no new requests, answer running ones, then report `Finished`.
     Finish {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
     },
-    /// End all connections, at once if `abrupt`. Requests that run are not answered.
+    /// End all connections, at once if `abrupt`. Running requests are not answered.
     Close {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
-        /// Without sending what is still queued.
+        /// Whether to discard what is still queued for sending.
         abrupt: bool,
     },
     /// The answer to an open or close.
     Answer {
-        /// Which path it came over.
+        /// Path that the request arrived over.
         path: PathKey,
-        /// The permit of the request.
+        /// Permit of the request.
         permit: PermitId,
-        /// How it went.
+        /// Answer to the request.
         answer: ControlAnswer,
     },
-    /// A session closed an export: report when nothing of it runs there any more (`Retired`).
+    /// A session closed an export: report `Retired` when none of its requests remain there.
     Retire(Closed),
-    /// Nobody has the export open any more.
+    /// Close the device of an export that no session has open any more.
     CloseDevice {
-        /// Which.
+        /// Index of the export.
         export: ExportIndex,
     },
-    /// Requests may wait here for what happened on another shard: a sync that is back, a turn.
+    /// Wake requests that may wait for an event on another shard, such as a completed sync or a
+    /// turn.
     Wake,
-    /// The server stops: end.
+    /// Exit, because the server stops.
     Exit,
 }
 
-/// What a shard reports of the end of a path, in that order.
+/// Progress of the end of a path on a shard, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndReport {
-    /// A path that finishes has nothing in flight on this shard any more.
+    /// A finishing path has nothing in flight on this shard any more.
     Finished,
-    /// Nothing of the path begins on this shard any more. Its connections are being closed.
+    /// No new work of the path begins on this shard. Its connections are being closed.
     Stopped,
-    /// Nothing of the path is left on this shard.
+    /// Nothing of the path remains on this shard.
     Drained,
 }
 
-/// From a shard to the control shard.
+/// A message from a shard to the control shard.
 #[derive(Debug)]
 pub enum ControlMessage {
-    /// INFO_REQ or what came in its place.
+    /// INFO_REQ, or another message in its place.
     Info {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
-        /// Bytes received, cut at the length of INFO_REQ.
+        /// Received bytes, truncated to the length of INFO_REQ.
         bytes: Box<[u8]>,
     },
-    /// INFO_RSP was posted: the path serves.
+    /// INFO_RSP was posted, so the path serves requests.
     Serving {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
     },
     /// An open or close.
     Request {
-        /// Where the answer goes.
+        /// Destination of the answer.
         reply_to: ReplyTo,
-        /// What is asked.
+        /// Request of the client.
         request: ControlRequest,
     },
-    /// A finder is done: the export, or the errno of the open.
+    /// Result of a finder: the export, or the errno of the open.
     Found(Box<(Search, Result<Arc<Export>, u16>)>),
     /// A signature was made or checked for a path.
     Proof(Box<ProofDone>),
-    /// Nothing of a session that closed an export runs there on this shard any more.
+    /// No requests of a session that closed an export remain on this shard.
     Retired {
-        /// Which close.
+        /// Number of the close.
         close: CloseNumber,
     },
-    /// HB_MSG came, which announces the next one.
+    /// HB_MSG arrived, which announces the next one.
     Announced {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
-        /// When.
+        /// Time of arrival.
         at: Instant,
-        /// After this time at the latest.
+        /// Maximum time until the next heartbeat.
         next: Duration,
     },
-    /// HB_ACK came.
+    /// HB_ACK arrived.
     HeartbeatAck {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
-        /// When.
+        /// Time of arrival.
         at: Instant,
     },
-    /// The path cannot go on.
+    /// The path failed.
     Broken {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
-        /// Why.
+        /// Reason for the failure.
         end: PathEnd,
     },
-    /// How far the end of a path is on a shard.
+    /// Progress of the end of a path on a shard.
     Ending {
-        /// Which path.
+        /// Number of the path.
         path: PathKey,
-        /// The shard.
+        /// Reporting shard.
         core: CoreIndex,
-        /// How far.
+        /// Progress on that shard.
         report: EndReport,
     },
-    /// The size of an export has changed.
+    /// The size of an export changed.
     Resized(ExportIndex),
-    /// An export that moves between servers is active here now, or is not any more.
+    /// An export that moves between servers became active here, or is no longer active.
     Gateway(ExportIndex, GatewayEvent),
     /// A signal asks the server to stop.
     Shutdown,
-    /// The operator asks.
+    /// A request of the operator.
     Admin {
-        /// What.
+        /// Request of the operator.
         request: AdminRequest,
-        /// Where the answer goes.
+        /// Destination of the answer.
         reply: AdminReplyTo,
     },
 }
 
-/// What the operator asks of the control shard. A session is named by its number or its name.
+/// The operator's request to the control shard. Sessions are named by number or name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminRequest {
-    /// Which sessions there are.
+    /// List the sessions.
     Sessions,
-    /// End paths of a session; its client may connect them again.
+    /// End paths of a session; its client may reconnect them.
     Disconnect {
-        /// The session.
+        /// Number or name of the session.
         session: String,
-        /// This path only.
+        /// Path to end; all paths by default.
         path: Option<u64>,
     },
-    /// End a session, and let it not come back.
+    /// End a session and refuse its reconnects.
     Evict {
-        /// The session.
+        /// Number or name of the session.
         session: String,
     },
-    /// End the server, path by path.
+    /// End the server path by path.
     Drain {
-        /// Time for requests that run.
+        /// Time for running requests.
         within: Duration,
     },
-    /// End the paths that may no longer do what their sessions do: the access lists have changed.
+    /// End the paths that changed access lists no longer allow what their sessions do.
     CheckAccess,
-    /// Who the clients of the paths are that have proved it.
+    /// List the authenticated clients of the paths.
     Identities,
-    /// End these paths, whose clients are not to be taken any more.
+    /// End these paths, whose clients are no longer accepted.
     EndUnknown(Vec<PathKey>),
-    /// Which paths would end with these access lists, and if these clients were unknown.
+    /// Report which paths would end with these access lists and without these clients.
     WouldEnd {
-        /// The access lists.
+        /// New access lists.
         policy: AccessPolicy,
-        /// The paths of the clients.
+        /// Paths of the clients that would no longer be accepted.
         unknown: Vec<PathKey>,
     },
-    /// Which exports there are, and who has them open.
+    /// List the exports and the sessions that have them open.
     Exports,
-    /// Which sessions have the exports of these names open.
+    /// List the sessions that have these exports open.
     Holders(Vec<String>),
-    /// Let nobody open an export any more.
+    /// Remove an export, so that it can no longer be opened.
     ExportRemove {
-        /// Its name.
+        /// Name of the export.
         name: String,
-        /// End it for the sessions that have it open.
+        /// Whether to end it for the sessions that have it open.
         force: bool,
     },
-    /// Let nobody open an export for writing, or those again who could.
+    /// Forbid opens of an export for writing, or permit them again.
     ExportFreeze {
-        /// Its name.
+        /// Name of the export.
         name: String,
-        /// Nobody.
+        /// Whether opens for writing are forbidden.
         frozen: bool,
     },
 }
 
-/// The answer to an [`AdminRequest`].
+/// Answer to an [`AdminRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminReply {
-    /// The sessions.
+    /// List of sessions.
     Sessions {
-        /// All of them.
+        /// All sessions.
         sessions: Vec<SessionSnapshot>,
-        /// The memory of their chunks.
+        /// Memory used by the chunks of all sessions.
         memory: MemorySnapshot,
-        /// Portals that are not listened on, since their device is gone.
+        /// Portals that are not served because their device was removed.
         lost_portals: Vec<String>,
-        /// Connections refused and sessions ended for others since start, by reason.
+        /// Number of connections refused and sessions evicted for others since the start, by
+        /// reason.
         refused: BTreeMap<String, u64>,
     },
     /// Paths of a session are ending.
     Ended {
-        /// Its number.
+        /// Number of the session.
         session: String,
-        /// The paths' numbers.
+        /// Numbers of the paths.
         paths: Vec<u64>,
     },
-    /// The server's paths are ended, and its shards about to.
+    /// The paths of the server have ended, and its shards are about to.
     Drained {
-        /// Requests that had not ended in time.
+        /// Number of requests that did not end in time.
         unfinished: u64,
     },
-    /// The exports.
+    /// List of exports.
     Exports(Vec<ExportSnapshot>),
-    /// Sessions that have exports open, by name; true for writing.
+    /// Sessions that have exports open, by export name; true for writing.
     Holders(BTreeMap<String, BTreeMap<SessionId, bool>>),
-    /// The sessions that lose paths.
+    /// Sessions that lose paths.
     Revoked(Vec<Revoked>),
-    /// The clients that have proved who they are, by path.
+    /// Authenticated clients, by path.
     Identities(Vec<(PathKey, PeerIdentity)>),
-    /// An export is removed, or is being removed.
+    /// The export was removed, or its removal is in progress.
     ExportRemoved {
-        /// The sessions that had it open.
+        /// Sessions that had the export open.
         ended: Vec<String>,
     },
-    /// It is done.
+    /// The request succeeded.
     Done,
-    /// It cannot be done: why.
+    /// The request failed for this reason.
     Refused(String),
 }
 
-/// Where the answer to an [`AdminRequest`] goes, or a report. Nobody may wait for it any more.
+/// Destination of the answer to an [`AdminRequest`], or of a report. The requester may have stopped
+/// waiting.
 pub struct AdminReplyTo<T = AdminReply>(Box<dyn FnOnce(T) + Send>);
 
 impl<T> AdminReplyTo<T> {
-    /// Answers by this call, which returns at once.
+    /// Creates a destination that passes the answer to `take`, which must not block.
     pub fn new(take: impl FnOnce(T) + Send + 'static) -> Self {
         Self(Box::new(take))
     }
 
-    /// Answers.
+    /// Delivers the answer.
     pub fn send(self, answer: T) {
         (self.0)(answer);
     }
@@ -415,48 +418,48 @@ impl<T> fmt::Debug for AdminReplyTo<T> {
 /// A message to a shard.
 #[derive(Debug)]
 pub enum Message {
-    /// For the shard's part of sessions.
+    /// For the shard's IO engine.
     Shard(ShardMessage),
-    /// For the control; shard 0 only.
+    /// For the control engine; to shard 0 only.
     Control(ControlMessage),
-    /// A ping; to the last shard only.
+    /// Connection request of a ping; to the last shard only.
     Ping(Box<PingOrder>),
-    /// The server ends: end all pings and take no more; to the last shard only.
+    /// End all pings and accept no more, because the server stops; to the last shard only.
     StopPings,
-    /// Of a device that has completed something on another thread.
+    /// A device has completed an operation on another thread.
     Wake,
-    /// Report what the shard did.
+    /// Report the counters of the shard.
     Report(AdminReplyTo<ShardReport>),
 }
 
-/// Messages that a shard's engine leaves for the driver to carry.
+/// Outgoing messages of a shard's engine, which the driver delivers.
 #[derive(Debug, Default)]
 pub struct Outbox {
     messages: std::collections::VecDeque<(CoreIndex, Message)>,
 }
 
 impl Outbox {
-    /// Leaves a message for a shard's shard.
+    /// Queues a message for a shard.
     pub fn shard(&mut self, core: CoreIndex, message: ShardMessage) {
         self.messages.push_back((core, Message::Shard(message)));
     }
 
-    /// Leaves a message for the control shard.
+    /// Queues a message for the control shard.
     pub fn control(&mut self, message: ControlMessage) {
         self.messages.push_back((CoreIndex(0), Message::Control(message)));
     }
 
-    /// Leaves a message that came out of another outbox.
+    /// Queues a message from another outbox.
     pub fn pass_on(&mut self, core: CoreIndex, message: Message) {
         self.messages.push_back((core, message));
     }
 
-    /// The next message, oldest first.
+    /// Removes the oldest message.
     pub fn take(&mut self) -> Option<(CoreIndex, Message)> {
         self.messages.pop_front()
     }
 
-    /// True when no message waits.
+    /// Whether no message is queued.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }

@@ -1,9 +1,9 @@
-//! The engine of one shard of the server: its part of every session, and on shard 0 the control.
+//! The engine of one server shard: its part of every session, and on shard 0 the control engine.
 //!
-//! Events of the shard's providers and messages of other shards go in; work requests go to the
-//! providers, messages come out of [`ServerEngine::take_message`]. It does no IO of its own and
-//! reads no clock, so the driver runs it on a reactor and the simulator in virtual time alike.
-//! Messages that a shard sends to itself never come out: they are handled within the same call.
+//! The engine processes events of the shard's providers and messages of other shards. It sends work
+//! requests to the providers, and messages through [`ServerEngine::take_message`]. It does no IO of
+//! its own and reads no clock, so that the driver can run it on a reactor and the simulator in
+//! virtual time. Messages that a shard sends to itself are handled within the same call.
 
 pub mod authenticator;
 pub mod control;
@@ -37,7 +37,7 @@ use crate::audit::AuditSink;
 use crate::export::ExportTable;
 use crate::stats::{SessionSnapshot, ShardReport};
 
-/// Requests of pings that a turn takes.
+/// Maximum number of ping requests accepted per turn.
 const PINGS_PER_TURN: usize = 16;
 
 /// One shard of a server.
@@ -45,11 +45,13 @@ const PINGS_PER_TURN: usize = 16;
 pub struct ServerEngine {
     core: CoreIndex,
     control: Option<Control>,
-    /// On the last shard: pings do not delay the control shard, if there is another one.
+    /// Present on the last shard, so that pings do not delay the control shard, if there is another
+    /// one.
     pings: Option<PingServer>,
-    /// On shard 0, where the listener is: each ping on its way to the last shard has a clone.
+    /// Used on shard 0, which has the listener: each ping in transit to the last shard holds a
+    /// clone.
     handed_over: Arc<()>,
-    /// Requests of pings in this turn.
+    /// Number of ping requests in this turn.
     handed_over_now: usize,
     params: SessionParams,
     shard: Shard,
@@ -58,7 +60,8 @@ pub struct ServerEngine {
 }
 
 impl ServerEngine {
-    /// A shard without sessions. All shards of a server get equal parameters and the same table.
+    /// Creates a shard without sessions. All shards of a server get equal parameters and the same
+    /// table.
     pub fn new(params: SessionParams, core: Core, exports: &Arc<ExportTable>) -> Self {
         let index = core.index;
         let control = (index.0 == 0).then(|| Control::new(params, Arc::clone(exports)));
@@ -75,21 +78,21 @@ impl ServerEngine {
         }
     }
 
-    /// From now on events of clients are recorded there, on shard 0.
+    /// Sets the sink for audit events of clients. Has an effect on shard 0 only.
     pub fn set_audit(&mut self, audit: AuditSink) {
         if let Some(control) = &mut self.control {
             control.set_audit(audit);
         }
     }
 
-    /// From now on clients that can have to prove who they are, to shard 0.
+    /// Requires clients that can authenticate to do so. Has an effect on shard 0 only.
     pub fn set_authenticator(&mut self, authenticator: Arc<dyn Authenticator>) {
         if let Some(control) = &mut self.control {
             control.set_authenticator(authenticator);
         }
     }
 
-    /// Takes an event of a provider.
+    /// Processes an event of a provider.
     pub fn handle_event(
         &mut self,
         now: Instant,
@@ -112,9 +115,10 @@ impl ServerEngine {
             FabricEvent::Closed { qp, reason } => {
                 self.shard.handle_closed(provider, qp, reason, ctx);
             }
-            // The receives are posted since the accept; there is nothing to wait for.
+            // Nothing to do: the receives were posted with the accept.
             FabricEvent::Established { .. } => {}
-            // A server connects to nobody: one it accepted did not come about.
+            // A server does not connect to peers, so this is an accepted connection that was not
+            // established.
             FabricEvent::ConnectFailed { qp, failure } => {
                 let reason = match failure {
                     ConnectFailure::Failed(reason) => reason,
@@ -126,7 +130,7 @@ impl ServerEngine {
         self.deliver(now, fabrics);
     }
 
-    /// Takes what is a ping's; gives back what is not.
+    /// Processes events of ping connections; returns all others.
     fn give_to_pings(
         &mut self,
         now: Instant,
@@ -160,7 +164,8 @@ impl ServerEngine {
         None
     }
 
-    /// Gives the request of a ping to its shard. So many may be on their way as may run.
+    /// Passes the connection request of a ping to its shard. The number in transit is limited to
+    /// the number that may run.
     fn hand_over(
         &mut self,
         (provider, request): (ProviderIndex, ConnRequest),
@@ -177,14 +182,14 @@ impl ServerEngine {
         self.out.pass_on(ping_shard(&self.params), ping);
     }
 
-    /// Takes a message.
+    /// Processes a message.
     pub fn handle_message(&mut self, now: Instant, message: Message, fabrics: &mut Fabrics) {
         self.take(now, message, fabrics);
         self.deliver(now, fabrics);
     }
 
-    /// Polls devices and timers. To be called once a turn, after the events. True when anything
-    /// happened.
+    /// Polls devices and timers. Must be called once per turn, after the events. Returns whether
+    /// anything happened.
     pub fn poll(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
         let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
         self.handed_over_now = 0;
@@ -199,8 +204,8 @@ impl ServerEngine {
         busy
     }
 
-    /// True when this shard has begun as much IO as it should before it answers: 256 KiB, or 16 IOs
-    /// of 4 KiB; or when clients have asked for as much of the control shard. Then the next call is
+    /// Whether this shard has begun as much IO as it should before answering (256 KiB, or 16 IOs of
+    /// 4 KiB), or clients have requested as much from the control shard. The next call must then be
     /// [`poll`](Self::poll), and further events wait for the next turn.
     pub fn is_turn_full(&self) -> bool {
         self.shard.is_turn_full()
@@ -208,31 +213,31 @@ impl ServerEngine {
             || self.handed_over_now >= PINGS_PER_TURN
     }
 
-    /// When to be polled even if nothing happens.
+    /// Time of the next poll if nothing else happens.
     pub fn deadline(&self) -> Option<Instant> {
         let control = self.control.as_ref().and_then(Control::deadline);
         let pings = self.pings.as_ref().and_then(PingServer::deadline);
         earliest(earliest(self.shard.deadline(), control), pings)
     }
 
-    /// The next message to another shard.
+    /// Removes the next message to another shard.
     pub fn take_message(&mut self) -> Option<(CoreIndex, Message)> {
         self.away.take()
     }
 
-    /// Begins the server's end; on shard 0 only, elsewhere nothing happens.
+    /// Begins the shutdown of the server. Has an effect on shard 0 only.
     pub fn shutdown(&mut self, now: Instant, fabrics: &mut Fabrics) {
         if self.control.is_some() {
             self.handle_message(now, Message::Control(ControlMessage::Shutdown), fabrics);
         }
     }
 
-    /// True once a stop was asked for; shard 0 knows.
+    /// Whether a shutdown was requested; known on shard 0 only.
     pub fn is_stopping(&self) -> bool {
         self.control.as_ref().is_some_and(Control::is_stopping)
     }
 
-    /// True when this shard has nothing left to do and may end.
+    /// Whether this shard has nothing left to do and may end.
     pub fn is_done(&self) -> bool {
         self.shard.is_done()
     }
@@ -242,17 +247,17 @@ impl ServerEngine {
         self.control.as_ref().map(|control| control.snapshot(now)).unwrap_or_default()
     }
 
-    /// What the pings did; None on shards other than the last.
+    /// Ping statistics; None on shards other than the last.
     pub fn pings(&self) -> Option<PingServerStats> {
         self.pings.as_ref().map(PingServer::stats)
     }
 
-    /// The shard's shard, to look at.
+    /// IO engine of the shard, for inspection.
     pub fn shard(&self) -> &Shard {
         &self.shard
     }
 
-    /// Panics when the engine's tables do not agree with each other.
+    /// Panics if the engine's tables are inconsistent.
     pub fn check(&self) {
         self.shard.check();
         self.control.iter().for_each(Control::check);
@@ -261,7 +266,7 @@ impl ServerEngine {
     fn take(&mut self, now: Instant, message: Message, fabrics: &mut Fabrics) {
         let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
         match message {
-            // Devices are polled in each turn.
+            // Nothing to do: devices are polled in each turn.
             Message::Wake => {}
             Message::Report(reply) => {
                 let fabrics = ctx.fabrics.iter().map(|one| (one.scheme(), one.counters()));
@@ -300,7 +305,7 @@ impl ServerEngine {
         }
     }
 
-    /// Handles messages to this shard, lays those to others aside.
+    /// Processes messages to this shard and queues those to others.
     fn deliver(&mut self, now: Instant, fabrics: &mut Fabrics) {
         while let Some((to, message)) = self.out.take() {
             if to == self.core {
@@ -312,7 +317,7 @@ impl ServerEngine {
     }
 }
 
-/// The shard of the pings.
+/// Shard that serves pings.
 fn ping_shard(params: &SessionParams) -> CoreIndex {
     CoreIndex(params.cores.saturating_sub(1))
 }

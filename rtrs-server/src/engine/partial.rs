@@ -1,29 +1,29 @@
-//! Where the bytes of a partial write go.
+//! Placement of the data of a partial write.
 
 use std::ops::Range;
 
 use rtrs_core::block::{Geometry, is_part_of_block};
 use rtrs_core::limits::Limits;
 
-/// The bytes that a partial write puts into its block.
+/// Bytes that a partial write changes in its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartOfBlock {
-    /// The first one, counted from the first of the block.
+    /// Offset of the first byte in the block.
     pub(crate) from: u32,
-    /// How many, at the front of the chunk.
+    /// Number of bytes, which are at the front of the chunk.
     pub(crate) len: u32,
-    /// Where in the chunk the block is read to.
+    /// Offset in the chunk that the block is read to.
     pub(crate) block_at: u32,
 }
 
-/// True when chunks of this size have room for a block behind the bytes that are put into it.
+/// Whether chunks of this size have room for a block in addition to the bytes written into it.
 pub(crate) const fn takes_partial_writes(geometry: &Geometry, limits: Limits) -> bool {
     !geometry.read_only && geometry.logical_block <= limits.chunk_size() / 2
 }
 
 impl PartOfBlock {
-    /// The block of some bytes on the device, and where in it they are. None when they are not in
-    /// one block, or no chunk has room for that.
+    /// Returns the block that contains a byte range of the device, and the position of the range in
+    /// it. Returns None if the range is not within one block, or a chunk is too small.
     pub(crate) fn new(
         geometry: &Geometry,
         limits: Limits,

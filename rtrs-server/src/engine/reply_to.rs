@@ -1,16 +1,16 @@
-//! Where the answer to a request of a client goes.
+//! Destination of the answer to a client's request.
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 
 use crate::path::key::PathKey;
 
-/// Where the answer to a request of a client goes.
+/// Destination of the answer to a client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
-    /// The path it came over.
+    /// Path that the request arrived over.
     pub path: PathKey,
-    /// The shard of its connection.
+    /// Shard of its connection.
     pub core: CoreIndex,
-    /// Its permit.
+    /// Permit of the request.
     pub permit: PermitId,
 }

@@ -1,4 +1,4 @@
-//! A session at the server: what all its paths and all shards share, and what it is made with.
+//! A session at the server: the state shared by all its paths and shards, and its parameters.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -14,65 +14,66 @@ use rtrs_core::time::Duration;
 use super::device_table::DeviceTable;
 use super::io::permits::PermitTable;
 
-/// Numbers that say what a server may have lost since a client last met it; 0 where one is not
-/// known. A process that ends loses nothing that it had given to the system; a host that starts
-/// anew may have lost all that was not flushed.
+/// Numbers that tell clients what a server may have lost since they last met it; 0 if unknown. A
+/// process that ends loses nothing that it passed to the system; a host that restarts may lose all
+/// unflushed data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerInstance {
-    /// Of the host, from one start of its system to the next.
+    /// Number of the host's current boot.
     pub boot: u64,
-    /// Of this process.
+    /// Number of this process.
     pub process: u64,
 }
 
 impl ServerInstance {
-    /// The process, as clients know it; None if it has no number.
+    /// Process number, as reported to clients; None if there is no number.
     pub fn process(self) -> Option<ServerProcess> {
         Some(ServerProcess::new(self.process)).filter(|process| *process != ServerProcess::NONE)
     }
 }
 
-/// What every session of a server is made with.
+/// Parameters of all sessions of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionParams {
     /// Queue depth and chunk size.
     pub limits: Limits,
-    /// A fresh key per request (the kernel's `always_invalidate`). With `Auto`, on devices that
-    /// have windows.
+    /// Use of a fresh key per request (the kernel's `always_invalidate`). `Auto` uses them on
+    /// devices that have windows.
     pub always_invalidate: AutoSwitch,
     /// Silence before a heartbeat is sent.
     pub heartbeat_interval: Duration,
-    /// Periods a heartbeat may stay unanswered.
+    /// Number of periods that a heartbeat may stay unanswered.
     pub heartbeat_missed_max: u32,
-    /// The longest time between two heartbeats of an idle path that clients may announce. If it is
-    /// not more than the interval, they announce nothing.
+    /// Maximum time between two heartbeats of an idle path that clients may announce. If it does
+    /// not exceed the interval, clients announce nothing.
     pub heartbeat_idle_max: Duration,
-    /// From the first connection of a path to its INFO_REQ.
+    /// Maximum time from the first connection of a path to its INFO_REQ.
     pub handshake_timeout: Duration,
-    /// From the begin of a session, or its last OPEN, to an OPEN that succeeds.
+    /// Maximum time from the start of a session, or its last OPEN, to a successful OPEN.
     pub open_timeout: Duration,
-    /// Connections of sessions that have opened no export.
+    /// Maximum number of connections of sessions that have opened no export.
     pub half_open_max: u32,
-    /// Sessions at once.
+    /// Maximum number of sessions.
     pub sessions_max: u32,
-    /// Bytes that chunks of all sessions may take before new sessions get fewer of them or none.
+    /// Number of bytes that the chunks of all sessions may use before new sessions get fewer chunks
+    /// or none.
     pub memory_max: u64,
-    /// Refuse sessions, answer pings.
+    /// Whether to refuse sessions and only answer pings.
     pub ping_only: bool,
-    /// List the exports to clients that ask.
+    /// Whether to list the exports to clients that ask.
     pub discovery: bool,
-    /// What pings may take.
+    /// Limits of pings.
     pub pings: PingServerConfig,
-    /// Time running requests have at shutdown.
+    /// Time for running requests at shutdown.
     pub shutdown_grace: Duration,
-    /// Shards of this server. Connection k >= 1 of a path lives on shard (k - 1 + n) % shards; n is
-    /// the session's own.
+    /// Number of shards. Connection k >= 1 of a path is on shard (k - 1 + n) % shards, where n is
+    /// specific to the session.
     pub cores: u16,
-    /// Which start of the host and which process this server is.
+    /// Boot of the host and process of this server.
     pub instance: ServerInstance,
-    /// Which server this is, as its clients know it; None when unknown.
+    /// Identity of this server, as reported to clients; None if unknown.
     pub server_id: Option<ServerId>,
-    /// What the eviction secrets of sessions are made from.
+    /// Key that the eviction secrets of sessions are derived from.
     pub eviction_key: EvictionKey,
 }
 
@@ -102,15 +103,15 @@ impl Default for SessionParams {
 }
 
 impl SessionParams {
-    /// Announced to clients: the longest time between heartbeats of an idle path, in milliseconds.
+    /// Maximum time between heartbeats of an idle path in milliseconds, as announced to clients.
     pub(crate) fn idle_ms(&self) -> Option<u32> {
         let idle = self.heartbeat_idle_max;
         (idle > self.heartbeat_interval)
             .then(|| u32::try_from(idle.as_millis()).unwrap_or(u32::MAX))
     }
 
-    /// Whether a path in this domain gets fresh keys. If they are demanded and the device has no
-    /// windows, the path is refused when its windows are made.
+    /// Whether a path in this domain gets fresh keys. If they are required and the device has no
+    /// windows, the path is refused when its windows are created.
     pub fn fresh_keys(&self, pd: &dyn ProtectionDomain) -> bool {
         match self.always_invalidate {
             AutoSwitch::On => true,
@@ -120,20 +121,20 @@ impl SessionParams {
     }
 }
 
-/// What the paths and shards of a session share.
+/// State shared by the paths and shards of a session.
 #[derive(Debug)]
 pub struct SessionShared {
-    /// Who it is.
+    /// ID of the session.
     pub id: SessionId,
-    /// Its queue depth and chunk size. The depth may be smaller than the server's.
+    /// Queue depth and chunk size. The depth may be smaller than the server's.
     pub limits: Limits,
-    /// Who holds each permit.
+    /// Holders of the permits.
     pub permits: PermitTable,
-    /// What each device id means.
+    /// Open devices.
     pub devices: DeviceTable,
-    /// The shard of the first connection of its paths that carries IO.
+    /// Shard of each path's first IO connection.
     pub first_shard: CoreIndex,
-    /// Who its client is: all its paths have proved the same. Unknown while none has.
+    /// Identity of the client, which all paths have proved. Unset until one path has.
     who: OnceLock<Who>,
     version: AtomicU8,
     opened: AtomicBool,
@@ -141,7 +142,7 @@ pub struct SessionShared {
 }
 
 impl SessionShared {
-    /// A session without paths and devices. Its client, if that is known.
+    /// Creates a session without paths and devices. `who` is its client, if known.
     pub fn new(id: SessionId, limits: Limits, who: Option<Who>, first_shard: CoreIndex) -> Self {
         Self {
             id,
@@ -156,48 +157,48 @@ impl SessionShared {
         }
     }
 
-    /// Who its client is; None while no path of it has proved that.
+    /// Identity of the client; None until a path has proved it.
     pub fn who(&self) -> Option<&Who> {
         self.who.get()
     }
 
-    /// The same, for people: anonymous until it is known.
+    /// Identity of the client for display: anonymous until it is known.
     pub(crate) fn name_of_client(&self) -> Who {
         self.who().cloned().unwrap_or_default()
     }
 
-    /// A path has proved who its client is. False if the session has another; the control shard
-    /// only.
+    /// Records the identity that a path has proved. Returns false if the session belongs to another
+    /// client. For the control shard only.
     pub(crate) fn prove(&self, who: &Who) -> bool {
         self.who.get_or_init(|| who.clone()) == who
     }
 
-    /// True when it has opened an export, even if it has closed it since.
+    /// Whether the session has ever opened an export.
     pub fn has_opened(&self) -> bool {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// It opened an export; the control shard only.
+    /// Records that the session opened an export. For the control shard only.
     pub fn note_open(&self) {
         self.opened.store(true, Ordering::Relaxed);
     }
 
-    /// True when its client compares the exports that it opens, which no kernel does.
+    /// Whether the client compares the identity of exports that it opens, unlike kernel clients.
     pub fn compares(&self) -> bool {
         self.compares.load(Ordering::Relaxed)
     }
 
-    /// Its client compares the exports that it opens; the control shard only.
+    /// Records that the client compares the exports that it opens. For the control shard only.
     pub fn note_compares(&self) {
         self.compares.store(true, Ordering::Relaxed);
     }
 
-    /// The RNBD version agreed on; 0 until SESS_INFO came.
+    /// Negotiated RNBD version; 0 before SESS_INFO.
     pub fn version(&self) -> u8 {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// SESS_INFO came: the lower version counts.
+    /// Negotiates the version on SESS_INFO: the lower one applies.
     pub fn agree_version(&self, peer: u8, ours: u8) -> u8 {
         let version = peer.min(ours);
         self.version.store(version, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Proofs in the programs of `server_paths`: what a server computes, and what its clients send.
+//! Proofs in the programs of `server_paths`: the server's computations, and the messages of its
+//! clients.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -23,7 +24,7 @@ fn configs() -> &'static (TlsClientConfig, TlsServerConfig) {
     })
 }
 
-/// What is to be computed.
+/// Queue of pending computations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tasks(Arc<Mutex<VecDeque<ProofTask>>>);
 
@@ -39,7 +40,7 @@ impl Authenticator for Tasks {
 }
 
 impl Tasks {
-    /// Computes the next one, for the control shard.
+    /// Runs the next computation, for the control shard.
     pub(super) fn next(&self) -> Option<Message> {
         let task = self.0.lock().pop_front()?;
         let done = task.run(&configs().1, [8; 32]);
@@ -47,7 +48,7 @@ impl Tasks {
     }
 }
 
-/// A CHALLENGE of the client that the server knows, or of one that announces nothing good.
+/// A CHALLENGE of the client that the server knows, or an invalid one.
 pub(super) fn challenge(fields: u8) -> Vec<u8> {
     let good = configs().0.challenge([7; 32]);
     let asked = match fields & 6 {
@@ -59,8 +60,8 @@ pub(super) fn challenge(fields: u8) -> Vec<u8> {
     asked.encode().to_vec()
 }
 
-/// An AUTH, and its proof: to the answer that lies in the client's memory, if there is one, for
-/// this session and path; or nonsense.
+/// An AUTH and its proof. The proof answers the server's message in the client's memory, if there
+/// is one, for this session and path; otherwise it is arbitrary data.
 pub(super) fn auth(
     fields: u8,
     (session, path): (u8, u8),

@@ -1,4 +1,5 @@
-//! The corpus of `server_paths`, random programs, and that what keeps the rules works at all.
+//! Tests of the corpus of `server_paths`, of random programs, and that clients that follow the
+//! rules are served.
 
 use proptest::prelude::*;
 

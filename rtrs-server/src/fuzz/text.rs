@@ -1,8 +1,8 @@
-//! Body of the fuzz target `server_text`: what users, operators and files write.
+//! Body of the fuzz target `server_text`: text from users, operators and files.
 //!
-//! The first byte says what the rest is: a configuration file, a file of exports, an export or an
-//! access rule as text, or a request to the control socket. The target fails on a panic, and when
-//! what was read and printed again is not read as the same.
+//! The first byte selects the kind of the rest: a configuration file, a file of exports, an export
+//! or an access rule as text, or a request to the control socket. The target fails on a panic, and
+//! when parsed input that is printed is not parsed as the same.
 
 use std::fmt::Debug;
 
@@ -14,10 +14,10 @@ use crate::control_protocol::Request;
 use crate::plan::Plan;
 use crate::settings::{AccessRule, ExportSpec, Settings};
 
-/// Reads the input, and what was printed of it.
+/// Parses the input, and its printed form.
 ///
 /// # Panics
-/// When the two differ.
+/// If the two differ.
 pub fn fuzz_text(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
     let Ok(text) = str::from_utf8(rest) else { return };
@@ -35,7 +35,7 @@ fn settings(text: &str) {
     // JSON is YAML.
     let again = Settings::from_yaml(&printed, "again").expect("what was printed is read");
     assert_eq!(set, again);
-    // Looks at no file and opens nothing.
+    // Accesses no file and opens nothing.
     drop(Plan::new(set));
 }
 

@@ -1,13 +1,13 @@
-//! The memory of one path that its peer reaches: chunks, their registration and their keys.
+//! Memory of one path that its peer accesses: chunks, their registration and their keys.
 //!
 //! Chunks belong to a path, not to a session, so that a late arrival on a dead path cannot touch
-//! memory that moved on. One region holds all chunks; it is registered once. With
-//! fresh keys every chunk has a window of its own, whose key the peer gets and loses
-//! with each request; else the registration's one key covers all. Made for the control shard when
-//! INFO_REQ was accepted, or before the path's first connection where the device pins it, or over
-//! the memory of a path of the session that is gone (`engine/control/chunk_pool.rs`); read by every
-//! shard, freed with its last holder: a block IO in flight keeps the memory itself alive, never the
-//! peer's right to it.
+//! memory that has been reused. One region holds all chunks and is registered once. With fresh
+//! keys, every chunk has its own window, whose key the peer gets and loses with each request;
+//! otherwise the registration's key covers all chunks. The pool is made for the control shard when
+//! INFO_REQ is accepted, or before the path's first connection if the device pins it, or from the
+//! memory of a former path of the session (`engine/control/chunk_pool.rs`). Every shard reads it,
+//! and its last holder frees it: block IO in flight keeps the memory itself alive, never the peer's
+//! right to it.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -21,12 +21,13 @@ use rtrs_core::limits::Limits;
 use rtrs_core::mem::{Counting, MemSlice, MemoryMeter, Region};
 use rtrs_core::wire::{InfoRsp, RkeyRsp, SgDesc, TimedRkeyRsp};
 
-/// Bytes between two chunks. Chunks are a power of two long, and most IO touches only the start
-/// of each: without a gap all those starts would compete for the same few cache sets.
+/// Bytes between two chunks. The chunk size is a power of two, and most IO touches only the start
+/// of each chunk: without a gap all those starts would compete for the same few cache sets.
 const GAP: usize = 4096;
 
-/// Chunks of a path that its peer may write to before the session's first OPEN, where memory is
-/// committed as it is written. Our clients use two: OPEN has permit 0, and FENCE permit 1.
+/// Number of chunks of a path that its peer may write to before the session's first OPEN, on
+/// transports where memory is committed on the first write. Our clients use two: OPEN has permit 0,
+/// and FENCE permit 1.
 pub const CHUNKS_BEFORE_OPEN: u32 = 4;
 
 /// All chunks of one path.
@@ -38,21 +39,21 @@ pub struct ChunkPool {
     windows: Box<[Arc<dyn Window>]>,
 }
 
-/// The memory of a pool, without a key that a peer ever had.
+/// Memory of a pool, not covered by any key that a peer ever had.
 #[derive(Debug)]
 pub struct ChunkMemory {
-    /// The chunks and what lies between them.
+    /// The chunks and the gaps between them.
     pub region: Arc<Region>,
-    /// For our own use only; with windows there was no other.
+    /// Registration for local access only; present if the pool used windows.
     pub registration: Option<Arc<dyn MemoryRegistration>>,
 }
 
 impl ChunkPool {
-    /// What has to be registered for a pool: `queue_depth * chunk_size` bytes, mapped here, backed
-    /// when touched or pinned, and counted by the meter in that way.
+    /// Prepares the registration of a new pool of `queue_depth` chunks. The memory is mapped here,
+    /// committed when touched or pinned, and counted by the meter accordingly.
     ///
     /// # Errors
-    /// The system's refusal of memory.
+    /// If the system refuses the memory.
     pub fn fresh(
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
@@ -66,8 +67,9 @@ impl ChunkPool {
         Ok(Self::over(memory, limits, pd, fresh_keys))
     }
 
-    /// The same over the memory of another pool, which was of the same limits: registered anew
-    /// unless it brings a registration, which is of `pd` then; all keys are new.
+    /// Prepares the registration of a pool over the memory of another pool with the same limits.
+    /// The memory is registered anew unless it brings a registration, which must belong to `pd`.
+    /// All keys are new.
     pub fn over(
         memory: ChunkMemory,
         limits: Limits,
@@ -79,7 +81,7 @@ impl ChunkPool {
         ToRegister {
             pd: Arc::clone(pd),
             region,
-            // One for our own use would serve nobody without windows.
+            // Without windows, a registration for local access would be useless.
             registration: registration.filter(|_| fresh_keys),
             access: if fresh_keys { Access::LOCAL } else { Access::REMOTE_WRITE },
             windows: if fresh_keys { limits.queue_depth() } else { 0 },
@@ -87,13 +89,14 @@ impl ChunkPool {
         }
     }
 
-    /// The pool, when that is registered.
+    /// Creates the pool from its registration.
     pub fn new(limits: Limits, registered: Registered) -> Self {
         let Registered { registration, windows } = registered;
         Self { limits, region: Arc::clone(registration.region()), registration, windows }
     }
 
-    /// The memory, and apart from it all that a peer could reach it by, to be released.
+    /// Separates the memory from everything that gives a peer access to it, which is to be
+    /// released.
     pub fn into_memory(self) -> (ChunkMemory, Box<dyn Any + Send>) {
         let Self { region, registration, windows, .. } = self;
         if windows.is_empty() {
@@ -106,59 +109,59 @@ impl ChunkPool {
         limits.chunk_size() as usize + GAP
     }
 
-    /// Bytes of a pool. No gap behind the last chunk: the peer's key must not reach beyond the
-    /// chunks.
+    /// Size of a pool in bytes. No gap follows the last chunk: the peer's key must not reach beyond
+    /// the chunks.
     pub fn bytes(limits: Limits) -> usize {
         Self::stride(limits) * usize::from(limits.queue_depth()) - GAP
     }
 
-    /// Lets the peer write to all chunks, or, before the session's first OPEN, to a few of them.
+    /// Permits the peer to write to all chunks, or, before the session's first OPEN, to
+    /// [`CHUNKS_BEFORE_OPEN`].
     pub fn let_write(&self, opened: bool) {
         self.region.limit_writes(if opened { u32::MAX } else { CHUNKS_BEFORE_OPEN });
     }
 
-    /// The memory behind all chunks.
+    /// Memory region of all chunks.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// The first bytes of a chunk. Panics for a chunk outside the queue depth.
+    /// First `len` bytes of a chunk. Panics for a chunk outside the queue depth.
     fn start_of(&self, index: ChunkIndex, len: u32) -> MemSlice {
         let slice = self.region.slice(index.index() * Self::stride(self.limits), len as usize);
         slice.unwrap_or_else(|| panic!("chunk {index} outside its pool"))
     }
 
-    /// The memory of a chunk. Panics for a chunk outside the queue depth.
+    /// Memory of a chunk. Panics for a chunk outside the queue depth.
     pub fn chunk(&self, index: ChunkIndex) -> MemSlice {
         self.start_of(index, self.limits.chunk_size())
     }
 
-    /// The first `len` bytes of a chunk, at most the whole chunk, as the source of a work
-    /// request.
+    /// First `len` bytes of a chunk, at most the whole chunk, as the source of a work request.
     pub fn sge(&self, index: ChunkIndex, len: u32) -> Sge {
         let slice = self.start_of(index, len.min(self.limits.chunk_size()));
         Sge { slice, lkey: self.registration.lkey() }
     }
 
-    /// Copies bytes out of a chunk. Panics outside the chunk.
+    /// Copies bytes out of a chunk. Panics for a range outside the chunk.
     pub fn copy_out(&self, index: ChunkIndex, from: u32, to: &mut [u8]) {
         let size = self.limits.chunk_size() as usize;
         assert!(from as usize <= size && to.len() <= size - from as usize, "outside the chunk");
         self.region.copy_out(index.index() * Self::stride(self.limits) + from as usize, to);
     }
 
-    /// The window of a chunk; None without fresh keys.
+    /// Window of a chunk; None without fresh keys.
     pub fn window(&self, index: ChunkIndex) -> Option<&Arc<dyn Window>> {
         self.windows.get(index.index())
     }
 
-    /// How many windows there are: the queue depth, or 0 without fresh keys.
+    /// Number of windows: the queue depth, or 0 without fresh keys.
     pub fn window_count(&self) -> u16 {
         if self.windows.is_empty() { 0 } else { self.limits.queue_depth() }
     }
 
-    /// Where the peer finds the chunks: one descriptor each, with its window's present key or the
-    /// pool's one key.
+    /// Describes the chunks to the peer: one descriptor each, with the current key of its window,
+    /// or the pool's key.
     pub fn describe(&self) -> InfoRsp {
         let base = self.registration.base();
         let stride = Self::stride(self.limits) as u64;
@@ -177,7 +180,7 @@ impl ChunkPool {
     }
 }
 
-/// Small messages of one path's connections, in registered memory of their own.
+/// Buffers for the small messages of one path's connections, in registered memory of their own.
 ///
 /// `[INFO_REQ, 272 bytes, in 512][RKEY_RSP, 16 bytes per chunk][INFO_RSP]`. Each RKEY_RSP belongs
 /// to its chunk: it is written when the chunk gets a new key and may be overwritten when the peer
@@ -195,7 +198,7 @@ impl MessageBuffers {
     /// Maps and registers the buffers.
     ///
     /// # Errors
-    /// The system's refusal.
+    /// If the system refuses them.
     pub fn new(queue_depth: u16, pd: &Arc<dyn ProtectionDomain>) -> Result<Self, FabricError> {
         let depth = usize::from(queue_depth);
         let len = Self::REQUEST_ROOM + Self::KEY_ROOM * depth + InfoRsp::len_for(depth);
@@ -212,12 +215,12 @@ impl MessageBuffers {
         Sge { slice, lkey: self.registration.lkey() }
     }
 
-    /// Where INFO_REQ is received.
+    /// Receive buffer for INFO_REQ.
     pub fn info_req(&self) -> Sge {
         self.sge(0, rtrs_core::wire::InfoReq::LEN)
     }
 
-    /// The RKEY_RSP of a chunk, with room for times or without.
+    /// Buffer for the RKEY_RSP of a chunk, with or without room for times.
     pub fn rkey_rsp(&self, index: ChunkIndex, times: bool) -> Sge {
         assert!(index.0 < self.queue_depth, "chunk {index} has no buffer");
         let len = if times { TimedRkeyRsp::LEN } else { RkeyRsp::LEN };

@@ -1,14 +1,14 @@
-//! The start of a path, a struct per step: connections arrive, then INFO_REQ, then it serves.
+//! Handshake of a path: connections arrive, then INFO_REQ, then requests are served.
 //!
-//! [`Joining`] collects the connections of one path; [`Joining::admit`] takes INFO_REQ, which may
-//! come only when all are there (rtrs-srv.c, post_recv_path), and yields the session's name. Names
-//! are validated here; whether a name is taken is the session table's business.
+//! [`Joining`] collects the connections of one path; [`Joining::admit`] takes INFO_REQ, which must
+//! not arrive before all connections (rtrs-srv.c, post_recv_path), and returns the session's name.
+//! Names are validated here; the session table checks whether a name is taken.
 
 use rtrs_core::ids::ConnIndex;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{InfoReq, Name, NameError, WireError};
 
-/// Connections of a path arrive; INFO_REQ is to come when all are there.
+/// A path whose connections are arriving; INFO_REQ may follow when it is complete.
 #[derive(Debug)]
 pub struct Joining {
     seen: Box<[bool]>,
@@ -16,56 +16,56 @@ pub struct Joining {
     deadline: Instant,
 }
 
-/// Why a connection cannot join its path.
+/// Reason why a connection cannot join its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// Its number of connections is not the path's.
+    /// The number of connections differs from the path's.
     #[error("it belongs to {found} connections, the path has {expected}")]
     Count {
-        /// What the connection says.
+        /// Number from this connection.
         found: u16,
-        /// What the first one said.
+        /// Number from the first connection.
         expected: u16,
     },
-    /// That connection is there already.
+    /// The connection already exists.
     #[error("connection {0} already exists")]
     Twice(ConnIndex),
 }
 
-/// Why INFO_REQ was not accepted.
+/// Reason why INFO_REQ was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InfoError {
-    /// It is not an INFO_REQ.
+    /// The message is not an INFO_REQ.
     #[error("{0}")]
     Wire(WireError),
     /// Connections are missing.
     #[error("INFO_REQ came with {0} connections missing")]
     Early(u16),
-    /// The name cannot be a session's.
+    /// The name is not a valid session name.
     #[error("{0}")]
     Name(NameError),
 }
 
 impl Joining {
-    /// A path of `cid_num` connections, none of them there yet.
+    /// Creates a path that expects `cid_num` connections.
     pub fn new(cid_num: u16, deadline: Instant) -> Self {
         Self { seen: vec![false; usize::from(cid_num)].into(), missing: cid_num, deadline }
     }
 
-    /// When the handshake must be over.
+    /// Deadline of the handshake.
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// It must be over then.
+    /// Sets the deadline of the handshake.
     pub fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
-    /// A connection arrives.
+    /// Adds a connection.
     ///
     /// # Errors
-    /// It does not fit the path.
+    /// If it does not fit the path.
     pub fn join(&mut self, cid: ConnIndex, cid_num: u16) -> Result<(), JoinError> {
         let expected = u16::try_from(self.seen.len()).unwrap_or(u16::MAX);
         if cid_num != expected {
@@ -79,10 +79,10 @@ impl Joining {
         Ok(())
     }
 
-    /// INFO_REQ arrives.
+    /// Processes INFO_REQ.
     ///
     /// # Errors
-    /// It is malformed or early, or its name is refused: the path ends.
+    /// If it is malformed or early, or its name is refused. The path must then end.
     pub fn admit(&self, bytes: &[u8]) -> Result<Name, InfoError> {
         if self.missing > 0 {
             return Err(InfoError::Early(self.missing));

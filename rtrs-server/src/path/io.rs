@@ -1,10 +1,10 @@
-//! How answers go out: the chains of work requests, and the send queue they fit in.
+//! Sending of answers: chains of work requests, and the send queue that limits them.
 //!
 //! The chains are those of docs/PROTOCOL.md, "responses" (kernel rtrs-srv.c, rdma_write_sg and
-//! send_io_resp_imm). Rules a kernel client depends on: an answer goes over the connection of its
-//! request; with fresh keys every answer, errors too, is a SEND_WITH_IMM that carries RKEY_RSP,
-//! without them a zero-length RDMA_WRITE_WITH_IMM; a SEND_WITH_INV goes before, and the immediate
-//! says so, exactly when the request asked for it, failed reads included.
+//! send_io_resp_imm). A kernel client depends on these rules: an answer uses the connection of its
+//! request; with fresh keys every answer, errors included, is a SEND_WITH_IMM that carries
+//! RKEY_RSP, without them a zero-length RDMA_WRITE_WITH_IMM; a SEND_WITH_INV precedes it, and the
+//! immediate says so, exactly when the request asked for it, failed reads included.
 
 use rtrs_core::fabric::{Fabric, FabricError, RemoteMem, Sge, SgeList, WorkRequest, WrOp};
 use rtrs_core::ids::{PermitId, QpNum, Rkey};
@@ -15,23 +15,23 @@ use crate::stats::ServerTimes;
 /// An answer to a request, ready to be posted.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The permit that goes home.
+    /// Permit that the answer returns to the client.
     pub permit: PermitId,
-    /// 0 or a positive errno.
+    /// Positive errno, or 0 for success.
     pub errno: u16,
-    /// The result of a successful read and where it goes.
+    /// Result of a successful read and its destination.
     pub data: Option<(Sge, RemoteMem)>,
-    /// The key the peer asked to have invalidated.
+    /// Key that the peer asked to have invalidated.
     pub invalidate: Option<Rkey>,
-    /// The chunk's fresh key and the buffer its message goes into, which has room for the times
-    /// where the path's answers carry them.
+    /// Fresh key of the chunk and the buffer for its message, which has room for the times if the
+    /// path's answers carry them.
     pub rkey: Option<(Rkey, Sge)>,
-    /// How long the request took here.
+    /// Time that the request took at the server.
     pub took: ServerTimes,
 }
 
 impl Answer {
-    /// Work requests it takes.
+    /// Number of work requests that the answer needs.
     pub const fn requests(&self) -> u32 {
         1 + self.data.is_some() as u32 + self.invalidate.is_some() as u32
     }
@@ -39,7 +39,7 @@ impl Answer {
     /// Posts the chain; the last one is signaled when `signaled`.
     ///
     /// # Errors
-    /// The fabric's; a part of the chain may be posted, so the path has to end.
+    /// Those of the fabric. Part of the chain may have been posted, so the path must end.
     pub fn post(
         self,
         fabric: &mut dyn Fabric,
@@ -81,20 +81,20 @@ impl Answer {
     }
 }
 
-/// Microseconds of so many nanoseconds; the largest number for more than an hour.
+/// Converts nanoseconds to microseconds, saturating after about an hour.
 fn micros(nanos: u64) -> u32 {
     u32::try_from(nanos / 1000).unwrap_or(u32::MAX)
 }
 
-/// A zero-length RDMA write with an immediate: address and key are zero, as the kernel's are.
+/// A zero-length RDMA write with an immediate. Address and key are zero, as in the kernel.
 pub fn bare_write(imm: u32) -> WrOp {
     WrOp::RdmaWrite { remote: RemoteMem { addr: 0, rkey: Rkey(0) }, imm: Some(imm) }
 }
 
 /// Room in a connection's send queue for answers and heartbeats.
 ///
-/// Only one work request in [`SendQueue::SIGNAL_EVERY`] or so asks for a completion, which then
-/// accounts for all before it.
+/// Only about one work request in [`SendQueue::SIGNAL_EVERY`] asks for a completion, which then
+/// accounts for all earlier ones.
 #[derive(Clone, Copy, Debug)]
 pub struct SendQueue {
     limit: u32,
@@ -103,28 +103,28 @@ pub struct SendQueue {
 }
 
 impl SendQueue {
-    /// Work requests after which a completion is asked for.
+    /// Number of work requests after which a completion is requested.
     pub const SIGNAL_EVERY: u32 = 32;
-    /// Work requests of the longest answer.
+    /// Maximum number of work requests of an answer.
     pub const ANSWER_MAX: u32 = 3;
 
-    /// A queue for the answers of `queue_depth` requests.
+    /// Creates a queue for the answers of `queue_depth` requests.
     pub const fn new(queue_depth: u16) -> Self {
         Self { limit: Self::limit_for(queue_depth), used: 0, unsignaled: 0 }
     }
 
-    /// Entries that answers may take at once.
+    /// Maximum number of entries that answers may use at once.
     pub const fn limit_for(queue_depth: u16) -> u32 {
         Self::ANSWER_MAX * queue_depth as u32 + 2 * (Self::SIGNAL_EVERY + Self::ANSWER_MAX)
     }
 
-    /// True when `count` more fit.
+    /// Whether `count` more entries fit.
     pub const fn has_room(&self, count: u32) -> bool {
         self.used + count <= self.limit
     }
 
-    /// Takes `count` entries that will be posted as one chain. Some: ask for a completion with
-    /// the last one; it accounts for that many.
+    /// Takes `count` entries that will be posted as one chain. If it returns Some, the last one
+    /// must ask for a completion, which accounts for the returned number.
     pub fn take(&mut self, count: u32) -> Option<u32> {
         assert!(self.has_room(count), "posted beyond the send queue");
         self.used += count;
@@ -135,12 +135,12 @@ impl SendQueue {
         Some(std::mem::take(&mut self.unsignaled))
     }
 
-    /// A completion came that accounts for `covered`.
+    /// Frees the `covered` entries that a completion accounts for.
     pub const fn complete(&mut self, covered: u32) {
         self.used = self.used.saturating_sub(covered);
     }
 
-    /// Entries taken.
+    /// Number of entries in use.
     pub const fn used(&self) -> u32 {
         self.used
     }

@@ -1,8 +1,8 @@
-//! The number of a path, by which every part of the server names it.
+//! Number of a path, used by all parts of the server to refer to it.
 
 use std::fmt;
 
-/// A path's number in this process, from 1, never used again. Below 2^48 (`engine/io/permits.rs`).
+/// Number of a path in this process, from 1, never reused. Below 2^48 (`engine/io/permits.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathKey(pub u64);
 

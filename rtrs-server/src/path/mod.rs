@@ -1,8 +1,8 @@
-//! A path at the server: what its connections share, whichever shard they live on.
+//! A path at the server: the state that its connections share across shards.
 //!
-//! The control shard owns a path's life (`state.rs`, `handshake.rs`); each shard that has a
-//! connection of it owns that connection and the requests that came over it; how answers are
-//! posted stands in `io.rs`.
+//! The control shard owns the state of a path (`state.rs`, `handshake.rs`). Each shard with a
+//! connection of the path owns that connection and the requests that arrived over it. `io.rs` posts
+//! answers.
 
 pub mod chunks;
 pub mod handshake;
@@ -28,67 +28,69 @@ use handshake::InfoError;
 pub use key::PathKey;
 use state::PathState;
 
-/// What the connections of one path share.
+/// State shared by the connections of one path.
 #[derive(Debug)]
 pub struct PathShared {
-    /// Its number.
+    /// Number of the path.
     pub key: PathKey,
-    /// Its session.
+    /// Session of the path.
     pub session: Arc<SessionShared>,
-    /// Where it comes from.
+    /// Origin of the path.
     pub origin: PathOrigin,
-    /// The domain of its memory and queue pairs.
+    /// Protection domain of its memory and queue pairs.
     pub pd: Arc<dyn ProtectionDomain>,
-    /// Each request gets a fresh key to its chunk.
+    /// Whether each request gets a fresh key for its chunk.
     pub fresh_keys: bool,
-    /// Answers carry how long their requests took here; only with fresh keys.
+    /// Whether answers carry the time that their requests took here; only with fresh keys.
     pub times: bool,
     /// Buffers of its small messages.
     pub messages: MessageBuffers,
-    /// Its chunks, at the latest from the moment INFO_REQ was accepted.
+    /// Chunks of the path, set when INFO_REQ is accepted or earlier.
     pub chunks: OnceLock<ChunkPool>,
-    /// What it did, per shard.
+    /// Counters of the path, per shard.
     pub counters: PathCounters,
-    /// Where its client has to prove who it is on the path.
+    /// Present if the client must authenticate on the path.
     gate: Option<ProofGate>,
     state: AtomicU8,
     heard: AtomicU64,
 }
 
-/// What keeps a path apart from its session until its client has proved who it is.
+/// Separates a path from its session until the client has authenticated.
 #[derive(Debug)]
 struct ProofGate {
-    /// Who, once that is proved.
+    /// Identity of the client, once proved.
     identity: OnceLock<PeerIdentity>,
-    /// Of its requests until then: they meet no other path's.
+    /// Permits of requests that arrive before the proof: they cannot conflict with those of another
+    /// path.
     permits: PermitTable,
 }
 
-/// Where a path comes from, as its first connection says.
+/// Origin of a path, as described by its first connection.
 #[derive(Clone, Debug)]
 pub struct PathOrigin {
-    /// What the client calls it.
+    /// UUID that the client gave the path.
     pub uuid: PathUuid,
-    /// Connections it has when complete.
+    /// Number of connections of the complete path.
     pub cid_num: u16,
-    /// Which of the shard's providers carries it.
+    /// Index of the shard's provider that carries the path.
     pub provider: ProviderIndex,
-    /// That provider's scheme.
+    /// Scheme of that provider.
     pub transport: &'static str,
-    /// The client's address.
+    /// Address of the client.
     pub peer: SocketAddr,
-    /// Our address.
+    /// Address of the server.
     pub local: SocketAddr,
-    /// The client takes CHANGED.
+    /// Whether the client accepts CHANGED.
     pub takes_changed: bool,
-    /// The client takes exports that are standby here.
+    /// Whether the client accepts exports that are standby here.
     pub takes_standby: bool,
-    /// What its first connection proved; all others proved the same. Without TLS, nothing.
+    /// Identity that the first connection proved; all others proved the same. Anonymous without
+    /// TLS.
     pub identity: PeerIdentity,
 }
 
 impl PathShared {
-    /// A path that connects.
+    /// Creates a path that is connecting.
     pub fn new(
         key: PathKey,
         session: Arc<SessionShared>,
@@ -117,94 +119,96 @@ impl PathShared {
         })
     }
 
-    /// The client, as access lists name it.
+    /// The client, as access lists see it.
     pub(crate) fn client(&self) -> Client<'_> {
         Client::of(&self.identity().who, self.origin.peer, self.session.id)
     }
 
-    /// Who the client has proved to be.
+    /// Identity that the client has proved.
     pub(crate) fn identity(&self) -> &PeerIdentity {
         let proved = self.gate.as_ref().and_then(|gate| gate.identity.get());
         proved.unwrap_or(&self.origin.identity)
     }
 
-    /// True until the client has proved who it is, where it has to: nothing else is answered.
+    /// Whether the client must still authenticate. Until then no other request is answered.
     pub fn is_unproved(&self) -> bool {
         self.gate.as_ref().is_some_and(|gate| gate.identity.get().is_none())
     }
 
-    /// The client has proved who it is; the control shard only. False if it has before.
+    /// Records the client's identity. For the control shard only. Returns false if it was already
+    /// recorded.
     pub(crate) fn prove(&self, identity: PeerIdentity) -> bool {
         self.gate.as_ref().is_some_and(|gate| gate.identity.set(identity).is_ok())
     }
 
-    /// The permits of requests that came before the proof, or after.
+    /// Permit table for requests that arrived before or after the proof.
     pub(crate) fn permits(&self, unproved: bool) -> &PermitTable {
         let own = self.gate.as_ref().filter(|_| unproved).map(|gate| &gate.permits);
         own.unwrap_or(&self.session.permits)
     }
 
-    /// Who holds a permit, this path if it does.
+    /// Holder of a permit; this path if it holds one of that number.
     pub(crate) fn permit_holder(&self, permit: PermitId, holder: Holder) -> Option<Holder> {
         let own = self.gate.as_ref().and_then(|gate| gate.permits.holder(permit));
         own.filter(|own| *own == holder).or_else(|| self.session.permits.holder(permit))
     }
 
-    /// Gives a permit back that this path holds.
+    /// Releases a permit that this path holds.
     pub(crate) fn release_permit(&self, permit: PermitId, holder: Holder) {
         let gate = self.gate.as_ref();
         let own = gate.is_some_and(|gate| gate.permits.holder(permit) == Some(holder));
         self.permits(own).release(permit, holder);
     }
 
-    /// The state as last published by the control shard.
+    /// State last published by the control shard.
     pub fn state(&self) -> PathState {
         PathState::from_u8(self.state.load(Ordering::Acquire))
     }
 
-    /// Publishes a state; the control shard only.
+    /// Publishes a state. For the control shard only.
     pub(crate) fn publish(&self, state: PathState) {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// Something came from the peer. Noted at most once a millisecond by each shard.
+    /// Records that something arrived from the peer. Each shard does this at most once a
+    /// millisecond.
     pub(crate) fn note_heard(&self, now: Instant) {
         self.heard.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// When something last came from the peer, on any shard.
+    /// Time when something last arrived from the peer, on any shard.
     pub fn heard(&self) -> Instant {
         Instant::from_nanos(self.heard.load(Ordering::Relaxed))
     }
 }
 
-/// How often a shard notes a path's traffic at most.
+/// Minimum interval at which a shard records traffic of a path.
 pub const HEARD_EVERY: Duration = Duration::from_millis(1);
 
-/// The shard that connection `cid` of a session's paths lives on: service connections on shard 0,
-/// the others in turn from the session's first shard on.
+/// Shard of connection `cid` of a session's paths: service connections are on shard 0, the others
+/// round-robin from the session's first shard on.
 pub fn core_of(cid: ConnIndex, first: CoreIndex, cores: u16) -> CoreIndex {
     let turn = cid.0.checked_sub(1).map_or(0, |turn| u32::from(turn) + u32::from(first.0));
     CoreIndex(u16::try_from(turn % u32::from(cores.max(1))).unwrap_or(0))
 }
 
-/// What a peer did that ends its path.
+/// Protocol violation of a peer that ends its path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerFault {
-    /// A request before the handshake was over.
+    /// Request before the handshake was over.
     #[error("a request came before the handshake was over")]
     Early,
-    /// An immediate whose chunk or offset does not exist.
+    /// Immediate with an invalid chunk or offset.
     #[error("immediate {0:#010x} names no place in a chunk")]
     Immediate(u32),
-    /// A message without an immediate where none is due.
+    /// Unexpected message without an immediate.
     #[error("a message came where none is due")]
     Message,
-    /// A permit that is in flight on this path.
+    /// Permit that is in flight on this path.
     #[error("permit {0} was used again before its answer")]
     PermitReused(u16),
-    /// Bytes that are no request and name nobody to answer.
+    /// Malformed request without a recipient for an error answer.
     #[error("{0}")]
     Wire(WireError),
     /// INFO_REQ was refused.
@@ -212,11 +216,11 @@ pub enum PeerFault {
     Info(InfoError),
 }
 
-/// Why a path ended.
+/// Reason why a path ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PathEnd {
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     #[error("the peer broke the protocol: {0}")]
     Peer(PeerFault),
     /// Another session has the name.
@@ -225,54 +229,54 @@ pub enum PathEnd {
     /// A connection ended.
     #[error("connection {cid} ended: {reason}")]
     Connection {
-        /// Which.
+        /// Index of the connection.
         cid: ConnIndex,
-        /// Why.
+        /// Reason for its end.
         reason: CloseReason,
     },
-    /// Our own transport refused something.
+    /// The local transport refused an operation.
     #[error("the transport refused: {0}")]
     Fabric(String),
-    /// Something happened that cannot: a bug of this server.
+    /// An impossible state: a bug of this server.
     #[error("internal error: {0}")]
     Internal(&'static str),
-    /// There is no memory for it, or what else it needs here.
+    /// Memory or another resource for the path is missing.
     #[error("it cannot be served: {0}")]
     Unserved(String),
     /// The handshake took too long.
     #[error("the handshake was not over in time")]
     HandshakeTimeout,
-    /// Its client has not proved who it is.
+    /// The client has not authenticated in time.
     #[error("its client has not proved who it is in time")]
     Unproved,
-    /// Its client has not proved who it is, and others need its place.
+    /// The client has not authenticated, and others need its place.
     #[error("its client has not proved who it is, and others need its place")]
     CrowdedUnproved,
-    /// Its session has turned out to be one with other limits.
+    /// Another path has determined the session's client, with other limits.
     #[error("another path has proved whose its session is, and with another queue depth")]
     OtherClient,
-    /// Nobody has proved in time that the session is his.
+    /// No client of the session has authenticated in time.
     #[error("no path is left of its session whose client has proved who it is")]
     Orphaned,
-    /// Its session has opened no export, and others need its place.
+    /// The session has opened no export, and others need its place.
     #[error(
         "its session has opened no export, and others need its place (half-open-max, sessions-max)"
     )]
     Crowded,
-    /// Its session has opened no export in time.
+    /// The session has opened no export in time.
     #[error("its session has opened no export in time (open-timeout)")]
     Unopened,
     /// The peer is silent.
     #[error("the peer does not answer heartbeats")]
     Silent,
-    /// The client connects this path anew, so this one is dead.
+    /// The client reconnects this path, so its current connections are dead.
     #[error("the client connects it anew")]
     Replaced,
-    /// The client has given it up and says so over another path.
+    /// The client abandoned it and reported that over another path.
     #[error("the client has given it up")]
     Fenced,
-    /// The client sent a request again over another path while this one still has it, so it gave
-    /// this one up.
+    /// The client resent a request over another path while this one still has it, so it abandoned
+    /// this path.
     #[error("its client sends its requests again over path {0}")]
     Superseded(PathKey),
     /// The operator ended it.
@@ -281,22 +285,22 @@ pub enum PathEnd {
     /// The operator ended its session.
     #[error("its session was evicted by the operator")]
     Evicted,
-    /// The access lists have changed and do not let its client do what the session does.
+    /// The access lists changed and no longer allow the client what the session does.
     #[error("the access lists no longer allow it")]
     NotAllowed,
-    /// Its client's certificate or key is no longer one that the server takes.
+    /// The server no longer accepts the client's certificate or key.
     #[error("its client's certificate or key is no longer accepted")]
     Unknown,
     /// Another gateway serves an export of its session.
     #[error("an export of its session has moved to another gateway")]
     Moved,
-    /// The server stops.
+    /// The server shuts down.
     #[error("the server stops")]
     Shutdown,
 }
 
 impl PathEnd {
-    /// True when connections should end at once instead of in order.
+    /// Whether connections should end at once instead of in order.
     pub const fn is_abrupt(&self) -> bool {
         !matches!(self, Self::Shutdown)
     }

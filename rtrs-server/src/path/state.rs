@@ -1,30 +1,31 @@
-//! The states of a path at the server and their legal moves.
+//! States of a path at the server and their valid transitions.
 
 use std::fmt;
 
 use rtrs_core::proto::Moves;
 
-/// Where a path is in its life. Owned by the control shard; every shard reads it.
+/// State of a path. Owned by the control shard; every shard reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PathState {
-    /// Connections arrive, then INFO_REQ; bounded by the handshake time-out.
+    /// Waits for its connections and then INFO_REQ, within the handshake time-out.
     Connecting = 0,
-    /// INFO_REQ was accepted: requests are served.
+    /// INFO_REQ was accepted, and requests are served.
     Connected = 1,
-    /// Shutdown: requests that run are answered, no new one is taken, then connections end.
+    /// Shutdown: running requests are answered and no new ones are accepted; then the connections
+    /// end.
     Finishing = 2,
-    /// The shards are told to stop serving it and to close its connections.
+    /// The shards are stopping service and closing the connections.
     Closing = 3,
-    /// Nothing of it begins any more, whatever still comes. Connections may be closing yet, which
-    /// takes some drivers up to a minute, and block IO of it may run. The peer may connect anew.
+    /// No new work begins, whatever still arrives. Connections may still be closing, which takes
+    /// some drivers up to a minute, and block IO may run. The peer may reconnect.
     Draining = 4,
-    /// Nothing of it is left.
+    /// Nothing of the path remains.
     Gone = 5,
 }
 
 impl PathState {
-    /// True from the moment its connections are being closed.
+    /// Whether the connections are being closed or already were.
     pub const fn is_ending(self) -> bool {
         matches!(self, Self::Closing | Self::Draining | Self::Gone)
     }
@@ -54,7 +55,7 @@ impl Moves for PathState {
 }
 
 impl PathState {
-    /// The state of its number.
+    /// Returns the state with a number.
     pub const fn from_u8(value: u8) -> Self {
         match value {
             0 => Self::Connecting,
@@ -66,7 +67,7 @@ impl PathState {
         }
     }
 
-    /// True while something of it may still begin.
+    /// Whether new work of the path may still begin.
     pub const fn may_begin(self) -> bool {
         !matches!(self, Self::Draining | Self::Gone)
     }

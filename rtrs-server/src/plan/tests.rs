@@ -1,11 +1,11 @@
-//! Every validation of a plan, by its message, and the round trip through printed settings.
+//! Tests of every validation of a plan, by message, and of the round trip through printed settings.
 
 use super::*;
 use rtrs_core::settings::print;
 use rtrs_core::skip::skip;
 use std::path::PathBuf;
 
-/// A directory of this test's own, removed at its end.
+/// A directory of this test, removed at its end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -138,7 +138,7 @@ fn the_28_bit_rule_has_exact_edges() {
     ] {
         assert_eq!(check_immediate_bits(depth, chunk).is_ok(), fits, "{depth} x {chunk}");
     }
-    // No chunk size would do for it.
+    // No chunk size would be small enough.
     let text = check_immediate_bits(65535, 16 << 20).unwrap_err().to_string();
     assert!(text.ends_with("use a queue-depth of at most 16"), "{text}");
     let text = check_immediate_bits(32768, 16 << 20).unwrap_err().to_string();
@@ -208,7 +208,7 @@ fn a_target_without_the_rights_is_refused() {
     if File::open(&file).is_err() {
         return validate_locked(&file);
     }
-    // Rights do not bind root: this test again, as somebody they bind.
+    // Permissions do not bind root: run this test again as another user.
     let again = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "plan::tests::a_target_without_the_rights_is_refused", "--nocapture"])
         .env(WHERE, &file)
@@ -238,7 +238,7 @@ fn validate_locked(file: &str) {
 
 #[test]
 fn a_target_that_nobody_may_write_is_refused() {
-    // A program that runs cannot be opened for writing, not even by root.
+    // A running program cannot be opened for writing, not even by root.
     let own = std::env::current_exe().unwrap().display().to_string();
     let error = check_error(&format!("v={own}"));
     assert!(

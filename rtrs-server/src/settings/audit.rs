@@ -1,4 +1,4 @@
-//! Where the audit log goes.
+//! Destination of the audit log.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,12 +8,12 @@ use rtrs_core::settings::{ValueError, text_values};
 
 const JOURNALD: &str = "journald";
 
-/// Where the audit log goes: an absolute path, or `journald`.
+/// Destination of the audit log: an absolute path, or `journald`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuditLog {
-    /// To systemd's journal.
+    /// The systemd journal.
     Journal,
-    /// To a file.
+    /// A file.
     File(PathBuf),
 }
 

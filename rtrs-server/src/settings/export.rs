@@ -1,14 +1,14 @@
-//! One export as a user writes it.
+//! An export as a user specifies it.
 //!
 //! Owns [`ExportSpec`] and its two forms: the text of `--export`,
-//! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,no-lock]` with
+//! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,no-lock]` followed by
 //! `[,gateway][,conf=PATH][,user=USER][,connect-timeout=TIME][,migration=allow|deny]` and
-//! `[,delay=TIME][,error-rate=RATE][,id=ID][,access=WHO:MODE]` behind it, and the map of a
-//! configuration file with the same names as keys.
+//! `[,delay=TIME][,error-rate=RATE][,id=ID][,access=WHO:MODE]`, and the map of a configuration file
+//! with the same names as keys.
 //!
-//! In the text form a backslash makes the next character ordinary: `\,` and `\=` put a comma or an
+//! In the text form a backslash makes the next character literal: `\,` and `\=` put a comma or an
 //! equals sign into a name or a path, `\\` a backslash. An equals sign after a path that begins
-//! with `/`, `./` or `../`, or after a URL, needs none. In the map form nothing is escaped.
+//! with `/`, `./` or `../`, or after a URL, needs no backslash. In the map form nothing is escaped.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,27 +25,28 @@ use super::nbd::NbdUrl;
 use super::rbd::RbdName;
 use crate::access_list::AccessRule;
 
-/// Longest export name in bytes: the wire has 255 with the NUL (kernel rnbd-proto.h, `NAME_MAX`).
+/// Maximum length of an export name in bytes: the protocol has 255 with the NUL (kernel
+/// rnbd-proto.h, `NAME_MAX`).
 pub const NAME_BYTES_MAX: usize = 254;
 
-/// Longest id in bytes.
+/// Maximum length of an ID in bytes.
 const ID_BYTES_MAX: usize = 255;
 const WHAT: &str = "export";
-/// The option that may stand several times.
+/// The only option that may be repeated.
 const ACCESS: &str = "access";
 const FORMS: &str = "write [NAME=]PATH, mem:SIZE, null:SIZE, rbd:POOL/IMAGE or nbd://HOST/NAME";
-/// What a target begins with that is no path.
+/// Prefixes of targets that are not paths.
 const SCHEMES: &[&str] = &["mem:", "null:", "rbd:", "nbd:", "nbds:", "nbd+unix:"];
 
-/// What an export is made of.
+/// Target of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// A regular file or a block device. Never begins with `mem:` and the like; such a relative
-    /// path is kept with `./` in front.
+    /// A regular file or a block device. Never begins with `mem:` or another scheme; such a
+    /// relative path is stored with a leading `./`.
     Path(PathBuf),
-    /// Memory, gone when the server ends.
+    /// Memory, whose content is lost when the server ends.
     Memory(u64),
-    /// Nothing: writes vanish, reads give zeroes.
+    /// A null device: writes are discarded, reads return zeroes.
     Null(u64),
     /// An image of a Ceph cluster.
     Rbd(RbdName),
@@ -125,7 +126,7 @@ choices! {
 }
 
 impl BlockSize {
-    /// The size in bytes, or `None` if the target decides.
+    /// Size in bytes, or `None` if the target decides.
     #[must_use]
     pub const fn bytes(self) -> Option<u32> {
         match self {
@@ -136,12 +137,12 @@ impl BlockSize {
     }
 }
 
-/// The share of requests that fail on purpose, in millionths.
+/// Share of requests that fail on purpose, in millionths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ErrorRate(u32);
 
 impl ErrorRate {
-    /// The rate in failures per million requests, 0 to 1,000,000.
+    /// Returns the rate in failures per million requests, 0 to 1,000,000.
     #[must_use]
     pub const fn per_million(self) -> u32 {
         self.0
@@ -151,7 +152,7 @@ impl ErrorRate {
 impl FromStr for ErrorRate {
     type Err = ValueError;
 
-    /// Reads a decimal fraction from 0 to 1 with up to six places: `0`, `0.001`, `1`.
+    /// Parses a decimal fraction from 0 to 1 with up to six places: `0`, `0.001`, `1`.
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let refuse = || {
             ValueError::new(
@@ -221,21 +222,22 @@ rtrs_core::settings! {
     }
 }
 
-/// What stands in the place of a target that was not written.
+/// Placeholder for a missing target.
 const NO_TARGET: Target = Target::Null(0);
 
 impl ExportSpec {
-    /// An export of `target` with every option at its default.
+    /// Creates an export of `target` with every option at its default.
     #[must_use]
     pub fn new(name: Option<String>, target: Target) -> Self {
         Self { name, target, ..Self::default() }
     }
 
-    /// The name clients open: the one written, else that of file, image or NBD export, else `mem`
-    /// or `null`.
+    /// Name that clients open: the configured one, or else that of the file, image or NBD export,
+    /// or else `mem` or `null`.
     ///
     /// # Errors
-    /// [`ValueError`] if the name is empty, too long or holds a NUL, or the path has no file name.
+    /// [`ValueError`] if the name is empty, too long or contains a NUL, or the path has no file
+    /// name.
     pub fn resolved_name(&self) -> Result<String, ValueError> {
         let name = match (&self.name, &self.target) {
             (Some(name), _) => name.clone(),
@@ -275,7 +277,7 @@ fn file_name(path: &Path) -> Result<String, ValueError> {
     })
 }
 
-/// A character of the text form, and whether a backslash stood before it.
+/// A character of the text form, and whether it was preceded by a backslash.
 type Written = (char, bool);
 
 /// Splits at commas without a backslash.
@@ -314,7 +316,7 @@ fn begins_path(field: &[Written]) -> bool {
     ["/", "./", "../", "nbd://", "nbd+unix://"].into_iter().any(begins)
 }
 
-/// Splits a field at its first bare equals sign.
+/// Splits a field at its first unescaped equals sign.
 fn split_pair(field: &[Written]) -> Option<(&[Written], &[Written])> {
     let at = field.iter().position(|written| *written == ('=', false))?;
     Some((&field[..at], &field[at + 1..]))
@@ -335,7 +337,7 @@ impl FromStr for ExportSpec {
         if name.as_ref().is_some_and(String::is_empty) {
             return refuse("has an empty name".into(), "write NAME=TARGET, or only TARGET");
         }
-        // After an escaped first letter, `mem:` or the like is the beginning of a file name.
+        // After an escaped first letter, `mem:` or another scheme is the beginning of a file name.
         let literal = target.first().is_some_and(|(_, escaped)| *escaped);
         let target = plain(target);
         let target = if literal && SCHEMES.iter().any(|scheme| target.starts_with(scheme)) {
@@ -366,7 +368,7 @@ impl FromStr for ExportSpec {
     }
 }
 
-/// Values of each option, in the order in which the options stand first.
+/// Values of each option, in the order of the options' first occurrences.
 type Options = Vec<(String, Vec<Option<String>>)>;
 
 fn grouped(options: impl Iterator<Item = (String, Option<String>)>) -> Options {
@@ -405,11 +407,11 @@ impl ExportSpec {
         Err(ValueError::new(WHAT, text, problem, hint))
     }
 
-    /// The same export with other options, each as in the text form; `rw` takes `ro` back, and an
-    /// empty `access=` the access list.
+    /// Returns the export with changed options, each in the text form; `rw` reverts `ro`, and an
+    /// empty `access=` removes the access list.
     ///
     /// # Errors
-    /// [`ValueError`] for an option that is not known, or a bad value.
+    /// [`ValueError`] for an unknown option, or an invalid value.
     pub fn with_options(&self, options: &[String]) -> Result<Self, ValueError> {
         let mut spec = self.clone();
         let pairs = options.iter().map(|option| match option.split_once('=') {
@@ -427,7 +429,7 @@ impl ExportSpec {
         Ok(spec)
     }
 
-    /// What clients open, once it is resolved.
+    /// Name that clients open, once it is resolved.
     pub(crate) fn name(&self) -> &str {
         self.name.as_deref().unwrap_or_default()
     }
@@ -437,7 +439,7 @@ fn is_option(name: &&str) -> bool {
     !["name", "target"].contains(name)
 }
 
-/// Reads one option of the text form.
+/// Visitor that sets one option of the text form.
 struct SetOption<'a> {
     key: &'a str,
     values: &'a [Option<String>],
@@ -464,12 +466,12 @@ impl Visitor for SetOption<'_> {
     fn section<S: Settings>(&mut self, _: &'static str, _: &mut S) {}
 }
 
-/// What an operator calls an export or a server: any text of 1 to 255 bytes, compared as written.
+/// Text by which an operator identifies an export or a server: 1 to 255 bytes, compared as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Id(String);
 
 impl Id {
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn get(&self) -> &str {
         &self.0

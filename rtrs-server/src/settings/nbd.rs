@@ -7,18 +7,18 @@ use std::str::FromStr;
 use nbd_bridge::ServerAddress;
 use rtrs_core::settings::ValueError;
 
-/// The port that IANA has given NBD.
+/// Port assigned to NBD by IANA.
 const PORT: u16 = 10809;
-/// The form, for errors.
+/// Syntax hint for errors.
 const FORM: &str = "write nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH";
 
-/// A URL of an export, as it was written and what it says.
+/// URL of an export, in its original and parsed form.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NbdUrl {
     text: String,
-    /// The server.
+    /// Address of the server.
     pub address: ServerAddress,
-    /// The name of the export there.
+    /// Name of the export at the server.
     pub name: String,
 }
 
@@ -68,7 +68,7 @@ impl FromStr for NbdUrl {
     }
 }
 
-/// A part of a URL without its % sequences.
+/// Decodes the % sequences of a part of a URL.
 fn decode(part: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(part.len());
     let mut rest = part.as_bytes().iter();

@@ -5,19 +5,19 @@ use std::str::FromStr;
 
 use rtrs_core::settings::ValueError;
 
-/// The form, for errors.
+/// Syntax hint for errors.
 const FORM: &str = "write rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], as in rbd:rbd/vol0";
 
-/// Which image. No part is empty or has a slash, an `@` or a NUL in it.
+/// Name of an image. No part is empty or contains a slash, an `@` or a NUL.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RbdName {
-    /// The pool.
+    /// Name of the pool.
     pub pool: String,
-    /// The namespace in the pool.
+    /// Namespace in the pool.
     pub namespace: Option<String>,
-    /// The image.
+    /// Name of the image.
     pub image: String,
-    /// The snapshot of the image.
+    /// Snapshot of the image.
     pub snapshot: Option<String>,
 }
 

@@ -1,7 +1,7 @@
-//! Where to look for what is not exported by name: the value of `search-path`.
+//! The value of `search-path`: where to look up names that are not exported.
 //!
-//! Owns [`SearchSpec`]: `off`, or an absolute directory, which may end with `%SESSNAME%`. What a
-//! name comes to below it is `search.rs`.
+//! Owns [`SearchSpec`]: `off`, or an absolute directory, which may end with `%SESSNAME%`.
+//! `search.rs` looks up names below it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,20 +9,20 @@ use std::str::FromStr;
 
 use rtrs_core::settings::ValueError;
 
-/// Stands for the name of the session, as in the kernel's `dev_search_path`.
+/// Placeholder for the name of the session, as in the kernel's `dev_search_path`.
 const BY_SESSION: &str = "%SESSNAME%";
 
-/// Where to look.
+/// Directory in which names are looked up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum SearchSpec {
-    /// Nowhere: only what is exported by name can be opened.
+    /// No directory: only named exports can be opened.
     #[default]
     Off,
-    /// Below a directory.
+    /// A directory.
     Below {
-        /// The directory.
+        /// Path of the directory.
         prefix: PathBuf,
-        /// Each session looks in the directory of its name there.
+        /// Whether each session uses the subdirectory of its name.
         by_session: bool,
     },
 }

@@ -1,4 +1,4 @@
-//! The configuration file: its forms, its errors with their line, and old names.
+//! Tests of the configuration file: its forms, errors with their lines, and old names.
 
 use std::path::Path;
 
@@ -121,7 +121,7 @@ fn a_file_that_is_no_text_is_a_wrong_file() {
     };
     let text = read(b"crc: off\nname: caf\xe9\n");
     assert!(text.ends_with(".yaml:2: byte 0xe9 is not UTF-8; save the file as UTF-8"), "{text}");
-    // A character that the bound would cut is no other fault.
+    // A character that the size limit would cut must not cause another error.
     let text = read(&"\u{e9}".repeat(600_000).into_bytes());
     assert!(text.contains("larger than 1 MiB"), "{text}");
     fs::remove_file(&path).unwrap();

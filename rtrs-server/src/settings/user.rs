@@ -1,19 +1,19 @@
-//! The user that a server goes on as: the value of `user`.
+//! The user that a server runs as after its start: the value of `user`.
 //!
-//! Owns [`UserSpec`], a text `NAME[:GROUP]`. Whether there is such a user is looked at when the
-//! server starts (`daemon/privileges.rs`).
+//! Owns [`UserSpec`], a text `NAME[:GROUP]`. The start of the server checks whether the user exists
+//! (`daemon/privileges.rs`).
 
 use std::fmt;
 use std::str::FromStr;
 
 use rtrs_core::settings::ValueError;
 
-/// A user, and a group if it is not to be the user's own.
+/// A user, and a group if it is not the user's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserSpec {
-    /// The user's name.
+    /// Name of the user.
     pub name: String,
-    /// The group's name.
+    /// Name of the group.
     pub group: Option<String>,
 }
 

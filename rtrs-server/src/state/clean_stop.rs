@@ -1,10 +1,10 @@
-//! Cache ids of exports whose unflushed changes this process alone knows of.
+//! Cache IDs of exports whose unflushed changes are known only to this process.
 //!
-//! What is unflushed at an NBD server is counted in this process only. When the process ends, a
-//! loss that follows is noticed by nobody: server and NBD server may be started anew together. So
-//! the cache id of such an export depends on a number that each process draws. A stop that has
-//! flushed the export leaves the number behind in the file `KEY.clean`, and the next process takes
-//! it over, with the file: clients then learn of no loss, since there was none.
+//! Unflushed data at an NBD server is counted only in this process. After the process ends, a later
+//! loss would go unnoticed, because server and NBD server may both have been restarted. The cache
+//! ID of such an export therefore depends on a random number of the process. A stop that has
+//! flushed the export leaves the number in the file `KEY.clean`, and the next process takes over
+//! the number and removes the file: clients then see no loss, since there was none.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use rtrs_core::rt::{Account, random_number};
 use super::{StateDir, files_as};
 use crate::engine::epoch::{StopMark, SyncEpoch};
 
-/// Leaves the number of an export behind when the export is flushed and closed.
+/// Saves the number of an export when the export is flushed and closed.
 #[derive(Debug)]
 struct CleanStop {
     path: PathBuf,
@@ -39,11 +39,11 @@ impl StopMark for CleanStop {
 }
 
 impl CleanStop {
-    /// Takes the number over that a clean stop has left.
+    /// Takes over the number that a clean stop left.
     fn take(&self) -> io::Result<u64> {
         let _as = files_as(self.owner.as_ref())?;
         let text = fs::read_to_string(&self.path)?;
-        // Else a process that is killed would leave the number too.
+        // Removed, because otherwise a process that is killed would leave the number too.
         fs::remove_file(&self.path)?;
         let number = text.strip_suffix('\n').and_then(|number| number.parse().ok());
         number.filter(|number| *number != 0).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -51,10 +51,10 @@ impl CleanStop {
 }
 
 impl StateDir {
-    /// Makes the cache ids of an export depend on this process, or on an earlier one if all stops
-    /// since were clean.
+    /// Ties the cache IDs of an export to this process, or to an earlier one if all stops since
+    /// were clean.
     pub(crate) fn tie_to_process(&self, key: &str, epoch: Arc<SyncEpoch>) -> Arc<SyncEpoch> {
-        // Without a store, each process has cache ids of its own.
+        // Without a store, each process has cache IDs of its own.
         let Some(files) = &self.store else { return epoch };
         let (path, owner) = (files.path(key).with_extension("clean"), self.owner.clone());
         let mut stop = CleanStop { path, number: 0, owner };

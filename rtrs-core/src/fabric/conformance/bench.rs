@@ -1,7 +1,8 @@
-//! The bench a case works on: both ends of a harness, what they reported, the rules that hold for
-//! every event, and the steps most cases share (listen, connect, register, post, wait).
+//! Test bench of a case: both ends of a harness, the events they reported, the rules that hold for
+//! every event, and the steps that most cases share (listen, connect, register, post, wait).
 //!
-//! Its waits have a bound, the harness's patience, and panic with what did happen.
+//! Waits are limited by the harness's patience. A wait that times out panics with the events that
+//! did occur.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -18,14 +19,14 @@ use crate::mem::{MemSlice, Region};
 use crate::prng::Prng;
 use crate::time::Instant;
 
-/// What is posted on a queue pair and not yet completed: id, and whether it must complete.
+/// Work posted on a queue pair and not yet completed: its ID, and whether it must complete.
 #[derive(Debug, Default)]
 struct Open {
     sends: BTreeMap<u64, bool>,
     receives: BTreeSet<u64>,
 }
 
-/// A harness with the events it gave, and the rules that hold for all of them.
+/// A harness with its reported events, and the rules that hold for all events.
 pub struct Bench<'h> {
     pub(super) harness: &'h mut dyn Harness,
     events: Vec<(Side, FabricEvent)>,
@@ -41,7 +42,7 @@ impl std::fmt::Debug for Bench<'_> {
     }
 }
 
-/// A connection: a queue pair and a protection domain on each end.
+/// Connection with a queue pair and a protection domain on each end.
 #[derive(Clone, Debug)]
 pub(super) struct Pair {
     pub(super) a: Port,
@@ -118,7 +119,7 @@ impl<'h> Bench<'h> {
         self.harness.now()
     }
 
-    /// Flush, step, poll, and take what happened.
+    /// Flushes, steps and polls the fabrics, and collects their events.
     pub(super) fn turn(&mut self) {
         for side in SIDES {
             let now = self.harness.now();
@@ -142,7 +143,7 @@ impl<'h> Bench<'h> {
         }
     }
 
-    /// The rules for every event.
+    /// Checks the rules that hold for every event.
     pub(super) fn validate(&mut self, side: Side, event: &FabricEvent) {
         let (qp, last) = match event {
             FabricEvent::Established { qp, .. } => (*qp, false),
@@ -172,7 +173,7 @@ impl<'h> Bench<'h> {
         }
     }
 
-    /// Turns until `done` gives something. Panics when it takes too long.
+    /// Runs turns until `done` returns a value. Panics if that takes too long.
     pub(super) fn wait<T>(
         &mut self,
         what: &str,
@@ -192,7 +193,7 @@ impl<'h> Bench<'h> {
         panic!("waited in vain for {what}; events not asked for: {:?}", self.events);
     }
 
-    /// Turns for the harness's settle time.
+    /// Runs turns for the harness's settle time.
     pub(super) fn settle(&mut self) {
         let until = self.now() + self.harness.settle_time();
         for _ in 0..10_000_000_u64 {
@@ -203,7 +204,7 @@ impl<'h> Bench<'h> {
         }
     }
 
-    /// Takes the first event of a side that fits.
+    /// Takes the first matching event of a side.
     pub(super) fn take(
         &mut self,
         side: Side,
@@ -244,7 +245,7 @@ impl<'h> Bench<'h> {
         })
     }
 
-    /// Waits for the last event of a connection and gives its reason.
+    /// Waits for the last event of a connection and returns its reason.
     pub(super) fn closed(&mut self, port: &Port) -> CloseReason {
         let (side, qp) = (port.side, port.qp);
         self.wait("a connection to be closed", |bench| {
@@ -270,14 +271,14 @@ impl<'h> Bench<'h> {
         })
     }
 
-    /// Waits for a completion that must be good.
+    /// Waits for a completion and checks that it succeeded.
     pub(super) fn good(&mut self, port: &Port, wr_id: u64) -> WorkCompletion {
         let wc = self.completion(port, wr_id);
         assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
         wc
     }
 
-    /// Completions of a queue pair that came, in order, taken.
+    /// Takes the completions of a queue pair, in order.
     pub(super) fn completions(&mut self, port: &Port) -> Vec<WorkCompletion> {
         let mut found = Vec::new();
         self.events.retain(|(side, event)| match event {
@@ -318,7 +319,7 @@ impl<'h> Bench<'h> {
         }
     }
 
-    /// Starts to connect from `B`.
+    /// Starts a connection attempt from `B`.
     pub(super) fn start(&mut self, pd: &Arc<dyn ProtectionDomain>, params: &ConnectParams) -> Port {
         let now = self.now();
         let qp = self.fabric(Side::B).connect(now, pd, params).expect("connect");
@@ -326,7 +327,7 @@ impl<'h> Bench<'h> {
         Port { side: Side::B, qp, pd: Arc::clone(pd) }
     }
 
-    /// Accepts on a side.
+    /// Accepts a request on a side.
     pub(super) fn accept(
         &mut self,
         side: Side,
@@ -341,14 +342,14 @@ impl<'h> Bench<'h> {
         Port { side, qp, pd: Arc::clone(pd) }
     }
 
-    /// One connection between `A` and `B`.
+    /// Connects `A` and `B`.
     pub(super) fn pair(&mut self) -> Pair {
         let address = self.listen();
         let (pd_a, pd_b) = (self.pd(Side::A), self.pd(Side::B));
         self.pair_at(address, &pd_a, &pd_b)
     }
 
-    /// One more connection to a listener.
+    /// Adds a connection to an existing listener.
     pub(super) fn pair_at(
         &mut self,
         address: SocketAddr,
@@ -364,14 +365,14 @@ impl<'h> Bench<'h> {
         Pair { a, b }
     }
 
-    /// Registered memory full of one byte.
+    /// Registers memory filled with one byte.
     pub(super) fn memory(&mut self, port: &Port, len: usize, access: Access, byte: u8) -> Memory {
         let region = Region::new(len).expect("memory");
         region.fill(0, region.len(), byte);
         Memory(port.pd.register(&region, access).expect("a registration"))
     }
 
-    /// Registered memory with random bytes.
+    /// Registers memory with random bytes.
     pub(super) fn source(&mut self, port: &Port, len: usize) -> Memory {
         let memory = self.memory(port, len, Access::LOCAL, 0);
         let mut bytes = vec![0; memory.len()];
@@ -436,7 +437,7 @@ impl<'h> Bench<'h> {
         }
     }
 
-    /// Binds a window and waits until it is in force.
+    /// Binds a window and waits until the new key is in force.
     pub(super) fn bind(
         &mut self,
         port: &Port,
@@ -451,7 +452,7 @@ impl<'h> Bench<'h> {
         key
     }
 
-    /// Revokes a window and waits until it is in force.
+    /// Revokes a window and waits until that is in force.
     pub(super) fn revoke(&mut self, port: &Port, window: &Arc<dyn Window>) -> Rkey {
         let wr_id = self.id();
         let revoked = self.fabric(port.side).revoke(port.qp, window, wr_id);
@@ -468,7 +469,8 @@ impl<'h> Bench<'h> {
         self.fabric(port.side).abort(now, port.qp);
     }
 
-    /// `offender` did what `victim` must refuse: both connections end, each with its reason.
+    /// Checks that both connections end with the right reasons after `offender` did something that
+    /// `victim` must refuse.
     pub(super) fn refused(&mut self, offender: &Port, victim: &Port) {
         let reason = self.closed(victim);
         assert!(matches!(reason, CloseReason::Protocol(_)), "{reason:?}");
@@ -477,7 +479,7 @@ impl<'h> Bench<'h> {
         assert!(ended, "{reason:?}");
     }
 
-    /// Writes that still work prove a connection alive.
+    /// Checks with writes that a connection still works.
     pub(super) fn alive(&mut self, pair: &Pair) {
         let Pair { a, b } = pair;
         for (from, to) in [(a, b), (b, a)] {

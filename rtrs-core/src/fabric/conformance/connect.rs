@@ -1,4 +1,4 @@
-//! Cases about connections that come about, and attempts that do not.
+//! Cases about successful and failed connection attempts.
 
 use super::{Bench, Pair, SEND, Side, skip};
 use crate::fabric::{
@@ -53,7 +53,7 @@ pub(super) fn dropped_request_ends_the_attempt(bench: &mut Bench<'_>) {
     let b = bench.start(&pd, &params);
     let started = bench.now();
     drop(bench.request());
-    // The connector gets an event; it need not wait for its timeout.
+    // The connector gets an event and need not wait for its timeout.
     let failure = bench.connect_failed(Side::B, b.qp);
     let ended = ConnectFailure::Failed(CloseReason::Peer) == failure
         || matches!(failure, ConnectFailure::Failed(CloseReason::Lost(_)));
@@ -97,7 +97,7 @@ pub(super) fn abort_while_connecting(bench: &mut Bench<'_>) {
     let failure = bench.connect_failed(Side::B, b.qp);
     assert_eq!(failure, ConnectFailure::Failed(CloseReason::Local));
     bench.settle();
-    // The listener may have the request; it drops it.
+    // The listener may have received the request; drop it.
     drop(bench.take(Side::A, |e| matches!(e, FabricEvent::Request(_))));
     let pair = {
         let (pd_a, pd_b) = (bench.pd(Side::A), bench.pd(Side::B));

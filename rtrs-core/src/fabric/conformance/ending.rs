@@ -1,4 +1,5 @@
-//! Cases about connections that end: what is flushed, what is still sent, what comes last.
+//! Cases about the end of connections: which work is flushed, which is still sent, which event
+//! comes last.
 
 use super::{Bench, Pair, Port, SEND, Side, write_to};
 use crate::fabric::{Access, CloseReason, FabricError, RemoteMem, SgeList, WcStatus, WrOp};
@@ -7,7 +8,7 @@ use crate::ids::Rkey;
 pub(super) fn missing_receive_ends_the_connection(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let target = bench.memory(&pair.a, 4096, Access::REMOTE_WRITE, 0);
-    // A plain write needs none.
+    // A plain write needs no receive.
     let write = bench.post(&pair.b, write_to(target.remote(0)), SgeList::EMPTY);
     bench.good(&pair.b, write);
     bench.alive(&pair);
@@ -17,7 +18,7 @@ pub(super) fn missing_receive_ends_the_connection(bench: &mut Bench<'_>) {
     }
     bench.post(&pair.b, SEND, SgeList::EMPTY);
     bench.refused(&pair.b, &pair.a);
-    // The same for an immediate.
+    // An immediate without a receive ends the connection too.
     let address = bench.harness.listen_address();
     let address = bench.fabric(Side::A).listen(address).expect("listen");
     let pair = bench.pair_at(address, &pair.a.pd, &pair.b.pd);
@@ -26,7 +27,8 @@ pub(super) fn missing_receive_ends_the_connection(bench: &mut Bench<'_>) {
     bench.refused(&pair.b, &pair.a);
 }
 
-/// Nothing completes before there is a receive; then the messages arrive in their order.
+/// Checks that nothing completes before a receive is posted, and that the messages then arrive in
+/// order.
 fn messages_wait_for_receives(bench: &mut Bench<'_>, pair: &Pair, remote: RemoteMem) {
     let send = bench.post(&pair.b, SEND, SgeList::EMPTY);
     let op = WrOp::RdmaWrite { remote, imm: Some(1) };
@@ -44,7 +46,7 @@ fn messages_wait_for_receives(bench: &mut Bench<'_>, pair: &Pair, remote: Remote
     bench.alive(pair);
 }
 
-/// Every one of these completed as flushed.
+/// Checks that all of these completed as flushed.
 fn all_flushed(bench: &mut Bench<'_>, port: &Port, ids: &[u64]) {
     for &id in ids {
         let wc = bench.completion(port, id);
@@ -104,7 +106,7 @@ pub(super) fn disconnect_from_both_ends(bench: &mut Bench<'_>) {
         let reason = bench.closed(port);
         assert!(matches!(reason, CloseReason::Local | CloseReason::Peer), "{reason:?}");
     }
-    // Once more does nothing.
+    // A second disconnect does nothing.
     bench.disconnect(&pair.a);
     bench.abort(&pair.b);
 }

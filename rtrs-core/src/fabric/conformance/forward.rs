@@ -1,7 +1,8 @@
-//! `forward_fabric!`: the part of a wrapper around a fabric that wrappers do not change.
+//! `forward_fabric!`: implements the methods that a wrapper around a fabric leaves unchanged.
 
-/// The methods of `impl Fabric` that a wrapper leaves to the fabric in its field: the scheme,
-/// listening, connecting, accepting, an end in order, the local address, and the counters.
+/// Generates the methods of `impl Fabric` that a wrapper forwards to the fabric in its field: the
+/// scheme, listening, connecting, accepting, graceful disconnect, the local address, and the
+/// counters.
 #[macro_export]
 macro_rules! forward_fabric {
     ($inner:ident) => {

@@ -1,4 +1,4 @@
-//! Cases about what a peer may not reach, about windows, and about our own memory and queues.
+//! Cases about protection from the peer, about windows, and about local memory and queues.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::mem::Region;
 
 const LEN: usize = 64 << 10;
 
-/// A pair, memory of A that the peer may write, and a source of B.
+/// Creates a pair, memory of A that the peer may write, and source memory of B.
 fn target(bench: &mut Bench<'_>) -> (Pair, Memory, Memory) {
     let pair = bench.pair();
     let target = bench.memory(&pair.a, LEN, Access::REMOTE_WRITE, 0xEE);
@@ -20,7 +20,7 @@ fn target(bench: &mut Bench<'_>) -> (Pair, Memory, Memory) {
     (pair, target, source)
 }
 
-/// B writes where it may not: the connection ends and `untouched` stays as it was.
+/// Checks that a write of B that is not allowed ends the connection and changes nothing.
 fn write_is_refused(
     bench: &mut Bench<'_>,
     pair: &Pair,
@@ -30,7 +30,7 @@ fn write_is_refused(
 ) {
     let pending = bench.recv(&pair.a, None);
     let id = bench.post(&pair.b, write_to(remote), SgeList::one(source.sge(0, len)));
-    // With iwarp the write may have left well before the peer refused it.
+    // On iwarp the write may have been sent long before the peer refused it.
     let wc = bench.completion(&pair.b, id);
     let fits = matches!(wc.status, WcStatus::Success | WcStatus::RemoteAccess | WcStatus::Flushed);
     assert!(fits, "{wc:?}");
@@ -42,7 +42,7 @@ fn untouched(memory: &Memory) {
     assert!(memory.bytes(0, memory.len()).iter().all(|&b| b == 0xEE), "bytes were placed");
 }
 
-/// Writes through a key that must work.
+/// Checks that a write through this key succeeds.
 fn write_works(bench: &mut Bench<'_>, pair: &Pair, source: &Memory, remote: RemoteMem, len: usize) {
     let recv = bench.recv(&pair.a, None);
     let op = WrOp::RdmaWrite { remote, imm: Some(1) };
@@ -97,7 +97,7 @@ pub(super) fn write_without_the_right_is_refused(bench: &mut Bench<'_>) {
     untouched(&target);
 }
 
-/// B reads where it may not: its buffer stays as it was.
+/// Checks that a read of B that is not allowed leaves its buffer unchanged.
 fn read_is_refused(bench: &mut Bench<'_>, pair: &Pair, remote: RemoteMem, len: usize) {
     let here = bench.memory(&pair.b, LEN, Access::LOCAL, 0xEE);
     let id = bench.post(&pair.b, read_from(remote), SgeList::one(here.sge(0, len)));
@@ -155,7 +155,7 @@ pub(super) fn window_keys_are_fresh(bench: &mut Bench<'_>) {
     let mut keys = Vec::new();
     for round in 0..20 {
         let key = bench.bind(&pair.a, &window, &slice, Access::REMOTE_WRITE);
-        // Neighbors differ; a key may come again after a long time.
+        // Consecutive keys differ; a key may be used again after a long time.
         assert!(keys.last() != Some(&key) && key != Rkey(0), "{keys:?} {key}");
         write_works(bench, &pair, &source, parent.with_key(0, key), 100);
         keys.push(key);
@@ -163,7 +163,7 @@ pub(super) fn window_keys_are_fresh(bench: &mut Bench<'_>) {
             bench.revoke(&pair.a, &window);
         }
     }
-    // Bound again without a revoke in between, the key before the last is dead as well.
+    // After a second bind without a revoke, the previous key is dead as well.
     parent.slice(0, LEN).fill(0xEE);
     bench.bind(&pair.a, &window, &slice, Access::REMOTE_WRITE);
     write_is_refused(bench, &pair, &source, parent.with_key(0, keys[keys.len() - 1]), 100);
@@ -180,7 +180,7 @@ pub(super) fn window_has_bounds(bench: &mut Bench<'_>) {
     parent.slice(0, LEN).fill(0xEE);
     write_is_refused(bench, &pair, &source, parent.with_key(4095, key), 10);
     untouched(&parent);
-    // The other end of it, on a connection of its own.
+    // Test the other bound of the window, on a connection of its own.
     let address = bench.harness.listen_address();
     let address = bench.fabric(pair.a.side).listen(address).expect("listen");
     let pair = bench.pair_at(address, &pair.a.pd, &pair.b.pd);
@@ -212,7 +212,7 @@ pub(super) fn window_serves_all_queue_pairs_of_its_domain(bench: &mut Bench<'_>)
     let parent = bench.memory(&one.a, LEN, Access::LOCAL, 0);
     let source = bench.source(&two.b, LEN);
     let window = pd_a.window(&parent.0).expect("a window");
-    // Bound on one queue pair, used on the other, revoked on the other.
+    // The window is bound on one queue pair, and used and revoked on the other.
     let key = bench.bind(&one.a, &window, &parent.slice(0, LEN), Access::REMOTE_WRITE);
     write_works(bench, &two, &source, parent.with_key(0, key), LEN);
     assert!(parent.bytes(0, LEN) == source.bytes(0, LEN));
@@ -234,7 +234,8 @@ pub(super) fn dropped_window_is_refused(bench: &mut Bench<'_>) {
     untouched(&parent);
 }
 
-/// As a server keeps the memory of a path that is gone: in the domain it was in, under new keys.
+/// Models a server that keeps the memory of a closed path in its domain and uses it again under new
+/// keys.
 pub(super) fn memory_serves_again_after_its_connections(bench: &mut Bench<'_>) {
     let address = bench.listen();
     let (pd_a, pd_b) = (bench.pd(Side::A), bench.pd(Side::B));
@@ -273,7 +274,7 @@ pub(super) fn memory_serves_again_after_its_connections(bench: &mut Bench<'_>) {
     untouched(&parent);
 }
 
-/// What comes of a registration, however the provider goes about it.
+/// Registers memory and returns the result, whether the provider does it at once or asynchronously.
 fn register_async(
     bench: &mut Bench<'_>,
     id: u64,
@@ -309,7 +310,7 @@ pub(super) fn memory_registered_aside_serves(bench: &mut Bench<'_>) {
             assert!(parent.bytes(4096, 8192) == source.bytes(0, 8192));
         }
     }
-    // Windows of another domain than the memory's.
+    // The windows belong to another domain than the memory.
     what.pd = bench.pd(Side::A);
     let refused = register_async(bench, 9, what);
     assert!(matches!(refused, Err(RegisterError::Windows(_))), "{refused:?}");
@@ -361,7 +362,7 @@ pub(super) fn local_memory_is_checked(bench: &mut Bench<'_>) {
     let there = bench.memory(&pair.a, 4096, Access::REMOTE_READ, 2);
     let read = read_from(there.remote(0));
     refused(bench.try_post(&pair.b, read, SgeList::one(read_only.sge(0, 10)), true));
-    // Nothing was posted, all goes on; a read-only source may be sent.
+    // Nothing was posted, so the connection still works; a read-only source may be sent.
     let recv = bench.recv(&pair.a, None);
     bench.post(&pair.b, SEND, SgeList::EMPTY);
     bench.good(&pair.a, recv);
@@ -370,7 +371,7 @@ pub(super) fn local_memory_is_checked(bench: &mut Bench<'_>) {
     bench.post(&pair.b, SEND, SgeList::one(read_only.sge(0, 100)));
     bench.good(&pair.a, recv);
     assert_eq!(target.bytes(0, 100), vec![1; 100]);
-    // A window over memory that is not its parent's.
+    // The window covers memory that is not its parent's.
     let window = pair.b.pd.window(&ours.0).expect("a window");
     let id = bench.id();
     let slice = read_only.slice(0, 10);

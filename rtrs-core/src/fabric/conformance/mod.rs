@@ -1,15 +1,13 @@
-//! The suite that every provider passes: the contract of `fabric/mod.rs` as test cases.
+//! Conformance suite that every provider passes: the contract of `fabric/mod.rs` as test cases.
 //!
-//! A provider brings a [`Harness`]: two ends, a listener and a connector, a clock and a step
-//! that moves time on (virtual or real). [`fabric_conformance!`](crate::fabric_conformance)
-//! turns the list of cases into tests with names; [`run_all`] runs them in a loop.
-//! The [`Bench`] around a harness checks in every case, whatever it is about: no completion
-//! twice or unasked for, nothing after the last event of a queue pair, everything that must
-//! complete has completed when it comes.
+//! A provider brings a [`Harness`]: two ends, a listener and a connector, a clock and a step that
+//! advances time (virtual or real). [`fabric_conformance!`](crate::fabric_conformance) generates a
+//! named test for each case; [`run_all`] runs them in a loop. In every case, the [`Bench`] around a
+//! harness checks that no completion is repeated or unexpected, that no event follows the last
+//! event of a queue pair, and that everything that must complete has completed by then.
 //!
-//! `bench.rs` what cases work with · `connect.rs` · `transfer.rs` sends, writes, reads ·
-//! `memory.rs` keys, bounds, windows · `ending.rs` disconnect, abort, what a closed queue pair
-//! promises.
+//! `bench.rs` the test bench · `connect.rs` · `transfer.rs` sends, writes, reads · `memory.rs`
+//! keys, bounds, windows · `ending.rs` disconnect, abort, guarantees of closed queue pairs.
 
 mod bench;
 mod connect;
@@ -27,75 +25,75 @@ use bench::{LIMITS, Memory, Pair, Port, SEND, read_from, write_to};
 use super::Fabric;
 use crate::time::{Duration, Instant};
 
-/// One of the shards a harness has.
+/// One of a harness's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// The listening end.
+    /// Listening end.
     A,
-    /// The connecting end.
+    /// Connecting end.
     B,
-    /// A second shard of the listening end's process.
+    /// Second shard of the listening end's process.
     SecondA,
 }
 
 /// All sides, in the order in which they are driven.
 const SIDES: [Side; 3] = [Side::A, Side::B, Side::SecondA];
 
-/// What a provider brings to be tested. A fresh one for each case.
+/// Environment that a provider supplies for its tests. Each case gets a new one.
 pub trait Harness {
-    /// The time of this harness's clock.
+    /// Returns the time of this harness's clock.
     fn now(&self) -> Instant;
 
-    /// Moves time on a little: runs the next event of a virtual world, or waits for the
-    /// transport up to some milliseconds. The suite calls `flush` before and `poll` after it on
-    /// every fabric.
+    /// Advances time a little: runs the next event of a virtual world, or waits for the transport
+    /// for up to some milliseconds. The suite calls `flush` before and `poll` after it on every
+    /// fabric.
     fn step(&mut self);
 
-    /// The fabric of a side. `A` and `B` must be there.
+    /// Returns the fabric of a side. `A` and `B` must exist.
     fn fabric(&mut self, side: Side) -> Option<&mut dyn Fabric>;
 
-    /// Where `A` can listen; port 0 for a free one.
+    /// Returns the address at which `A` listens; port 0 selects a free one.
     fn listen_address(&self) -> SocketAddr;
 
-    /// An address that refuses connections at once.
+    /// Returns an address that refuses connections at once.
     fn refusing_address(&mut self) -> SocketAddr;
 
-    /// An address at which nobody answers, if the harness has one.
+    /// Returns an address that never answers, if the harness has one.
     fn silent_address(&mut self) -> Option<SocketAddr>;
 
-    /// The address `B` connects from, if not the system's choice.
+    /// Returns the source address of `B`, or None for the system's choice.
     fn source_address(&self) -> Option<IpAddr> {
         None
     }
 
-    /// True when a message for which no receive is posted waits for one, as the reliable
-    /// connections of verbs do; else it ends the connection.
+    /// Returns true if a message waits until a receive is posted for it, as on reliable verbs
+    /// connections; otherwise the message ends the connection.
     fn waits_for_receives(&self) -> bool {
         false
     }
 
-    /// Why a case cannot run here: a known limit of the transport, or want of it. The case is
-    /// then skipped aloud and counted as skipped. The harness has no fabric when it says so for
-    /// every case.
+    /// Returns the reason if a case cannot run: a known limit of the transport, or the lack of one.
+    /// The case is then skipped visibly and counted as skipped. A harness that skips every case has
+    /// no fabrics.
     fn skips(&self, _case: &str) -> Option<String> {
         None
     }
 
-    /// How long the suite waits for something that must happen.
+    /// Returns how long the suite waits for an expected event.
     fn patience(&self) -> Duration {
         Duration::from_secs(10)
     }
 
-    /// How long the suite watches that something does not happen.
+    /// Returns how long the suite waits to verify that an event does not occur.
     fn settle_time(&self) -> Duration {
         Duration::from_millis(50)
     }
 }
 
-/// A case of the suite.
+/// Test case of the suite.
 pub type Case = fn(&mut Bench<'_>);
 
-/// Makes a test of every case. `$make` is a function that returns a fresh harness by value.
+/// Generates a test for every case. `$make` is a function that returns a new harness by value.
 #[macro_export]
 macro_rules! fabric_conformance {
     ($make:path) => { $crate::fabric_conformance! { @list @tests ($make) } };
@@ -180,7 +178,7 @@ use transfer::*;
 /// All cases with their names.
 pub const CASES: &[(&str, Case)] = fabric_conformance!(@list @table ());
 
-/// Runs one case on a fresh harness. Panics with what was wrong.
+/// Runs one case on a new harness. Panics if the case fails.
 pub fn run_named(name: &str, harness: &mut dyn Harness) {
     let found = CASES.iter().find(|(n, _)| *n == name);
     let (_, case) = found.unwrap_or_else(|| panic!("no case named {name}"));
@@ -193,15 +191,15 @@ pub fn run_named(name: &str, harness: &mut dyn Harness) {
     bench.settle();
 }
 
-/// Says aloud that the current test is skipped and why: past the test runner's capture, and into
-/// the file that `RTRS_SKIP_FILE` names, where `scripts/test.sh` counts it.
+/// Reports that the current test is skipped, and why: to stderr, bypassing the test runner's
+/// capture, and to the file that `RTRS_SKIP_FILE` names, where `scripts/test.sh` counts it.
 ///
 /// # Panics
-/// When that file cannot be written.
+/// Panics if that file cannot be written.
 pub fn skip(reason: &str) {
     let thread = std::thread::current();
     let line = format!("SKIP {}: {reason}\n", thread.name().unwrap_or("test"));
-    // Nothing can be done if stderr is gone.
+    // A failure to write to stderr cannot be reported.
     let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(path) = std::env::var_os("RTRS_SKIP_FILE") {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
@@ -209,7 +207,7 @@ pub fn skip(reason: &str) {
     }
 }
 
-/// Runs every case, each on a fresh harness.
+/// Runs every case, each on a new harness.
 pub fn run_all(make: &mut dyn FnMut() -> Box<dyn Harness>) {
     for (name, _) in CASES {
         run_named(name, &mut *make());

@@ -1,4 +1,4 @@
-//! Cases about bytes that arrive: sends, writes, reads, their order and their completions.
+//! Cases about data transfer: sends, writes and reads, their order and their completions.
 
 use super::{Bench, SEND, read_from, write_to};
 use crate::fabric::{Access, CloseReason, RemoteMem, SgeList, WcOp, WcStatus, WrOp};
@@ -9,7 +9,7 @@ pub(super) fn send_sizes(bench: &mut Bench<'_>) {
     let target = bench.memory(&pair.a, 200_000, Access::LOCAL, 0xEE);
     let source = bench.source(&pair.b, 200_000);
     for len in [0, 1, 3, 4096, 65_535, 100_000] {
-        // Exactly enough room, and more than enough.
+        // Test exactly enough room, and more than enough.
         for room in [len, len + 10] {
             target.slice(0, 200_000).fill(0xEE);
             let recv = bench.recv(&pair.a, Some(target.sge(7, room)));
@@ -121,7 +121,7 @@ pub(super) fn write_sizes(bench: &mut Bench<'_>) {
         assert_eq!(target.bytes(to + len, 100), vec![0xEE; 100]);
         assert_eq!(bench.good(&pair.b, first).op, WcOp::RdmaWrite);
     }
-    // To the very end of the region.
+    // Write up to the very end of the region.
     let write = write_to(target.remote(size as u64 - 10));
     bench.post(&pair.b, write, SgeList::one(source.sge(0, 10)));
     let recv = bench.recv(&pair.a, None);
@@ -151,7 +151,7 @@ pub(super) fn write_with_immediate(bench: &mut Bench<'_>) {
     let untouched = bench.memory(&pair.a, 4096, Access::LOCAL, 0xEE);
     let source = bench.source(&pair.b, 2 << 20);
     for (len, imm) in [(0, 7), (1, 0), (4096, u32::MAX), (1 << 20, 0x1234_5678), (0, 0)] {
-        // A receive's buffer stays as it is.
+        // The buffer of the receive stays unchanged.
         let recv = bench.recv(&pair.a, Some(untouched.sge(0, 4096)));
         let op = WrOp::RdmaWrite { remote: target.remote(3), imm: Some(imm) };
         let write = bench.post(&pair.b, op, SgeList::one(source.sge(1, len)));
@@ -181,7 +181,7 @@ pub(super) fn bytes_are_in_place_at_the_immediate(bench: &mut Bench<'_>) {
     let target = bench.memory(&pair.a, 1 << 20, Access::REMOTE_WRITE, 0);
     let source = bench.memory(&pair.b, 32 << 12, Access::LOCAL, 0);
     for round in 1..=20_u8 {
-        // Many plain writes, then one event; the last write's bytes overwrite the first's.
+        // There are many plain writes, then one event; the last write overwrites the first.
         source.slice(0, 32 << 12).fill(round);
         let recv = bench.recv(&pair.a, None);
         for i in 0..16 {
@@ -228,7 +228,8 @@ pub(super) fn selective_signaling(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let target = bench.memory(&pair.a, 4096, Access::REMOTE_WRITE, 0);
     let source = bench.source(&pair.b, 4096);
-    // Far more than the queue holds; each signaled one frees the places of all before it.
+    // This is far more than the queue holds; each signaled request frees the entries of all before
+    // it.
     for round in 0..40 {
         for i in 0..15_usize {
             let write = write_to(target.remote(i as u64));

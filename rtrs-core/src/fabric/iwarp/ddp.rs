@@ -1,12 +1,12 @@
-//! DDP segment headers (RFC 5041 section 4) together with the RDMAP control byte behind them.
+//! DDP segment headers (RFC 5041 section 4) with the RDMAP control byte that follows.
 //!
-//! An encoded header starts with MPA's length field, so that one array is the whole front of a
-//! frame. Decoding takes the bytes behind the length field, checks nothing but their number, and
-//! leaves validation to the stream machine.
+//! An encoded header starts with MPA's length field, so one array is the complete start of a frame.
+//! Decoding takes the bytes after the length field, checks only their number, and leaves validation
+//! to the stream machine.
 
-/// Bytes of a tagged header, without MPA's length field.
+/// Length of a tagged header, without MPA's length field.
 pub(super) const TAGGED_LEN: usize = 14;
-/// Bytes of an untagged header, without MPA's length field.
+/// Length of an untagged header, without MPA's length field.
 pub(super) const UNTAGGED_LEN: usize = 18;
 
 const TAGGED: u8 = 0x80;
@@ -21,7 +21,7 @@ pub(super) mod queue {
     pub(crate) const TERMINATE: u32 = 2;
 }
 
-/// A decoded header.
+/// Decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) last: bool,
@@ -31,14 +31,14 @@ pub(super) struct Segment {
     pub(super) place: Place,
 }
 
-/// Where a segment's payload goes.
+/// Destination of a segment's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Tagged { stag: u32, addr: u64 },
     Untagged { invalidate: u32, qn: u32, msn: u32, mo: u32 },
 }
 
-/// True when the control byte announces a tagged header.
+/// Returns true if the control byte announces a tagged header.
 pub(super) fn is_tagged(control: u8) -> bool {
     control & TAGGED != 0
 }
@@ -48,7 +48,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Segment {
-    /// Decodes a header; None when there are too few bytes for its kind.
+    /// Decodes a header. Returns None if there are too few bytes for its kind.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let control = *bytes.first()?;
         let place = if is_tagged(control) {
@@ -77,7 +77,7 @@ impl Segment {
         })
     }
 
-    /// Bytes of this kind of header.
+    /// Returns the length of this kind of header.
     pub(super) fn header_len(&self) -> usize {
         match self.place {
             Place::Tagged { .. } => TAGGED_LEN,
@@ -86,7 +86,7 @@ impl Segment {
     }
 }
 
-/// Length field and header of a tagged segment with `payload_len` bytes of payload.
+/// Encodes the length field and header of a tagged segment with `payload_len` bytes of payload.
 pub(super) fn tagged(
     opcode: u8,
     last: bool,
@@ -103,7 +103,7 @@ pub(super) fn tagged(
     out
 }
 
-/// What an untagged header says besides opcode and length.
+/// Fields of an untagged header besides opcode and length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Untagged {
     pub(super) invalidate: u32,
@@ -112,7 +112,7 @@ pub(super) struct Untagged {
     pub(super) mo: u32,
 }
 
-/// Length field and header of an untagged segment with `payload_len` bytes of payload.
+/// Encodes the length field and header of an untagged segment with `payload_len` bytes of payload.
 pub(super) fn untagged(
     opcode: u8,
     last: bool,

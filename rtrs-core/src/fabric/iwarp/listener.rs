@@ -1,10 +1,10 @@
-//! Listening sockets and half-open connections: accepted by TCP, request not yet read.
+//! Listening sockets and half-open connections: accepted by TCP, with the request not yet read.
 //!
 //! A half-open connection costs a descriptor and one small buffer of a fixed pool. There are at
-//! most `half_open_max`; one more closes the oldest of the source that has the most
-//! (`proto/quota.rs`), as does a lack of descriptors, and each has `startup_timeout` to send its
-//! request. The request is read in two exact steps, so no byte behind it is taken and another shard
-//! can carry on with the bare socket.
+//! most `half_open_max`; one more, or a lack of descriptors, closes the oldest connection of the
+//! source that has the most (`proto/quota.rs`). Each has `startup_timeout` to send its request. The
+//! request is read in two exact steps, so no byte after it is consumed and another shard can take
+//! over the bare socket.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -26,19 +26,19 @@ use crate::rt::{Completed, Fd, Op, OpId, Port};
 use crate::time::{Duration, Instant, earliest};
 use crate::tls::Session;
 
-/// Buffers beyond `half_open_max`, for those that are being closed.
+/// Buffers beyond `half_open_max`, for connections that are being closed.
 const SPARE_BUFFERS: u32 = 64;
-/// Pause after an accept that failed for want of descriptors or memory.
+/// Pause after an accept that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// The same when a half-open connection was closed for it: until its descriptor is free.
+/// Pause if a half-open connection was closed to free a descriptor.
 const SHORT_PAUSE: Duration = Duration::from_millis(1);
 
-/// What a [`ConnRequest`] of this provider holds.
+/// Provider state of a [`ConnRequest`].
 #[derive(Debug)]
 pub(super) struct IwarpRequest {
     pub(super) fd: OwnedFd,
     pub(super) frame: StartFrame,
-    /// Over TLS.
+    /// TLS session; None over plain TCP.
     pub(super) session: Option<Box<Session>>,
 }
 
@@ -56,38 +56,38 @@ pub(super) struct HalfOpen {
     pub(super) peer: SocketAddr,
     pub(super) local: SocketAddr,
     pub(super) buffer: u32,
-    /// Bytes of the frame so far, and wanted in all.
+    /// Bytes of the frame received so far; `want` is the number expected.
     got: usize,
     want: usize,
     header: Option<StartHeader>,
     deadline: Instant,
     pub(super) op: Option<OpId>,
-    /// Over TLS.
+    /// TLS handshake; None over plain TCP.
     pub(super) greeting: Option<Greeting>,
 }
 
-/// All that listens on a shard.
+/// Listeners and half-open connections of a shard.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     listeners: BTreeMap<u64, Listener>,
     pub(super) half_open: BTreeMap<u64, HalfOpen>,
-    /// The same by source.
+    /// Half-open connections by source.
     pub(super) quota: Quota<u64>,
-    /// Closed for others, since start.
+    /// Half-open connections closed to make room, since start.
     crowded_out: u64,
-    /// Lines about peers that demand markers, and about what is not a request at all.
+    /// Rate limits for log lines about peers that demand markers, and about invalid requests.
     markers: LogLimit,
     strange: LogLimit,
-    /// Peers whose handshakes were refused, until that is asked for.
+    /// Peers whose handshakes were refused, until they are reported.
     pub(super) refused: VecDeque<(SocketAddr, ProofError)>,
-    /// Canceled; their buffers come back with their operations.
+    /// Canceled connections, whose buffers are released when their operations complete.
     pub(super) doomed: HashMap<u64, HalfOpen>,
     pub(super) pool: Option<Pool>,
     next_id: u64,
 }
 
 impl Listeners {
-    /// Starts to listen.
+    /// Starts to listen on an address.
     pub(super) fn listen(
         &mut self,
         env: &Env<'_>,
@@ -118,12 +118,12 @@ impl Listeners {
         self.next_id
     }
 
-    /// Stops listening and drops half-open connections.
+    /// Stops listening and closes half-open connections.
     pub(super) fn stop(&mut self, port: &Port) {
         self.listeners.retain(|_, listener| {
             listener.closing = true;
             listener.retry_at = None;
-            // A running accept keeps the socket; shut, it gives its port up at once.
+            // A running accept holds the socket; shutting the socket down frees its port at once.
             let _ = SockRef::from(&listener.fd).shutdown(Shutdown::Both);
             if let Some(id) = listener.accept {
                 port.cancel(id);
@@ -135,17 +135,17 @@ impl Listeners {
         }
     }
 
-    /// Half-open connections.
+    /// Returns the number of half-open connections.
     pub(super) fn half_open(&self) -> usize {
         self.half_open.len()
     }
 
-    /// Half-open connections that were closed for others.
+    /// Returns the number of half-open connections that were closed to make room.
     pub(super) fn crowded_out(&self) -> u64 {
         self.crowded_out
     }
 
-    /// A session has a path from this address, or one less.
+    /// Records that a session has gained (`known`) or lost a path from this address.
     pub(super) fn know(&mut self, peer: IpAddr, known: bool) {
         match known {
             true => self.quota.know(Source::of(peer)),
@@ -153,15 +153,15 @@ impl Listeners {
         }
     }
 
-    /// When `poll` wants to be called.
+    /// Returns the time by which `poll` must be called.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        // All have the same bound, so the oldest is first.
+        // All have the same timeout, so the oldest expires first.
         let half = self.half_open.first_key_value().map(|(_, half)| half.deadline);
         let retry = self.listeners.values().filter_map(|l| l.retry_at).min();
         earliest(half, retry)
     }
 
-    /// Runs timers. True when anything happened.
+    /// Runs timers. Returns true if anything happened.
     pub(super) fn poll(&mut self, env: &Env<'_>) -> bool {
         let mut any = false;
         for (id, listener) in &mut self.listeners {
@@ -181,13 +181,13 @@ impl Listeners {
         any
     }
 
-    /// A connection is half-open no longer.
+    /// Removes a connection that is no longer half-open.
     fn take(&mut self, id: u64) -> Option<HalfOpen> {
         self.quota.remove(id);
         self.half_open.remove(&id)
     }
 
-    /// Closes a half-open connection for others. False when there is none.
+    /// Closes a half-open connection to make room. Returns false if there is none.
     fn crowd_out(&mut self, port: &Port) -> bool {
         let Some(id) = self.quota.victim() else { return false };
         self.crowded_out += 1;
@@ -212,7 +212,7 @@ impl Listeners {
         }
     }
 
-    /// An accept ended.
+    /// Handles the completion of an accept.
     pub(super) fn accepted(&mut self, env: &mut Env<'_>, id: u64, done: Completed) {
         let Some(listener) = self.listeners.get_mut(&id) else { return };
         listener.accept = None;
@@ -230,7 +230,7 @@ impl Listeners {
                 Some(libc::ECONNABORTED | libc::EINTR | libc::EAGAIN) => {
                     listener.accept(env.port, id);
                 }
-                // Connections that send nothing must not keep others out.
+                // Connections that send nothing must not lock out others.
                 Some(libc::EMFILE | libc::ENFILE) if !self.half_open.is_empty() => {
                     listener.retry_at = Some(env.now + SHORT_PAUSE);
                     self.crowd_out(env.port);
@@ -276,7 +276,7 @@ impl Listeners {
         self.receive(env.port, id, &mut half);
         self.half_open.insert(id, half);
         self.quota.add(id, Source::of(peer.ip()));
-        // The new one counts too: with the most of all, its own source gives way.
+        // The new one counts too: if its source has the most connections, that source loses one.
         while self.quota.total() > env.options.half_open_max && self.crowd_out(env.port) {}
     }
 
@@ -291,11 +291,11 @@ impl Listeners {
         }
     }
 
-    /// A half-open connection whose operation has ended, and how many bytes that moved. None when
-    /// the connection is over.
+    /// Returns a half-open connection whose operation has completed, with the number of bytes
+    /// moved. None if the connection ended.
     pub(super) fn take_back(&mut self, id: u64, done: Completed) -> Option<(HalfOpen, usize)> {
         let count = done.count().unwrap_or(0);
-        // It holds the buffer.
+        // The completed operation holds the buffer.
         drop(done);
         if let Some(half) = self.doomed.remove(&id) {
             self.release(half.buffer);
@@ -310,13 +310,13 @@ impl Listeners {
         Some((half, count))
     }
 
-    /// Gives the places of a half-open connection back.
+    /// Releases the resources of a half-open connection.
     pub(super) fn drop_half(&mut self, id: u64, half: &HalfOpen) {
         self.quota.remove(id);
         self.release(half.buffer);
     }
 
-    /// A receive of a half-open connection ended.
+    /// Handles the completion of a receive on a half-open connection.
     pub(super) fn received(&mut self, env: &mut Env<'_>, id: u64, done: Completed) {
         let Some((mut half, count)) = self.take_back(id, done) else { return };
         half.got += count;
@@ -359,7 +359,7 @@ impl Listeners {
         self.report(env, half, frame, None);
     }
 
-    /// A request is complete.
+    /// Reports a complete request.
     pub(super) fn report(
         &mut self,
         env: &mut Env<'_>,
@@ -403,8 +403,8 @@ impl Listener {
 }
 
 impl IwarpRequest {
-    /// Answers with a refusal and closes. The frame fits the empty send buffer, so nothing
-    /// waits.
+    /// Sends a refusal and closes. The frame fits in the empty send buffer, so the call does not
+    /// wait.
     pub(super) fn refuse(self, private_data: &PrivateData) {
         let mut bytes = self.frame.refuse(*private_data).encode();
         if let Some(session) = self.session {
@@ -426,7 +426,7 @@ fn bound_socket(address: SocketAddr, backlog: i32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// What every stream socket gets.
+/// Sets the options common to all stream sockets.
 pub(super) fn tune(socket: &SockRef<'_>, options: &IwarpOptions) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     if options.user_timeout.is_some() {

@@ -1,17 +1,18 @@
 //! The provider `tcp`: a user-space iWARP endpoint on plain TCP sockets.
 //!
-//! MPA (RFC 5044, 6581) frames the stream, DDP (RFC 5041) places, RDMAP (RFC 5040) gives
-//! operations, RFC 7306 immediates; the bytes are in docs/PROTOCOL.md. No kernel module and no
-//! privilege is needed. An [`IwarpFabric`] is one shard's view: its sockets on that shard's ring,
-//! its queue pairs, its events. [`IwarpShared`] is what all shards of a process share: the table
-//! of keys, so that memory registered once is reachable through connections on any shard.
+//! MPA (RFC 5044, 6581) frames the stream, DDP (RFC 5041) places data, RDMAP (RFC 5040) defines
+//! operations, and RFC 7306 adds immediates; docs/PROTOCOL.md describes the encoding. No kernel
+//! module or privilege is needed. An [`IwarpFabric`] is one shard's view: its sockets on that
+//! shard's ring, its queue pairs, its events. [`IwarpShared`] is the state shared by all shards of
+//! a process: the table of keys, so that memory registered once is reachable through connections on
+//! any shard.
 //!
-//! Costs: large payloads are sent from, and received into, the registered memory itself; only
-//! small ones are copied. A turn of work makes one send and one receive per busy connection.
+//! Costs: large payloads are sent from, and received into, the registered memory itself; only small
+//! ones are copied. A turn of work makes one send and one receive per busy connection.
 //!
-//! Made with [`IwarpFabric::with_tls`] it is the provider `tls`: the same bytes inside TLS 1.3
-//! (`secure.rs` the handshakes, `tls.rs` the records). All payloads are copied once then, at the
-//! sender into the record and at the receiver out of it.
+//! When created with [`IwarpFabric::with_tls`] it is the provider `tls`: the same stream inside TLS
+//! 1.3 (handshakes in `secure.rs`, records in `tls.rs`). Each payload is then copied once into the
+//! record, at the sender, and once out of the record, at the receiver.
 
 mod ddp;
 #[cfg(any(test, feature = "test-util"))]
@@ -70,24 +71,24 @@ use crate::rt::{Fd, Port, Ring};
 use crate::time::{Duration, Instant, earliest};
 use crate::tls::TlsEndpoint;
 
-/// How this provider behaves.
+/// Options of the provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IwarpOptions {
-    /// Ask for checksums. They are on when either side asks.
+    /// Request checksums. They are used if either side requests them.
     pub crc: bool,
     /// Speak plain iWARP only (rping, siw): offer neither immediates nor peer-to-peer mode.
     pub plain: bool,
-    /// Bound of each step of the start-up: the peer's request, its reply, its first frame.
+    /// Timeout of each start-up step: the peer's request, its reply, its first frame.
     pub startup_timeout: Duration,
-    /// Bound of a graceful disconnect, and of a Terminate's way out.
+    /// Timeout of a graceful disconnect, and for sending a Terminate.
     pub close_timeout: Duration,
-    /// Accepted connections whose request has not come; one more closes the oldest of the source
-    /// that has the most.
+    /// Maximum number of accepted connections whose request has not arrived; one more closes the
+    /// oldest of the source that has the most.
     pub half_open_max: u32,
-    /// TCP_USER_TIMEOUT: how long sent bytes may stay unacknowledged. None leaves it to the
-    /// system.
+    /// TCP_USER_TIMEOUT: maximum time that sent data may stay unacknowledged. None selects the
+    /// system's default.
     pub user_timeout: Option<Duration>,
-    /// Connections the system queues before we accept them.
+    /// Maximum number of connections that the system queues before they are accepted.
     pub backlog: i32,
 }
 
@@ -105,7 +106,7 @@ impl Default for IwarpOptions {
     }
 }
 
-/// What all shards of a process share.
+/// State shared by all shards of a process.
 #[derive(Debug)]
 pub struct IwarpShared {
     stags: Arc<StagTable>,
@@ -113,12 +114,12 @@ pub struct IwarpShared {
 }
 
 impl IwarpShared {
-    /// An empty table of keys.
+    /// Creates an empty table of keys.
     pub fn new() -> Arc<Self> {
         Arc::new(Self { stags: StagTable::new(), next_pd: AtomicU64::new(1) })
     }
 
-    /// The same, with protection domains that are numbered from here on.
+    /// Creates an empty table of keys whose protection domains are numbered from `number`.
     #[cfg(any(test, feature = "test-util"))]
     pub fn with_domains_from(number: u64) -> Arc<Self> {
         Arc::new(Self { stags: StagTable::new(), next_pd: AtomicU64::new(number) })
@@ -170,8 +171,8 @@ impl ProtectionDomain for IwarpPd {
         }))
     }
 
-    // A connection reports its end when none of its operations runs any more (stream.rs), however
-    // long that takes.
+    // A connection reports its end only when none of its operations is running any more
+    // (stream.rs), however long that takes.
     fn is_idle(&self) -> bool {
         true
     }
@@ -221,7 +222,7 @@ impl Drop for IwarpWindow {
     }
 }
 
-/// One shard's endpoint.
+/// Endpoint of one shard.
 #[derive(Debug)]
 pub struct IwarpFabric {
     shared: Arc<IwarpShared>,
@@ -235,7 +236,7 @@ pub struct IwarpFabric {
     now: Instant,
 }
 
-/// What connections and listeners of a provider use of it. It borrows these fields alone.
+/// Environment that the provider's connections and listeners use. Borrows only these fields.
 macro_rules! env {
     ($fabric:ident, $now:expr) => {
         Env {
@@ -249,7 +250,7 @@ macro_rules! env {
 }
 
 impl IwarpFabric {
-    /// An endpoint on this shard's ring.
+    /// Creates an endpoint on this shard's ring.
     pub fn new(ring: &Rc<Ring>, shared: Arc<IwarpShared>, options: IwarpOptions) -> Self {
         Self {
             core: CoreState::new(Arc::clone(&shared.stags)),
@@ -264,10 +265,10 @@ impl IwarpFabric {
         }
     }
 
-    /// The same over TLS. Checksums are off: the records have better ones.
+    /// Creates an endpoint that uses TLS. Checksums are off, because TLS records are authenticated.
     ///
     /// # Errors
-    /// The system's when a mailbox is refused.
+    /// Returns the system's error if a mailbox cannot be created.
     pub fn with_tls(
         ring: &Rc<Ring>,
         shared: Arc<IwarpShared>,
@@ -279,12 +280,12 @@ impl IwarpFabric {
         Ok(Self { tls, ..Self::new(ring, shared, options) })
     }
 
-    /// Connections accepted by TCP whose request has not come yet.
+    /// Returns the number of accepted connections whose request has not arrived yet.
     pub fn half_open(&self) -> usize {
         self.listeners.half_open()
     }
 
-    /// Connections that exist, in whatever state.
+    /// Returns the number of connections in any state.
     pub fn connections(&self) -> usize {
         self.conns.iter().count()
     }
@@ -296,7 +297,7 @@ impl IwarpFabric {
         }
     }
 
-    /// A machine for a reserved queue pair, which is given back on failure.
+    /// Creates a machine for a reserved queue pair, which is released on failure.
     fn machine(&mut self, qp: QpNum, pd: u64, limits: QpLimits) -> io::Result<QpMachine> {
         let stage = if self.tls.is_some() { TLS_STAGE } else { RX_STAGE };
         QpMachine::new(qp, pd, limits, stage).inspect_err(|_| drop(self.conns.remove(qp)))
@@ -307,7 +308,7 @@ impl IwarpFabric {
         self.settle(qp);
     }
 
-    /// Runs a step of a connection, then brings its timer and its slot up to date.
+    /// Runs a step of a connection, then updates its timer and its slot.
     fn step(&mut self, qp: QpNum, run: impl FnOnce(&mut Conn, &mut Env<'_>)) {
         let Some(conn) = self.conns.get_mut(qp) else { return };
         let mut env = env!(self, self.now);
@@ -337,7 +338,7 @@ impl Fabric for IwarpFabric {
         if self.tls.is_some() { "tls" } else { "tcp" }
     }
 
-    // Over TLS the handshake proves it.
+    // Over TLS the handshake proves the client's identity.
     fn takes_proofs(&self) -> bool {
         false
     }

@@ -1,23 +1,23 @@
-//! MPA (RFC 5044, RFC 6581): the start-up frames, frame arithmetic, and our own preamble.
+//! MPA (RFC 5044, RFC 6581): start-up frames, frame lengths, and a preamble of our own.
 //!
-//! A start-up frame is read in two exact steps, header then private data, so that never a byte
-//! behind it is taken. Between two of our own ends the private data starts with a preamble
-//! (`RTIW`, version, features) that offers what plain iWARP has not: immediate data (RFC 7306),
-//! and an 8-byte prefix of every Send that carries a 32-bit immediate.
+//! A start-up frame is read in two exact steps, header then private data, so that no byte after it
+//! is consumed. Between two ends of this implementation the private data starts with a preamble
+//! (`RTIW`, version, features) that offers what plain iWARP lacks: immediate data (RFC 7306), and
+//! an 8-byte prefix of every Send that carries a 32-bit immediate.
 
 use crate::fabric::PrivateData;
 
-/// Bytes of a start-up frame before its private data.
+/// Length of a start-up frame without its private data.
 pub(super) const START_LEN: usize = 20;
-/// Longest private data of a start-up frame (RFC 5044 section 7.1.1).
+/// Maximum length of private data in a start-up frame (RFC 5044 section 7.1.1).
 pub(super) const START_DATA_MAX: usize = 512;
-/// Smallest ULPDU: a tagged header without payload.
+/// Minimum ULPDU length: a tagged header without payload.
 pub(super) const ULPDU_MIN: usize = 14;
-/// Trailing checksum of a frame.
+/// Length of a frame's trailing checksum.
 pub(super) const CRC_LEN: usize = 4;
-/// Largest frame on the wire.
+/// Maximum length of a frame on the wire.
 pub(super) const FPDU_MAX: usize = 2 + 65535 + 3 + CRC_LEN;
-/// Reads we hold for a peer, and have in flight.
+/// Maximum number of reads that are accepted from a peer, and that are in flight to it.
 pub(super) const READS_MAX: u16 = 16;
 
 const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
@@ -32,27 +32,27 @@ const RTR_WRITE: u16 = 0x8000;
 const RTR_READ: u16 = 0x4000;
 const DEPTH: u16 = 0x3fff;
 
-/// Zero bytes behind a ULPDU of this length (RFC 5044 section 4.1).
+/// Number of padding bytes after a ULPDU of this length (RFC 5044 section 4.1).
 pub(super) const fn pad_len(ulpdu_len: usize) -> usize {
     (2 + ulpdu_len).wrapping_neg() % 4
 }
 
-/// Bytes of the whole frame of a ULPDU.
+/// Total frame length of a ULPDU.
 pub(super) const fn fpdu_len(ulpdu_len: usize) -> usize {
     2 + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
 }
 
-/// The words of RFC 6581 in front of the private data.
+/// RFC 6581 control words that precede the private data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Enhanced {
-    /// The initiator promises a ready-to-receive frame, or the responder asks for it.
+    /// The initiator promises a ready-to-receive frame, or the responder requests one.
     pub(super) peer_to_peer: bool,
     pub(super) rtr_send: bool,
     pub(super) rtr_write: bool,
     pub(super) rtr_read: bool,
-    /// Reads the sender of the frame can hold; None when not negotiated here.
+    /// Reads that the sender of the frame accepts; None if not negotiated here.
     pub(super) ird: Option<u16>,
-    /// Reads it means to have in flight.
+    /// Reads that the sender intends to have in flight.
     pub(super) ord: Option<u16>,
 }
 
@@ -83,25 +83,25 @@ impl Enhanced {
     }
 }
 
-/// What our own ends can do beyond plain iWARP.
+/// Features of this implementation beyond plain iWARP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features {
-    /// RFC 7306 immediates: RDMA write with immediate.
+    /// RFC 7306 immediates, for RDMA write with immediate.
     pub(super) immediate: bool,
-    /// Every Send payload starts with a prefix: send with immediate.
+    /// A prefix before every Send payload, for send with immediate.
     pub(super) send_prefix: bool,
 }
 
 impl Features {
     const MAGIC: [u8; 4] = *b"RTIW";
     const VERSION: u8 = 1;
-    /// Bytes of the preamble.
+    /// Length of the preamble.
     pub(super) const LEN: usize = 8;
-    /// Bytes in front of each Send payload: flags (bit 0: immediate present), three zero bytes,
-    /// the immediate, big-endian.
+    /// Length of the prefix of each Send payload: flags (bit 0: immediate present), three zero
+    /// bytes, and the big-endian immediate.
     pub(super) const PREFIX_LEN: usize = 8;
 
-    /// All we have.
+    /// All features of this implementation.
     pub(super) const ALL: Self = Self { immediate: true, send_prefix: true };
 
     fn encode(self) -> [u8; Self::LEN] {
@@ -110,7 +110,7 @@ impl Features {
         [m[0], m[1], m[2], m[3], Self::VERSION, bits, 0, 0]
     }
 
-    /// The preamble at the start of private data, and what follows it.
+    /// Splits private data into the preamble and the data that follows.
     fn split(data: &[u8]) -> (Option<Self>, &[u8]) {
         match data.split_first_chunk::<{ Self::LEN }>() {
             Some((head, rest)) if head[..4] == Self::MAGIC && head[4] == Self::VERSION => {
@@ -121,7 +121,7 @@ impl Features {
         }
     }
 
-    /// What both sides have.
+    /// Returns the features that both sides have.
     pub(super) fn and(self, other: Self) -> Self {
         Self {
             immediate: self.immediate && other.immediate,
@@ -130,7 +130,7 @@ impl Features {
     }
 }
 
-/// What is wrong with a start-up frame.
+/// Error in a start-up frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StartError {
     #[error("not an MPA start-up frame of the expected kind")]
@@ -143,12 +143,12 @@ pub(super) enum StartError {
     Enhanced,
 }
 
-/// The checked first 20 bytes of a start-up frame.
+/// Validated first 20 bytes of a start-up frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StartHeader {
     flags: u8,
     revision: u8,
-    /// Bytes that follow.
+    /// Number of bytes that follow.
     pub(super) data_len: usize,
 }
 
@@ -174,11 +174,11 @@ impl StartHeader {
     }
 }
 
-/// A start-up frame.
+/// Start-up frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StartFrame {
     pub(super) reply: bool,
-    /// The sender wants markers in what it receives.
+    /// The sender wants markers in the data it receives.
     pub(super) markers: bool,
     pub(super) crc: bool,
     pub(super) reject: bool,
@@ -189,7 +189,7 @@ pub(super) struct StartFrame {
 }
 
 impl StartFrame {
-    /// Puts header and private data together. `data` has the announced length.
+    /// Combines header and private data. `data` has the announced length.
     pub(super) fn decode(header: StartHeader, data: &[u8], reply: bool) -> Self {
         let (enhanced, data) = match data.split_first_chunk::<4>() {
             Some((words, rest)) if header.flags & ENHANCED != 0 => {
@@ -210,7 +210,7 @@ impl StartFrame {
         }
     }
 
-    /// The bytes of the frame.
+    /// Encodes the frame.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut data = Vec::with_capacity(256);
         if let Some(enhanced) = self.enhanced {
@@ -234,7 +234,7 @@ impl StartFrame {
         out
     }
 
-    /// Our request. A plain one neither offers our features nor peer-to-peer mode.
+    /// Creates a request. A plain request offers neither the extra features nor peer-to-peer mode.
     pub(super) fn request(crc: bool, plain: bool, private_data: PrivateData) -> Self {
         Self {
             crc,
@@ -252,7 +252,7 @@ impl StartFrame {
         }
     }
 
-    /// Our answer to a request, and what it settles.
+    /// Creates the reply that accepts this request, and returns the negotiated terms.
     pub(super) fn accept(
         &self,
         crc: bool,
@@ -296,7 +296,7 @@ impl StartFrame {
         (reply, terms)
     }
 
-    /// A refusal of this request.
+    /// Creates the reply that refuses this request.
     pub(super) fn refuse(&self, private_data: PrivateData) -> Self {
         Self {
             reply: true,
@@ -313,7 +313,7 @@ impl StartFrame {
         }
     }
 
-    /// What the peer's reply to our request settles.
+    /// Returns the terms that this reply to `request` establishes.
     pub(super) fn settle(&self, request: &Self) -> Result<Terms, &'static str> {
         if self.markers {
             return Err("the peer demands markers");
@@ -343,22 +343,22 @@ impl StartFrame {
     }
 }
 
-/// What the start-up settled for the stream.
+/// Negotiated terms of the stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) crc: bool,
-    /// Reads we hold for the peer.
+    /// Reads accepted from the peer.
     pub(super) ird: u16,
-    /// Reads we may have in flight.
+    /// Reads that may be in flight to the peer.
     pub(super) ord: u16,
     pub(super) features: Features,
-    /// We opened the connection and may send first.
+    /// This end opened the connection and may send first.
     pub(super) initiator: bool,
     /// The peer promised a ready-to-receive frame.
     pub(super) rtr_expected: bool,
-    /// That frame will be an empty Send, which takes no receive.
+    /// The promised frame will be an empty Send, which consumes no receive.
     pub(super) rtr_is_send: bool,
-    /// We promised a ready-to-receive frame, an empty Write.
+    /// This end promised a ready-to-receive frame, an empty Write.
     pub(super) rtr_write: bool,
 }
 

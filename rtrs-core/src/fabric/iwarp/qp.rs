@@ -1,10 +1,10 @@
-//! The sans-IO stream machine of one queue pair, from the end of the start-up to the last byte.
+//! Sans-IO stream machine of one queue pair, from the end of the start-up to the last byte.
 //!
-//! Bytes come in through `rx_prepare` (where should they go) and `rx_done` (so many arrived);
-//! bytes go out through `tx_prepare` (what to send) and `tx_done` (that much was taken). The
-//! machine owns the staging memory and all posted work, validates every frame of the peer, and
-//! never touches a socket or a clock. Sending is in `tx.rs`, receiving in `rx.rs`; this file has
-//! the queues, the postings and the end.
+//! Bytes come in through `rx_prepare` (destination) and `rx_done` (number received); bytes go out
+//! through `tx_prepare` (data to send) and `tx_done` (data was accepted). The machine owns the
+//! staging memory and all posted work, validates every frame of the peer, and never touches a
+//! socket or a clock. Sending is in `tx.rs`, receiving in `rx.rs`; this file contains the queues,
+//! posting, and the end of the stream.
 //!
 //! Nothing a peer sends makes it panic: a fault ends the stream with a Terminate.
 
@@ -28,40 +28,40 @@ use crate::ids::QpNum;
 use crate::limits::{TCP_CONNECTION_BUFFERS, TLS_CONNECTION_BUFFERS};
 use crate::mem::{MemSlice, Region};
 
-/// Bytes of receive staging: one whole frame of the largest size and some of the next.
+/// Size of receive staging in bytes: one whole frame of the largest size and part of the next.
 pub(super) const RX_STAGE: usize = 80 << 10;
-/// Bytes of send staging: headers, small payloads, checksums of one batch.
+/// Size of send staging in bytes: headers, small payloads and checksums of one batch.
 pub(super) const TX_STAGE: usize = 48 << 10;
 
 const _: () = assert!(RX_STAGE >= FPDU_MAX + 4096);
 const _: () = assert!((RX_STAGE + TX_STAGE) as u64 == TCP_CONNECTION_BUFFERS);
 const _: () = assert!((TLS_STAGE + TX_STAGE + TLS_SEND) as u64 == TLS_CONNECTION_BUFFERS);
 
-/// A posted receive.
+/// Posted receive.
 #[derive(Debug)]
 pub(super) struct PostedRecv {
     pub(super) wr_id: u64,
     pub(super) buf: Option<MemSlice>,
 }
 
-/// How far an entry of the send queue is.
+/// Progress of a send queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ItemState {
     /// Payload remains to be encoded.
     Payload,
     /// Only the immediate remains.
     Immediate,
-    /// All encoded; a read waits for its response.
+    /// Fully encoded; a read waits for its response.
     Encoded,
-    /// Finished, waits for its turn to be reported.
+    /// Finished; will be reported in order.
     Done,
 }
 
-/// An entry of the send queue.
+/// Entry of the send queue.
 #[derive(Debug)]
 pub(super) struct SendItem {
     pub(super) wr: WorkRequest,
-    /// Payload bytes on the wire, prefix included.
+    /// Payload bytes on the wire, including the prefix.
     pub(super) len: usize,
     pub(super) sent: usize,
     pub(super) state: ItemState,
@@ -69,15 +69,15 @@ pub(super) struct SendItem {
     pub(super) sink: u64,
 }
 
-/// A read of ours that waits for its response.
+/// Read that waits for the peer's response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadWait {
-    /// Number of its send queue entry.
+    /// Sequence number of its send queue entry.
     pub(super) sequence: u64,
     pub(super) received: usize,
 }
 
-/// A peer's read that we answer.
+/// Response to a peer's read.
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) slice: Option<MemSlice>,
@@ -88,22 +88,22 @@ pub(super) struct Response {
     pub(super) sent: usize,
 }
 
-/// What a peer did wrong.
+/// Protocol violation by the peer.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) terminate: Terminate,
     pub(super) text: &'static str,
 }
 
-/// Why the stream is over.
+/// Reason for the end of the stream.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) reason: CloseReason,
-    /// Still to be sent.
+    /// Terminate that must still be sent.
     pub(super) terminate: Option<Terminate>,
 }
 
-/// The machine.
+/// Stream machine of one queue pair.
 pub(super) struct QpMachine {
     pub(super) qp: QpNum,
     pub(super) pd: u64,
@@ -114,7 +114,7 @@ pub(super) struct QpMachine {
     /// Send staging.
     pub(super) send_stage: Arc<Region>,
     pub(super) send_queue: VecDeque<SendItem>,
-    /// Number of the first entry of `send_queue`.
+    /// Sequence number of the first entry of `send_queue`.
     pub(super) send_base: u64,
     pub(super) recv_queue: RecvQueue,
     pub(super) reads: VecDeque<ReadWait>,
@@ -122,16 +122,16 @@ pub(super) struct QpMachine {
     pub(super) rx: Rx,
     pub(super) tx: Tx,
     pub(super) failure: Option<Failure>,
-    /// The peer refused our oldest read.
+    /// The peer refused the oldest pending read.
     pub(super) read_refused: bool,
 }
 
 impl QpMachine {
-    /// A machine that takes postings; it neither sends nor receives before `open`. Its receive
-    /// staging has `stage` bytes.
+    /// Creates a machine that accepts work; it neither sends nor receives before `open`. Its
+    /// receive staging has `stage` bytes.
     ///
     /// # Errors
-    /// The system's error when the staging memory is refused.
+    /// Returns the system's error if the staging memory cannot be allocated.
     pub(super) fn new(qp: QpNum, pd: u64, limits: QpLimits, stage: usize) -> io::Result<Self> {
         Ok(Self {
             qp,
@@ -152,7 +152,7 @@ impl QpMachine {
         })
     }
 
-    /// Full operation begins under these terms.
+    /// Begins full operation under these terms.
     pub(super) fn open(&mut self, terms: Terms) {
         self.reads.reserve_exact(usize::from(terms.ord));
         self.responses.reserve_exact(2 * usize::from(terms.ird));
@@ -162,8 +162,8 @@ impl QpMachine {
         self.terms = Some(terms);
     }
 
-    /// True once a frame of the peer was good (RFC 5044 section 7.1.2: a responder is silent
-    /// until then).
+    /// Returns true once the peer has sent a valid frame (RFC 5044 section 7.1.2: a responder is
+    /// silent until then).
     pub(super) fn has_heard(&self) -> bool {
         self.rx.heard
     }
@@ -172,7 +172,7 @@ impl QpMachine {
         self.terms.map(|t| t.features).unwrap_or_default()
     }
 
-    /// The first `len` bytes of the send or receive staging, for start-up frames.
+    /// Returns the first `len` bytes of the send or receive staging, for start-up frames.
     pub(super) fn start_buffer(&self, send: bool, len: usize) -> Option<MemSlice> {
         if send { self.send_stage.slice(0, len) } else { self.stage.slice(0, len) }
     }
@@ -180,7 +180,7 @@ impl QpMachine {
     /// Queues a work request.
     ///
     /// # Errors
-    /// As `Fabric::post_send`.
+    /// See `Fabric::post_send`.
     pub(super) fn post_send(
         &mut self,
         core: &CoreState,
@@ -238,7 +238,7 @@ impl QpMachine {
     /// Posts a receive.
     ///
     /// # Errors
-    /// As `Fabric::post_recv`.
+    /// See `Fabric::post_recv`.
     pub(super) fn post_recv(
         &mut self,
         core: &CoreState,
@@ -260,7 +260,7 @@ impl QpMachine {
         Ok(())
     }
 
-    /// The stream is over because of the peer; a Terminate goes out.
+    /// Ends the stream because of a fault of the peer, and sends a Terminate.
     pub(super) fn fail(&mut self, fault: &Fault) {
         if self.failure.is_none() {
             let code = fault.terminate.code;
@@ -269,7 +269,7 @@ impl QpMachine {
         }
     }
 
-    /// The stream is over.
+    /// Ends the stream.
     pub(super) fn end(&mut self, reason: CloseReason, terminate: Option<Terminate>) {
         if self.failure.is_none() {
             self.failure = Some(Failure { reason, terminate });
@@ -277,7 +277,7 @@ impl QpMachine {
         }
     }
 
-    /// A Terminate of the peer ends the stream.
+    /// Ends the stream after a Terminate from the peer.
     pub(super) fn peer_terminated(&mut self, payload: &[u8]) {
         self.read_refused =
             matches!(Terminate::decode(payload), Some((TermCode { layer: 0, etype: 1, .. }, _)))
@@ -285,7 +285,8 @@ impl QpMachine {
         self.end(CloseReason::PeerTerminated(Terminate::describe(payload)), None);
     }
 
-    /// Ends all posted work. Called once, when no operation of this queue pair runs any more.
+    /// Flushes all posted work. Called once, when no operation of this queue pair is running any
+    /// more.
     pub(super) fn flush_all(&mut self, core: &mut CoreState) {
         let first_read = self.reads.front().map(|wait| wait.sequence);
         let mut sequence = self.send_base;
@@ -307,7 +308,7 @@ impl QpMachine {
         WorkCompletion::new(self.qp, wr_id, op, status)
     }
 
-    /// Reports what is finished at the head of the send queue, in posting order.
+    /// Reports finished entries at the head of the send queue, in posting order.
     pub(super) fn retire(&mut self, core: &mut CoreState) {
         while self.tx.handed > 0
             && self.send_queue.front().is_some_and(|item| item.state == ItemState::Done)
@@ -326,12 +327,12 @@ impl QpMachine {
             }
         }
         if self.send_queue.is_empty() {
-            // It begins at its start again, so that little work touches little memory.
+            // Restart at the beginning of the buffer, so that light work touches little memory.
             self.send_queue.clear();
         }
     }
 
-    /// The send queue entry with this number.
+    /// Returns the send queue entry with this sequence number.
     pub(super) fn item(&mut self, sequence: u64) -> Option<&mut SendItem> {
         let index = sequence.checked_sub(self.send_base)?;
         self.send_queue.get_mut(usize::try_from(index).ok()?)

@@ -1,26 +1,26 @@
 //! RDMAP (RFC 5040, RFC 7306): opcodes, the Read Request, and the Terminate message.
 //!
-//! Pure encoding and decoding; the stream machine decides. Terminate is always written in the
-//! bit order of the RFC; Linux siw on little-endian hosts writes it swapped, which the reader
-//! recognizes.
+//! Encoding and decoding only; the stream machine makes the decisions. Terminate is always written
+//! in the bit order of the RFC; Linux siw on little-endian hosts writes it swapped, which the
+//! reader recognizes.
 
 use std::fmt;
 
-/// What an RDMAP message is (RFC 5040 section 4.2, RFC 7306 section 4).
+/// RDMAP message types (RFC 5040 section 4.2, RFC 7306 section 4).
 pub(super) mod opcode {
     pub(crate) const WRITE: u8 = 0;
     pub(crate) const READ_REQUEST: u8 = 1;
     pub(crate) const READ_RESPONSE: u8 = 2;
     pub(crate) const SEND: u8 = 3;
     pub(crate) const SEND_INV: u8 = 4;
-    // 5 is Send with Solicited Event: a Send to us, inside the range 3 to 6.
+    // 5 is Send with Solicited Event, which is handled as a Send; it lies inside the range 3 to 6.
     pub(crate) const SEND_SE_INV: u8 = 6;
     pub(crate) const TERMINATE: u8 = 7;
     pub(crate) const IMMEDIATE: u8 = 8;
     pub(crate) const IMMEDIATE_SE: u8 = 9;
 }
 
-/// The payload of a Read Request (RFC 5040 section 4.4).
+/// Payload of a Read Request (RFC 5040 section 4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReadRequest {
     pub(super) sink_stag: u32,
@@ -58,8 +58,8 @@ impl ReadRequest {
     }
 }
 
-/// What went wrong, as a Terminate says it: layer, error type and code (RFC 5040 section 4.8,
-/// RFC 5041 section 6.2, RFC 5044 section 8).
+/// Error code of a Terminate: layer, error type and code (RFC 5040 section 4.8, RFC 5041 section
+/// 6.2, RFC 5044 section 8).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct TermCode {
     pub(super) layer: u8,
@@ -67,7 +67,7 @@ pub(super) struct TermCode {
     pub(super) code: u8,
 }
 
-/// One line for each code that we send or name: layer, type, code, text.
+/// Declares each code that is sent or described, one per line: layer, type, code, text.
 macro_rules! codes {
     ($($($name:ident)? $layer:literal/$etype:literal/$code:literal $text:literal,)+) => {
         impl TermCode {
@@ -128,7 +128,7 @@ impl fmt::Debug for TermCode {
     }
 }
 
-/// Which headers of the offending segment go along in a Terminate (RFC 5040 section 4.8).
+/// Headers of the offending segment that a Terminate includes (RFC 5040 section 4.8).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blame {
     /// DDP header, then the Read Request.
@@ -139,10 +139,10 @@ pub(super) struct Blame {
 }
 
 impl Blame {
-    /// Nothing goes along.
+    /// No headers.
     pub(super) const NONE: Self = Self { bytes: [0; 46], ddp_len: 0, read: false, segment_len: 0 };
 
-    /// The DDP header (14 or 18 bytes) of a segment of `segment_len` bytes.
+    /// DDP header (14 or 18 bytes) of a segment of `segment_len` bytes.
     pub(super) fn ddp(header: &[u8], segment_len: u16) -> Self {
         let mut blame = Self { segment_len, ..Self::NONE };
         let len = header.len().min(18);
@@ -151,7 +151,7 @@ impl Blame {
         blame
     }
 
-    /// The DDP header of a Read Request and the request itself.
+    /// DDP header of a Read Request and the request itself.
     pub(super) fn read(header: &[u8], request: &[u8; ReadRequest::LEN], segment_len: u16) -> Self {
         let mut blame = Self::ddp(header, segment_len);
         let at = usize::from(blame.ddp_len);
@@ -161,7 +161,7 @@ impl Blame {
     }
 }
 
-/// A Terminate to send.
+/// Terminate to send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terminate {
     pub(super) code: TermCode,
@@ -171,7 +171,7 @@ pub(super) struct Terminate {
 impl Terminate {
     pub(super) const LEN_MAX: usize = 4 + 2 + 18 + ReadRequest::LEN;
 
-    /// The payload behind the DDP header and its length.
+    /// Returns the payload that follows the DDP header, and its length.
     pub(super) fn encode(&self) -> ([u8; Self::LEN_MAX], usize) {
         let mut out = [0; Self::LEN_MAX];
         out[0] = self.code.layer << 4 | self.code.etype;
@@ -187,7 +187,8 @@ impl Terminate {
         (out, 6 + inner)
     }
 
-    /// What a received Terminate says, and whether it seems to be in siw's swapped bit order.
+    /// Decodes the error code of a received Terminate, and whether the bit order seems to be siw's
+    /// swapped one.
     pub(super) fn decode(payload: &[u8]) -> Option<(TermCode, bool)> {
         let &[first, code, bits, ..] = payload else { return None };
         let swapped = bits & 0x07 != 0 && bits & 0xe0 == 0;
@@ -196,7 +197,7 @@ impl Terminate {
         Some((TermCode { layer, etype, code }, swapped))
     }
 
-    /// Words for a log, with both readings where the order is ambiguous.
+    /// Describes a Terminate for the log, with both readings if the bit order is ambiguous.
     pub(super) fn describe(payload: &[u8]) -> String {
         match Self::decode(payload) {
             None => "no reason given".into(),

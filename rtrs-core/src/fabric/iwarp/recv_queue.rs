@@ -1,20 +1,20 @@
-//! Posted receives, oldest first. Those without a buffer that follow each other under one id are
-//! one entry: a server posts as many as its clients may have requests in flight, all alike.
+//! Posted receives, oldest first. Consecutive receives without a buffer and with the same ID share
+//! one entry: a server posts as many identical ones as its clients may have requests in flight.
 
 use std::collections::VecDeque;
 
 use super::qp::PostedRecv;
 
-/// The receive queue of a queue pair.
+/// Receive queue of a queue pair.
 #[derive(Debug, Default)]
 pub(super) struct RecvQueue {
-    /// A receive, and how many there are of it.
+    /// Receives with their repeat counts.
     entries: VecDeque<(PostedRecv, u32)>,
     len: usize,
 }
 
 impl RecvQueue {
-    /// How many receives are posted.
+    /// Returns the number of posted receives.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -33,12 +33,12 @@ impl RecvQueue {
         }
     }
 
-    /// The oldest receive.
+    /// Returns the oldest receive.
     pub(super) fn front(&self) -> Option<&PostedRecv> {
         self.entries.front().map(|(recv, _)| recv)
     }
 
-    /// Takes the oldest receive.
+    /// Removes the oldest receive.
     pub(super) fn pop(&mut self) -> Option<PostedRecv> {
         let (recv, count) = self.entries.front_mut()?;
         self.len -= 1;
@@ -93,7 +93,7 @@ mod tests {
             queue.push(PostedRecv { wr_id: 7, buf: None });
         }
         assert_eq!((queue.len(), queue.entries.len()), (100_000, 1));
-        // Also when one is posted for each that is used.
+        // The same holds if one is posted for each that is used.
         for _ in 0..1000 {
             assert_eq!(queue.pop().map(|recv| recv.wr_id), Some(7));
             queue.push(PostedRecv { wr_id: 7, buf: None });

@@ -1,12 +1,11 @@
-//! The receiving half of the stream machine: frames out of a byte stream, validated, placed,
-//! delivered.
+//! Receiving half of the stream machine: parses, validates, places and delivers frames.
 //!
 //! Small frames are collected in the staging memory, many per call to the kernel, and copied to
-//! where they belong after their checksum was good. Of a large tagged frame the rest that has
-//! not arrived yet is received straight into the registered memory; its checksum is taken on the
-//! way and decides about delivery, as RFC 5041 allows (placement may precede delivery). While
-//! large frames keep coming, staging asks for no more than the next header, so that nearly all
-//! bytes go straight to their target.
+//! their targets after their checksum was verified. The part of a large tagged frame that has not
+//! arrived yet is received straight into the registered memory; its checksum is computed along the
+//! way and decides about delivery, as RFC 5041 allows (placement may precede delivery). While large
+//! frames keep coming, staging asks for no more than the next header, so that nearly all bytes go
+//! straight to their target.
 
 mod plain;
 
@@ -22,28 +21,28 @@ use crate::fabric::{CloseReason, WcOp, WcStatus};
 use crate::ids::Rkey;
 use crate::mem::{IoVecs, MemSlice, Region};
 
-/// Slices that `rx_prepare` needs.
+/// Maximum number of slices that `rx_prepare` needs.
 pub(super) const RX_SLICES: usize = 2;
-/// A rest larger than this is received straight into its target.
+/// Remainders larger than this are received straight into their target.
 const DIRECT_MIN: usize = 4096;
-/// Payload from which a frame counts as large.
+/// Payload size from which a frame counts as large.
 const LARGE: usize = 16 << 10;
-/// Staging asked for while large frames come: an immediate and the next header.
+/// Staging bytes requested in bulk mode: an immediate and the next header.
 const BULK_TAIL: usize = 32 + 16;
-/// Frames that may be small before bulk mode ends.
+/// Number of small frames after which bulk mode ends.
 const BULK_FRAMES: u8 = 8;
 
-/// What a frame was, for its delivery.
+/// Kind of a tagged frame, for its delivery.
 #[derive(Clone, Copy, Debug)]
 enum Tagged {
     Write,
     Response { last: bool },
 }
 
-/// A tagged frame whose rest goes straight to its target.
+/// Tagged frame whose remainder is received straight into its target.
 #[derive(Debug)]
 struct Direct {
-    /// What is still missing of the payload.
+    /// Part of the payload that has not arrived.
     rest: MemSlice,
     /// Checksum so far.
     sum: u32,
@@ -53,21 +52,21 @@ struct Direct {
     _placing: Option<Placing>,
 }
 
-/// A Send whose last segment has not come.
+/// Send whose last segment has not arrived.
 #[derive(Clone, Copy, Debug, Default)]
 struct Message {
     opcode: u8,
-    /// Bytes so far, prefix included.
+    /// Bytes received so far, including the prefix.
     received: u32,
     prefix: [u8; Features::PREFIX_LEN],
 }
 
-/// Where receiving stands.
+/// State of receiving.
 #[derive(Debug, Default)]
 pub(super) struct Rx {
-    /// A frame of the peer was good.
+    /// The peer has sent a valid frame.
     pub(super) heard: bool,
-    /// The next frame may be an empty Send that is no message.
+    /// The next frame may be an empty Send that is not a message.
     pub(super) swallow_send: bool,
     /// Staged bytes are `read..write`.
     read: usize,
@@ -80,7 +79,7 @@ pub(super) struct Rx {
 }
 
 impl Rx {
-    /// Releases the memory that a half received frame points to.
+    /// Releases the memory to which a partially received frame points.
     pub(super) fn drop_direct(&mut self) {
         self.direct = None;
     }
@@ -105,7 +104,7 @@ fn write_fault(why: StagFault, blame: Blame) -> Fault {
     fault(code, blame, "refused write")
 }
 
-/// The target of a peer's write, if the peer may use that memory yet.
+/// Returns the target of a peer's write, if the peer may use that memory yet.
 fn admitted(region: &Arc<Region>, offset: usize, len: usize) -> Result<MemSlice, StagFault> {
     if !region.admit_write(offset, len) {
         return Err(StagFault::Early);
@@ -124,7 +123,7 @@ fn read_fault(why: StagFault, blame: Blame) -> Fault {
     fault(code, blame, "refused read")
 }
 
-/// The start of a frame, copied out of staging before it is validated.
+/// Start of a frame, copied out of staging before it is validated.
 struct Head {
     bytes: [u8; 2 + ddp::UNTAGGED_LEN],
     /// Length of the ULPDU.
@@ -132,14 +131,14 @@ struct Head {
 }
 
 impl Head {
-    /// The header for a Terminate, cut to its kind.
+    /// Returns the header for a Terminate, cut to its actual length.
     fn blame(&self, segment: &Segment) -> Blame {
         Blame::ddp(&self.bytes[2..2 + segment.header_len()], self.len as u16)
     }
 }
 
 impl QpMachine {
-    /// Says where the next received bytes go.
+    /// Adds the destination of the next received bytes to `iov`.
     pub(super) fn rx_prepare(&mut self, iov: &mut IoVecs) {
         iov.clear();
         if self.failure.is_some() {
@@ -149,7 +148,7 @@ impl QpMachine {
         let staged = rx.write - rx.read;
         let mut want = RX_STAGE;
         if let Some(direct) = &rx.direct {
-            // Staging is empty: all of it belonged to this frame.
+            // Staging is empty, because its whole content belonged to this frame.
             iov.push(direct.rest.clone());
             (rx.read, rx.write) = if staged == 0 { (0, 0) } else { (rx.read, rx.write) };
             if rx.bulk > 0 {
@@ -173,7 +172,8 @@ impl QpMachine {
                 (rx.read, rx.write) = (0, staged);
             }
             if rx.bulk > 0 {
-                // Of a tagged frame, the header first: the rest can go straight.
+                // Receive only the header of a tagged frame first, so that the remainder can bypass
+                // staging.
                 let tagged_head = 16 + BULK_TAIL;
                 want = if staged < 16 { tagged_head } else { missing + BULK_TAIL };
             }
@@ -184,7 +184,7 @@ impl QpMachine {
         }
     }
 
-    /// `count` bytes arrived where `rx_prepare` asked for them; 0 is the end of the stream.
+    /// Handles `count` bytes received as `rx_prepare` requested; 0 means end of stream.
     pub(super) fn rx_done(&mut self, core: &mut CoreState, count: usize) {
         if count == 0 {
             let whole = self.rx.direct.is_none() && self.rx.read == self.rx.write;
@@ -223,7 +223,7 @@ impl QpMachine {
         }
     }
 
-    /// Takes all whole frames out of staging.
+    /// Processes all whole frames in staging.
     fn parse(&mut self, core: &mut CoreState) -> Result<(), Fault> {
         while self.failure.is_none() {
             if self.rx.direct.is_some() {
@@ -273,7 +273,7 @@ impl QpMachine {
         }
     }
 
-    /// Begins to receive the rest of a tagged frame into its target, if it is one.
+    /// Receives the remainder of a frame straight into its target, if the frame is tagged.
     fn start_direct(
         &mut self,
         core: &mut CoreState,
@@ -331,7 +331,7 @@ impl QpMachine {
         Ok(())
     }
 
-    /// Ends a directly received frame. False when bytes are missing.
+    /// Finishes a directly received frame. Returns false if bytes are missing.
     fn finish_direct(&mut self, core: &mut CoreState) -> Result<bool, Fault> {
         let staged = self.rx.write - self.rx.read;
         let Some(direct) = &self.rx.direct else { return Ok(true) };
@@ -354,7 +354,7 @@ impl QpMachine {
         Ok(true)
     }
 
-    /// A whole frame is in staging.
+    /// Processes a whole frame in staging.
     fn take_frame(&mut self, core: &mut CoreState, head: &Head) -> Result<(), Fault> {
         let start = self.rx.read;
         let total = mpa::fpdu_len(head.len);
@@ -426,7 +426,7 @@ impl QpMachine {
         }
     }
 
-    /// Validates a read response against our oldest read. None when it has no payload.
+    /// Validates a response to the oldest pending read. Returns None without payload.
     fn response_target(
         &mut self,
         head: &Head,
@@ -565,7 +565,7 @@ impl QpMachine {
         Ok(())
     }
 
-    /// RFC 7306 section 6.
+    /// Handles an immediate (RFC 7306 section 6).
     fn take_immediate(
         &mut self,
         core: &mut CoreState,
@@ -647,7 +647,7 @@ impl QpMachine {
         }
         done += len;
         if !segment.last {
-            // The receive bounds `done` far below 4 GiB.
+            // The receive limits `done` to far below 4 GiB.
             state.received = done as u32;
             return Ok(());
         }
@@ -677,7 +677,7 @@ impl QpMachine {
     }
 }
 
-/// An untagged segment's fields and where its payload lies in staging.
+/// Fields of an untagged segment and the location of its payload in staging.
 #[derive(Clone, Copy)]
 struct Arrived {
     qn: u32,

@@ -1,11 +1,11 @@
 //! TLS handshakes of a shard's connections. The shard moves the bytes, and threads of the
 //! [`TlsEndpoint`] compute.
 //!
-//! A connection that is accepted is half-open until its request has come, inside TLS here: it has
-//! the same place in the limits, the same share of its source, and the same time as one over plain
-//! TCP. It holds one buffer of the pool, which takes turns between receiving and sending. A
-//! connection that is refused gets its alert, and stays until the peer closes or its time is over:
-//! closing at once could destroy the alert on its way.
+//! An accepted connection is half-open until its request has arrived inside TLS. The same limits,
+//! per-source shares and timeouts apply as over plain TCP. It holds one buffer of the pool, which
+//! alternates between receiving and sending. A refused connection is sent an alert and stays open
+//! until the peer closes it or its timeout expires, because closing at once could destroy the alert
+//! in transit.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -21,10 +21,10 @@ use crate::fabric::ProofError;
 use crate::rt::{Completed, Inbox, Op, Ring, Sender, mailbox};
 use crate::tls::{Done, Ended, Handshake, Job, Progress, Step, TlsEndpoint};
 
-/// Bytes of a handshake that are received or sent at once.
+/// Bytes of a handshake received or sent at once.
 pub(super) const GREETING_BUFFER: usize = 4096;
 
-/// Refused handshakes that wait to be reported; at most as many as a turn has.
+/// Maximum number of refused handshakes that wait to be reported; those beyond are not reported.
 const REFUSED_MAX: usize = 64;
 
 /// A shard's access to the threads that compute handshakes.
@@ -41,13 +41,13 @@ impl Tls {
         Ok(Self { endpoint, sender, inbox: mailbox.arm(ring)? })
     }
 
-    /// A step that a thread has taken.
+    /// Returns a handshake step that a thread has completed.
     pub(super) fn next(&mut self) -> Option<Done> {
         self.inbox.take_or_watch()
     }
 
-    /// Lets a thread take a step. What it gives is to be kept as long as the answer is wanted;
-    /// None when the threads have too much to do.
+    /// Submits a handshake step to a thread. The caller keeps the returned token for as long as it
+    /// wants the result. Returns None if the threads are overloaded.
     pub(super) fn submit(
         &self,
         token: u64,
@@ -66,7 +66,7 @@ impl Tls {
     }
 }
 
-/// What the client sends above TLS: the request of MPA.
+/// Returns the length of the client's first message inside TLS, the MPA request.
 fn request_len(bytes: &[u8]) -> Option<usize> {
     match bytes.first_chunk::<START_LEN>() {
         None => Some(START_LEN),
@@ -74,20 +74,20 @@ fn request_len(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Where the handshake of a half-open connection is.
+/// Handshake state of a half-open connection.
 #[derive(Debug)]
 pub(super) enum Greeting {
-    /// The next bytes of the client are awaited.
+    /// Waiting for the next bytes from the client.
     Receiving(Box<Handshake>),
-    /// A thread computes.
+    /// A thread computes the next step.
     Working { _wanted: Arc<()> },
-    /// The answer goes out.
+    /// Sending the answer.
     Sending { output: Vec<u8>, sent: usize, then: Box<Then> },
-    /// It is refused, and the client has not closed yet.
+    /// Refused; the client has not closed the connection yet.
     Refused,
 }
 
-/// What follows when the answer went out.
+/// Action after the answer was sent.
 #[derive(Debug)]
 pub(super) enum Then {
     Receive(Box<Handshake>),
@@ -102,14 +102,15 @@ impl std::fmt::Debug for Ended {
 }
 
 impl Greeting {
-    /// For an accepted connection. None where TLS is for connecting only.
+    /// Creates the state for an accepted connection. Returns None if TLS is only used for outgoing
+    /// connections.
     pub(super) fn new(tls: &Tls) -> Option<Self> {
         tls.endpoint.accept(request_len).map(|handshake| Self::Receiving(Box::new(handshake)))
     }
 }
 
 impl Listeners {
-    /// Bytes of a handshake came.
+    /// Handles received handshake bytes.
     pub(super) fn greet(&mut self, env: &mut Env<'_>, id: u64, mut half: HalfOpen, count: usize) {
         match half.greeting.take() {
             Some(Greeting::Receiving(handshake)) => {
@@ -124,7 +125,7 @@ impl Listeners {
                 };
                 half.greeting = Some(Greeting::Working { _wanted });
             }
-            // What a refused client still sends is of no interest.
+            // Data that a refused client still sends is ignored.
             other => {
                 half.greeting = other;
                 self.receive(env.port, id, &mut half);
@@ -133,7 +134,7 @@ impl Listeners {
         self.half_open.insert(id, half);
     }
 
-    /// A thread has taken a step of a handshake.
+    /// Handles a handshake step that a thread has completed.
     pub(super) fn secured(
         &mut self,
         env: &mut Env<'_>,
@@ -155,7 +156,8 @@ impl Listeners {
         self.send_greeting(env, id, half);
     }
 
-    /// Notes a peer whose handshake was refused. Who asks for it logs it, within limits.
+    /// Records a peer whose handshake was refused. The caller that takes the record logs it, rate
+    /// limited.
     fn note_refused(&mut self, peer: SocketAddr, why: ProofError) {
         tracing::debug!(%peer, %why, "TLS refused");
         if self.refused.len() < REFUSED_MAX {
@@ -163,7 +165,7 @@ impl Listeners {
         }
     }
 
-    /// Sends the next part of an answer, or does what follows it.
+    /// Sends the next part of an answer, or performs the action that follows it.
     fn send_greeting(&mut self, env: &mut Env<'_>, id: u64, mut half: HalfOpen) {
         let Some(Greeting::Sending { output, sent, then }) = half.greeting.take() else { return };
         if sent < output.len() {
@@ -180,7 +182,7 @@ impl Listeners {
         match *then {
             Then::Receive(handshake) => half.greeting = Some(Greeting::Receiving(handshake)),
             Then::Refuse => {
-                // A client that is gone already needs no end of the stream.
+                // If the client has already closed, the shutdown fails harmlessly.
                 let _ = SockRef::from(&half.fd).shutdown(Shutdown::Write);
                 half.greeting = Some(Greeting::Refused);
             }
@@ -200,7 +202,7 @@ impl Listeners {
         self.half_open.insert(id, half);
     }
 
-    /// A part of an answer was sent.
+    /// Handles the completion of a send.
     pub(super) fn greeted(&mut self, env: &mut Env<'_>, id: u64, done: Completed) {
         let Some((mut half, count)) = self.take_back(id, done) else { return };
         if let Some(Greeting::Sending { sent, .. }) = &mut half.greeting {

@@ -1,14 +1,15 @@
-//! The table of steering tags (STags): which key reaches which bytes, for whom and how.
+//! Table of steering tags (STags): maps keys to memory ranges, protection domains and access
+//! rights.
 //!
 //! One table serves all shards of a process, because memory registered once is reachable through
-//! queue pairs on any shard. Looking a key up takes no lock: an entry is a handful of atomics,
-//! and what is copied out of it is only used while the entry's `placing` count is held, which
-//! keeps binds and revokes away. Registering and dropping take locks; they are rare. Binding a
-//! window and revoking it are updates of one entry and take effect at once.
+//! queue pairs on any shard. Looking up a key takes no lock: an entry is a handful of atomics, and
+//! copied values are only used while the entry's `placing` count is held, which blocks binds and
+//! revokes. Registering and dropping take locks; they are rare. Binding a window and revoking it
+//! are updates of one entry and take effect at once.
 //!
-//! A key is a 24-bit index (drawn at random, RFC 5042 section 6.1.1) and an 8-bit part that
-//! changes at each bind. 0 is never given out. Addresses are not those of our memory: each
-//! registration has an origin of its own, so a wrong key and address pair is refused.
+//! A key is a 24-bit index (drawn at random, RFC 5042 section 6.1.1) and an 8-bit part that changes
+//! at each bind. 0 is never issued. Addresses are not real memory addresses: each registration has
+//! an origin of its own, so a wrong pair of key and address is refused.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -24,7 +25,7 @@ use crate::mem::{MemSlice, Region};
 use crate::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 
-/// Entries of a slab, and slabs of a table: 2^24 keys together. A model needs few.
+/// Entries per slab, and slabs per table: 2^24 keys together. The loom model needs few.
 const SLAB_LEN: usize = if cfg!(loom) { 4 } else { 4096 };
 const SLABS: usize = if cfg!(loom) { 1 } else { 4096 };
 /// Loom needs the same numbers in each run.
@@ -43,12 +44,12 @@ fn access_bits(access: Access) -> u16 {
         | (if access.remote_read { REMOTE_READ } else { 0 })
 }
 
-/// Why a peer may not reach what it named.
+/// Reason why a peer's access is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StagFault {
-    /// No such key.
+    /// The key does not exist.
     Invalid,
-    /// The range leaves what the key stands for.
+    /// The range exceeds that of the key.
     Bounds,
     /// The key does not allow this access.
     Access,
@@ -56,22 +57,23 @@ pub(super) enum StagFault {
     Foreign,
     /// Address plus length overflows.
     Wrap,
-    /// The region's owner lets the peer write to less of it so far ([`Region::limit_writes`]).
+    /// The region's owner does not let the peer write there yet ([`Region::limit_writes`]).
     Early,
 }
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Entry>() == 64, "an entry fills a cache line");
 
-/// One key. `state` holds a generation (high half) and the valid STag (low half, 0 when dead);
-/// the other fields only change while it is dead, `placing` is zero and `binding` is held.
+/// Entry of one key. `state` holds a generation (high half) and the valid STag (low half, 0 when
+/// dead); the other fields only change while the key is dead, `placing` is zero and `binding` is
+/// held.
 #[repr(align(64))]
 #[derive(Default)]
 struct Entry {
     state: AtomicU64,
     /// Address of the region's first byte.
     origin: AtomicU64,
-    /// First byte of the region that the key stands for.
+    /// First byte of the region that the key covers.
     offset: AtomicU64,
     len: AtomicU64,
     region: AtomicU64,
@@ -79,28 +81,28 @@ struct Entry {
     access: AtomicU16,
     /// A bind is in progress.
     binding: AtomicBool,
-    /// Accesses in progress.
+    /// Number of accesses in progress.
     placing: AtomicU32,
-    /// The last valid STag, also when dead.
+    /// The last valid STag, kept when the key is dead.
     last: AtomicU32,
 }
 
 impl Entry {
-    /// Makes the key `stag` dead for newcomers; a later key of the entry stays valid. True when no
-    /// access is in progress.
+    /// Makes the key `stag` dead for new accesses; a later key of the entry stays valid. Returns
+    /// true if no access is in progress.
     fn kill(&self, stag: u32) -> bool {
         let state = self.state.load(Ordering::SeqCst);
         if state as u32 == stag {
             let dead = ((state >> 32).wrapping_add(1) & u64::from(u32::MAX)) << 32;
-            // A failure means that another shard killed it just now.
+            // A failure means that another shard has just killed it.
             let _ = self.state.compare_exchange(state, dead, Ordering::SeqCst, Ordering::SeqCst);
         }
         self.is_idle()
     }
 
-    /// True when no access is in progress. A read-modify-write like that of
-    /// [`StagTable::acquire`]: of two the second sees what was done before the first, so an access
-    /// is counted here or finds the key dead.
+    /// Returns true if no access is in progress. This is a read-modify-write like the one in
+    /// [`StagTable::acquire`]: the second of the two sees everything done before the first, so an
+    /// access is either counted here or finds the key dead.
     fn is_idle(&self) -> bool {
         self.placing.fetch_add(0, Ordering::SeqCst) == 0
     }
@@ -112,17 +114,17 @@ impl Entry {
     }
 }
 
-/// A range that a peer may access, as long as the placing count is held.
+/// Range that a peer may access while the placing count is held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placement {
     index: u32,
-    /// Which region.
+    /// Region ID.
     pub(super) region: u64,
-    /// First byte in the region.
+    /// Offset of the first byte in the region.
     pub(super) offset: usize,
 }
 
-/// Holds the placing count of a key for longer than a call.
+/// Holds the placing count of a key beyond a single call.
 #[derive(Debug)]
 pub(super) struct Placing {
     table: Arc<StagTable>,
@@ -145,10 +147,10 @@ pub(super) struct StagTable {
     slabs: Box<[OnceLock<Box<[Entry]>>]>,
     free: Mutex<Free>,
     regions: RwLock<HashMap<u64, (Arc<Region>, usize)>>,
-    /// Grows whenever a region leaves, so that caches drop it.
+    /// Incremented whenever a region is dropped, so that caches release it.
     epoch: AtomicU64,
     random: RandomState,
-    /// Orders nothing, so no model has to interleave it.
+    /// Not used for ordering, so no model has to interleave it.
     draws: AtomicUsize,
 }
 
@@ -164,7 +166,7 @@ impl StagTable {
         })
     }
 
-    /// A number that peers cannot foresee: SipHash, keyed by the system, of a counter.
+    /// Returns a number that peers cannot predict: SipHash of a counter, keyed by the system.
     fn draw(&self) -> u64 {
         self.random.hash_one(self.draws.fetch_add(1, Ordering::Relaxed))
     }
@@ -176,7 +178,7 @@ impl StagTable {
 
     fn alloc(&self) -> Result<u32, FabricError> {
         let free = &mut *self.free.lock();
-        // An entry that an access still holds must keep its fields: take another one.
+        // An entry that an access still holds must keep its fields, so take another one.
         for _ in 0..free.entries.len() {
             let Some(index) = free.entries.pop_front() else { break };
             if self.entry(index).is_some_and(Entry::is_idle) {
@@ -188,7 +190,7 @@ impl StagTable {
         free.entries.pop_back().ok_or(FabricError::NoKey)
     }
 
-    /// Adds the entries of a fresh slab to the free ones, in random order.
+    /// Adds the entries of a new slab to the free list, in random order.
     fn add_slab(&self, free: &mut Free) -> Result<(), FabricError> {
         if free.slabs.is_empty() {
             return Err(FabricError::NoKey);
@@ -215,7 +217,7 @@ impl StagTable {
         self.free.lock().entries.push_back(index);
     }
 
-    /// The next STag of an entry: same index, another key.
+    /// Returns the next STag of an entry: same index, another key.
     fn next_stag(&self, index: u32, last: u32) -> u32 {
         let step = (self.draw() % 255) as u32 + 1;
         index << 8 | (last.wrapping_add(step) & 0xff)
@@ -237,7 +239,7 @@ impl StagTable {
         }
     }
 
-    /// Registers a region, whole. Returns its STag and the address of its first byte.
+    /// Registers a whole region. Returns its STag and the address of its first byte.
     pub(super) fn register(
         &self,
         pd: u64,
@@ -266,7 +268,7 @@ impl StagTable {
         self.drop_region(region);
     }
 
-    /// A new window over the registration `parent`, unbound. Returns its index.
+    /// Creates an unbound window over the registration `parent`. Returns its index.
     pub(super) fn make_window(&self, pd: u64, parent: u32) -> Result<u32, FabricError> {
         let of = self.entry(parent >> 8).ok_or(FabricError::LocalMemory)?;
         let access = of.access.load(Ordering::Relaxed);
@@ -290,7 +292,7 @@ impl StagTable {
         self.give_back(index);
     }
 
-    /// The current, or last, STag of an index.
+    /// Returns the current, or last, STag of an index.
     pub(super) fn last_stag(&self, index: u32) -> u32 {
         self.entry(index).map_or(0, |entry| entry.last.load(Ordering::Acquire))
     }
@@ -305,7 +307,7 @@ impl StagTable {
         Ok(entry)
     }
 
-    /// Gives the window that has (or had last) the key `rkey` a new range and a new key.
+    /// Assigns a new range and a new key to the window whose current or last key is `rkey`.
     pub(super) fn bind(
         &self,
         pd: u64,
@@ -337,15 +339,15 @@ impl StagTable {
         Ok(Rkey(stag))
     }
 
-    /// Takes a window's key away. `QpState` while an access through it is in progress; the key
-    /// is dead for newcomers all the same, and asking again later succeeds.
+    /// Revokes a window's key. Returns `QpState` while an access through it is in progress; the key
+    /// is dead for new accesses all the same, and a later retry succeeds.
     pub(super) fn revoke(&self, pd: u64, rkey: Rkey) -> Result<Rkey, FabricError> {
         let entry = self.window_entry(pd, rkey)?;
         if entry.kill(rkey.0) { Ok(rkey) } else { Err(FabricError::QpState) }
     }
 
-    /// A peer's Send with Invalidate (RFC 5040 section 5.3). Only windows can be invalidated.
-    /// Doing it to one that is dead already is fine if it was this domain's.
+    /// Handles a peer's Send with Invalidate (RFC 5040 section 5.3). Only windows can be
+    /// invalidated. Invalidating a dead window of this domain succeeds.
     pub(super) fn invalidate(&self, pd: u64, stag: u32) -> Result<(), StagFault> {
         match self.window_entry(pd, Rkey(stag)) {
             Ok(entry) => {
@@ -356,7 +358,7 @@ impl StagTable {
         }
     }
 
-    /// Validates a peer's access of `len` bytes (not zero) at `addr` and begins it. The caller ends
+    /// Validates a peer's access of `len` bytes (not zero) at `addr` and starts it. The caller ends
     /// it with [`StagTable::release`] or turns it into a [`Placing`].
     pub(super) fn acquire(
         &self,
@@ -368,7 +370,7 @@ impl StagTable {
     ) -> Result<Placement, StagFault> {
         let index = stag >> 8;
         let Some(entry) = self.entry(index) else { return Err(StagFault::Invalid) };
-        // Validated once without the count, so that wrong keys never hold up an owner's revoke.
+        // Validate once without the count, so that wrong keys never delay an owner's revoke.
         if stag == 0 || entry.state.load(Ordering::Relaxed) as u32 != stag {
             return Err(StagFault::Invalid);
         }
@@ -426,12 +428,12 @@ impl StagTable {
         self.release_index(placement.index);
     }
 
-    /// Keeps an access going for as long as the guard lives.
+    /// Extends an access for as long as the guard lives.
     pub(super) fn keep(self: &Arc<Self>, placement: Placement) -> Placing {
         Placing { table: Arc::clone(self), index: placement.index }
     }
 
-    /// Validates local memory of a work request. Returns the address a peer would use for it.
+    /// Validates local memory of a work request. Returns the address that a peer would use for it.
     pub(super) fn check_local(&self, pd: u64, sge: &Sge, write: bool) -> Option<u64> {
         let entry = self.entry(sge.lkey >> 8)?;
         if sge.lkey == 0 || entry.state.load(Ordering::Acquire) as u32 != sge.lkey {
@@ -453,7 +455,7 @@ impl fmt::Debug for StagTable {
     }
 }
 
-/// A shard's own view of the regions, so that looking one up takes no lock.
+/// A shard's own cache of the regions, so that lookups take no lock.
 #[derive(Debug)]
 pub(super) struct RegionCache {
     slots: Vec<Option<Arc<Region>>>,
@@ -467,7 +469,7 @@ impl RegionCache {
         Self { slots: vec![None; Self::SLOTS], epoch: 0 }
     }
 
-    /// Drops all regions when one has left since the last call.
+    /// Drops all regions if one has been dropped from the table since the last call.
     pub(super) fn refresh(&mut self, table: &StagTable) {
         let epoch = table.epoch.load(Ordering::Acquire);
         if epoch != self.epoch {
@@ -476,7 +478,7 @@ impl RegionCache {
         }
     }
 
-    /// The region with this id, if it is registered.
+    /// Returns the region with this ID, if it is registered.
     pub(super) fn get(&mut self, table: &StagTable, id: u64) -> Option<&Arc<Region>> {
         self.refresh(table);
         let slot = &mut self.slots[id as usize % Self::SLOTS];
@@ -493,13 +495,13 @@ mod tests {
 
     const RW: u16 = REMOTE_WRITE;
 
-    /// What peers can count up is an identity in more than 32 bits.
+    /// Numbers that peers can drive up have more than 32 bits.
     #[test]
     fn numbers_of_regions_and_domains_do_not_wrap() {
         let table = StagTable::new();
         let victim = Region::new(8192).unwrap();
         let (foreign, base) = table.register(1, &victim, Access::REMOTE_WRITE).unwrap();
-        // 2^32 regions and domains later.
+        // Continue after 2^32 regions and domains.
         let domain = 1 + (1 << 32);
         crate::mem::skip_ids_to(victim.id() + (1 << 32));
         let own = Region::new(8192).unwrap();
@@ -637,7 +639,8 @@ mod tests {
 
     #[test]
     fn revokes_never_pass_an_access_on_another_core() {
-        // The owner scribbles after a successful revoke; a peer's shard must not write then.
+        // After a successful revoke the owner writes to the memory; a peer's shard must not write
+        // then.
         let table = StagTable::new();
         let region = Region::new(4096).unwrap();
         let (parent, base) = table.register(1, &region, Access::LOCAL).unwrap();

@@ -1,6 +1,6 @@
-//! What all queue pairs of one shard share: the key table, the event queue, the counters.
+//! State shared by all queue pairs of a shard: the key table, the event queue, the counters.
 //!
-//! Handed by `&mut` to each machine call, so that machines stay free of shared ownership.
+//! Passed by `&mut` to each machine call, so that machines need no shared ownership.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use std::sync::Arc;
 use super::stag::{RegionCache, StagTable};
 use crate::fabric::{FabricCounters, FabricEvent, WorkCompletion};
 
-/// An event on its way out. Completions are the many; the rest is boxed to keep them small.
+/// Pending event. Most are completions; all others are boxed to keep the type small.
 #[derive(Debug)]
 pub(super) enum Event {
     Completion(WorkCompletion),
     Rare(Box<FabricEvent>),
 }
 
-/// One shard's shared state.
+/// Shared state of one shard.
 #[derive(Debug)]
 pub(super) struct CoreState {
     pub(super) stags: Arc<StagTable>,

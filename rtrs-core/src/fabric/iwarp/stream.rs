@@ -1,10 +1,10 @@
 //! One connection: TCP on the ring, MPA's start-up, then a stream machine until the end.
 //!
-//! At most one send and one receive run at a time, each owning the slices it touches. A
-//! connection ends in steps: what is posted goes out (or a Terminate does), FIN is sent, the
-//! peer's FIN is awaited within a bound, running operations are canceled and *their completions
-//! awaited*, and only then everything posted is flushed and `Closed` reported. So after `Closed`
-//! the kernel holds none of the memory.
+//! At most one send and one receive run at a time, each owning the slices it touches. A connection
+//! ends in steps: posted work (or a Terminate) is sent, FIN is sent, the peer's FIN is awaited
+//! until a timeout, running operations are canceled and *their completions awaited*, and only then
+//! is all remaining work flushed and `Closed` reported. So after `Closed` the kernel holds none of
+//! the memory.
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
@@ -30,16 +30,16 @@ mod sealed;
 
 use sealed::Securing;
 
-/// Low byte of a token: which operation of a connection (or of the listener) it was.
+/// Low byte of a token: the kind of operation of a connection (or of the listener).
 pub(super) mod token {
     pub(crate) const CONNECT: u64 = 1;
     pub(crate) const SEND: u64 = 2;
     pub(crate) const RECV: u64 = 3;
     pub(crate) const ACCEPT: u64 = 4;
     pub(crate) const HALF_OPEN: u64 = 5;
-    /// A send of a half-open connection.
+    /// Send of a half-open connection.
     pub(crate) const GREETING: u64 = 6;
-    /// A step of a TLS handshake of ours.
+    /// Step of the TLS handshake of an outgoing connection.
     pub(crate) const SECURE: u64 = 7;
 
     pub(crate) fn of(id: u64, kind: u64) -> u64 {
@@ -51,39 +51,39 @@ pub(super) mod token {
     }
 }
 
-/// How long canceled operations may take before the socket is shut under them.
+/// Time that canceled operations may take before the socket is shut down.
 const CANCEL_BOUND: Duration = Duration::from_millis(500);
 
-/// Where a connection is, in walk order.
+/// Phase of a connection, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Initiator: TCP connect.
     Connecting,
     /// Initiator: the TLS handshake.
     Securing,
-    /// Initiator: the request goes out.
+    /// Initiator: sending the request.
     Requesting,
-    /// Initiator: the reply's header.
+    /// Initiator: receiving the reply's header.
     ReplyHeader,
-    /// Initiator: the reply's private data.
+    /// Initiator: receiving the reply's private data.
     ReplyData(StartHeader),
-    /// Responder: accepted, `flush` lets the reply go.
+    /// Responder: accepted; `flush` sends the reply.
     Accepted,
-    /// Responder: the reply goes out.
+    /// Responder: sending the reply.
     Replying,
     /// Full operation.
     Open,
-    /// Ours to end in order: posted work goes out, FIN, the peer's FIN.
+    /// Local graceful disconnect: posted work is sent, then FIN; waiting for the peer's FIN.
     Draining,
-    /// The peer broke the protocol: Terminate, FIN, the peer's FIN.
+    /// The peer violated the protocol: Terminate and FIN are sent; waiting for the peer's FIN.
     Terminating,
     /// Operations are being canceled.
     Stopping,
-    /// Reported.
+    /// The end was reported.
     Gone,
 }
 
-/// A connection.
+/// Connection of the provider `tcp` or `tls`.
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) machine: QpMachine,
@@ -96,28 +96,28 @@ pub(super) struct Conn {
     recv: Option<OpId>,
     send_iov: Option<Box<IoVecs>>,
     recv_iov: Option<Box<IoVecs>>,
-    /// What remains of a start-up frame to send or receive.
+    /// Remainder of a start-up frame to send or receive.
     start: Option<MemSlice>,
     request: Option<StartFrame>,
-    /// Initiator before `Established`.
+    /// Initiator that has not reported `Established`.
     attempting: bool,
     rejected: Option<PrivateData>,
     reason: Option<CloseReason>,
-    /// The peer's FIN came; ours went.
+    /// The peer's FIN was received, and the local FIN was sent.
     peer_done: bool,
     fin_sent: bool,
-    /// Sending failed; what can still be received tells why.
+    /// Sending failed; data that can still be received shows why.
     send_broken: bool,
     await_first: bool,
-    /// Over TLS, from the end of its handshake on.
+    /// TLS records, from the end of the handshake on; None over plain TCP.
     tls: Option<Box<TlsStream>>,
-    /// The handshake of ours until then.
+    /// Outgoing TLS handshake until then.
     securing: Option<Box<Securing>>,
-    /// When `on_deadline` wants to be called.
+    /// Time at which `on_deadline` must be called.
     pub(super) deadline: Option<Instant>,
 }
 
-/// What a connection's steps need.
+/// Environment of a connection's steps.
 pub(super) struct Env<'a> {
     pub(super) core: &'a mut CoreState,
     pub(super) port: &'a Port,
@@ -154,7 +154,7 @@ impl Conn {
         }
     }
 
-    /// Starts a connection of ours on a fresh socket.
+    /// Starts an outgoing connection on a new socket.
     pub(super) fn connect(
         env: &mut Env<'_>,
         machine: QpMachine,
@@ -177,10 +177,10 @@ impl Conn {
         conn
     }
 
-    /// Takes over an accepted connection whose request was read. The reply waits for `flush`.
+    /// Takes over an accepted connection whose request was read. The reply is sent by `flush`.
     ///
     /// # Errors
-    /// The system's when memory for TLS is refused.
+    /// Returns the system's error if memory for TLS cannot be allocated.
     pub(super) fn accept(
         env: &mut Env<'_>,
         mut machine: QpMachine,
@@ -206,13 +206,12 @@ impl Conn {
         token::of(u64::from(self.qp.0), kind)
     }
 
-    /// True when it may be dropped.
+    /// Returns true if the connection may be dropped.
     pub(super) fn is_gone(&self) -> bool {
         self.phase == Phase::Gone
     }
 
-    /// True when the peer's system has acknowledged what was sent.
-    /// Our address.
+    /// Returns the local address.
     pub(super) fn local_ip(&self) -> Option<IpAddr> {
         let address = SockRef::from(&self.fd).local_addr().ok()?.as_socket()?;
         Some(address.ip().to_canonical())
@@ -222,7 +221,7 @@ impl Conn {
         unacknowledged(&self.fd).ok().map(|segments| segments == 0)
     }
 
-    /// True when work may be posted.
+    /// Returns true if work may be posted.
     pub(super) fn takes_work(&self) -> bool {
         !matches!(self.phase, Phase::Draining | Phase::Terminating | Phase::Stopping | Phase::Gone)
     }
@@ -243,7 +242,7 @@ impl Conn {
         }
     }
 
-    /// Receives exactly the next part of a start-up frame, never a byte behind it.
+    /// Receives exactly the next part of a start-up frame, and no byte after it.
     fn recv_start(&mut self, env: &Env<'_>, from: usize, len: usize) {
         self.start = self.machine.start_buffer(false, from + len).and_then(|s| s.slice(from, len));
         self.recv_start_rest(env);
@@ -256,7 +255,7 @@ impl Conn {
         }
     }
 
-    /// Lets posted work and the reply go.
+    /// Sends posted work and the reply.
     pub(super) fn flush(&mut self, env: &mut Env<'_>) {
         if self.phase == Phase::Accepted {
             self.phase = Phase::Replying;
@@ -266,7 +265,7 @@ impl Conn {
         }
     }
 
-    /// Ends in order.
+    /// Disconnects gracefully.
     pub(super) fn disconnect(&mut self, env: &mut Env<'_>) {
         match self.phase {
             Phase::Open => {
@@ -280,7 +279,7 @@ impl Conn {
         }
     }
 
-    /// Ends at once; the peer sees a reset.
+    /// Aborts the connection; the peer sees a reset.
     pub(super) fn abort(&mut self, env: &mut Env<'_>) {
         self.reset_on_close();
         self.stop(env, CloseReason::Local);
@@ -290,7 +289,7 @@ impl Conn {
         let _ = SockRef::from(&self.fd).set_linger(Some(Duration::ZERO));
     }
 
-    /// Cancels what runs; the end is reported when it has come back.
+    /// Cancels running operations; the end is reported when they have completed.
     fn stop(&mut self, env: &mut Env<'_>, reason: CloseReason) {
         if matches!(self.phase, Phase::Stopping | Phase::Gone) {
             return;
@@ -304,7 +303,7 @@ impl Conn {
         self.finish(env);
     }
 
-    /// Reports the end once nothing runs any more.
+    /// Reports the end once no operation is running any more.
     fn finish(&mut self, env: &mut Env<'_>) {
         if self.connect.is_some() || self.send.is_some() || self.recv.is_some() {
             return;
@@ -321,11 +320,11 @@ impl Conn {
         env.core.report(FabricEvent::ended(qp, !self.attempting, failure));
     }
 
-    /// A timer ran out.
+    /// Handles an expired timer.
     pub(super) fn on_deadline(&mut self, env: &mut Env<'_>) {
         match self.phase {
             Phase::Stopping => {
-                // Cancelling did not do; a shut socket ends any operation on it.
+                // Canceling had no effect; a socket that is shut down ends any operation on it.
                 let _ = SockRef::from(&self.fd).shutdown(Shutdown::Both);
                 self.deadline = Some(env.now + CANCEL_BOUND);
             }
@@ -344,7 +343,7 @@ impl Conn {
         }
     }
 
-    /// One of our operations ended.
+    /// Handles the completion of an operation.
     pub(super) fn completed(&mut self, env: &mut Env<'_>, kind: u64, done: Completed) {
         let result = done.count();
         match kind {
@@ -357,7 +356,7 @@ impl Conn {
                 self.send = None;
                 match done.op {
                     Op::SendMsg { iov, .. } => self.sent(env, iov, result),
-                    // Its memory is needed next.
+                    // The memory of the operation is needed next.
                     other => {
                         drop(other);
                         self.start_sent(env, result);
@@ -458,7 +457,8 @@ impl Conn {
                 {
                     buf.copy_out(0, &mut first);
                 }
-                // A TLS alert (RFC 8446 section 5.1) in answer to our request in clear text.
+                // This is a TLS alert (RFC 8446 section 5.1), in answer to the request in clear
+                // text.
                 let reason = match first {
                     [21, 3] => {
                         CloseReason::Tls("the server speaks only TLS there; use tls://".into())
@@ -546,7 +546,8 @@ impl Conn {
             Err(e) => {
                 self.send_iov = Some(iov);
                 if !matches!(self.phase, Phase::Stopping | Phase::Gone) {
-                    // The peer may have sent a Terminate before it closed: read on for a moment.
+                    // The peer may have sent a Terminate before it closed: keep reading for a
+                    // moment.
                     tracing::debug!(qp = self.qp.0, error = %e, "send failed");
                     self.send_broken = true;
                     self.deadline = Some(env.now + CANCEL_BOUND);
@@ -557,7 +558,7 @@ impl Conn {
 
     fn received(&mut self, env: &mut Env<'_>, mut iov: Box<IoVecs>, result: io::Result<usize>) {
         if self.tls.is_some() {
-            // What is opened in place must have no other holder.
+            // Records that are opened in place must have no other holder.
             iov.clear();
         }
         self.recv_iov = Some(iov);
@@ -633,7 +634,7 @@ impl Conn {
         }
     }
 
-    /// Starts whatever can run now.
+    /// Starts all operations that can run now.
     fn advance(&mut self, env: &mut Env<'_>) {
         match self.phase {
             Phase::Open | Phase::Draining => {
@@ -688,7 +689,7 @@ impl Conn {
     }
 }
 
-/// The reason for a system error.
+/// Returns the close reason for a system error.
 fn lost(what: &str, error: &io::Error) -> CloseReason {
     if error.raw_os_error() == Some(libc::ETIMEDOUT) {
         CloseReason::TimedOut

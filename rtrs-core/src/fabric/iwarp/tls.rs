@@ -1,11 +1,11 @@
-//! The record layer of a connection over TLS: seals what the stream machine sends, opens what it
-//! receives. No socket, no clock.
+//! Record layer of a connection over TLS: seals the output of the stream machine and opens its
+//! input, without access to sockets or clocks.
 //!
-//! The handshake was rustls' (`tls/handshake.rs`). Its unbuffered interface would copy each record
-//! into memory of its own when it opens one, and allocate one more when it seals one. So from the
-//! end of the handshake on the records are made here: rustls' decrypter opens them where they were
-//! received, in the machine's staging, and `ring` seals them where they are sent from, with nonces
-//! and additional data from rustls. Nothing is allocated per record. New keys come from rustls.
+//! rustls performs the handshake (`tls/handshake.rs`). Its unbuffered interface would copy each
+//! record into separate memory when opening it, and allocate when sealing. So after the handshake
+//! this module handles the records itself: rustls' decrypter opens them where they were received,
+//! in the machine's staging, and `ring` seals them where they are sent from, with nonces and
+//! additional data from rustls. Nothing is allocated per record. New keys come from rustls.
 //!
 //! A record that cannot be opened, is longer than allowed, or holds anything but data, an alert or
 //! KeyUpdate ends the connection with an alert (RFC 8446 section 6). So does a flood of KeyUpdates
@@ -24,28 +24,32 @@ use super::qp::QpMachine;
 use crate::mem::{IoVecs, MemSlice, Region};
 use crate::tls::{PublicKey, Secrets, Session, alert_text};
 
-/// Longest content of a record (RFC 8446 section 5.1).
+/// Maximum content length of a record (RFC 8446 section 5.1).
 const CONTENT_MAX: usize = 16 << 10;
-/// Header of a record.
+/// Length of a record's header.
 const HEAD: usize = 5;
-/// What sealing adds: the content type and the tag.
+/// Bytes added by sealing: the content type and the tag.
 const SEAL: usize = 1 + 16;
-/// Longest record of ours.
+/// Maximum length of a sent record.
 const RECORD: usize = HEAD + CONTENT_MAX + SEAL;
-/// Longest body of a record of a peer (RFC 8446 section 5.2).
+/// Maximum body length of a received record (RFC 8446 section 5.2).
 const BODY_MAX: usize = CONTENT_MAX + 256;
-/// Receive staging: the longest frame, the longest record behind it, and room for several.
+/// Size of receive staging: the longest frame, the longest record after it, and room for several
+/// more.
 pub(super) const TLS_STAGE: usize = 128 << 10;
-/// Sealed records that are sent at once: five. With more, the peer waits while we seal, and then we
-/// wait while it opens them; with fewer, calls to the kernel cost more (docs/BENCHMARKS.md).
+/// Size of the buffer of sealed records that are sent at once: five. With more, the peer waits
+/// while this end seals, and then this end waits while the peer opens; with fewer, system calls
+/// cost more (docs/BENCHMARKS.md).
 pub(super) const TLS_SEND: usize = 84 << 10;
 
-/// Records after which a key is replaced, half of what AES-GCM is good for (RFC 8446 section 5.5).
+/// Number of records after which a key is replaced: half the limit for AES-GCM (RFC 8446 section
+/// 5.5).
 pub(super) const KEY_RECORDS: u64 = if cfg!(test) { 2 << 10 } else { 1 << 23 };
-/// KeyUpdates that a peer may send at once, and the records after which it may send one more.
+/// Maximum number of KeyUpdates that a peer may send at once, and the number of records after which
+/// it may send one more.
 const UPDATES_MAX: u32 = 4;
 const UPDATE_EVERY: u32 = 1024;
-/// Records without content that may follow each other.
+/// Maximum number of consecutive records without content.
 const EMPTY_MAX: u32 = 32;
 
 const KEY_UPDATE: u8 = 24;
@@ -54,27 +58,27 @@ const SESSION_TICKET: u8 = 4;
 const _: () = assert!(TLS_SEND / RECORD == 5);
 const _: () = assert!(TLS_STAGE >= super::mpa::FPDU_MAX + HEAD + BODY_MAX + 4096);
 
-/// What a record was.
+/// Kind of a received record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Record {
-    /// Bytes of the stream, in place.
+    /// Data of the stream, decrypted in place.
     Data { at: usize, len: usize },
-    /// Nothing for the stream.
+    /// No data for the stream.
     Other,
-    /// The peer sends no more.
+    /// The peer sends no more data.
     Closed,
 }
 
-/// Why the records cannot go on.
+/// Reason why the connection must end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum TlsFault {
-    /// The peer broke the protocol: it gets this alert.
+    /// The peer violated the protocol and is sent this alert.
     Peer(AlertDescription, &'static str),
-    /// The peer has sent an alert.
+    /// The peer sent an alert.
     Alert(String),
 }
 
-/// One direction's key.
+/// Sealing key of one direction.
 pub(super) struct Sealer {
     key: LessSafeKey,
     iv: Iv,
@@ -95,7 +99,7 @@ impl Sealer {
         Ok(Self { key: LessSafeKey::new(key), iv, number })
     }
 
-    /// Makes a record of the content that lies behind the room for a header. Returns its length.
+    /// Seals the content that follows the space for a header. Returns the length of the record.
     pub(super) fn seal(
         &mut self,
         record: &mut [u8],
@@ -134,7 +138,7 @@ fn opener(
     Ok(suite.aead_alg.decrypter(key, iv))
 }
 
-/// The records of one connection.
+/// Record layer of one connection.
 pub(super) struct TlsStream {
     suite: &'static Tls13CipherSuite,
     secrets: Secrets,
@@ -142,19 +146,19 @@ pub(super) struct TlsStream {
     opener: Box<dyn MessageDecrypter>,
     opened: u64,
     sealer: Sealer,
-    /// Received records that are not opened yet, in the machine's staging.
+    /// Start of the received records that are not opened yet, in the machine's staging.
     start: usize,
     end: usize,
-    /// Where records are sealed.
+    /// Buffer for sealed records.
     sealed: Arc<Region>,
-    /// What the machine wants to send and is not sealed yet.
+    /// Output of the machine that is not sealed yet.
     pub(super) plain: Box<IoVecs>,
     /// `plain` holds a batch of the machine.
     pub(super) in_batch: bool,
-    /// The peer asked for a new key of ours.
+    /// The peer requested a new sending key.
     update_due: bool,
     alert_due: Option<AlertDescription>,
-    /// An alert went, so nothing else may.
+    /// An alert was sent, so nothing else may be sent.
     silent: bool,
     updates: u32,
     records: u32,
@@ -162,10 +166,10 @@ pub(super) struct TlsStream {
 }
 
 impl TlsStream {
-    /// The records of an established session; `rest` was received behind its handshake.
+    /// Creates the record layer of an established session; `rest` was received after its handshake.
     ///
     /// # Errors
-    /// The system's when memory is refused.
+    /// Returns the system's error if the memory cannot be allocated.
     pub(super) fn new(
         session: Session,
         rest: &[u8],
@@ -198,7 +202,7 @@ impl TlsStream {
         })
     }
 
-    /// Says where the next received bytes go.
+    /// Adds the destination of the next received bytes to `iov`.
     pub(super) fn rx_prepare(&mut self, machine: &mut QpMachine, iov: &mut IoVecs) {
         iov.clear();
         let (_, staged) = machine.staged();
@@ -219,12 +223,12 @@ impl TlsStream {
         }
     }
 
-    /// So many bytes arrived where `rx_prepare` asked for them.
+    /// Records that `count` bytes arrived at the destination from `rx_prepare`.
     pub(super) fn arrived(&mut self, count: usize) {
         self.end += count;
     }
 
-    /// Opens the next whole record in staging; None when there is none.
+    /// Opens the next whole record in staging. Returns None if there is none.
     pub(super) fn next(&mut self, stage: &mut [u8]) -> Result<Option<Record>, TlsFault> {
         let Some(head) = stage[self.start..self.end].first_chunk::<HEAD>() else {
             return Ok(None);
@@ -253,7 +257,7 @@ impl TlsStream {
             return Err(fault(AlertDescription::BadRecordMac, text));
         };
         let (kind, len) = (open.typ, open.payload.len());
-        // Opened in place, so the content begins where the body did.
+        // Records are opened in place, so the content begins where the body did.
         let content = &stage[from..from + len];
         match kind {
             ContentType::ApplicationData => self.data(from, len).map(Some),
@@ -295,11 +299,11 @@ impl TlsStream {
                     return Err(fault(AlertDescription::InternalError, "no new key"));
                 };
                 (self.opened, self.opener) = (number, opener);
-                // However often it is asked for, one is owed (RFC 8446 section 4.6.3).
+                // No matter how many are requested, one update suffices (RFC 8446 section 4.6.3).
                 self.update_due |= asked == 1;
                 Ok(Record::Other)
             }
-            // We do not resume.
+            // Sessions are not resumed.
             [SESSION_TICKET, ..] if matches!(self.secrets, Secrets::Client(_)) => Ok(Record::Other),
             _ => {
                 let text = "an unexpected handshake message";
@@ -308,7 +312,7 @@ impl TlsStream {
         }
     }
 
-    /// The connection ends with this alert; what is not sealed is dropped.
+    /// Ends the connection with this alert; unsealed data is dropped.
     pub(super) fn alert(&mut self, alert: AlertDescription) {
         if !self.silent {
             self.alert_due.get_or_insert(alert);
@@ -317,26 +321,27 @@ impl TlsStream {
         }
     }
 
-    /// The last record is to go: we send no more. False when it, or an alert, went already.
+    /// Queues the final close alert, after which nothing is sent. Returns false if it, or another
+    /// alert, was queued before.
     pub(super) fn close(&mut self) -> bool {
         self.alert(AlertDescription::CloseNotify);
         self.alert_due.is_some()
     }
 
-    /// An alert is to go.
+    /// Returns true if an alert is waiting to be sent.
     pub(super) fn has_alert(&self) -> bool {
         self.alert_due.is_some()
     }
 
-    /// True when the machine may give its next batch.
+    /// Returns true if the machine may supply its next batch.
     pub(super) fn takes_batch(&self) -> bool {
         !self.in_batch && !self.silent && self.alert_due.is_none()
     }
 
-    /// Seals as much as fits. None when there is nothing to send.
+    /// Seals as much as fits. Returns None if there is nothing to send.
     ///
     /// # Errors
-    /// When ring or rustls fail, which they do not.
+    /// Returns an error if ring or rustls fails, which is not expected.
     pub(super) fn seal(&mut self) -> io::Result<Option<MemSlice>> {
         let Self { sealed, sealer, plain, .. } = self;
         let Some(region) = Arc::get_mut(sealed) else {
@@ -370,7 +375,7 @@ impl TlsStream {
     /// Seals a few bytes by themselves, for a start-up frame.
     ///
     /// # Errors
-    /// As [`TlsStream::seal`].
+    /// See [`TlsStream::seal`].
     pub(super) fn seal_start(&mut self, bytes: &[u8]) -> io::Result<Option<MemSlice>> {
         let record = seal_small(&mut self.sealer, bytes)?;
         self.sealed.copy_in(0, &record);
@@ -387,7 +392,7 @@ impl fmt::Debug for TlsStream {
     }
 }
 
-/// One record of a session that sends nothing else: a refusal.
+/// Seals the only record that a session sends: a refusal.
 pub(super) fn seal_once(session: Session, bytes: &[u8]) -> io::Result<Vec<u8>> {
     seal_small(&mut Sealer::new(session.tx)?, bytes)
 }
@@ -403,7 +408,7 @@ fn fault(alert: AlertDescription, text: &'static str) -> TlsFault {
     TlsFault::Peer(alert, text)
 }
 
-/// What an alert means: in TLS 1.3 every one but these two is the end, whatever its level.
+/// Interprets an alert. In TLS 1.3 every alert except these two is fatal, regardless of its level.
 fn alert(content: &[u8], (raw_keys, own): (bool, Option<PublicKey>)) -> Result<Record, TlsFault> {
     let &[_, description] = content else {
         return Err(fault(AlertDescription::DecodeError, "an alert of wrong length"));

@@ -1,9 +1,9 @@
-//! The sending half of the stream machine: work requests become frames when the socket is ready
-//! for them, not before, so that one call to the kernel carries as many as fit.
+//! Sending half of the stream machine. Work requests are encoded into frames only when the socket
+//! is ready, so that one system call carries as many as fit.
 //!
-//! A batch is a list of slices: headers, checksums and small payloads in the staging memory,
-//! large payloads where they lie. Nothing is copied but what is at most 256 bytes, nothing is
-//! allocated. The segments of a message are contiguous; read responses come between messages.
+//! A batch is a list of slices: headers, checksums and small payloads in the staging memory, large
+//! payloads in place. Only pieces of at most 256 bytes are copied, and nothing is allocated. The
+//! segments of a message are contiguous; read responses come between messages.
 
 use super::ddp::{self, Untagged, queue};
 use super::mpa::{self, Features};
@@ -13,36 +13,36 @@ use super::state::CoreState;
 use crate::fabric::WrOp;
 use crate::mem::{IoVecs, MemSlice, crc32c_append};
 
-/// Payload of one frame at most; a multiple of 4096 below the largest MULPDU.
+/// Maximum payload of a frame; a multiple of 4096 below the largest MULPDU.
 pub(super) const SEGMENT_MAX: usize = 61440;
-/// Slices of a batch.
+/// Maximum number of slices in a batch.
 pub(super) const BATCH_SLICES: usize = 128;
-/// Bytes after which a batch is full.
+/// Number of bytes after which a batch is full.
 const BATCH_BYTES: usize = 256 << 10;
-/// Pieces up to this length are copied next to their header.
+/// Pieces up to this length are copied into staging, next to their header.
 const INLINE_MAX: usize = 256;
-/// Staging that one frame can need: header, prefix, two small pieces, padding, checksum.
+/// Maximum staging used by one frame: header, prefix, two small pieces, padding, checksum.
 const STAGE_PER_FRAME: usize = 20 + 8 + 2 * INLINE_MAX + 8;
-/// Slices that one frame can need: staging between two pieces, and behind.
+/// Maximum number of slices used by one frame: staging between two pieces, and after them.
 const SLICES_PER_FRAME: usize = 5;
 
-/// Which message is half encoded.
+/// Message that is partially encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     SendQueue,
     Response,
 }
 
-/// Where sending stands.
+/// State of sending.
 #[derive(Debug)]
 pub(super) struct Tx {
-    /// Send queue entries, from the front, that are completely encoded.
+    /// Number of fully encoded send queue entries, from the front.
     pub(super) encoded: usize,
-    /// Of these, how many are handed to TCP.
+    /// Number of those that were handed to TCP.
     pub(super) handed: usize,
-    /// A responder must hear a frame first.
+    /// Whether this end may send; a responder must first receive a frame.
     pub(super) may_send: bool,
-    /// Our promised ready-to-receive frame has not gone.
+    /// The promised ready-to-receive frame has not been sent.
     pub(super) rtr_due: bool,
     responses_encoded: usize,
     half: Option<Source>,
@@ -65,7 +65,7 @@ impl Default for Tx {
     }
 }
 
-/// A batch in the making.
+/// Batch under construction.
 struct Batch<'a> {
     stage: MemSlice,
     iov: &'a mut IoVecs,
@@ -108,7 +108,7 @@ impl Batch<'_> {
         }
     }
 
-    /// A part of local memory as payload.
+    /// Adds a part of local memory as payload.
     fn payload(&mut self, part: MemSlice) {
         if self.crc {
             self.sum = part.crc32c(self.sum);
@@ -133,7 +133,7 @@ impl Batch<'_> {
     fn end(&mut self, ulpdu_len: usize) {
         let pad = mpa::pad_len(ulpdu_len);
         self.put(&[0; 3][..pad]);
-        // Both sides without CRC: the field stays and is zero (RFC 5044 section 4.4).
+        // If both sides work without CRC, the field remains and is zero (RFC 5044 section 4.4).
         let sum = if self.crc { self.sum } else { 0 };
         self.stage.copy_in(self.at, &sum.to_le_bytes());
         self.at += mpa::CRC_LEN;
@@ -141,8 +141,8 @@ impl Batch<'_> {
 }
 
 impl QpMachine {
-    /// Encodes the next batch into `iov`. Returns its length; 0 when there is nothing to send.
-    /// Must not be called again before `tx_done`.
+    /// Encodes the next batch into `iov`. Returns its length; 0 if there is nothing to send. Must
+    /// not be called again before `tx_done`.
     pub(super) fn tx_prepare(&mut self, iov: &mut IoVecs) -> usize {
         iov.clear();
         let Some(terms) = self.terms else { return 0 };
@@ -184,7 +184,7 @@ impl QpMachine {
         batch.bytes
     }
 
-    /// The batch was taken by TCP, whole.
+    /// Handles the completed transfer of a whole batch to TCP.
     pub(super) fn tx_done(&mut self, core: &mut CoreState) {
         for index in self.tx.handed..self.tx.encoded {
             let item = &mut self.send_queue[index];
@@ -198,7 +198,7 @@ impl QpMachine {
         self.retire(core);
     }
 
-    /// True when `tx_prepare` would have something.
+    /// Returns true if `tx_prepare` would return data.
     pub(super) fn has_output(&self) -> bool {
         let Some(terms) = self.terms else { return false };
         match &self.failure {
@@ -212,12 +212,13 @@ impl QpMachine {
         }
     }
 
-    /// True when everything posted has been handed to TCP and no read is open.
+    /// Returns true if everything posted has been handed to TCP and no read is pending.
     pub(super) fn is_drained(&self) -> bool {
         self.send_queue.is_empty() && self.responses.is_empty() && !self.tx.rtr_due
     }
 
-    /// Reads of the peer that we still hold (RFC 5040 section 5.5: at most IRD).
+    /// Returns the number of the peer's reads that are still being served (RFC 5040 section 5.5: at
+    /// most IRD).
     pub(super) fn responses_held(&self) -> usize {
         self.responses.len() - self.tx.responses_encoded
     }
@@ -236,7 +237,8 @@ impl QpMachine {
         msn
     }
 
-    /// One frame of the oldest peer's read. True when it was its last.
+    /// Encodes one frame of the response to the peer's oldest read. Returns true if it was the
+    /// last.
     fn encode_response(&mut self, batch: &mut Batch<'_>) -> bool {
         let response = &mut self.responses[self.tx.responses_encoded];
         let len = (response.len - response.sent).min(SEGMENT_MAX);
@@ -254,7 +256,7 @@ impl QpMachine {
         last
     }
 
-    /// One frame of the next send queue entry. True when it was its last.
+    /// Encodes one frame of the next send queue entry. Returns true if it was the last.
     fn encode_send(&mut self, batch: &mut Batch<'_>, features: Features) -> bool {
         let index = self.tx.encoded;
         let op = self.send_queue[index].wr.op;
@@ -296,7 +298,8 @@ impl QpMachine {
         last
     }
 
-    /// RFC 7306 section 6: eight bytes; ours puts the 32 bits first and zeroes behind.
+    /// Encodes an immediate. RFC 7306 section 6 defines eight bytes; RTRS puts the 32 bits first,
+    /// followed by zeroes.
     fn encode_immediate(&mut self, batch: &mut Batch<'_>, imm: u32) {
         let msn = self.next_msn(queue::SEND);
         let fields = Untagged { invalidate: 0, qn: queue::SEND, msn, mo: 0 };
@@ -357,7 +360,7 @@ impl QpMachine {
     }
 }
 
-/// The bytes `from..from + len` of a list of pieces as payload.
+/// Adds the bytes `from..from + len` of a list of pieces as payload.
 fn put_pieces(
     batch: &mut Batch<'_>,
     sges: &crate::fabric::SgeList,

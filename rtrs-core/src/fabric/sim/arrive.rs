@@ -1,8 +1,9 @@
-//! What a message does where it arrives: connection set-up and end, placement, completions.
+//! Effects of messages on arrival: connection set-up and end, placement, completions.
 //!
-//! Every check of the receiving side is made here, when the message arrives: a receive is
-//! posted and long enough, the key is known, of this protection domain, within its bounds and
-//! with the rights for this. A broken rule ends the connection: the peer gets a NAK, both flush.
+//! All checks of the receiving side are made here, when the message arrives: a receive is posted
+//! and long enough; the key is known, belongs to this protection domain, and has the bounds and
+//! rights for this access. A violation ends the connection: the peer gets a NAK, and both ends
+//! flush.
 
 use super::conn::{ACCEPTOR, CONNECTOR, Conn, Job, Message, State};
 use super::net::{Event, Net, Timer};
@@ -13,7 +14,7 @@ use crate::fabric::{
 use crate::time::Duration;
 
 impl Conn {
-    /// The first message that `from` sent arrives, if the link lets it.
+    /// Delivers the first message that `from` sent, if the link permits.
     pub(super) fn deliver(&mut self, net: &mut Net, from: usize) {
         if self.broken {
             return;
@@ -27,7 +28,8 @@ impl Conn {
         let Some((_, message)) = wire.messages.pop_front() else { return };
         wire.bytes -= message.len();
         if let Some(&(next, _)) = wire.messages.front() {
-            // Messages that were held back arrive one by one, with time between for the receiver.
+            // Messages that were held back arrive one by one, with time between them for the
+            // receiver.
             let late = next < net.now;
             let pause = if late { net.prng.range(0..=20_000) } else { 0 };
             let at = next.max(net.now + Duration::from_nanos(pause));
@@ -78,7 +80,7 @@ impl Conn {
                 self.receive_data(net, side, message);
             }
             Message::Refuse | Message::Reject(_) | Message::Ready | Message::Ack(_) => {}
-            // The end is gone: the peer shall know.
+            // This end no longer exists: notify the peer.
             _ => {
                 self.transmit(net, side, Message::Reset);
             }
@@ -206,7 +208,7 @@ impl Conn {
         }
     }
 
-    /// The peer broke a rule: tell it and end.
+    /// Handles a violation by the peer: notifies it and ends the connection.
     fn refuse(&mut self, net: &mut Net, side: usize, seq: u64, status: WcStatus, why: &str) {
         self.transmit(net, side, Message::Nak { seq, status, why: why.into() });
         let reason = CloseReason::Protocol(why.into());

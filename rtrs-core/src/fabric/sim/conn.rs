@@ -1,10 +1,10 @@
-//! One simulated connection: two ends and the messages between them.
+//! Simulated connection: two ends and the messages between them.
 //!
-//! An end is a queue pair: what was posted and not handed over, what waits to depart, what
-//! departed and waits for its answer, and the posted receives. Local memory is read when a
-//! message departs and written when one arrives, in virtual time, so a write of an end that is
-//! long gone can still land at a peer that does not know it yet. Every end leaves through
-//! [`Conn::end`]: all that is posted completes once, then one last event.
+//! An end is a queue pair: work that was posted but not flushed, work that waits to depart, work
+//! that departed and waits for its answer, and the posted receives. Local memory is read when a
+//! message departs and written when one arrives, in virtual time, so a write of an end that closed
+//! long ago can still land at a peer that has not noticed yet. Every end closes through
+//! [`Conn::end`]: all posted work completes once, followed by one last event.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -20,35 +20,35 @@ use crate::ids::{QpNum, Rkey};
 use crate::mem::MemSlice;
 use crate::time::{Duration, Instant};
 
-/// Index of the end that connects.
+/// Index of the connecting end.
 pub(super) const CONNECTOR: usize = 0;
-/// Index of the end that accepts.
+/// Index of the accepting end.
 pub(super) const ACCEPTOR: usize = 1;
 
-/// Where an end is in its life, in order.
+/// State of an end, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum State {
-    /// Nothing there yet.
+    /// Not in use yet.
     Fresh,
-    /// The connector asks.
+    /// The connector has sent its request.
     Connecting,
     /// The listener has the request and has not answered.
     Requested,
-    /// Accepted, the reply waits for a flush.
+    /// Accepted; the reply is sent by the next flush.
     Accepting,
-    /// The reply left, the connector's word is awaited.
+    /// The reply was sent; waiting for the connector's confirmation.
     Replied,
-    /// Work can be posted.
+    /// Established: work can be posted.
     Up,
-    /// To be closed when all that was posted has left.
+    /// Closing after everything posted has been sent.
     Closing,
-    /// Sent a disconnect, waits for the reply.
+    /// Disconnect sent; waiting for the reply.
     Leaving,
-    /// Its last event was given.
+    /// The last event was reported.
     Gone,
 }
 
-/// What an entry of a send queue does.
+/// Operation of a send queue entry.
 #[derive(Debug)]
 pub(super) enum Job {
     Work(WrOp, SgeList),
@@ -56,7 +56,7 @@ pub(super) enum Job {
     Revoke { window: Arc<dyn Window> },
 }
 
-/// An entry of a send queue.
+/// Entry of a send queue.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) seq: u64,
@@ -75,7 +75,7 @@ impl Entry {
     }
 }
 
-/// One end.
+/// One end of a connection.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) node: usize,
@@ -89,7 +89,7 @@ pub(super) struct End {
     posted: VecDeque<Entry>,
     waiting: VecDeque<Entry>,
     pub(super) departed: VecDeque<Entry>,
-    /// Silent successes whose places come free with the next signaled one, as in verbs.
+    /// Unsignaled successes whose entries are freed by the next signaled one, as in verbs.
     unreported: u32,
     pub(super) receives: VecDeque<(u64, Option<Sge>)>,
     next_seq: u64,
@@ -97,7 +97,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// How long what is to leave next waits, if it is a revoke.
+    /// Returns how long the next departure waits, if it is a revoke.
     fn waits_to_revoke(&self, net: &mut Net) -> Duration {
         let next = self.waiting.front().map(|entry| &entry.job);
         let most = net.options.revoke_max.filter(|_| matches!(next, Some(Job::Revoke { .. })));
@@ -129,7 +129,7 @@ impl End {
     }
 }
 
-/// A message on its way.
+/// Message on the wire.
 #[derive(Debug)]
 pub(super) enum Message {
     Request(PrivateData),
@@ -159,23 +159,23 @@ impl Message {
     }
 }
 
-/// What one end sent and the other has not yet got.
+/// Messages that one end sent and the other has not yet received.
 #[derive(Debug, Default)]
 pub(super) struct Wire {
     pub(super) messages: VecDeque<(Instant, Message)>,
     pub(super) bytes: usize,
     last_arrival: Instant,
-    /// The first message has come to a silenced link and waits there.
+    /// The first message has reached a silenced link and waits there.
     pub(super) held: bool,
 }
 
-/// A connection.
+/// Simulated connection.
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) id: u64,
     pub(super) ends: [End; 2],
     pub(super) wires: [Wire; 2],
-    /// Its link went down: nothing arrives any more.
+    /// The link went down: nothing arrives any more.
     pub(super) broken: bool,
 }
 
@@ -184,19 +184,19 @@ impl Conn {
         Self { id, ends, wires: [Wire::default(), Wire::default()], broken: false }
     }
 
-    /// True when nothing can come of it any more.
+    /// Returns true if the connection can have no further effect.
     pub(super) fn is_over(&self) -> bool {
         let gone = self.ends.iter().all(|e| matches!(e.state, State::Gone | State::Fresh));
         gone && (self.broken || self.wires.iter().all(|w| w.messages.is_empty()))
     }
 
-    /// True when both addresses are these, either way round.
+    /// Returns true if these are the two addresses, in either direction.
     pub(super) fn runs_between(&self, a: IpAddr, b: IpAddr) -> bool {
         let (x, y) = (self.ends[0].addr.ip(), self.ends[1].addr.ip());
         (x, y) == (a, b) || (x, y) == (b, a)
     }
 
-    /// Adds to the send batch.
+    /// Adds a work request to the send batch.
     pub(super) fn post_send(
         &mut self,
         net: &Net,
@@ -271,7 +271,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Hands the batch over; lets the reply of an accept go.
+    /// Hands over the batch; sends the reply of an accept.
     pub(super) fn flush(&mut self, net: &mut Net, side: usize) {
         let end = &mut self.ends[side];
         if end.state == State::Accepting {
@@ -290,7 +290,7 @@ impl Conn {
         }
     }
 
-    /// Ends in order.
+    /// Disconnects gracefully.
     pub(super) fn disconnect(&mut self, net: &mut Net, side: usize) {
         match self.ends[side].state {
             State::Up => {
@@ -304,7 +304,7 @@ impl Conn {
         }
     }
 
-    /// Ends at once.
+    /// Aborts the connection.
     pub(super) fn abort(&mut self, net: &mut Net, side: usize) {
         if self.ends[side].state != State::Gone {
             self.transmit(net, side, Message::Reset);
@@ -312,8 +312,8 @@ impl Conn {
         }
     }
 
-    /// A queue pair goes to error at its oldest work request, as after a failed retry. The peer
-    /// gets a reset with `reset`, and otherwise finds out by itself.
+    /// Puts a queue pair into error at its oldest work request, as after exhausted retries. With
+    /// `reset` the peer gets a reset; otherwise it has to find out by itself.
     pub(super) fn fail(&mut self, net: &mut Net, side: usize, reset: bool) {
         let end = &self.ends[side];
         if !matches!(end.state, State::Up | State::Closing | State::Leaving) {
@@ -328,7 +328,7 @@ impl Conn {
         self.end(net, side, ConnectFailure::Failed(reason), failed);
     }
 
-    /// A timer of this connection rang.
+    /// Handles an expired timer of this connection.
     pub(super) fn timer(&mut self, net: &mut Net, side: usize, timer: Timer) {
         let reason = match (timer, self.ends[side].state) {
             (Timer::Connect, State::Connecting)
@@ -349,7 +349,7 @@ impl Conn {
         self.end(net, side, ConnectFailure::Failed(reason), None);
     }
 
-    /// The link went down: what is on it is lost, a write perhaps in its middle.
+    /// Takes the link down: messages on it are lost, and a write may be placed in part.
     pub(super) fn break_link(&mut self, net: &mut Net) {
         if self.broken {
             return;
@@ -383,14 +383,14 @@ impl Conn {
         }
     }
 
-    /// A silenced direction is open again.
+    /// Reopens a silenced direction.
     pub(super) fn release(&mut self, net: &mut Net, from: usize) {
         if std::mem::take(&mut self.wires[from].held) {
             net.after(Duration::ZERO, Event::Deliver(self.id, from));
         }
     }
 
-    /// An end is gone with its whole node or process, without a last event.
+    /// Removes an end whose whole node or process disappeared, without a last event.
     pub(super) fn vanish(&mut self, net: &mut Net, side: usize) {
         let end = &mut self.ends[side];
         end.state = State::Gone;
@@ -407,7 +407,7 @@ impl Conn {
         net.emit(end.core, FabricEvent::Established { qp: end.qp, private_data });
     }
 
-    /// Puts a message on the wire. Returns when it has left.
+    /// Puts a message on the wire. Returns the time at which it has been sent.
     pub(super) fn transmit(&mut self, net: &mut Net, side: usize, message: Message) -> Instant {
         if self.broken {
             return net.now;
@@ -428,7 +428,7 @@ impl Conn {
         left
     }
 
-    /// Lets the send queue move if it can.
+    /// Starts the next departure if the send queue permits.
     pub(super) fn kick(&mut self, net: &mut Net, side: usize) {
         let end = &mut self.ends[side];
         let work = !end.waiting.is_empty() || end.state == State::Closing;
@@ -440,7 +440,7 @@ impl Conn {
         }
     }
 
-    /// The next entry of the send queue leaves.
+    /// Sends the next entry of the send queue.
     pub(super) fn depart(&mut self, net: &mut Net, side: usize) {
         let end = &mut self.ends[side];
         end.departing = false;
@@ -498,7 +498,7 @@ impl Conn {
         }
     }
 
-    /// Completes what is done, in order.
+    /// Completes finished entries, in order.
     pub(super) fn retire(&mut self, net: &mut Net, side: usize) {
         let end = &mut self.ends[side];
         while end.departed.front().is_some_and(|e| e.done)
@@ -514,8 +514,8 @@ impl Conn {
         }
     }
 
-    /// Ends an end: every entry and receive completes, then the last event. `failed` names the
-    /// entry that has a status of its own.
+    /// Closes an end: every entry and receive completes, then the last event follows. `failed`
+    /// names the entry that has a status of its own.
     pub(super) fn end(
         &mut self,
         net: &mut Net,
@@ -555,7 +555,7 @@ impl Conn {
     }
 }
 
-/// The message a work request becomes, with the bytes its memory holds now.
+/// Creates the message of a work request, with the current content of its memory.
 fn message(seq: u64, op: &WrOp, sges: &SgeList) -> Message {
     let gather = || {
         let mut bytes = vec![0; sges.len()];

@@ -1,7 +1,7 @@
-//! What may break in a simulated world, and when, all from a seed.
+//! Faults of a simulated world, drawn from a seed.
 //!
-//! [`FaultOptions::plan`] draws a list of faults with their times; `World::inject` puts it on
-//! the clock. Every fault heals, so that after the last entry of a plan the world is whole again.
+//! [`FaultOptions::plan`] draws a list of faults with their times; `World::inject` puts it on the
+//! clock. Every fault heals, so that after the last entry of a plan the world is whole again.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -10,44 +10,45 @@ use super::link::LinkOptions;
 use crate::prng::{Prng, Ratio};
 use crate::time::{Duration, Instant};
 
-/// One change of the world.
+/// Change of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The link between two addresses goes down: what is on it is lost.
+    /// The link between two addresses goes down: messages on it are lost.
     LinkDown(IpAddr, IpAddr),
-    /// It is up again, for new connections.
+    /// The link is up again, for new connections.
     LinkUp(IpAddr, IpAddr),
-    /// Nothing arrives from the first at the second, without an event.
+    /// Nothing arrives from the first address at the second, without an event.
     Silence(IpAddr, IpAddr),
-    /// What was held back arrives now.
+    /// Messages that were held back arrive now.
     Unsilence(IpAddr, IpAddr),
-    /// This direction behaves otherwise from now on.
+    /// This direction has these options from now on.
     Change(IpAddr, IpAddr, LinkOptions),
-    /// This direction behaves as the world's default again.
+    /// This direction has the world's default options again.
     Restore(IpAddr, IpAddr),
 }
 
-/// What may break and how often.
+/// Kinds and frequencies of faults.
 #[derive(Clone, Debug)]
 pub struct FaultOptions {
-    /// The links that may break.
+    /// Links that may break.
     pub links: Vec<(IpAddr, IpAddr)>,
     /// Time between the starts of two faults.
     pub gap: RangeInclusive<Duration>,
-    /// How long a fault lasts.
+    /// Duration of a fault.
     pub lasts: RangeInclusive<Duration>,
-    /// How many of the faults take a link down.
+    /// Ratio of faults that take a link down.
     pub down: Ratio,
-    /// How many of the others silence one direction; what remains makes a direction slow.
+    /// Ratio of the other faults that silence one direction; the rest make a direction slow.
     pub silence: Ratio,
-    /// How a slow direction behaves.
+    /// Options of a slow direction.
     pub slow: LinkOptions,
-    /// At every moment at least this many links have no fault.
+    /// Number of links that have no fault at any time, at least.
     pub spare: usize,
 }
 
 impl FaultOptions {
-    /// Links break about every second for about half a second, one always stays whole.
+    /// Creates options under which links break about every second for about half a second, with one
+    /// link always intact.
     pub fn new(links: Vec<(IpAddr, IpAddr)>) -> Self {
         Self {
             links,

@@ -1,10 +1,10 @@
-//! What lies between two addresses: delay, jitter, bandwidth, loss of the link, silence one way.
+//! Links between addresses: delay, jitter, bandwidth, loss of the link, silence in one direction.
 //!
-//! Each direction between two addresses has options of its own. Messages of one queue pair stay
-//! in order (as a reliable connection keeps them), those of different queue pairs overtake each
-//! other within the jitter. A link that is down loses what is on its way and breaks its
-//! connections for good; a silenced direction holds messages back and lets them out late, as TCP
-//! does after a route came back.
+//! Each direction between two addresses has options of its own. Messages of one queue pair stay in
+//! order (as a reliable connection keeps them), those of different queue pairs overtake each other
+//! within the jitter. A link that is down loses the messages on it and breaks its connections
+//! permanently; a silenced direction holds messages back and delivers them late, as TCP does after
+//! a route is restored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,17 +12,17 @@ use std::net::IpAddr;
 use crate::prng::Prng;
 use crate::time::{Duration, Instant};
 
-/// How one direction of a link behaves.
+/// Options of one direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkOptions {
-    /// Least time from departure to arrival.
+    /// Minimum time from departure to arrival.
     pub delay: Duration,
-    /// A random time up to this comes on top, drawn for each message.
+    /// Maximum additional random delay, drawn for each message.
     pub jitter: Duration,
     /// Bytes per second; None for no limit.
     pub bandwidth: Option<u64>,
-    /// How long after the link went down its connections end, at most (each end sees it at a
-    /// random time in the second half). None: never, only heartbeats find it.
+    /// Maximum time after which a broken link ends its connections (each end notices at a random
+    /// time in the second half). None: never, only heartbeats detect it.
     pub detect: Option<Duration>,
 }
 
@@ -85,7 +85,7 @@ impl Links {
         self.silent.contains(&(from, to))
     }
 
-    /// When a message of `bytes` that departs now has left, and when it arrives.
+    /// Returns when a message of `bytes` that departs now has been sent, and when it arrives.
     pub(super) fn times(
         &mut self,
         prng: &mut Prng,

@@ -1,9 +1,9 @@
 //! Keys, registrations, windows and protection domains of a simulated node.
 //!
 //! One table of keys per node, shared by its shards, as a device has one. Keys are drawn from the
-//! seed, never zero and never the same twice while in use. Addresses that peers get are made up
-//! (they follow from the seed, the real ones would not). Every check of a real device is made
-//! here: key known, same protection domain, inside the bounds, access granted.
+//! seed, never zero and never the same twice while in use. Addresses given to peers are artificial,
+//! because real ones would not follow from the seed. All checks of a real device are made here:
+//! known key, same protection domain, bounds, access rights.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -19,14 +19,14 @@ use crate::ids::Rkey;
 use crate::mem::{MemSlice, Region};
 use crate::prng::Prng;
 
-/// What a peer wants to do with a key.
+/// Kind of access that a peer requests with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Want {
     Read,
     Write,
 }
 
-/// What a remote key grants.
+/// Access granted by a remote key.
 #[derive(Debug)]
 struct Grant {
     pd: u64,
@@ -36,7 +36,7 @@ struct Grant {
     window: bool,
 }
 
-/// What a local key stands for.
+/// Memory of a local key.
 #[derive(Debug)]
 struct Local {
     pd: u64,
@@ -70,7 +70,8 @@ impl Keys {
         }
     }
 
-    /// Bytes that are registered now; a region counts once for each of its registrations.
+    /// Returns the number of bytes registered now; a region counts once for each of its
+    /// registrations.
     pub(super) fn registered(&self) -> usize {
         self.local.values().map(|local| local.len).sum()
     }
@@ -84,7 +85,7 @@ impl Keys {
         })
     }
 
-    /// Validates a peer's access of more than zero bytes and names the memory it reaches.
+    /// Validates a peer's access of more than zero bytes and returns the accessed memory.
     pub(super) fn check_remote(
         &self,
         pd: u64,
@@ -111,7 +112,7 @@ impl Keys {
             .ok_or("outside the bounds of the key")
     }
 
-    /// A peer's send with invalidate. Only windows can be taken away from afar.
+    /// Handles a peer's send with invalidate. Only windows can be revoked remotely.
     pub(super) fn invalidate(&mut self, pd: u64, key: Rkey) -> Result<(), &'static str> {
         match self.remote.get(&key.0) {
             Some(grant) if grant.pd == pd && grant.window => {
@@ -123,7 +124,7 @@ impl Keys {
     }
 }
 
-/// A protection domain.
+/// Protection domain of a simulated node.
 #[derive(Debug)]
 pub(super) struct SimPd {
     pub(super) id: u64,
@@ -222,33 +223,33 @@ impl Drop for SimRegistration {
     }
 }
 
-/// A window over parts of a registration.
+/// Window over parts of a registration.
 #[derive(Debug)]
 pub(super) struct SimWindow {
     pd: u64,
     keys: Arc<Mutex<Keys>>,
     parent: Arc<dyn MemoryRegistration>,
-    /// The last key given; in force while the table has it.
+    /// Last key drawn; in force while the table has it.
     key: AtomicU32,
 }
 
 impl SimWindow {
-    /// True when a queue pair of `pd` may bind this window to `slice`.
+    /// Returns true if a queue pair of `pd` may bind this window to `slice`.
     pub(super) fn covers(&self, pd: u64, slice: &MemSlice) -> bool {
         self.belongs(pd) && slice.region().id() == self.parent.region().id()
     }
 
-    /// True when the window is of this protection domain.
+    /// Returns true if the window belongs to this protection domain.
     pub(super) fn belongs(&self, pd: u64) -> bool {
         self.pd == pd
     }
 
-    /// Draws the key of the next bind; it grants nothing yet.
+    /// Draws the key of the next bind, which grants nothing yet.
     pub(super) fn draw_key(&self) -> Rkey {
         Rkey(self.keys.lock().fresh())
     }
 
-    /// Puts `key` in force for `slice`; the key before is dead.
+    /// Puts `key` in force for `slice` and revokes the previous key.
     pub(super) fn put(&self, key: Rkey, slice: &MemSlice, access: Access) {
         let mut keys = self.keys.lock();
         keys.remote.remove(&self.key.load(Ordering::Relaxed));
@@ -258,7 +259,7 @@ impl SimWindow {
         self.key.store(key.0, Ordering::Relaxed);
     }
 
-    /// Takes the key away.
+    /// Revokes the key.
     pub(super) fn take(&self) {
         self.keys.lock().remote.remove(&self.key.load(Ordering::Relaxed));
     }

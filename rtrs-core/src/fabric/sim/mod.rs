@@ -1,14 +1,14 @@
-//! The simulated provider: a fabric in memory on a virtual clock, everything from one seed.
+//! Simulated provider: an in-memory fabric on a virtual clock, driven by one seed.
 //!
-//! It keeps the contract of the fabric with the strictness of a real device: keys, bounds,
-//! rights, protection domains, queue bounds, missing receives, flush on error, `Closed` last.
-//! What a provider may do either way is an option of the world ([`WorldOptions`]): when sends
-//! complete, when binds are in force. What networks do is in [`LinkOptions`] and [`Fault`].
-//! Used by tests only; no thread, no real clock, no walk in hash order.
+//! It keeps the contract of the fabric as strictly as a real device: keys, bounds, rights,
+//! protection domains, queue limits, missing receives, flush on error, `Closed` last. Behavior that
+//! may differ between providers is an option of the world ([`WorldOptions`]): when sends complete,
+//! when binds are in force. [`LinkOptions`] and [`Fault`] describe the behavior of networks. Used
+//! by tests only, without threads, real clocks or iteration in hash order.
 //!
-//! `world.rs` the public world · `net.rs` clock, queue of events, shards · `conn.rs` one
-//! connection · `arrive.rs` what a message does at its target · `memory.rs` keys and checks ·
-//! `link.rs` · `faults.rs`.
+//! `world.rs` the public world · `net.rs` clock, queue of events, shards · `conn.rs` one connection
+//! · `arrive.rs` effects of messages on arrival · `memory.rs` keys and checks · `link.rs` ·
+//! `faults.rs`.
 
 mod arrive;
 mod conn;
@@ -42,7 +42,7 @@ use memory::{SimPd, SimWindow};
 use net::{Event, Net, Ticket, Timer};
 use world::Inner;
 
-/// One shard's view of a node. Dropping it is the end of its process: peers get a reset.
+/// One shard's view of a node. Dropping it ends its process: peers get a reset.
 #[derive(Debug)]
 pub struct SimFabric {
     world: Rc<RefCell<Inner>>,
@@ -66,13 +66,13 @@ impl SimFabric {
         inner.with(id, |conn, net| f(conn, net, side)).ok_or(FabricError::QpState)
     }
 
-    /// Puts a queue pair into error at its oldest work request; its peer gets a reset with
-    /// `reset`. An unknown queue pair, and one that is not up, stays as it is.
+    /// Puts a queue pair into error at its oldest work request; with `reset` its peer gets a reset.
+    /// Queue pairs that are unknown or not established do not change.
     pub fn fail(&mut self, qp: QpNum, reset: bool) {
         let _ = self.with(qp, |conn, net, side| conn.fail(net, side, reset));
     }
 
-    /// A protection domain of this node, by its number.
+    /// Returns the number of a protection domain of this node.
     fn domain(&self, pd: &Arc<dyn ProtectionDomain>) -> Result<u64, FabricError> {
         let inner = self.world.borrow();
         match pd.as_any().downcast_ref::<SimPd>() {
@@ -90,7 +90,7 @@ impl SimFabric {
         qp
     }
 
-    /// Checks a window for a queue pair's protection domain and finds what is behind it.
+    /// Returns the window as this provider's own type.
     fn own<'w>(&self, window: &'w Arc<dyn Window>) -> Result<&'w SimWindow, FabricError> {
         window.as_any().downcast_ref().ok_or(FabricError::LocalMemory)
     }
@@ -100,7 +100,7 @@ fn refused(what: &str, address: SocketAddr, kind: io::ErrorKind) -> FabricError 
     FabricError::system(format!("{what} {address}"), io::Error::from(kind))
 }
 
-/// Takes the ticket out of a request, when it is of this provider.
+/// Takes the ticket out of a request if it belongs to this provider.
 fn ticket(request: ConnRequest) -> Option<u64> {
     let mut ticket = request.inner.downcast::<Ticket>().ok()?;
     ticket.taken = true;
@@ -316,7 +316,7 @@ impl Fabric for SimFabric {
     }
 
     fn disconnect(&mut self, _now: Instant, qp: QpNum) {
-        // An unknown queue pair has had its last event.
+        // An unknown queue pair has already reported its last event.
         let _ = self.with(qp, |conn, net, side| conn.disconnect(net, side));
     }
 
@@ -345,7 +345,7 @@ impl Fabric for SimFabric {
 
 impl Drop for SimFabric {
     fn drop(&mut self) {
-        // Not while the world is at work, which only an unwinding panic could bring about.
+        // The world is borrowed only if a panic is unwinding.
         let Ok(mut inner) = self.world.try_borrow_mut() else { return };
         let core = self.core;
         inner.net.listeners.retain(|_, listener| *listener != core);
@@ -361,7 +361,7 @@ impl Drop for SimFabric {
     }
 }
 
-/// An address in a simulated world, for tests: `10.0.0.n`.
+/// Returns the address `10.0.0.n` of a simulated world, for tests.
 pub fn sim_ip(n: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, n])
 }

@@ -1,5 +1,5 @@
-//! What all connections of a world share: the clock and its queue of events, the seed, links,
-//! nodes with their keys, shards with their queues of events, listeners.
+//! State shared by all connections of a world: the clock and its event queue, the seed, links,
+//! nodes with their keys, shards with their event queues, listeners.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -15,40 +15,40 @@ use crate::ids::QpNum;
 use crate::prng::{Prng, Ratio};
 use crate::time::{Duration, Instant};
 
-/// When a window bind or revoke is in force.
+/// Time at which a window bind or revoke is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindMode {
-    /// When the call returns, as in iwarp.
+    /// When the call returns, as on iwarp.
     Done,
-    /// At its completion, as in verbs.
+    /// At its completion, as with verbs.
     Pending,
-    /// When the call returns; every revoke finds that another connection is in the middle of a
-    /// write through the window, and fails.
+    /// When the call returns; every revoke fails, as if another connection were writing through the
+    /// window.
     InUse,
 }
 
-/// How a world behaves where providers may differ.
+/// Options for behavior in which providers may differ.
 #[derive(Clone, Debug)]
 pub struct WorldOptions {
-    /// True: a send or write completes when the peer's acknowledgement is in, as in verbs.
-    /// False: when it has departed, as in iwarp.
+    /// True: a send or write completes when the peer's acknowledgement arrives, as with verbs.
+    /// False: it completes when it has departed, as on iwarp.
     pub acknowledged: bool,
-    /// What a machine had sent when it lost power still arrives.
+    /// Messages that a machine had sent when it lost power still arrive.
     pub flights: bool,
-    /// When binds are in force.
+    /// Time at which binds are in force.
     pub bind: BindMode,
-    /// Longest time for which a revoke waits in its send queue, and what is behind it too.
+    /// Maximum time for which a revoke delays its send queue.
     pub revoke_max: Option<Duration>,
-    /// Links without options of their own.
+    /// Default options of links.
     pub link: LinkOptions,
-    /// Bytes that may be on the way in one direction of a connection before its send queue
-    /// waits (a socket's buffers).
+    /// Maximum bytes in flight in one direction of a connection before its send queue waits (like
+    /// socket buffers).
     pub buffered_max: usize,
-    /// Bound of a graceful disconnect.
+    /// Timeout of a graceful disconnect.
     pub close_bound: Duration,
-    /// Bound for the answer to a request and for the start-up of an accepted connection.
+    /// Timeout for the answer to a request and for the start-up of an accepted connection.
     pub accept_bound: Duration,
-    /// How often a write that is lost with its link has placed a part of its bytes.
+    /// Ratio of writes lost with their link that have placed some of their bytes.
     pub torn_writes: Ratio,
 }
 
@@ -68,7 +68,7 @@ impl Default for WorldOptions {
     }
 }
 
-/// What a timer of a connection is for.
+/// Purpose of a connection's timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     Connect,
@@ -77,22 +77,22 @@ pub(super) enum Timer {
     Detect,
 }
 
-/// What is due at a point in time.
+/// Scheduled event.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The next entry of this end's send queue leaves.
+    /// The next entry of this end's send queue departs.
     Depart(u64, usize),
-    /// The first message this end sent arrives.
+    /// The first message sent by this end arrives.
     Deliver(u64, usize),
-    /// A bound of this end is over.
+    /// A timeout of this end expires.
     Timer(u64, usize, Timer),
     /// The world changes.
     Fault(Fault),
-    /// A shard hears of something that has happened before.
+    /// A delayed event reaches a shard.
     Emit(usize, Box<FabricEvent>),
 }
 
-/// A shard's provider state.
+/// Provider state of a shard.
 #[derive(Debug, Default)]
 pub(super) struct CoreState {
     pub(super) node: usize,
@@ -104,14 +104,14 @@ pub(super) struct CoreState {
     pub(super) counters: FabricCounters,
 }
 
-/// A machine: addresses and keys.
+/// Machine: addresses and keys.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) keys: Arc<Mutex<Keys>>,
 }
 
-/// The unanswered request inside a `ConnRequest`; dropping it closes the connection.
+/// Unanswered request inside a `ConnRequest`; dropping it closes the connection.
 #[derive(Debug)]
 pub(super) struct Ticket {
     pub(super) conn: u64,
@@ -127,7 +127,7 @@ impl Drop for Ticket {
     }
 }
 
-/// Everything of a world but its connections.
+/// All state of a world except its connections.
 #[derive(Debug)]
 pub(super) struct Net {
     pub(super) now: Instant,
@@ -139,7 +139,7 @@ pub(super) struct Net {
     pub(super) listeners: BTreeMap<(usize, SocketAddr), usize>,
     pub(super) queue: BTreeMap<(Instant, u64), Event>,
     pub(super) dropped: Arc<Mutex<Vec<u64>>>,
-    /// By node, how long its device takes to end a connection.
+    /// Time that the device of each node takes to end a connection.
     pub(super) linger: BTreeMap<usize, Duration>,
     next_event: u64,
 }
@@ -184,7 +184,7 @@ impl Net {
         Ticket { conn, taken: false, dropped: Arc::clone(&self.dropped) }
     }
 
-    /// The shard that listens at this address of this node.
+    /// Returns the shard that listens at this address of this node.
     pub(super) fn listener(&self, node: usize, address: SocketAddr) -> Option<usize> {
         let any = if address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
         let wild = SocketAddr::new(any, address.port());
@@ -192,7 +192,7 @@ impl Net {
         found.or_else(|| self.listeners.get(&(node, wild))).copied()
     }
 
-    /// The node with this address.
+    /// Returns the node with this address.
     pub(super) fn node_of(&self, address: IpAddr) -> Option<usize> {
         self.nodes.iter().position(|node| node.addresses.contains(&address))
     }
@@ -217,7 +217,7 @@ impl Net {
         Ok(())
     }
 
-    /// Fetches the bytes a peer reads.
+    /// Fetches the bytes that a peer reads.
     pub(super) fn fetch(
         &self,
         node: usize,

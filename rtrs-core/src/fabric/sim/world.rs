@@ -1,8 +1,8 @@
-//! A simulated world: nodes, links between their addresses, one virtual clock.
+//! Simulated world: nodes, links between their addresses, one virtual clock.
 //!
-//! Nothing happens by itself: [`World::step`] takes the next due event, moves the clock to it
-//! and runs it. All that is random comes from the seed; the same seed and the same calls give
-//! the same events at the same times. Used by the tests of both session ends and by the
+//! The world only changes when driven: [`World::step`] takes the next scheduled event, advances the
+//! clock to it and runs it. All randomness comes from the seed; the same seed and the same calls
+//! give the same events at the same times. Used by the tests of both session ends and by the
 //! conformance suite.
 
 use std::cell::RefCell;
@@ -21,11 +21,11 @@ use super::memory::Keys;
 use super::net::{CoreState, Event, Net, Node, WorldOptions};
 use crate::time::{Duration, Instant};
 
-/// A machine of a world.
+/// Machine of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeId(pub(super) usize);
 
-/// The inside of a world.
+/// Inner state of a world.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) net: Net,
@@ -35,7 +35,7 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    /// Runs `f` on a connection and forgets the connection when it is over.
+    /// Runs `f` on a connection and removes the connection if it is over.
     pub(super) fn with<T>(
         &mut self,
         id: u64,
@@ -49,7 +49,7 @@ impl Inner {
         Some(result)
     }
 
-    /// Closes what was asked and dropped without an answer.
+    /// Closes connections whose requests were dropped without an answer.
     pub(super) fn close_dropped(&mut self) {
         let dropped = std::mem::take(&mut *self.net.dropped.lock());
         for id in dropped {
@@ -113,26 +113,26 @@ impl Inner {
     }
 }
 
-/// A simulated world. Clones are the same world.
+/// Simulated world. Clones share the same world.
 #[derive(Clone, Debug)]
 pub struct World {
     pub(super) inner: Rc<RefCell<Inner>>,
 }
 
 impl World {
-    /// A world in which all that is random follows from `seed`.
+    /// Creates a world in which all randomness follows from `seed`.
     pub fn new(seed: u64) -> Self {
         Self::with_options(seed, WorldOptions::default())
     }
 
-    /// A world with options.
+    /// Creates a world with these options.
     pub fn with_options(seed: u64, options: WorldOptions) -> Self {
         let net = Net::new(seed, options);
         let inner = Inner { net, conns: BTreeMap::new(), next_conn: 1, next_port: 40_000 };
         Self { inner: Rc::new(RefCell::new(inner)) }
     }
 
-    /// Adds a machine with one address. Panics when the address is taken.
+    /// Adds a machine with one address. Panics if the address is taken.
     pub fn node(&self, address: IpAddr) -> NodeId {
         let net = &mut self.inner.borrow_mut().net;
         assert!(net.node_of(address).is_none(), "{address} is taken");
@@ -141,45 +141,45 @@ impl World {
         NodeId(net.nodes.len() - 1)
     }
 
-    /// Gives a machine one more address. Panics when it is taken.
+    /// Adds another address to a machine. Panics if it is taken.
     pub fn add_address(&self, node: NodeId, address: IpAddr) {
         let net = &mut self.inner.borrow_mut().net;
         assert!(net.node_of(address).is_none(), "{address} is taken");
         net.nodes[node.0].addresses.push(address);
     }
 
-    /// One more shard's view of a machine.
+    /// Creates another shard's view of a machine.
     pub fn fabric(&self, node: NodeId) -> SimFabric {
         let net = &mut self.inner.borrow_mut().net;
         net.cores.push(CoreState { node: node.0, next_qp: 1, ..CoreState::default() });
         SimFabric::new(Rc::clone(&self.inner), net.cores.len() - 1, node.0)
     }
 
-    /// Bytes that a machine has registered now; a region counts once for each of its
-    /// registrations.
+    /// Returns the number of bytes that a machine has registered now; a region counts once for each
+    /// of its registrations.
     pub fn registered(&self, node: NodeId) -> usize {
         self.inner.borrow().net.keys(node.0).lock().registered()
     }
 
-    /// The time.
+    /// Returns the current time.
     pub fn now(&self) -> Instant {
         self.inner.borrow().net.now
     }
 
-    /// Runs the next due event. False when there is none.
+    /// Runs the next scheduled event. Returns false if there is none.
     pub fn step(&self) -> bool {
         self.inner.borrow_mut().step()
     }
 
-    /// When the next event is due.
+    /// Returns the time of the next scheduled event.
     pub fn next_event_time(&self) -> Option<Instant> {
         let mut inner = self.inner.borrow_mut();
         inner.close_dropped();
         inner.net.queue.first_key_value().map(|(&(when, _), _)| when.max(inner.net.now))
     }
 
-    /// Runs everything due until `until`, then sets the clock to it. An earlier time does
-    /// nothing.
+    /// Runs all events scheduled until `until`, then sets the clock to it. An earlier time has no
+    /// effect.
     pub fn advance_to(&self, until: Instant) {
         while self.next_event_time().is_some_and(|when| when <= until) {
             self.step();
@@ -188,12 +188,12 @@ impl World {
         net.now = net.now.max(until);
     }
 
-    /// Applies one change now.
+    /// Applies a change immediately.
     pub fn apply(&self, fault: Fault) {
         self.inner.borrow_mut().apply(fault);
     }
 
-    /// Puts a plan of changes on the clock.
+    /// Schedules a plan of changes.
     pub fn inject(&self, plan: &[(Instant, Fault)]) {
         let net = &mut self.inner.borrow_mut().net;
         for &(at, fault) in plan {
@@ -201,19 +201,19 @@ impl World {
         }
     }
 
-    /// Takes the link between two addresses down: what is on it is lost, its connections end
-    /// after the link's `detect`, new ones time out.
+    /// Takes down the link between two addresses: messages on it are lost, its connections end
+    /// after the link's `detect`, and new ones time out.
     pub fn link_down(&self, a: IpAddr, b: IpAddr) {
         self.apply(Fault::LinkDown(a, b));
     }
 
-    /// Takes the link up again, for new connections.
+    /// Brings the link up again, for new connections.
     pub fn link_up(&self, a: IpAddr, b: IpAddr) {
         self.apply(Fault::LinkUp(a, b));
     }
 
-    /// From now on the node of this address hears so much later that a connection has ended, as
-    /// from a driver that is slow to destroy queue pairs. What was in flight is flushed at once.
+    /// Delays reports of ended connections to the node of this address by `by`, as with a driver
+    /// that is slow to destroy queue pairs. Work in flight is flushed at once.
     pub fn linger(&self, address: IpAddr, by: Duration) {
         let net = &mut self.inner.borrow_mut().net;
         if let Some(node) = net.node_of(address) {
@@ -221,29 +221,29 @@ impl World {
         }
     }
 
-    /// Holds everything from one address to another back, without an event.
+    /// Holds back everything from one address to another, without an event.
     pub fn silence(&self, from: IpAddr, to: IpAddr) {
         self.apply(Fault::Silence(from, to));
     }
 
-    /// Lets what was held back arrive now, in order.
+    /// Delivers the messages that were held back, in order.
     pub fn unsilence(&self, from: IpAddr, to: IpAddr) {
         self.apply(Fault::Unsilence(from, to));
     }
 
-    /// Sets how one direction between two addresses behaves.
+    /// Sets the options of one direction between two addresses.
     pub fn set_link(&self, from: IpAddr, to: IpAddr, options: LinkOptions) {
         self.apply(Fault::Change(from, to, options));
     }
 
-    /// How one direction between two addresses behaves.
+    /// Returns the options of one direction between two addresses.
     pub fn link(&self, from: IpAddr, to: IpAddr) -> LinkOptions {
         self.inner.borrow().net.links.options(from, to)
     }
 
-    /// A machine loses power: its connections break without a word (peers find it by
-    /// heartbeats), its fabrics report nothing more and hold no queue pair. New fabrics of the
-    /// node are its next life.
+    /// Cuts a machine's power: its connections break silently (peers detect it by heartbeats), and
+    /// its fabrics report nothing more and hold no queue pair. New fabrics of the node model its
+    /// restart.
     pub fn crash(&self, node: NodeId) {
         let mut inner = self.inner.borrow_mut();
         for id in inner.ids(|conn| conn.ends.iter().any(|end| end.node == node.0)) {

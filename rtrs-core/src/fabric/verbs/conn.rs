@@ -1,12 +1,12 @@
-//! One connection: its steps through the connection manager, and why it ended.
+//! Connection: its steps through the connection manager, and the reason for its end.
 //!
 //! ```text
 //! connect:  Resolving > Looking > Routing > Connecting > Open > Draining
 //! accept:   Accepting (the reply waits for `flush`) > Answered > Open > Draining
 //! ```
-//! A step that fails gives an [`End`]; the fabric then takes the connection down (ending.rs): its
-//! queue pair is destroyed, and `end` holds the reason. Only `Draining`, which waits until all that
-//! was posted has been acknowledged, stands between a disconnect and its end.
+//! A failed step returns an [`End`]; the fabric then takes the connection down (ending.rs): it
+//! destroys the queue pair and stores the reason in `end`. A disconnect passes through `Draining`,
+//! which waits until all posted work has been acknowledged.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,42 +20,42 @@ use crate::fabric::{
 use crate::ids::{QpNum, Rkey};
 use crate::time::{Duration, Instant};
 
-/// Time the kernel is given to resolve an address at first, doubled that often at most.
+/// First timeout for the kernel to resolve an address; doubled at most `RESOLVE_DOUBLED_MAX` times.
 const RESOLVE_FIRST_MS: i32 = 100;
 const RESOLVE_DOUBLED_MAX: u32 = 4;
 
-/// How far a connection is.
+/// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Waiting for the peer's address.
     Resolving,
-    /// Waiting for a look at the port.
+    /// Waiting for the state of the port.
     Looking,
-    /// Waiting for the route there.
+    /// Waiting for the route to the peer.
     Routing,
     /// Waiting for the peer's answer.
     Connecting,
-    /// The queue pair takes receives; the reply goes out with the next flush.
+    /// The queue pair accepts receives; the next flush sends the reply.
     Accepting,
     /// Waiting for the peer to confirm.
     Answered,
-    /// Up.
+    /// Established.
     Open,
-    /// To be closed as soon as all is sent.
+    /// Closing as soon as everything has been sent.
     Draining,
 }
 
-/// RDMA reads that may be outstanding.
+/// Limits of outstanding RDMA reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reads {
-    /// Of the peer, served by us.
+    /// Reads of the peer, served by this end.
     pub(super) responder: u8,
-    /// Of ours.
+    /// Reads of this end.
     pub(super) initiator: u8,
 }
 
 impl Reads {
-    /// What both agree to.
+    /// Returns the limits that both ends accept.
     pub(super) fn min(self, other: Self) -> Self {
         Self {
             responder: self.responder.min(other.responder),
@@ -64,15 +64,15 @@ impl Reads {
     }
 }
 
-/// Why a connection is to be taken down.
+/// Reason why a connection is taken down.
 pub(super) type End = ConnectFailure;
 
-/// What is said of a connection whose queue pair is being destroyed.
+/// Last report of a connection whose queue pair is being destroyed.
 #[derive(Debug)]
 pub(super) enum Last {
-    /// That it ended, and why.
+    /// Report the end and its reason.
     Report(End),
-    /// Nothing: it had not begun, and its user got an error.
+    /// Report nothing: the connection had not begun, and its user got an error.
     Nothing,
 }
 
@@ -80,54 +80,54 @@ pub(super) fn lost(what: impl Into<String>) -> CloseReason {
     CloseReason::Lost(what.into())
 }
 
-/// What came of a step.
+/// Result of a step.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// It goes on.
+    /// The connection proceeds.
     On,
-    /// It goes on with `on_port`, after a look at its port.
+    /// The connection proceeds with `on_port`, after a check of its port.
     Look,
-    /// It is up now, with the peer's private data.
+    /// The connection is established, with the peer's private data.
     Up(PrivateData),
-    /// It is over.
+    /// The connection has ended.
     Over(End),
 }
 
-/// A connection. The queue pair is first: it goes before its identifier.
+/// Connection. The queue pair is the first field, so that it is dropped before its identifier.
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) qp: Qp,
     pub(super) id: Arc<CmId>,
     pub(super) name: QpNum,
-    /// The domain's number, for checks of local memory.
+    /// Number of the domain, for checks of local memory.
     pub(super) pd: u64,
     pub(super) stage: Stage,
     pub(super) reads: Reads,
-    /// Ours, for the connect or the reply.
+    /// Local private data, for the connect or the reply.
     pub(super) private_data: PrivateData,
-    /// When the stage is over at the latest.
+    /// Time by which the stage must end.
     pub(super) deadline: Option<Instant>,
-    /// What the completions say went wrong, first.
+    /// First failure reported by completions.
     pub(super) cause: Option<CloseReason>,
-    /// Waits for the next flush.
+    /// Waiting for the next flush.
     pub(super) dirty: bool,
-    /// Is being taken down.
+    /// Being taken down.
     pub(super) dying: bool,
-    /// It ended: its queue pair is being destroyed.
+    /// The connection has ended; its queue pair is being destroyed.
     pub(super) end: Option<Last>,
-    /// The peer or the connection manager ended it, so nothing need be waited for.
+    /// The peer or the connection manager ended the connection, so nothing need be awaited.
     pub(super) peer_knows: bool,
-    /// Entries reserved in the completion queue.
+    /// Number of entries reserved in the completion queue.
     pub(super) cq_entries: u32,
-    /// Of a connect: from where, to where.
+    /// Source and destination addresses of an outgoing connection.
     pub(super) route: Option<(Option<SocketAddr>, SocketAddr)>,
-    /// How often the address was resolve_attempts for.
+    /// Number of attempts to resolve the address.
     resolve_attempts: u32,
 }
 
 impl Conn {
-    /// A connection with the identifier `id`; `pd` is the domain's number, `cq_entries` what was
-    /// reserved for its queue pair.
+    /// Creates a connection with the identifier `id`; `pd` is the domain's number, `cq_entries` the
+    /// number of entries reserved for its queue pair.
     pub(super) fn new(qp: Qp, id: CmId, name: QpNum, pd: u64, cq_entries: u32) -> Self {
         Self {
             qp,
@@ -149,9 +149,9 @@ impl Conn {
         }
     }
 
-    /// Asks for the peer's address. The kernel looks again only when the neighbor table changes
-    /// or when the time it was given is over, and misses a change that comes before it waits (on
-    /// a link that answers at once). So it is given a short time, and resolve_attempts again.
+    /// Starts to resolve the peer's address. The kernel retries only when the neighbor table
+    /// changes or when the timeout expires, and misses a change that happens before it waits (on a
+    /// link that answers at once). So the first timeouts are short, and the call is repeated.
     pub(super) fn resolve(&mut self) -> io::Result<()> {
         let (local, remote) = self.route.ok_or(io::ErrorKind::InvalidInput)?;
         let wait = RESOLVE_FIRST_MS << self.resolve_attempts.min(RESOLVE_DOUBLED_MAX);
@@ -159,37 +159,37 @@ impl Conn {
         self.id.resolve_addr(local, remote, wait)
     }
 
-    /// True when the peer could have seen or can see this connection as established.
+    /// Returns true if the peer could have seen, or can see, this connection as established.
     pub(super) fn was_up(&self) -> bool {
         matches!(self.stage, Stage::Open | Stage::Draining)
     }
 
-    /// True when the peer may know the connection as established, so it needs a DREQ.
+    /// Returns true if the peer may regard the connection as established, so that it needs a DREQ.
     pub(super) fn peer_connected(&self) -> bool {
         self.was_up() || self.stage == Stage::Answered
     }
 
-    /// True when receives may be posted.
+    /// Returns true if receives may be posted.
     pub(super) fn takes_receives(&self) -> bool {
         !self.dying && self.stage != Stage::Draining
     }
 
-    /// True when requests may be posted.
+    /// Returns true if requests may be posted.
     pub(super) fn takes_requests(&self) -> bool {
         !self.dying && self.stage == Stage::Open
     }
 
-    /// An event of the connection manager.
+    /// Handles an event of the connection manager.
     pub(super) fn on_event(&mut self, event: &CmEvent, options: &VerbsOptions) -> Step {
         let result = match (event.kind, self.stage) {
             (CmEventKind::AddrResolved, Stage::Resolving) => self.on_address(),
             (CmEventKind::AddrError, Stage::Resolving) if event.status == -libc::ETIMEDOUT => {
-                // Until our own deadline.
+                // Retry until the connection's own deadline.
                 self.resolve().map(|()| Step::On).map_err(step("resolve the peer's address"))
             }
             (CmEventKind::RouteResolved, Stage::Routing) => self.on_route(options),
             (CmEventKind::Response, Stage::Connecting) => self.on_response(event, options),
-            // iWARP: the kernel has brought the queue pair up.
+            // With iWARP, the kernel has brought the queue pair up.
             (CmEventKind::Established, Stage::Connecting) => {
                 self.qp.set_reads(self.reads.initiator > 0);
                 self.up(event.private_data)
@@ -234,7 +234,8 @@ impl Conn {
         Ok(Step::Look)
     }
 
-    /// Its port was looked at: over one that is down nothing may be sent (dreq.rs).
+    /// Continues after the check of the port: nothing may be sent over a port that is down
+    /// (dreq.rs).
     pub(super) fn on_port(&mut self, now: Instant, down: bool, options: &VerbsOptions) -> Step {
         let result = self.prepare(now, down, options);
         result.unwrap_or_else(|reason| Step::Over(ConnectFailure::Failed(reason)))
@@ -251,7 +252,7 @@ impl Conn {
             return Err(lost(format!("port {number} of {device} is down")));
         }
         let retry = Retry::within(options.path_timeout);
-        // Old kernels lack the option; the timeout is then the path's own.
+        // Old kernels lack this option; the timeout is then the path's own.
         let _ = self.id.set_ack_timeout(retry.ack_timeout);
         self.qp.enter_init(&self.id, self.reads.responder > 0).map_err(step("prepare"))?;
         self.qp.post_recvs().map_err(step("post receives"))?;
@@ -313,8 +314,8 @@ impl Conn {
         self.id.accept(param).map_err(step("send the reply"))
     }
 
-    /// A completion of this queue pair: `report` gets what its posters hear. Gives the end that
-    /// follows from it, if one does.
+    /// Handles a completion of this queue pair; `report` receives the events for its user. Returns
+    /// the resulting end, if any.
     pub(super) fn on_completion(
         &mut self,
         wc: &Wc,
@@ -323,8 +324,8 @@ impl Conn {
         if wc.tag.recv {
             let wr_id = self.qp.recv_done(wc.tag.seq)?;
             if wc.status == WcStatus::Success && self.stage == Stage::Answered {
-                // Data before the peer's last message of the handshake: it is up all the same.
-                // The identifier of one that ends is in use elsewhere.
+                // Data arrived before the peer's last handshake message, so the connection is
+                // established. The identifier of a connection that is ending is in use elsewhere.
                 if !self.dying {
                     let _ = self.id.notify_established();
                 }
@@ -356,7 +357,7 @@ impl Conn {
         drained.then_some(ConnectFailure::Failed(CloseReason::Local))
     }
 
-    /// The reason that is reported, once all completions are in: they explain more than the
+    /// Returns the reason to report, once all completions are in: they explain more than the
     /// connection manager's reason or the peer's DREQ.
     pub(super) fn explain(&mut self, end: End, was_in_error: bool) -> End {
         let vague = matches!(end, ConnectFailure::Failed(CloseReason::Peer | CloseReason::Lost(_)))
@@ -371,15 +372,15 @@ impl Conn {
     }
 }
 
-/// The device ended the queue pair without a completion error. On a healthy device the cause is a
-/// refused request of the peer.
+/// The device put the queue pair into error without a completion error. On a healthy device the
+/// cause is a refused request of the peer.
 fn unexplained() -> CloseReason {
     CloseReason::Protocol(
         "a request of the peer was refused (key, bounds, rights or length)".into(),
     )
 }
 
-/// What a failed completion says about the connection.
+/// Returns the cause that a failed completion implies for the connection.
 fn cause(wc: &Wc) -> Option<CloseReason> {
     Some(match (wc.status, wc.tag.recv) {
         (WcStatus::Success | WcStatus::Flushed, _) => return None,
@@ -405,23 +406,23 @@ fn step(what: &'static str) -> impl Fn(io::Error) -> CloseReason {
     move |e| lost(format!("cannot {what}: {e}"))
 }
 
-/// For calls that take a timeout: not shorter than ours, which decides.
+/// Converts a timeout for system calls: not shorter than `limit`, which the caller enforces.
 fn millis(limit: Duration) -> i32 {
     i32::try_from(limit.as_millis().saturating_add(500)).unwrap_or(i32::MAX)
 }
 
-/// What a reject means. Its status is a code of IBA table 102, or an errno with iWARP.
+/// Interprets a reject. Its status is a code of IBA table 102, or an errno with iWARP.
 fn reject(event: &CmEvent) -> End {
     /// The peer's program refused.
     const CONSUMER: i32 = 28;
-    /// Nobody listens there.
+    /// No listener at that service ID.
     const INVALID_SERVICE: i32 = 8;
     /// The peer's connection manager did not get its answer in time.
     const TIMEOUT: i32 = 4;
     let has_data = event.private_data.as_bytes().iter().any(|&byte| byte != 0);
     match event.status {
         CONSUMER if has_data => ConnectFailure::Rejected(event.private_data),
-        // Without private data: its program ended, or dropped the request.
+        // Without private data, the peer's program ended or dropped the request.
         CONSUMER => ConnectFailure::Failed(CloseReason::Peer),
         INVALID_SERVICE => ConnectFailure::Failed(lost("nobody listens on that port")),
         TIMEOUT => ConnectFailure::Failed(CloseReason::TimedOut),
@@ -435,7 +436,7 @@ fn reject(event: &CmEvent) -> End {
     }
 }
 
-/// What an event that ends everything means.
+/// Interprets an event that ends the connection.
 fn failure(event: &CmEvent) -> CloseReason {
     if event.status == -libc::ETIMEDOUT && event.kind != CmEventKind::Unreachable {
         return CloseReason::TimedOut;

@@ -1,9 +1,10 @@
-//! What the shards of a process share, and what one shard has of a device.
+//! State of RDMA devices: the part shared by all shards of a process, and the part of each shard.
 //!
-//! Devices are opened once for the process ([`VerbsShared`]); what one reports out of band may be
-//! read by any shard and is passed to all. A [`CoreDevice`] is a shard's completion channel and its
-//! queues on a device. Queues are shared by the shard's queue pairs, so that one poll and one
-//! request for a report serve them all; a further one is made when the entries run out.
+//! Devices are opened once for the process ([`VerbsShared`]); any shard may read a device's
+//! asynchronous events, which are passed to all shards. A [`CoreDevice`] is a shard's completion
+//! channel and its queues on a device. Queues are shared by the shard's queue pairs, so that one
+//! poll and one notification request serve them all; another queue is created when the entries run
+//! out.
 
 use std::fs::File;
 use std::io;
@@ -31,73 +32,74 @@ use crate::time::Duration;
 /// Notifications to a shard from other threads.
 #[derive(Debug)]
 pub(super) enum Report {
-    /// Of a device, to all shards.
+    /// From a device, to all shards.
     Device(DeviceReport),
-    /// Of the reaper: a queue pair of this shard was destroyed.
+    /// From the reaper: a queue pair of this shard was destroyed.
     Destroyed(Destroyed),
-    /// Of the reaper: memory of this shard was registered.
+    /// From the reaper: memory of this shard was registered.
     Made(Box<AsyncRegistration>),
-    /// The port over which a connection is to be made was looked at.
+    /// State of the port of a pending connection.
     Port { qp: QpNum, down: bool },
-    /// A request that came over a device which was not known before.
+    /// A request arrived over a device that was not known before.
     Request(Box<ConnRequest>),
-    /// An address without a listener was tried.
+    /// Result of an attempt to listen on a lost address.
     Listener(Box<Tried>),
 }
 
-/// What a device reported.
+/// Event of a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeviceReport {
-    /// The device's key.
+    /// Key of the device.
     pub(super) context: usize,
     pub(super) what: AsyncEvent,
 }
 
-/// A queue pair was destroyed.
+/// Outcome of destroying a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Destroyed {
     pub(super) name: QpNum,
     pub(super) torn: Torn,
 }
 
-/// An address that was to be listened on was tried.
+/// Result of an attempt to listen on an address.
 #[derive(Debug)]
 pub(super) struct Tried {
     pub(super) address: SocketAddr,
-    /// The listener, or why there is none.
+    /// Listener, or the reason why there is none.
     pub(super) outcome: Result<CmId, FabricError>,
 }
 
-/// What the shards of a process share: the devices that are open, the keys of local memory.
+/// State shared by the shards of a process: the open devices, and the keys of local memory.
 #[derive(Debug)]
 pub struct VerbsShared {
-    /// For identifiers that only keep a device open.
+    /// Channel for identifiers that only keep a device open.
     channel: Arc<EventChannel>,
-    /// Kept as long as the device is there: librdmacm keeps it open as long.
+    /// Open devices. They are kept for as long as they exist, because librdmacm keeps them open as
+    /// well.
     contexts: Mutex<Vec<Arc<Context>>>,
-    /// Those of devices that are being removed: none is opened a second time meanwhile.
+    /// Devices that are being removed and must not be opened again meanwhile.
     removed: Mutex<Vec<Weak<Context>>>,
     null: Arc<File>,
     pub(super) regions: Arc<Regions>,
     next_id: AtomicU64,
     cores: Mutex<Vec<(u64, Sender<Report>)>>,
-    /// Requests that wait for their answer.
+    /// Number of requests that wait for their answer.
     pub(super) half_open: Arc<AtomicU32>,
-    /// For what may take long.
+    /// Threads for calls that may take long.
     pub(super) reaper: Arc<Reaper>,
-    /// For calls that are expected to be short.
+    /// Threads for calls that are expected to be short.
     pub(super) calls: Reaper,
-    /// Keeps the identifiers of ended connections.
+    /// Holds the identifiers of ended connections.
     pub(super) dreqs: DreqKeeper,
 }
 
 impl VerbsShared {
-    /// Looks whether this host can do RDMA at all. There need not be a device yet: see
+    /// Checks whether this host supports RDMA. A device is not required yet: see
     /// [`devices`](super::devices).
     ///
     /// # Errors
-    /// `System`; says what is missing and what would help: the module rdma_ucm, the device file
-    /// /dev/infiniband/rdma_cm, the permission to open it.
+    /// `System`, with what is missing and a hint: the module rdma_ucm, the device file
+    /// /dev/infiniband/rdma_cm, or the permission to open it.
     pub fn open() -> Result<Arc<Self>, FabricError> {
         hint::check_connection_manager()?;
         let no_thread = |e| FabricError::system("cannot start a thread for calls of drivers", e);
@@ -132,7 +134,7 @@ impl VerbsShared {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The device that has this address of ours.
+    /// Returns the device that has this local address.
     fn context_of(&self, address: SocketAddr) -> Result<Arc<Context>, FabricError> {
         let found = Context::of_address(&self.channel, &self.null, address)
             .and_then(|found| found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV)))
@@ -143,7 +145,7 @@ impl VerbsShared {
         }
         let found = Arc::new(found);
         let device = found.name();
-        // Without the lock: a shard that asks for another device must not wait for this.
+        // Do this without the lock: a shard that asks for another device must not wait.
         match windows::of_context(&found) {
             MemoryWindows::Usable => {}
             MemoryWindows::Untried(why) => {
@@ -154,7 +156,7 @@ impl VerbsShared {
             }
         }
         let mut contexts = self.contexts.lock();
-        // Another thread may have been as fast.
+        // Another thread may have opened it at the same time.
         if let Some(known) = contexts.iter().find(|context| context.key() == found.key()) {
             return Ok(Arc::clone(known));
         }
@@ -166,7 +168,8 @@ impl VerbsShared {
         self.contexts.lock().iter().find(|context| context.key() == key).cloned()
     }
 
-    /// True when the device of this identifier is in view, so that `keep` asks no driver.
+    /// Returns true if the identifier's device is already kept, so that `keep` does not call the
+    /// driver.
     pub(super) fn keeps(&self, id: &CmId) -> bool {
         id.context_key().is_none_or(|key| self.known(key).is_some())
     }
@@ -181,15 +184,15 @@ impl VerbsShared {
         }
     }
 
-    /// librdmacm has opened the device of this identifier, which has that address of ours: keeps
-    /// it in view, so that it is given back when it is removed.
+    /// Keeps the device of this identifier, which librdmacm has opened and which has that local
+    /// address, so that it is released when it is removed.
     pub(super) fn keep(&self, id: &CmId, address: SocketAddr) -> Result<(), FabricError> {
         if self.keeps(id) { Ok(()) } else { self.context_of(address).map(drop) }
     }
 
-    /// Tells all shards of devices that are being removed.
+    /// Notifies all shards of devices that are being removed.
     fn look_for_removed(&self) {
-        // Looked at without the lock, which shards take.
+        // Check without the lock, which shards take.
         let contexts = self.contexts.lock().clone();
         for context in contexts.iter().filter(|context| !context.is_present()) {
             tracing::warn!(device = context.name(), "an RDMA device is being removed");
@@ -205,7 +208,7 @@ impl VerbsShared {
         self.broadcast(DeviceReport { context: context.key(), what });
     }
 
-    /// A domain on the device that has this address of ours.
+    /// Creates a domain on the device that has this local address.
     pub(super) fn domain(
         &self,
         address: SocketAddr,
@@ -218,7 +221,7 @@ impl VerbsShared {
         VerbsPd::new(&context, self.fresh_id(), &self.regions, &self.reaper)
     }
 
-    /// A shard wants to hear of devices; gives its number for `leave`.
+    /// Subscribes a shard to device events; returns its number for `leave`.
     pub(super) fn join(&self, sender: Sender<Report>) -> u64 {
         let core = self.fresh_id();
         self.cores.lock().push((core, sender));
@@ -235,10 +238,10 @@ impl VerbsShared {
         }
     }
 
-    /// Takes what a device reports and tells all shards, the caller too. False when the device is
-    /// gone and reports nothing any more.
+    /// Passes a device's events to all shards, including the caller's. Returns false if the device
+    /// no longer exists and reports nothing more.
     pub(super) fn broadcast_events(&self, context: &Arc<Context>) -> bool {
-        // Bounded, should a device never stop.
+        // Limited, in case a device never stops.
         for _ in 0..256 {
             match context.next_async() {
                 Ok(Some(AsyncEvent::Other)) => {}
@@ -258,14 +261,14 @@ impl VerbsShared {
     }
 }
 
-/// How often it is looked whether devices are still there.
+/// Interval between checks for removed devices.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-/// The thread that looks calls little.
+/// Stack size of the checking thread, which makes few calls.
 const WATCH_STACK: usize = 64 << 10;
 
-/// Looks whether devices are being removed, as long as anybody uses them. A driver that cannot take
-/// a device away from its users waits for them before anything reports the removal to them; only
-/// sysfs shows it by then.
+/// Checks whether devices are being removed, as long as the state is in use. A driver that cannot
+/// revoke a device from its users waits for them before it reports the removal to them; until then
+/// only sysfs shows it.
 fn watch_devices(shared: &Weak<VerbsShared>) {
     while let Some(shared) = shared.upgrade() {
         shared.look_for_removed();
@@ -274,7 +277,7 @@ fn watch_devices(shared: &Weak<VerbsShared>) {
     }
 }
 
-/// The address of ours from which the kernel would send to `remote`.
+/// Returns the local address from which the kernel would send to `remote`.
 pub(super) fn source_for(remote: SocketAddr) -> Result<IpAddr, FabricError> {
     let failed = |e| FabricError::system(format!("no route to {remote}"), e);
     let any: SocketAddr = match remote {
@@ -287,7 +290,7 @@ pub(super) fn source_for(remote: SocketAddr) -> Result<IpAddr, FabricError> {
     socket.local_addr().map(|address| address.ip()).map_err(failed)
 }
 
-/// A descriptor that is polled through the shard's ring.
+/// Descriptor that is polled through the shard's ring.
 #[derive(Debug)]
 pub(super) struct Watch {
     fd: Fd,
@@ -300,7 +303,7 @@ impl Watch {
         Self { fd, token, armed: None }
     }
 
-    /// Asks the ring for the next time the descriptor is readable, once.
+    /// Requests one notification from the ring when the descriptor is readable.
     pub(super) fn arm(&mut self, port: &Port) {
         if self.armed.is_none() {
             let events = libc::POLLIN as u32;
@@ -309,20 +312,20 @@ impl Watch {
         }
     }
 
-    /// Ends it: the ring holds the descriptor no longer.
+    /// Stops polling: the ring no longer holds the descriptor.
     fn stop(&self, port: &Port) {
         if let Some(poll) = self.armed {
             port.cancel(poll);
         }
     }
 
-    /// The ring reported it.
+    /// Handles the ring's notification.
     pub(super) fn fired(&mut self) {
         self.armed = None;
     }
 }
 
-/// A completion queue and how much of it is reserved.
+/// Completion queue and the number of its reserved entries.
 #[derive(Debug)]
 struct CqSlot {
     cq: Rc<Cq>,
@@ -330,34 +333,34 @@ struct CqSlot {
     reserved: u32,
     /// The channel will report the next completion.
     armed: bool,
-    /// The device reported that it does not work any more.
+    /// The device reported that the queue failed.
     failed: bool,
 }
 
-/// A shard's part of a device.
+/// A shard's state for a device.
 #[derive(Debug)]
 pub(super) struct CoreDevice {
     cqs: Vec<CqSlot>,
     channel: Rc<CompChannel>,
-    /// Of the interrupts that report completions, over which shards are spread.
+    /// Completion interrupt vector; shards are spread over the vectors.
     vector: u32,
     pub(super) completions: Watch,
     pub(super) reports: Watch,
 }
 
-/// Completion queue entries made at least, so that a few connections share a queue.
+/// Minimum number of entries of a completion queue, so that a few connections share it.
 const CQ_ENTRIES_MIN: u32 = 1024;
-/// Connections of the first one's size that share a queue.
+/// Number of connections of the first one's size that share a queue.
 const CQ_SHARE: u32 = 4;
 
-/// Entries of a queue made for `need` of them.
+/// Returns the number of entries of a queue created for `need` entries.
 fn queue_entries(need: u32, most: u32) -> u32 {
     need.saturating_mul(CQ_SHARE).max(CQ_ENTRIES_MIN).min(most)
 }
 
 impl CoreDevice {
-    /// `tokens` are those of the completion channel and of the device's own reports; `core` is the
-    /// shard's number.
+    /// Creates the state. `tokens` are those of the completion channel and of the device's events;
+    /// `core` is the shard's number.
     pub(super) fn new(
         context: &Arc<Context>,
         tokens: (u64, u64),
@@ -377,20 +380,21 @@ impl CoreDevice {
         self.channel.context()
     }
 
-    /// One of its queues failed, and which is not known: none is given to another queue pair.
+    /// Records that one of the queues failed; it is not known which, so none is used for another
+    /// queue pair.
     pub(super) fn queues_failed(&mut self) {
         for slot in &mut self.cqs {
             slot.failed = true;
         }
     }
 
-    /// Ends what the ring has of it.
+    /// Stops polling the descriptors through the ring.
     pub(super) fn stop(&self, port: &Port) {
         self.completions.stop(port);
         self.reports.stop(port);
     }
 
-    /// A queue with `need` places for one more queue pair.
+    /// Returns a queue with `need` free entries for another queue pair.
     pub(super) fn reserve(&mut self, need: u32) -> Result<Rc<Cq>, FabricError> {
         for slot in &mut self.cqs {
             if !slot.failed && slot.entries - slot.reserved >= need {
@@ -405,7 +409,7 @@ impl CoreDevice {
             return Err(hint::queue_too_long(context.name(), what, need.into(), most));
         }
         let entries = queue_entries(need, most);
-        // A device may have run out of what another vector needs.
+        // A device may lack resources that another vector needs.
         let new = |vector| Cq::new(&self.channel, entries, self.cqs.len(), vector);
         let cq = new(self.vector).or_else(|_| new(0)).map_err(|e| {
             let name = context.name();
@@ -420,15 +424,15 @@ impl CoreDevice {
         Ok(cq)
     }
 
-    /// Gives places back, after the queue pair is destroyed and the queue drained.
+    /// Releases entries after the queue pair was destroyed and the queue drained.
     pub(super) fn release(&mut self, cq: &Rc<Cq>, need: u32) {
         if let Some(slot) = self.cqs.iter_mut().find(|slot| Rc::ptr_eq(&slot.cq, cq)) {
             slot.reserved -= need;
         }
     }
 
-    /// The channel is readable: takes its reports. An armed queue makes one; when none is armed any
-    /// more the channel is empty, and asking it would be a system call for nothing.
+    /// Takes the notifications of the readable channel. An armed queue sends one; when none is
+    /// armed any more, the channel is empty and reading it would waste a system call.
     pub(super) fn on_readable(&mut self) -> io::Result<()> {
         while let Some(index) = self.channel.next()? {
             if let Some(slot) = self.cqs.get_mut(index) {
@@ -441,22 +445,22 @@ impl CoreDevice {
         Ok(())
     }
 
-    /// Takes some completions of each queue; one that is empty will report the next. False when
-    /// there is none and all are armed.
+    /// Takes some completions of each queue and arms the queues that are empty. Returns false if
+    /// there are none and all queues are armed.
     pub(super) fn take(&mut self, into: &mut Vec<Wc>) -> io::Result<bool> {
         let before = into.len();
         for slot in self.cqs.iter_mut().filter(|slot| !slot.failed) {
             if slot.cq.poll(into)? == 0 && !slot.armed {
                 slot.cq.arm()?;
                 slot.armed = true;
-                // What came between the two made no report.
+                // Completions that arrived between the two calls caused no notification.
                 slot.cq.poll(into)?;
             }
         }
         Ok(into.len() > before)
     }
 
-    /// Takes all completions there are, up to what the queues hold.
+    /// Takes all available completions, up to the capacity of the queues.
     pub(super) fn take_all(&mut self, into: &mut Vec<Wc>) -> io::Result<()> {
         for slot in &self.cqs {
             for _ in 0..=slot.entries {
@@ -486,7 +490,7 @@ mod tests {
         let loopback = SocketAddr::from(([127, 0, 0, 1], 1234));
         assert_eq!(source_for(loopback).unwrap(), loopback.ip());
         let error = source_for(SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], 1)));
-        // With or without an IPv6 route: an address or an error that names the peer.
+        // With or without an IPv6 route, the result is an address or an error that names the peer.
         if let Err(e) = error {
             assert!(e.to_string().contains("no route to"), "{e}");
         }

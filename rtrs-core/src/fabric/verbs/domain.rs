@@ -1,4 +1,4 @@
-//! Protection domains, registrations and windows as the fabric knows them.
+//! Protection domains, registrations and windows behind the fabric's traits.
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -14,15 +14,15 @@ use crate::fabric::{Access, FabricError, MemoryRegistration, ProtectionDomain, W
 use crate::ids::Rkey;
 use crate::mem::{MemSlice, Region};
 
-/// A domain on a device.
+/// Protection domain on a device.
 #[derive(Debug)]
 pub(super) struct VerbsPd {
     pub(super) pd: Arc<Pd>,
-    /// Unique in the process.
+    /// Number of the domain, unique within the process.
     pub(super) id: u64,
     regions: Arc<Regions>,
     reaper: Arc<Reaper>,
-    /// What is registered in it, by local key, for windows to find their registration.
+    /// Registrations in the domain, by local key, in which windows look up theirs.
     registered: Mutex<Vec<(u32, Weak<Mr>, Access)>>,
 }
 
@@ -33,13 +33,13 @@ struct VerbsMr {
     regions: Arc<Regions>,
 }
 
-/// A window with what may be done through it.
+/// Memory window and its permitted accesses.
 #[derive(Debug)]
 pub(super) struct VerbsWindow {
     pub(super) mw: Arc<Mw>,
-    /// What the registration allows us.
+    /// The registration allows local writes.
     local_write: bool,
-    /// After the window.
+    /// Dropped after the window.
     _parent: Arc<dyn MemoryRegistration>,
 }
 
@@ -156,7 +156,7 @@ impl MemoryRegistration for VerbsMr {
 
 impl Drop for VerbsMr {
     fn drop(&mut self) {
-        // The key first: once the device has freed it, it may give it out again.
+        // Remove the key first: once the device has freed it, the device may issue it again.
         self.regions.remove(self.pd, self.mr.lkey());
     }
 }

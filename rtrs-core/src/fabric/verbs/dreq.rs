@@ -1,14 +1,14 @@
 //! Identifiers of ended connections whose disconnect request (DREQ) is not confirmed.
 //!
-//! The kernel repeats a DREQ as long as its identifier lives. While the port is down none may be
-//! sent: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its
-//! management queue pair in error for good (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`),
-//! and the device takes no connection of any program any more. Dropping an identifier sends
-//! a DREQ too. So those of a port that is down are kept until it has been up for a while, and then
-//! released in order.
+//! The kernel repeats a DREQ as long as its identifier exists. While the port is down none may be
+//! sent: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its management queue
+//! pair permanently in error (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`), and the device
+//! then accepts no connection of any program. Dropping an identifier also sends a DREQ. So the
+//! identifiers of a port that is down are kept until it has been up for a while, and then released
+//! with a proper disconnect.
 //!
-//! A thread of the process looks at the ports and sends: both ask the driver. Shards leave it
-//! messages and wait for nothing.
+//! A thread of the process checks the ports and sends the DREQs, because both call the driver.
+//! Shards send it messages without waiting.
 
 use std::io;
 use std::sync::Arc;
@@ -20,28 +20,28 @@ use super::sys::{CmId, IdKey};
 use crate::rt::Clock;
 use crate::time::{Duration, Instant};
 
-/// How often ports that are down are looked at.
+/// Interval between checks of ports that are down.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long a port has to be up before a DREQ is sent over it: addresses and routes come after
-/// the link, and without them the datagram cannot be sent either.
+/// Time that a port must be up before a DREQ is sent over it: addresses and routes follow the link,
+/// and without them the datagram cannot be sent either.
 const SETTLE: Duration = Duration::from_secs(15);
-/// How long one that is down is waited for. Peers have forgotten the connection by then.
+/// Maximum time to wait for a port that is down. Peers have forgotten the connection by then.
 const HELD_TIME_MAX: Duration = Duration::from_secs(3600);
-/// Identifiers kept for ports that are down; the oldest goes for one more.
+/// Maximum number of identifiers kept for ports that are down; one more releases the oldest.
 const HELD_MAX: usize = 4096;
-/// Messages that the thread has not taken, should a driver keep it. Identifiers beyond are released
-/// at once.
+/// Maximum number of queued messages, in case a driver blocks the thread. Identifiers beyond that
+/// are released at once.
 const WAITING_MAX: usize = 4096;
-/// The thread calls little.
+/// Stack size of the thread, which makes few calls.
 const STACK: usize = 64 << 10;
 
-/// What is kept.
+/// Identifier that the keeper holds.
 pub(super) trait Kept {
-    /// Names it in events.
+    /// Key that names the identifier in events.
     type Key: PartialEq;
-    /// Its name.
+    /// Returns the key.
     fn key(&self) -> Self::Key;
-    /// Sends a DREQ. False when none was sent.
+    /// Sends a DREQ. Returns false if none was sent.
     fn disconnect(&self) -> bool;
 }
 
@@ -57,25 +57,25 @@ impl Kept for Arc<CmId> {
     }
 }
 
-/// A port of a device, by its number.
+/// Port of a device, by its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PortName {
     pub(super) device: String,
     pub(super) number: u8,
 }
 
-/// A message to the thread.
+/// Message to the thread.
 #[derive(Debug)]
 enum Message<I: Kept> {
-    /// The DREQ of this one was sent.
+    /// The DREQ of this identifier was sent.
     Sent { id: I, repeat_for: Duration },
-    /// The port of this one is down.
+    /// The port of this identifier is down.
     Hold { id: I, port: PortName, peer_connected: bool, repeat_for: Duration },
     /// The peer confirmed, or the kernel gave up.
     Done(I::Key),
 }
 
-/// The thread that keeps them. Dropped, it releases what it has.
+/// Handle to the thread that holds the identifiers. When it is dropped, the thread releases them.
 #[derive(Debug)]
 pub(super) struct DreqKeeper<I: Kept = Arc<CmId>> {
     messages: SyncSender<Message<I>>,
@@ -85,7 +85,7 @@ impl DreqKeeper {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system's when there can be no thread.
+    /// Returns the system's error if the thread cannot be started.
     pub(super) fn start() -> io::Result<Self> {
         Self::with(|port| port_is_down(&port.device, port.number))
     }
@@ -103,25 +103,25 @@ where
         Ok(Self { messages })
     }
 
-    /// Keeps an identifier whose DREQ was sent until the peer confirms it, for `repeat_for` at
-    /// most.
+    /// Keeps an identifier whose DREQ was sent until the peer confirms it, for at most
+    /// `repeat_for`.
     pub(super) fn sent(&self, id: I, repeat_for: Duration) {
         self.leave(Message::Sent { id, repeat_for });
     }
 
-    /// Keeps an identifier whose port is down. `repeat_for` is how long the DREQ is repeated that
-    /// is sent when the port is up, if the peer needs one.
+    /// Keeps an identifier whose port is down. If the peer needs a DREQ, it is sent when the port
+    /// is up and repeated for `repeat_for`.
     pub(super) fn hold(&self, id: I, port: PortName, peer_connected: bool, repeat_for: Duration) {
         self.leave(Message::Hold { id, port, peer_connected, repeat_for });
     }
 
-    /// The peer confirmed, or the kernel gave up.
+    /// Releases an identifier: the peer confirmed, or the kernel gave up.
     pub(super) fn done(&self, id: I::Key) {
-        // One that finds no place is released when its time is over.
+        // If the message finds no space, the identifier is released when its time is over.
         let _ = self.messages.try_send(Message::Done(id));
     }
 
-    /// Never waits: what finds no place is dropped.
+    /// Sends a message without waiting; if the queue is full, the message is dropped.
     fn leave(&self, message: Message<I>) {
         if self.messages.try_send(message).is_err() {
             tracing::warn!("too many ended RDMA connections wait; one is released early");
@@ -145,27 +145,27 @@ fn keep<I: Kept>(inbox: &Receiver<Message<I>>, is_down: impl Fn(&PortName) -> bo
     }
 }
 
-/// An identifier that waits to be released.
+/// Identifier that waits to be released.
 #[derive(Debug)]
 struct PendingDreq<I> {
     id: I,
     until: Instant,
     repeat_for: Duration,
-    /// Waits for this port to be up; no DREQ was sent.
+    /// State of an identifier that waits for its port to be up; no DREQ was sent.
     held: Option<Held>,
 }
 
 #[derive(Debug)]
 struct Held {
     port: PortName,
-    /// The peer knows the connection, so it needs a DREQ.
+    /// The peer regards the connection as established, so it needs a DREQ.
     peer_connected: bool,
     give_up: Instant,
-    /// The port was up at the last look.
+    /// The port was up at the last check.
     up: bool,
 }
 
-/// All of a process.
+/// All kept identifiers of a process.
 #[derive(Debug)]
 struct PendingDreqs<I> {
     all: Vec<PendingDreq<I>>,
@@ -201,12 +201,12 @@ impl<I: Kept> PendingDreqs<I> {
         }
     }
 
-    /// Releases what is due.
+    /// Releases the identifiers that are due.
     fn poll(&mut self, now: Instant, is_down: impl Fn(&PortName) -> bool) {
         if self.deadline().is_none_or(|at| now < at) {
             return;
         }
-        // Most of those that wait, wait for the same port.
+        // Most identifiers that wait, wait for the same port.
         let mut known: Option<(PortName, bool)> = None;
         self.all.retain_mut(|one| {
             if one.until > now {
@@ -233,7 +233,7 @@ impl<I: Kept> PendingDreqs<I> {
         });
     }
 
-    /// When to be polled.
+    /// Returns the time of the next poll.
     fn deadline(&self) -> Option<Instant> {
         self.all.iter().map(|one| one.until).min()
     }
@@ -249,7 +249,7 @@ mod tests {
 
     const REPEAT_FOR: Duration = Duration::from_secs(2);
 
-    /// An identifier that counts the DREQs that it sends.
+    /// Test identifier that counts its DREQs.
     struct StandIn(u32, Arc<AtomicU32>);
 
     impl Kept for StandIn {
@@ -302,12 +302,12 @@ mod tests {
         };
         kept.take(Instant::ZERO, hold(1, &sent));
         kept.take(Instant::ZERO, hold(2, &sent));
-        // What the kernel says of one whose DREQ was not sent is no confirmation.
+        // An event for an identifier whose DREQ was not sent is not a confirmation.
         kept.take(Instant::ZERO, Message::Done(1));
         let mut now = Instant::ZERO + LOOK;
         kept.poll(now, look);
         assert_eq!((kept.all.len(), looks.get()), (2, 1), "one look for both");
-        // Up for too short a time, then down again.
+        // The port is up for too short a time, then down again.
         for is_down in [false, true, false] {
             down.set(is_down);
             now = kept.deadline().unwrap();
@@ -345,11 +345,11 @@ mod tests {
         .unwrap();
         keeper.leave(hold(0, &sent));
         looked.recv_timeout(Duration::from_secs(20)).expect("a look at the port");
-        // The thread is in the driver; more come than it has places for.
+        // The thread is blocked in the driver; more messages arrive than the queue holds.
         for id in 1..=2 * u32::try_from(WAITING_MAX).unwrap() {
             keeper.leave(hold(id, &sent));
         }
-        // One in the list, and those that wait; each has a count of `sent`.
+        // One is in the list, the others are queued; each holds a count of `sent`.
         assert_eq!(Arc::strong_count(&sent), 2 + WAITING_MAX);
         drop((open, keeper));
         for _ in 0..2000 {

@@ -1,10 +1,11 @@
-//! How connections end, and how completions reach them.
+//! End of connections, and dispatch of completions.
 //!
-//! The shard takes the available completions and hands the queue pair over (teardown.rs): threads
-//! outside put it into the error state, send a DREQ to the peer and destroy the queue pair, because
-//! a driver may block in each of these calls. Until then completions come as before. Only after
-//! that the rest is reported as flushed, its memory is released, and `Closed` is reported. So no
-//! end blocks a shard, and nothing lands after `Closed`.
+//! The shard takes the available completions and hands the queue pair over (teardown.rs): separate
+//! threads put it into the error state, send a DREQ to the peer and destroy the queue pair, because
+//! a driver may block in each of these calls. Completions continue to arrive until then. Only
+//! afterwards is the remaining work reported as flushed, its memory released, and `Closed`
+//! reported. So the end of a connection never blocks a shard, and nothing is written to memory
+//! after `Closed`.
 
 use std::sync::Arc;
 
@@ -17,17 +18,17 @@ use crate::fabric::FabricEvent;
 use crate::ids::QpNum;
 
 impl VerbsFabric {
-    /// Takes completions to their connections.
+    /// Dispatches completions to their connections.
     pub(super) fn dispatch(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
         for wc in completions.drain(..) {
-            // Not of a queue pair that is gone.
+            // Skip completions of queue pairs that no longer exist.
             let Some(conn) = self.conns.get_mut(wc.tag.qp) else { continue };
             self.counters.bytes_received += u64::from(wc.byte_len);
             self.counters.bytes_direct += u64::from(wc.byte_len);
             let events = &mut self.events;
             let end = conn.on_completion(&wc, |event| events.push_back(event.into()));
-            // What waited for that bind can go out.
+            // Work that waited for this bind can be posted.
             if wc.tag.bind && conn.qp.has_ready() && !std::mem::replace(&mut conn.dirty, true) {
                 self.dirty.push(wc.tag.qp);
             }
@@ -40,7 +41,7 @@ impl VerbsFabric {
         self.completions = completions;
     }
 
-    /// All completions that are there.
+    /// Takes and dispatches all available completions.
     pub(super) fn drain(&mut self) {
         for device in self.devices.iter_mut().flatten() {
             if let Err(error) = device.take_all(&mut self.completions) {
@@ -50,7 +51,7 @@ impl VerbsFabric {
         self.dispatch();
     }
 
-    /// Begins to take a connection down, once.
+    /// Starts to take a connection down, once.
     pub(super) fn begin_end(&mut self, name: QpNum, end: End) {
         self.tear_down(name, Last::Report(end));
     }
@@ -73,14 +74,14 @@ impl VerbsFabric {
         self.drain();
     }
 
-    /// The queue pair of a connection is gone: reports the connection's end.
+    /// Reports the end of a connection whose queue pair has been destroyed.
     pub(super) fn complete_end(&mut self, gone: Destroyed) {
         let Destroyed { name, torn } = gone;
         self.drain();
         let Some(mut conn) = self.conns.remove(name) else { return };
         conn.qp.destroyed(torn.failed);
         self.release(&conn);
-        // One that had not begun has nothing posted that its user would know.
+        // A connection that had not begun has no posted work that its user knows about.
         let Some(Last::Report(end)) = conn.end.take() else { return };
         let events = &mut self.events;
         conn.qp.flush_rest(|posted| events.push_back(completion(name, posted).into()));
@@ -101,19 +102,19 @@ impl VerbsFabric {
         }
     }
 
-    /// Takes down what is to be taken down.
+    /// Takes down the connections queued for it.
     pub(super) fn take_down(&mut self) {
         while let Some((name, end)) = self.dying.pop() {
             self.begin_end(name, end);
         }
     }
 
-    /// Takes a connection out that has not begun; its user got an error.
+    /// Removes a connection that has not begun; its user got an error.
     pub(super) fn discard(&mut self, name: QpNum) {
         self.tear_down(name, Last::Nothing);
     }
 
-    /// Gives back what a connection has besides its queue pair.
+    /// Releases everything that a connection holds besides its queue pair.
     fn release(&mut self, conn: &Conn) {
         self.by_id.remove(&conn.id.key());
         let context = conn.qp.pd().context().key();

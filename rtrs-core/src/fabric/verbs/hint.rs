@@ -1,4 +1,4 @@
-//! Hints: what is wrong with this host and how to fix it, as texts of errors.
+//! Errors with hints: what is wrong with this host and how to fix it.
 
 use std::fs;
 use std::io;
@@ -8,12 +8,12 @@ use std::path::Path;
 use super::sys::memory_lock_limit;
 use crate::fabric::FabricError;
 
-/// The connection manager's device file.
+/// Device file of the connection manager.
 const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
-/// Where the kernel lists RDMA devices.
+/// Directory in which the kernel lists RDMA devices.
 pub(super) const CLASS: &str = "/sys/class/infiniband";
 
-/// Looks whether the connection manager can be used, before librdmacm finds out in its own way.
+/// Checks whether the connection manager can be used, to report a better error than librdmacm.
 pub(super) fn check_connection_manager() -> Result<(), FabricError> {
     check_file(Path::new(CM_DEVICE), Path::new(CLASS))
 }
@@ -40,7 +40,7 @@ fn check_file(device: &Path, class: &Path) -> Result<(), FabricError> {
     Err(FabricError::system(what, error))
 }
 
-/// No RDMA device has this address of ours.
+/// Error: no RDMA device has this local address.
 pub(super) fn no_device(address: IpAddr, devices: &[String], error: io::Error) -> FabricError {
     let kind = error.kind();
     let what = if kind == io::ErrorKind::PermissionDenied {
@@ -65,7 +65,7 @@ pub(super) fn no_device(address: IpAddr, devices: &[String], error: io::Error) -
     FabricError::system(what, error)
 }
 
-/// Memory could not be registered.
+/// Error: memory could not be registered.
 pub(super) fn registration(device: &str, bytes: usize, error: io::Error) -> FabricError {
     registration_with(device, bytes, memory_lock_limit(), error)
 }
@@ -87,7 +87,7 @@ fn registration_with(
     FabricError::system(what, error)
 }
 
-/// A path over a device that cannot carry a session.
+/// Error: the device cannot carry a session.
 pub(super) fn no_immediates(device: &str) -> FabricError {
     FabricError::system(
         format!(
@@ -98,7 +98,7 @@ pub(super) fn no_immediates(device: &str) -> FabricError {
     )
 }
 
-/// A window on a device that has none that fit.
+/// Error: the device has no suitable windows.
 pub(super) fn no_windows(device: &str) -> FabricError {
     FabricError::system(
         format!(
@@ -109,12 +109,12 @@ pub(super) fn no_windows(device: &str) -> FabricError {
     )
 }
 
-/// A device that is being removed.
+/// Error: the device is being removed.
 pub(super) fn removed(device: &str) -> FabricError {
     FabricError::system(format!("{device} is being removed"), io::ErrorKind::NotConnected.into())
 }
 
-/// Queues longer than the device can.
+/// Error: the queues are longer than the device supports.
 pub(super) fn queue_too_long(device: &str, what: &str, wanted: u64, most: u32) -> FabricError {
     FabricError::system(
         format!("{device} cannot hold {wanted} {what}, at most {most}: use a smaller queue_depth"),

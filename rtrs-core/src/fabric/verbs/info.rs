@@ -1,4 +1,4 @@
-//! The RDMA devices of this host, as the kernel lists them under /sys/class/infiniband.
+//! RDMA devices of this host, as listed by the kernel under /sys/class/infiniband.
 
 use std::fs;
 use std::io;
@@ -11,38 +11,38 @@ use crate::fabric::FabricError;
 use crate::fabric::rdma::{MemoryWindows, RdmaPort};
 use crate::local::read_text;
 
-/// What carries an RDMA device's packets.
+/// Transport of an RDMA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Transport {
     /// RDMA over converged Ethernet, in hardware or software (rdma_rxe).
     RoCE,
     /// InfiniBand.
     InfiniBand,
-    /// iWARP, which has no RDMA write with immediate in verbs.
+    /// iWARP, which lacks RDMA write with immediate in verbs.
     #[serde(rename = "iWARP")]
     Iwarp,
-    /// Something else.
+    /// Another transport.
     Other,
 }
 
-/// An RDMA device of this host.
+/// RDMA device of this host.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct DeviceInfo {
-    /// As `rdma link` names it.
+    /// Device name, as in `rdma link`.
     pub name: String,
-    /// What carries its packets.
+    /// Transport.
     pub transport: Transport,
-    /// Its ports.
+    /// Ports of the device.
     pub ports: Vec<RdmaPort>,
-    /// Whether it has memory windows of type 1, which a fresh key for each request needs.
+    /// Whether memory windows of type 1 work, which a new key for each request requires.
     pub windows: MemoryWindows,
 }
 
-/// The RDMA devices of this host, by name; an empty list when there is none. Tries the windows of
-/// each, which may take a moment.
+/// Returns the RDMA devices of this host by name; an empty list if there are none. Tests the
+/// windows of each device, which may take a moment.
 ///
 /// # Errors
-/// `System` when the kernel's list cannot be read.
+/// `System` if the kernel's list cannot be read.
 pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     let mut devices = list(Path::new(CLASS))
         .map_err(|e| FabricError::system(format!("cannot read {CLASS}"), e))?;
@@ -53,8 +53,9 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     Ok(devices)
 }
 
-/// Their names; empty when they cannot be read. Shards ask for them each time an address has no
-/// device, so nothing else is read: a soft device alone has 1,024 global identifiers.
+/// Returns the names of the devices; empty if they cannot be read. Shards call this whenever an
+/// address has no device, so nothing else is read: a soft device alone has 1,024 global
+/// identifiers.
 pub(super) fn names() -> Vec<String> {
     names_in(Path::new(CLASS))
 }
@@ -63,19 +64,19 @@ fn names_in(class: &Path) -> Vec<String> {
     entries(class)
 }
 
-/// Whether the kernel says that a port does not work. One that it does not know is not known to be
-/// down.
+/// Returns true if the kernel reports that a port is not active. A port unknown to the kernel is
+/// not considered down.
 pub(super) fn port_is_down(device: &str, number: u8) -> bool {
     is_down(Path::new(CLASS), device, number)
 }
 
 fn is_down(class: &Path, device: &str, number: u8) -> bool {
     let state = read_text(&class.join(device).join(format!("ports/{number}/state")));
-    // "1: DOWN"; what comes after it on the way up is not for queue pairs yet either.
+    // "1: DOWN"; the intermediate states on the way up cannot be used by queue pairs yet either.
     state.is_some_and(|state| !state.starts_with("4:"))
 }
 
-/// The entries of a directory in the order of their names.
+/// Returns the entries of a directory, sorted by name.
 fn entries(path: &Path) -> Vec<String> {
     let Ok(read) = fs::read_dir(path) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -129,7 +130,8 @@ fn port(path: &Path, device: &str, number: u8) -> RdmaPort {
     RdmaPort { device: device.to_owned(), number, state, netdev, addresses }
 }
 
-/// The IP address a global identifier stands for: RoCE maps IPv4 ones, IPv6 ones are themselves.
+/// Returns the IP address encoded in a global identifier: RoCE maps IPv4 addresses, and IPv6
+/// addresses are used unchanged.
 fn address_of(gid: &str) -> Option<IpAddr> {
     let address: Ipv6Addr = gid.parse().ok()?;
     if address.is_unspecified() || address.is_unicast_link_local() {
@@ -152,7 +154,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("rtrs-verbs-names-{}", std::process::id()));
         fs::create_dir_all(root.join("rxe1/ports/1/gids")).unwrap();
         fs::create_dir_all(root.join("mlx5_0")).unwrap();
-        // Whoever reads a pipe that nobody writes to waits.
+        // Reading a pipe without writers blocks.
         let pipe = root.join("rxe1/ports/1/gids/0");
         assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         let (told, names) = mpsc::channel();

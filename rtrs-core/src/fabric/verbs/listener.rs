@@ -1,10 +1,10 @@
-//! Addresses that are listened on, and tried again when their device is gone.
+//! Listening addresses, which are retried when their device is removed.
 //!
 //! A listener on one address belongs to the device that has the address. When the device is removed
-//! (a driver that is loaded anew, `rdma link delete`), or the address moves to another (a bond that
-//! fails over), the listener ends with it; the kernel makes no new one. So the address stays wanted
-//! and is tried again, every second, on a thread outside the shard: the device may be new, and then
-//! its windows are tried too. Listeners on all addresses stay whatever devices come and go.
+//! (driver reloaded, `rdma link delete`), or the address moves to another device (bond failover),
+//! the listener ends with it, and the kernel does not create a new one. So the address is retried
+//! every second on a thread outside the shard: the device may be new, and then its windows are
+//! tested too. Listeners on the wildcard address are not affected by changes of devices.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,10 +16,10 @@ use super::{hint, info};
 use crate::fabric::FabricError;
 use crate::time::{Duration, Instant};
 
-/// How often an address without a listener is tried.
+/// Interval between attempts to listen on a lost address.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// An address that is to be listened on.
+/// Address to listen on.
 #[derive(Debug)]
 struct Listener {
     address: SocketAddr,
@@ -29,22 +29,23 @@ struct Listener {
 #[derive(Debug)]
 enum State {
     Listening(CmId),
-    /// Tried again then.
+    /// Lost; the next attempt is due at this time.
     Lost(Instant),
-    /// Being tried. `stale`: a device was lost meanwhile, perhaps that of the new listener.
+    /// An attempt is in progress. `stale`: a device was lost meanwhile, perhaps that of the new
+    /// listener.
     Trying {
         stale: bool,
     },
 }
 
-/// All of a shard.
+/// All listeners of a shard.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     all: Vec<Listener>,
 }
 
 impl Listeners {
-    /// Listens. Returns the address with the port that was chosen.
+    /// Listens on an address. Returns the address with the port that was chosen.
     ///
     /// # Errors
     /// No device has the address, or the port is in use.
@@ -61,7 +62,7 @@ impl Listeners {
         Ok(address)
     }
 
-    /// Ends all. Their ports are free when this returns, which waits for the kernel.
+    /// Closes all listeners. Waits for the kernel, so that their ports are free when this returns.
     pub(super) fn stop(&mut self) {
         for one in self.all.drain(..) {
             if let State::Listening(id) = one.state {
@@ -70,12 +71,12 @@ impl Listeners {
         }
     }
 
-    /// True when no address is to be listened on.
+    /// Returns true if there is no address to listen on.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// The device of these listeners was removed, or their address moved.
+    /// Marks listeners as lost: their device was removed, or their address moved.
     pub(super) fn lost(&mut self, now: Instant, is_it: impl Fn(&CmId) -> bool) {
         for one in &mut self.all {
             match &mut one.state {
@@ -95,7 +96,7 @@ impl Listeners {
         }
     }
 
-    /// Addresses whose time has come, to be tried.
+    /// Returns the addresses that are due for another attempt.
     pub(super) fn poll(&mut self, now: Instant) -> Vec<SocketAddr> {
         let mut due = Vec::new();
         for one in &mut self.all {
@@ -107,13 +108,13 @@ impl Listeners {
         due
     }
 
-    /// An address was tried.
+    /// Handles the result of an attempt.
     pub(super) fn tried(&mut self, now: Instant, tried: Tried) {
         let Tried { address, outcome } = tried;
         let is_it = |one: &&mut Listener| {
             one.address == address && matches!(one.state, State::Trying { .. })
         };
-        // Without one, listening was stopped; the listener goes.
+        // If there is no such address, listening was stopped, and the new listener is dropped.
         let Some(one) = self.all.iter_mut().find(is_it) else { return };
         let stale = matches!(one.state, State::Trying { stale: true });
         one.state = match outcome {
@@ -129,13 +130,13 @@ impl Listeners {
         };
     }
 
-    /// Those that are listened on no longer.
+    /// Returns the addresses that currently have no listener.
     pub(super) fn lost_addresses(&self) -> Vec<SocketAddr> {
         let lost = self.all.iter().filter(|one| !matches!(one.state, State::Listening(_)));
         lost.map(|one| one.address).collect()
     }
 
-    /// When to be polled.
+    /// Returns the time of the next poll.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let times = self.all.iter().filter_map(|one| match one.state {
             State::Listening(_) | State::Trying { .. } => None,
@@ -145,7 +146,7 @@ impl Listeners {
     }
 }
 
-/// Tries an address that is due. Blocks, for as long as the driver takes.
+/// Tries again to listen on an address. Blocks for as long as the driver takes.
 pub(super) fn try_again(
     channel: &Arc<EventChannel>,
     shared: &VerbsShared,
@@ -192,7 +193,7 @@ mod tests {
         let (mut listeners, address) = lost(now);
         assert!(listeners.poll(Instant::ZERO).is_empty());
         assert_eq!(listeners.poll(now), [address]);
-        // However long the driver takes.
+        // The driver may take any time.
         let later = now + RETRY * 100;
         assert!(listeners.poll(later).is_empty());
         assert_eq!((listeners.deadline(), listeners.lost_addresses()), (None, vec![address]));

@@ -1,23 +1,22 @@
-//! The provider `rdma`: RDMA devices (InfiniBand, RoCE, soft-RoCE) through libibverbs and
-//! librdmacm.
+//! Provider `rdma`: RDMA devices (InfiniBand, RoCE, soft-RoCE) through libibverbs and librdmacm.
 //!
 //! A [`VerbsFabric`] is one shard's view: its event channel of the connection manager, its
-//! completion channels and queues, its queue pairs. [`VerbsShared`] is what the shards of a process
-//! share. Descriptors are polled through the shard's ring, and what is posted goes to the device as
-//! one list for each queue pair with `flush`. Calls that may block in the driver are made on other
-//! threads, and a message brings the outcome back. ARCHITECTURE.md ("Calls of RDMA drivers") says
-//! which calls stay on the shard, and why.
+//! completion channels and queues, its queue pairs. [`VerbsShared`] is the state shared by the
+//! shards of a process. Descriptors are polled through the shard's ring, and `flush` hands posted
+//! work to the device as one list per queue pair. Calls that may block in the driver are made on
+//! other threads, which report the outcome in a message. ARCHITECTURE.md ("Calls of RDMA drivers")
+//! says which calls stay on the shard, and why.
 //!
-//! A device may be removed while it is in use. Its connections end, the shard's part of it is freed
-//! with the last of them, and the context with the last domain. Addresses that were listened on are
-//! tried again until a device has them.
+//! A device may be removed while it is in use. Its connections end, a shard's state for it is freed
+//! with the last connection, and the context with the last domain. Listening addresses are retried
+//! until a device has them.
 //!
-//! `options.rs` · `info.rs` which devices there are · `hint.rs` errors people see · `device.rs`
-//! what shards share, a shard's queues · `listener.rs` what is listened on · `domain.rs`
-//! `regions.rs` memory · `conn.rs` one connection · `turn.rs` what a turn takes in · `ending.rs`
-//! ends and completions · `teardown.rs` the calls of an end · `dreq.rs` what follows an end ·
-//! `reaper.rs` threads for what blocks · `windows.rs` whether a device has memory windows · `sys/`
-//! the calls, and all unsafe code.
+//! `options.rs` options · `info.rs` devices of the host · `hint.rs` errors with hints · `device.rs`
+//! shared state, a shard's queues · `listener.rs` listening addresses · `domain.rs` `regions.rs`
+//! memory · `conn.rs` one connection · `turn.rs` inputs of a turn · `ending.rs` ends and
+//! completions · `teardown.rs` blocking calls of an end · `dreq.rs` unconfirmed disconnects ·
+//! `reaper.rs` threads for blocking calls · `windows.rs` tests of memory windows · `sys/` library
+//! calls, and all unsafe code.
 
 mod conn;
 mod device;
@@ -65,19 +64,20 @@ use crate::mem::MemSlice;
 use crate::rt::{Fd, Inbox, Port, Ring, Sender, mailbox};
 use crate::time::{Instant, earliest};
 
-/// Tokens of the ring: which descriptor became readable.
+/// Ring tokens: which descriptor became readable.
 mod token {
     pub(super) const CM: u64 = 0;
     /// Completion channel of the device with the index in the low half.
     pub(super) const COMPLETIONS: u64 = 1 << 32;
-    /// Reports of that device.
+    /// Asynchronous events of that device.
     pub(super) const REPORTS: u64 = 2 << 32;
 }
 
-/// Events of the connection manager taken in one turn.
+/// Maximum number of connection manager events taken in one turn.
 const CM_EVENTS_MAX: usize = 256;
 
-/// A request of a peer, in a [`ConnRequest`]. Dropped, it rejects without a word.
+/// Request of a peer, inside a [`ConnRequest`]. Dropping it rejects the request without private
+/// data.
 #[derive(Debug)]
 struct VerbsRequest {
     id: CmId,
@@ -85,7 +85,7 @@ struct VerbsRequest {
     _place: HalfOpen,
 }
 
-/// A place among the requests that wait for their answer.
+/// Reserved place among the requests that wait for their answer.
 #[derive(Debug)]
 struct HalfOpen(Arc<AtomicU32>);
 
@@ -105,7 +105,7 @@ impl Drop for HalfOpen {
     }
 }
 
-/// An event that waits to be taken. Most are completions, so those are kept small.
+/// Pending event. Most are completions, so those are kept small.
 #[derive(Debug)]
 enum Event {
     Completion(crate::fabric::WorkCompletion),
@@ -121,19 +121,19 @@ impl From<FabricEvent> for Event {
     }
 }
 
-/// One shard's endpoint.
+/// Endpoint of one shard.
 #[derive(Debug)]
 pub struct VerbsFabric {
     conns: QpTable<Conn>,
-    /// Connections by their identifier, for events.
+    /// Connections by their identifier, to look up events.
     by_id: HashMap<IdKey, QpNum>,
     listeners: Listeners,
-    /// By the index in tokens; one that was removed leaves its place empty.
+    /// Devices by their index in tokens; a removed device leaves its place empty.
     devices: Vec<Option<CoreDevice>>,
     channel: Arc<EventChannel>,
     cm: Watch,
     inbox: Inbox<Report>,
-    /// Where the reaper tells this shard.
+    /// Channel through which the reaper reports to this shard.
     sender: Sender<Report>,
     core: u64,
     shared: Arc<VerbsShared>,
@@ -141,10 +141,10 @@ pub struct VerbsFabric {
     port: Port,
     regions: RegionCache,
     events: VecDeque<Event>,
-    /// Memory that was registered by the reaper.
+    /// Memory that the reaper has registered.
     made: VecDeque<AsyncRegistration>,
     dirty: Vec<QpNum>,
-    /// Connections to take down, and why.
+    /// Connections to take down, with the reasons.
     dying: Vec<(QpNum, End)>,
     completions: Vec<Wc>,
     counters: FabricCounters,
@@ -152,10 +152,10 @@ pub struct VerbsFabric {
 }
 
 impl VerbsFabric {
-    /// An endpoint on this shard's ring.
+    /// Creates an endpoint on this shard's ring.
     ///
     /// # Errors
-    /// `System` when the connection manager cannot be reached.
+    /// `System` if the connection manager cannot be reached.
     pub fn new(
         ring: &Rc<Ring>,
         shared: Arc<VerbsShared>,
@@ -194,7 +194,7 @@ impl VerbsFabric {
         Ok(fabric)
     }
 
-    /// Connections that exist, in whatever state.
+    /// Returns the number of connections in any state.
     pub fn connections(&self) -> usize {
         self.conns.iter().count()
     }
@@ -203,12 +203,12 @@ impl VerbsFabric {
         pd.as_any().downcast_ref::<VerbsPd>().ok_or(FabricError::LocalMemory)
     }
 
-    /// This shard's part of the device with that key.
+    /// Returns this shard's state for the device with that key.
     fn device_of(&mut self, context: usize) -> Option<&mut CoreDevice> {
         self.devices.iter_mut().flatten().find(|device| device.context().key() == context)
     }
 
-    /// This shard's part of a device, made if need be.
+    /// Returns this shard's state for a device, which is created if needed.
     fn device(&mut self, pd: &VerbsPd) -> Result<&mut CoreDevice, FabricError> {
         let context = pd.context();
         if context.is_removed() {
@@ -227,7 +227,7 @@ impl VerbsFabric {
         Ok(self.devices[at].insert(device))
     }
 
-    /// Gives up what this shard has of devices that were removed, once no connection is left there.
+    /// Releases this shard's state for removed devices, once no connection uses it.
     fn retire_removed(&mut self) {
         for place in &mut self.devices {
             let Some(device) = place.as_ref().filter(|d| d.context().is_removed()) else {
@@ -241,7 +241,7 @@ impl VerbsFabric {
         }
     }
 
-    /// A queue pair for a reserved name, which is given back on failure.
+    /// Creates a queue pair for a reserved name, which is released on failure.
     fn make_qp(
         &mut self,
         pd: &VerbsPd,
@@ -283,7 +283,7 @@ impl VerbsFabric {
         Ok((qp, cq_entries))
     }
 
-    /// Reads that we would have outstanding over a device.
+    /// Returns the limits of outstanding reads over a device.
     fn reads(&self, pd: &VerbsPd) -> Reads {
         let device = pd.context().limits();
         let most = self.options.reads_max;
@@ -300,7 +300,7 @@ impl VerbsFabric {
         self.settle(name);
     }
 
-    /// Brings a connection's timer up to date.
+    /// Updates a connection's timer.
     fn settle(&mut self, name: QpNum) {
         if let Some(conn) = self.conns.get(name) {
             let deadline = conn.deadline;
@@ -308,7 +308,7 @@ impl VerbsFabric {
         }
     }
 
-    /// The connection of a bind or revoke, and the window.
+    /// Returns the connection and the window of a bind or revoke.
     fn binding<'w>(
         &mut self,
         qp: QpNum,
@@ -331,7 +331,7 @@ impl VerbsFabric {
         self.events.push_back(event.into());
     }
 
-    /// Gives everything posted on a connection to its device.
+    /// Hands everything posted on a connection to its device.
     fn post(&mut self, name: QpNum) {
         let Some(conn) = self.conns.get_mut(name) else { return };
         match conn.qp.post() {
@@ -363,7 +363,7 @@ impl Fabric for VerbsFabric {
         true
     }
 
-    // Windows of type 1, which user space has here, are not for it (IBA 10.6.7.2.6).
+    // Windows of type 1, which user space has here, do not support it (IBA 10.6.7.2.6).
     fn remote_invalidate(&self) -> bool {
         false
     }
@@ -573,7 +573,7 @@ impl Fabric for VerbsFabric {
             }
             conn.dirty = false;
             match conn.stage {
-                // Receives posted now go out with the next step.
+                // Receives posted now are handed over in the next stage.
                 Stage::Resolving | Stage::Looking => {}
                 Stage::Accepting => {
                     if let Err(reason) = conn.answer(&self.options) {
@@ -658,7 +658,7 @@ impl Drop for VerbsFabric {
     }
 }
 
-/// An address of ours, with the zone of the peer's.
+/// Returns the local address, with the scope ID of the peer's address.
 fn with_scope(ip: IpAddr, peer: SocketAddr) -> SocketAddr {
     let mut address = SocketAddr::new(ip, 0);
     if let (SocketAddr::V6(own), SocketAddr::V6(peer)) = (&mut address, peer) {

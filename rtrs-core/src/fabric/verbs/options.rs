@@ -1,28 +1,30 @@
-//! How the provider behaves, and the numbers of the wire that follow from it.
+//! Options of the provider, and the protocol values derived from them.
 
 use crate::time::Duration;
 
-/// How this provider behaves.
+/// Options of the provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
-    /// Bound of an accepted connection's start-up.
+    /// Timeout of an accepted connection's start-up.
     pub startup_timeout: Duration,
-    /// Bound of a disconnect: what has not been sent by then is reported as flushed.
+    /// Timeout of a disconnect: work that has not been sent by then is reported as flushed.
     pub close_timeout: Duration,
-    /// Requests of peers that wait for their answer; those beyond are rejected at once.
+    /// Maximum number of peers' requests that wait for an answer; those beyond are rejected at
+    /// once.
     pub half_open_max: u32,
-    /// Requests the connection manager queues before we see them.
+    /// Maximum number of requests that the connection manager queues.
     pub backlog: i32,
-    /// Silence of the peer after which a queue pair gives up what it sent. The wire knows powers
-    /// of two times a few retries, so it may be as short as 3/4 of it; some devices take up to
-    /// four times as long (IBA 9.7.6.1.3).
+    /// Time without an answer from the peer after which a queue pair gives up. The wire supports
+    /// powers of two times a few retries, so it may be as short as 3/4 of this value; some devices
+    /// take up to four times as long (IBA 9.7.6.1.3).
     pub path_timeout: Duration,
-    /// Code of the time our peer waits when it found no receive posted (IBA table 45): 1 means
-    /// 10 us, 12 640 us. RDMA CM would leave it at 0, which means 655 ms.
+    /// Code of the time that the peer waits after it found no receive posted (IBA table 45): 1
+    /// means 10 us, 12 means 640 us. The default of RDMA CM is 0, which means 655 ms.
     pub min_rnr_timer: u8,
-    /// RDMA reads either end may have outstanding, at most what the devices can. RTRS asks for 0.
+    /// Maximum number of outstanding RDMA reads of either end, limited by the devices. RTRS asks
+    /// for 0.
     pub reads_max: u8,
-    /// Refuse devices without RDMA write with immediate (iWARP), which a session needs.
+    /// Refuse devices without RDMA write with immediate (iWARP), which sessions need.
     pub require_imm: bool,
 }
 
@@ -41,28 +43,29 @@ impl Default for VerbsOptions {
     }
 }
 
-/// When a queue pair repeats what was not acknowledged, and how often.
+/// Interval and number of retransmissions of unacknowledged packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Retry {
     /// Local ACK timeout: 4.096 us times two to this power (IBA 9.7.6.1.3).
     pub(super) ack_timeout: u8,
-    /// Repetitions, 1 to 6: rdma_rxe takes 7 for endless.
+    /// Number of retries, 1 to 6: rdma_rxe interprets 7 as endless.
     pub(super) count: u8,
 }
 
 impl Retry {
-    /// The longest time not above `limit` that the wire can say.
+    /// Returns the longest retry time not above `limit` that the wire can express.
     pub(super) fn within(limit: Duration) -> Self {
         const UNIT_NANOS: u128 = 4096;
         let limit = limit.as_nanos();
         let mut best = (0, Self { ack_timeout: 8, count: 1 });
-        // From 1 ms, below which a busy peer looks silent, to 2^31, the longest the field holds.
+        // The range starts at 1 ms, below which a busy peer looks silent, and ends at 2^31, the
+        // largest value of the field.
         for ack_timeout in 8..=31_u8 {
             let interval = UNIT_NANOS << ack_timeout;
             let Ok(count) = u8::try_from((limit / interval).saturating_sub(1).min(6)) else {
                 continue;
             };
-            // The first try has its interval too. More and shorter tries win a draw.
+            // The first try takes an interval too. Ties go to more and shorter tries.
             let total = interval * (u128::from(count) + 1);
             if count >= 1 && total > best.0 {
                 best = (total, Self { ack_timeout, count });
@@ -87,7 +90,7 @@ mod tests {
             assert!(total >= limit * 3 / 4, "{millis} ms: {retry:?} takes {total:?}");
             assert!((1..=6).contains(&retry.count));
         }
-        // Four seconds: seven tries of 537 ms.
+        // Four seconds are seven tries of 537 ms.
         assert_eq!(Retry::within(Duration::from_secs(4)), Retry { ack_timeout: 17, count: 6 });
         assert_eq!(Retry::within(Duration::ZERO), Retry { ack_timeout: 8, count: 1 });
         let long = Retry::within(Duration::from_secs(1 << 40));

@@ -1,19 +1,19 @@
 //! Threads for calls of a driver that may block.
 //!
-//! A driver lets `ibv_destroy_qp` return when nothing of the queue pair is in flight any more.
-//! rdma_rxe waits there for the packets that a network device has not sent yet, up to 50 s when
-//! that stands still (rxe_pool.c, `__rxe_cleanup`). A shard that waited with it would hold up every
-//! other path it has. So queue pairs are destroyed here, and the shard hears of it when it is done.
-//! Identifiers of the connection manager are destroyed here too (`rdma_destroy_id` waits for the
-//! kernel's own work on them). Pinning and unpinning memory and making hundreds of windows takes
-//! some time in any case.
+//! `ibv_destroy_qp` returns when nothing of the queue pair is in flight any more. rdma_rxe waits
+//! there for packets that a network device has not sent yet, up to 50 s if the device is stalled
+//! (rxe_pool.c, `__rxe_cleanup`). A shard that waited for it would delay all its other paths. So
+//! queue pairs are destroyed here, and the shard is notified when that is done. Identifiers of the
+//! connection manager are destroyed here too (`rdma_destroy_id` waits for the kernel's own work on
+//! them). Pinning and unpinning memory and creating hundreds of windows also take time.
 //!
-//! A process has two sets of these threads: one for what may take long, one for calls that are
-//! expected to be short (`teardown.rs`, `listener.rs`) and must not wait behind the others.
+//! A process has two sets of these threads: one for calls that may take long, and one for calls
+//! that are expected to be short (`teardown.rs`, `listener.rs`) and must not wait behind the
+//! others.
 //!
-//! One thread is there from the start, since there may be no memory for one when paths die;
-//! further ones come while all are busy, and go when they are idle. A call that never returns keeps
-//! its thread, and only what waits for that call waits with it.
+//! One thread is started in advance, since there may be no memory for one when paths fail; more are
+//! started while all are busy, and exit when idle. A call that never returns occupies its thread,
+//! and only work that depends on that call waits for it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,14 +23,15 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::time::Duration;
 
-/// Threads at most; jobs beyond wait for their turn.
+/// Maximum number of threads; jobs beyond that wait for their turn.
 const WORKERS_MAX: usize = 64;
-/// How long a thread beyond the first waits for work.
+/// Time that an additional thread waits for work before it exits.
 const IDLE_MAX: Duration = Duration::from_secs(5);
-/// They call the driver and send a message. The library may load that of a device in between.
+/// Stack size. Jobs call the driver and send a message; the library may load a device's driver
+/// meanwhile.
 const STACK: usize = 256 << 10;
 
-/// Does something, and tells its owner where that one waits for it.
+/// Job that may block and reports its result to its owner.
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
@@ -41,17 +42,17 @@ struct State {
     closed: bool,
 }
 
-/// Does what takes its time on threads of its own. Dropped, it finishes what it has.
+/// Thread pool for calls that may block. When dropped, it finishes its jobs.
 pub(super) struct Reaper {
     name: &'static str,
     shared: Arc<(Mutex<State>, Condvar)>,
 }
 
 impl Reaper {
-    /// Starts the first thread; all have that name.
+    /// Starts the first thread; all threads have this name.
     ///
     /// # Errors
-    /// The system's when there can be no thread.
+    /// Returns the system's error if the thread cannot be started.
     pub(super) fn start(name: &'static str) -> io::Result<Self> {
         let reaper = Self { name, shared: Arc::default() };
         reaper.spawn(&mut reaper.shared.0.lock())?;
@@ -74,7 +75,7 @@ impl Reaper {
             && state.workers < WORKERS_MAX
             && let Err(error) = self.spawn(&mut state)
         {
-            // The first one gets there.
+            // The first thread will run the job.
             tracing::warn!(%error, threads = self.name, "no further thread for calls of a driver");
         }
         drop(state);
@@ -173,7 +174,7 @@ mod tests {
         let shared = Arc::downgrade(&reaper.shared);
         drop((reaper, sender));
         assert_eq!(receiver.iter().count(), WORKERS_MAX * 3);
-        // Their channel is closed, so no job is left; the threads go.
+        // The channel is closed, so no job is left and the threads exit.
         for _ in 0..2000 {
             if shared.strong_count() == 0 {
                 return;

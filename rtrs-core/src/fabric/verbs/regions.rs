@@ -1,8 +1,9 @@
-//! Which local keys are good for what: the table a shard asks before it posts.
+//! Table of local keys and their access, which a shard checks before it posts.
 //!
-//! A device would answer a wrong local key by failing the queue pair; the contract is that such a
-//! request is refused instead. Registrations change the shared table, rarely; each shard keeps a
-//! sorted copy and looks at a counter to know whether it is still right, so a post takes no lock.
+//! A device responds to a wrong local key by failing the queue pair; the contract requires that
+//! such a request is refused instead. Registrations change the shared table, which is rare; each
+//! shard keeps a sorted copy and checks a counter to see whether the copy is current, so a post
+//! takes no lock.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::fabric::{Access, FabricError, Sge};
 
-/// Keys are a device's, so the domain's number goes with them.
+/// Domain number and local key, since keys are unique per device only.
 type Key = (u64, u32);
 
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +43,7 @@ impl Regions {
     }
 }
 
-/// A shard's copy.
+/// A shard's copy of the table.
 #[derive(Debug, Default)]
 pub(super) struct RegionCache {
     version: u64,
@@ -50,7 +51,7 @@ pub(super) struct RegionCache {
 }
 
 impl RegionCache {
-    /// Brings the copy up to date. One atomic load when nothing has changed.
+    /// Updates the copy. Costs one atomic load if nothing has changed.
     pub(super) fn refresh(&mut self, regions: &Regions) {
         if regions.version.load(Ordering::Acquire) == self.version {
             return;

@@ -1,8 +1,8 @@
-//! The driver's calls that end a connection, made outside the shards.
+//! Driver calls that end a connection, made outside the shards.
 //!
-//! The queue pair goes to the error state and a DREQ goes to the peer; then the queue pair is
+//! The queue pair enters the error state and a DREQ is sent to the peer; then the queue pair is
 //! destroyed, which may take long ([`super::reaper`]). The first calls have threads of their own,
-//! so that no DREQ waits behind queue pairs that are slow to go.
+//! so that no DREQ waits behind queue pairs that are slow to destroy.
 
 use std::io;
 use std::sync::Arc;
@@ -11,44 +11,44 @@ use super::info::port_is_down;
 use super::reaper::Reaper;
 use super::sys::{CmId, Ending};
 
-/// The calls that end a connection.
+/// Calls that end a connection.
 pub(super) trait Teardown: Send + 'static {
-    /// Whether the device has put the queue pair into the error state.
+    /// Returns true if the device has put the queue pair into the error state.
     fn is_in_error(&self) -> bool;
-    /// Puts it there.
+    /// Puts the queue pair into the error state.
     fn enter_error(&self);
-    /// Whether the port of the connection is down.
+    /// Returns true if the port of the connection is down.
     fn port_is_down(&self) -> bool;
-    /// Sends a DREQ. False when none was sent.
+    /// Sends a DREQ. Returns false if none was sent.
     fn disconnect(&self) -> bool;
     /// Destroys the queue pair, however long that takes.
     fn destroy(&mut self) -> io::Result<()>;
 }
 
-/// How far the connection is.
+/// State of the connection when its teardown starts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
-    /// It is up here.
+    /// The connection was established on this end.
     pub(super) up: bool,
-    /// The peer may know it as established, so it needs a DREQ.
+    /// The peer may regard the connection as established, so it needs a DREQ.
     pub(super) peer_connected: bool,
 }
 
-/// What came of the calls.
+/// Outcome of a teardown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Torn {
     /// The queue pair could not be destroyed: it may still use its memory.
     pub(super) failed: bool,
     /// The connection was up, and the device had put its queue pair into the error state.
     pub(super) was_in_error: bool,
-    /// The port was down before or after.
+    /// The port was down before or after the calls.
     pub(super) port_down: bool,
     /// A DREQ was sent to the peer.
     pub(super) dreq_sent: bool,
 }
 
 /// Makes the calls: the short ones on a thread of `calls`, the last on one of `reaper`, which then
-/// reports. Returns at once.
+/// reports. Returns immediately.
 pub(super) fn start(
     calls: &Reaper,
     reaper: &Arc<Reaper>,
@@ -64,20 +64,20 @@ pub(super) fn start(
         let dreq_sent = progress.peer_connected && !port_down && it.disconnect();
         reaper.take(move || {
             let failed = it.destroy().is_err();
-            // A port that came up meanwhile may not be able to send yet.
+            // A port that has just come up may not be able to send yet.
             let port_down = port_down || it.port_is_down();
-            // Whoever gets the report finds nothing of the connection in its domain any more.
+            // When the report arrives, the domain no longer contains anything of the connection.
             drop(it);
             report(Torn { failed, was_in_error, port_down, dreq_sent });
         });
     });
 }
 
-/// A connection's queue pair and identifier.
+/// Queue pair and identifier of a connection.
 pub(super) struct Link {
     pub(super) ending: Ending,
     pub(super) id: Arc<CmId>,
-    /// The number of its port.
+    /// Number of the port.
     pub(super) port: u8,
 }
 
@@ -87,7 +87,7 @@ impl Teardown for Link {
     }
 
     fn enter_error(&self) {
-        // An error means that the device is gone, and the queue pair with it.
+        // An error means that the device was removed, and the queue pair with it.
         let _ = self.ending.enter_error();
     }
 
@@ -115,11 +115,11 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
     const UP: Progress = Progress { up: true, peer_connected: true };
 
-    /// A connection that says which calls are made, and where.
+    /// Test connection that reports its calls and their threads.
     struct StandIn {
         calls: Sender<(&'static str, ThreadId)>,
         down: bool,
-        /// Its destruction waits for this.
+        /// The destruction waits for this channel.
         gate: Option<Receiver<()>>,
     }
 
@@ -167,7 +167,7 @@ mod tests {
         (Reaper::start("calls").unwrap(), Arc::new(Reaper::start("reaper").unwrap()))
     }
 
-    /// The calls of one teardown in their order, and what is reported.
+    /// Returns the calls of one teardown in order, and the reported outcome.
     fn run(down: bool, progress: Progress) -> (Vec<&'static str>, Torn) {
         let (calls, reaper) = pools();
         let (mut it, made) = StandIn::new();

@@ -1,5 +1,5 @@
-//! What a turn takes in: descriptors that became readable, events of the connection manager,
-//! reports of devices, completions, timers.
+//! Inputs of a turn: readable descriptors, connection manager events, device events, completions,
+//! timers.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl VerbsFabric {
         let options = self.options.clone();
         let Some(conn) = self.conns.get_mut(name) else { return };
         if conn.end.is_some() {
-            // The answer to our DREQ, or the peer's own DREQ.
+            // The event is the answer to the local DREQ, or the peer's own DREQ.
             conn.peer_knows |= !matches!(event.kind, CmEventKind::AddrChange | CmEventKind::Other);
             return;
         }
@@ -50,7 +50,7 @@ impl VerbsFabric {
         }
     }
 
-    /// The driver is asked on another thread.
+    /// Checks the port on another thread, since that calls the driver.
     fn look_at_port(&mut self, qp: QpNum) {
         let Some(conn) = self.conns.get(qp) else { return };
         let (device, port) = (conn.qp.pd().context().name().to_owned(), conn.id.port_number());
@@ -87,7 +87,8 @@ impl VerbsFabric {
             self.push(FabricEvent::Request(request(id)));
             return;
         }
-        // The first over this device, whose windows are tried now: on another thread.
+        // This is the first request over this device, whose windows are tested now, on another
+        // thread.
         let (shared, sender) = (Arc::clone(&self.shared), self.sender.clone());
         self.shared.calls.take(move || match shared.keep(&id, local) {
             Ok(()) => sender.send(Report::Request(Box::new(request(id)))),
@@ -97,7 +98,7 @@ impl VerbsFabric {
         });
     }
 
-    /// What a device reported, as far as it concerns this shard.
+    /// Handles a device's event as far as it concerns this shard.
     fn on_report(&mut self, report: DeviceReport) {
         if report.what == AsyncEvent::DeviceRemoved {
             self.listeners.lost(self.now, |id| id.context_key() == Some(report.context));
@@ -238,7 +239,7 @@ impl VerbsFabric {
                 Report::Made(made) => self.made.push_back(*made),
                 Report::Port { qp, down } => self.on_port(qp, down),
                 Report::Listener(tried) => self.listeners.tried(self.now, *tried),
-                // Dropped when listening was stopped meanwhile.
+                // Dropped, because listening was stopped meanwhile.
                 Report::Request(_) if self.listeners.is_empty() => {}
                 Report::Request(request) => self.push(FabricEvent::Request(*request)),
             }

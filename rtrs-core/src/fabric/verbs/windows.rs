@@ -1,9 +1,9 @@
-//! Whether memory windows of a device can be used, found out by binding one.
+//! Test of a device's memory windows, which binds one.
 //!
-//! The attributes of a device are its kernel driver's. The library of its provider may have no
-//! calls for windows all the same: that of bnxt_re has neither `alloc_mw` nor `bind_mw` while the
-//! driver reports windows. So the calls are made once, on a queue pair that is its own peer. No
-//! packet is sent.
+//! The attributes of a device come from its kernel driver. The user-space library of its provider
+//! may lack the calls for windows all the same: that of bnxt_re has neither `alloc_mw` nor
+//! `bind_mw` while the driver reports windows. So the calls are made once, on a queue pair that is
+//! its own peer. No packet is sent.
 
 use std::io;
 use std::rc::Rc;
@@ -16,21 +16,23 @@ use crate::ids::QpNum;
 use crate::mem::Region;
 use crate::time::Duration;
 
-/// How often the completion of the bind is looked for, and the time between.
+/// Maximum number of checks for the bind's completion; `LOOK_EVERY` is the time between them.
 const LOOKS: u32 = 250;
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Bytes that the window is bound to.
+/// Number of bytes to which the window is bound.
 const BYTES: usize = 4096;
 
-/// Tries the windows of a device that is known by name. Blocks, at most 0.25 s besides the calls.
+/// Tests the windows of the device with this name. Blocks, for at most 0.25 s plus the time of the
+/// calls.
 ///
 /// # Errors
-/// The device cannot be opened.
+/// Returns an error if the device cannot be opened.
 pub(super) fn of_device(name: &str) -> io::Result<MemoryWindows> {
     Ok(of_context(&Arc::new(Context::of_name(name)?)))
 }
 
-/// Tries the windows of an open device, and notes it there if it has none. Blocks as above.
+/// Tests the windows of an open device, and records in the context if it has none. Blocks like
+/// [`of_device`].
 pub(super) fn of_context(context: &Arc<Context>) -> MemoryWindows {
     let found = if context.limits().windows {
         try_windows(&mut Trial::new(context))
@@ -43,8 +45,8 @@ pub(super) fn of_context(context: &Arc<Context>) -> MemoryWindows {
     found
 }
 
-/// A bind was refused at once: the queue pair is of no use. If that is because there is no such
-/// call, the device has no windows for whoever asks next.
+/// Handles a bind that was refused at once: the queue pair is unusable. If the call is not
+/// implemented, the device is recorded as having no windows.
 pub(super) fn bind_refused(context: &Context, error: FabricError) -> FabricError {
     let FabricError::System { source, .. } = &error else { return error };
     if is_no_call(source) && context.set_without_windows() {
@@ -53,29 +55,29 @@ pub(super) fn bind_refused(context: &Context, error: FabricError) -> FabricError
     FabricError::QpState
 }
 
-/// The errors of calls that a provider does not have.
+/// Returns true for errors of calls that a provider does not implement.
 fn is_no_call(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
 }
 
-/// The errors that may pass: too little of something, or no right to it.
+/// Returns true for errors that may be temporary: lack of resources or permission.
 fn may_pass(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EINTR | libc::EPERM))
 }
 
-/// The calls of a provider, in the order in which they are made.
+/// Provider calls, in the order in which they are made.
 trait Provider {
     /// Registers memory.
     fn register(&mut self) -> io::Result<()>;
-    /// Makes a window over it.
+    /// Allocates a window over the memory.
     fn alloc(&mut self) -> io::Result<()>;
-    /// Makes a queue pair that may post.
+    /// Creates a queue pair ready to post.
     fn connect(&mut self) -> io::Result<()>;
-    /// Asks for a bind of the window.
+    /// Requests a bind of the window.
     fn bind(&mut self) -> Result<(), FabricError>;
-    /// How the bind ended; None while it has not.
+    /// Returns the status of the completed bind; None while it is pending.
     fn ended(&mut self) -> io::Result<Option<WcStatus>>;
-    /// Waits a little.
+    /// Waits for a short time.
     fn pause(&mut self);
 }
 
@@ -83,7 +85,7 @@ fn try_windows(provider: &mut impl Provider) -> MemoryWindows {
     provider_says(provider).unwrap_or_else(|found| found)
 }
 
-/// An `Err` ends the trial early.
+/// Runs the test; an `Err` ends it early.
 fn provider_says(provider: &mut impl Provider) -> Result<MemoryWindows, MemoryWindows> {
     use MemoryWindows::{Missing, Untried, Usable};
     let untried = |error: io::Error| Untried(error.to_string());
@@ -109,7 +111,7 @@ fn provider_says(provider: &mut impl Provider) -> Result<MemoryWindows, MemoryWi
     Err(Untried("a bind did not end in time".into()))
 }
 
-/// The provider of a device, and what the trial has made there. Goes in this order.
+/// Provider of a device with the objects created by the test, which are dropped in this order.
 struct Trial<'c> {
     qp: Option<(Qp, Rc<Cq>)>,
     window: Option<Arc<Mw>>,
@@ -123,7 +125,7 @@ impl<'c> Trial<'c> {
     }
 }
 
-/// A step before its turn.
+/// Error of a step called out of order.
 fn no_order() -> io::Error {
     io::Error::other("a step of the trial is missing")
 }
@@ -176,14 +178,15 @@ impl Provider for Trial<'_> {
 mod tests {
     use super::*;
 
-    /// A provider of which one step goes wrong.
+    /// Test provider in which one step fails.
     #[derive(Default)]
     struct StandIn {
         register: Option<i32>,
         alloc: Option<i32>,
         connect: Option<i32>,
         bind: Option<i32>,
-        /// How the bind ends, and after how many looks; it does not without.
+        /// Status of the bind and the number of checks until it completes; without a value it never
+        /// does.
         end: Option<(u32, WcStatus)>,
         looks: u32,
         pauses: u32,
@@ -235,12 +238,12 @@ mod tests {
 
     #[test]
     fn a_provider_without_the_calls_has_no_windows() {
-        // Neither call; the queue pair is not even made.
+        // Neither call exists; the queue pair is not even created.
         let mut none = StandIn { alloc: Some(libc::EOPNOTSUPP), ..StandIn::default() };
         let found = try_windows(&mut none);
         assert!(matches!(&found, MemoryWindows::Missing(why) if why.contains("makes no window")));
         assert_eq!(none.calls, ["register", "alloc"]);
-        // One of the two.
+        // One of the two calls exists.
         for errno in [libc::EOPNOTSUPP, libc::ENOSYS, libc::EINVAL] {
             let found = try_windows(&mut StandIn { bind: Some(errno), ..StandIn::default() });
             assert!(
@@ -248,7 +251,7 @@ mod tests {
                 "{found:?}"
             );
         }
-        // Both, and they do not work.
+        // Both calls exist, but do not work.
         let end = Some((0, WcStatus::LocalError));
         let found = try_windows(&mut StandIn { end, ..StandIn::default() });
         assert_eq!(found, MemoryWindows::Missing("a bind failed: local error".into()));
@@ -266,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_bind_that_does_not_end_is_waited_for_a_quarter_of_a_second() {
-        // Neither without an end, nor with one that comes too late.
+        // The bind never completes, or completes too late.
         for end in [None, Some((LOOKS, WcStatus::Success)), Some((LOOKS, WcStatus::LocalError))] {
             let mut silent = StandIn { end, ..StandIn::default() };
             let found = try_windows(&mut silent);
@@ -281,12 +284,12 @@ mod tests {
         let tried = [
             // Memory may not be locked.
             StandIn { register: Some(libc::ENOMEM), ..StandIn::default() },
-            // Another process has all windows.
+            // Another process uses all windows.
             StandIn { alloc: Some(libc::ENOMEM), ..StandIn::default() },
             // No port has an address yet.
             StandIn { connect: Some(libc::EADDRNOTAVAIL), ..StandIn::default() },
             StandIn { bind: Some(libc::ENOMEM), ..StandIn::default() },
-            // The device does not answer: the looks have an end.
+            // The device does not answer; the number of checks is limited.
             StandIn::default(),
         ];
         for mut provider in tried {

@@ -1,4 +1,4 @@
-//! The server of metrics and hostile clients.
+//! Tests of the metrics server, including hostile clients.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// A server on a free port and the address of it.
+/// Starts a server on a free port and returns its address.
 fn server(
     make: impl Fn() -> Result<String, String> + Send + Sync + 'static,
 ) -> (MetricsServer, String) {
@@ -25,7 +25,7 @@ fn connect(at: &str) -> TcpStream {
     stream
 }
 
-/// All that comes back, the connection's end included.
+/// Returns all data received until the connection ends.
 fn rest(mut stream: &TcpStream) -> String {
     let mut text = Vec::new();
     stream.read_to_end(&mut text).unwrap();
@@ -95,7 +95,7 @@ fn anything_else_is_refused_by_its_status() {
         let allow = response.contains("\r\nAllow: GET\r\n");
         assert_eq!(allow, status == 405, "{shown:?} got {response:?}");
     }
-    // One that ends in the middle, and one that says nothing at all.
+    // Clients that stop in the middle of a request, or send nothing.
     for (part, response) in [(&b"GET /metr"[..], "HTTP/1.1 400 "), (b"", "")] {
         let mut stream = connect(&at);
         stream.write_all(part).unwrap();
@@ -124,13 +124,13 @@ fn silent_clients_make_room() {
         })
         .collect();
     assert!(ask(&at, GET).starts_with("HTTP/1.1 200 "));
-    // The oldest was closed for a newer one: at once, not after the time limit.
+    // The oldest was closed at once to make room for a newer one, not after the time limit.
     assert_eq!((&silent[0]).read(&mut [0; 9]).unwrap_or(0), 0);
 }
 
 #[test]
 fn clients_that_do_not_read_are_bounded_and_the_text_is_made_once_for_all() {
-    // More than the buffers of a connection hold.
+    // The text is longer than the buffers of a connection.
     let text = "x".repeat(32 << 20);
     let made = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&made);
@@ -143,12 +143,12 @@ fn clients_that_do_not_read_are_bounded_and_the_text_is_made_once_for_all() {
         .map(|_| {
             let mut stream = connect(&at);
             stream.write_all(GET).unwrap();
-            // Its request has arrived when the response begins.
+            // The request has arrived when the response begins.
             stream.read_exact(&mut [0; 9]).unwrap();
             stream
         })
         .collect();
-    // One more is closed as long as all others are served. Then there is room again.
+    // Another one is closed as long as all others are being served. Then there is room again.
     let limit = Duration::from_secs(60);
     loop {
         let mut stream = connect(&at);
@@ -208,7 +208,7 @@ fn it_ends_with_its_owner_and_serves_unix_sockets_too() {
     assert!(text.ends_with("\r\n\r\nx 1\n"), "{text}");
     let taken = MetricsServer::bind(&address).unwrap_err();
     assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
-    // A client that says nothing does not keep it.
+    // A client that sends nothing does not delay the end.
     let silent = UnixStream::connect(&path).unwrap();
     drop(server);
     assert!(!path.exists());

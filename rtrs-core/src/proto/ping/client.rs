@@ -1,13 +1,13 @@
-//! One queue pair of a tool that pings.
+//! Ping client: one queue pair of a tool that pings.
 //!
 //! ```text
 //! ping-pong:  Connecting > ReadHalf > WriteHalf > Pausing > ReadHalf ...
 //! the others: Connecting > Opening > Flying, Pausing ... > Asking (bandwidth)
 //! all end in Closing > Ended
 //! ```
-//! A step that lasts longer than the timeout is a loss and ends the connection: on a reliable one
-//! nothing comes after what was lost. Call `start` once, then give it every event of its queue pair
-//! and poll it at its deadline; take its events after each.
+//! A step that exceeds the timeout counts as a loss and ends the connection, because on a reliable
+//! connection nothing can follow lost data. Call `start` once, then pass every event of its queue
+//! pair to it and poll it at its deadline; take its events after each call.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -26,24 +26,24 @@ use crate::ids::{QpNum, Rkey};
 use crate::time::{Duration, Instant, earliest};
 use crate::wire::{PingHello, PingInfo, PingMode, PingReply, PingStatus, fill_pattern};
 
-/// What a queue pair does.
+/// Configuration of a ping client.
 #[derive(Clone, Debug)]
 pub struct PingClientConfig {
     /// Source address; None leaves the choice to the system.
     pub local: Option<IpAddr>,
-    /// The server.
+    /// Address of the server.
     pub remote: SocketAddr,
-    /// What to do, as sent to the server.
+    /// Parameters of the ping, as sent to the server.
     pub hello: PingHello,
-    /// Speak exactly rping: say nothing of all this.
+    /// Speak exactly rping's protocol: send none of these parameters.
     pub rping: bool,
-    /// Rounds or operations; 0 goes on until `stop`.
+    /// Number of rounds or operations; 0 means until `stop`.
     pub count: u64,
-    /// From the start of a round to the start of the next.
+    /// Time from the start of a round to the start of the next.
     pub interval: Duration,
-    /// Compare what comes back.
+    /// Compare the returned data.
     pub validate: bool,
-    /// Bound of the connect, and of each step.
+    /// Timeout of the connect, and of each step.
     pub timeout: Duration,
 }
 
@@ -51,33 +51,33 @@ pub struct PingClientConfig {
 enum State {
     Idle,
     Connecting,
-    /// The server reads our data.
+    /// The server reads the client's data.
     ReadHalf {
         began: Instant,
     },
-    /// It writes it back.
+    /// The server writes the data back.
     WriteHalf {
         round: Instant,
         began: Instant,
         read: Duration,
     },
-    /// The server says where its buffer is.
+    /// Waiting for the address of the server's buffer.
     Opening,
-    /// Operations of ours are under way.
+    /// Operations are in flight.
     Flying {
         began: Instant,
     },
-    /// Until the next round.
+    /// Waiting for the next round.
     Pausing {
         until: Instant,
     },
-    /// Bandwidth: the server says what it did.
+    /// Bandwidth: waiting for the server's result.
     Asking,
     Closing,
     Ended,
 }
 
-/// Memory the server reaches, with the key it has now.
+/// Memory accessible to the server, with its current key.
 #[derive(Debug)]
 struct Shared {
     buffer: Buffer,
@@ -86,22 +86,22 @@ struct Shared {
     key: Rkey,
 }
 
-/// A queue pair.
+/// Ping client of one queue pair.
 #[derive(Debug)]
 pub struct PingClient {
     config: PingClientConfig,
     qp: Option<QpNum>,
     state: State,
     parts: Option<Parts>,
-    /// The server's buffer, in the one-sided modes.
+    /// Buffer of the server, in the one-sided modes.
     theirs: PingInfo,
     events: VecDeque<PingEvent>,
     failure: Option<PingFailure>,
     began: Instant,
-    /// When the step under way is too late.
+    /// Time at which the current step times out.
     late: Instant,
     alive: Instant,
-    /// First operation, last completion: the time of a bandwidth.
+    /// Times of the first operation and the last completion, for the bandwidth.
     flight: Option<(Instant, Instant)>,
     sent: u64,
     answered: u64,
@@ -113,14 +113,14 @@ pub struct PingClient {
 #[derive(Debug)]
 struct Parts {
     messages: Messages,
-    /// Data the server may read, or the source of our writes.
+    /// Data that the server may read, or the source of the client's writes.
     start: Shared,
-    /// Where it may write, or where we read to.
+    /// Memory that the server may write, or the target of the client's reads.
     sink: Shared,
 }
 
 impl PingClient {
-    /// A queue pair to be.
+    /// Creates a client that is not started.
     #[must_use]
     pub fn new(config: PingClientConfig) -> Self {
         Self {
@@ -143,48 +143,48 @@ impl PingClient {
         }
     }
 
-    /// The queue pair, while there is one.
+    /// Returns the queue pair, while there is one.
     #[must_use]
     pub const fn qp(&self) -> Option<QpNum> {
         self.qp
     }
 
-    /// True when it is over.
+    /// Returns true if the ping has ended.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.state == State::Ended
     }
 
-    /// Rounds or operations begun.
+    /// Returns the number of rounds or operations begun.
     #[must_use]
     pub const fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Rounds or operations that were answered, each good.
+    /// Returns the number of rounds or operations answered successfully.
     #[must_use]
     pub const fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Operations of the server with duplex, as it says at the end.
+    /// Returns the number of the server's operations with duplex, as it reports at the end.
     #[must_use]
     pub const fn peer_done(&self) -> u64 {
         self.peer_done
     }
 
-    /// From the first operation to the last known end of one.
+    /// Returns the time from the first operation to the last known completion.
     #[must_use]
     pub fn flight_time(&self) -> Duration {
         self.flight.map_or(Duration::ZERO, |(first, last)| last - first)
     }
 
-    /// The next event.
+    /// Returns the next event.
     pub fn next_event(&mut self) -> Option<PingEvent> {
         self.events.pop_front()
     }
 
-    /// When to be polled even if nothing happens.
+    /// Returns the time by which `poll` must be called even if nothing happens.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         match self.state {
@@ -194,14 +194,15 @@ impl PingClient {
         }
     }
 
-    /// One-sided modes: the server hears nothing of us unless we say something.
+    /// Returns when a sign of life is due. In the one-sided modes the server otherwise does not
+    /// notice the client.
     fn alive_at(&self) -> Option<Instant> {
         let one_sided = self.config.hello.mode != PingMode::PingPong;
         let up = matches!(self.state, State::Flying { .. } | State::Pausing { .. });
         (one_sided && up).then_some(self.alive)
     }
 
-    /// Connects.
+    /// Starts the connection attempt.
     pub fn start(&mut self, now: Instant, fabric: &mut dyn Fabric) {
         self.began = now;
         if let Err(failure) = self.try_start(now, fabric) {
@@ -246,14 +247,14 @@ impl PingClient {
         let qp = fabric.connect(now, &pd, &params)?;
         self.qp = Some(qp);
         self.state = State::Connecting;
-        // The provider's own bound comes first.
+        // The provider's own timeout comes first.
         self.late = now + timeout + Duration::from_secs(1);
         parts.messages.post_all(fabric, qp)?;
         self.parts = Some(parts);
         Ok(())
     }
 
-    /// Begins no more rounds; the one under way may end.
+    /// Begins no more rounds; the current one may finish.
     pub fn stop(&mut self, now: Instant, fabric: &mut dyn Fabric) {
         self.stopping = true;
         match self.state {
@@ -266,7 +267,7 @@ impl PingClient {
         }
     }
 
-    /// Takes an event of this queue pair.
+    /// Handles an event of this queue pair.
     pub fn handle_event(&mut self, now: Instant, event: FabricEvent, fabric: &mut dyn Fabric) {
         match event {
             FabricEvent::Established { private_data, .. } => {
@@ -293,7 +294,7 @@ impl PingClient {
         }
     }
 
-    /// Lets time pass. True when something happened.
+    /// Handles the passing of time. Returns true if anything happened.
     pub fn poll(&mut self, now: Instant, fabric: &mut dyn Fabric) -> bool {
         let what = match self.state {
             State::Idle | State::Closing | State::Ended => return false,
@@ -383,7 +384,7 @@ impl PingClient {
         }
     }
 
-    /// Puts the pattern of round `n` into the start buffer, and nothing into the sink.
+    /// Fills the start buffer with the pattern of round `n`, and clears the sink.
     fn fill(&self, n: u64) {
         let Some(parts) = &self.parts else { return };
         let mut pattern = vec![0; parts.start.buffer.len];
@@ -392,12 +393,12 @@ impl PingClient {
         parts.sink.buffer.all().fill(0xff);
     }
 
-    /// True while rounds or operations are left to begin.
+    /// Returns true while rounds or operations are left to begin.
     fn has_more(&self) -> bool {
         self.config.count == 0 || self.sent < self.config.count
     }
 
-    /// The next round, or the end when there is none.
+    /// Begins the next round, or finishes if there is none.
     fn next_round(&mut self, now: Instant, fabric: &mut dyn Fabric) {
         let bandwidth = self.config.hello.mode.is_bandwidth();
         let next = if !self.has_more() || self.stopping {
@@ -428,7 +429,8 @@ impl PingClient {
         self.advertise(true, fabric)
     }
 
-    /// Tells the server where the start or the sink is, under a fresh key where it ends the old.
+    /// Advertises the start or the sink to the server, under a new key if the old one was
+    /// invalidated.
     fn advertise(&mut self, start: bool, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         let (Some(parts), Some(qp)) = (&mut self.parts, self.qp) else { return Ok(()) };
         let shared = if start { &mut parts.start } else { &mut parts.sink };
@@ -537,7 +539,7 @@ impl PingClient {
         Err(PingFailure::Protocol(text))
     }
 
-    /// Compares what came back with what went out.
+    /// Compares the returned data with the data sent.
     fn compare(&self, seq: u64) -> Result<(), PingFailure> {
         let Some(parts) = self.parts.as_ref().filter(|_| self.config.validate) else {
             return Ok(());
@@ -577,7 +579,7 @@ impl PingClient {
         Ok(())
     }
 
-    /// One-sided: as many operations as may be in flight.
+    /// One-sided modes: starts as many operations as may be in flight.
     fn fly(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         let (Some(qp), hello) = (self.qp, self.config.hello) else { return Ok(()) };
         if hello.mode == PingMode::WriteLatency {
@@ -608,7 +610,7 @@ impl PingClient {
         Ok(())
     }
 
-    /// A read, or a write of a bandwidth, is done.
+    /// Handles the completion of a read, or of a write in bandwidth mode.
     fn on_data(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         let State::Flying { began } = self.state else { return Ok(()) };
         self.inflight -= 1;
@@ -649,7 +651,7 @@ impl PingClient {
         self.round_done(now, began, None, Some(now - began), fabric)
     }
 
-    /// Bandwidth: says that all is done; the answer comes behind all of it.
+    /// Bandwidth: reports that all operations are done; the answer follows all operations.
     fn ask(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         self.state = State::Asking;
         self.late = now + self.config.timeout;

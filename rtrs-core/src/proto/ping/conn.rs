@@ -1,11 +1,11 @@
-//! One ping at the server.
+//! Ping connection at the server.
 //!
 //! ```text
 //! ping-pong:  Start -> Reading -> Sink -> Start ...
 //! the others: Start -> Serving -> Finishing -> Over
 //! ```
-//! In the ping-pong the server's own memory has no key at all: it reads and writes the client's. In
-//! the one-sided modes the client gets the key of one buffer of its own size.
+//! In ping-pong mode the server's own memory has no key: the server reads and writes the client's.
+//! In the one-sided modes the client gets the key of one buffer of the requested size.
 
 use std::sync::Arc;
 
@@ -19,25 +19,25 @@ use crate::ids::QpNum;
 use crate::time::Instant;
 use crate::wire::{PingHello, PingInfo, PingMode, fill_pattern, text_len};
 
-/// What came of an event.
+/// Result of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     On,
-    /// A round of the ping-pong was answered.
+    /// A round of ping-pong was answered.
     Round,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The client says next where its data is.
+    /// Waiting for the client to advertise its data.
     Start,
-    /// Our read of it is under way.
+    /// Reading the data.
     Reading(PingInfo),
-    /// The client says next where it wants it back.
+    /// Waiting for the client to advertise its sink.
     Sink,
-    /// One-sided: the client does what it does, and so do we with duplex.
+    /// One-sided: the client's operations are running, and with duplex the server's as well.
     Serving(PingInfo),
-    /// It has done; our own requests come in.
+    /// The client is done; waiting for the server's own requests.
     Finishing,
     /// All messages were sent.
     Over,
@@ -45,7 +45,7 @@ enum State {
     Ended,
 }
 
-/// A connection.
+/// Ping connection.
 #[derive(Debug)]
 pub(super) struct PingConn {
     qp: QpNum,
@@ -53,20 +53,21 @@ pub(super) struct PingConn {
     size_max: u32,
     pd: Arc<dyn ProtectionDomain>,
     messages: Messages,
-    /// Ping-pong: where the data is read to. One-sided: what the client reaches.
+    /// Ping-pong: target of reads. One-sided: buffer accessible to the client.
     data: Option<Buffer>,
-    /// One-sided: source or target of our own requests.
+    /// One-sided: source or target of the server's own requests.
     own: Option<Buffer>,
     state: State,
     heard: Instant,
-    /// Data requests under way and done.
+    /// Numbers of data requests in flight and completed.
     inflight: u16,
     done: u64,
     answers: u64,
 }
 
 impl PingConn {
-    /// What a connection needs before it is accepted. rping's data comes with its first message.
+    /// Allocates the resources of a connection before it is accepted. rping's data buffer is
+    /// allocated on its first message.
     pub(super) fn new(
         now: Instant,
         pd: &Arc<dyn ProtectionDomain>,
@@ -106,7 +107,7 @@ impl PingConn {
         })
     }
 
-    /// Posts its receives, before the reply goes out.
+    /// Posts the receives, before the reply is sent.
     pub(super) fn open(&mut self, fabric: &mut dyn Fabric, qp: QpNum) -> Result<(), FabricError> {
         self.qp = qp;
         self.messages.post_all(fabric, qp)
@@ -116,12 +117,12 @@ impl PingConn {
         self.heard = now;
     }
 
-    /// Since when nothing was heard; None while it is taken down.
+    /// Returns when the client was last heard; None while the connection is being taken down.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         (self.state != State::Ended).then_some(self.heard)
     }
 
-    /// Takes no more events. False when it did not before.
+    /// Marks the connection as ended. Returns false if it had ended before.
     pub(super) fn end(&mut self) -> bool {
         std::mem::replace(&mut self.state, State::Ended) != State::Ended
     }
@@ -142,7 +143,7 @@ impl PingConn {
             (WcOp::Recv, at) if at < RECVS => {
                 self.heard = now;
                 let info = self.messages.take(at, wc.byte_len).map_err(Fault::Length)?;
-                // The peer may send again only after our answer, which comes behind it.
+                // The peer may send again only after the answer, which is posted after this.
                 self.messages.post_recv(fabric, self.qp, at)?;
                 self.on_message(&info, fabric)
             }
@@ -203,11 +204,11 @@ impl PingConn {
         }
     }
 
-    /// Ping-pong: fetches the client's data.
+    /// Ping-pong: reads the client's data.
     fn read(&mut self, info: &PingInfo, fabric: &mut dyn Fabric) -> Result<(), Fault> {
         let size = info.size as usize;
         if self.data.as_ref().is_none_or(|data| data.len < size) {
-            // rping: the first message, or a later one that wants more.
+            // rping: this is the first message, or a later one with a larger size.
             self.data = Some(Buffer::new(&self.pd, size, Access::LOCAL)?);
         }
         let Some(data) = &self.data else { return Ok(()) };
@@ -217,7 +218,8 @@ impl PingConn {
         Ok(())
     }
 
-    /// Ping-pong: the data goes back, then the go-ahead. Order is enough: nothing is waited for.
+    /// Ping-pong: writes the data back and sends the go-ahead. The order of requests suffices, so
+    /// there is no wait.
     fn write_back(&mut self, info: &PingInfo, fabric: &mut dyn Fabric) -> Result<(), Fault> {
         let Some(data) = &self.data else { return Err(Fault::Turn("no data was read")) };
         let size = info.size as usize;
@@ -225,7 +227,7 @@ impl PingConn {
             let expected = format!("{} were read", data.len);
             return Err(Fault::Size { found: info.size, expected });
         }
-        // rping's server writes a text; ours all there is.
+        // rping's server writes a text; this one writes all the data.
         let len = match self.hello {
             Some(_) => size,
             None => text_len(&data.slice(0, size).to_vec()),
@@ -243,7 +245,7 @@ impl PingConn {
         Ok(())
     }
 
-    /// One-sided: says where our buffer is, and begins our own requests.
+    /// One-sided: advertises the server's buffer, and begins the server's own requests.
     fn serve(&mut self, info: &PingInfo, fabric: &mut dyn Fabric) -> Result<(), Fault> {
         let Some(data) = &self.data else { return Err(Fault::Turn("no buffer")) };
         let ours = data.info();
@@ -252,7 +254,7 @@ impl PingConn {
         self.keep_going(fabric)
     }
 
-    /// Duplex: as many requests of our own in flight as were agreed.
+    /// Duplex: keeps as many own requests in flight as agreed.
     fn keep_going(&mut self, fabric: &mut dyn Fabric) -> Result<(), Fault> {
         let (State::Serving(info), Some(hello), Some(own)) = (self.state, self.hello, &self.own)
         else {
@@ -272,7 +274,7 @@ impl PingConn {
         Ok(())
     }
 
-    /// Write latency: the same comes back.
+    /// Write latency: sends the same data back.
     fn on_immediate(&mut self, imm: Option<u32>, fabric: &mut dyn Fabric) -> Result<Turn, Fault> {
         let (State::Serving(info), PingMode::WriteLatency, Some(data)) =
             (self.state, self.mode(), &self.data)
@@ -286,14 +288,14 @@ impl PingConn {
         Ok(Turn::On)
     }
 
-    /// A data request of ours is done.
+    /// Handles the completion of a data request.
     fn on_data(&mut self, fabric: &mut dyn Fabric) -> Result<Turn, Fault> {
         match self.state {
             State::Reading(info) => {
                 if self.hello.is_some_and(|hello| hello.read_invalidate)
                     && let Some(data) = &mut self.data
                 {
-                    // The key of the read's sink ends with the read.
+                    // The key of the read's sink is invalidated when the read ends.
                     let region = Arc::clone(data.registration.region());
                     data.registration = self.pd.register(&region, Access::LOCAL)?;
                 }
@@ -310,7 +312,8 @@ impl PingConn {
         }
     }
 
-    /// The client has done: says what we did, once that is all in.
+    /// Handles the end of the client's operations: reports the server's count once all its requests
+    /// have completed.
     fn finish(&mut self, fabric: &mut dyn Fabric) -> Result<Turn, Fault> {
         if self.state == State::Finishing && self.inflight == 0 {
             let count = PingInfo { addr: self.done + self.answers, ..PingInfo::GO_AHEAD };

@@ -1,69 +1,70 @@
-//! Events of a pinging queue pair, and the errors that end it.
+//! Events of a ping client, and the errors that end it.
 
 use crate::fabric::{FabricError, PrivateData};
 use crate::time::Duration;
 use crate::wire::{ConnRsp, PingReply, PingStatus, errno_name};
 
-/// An event of a queue pair.
+/// Event of a ping client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PingEvent {
-    /// It is up.
+    /// The connection was established.
     Connected {
-        /// Time that took.
+        /// Time that the connection took.
         after: Duration,
     },
-    /// A round was answered. Not reported in bandwidth modes, where there are too many.
+    /// A round was answered. Not reported in bandwidth modes, which have too many.
     Round {
-        /// From 0.
+        /// Round number, from 0.
         seq: u64,
-        /// Until the server had read our data, where it does, or we had read.
+        /// Time until the server had read the client's data, if it does, or until the client's read
+        /// completed.
         read: Option<Duration>,
-        /// Until it was written back.
+        /// Time until the data was written back.
         write: Option<Duration>,
-        /// The data, without its NUL: rping's text.
+        /// Data without its NUL, for rping's text.
         text: Vec<u8>,
     },
-    /// It is over. All went well, or why not.
+    /// The ping ended, successfully or with this failure.
     Ended(Result<(), PingFailure>),
 }
 
-/// Why a ping failed.
+/// Reason why a ping failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PingFailure {
-    /// The connect was answered by a refusal.
+    /// The server refused the connection.
     #[error("{}", refusal(*.0))]
     Refused(PingStatus),
-    /// It was refused by something that does not know our ping.
+    /// The connection was refused by a server that does not support this ping.
     #[error("{0}")]
     NoPing(String),
-    /// It did not come about.
+    /// The connection could not be established.
     #[error("cannot connect: {0}")]
     Connect(String),
-    /// The server does not go on.
+    /// The server stopped responding.
     #[error("no {what} within {after:?}")]
     Silent {
-        /// What was waited for.
+        /// Expected event.
         what: &'static str,
-        /// How long.
+        /// Time waited.
         after: Duration,
     },
-    /// The server broke the protocol.
+    /// The server violated the protocol.
     #[error("protocol error of the server: {0}")]
     Protocol(String),
-    /// Data is not what it was.
+    /// Returned data differs.
     #[error("data mismatch in round {seq} at byte {at} of {size}")]
     Mismatch {
-        /// The round.
+        /// Round.
         seq: u64,
-        /// The first wrong byte.
+        /// Offset of the first wrong byte.
         at: usize,
-        /// Of so many.
+        /// Size of the data.
         size: u32,
     },
     /// The connection ended.
     #[error("the connection ended: {0}")]
     Closed(String),
-    /// A call was refused here.
+    /// A local call was refused.
     #[error("{0}")]
     Local(String),
 }
@@ -84,7 +85,7 @@ impl From<FabricError> for PingFailure {
     }
 }
 
-/// What a reject means.
+/// Interprets a reject.
 pub(super) fn rejected(data: &PrivateData, rping: bool) -> PingFailure {
     if let Ok(PingReply { status }) = PingReply::decode(data.as_bytes()) {
         return PingFailure::Refused(status);

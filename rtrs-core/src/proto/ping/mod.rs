@@ -1,10 +1,11 @@
-//! Both ends of the ping as machines over any provider: [`PingClient`], one queue pair of a tool
-//! that pings, and [`PingServer`], all pings of a server.
+//! Both ends of the ping, as state machines over any provider: [`PingClient`], one queue pair of a
+//! tool that pings, and [`PingServer`], all pings of a server.
 //!
-//! Events of the provider and the time go in, work requests go out through the [`Fabric`]; no
-//! socket, no clock. A ping has a protection domain of its own for each connection, with nothing in
-//! it but its own buffers, so neither end can reach anything else of the other's process. Whatever
-//! the peer sends or does not send ends in an error within a bound. Messages: `wire/ping.rs`.
+//! Inputs are events of the provider and the time; outputs are work requests to the [`Fabric`]. The
+//! machines use no sockets or clocks. Each connection has a protection domain of its own that
+//! contains only its buffers, so neither end can access other memory of the peer's process. Any
+//! misbehavior or silence of the peer ends in an error within a limited time. Messages:
+//! `wire/ping.rs`.
 
 mod client;
 mod conn;
@@ -28,25 +29,25 @@ use crate::mem::{MemSlice, Region};
 use crate::time::Duration;
 use crate::wire::PingInfo;
 
-/// Receives posted on either end.
+/// Number of receives posted on either end.
 const RECVS: u64 = 4;
-/// Bytes of a receive: more than a message, so that a longer one is detected.
+/// Length of a receive: more than a message, so that a longer one is detected.
 const RECV_LEN: usize = 64;
-/// Where receives start in the message buffer.
+/// Offset of the receives in the message buffer.
 const RECV_BASE: usize = 256;
-/// Work request that is a message.
+/// Work request that sends a message.
 const WR_MESSAGE: u64 = 100;
-/// Work request that is a bind, in the low bits which buffer.
+/// Work request that binds a window, with the buffer in the low bits.
 const WR_BIND: u64 = 200;
 /// Work request that moves data.
 const WR_DATA: u64 = 300;
-/// In the one-sided modes: how often a client sends a sign of life.
+/// Interval of a client's signs of life in the one-sided modes.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// `size` of a message without a key: the client has done what it wanted, or it goes on.
+/// Value of `size` in a message without a key: the client is done, or is still alive.
 const SAYS_DONE: u32 = 0;
 const SAYS_ALIVE: u32 = 1;
 
-/// Queues of a ping with this depth.
+/// Returns the queue limits of a ping with this depth.
 fn limits(depth: u16) -> QpLimits {
     QpLimits { send_max: u32::from(depth) + 8, recv_max: 8 }
 }
@@ -72,7 +73,7 @@ impl Buffer {
         Ok(Self { registration: pd.register(&region, access)?, len })
     }
 
-    /// The part `at..at + len`, which lies inside.
+    /// Returns the part `at..at + len`, which must lie inside.
     fn slice(&self, at: usize, len: usize) -> MemSlice {
         let region = self.registration.region();
         region.slice(at, len).unwrap_or_else(|| panic!("{at}..+{len} outside a ping's buffer"))
@@ -86,7 +87,7 @@ impl Buffer {
         Sge { slice: self.slice(at, len), lkey: self.registration.lkey() }
     }
 
-    /// Its description for the peer.
+    /// Returns the buffer's description for the peer.
     fn info(&self) -> PingInfo {
         PingInfo {
             addr: self.registration.base(),
@@ -97,16 +98,16 @@ impl Buffer {
     }
 }
 
-/// The messages of one connection.
+/// Message buffers of one connection.
 #[derive(Debug)]
 struct Messages {
     buffer: Buffer,
-    /// Which of the places for messages to be sent is next; as many as can be under way.
+    /// Index of the next send buffer; there are as many as messages in flight.
     next: usize,
 }
 
 impl Messages {
-    /// Places to send from.
+    /// Number of send buffers.
     const PLACES: usize = 8;
 
     fn new(pd: &Arc<dyn ProtectionDomain>) -> Result<Self, FabricError> {
@@ -114,7 +115,7 @@ impl Messages {
         Ok(Self { buffer, next: 0 })
     }
 
-    /// Where a receive starts in the buffer.
+    /// Returns the offset of a receive in the buffer.
     fn recv_at(at: u64) -> usize {
         RECV_BASE + usize::try_from(at).unwrap_or(0) * RECV_LEN
     }
@@ -127,7 +128,7 @@ impl Messages {
         (0..RECVS).try_for_each(|at| self.post_recv(fabric, qp, at))
     }
 
-    /// The message in a receive, or its length when it is none.
+    /// Returns the message in a receive, or its length if it is invalid.
     fn take(&self, at: u64, len: u32) -> Result<PingInfo, u32> {
         if len as usize != PingInfo::LEN {
             return Err(len);
@@ -137,7 +138,7 @@ impl Messages {
         Ok(PingInfo::decode(&bytes))
     }
 
-    /// A message that goes out with this operation.
+    /// Sends a message with this operation.
     fn send(
         &mut self,
         fabric: &mut dyn Fabric,

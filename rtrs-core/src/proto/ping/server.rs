@@ -1,8 +1,8 @@
-//! All pings of a server: which requests are pings, how many may run, and how long one may be
-//! silent. What one connection does is `conn.rs`.
+//! Ping server: identifies ping requests and limits their number and their idle time. `conn.rs`
+//! implements one connection.
 //!
-//! Pings need no permission, so places are shared by source: where all are taken, the oldest ping
-//! of the source that has the most gives way to one of a source that has fewer.
+//! Pings need no permission, so capacity is shared by source: when it is exhausted, the oldest ping
+//! of the source that has the most is closed for one of a source that has fewer.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,18 +15,18 @@ use crate::proto::quota::Source;
 use crate::time::{Duration, Instant};
 use crate::wire::{PingHello, PingReply, PingStatus};
 
-/// What a server's pings may take.
+/// Limits of a server's pings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PingServerConfig {
-    /// Answer pings at all.
+    /// Whether pings are answered at all.
     pub enabled: bool,
-    /// Take requests without private data for rping's.
+    /// Whether requests without private data are treated as rping's.
     pub rping: bool,
-    /// Pings at once.
+    /// Maximum number of concurrent pings.
     pub connections_max: usize,
-    /// Largest data, in bytes, of rping too.
+    /// Maximum size of data in bytes, for rping too.
     pub size_max: u32,
-    /// A ping that says nothing for so long is ended.
+    /// Silence after which a ping is ended.
     pub idle: Duration,
 }
 
@@ -43,7 +43,7 @@ impl Default for PingServerConfig {
 }
 
 impl PingServerConfig {
-    /// True for private data of a request that is for [`PingServer::handle_request`].
+    /// Returns true if a request with this private data belongs to [`PingServer::handle_request`].
     #[must_use]
     pub fn claims(&self, private_data: &[u8]) -> bool {
         PingHello::is_ping(private_data)
@@ -51,20 +51,20 @@ impl PingServerConfig {
     }
 }
 
-/// What a server's pings did since start.
+/// Statistics of a server's pings since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct PingServerStats {
-    /// Connections accepted.
+    /// Number of connections accepted.
     pub accepted: u64,
-    /// Requests refused.
+    /// Number of requests refused.
     pub refused: u64,
-    /// Rounds of the ping-pong that were answered.
+    /// Number of ping-pong rounds answered.
     pub rounds: u64,
-    /// Connections ended for a protocol violation or a timeout of the peer.
+    /// Number of connections ended for a protocol violation or a timeout of the peer.
     pub faults: u64,
 }
 
-/// The pings of a server, over all its providers.
+/// Pings of a server, over all its providers.
 #[derive(Debug)]
 pub struct PingServer {
     config: PingServerConfig,
@@ -73,17 +73,17 @@ pub struct PingServer {
     stopping: bool,
 }
 
-/// An accepted ping.
+/// Accepted ping.
 #[derive(Debug)]
 struct Running {
     conn: PingConn,
     peer: SocketAddr,
-    /// Accepted pings before it.
+    /// Number of pings accepted before this one.
     number: u64,
 }
 
 impl Running {
-    /// Since when nothing was heard; None while it is taken down.
+    /// Returns when the client was last heard; None while the ping is being taken down.
     fn idle_since(&self) -> Option<Instant> {
         self.conn.idle_since()
     }
@@ -94,43 +94,43 @@ impl Running {
 }
 
 impl PingServer {
-    /// A server without pings.
+    /// Creates a server without pings.
     #[must_use]
     pub fn new(config: PingServerConfig) -> Self {
         Self { config, conns: BTreeMap::new(), stats: PingServerStats::default(), stopping: false }
     }
 
-    /// [`PingServerConfig::claims`] of its configuration.
+    /// Calls [`PingServerConfig::claims`] of the configuration.
     #[must_use]
     pub fn claims(&self, private_data: &[u8]) -> bool {
         self.config.claims(private_data)
     }
 
-    /// Refuses a request before it comes to a server's pings, since too many are on their way.
+    /// Refuses a request before it reaches a ping server, because too many are in transit.
     pub fn refuse_busy(now: Instant, request: ConnRequest, fabric: &mut dyn Fabric) {
         let reply = PingReply { status: PingStatus::Busy };
         fabric.reject(now, request, &PrivateData::new(&reply.encode()));
     }
 
-    /// True for a queue pair of a ping.
+    /// Returns true for a queue pair of a ping.
     #[must_use]
     pub fn owns(&self, provider: usize, qp: QpNum) -> bool {
         !self.conns.is_empty() && self.conns.contains_key(&(provider, qp))
     }
 
-    /// Pings that run.
+    /// Returns the number of running pings.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.conns.len()
     }
 
-    /// What was done.
+    /// Returns the statistics.
     #[must_use]
     pub const fn stats(&self) -> PingServerStats {
         self.stats
     }
 
-    /// Takes a request that is a ping's: accepts or refuses it.
+    /// Handles the request of a ping: accepts or refuses it.
     pub fn handle_request(
         &mut self,
         now: Instant,
@@ -164,7 +164,7 @@ impl PingServer {
         };
         let answer = match hello {
             Some(_) => PrivateData::new(&PingReply { status: PingStatus::Good }.encode()),
-            // rping expects none.
+            // rping expects no private data.
             None => PrivateData::EMPTY,
         };
         let depth = hello.map_or(1, |hello| hello.depth);
@@ -203,7 +203,7 @@ impl PingServer {
         Ok(Some(hello))
     }
 
-    /// Whether one more ping of a source may run. Ends another for it if need be.
+    /// Returns true if one more ping of a source may run. Ends another one for it if necessary.
     fn make_room(
         &mut self,
         now: Instant,
@@ -214,7 +214,7 @@ impl PingServer {
         let most = self.config.connections_max;
         let live = || self.conns.iter().filter(|(_, ping)| ping.idle_since().is_some());
         if live().count() < most {
-            // Those that are taken down take memory too.
+            // Pings that are being taken down take memory too.
             return self.conns.len() < 2 * most;
         }
         let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
@@ -240,7 +240,7 @@ impl PingServer {
         fabric.reject(now, request, &PrivateData::new(&PingReply { status }.encode()));
     }
 
-    /// Takes an event of a queue pair that it owns.
+    /// Handles an event of a queue pair that the server owns.
     pub fn handle_event(
         &mut self,
         now: Instant,
@@ -293,7 +293,7 @@ impl PingServer {
         }
     }
 
-    /// Ends pings that have been silent too long. True when one was.
+    /// Ends pings that have been silent for too long. Returns true if there was one.
     pub fn poll(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
         let late: Vec<(usize, QpNum)> = self
             .conns
@@ -309,14 +309,14 @@ impl PingServer {
         !late.is_empty()
     }
 
-    /// When to be polled even if nothing happens.
+    /// Returns the time by which `poll` must be called even if nothing happens.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let oldest = self.conns.values().filter_map(Running::idle_since).min();
         oldest.map(|at| at + self.config.idle)
     }
 
-    /// Ends all pings and takes no more.
+    /// Ends all pings and accepts no more.
     pub fn stop(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) {
         self.stopping = true;
         for ((provider, qp), ping) in &mut self.conns {
@@ -327,7 +327,7 @@ impl PingServer {
     }
 }
 
-/// Why a ping is ended.
+/// Reason for ending a ping.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
     #[error("a message of {0} bytes, and all have 16")]

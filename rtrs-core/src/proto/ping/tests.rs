@@ -32,10 +32,10 @@ fn config(remote: SocketAddr, hello: PingHello, count: u64) -> PingClientConfig 
     }
 }
 
-/// A world with a ping server on one side; on the other, whatever the test plays.
+/// World with a ping server on one side and the peers of a test on the other.
 struct Fixture {
     world: World,
-    /// The server's provider, as it takes them.
+    /// The server's provider, in the form that the server takes.
     fabrics: [Box<dyn Fabric>; 1],
     client: SimFabric,
     server: PingServer,
@@ -56,7 +56,7 @@ impl Fixture {
         self.world.now()
     }
 
-    /// One step of the world; gives the client's events.
+    /// Runs one step of the world; returns the client's events.
     fn step(&mut self) -> Vec<FabricEvent> {
         let now = self.now();
         self.fabrics[0].flush(now);
@@ -80,7 +80,7 @@ impl Fixture {
         std::iter::from_fn(|| self.client.next_event()).collect()
     }
 
-    /// Runs clients to their ends; gives the events of each.
+    /// Runs clients to their ends; returns the events of each.
     fn run(&mut self, clients: &mut [PingClient]) -> Vec<Vec<PingEvent>> {
         let mut seen = vec![Vec::new(); clients.len()];
         for client in clients.iter_mut() {
@@ -115,7 +115,7 @@ impl Fixture {
         (client, events)
     }
 
-    /// A hand-played connection to the ping server.
+    /// Opens a scripted connection to the ping server.
     fn peer(&mut self, private_data: PrivateData) -> Peer {
         let now = self.now();
         let remote = self.address;
@@ -136,7 +136,7 @@ impl Fixture {
         peer
     }
 
-    /// Steps until nothing is left of the server's pings.
+    /// Runs steps until the server has no ping left.
     fn drained(&mut self) {
         for _ in 0..2000 {
             self.step();
@@ -145,7 +145,7 @@ impl Fixture {
     }
 }
 
-/// Whose event it is.
+/// Returns the queue pair of an event.
 fn qp_of(event: &FabricEvent) -> QpNum {
     match event {
         FabricEvent::Established { qp, .. }
@@ -164,7 +164,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Waits for an event, which is given.
+    /// Waits for a matching event and returns it.
     fn wait(&mut self, fixture: &mut Fixture, is: impl Fn(&FabricEvent) -> bool) -> FabricEvent {
         for _ in 0..100_000 {
             if let Some(at) = self.events.iter().position(&is) {
@@ -343,7 +343,7 @@ fn the_oldest_ping_of_the_source_with_the_most_gives_way() {
     }
     assert!(matches!(outcome, Some(FabricEvent::Established { .. })), "{outcome:?}");
     assert_eq!((fixture.server.stats().accepted, fixture.server.stats().faults), (4, 1));
-    // The two that are left still have places: one more of this source is refused.
+    // The two that remain still occupy their places, so one more of this source is refused.
     let address = fixture.address;
     let (_, events) = fixture.ping(config(address, hello(PingMode::PingPong, 64), 1));
     assert_eq!(*ended(&events), Err(PingFailure::Refused(PingStatus::Busy)));
@@ -360,7 +360,8 @@ fn a_silent_client_is_ended_and_a_live_one_is_not() {
     let lasted = fixture.now() - began;
     assert!((29 * SECOND..40 * SECOND).contains(&lasted), "{lasted:?}");
     assert_eq!(fixture.server.stats().faults, 1);
-    // A read in a minute, which the server does not see: signs of life keep it.
+    // The client reads once a minute, which the server does not notice: signs of life keep it
+    // connected.
     let address = fixture.address;
     let slow = PingClientConfig {
         interval: 60 * SECOND,
@@ -377,16 +378,16 @@ fn a_lying_client_is_ended() {
     let violations: [(PingHello, Violation); 7] = [
         (good, |peer, fixture, info| peer.send(fixture, &PingInfo { size: 65, ..info })),
         (good, |peer, fixture, info| peer.send(fixture, &PingInfo { size: 0, ..info })),
-        // A key that is none.
+        // The key is invalid.
         (good, |peer, fixture, info| {
             peer.send(fixture, &PingInfo { rkey: Rkey(info.rkey.0 ^ 1), ..info });
         }),
-        // Two messages before the go-ahead.
+        // Two messages are sent before the go-ahead.
         (good, |peer, fixture, info| {
             peer.send(fixture, &info);
             peer.send(fixture, &info);
         }),
-        // 20 bytes.
+        // The message has 20 bytes.
         (good, |peer, fixture, _| {
             let buffer = Buffer::new(&peer.pd, 20, Access::LOCAL).unwrap();
             peer.post(fixture, SEND, &buffer, 20);
@@ -396,7 +397,7 @@ fn a_lying_client_is_ended() {
             peer.receive(fixture);
             peer.send(fixture, &PingInfo { size: 2, ..PingInfo::GO_AHEAD });
         }),
-        // More immediates than were agreed, and none was.
+        // An immediate is sent although none was agreed.
         (hello(PingMode::WriteBandwidth, 64), |peer, fixture, info| {
             peer.send(fixture, &info);
             let theirs = peer.receive(fixture);
@@ -414,7 +415,7 @@ fn a_lying_client_is_ended() {
         peer.closed(&mut fixture);
         assert!(fixture.now() - began < 5 * SECOND, "violation {at} took long");
         fixture.drained();
-        // The server goes on.
+        // The server continues to work.
         let address = fixture.address;
         let (_, events) = fixture.ping(config(address, good, 3));
         assert_eq!(*ended(&events), Ok(()), "after violation {at}");
@@ -434,7 +435,7 @@ fn rpings_size_is_bounded_before_memory_is_taken() {
 
 #[test]
 fn a_client_reaches_only_the_buffer_it_was_shown() {
-    // What a server has beside pings: memory of a session, which its clients may write.
+    // A server has other memory besides pings: a session's, which its clients may write.
     let mut fixture = Fixture::new(PingServerConfig::default());
     let remote_address = fixture.address;
     let use_of = PdUse::Connect { local: None, remote: remote_address };
@@ -449,7 +450,8 @@ fn a_client_reaches_only_the_buffer_it_was_shown() {
         (writes, true, |_, chunk, _| (chunk.info(), 64)),
         (writes, false, |_, _, readable| (readable.info(), 64)),
         (reads, false, |_, _, readable| (readable.info(), 64)),
-        // Its own buffer, in the wrong manner, and beyond its ends. A region is whole pages.
+        // Access to its own buffer in the wrong way, and beyond its ends. A region consists of
+        // whole pages.
         (writes, false, |own, _, _| (own, 64)),
         (reads, true, |own, _, _| (own, 64)),
         (writes, true, |own, _, _| (PingInfo { addr: own.addr + 4096 - 63, ..own }, 64)),
@@ -474,7 +476,7 @@ fn a_client_reaches_only_the_buffer_it_was_shown() {
         assert!(mine.all().to_vec().iter().all(|b| *b == 0x55), "aim {at} read something");
     }
     fixture.drained();
-    // And the key of a ping's buffer opens nothing on another ping's connection.
+    // The key of one ping's buffer is invalid on another ping's connection.
     let mut owner = fixture.peer(PrivateData::new(&writes.encode()));
     let mine = Buffer::new(&owner.pd, 64, Access::REMOTE_WRITE).unwrap();
     owner.send(&mut fixture, &mine.info());
@@ -486,7 +488,7 @@ fn a_client_reaches_only_the_buffer_it_was_shown() {
     thief.closed(&mut fixture);
 }
 
-/// A hand-played server for a client of ours.
+/// Scripted server for a client.
 struct Liar {
     world: World,
     server: SimFabric,
@@ -495,7 +497,7 @@ struct Liar {
     pd: Option<Arc<dyn ProtectionDomain>>,
 }
 
-/// What a liar does with each message it receives, counted from 0.
+/// Answer of the scripted server to each message, counted from 0.
 type Answer<'a> = &'a dyn Fn(&mut SimFabric, QpNum, &mut Messages, PingInfo, u64);
 
 impl Liar {
@@ -517,7 +519,7 @@ impl Liar {
         (qp, messages)
     }
 
-    /// Runs a client against it; gives how that ended, and when.
+    /// Runs a client against the server; returns its result and the time.
     fn deceive(
         mut self,
         hello: PingHello,
@@ -640,7 +642,7 @@ fn a_lying_server_is_told_in_words_within_a_bound() {
 fn a_server_that_changes_the_data_is_caught() {
     let good = Some(PrivateData::new(&PingReply { status: PingStatus::Good }.encode()));
     let hello = hello(PingMode::PingPong, 64);
-    // The first go-ahead, then a write of other bytes and the second.
+    // The server sends the first go-ahead, then writes other bytes and sends the second.
     let change: Answer<'_> = &|fabric, qp, messages, info, n| {
         if n == 1 {
             let op = WrOp::RdmaWrite { remote: remote(&info), imm: None };
@@ -652,7 +654,7 @@ fn a_server_that_changes_the_data_is_caught() {
     };
     let (end, _) = Liar::new().deceive(hello, good, change);
     assert_eq!(end, Err(PingFailure::Mismatch { seq: 0, at: 0, size: 64 }));
-    // It may write to the given buffer and nowhere else.
+    // The server may write only to the given buffer.
     let beyond: Answer<'_> = &|fabric, qp, messages, info, _| {
         let wrong = PingInfo { addr: info.addr + 4096 - 63, ..info };
         let op = WrOp::RdmaWrite { remote: remote(&wrong), imm: None };

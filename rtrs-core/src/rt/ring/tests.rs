@@ -66,7 +66,7 @@ fn what_a_dropped_port_left_running_reaches_no_later_port() {
     port.submit(Op::Recv { fd: Fd::new(a), buf: region.slice(0, 8).unwrap() }, 0);
     ring.turn().unwrap();
     drop(port);
-    // Before the cancellation is handed to the kernel.
+    // Create these before the cancellation is handed to the kernel.
     let mut later: Vec<Port> = (0..4).map(|_| ring.port()).collect();
     for _ in 0..100 {
         if ring.running() == 0 {
@@ -94,7 +94,7 @@ fn a_sleep_leaves_nothing_behind_that_one_call_cannot_carry() {
     port.submit(Op::Recv { fd: Fd::new(c), buf: region.slice(8, 1).unwrap() }, 1);
     assert!(ring.has_backlog());
     d.write_all(b"x").unwrap();
-    // Ends a sleep with the ninth operation not handed over.
+    // The sleep must end with the ninth operation not handed over.
     let (over, ended) = std::sync::mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
         let _ = ended.recv_timeout(Duration::from_secs(10));
@@ -166,7 +166,7 @@ fn memory_is_registered_piece_by_piece_as_it_is_used() {
     std::fs::remove_file(&path).unwrap();
     let fd = Fd::new(file);
     let slot = |at: usize| ring.inner.borrow_mut().fixed.slot(&region.slice(at, 6).unwrap());
-    // The first time each piece is used it is not registered, the second time it is.
+    // On its first use a piece is not registered, on the second it is.
     for round in 0..2 {
         for at in [0, PIECE, 2 * PIECE] {
             region.copy_in(at, b"stored");
@@ -186,7 +186,7 @@ fn memory_is_registered_piece_by_piece_as_it_is_used() {
     let Some(first) = slot(0) else { return }; // Refused here (RLIMIT_MEMLOCK).
     let all = [slot(0), slot(PIECE), slot(2 * PIECE)];
     assert!(all.iter().all(Option::is_some) && all[1] != Some(first), "{all:?}");
-    // A turn registers one piece and no more, also of many that are wanted.
+    // A turn registers one piece and no more, even if many are requested.
     let many = Region::new(20 * PIECE).unwrap();
     ring.attach_region(&many);
     let registered = || {
@@ -199,7 +199,7 @@ fn memory_is_registered_piece_by_piece_as_it_is_used() {
         ring.turn().unwrap();
         assert_eq!(registered(), turn);
     }
-    // What is released goes in a few steps, and a sleep does not wait for it.
+    // Released pieces are unregistered in a few steps, and a sleep does not wait for that.
     ring.detach_region(many.id());
     let start = std::time::Instant::now();
     while !ring.inner.borrow().fixed.is_settled() {

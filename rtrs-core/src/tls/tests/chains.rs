@@ -6,7 +6,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::*;
 
-/// Number of the intermediate CA.
+/// Serial number of the intermediate CA.
 const BETWEEN: u64 = 70;
 
 /// Ends that verify a chain.
@@ -32,7 +32,7 @@ impl Chained {
         fs::write(self.place.path().join("ca-crl.pem"), lists.concat()).unwrap();
     }
 
-    /// What a verifier says of the chain of the other end.
+    /// Returns a verifier's result for the chain of the other end.
     fn verified(&self, verifier: &str) -> Result<(), String> {
         let dir = TlsDir(self.place.path().into());
         let chain_of = |end: &str| -> Vec<CertificateDer<'static>> {
@@ -82,7 +82,7 @@ fn a_list_counts_for_each_certificate_of_a_chain() {
         (vec![between(&leaves)], Some(revoked)),
         (vec![root(&[])], Some(unlisted)),
         (vec![root(&[BETWEEN])], Some(unlisted)),
-        // The number of the CA counts in the list of its own issuer only.
+        // The CA's serial number counts only in the list of its own issuer.
         (vec![root(&[]), between(&[BETWEEN])], None),
     ] {
         if lists.is_empty() {
@@ -149,7 +149,7 @@ fn a_ca_that_another_ca_of_the_file_has_revoked_is_not_trusted() {
     assert!(warnings.contains(part), "{warnings}");
 }
 
-/// The identity of a client whose certificate a CA with these constraints has signed.
+/// Returns the identity of a client whose certificate a CA with these constraints has signed.
 fn identity(permitted: &[GeneralSubtree], wanted: &Wanted<'_>) -> Result<String, String> {
     let place = Place::new();
     let between = match permitted {
@@ -159,7 +159,7 @@ fn identity(permitted: &[GeneralSubtree], wanted: &Wanted<'_>) -> Result<String,
     between.issue_with_chain(place.path(), wanted);
     let (_, at_server) = shake(&place.client(), &place.server());
     let peer = at_server.map(|ended| ended.session.peer);
-    // The path without TLS and the client's own check agree.
+    // A path without TLS and the client's own check give the same result.
     let own = place.client().check_own().map_err(|error| error.to_string());
     match peer.map(|peer| peer.who) {
         Ok(Who::Certificate(name)) => {
@@ -196,7 +196,7 @@ fn no_name_evades_the_constraints_of_a_ca() {
         let text = identity(constrained, wanted).unwrap_err();
         assert!(text.contains("no name that can be used"), "{wanted:?}: {text}");
     }
-    // Constraints of names that are nobody's identity leave both forms free.
+    // Constraints of names that do not serve as identities leave both forms free.
     let constrained = std::slice::from_ref(&mail);
     assert_eq!(identity(constrained, &dns), Ok("db1".into()));
     assert_eq!(identity(constrained, &uri), Ok("db1".into()));

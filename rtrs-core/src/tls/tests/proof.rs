@@ -1,4 +1,4 @@
-//! Proofs: good ones, and each way in which one is not good for a path.
+//! Proofs: valid ones, and every way in which one is invalid for a path.
 
 use super::*;
 use crate::fabric::Who;
@@ -33,7 +33,7 @@ fn by_certificates(dir: &TestDir) -> (TlsClientConfig, TlsServerConfig) {
 
 type Ends<'a> = (&'a TlsClientConfig, &'a TlsServerConfig);
 
-/// A whole exchange of a client and a server that know these facts.
+/// Runs a whole exchange of a client and a server with their views of the facts.
 fn exchange(
     (client, server): Ends<'_>,
     (at_client, at_server): (ProofFacts, ProofFacts),
@@ -59,7 +59,8 @@ fn both_kinds_prove_the_name_of_a_client() {
     assert!(server.still_knows(&found));
 }
 
-/// The server fails to prove itself for the facts that the client knows, before the client signs.
+/// Checks that the server cannot prove its identity for the facts known to the client, before the
+/// client signs.
 #[test]
 fn a_proof_of_one_path_is_none_of_another() {
     let dir = TestDir::new("proof");
@@ -70,12 +71,12 @@ fn a_proof_of_one_path_is_none_of_another() {
             ProofFacts { path: PathUuid([3; 16]), ..facts() },
             ProofFacts { client: IpAddr::from([10, 0, 0, 2]), ..facts() },
             ProofFacts { server: IpAddr::from([127, 0, 0, 2]), ..facts() },
-            // Its own facts, the wrong way round.
+            // The path's own facts, with the addresses swapped.
             ProofFacts { client: facts().server, server: facts().client, ..facts() },
         ] {
             let error = exchange((&client, &server), (facts(), other)).unwrap_err();
             assert!(error.contains("signature is not good for this path"), "{error}");
-            // The same at the server, if the client were not to look.
+            // The server makes the same check, in case the client does not.
             let challenge = client.challenge([7; 32]);
             let (answer, _) = server.prove(facts(), &challenge, [8; 32]).unwrap();
             let data = client.answer((facts(), None), &challenge, &answer).unwrap();
@@ -108,7 +109,7 @@ fn nonces_are_signed_in_their_places() {
     for (challenge, nonce) in [(swapped, [7; 32]), (challenge, [9; 32]), (swapped, [8; 32])] {
         let (answer, other) = server.prove(facts(), &challenge, nonce).unwrap();
         server.check(&other, &data).expect_err("a replay");
-        // Nor does the client take the answer to another challenge.
+        // The client does not accept the answer to another challenge either.
         let error = client.answer(
             (facts(), None),
             &client.challenge([7; 32]),
@@ -118,7 +119,8 @@ fn nonces_are_signed_in_their_places() {
     }
 }
 
-/// Neither end's signature is one of the other end, even if both had the same key.
+/// Checks that the signature of one end is invalid for the other end, even if both have the same
+/// key.
 #[test]
 fn a_reflected_proof_is_none() {
     let mut clients = Clients::default();
@@ -144,7 +146,7 @@ fn who_is_not_known_proves_nothing() {
     let pins_another = TlsClientConfig::with_keys(&key(1), &[key(9).public()]).unwrap();
     let error = exchange((&pins_another, &server), ends).unwrap_err();
     assert!(error.contains("key is not known here"), "{error}");
-    // A known key that somebody else shows.
+    // A known key is presented by a peer that does not own it.
     let challenge = client.challenge([7; 32]);
     let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
     let data = client.answer((facts(), None), &challenge, &answer).unwrap();
@@ -167,7 +169,7 @@ fn certificates_are_checked_as_for_tls() {
     assert!(error.contains("not signed by the CA"), "{error}");
     let error = exchange((&client, &impostor), ends).unwrap_err();
     assert!(error.contains("not signed by the CA"), "{error}");
-    // The server at this address has a certificate of the CA, for another one.
+    // The server at this address has a certificate of the CA, but for another address.
     let elsewhere = IpAddr::from([10, 9, 9, 9]);
     let there = ProofFacts { server: elsewhere, ..facts() };
     let error = exchange((&client, &server), (there, there)).unwrap_err();
@@ -191,7 +193,7 @@ fn kinds_do_not_mix() {
     }
 }
 
-/// The credential that is shown is the one that was announced, and the one that is signed.
+/// Checks that the presented credential is the one that was announced, and the one that is signed.
 #[test]
 fn credentials_are_bound() {
     let (client, server) = by_keys();
@@ -208,7 +210,7 @@ fn credentials_are_bound() {
     both.check(&exchange, &data).unwrap();
     let error = both.check(&as_db2, &data).unwrap_err();
     assert!(error.to_string().contains("another key than it has announced"), "{error}");
-    // A signature that is good but for the hash of a credential, of either end.
+    // A signature is valid except for the hash of a credential, of either end.
     for other in [
         Exchange { client_credential: [0; 32], ..exchange },
         Exchange { server_credential: [0; 32], ..exchange },
@@ -230,14 +232,15 @@ fn other_versions_and_ways_to_sign_are_refused() {
     let later = ChallengeRsp { version: 2, ..answer.clone() };
     client.answer((facts(), None), &challenge, &later).expect_err("a later version");
     let good = client.answer((facts(), None), &challenge, &answer).unwrap();
-    // RSA with PKCS#1, which TLS 1.3 has for certificates only; the wrong curve; nonsense.
+    // RSA with PKCS#1, which TLS 1.3 permits for certificates only; the wrong curve; invalid
+    // values.
     for scheme in [0x0401, 0x0403, 0x0000, 0xffff_u16] {
         let proof = SignedProof { scheme, ..SignedProof::decode(&good).unwrap() };
         server.check(&exchange, &proof.encode()).expect_err("another scheme");
     }
 }
 
-/// Every bit of a proof counts.
+/// Checks that every bit of a proof is significant.
 #[test]
 fn flipped_bits_prove_nothing() {
     let (client, server) = by_keys();
@@ -253,7 +256,7 @@ fn flipped_bits_prove_nothing() {
     for at in 0..good.len() * 8 {
         let mut bytes = good.clone();
         bytes[at / 8] ^= 1 << (at % 8);
-        // The reserved bytes mean nothing.
+        // The reserved bytes have no meaning.
         if let Ok(answer) = ChallengeRsp::decode(&bytes).as_ref()
             && !(4..8).contains(&(at / 8))
         {

@@ -1,8 +1,8 @@
-//! The body of the fuzz target `wire`: any bytes into every decoder.
+//! Body of the fuzz target `wire`: passes arbitrary bytes to every decoder.
 //!
-//! What decodes is encoded and decoded again and must be the same; what does not must say so in
-//! words without panicking. The fuzzer (fuzz/targets/wire.rs) and the replay of its corpus under
-//! plain `cargo test` (rtrs-core/tests/corpus.rs) call it; nothing else does.
+//! Decoded messages are encoded and decoded again and must be unchanged; errors must have a text,
+//! and nothing may panic. Called only by the fuzzer (fuzz/targets/wire.rs) and the replay of its
+//! corpus under plain `cargo test` (rtrs-core/tests/corpus.rs).
 
 use std::fmt::Debug;
 
@@ -84,7 +84,7 @@ fn check_table(rsp: &InfoRsp) {
 
 fn check_imm(raw: u32) {
     match Imm::decode(raw) {
-        // The payload of an answer means nothing and is not kept.
+        // The payload of an answer has no meaning and is not kept.
         Imm::HeartbeatAck => assert_eq!(raw >> 28, 9),
         imm => assert_eq!(imm.encode(), raw),
     }
@@ -97,8 +97,8 @@ fn check_imm(raw: u32) {
     }
 }
 
-/// Takes `data` as the tail of a chunk, user header then RTRS message, for every split that could
-/// be one, behind data of the lengths that occur.
+/// Parses `data` as the tail of a chunk, a user header and an RTRS message, for every possible
+/// split, after data of typical lengths.
 fn check_request(data: &[u8]) {
     let chunk_size = Limits::DEFAULT.chunk_size();
     let chosen = data.first_chunk::<2>().map_or(0, |bytes| u16::from_le_bytes(*bytes));

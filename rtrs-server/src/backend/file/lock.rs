@@ -1,7 +1,7 @@
-//! The lock (`flock`) that keeps a second server from writing to the same file.
+//! The lock (`flock`) that prevents a second server from writing to the same file.
 //!
 //! The kernel keeps the lock until the last running write of a killed server has ended, so it also
-//! guards a restart. Where a file system has no locks, a writable export is refused unless the
+//! guards a restart. On a file system without locks, a writable export is refused unless the
 //! operator has set `no-lock`.
 
 use std::fs::{File, TryLockError};
@@ -12,27 +12,27 @@ use rtrs_core::time::Duration;
 
 use super::super::target::BackendError;
 
-/// How long a target may stay locked before it is refused.
+/// Maximum time to wait for a locked target before it is refused.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The calls for locks: the system's, or those of a test.
+/// Lock functions of the system, or of a test.
 #[derive(Debug)]
 pub(super) struct Locks {
     /// Takes the exclusive lock, without waiting.
     pub(super) take: fn(&File) -> Result<(), TryLockError>,
-    /// Fails where there are no locks. Takes none.
+    /// Fails if the file system has no locks. Takes no lock.
     pub(super) probe: fn(&File) -> io::Result<()>,
 }
 
-/// The system's.
+/// Lock functions of the system.
 pub(super) const SYSTEM: Locks = Locks { take: File::try_lock, probe: File::unlock };
 
 impl Locks {
-    /// Locks a writable target for this process. A read-only target needs no lock, but a warning
-    /// where nothing keeps another server from writing to it.
+    /// Locks a writable target for this process. A read-only target needs no lock, but a warning is
+    /// logged if nothing prevents another server from writing to it.
     ///
     /// # Errors
-    /// The target is locked, or cannot be locked and `no_lock` is false.
+    /// If the target is locked, or cannot be locked and `no_lock` is false.
     pub(super) fn guard(
         &self,
         path: &Path,
@@ -60,9 +60,9 @@ impl Locks {
         }
     }
 
-    /// Takes the lock, or gives the system's reason why there is none. Tries again for a moment:
-    /// the kernel releases the files of an io_uring that was closed, or whose process was killed,
-    /// only some time later.
+    /// Takes the lock, or returns the system's reason why locks are unavailable. Retries for some
+    /// time: the kernel releases the files of an io_uring that was closed, or whose process was
+    /// killed, only some time later.
     fn lock(&self, path: &Path, file: &File) -> Result<io::Result<()>, BackendError> {
         let mut waited = Duration::ZERO;
         loop {

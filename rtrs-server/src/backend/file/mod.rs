@@ -1,17 +1,18 @@
-//! Regular files and block devices on io_uring: opening a path and saying what it can do.
+//! Regular files and block devices on io_uring: opening a path and determining its capabilities.
 //!
-//! A path is checked once, here, with a sentence for everything that cannot be exported; what it
-//! can do is asked from the system, not assumed. Every shard then opens a `queue::FileDevice`
-//! over a duplicate of the one descriptor, so a flush on one shard covers the writes of all.
+//! A path is checked once, here, with a clear message for everything that cannot be exported; its
+//! capabilities are queried from the system, not assumed. Every shard then opens a
+//! `queue::FileDevice` over a duplicate of the one descriptor, so a flush on one shard covers the
+//! writes of all.
 //!
-//! - Block devices are used past the page cache where they allow it (`direct=auto`), regular
-//!   files through it, with blocks of 512 bytes; a last part of a block is not exported. With
-//!   `direct=on` the block is at least what O_DIRECT asks for on that file system.
+//! - Block devices bypass the page cache if they allow it (`direct=auto`), regular files use it,
+//!   with blocks of 512 bytes; an incomplete last block is not exported. With `direct=on` the block
+//!   size is at least what O_DIRECT requires on that file system.
 //! - Files in memory (tmpfs, ramfs, hugetlbfs) are read and written on the calling shard at once:
-//!   io_uring would hand every such copy to a worker thread, which costs more than the copy.
-//!   They have no durability, so their flush is done when it is asked for.
-//! - A writable target is locked (`flock`), a writable block device is claimed (O_EXCL), so that
-//!   no second server and no mount changes it meanwhile (`lock.rs`).
+//!   io_uring would pass every such copy to a worker thread, which costs more than the copy. They
+//!   have no durability, so their flush completes immediately.
+//! - A writable target is locked (`flock`), a writable block device is claimed (O_EXCL), so that no
+//!   second server and no mount changes it meanwhile (`lock.rs`).
 
 mod lock;
 mod queue;
@@ -45,19 +46,19 @@ use self::shared::{NameCell, Shared, ZEROES};
 use self::shrink::Shrinks;
 use super::target::{BackendError, Direct, whole_blocks};
 
-/// Largest physical block announced, in bytes: RNBD has 16 bits for it.
+/// Maximum physical block size announced, in bytes: RNBD has 16 bits for it.
 const PHYSICAL_MAX: u32 = 32 << 10;
 
-/// How a path is exported.
+/// Options for exporting a path.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FileOptions {
-    /// Refuse writes.
+    /// Whether to refuse writes.
     pub read_only: bool,
-    /// Past the page cache or through it.
+    /// Whether to bypass the page cache.
     pub direct: Direct,
-    /// The wanted logical block in bytes, a power of two.
+    /// Requested logical block size in bytes, a power of two.
     pub block: Option<u32>,
-    /// Export for writing where the file system has no locks.
+    /// Whether to export for writing even if the file system has no locks.
     pub no_lock: bool,
 }
 
@@ -71,15 +72,15 @@ impl FileSource {
     /// Opens a path.
     ///
     /// # Errors
-    /// What is wrong with the path, in a sentence for people.
+    /// A message for display that describes the problem with the path.
     pub fn open(path: &Path, how: FileOptions) -> Result<Self, BackendError> {
         Self::open_at(path, path, how)
     }
 
-    /// As [`open`](Self::open), at another path: `path` only names what is there.
+    /// Opens `at` like [`open`](Self::open); `path` is used only as its name.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Those of [`open`](Self::open).
     pub fn open_at(path: &Path, at: &Path, how: FileOptions) -> Result<Self, BackendError> {
         Self::open_with(path, at, how, &lock::SYSTEM)
     }
@@ -182,7 +183,7 @@ impl FileSource {
         Ok(source)
     }
 
-    /// True when the target is used past the page cache.
+    /// Whether the target bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.shared.align.is_some()
     }
@@ -225,7 +226,7 @@ impl BlockSource for FileSource {
         Ok(Box::new(FileDevice::new(&self.shared, ring, core.wake.clone())?))
     }
 
-    /// Past the page cache every write gets its own error. A cut file is reported to one flush,
+    /// With direct IO, every write gets its own error. A truncated file is reported to one flush,
     /// whichever comes first.
     fn shared_errors(&self) -> SharedErrors {
         if self.is_direct() || self.shared.in_memory {
@@ -246,24 +247,24 @@ impl BlockSource for FileSource {
         if self.shared.in_memory {
             return Ok(());
         }
-        // Through a descriptor of its own: the kernel reports a failed write once to each opened
-        // file, and the flush of a client must not miss it because it was reported here.
+        // Uses its own descriptor: the kernel reports a failed write once to each opened file, and
+        // the flush of a client must not miss it because it was reported here.
         match (open_again(&self.shared.file), &self.shared.spare) {
             (Ok(file), _) => file.sync_data(),
-            // A server that has dropped its privileges may not open it any more. This one can
-            // report a failure that a client knows already, and never hides one.
+            // A server that has dropped its privileges may not be able to open it again. The spare
+            // descriptor can report a failure that a client knows already, but never hides one.
             (Err(_), Some(spare)) => spare.sync_data(),
             (Err(error), None) => Err(error),
         }
     }
 }
 
-/// Opens what a descriptor has open a second time, to be synced.
+/// Opens the file of a descriptor a second time, for syncs.
 fn open_again(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// True for a block device, false for a regular file, an error for the rest.
+/// Returns true for a block device, false for a regular file, and an error otherwise.
 fn kind(path: &Path, meta: &Metadata) -> Result<bool, BackendError> {
     let kind = meta.file_type();
     if kind.is_file() || kind.is_block_device() {
@@ -281,7 +282,7 @@ fn kind(path: &Path, meta: &Metadata) -> Result<bool, BackendError> {
     Err(BackendError::path(path, is, "export a regular file or a block device"))
 }
 
-/// Why a path could not be opened.
+/// Explains why a path could not be opened.
 fn refused(path: &Path, read_only: bool, error: io::Error) -> BackendError {
     let (problem, hint) = match error.kind() {
         io::ErrorKind::NotFound => {
@@ -302,7 +303,7 @@ fn refused(path: &Path, read_only: bool, error: io::Error) -> BackendError {
     BackendError::path(path, problem, hint).because(error)
 }
 
-/// Opens past the page cache or through it, as wanted and possible.
+/// Opens a file with or without the page cache, as requested and possible.
 fn open_file(
     path: &Path,
     at: &Path,
@@ -322,7 +323,7 @@ fn open_file(
             Err(e) if e.kind() != io::ErrorKind::InvalidInput => {
                 return Err(refused(path, read_only, e));
             }
-            // No O_DIRECT here.
+            // O_DIRECT is not supported here.
             Ok((_, None)) | Err(_) if direct == Direct::On => {
                 let problem = "does not support direct IO (O_DIRECT)";
                 return Err(BackendError::path(path, problem, "use direct=auto or direct=off"));
@@ -336,10 +337,10 @@ fn open_file(
     }
 }
 
-/// Abilities of a regular file, and whether holes can be punched in it.
+/// Capabilities of a regular file, and whether holes can be punched in it.
 fn file_geometry(file: &File, meta: &Metadata, base: &Geometry) -> (Geometry, bool) {
     let logical = base.logical_block;
-    // Past the end of the file a hole changes nothing, but is refused where there are no holes.
+    // Beyond the end of the file a hole changes nothing, but is refused if holes are not supported.
     let past = meta.len().checked_next_multiple_of(1 << 20);
     let punch = !base.read_only
         && past.is_some_and(|at| blkdev::fallocate(file, blkdev::PUNCH_HOLE, at, 4096).is_ok());
@@ -358,7 +359,7 @@ fn file_geometry(file: &File, meta: &Metadata, base: &Geometry) -> (Geometry, bo
     (geometry, punch)
 }
 
-/// Abilities of a block device, and whether it writes zeroes without carrying them.
+/// Capabilities of a block device, and whether it writes zeroes without transferring them.
 fn device_geometry(
     file: &File,
     meta: &Metadata,

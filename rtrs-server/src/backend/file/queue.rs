@@ -1,23 +1,23 @@
 //! One shard's queue of a file or block device.
 //!
-//! An accepted IO takes a slot and goes through phases, one operation of the ring at a time:
-//! a transfer goes on where it came back short; write zeroes tries the quickest way the target
-//! has and falls back to writing zeroes in pieces; a discard or write zeroes with FUA ends with
-//! `fdatasync`, a write with FUA is a write with RWF_DSYNC. Slots, tables and bounce buffers are
-//! made once. With O_DIRECT a buffer whose address is not aligned goes through a bounce buffer,
-//! of which there are few; without a free one the IO is given back.
+//! An accepted IO takes a slot and passes through phases, one operation of the ring at a time: a
+//! short transfer is continued; write zeroes tries the fastest method of the target and falls back
+//! to writing zeroes in pieces; a discard or write zeroes with FUA ends with `fdatasync`, and a
+//! write with FUA uses RWF_DSYNC. Slots, tables and bounce buffers are allocated once. With
+//! O_DIRECT, a buffer with an unaligned address uses a bounce buffer, of which there are few;
+//! without a free one the IO is given back.
 //!
 //! Some operations block in a worker thread of the ring: syncs, holes, and direct IO that finds no
-//! free tag at the device. All exports of a shard share these threads. So that one that hangs does
-//! not take them from the others, each has a share of its own ([`WORKERS`]); what exceeds it waits
-//! here. Direct IO is first submitted so that it fails instead of blocking.
+//! free tag at the device. All exports of a shard share these threads. Each export has its own
+//! share ([`WORKERS`]), so that a hanging one does not take all; operations beyond it wait here.
+//! Direct IO is first submitted so that it fails instead of blocking.
 //!
 //! Two kinds of transfers may block and are not limited. On a device without NOWAIT (dm-crypt,
 //! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit would be one on
 //! requests in flight. Reads and writes of files through the page cache block on file systems
-//! without nonblocking reads (NFS, FUSE). An export that hangs there can delay the others of its
-//! shard. Writes to a block device through the page cache are limited, also on kernels that have no
-//! nonblocking ones (Linux 6.1: EOPNOTSUPP).
+//! without nonblocking reads (NFS, FUSE). An export that hangs in these cases can delay the others
+//! of its shard. Writes to a block device through the page cache are limited, also on kernels
+//! without nonblocking ones (Linux 6.1: EOPNOTSUPP).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -41,20 +41,21 @@ use super::thread::{Answer, Job, Reply, Work};
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
-/// Operations that may occupy a worker thread of the ring at once. All exports of a shard share the
-/// threads, and each brings as many as it may occupy: one that hangs leaves those of the others.
+/// Maximum number of operations that may occupy worker threads of the ring at once. All exports of
+/// a shard share the threads, and each adds as many as it may occupy, so that a hanging export
+/// leaves those of the others free.
 pub(super) const WORKERS: usize = 32;
 const WORKERS_SIGNED: i32 = 32;
 const BOUNCE_COUNT: u32 = 16;
 const BOUNCE: usize = 128 << 10;
-/// Times an operation is repeated that the system interrupted.
+/// Maximum number of repetitions of an operation that the system interrupted.
 const RETRIES_MAX: u8 = 16;
 /// Pause before a job is offered again to a thread with a full queue.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
-/// Time between two looks for regions that are gone.
+/// Interval between checks for dropped regions.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What a slot waits for.
+/// Phase of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Transfer,
@@ -63,7 +64,7 @@ enum Phase {
     WriteZeroes,
     Discard,
     Extents,
-    /// A sync, and after a flush a look how long the file is.
+    /// A sync; after a flush also an examination of the file's length.
     Sync,
 }
 
@@ -75,20 +76,20 @@ struct Slot {
     offset: u64,
     len: usize,
     buf: Option<MemSlice>,
-    /// Bytes done.
+    /// Number of bytes done.
     done: usize,
     phase: Phase,
     bounce: Option<u32>,
     retries: u8,
-    /// Its operation was submitted so that it fails where it would block.
+    /// Whether its operation was submitted so that it fails instead of blocking.
     tried: bool,
-    /// It would block: the next operation may wait in a worker thread.
+    /// Whether it would block, so that the next operation may wait in a worker thread.
     may_block: bool,
-    /// It has one of [`WORKERS`].
+    /// Whether it holds one of the [`WORKERS`].
     worker: bool,
 }
 
-/// The queue's end of the target's thread.
+/// The queue's connection to the target's thread.
 struct ThreadEnd {
     reply: Reply,
     answers: Receiver<Answer>,
@@ -107,28 +108,28 @@ pub(super) struct FileDevice {
     geometry: Geometry,
     fd: Fd,
     port: Port,
-    /// As many as there ever were IOs at once; most exports are used little.
+    /// Slots allocated on demand, because most exports have little load.
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     done: Done,
-    /// The target can fail instead of blocking (RWF_NOWAIT).
+    /// Whether operations on the target can fail instead of blocking (RWF_NOWAIT).
     pub(super) nowait: bool,
-    /// A block device through the page cache.
+    /// Whether the target is a block device through the page cache.
     pub(super) cached_device: bool,
-    /// Of [`WORKERS`], how many are free.
+    /// Number of free workers of the [`WORKERS`].
     workers: usize,
     /// Slots that wait for a worker.
     waiting: VecDeque<u32>,
     bounce: Option<Pool>,
     thread: ThreadEnd,
-    /// Room for what flushes find, while none needs it.
+    /// Unused result buffers of flushes.
     facts: Vec<FileFacts>,
     changes: Changes,
-    /// Attached to the ring by this queue, by id.
+    /// Regions attached to the ring by this queue, by ID.
     regions: Vec<(u64, Weak<Region>)>,
     now: Instant,
     sweep_at: Instant,
-    /// Every operation as it was submitted.
+    /// All operations in the order of submission.
     #[cfg(test)]
     pub(super) trace: Vec<String>,
 }
@@ -172,7 +173,7 @@ impl FileDevice {
         })
     }
 
-    /// A slot for one more IO, of which there are at most [`INFLIGHT_MAX`].
+    /// Takes a slot for one more IO, of which there are at most [`INFLIGHT_MAX`].
     #[allow(clippy::cast_possible_truncation, reason = "INFLIGHT_MAX is small")]
     fn take_slot(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
@@ -185,7 +186,7 @@ impl FileDevice {
         self.slots[index as usize].as_mut().expect("an operation belongs to a taken slot")
     }
 
-    /// True when O_DIRECT will not take memory at this offset of its region.
+    /// Whether O_DIRECT rejects memory at this offset of its region.
     fn is_misaligned(&self, buf: &MemSlice, from: usize) -> bool {
         let align = self.shared.align.map_or(1, |align| align.memory as usize);
         !(buf.offset() + from).is_multiple_of(align)
@@ -204,9 +205,9 @@ impl FileDevice {
         }
     }
 
-    /// True for zeroes that may only be written quickly where nothing is known to be quick. A block
-    /// device that has to keep the range allocated is such a place: where the device cannot, the
-    /// kernel writes the zeroes itself and does not say so.
+    /// Whether zeroes must be written fast but the target has no method that is certainly fast.
+    /// This includes a block device that must keep the range allocated: if the device does not
+    /// support it, the kernel writes the zeroes itself without reporting that.
     fn would_be_slow(&self, io: &Io) -> bool {
         io.op == IoOp::WriteZeroes
             && io.flags.fast_only
@@ -217,7 +218,7 @@ impl FileDevice {
             }
     }
 
-    /// The operation that a slot needs next. None for one of the thread.
+    /// Next operation of a slot; None if the thread executes it.
     fn next_op(&self, slot: &Slot) -> Option<Op> {
         let fd = self.fd.clone();
         let (offset, len) = (slot.offset, slot.len as u64);
@@ -256,20 +257,20 @@ impl FileDevice {
         })
     }
 
-    /// True for a transfer that is limited if it blocks: direct IO with NOWAIT, which blocks when
-    /// the device has no free tags, and writes to a device through the page cache.
+    /// Whether a transfer is limited if it blocks: direct IO with NOWAIT, which blocks when the
+    /// device has no free tags, and writes to a device through the page cache.
     fn moves_limited(&self, slot: &Slot) -> bool {
         let direct = self.shared.align.is_some() && self.nowait;
         matches!(slot.phase, Phase::Transfer | Phase::WriteZeroes)
             && (direct || (self.cached_device && slot.op != IoOp::Read))
     }
 
-    /// True for an operation that is submitted so that it fails where it would block.
+    /// Whether an operation is submitted so that it fails instead of blocking.
     fn tries_first(&self, slot: &Slot) -> bool {
         self.nowait && self.moves_limited(slot) && !slot.may_block
     }
 
-    /// True for an operation that takes one of [`WORKERS`]. Reads and writes of a file through the
+    /// Whether an operation needs one of the [`WORKERS`]. Reads and writes of a file through the
     /// page cache mostly need no thread, or for writes one per file.
     fn uses_worker(&self, slot: &Slot) -> bool {
         match slot.phase {
@@ -279,8 +280,8 @@ impl FileDevice {
         }
     }
 
-    /// Gives a slot's worker to the slot that has waited longest. Slots that need none any more,
-    /// since NOWAIT turned out to be missing, start with it.
+    /// Passes a slot's worker to the slot that has waited longest. Slots that no longer need one,
+    /// because NOWAIT turned out to be unsupported, start as well.
     fn release_worker(&mut self, index: u32) {
         if !std::mem::take(&mut self.slot(index).worker) {
             return;
@@ -293,7 +294,7 @@ impl FileDevice {
         }
     }
 
-    /// Starts what a slot needs next.
+    /// Starts the next operation of a slot.
     fn step(&mut self, index: u32) {
         let slot = self.slots[index as usize].as_ref().expect("a taken slot");
         let inline = self.shared.in_memory && slot.phase == Phase::Transfer;
@@ -323,7 +324,7 @@ impl FileDevice {
         }
     }
 
-    /// Gives a job to the target's thread. False when it has to wait for room there.
+    /// Passes a job to the target's thread. Returns false if its queue is full.
     fn send_job(&mut self, index: u32) -> bool {
         let slot = self.slots[index as usize].as_ref().expect("a taken slot");
         let work = match &slot.buf {
@@ -358,7 +359,7 @@ impl FileDevice {
         self.done.push(slot.tag, status);
     }
 
-    /// A discard or write zeroes took effect; with FUA it still has to be made durable.
+    /// Processes a completed discard or write zeroes; with FUA it must still be made durable.
     fn changed(&mut self, index: u32) {
         let in_memory = self.shared.in_memory;
         let slot = self.slot(index);
@@ -370,7 +371,7 @@ impl FileDevice {
         }
     }
 
-    /// Takes the end of one operation.
+    /// Processes the end of one operation.
     pub(super) fn settle(&mut self, ended: Completed) {
         #[allow(clippy::cast_possible_truncation, reason = "tokens are slot numbers")]
         let index = ended.token as u32;
@@ -407,7 +408,7 @@ impl FileDevice {
         }
     }
 
-    /// A sync has succeeded. A flush ends with a look whether the target is as long as ever.
+    /// Processes a successful sync. A flush then checks whether the target has kept its length.
     fn synced(&mut self, index: u32) {
         if self.slot(index).op != IoOp::Flush {
             return self.finish(index, IoStatus::Ok);
@@ -423,11 +424,11 @@ impl FileDevice {
         self.port.submit(op, u64::from(index));
     }
 
-    /// A transfer came back with `count` bytes.
+    /// Processes a transfer that returned `count` bytes.
     fn moved(&mut self, index: u32, count: usize) {
         let slot = self.slots[index as usize].as_mut().expect("a taken slot");
         if count == 0 {
-            // It ends here, before the size that it was exported with.
+            // The file ends here, before its exported size.
             self.shared.look();
             return self.finish(index, IoStatus::Io);
         }
@@ -477,7 +478,7 @@ impl FileDevice {
         self.step(index);
     }
 
-    /// Takes all ends that are there.
+    /// Processes all completed operations.
     fn drain(&mut self) -> bool {
         let mut any = false;
         while let Some(ended) = self.port.take() {
@@ -487,7 +488,7 @@ impl FileDevice {
         any
     }
 
-    /// Takes the thread's answers and offers it what had to wait.
+    /// Processes the thread's answers and offers it the jobs that had to wait.
     fn drain_thread(&mut self) -> bool {
         let mut any = false;
         while let Some((index, status)) = self.thread.answer() {
@@ -507,7 +508,7 @@ impl FileDevice {
         any
     }
 
-    /// Detaches regions that are gone, so that their pages go too.
+    /// Detaches dropped regions, so that their pages are released.
     fn sweep_regions(&mut self) {
         let ring = self.port.ring();
         self.regions.retain(|(id, region)| {
@@ -529,9 +530,9 @@ impl BlockDevice for FileDevice {
         self.geometry.size = self.shared.size.get();
     }
 
-    /// Attaches the region to the ring when O_DIRECT is in use: parts that are used are registered
-    /// little by little, and IO from these needs no page pinning. A refusal costs speed, nothing
-    /// else. The registration ends with this queue, and soon after the region.
+    /// Attaches the region to the ring when O_DIRECT is in use: used parts are registered
+    /// gradually, and IO from them needs no page pinning. A refusal only costs performance. The
+    /// registration ends with this queue, and soon after the region is dropped.
     fn attach_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
         self.sweep_regions();
         let known = self.regions.iter().any(|(id, _)| *id == region.id());

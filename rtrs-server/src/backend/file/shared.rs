@@ -1,4 +1,4 @@
-//! What all shards know about one opened file or block device.
+//! State of one opened file or block device, shared by all shards.
 
 use std::fmt;
 use std::fs::File;
@@ -16,20 +16,20 @@ use super::shrink::Shrinks;
 use super::thread::TargetThread;
 use super::watcher::Watch;
 
-/// Bytes of zeroes written at a time where nothing quicker exists.
+/// Bytes of zeroes written at a time if no faster method exists.
 pub(super) const ZEROES: usize = 1 << 20;
 
-/// What all shards know about one opened target.
+/// State of one opened target, shared by all shards.
 pub(super) struct Shared {
     pub(super) path: PathBuf,
     pub(super) file: File,
-    /// Opened apart from it, to be synced when it cannot be opened again.
+    /// Separately opened descriptor for syncs, used if the target cannot be opened again.
     pub(super) spare: Option<File>,
-    /// As it was when it was opened.
+    /// Geometry at the time of opening.
     pub(super) geometry: Geometry,
-    /// Its size, in whole blocks.
+    /// Current size, in whole blocks.
     pub(super) size: SharedSize,
-    /// It grows with its target: until it is made smaller.
+    /// Whether the size grows with the target, which is the case until it is shrunk.
     pub(super) follows: AtomicBool,
     /// Changes that may reach beyond the end of a shrink.
     pub(super) shrinks: Shrinks,
@@ -38,27 +38,28 @@ pub(super) struct Shared {
     /// Set when O_DIRECT is in use.
     pub(super) align: Option<DirectAlign>,
     pub(super) in_memory: bool,
-    /// Holes can be punched; on a device: zeroes can be written without carrying them.
+    /// Whether holes can be punched; for a device, whether zeroes can be written without
+    /// transferring them.
     pub(super) punch: bool,
-    /// Turns false with the first ZERO_RANGE that the file system refuses.
+    /// Becomes false with the first ZERO_RANGE that the file system refuses.
     pub(super) zero_range: AtomicBool,
     pub(super) zeroes: Arc<Region>,
     /// Started when it is first needed.
     pub(super) thread: OnceLock<TargetThread>,
-    /// It is a block device.
+    /// Whether the target is a block device.
     pub(super) device: bool,
-    /// A writable target is locked.
+    /// Whether the target is writable and locked.
     pub(super) exclusive: bool,
-    /// The lowest end seen that is below the size; else the largest number.
+    /// Lowest end observed below the size; otherwise the largest number.
     pub(super) end: AtomicU64,
-    /// The end that a flush has last failed for.
+    /// End that a flush has last failed for.
     pub(super) reported: AtomicU64,
-    /// What the path led to at the last look.
+    /// Target of the path at the last examination.
     pub(super) name: NameCell,
-    /// Looks that have begun, and the last of them that has ended.
+    /// Numbers of examinations that have begun, and of the last one that has ended.
     pub(super) looks_begun: AtomicU64,
     pub(super) looks_ended: AtomicU64,
-    /// Who looks for such changes.
+    /// Watcher of the target.
     pub(super) watch: OnceLock<Watch>,
 }
 
@@ -85,7 +86,7 @@ impl NameCell {
 }
 
 impl Shared {
-    /// The thread for what blocks.
+    /// Returns the thread for blocking operations, starting it if necessary.
     pub(super) fn thread(&self) -> io::Result<&TargetThread> {
         if let Some(thread) = self.thread.get() {
             return Ok(thread);
@@ -95,7 +96,7 @@ impl Shared {
         Ok(self.thread.get_or_init(|| started))
     }
 
-    /// Has the target looked at soon.
+    /// Requests an examination of the target soon.
     pub(super) fn look(&self) {
         if let Some(watch) = self.watch.get() {
             watch.look();

@@ -1,11 +1,11 @@
-//! Changes in flight while a file is made shorter.
+//! Changes in flight while a file is shrunk.
 //!
-//! A write that a queue has begun can end beyond the new end, and would make the file longer again:
-//! a later growth would show old bytes instead of zeroes. So a shrink first lowers the size, which
-//! refuses new changes beyond the end, and then waits here until no queue has an earlier one in
-//! flight. A queue sets its mark before it reads the size for a change, and clears the mark when
-//! its last change has ended; a queue that is never without changes reports at its next poll after
-//! those beyond the end have ended.
+//! A write that a queue has begun can end beyond the new end, and would extend the file again: a
+//! later growth would show old bytes instead of zeroes. A shrink therefore first lowers the size,
+//! which refuses new changes beyond the end, and then waits here until no queue has an earlier one
+//! in flight. A queue sets its mark before it reads the size for a change, and clears the mark when
+//! its last change has ended. A queue that always has changes in flight reports at its next poll
+//! after those beyond the end have ended.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,30 +14,30 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Time between two looks at the queues.
+/// Interval between checks of the queues.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// The shrinks of a target, and its queues.
+/// Shrinks of a target, and its queues.
 #[derive(Debug, Default)]
 pub(super) struct Shrinks {
-    /// How many there were.
+    /// Number of shrinks so far.
     number: AtomicU64,
-    /// The end of the last one.
+    /// End of the last shrink.
     end: AtomicU64,
     queues: Mutex<Vec<Weak<QueueMark>>>,
 }
 
-/// What a queue says of its changes.
+/// State of a queue's changes.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct QueueMark {
-    /// A change is in flight, or about to be.
+    /// Whether a change is in flight, or about to be.
     changing: AtomicBool,
-    /// The last shrink beyond whose end this queue changes nothing any more.
+    /// Number of the last shrink beyond whose end this queue has no more changes.
     seen: AtomicU64,
 }
 
-/// The changes of one queue.
+/// Changes of one queue.
 #[derive(Debug)]
 pub(super) struct Changes {
     mark: Arc<QueueMark>,
@@ -45,7 +45,7 @@ pub(super) struct Changes {
 }
 
 impl Shrinks {
-    /// Takes part with a new queue.
+    /// Adds a new queue.
     pub(super) fn join(&self) -> Changes {
         let mark = Arc::new(QueueMark::default());
         let mut queues = self.queues.lock();
@@ -54,7 +54,7 @@ impl Shrinks {
         Changes { mark, count: 0 }
     }
 
-    /// Waits until no queue changes anything beyond `end`, which is the size already. Returns false
+    /// Waits until no queue changes anything beyond `end`, which is already the size. Returns false
     /// if that takes longer than `within`.
     pub(super) fn wait(&self, end: u64, within: Duration) -> bool {
         let until = Instant::now() + within;
@@ -92,9 +92,9 @@ impl Changes {
         }
     }
 
-    /// Reports that nothing is changed beyond the end of the last shrink, where that is so.
-    /// `is_beyond` tells of an end whether a change in flight reaches beyond it. One load where
-    /// there was no shrink.
+    /// Reports that nothing is changed beyond the end of the last shrink, if that is true.
+    /// `is_beyond` tells whether a change in flight reaches beyond an end. Costs one load if there
+    /// was no shrink.
     pub(super) fn report(&self, shrinks: &Shrinks, is_beyond: impl FnOnce(u64) -> bool) {
         let number = shrinks.number.load(Ordering::SeqCst);
         if number > self.mark.seen.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! What /sys/dev/block shows of a block device or a partition of one.
+//! Attributes of a block device, or a partition of one, from /sys/dev/block.
 
 use std::path::PathBuf;
 
@@ -10,19 +10,19 @@ fn directory(dev: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
-/// A text attribute of the device's queue. A partition has its disk's queue.
+/// Reads a text attribute of the device's queue. A partition uses its disk's queue.
 pub(super) fn queue_text(dev: u64, name: &str) -> Option<String> {
     let directory = directory(dev);
     let read = |queue| read_text(&directory.join(queue).join(name));
     read("queue").or_else(|| read("../queue"))
 }
 
-/// A number of the device's queue.
+/// Reads a number of the device's queue.
 pub(super) fn queue(dev: u64, name: &str) -> Option<u64> {
     queue_text(dev, name)?.parse().ok()
 }
 
-/// A number of the device or partition itself.
+/// Reads a number of the device or partition itself.
 pub(super) fn device(dev: u64, name: &str) -> Option<u64> {
     read_text(&directory(dev).join(name))?.parse().ok()
 }

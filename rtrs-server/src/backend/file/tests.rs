@@ -1,4 +1,5 @@
-//! Tests of the file backend on real files: the suite, durability flags, holes, odd sizes.
+//! Tests of the file backend on real files: conformance suite, durability flags, holes, unaligned
+//! sizes.
 
 mod extents;
 mod resize;
@@ -28,7 +29,7 @@ use super::{Direct, FileOptions, FileSource};
 use crate::backend::INFLIGHT_MAX;
 use crate::backend::conformance::{Keeps, Rig, run};
 
-/// A directory that goes with the test.
+/// A directory that is removed at the end of the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -40,7 +41,7 @@ impl Scratch {
         Self(path)
     }
 
-    /// On the disk that the tests were built on.
+    /// Creates a directory on the disk that the tests were built on.
     fn disk() -> Self {
         let exe = std::env::current_exe().unwrap();
         Self::below(exe.parent().unwrap())
@@ -174,7 +175,7 @@ fn what_is_written_is_in_the_file() {
     assert!(bytes[..512].iter().chain(&bytes[1536..]).all(|b| *b == 0));
 }
 
-/// Runs one IO on a queue and gives the operations it took.
+/// Runs one IO on a queue and returns the operations that it submitted.
 fn trace(source: &FileSource, op: IoOp, flags: IoFlags) -> Vec<String> {
     let ring = Ring::new(16).unwrap();
     let mut device = FileDevice::new(&source.shared, &ring, WakeHandle::idle()).unwrap();
@@ -218,7 +219,7 @@ fn durability_asks_the_system_for_it() {
     }
 }
 
-/// Operations that never end stand for those of a disk that hangs: each would hold a thread.
+/// Operations that never end represent those of a hanging disk: each would occupy a thread.
 #[test]
 fn an_export_that_hangs_takes_only_its_share_of_workers() {
     let scratch = Scratch::disk();
@@ -234,11 +235,11 @@ fn an_export_that_hangs_takes_only_its_share_of_workers() {
     for tag in 0..128 {
         a.submit(sync(tag)).unwrap();
     }
-    // The ring was not turned: none has ended.
+    // The ring was not turned, so no operation has ended.
     assert_eq!(ring.running(), WORKERS, "the rest waits here");
     b.submit(sync(0)).unwrap();
     assert_eq!(ring.running(), WORKERS + 1, "the other is not delayed");
-    // What waited goes on when those before it end, in order.
+    // Waiting operations continue in order as earlier ones end.
     let end = Clock.now() + Duration::from_secs(20);
     let mut tags = Vec::new();
     while tags.len() < 128 {
@@ -265,8 +266,8 @@ fn end(device: &mut FileDevice, slots: std::ops::Range<u64>, result: i32) {
     }
 }
 
-/// How many operations were submitted since the last call: so that they fail instead of blocking,
-/// and so that they may block.
+/// Number of operations submitted since the last call: those that fail instead of blocking, and
+/// those that may block.
 fn submitted(device: &mut FileDevice) -> (usize, usize) {
     let trace = std::mem::take(&mut device.trace);
     let nowait = trace.iter().filter(|op| op.ends_with("nowait: true")).count();
@@ -300,18 +301,18 @@ fn direct_io_takes_a_worker_only_where_it_would_block() {
     };
     let share = WORKERS as u64;
 
-    // None is limited while the device takes it. The first slots are taken in order.
+    // Nothing is limited while the device accepts it. The first slots are taken in order.
     let mut device = new();
     submit(&mut device, IoOp::Write, 0..100);
     assert_eq!(submitted(&mut device), (100, 0));
-    // Those that would block are submitted again, as many as there are workers.
+    // Operations that would block are submitted again, as many as there are workers.
     end(&mut device, 0..share + 8, -EAGAIN);
     assert_eq!(submitted(&mut device), (0, WORKERS));
     end(&mut device, 0..1, 4096);
     assert_eq!(submitted(&mut device), (0, 1), "the next that waits");
     end(&mut device, 99..100, 4096);
     assert_eq!(submitted(&mut device), (0, 0), "it had no worker to give");
-    // Without NOWAIT there is no limit, also for those that wait.
+    // Without NOWAIT there is no limit, not even for waiting operations.
     end(&mut device, 98..99, -EOPNOTSUPP);
     assert_eq!(submitted(&mut device), (0, 1));
     end(&mut device, 1..2, 4096);
@@ -326,7 +327,7 @@ fn direct_io_takes_a_worker_only_where_it_would_block() {
     assert_eq!(submitted(&mut device), (0, 10), "not tried any more");
     submit(&mut device, IoOp::Flush, 60..100);
     assert_eq!(submitted(&mut device), (0, WORKERS), "syncs are limited still");
-    // An error that is not about NOWAIT is the IO's.
+    // An error unrelated to NOWAIT is the IO's result.
     end(&mut device, 0..1, -EOPNOTSUPP);
     assert_eq!(device.reap().map(|done| done.status), Some(IoStatus::Unsupported));
 }
@@ -340,7 +341,7 @@ fn cached_writes_to_a_device_are_limited_without_nonblocking_ones() {
     let source = FileSource::open(&path, how).unwrap();
     let ring = Ring::new(256).unwrap();
     let mut device = FileDevice::new(&source.shared, &ring, WakeHandle::idle()).unwrap();
-    // A file in its place: a device needs root.
+    // A file replaces the device, which would need root.
     (device.nowait, device.cached_device) = (true, true);
     let region = Region::new(4096).unwrap();
     let submit = |device: &mut FileDevice, tags: std::ops::Range<u64>| {
@@ -373,7 +374,7 @@ fn zeroes_are_written_where_nothing_quicker_exists() {
     assert_eq!(rig.read(len as u64, 512), [1; 512]);
     let ops = trace(&source, IoOp::WriteZeroes, keep);
     assert!(ops[0].starts_with("Write") && ops[1].contains("Fsync"), "{ops:?}");
-    // Quickly or not at all.
+    // Fast or not at all.
     let fast = IoFlags { no_unmap: true, fast_only: true, ..IoFlags::default() };
     assert_eq!(rig.write(0, &[1; 512]), IoStatus::Ok);
     assert_eq!(rig.clear(IoOp::WriteZeroes, 0, 512, fast), IoStatus::Unsupported);
@@ -429,7 +430,7 @@ fn a_file_that_shrinks_gives_errors_not_lies() {
     File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
     for (offset, len) in [(8192, 4096), (0, 8192)] {
         let io = rig.transfer(IoOp::Read, offset, 0, len);
-        // Which one depends on whether the change was noticed before.
+        // The status depends on whether the change was noticed before.
         assert!(matches!(rig.run(io), IoStatus::Io | IoStatus::Beyond));
     }
     assert_eq!(rig.read(0, 4096), vec![0; 4096]);
@@ -443,7 +444,7 @@ fn a_write_does_not_make_a_file_longer_that_was_made_shorter() {
     let mut rig = Rig::new(&source, 0);
     let file = File::options().write(true).open(&path).unwrap();
     file.set_len(8192).unwrap();
-    // A flush looks at it; without one that takes a second.
+    // A flush examines the file; without one that takes a second.
     let io = rig.io(IoOp::Flush, 0, 0);
     assert_eq!(rig.run(io), IoStatus::Io);
     assert!(source.shared.is_beyond(8193));
@@ -454,7 +455,7 @@ fn a_write_does_not_make_a_file_longer_that_was_made_shorter() {
         assert_eq!(rig.clear(IoOp::WriteZeroes, 16384, 4096, flags), IoStatus::Beyond);
     }
     assert_eq!(file.metadata().unwrap().len(), 8192);
-    // What was cut off is gone, though somebody makes room again.
+    // The truncated part is lost, even if the file is extended again.
     file.set_len(1 << 20).unwrap();
     source.shared.examine();
     let io = rig.transfer(IoOp::Read, 16384, 0, 4096);
@@ -475,12 +476,12 @@ fn one_flush_fails_for_each_cut() {
         };
         let file = File::options().write(true).open(&path).unwrap();
         assert_eq!(flush(0), IoStatus::Ok);
-        // Seen by the flush itself.
+        // Detected by the flush itself.
         file.set_len(512 << 10).unwrap();
         assert!(source.settle().is_err(), "a stop does not hide it");
         assert_eq!([flush(1), flush(0), flush(1)], [IoStatus::Io, IoStatus::Ok, IoStatus::Ok]);
         assert!(source.settle().is_ok());
-        // Seen before it, and by then the file is long again.
+        // Detected before the flush, when the file is already long again.
         file.set_len(8192).unwrap();
         source.shared.examine();
         file.set_len(1 << 20).unwrap();
@@ -533,7 +534,7 @@ fn a_file_is_exported_for_writing_once() {
 fn without_locks_a_file_is_exported_for_writing_only_with_no_lock() {
     let scratch = Scratch::disk();
     let path = scratch.file("unlocked", 4096);
-    // NFS without lockd; FUSE, 9p and old kernels in other ways.
+    // NFS without lockd; FUSE, 9p and old kernels fail in other ways.
     const ENOLCK: i32 = 37;
     let locks = Locks {
         take: |_| Err(TryLockError::Error(io::Error::from_raw_os_error(ENOLCK))),
@@ -545,7 +546,7 @@ fn without_locks_a_file_is_exported_for_writing_only_with_no_lock() {
     assert!(text.ends_with("use `no-lock`"), "{text}");
     assert!(open(READ_ONLY).is_ok());
     assert!(open(FileOptions { no_lock: true, ..FileOptions::default() }).is_ok());
-    // The option is no way around a lock.
+    // The option does not override a lock.
     let held = Locks { take: |_| Err(TryLockError::WouldBlock), ..lock::SYSTEM };
     let how = FileOptions { no_lock: true, ..FileOptions::default() };
     let text = FileSource::open_with(&path, &path, how, &held).unwrap_err().to_string();
@@ -568,7 +569,7 @@ fn a_file_on_hugetlbfs_is_not_exported_for_writing() {
     assert!(FileSource::open(&path, READ_ONLY).is_ok());
 }
 
-/// Runs one test of this program again as a user without rights, or skips it.
+/// Runs one test of this program again as an unprivileged user, or skips it.
 fn rerun_as_nobody(test: &str, path: &Path) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -607,7 +608,7 @@ fn missing_rights_are_told() {
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     }
     if File::open(scratch.0.join("secret")).is_ok() {
-        // Rights do not bind this user.
+        // Permissions do not bind this user.
         let name = "backend::file::tests::missing_rights_are_told";
         rerun_as_nobody(name, &scratch.0);
         return;
@@ -618,7 +619,7 @@ fn missing_rights_are_told() {
     assert!(text.contains("cannot be opened for writing"), "{text}");
 }
 
-/// A loop device over a file; detached with the test.
+/// A loop device over a file, detached at the end of the test.
 struct Loop(PathBuf);
 
 impl Loop {

@@ -1,10 +1,10 @@
-//! One thread per target for what blocks and the ring has no operation for: the discards of a
+//! One thread per target for blocking operations that the ring does not support: discards of a
 //! device, and the search for holes in a file.
 //!
-//! BLKDISCARD blocks until the device is done, and lseek may wait for the file system, so no shard
-//! may call them. Shards leave jobs in a bounded queue; the thread runs them in order, answers the
-//! queue that asked and wakes its shard. The thread ends when the target and all its queues are
-//! gone.
+//! BLKDISCARD blocks until the device has finished, and lseek may wait for the file system, so no
+//! shard may call them. Shards put jobs into a bounded queue; the thread runs them in order,
+//! answers the requesting queue and wakes its shard. The thread ends when the target and all its
+//! queues are dropped.
 
 use std::fs::File;
 use std::io;
@@ -16,13 +16,13 @@ use rtrs_core::mem::MemSlice;
 use rtrs_core::rt::blkdev;
 use rtrs_core::status::IoStatus;
 
-/// Jobs that wait, over all shards.
+/// Maximum number of queued jobs of all shards.
 const JOBS_MAX: usize = 256;
 
-/// The answer: slot of the asking queue, and how it ended.
+/// Answer: slot of the requesting queue, and the result.
 pub(super) type Answer = (u32, IoStatus);
 
-/// The way of answers to a queue.
+/// Destination of answers to a queue.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) answer: Sender<Answer>,
@@ -31,22 +31,22 @@ pub(super) struct Reply {
 
 impl Reply {
     fn send(&self, answer: Answer) {
-        // The queue may be gone.
+        // The queue may have been dropped.
         if self.answer.send(answer).is_ok() {
             self.wake.wake();
         }
     }
 }
 
-/// What is to be done with a range.
+/// Operation on a range.
 #[derive(Debug)]
 pub(super) enum Work {
     Discard,
-    /// Its extents go here, in whole blocks of so many bytes.
+    /// Lists the extents into this buffer, in whole blocks of this size in bytes.
     Extents(MemSlice, u32),
 }
 
-/// A range, and what is to be done with it.
+/// An operation on a range.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) work: Work,
@@ -56,27 +56,27 @@ pub(super) struct Job {
     pub(super) reply: Reply,
 }
 
-/// The shards' end.
+/// Handle of the thread.
 #[derive(Debug)]
 pub(super) struct TargetThread {
     jobs: SyncSender<Job>,
 }
 
 impl TargetThread {
-    /// Starts the thread for a target.
+    /// Starts the thread of a target.
     pub(super) fn start(file: File) -> io::Result<Self> {
         let (jobs, inbox) = sync_channel(JOBS_MAX);
         std::thread::Builder::new().name("target".into()).spawn(move || serve(&file, &inbox))?;
         Ok(Self { jobs })
     }
 
-    /// Leaves a job. False when the queue is full: try again soon.
+    /// Queues a job. Returns false if the queue is full; the caller must retry soon.
     pub(super) fn send(&self, job: Job) -> bool {
         match self.jobs.try_send(job) {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => false,
             Err(TrySendError::Disconnected(job)) => {
-                // The thread can only have died of a fault of ours.
+                // The thread can only have died because of a bug of this server.
                 job.reply.send((job.slot, IoStatus::Io));
                 true
             }
@@ -101,14 +101,14 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
 }
 
 /// Lists the extents from one byte to another, as many as there is room for. Only whole blocks are
-/// holes. What lies behind the end of the file is none: it cannot be read.
+/// holes. The range beyond the end of the file is not a hole, because it cannot be read.
 fn find_holes(file: &File, (from, to): (u64, u64), block: u64, room: &MemSlice) -> io::Result<()> {
     let mut list = ExtentList::new(room);
     let mut at = from;
     while at < to {
         let data = match blkdev::next_data(file, at) {
             Ok(data) => data,
-            // Holes are unknown here.
+            // Holes are not supported here.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Some(at),
             Err(error) => return Err(error),
         };

@@ -1,17 +1,17 @@
-//! Looks whether the target still is what was exported: how long, and what its path leads to.
+//! Examination of a target: its length, and the target of its path.
 //!
-//! A target that has grown makes its device larger, which clients notice by themselves
-//! (`daemon/sizes.rs`). A write past the end of a file that was made shorter would make it longer
-//! again, with zeroes where data was. So a thread examines each target once a second, off the
-//! shards, since that can block where the file system is remote (`watcher.rs`); and a flush ends
-//! with a look of its own (`queue.rs`). Below the lowest end seen, IO goes on; beyond it IO fails
-//! until the target is exported anew or resized by command, whatever length it has by then. What
-//! was cut off may have been acknowledged and not flushed: one flush fails for each cut, and the
-//! engine informs the other sessions. What changed is logged once.
+//! A target that has grown enlarges its device, and clients are informed (`daemon/sizes.rs`). A
+//! write past the end of a truncated file would extend it again, with zeroes in place of the data.
+//! A thread therefore examines each target once a second, off the shards, because that can block on
+//! a remote file system (`watcher.rs`); a flush also ends with an examination (`queue.rs`). Below
+//! the lowest end observed, IO continues; beyond it IO fails until the target is exported again or
+//! resized by command, whatever its length is by then. The truncated data may have been
+//! acknowledged but not flushed: one flush fails for each cut, and the engine informs the other
+//! sessions. Each change is logged once.
 //!
-//! A path may come to lead to another file (`mv new.img vol.img`, as rsync, restores and editors
-//! do), to another device (udev makes nodes anew), or nowhere. The export keeps what it has open.
-//! An export that no session has open is opened again by its path (`daemon/targets.rs`).
+//! A path may come to lead to another file (`mv new.img vol.img`, as done by rsync, restores and
+//! editors), to another device (udev recreates nodes), or nowhere. The export keeps the target that
+//! it has open. An unused export is reopened by its path (`daemon/targets.rs`).
 
 use std::fs::{self, File};
 use std::io;
@@ -30,13 +30,13 @@ use super::shared::Shared;
 use super::watcher::{Examine, Watch, Watcher};
 use crate::backend::target::SIZE_MAX;
 
-/// Time for changes beyond the new end of a file that is made shorter.
+/// Maximum time to wait for changes beyond the new end of a file that is shrunk.
 const CHANGES_MAX: Duration = Duration::from_secs(10);
 
-/// Of all targets of the process.
+/// Watcher of all targets of the process.
 static WATCHER: Watcher<Shared> = Watcher::new();
 
-/// Has a target examined from now on.
+/// Examines a target periodically from now on.
 pub(super) fn start(shared: &Arc<Shared>) -> io::Result<Watch> {
     WATCHER.add(shared)
 }
@@ -50,7 +50,7 @@ impl Examine for Shared {
     }
 }
 
-/// Bytes that a target has now, and whether it has a name.
+/// Current size of a target in bytes, and whether it has a name.
 fn measure(file: &File, device: bool) -> io::Result<(u64, bool)> {
     if device {
         return Ok((blkdev::device_size(file)?, true));
@@ -60,7 +60,7 @@ fn measure(file: &File, device: bool) -> io::Result<(u64, bool)> {
 }
 
 impl Shared {
-    /// Looks at the target, notes and reports what has changed.
+    /// Examines the target, and records and reports changes.
     pub(super) fn examine(&self) {
         match measure(&self.file, self.device) {
             Ok((len, named)) => self.note(len, named),
@@ -68,16 +68,16 @@ impl Shared {
         }
     }
 
-    /// The target could not be examined. That is no sign of a change.
+    /// Logs that the target could not be examined, which does not indicate a change.
     pub(super) fn cannot_look(&self, error: &io::Error) {
         tracing::debug!("{}: cannot be examined: {error}", self.path.display());
     }
 
-    /// Notes that the target has so many bytes, and whether it has a name.
+    /// Records the current size of the target in bytes, and whether it has a name.
     pub(super) fn note(&self, len: u64, named: bool) {
         if self.is_news(len) {
             let _turn = self.resizing.lock();
-            // What a shard has found may be older than the last resize.
+            // The result of a shard may be older than the last resize.
             match measure(&self.file, self.device) {
                 Ok((len, _)) if self.is_news(len) => self.take_length(len),
                 Ok(_) => {}
@@ -89,7 +89,7 @@ impl Shared {
         }
     }
 
-    /// Compares what the path leads to with what is open, and logs a change.
+    /// Compares the target of the path with the open one, and logs a change.
     fn examine_name(&self) {
         let name = match self.name_now() {
             Ok(name) => name,
@@ -118,7 +118,7 @@ impl Shared {
         }
     }
 
-    /// What the path leads to.
+    /// Compares the path with the open target.
     fn name_now(&self) -> io::Result<TargetName> {
         let own = self.file.metadata()?;
         let found = match fs::metadata(&self.path) {
@@ -139,7 +139,7 @@ impl Shared {
         Ok(if same { TargetName::Kept } else { TargetName::Replaced })
     }
 
-    /// Has the target examined, and waits for that so long.
+    /// Examines the target, and waits up to `within` for the result.
     pub(super) fn look_within(&self, within: Duration) {
         let end = Instant::now() + within;
         let begun = self.looks_begun.load(Ordering::SeqCst);
@@ -149,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// True for a length that the device has to follow.
+    /// Whether the device must adapt to a length.
     fn is_news(&self, len: u64) -> bool {
         let (size, end) = (self.size.get(), self.end.load(Ordering::SeqCst));
         if len < size {
@@ -164,7 +164,7 @@ impl Shared {
             * u64::from(self.geometry.logical_block)
     }
 
-    /// The target has another length, which is news. `resizing` is held.
+    /// Adapts to a changed length. The caller holds `resizing`.
     fn take_length(&self, len: u64) {
         let (path, had) = (self.path.display(), self.size.get());
         if len < had {
@@ -182,19 +182,19 @@ impl Shared {
         }
     }
 
-    /// What the target has now.
+    /// Current size of the target.
     pub(super) fn target_size(&self) -> io::Result<TargetSize> {
         let (len, _) = measure(&self.file, self.device)?;
         let cut = Some(self.end.load(Ordering::SeqCst)).filter(|end| *end != u64::MAX);
         Ok(TargetSize { bytes: self.whole_blocks(len), was_cut: cut })
     }
 
-    /// True when the target was made shorter, and no resize has accepted that.
+    /// Whether the target was truncated, and no resize has accepted that.
     pub(super) fn is_cut(&self) -> bool {
         self.end.load(Ordering::Relaxed) != u64::MAX
     }
 
-    /// Gives device and target another size; see `BlockSource::resize`.
+    /// Resizes device and target; see `BlockSource::resize`.
     pub(super) fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {
         let _turn = self.resizing.lock();
         let had = self.size.get();
@@ -210,8 +210,8 @@ impl Shared {
         if has != size && self.geometry.read_only {
             return refuse(format!("it is a file of {has} bytes that was opened read-only"));
         }
-        // It has grown since it was measured, or is longer than the export is to be: making the
-        // export larger cuts nothing of it.
+        // The target has grown since it was measured, or is longer than the requested size:
+        // enlarging the export must not truncate it.
         let is_cut = self.end.load(Ordering::SeqCst) != u64::MAX;
         if size >= had && has > size && !is_cut {
             return refuse(format!(
@@ -243,8 +243,8 @@ impl Shared {
         Ok(())
     }
 
-    /// How a flush ends that was good so far: it fails when the target was made shorter and no
-    /// flush has failed for that.
+    /// Returns the result of an otherwise successful flush: it fails if the target was truncated
+    /// and no flush has failed for that.
     pub(super) fn flushed(&self) -> IoStatus {
         let end = self.end.load(Ordering::SeqCst);
         if self.reported.fetch_min(end, Ordering::SeqCst) > end {
@@ -254,12 +254,12 @@ impl Shared {
         }
     }
 
-    /// True when the target was made shorter and no flush has failed for that.
+    /// Whether the target was truncated and no flush has failed for that.
     pub(super) fn is_cut_unreported(&self) -> bool {
         self.reported.load(Ordering::SeqCst) > self.end.load(Ordering::SeqCst)
     }
 
-    /// True for IO that ends beyond the target's end.
+    /// Whether an IO ends beyond the target's end.
     pub(super) fn is_beyond(&self, end: u64) -> bool {
         end > self.end.load(Ordering::Relaxed)
     }

@@ -1,10 +1,10 @@
-//! The thread that looks at all targets once a second.
+//! The thread that examines all targets once a second.
 //!
-//! A look can block where a file system is remote. So the thread leaves looks to a helper and waits
-//! for it at most until the next round is due. Then the target that is being looked at keeps the
-//! helper until it answers, and is left out meanwhile; another helper looks at the others. So there
-//! are two threads, and one more for each target that does not answer. The threads are started with
-//! the first target and end within a second of the last.
+//! Examining a target can block on a remote file system. The thread therefore delegates the work to
+//! a helper thread and waits for it at most until the next round is due. If a target has not
+//! answered by then, it keeps that helper and is skipped meanwhile; another helper examines the
+//! others. There are thus two threads, and one more for each target that does not answer. The
+//! threads start with the first target and end within a second of the last.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,21 +16,21 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Time between two rounds.
+/// Interval between rounds.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What is looked at.
+/// A target that can be examined.
 pub(super) trait Examine: Send + Sync + 'static {
-    /// Looks at it, which may take long.
+    /// Examines the target, which may take long.
     fn examine_target(&self);
 }
 
-/// What the threads know of a target.
+/// State of a target, shared by the threads.
 #[derive(Debug, Default)]
 struct Flags {
-    /// It is to be looked at before the next round.
+    /// Whether to examine it before the next round.
     wanted: AtomicBool,
-    /// A helper has it.
+    /// Whether a helper is examining it.
     taken: AtomicBool,
 }
 
@@ -48,7 +48,7 @@ impl<T> Clone for Entry<T> {
 /// Targets that wait for a helper.
 type Batch<T> = Arc<Mutex<VecDeque<Entry<T>>>>;
 
-/// Looks at targets.
+/// Examines targets periodically.
 pub(super) struct Watcher<T: Examine>(Mutex<Watched<T>>);
 
 struct Watched<T> {
@@ -56,7 +56,7 @@ struct Watched<T> {
     thread: Option<Thread>,
 }
 
-/// Has a target looked at before the next round.
+/// Handle to have a target examined before the next round.
 #[derive(Debug)]
 pub(super) struct Watch {
     flags: Arc<Flags>,
@@ -64,7 +64,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Has it looked at soon.
+    /// Requests an examination soon.
     pub(super) fn look(&self) {
         if !self.flags.wanted.swap(true, Ordering::Relaxed) {
             self.thread.unpark();
@@ -72,7 +72,7 @@ impl Watch {
     }
 }
 
-/// A thread that looks.
+/// A helper thread.
 struct Helper<T> {
     orders: Sender<Batch<T>>,
     done: Receiver<()>,
@@ -83,7 +83,7 @@ impl<T: Examine> Watcher<T> {
         Self(Mutex::new(Watched { entries: Vec::new(), thread: None }))
     }
 
-    /// Looks at a target from now on, as long as it exists.
+    /// Examines a target periodically as long as it exists.
     pub(super) fn add(&'static self, target: &Arc<T>) -> io::Result<Watch> {
         let mut watched = self.0.lock();
         let thread = match &watched.thread {
@@ -111,13 +111,13 @@ impl<T: Examine> Watcher<T> {
             }
             let Some(batch) = self.due(all) else { return };
             while !batch.lock().is_empty() && Self::have_looked(&mut helper, &batch, round) {}
-            // What nobody could look at is looked at in the next round.
+            // Targets that were not examined are examined in the next round.
             batch.lock().drain(..).for_each(|entry| entry.flags.give_back());
         }
     }
 
-    /// The targets to look at now: all, or those that are wanted. None when there is none left: the
-    /// thread ends.
+    /// Targets to examine now: all, or the requested ones. Returns None if no target is left; the
+    /// thread then ends.
     fn due(&self, all: bool) -> Option<Batch<T>> {
         let mut watched = self.0.lock();
         watched.entries.retain(|entry| entry.target.strong_count() > 0);
@@ -132,7 +132,7 @@ impl<T: Examine> Watcher<T> {
         Some(Arc::new(Mutex::new(watched.entries.iter().filter(due).cloned().collect())))
     }
 
-    /// Has a helper look at a batch. False if there cannot be one.
+    /// Lets a helper examine a batch. Returns false if no helper can be started.
     fn have_looked(helper: &mut Option<Helper<T>>, batch: &Batch<T>, until: Instant) -> bool {
         let Some(Helper { orders, done }) = helper.take().or_else(Helper::start) else {
             return false;
@@ -141,7 +141,7 @@ impl<T: Examine> Watcher<T> {
         if orders.send(Arc::clone(batch)).is_ok() && done.recv_timeout(wait).is_ok() {
             *helper = Some(Helper { orders, done });
         }
-        // Else it ends when the target that keeps it has answered.
+        // Otherwise the helper ends when the target that blocks it has answered.
         true
     }
 }
@@ -195,7 +195,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct Target {
         looks: AtomicU32,
-        /// Looks do not end while this is locked.
+        /// Examinations do not end while this is locked.
         hangs: Mutex<()>,
     }
 
@@ -210,7 +210,7 @@ mod tests {
         Box::leak(Box::new(Watcher::new()))
     }
 
-    /// Waits until something is so, at most 20 s.
+    /// Waits until a condition holds, at most 20 s.
     fn until(what: &str, so: impl Fn() -> bool) {
         let start = Instant::now();
         while !so() {

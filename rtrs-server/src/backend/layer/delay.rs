@@ -1,6 +1,6 @@
-//! A layer that lets every IO wait a fixed time before it runs.
+//! A layer that delays every IO by a fixed time.
 //!
-//! They start in the order in which they came; no thread sleeps.
+//! IOs start in the order of arrival; no thread sleeps.
 
 use std::sync::Arc;
 

@@ -1,9 +1,8 @@
-//! A layer that fails chosen IOs on purpose, before they touch anything.
+//! A layer that fails selected IOs on purpose, before they change anything.
 //!
-//! What fails is a plan: a share of all, every n-th, or a range of the device; several may be
-//! set. The share is drawn from a seeded generator per shard, so a run can be repeated; the
-//! n-th is counted over all shards. An IO that is wrong by itself is not counted: it fails as it
-//! would anyway.
+//! A plan selects the IOs: a share of all, every n-th, or a range of the device; several may be
+//! set. The share is drawn from a seeded generator per shard, so that a run can be repeated; the
+//! n-th is counted over all shards. An invalid IO is not counted: it fails anyway.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,18 +14,18 @@ use rtrs_core::status::IoStatus;
 
 use super::filter::{Filter, Layer, Verdict};
 
-/// Which IOs fail, and how.
+/// Selection of the IOs that fail, and their status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorPlan {
-    /// IOs in a million that fail; 0 for none.
+    /// Number of IOs in a million that fail; 0 for none.
     pub per_million: u32,
     /// Every n-th IO fails; 0 for none.
     pub every: u64,
-    /// IOs that touch these bytes fail. Flushes touch none.
+    /// Bytes for which IOs fail. Flushes touch none.
     pub range: Range<u64>,
-    /// Only these fail; empty for all operations.
+    /// Operations that fail; empty for all.
     pub ops: Vec<IoOp>,
-    /// How they fail.
+    /// Status of the failed IOs.
     pub status: IoStatus,
     /// Seed of the draw.
     pub seed: u64,
@@ -49,17 +48,17 @@ impl ErrorPlan {
 #[derive(Debug)]
 struct Errors {
     plan: ErrorPlan,
-    /// IOs of the operations in the plan, over all shards.
+    /// Number of IOs of the operations in the plan, over all shards.
     count: AtomicU64,
 }
 
-/// Fails chosen IOs of a backend.
+/// Adds a layer that fails selected IOs of a backend.
 pub fn errors(inner: Arc<dyn BlockSource>, plan: ErrorPlan) -> Layer {
     Layer { inner, filter: Arc::new(Errors { plan, count: AtomicU64::new(0) }) }
 }
 
 impl Errors {
-    /// True for an IO that the plan is about.
+    /// Whether the plan applies to an IO.
     fn counts(&self, io: &Io, geometry: &Geometry) -> bool {
         let named = self.plan.ops.is_empty() || self.plan.ops.contains(&io.op);
         named && geometry.check(io).is_ok()

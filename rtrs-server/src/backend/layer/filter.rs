@@ -1,4 +1,5 @@
-//! A [`Layer`] is the device: it holds what waits and what has failed here. Its [`Filter`] decides.
+//! Common implementation of layers. A [`Layer`] is the device, which holds delayed and failed IOs;
+//! its [`Filter`] decides.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -19,24 +20,24 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
-/// What becomes of an IO.
+/// Decision on an IO.
 pub(super) enum Verdict {
-    /// It goes on at once.
+    /// Pass the IO to the device below.
     Pass,
-    /// It ends here.
+    /// Fail the IO here.
     Fail(IoStatus),
-    /// It is held until [`Filter::may_go`].
+    /// Hold the IO until [`Filter::may_go`].
     Hold,
 }
 
-/// What a layer changes.
+/// Behavior of a layer.
 pub(super) trait Filter: Debug + Send + Sync {
-    /// The geometry above the layer.
+    /// Geometry above the layer.
     fn geometry(&self, below: Geometry) -> Geometry {
         below
     }
 
-    /// What begins the random numbers of a shard.
+    /// Seed of the random numbers of a shard.
     fn seed(&self) -> u64 {
         0
     }
@@ -44,20 +45,20 @@ pub(super) trait Filter: Debug + Send + Sync {
     /// Decides about an IO. `geometry` is that of the layer.
     fn decide(&self, io: &Io, geometry: &Geometry, random: &mut Prng) -> Verdict;
 
-    /// The device below gave back what was passed: it comes again.
+    /// Undoes a decision, because the device below gave the IO back: it will come again.
     fn undo(&self, _io: &Io, _geometry: &Geometry) {}
 
-    /// True when the IO that was held first may go; it does then.
+    /// Whether the IO that has been held longest may continue, which it then does.
     fn may_go(&self, _since: Instant, _now: Instant) -> bool {
         true
     }
 
-    /// When to look again at what has been held since then.
+    /// Time of the next check of an IO that has been held since then.
     fn look_at(&self, since: Instant, _now: Instant) -> Instant {
         since
     }
 
-    /// Held IOs went away with their device.
+    /// Handles the loss of held IOs with their device.
     fn forget(&self, _count: usize) {}
 }
 
@@ -139,9 +140,9 @@ struct LayerDevice {
     filter: Arc<dyn Filter>,
     random: Prng,
     done: Done,
-    /// With the time of the first poll since; `submit` knows none.
+    /// Held IOs, with the time of their first poll, because `submit` does not know the time.
     held: VecDeque<(Option<Instant>, Io)>,
-    /// On the way to the backend, which was full.
+    /// Released IOs that wait for the backend, which was full.
     released: VecDeque<Io>,
     now: Instant,
 }
@@ -209,7 +210,7 @@ impl BlockDevice for LayerDevice {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        // What was released waits for a completion of the backend.
+        // Released IOs wait for a completion of the backend.
         let held = self.held.front().map(|(since, _)| match since {
             Some(since) => self.filter.look_at(*since, self.now),
             None => Instant::ZERO,

@@ -1,7 +1,7 @@
-//! Layers over any backend, as nbdkit's filters are: each changes one thing and passes the rest
+//! Layers over any backend, similar to nbdkit's filters: each changes one thing and passes the rest
 //! through. They stack in any order; [`super::open_target`] builds the usual stack.
 //!
-//! `filter.rs` is what all have in common.
+//! `filter.rs` contains the common implementation.
 
 mod delay;
 mod error;

@@ -1,8 +1,8 @@
-//! A layer that holds chosen IOs until a test releases them.
+//! A layer that holds selected IOs until a test releases them.
 //!
-//! Held IOs have not run: they have no effect until released, then run in the order they came.
-//! So a test can make a write late on purpose. The [`PauseHandle`] works from any thread; a
-//! device that holds IOs looks every millisecond whether they may go.
+//! Held IOs have not run: they have no effect until they are released, and then run in the order of
+//! arrival. A test can thus delay a write on purpose. The [`PauseHandle`] works from any thread; a
+//! device that holds IOs checks every millisecond whether they may continue.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,43 +18,43 @@ const LOOK: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Operations held; None when nothing is.
+    /// Operations and range that are held; None if nothing is held.
     filter: Option<(Vec<IoOp>, Range<u64>)>,
     held: usize,
-    /// Held IOs that may still go, one by one.
+    /// Number of held IOs that may still continue, one by one.
     tickets: usize,
 }
 
-/// The test's end of a [`pause`].
+/// Handle of a [`pause`] layer for tests.
 #[derive(Debug, Default)]
 pub struct PauseHandle {
     state: Mutex<State>,
 }
 
 impl PauseHandle {
-    /// Holds from now on every IO of these operations (all, when empty).
+    /// Holds every IO of these operations (all if empty) from now on.
     pub fn hold(&self, ops: &[IoOp]) {
         self.hold_range(ops, 0..u64::MAX);
     }
 
-    /// Holds from now on IOs of these operations (all, when empty) that touch these bytes. A
-    /// flush counts as touching byte 0.
+    /// Holds IOs of these operations (all if empty) that touch these bytes from now on. A flush
+    /// counts as touching byte 0.
     pub fn hold_range(&self, ops: &[IoOp], range: Range<u64>) {
         self.state.lock().filter = Some((ops.to_vec(), range));
     }
 
-    /// IOs held now, over all shards.
+    /// Number of IOs held now, over all shards.
     pub fn held(&self) -> usize {
         self.state.lock().held
     }
 
-    /// Releases `count` held IOs; those that come later are still held.
+    /// Releases `count` held IOs; later ones are still held.
     pub fn release(&self, count: usize) {
         let mut state = self.state.lock();
         state.tickets = state.held.min(state.tickets + count);
     }
 
-    /// Releases all and holds nothing more.
+    /// Releases all held IOs and holds no more.
     pub fn release_all(&self) {
         let mut state = self.state.lock();
         state.filter = None;
@@ -62,7 +62,7 @@ impl PauseHandle {
     }
 }
 
-/// Holds chosen IOs of a backend: none until the handle says so.
+/// Adds a layer that holds selected IOs of a backend. It holds none until the handle requests it.
 pub fn pause(inner: Arc<dyn BlockSource>) -> (Layer, Arc<PauseHandle>) {
     let handle = Arc::new(PauseHandle::default());
     (Layer { inner, filter: Arc::clone(&handle) as Arc<dyn Filter> }, handle)
@@ -81,7 +81,7 @@ impl Filter for PauseHandle {
         Verdict::Hold
     }
 
-    /// Takes one ticket, for an IO that is held no longer.
+    /// Takes one ticket, for an IO that is no longer held.
     fn may_go(&self, _: Instant, _: Instant) -> bool {
         let mut state = self.state.lock();
         if state.tickets == 0 {

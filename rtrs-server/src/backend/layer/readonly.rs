@@ -1,7 +1,7 @@
-//! A layer that lets nothing change the backend.
+//! A layer that makes a backend read-only.
 //!
-//! Reads and flushes pass; everything else ends with `ReadOnly` here. The geometry says so and
-//! takes back every ability to change.
+//! Reads and flushes pass; everything else ends with `ReadOnly` here. The geometry reflects that
+//! and contains no capability to change data.
 
 use std::sync::Arc;
 

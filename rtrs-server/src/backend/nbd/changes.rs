@@ -1,10 +1,11 @@
 //! Acknowledged changes that may not be durable yet, by the connection that carried them.
 //!
-//! A flush proves only that the server behind its own connection has made durable what that start
-//! of the server acknowledged. Another connection may lead to an earlier start, which is gone with
-//! its cache, or to another host. A flush of the export is therefore complete when each connection
-//! with unsettled changes has answered a flush of its own. A connection that ends with unsettled
-//! changes counts as a loss, and one flush fails for each loss; the engine informs all sessions.
+//! A flush proves only that the server behind its own connection has made durable what that
+//! instance of the server acknowledged. Another connection may lead to an earlier instance, which
+//! has ended with its cache, or to another host. A flush of the export is therefore complete when
+//! each connection with unsettled changes has answered a flush of its own. A connection that ends
+//! with unsettled changes counts as a loss, and one flush fails for each loss; the engine informs
+//! all sessions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,8 +14,8 @@ use parking_lot::Mutex;
 use rtrs_core::block::WakeHandle;
 use rtrs_core::time::Duration;
 
-/// Time for a connection to answer the flush that another one needs, once that other connection's
-/// own flush is answered.
+/// Maximum time for a connection to answer the flush that another one needs, after that other
+/// connection's own flush is answered.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// Unsettled changes of one connection.
@@ -30,7 +31,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Records a flush over the connection, submitted at `mark`, that has succeeded.
+    /// Records a successful flush over the connection, submitted at `mark`.
     pub(super) fn settle(&self, mark: u64) {
         self.settled.fetch_max(mark, Ordering::SeqCst);
     }
@@ -63,12 +64,12 @@ impl Account {
 pub(super) struct Changes {
     latest: AtomicU64,
     accounts: Mutex<Vec<Arc<Account>>>,
-    /// Rises with each change of `accounts`.
+    /// Incremented with each change of `accounts`.
     version: AtomicU64,
     losses: AtomicU64,
-    /// Losses that a flush has failed for.
+    /// Number of losses for which a flush has failed.
     reported: AtomicU64,
-    /// Flushes that wait for other connections.
+    /// Number of flushes that wait for other connections.
     waiting: AtomicU32,
     pub(super) answer_max: Duration,
 }
@@ -112,7 +113,7 @@ impl Changes {
         account.latest.fetch_max(number, Ordering::SeqCst);
     }
 
-    /// Number of the latest change: what a flush has to cover that is submitted now.
+    /// Number of the latest change, up to which a flush that is submitted now must cover.
     pub(super) fn mark(&self) -> u64 {
         self.latest.load(Ordering::SeqCst)
     }
@@ -121,20 +122,20 @@ impl Changes {
     pub(super) fn lose(&self, account: &Account) -> bool {
         let lost = account.owes_any();
         if lost {
-            // Before the changes count as settled, for flushes that wait for them.
+            // Counted before the changes are marked as settled, for flushes that wait for them.
             self.losses.fetch_add(1, Ordering::SeqCst);
             account.settle(account.latest.load(Ordering::SeqCst));
         }
         lost
     }
 
-    /// Marks all losses as reported. Returns false when one was not reported yet.
+    /// Marks all losses as reported. Returns false if one was not reported yet.
     pub(super) fn report(&self) -> bool {
         let losses = self.losses.load(Ordering::SeqCst);
         self.reported.fetch_max(losses, Ordering::SeqCst) >= losses
     }
 
-    /// Counts the flushes that wait for other connections.
+    /// Counts a flush that begins or ends to wait for other connections.
     pub(super) fn count_waiting(&self, begins: bool) {
         if begins {
             self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -181,13 +182,13 @@ impl Peers {
         !self.renew(changes).iter().any(|account| account.owes(mark))
     }
 
-    /// Records that all changes up to `mark` are as durable as a server without a flush makes them.
+    /// Records that all changes up to `mark` are as durable as a server without flushes makes them.
     pub(super) fn settle(&mut self, changes: &Changes, mark: u64) {
         self.renew(changes).iter().for_each(|account| account.settle(mark));
     }
 
-    /// Counts changes up to `mark` as lost whose connections do not answer. Returns how many
-    /// connections that were.
+    /// Counts changes up to `mark` as lost whose connections do not answer. Returns the number of
+    /// these connections.
     pub(super) fn give_up(&mut self, changes: &Changes, mark: u64) -> usize {
         let accounts = self.renew(changes).iter();
         accounts.filter(|account| account.owes(mark) && changes.lose(account)).count()

@@ -1,5 +1,5 @@
-//! The thread of an export that makes its connections: resolving names, connecting and the
-//! handshake block, so no shard does them.
+//! The thread of an export that establishes its connections: resolving names, connecting and the
+//! handshake block, so shards cannot do them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use rtrs_core::time::Duration;
 
 use super::shared::{Shared, Wanted};
 
-/// Time from one attempt to the next: it doubles.
+/// First and maximum pause between attempts; the pause doubles.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// Starts the thread, which ends soon after its export.
@@ -48,7 +48,7 @@ fn run(shared: &Weak<Shared>, wanted: mpsc::Receiver<Wanted>) {
     }
 }
 
-/// Connects, and refuses what cannot be the export any more.
+/// Connects, and refuses a server whose export no longer matches.
 fn attempt(shared: &Shared) -> Result<(OwnedFd, Offered), String> {
     let how = &shared.how;
     let made = dial(&how.address, &how.name, how.open_max).map_err(|error| error.to_string())?;

@@ -1,8 +1,8 @@
-//! The last flush over a connection whose device is closed, on a thread of its own.
+//! The last flush over a connection whose device is closed, on a thread.
 //!
-//! A device closes with the last session that has its export open. What it has written since its
-//! last flush is made durable then: the server may be restarted before the next session comes, and
-//! no connection would be left that ends with a loss.
+//! A device is closed with the last session that has its export open. Its writes since the last
+//! flush are then made durable: the server may be restarted before the next session opens the
+//! export, and without a connection no loss would be detected.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use rtrs_core::time::Duration;
 use super::changes::Account;
 use super::shared::Shared;
 
-/// Time for the flush.
+/// Maximum time for the flush.
 const FLUSH_MAX: Duration = Duration::from_secs(30);
 
-/// Flushes over an idle connection, closes the connection, and removes its account. What is not
-/// flushed counts as a loss.
+/// Flushes over an idle connection, closes the connection, and removes its account. Unflushed
+/// changes count as a loss.
 pub(super) fn begin(shared: &Arc<Shared>, account: &Arc<Account>, fd: OwnedFd, structured: bool) {
     let of = Arc::clone(shared);
     let own = Arc::clone(account);

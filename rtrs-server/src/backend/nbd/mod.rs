@@ -1,15 +1,16 @@
-//! Exports of NBD servers: opening one and saying what it can do.
+//! Exports of NBD servers: opening one and determining its capabilities.
 //!
-//! Where the server allows several connections to one export, each shard has one on its own ring
-//! (`queue.rs`). Else there is one connection for all, on a thread that the shards send their IOs
-//! to (`single.rs`). Everything up to the first request of a connection blocks, and is done by a
-//! thread of the export (`dialer.rs`).
+//! If the server allows several connections to one export, each shard has one on its own ring
+//! (`queue.rs`). Otherwise there is one connection for all, on a thread to which the shards send
+//! their IOs (`single.rs`). Everything up to the first request of a connection blocks, and runs on
+//! a thread of the export (`dialer.rs`).
 //!
-//! A connection that ends is made anew; meanwhile IOs wait, for `GONE_MAX` at most. What was not
-//! answered is sent again. What was answered and not flushed may be lost, if it was the server that
-//! went: one flush fails for that, and the engine informs all sessions (`changes.rs`). A device
-//! that is closed is flushed (`last_flush.rs`). What is unflushed when this process ends is known
-//! to nobody, so the cache id of the export depends on the process (`state/clean_stop.rs`).
+//! A connection that ends is established again; meanwhile IOs wait, for `GONE_MAX` at most.
+//! Unanswered requests are sent again. Answered but unflushed changes may be lost if the server has
+//! ended: one flush fails for that, and the engine informs all sessions (`changes.rs`). A device
+//! that is closed is flushed (`last_flush.rs`). Unflushed changes at the end of this process are
+//! not recorded anywhere, so the cache ID of the export depends on the process
+//! (`state/clean_stop.rs`).
 
 mod changes;
 mod dialer;
@@ -40,20 +41,20 @@ use super::off_shard::within;
 use super::single::Single;
 use super::target::{BackendError, whole_blocks};
 
-/// How long the flush of an export that is removed may take.
+/// Maximum time to flush an export that is removed.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(5);
 const RING_ENTRIES: u32 = 8;
-/// Largest block that clients are shown.
+/// Maximum block size announced to clients.
 const BLOCK_MAX: u32 = 4096;
-/// Largest discard and write zeroes.
+/// Maximum size of a discard and write zeroes.
 const CLEAR_MAX: u32 = 1 << 30;
 
 /// An export of an NBD server.
 #[derive(Debug)]
 pub struct NbdSource {
     shared: Arc<Shared>,
-    /// For a server with one connection.
+    /// Present for a server that allows only one connection.
     single: Option<Single>,
 }
 
@@ -61,7 +62,7 @@ impl NbdSource {
     /// Connects to a server.
     ///
     /// # Errors
-    /// What is wrong with it, in a sentence for people.
+    /// A message for display that describes the problem.
     pub fn open(text: &str, how: NbdOptions) -> Result<Self, BackendError> {
         Self::open_within(text, how, ANSWER_MAX)
     }
@@ -121,7 +122,7 @@ fn open_queue(shared: &Arc<Shared>, core: &Core) -> io::Result<Box<dyn BlockDevi
     Ok(Box::new(NbdDevice::new(shared, ring, core.wake.clone(), first)?))
 }
 
-/// Why there is no connection.
+/// Explains why there is no connection.
 fn refused(text: &str, how: &NbdOptions, error: DialError) -> BackendError {
     match error {
         DialError::Io(error) => {
@@ -136,7 +137,7 @@ fn refused(text: &str, how: &NbdOptions, error: DialError) -> BackendError {
     }
 }
 
-/// What the export can do.
+/// Capabilities of the export.
 fn geometry(text: &str, how: &NbdOptions, offered: &Offered) -> Result<Geometry, BackendError> {
     let has = |flag| offered.flags & flag != 0;
     if has(tf::READ_ONLY) && !how.read_only {
@@ -172,7 +173,7 @@ fn geometry(text: &str, how: &NbdOptions, offered: &Offered) -> Result<Geometry,
         discard,
         discard_granularity: if discard { physical_block } else { 0 },
         write_zeroes,
-        // A server that knows the flag may still refuse each one, so nothing is promised.
+        // A server that knows the flag may still refuse each request, so nothing is promised.
         fast_zero: false,
         rotational: has(tf::ROTATIONAL),
         extents: true,
@@ -190,7 +191,7 @@ impl BlockSource for NbdSource {
         SharedErrors::Flushes
     }
 
-    /// The server goes on with what it has, whoever has gone.
+    /// The server continues requests of connections that have ended.
     fn is_exclusive(&self) -> bool {
         self.shared.geometry.read_only
     }
@@ -212,7 +213,7 @@ impl BlockSource for NbdSource {
                 let errno = i32::from(done.status.to_errno());
                 return if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
             }
-            // A queue of another thread wakes no ring of ours.
+            // A queue of another thread does not wake this ring.
             ring.turn_or_sleep(Some(LOOK))?;
         }
         Err(io::ErrorKind::TimedOut.into())

@@ -1,7 +1,7 @@
 //! [`NbdDevice`]: one connection to an NBD server on a shard's ring, with the IOs of the shard.
 //!
-//! Requests go out many at a time, with data from where it lies. Replies are received into a
-//! buffer, and the rest of large data directly to where it belongs.
+//! Many requests are sent at once, with data directly from its memory. Replies are received into a
+//! buffer, and the remainder of large data directly into its destination.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,23 +25,23 @@ use super::shared::{GONE_MAX, Shared, Wanted};
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
-/// One row is for a flush that another connection needs.
+/// Number of request rows, of which one is for a flush that another connection needs.
 const ROWS: usize = INFLIGHT_MAX + 1;
-/// Slices of one send: a head and data for each of 128 requests.
+/// Maximum number of slices of one send: a head and data for each of 128 requests.
 const SLICES: usize = 256;
-/// Bytes after which a send is long enough.
+/// Number of bytes after which a send is long enough.
 const SEND_BYTES: usize = 1 << 20;
-/// Room for replies.
+/// Size of the buffer for replies.
 const BUFFER: usize = 64 << 10;
-/// What is looked at to find what follows.
+/// Number of bytes examined to determine what follows.
 const HEAD: usize = 32;
-/// Time between two looks at a flush that waits for other connections.
+/// Interval between checks of a flush that waits for other connections.
 const WAIT_STEP: Duration = Duration::from_millis(500);
 
 const SEND: u64 = 0;
 const RECEIVE: u64 = 1;
 
-/// A request that is not answered.
+/// An unanswered request.
 struct Slot {
     /// Tag of an accepted IO; None for a flush that another connection needs.
     tag: Option<u64>,
@@ -52,18 +52,18 @@ struct Slot {
     mark: u64,
 }
 
-/// A flush that is answered, and waits for the flushes of other connections.
+/// A flush that was answered, and waits for the flushes of other connections.
 struct WaitingFlush {
     tag: u64,
     mark: u64,
     /// Time that the shard has waited. A pause of the process counts as one step: the shards of
     /// the other connections were paused too.
     waited: Duration,
-    /// Time of the last look.
+    /// Time of the last check.
     seen: Option<Instant>,
 }
 
-/// Data of a read that is on its way.
+/// Data of a read that is being received.
 #[derive(Clone, Copy)]
 struct Incoming {
     row: u32,
@@ -72,11 +72,11 @@ struct Incoming {
 }
 
 enum Link {
-    /// Requests and replies go over it.
+    /// Requests and replies use it.
     Up(Fd),
-    /// It has ended; operations of the ring still have it.
+    /// Ended, but operations of the ring still use it.
     Ending,
-    /// A new one is being made, since then.
+    /// A new one is being established, since the given time.
     Down(mpsc::Receiver<(OwnedFd, Offered)>, Option<Instant>),
 }
 
@@ -88,28 +88,28 @@ pub(super) struct NbdDevice {
     wake: WakeHandle,
     link: Link,
     requests: Requests,
-    /// By row of `requests`.
+    /// Slots by row of `requests`.
     slots: Box<[Option<Slot>]>,
-    /// Whether one of them is a flush that another connection needs.
+    /// Whether one of the slots is a flush that another connection needs.
     helps: bool,
     account: Arc<Account>,
     peers: Peers,
     waiting: VecDeque<WaitingFlush>,
     structured: bool,
-    /// Rows whose requests are to be sent, in that order.
+    /// Rows whose requests must be sent, in this order.
     to_send: VecDeque<u32>,
-    /// The heads of requests, by row.
+    /// Heads of requests, by row.
     heads: Arc<Region>,
     vecs: Option<Box<IoVecs>>,
     sending: Option<OpId>,
     receiving: Option<OpId>,
     buffer: MemSlice,
-    /// What was received there, and not looked at.
+    /// Range of received data in the buffer that was not processed.
     filled: (usize, usize),
     incoming: Option<Incoming>,
     accepted: usize,
     done: Done,
-    /// The server is gone for too long: IOs fail until it is back.
+    /// Whether the server has been unavailable too long: IOs fail until it is back.
     gone: bool,
     alive: Arc<()>,
 }
@@ -166,7 +166,7 @@ impl NbdDevice {
         slot.unwrap_or_else(|| unreachable!("a row of `requests` has its slot"))
     }
 
-    /// Gives the ring what there is to send.
+    /// Submits queued requests to the ring.
     fn send(&mut self) {
         let Link::Up(fd) = &self.link else { return };
         let fd = fd.clone();
@@ -193,8 +193,8 @@ impl NbdDevice {
         self.sending = Some(self.port.submit(Op::SendMsg { fd, iov }, SEND));
     }
 
-    /// Gives the ring room for what comes. Nothing is received while nothing is asked for, so that
-    /// an idle connection can be handed on (`last_flush.rs`).
+    /// Submits a receive to the ring. Nothing is received while no request is outstanding, so that
+    /// an idle connection can be handed over (`last_flush.rs`).
     fn receive(&mut self) {
         let Link::Up(fd) = &self.link else { return };
         if self.receiving.is_some() || self.accepted == 0 && !self.helps {
@@ -202,12 +202,12 @@ impl NbdDevice {
         }
         let (start, end) = self.filled;
         let buf = match self.incoming {
-            // Everything that was received is taken.
+            // All received data was processed.
             Some(Incoming { row, at, left }) => {
                 self.slot(row).buf.as_ref().and_then(|buf| buf.slice(at, left))
             }
             None => {
-                // A part of a head at most.
+                // At most a part of a head.
                 if start > 0 {
                     let mut part = [0; HEAD];
                     let part = &mut part[..end - start];
@@ -223,7 +223,7 @@ impl NbdDevice {
         self.receiving = Some(self.port.submit(Op::Recv { fd, buf }, RECEIVE));
     }
 
-    /// So many bytes were received.
+    /// Processes received bytes.
     fn received(&mut self, count: usize) -> Result<(), String> {
         match &mut self.incoming {
             Some(incoming) => {
@@ -275,7 +275,7 @@ impl NbdDevice {
         }
     }
 
-    /// Ends a request. A flush that succeeded goes on to wait for other connections.
+    /// Ends a request. A successful flush continues to wait for other connections.
     fn end(&mut self, row: u32, status: IoStatus) {
         let Some(slot) = self.slots[row as usize].take() else {
             unreachable!("a row of `requests` has its slot")
@@ -343,7 +343,7 @@ impl NbdDevice {
         self.to_send.push_back(row);
     }
 
-    /// The connection cannot be used any more.
+    /// Marks the connection as failed.
     fn lose(&mut self, why: &str) {
         if !matches!(self.link, Link::Up(_)) {
             return;
@@ -355,8 +355,8 @@ impl NbdDevice {
         }
     }
 
-    /// The ring has nothing of the old connection any more: asks for a new one. All that is not
-    /// answered is sent again.
+    /// Requests a new connection when the ring no longer uses the old one. All unanswered requests
+    /// are sent again.
     fn ended(&mut self) {
         if !matches!(self.link, Link::Ending) || self.sending.is_some() || self.receiving.is_some()
         {
@@ -371,7 +371,7 @@ impl NbdDevice {
         self.link = ask(&self.shared, &self.alive, &self.wake);
     }
 
-    /// Takes a new connection if there is one.
+    /// Adopts a new connection if there is one.
     fn connect(&mut self, now: Instant) -> bool {
         let Link::Down(made, since) = &mut self.link else { return false };
         let since = *since.get_or_insert(now);
@@ -401,16 +401,16 @@ impl NbdDevice {
     }
 }
 
-/// Asks for a connection.
+/// Requests a connection from the dialer.
 fn ask(shared: &Shared, alive: &Arc<()>, wake: &WakeHandle) -> Link {
     let (made, wait) = mpsc::channel();
     let (asker, wake) = (Arc::downgrade(alive), wake.clone());
-    // The thread ends with the export only.
+    // The thread ends only with the export.
     let _ = shared.dialer.send(Wanted { made, asker, wake });
     Link::Down(wait, None)
 }
 
-/// The status of an NBD error.
+/// Converts an NBD error to a status.
 fn status(error: u32) -> IoStatus {
     match NbdError::from_code(error) {
         None if error == 0 => IoStatus::Ok,
@@ -538,7 +538,7 @@ impl BlockDevice for NbdDevice {
     }
 
     fn rests(&self) -> bool {
-        // The server may end the connection at any time.
+        // The server may close the connection at any time.
         false
     }
 
@@ -554,7 +554,7 @@ impl BlockDevice for NbdDevice {
 }
 
 impl Drop for NbdDevice {
-    /// Hands an idle connection with unsettled changes on to its last flush.
+    /// Hands over an idle connection with unsettled changes to its last flush.
     fn drop(&mut self) {
         (0..self.waiting.len()).for_each(|_| self.shared.changes.count_waiting(false));
         let idle = self.receiving.is_none() && self.slots.iter().all(Option::is_none);

@@ -11,55 +11,55 @@ use rtrs_core::time::Duration;
 
 use super::changes::{Account, Changes};
 
-/// How long IOs wait for a server that is gone.
+/// Maximum time that IOs wait for an unavailable server.
 pub(super) const GONE_MAX: Duration = Duration::from_secs(300);
 
-/// Which export, and how it is exported on.
+/// Options for exporting an export of an NBD server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdOptions {
-    /// The server.
+    /// Address of the server.
     pub address: ServerAddress,
-    /// The name of the export there.
+    /// Name of the export at the server.
     pub name: String,
-    /// Refuse writes.
+    /// Whether to refuse writes.
     pub read_only: bool,
-    /// The wanted logical block in bytes, a power of two.
+    /// Requested logical block size in bytes, a power of two.
     pub block: Option<u32>,
-    /// How long the server may take to answer when a connection is made.
+    /// Maximum time for the server to answer when a connection is established.
     pub open_max: Duration,
 }
 
-/// A queue that wants a connection.
+/// A queue that requests a connection.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// Where the connection goes.
+    /// Destination of the connection.
     pub(super) made: mpsc::Sender<(OwnedFd, Offered)>,
-    /// The queue is there as long as this has a holder.
+    /// Expires with the queue.
     pub(super) asker: Weak<()>,
-    /// Wakes its shard.
+    /// Wakes the queue's shard.
     pub(super) wake: WakeHandle,
 }
 
-/// What all shards know about one export.
+/// State of one export, shared by all shards.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// For people.
+    /// Name for display.
     pub(super) text: String,
     pub(super) how: NbdOptions,
     pub(super) geometry: Geometry,
     pub(super) size: Arc<SharedSize>,
-    /// Makes connections.
+    /// Sends requests to the thread that establishes connections.
     pub(super) dialer: mpsc::Sender<Wanted>,
-    /// The connection that it was opened with, for the first shard.
+    /// Connection that the export was opened with, for the first shard.
     pub(super) first: Mutex<Option<(OwnedFd, Offered)>>,
-    /// The server allows several connections, and each shard has its own.
+    /// Whether the server allows several connections, so that each shard has its own.
     pub(super) multi: bool,
-    /// What may be lost with the server.
+    /// Changes that may be lost with the server.
     pub(super) changes: Changes,
 }
 
 impl Shared {
-    /// Counts a loss if changes of a connection are unsettled, and logs why.
+    /// Counts a loss if changes of a connection are unsettled, and logs the reason.
     pub(super) fn log_loss(&self, account: &Account, why: &str) {
         if self.changes.lose(account) {
             tracing::error!(

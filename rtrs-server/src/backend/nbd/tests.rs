@@ -1,5 +1,5 @@
-//! The backend with servers of others: nbdkit, qemu-nbd and nbd-server. The contract of a backend,
-//! servers that go and come back, and what is refused.
+//! Tests of the backend with third-party servers: nbdkit, qemu-nbd and nbd-server. They cover the
+//! contract of a backend, restarts of servers, and refusals.
 
 mod model;
 mod store;
@@ -24,7 +24,7 @@ use crate::backend::open_target;
 const MIB: u64 = 1 << 20;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// True when the program is there; else says that the test is skipped.
+/// Whether a program is installed; if not, reports that the test is skipped.
 fn requires(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let has = std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
@@ -60,7 +60,7 @@ impl Scratch {
         self.0.join(name).display().to_string()
     }
 
-    /// A file of this size.
+    /// Creates a file of this size.
     fn disk(&self, name: &str, len: u64) -> String {
         let path = self.text(name);
         File::options()
@@ -81,10 +81,10 @@ impl Drop for Scratch {
     }
 }
 
-/// A server of somebody else, which ends with it.
+/// A third-party server, stopped when dropped.
 struct Upstream {
     child: Child,
-    /// Where the process of one that leaves its starter writes its number.
+    /// File with the process ID of a server that detaches from its starter.
     pid_file: Option<String>,
     url: String,
 }
@@ -101,7 +101,7 @@ impl Upstream {
         Self { child, pid_file: None, url }
     }
 
-    /// On a unix socket in this directory.
+    /// Starts a server on a unix socket in this directory.
     fn unix(scratch: &Scratch, name: &str, make: impl FnOnce(&str) -> Command) -> Self {
         let socket = scratch.text("socket");
         let _ = fs::remove_file(&socket);
@@ -125,7 +125,7 @@ impl Upstream {
         })
     }
 
-    /// nbd-server, on a TCP port.
+    /// Starts nbd-server on a TCP port.
     fn nbd_server(scratch: &Scratch, options: &str) -> Self {
         let port = free_port();
         let disk = scratch.disk("disk", 64 * MIB);
@@ -170,10 +170,10 @@ fn the_backend_conforms_with_nbdkit() {
         &["memory", "64M"][..],
         // One connection for all shards.
         &["--filter=multi-conn", "memory", "64M", "multi-conn-mode=disable"],
-        // No zeroes, and no FUA.
+        // Without zeroes and FUA.
         &["--filter=nozero", "--filter=fua", "memory", "8M"],
         &["--filter=blocksize-policy", "memory", "8M", "blocksize-minimum=4096"],
-        // Structured replies in small pieces are the plugin's business; simple ones are these.
+        // The plugin determines the size of structured replies; this covers simple ones.
         &["--no-sr", "memory", "8M"],
     ] {
         let upstream = Upstream::nbdkit(&scratch, args);
@@ -231,11 +231,11 @@ fn a_server_that_is_not_there_is_refused_in_words() {
     assert!(error.contains("check that the server runs"), "{error}");
     let error = refuse("nbd+unix:///disk?socket=/nonexistent/sock");
     assert!(error.contains("cannot be reached at /nonexistent/sock: No such file"), "{error}");
-    // Connected, and then silent.
+    // A server that accepts connections but does not answer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = refuse(&format!("nbd://{}/disk", silent.local_addr().unwrap()));
     assert!(error.contains("cannot be reached") || error.contains("within 1 s"), "{error}");
-    // Something else.
+    // A server of another protocol.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap();
     let served = std::thread::spawn(move || {
@@ -267,7 +267,7 @@ fn a_server_that_comes_back_is_used_again_and_a_loss_is_reported_once() {
         assert_eq!(rig.write(0, &[1; 4096]), IoStatus::Ok);
         assert_eq!(flush(&mut rig), IoStatus::Ok);
 
-        // All is flushed: nothing is lost, and what comes meanwhile waits.
+        // All data is flushed: nothing is lost, and requests wait meanwhile.
         drop(upstream);
         let io = rig.transfer(IoOp::Read, 0, 8192, 4096);
         rig.device.submit(io).unwrap();
@@ -278,21 +278,21 @@ fn a_server_that_comes_back_is_used_again_and_a_loss_is_reported_once() {
         assert_eq!(rig.region.slice(8192, 4096).unwrap().to_vec(), vec![1; 4096]);
         assert_eq!(flush(&mut rig), IoStatus::Ok);
 
-        // A write that was not flushed may be lost with the server.
+        // An unflushed write may be lost with the server.
         assert_eq!(rig.write(4096, &[2; 4096]), IoStatus::Ok);
         drop(upstream);
         let upstream = Upstream::nbdkit(&scratch, &args);
         assert_eq!(rig.read(0, 4096), vec![1; 4096]);
         assert_eq!(flush(&mut rig), IoStatus::Io, "the loss");
         assert_eq!(flush(&mut rig), IoStatus::Ok, "once");
-        // With FUA it cannot be.
+        // A write with FUA cannot be lost.
         assert_eq!(rig.write_at(4096, &[3; 4096], 0, true), IoStatus::Ok);
         drop(upstream);
         let upstream = Upstream::nbdkit(&scratch, &args);
         assert_eq!(rig.read(4096, 4096), vec![3; 4096]);
         assert_eq!(flush(&mut rig), IoStatus::Ok);
 
-        // A server with another disk is none.
+        // A server with a different disk is refused.
         drop(upstream);
         scratch.disk("disk", 4 * MIB);
         let upstream = Upstream::nbdkit(&scratch, &args);

@@ -1,13 +1,14 @@
-//! Images of Ceph's block device: opening one and saying what it can do, and the queue of a shard.
+//! Images of Ceph's block device: opening one, determining its capabilities, and the queue of a
+//! shard.
 //!
-//! An export has one client of the cluster with one open image (`rtrs_core::rbd`); shards start IOs
-//! there, and each takes its own from its queue. A writable export holds the lock of the image as
-//! long as it is open, so that no other client writes. There is no cache: what is acknowledged is
-//! on the OSDs. An IO takes as long as the cluster does, without a bound: a slow OSD is no dead
-//! one.
+//! An export has one client of the cluster with one open image (`rtrs_core::rbd`); each shard
+//! starts IOs there and receives its completions from its own queue. A writable export holds the
+//! lock of the image while it is open, so that no other client writes. There is no cache:
+//! acknowledged data is on the OSDs. An IO takes as long as the cluster does, without a limit: a
+//! slow OSD is not a dead one.
 //!
-//! What blocks runs elsewhere: opening on a thread that is given a time, the size on a thread that
-//! librbd wakes, resizing on the thread of the command.
+//! Blocking operations run elsewhere: opening on a thread with a time limit, the size on a thread
+//! that librbd wakes, resizing on the thread of the command.
 
 use std::fmt;
 use std::io;
@@ -31,19 +32,19 @@ use crate::backend::immediate::Done;
 use crate::backend::off_shard::within;
 use crate::backend::target::{BackendError, INFLIGHT_MAX, whole_blocks};
 
-/// What an OSD stores at least in one piece; librbd leaves out smaller discards.
+/// Minimum unit that an OSD stores; librbd ignores smaller discards.
 const DISCARD_GRANULARITY: u32 = 64 << 10;
-/// IO is announced up to the size of an object, within these bounds.
+/// Bounds of the announced maximum IO size, which is otherwise the size of an object.
 const IO_MAX: (u64, u64) = (1 << 20, 32 << 20);
-/// What opening may take when the monitors have answered late.
+/// Additional time to open an image after the monitors have answered late.
 const OSD_MAX: Duration = Duration::from_secs(1);
-/// How long the lock may take: a client that died holds it for 30 s.
+/// Maximum time to take the lock: a client that died holds it for 30 s.
 const LOCK_MAX: Duration = Duration::from_secs(45);
 
 pub(super) const NO_LOCK_FEATURE: &str =
     "has no exclusive-lock feature, which keeps a second writer out";
 
-/// Called when the cluster refuses the client of an image, or its lock is lost; on a shard.
+/// Callback for a refused client of an image, or a lost lock; runs on a shard.
 pub(super) struct Refused(pub(super) Box<dyn Fn() + Send + Sync>);
 
 impl fmt::Debug for Refused {
@@ -52,44 +53,44 @@ impl fmt::Debug for Refused {
     }
 }
 
-/// How an image is exported.
+/// Options for exporting an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RbdOptions {
-    /// Which one.
+    /// Address of the image.
     pub address: ImageAddress,
-    /// The wanted logical block in bytes, a power of two.
+    /// Requested logical block size in bytes, a power of two.
     pub block: u32,
-    /// Export for writing without the lock of the image.
+    /// Whether to export for writing without the lock of the image.
     pub no_lock: bool,
 }
 
-/// An image.
+/// An exported image.
 #[derive(Debug)]
 pub struct RbdSource(pub(super) Arc<Shared>);
 
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// For people.
+    /// Name for display.
     name: String,
     pub(super) image: Image,
     geometry: Geometry,
     size: SharedSize,
-    /// The lowest end seen that is below the size; else the largest number.
+    /// Lowest end observed below the size; otherwise the largest number.
     end: AtomicU64,
     /// Held to change `size` and `end`.
     resizing: Mutex<()>,
-    /// The log has it that the cluster refuses this client.
+    /// Whether the log already reports that the cluster refuses this client.
     refused: AtomicBool,
-    /// Of a gateway: who is to hear of that.
+    /// Callback of a gateway for that.
     refused_to: Option<Refused>,
-    /// A writable image is locked, by the export or by its gateway.
+    /// Whether the image is writable and locked, by the export or by its gateway.
     exclusive: bool,
 }
 
-/// How an image is exported.
+/// Properties of an exported image.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    /// Bytes, in whole blocks.
+    /// Size in bytes, in whole blocks.
     size: u64,
     block: u32,
     read_only: bool,
@@ -100,7 +101,7 @@ impl RbdSource {
     /// Opens an image, and takes its lock for writing.
     ///
     /// # Errors
-    /// What is wrong with it, in a sentence for people.
+    /// A message for display that describes the problem.
     pub fn open(name: &str, how: &RbdOptions) -> Result<Self, BackendError> {
         let image = open_image(name, &how.address)?;
         let locks = !how.address.read_only && !how.no_lock;
@@ -108,7 +109,7 @@ impl RbdSource {
         Self::of(name, image, how, None)
     }
 
-    /// What is open.
+    /// Creates the source of an open image.
     pub(super) fn of(
         name: &str,
         image: Image,
@@ -153,7 +154,7 @@ impl RbdSource {
         let (resized, changed) = mpsc::sync_channel(1);
         let mut image = image;
         image.watch(move || {
-            // Full: the thread has not looked yet.
+            // If the channel is full, the thread has not looked yet.
             let _ = resized.try_send(());
         })?;
         let shared = Arc::new(Shared {
@@ -175,7 +176,7 @@ impl RbdSource {
 
 /// Opens an image without its lock.
 pub(super) fn open_image(name: &str, address: &ImageAddress) -> Result<Image, BackendError> {
-    // The monitors have their time, and then the OSDs a moment.
+    // The monitors get the configured time, and the OSDs a moment more.
     let (at, limit) = (address.clone(), address.connect_max + OSD_MAX);
     let image = within("rbd-open", limit, move || Image::open(&at));
     let image = image.map_err(|error| system(name, error))?;
@@ -199,7 +200,7 @@ pub(super) fn open_image(name: &str, address: &ImageAddress) -> Result<Image, Ba
 
 /// Takes the lock of an image.
 fn lock(name: &str, image: Image) -> Result<Image, BackendError> {
-    // Only the log and the error say who it is.
+    // Used only in the log and the error.
     let owner = image.lock_owner().ok().flatten();
     if let Some(owner) = &owner {
         tracing::warn!("{name}: {owner} has the lock of this image; waiting for it");
@@ -239,7 +240,7 @@ pub(super) fn system(name: &str, error: io::Error) -> BackendError {
     BackendError::new(name, "cannot be opened", "try again").because(error)
 }
 
-/// Why an image could not be opened.
+/// Explains why an image could not be opened.
 fn refused(name: &str, at: &ImageAddress, error: RbdError) -> BackendError {
     let (step, error) = match error {
         RbdError::Library(why) => {
@@ -286,7 +287,7 @@ fn refused(name: &str, at: &ImageAddress, error: RbdError) -> BackendError {
     BackendError::new(name, problem, hint).because(error)
 }
 
-/// Follows the size of an image until its watch, which has the other end, is closed.
+/// Follows the size of an image until its watch, which holds the sender, is closed.
 fn watch(target: &Weak<Shared>, changed: &mpsc::Receiver<()>) {
     for () in changed {
         let Some(shared) = target.upgrade() else { return };
@@ -295,7 +296,7 @@ fn watch(target: &Weak<Shared>, changed: &mpsc::Receiver<()>) {
 }
 
 impl Shared {
-    /// Takes over the size that the image has now.
+    /// Adopts the current size of the image.
     pub(super) fn examine(&self) {
         let _turn = self.resizing.lock();
         let (name, had) = (&self.name, self.size.get());
@@ -316,7 +317,7 @@ impl Shared {
         }
     }
 
-    /// Its size in whole blocks. Blocks.
+    /// Size of the image in whole blocks. Blocks the thread.
     fn image_size(&self) -> io::Result<u64> {
         let block = u64::from(self.geometry.logical_block);
         Ok(self.image.size()? / block * block)
@@ -326,7 +327,7 @@ impl Shared {
         self.end.load(Ordering::Relaxed) != u64::MAX
     }
 
-    /// How an IO ended.
+    /// Converts the result of an IO.
     fn status(&self, op: IoOp, result: isize, len: u32) -> IoStatus {
         if result >= 0 {
             let short =
@@ -419,12 +420,12 @@ impl BlockSource for RbdSource {
     }
 }
 
-/// A shard's queue.
+/// Queue of a shard.
 #[derive(Debug)]
 struct RbdDevice {
     geometry: Geometry,
     queue: Arc<ImageQueue>,
-    /// Boxed, as librbd has their addresses meanwhile.
+    /// Boxed, because librbd holds their addresses meanwhile.
     #[allow(clippy::vec_box)]
     unused: Vec<Box<ImageIo>>,
     started: usize,
@@ -451,7 +452,7 @@ impl BlockDevice for RbdDevice {
         if status.is_ok() && ends > self.shared.end.load(Ordering::Relaxed) {
             status = IoStatus::Beyond;
         }
-        // Nothing is quick that allocates.
+        // Allocation is never fast.
         if io.op == IoOp::WriteZeroes && io.flags.fast_only && io.flags.no_unmap {
             status = IoStatus::Unsupported;
         }

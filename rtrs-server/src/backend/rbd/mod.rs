@@ -1,5 +1,5 @@
-//! Images of Ceph's block device: `image.rs` one that this server has alone, `gateway/` one that it
-//! shares with others.
+//! Images of Ceph's block device: `image.rs` for one that only this server exports, `gateway/` for
+//! one shared with other servers.
 
 mod gateway;
 mod image;

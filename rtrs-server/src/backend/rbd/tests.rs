@@ -1,5 +1,5 @@
-//! Images on a cluster of this machine: the contract of a backend, sizes, a slow OSD, and what is
-//! refused. `tests/interop/ceph.rs` has what tools and daemons do.
+//! Tests of images on a cluster of this machine: the contract of a backend, sizes, a slow OSD, and
+//! refusals. `tests/interop/ceph.rs` tests tools and daemons.
 
 use std::cell::Cell;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::backend::open_target;
 const MIB: u64 = 1 << 20;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Opens a target on the cluster, as the server does.
+/// Opens a target on the cluster like the server does.
 fn open(ceph: &Ceph, target: &str) -> Result<Arc<dyn BlockSource>, String> {
     let spec = format!("{target},conf={}", ceph.conf()).parse().unwrap();
     open_target(&spec).map_err(|error| error.to_string())
@@ -178,7 +178,7 @@ fn a_client_that_was_blocklisted_gets_errors_and_closes() {
     let end = Clock.now() + WAIT_MAX;
     let refused = loop {
         match rig.write(0, &[2; 512]) {
-            // The OSD has not heard of it yet.
+            // The OSD has not received the blocklist entry yet.
             IoStatus::Ok => assert!(Clock.now() < end, "not refused"),
             refused => break refused,
         }

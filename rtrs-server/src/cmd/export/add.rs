@@ -1,4 +1,4 @@
-//! `export add`.
+//! The command `export add`.
 
 use std::path;
 

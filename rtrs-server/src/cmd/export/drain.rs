@@ -1,4 +1,4 @@
-//! `export drain`.
+//! The command `export drain`.
 
 use clap::Args;
 use rtrs_core::settings::printable;

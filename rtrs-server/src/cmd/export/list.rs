@@ -1,4 +1,4 @@
-//! `export list`.
+//! The command `export list`.
 
 use rtrs_core::settings::printable;
 
@@ -14,7 +14,7 @@ pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     args.output.print(&list, text)
 }
 
-/// A line for each export.
+/// Formats one line for each export.
 fn text(list: &ExportList) -> String {
     let line = |cells: [&str; 7]| {
         let [name, size, mode, state, errors, backing, users] = cells;

@@ -1,4 +1,4 @@
-//! `export`: one file per command below it.
+//! The command `export`, with one file per subcommand.
 
 mod add;
 mod drain;
@@ -57,7 +57,7 @@ pub enum ExportCommand {
 }
 
 impl ExportCommand {
-    /// The server that it is about.
+    /// Arguments that select the server.
     pub(super) fn server(&self) -> &ServerArgs {
         match self {
             Self::List(args) | Self::Save(args) => args,

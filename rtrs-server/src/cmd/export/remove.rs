@@ -1,4 +1,4 @@
-//! `export remove`.
+//! The command `export remove`.
 
 use clap::Args;
 use rtrs_core::settings::printable;

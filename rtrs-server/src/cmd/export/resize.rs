@@ -1,4 +1,4 @@
-//! `export resize`.
+//! The command `export resize`.
 
 use clap::Args;
 use rtrs_core::settings::{ByteSize, printable};

@@ -1,4 +1,4 @@
-//! `export save`.
+//! The command `export save`.
 
 use rtrs_core::settings::print;
 use serde_yaml::Mapping;
@@ -17,7 +17,7 @@ pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     args.output.print(&exports, |_| yaml)
 }
 
-/// The map form of an export, without what is so by default.
+/// Map form of an export, without default values.
 fn without_defaults(spec: &ExportSpec) -> Mapping {
     let defaults = print(&ExportSpec::default());
     let mut map = print(spec);

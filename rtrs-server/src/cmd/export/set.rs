@@ -1,4 +1,4 @@
-//! `export set`.
+//! The command `export set`.
 
 use clap::Args;
 use rtrs_core::settings::printable;

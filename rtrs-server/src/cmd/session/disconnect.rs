@@ -1,4 +1,4 @@
-//! `session disconnect`.
+//! The command `session disconnect`.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! `session evict`.
+//! The command `session evict`.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::cmd::server::{Server, ServerArgs, Within};
 use crate::control_protocol::{Ended, Request};
 use crate::error::{Error, ErrorKind};
 
-/// How often the evicted session is looked for.
+/// Interval of checks whether the evicted session still exists.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The arguments.

@@ -1,4 +1,4 @@
-//! `session list`.
+//! The command `session list`.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use crate::stats::{PathAuth, PathSnapshot, PathStage};
 pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     let list = Server::find(args)?.sessions()?;
     for portal in &list.lost_portals {
-        // Nobody may be there to read it.
+        // Ignored if stderr is closed.
         let _ = writeln!(
             io::stderr(),
             "warning: not listening on {portal}: no RDMA device has this address; the server tries \
@@ -23,14 +23,15 @@ pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     args.output.print(&list, |list| text(list) + &refused_text(&list.refused))
 }
 
-/// A line with what was refused since start; empty if that is nothing.
+/// Formats a line with the refusals since the start; empty if there are none.
 fn refused_text(refused: &BTreeMap<String, u64>) -> String {
     let counts: Vec<String> =
         refused.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
     if counts.is_empty() { String::new() } else { format!("refused: {}\n", counts.join(", ")) }
 }
 
-/// A line for each session, and below it one for each of its paths; then the memory of all.
+/// Formats a line for each session, followed by one for each of its paths, and then the total
+/// memory.
 fn text(list: &Sessions) -> String {
     let Sessions { sessions, memory, .. } = list;
     let mut out = format!(
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(refused_text(&BTreeMap::new()), "");
         let refused = [("silent", 7), ("half-open-max", 12)].map(|(r, n)| (r.to_owned(), n));
         assert_eq!(refused_text(&refused.into()), "refused: half-open-max 12, silent 7\n");
-        // Of a session that is just beginning there is little to say.
+        // Little is known of a session that is just beginning.
         let early = SessionSnapshot {
             name: None,
             state: SessionState::Connecting,

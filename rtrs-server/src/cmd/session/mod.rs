@@ -1,4 +1,4 @@
-//! `session`: one file per command below it.
+//! The command `session`, with one file per subcommand.
 
 mod disconnect;
 mod evict;
@@ -33,7 +33,7 @@ pub enum SessionCommand {
 }
 
 impl SessionCommand {
-    /// The server that it is about.
+    /// Arguments that select the server.
     pub(super) fn server(&self) -> &ServerArgs {
         match self {
             Self::List(args) => args,

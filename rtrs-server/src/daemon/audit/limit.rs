@@ -1,23 +1,23 @@
-//! The limit for what clients make the audit log record.
+//! Rate limit of audit events that clients cause.
 //!
 //! Opens and closes cost a client nothing, and the queue of the audit log has room for a few
-//! thousand events. So each client has a budget: a name, or for clients without one an address, and
-//! all clients without a name together have a budget too. Events beyond it are counted. The next
-//! event of that client, or after a while the first that was left out, says how many there were.
-//! What the operator does has no limit.
+//! thousand events. Each client therefore has a budget, by name or, for clients without one, by
+//! address; all clients without a name also share a budget. Events beyond it are counted. The next
+//! event of that client, or after some time the first suppressed one, contains their number. The
+//! operator's events have no limit.
 
 use rtrs_core::proto::quota::Source;
 use rtrs_core::time::{Duration, Instant};
 
 use crate::audit::{AuditEvent, AuditKind};
 
-/// Events of one client that are recorded at once, and the pause after which one more is.
+/// Burst of events of one client, and the interval at which one more is recorded.
 const CLIENT: Rate = Rate { burst: 512, pause: Duration::from_millis(500) };
-/// The same for all clients without a name.
+/// Burst and interval for all clients without a name together.
 const NAMELESS: Rate = Rate { burst: 1024, pause: Duration::from_millis(250) };
-/// Clients that are told apart. The one that was quiet the longest gives way.
+/// Maximum number of tracked clients. The one that was idle the longest is dropped first.
 const CLIENTS_MAX: usize = 512;
-/// Time after which the events are reported that were left out, if no further one is recorded.
+/// Time after which suppressed events are reported if no further event is recorded.
 const OVERDUE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy)]
@@ -26,10 +26,10 @@ struct Rate {
     pause: Duration,
 }
 
-/// What is left of a budget.
+/// Remaining budget.
 struct Budget {
     events: u64,
-    /// Since when the next event is saved up.
+    /// Time from which the next event accumulates.
     since: Instant,
 }
 
@@ -63,7 +63,7 @@ struct Client {
     left_out: Option<LeftOut>,
 }
 
-/// Events that were left out: the first of them, which stands for all.
+/// Suppressed events, represented by the first one.
 struct LeftOut {
     first: AuditEvent,
     count: u64,
@@ -72,7 +72,7 @@ struct LeftOut {
 
 impl LeftOut {
     fn event(self) -> AuditEvent {
-        // The first is one of them.
+        // Excludes the first event, which is recorded itself.
         AuditEvent { left_out: self.first.left_out + self.count - 1, ..self.first }
     }
 }
@@ -81,7 +81,7 @@ impl LeftOut {
 pub(super) struct Limits {
     clients: Vec<Client>,
     nameless: Budget,
-    /// Events of clients that gave way.
+    /// Events of clients that were dropped from the table.
     due: Vec<AuditEvent>,
 }
 
@@ -90,7 +90,7 @@ impl Limits {
         Self { clients: Vec::new(), nameless: Budget::new(now, NAMELESS), due: Vec::new() }
     }
 
-    /// The event as it is to be recorded now. None if it is left out.
+    /// Returns the event to record now, or None if it is suppressed.
     pub(super) fn admit(&mut self, now: Instant, event: AuditEvent) -> Option<AuditEvent> {
         let Some(key) = key_of(&event) else { return Some(event) };
         let is_nameless = matches!(key, Key::Address(_));
@@ -115,7 +115,7 @@ impl Limits {
         Some(AuditEvent { left_out: event.left_out + left_out, ..event })
     }
 
-    /// An event that stands for others which were left out a while ago.
+    /// Returns an event that represents events suppressed some time ago.
     pub(super) fn overdue(&mut self, now: Instant) -> Option<AuditEvent> {
         self.due.pop().or_else(|| {
             let is_due = |left_out: &mut LeftOut| now.since(left_out.since) >= OVERDUE;
@@ -124,7 +124,7 @@ impl Limits {
         })
     }
 
-    /// All events that stand for others, at the end.
+    /// Returns all events that represent others, at the end.
     pub(super) fn rest(&mut self) -> Vec<AuditEvent> {
         let mut rest = std::mem::take(&mut self.due);
         rest.extend(
@@ -133,7 +133,7 @@ impl Limits {
         rest
     }
 
-    /// The place of a client in the table.
+    /// Returns the index of a client in the table, adding it if necessary.
     fn client(&mut self, now: Instant, key: Key) -> usize {
         if let Some(at) = self.clients.iter().position(|client| client.key == key) {
             return at;
@@ -151,7 +151,7 @@ impl Limits {
     }
 }
 
-/// The client that caused an event. None for what the operator does.
+/// Client that caused an event; None for the operator's events.
 fn key_of(event: &AuditEvent) -> Option<Key> {
     match event.event {
         AuditKind::Authenticate
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(passed as u64, CLIENT.burst);
         let other = event(AuditKind::Connect, Some("db1"), [10, 0, 0, 1]);
         assert_eq!(limits.admit(at(0), other.clone()), Some(other));
-        // One that says how many are missing.
+        // The next recorded event contains the number of suppressed ones.
         let next = limits.admit(at(1), hostile()).unwrap();
         assert_eq!(next.left_out, 10_000 - CLIENT.burst);
         assert_eq!(limits.admit(at(1), hostile()).unwrap().left_out, 0);

@@ -1,10 +1,10 @@
-//! What is kept of an audit log when its file is full.
+//! Rotation of a full audit log: selection of the lines to keep.
 //!
-//! The lines of the full file and of the one before it become the new `FILE.1`, as far as they fit.
-//! Were the oldest to go, one client could remove the records of all others by making many. So room
-//! is shared: first among what the operator did, clients with names and clients without, then among
-//! the names and addresses of each. Whoever takes less than a share loses nothing; of the others,
-//! each loses its own oldest lines.
+//! The lines of the full file and of the previous one become the new `FILE.1`, as far as they fit.
+//! If the oldest lines were dropped, one client could remove the records of all others by causing
+//! many. Space is therefore shared: first among the operator, clients with names and clients
+//! without, then among the names and addresses of each. An owner with less than its share loses
+//! nothing; each of the others loses its own oldest lines.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +16,7 @@ use std::path::Path;
 use rtrs_core::proto::quota::Source;
 use serde::Deserialize;
 
-/// Who a line is about.
+/// Owner of a line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     Operator,
@@ -53,8 +53,8 @@ impl Owner {
     }
 }
 
-/// Makes of `file` and `before` a new `before` of at most `max` bytes, and removes `file`. Either
-/// may be missing.
+/// Combines `file` and `before` into a new `before` of at most `max` bytes, and removes `file`.
+/// Either may be missing.
 pub(super) fn rotate(file: &Path, before: &Path, max: u64) -> io::Result<()> {
     let mut sizes: BTreeMap<Owner, u64> = BTreeMap::new();
     let found = each_line(&[before, file], |line| {
@@ -68,7 +68,7 @@ pub(super) fn rotate(file: &Path, before: &Path, max: u64) -> io::Result<()> {
     let mut name = before.to_path_buf().into_os_string();
     name.push(".new");
     let made = Path::new(&name);
-    // One that was not finished.
+    // Removes an unfinished file.
     let _ = fs::remove_file(made);
     let mut options = OpenOptions::new();
     let options = options.write(true).create_new(true).mode(0o600);
@@ -88,7 +88,7 @@ pub(super) fn rotate(file: &Path, before: &Path, max: u64) -> io::Result<()> {
     }
 }
 
-/// Calls a function with each line of the files that exist, and returns how many these are.
+/// Calls a function with each line of the existing files, and returns the number of these files.
 fn each_line(files: &[&Path], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<usize> {
     let mut found = 0;
     for path in files {
@@ -115,7 +115,7 @@ fn each_line(files: &[&Path], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> 
     Ok(found)
 }
 
-/// How many bytes of each owner, its oldest, have no room.
+/// Number of bytes to drop for each owner.
 fn surplus(sizes: BTreeMap<Owner, u64>, max: u64) -> BTreeMap<Owner, u64> {
     let mut classes = [0; Owner::CLASSES];
     for (owner, size) in &sizes {
@@ -138,7 +138,7 @@ fn surplus(sizes: BTreeMap<Owner, u64>, max: u64) -> BTreeMap<Owner, u64> {
     surplus
 }
 
-/// The largest share so that all sizes, each cut to it, fit together.
+/// Largest share for which all sizes, each limited to it, fit together.
 fn share(sizes: &[u64], max: u64) -> u64 {
     let mut sorted = sizes.to_vec();
     sorted.sort_unstable();
@@ -178,7 +178,7 @@ mod tests {
         let surplus = surplus(sizes, 3000);
         assert_eq!(surplus.get(&Owner::Operator), None);
         assert_eq!(surplus.get(&Owner::Named("db1".into())), None);
-        // 3000 less the 300 of the operator are 1350 for each of the other classes.
+        // 3000 minus the operator's 300 leaves 1350 for each of the other classes.
         assert_eq!(surplus.get(&Owner::Named("hostile".into())), Some(&(10_000 - 1100)));
         assert_eq!(surplus.get(&Owner::Nameless("0".into())), Some(&99));
     }

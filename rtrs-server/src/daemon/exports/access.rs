@@ -1,5 +1,5 @@
-//! Who may use the exports of a running server: access lists, and the certificates or keys by which
-//! clients are known.
+//! Access to the exports of a running server: access lists, and the certificates or keys that
+//! authenticate clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,23 +14,23 @@ use crate::settings::{AccessRule, ExportSpec, Settings};
 use crate::stats::Revoked;
 
 impl Exports {
-    /// Changes the access lists. New opens and paths follow them at once; those that there are,
-    /// from [`Self::check_access`] on.
+    /// Changes the access lists. New opens and paths follow them at once, existing ones after
+    /// [`Self::check_access`].
     pub(super) fn change_access(&self, change: impl FnOnce(&mut ServerAccess)) {
         let mut access = self.access.lock();
         change(&mut access);
         self.table.set_access(access.policy());
     }
 
-    /// The access list of the server.
+    /// Access list of the server.
     pub(in crate::daemon) fn access(&self) -> Vec<AccessRule> {
         self.access.lock().server().to_vec()
     }
 
-    /// Takes over the access lists of a configuration, of which only what they forbid counts until
-    /// [`Self::grant_access`]. An export that a command has added keeps its own; one that left the
-    /// configuration serves nobody but the sessions that have it open. Returns the number of the
-    /// configuration, and what is different.
+    /// Adopts the access lists of a configuration, of which only the restrictions apply until
+    /// [`Self::grant_access`]. An export that a command added keeps its list; one that left the
+    /// configuration is available only to the sessions that have it open. Returns the number of the
+    /// configuration, and the differences.
     pub(in crate::daemon) fn narrow_access(&self, set: &Settings) -> (u64, Vec<ListChange>) {
         let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
         let (mut number, mut changes) = (0, Vec::new());
@@ -43,8 +43,8 @@ impl Exports {
         (number, changes)
     }
 
-    /// Lets in whom the configuration of that number lets in, to the exports that are as it says.
-    /// To be called in the turn of its exports.
+    /// Applies the permissions of the configuration with that number to the exports that match it.
+    /// The caller holds the lock for changes of exports.
     pub(in crate::daemon) fn grant_access(&self, number: u64, wanted: &[ExportSpec]) {
         let entries = self.entries();
         let wanted: BTreeMap<&str, &ExportSpec> =
@@ -53,18 +53,18 @@ impl Exports {
             Some(spec) => entry.is_as_set(spec) && self.standing(entry) == Followed::Same,
             None => !entry.configured,
         };
-        // Before the lists are locked: whether an export is in use is asked of the control shard.
+        // Done before the lists are locked: the control shard is asked whether an export is in use.
         let done = entries.iter().filter(|(name, entry)| as_wanted(name, entry));
         let done: Vec<&str> = done.map(|(name, _)| &**name).collect();
         self.change_access(|access| access.grant(number, done.into_iter()));
     }
 
-    /// An export left the configuration, and is removed.
+    /// Forgets the list of a removed export.
     pub(in crate::daemon) fn forget_access(&self, name: &str) {
         self.change_access(|access| access.forget(name));
     }
 
-    /// The access lists as [`Self::narrow_access`] would make them, and what would be different.
+    /// Returns the access lists that [`Self::narrow_access`] would result in, and the differences.
     pub(in crate::daemon) fn preview_lists(
         &self,
         set: &Settings,
@@ -77,13 +77,13 @@ impl Exports {
         (access, changes)
     }
 
-    /// The access lists of exports that commands have added.
+    /// Access lists of exports that commands have added.
     fn others(&self) -> BTreeMap<String, Vec<AccessRule>> {
         let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
         others.map(|(name, entry)| (name, entry.spec.access)).collect()
     }
 
-    /// The exports that are not in a configuration any more, and which sessions have them open.
+    /// Exports that are no longer in the configuration, and the sessions that have them open.
     fn withdrawn_by(&self, set: &Settings) -> BTreeMap<String, Holders> {
         let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();
         let gone = self.entries().into_iter().filter(|(_, entry)| entry.configured);
@@ -96,28 +96,28 @@ impl Exports {
             AdminReply::Holders(holders) => Some(holders),
             _ => None,
         });
-        // Whoever may not any more must not wait for a control shard that is busy.
+        // Clients that lose access must not benefit from a control shard that is busy.
         asked.unwrap_or_else(|why| {
             tracing::warn!("exports that left the configuration serve nobody: {why}");
             gone.into_iter().map(|name| (name, Holders::new())).collect()
         })
     }
 
-    /// From now on clients are known by these certificates or keys; those that are connected, from
-    /// [`Self::check_access`] on.
+    /// Replaces the certificates or keys. They apply to connected clients after
+    /// [`Self::check_access`].
     pub(in crate::daemon) fn replace_keys(&self, endpoint: &TlsEndpoint, config: TlsServerConfig) {
         let generation = endpoint.replace(config);
-        // Who has proved itself to the configuration before and is not admitted yet has to do it
-        // again, unless they are the same.
+        // A client that authenticated against the previous configuration and is not admitted yet
+        // must authenticate again, unless the keys are the same.
         self.change_access(|access| access.generation = generation);
     }
 
     /// Ends the paths that may no longer do what their sessions do, and those of clients that are
-    /// not known any more. Returns what sessions lose.
+    /// no longer accepted. Returns the losses of sessions.
     pub(in crate::daemon) fn check_access(&self) -> Result<Vec<Revoked>, String> {
         let mut revoked = self.control.ask(AdminRequest::CheckAccess, lost)?;
         let ended = self.end_unknown();
-        // One may lose a path by either.
+        // A session may lose paths for both reasons.
         for one in ended.iter().flatten() {
             let same = |known: &&mut Revoked| {
                 (&known.session, &known.identity) == (&one.session, &one.identity)
@@ -140,7 +140,7 @@ impl Exports {
         ended.map(|_| revoked)
     }
 
-    /// Ends the paths of clients that are not known any more.
+    /// Ends the paths of clients that are no longer accepted.
     fn end_unknown(&self) -> Result<Vec<Revoked>, String> {
         let keys = self.keys.as_ref().and_then(|keys| keys.server_config());
         let Some(keys) = keys else { return Ok(Vec::new()) };
@@ -150,7 +150,7 @@ impl Exports {
         }
     }
 
-    /// What sessions would lose by these access lists, and these certificates or keys.
+    /// Losses of sessions under these access lists, and these certificates or keys.
     pub(in crate::daemon) fn preview_access(
         &self,
         access: &ServerAccess,
@@ -161,7 +161,7 @@ impl Exports {
         self.control.ask(AdminRequest::WouldEnd { policy, unknown }, lost)
     }
 
-    /// The paths of clients that these certificates or keys do not know.
+    /// Paths of clients that these certificates or keys do not include.
     fn unknown_to(&self, keys: &TlsServerConfig) -> Result<Vec<PathKey>, String> {
         let mut clients = self.control.ask(AdminRequest::Identities, |answer| match answer {
             AdminReply::Identities(clients) => Some(clients),
@@ -171,8 +171,8 @@ impl Exports {
         Ok(clients.into_iter().map(|(path, _)| path).collect())
     }
 
-    /// Applies another list of an export. One that is to stay as it was may have been changed by a
-    /// reload meanwhile, and stays so.
+    /// Applies a changed list of an export. An unchanged list is not applied, because a reload may
+    /// have changed the current one meanwhile.
     pub(super) fn change_list(&self, before: &ExportSpec, spec: &ExportSpec) -> Result<(), String> {
         if before.access == spec.access {
             return Ok(());
@@ -182,7 +182,7 @@ impl Exports {
     }
 }
 
-/// The answer to a request that takes paths from sessions.
+/// Extracts the answer to a request that takes paths from sessions.
 fn lost(answer: AdminReply) -> Option<Vec<Revoked>> {
     match answer {
         AdminReply::Revoked(revoked) => Some(revoked),

@@ -1,4 +1,4 @@
-//! Exports whose path leads to another file or device than the one that is open.
+//! Exports whose path leads to another file or device than the open one.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,13 +9,13 @@ use rtrs_core::time::Duration;
 use super::{Entry, Exports, Followed, NotReopened};
 use crate::export::Export;
 
-/// Longest wait for a look at what a path leads to; file systems can hang.
+/// Maximum time to examine the target of a path, because file systems can hang.
 const LOOK_MAX: Duration = Duration::from_millis(500);
 
-/// Longest wait of an open for the change of exports that runs.
+/// Maximum time that an open waits for a running change of exports.
 const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
 
-/// Time between attempts to open an export again whose path leads elsewhere.
+/// Interval between attempts to reopen an export whose path leads elsewhere.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Reason why an export in use keeps its target.
@@ -29,19 +29,19 @@ const MISSING: &str = "its path leads nowhere; what was opened is still exported
                        before that";
 
 impl Exports {
-    /// Has the targets of all exports examined.
+    /// Examines the targets of all exports.
     pub(in crate::daemon) fn examine_targets(&self) {
         let exports = self.table.all();
         exports.iter().for_each(|(_, export)| export.source.examine_name(Duration::ZERO));
-        // They are looked at in order, so the last one is waited for.
+        // They are examined in order, so it suffices to wait for the last one.
         let mut named = exports.iter().rev();
         if let Some((_, last)) = named.find(|(_, export)| export.source.target_name().is_some()) {
             last.source.examine_name(LOOK_MAX);
         }
     }
 
-    /// Has the target of an export examined that a session is about to open, and opens it again if
-    /// its path leads elsewhere.
+    /// Examines the target of an export that a session is about to open, and reopens it if its path
+    /// leads elsewhere.
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else { return };
         export.source.examine_name(LOOK_MAX);
@@ -49,13 +49,13 @@ impl Exports {
             return;
         }
         let name = export.name.clone();
-        // The old one is closed when its last holder is gone.
+        // The old export is closed when its last reference is dropped.
         drop(export);
         let Some(_turn) = self.changing.try_lock_for(OPEN_TURN_MAX) else { return };
         let _ = self.follow(&name);
     }
 
-    /// Opens exports again whose path leads elsewhere and that no session has open.
+    /// Reopens unused exports whose path leads elsewhere.
     pub(in crate::daemon) fn reopen_replaced(&self) {
         let is_replaced =
             |export: &Arc<Export>| export.source.target_name() == Some(TargetName::Replaced);
@@ -65,7 +65,7 @@ impl Exports {
         if replaced.is_empty() {
             return;
         }
-        // Whatever runs will look again.
+        // A running change checks the targets itself.
         let Some(_turn) = self.changing.try_lock() else { return };
         for name in replaced {
             let failed = self.not_reopened.lock().get(&name).map(|failure| failure.at);
@@ -75,8 +75,8 @@ impl Exports {
         }
     }
 
-    /// Whether an export is what its path leads to; one that no session has open is opened again.
-    /// The turn to change exports is held.
+    /// Compares an export with its path, and reopens it if it was replaced and is unused. The
+    /// caller holds the lock for changes of exports.
     pub(in crate::daemon) fn follow(&self, name: &str) -> Followed {
         let Some(entry) = self.entry(name) else { return Followed::Same };
         match self.standing(&entry) {
@@ -104,7 +104,7 @@ impl Exports {
         }
     }
 
-    /// What [`Self::follow`] would do with an export.
+    /// Returns the result that [`Self::follow`] would have for an export.
     pub(in crate::daemon) fn standing(&self, entry: &Entry) -> Followed {
         let export = entry.export.upgrade();
         match export.and_then(|export| export.source.target_name()) {
@@ -118,10 +118,10 @@ impl Exports {
         }
     }
 
-    /// Exports what the path leads to instead of what is open.
+    /// Exports the current target of the path instead of the open one.
     fn reopen(&self, entry: &Entry) -> Result<(), String> {
         let name = entry.spec.name();
-        // First, so that the old one stays exported if that fails.
+        // Opened first, so that the old target stays exported if that fails.
         let opened = self.opener.open(&entry.spec);
         let export = Arc::new(opened.map_err(|error| error.chain().to_string())?);
         let (old, _) = self.unpublish(name, false).map_err(|(why, _)| why)?;
@@ -129,8 +129,8 @@ impl Exports {
             self.publish(&entry.spec, &old, entry.configured)?;
             return Err(why);
         }
-        // Nobody waits: an open that was examined must not wait for the last flush of the old one.
-        // What goes wrong there stands in the log.
+        // Without waiting, because an examined open must not wait for the last flush of the old
+        // target. Errors are logged.
         let _ = self.release(vec![old], Duration::ZERO);
         Ok(())
     }

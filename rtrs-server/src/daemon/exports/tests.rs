@@ -1,4 +1,4 @@
-//! Clients whose certificates or keys are not known any more.
+//! Tests of clients whose certificates or keys are no longer accepted.
 
 use rtrs_core::fabric::PeerIdentity;
 use rtrs_core::ids::{PathUuid, SessionId};
@@ -13,14 +13,14 @@ fn key(seed: u8) -> PrivateKey {
     PrivateKey::from_seed([seed; 32]).unwrap()
 }
 
-/// A server's key, and the clients with these numbers.
+/// Configuration with the server's key and the clients with these numbers.
 fn server(clients: &[u8]) -> TlsServerConfig {
     let mut list = Clients::default();
     clients.iter().for_each(|n| list.add(&format!("db{n}"), key(*n).public()));
     TlsServerConfig::with_keys(&key(100), list).unwrap()
 }
 
-/// What the client of that number has proved to a server that knew it.
+/// Identity that a client proved to a server that knew it.
 fn proved(n: u8) -> PeerIdentity {
     let client = TlsClientConfig::with_keys(&key(n), &[key(100).public()]).unwrap();
     let address = [127, 0, 0, 1].into();
@@ -32,7 +32,7 @@ fn proved(n: u8) -> PeerIdentity {
     server.check(&exchange, &data).unwrap()
 }
 
-/// A certificate may end, or a file be another one, long before anything is read again.
+/// A certificate may expire, or a file change, long before anything is read again.
 #[test]
 fn clients_that_are_known_no_longer_end_with_any_change_of_the_lists() {
     let (sender, inbox) = mailbox().unwrap();
@@ -75,7 +75,7 @@ fn clients_that_are_known_no_longer_end_with_any_change_of_the_lists() {
     shard.join().unwrap();
 }
 
-/// A client that knows an epoch must not find the same number again under another path.
+/// A client that knows an epoch must not see the same number again under another path.
 #[test]
 fn an_epoch_belongs_to_the_file_not_to_name_or_path() {
     let dir = std::env::temp_dir().join(format!("rtrs-exports-{}-paths", std::process::id()));
@@ -86,7 +86,7 @@ fn an_epoch_belongs_to_the_file_not_to_name_or_path() {
     std::os::unix::fs::symlink("../vol", &paths[2]).unwrap();
     std::fs::hard_link(&paths[0], &paths[3]).unwrap();
     let mut number = None;
-    // Each is a server that is killed in the end.
+    // Each iteration is a server that is killed at the end.
     for (path, name) in paths.iter().zip(["vol", "vol", "other", "vol"]) {
         let state = Arc::new(StateDir::open(Some(&dir.join("state")), None));
         let opener = Opener::new(Sources::system(), state);

@@ -1,4 +1,4 @@
-//! Ids from a made-up /sys and udev database, and from real files.
+//! Tests of IDs from an artificial /sys and udev database, and from real files.
 
 use std::os::unix::fs::symlink;
 
@@ -6,7 +6,7 @@ use rtrs_core::identity::Comparison;
 
 use super::*;
 
-/// A directory that is gone with the test.
+/// A directory that is removed at the end of the test.
 struct Tree(PathBuf);
 
 impl Drop for Tree {
@@ -36,7 +36,7 @@ impl Tree {
         }
     }
 
-    /// A disk of /sys with these files.
+    /// Adds a disk with these files to /sys.
     fn disk(&self, numbers: &str, place: &str, files: &[(&str, &str)]) {
         let dir = self.0.join("sys/devices").join(place);
         for (name, content) in files {
@@ -86,10 +86,10 @@ fn a_disk_is_known_by_what_names_it_best() {
 fn a_disk_that_nothing_names_is_known_until_the_next_boot() {
     let tree = Tree::new("weak");
     tree.disk("1:0", "ram0", &[("diskseq", "4"), ("serial", "")]);
-    // A model is no serial number.
+    // A model is not a serial number.
     tree.udev("1:0", "E:ID_SERIAL=QEMU_HARDDISK\n");
     assert_eq!(tree.key(1, 0), Key::weak("device", vec!["ram0".into(), "1:0".into(), "4".into()]));
-    // Without /sys only the numbers are left.
+    // Without /sys only the numbers remain.
     assert_eq!(tree.key(1, 1), Key::weak("device", vec!["1:1".into()]));
 }
 
@@ -142,10 +142,10 @@ fn a_file_that_is_made_anew_is_another() {
     assert_eq!(first.compare(id(&b)), Comparison::Different);
     fs::write(&a, "other content").unwrap();
     assert_eq!(first.compare(id(&a)), Comparison::Same);
-    // Restored from elsewhere: in place of the old file.
+    // Restored from elsewhere, in place of the old file.
     fs::rename(&b, &a).unwrap();
     assert_eq!(first.compare(id(&a)), Comparison::Different);
-    // What the operator says counts.
+    // The operator's setting has priority.
     let set = sources.export("vol", Some("x"), &Target::Path(a)).unwrap();
     assert_eq!(set, ExportId::of_name("x"));
     assert_eq!(sources.export("vol", None, &Target::Path(tree.0.join("none"))), None);

@@ -1,7 +1,7 @@
-//! Which RDMA portals give each request a fresh key to its chunk.
+//! RDMA portals that give each request a fresh key for its chunk.
 //!
-//! Owns [`check`], which compares `always-invalidate` with what the devices of this host can do and
-//! logs the result for each portal. Each path is decided when it connects
+//! Owns [`check`], which compares `always-invalidate` with the capabilities of this host's devices
+//! and logs the result for each portal. The decision is made for each path when it connects
 //! (`SessionParams::fresh_keys`), so devices that appear later are covered too. Called by
 //! `portals.rs` before anything listens.
 
@@ -11,8 +11,7 @@ use rtrs_core::settings::{AutoSwitch, Scheme};
 use super::Wish;
 use crate::error::{Error, ErrorKind};
 
-/// Logs what each RDMA portal can do. Drops those of our own choice that cannot do what is
-/// demanded.
+/// Logs the capabilities of each RDMA portal. Drops automatic portals that do not meet the demand.
 ///
 /// # Errors
 /// [`ErrorKind::Listen`] if fresh keys are demanded and no device of a portal has memory windows.
@@ -64,7 +63,7 @@ pub(super) fn check(
     refused.map_or(Ok(()), Err)
 }
 
-/// The devices that a portal may be on.
+/// Devices that a portal may use.
 fn devices_of<'d>(wish: &Wish, devices: &'d [RdmaDevice]) -> Vec<&'d RdmaDevice> {
     let has = |device: &&RdmaDevice| device.has(wish.address.ip());
     let found: Vec<_> = devices.iter().filter(has).collect();
@@ -72,7 +71,7 @@ fn devices_of<'d>(wish: &Wish, devices: &'d [RdmaDevice]) -> Vec<&'d RdmaDevice>
     if found.is_empty() { devices.iter().collect() } else { found }
 }
 
-/// Why a device has no windows.
+/// Explains why a device has no windows.
 fn why(device: &RdmaDevice) -> String {
     let reason = match &device.windows {
         MemoryWindows::Missing(why) | MemoryWindows::Untried(why) => why,
@@ -113,7 +112,7 @@ mod tests {
         Wish { scheme: Scheme::Rdma, address, ours }
     }
 
-    /// What is left of the wishes.
+    /// Number of wishes that remain.
     fn left(
         demand: AutoSwitch,
         mut wishes: Vec<Wish>,
@@ -130,13 +129,13 @@ mod tests {
         for part in ["rdma://10.0.0.1:1234", "bnxt_re0", "its provider makes no window", "auto"] {
             assert!(text.contains(part), "{part:?} in {text}");
         }
-        // The other device meets it, TCP always does.
+        // The other device meets the demand, and TCP always does.
         let fine = vec![on(Scheme::Rdma, 2), on(Scheme::Tcp, 1)];
         assert_eq!(left(AutoSwitch::On, fine, &devices), Ok(2));
         // A portal on all devices serves those that have windows.
         assert_eq!(left(AutoSwitch::On, vec![everywhere(false)], &devices), Ok(1));
         left(AutoSwitch::On, vec![everywhere(false)], &devices[..1]).unwrap_err();
-        // What nobody asked for is left out.
+        // An automatic portal is dropped.
         let ours = vec![on(Scheme::Tcp, 1), everywhere(true)];
         assert_eq!(left(AutoSwitch::On, ours, &devices[..1]), Ok(1));
     }
@@ -157,7 +156,7 @@ mod tests {
     fn what_is_not_known_yet_is_no_reason_to_refuse() {
         let untried = device("rxe0", 1, MemoryWindows::Untried("its port has no address".into()));
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &[untried]), Ok(1));
-        // No device has the address yet: listening says so.
+        // No device has the address yet: listening reports that.
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 3)], &[]), Ok(1));
         // Any of these may turn out to have it.
         let devices = [device("ib0", 1, missing()), device("ib1", 2, MemoryWindows::Usable)];

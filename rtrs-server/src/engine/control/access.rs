@@ -1,29 +1,29 @@
-//! Who has which export open, over all sessions, and who may open it besides.
+//! Open exports of all sessions, and the rules for further opens.
 //!
-//! Rules of the kernel's server (rnbd-srv.c, rnbd_srv_check_update_open_perm): reading is always
-//! allowed; one session may write; a second writer comes in with `migration` only, after the
-//! first. Unlike the kernel a session that opens an export again has its new mode checked, and a
-//! mode without writing is enforced on IO. Used by the control shard.
+//! The rules are those of the kernel's server (rnbd-srv.c, rnbd_srv_check_update_open_perm):
+//! reading is always allowed; one session may write; a second writer is admitted only with
+//! `migration`, after the first. Unlike in the kernel, the new mode is checked when a session opens
+//! an export again, and a mode without writing is enforced on IO. Used by the control shard.
 
 use rtrs_core::ids::SessionId;
 use rtrs_core::wire::{AccessMode, errno};
 
 use crate::export::ExportIndex;
 
-/// The open exports of all sessions.
+/// Open exports of all sessions.
 #[derive(Debug, Default)]
 pub struct AccessBook {
     opens: Vec<Vec<(SessionId, AccessMode)>>,
 }
 
 impl AccessBook {
-    /// Checks an open and notes it. An open of the same session is replaced; but a session that
-    /// may have writes under way keeps others from writing until it closes the export
-    /// (`close.rs`), even if it asks for less meanwhile.
+    /// Checks and records an open. It replaces an earlier open of the same session. However, a
+    /// session that may have writes in flight excludes other writers until it closes the export
+    /// (`close.rs`), even if it requests a lesser mode meanwhile.
     ///
     /// # Errors
-    /// EPERM when other writers are in the way, EACCES for writing to a read-only export. A
-    /// session's present open is left as it is.
+    /// EPERM if another session writes, EACCES for writing to a read-only export. The session's
+    /// current open remains unchanged.
     pub fn open(
         &mut self,
         export: ExportIndex,
@@ -54,14 +54,14 @@ impl AccessBook {
         Ok(())
     }
 
-    /// A session closed an export. True when nobody has it open any more.
+    /// Records a close. Returns true if no session has the export open any more.
     pub fn close(&mut self, export: ExportIndex, session: SessionId) -> bool {
         let Some(opens) = self.opens.get_mut(export.index()) else { return true };
         opens.retain(|(who, _)| *who != session);
         opens.is_empty()
     }
 
-    /// Sessions that have an export open, and how.
+    /// Sessions that have an export open, and their modes.
     pub fn opens(&self, export: ExportIndex) -> &[(SessionId, AccessMode)] {
         self.opens.get(export.index()).map_or(&[], Vec::as_slice)
     }

@@ -1,10 +1,10 @@
-//! The operator's commands: what there is, ending paths, evicting a session.
+//! The operator's commands: listing, ending paths, evicting sessions.
 //!
-//! A path that is ended comes back if its client wants it; that is what `disconnect` is for. An
-//! evicted session does not come back: this server refuses its number (ESTALE) from then on. Its
-//! name is free at once. Its opens are given back when nothing of it runs any more, not before: a
-//! write of it that the backend still works on must not land after those of a session that takes
-//! the export over. Nothing here waits for a backend. Runs on the control shard.
+//! A path that is ended reconnects if its client wants to; that is the purpose of `disconnect`. An
+//! evicted session cannot reconnect: this server refuses its ID (ESTALE) from then on. Its name is
+//! available at once. Its exports are given back only when none of its requests run any more: a
+//! write that the backend still works on must not land after those of a session that takes the
+//! export over. Nothing here waits for a backend. Runs on the control shard.
 
 use std::collections::VecDeque;
 
@@ -22,10 +22,10 @@ use crate::engine::message::AdminReply;
 use crate::path::{PathEnd, PathKey};
 use crate::stats::{PathSnapshot, PathStage, SessionSnapshot, SessionState, millis};
 
-/// Evicted sessions that are remembered; the oldest is forgotten for one more.
+/// Maximum number of remembered evicted sessions; the oldest is dropped first.
 const EVICTED_MAX: usize = 1024;
 
-/// Sessions that may not come back.
+/// Sessions that may not reconnect.
 #[derive(Debug, Default)]
 pub(super) struct Evicted(VecDeque<SessionId>);
 
@@ -45,7 +45,7 @@ impl Evicted {
     }
 }
 
-/// Paths that a command ends, and why.
+/// Paths that a command ends, and the reason.
 pub(super) struct Ends {
     pub(super) session: SessionId,
     pub(super) paths: Vec<PathKey>,
@@ -53,7 +53,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// The answer to the command.
+    /// Answer to the command.
     pub(super) fn answer(&self) -> AdminReply {
         let paths = self.paths.iter().map(|key| key.0).collect();
         AdminReply::Ended { session: self.session.to_string(), paths }
@@ -80,15 +80,15 @@ impl Evicted {
         }
     }
 
-    /// True if another session has the name. One that was evicted stays until its IO has ended, and
-    /// its name is free at once.
+    /// Whether another session has the name. An evicted session remains until its IO has ended, but
+    /// its name is available at once.
     pub(super) fn is_taken(&self, name: Name, session: SessionId, registry: &Registry) -> bool {
         registry.sessions().any(|other| {
             other.id() != session && other.name() == Some(name) && !self.contains(other.id())
         })
     }
 
-    /// Ends a session and lets it not come back.
+    /// Ends a session and refuses its reconnects.
     pub(super) fn evict(&mut self, wanted: &str, registry: &Registry) -> Result<Ends, String> {
         let session = self.find(wanted, registry)?.id();
         tracing::warn!(session = %SessionTag::of(session), "evicted by the operator");
@@ -97,20 +97,20 @@ impl Evicted {
         Ok(Ends { session, paths, why: PathEnd::Evicted })
     }
 
-    /// A session by its number, or else by its name.
+    /// Finds a session by its number, or else by its name.
     fn find<'a>(&self, wanted: &str, registry: &'a Registry) -> Result<&'a Session, String> {
         let named = |session: &&Session| {
             session.name().is_some_and(|name| name.as_bytes() == wanted.as_bytes())
         };
         let by_id = registry.sessions().find(|session| session.id().to_string() == wanted);
-        // Of an evicted one and the one that took its name, the latter is meant.
+        // If an evicted session and its successor have the same name, select the successor.
         let evicted = |session: &&Session| self.contains(session.id());
         by_id
             .or_else(|| registry.sessions().filter(named).min_by_key(evicted))
             .ok_or_else(|| format!("there is no session {wanted}; `session list` shows all"))
     }
 
-    /// A session as statistics show it.
+    /// State of a session for statistics.
     pub(super) fn snapshot(
         &self,
         session: &Session,
@@ -150,7 +150,7 @@ impl Evicted {
     }
 }
 
-/// Portals that are not listened on, since their device is gone.
+/// Portals that are not served because their device was removed.
 pub(super) fn lost_portals(ctx: &Ctx<'_>) -> Vec<String> {
     let lost = |fabric: &dyn Fabric| -> Vec<String> {
         let scheme = fabric.scheme();

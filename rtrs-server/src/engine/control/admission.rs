@@ -1,20 +1,20 @@
-//! Who is let in when too many ask, and which session has to go for it.
+//! Admission control: limits unproven sessions and selects the one to evict.
 //!
-//! Nothing authenticates a client. A session is a *stranger's* until it has opened an export: a
-//! client does that right after its first path is up (the kernel's maps a device with the call
-//! that makes the session, ours opens on each path), so strangers are few and stay for a moment.
-//! Their connections, in the handshake or behind it, are limited by `half-open-max`. Beyond that,
-//! and when there are `sessions-max` sessions, the oldest stranger of the source that has the most
-//! ends ([`Quota`]), instead of the new one being refused. Making a session and ending one costs
-//! the sessions at work their time, so only so many end for others in a second ([`Turnover`]);
-//! beyond that the new one is refused. A source that has no stranger has a share of its own.
+//! A session is *unproven* until it has opened an export. A client does that right after its first
+//! path is up (the kernel's maps a device with the call that creates the session, `rtrs-client`
+//! opens on each path), so legitimate sessions are unproven only briefly. Connections of unproven
+//! sessions, during the handshake and after it, are limited by `half-open-max`. When that limit or
+//! `sessions-max` is reached, the oldest unproven session of the source with the most such sessions
+//! is evicted ([`Quota`]), instead of the new one being refused. Creating and ending sessions takes
+//! time from working sessions, so evictions are rate limited ([`Turnover`]); beyond that rate the
+//! new session is refused. A source without unproven sessions has a budget of its own.
 //!
-//! Sessions that have opened an export are not limited so, nor are those that had one open and come
-//! back: their number is a random one of 128 bits, which over plain TCP nobody knows but the two
-//! ends and who reads the network between them. What their own limits allow (sessions, paths,
-//! connections of a path) is their reserve.
+//! Sessions that have opened an export are exempt, and so are those that had one open and
+//! reconnect: their ID is a random number of 128 bits, which over plain TCP only both ends and
+//! readers of the network between them know. Such sessions are subject only to their own limits
+//! (sessions, paths, connections of a path).
 //!
-//! Owns the table of strangers, and the numbers of sessions that may come back.
+//! Owns the table of unproven sessions, and the IDs of sessions that may reconnect.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,31 +25,31 @@ use rtrs_core::time::{Duration, Instant};
 use super::refusal::Refusal;
 use crate::engine::session::SessionParams;
 
-/// Sessions that were ended for others and are not gone yet. Their memory may stay for as long as a
-/// driver needs; with so many strangers are refused.
+/// Maximum number of evicted sessions that are still being torn down. A driver may take long to
+/// release their memory; at this limit unproven sessions are refused.
 const ENDING_MAX: usize = 64;
-/// Ended sessions that are remembered; the oldest is forgotten for one more.
+/// Maximum number of remembered ended sessions; the oldest is dropped first.
 const RETURNING_MAX: usize = 1024;
 
-/// For this long [`TURNOVER_MAX`] holds.
+/// Period to which [`TURNOVER_MAX`] applies.
 const TURNOVER_WINDOW: Duration = Duration::from_millis(100);
-/// Strangers that end in that time for others of a source that has strangers, and for others of one
-/// that has none.
+/// Maximum number of evictions per period, for sources that already have unproven sessions, and for
+/// sources that have none.
 const TURNOVER_MAX: [u32; 2] = [5, 20];
 
-/// A session that has opened nothing: its place in the order in which they came, and its number.
+/// An unproven session: its sequence number and its ID.
 type Stranger = (u64, SessionId);
 
-/// Whether a connection has room.
+/// Outcome of an admission check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
-    /// It has.
+    /// Admit the connection.
     Free,
-    /// It may have when this session was ended.
+    /// Admit the connection after evicting this session.
     After(SessionId),
 }
 
-/// How many strangers still may end for others, and until when.
+/// Remaining evictions in the current period.
 #[derive(Debug, Default)]
 struct Turnover {
     until: Option<Instant>,
@@ -57,8 +57,8 @@ struct Turnover {
 }
 
 impl Turnover {
-    /// One ends for a stranger of a source that has strangers or, `first`, has none. False if that
-    /// would be too many.
+    /// Consumes one eviction from the budget; `first` selects the budget of sources without
+    /// unproven sessions. Returns false if the budget is used up.
     fn take(&mut self, first: bool, now: Instant) -> bool {
         if self.until.is_none_or(|until| now >= until) {
             *self = Self { until: Some(now + TURNOVER_WINDOW), left: TURNOVER_MAX };
@@ -70,7 +70,7 @@ impl Turnover {
     }
 }
 
-/// Sessions of strangers.
+/// State of the admission control.
 #[derive(Debug)]
 pub(super) struct Admission {
     half_open_max: u32,
@@ -97,9 +97,9 @@ impl Admission {
         }
     }
 
-    /// Whether a connection of this session, from this source, has room beside so many sessions;
-    /// `proves`: its client has still to prove who it is; `exists`: the session is one of them, and
-    /// has opened an export or not.
+    /// Checks whether a connection can be admitted. `proves`: its client must still authenticate;
+    /// `exists`: whether its session has opened an export, if the session exists; `sessions`: the
+    /// number of sessions.
     pub(super) fn room(
         &mut self,
         (id, source, proves): (SessionId, Source, bool),
@@ -129,14 +129,15 @@ impl Admission {
         }
     }
 
-    /// The stranger that has to go for a connection of this session.
+    /// Selects the unproven session to evict for a connection of this session.
     fn victim(&self, of: SessionId) -> Option<SessionId> {
         let (_, id) = self.strangers.victim().filter(|_| self.ending.len() < ENDING_MAX)?;
         (id != of).then_some(id)
     }
 
-    /// A connection of a session was let in; `opened`: that has opened an export. Whoever has still
-    /// to prove who he is is a stranger, also with the number of a session that may come back.
+    /// Records an admitted connection; `opened`: its session has opened an export. A client that
+    /// must still authenticate counts as unproven, even with the ID of a session that may
+    /// reconnect.
     pub(super) fn joined(&mut self, (id, source, proves): (SessionId, Source, bool), opened: bool) {
         if opened || !proves && self.returning.contains(&id) {
             return;
@@ -148,27 +149,28 @@ impl Admission {
         self.strangers.add((number, id), source);
     }
 
-    /// A client has proved that a session is its own. If that comes back, it is no stranger's.
+    /// Records that a client has proved to own a session. If the session is one that may reconnect,
+    /// it is no longer unproven.
     pub(super) fn proved(&mut self, id: SessionId) {
         if self.returning.contains(&id) {
             self.opened(id);
         }
     }
 
-    /// A session has opened an export: it is no stranger's.
+    /// Records that a session opened an export, so that it is no longer unproven.
     pub(super) fn opened(&mut self, id: SessionId) {
         if let Some(number) = self.numbers.remove(&id) {
             self.strangers.remove((number, id));
         }
     }
 
-    /// A session is being ended for others.
+    /// Records that a session is being evicted.
     pub(super) fn crowded_out(&mut self, id: SessionId) {
         self.opened(id);
         self.ending.insert(id);
     }
 
-    /// A session is gone; `opened`: it had opened an export.
+    /// Records the end of a session; `opened`: it had opened an export.
     pub(super) fn ended(&mut self, id: SessionId, opened: bool) {
         self.opened(id);
         self.ending.remove(&id);
@@ -194,7 +196,7 @@ mod tests {
         SessionId((n as u128).to_be_bytes())
     }
 
-    /// Whether there is room for a session, if many come from its source.
+    /// Checks the admission of a session from a source with many connections.
     fn room(
         admission: &mut Admission,
         n: usize,
@@ -217,13 +219,13 @@ mod tests {
             admission.joined((id(n), MANY, false), false);
         }
         assert_eq!(room(&mut admission, 5, None, 4), Ok(Room::After(id(2))));
-        // More of a session that is itself the one to go is refused.
+        // A connection is refused if its own session would be the one to evict.
         assert_eq!(room(&mut admission, 2, Some(false), 4), Err(Refusal::HalfOpen(4)));
         admission.crowded_out(id(2));
         assert_eq!(room(&mut admission, 5, None, 4), Ok(Room::Free));
         assert_eq!(room(&mut admission, 2, Some(false), 4), Err(Refusal::HalfOpen(3)));
         admission.ended(id(2), false);
-        // What has opened an export is not counted.
+        // A session that has opened an export is not counted.
         admission.joined((id(5), MANY, false), false);
         admission.opened(id(5));
         assert_eq!(room(&mut admission, 6, None, 4), Ok(Room::Free));
@@ -265,7 +267,7 @@ mod tests {
     fn strangers_go_when_there_are_too_many_sessions() {
         let mut admission = admission(100, 3);
         admission.joined((id(1), MANY, false), false);
-        // One that comes back needs a place too.
+        // A session that reconnects needs a place too.
         admission.ended(id(9), true);
         for new in [7, 9] {
             assert_eq!(room(&mut admission, new, None, 2), Ok(Room::Free));
@@ -298,7 +300,8 @@ mod tests {
             assert!(ask(n, MANY, begin).is_ok(), "{n}");
         }
         assert_eq!(ask(15, MANY, begin), Err(Refusal::Turnover));
-        // Who has no stranger yet has a share of its own, and who comes back needs none.
+        // A source without unproven sessions has a budget of its own, and a reconnecting session
+        // needs none.
         assert!(ask(16, FEW, begin).is_ok());
         assert_eq!(ask(17, FEW, begin), Err(Refusal::Turnover));
         assert!(ask(99, MANY, begin).is_ok());

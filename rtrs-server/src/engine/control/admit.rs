@@ -1,4 +1,4 @@
-//! Connections that are let in, and INFO_REQ, which ends the handshake of their path.
+//! Admission of connections, and INFO_REQ, which ends the handshake of a path.
 
 use std::sync::Arc;
 
@@ -22,8 +22,7 @@ use crate::engine::message::ShardMessage;
 use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
 
 impl Control {
-    /// A peer asks for a connection on a provider: it is handed to its shard, or
-    /// refused.
+    /// Processes a connection request: passes the connection to its shard, or refuses it.
     pub fn handle_request(
         &mut self,
         provider: ProviderIndex,
@@ -55,7 +54,7 @@ impl Control {
         ctx: &mut Ctx<'_>,
     ) -> Result<(Arc<PathShared>, ConnIndex), Refusal> {
         let conn = ConnReq::decode(request.private_data.as_bytes()).map_err(Refusal::Wire)?;
-        // First: who is not let in learns nothing else.
+        // Checked first, so that a client without access learns nothing else.
         let client = (&request.identity, request.peer);
         let can = self.authenticator.is_some() && request.identity.who == Who::Anonymous;
         let asks = ClientExtensions::decode(&conn.ext).authenticates;
@@ -89,7 +88,7 @@ impl Control {
         let asked = (provider, request, proves);
         let (key, deadline) = self.connector.path_of(asked, &conn, &mut self.registry, ctx)?;
         self.registry.arm(key, deadline);
-        // Not before it is sure that the path is there: they would end for nobody.
+        // Not earlier, when the path might still be refused: they would end in vain.
         for other in crowd {
             self.refused.count("strangers-ended");
             self.end_path(other, &PathEnd::CrowdedUnproved, ctx);
@@ -97,7 +96,7 @@ impl Control {
         let path = self.registry.path_mut(key).ok_or(Refusal::PathExists)?;
         let shard = self.connector.shard_of(conn.cid, &path.shared().session);
         if !proves && path.is_replaced_by(&conn) {
-            // Room for the next try.
+            // Makes room for the next attempt.
             self.end_path(key, &PathEnd::Replaced, ctx);
             return Err(Refusal::PathExists);
         }
@@ -126,7 +125,7 @@ impl Control {
         Ok((shared, conn.cid))
     }
 
-    /// Makes room for a connection: ends sessions of strangers for it, if there are any.
+    /// Makes room for a connection by ending unproven sessions, if possible.
     fn make_room(
         &mut self,
         conn: &ConnReq,
@@ -151,7 +150,7 @@ impl Control {
         }
     }
 
-    /// It is known now whose a session is. Paths that would have made it another one end.
+    /// Ends paths that disagree with the session, now that its client is known.
     pub(super) fn end_others(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
         let Some(session) = self.registry.session(id) else { return };
         let others = self.registry.paths_of(id).filter(|path| !session.is_of(path));
@@ -159,7 +158,7 @@ impl Control {
         others.iter().for_each(|key| self.end_path(*key, &PathEnd::OtherClient, ctx));
     }
 
-    /// Another session has the name that a client gives its own.
+    /// Refuses a path because another session has the requested name.
     pub(super) fn refuse_name(
         &mut self,
         key: PathKey,
@@ -178,10 +177,11 @@ impl Control {
         self.end_path(key, &PathEnd::NameTaken(name), ctx);
     }
 
-    /// INFO_REQ came: validates it, makes the chunks, lets connection 0's shard answer.
+    /// Processes INFO_REQ: validates it, creates the chunks, and lets the shard of connection 0
+    /// answer.
     pub(super) fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
         let Some(path) = self.live_path(key) else { return };
-        // None is due when the path ends already.
+        // No INFO_REQ is expected if the path is already ending.
         let Some(admitted) = path.admit(bytes) else { return };
         let shared = Arc::clone(path.shared());
         let name = match admitted {
@@ -190,7 +190,7 @@ impl Control {
         };
         let id = shared.session.id;
         let unproved = shared.is_unproved();
-        // Whoever has still to prove who he is does not learn which names there are.
+        // A client that has not authenticated must not learn which names exist.
         if !unproved && self.evicted.is_taken(name, id, &self.registry) {
             let who = shared.session.name_of_client();
             return self.refuse_name(key, (name, &who), ctx);
@@ -209,14 +209,14 @@ impl Control {
         path.connected();
         ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
         if let Some(proving) = path.proving_mut() {
-            // Until then it is nobody's, and changes nothing of the session.
+            // Until then the path belongs to no client, and changes nothing in the session.
             proving.begin(name);
             return;
         }
         self.path_up(&shared, name, ctx);
     }
 
-    /// A path is up, and it is known whose it is.
+    /// Completes the handshake of a path whose client is known.
     pub(super) fn path_up(&mut self, shared: &PathShared, name: Name, ctx: &mut Ctx<'_>) {
         let (id, key) = (shared.session.id, shared.key);
         let (peer, transport) = (shared.origin.peer, shared.origin.transport);

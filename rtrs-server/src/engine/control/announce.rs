@@ -1,26 +1,27 @@
-//! CHANGED on one path: which devices the client has still to open again.
+//! CHANGED on one path: selects the devices that the client must open again.
 //!
-//! The client's receives bound what may be sent: at most one CHANGED of a device is unanswered, and
-//! at most [`UNANSWERED_MAX`] of all. An OPEN of the device over the path, refused or not, is the
-//! answer; it reports the size of that time, so a device that changes again before that needs no
-//! second CHANGED. Devices beyond the bound are announced when there is room, in the order of their
-//! IDs: of these only the first is kept, so a client that never answers costs nothing more.
+//! The client's receives limit what may be sent: at most one CHANGED per device is unanswered, and
+//! at most [`UNANSWERED_MAX`] overall. An OPEN of the device over the path, refused or not, is the
+//! answer; it reports the current size, so a device that changes again before that needs no second
+//! CHANGED. Devices beyond the limit are announced when there is room, in the order of their IDs:
+//! only the first one is stored, so a client that never answers uses no more memory.
 
 use crate::engine::device_table::DeviceId;
 
-/// CHANGED that a path may leave unanswered. The client has posted receives for as many.
+/// Maximum number of unanswered CHANGED on a path. The client has posted this many receives.
 pub(super) const UNANSWERED_MAX: usize = 8;
 
-/// What a path has announced.
+/// Announcements on a path.
 #[derive(Debug, Default)]
 pub(super) struct Announcer {
     unanswered: Vec<DeviceId>,
-    /// From this device on all are to be announced.
+    /// Lowest device whose announcement is postponed; all devices from there on are announced
+    /// later.
     behind: Option<DeviceId>,
 }
 
 impl Announcer {
-    /// A device has changed. Some: it is to be announced now.
+    /// Records that a device has changed. Returns the device if it must be announced now.
     pub(super) fn changed(&mut self, device: DeviceId) -> Option<DeviceId> {
         if self.unanswered.contains(&device) {
             return None;
@@ -33,8 +34,8 @@ impl Announcer {
         Some(device)
     }
 
-    /// The client has opened a device again. Some: another is to be announced now; ask again. The
-    /// session has used so many IDs.
+    /// Records that the client opened a device again, in a session that has used `ids` IDs. Returns
+    /// a device that must be announced now; the call must then be repeated.
     pub(super) fn answered(&mut self, device: DeviceId, ids: u32) -> Option<DeviceId> {
         self.unanswered.retain(|one| *one != device);
         while self.unanswered.len() < UNANSWERED_MAX {
@@ -43,7 +44,7 @@ impl Announcer {
                 return None;
             }
             self.behind = Some(DeviceId(next.0 + 1));
-            // The answer to this OPEN says what there is to say.
+            // The answer to this OPEN reports the current state.
             if let Some(due) = Some(next).filter(|next| *next != device) {
                 let due = self.changed(due);
                 if due.is_some() {

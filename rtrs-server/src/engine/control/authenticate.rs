@@ -1,10 +1,10 @@
-//! CHALLENGE and AUTH: clients prove who they are, each path by itself.
+//! CHALLENGE and AUTH: authentication of clients, separately for each path.
 //!
-//! Signatures are made and checked by the [`Authenticator`](crate::engine::authenticator), whose
-//! results come as messages. A proof counts for the lists and keys of the moment in which it is
-//! admitted, as those of a TLS connection do. A path that is connected anew takes the place of the
-//! one before when it has proved who it is: its answer waits until the shards have stopped serving
-//! that one, so that it is its own fence like any path that reconnects.
+//! The [`Authenticator`](crate::engine::authenticator) creates and verifies signatures, and its
+//! results arrive as messages. A proof is checked against the access lists and keys at the time
+//! when it is admitted, as for a TLS connection. A path that reconnects replaces its predecessor
+//! when it has authenticated: its answer waits until the shards have stopped serving the
+//! predecessor, so that it acts as a fence like any path that reconnects.
 
 use std::sync::Arc;
 
@@ -25,16 +25,16 @@ use crate::engine::ctx::Ctx;
 use crate::engine::message::{ControlAnswer, ReplyTo};
 use crate::path::{PathEnd, PathKey};
 
-/// Nobody is told more than that it was not enough.
+/// Failed proofs get the same answer, without a reason.
 const NOT_PROVED: Option<ControlAnswer> = Some(ControlAnswer::Refused(errno::EACCES));
 
 impl Control {
-    /// From now on clients that can have to prove who they are.
+    /// Requires clients that can authenticate to do so.
     pub fn set_authenticator(&mut self, authenticator: Arc<dyn Authenticator>) {
         self.authenticator = Some(authenticator);
     }
 
-    /// A client asks who the server is, and wants to say who it is itself.
+    /// Processes CHALLENGE: a client asks for the server's proof before it sends its own.
     pub(super) fn challenge(
         &mut self,
         reply_to: ReplyTo,
@@ -57,7 +57,7 @@ impl Control {
         self.begin_proof(reply_to, ProofWork::Prove { facts, challenge, room })
     }
 
-    /// A client says who it is.
+    /// Processes AUTH: a client sends its proof.
     pub(super) fn auth(
         &mut self,
         reply_to: ReplyTo,
@@ -98,7 +98,7 @@ impl Control {
         Some(ControlAnswer::Refused(errno::EBUSY))
     }
 
-    /// A signature was made or checked. Nothing happens if its path is gone meanwhile.
+    /// Processes the result of a signature, unless its path has ended meanwhile.
     pub(super) fn proof_done(&mut self, done: ProofDone, ctx: &mut Ctx<'_>) {
         let ProofDone { reply_to, result } = done;
         let key = reply_to.path;
@@ -120,7 +120,7 @@ impl Control {
         }
     }
 
-    /// Answers that it was not enough. Who has proved it, if anybody has.
+    /// Refuses a proof. `who` is the proved identity, if any.
     fn refuse_proof(
         &mut self,
         reply_to: ReplyTo,
@@ -139,7 +139,7 @@ impl Control {
         reply_to.answer(ControlAnswer::Refused(errno::EACCES), ctx.out);
     }
 
-    /// Counts and logs that nobody was proved.
+    /// Counts and logs a failed proof.
     pub(super) fn not_proved(&mut self, key: PathKey, why: &ProofError, ctx: &Ctx<'_>) {
         let Some(path) = self.registry.path(key) else { return };
         let peer = path.shared().origin.peer;
@@ -147,7 +147,7 @@ impl Control {
         self.log.not_proved(ctx.now, peer, why);
     }
 
-    /// Whether who has proved that may have this path.
+    /// Checks whether the proved client may use this path.
     fn admit_proof(&self, key: PathKey, identity: &PeerIdentity) -> Result<(), Refusal> {
         let path = self.registry.path(key).ok_or(Refusal::PathExists)?;
         let id = path.shared().session.id;
@@ -156,12 +156,12 @@ impl Control {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(id)));
         }
         check_proof(&self.exports, (identity, client), id, &self.registry)?;
-        // The session began with other limits while it was nobody's.
+        // The session began with other limits while its client was unknown.
         let session = self.registry.session(id).ok_or(Refusal::PathExists)?;
         if session.shared().who().is_some() && !session.is_of(path) {
             return Err(Refusal::PathExists);
         }
-        // The client has connected it once more, so this is not the one that it uses.
+        // The client has reconnected the path, so it does not use this connect.
         let newer = |other: &Path| {
             path.is_older_than(other) && !other.is_unproved() && other.state().may_begin()
         };
@@ -183,7 +183,7 @@ impl Control {
         self.connector.check_memory(session, others.len(), &self.registry)
     }
 
-    /// A client has proved who it is: what the path was before ends now.
+    /// Completes the authentication of a path's client: the path's former state ends.
     fn proved(
         &mut self,
         key: PathKey,
@@ -203,8 +203,8 @@ impl Control {
         self.open_proved(id, ctx);
     }
 
-    /// Opens the paths of a session whose clients have proved who they are, and for which nothing
-    /// of an older connect can begin any more.
+    /// Opens the authenticated paths of a session for which no work of an older connect can begin
+    /// any more.
     pub(super) fn open_proved(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
         let registry = &self.registry;
         let serves = |path: &Path| path.state().may_begin() && !path.is_unproved();
@@ -220,7 +220,7 @@ impl Control {
             let proof = path.and_then(|proving| Some((proving.waiting()?, proving.name()?)));
             let Some(((identity, reply_to), name)) = proof else { continue };
             let identity = identity.clone();
-            // Lists and keys may have changed since.
+            // Access lists and keys may have changed since.
             match self.admit_proof(key, &identity) {
                 Ok(()) => self.open_path(key, (identity, name), reply_to, ctx),
                 Err(refusal) => self.refuse_proof(reply_to, (&identity.who, &refusal), ctx),
@@ -259,7 +259,7 @@ impl Control {
         reply_to.answer(ControlAnswer::Done, ctx.out);
     }
 
-    /// A FENCE means these connects of a path, too, whose client has not proved who it is.
+    /// Applies a FENCE to unauthenticated connects of the same path.
     pub(super) fn fence_unproved(&mut self, id: SessionId, fence: &Fence, ctx: &mut Ctx<'_>) {
         let meant = self.registry.paths_of(id);
         let meant = meant.filter(|path| path.is_unproved() && path.is_meant_by(fence));

@@ -1,14 +1,14 @@
-//! Requests of clients that wait for the control shard.
+//! Queue of client requests to the control shard.
 //!
-//! Everything that a client can ask of the control shard costs time that all clients share, their
-//! heartbeats and the operator's commands included. So requests wait here, and each turn serves
-//! [`TURN`] of them in units of cost, one request of each client after the other; heartbeats,
-//! timers and commands come before. A client is a session that has opened an export, or a source of
-//! sessions that have not. What waits is bounded by the queue depth of paths: a request holds its
-//! permit until it is answered. Requests of a path go with the path.
+//! All requests to the control shard take time that all clients share, including their heartbeats
+//! and the operator's commands. Requests are therefore queued here, and each turn serves up to
+//! [`TURN`] units of cost, one request per client in rotation; heartbeats, timers and commands are
+//! served first. A client is a session that has opened an export, or a source of sessions that have
+//! not. The queue is bounded by the queue depth of paths, because a request holds its permit until
+//! it is answered. The requests of a path are dropped with the path.
 //!
-//! Connection requests and INFO_REQ are served when they come, and count: a turn takes no more
-//! events when it is full.
+//! Connection requests and INFO_REQ are served immediately, but their cost counts: a turn that is
+//! full takes no more events.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,14 +19,14 @@ use super::discover::Draft;
 use crate::engine::message::{ControlRequest, ReplyTo};
 use crate::path::PathKey;
 
-/// Cost that a turn serves. A unit is about the time that a look at one export takes.
+/// Cost that a turn serves. A unit is about the time to look at one export.
 pub(super) const TURN: u32 = 512;
-/// Cost of taking a request that waits.
+/// Cost of taking a request from the queue.
 pub(super) const TAKE: u32 = 1;
 /// Cost of a connection request, and of an INFO_REQ.
 pub(super) const CONNECT: u32 = 32;
 
-/// Cost of a request, without what depends on the number of exports.
+/// Cost of a request, apart from the part that depends on the number of exports.
 pub(super) fn cost(request: &ControlRequest) -> u32 {
     match request {
         ControlRequest::Open { .. } | ControlRequest::Discover { .. } => 64,
@@ -38,16 +38,16 @@ pub(super) fn cost(request: &ControlRequest) -> u32 {
     }
 }
 
-/// Who shares a place in the queue.
+/// Unit of fairness in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Asker {
-    /// Session that has opened an export.
+    /// A session that has opened an export.
     Session(SessionId),
-    /// Source of sessions that have opened nothing.
+    /// A source of sessions that have opened nothing.
     Source(Source),
 }
 
-/// A request that waits.
+/// A queued request.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) reply_to: ReplyTo,
@@ -56,13 +56,13 @@ pub(super) struct Waiting {
     pub(super) draft: Option<Box<Draft>>,
 }
 
-/// Requests that wait, and what is left of the turn.
+/// Queued requests, and the remaining budget of the turn.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     queues: BTreeMap<Asker, VecDeque<Waiting>>,
-    /// Askers with requests, the next to be served first.
+    /// Askers with queued requests, in the order of service.
     order: VecDeque<Asker>,
-    /// Cost of the present turn so far.
+    /// Cost of the current turn so far.
     spent: u32,
 }
 
@@ -71,12 +71,12 @@ impl Backlog {
         self.order.is_empty()
     }
 
-    /// Counts work that is done at once.
+    /// Counts work that is not queued.
     pub(super) fn spend(&mut self, cost: u32) {
         self.spent = self.spent.saturating_add(cost);
     }
 
-    /// Whether the turn is to take no more events.
+    /// Whether the turn must take no more events.
     pub(super) fn is_turn_full(&self) -> bool {
         self.spent >= TURN && !rtrs_core::mutated!(ControlUnbounded)
     }
@@ -93,7 +93,7 @@ impl Backlog {
         queue.push_back(waiting);
     }
 
-    /// Takes the next request of the next asker, who then comes last.
+    /// Takes the next request of the next asker, which then moves to the end of the rotation.
     pub(super) fn take(&mut self) -> Option<(Asker, Waiting)> {
         let asker = self.order.pop_front()?;
         let queue = self.queues.get_mut(&asker)?;
@@ -105,7 +105,7 @@ impl Backlog {
         Some((asker, waiting))
     }
 
-    /// Puts a request back that needs more than one turn.
+    /// Returns a request to the queue that needs more than one turn.
     pub(super) fn put_back(&mut self, asker: Asker, waiting: Waiting) {
         let queue = self.queues.entry(asker).or_default();
         if queue.is_empty() {

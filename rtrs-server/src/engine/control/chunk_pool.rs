@@ -1,16 +1,16 @@
-//! Memory of paths that are gone, kept for the next connects of their session.
+//! Memory of former paths, cached for the next connects of their session.
 //!
-//! To map, pin and register the chunks of a path takes tens of milliseconds where a device pins
-//! them. A session that has another path lives on when one ends, and its client connects that one
-//! anew; so what the path had is kept for it: the mapping, and the registration where no peer ever
-//! had its key. Keys that a peer had are never used again.
+//! Mapping, pinning and registering the chunks of a path takes tens of milliseconds on devices that
+//! pin memory. If a session still has another path, it survives the end of one, and its client
+//! reconnects that path. Its memory is therefore kept for it: the mapping, and the registration if
+//! no peer ever had its key. Keys that a peer had are never reused.
 //!
-//! What is kept here nobody can reach. The path is gone: all its connections were reported closed,
-//! so nothing arrives and nothing is read for them any more, and its block IO has ended
-//! (docs/FENCE.md, "Reused memory"). Cached memory never leaves its session,
-//! and paths and cached memory together are never more than the paths that the session had at once.
-//! A path whose client has still to prove who it is takes nothing but what was of its own address,
-//! and leaves nothing. Owned by the control shard.
+//! Cached memory is unreachable. The path has ended: all its connections were reported closed, so
+//! nothing arrives and nothing is read for them any more, and its block IO has ended
+//! (docs/FENCE.md, "Reused memory"). Cached memory never leaves its session, and paths and cached
+//! memory together never exceed the number of paths that the session had at once. A path whose
+//! client must still authenticate takes only memory from its own address, and leaves none. Owned by
+//! the control shard.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,44 +22,44 @@ use rtrs_core::limits::Limits;
 use crate::path::chunks::{ChunkMemory, ChunkPool};
 use crate::path::{PathKey, PathShared};
 
-/// The memory of one path that is gone.
+/// Memory of one former path.
 #[derive(Debug)]
 pub(super) struct CachedChunks {
-    /// Whose it was.
+    /// Path that the memory belonged to.
     from: PathKey,
     provider: ProviderIndex,
-    /// Where its client was.
+    /// Address of the path's client.
     peer: IpAddr,
-    /// The domain it was registered in.
+    /// Protection domain in which the memory was registered.
     pd: Arc<dyn ProtectionDomain>,
     memory: ChunkMemory,
 }
 
-/// What a session keeps.
+/// Cached memory of a session.
 #[derive(Debug, Default)]
 pub(super) struct ChunkCache {
     list: Vec<CachedChunks>,
-    /// Paths with chunks that the session had at once, of which it was known whose they were.
+    /// Maximum number of paths of known clients with chunks that the session had at once.
     paths_max: usize,
 }
 
 impl ChunkCache {
-    /// The session has so many paths with chunks and connections.
+    /// Records the current number of paths with chunks and connections.
     pub(super) fn note_paths(&mut self, live: usize) {
         self.paths_max = self.paths_max.max(live);
     }
 
-    /// Paths with chunks that the session had at once.
+    /// Maximum number of paths with chunks that the session had at once.
     pub(super) fn paths_max(&self) -> usize {
         self.paths_max
     }
 
-    /// Paths whose memory is kept.
+    /// Number of cached pools.
     pub(super) fn kept(&self) -> usize {
         self.list.len()
     }
 
-    /// Keeps the memory of a path that is gone; `live` others have chunks and connections.
+    /// Caches the memory of a former path; `live` others have chunks and connections.
     pub(super) fn keep(&mut self, path: Arc<PathShared>, live: usize) {
         let Some(PathShared { key, origin, pd, messages, chunks, .. }) = alone(path) else {
             return;
@@ -82,8 +82,9 @@ impl ChunkCache {
         }
     }
 
-    /// Memory for a path over that provider, which was for a client at that address, if one is
-    /// given: of a domain that `fits` if there is any, with its registration; else without.
+    /// Takes memory for a path over that provider, formerly of a client at that address, if given.
+    /// Prefers memory whose domain `fits`, including its registration; otherwise returns memory
+    /// without a registration.
     pub(super) fn take(
         &mut self,
         (provider, peer): (ProviderIndex, Option<IpAddr>),
@@ -93,7 +94,7 @@ impl ChunkCache {
             one.provider == provider && peer.is_none_or(|peer| peer == one.peer)
         };
         let whole = |one: &CachedChunks| {
-            // Its windows are gone when nobody else holds it.
+            // The windows are released once no other reference exists.
             let bare = one.memory.registration.as_ref().map(Arc::strong_count) == Some(1);
             may(one) && bare && fits(&one.pd)
         };
@@ -108,13 +109,13 @@ impl ChunkCache {
         Some(taken)
     }
 
-    /// Bytes of what is kept that count against the server's limit.
+    /// Bytes of cached memory that count against the server's limit.
     pub(super) fn counted(&self) -> u64 {
         self.list.iter().map(|one| one.memory.region.counted()).sum()
     }
 
-    /// Frees memory that is registered with a device that was removed: the device is not gone
-    /// before. True if there is other memory on devices that can be.
+    /// Frees memory that is registered with a removed device, which cannot be released earlier.
+    /// Returns whether memory on other removable devices remains.
     pub(super) fn drop_removed(&mut self) -> bool {
         for CachedChunks { pd, memory, .. } in self.list.extract_if(.., |one| !one.pd.is_present())
         {
@@ -123,25 +124,25 @@ impl ChunkCache {
         self.has_removable()
     }
 
-    /// True if there is memory registered with a device that can be removed.
+    /// Whether memory is registered with a removable device.
     pub(super) fn has_removable(&self) -> bool {
         self.list.iter().any(|one| one.pd.is_removable())
     }
 
-    /// Keeps nothing of a path that is gone.
+    /// Frees the memory of a former path without caching it.
     pub(super) fn free(path: Arc<PathShared>) {
         if let Some(PathShared { pd, messages, chunks, .. }) = alone(path) {
             pd.free_later(Box::new((chunks, messages)));
         }
     }
 
-    /// The session has ended with this path.
+    /// Frees all memory when the session ends with this path.
     pub(super) fn end(&mut self, path: Arc<PathShared>) {
         Self::free(path);
         self.clear();
     }
 
-    /// Frees all.
+    /// Frees all cached memory.
     pub(super) fn clear(&mut self) {
         for CachedChunks { pd, memory, .. } in self.list.drain(..) {
             pd.free_later(Box::new(memory));
@@ -149,7 +150,8 @@ impl ChunkCache {
     }
 }
 
-/// A path that is gone. The shards release it before they report that nothing of it is left.
+/// Takes a former path out of its reference. The shards release it before they report that nothing
+/// of the path remains.
 fn alone(path: Arc<PathShared>) -> Option<PathShared> {
     let key = path.key;
     let path = Arc::into_inner(path);
@@ -160,12 +162,12 @@ fn alone(path: Arc<PathShared>) -> Option<PathShared> {
 }
 
 impl CachedChunks {
-    /// The domain in which it is registered, if it still is.
+    /// Domain in which the memory is still registered, if any.
     pub(super) fn domain(&self) -> Option<&Arc<dyn ProtectionDomain>> {
         self.memory.registration.is_some().then_some(&self.pd)
     }
 
-    /// What has to be registered to make chunks of it, in its domain if it has one.
+    /// Prepares a registration of the memory as chunks, in its own domain if it has one.
     pub(super) fn into_order(
         self,
         limits: Limits,

@@ -1,8 +1,7 @@
-//! What is logged of clients, and what the audit log records: who opens what, and who is refused
-//! and why.
+//! Log messages and audit events about clients: opens, refusals and their reasons.
 //!
-//! A client that is refused may try again for ever. Its lines are limited by source and reason
-//! ([`LogLimits`]), so that the log keeps room for others.
+//! A refused client may retry forever. Its lines are rate limited by source and reason
+//! ([`LogLimits`]), so that the log has room for others.
 
 use std::net::SocketAddr;
 
@@ -24,40 +23,40 @@ use crate::export::ExportTable;
 use crate::path::{PathEnd, PathShared};
 use crate::stats::Access;
 
-/// What is told apart: who it is about, what, and details of it that a client cannot make up.
+/// Key of the rate limit: the source, the kind of event, and details that a client cannot invent.
 type Kind = (Source, &'static str, String);
 
-/// Most kinds that are held back; as many as are limited at a time.
+/// Maximum number of kinds that are held back; the limiter tracks the same number.
 const HELD_MAX: usize = 64;
-/// Longest detail in bytes.
+/// Maximum length of a detail in bytes.
 const DETAIL_MAX: usize = 96;
 
-/// Limits the lines about clients.
+/// Rate-limited log of client events.
 #[derive(Debug, Default)]
 pub(super) struct ClientLog {
     limits: LogLimits<Kind>,
     audit: AuditSink,
-    /// The first event of each kind that was left out since the last line. With the last of these
-    /// lines it stands for all, unless another event does that.
+    /// First suppressed event of each kind since the last line. If no other event is recorded, it
+    /// is recorded with the number of suppressed events.
     held: Vec<(Kind, AuditEvent)>,
 }
 
-/// A client that asks for an export, as far as it is known.
+/// A client that requests an export, with its known attributes.
 #[derive(Clone, Debug)]
 pub(super) struct Opener {
-    /// What it calls its session.
+    /// Name that the client gave its session.
     pub(super) name: Option<Name>,
     pub(super) session: SessionId,
     pub(super) peer: SocketAddr,
     pub(super) who: Who,
 }
 
-/// What a client asked for.
+/// A client's request for an export.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     export: Name,
     pub(super) access: AccessMode,
-    /// There is such an export.
+    /// Whether an export of that name exists.
     known: bool,
 }
 
@@ -72,14 +71,14 @@ impl Asked {
 }
 
 impl Opener {
-    /// The client of a session that asks from this address.
+    /// Client of a session that sends a request from this address.
     pub(super) fn of(session: SessionId, peer: SocketAddr, registry: &Registry) -> Self {
         let at = registry.session(session);
         let who = at.map(|at| at.shared().name_of_client()).unwrap_or_default();
         Self { name: at.and_then(Session::name), session, peer, who }
     }
 
-    /// The client of a path, as far as the path is known to be its own.
+    /// Client of a path. An unproved path yields no name and no identity.
     pub(super) fn of_path(path: &Path, registry: &Registry) -> Self {
         let shared = path.shared();
         let of_session = Self::of(shared.session.id, shared.origin.peer, registry);
@@ -101,12 +100,12 @@ impl Opener {
 }
 
 impl ClientLog {
-    /// From now on events are recorded there.
+    /// Sets the sink for audit events.
     pub(super) fn set_audit(&mut self, audit: AuditSink) {
         self.audit = audit;
     }
 
-    /// Something happened to a session that is not an open.
+    /// Records an event of a session other than an open.
     pub(super) fn happened(&self, kind: AuditKind, client: &Opener, reason: Option<&str>) {
         self.audit.record(|| AuditEvent {
             reason: reason.map(str::to_owned),
@@ -114,7 +113,7 @@ impl ClientLog {
         });
     }
 
-    /// A path ends. What the operator does is recorded.
+    /// Records the end of a path if the operator caused it.
     pub(super) fn ended(&self, client: &Opener, end: &PathEnd) {
         if matches!(
             end,
@@ -124,7 +123,7 @@ impl ClientLog {
         }
     }
 
-    /// A session closes what it has open, or one export of that.
+    /// Records that a session closed one export, or all.
     pub(super) fn closed(
         &self,
         client: &Opener,
@@ -144,8 +143,8 @@ impl ClientLog {
         }
     }
 
-    /// Whether a line about a client that has opened nothing is to be logged, and how many were
-    /// left out since the last.
+    /// Decides whether to log a line about a client that has opened nothing. Returns the number of
+    /// suppressed lines since the last one.
     pub(super) fn admit(
         &mut self,
         now: Instant,
@@ -155,7 +154,8 @@ impl ClientLog {
         self.limits.admit(now, (Source::of(peer.ip()), what, String::new()))
     }
 
-    /// The same for a line that the audit log has too: records the event, or holds it back.
+    /// Decides likewise for a line that is also an audit event, and records the event or holds it
+    /// back.
     fn admit_event(
         &mut self,
         now: Instant,
@@ -180,15 +180,15 @@ impl ClientLog {
         admitted
     }
 
-    /// Logs how often happened again what was left out, when no more of it comes. True if anything
-    /// was.
+    /// Logs the number of suppressed lines for kinds without recent events. Returns whether there
+    /// were any.
     pub(super) fn close(&mut self, now: Instant) -> bool {
         let mut any = false;
         while let Some((kind, count)) = self.limits.overdue(now) {
             any = true;
             let at = self.held.iter().position(|(held, _)| *held == kind);
             let Some((_, event)) = at.map(|at| self.held.swap_remove(at)) else { continue };
-            // It is one of them itself.
+            // The held event is itself among the counted ones.
             let left_out = count - 1;
             let reason = event.reason.as_deref().unwrap_or(match event.event {
                 AuditKind::Disconnect => "disconnected",
@@ -205,13 +205,13 @@ impl ClientLog {
         any
     }
 
-    /// When to call [`Self::close`] next.
+    /// Time of the next call of [`Self::close`].
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.limits.deadline()
     }
 
-    /// A path of a client is up. The client of a session that has opened nothing yet may do that
-    /// any number of times, unless it has a name. True if it is to be logged.
+    /// Records a path that is up. Returns whether to log it: clients without a name and an open
+    /// export can do that any number of times, so their lines are limited.
     pub(super) fn connected(&mut self, now: Instant, client: &Opener, is_known: bool) -> bool {
         if is_known || client.who.name().is_some() {
             self.happened(AuditKind::Connect, client, None);
@@ -222,7 +222,7 @@ impl ClientLog {
         self.admit_event(now, kind, event).is_some()
     }
 
-    /// The last path of a client has ended: recorded where [`Self::connected`] was.
+    /// Records the end of a client's last path, under the same condition as [`Self::connected`].
     pub(super) fn disconnected(&mut self, now: Instant, client: &Opener, is_known: bool) {
         if is_known || client.who.name().is_some() {
             return self.happened(AuditKind::Disconnect, client, None);
@@ -232,7 +232,7 @@ impl ClientLog {
         let _left_out = self.admit_event(now, kind, event);
     }
 
-    /// A connection is refused.
+    /// Logs a refused connection.
     pub(super) fn refused(
         &mut self,
         now: Instant,
@@ -240,7 +240,7 @@ impl ClientLog {
         refusal: &Refusal,
     ) {
         let detail = match refusal {
-            // Of who has proved it, or of an address.
+            // The text contains an authenticated name or an address.
             Refusal::NotAllowed(why) | Refusal::Nameless(why) => detail(why),
             _ => String::new(),
         };
@@ -260,10 +260,10 @@ impl ClientLog {
         }
     }
 
-    /// A client has not proved who it is.
+    /// Logs a client that failed to authenticate.
     pub(super) fn not_proved(&mut self, now: Instant, peer: SocketAddr, why: &ProofError) {
         let refusal = Refusal::Unproved(why.clone());
-        // The text may have what the peer has sent: its key, names, numbers.
+        // The text may contain data that the peer sent: its key, names, numbers.
         let kind = (Source::of(peer.ip()), refusal.reason(), why.kind().to_owned());
         let event = || AuditEvent {
             address: Some(peer),
@@ -274,7 +274,7 @@ impl ClientLog {
         tracing::info!(%peer, %refusal, left_out, "a client has not proved who it is");
     }
 
-    /// The client of a path has proved who it is.
+    /// Records the authentication of a path's client.
     pub(super) fn proved(&self, path: &PathShared) {
         let (identity, peer) = (path.identity(), path.origin.peer);
         self.audit.record(|| AuditEvent {
@@ -288,7 +288,7 @@ impl ClientLog {
         tracing::info!(path = %path.key, %peer, %who, "a client has proved who it is");
     }
 
-    /// A client has opened an export.
+    /// Records and logs an open.
     pub(super) fn opened(&self, client: &Opener, asked: Asked, id: Option<ExportId>) {
         let Asked { export, access, .. } = asked;
         self.audit.record(|| AuditEvent {
@@ -311,7 +311,7 @@ impl ClientLog {
         }
     }
 
-    /// A client is not let open an export.
+    /// Logs a refused open.
     pub(super) fn open_refused(
         &mut self,
         now: Instant,
@@ -333,7 +333,7 @@ impl ClientLog {
             errno::ENOMEM => "too many exports are open",
             _ => "see the lines before",
         };
-        // A client can ask for any number of names that are none.
+        // A client can ask for any number of nonexistent names.
         let told_apart = asked.known.then(|| detail(&format!("{reason}: {export}")));
         let kind = (Source::of(peer.ip()), what, told_apart.unwrap_or_default());
         let event = || AuditEvent {
@@ -351,7 +351,7 @@ impl ClientLog {
     }
 }
 
-/// A detail of a kind, cut where it is too long.
+/// Truncates a detail that is too long.
 fn detail(text: &str) -> String {
     let mut end = text.len().min(DETAIL_MAX);
     while !text.is_char_boundary(end) {

@@ -1,12 +1,11 @@
-//! CLOSE: an export is given back when nothing of the session runs there any more.
+//! CLOSE: an export is given back when no requests of the session remain there.
 //!
-//! From the close on the device id means nothing, so no request is begun there. Those that a
-//! backend works on already run on, as do those that wait for it, and until the last of them has
-//! ended the session keeps its right to the export, as the one that is evicted does: a write of it
-//! must not land after those of the session that opens the export next. The close is answered then,
-//! as by the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); a client that does not wait for
-//! it leaves its session behind until then. Each shard is asked once and answers when it is
-//! through.
+//! From the close on the device ID is invalid, so no request begins there. Requests that a backend
+//! executes continue, as do those that wait for it. Until the last such request has ended, the
+//! session keeps its right to the export, as an evicted one does: its writes must not land after
+//! those of the next session that opens the export. The close is answered then, as by the kernel's
+//! server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a client does not wait for it, its session
+//! remains until then. Each shard is asked once and answers when it has no more requests.
 
 use std::mem;
 
@@ -19,13 +18,13 @@ use crate::export::ExportIndex;
 #[derive(Debug)]
 pub(super) struct Closing {
     closed: Closed,
-    /// Shards that have not answered.
+    /// Number of shards that have not answered.
     cores: u16,
-    /// None: the export was removed.
+    /// Destination of the answer; None if the export was removed.
     reply_to: Option<ReplyTo>,
 }
 
-/// The closes that wait on the control shard.
+/// Pending closes of the control shard.
 #[derive(Debug, Default)]
 pub(super) struct Closings {
     last: u64,
@@ -33,18 +32,18 @@ pub(super) struct Closings {
 }
 
 impl Closings {
-    /// True while requests of a session that closed the export may still run there.
+    /// Whether requests of a session that closed the export may still run there.
     pub(super) fn contains(&self, session: SessionId, export: ExportIndex) -> bool {
         self.waiting.iter().any(|one| one.closed.session == session && one.closed.export == export)
     }
 
-    /// The exports that a session has closed and still holds.
+    /// Exports that a session has closed and still holds.
     pub(super) fn of(&self, session: SessionId) -> impl Iterator<Item = ExportIndex> {
         let mine = self.waiting.iter().filter(move |one| one.closed.session == session);
         mine.map(|one| one.closed.export)
     }
 
-    /// The exports that a session which has ended did not get to give back.
+    /// Removes and returns the exports that an ended session still held.
     pub(super) fn forget(&mut self, session: SessionId) -> Vec<ExportIndex> {
         let all = mem::take(&mut self.waiting);
         let (ended, rest) = all.into_iter().partition(|one| one.closed.session == session);
@@ -53,8 +52,8 @@ impl Closings {
         ended.iter().map(|one| one.closed.export).collect()
     }
 
-    /// CLOSE came, or the export was removed: asks every shard whether requests of the session
-    /// still run at the export.
+    /// Begins a close, after CLOSE or the removal of the export: asks every shard whether requests
+    /// of the session remain there.
     pub(super) fn begin(
         &mut self,
         (session, export): (SessionId, ExportIndex),
@@ -70,9 +69,10 @@ impl Closings {
         }
     }
 
-    /// A shard is through with a closed export. Some: all are, and the close is to be answered.
+    /// Records that a shard has no more requests of a closed export. Returns the close if it was
+    /// the last shard, so that the close can be answered.
     pub(super) fn retired(&mut self, close: CloseNumber) -> Option<(Closed, Option<ReplyTo>)> {
-        // None: the session has ended meanwhile.
+        // None if the session has ended meanwhile.
         let at = self.waiting.iter().position(|one| one.closed.close == close)?;
         self.waiting[at].cores -= 1;
         if self.waiting[at].cores > 0 {

@@ -1,10 +1,10 @@
-//! Connection requests of clients: who is let in, and what a new path gets.
+//! Connection requests of clients: the checks, and the resources of a new path.
 //!
-//! Where a device pins memory, registering chunks takes too long for a shard
-//! (`Fabric::register_async`): another thread does it, and the path's connections wait meanwhile,
-//! unanswered, so that they can still be refused with the reason. Everything else goes on, the
-//! path's time-out too; what is registered for a path that has ended is released. Elsewhere memory
-//! is there at once.
+//! On a device that pins memory, registering chunks takes too long for a shard
+//! (`Fabric::register_async`). Another thread does it; meanwhile the path's connections wait
+//! unanswered, so that they can still be refused with the reason. Everything else continues,
+//! including the path's time-out; memory registered for a path that has ended is released. On other
+//! devices memory is available at once.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -33,11 +33,11 @@ use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, core_of};
 use crate::stats::MemorySnapshot;
 
-/// Dead paths of a session whose block IO may run, or whose connections may be closing yet.
-/// One more is not let in: their memory would add up.
+/// Maximum number of dead paths of a session whose block IO may run, or whose connections may still
+/// be closing. Further paths are refused, because their memory would add up.
 pub const DRAINING_MAX: usize = 4;
 
-/// Lets connections in.
+/// Checks connection requests and creates paths.
 #[derive(Debug)]
 pub(super) struct Connector {
     params: SessionParams,
@@ -52,19 +52,19 @@ impl Connector {
         Self { params, exports, memory, unproved: Unproved::new(params.memory_max) }
     }
 
-    /// The memory of chunks, in use and at most.
+    /// Memory used by chunks, and its limit.
     pub(super) fn memory(&self) -> MemorySnapshot {
         let MemorySnapshot { used_bytes, max_bytes } = self.memory.snapshot();
         MemorySnapshot { used_bytes: used_bytes + self.unproved.bytes(), max_bytes }
     }
 
-    /// The shard that a connection of a session will live on.
+    /// Shard of a connection of a session.
     pub(super) fn shard_of(&self, cid: ConnIndex, session: &SessionShared) -> CoreIndex {
         core_of(cid, session.first_shard, self.params.cores)
     }
 
-    /// What has to end so that a new path has room whose client has to prove who it is. Nothing for
-    /// one that would be refused for another reason.
+    /// Selects the paths that must end to make room for a new path whose client must authenticate.
+    /// Selects none for a path that would be refused for another reason.
     pub(super) fn room_unproved(
         &self,
         (provider, request): (ProviderIndex, &ConnRequest),
@@ -81,7 +81,7 @@ impl Connector {
             return Err(Refusal::NoSession);
         }
         Self::check_path((provider, request, true), conn, registry)?;
-        // Elsewhere it takes memory with what is written to it.
+        // On other devices memory is committed when written.
         let bytes = match ctx.fabrics[provider.index()].pins_memory() {
             true => ChunkPool::bytes(self.limits_of(conn, registry)?) as u64,
             false => 0,
@@ -91,7 +91,7 @@ impl Connector {
         self.unproved.room(newcomer, registry, ctx.now)
     }
 
-    /// The limits of a new path.
+    /// Limits of a new path.
     fn limits_of(&self, conn: &ConnReq, registry: &Registry) -> Result<Limits, Refusal> {
         let full = self.params.limits;
         let session = registry.session(conn.session_id).map(Session::shared);
@@ -104,8 +104,9 @@ impl Connector {
         }
     }
 
-    /// Checks whether a session with so many paths whose client is known may have one more: as many
-    /// as it had at once always, others if all of its chunks fit into memory-max.
+    /// Checks whether a session with `paths` paths of known clients may have one more. As many
+    /// paths as it once had at the same time are always permitted; further ones only if all chunks
+    /// of the session fit into memory-max.
     pub(super) fn check_memory(
         &self,
         session: &Session,
@@ -124,8 +125,8 @@ impl Connector {
         })
     }
 
-    /// The path of a connection request, which is made if there is none. Some: when its handshake
-    /// has to be over.
+    /// Returns the path of a connection request, creating it if necessary, and the deadline of the
+    /// handshake of a new path.
     pub(super) fn path_of(
         &mut self,
         (provider, request, proves): (ProviderIndex, &ConnRequest, bool),
@@ -133,7 +134,7 @@ impl Connector {
         registry: &mut Registry,
         ctx: &mut Ctx<'_>,
     ) -> Result<(PathKey, Option<Instant>), Refusal> {
-        // One that has to prove who its client is takes nobody's place before that.
+        // A path whose client must authenticate takes no other client's place before that.
         let peer = request.peer.ip();
         let same = |path: &Path| match proves {
             true => path.is_connect(conn, peer),
@@ -165,9 +166,9 @@ impl Connector {
         if draining >= DRAINING_MAX {
             return Err(Refusal::Draining(draining));
         }
-        // Two transports between two addresses are two ways.
+        // Two transports between the same addresses count as two ways.
         let way = (provider, request.peer.ip(), request.local.ip());
-        // A proof takes the place of its own path.
+        // An authenticating path may replace the path with its UUID.
         let passed_over = |path: &Path| proves && path.is_named(conn);
         if live().any(|path| !passed_over(path) && way_of(&path.shared().origin) == way) {
             return Err(Refusal::SameAddresses);
@@ -191,7 +192,7 @@ impl Connector {
         let cores = self.params.cores;
         let id = conn.session_id;
         let limits = self.limits_of(conn, registry)?;
-        // A proof takes the place of its own path.
+        // An authenticating path may replace the path with its UUID.
         if let Some(session) = registry.session(id) {
             let live = registry.paths_of(id).filter(|path| {
                 path.state().may_begin() && !path.is_unproved() && !(proves && path.is_named(conn))
@@ -209,7 +210,8 @@ impl Connector {
         let messages = MessageBuffers::new(limits.queue_depth(), &pd).map_err(Refusal::memory)?;
         let wanted = match cached {
             Some(cached) => Some(cached.into_order(limits, &pd, fresh_keys)),
-            // Where it may well be refused, the refusal can still reach the peer.
+            // Registered early if it is likely to fail, so that the refusal can still reach the
+            // peer.
             None if fabric.pins_memory() => {
                 let counted = (self.memory.meter(), Counting::Whole);
                 Some(ChunkPool::fresh(limits, &pd, fresh_keys, counted)?)
@@ -260,17 +262,17 @@ impl Connector {
         Ok(key)
     }
 
-    /// The client of a path has proved who it is.
+    /// Updates the accounting when the client of a path has authenticated.
     pub(super) fn proved(&mut self, path: &PathShared) {
         self.unproved.proved(path, self.memory.meter());
     }
 
-    /// A path ends.
+    /// Updates the accounting when a path ends.
     pub(super) fn ended(&mut self, path: &Path, end: &PathEnd, now: Instant) {
         self.unproved.ended(path, end, now);
     }
 
-    /// Lets a connection's shard accept it.
+    /// Lets the shard of a connection accept it.
     pub(super) fn accept(
         &self,
         path: Arc<PathShared>,
@@ -293,7 +295,8 @@ impl Connector {
         ctx.out.shard(shard, ShardMessage::Accept(Box::new(order)));
     }
 
-    /// Chunks were registered by another thread, or refused. Some: the path has to end.
+    /// Processes chunks that another thread registered, or failed to. Returns the path and the
+    /// reason if the path must end.
     pub(super) fn registered(
         &self,
         provider: ProviderIndex,
@@ -304,9 +307,9 @@ impl Connector {
         let AsyncRegistration { id, pd, result, took } = made;
         let key = PathKey(id);
         let path = registry.path_mut(key);
-        // The client can go on from now on.
+        // The client can continue from now on.
         let times = (ctx.now, ctx.now + self.params.handshake_timeout);
-        // A path that ends waits no more.
+        // A path that ends no longer waits.
         let held = path.and_then(|path| Some((Arc::clone(path.shared()), path.take_held(times)?)));
         let Some((path, held)) = held else {
             pd.free_later(Box::new(result));
@@ -333,8 +336,8 @@ impl Connector {
         }
     }
 
-    /// Makes the chunks of a path that has none yet, at once. Its domain is chosen, so of what is
-    /// cached only the memory serves.
+    /// Creates the chunks of a path without any, synchronously. Its domain is fixed, so only the
+    /// memory of a cached pool can be used.
     pub(super) fn make_chunks(
         &mut self,
         path: &PathShared,
@@ -365,7 +368,7 @@ impl Connector {
     }
 }
 
-/// Between which addresses a path is, and over which provider.
+/// Provider and addresses of a path.
 pub(super) fn way_of(path: &PathOrigin) -> (ProviderIndex, IpAddr, IpAddr) {
     (path.provider, path.peer.ip(), path.local.ip())
 }
@@ -380,7 +383,7 @@ pub(super) fn refuse(
     ctx.fabrics[provider.index()].reject(ctx.now, request, &refusal.response());
 }
 
-/// A path has its chunks. It gets them once.
+/// Sets the chunks of a path, once.
 fn give_chunks(path: &PathShared, pool: ChunkPool) {
     pool.let_write(path.session.has_opened() && !path.is_unproved());
     if path.chunks.set(pool).is_err() {

@@ -1,10 +1,10 @@
 //! DISCOVER: a client lists the exports that it may open, page by page.
 //!
-//! Only named exports are listed: what a search path leads to is known when somebody opens it. With
-//! access lists, only what the client may open. Which exports these are is found out once for each
-//! client, [`SLICE`] exports at a time, and kept until exports or access lists change: what a page
-//! costs does not depend on how many exports there are. What is kept says where to look; a page
-//! holds only what its client may open when it is made.
+//! Only named exports are listed, because the files below a search path are unknown until they are
+//! opened. With access lists, only exports that the client may open are listed. They are determined
+//! once for each client, [`SLICE`] exports at a time, and cached until exports or access lists
+//! change: the cost of a page does not depend on the number of exports. The cached list says where
+//! to look; a page contains only what its client may open when the page is made.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -19,57 +19,57 @@ use super::registry::Registry;
 use crate::engine::message::ControlAnswer;
 use crate::export::{ExportIndex, ExportTable, bare};
 
-/// Exports that one step of a list looks at.
+/// Number of exports that one step of a list visits.
 pub(super) const SLICE: u16 = 128;
-/// Lists that are kept.
+/// Maximum number of cached lists.
 const LISTS_MAX: usize = 16;
 
-/// Identity of a client: the names and addresses of its session's paths. Two with the same may open
-/// the same. The session counts if rules depend on it.
+/// Identity of a client: names and addresses of its session's paths. Clients with equal keys may
+/// open the same exports. The session is part of the key if rules depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ClientKey {
     paths: Vec<(Option<String>, IpAddr)>,
     session: Option<SessionId>,
 }
 
-/// What a client may open.
+/// Exports that a client may open.
 #[derive(Debug)]
 struct List {
     client: ClientKey,
-    /// Number of the exports and access lists that were looked at.
+    /// Version of the exports and access lists that the list was made from.
     version: u64,
-    /// In the order of their names.
+    /// Exports in the order of their names.
     exports: Vec<ExportIndex>,
 }
 
-/// A list that is being made for a request.
+/// A partial list that is being made for a request.
 #[derive(Debug)]
 pub(super) struct Draft {
     list: List,
-    /// Name that was looked at last.
+    /// Name that was visited last.
     from: Box<[u8]>,
 }
 
-/// Lists of exports, the last to be used behind the others.
+/// Lists of exports; the most recently used is last.
 #[derive(Debug, Default)]
 pub(super) struct Lists(VecDeque<List>);
 
 /// Progress of a DISCOVER.
 pub(super) enum Step {
     Answer(ControlAnswer),
-    /// There are other exports to look at.
+    /// More exports must be visited.
     Again(Box<Draft>),
 }
 
-/// A DISCOVER: exports behind a name, in an answer of limited size.
+/// A DISCOVER: lists exports after a name, in an answer of limited size.
 pub(super) struct PageRequest<'a> {
     pub(super) session: SessionId,
     pub(super) after: &'a Name,
-    /// Bytes of the answer.
+    /// Maximum size of the answer in bytes.
     pub(super) room: u32,
 }
 
-/// What a page is made from.
+/// Sources of the contents of a page.
 #[derive(Clone, Copy)]
 pub(super) struct Tables<'a> {
     pub(super) exports: &'a ExportTable,
@@ -78,8 +78,8 @@ pub(super) struct Tables<'a> {
 }
 
 impl Lists {
-    /// Makes a page of exports, as many as fit. Looks at [`SLICE`] exports, after those of `draft`,
-    /// if there is no list for the client yet.
+    /// Makes a page of as many exports as fit. If there is no list for the client yet, visits the
+    /// next [`SLICE`] exports after those of `draft`.
     pub(super) fn page(
         &mut self,
         request: &PageRequest<'_>,
@@ -115,7 +115,7 @@ impl Lists {
     }
 }
 
-/// The identity of a session's client.
+/// Identity of a session's client.
 fn client_key(exports: &ExportTable, registry: &Registry, session: SessionId) -> ClientKey {
     let policy = exports.access();
     if policy.is_open() {
@@ -130,7 +130,7 @@ fn client_key(exports: &ExportTable, registry: &Registry, session: SessionId) ->
 }
 
 impl Draft {
-    /// Looks at more exports. Returns the list when that was all.
+    /// Visits more exports. Returns the complete list after the last one.
     fn look(
         mut self: Box<Self>,
         session: SessionId,
@@ -138,7 +138,8 @@ impl Draft {
         registry: &Registry,
     ) -> Result<List, Box<Self>> {
         let next = exports.named_after(&self.from, usize::from(SLICE));
-        // After the exports: a list is never older than what it is for.
+        // Read after the exports, so that the access lists are never older than the exports they
+        // apply to.
         let policy = exports.access();
         let last = next.last().filter(|_| next.len() == usize::from(SLICE));
         let last: Option<Box<[u8]>> = last.map(|(_, last)| bare(last.name.as_bytes()).into());
@@ -164,7 +165,7 @@ impl List {
             exports.get(*at).is_some_and(|export| bare(export.name.as_bytes()) <= after)
         };
         let first = self.exports.partition_point(is_before);
-        // One more than fits says whether there are more.
+        // One more than fits shows whether there are more.
         let named = self.exports[first..].iter().filter_map(|at| {
             let export = exports.get(*at)?;
             if exports.find(export.name.as_bytes()) != Some(*at) {

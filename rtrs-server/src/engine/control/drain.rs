@@ -1,10 +1,10 @@
-//! The server's end: by a signal, or drained by its operator.
+//! The end of the server: by a signal, or drained by its operator.
 //!
-//! Either way no new connection is taken, requests that run are answered, and paths close when
-//! they have none left. At a signal all paths finish at once. A drain lets one path of each
-//! session finish after the other, so that a client goes on over its other paths meanwhile; when
-//! half of its time is over, those that are left finish at once, since one may wait for a backend
-//! that never answers. What still runs at the end of the time is abandoned, and counted.
+//! In both cases new connections are refused, running requests are answered, and paths close when
+//! they have none left. At a signal all paths finish at once. A drain finishes the paths of each
+//! session one by one, so that a client can use its other paths meanwhile. When half of the time is
+//! over, the remaining paths finish at once, because some path may wait for a backend that never
+//! answers. Requests that still run at the end of the time are abandoned and counted.
 
 use rtrs_core::time::{Duration, Instant};
 
@@ -13,63 +13,63 @@ use crate::engine::message::{AdminReply, AdminReplyTo};
 use crate::path::PathKey;
 use crate::path::state::PathState;
 
-/// How long the ends of connections may take at the end, after the time for requests.
+/// Time for closing connections, after the time for requests.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
-/// How far the server's end is.
+/// State of the server's end.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
-    /// Requests that run may end.
+    /// Running requests may complete.
     Finishing {
-        /// From then on all paths finish.
+        /// Time from which all paths finish.
         all_at: Instant,
-        /// Until then.
+        /// Deadline for requests.
         until: Instant,
     },
-    /// Connections are being ended.
+    /// Connections are being closed.
     Aborting {
-        /// Until then.
+        /// Deadline for closing them.
         until: Instant,
-        /// Requests that had not ended.
+        /// Number of requests that did not complete.
         unfinished: u64,
     },
     /// Shards are ending.
     Done,
 }
 
-/// What the end of the server asks for next.
+/// Next action of the server's end.
 pub(super) enum Order {
     /// Nothing before that time, if any.
     Wait(Option<Instant>),
-    /// These paths finish; to be looked at again at that time.
+    /// Finish these paths, and check again at that time.
     Finish(Vec<PathKey>, Instant),
-    /// All paths end, whatever they still do.
+    /// End all paths, whatever they still do.
     EndAll(Instant),
-    /// The shards end.
+    /// Exit the shards.
     Exit,
 }
 
-/// The server's end, if one was begun.
+/// The server's end, if it has begun.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     stop: Option<Stop>,
-    /// Who asked for a drain.
+    /// Reply to the operator who requested a drain.
     reply: Option<AdminReplyTo>,
 }
 
 impl Drain {
-    /// True from the moment a stop was asked for.
+    /// Whether a stop was requested.
     pub(super) fn is_stopping(&self) -> bool {
         self.stop.is_some()
     }
 
-    /// The operator waits for the answer to a drain.
+    /// Sets the reply for the operator who waits for a drain.
     pub(super) fn set_reply(&mut self, reply: AdminReplyTo) {
         self.reply = Some(reply);
     }
 
-    /// Begins the end, or hurries it: all paths finish at one time, and end at another. False when
-    /// connections are ended already.
+    /// Begins the end, or accelerates it: all paths finish at `all_at` and end at `until`. Returns
+    /// false if connections are already being closed.
     pub(super) fn begin(&mut self, all_at: Instant, until: Instant) -> bool {
         let stop = match self.stop {
             None => Stop::Finishing { all_at, until },
@@ -82,7 +82,7 @@ impl Drain {
         true
     }
 
-    /// Goes on with the end.
+    /// Advances the end.
     pub(super) fn advance(&mut self, now: Instant, registry: &Registry) -> Order {
         let left = registry.paths().count();
         match self.stop {
@@ -116,7 +116,7 @@ impl Drain {
     }
 }
 
-/// The next path of each session, or all.
+/// Paths to finish now: the next one of each session, or all.
 fn to_finish(all: bool, registry: &Registry) -> Vec<PathKey> {
     let mut keys = Vec::new();
     for session in registry.sessions() {
@@ -133,7 +133,7 @@ fn to_finish(all: bool, registry: &Registry) -> Vec<PathKey> {
     keys
 }
 
-/// Logs what the server did until its end.
+/// Logs the totals of the server.
 pub(super) fn log_totals(registry: &Registry, refused: u64) {
     let (sessions, io) = registry.totals();
     tracing::info!(

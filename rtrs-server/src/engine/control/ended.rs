@@ -1,14 +1,15 @@
-//! What sessions left unflushed that ended without closing an export.
+//! Unflushed writes of sessions that ended without closing an export.
 //!
-//! A client whose paths have all died loses its session. When it connects again under the same id
-//! it gets a new one, with a new ledger, and for the client nothing has changed: it still relies
-//! on a flush for the writes that were acknowledged before. So the control shard keeps what a
-//! ledger knows, and the next session of that id takes it up when it opens the export. A kernel's
-//! client learns of a loss in no other way. Ours compares cache ids at each open and hears there of
-//! failures up to then; what fails later it learns from its flushes, like a kernel.
+//! A client whose paths have all failed loses its session. When it reconnects under the same ID it
+//! gets a new session with a new ledger, but for the client nothing has changed: it still relies on
+//! a flush for the writes that were acknowledged before. The control shard therefore keeps the
+//! contents of the ledger, and the next session with that ID takes them over when it opens the
+//! export. A kernel client learns of a loss in no other way. An rtrs client compares cache IDs at
+//! each open, which reveals earlier failures; it learns of later ones from its flushes, like a
+//! kernel client.
 //!
-//! At most [`KEPT_MAX`] exports of sessions are kept, the oldest are dropped, and each for
-//! [`KEPT_FOR`] at most.
+//! At most [`KEPT_MAX`] exports of sessions are kept, where the oldest are dropped first, and each
+//! for [`KEPT_FOR`] at most.
 
 use std::collections::VecDeque;
 
@@ -20,13 +21,13 @@ use crate::engine::epoch::EpochMark;
 use crate::engine::ledger::FlushLedger;
 use crate::export::Export;
 
-/// How many are kept.
+/// Maximum number of kept entries.
 const KEPT_MAX: usize = 1024;
 
-/// How long a client may take to come back.
+/// Maximum time for a client to reconnect.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
-/// An export as it is known when it is gone.
+/// Description of an export that outlives the export.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     name: String,
@@ -44,26 +45,26 @@ impl Known {
     }
 }
 
-/// What one session left of one export.
+/// Unflushed writes of one session to one export.
 #[derive(Debug)]
 struct Left {
     session: SessionId,
-    /// Of the export: its place may have been given to another one meanwhile.
+    /// Name of the export, because its index may have been reused.
     name: String,
     id: Option<ExportId>,
-    /// The epoch of the oldest write that no good flush covered.
+    /// Epoch of the oldest write that no successful flush covered.
     oldest: EpochMark,
-    /// A loss is still to be reported.
+    /// Whether a loss must still be reported.
     late: bool,
     at: Instant,
 }
 
-/// What ended sessions left, oldest first.
+/// Unflushed writes of ended sessions, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Ended(VecDeque<Left>);
 
 impl Ended {
-    /// A session ended with this export open.
+    /// Stores the ledger of a session that ended with this export open.
     pub(super) fn keep(
         &mut self,
         now: Instant,
@@ -80,9 +81,9 @@ impl Ended {
         self.0.push_back(Left { session, name, id, oldest: epoch.after(oldest), late, at: now });
     }
 
-    /// A session opens the export: what the one before it left there. True when some of that may
-    /// be lost and the client has not heard of it, None when nothing is left. It is lost when
-    /// another file or disk has the name by now.
+    /// Takes what a former session with the same ID left at the export. Returns whether any of that
+    /// may be lost without the client's knowledge, or None if nothing is left. It is lost if
+    /// another file or disk has the name now.
     pub(super) fn take(
         &mut self,
         now: Instant,
@@ -172,7 +173,7 @@ mod tests {
             ended.keep(START, SESSION, &Known::new(&export("b", &before)), &ledger);
             assert_eq!(ended.take(START, SESSION, &export("b", &kept(base))), Some(lost), "{base}");
         }
-        // Where the number is not saved, nobody knows.
+        // If the number is not saved, the result is unknown.
         ended.keep(START, SESSION, &Known::new(&export("b", &Arc::default())), &dirty());
         assert_eq!(ended.take(START, SESSION, &export("b", &Arc::default())), Some(true));
     }

@@ -1,4 +1,4 @@
-//! How paths and sessions end: what ends them, what their shards report, and who is too late.
+//! Ends of paths and sessions: causes, reports of the shards, and timeouts.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 
 impl Control {
-    /// Begins the end of a path. Nothing happens to one that ends already.
+    /// Begins the end of a path, unless it is ending already.
     pub(super) fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.path_mut(key) else { return };
         let peer = path.shared().origin.peer;
@@ -40,7 +40,7 @@ impl Control {
         self.advance_end(key, ctx);
     }
 
-    /// A shard reports how far the end of a path is.
+    /// Processes a shard's report on the end of a path.
     pub(super) fn report(
         &mut self,
         key: PathKey,
@@ -57,7 +57,7 @@ impl Control {
         self.advance_drain(ctx);
     }
 
-    /// Goes on with the end of a path; the last path of a session takes the session with it.
+    /// Advances the end of a path; with its last path, a session ends too.
     pub(super) fn advance_end(&mut self, key: PathKey, ctx: &mut Ctx<'_>) {
         let Some(path) = self.live_path(key) else { return };
         let (fenced, gone) = path.advance();
@@ -84,7 +84,7 @@ impl Control {
         ended.into_iter().for_each(|session| self.session_gone(&session, peer, ctx));
     }
 
-    /// A session has ended; the last of its paths was from there.
+    /// Cleans up after an ended session, whose last path came from `last`.
     pub(super) fn session_gone(&mut self, session: &Session, last: SocketAddr, ctx: &mut Ctx<'_>) {
         let (name, id) = (session.name(), session.id());
         let who = session.shared().name_of_client();
@@ -92,7 +92,7 @@ impl Control {
         self.log.closed(&client, (session.shared(), &self.exports), None);
         self.admission.ended(id, session.has_opened());
         self.opens.session_ended(session.shared(), ctx.now, ctx.out);
-        // Without a name none of its paths was up.
+        // Without a name, none of its paths was up.
         if name.is_some() {
             self.log.disconnected(ctx.now, &client, session.has_opened());
         }
@@ -103,8 +103,8 @@ impl Control {
         }
     }
 
-    /// Ends sessions for which nobody has proved in time that he is their client: whoever connects
-    /// paths to them and proves nothing must not keep them, with what they have open.
+    /// Ends sessions for which no client has authenticated in time. Otherwise anyone could keep
+    /// sessions and their open exports alive by connecting paths without authenticating.
     pub(super) fn end_orphaned(&mut self, ctx: &mut Ctx<'_>) {
         let orphaned = |session: &Session| session.orphaned().map(|until| (until, session.id()));
         let orphaned: Vec<_> = self.registry.sessions().filter_map(orphaned).collect();
@@ -115,14 +115,14 @@ impl Control {
             }
             let peer = self.registry.session(id).and_then(Session::peer);
             self.end_session(id, &PathEnd::Orphaned, ctx);
-            // It may be gone with them.
+            // The session may have ended with its paths.
             if let Some((session, peer)) = self.registry.abandon(id, ctx.now).zip(peer) {
                 self.session_gone(&session, peer, ctx);
             }
         }
     }
 
-    /// A path serves: if its session has opened no export yet, there is a time for that.
+    /// Starts the open timeout when a path serves whose session has not opened an export yet.
     pub(super) fn watch_unopened(&mut self, key: PathKey) {
         let path = self.registry.path(key);
         let session = path.and_then(|path| self.registry.session(path.shared().session.id));
@@ -131,7 +131,7 @@ impl Control {
         self.next = earliest(self.next, until);
     }
 
-    /// Ends sessions that have opened no export for too long.
+    /// Ends sessions that have not opened an export in time.
     pub(super) fn end_unopened(&mut self, ctx: &mut Ctx<'_>) {
         let mut late = Vec::new();
         for session in self.registry.sessions().filter(|session| !session.has_opened()) {
@@ -142,7 +142,7 @@ impl Control {
             }
         }
         for id in late {
-            // One without a path that is up has a time for its handshake.
+            // A session without a path that is up is subject to the handshake timeout.
             let up = |path: &Path| path.state() == PathState::Connected;
             if self.registry.paths_of(id).any(up) {
                 self.refused.count("not-opened");

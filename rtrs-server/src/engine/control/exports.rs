@@ -1,6 +1,6 @@
-//! The operator's changes of exports, as far as sessions are concerned: who has which open, and the
-//! end of one that is removed. What is exported instead, and when files are released, is the
-//! daemon's affair (`daemon/exports.rs`). Nothing here waits for a backend.
+//! The operator's changes of exports, as far as they affect sessions: sessions that have an export
+//! open, and the end of a removed export. The daemon changes what is exported and releases files
+//! (`daemon/exports.rs`). Nothing here waits for a backend.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::export::{Export, ExportIndex, ExportTable};
 use crate::path::PathKey;
 use crate::stats::{ExportSnapshot, ExportState, ExportUser};
 
-/// Sessions that a refusal names.
+/// Maximum number of sessions that a refusal names.
 const NAMED_MAX: usize = 3;
 
-/// An export by its name. The error is for the operator.
+/// Finds an export by its name. The error is for the operator.
 pub(super) fn find(
     exports: &ExportTable,
     name: &str,
@@ -35,7 +35,7 @@ fn name_of(session: SessionId, registry: &Registry) -> Option<String> {
     Some(String::from_utf8_lossy(name.as_bytes()).into_owned())
 }
 
-/// Sessions as a refusal names them.
+/// Formats sessions for a refusal.
 fn names(users: &[(SessionId, AccessMode)], registry: &Registry) -> String {
     let shown = users.iter().take(NAMED_MAX).map(|(session, mode)| {
         let name =
@@ -49,7 +49,7 @@ fn names(users: &[(SessionId, AccessMode)], registry: &Registry) -> String {
     }
 }
 
-/// All exports, without their access lists, which the daemon knows.
+/// Lists all exports, without their access lists, which the daemon adds.
 pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) -> AdminReply {
     let all = exports.all().into_iter().map(|(at, export)| {
         let users = opens.users(at).iter().map(|(session, mode)| ExportUser {
@@ -91,7 +91,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
     AdminReply::Exports(all.collect())
 }
 
-/// The sessions that have exports open, by name; true for writing.
+/// Sessions that have exports open, by export name; true for writing.
 pub(super) fn holders(exports: &ExportTable, opens: &Opens, names: Vec<String>) -> AdminReply {
     let of = |name: &str| {
         let users = exports.find(name.as_bytes()).map(|at| opens.users(at)).unwrap_or_default();
@@ -104,7 +104,7 @@ pub(super) fn holders(exports: &ExportTable, opens: &Opens, names: Vec<String>) 
     AdminReply::Holders(all.collect())
 }
 
-/// The devices that an export is, to sessions that have it open.
+/// Device IDs of an export in the sessions that have it open.
 pub(super) fn devices_of(
     export: ExportIndex,
     opens: &Opens,
@@ -114,7 +114,7 @@ pub(super) fn devices_of(
     opens.users(export).iter().filter_map(|(id, _)| Some((*id, device(*id)?))).collect()
 }
 
-/// The clients of these sessions have to open these devices again, on each of their paths.
+/// Announces changed devices to the clients of these sessions, on each of their paths.
 pub(super) fn announce(
     changed: &[(SessionId, DeviceId)],
     registry: &mut Registry,
@@ -128,7 +128,7 @@ pub(super) fn announce(
     }
 }
 
-/// An OPEN of a device that the session has or had open is about to be answered.
+/// Records the reopening of a device that the session has or had open, before the OPEN is answered.
 pub(super) fn opened_again(
     key: PathKey,
     device: Option<DeviceId>,
@@ -141,7 +141,7 @@ pub(super) fn opened_again(
     }
 }
 
-/// Removes an export. Returns the devices that it was, to sessions that had it open.
+/// Removes an export. Returns its device IDs in the sessions that had it open.
 pub(super) fn remove(
     (index, export): (ExportIndex, Arc<Export>),
     force: bool,
@@ -167,7 +167,7 @@ pub(super) fn remove(
     (AdminReply::ExportRemoved { ended }, devices)
 }
 
-/// Lets nobody open an export for writing, or those again who could.
+/// Forbids opens of an export for writing, or permits them again.
 pub(super) fn freeze(
     (index, export): (ExportIndex, Arc<Export>),
     frozen: bool,

@@ -1,16 +1,15 @@
-//! FENCE: a client says that one of its paths is dead, and wants to know when nothing of it can
+//! FENCE: a client reports that one of its paths is dead, and asks when no work of that path can
 //! begin any more.
 //!
-//! The answer waits until every shard has stopped serving the path: what still comes over its
-//! connections is not looked at any more. When these are closed is another matter: a driver may
-//! take a minute to destroy a queue pair (`rtrs-core/src/fabric/verbs/reaper.rs`), and a client
-//! that had to wait for that would take the path it asked over for dead too. Block IO of the path
-//! that runs by then may run on: newer changes of the same bytes wait for it, and so does what the
-//! client sends again (`engine/io/overlap.rs`). Runs on the control shard.
+//! The answer waits until every shard has stopped serving the path: whatever still arrives over its
+//! connections is ignored. The connections may close later: a driver may take a minute to destroy a
+//! queue pair (`rtrs-core/src/fabric/verbs/reaper.rs`), and a client that had to wait for that
+//! would consider the path of its FENCE dead too. Block IO of the path that runs at that time may
+//! continue: newer changes of the same bytes wait for it, and so do requests that the client sends
+//! again (`engine/io/overlap.rs`). Runs on the control shard.
 //!
-//! A path that led to another process of the server is unknown here. Nothing of it takes effect any
-//! more only if that process had to release the locks of the exports before this one could open
-//! them.
+//! A path to another process of the server is unknown here. Its requests can have no further effect
+//! only if that process had to release the locks of the exports before this one could open them.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::wire::{Fence, errno};
@@ -22,11 +21,11 @@ use crate::engine::session::{SessionParams, SessionShared};
 use crate::export::ExportTable;
 use crate::path::PathKey;
 
-/// What a FENCE comes to.
+/// Outcome of a FENCE.
 pub(super) enum Fencing {
-    /// An answer at once.
+    /// Answer immediately.
     Answer(ControlAnswer),
-    /// This path has to end; then the answer comes.
+    /// End this path, and answer when it has stopped.
     End(PathKey),
 }
 
@@ -42,7 +41,7 @@ impl<'a> Own<'a> {
     }
 
     /// Whether this process can answer a FENCE: the path led to this process, as far as both sides
-    /// know, or each export that the session writes is locked.
+    /// know, or every export that the session writes is locked.
     fn can_answer(&self, fence: &Fence, session: &SessionShared) -> bool {
         let devices = &session.devices;
         let open = || devices.ids().filter_map(|id| devices.get(id));
@@ -57,7 +56,7 @@ impl<'a> Own<'a> {
     }
 }
 
-/// Finds the path that a FENCE means, which came over another one.
+/// Finds the path that a FENCE names, which arrived over another one.
 pub(super) fn fence(over: &Path, fence: &Fence, registry: &Registry, own: &Own<'_>) -> Fencing {
     if over.shared().origin.uuid == fence.path {
         return Fencing::Answer(ControlAnswer::Refused(errno::EINVAL));

@@ -1,5 +1,5 @@
-//! Exports that move between servers: what clients ask of them (MOVE), and who may open one that is
-//! standby here. What moving takes is the source's affair (`rtrs_core::gateway`).
+//! Exports that move between servers: processing of MOVE, and the condition for opening a standby.
+//! The source implements the move itself (`rtrs_core::gateway`).
 
 use rtrs_core::wire::{AccessMode, Move, Name, errno};
 
@@ -8,10 +8,10 @@ use crate::engine::message::ControlAnswer;
 use crate::engine::session::SessionShared;
 use crate::export::ExportTable;
 
-/// What an open of a standby is refused with, to a client that knows none.
+/// Reason for refusing an open of a standby, for a client that does not support standbys.
 pub(super) const STANDBY: &str = "it is standby here, and another server serves it";
 
-/// The answer to MOVE: the move has begun, or why not.
+/// Answers MOVE: the move has begun, or is refused.
 pub(super) fn answer(
     Move { device_id, away }: Move,
     session: &SessionShared,
@@ -22,7 +22,7 @@ pub(super) fn answer(
         Ok(entry) => entry,
         Err(errno) => return refused(errno),
     };
-    // Who reads only has nothing to lose by waiting for who writes.
+    // A reader loses nothing by waiting for the writer.
     if !entry.writable {
         return refused(errno::EPERM);
     }
@@ -40,7 +40,7 @@ pub(super) fn answer(
     }
 }
 
-/// True for an export that another server serves.
+/// Whether another server serves the export.
 pub(super) fn is_standby(name: &Name, exports: &ExportTable) -> bool {
     let export = exports.find(name.as_bytes()).and_then(|at| exports.get(at));
     export.is_some_and(|export| {
@@ -48,7 +48,7 @@ pub(super) fn is_standby(name: &Name, exports: &ExportTable) -> bool {
     })
 }
 
-/// A session has opened an export.
+/// Records that a session has opened an export for writing.
 pub(super) fn note_writer(
     name: &Name,
     access: AccessMode,

@@ -1,9 +1,9 @@
-//! Addresses from which sessions have paths, or had them: the listeners keep room for them.
+//! Addresses from which sessions have or had paths: the listeners keep room for them.
 //!
-//! Before a connection's request is read, its address is all that is known of it
-//! (`rtrs_core::proto::quota`). An address becomes known when a session that has opened an export
-//! has a path from there, and stays known when the path is gone, since the client will come back.
-//! At most [`KNOWN_MAX`] without a path are remembered; the one not used for longest is forgotten.
+//! Before a connection's request is read, only its address is known (`rtrs_core::proto::quota`). An
+//! address becomes known when a session that has opened an export has a path from there, and stays
+//! known after the path has ended, because the client will come back. At most [`KNOWN_MAX`]
+//! addresses without a path are remembered; the least recently used one is forgotten first.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,23 +12,23 @@ use rtrs_core::ids::ProviderIndex;
 
 use crate::engine::ctx::Ctx;
 
-/// Addresses without a path that are remembered.
+/// Maximum number of remembered addresses without a path.
 const KNOWN_MAX: usize = 1024;
 
-/// An address, as clients of one provider have it.
+/// Address of clients of one provider.
 pub(super) type Place = (ProviderIndex, IpAddr);
 
-/// The addresses that are known.
+/// Known addresses.
 #[derive(Debug, Default)]
 pub(super) struct KnownPeers {
     paths: BTreeMap<Place, u32>,
-    /// Those without paths, by when the last one went.
+    /// Addresses without paths, in the order in which their last path ended.
     idle: BTreeMap<u64, Place>,
     last: u64,
 }
 
 impl KnownPeers {
-    /// A path is up. True when its place was not known before.
+    /// Records a path that is up. Returns true if its place was not known before.
     pub(super) fn path_up(&mut self, place: Place) -> bool {
         if let Some(paths) = self.paths.get_mut(&place) {
             *paths += 1;
@@ -40,7 +40,7 @@ impl KnownPeers {
         self.idle.len() == before
     }
 
-    /// A path is gone. Some: a place that is known no longer.
+    /// Records the end of a path. Returns a place that is no longer known, if any.
     pub(super) fn path_gone(&mut self, place: Place) -> Option<Place> {
         let paths = self.paths.get_mut(&place)?;
         *paths -= 1;
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(known.path_gone(place(1)), None);
         assert!(!known.path_up(place(1)), "it came back");
         assert_eq!(known.path_gone(place(1)), None);
-        // Another place of the same address on another provider.
+        // The same address on another provider is another place.
         assert!(known.path_up((ProviderIndex(1), place(1).1)));
         assert_eq!(known.path_gone(place(7)), None, "never known");
     }

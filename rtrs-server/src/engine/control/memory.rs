@@ -1,16 +1,17 @@
-//! The limit of the memory of chunks (`memory-max`), and the queue depth of a new session.
+//! The memory limit of chunks (`memory-max`), and the queue depth of a new session.
 //!
-//! A new session gets the server's depth if a path of that depth fits into the memory that is left,
-//! else half of it, and so on; a client that cannot use a smaller depth is refused. What counts is
-//! in `rtrs-core/src/mem/usage.rs`: over TCP the chunks that peers have written, over RDMA all.
-//! So the limit decides about new sessions and is no bound of what the server uses: sessions that
-//! exist may still write to chunks that they never used. A session may have as many paths at once
-//! as it had before, and the memory of those stays its own until it ends, whatever else is
-//! admitted: a path that failed always comes back. For one more path, all chunks of the session
-//! must fit beside what others use: no session takes more than the limit.
+//! A new session gets the server's depth if a path of that depth fits into the remaining memory,
+//! otherwise half that depth, and so on; a client that cannot use a smaller depth is refused.
+//! `rtrs-core/src/mem/usage.rs` defines what counts: over TCP the chunks that peers have written,
+//! over RDMA all. The limit therefore decides about new sessions and does not bound the server's
+//! memory: existing sessions may still write to chunks that they have never used. A session may
+//! have as many paths at once as it had before, and their memory stays reserved until the session
+//! ends, regardless of what else is admitted: a failed path can always reconnect. For one more
+//! path, all chunks of the session must fit in addition to what others use: no session uses more
+//! than the limit.
 //!
-//! A session keeps its depth for as long as any end knows it: its client repeats it to a server
-//! that was started again. Owned by the control shard.
+//! A session keeps its depth as long as either end knows it: its client repeats it to a restarted
+//! server. Owned by the control shard.
 
 use std::sync::Arc;
 
@@ -22,46 +23,47 @@ use crate::engine::control::refusal::Refusal;
 use crate::path::chunks::ChunkPool;
 use crate::stats::MemorySnapshot;
 
-/// Depth below which a session is refused rather than given less, if the server is set to more.
+/// Minimum depth given to a session, unless the server is configured for less; below it, the
+/// session is refused.
 const DEPTH_MIN: u16 = 16;
 
-/// Memory of a session that asks for a further path.
+/// Memory of a session that requests a further path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SessionMemory {
-    /// Paths that it has.
+    /// Number of paths that the session has.
     pub(super) paths: usize,
     /// Bytes of the chunks of a path.
     pub(super) path_bytes: u64,
     /// Bytes of its chunks that count against the limit.
     pub(super) used: u64,
-    /// Bytes that other sessions may need for paths that they had.
+    /// Bytes that other sessions may need for paths that they once had.
     pub(super) reserved_by_others: u64,
 }
 
-/// The memory of chunks, and who gets how much.
+/// Accounting of chunk memory.
 #[derive(Debug)]
 pub(super) struct Memory {
     meter: Arc<MemoryMeter>,
 }
 
 impl Memory {
-    /// A limit of so many bytes.
+    /// Creates the accounting with a limit of `max` bytes.
     pub(super) fn new(max: u64) -> Self {
         Self { meter: MemoryMeter::new(max) }
     }
 
-    /// Counts the memory of chunks, but that of paths whose clients have not proved who they are.
+    /// Meter of chunk memory, except that of paths whose clients have not authenticated.
     pub(super) fn meter(&self) -> &Arc<MemoryMeter> {
         &self.meter
     }
 
-    /// The memory of chunks, in use and at most.
+    /// Memory used by chunks, and its limit.
     pub(super) fn snapshot(&self) -> MemorySnapshot {
         MemorySnapshot { used_bytes: self.meter.used(), max_bytes: self.meter.max() }
     }
 
-    /// The limits of a session that this server does not know. `full`: what the server is set to.
-    /// `reserved`: bytes that other sessions may need for paths that they had.
+    /// Limits of a session that is new to this server. `full` are the server's limits; `reserved`
+    /// is the number of bytes that other sessions may need for paths that they once had.
     pub(super) fn limits_of_new(
         &self,
         full: Limits,
@@ -72,10 +74,10 @@ impl Memory {
             ClientExtensions::decode(&conn.ext);
         let most = full.queue_depth();
         let (mut depth, least) = match has {
-            // A session from before this server's start. One that has more than the server can give
-            // hears so.
+            // A session from before this server's start. If its depth exceeds the server's, it gets
+            // the server's.
             1.. => (has.min(most), has.min(most)),
-            // Each shard of the client needs one, and a queue.
+            // Each shard of the client needs one permit, and a queue.
             0 if smaller_depth => (most, most.min(DEPTH_MIN.max(conn.cid_num.saturating_mul(2)))),
             0 => (most, most),
         };
@@ -93,7 +95,7 @@ impl Memory {
         }
     }
 
-    /// Checks whether a session may have one more path at once than it had before.
+    /// Checks whether a session may have one more path at once than before.
     pub(super) fn check_further_path(&self, share: &SessionMemory) -> Result<(), Refusal> {
         let SessionMemory { paths, path_bytes, used, reserved_by_others } = *share;
         let max = self.meter.max();
@@ -106,8 +108,9 @@ impl Memory {
         }
     }
 
-    /// Checks the depth that a client repeats against that of its session here. More than the
-    /// server can give is accepted: the client hears what it gets, and says so.
+    /// Checks the depth that a client repeats against that of its session here. A depth above the
+    /// server's maximum is accepted: the client receives its actual depth, and detects the
+    /// difference.
     pub(super) fn check_depth(full: Limits, of: Limits, conn: &ConnReq) -> Result<(), Refusal> {
         let (has, asked) = (of.queue_depth(), ClientExtensions::decode(&conn.ext).queue_depth);
         let same = asked == 0 || asked == has || asked > full.queue_depth();
@@ -148,16 +151,16 @@ mod tests {
         }
         assert_eq!(granted(bytes(31) - 1, &ours), refused(bytes(31) - 1, bytes(16)));
         assert_eq!(granted(0, &ours), refused(0, bytes(16)));
-        // With many connections it needs more.
+        // A client with many connections needs a greater depth.
         let wide = conn(50, true, 0);
         assert_eq!(granted(bytes(125), &wide), Ok(125));
         assert_eq!(granted(bytes(125) - 1, &wide), refused(bytes(125) - 1, bytes(100)));
-        // A kernel's client takes the server's depth only; what says no depth is one.
+        // A kernel client accepts only the server's depth, as does a client that states none.
         for rigid in [conn(3, false, 0), ConnReq { ext: [0xee; 11], ..conn(3, false, 0) }] {
             assert_eq!(granted(bytes(500), &rigid), Ok(500));
             assert_eq!(granted(bytes(500) - 1, &rigid), refused(bytes(500) - 1, bytes(500)));
         }
-        // One that has a depth gets that one, or none; no more than there is.
+        // A client with a depth gets that depth or none, and at most the server's.
         for smaller in [false, true] {
             assert_eq!(granted(u64::MAX, &conn(3, smaller, 40)), Ok(40));
             assert_eq!(
@@ -166,11 +169,11 @@ mod tests {
             );
             assert_eq!(granted(u64::MAX, &conn(3, smaller, 501)), Ok(500));
         }
-        // A server of few chunks gives all or none.
+        // A server with few chunks grants its full depth or none.
         let few = Limits::new(8, CHUNK).unwrap();
         let memory = Memory::new(ChunkPool::bytes(few) as u64 - 1);
         assert!(memory.limits_of_new(few, &ours, 0).is_err());
-        // What others may need is not there.
+        // Memory reserved for other sessions is not available.
         let memory = Memory::new(bytes(500));
         let beside =
             |reserved| memory.limits_of_new(full, &ours, reserved).map(Limits::queue_depth);

@@ -1,22 +1,22 @@
-//! What runs on shard 0 only: which sessions and paths exist, and what becomes of them.
+//! The control engine, which runs on shard 0 only and manages sessions and paths.
 //!
-//! Rare and careful. Each part owns its state and knows nothing of the others; this
-//! file wires them together:
+//! It handles rare events, and favors safety over speed. Each part owns its state and does not
+//! depend on the others; this file connects them:
 //!
-//! - `registry.rs` which sessions and paths there are; `path.rs` the life of one path;
-//! - `admission.rs` who is let in when too many ask; `known.rs` the addresses of sessions;
-//! - `admit.rs` connections that are let in; `authenticate.rs` proofs of clients, with
+//! - `registry.rs` table of sessions and paths; `path.rs` lifecycle of one path;
+//! - `admission.rs` admission control; `known.rs` addresses of sessions;
+//! - `admit.rs` accepted connections; `authenticate.rs` authentication of clients, with
 //!   `proving.rs`;
-//! - `connect.rs` what a path gets; `memory.rs` the queue depth of a session; `chunk_pool.rs`
-//!   memory of paths that are gone; `unproved.rs` room for paths without a proof;
-//! - `client_log.rs` what is logged of clients;
+//! - `connect.rs` resources of a path; `memory.rs` queue depth of a session; `chunk_pool.rs` memory
+//!   of former paths; `unproved.rs` limits for unauthenticated paths;
+//! - `client_log.rs` log messages about clients;
 //! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
-//!   `permission.rs` what the access lists allow;
-//! - `exports.rs` changes of exports; `removed.rs` what sessions had open of those; `announce.rs`
-//!   what clients have to open again;
-//! - `backlog.rs` requests of clients that wait; `requests.rs` whose turn it is;
+//!   `permission.rs` checks of the access lists;
+//! - `exports.rs` changes of exports; `removed.rs` removed exports that sessions had open;
+//!   `announce.rs` devices that clients must open again;
+//! - `backlog.rs` queue of client requests; `requests.rs` their scheduling;
 //! - `discover.rs` DISCOVER; `fence.rs` FENCE; `gateway.rs` MOVE;
-//! - `ends.rs` how paths and sessions end;
+//! - `ends.rs` ends of paths and sessions;
 //! - `admin.rs` the operator's commands; `drain.rs` the server's end.
 
 pub mod access;
@@ -89,7 +89,7 @@ use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 use crate::stats::SessionSnapshot;
 
-/// How often it is looked whether a device that kept memory is registered with was removed.
+/// Interval of checks whether a device that cached memory is registered with was removed.
 const LOOK_FOR_REMOVED: Duration = Duration::from_secs(1);
 
 /// Path over which a session opened an export.
@@ -101,7 +101,7 @@ struct OpenedBy<'a> {
     peer: SocketAddr,
 }
 
-/// The parts of the control shard.
+/// Parts of the control shard.
 #[derive(Debug)]
 pub struct Control {
     params: SessionParams,
@@ -116,17 +116,17 @@ pub struct Control {
     evicted: Evicted,
     drain: Drain,
     log: ClientLog,
-    /// Set where clients can prove who they are.
+    /// Set if clients can authenticate.
     authenticator: Option<Arc<dyn Authenticator>>,
     next: Option<Instant>,
-    /// Connections and opens refused, and sessions ended for others.
+    /// Numbers of refused connections and opens, and of sessions evicted for others.
     refused: RefusedCounts,
-    /// Messages about a path that is gone, and cannot be: a bug of this server.
+    /// Number of messages about a path that does not exist, which is a bug of this server.
     internal_errors: u64,
 }
 
 impl Control {
-    /// A server without sessions.
+    /// Creates the control engine of a server without sessions.
     pub fn new(params: SessionParams, exports: Arc<ExportTable>) -> Self {
         Self {
             params,
@@ -148,7 +148,8 @@ impl Control {
         }
     }
 
-    /// A path of which a shard still has a part, so that it is not gone. None is an internal error.
+    /// Returns a path that cannot have ended, because a shard still has its part of the path. None
+    /// is an internal error.
     fn live_path(&mut self, key: PathKey) -> Option<&mut Path> {
         let path = self.registry.path_mut(key);
         if path.is_none() {
@@ -158,28 +159,28 @@ impl Control {
         path
     }
 
-    /// Panics after an internal error: that is a bug.
+    /// Panics after an internal error, which is a bug.
     pub fn check(&self) {
         let early = rtrs_core::mutated!(SessionGoneEarly);
         assert!(early || self.internal_errors == 0, "internal errors, see the log");
     }
 
-    /// Messages about a path that is gone, and cannot be.
+    /// Number of messages about a path that does not exist, which is a bug.
     pub fn internal_errors(&self) -> u64 {
         self.internal_errors
     }
 
-    /// From now on events of clients are recorded there.
+    /// Sets the sink for audit events of clients.
     pub fn set_audit(&mut self, audit: AuditSink) {
         self.log.set_audit(audit);
     }
 
-    /// True from the moment a stop was asked for.
+    /// Whether a stop was requested.
     pub fn is_stopping(&self) -> bool {
         self.drain.is_stopping()
     }
 
-    /// Everything there is, for people and programs.
+    /// State of all sessions and paths, for people and programs.
     pub fn snapshot(&self, now: Instant) -> Vec<SessionSnapshot> {
         let parts = (&self.registry, &self.opens);
         let all = self.registry.sessions();
@@ -191,8 +192,8 @@ impl Control {
         keys.iter().for_each(|key| self.end_path(*key, end, ctx));
     }
 
-    /// A session has opened an export, or has another path up after that: the listeners keep room
-    /// for the addresses of its paths.
+    /// Reports the addresses of a session's paths to the listeners as known, after it opened an
+    /// export or another path came up.
     fn make_known(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
         let keys: Vec<PathKey> = self.registry.paths_of(id).map(Path::key).collect();
         for key in keys {
@@ -203,7 +204,7 @@ impl Control {
         }
     }
 
-    /// Takes a message of a shard.
+    /// Processes a message of a shard.
     pub fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
         match message {
             ControlMessage::Info { path, bytes } => {
@@ -254,13 +255,13 @@ impl Control {
             }
             ControlMessage::Broken { path, end } => self.end_path(path, &end, ctx),
             ControlMessage::Ending { path, core, report } => self.report(path, core, report, ctx),
-            // A signal hurries a drain.
+            // A signal accelerates a drain.
             ControlMessage::Shutdown => self.stop(Duration::ZERO, self.params.shutdown_grace, ctx),
             ControlMessage::Admin { request, reply } => self.admin(request, reply, ctx),
         }
     }
 
-    /// Serves a request of a client. `None`: the answer comes later, or nobody waits for it.
+    /// Serves a request of a client. Returns `None` if the answer comes later, or is not needed.
     fn request(
         &mut self,
         reply_to: ReplyTo,
@@ -274,7 +275,7 @@ impl Control {
         let (peer, takes_standby) = (origin.peer, origin.takes_standby);
         match request {
             ControlRequest::Open { name, mode } => {
-                // It may have asked before it was evicted.
+                // The session may have asked before it was evicted.
                 if self.evicted.contains(session.id) {
                     return Some(ControlAnswer::Refused(errno::ESTALE));
                 }
@@ -283,7 +284,8 @@ impl Control {
                     asking.set_asked(ctx.now);
                     asking.name()
                 });
-                // Before the lists are looked at: they may be for what has the name next.
+                // Looked up before the access lists are checked, which may already apply to the
+                // next export of that name.
                 let index = self.exports.find(name.as_bytes());
                 let (id, named, access) = (session.id, index.is_some(), mode.access);
                 let asked = OpenCheck { session: id, name: &name, named, access };
@@ -310,7 +312,7 @@ impl Control {
                 self.log.closed(&client, (&session, &self.exports), Some(device));
                 self.opens.close(&session, device, reply_to, ctx.out)
             }
-            // Served apart (`requests.rs`).
+            // Served separately (`requests.rs`).
             ControlRequest::Discover { .. } => Some(ControlAnswer::Refused(errno::EINVAL)),
             ControlRequest::Challenge { challenge, room } => {
                 self.challenge(reply_to, (challenge, room))
@@ -336,10 +338,10 @@ impl Control {
         }
     }
 
-    /// The finder is done.
+    /// Processes the result of the finder.
     fn found(&mut self, search: &Search, result: Result<Arc<Export>, u16>, ctx: &mut Ctx<'_>) {
         let Search { reply_to, mode, .. } = *search;
-        // Nobody to answer: what was found closes with its last holder, which is this one.
+        // No path to answer: the export is closed with its last reference, which is this one.
         let Some(found_for) = self.registry.path(reply_to.path) else { return };
         let session = Arc::clone(&found_for.shared().session);
         let peer = found_for.shared().origin.peer;
@@ -358,7 +360,7 @@ impl Control {
         reply_to.answer(answer, ctx.out);
     }
 
-    /// The answer to an open that the access lists do not allow.
+    /// Answer to an open that the access lists do not allow.
     fn deny(
         &mut self,
         asked: OpenCheck<'_>,
@@ -373,7 +375,7 @@ impl Control {
         Some(ControlAnswer::NotAllowed(OpenRefusal::new(&why).encode()))
     }
 
-    /// An open that came over a path is about to be answered.
+    /// Logs and records an open that arrived over a path, before it is answered.
     fn opened(
         &mut self,
         by: OpenedBy<'_>,
@@ -406,8 +408,8 @@ impl Control {
         }
     }
 
-    /// A client waits for what sessions have, itself perhaps of a session that has it too. If their
-    /// clients are dead, that is to be known as soon as if they were not idle.
+    /// Checks soon whether the clients of these sessions are dead, as if they were not idle,
+    /// because a client waits for a resource of theirs. `but` is the session of the waiting client.
     fn hurry(&mut self, sessions: &[SessionId], but: SessionId, ctx: &mut Ctx<'_>) {
         let asked = sessions.iter().filter(|id| **id != but);
         for id in asked.filter(|_| !rtrs_core::mutated!(IdleUnhurried)) {
@@ -420,8 +422,8 @@ impl Control {
         }
     }
 
-    /// An OPEN is about to be answered. With the session's first that succeeds, its clients may use
-    /// all chunks of its paths, and it is no stranger's.
+    /// Records an OPEN before it is answered. After the session's first successful open, its client
+    /// may use all chunks of its paths, and the session counts as proven.
     fn note_open(&mut self, session: &SessionShared, answer: &ControlAnswer, ctx: &mut Ctx<'_>) {
         if !matches!(answer, ControlAnswer::Opened(_)) || session.has_opened() {
             return;
@@ -434,7 +436,7 @@ impl Control {
         self.make_known(session.id, ctx);
     }
 
-    /// Does what the operator asks.
+    /// Executes a request of the operator.
     fn admin(&mut self, request: AdminRequest, reply: AdminReplyTo, ctx: &mut Ctx<'_>) {
         let ends = match request {
             AdminRequest::Sessions => {
@@ -496,7 +498,7 @@ impl Control {
             AdminRequest::Drain { within } => {
                 let (sessions, within_ms) = (self.registry.session_count(), within.as_millis());
                 tracing::info!(sessions, within_ms, "draining");
-                // The answer comes when that is done.
+                // The answer is sent when the drain is complete.
                 self.drain.set_reply(reply);
                 return self.stop(within / 2, within, ctx);
             }
@@ -511,7 +513,7 @@ impl Control {
         });
     }
 
-    /// Begins the server's end: all paths finish after one time, and end after another.
+    /// Begins the server's end: all paths finish after `all_in`, and end after `within`.
     fn stop(&mut self, all_in: Duration, within: Duration, ctx: &mut Ctx<'_>) {
         if !self.drain.begin(ctx.now + all_in, ctx.now + within) {
             return;
@@ -520,7 +522,7 @@ impl Control {
         self.advance_drain(ctx);
     }
 
-    /// Ends paths since the server ends.
+    /// Ends paths because the server ends.
     fn end_paths(&mut self, which: impl Fn(&Path) -> bool, ctx: &mut Ctx<'_>) {
         let paths = self.registry.paths().filter(|path| which(path));
         let keys: Vec<PathKey> = paths.map(Path::key).collect();
@@ -554,7 +556,7 @@ impl Control {
         self.next = earliest(self.next, wake);
     }
 
-    /// Looks at the timers and at memory that was registered. True when anything happened.
+    /// Checks the timers and the registrations of memory. Returns whether anything happened.
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut busy = false;
         for provider in ProviderIndex::all(ctx.fabrics.len()) {
@@ -590,7 +592,7 @@ impl Control {
         true
     }
 
-    /// When to be polled even if nothing happens.
+    /// Time of the next poll if nothing else happens.
     pub fn deadline(&self) -> Option<Instant> {
         earliest(earliest(self.next, self.registry.next_timer()), self.log.deadline())
     }

@@ -1,8 +1,8 @@
 //! Opens and closes of exports: the control shard's answers to OPEN and CLOSE.
 //!
-//! A name is looked up among the named exports; what is not there goes to the finder, if the
-//! server has a search path, and comes back as a message. Who may open what is decided in
-//! `access.rs`; how an open export looks to a client, here.
+//! A name is looked up among the named exports. If it is not found and the server has a search
+//! path, the finder is asked, whose result arrives as a message. `access.rs` decides which session
+//! may open an export in which mode; this file describes an open export to a client.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::engine::session::{ServerInstance, SessionParams, SessionShared};
 use crate::export::{Export, ExportIndex, ExportTable, bare};
 use crate::stats::OpenSnapshot;
 
-/// Which session has which export open.
+/// Exports that sessions have open.
 #[derive(Debug)]
 pub(super) struct Opens {
     params: SessionParams,
@@ -50,8 +50,9 @@ impl Opens {
         }
     }
 
-    /// OPEN came, from a session of that name, for the named export at `index`. `None`: the finder
-    /// is asked, and its answer comes as a message; or the examiner, which sends the request again.
+    /// Processes OPEN of the named export at `index`, from a session with this name. Returns `None`
+    /// if the finder was asked, whose answer arrives as a message, or the examiner, which sends the
+    /// request again.
     pub(super) fn open(
         &mut self,
         session: &SessionShared,
@@ -63,7 +64,7 @@ impl Opens {
         if bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..") {
             return Some(ControlAnswer::Refused(errno::EINVAL));
         }
-        // Whatever has the name by now, it is not what the session had open.
+        // Even if the name is in use again, it is not the export that the session had open.
         if mode.compares && self.removed.contains(session.id, bytes) {
             return Some(ControlAnswer::Refused(errno::EIDRM));
         }
@@ -79,7 +80,8 @@ impl Opens {
         (!asked).then_some(ControlAnswer::Refused(errno::ENOENT))
     }
 
-    /// True if the target of an export that no session has open is examined first.
+    /// Whether the target of an export must be examined before this open, because no session has it
+    /// open.
     fn is_examined_first(
         &self,
         index: ExportIndex,
@@ -94,7 +96,7 @@ impl Opens {
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
     }
 
-    /// The finder is done.
+    /// Processes the result of the finder.
     pub(super) fn found(
         &mut self,
         session: &SessionShared,
@@ -128,7 +130,8 @@ impl Opens {
         let Some(export) = self.exports.get(index) else {
             return ControlAnswer::Refused(errno::ENOENT);
         };
-        // Its writes from before the close may still run, whatever it asks for now.
+        // Writes of the session from before the close may still run, whatever access it requests
+        // now.
         if self.closings.contains(session.id, index) {
             return ControlAnswer::Refused(errno::EBUSY);
         }
@@ -152,25 +155,25 @@ impl Opens {
         let secret = self.params.eviction_key.secret(session.id);
         let standing = export.source.gateway().map(Gateway::standing);
         let tail = OpenRspTail { export: export.id, secret, standing };
-        // Failures since the session opened it first are reported by its flushes (`ledger.rs`):
-        // what its paths open later is of the same epoch to it.
+        // Flushes report failures since the session first opened the export (`ledger.rs`): later
+        // opens by its paths get the same epoch.
         let ledger = session.devices.ledger(device);
         let epoch = ledger.map_or(0, FlushLedger::opened);
         let mut opened = describe(&export, session.limits, device, self.params.instance, epoch);
-        // A kernel client gets the bytes of a kernel server.
+        // A kernel client gets the same bytes as from a kernel server.
         opened.partial_writes &= compares;
         if !had
             && let Some(ledger) = ledger
             && let Some(lost) = self.ended.take(ctx.now, session.id, &export)
         {
-            // A client that compares the cache id learns there of a loss.
+            // A client that compares the cache ID detects a loss that way.
             let compared = compares && opened.cache_id != 0;
             ledger.resume(epoch, lost && !compared);
         }
         ControlAnswer::Opened(tail.encode(&opened))
     }
 
-    /// What a session has open under this name: which disk or file it is.
+    /// Identity of the disk or file that a session has open under this name.
     pub(super) fn identity(&self, session: &SessionShared, name: &Name) -> Option<ExportId> {
         let opened = |export: &Arc<Export>| name_matches(&export.name, name);
         let open = session.devices.ids().filter_map(|id| session.devices.get(id));
@@ -178,8 +181,9 @@ impl Opens {
         open.find(opened)?.id
     }
 
-    /// The device that an OPEN of this name is about, as the answer says; of one that is refused,
-    /// what the session has open under this name, or had until the export was removed.
+    /// Device that an OPEN of this name concerns, according to the answer. For a refused open, it
+    /// is the device that the session has open under this name, or had until the export was
+    /// removed.
     pub(super) fn device_of(
         &self,
         session: &SessionShared,
@@ -198,13 +202,14 @@ impl Opens {
         open.or_else(|| self.removed.device(session.id, name.as_bytes()))
     }
 
-    /// True if the export of this name denies migration.
+    /// Whether the export of this name denies migration.
     pub(super) fn denies_migration(&self, name: &Name) -> bool {
         let export = self.exports.find(name.as_bytes()).and_then(|at| self.exports.get(at));
         export.is_some_and(|export| export.deny_migration)
     }
 
-    /// CLOSE came. `None`: the answer comes when nothing of the session runs there any more.
+    /// Processes CLOSE. Returns `None` if the answer is sent later, when nothing of the session
+    /// runs there any more.
     pub(super) fn close(
         &mut self,
         session: &SessionShared,
@@ -212,7 +217,7 @@ impl Opens {
         reply_to: ReplyTo,
         out: &mut Outbox,
     ) -> Option<ControlAnswer> {
-        // A close of what is not open succeeds, as with the kernel.
+        // Closing a device that is not open succeeds, as in the kernel.
         self.removed.closed(session.id, device);
         let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
         let closed = (session.id, entry.export);
@@ -220,7 +225,7 @@ impl Opens {
         None
     }
 
-    /// A shard is through with a closed export.
+    /// Processes the report of a shard that has no more requests of a closed export.
     pub(super) fn retired(&mut self, close: CloseNumber, out: &mut Outbox) {
         if let Some((closed, reply_to)) = self.closings.retired(close) {
             self.give_back(closed.export, closed.session, out);
@@ -230,21 +235,21 @@ impl Opens {
         }
     }
 
-    /// Sessions that have an export open, and how; those included that have closed it and whose
-    /// requests still run there.
+    /// Sessions that have an export open and their modes, including those that closed it but still
+    /// have requests running there.
     pub(super) fn users(&self, export: ExportIndex) -> &[(SessionId, AccessMode)] {
         self.access.opens(export)
     }
 
-    /// The sessions that have the export of this name open.
+    /// Sessions that have the export of this name open.
     pub(super) fn users_of(&self, name: &Name) -> Vec<SessionId> {
         let index = self.exports.find(name.as_bytes());
         let users = index.map(|index| self.users(index)).unwrap_or_default();
         users.iter().map(|(session, _)| *session).collect()
     }
 
-    /// Removes an export. `sessions` have it open: to them it is gone, and what of theirs runs
-    /// there ends first.
+    /// Removes an export from the `sessions` that have it open, and begins to wait for their
+    /// requests there.
     pub(super) fn remove<'a>(
         &mut self,
         index: ExportIndex,
@@ -254,7 +259,7 @@ impl Opens {
         let open = !self.users(index).is_empty();
         let Some(export) = self.exports.remove(index, open) else { return };
         for session in sessions {
-            // None: it is closing it already.
+            // None if the session is already closing it.
             let Some(device) = session.devices.find(index) else { continue };
             session.devices.remove(device);
             self.removed.add(session, device, Known::new(&export));
@@ -262,7 +267,7 @@ impl Opens {
         }
     }
 
-    /// A session has ended: gives back what it had open.
+    /// Gives back the exports that an ended session had open.
     pub(super) fn session_ended(
         &mut self,
         session: &SessionShared,
@@ -289,7 +294,7 @@ impl Opens {
         }
     }
 
-    /// Nothing of a session can change the export any more: others may open it.
+    /// Releases an export that a session can no longer change, so that others may open it.
     fn give_back(&mut self, export: ExportIndex, session: SessionId, out: &mut Outbox) {
         if self.access.close(export, session) {
             for core in 0..self.params.cores {
@@ -299,11 +304,11 @@ impl Opens {
         }
     }
 
-    /// What a session has open, as statistics show it.
+    /// Open exports of a session, as statistics show them.
     pub(super) fn snapshot(&self, session: &SessionShared) -> Vec<OpenSnapshot> {
         let devices = &session.devices;
         let open = devices.ids().filter_map(|id| devices.get(id)).map(|entry| entry.export);
-        // What it has closed it holds until nothing of it runs there any more.
+        // A session holds a closed export until none of its requests remain there.
         open.chain(self.closings.of(session.id))
             .filter_map(|at| {
                 let export = self.exports.get(at)?;
@@ -316,15 +321,15 @@ impl Opens {
     }
 }
 
-/// Names match without leading slashes, such as that of a kernel client.
+/// Compares names without leading slashes, which kernel clients send.
 fn name_matches(export: &str, asked: &Name) -> bool {
     bare(asked.as_bytes()) == bare(export.as_bytes())
 }
 
-/// The cache epoch of a device without a cache: always this one.
+/// Constant cache epoch of a device without a cache.
 const WRITE_THROUGH: u64 = 0x7772_6974_6520_7468;
 
-/// OPEN_RSP of an export: its geometry in the units of the wire.
+/// Describes an export in OPEN_RSP, with its geometry in the units of the protocol.
 fn describe(
     export: &Export,
     limits: Limits,
@@ -338,11 +343,11 @@ fn describe(
         (true, _) => instance.process,
         (false, true) if rtrs_core::mutated!(CacheLifeUnsaid) => 0,
         (false, true) => instance.boot,
-        // What is answered survives any start of the host; a sync can fail all the same.
+        // Answered writes survive any restart of the host, but a sync can still fail.
         (false, false) => WRITE_THROUGH,
     };
     let cache_id = match export.source.gateway() {
-        // The same at all of them, which keep no epoch in common.
+        // The same at all gateways, which share no epoch.
         Some(_) => WRITE_THROUGH,
         None => export.epoch.cache_id(base, epoch),
     };
@@ -369,7 +374,7 @@ fn describe(
         physical_block_size: short(geometry.physical_block.max(geometry.logical_block)),
         logical_block_size: short(geometry.logical_block),
         max_segments: SEGMENTS_MAX,
-        // Never: a kernel client that sees it crashes on its use (docs/PROTOCOL.md).
+        // Never supported: a kernel client that uses it crashes (docs/PROTOCOL.md).
         secure_discard: 0,
         rotational: geometry.rotational,
         fua: geometry.fua,

@@ -1,7 +1,7 @@
-//! The life of one path as the control shard decides it: connections join, INFO_REQ is admitted,
-//! heartbeats are counted, and the shards report how far its end is.
+//! The control shard's view of one path: connections join, INFO_REQ is admitted, heartbeats are
+//! monitored, and the shards report the progress of its end.
 //!
-//! Every change of state goes through the table of [`PathState`] and is published to the shards.
+//! Every change of state follows the table of [`PathState`] and is published to the shards.
 
 use std::mem;
 use std::net::IpAddr;
@@ -25,23 +25,23 @@ use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey, PathShared};
 use crate::stats::{PathAuth, PathSnapshot, PathStage, micros, millis};
 
-/// A shard that was given a connection of the path, and what it has reported.
+/// A shard that has connections of the path, and its last report.
 #[derive(Debug)]
 struct Part {
     shard: CoreIndex,
     reached: Option<EndReport>,
 }
 
-/// Connections that wait until the chunks of their path are registered.
+/// Connections that wait for the registration of their path's chunks.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     connections: Vec<(ConnIndex, ConnRequest)>,
-    /// Gone when nobody waits any more.
+    /// Expires when the connections no longer wait.
     wanted: Arc<()>,
 }
 
 impl Held {
-    /// Gone when nobody waits any more.
+    /// Expires when the connections no longer wait.
     pub(super) fn wanted(&self) -> Weak<()> {
         Arc::downgrade(&self.wanted)
     }
@@ -52,28 +52,29 @@ pub(super) struct Path {
     shared: Arc<PathShared>,
     state: PathState,
     recon_cnt: u16,
-    /// Since its first connection.
+    /// Time of its first connection.
     since: Instant,
-    /// Since its connections are accepted, which its chunks have to be there for.
+    /// Time when its connections were accepted, after its chunks were registered.
     accepted: Option<Instant>,
     joining: Option<Joining>,
-    /// Set while its chunks are being registered.
+    /// Present while its chunks are being registered.
     held: Option<Held>,
     heartbeat: Option<Heartbeat>,
-    /// When it is to be looked at (`registry.rs`).
+    /// Time of the next check (`registry.rs`).
     timer: Option<Instant>,
-    /// Until its client has proved who it is, where it has to.
+    /// Present until the client has authenticated, if it must.
     proving: Option<Proving>,
     announcer: Announcer,
     parts: Vec<Part>,
-    /// Its address was reported to the listeners as known.
+    /// Whether its address was reported to the listeners as known.
     known: bool,
-    /// Fences to be answered when nothing of it begins any more.
+    /// Fences to answer when no new work of the path begins any more.
     fenced_by: Vec<ReplyTo>,
 }
 
 impl Path {
-    /// A path whose first connection has come; `held` if its chunks are being registered.
+    /// Creates a path whose first connection has arrived. `held` is present if its chunks are being
+    /// registered.
     pub(super) fn new(
         shared: Arc<PathShared>,
         recon_cnt: u16,
@@ -110,12 +111,12 @@ impl Path {
         self.state
     }
 
-    /// Since its connections are accepted; None while its chunks are being registered.
+    /// Time when its connections were accepted; None while its chunks are being registered.
     pub(super) fn accepted(&self) -> Option<Instant> {
         self.accepted
     }
 
-    /// Bytes of its chunks that count against the server's limit, those included that are being
+    /// Bytes of its chunks that count against the server's limit, including chunks that are being
     /// registered.
     pub(super) fn chunk_bytes(&self) -> u64 {
         match self.shared.chunks.get() {
@@ -125,88 +126,88 @@ impl Path {
         }
     }
 
-    /// Where its client is.
+    /// Provider and address of the client.
     pub(super) fn place(&self) -> Place {
         (self.shared.origin.provider, self.shared.origin.peer.ip().to_canonical())
     }
 
-    /// Its place, if that is to be reported as known and was not: its session has opened an export
-    /// and the handshake is over.
+    /// Marks its place as known and returns the place, if it was not known yet, the handshake is
+    /// over and the client has authenticated.
     pub(super) fn make_known(&mut self) -> Option<Place> {
         let due = !self.known && self.state == PathState::Connected && !self.is_unproved();
         self.known |= due;
         due.then(|| self.place())
     }
 
-    /// Its place was reported as known.
+    /// Whether its place was reported as known.
     pub(super) fn is_known(&self) -> bool {
         self.known
     }
 
-    /// True when it may carry requests of its session, and has chunks or is getting them.
+    /// Whether it may carry requests of its session, and has chunks or is getting them.
     pub(super) fn has_chunks(&self) -> bool {
         let has = self.held.is_some() || self.shared.chunks.get().is_some();
         self.state.may_begin() && has && !self.is_unproved()
     }
 
-    /// True when it has chunks or is getting them, whatever becomes of it, and its client is known.
+    /// Whether it has chunks or is getting them, in any state, and its client is known.
     pub(super) fn has_memory(&self) -> bool {
         (self.held.is_some() || self.shared.chunks.get().is_some()) && !self.is_unproved()
     }
 
-    /// True until its client has proved who it is, where it has to.
+    /// Whether its client must still authenticate.
     pub(super) fn is_unproved(&self) -> bool {
         self.proving.is_some()
     }
 
-    /// The proof of its client, until that is there.
+    /// Authentication of its client, until it is complete.
     pub(super) fn proving(&self) -> Option<&Proving> {
         self.proving.as_ref()
     }
 
-    /// The same, to go on with.
+    /// Mutable access to the authentication of its client.
     pub(super) fn proving_mut(&mut self) -> Option<&mut Proving> {
         self.proving.as_mut()
     }
 
-    /// Its client has proved who it is.
+    /// Ends the authentication of its client.
     pub(super) fn end_proving(&mut self) {
         self.proving = None;
     }
 
-    /// True when a connection means this path, and something of it may still begin.
+    /// Whether a connection belongs to this path, and new work of the path may still begin.
     pub(super) fn is_named(&self, conn: &ConnReq) -> bool {
         self.shared.origin.uuid == conn.path_uuid && self.state.may_begin()
     }
 
-    /// True when a connection from there is of this connect of its path. Whoever knows the path's
-    /// UUID can connect it too, from elsewhere.
+    /// Whether a connection from `peer` belongs to this connect of its path. Anyone who knows the
+    /// path's UUID can also connect it from elsewhere.
     pub(super) fn is_connect(&self, conn: &ConnReq, peer: IpAddr) -> bool {
         self.recon_cnt == conn.recon_cnt && self.shared.origin.peer.ip() == peer
     }
 
-    /// True when the other is a later connect of the same path.
+    /// Whether the other path is a later connect of the same path.
     pub(super) fn is_older_than(&self, other: &Self) -> bool {
         let same = self.shared.origin.uuid == other.shared.origin.uuid;
-        // Counts wrap: the nearer half is earlier.
+        // Counters wrap: the nearer half is earlier.
         let ahead = other.recon_cnt.wrapping_sub(self.recon_cnt);
         same && (1..0x8000).contains(&ahead)
     }
 
-    /// True when a FENCE of the client means it.
+    /// Whether a FENCE of the client applies to this path.
     pub(super) fn is_meant_by(&self, fence: &Fence) -> bool {
         self.shared.origin.uuid == fence.path
             && self.state.may_begin()
             && fence.covers(self.recon_cnt)
     }
 
-    /// True when the client connects it again, which says that this one is dead.
+    /// Whether the client reconnects the path, which shows that this connect is dead.
     pub(super) fn is_replaced_by(&self, conn: &ConnReq) -> bool {
         let newer = conn.recon_cnt > self.recon_cnt && !rtrs_core::mutated!(OldPathKept);
         newer && self.state == PathState::Connected
     }
 
-    /// A connection joins, which will live on a shard.
+    /// Adds a connection, which is assigned to `shard`.
     pub(super) fn join(&mut self, conn: &ConnReq, shard: CoreIndex) -> Result<(), Refusal> {
         let joining = self.joining.as_mut().filter(|_| self.state == PathState::Connecting);
         let joining = joining.ok_or(Refusal::PathExists)?;
@@ -217,8 +218,8 @@ impl Path {
         Ok(())
     }
 
-    /// Keeps a connection until the chunks are registered. Gives it back if they are, or if there
-    /// will be none before INFO_REQ.
+    /// Holds a connection until the chunks are registered. Returns the connection if they already
+    /// are, or if there will be none before INFO_REQ.
     pub(super) fn hold(&mut self, cid: ConnIndex, request: ConnRequest) -> Option<ConnRequest> {
         match &mut self.held {
             Some(held) => {
@@ -229,8 +230,8 @@ impl Path {
         }
     }
 
-    /// The chunks are registered, or cannot be: from now on its client can do its part, up to the
-    /// deadline. None when the path ends: then it waits no more.
+    /// Ends the wait for the registration of the chunks, successful or not: from now on the client
+    /// can continue, up to the deadline. Returns None if the path ends, which no longer waits.
     pub(super) fn take_held(
         &mut self,
         (now, deadline): (Instant, Instant),
@@ -242,7 +243,7 @@ impl Path {
         Some(held.connections)
     }
 
-    /// INFO_REQ came, or something in its place. None when none is due.
+    /// Processes INFO_REQ, or another message in its place. Returns None if none is expected.
     pub(super) fn admit(&self, bytes: &[u8]) -> Option<Result<Name, InfoError>> {
         let joining = self.joining.as_ref().filter(|_| self.state == PathState::Connecting)?;
         let held = self.held.as_ref().map_or(0, |held| held.connections.len());
@@ -252,23 +253,23 @@ impl Path {
         Some(joining.admit(bytes))
     }
 
-    /// INFO_REQ was accepted. Called before INFO_RSP goes out: requests may follow it at once, on
-    /// any shard.
+    /// Records that INFO_REQ was accepted. Called before INFO_RSP is sent: requests may follow it
+    /// at once, on any shard.
     pub(super) fn connected(&mut self) {
         self.joining = None;
         self.go(PathState::Connected);
     }
 
-    /// INFO_RSP is on its way: heartbeats begin. Some: when to look at them.
+    /// Starts the heartbeat when INFO_RSP is sent. Returns the time of the next check.
     pub(super) fn serving(&mut self, heartbeat: Heartbeat) -> Option<Instant> {
         let deadline = heartbeat.deadline();
         (self.state == PathState::Connected).then(|| self.heartbeat = Some(heartbeat))?;
         Some(deadline)
     }
 
-    /// The size of a device of its session has changed, or its export was removed: the client has
-    /// to open it again. A path that does not serve yet, or whose client has not proved who it is,
-    /// opens it later anyway.
+    /// Announces that a device changed its size or was removed, so the client must open it again.
+    /// Nothing is sent on a path that does not serve yet or whose client has not authenticated,
+    /// because it opens the device later anyway.
     pub(super) fn announce(&mut self, device: DeviceId, out: &mut Outbox) {
         let takes = self.shared.origin.takes_changed && !rtrs_core::mutated!(ResizeUnsaid);
         if self.heartbeat.is_some() && takes && !self.is_unproved() {
@@ -277,8 +278,8 @@ impl Path {
         }
     }
 
-    /// The client has opened one of the session's `ids` devices again over this path, or was
-    /// refused.
+    /// Records that the client opened one of the session's `ids` devices again over this path, or
+    /// was refused.
     pub(super) fn opened_again(&mut self, device: DeviceId, ids: u32, out: &mut Outbox) {
         while let Some(due) = self.announcer.answered(device, ids) {
             self.send_changed(Some(due), out);
@@ -297,8 +298,8 @@ impl Path {
         }
     }
 
-    /// The client announced its next heartbeat. That counts from a client whose session has opened
-    /// an export. Some: when to look at the path next.
+    /// Records the client's announcement of its next heartbeat, if its session has opened an
+    /// export. Returns the time of the next check of the path.
     pub(super) fn announced(&mut self, at: Instant, next: Duration) -> Option<Instant> {
         let takes = self.shared.session.has_opened() && !self.is_unproved();
         let heartbeat = self.heartbeat.as_mut().filter(|_| takes)?;
@@ -306,8 +307,8 @@ impl Path {
         Some(heartbeat.deadline())
     }
 
-    /// Somebody waits for what the path's session has: if its client is dead, that is to be known
-    /// soon. Some: when to look at the path.
+    /// Checks soon whether the client is dead, because another client waits for a resource of the
+    /// session. Returns the time of the next check of the path.
     pub(super) fn hurry(&mut self, now: Instant, out: &mut Outbox) -> Option<Instant> {
         let heartbeat = self.heartbeat.as_mut()?;
         heartbeat.on_traffic(self.shared.heard());
@@ -318,22 +319,23 @@ impl Path {
         Some(heartbeat.deadline())
     }
 
-    /// When it is to be looked at.
+    /// Time of the next check.
     pub(super) fn timer(&self) -> Option<Instant> {
         self.timer
     }
 
-    /// It is to be looked at then. Returns when it was to be before.
+    /// Sets the time of the next check. Returns the previous one.
     pub(super) fn set_timer(&mut self, at: Instant) -> Option<Instant> {
         self.timer.replace(at)
     }
 
-    /// It is looked at.
+    /// Clears the timer when the check is done.
     pub(super) fn timer_over(&mut self) {
         self.timer = None;
     }
 
-    /// Looks at the timers. Some: why the path has to end. Else: when to look again.
+    /// Checks the timers. Returns the reason if the path must end, and otherwise the time of the
+    /// next check.
     pub(super) fn poll(
         &mut self,
         now: Instant,
@@ -350,7 +352,7 @@ impl Path {
         let proving = self.proving.as_ref().filter(|_| !self.state.is_ending());
         if let Some(deadline) = proving.map(Proving::deadline) {
             match deadline <= now {
-                // What is missing is another thing before INFO_REQ.
+                // Before INFO_REQ, something else is missing.
                 true => end = end.or(Some(PathEnd::Unproved)),
                 false => next = earliest(next, Some(deadline)),
             }
@@ -370,7 +372,7 @@ impl Path {
         (end, next)
     }
 
-    /// Takes no new requests; each shard reports when those that run are answered.
+    /// Accepts no new requests; each shard reports when its running requests are answered.
     pub(super) fn finish(&mut self, out: &mut Outbox) {
         self.heartbeat = None;
         self.go(PathState::Finishing);
@@ -379,8 +381,8 @@ impl Path {
         }
     }
 
-    /// Begins the end, which is logged at level debug unless it `is_loud`. False when it has begun
-    /// before.
+    /// Begins the end, which is logged at level debug unless it `is_loud`. Returns false if it has
+    /// begun before.
     pub(super) fn close(&mut self, end: &PathEnd, is_loud: bool, out: &mut Outbox) -> bool {
         if matches!(self.state, PathState::Closing | PathState::Draining | PathState::Gone) {
             return false;
@@ -403,7 +405,7 @@ impl Path {
         true
     }
 
-    /// A shard reports. True when a path that finishes has nothing left to answer.
+    /// Processes a shard's report. Returns true if a finishing path has nothing left to answer.
     pub(super) fn report(&mut self, shard: CoreIndex, report: EndReport) -> bool {
         for part in self.parts.iter_mut().filter(|part| part.shard == shard) {
             part.reached = part.reached.max(Some(report));
@@ -411,18 +413,18 @@ impl Path {
         self.state == PathState::Finishing && self.have_all(EndReport::Finished)
     }
 
-    /// True when all shards have reported that, or more.
+    /// Whether all shards have reported that, or more.
     fn have_all(&self, report: EndReport) -> bool {
         self.parts.iter().all(|part| part.reached >= Some(report))
     }
 
-    /// This request is answered when nothing of the path begins any more.
+    /// Registers a request that is answered when no new work of the path begins any more.
     pub(super) fn fence(&mut self, reply_to: ReplyTo) {
         self.fenced_by.push(reply_to);
     }
 
-    /// Moves the end on as far as the shards have reported: the fences that are reached now, and
-    /// whether nothing of the path is left.
+    /// Advances the end as far as the shards have reported. Returns the fences that are now
+    /// complete, and whether nothing of the path remains.
     pub(super) fn advance(&mut self) -> (Vec<ReplyTo>, bool) {
         let mut fenced = Vec::new();
         if self.state == PathState::Closing && self.have_all(EndReport::Stopped) {
@@ -437,7 +439,7 @@ impl Path {
         (fenced, gone)
     }
 
-    /// The path as statistics show it.
+    /// State of the path for statistics.
     pub(super) fn snapshot(&self, now: Instant) -> PathSnapshot {
         let shared = &self.shared;
         PathSnapshot {
@@ -462,7 +464,7 @@ impl Path {
         }
     }
 
-    /// The path is gone: what all shards shared of it.
+    /// Returns the state that all shards shared, after the path has ended.
     pub(super) fn into_shared(self) -> Arc<PathShared> {
         self.shared
     }

@@ -1,9 +1,9 @@
-//! What the access lists let the paths of a session do.
+//! Access checks for the paths of a session.
 //!
-//! Each path of a session may do what the session does: a path that joins must be allowed all that
-//! the session has open, and a session opens only what all its paths may open. So it does not
-//! matter over which path a request comes. Holds nothing: the lists are in the [`ExportTable`],
-//! since the operator's thread replaces them.
+//! Each path of a session may do what the session does: a path that joins must be allowed to use
+//! all exports that the session has open, and a session opens only what all its paths may open. It
+//! therefore does not matter over which path a request arrives. This module has no state: the lists
+//! are in the [`ExportTable`], because the operator's thread replaces them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,8 +24,9 @@ use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 use crate::stats::Revoked;
 
-/// Whether who comes from this address may connect: alone, or to a session of the same client that
-/// may have exports open. `proves`: it will prove who it is, and [`check_proof`] decides then.
+/// Checks whether a client at this address may connect, either in a new session or in a session of
+/// the same client that may have exports open. With `proves`, the client will authenticate, and
+/// [`check_proof`] decides then.
 pub(super) fn check_connect(
     exports: &ExportTable,
     (identity, peer): (&PeerIdentity, SocketAddr),
@@ -35,19 +36,19 @@ pub(super) fn check_connect(
     let other = || Refusal::Identity(identity.who.clone());
     let session = registry.session(id).map(|session| session.shared().who());
     if proves {
-        // One whose client has no name gets none.
+        // A session of a client without a name accepts no authenticating path.
         return if session == Some(Some(&Who::Anonymous)) { Err(other()) } else { Ok(()) };
     }
     let client = Client::of(&identity.who, peer, id);
     check_client(exports, (identity, client))?;
-    // What nobody has proved to be his own is whose comes with a name.
+    // A session that no client has proved to own goes to the client that comes with a name.
     if session.flatten().is_some_and(|who| *who != identity.who) {
         return Err(other());
     }
     check_session((&exports.access(), exports), client, id, registry)
 }
 
-/// Whether who has proved that on a path may have it.
+/// Checks whether a client that authenticated on a path may use it.
 pub(super) fn check_proof(
     exports: &ExportTable,
     (identity, client): (&PeerIdentity, Client<'_>),
@@ -62,7 +63,7 @@ pub(super) fn check_proof(
     check_session((&exports.access(), exports), client, id, registry)
 }
 
-/// Whether any list names a client, and it is known by the certificates or keys of now.
+/// Checks that a list names the client, and that the current certificates or keys include it.
 fn check_client(
     exports: &ExportTable,
     (identity, client): (&PeerIdentity, Client<'_>),
@@ -78,7 +79,7 @@ fn check_client(
     Ok(())
 }
 
-/// Whether a client may do what a session does.
+/// Checks whether a client may do what a session does.
 pub(super) fn check_session(
     (policy, exports): (&AccessPolicy, &ExportTable),
     client: Client<'_>,
@@ -86,7 +87,7 @@ pub(super) fn check_session(
     registry: &Registry,
 ) -> Result<(), Refusal> {
     let Some(session) = registry.session(id).filter(|_| !policy.is_open()) else { return Ok(()) };
-    // What it has closed, or what was removed, ends by itself.
+    // Closed and removed exports end on their own.
     let devices = &session.shared().devices;
     for open in devices.ids().filter_map(|id| devices.get(id)) {
         let Some(export) = exports.get(open.export) else { continue };
@@ -101,31 +102,32 @@ pub(super) fn check_session(
     Ok(())
 }
 
-/// The clients of a session, one for each path that carries requests. One that is still connecting,
-/// or has not proved who it is, is checked when it is up. What one that ends has begun was allowed.
+/// Clients of a session, one for each path that carries requests. A path that is connecting or has
+/// not authenticated is checked when it comes up. Requests of an ending path were allowed when they
+/// began.
 pub(super) fn clients(registry: &Registry, id: SessionId) -> impl Iterator<Item = Client<'_>> {
     let up = |path: &&Path| path.state() == PathState::Connected && !path.is_unproved();
     registry.paths_of(id).filter(up).map(|path| path.shared().client())
 }
 
-/// Whether all paths of a session may open an export. Its client may see what it may read.
+/// Whether all paths of a session may open an export. A client may see what it may read.
 pub(super) fn may_open(
     policy: &AccessPolicy,
     registry: &Registry,
     (id, export, write): (SessionId, &str, bool),
 ) -> bool {
-    // Without a path there is nobody to allow it to.
+    // Without a path there is no client to check.
     let mut clients = clients(registry, id).peekable();
     policy.is_open()
         || clients.peek().is_some() && clients.all(|client| policy.allows(client, export, write))
 }
 
-/// An OPEN whose permission is to be checked.
+/// An OPEN whose permission must be checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpenCheck<'a> {
     pub(super) session: SessionId,
     pub(super) name: &'a Name,
-    /// Whether an export has this name. If none has, it is looked for below the search path.
+    /// Whether an export has this name. Otherwise the search path is used.
     pub(super) named: bool,
     pub(super) access: AccessMode,
 }
@@ -155,7 +157,7 @@ pub(super) fn check_open(
     denied.map_or(Ok(()), |client| Err(denial(client, &name, write)))
 }
 
-/// The paths that are to end by the operator's request, and why.
+/// Paths that must end because of the operator's request, and the reason.
 pub(super) fn to_end(
     request: AdminRequest,
     exports: &ExportTable,
@@ -177,7 +179,7 @@ pub(super) fn to_end(
     }
 }
 
-/// The paths that these access lists do not let do what their sessions do.
+/// Paths that these access lists do not allow what their sessions do.
 fn denied(policy: &AccessPolicy, exports: &ExportTable, registry: &Registry) -> Vec<PathKey> {
     let is_denied = |path: &&Path| {
         let client = path.shared().client();
@@ -189,7 +191,7 @@ fn denied(policy: &AccessPolicy, exports: &ExportTable, registry: &Registry) -> 
     live.filter(is_denied).map(Path::key).collect()
 }
 
-/// The sessions that lose these paths.
+/// Sessions that lose these paths.
 pub(super) fn revoked(keys: &[PathKey], registry: &Registry) -> Vec<Revoked> {
     let paths = keys.iter().filter_map(|key| registry.path(*key)).map(Path::shared);
     let mut lost: BTreeMap<SessionId, usize> = BTreeMap::new();
@@ -208,7 +210,7 @@ pub(super) fn revoked(keys: &[PathKey], registry: &Registry) -> Vec<Revoked> {
     shown.collect()
 }
 
-/// Who the clients are that have proved it, by path.
+/// Authenticated clients, by path.
 pub(super) fn identities(registry: &Registry) -> AdminReply {
     let proved = registry
         .paths()
@@ -217,7 +219,7 @@ pub(super) fn identities(registry: &Registry) -> AdminReply {
     AdminReply::Identities(proved.map(|path| (path.key, path.identity().clone())).collect())
 }
 
-/// Why, for the client and for the log.
+/// Formats a denial for the client and the log.
 fn denial(client: Client<'_>, export: &str, write: bool) -> String {
     let mode = if write { "rw" } else { "ro" };
     format!("{client} may not open '{}' {mode}", printable(export))

@@ -1,4 +1,4 @@
-//! A path whose client has still to prove who it is: how far it is, and what it may still try.
+//! Authentication state of a path: its progress and the remaining attempts.
 
 use std::sync::{Arc, Weak};
 
@@ -9,45 +9,46 @@ use rtrs_core::wire::Name;
 
 use crate::engine::message::ReplyTo;
 
-/// CHALLENGEs that a path may send: each costs a signature. A second one helps a client that met a
-/// change of the server's keys.
+/// Maximum number of CHALLENGEs per path, because each costs a signature. A second one helps a
+/// client that met a change of the server's keys.
 pub(super) const CHALLENGES_MAX: u8 = 2;
 
-/// How far a path is.
+/// Progress of the authentication.
 #[derive(Debug, Default)]
 enum Step {
-    /// A CHALLENGE is awaited.
+    /// Waits for a CHALLENGE.
     #[default]
     Idle,
-    /// Another thread signs, or checks a signature.
+    /// Another thread creates or verifies a signature.
     Working,
-    /// The AUTH to this exchange is awaited. It is good for one.
+    /// Waits for the AUTH to this exchange, which may be used once.
     Challenged(Exchange),
-    /// The client has proved this. The answer waits until older connects of the path have stopped.
+    /// The client has proved this identity. The answer waits until older connects of the path have
+    /// stopped.
     Proved(PeerIdentity, ReplyTo),
 }
 
-/// What is known of such a path.
+/// Authentication state of a path.
 #[derive(Debug)]
 pub(super) struct Proving {
-    /// When the proof has to be there.
+    /// Deadline of the proof.
     deadline: Instant,
-    /// What its client calls the session, from INFO_REQ on.
+    /// Name of the session from INFO_REQ.
     name: Option<Name>,
     challenges: u8,
     step: Step,
-    /// For as long as anything of it is wanted.
+    /// Dropped when results are no longer needed.
     wanted: Arc<()>,
 }
 
 impl Proving {
-    /// Of a path that connects.
+    /// Creates the state of a connecting path.
     pub(super) fn new(deadline: Instant) -> Self {
         let (name, challenges, step) = (None, 0, Step::default());
         Self { deadline, name, challenges, step, wanted: Arc::default() }
     }
 
-    /// INFO_REQ came.
+    /// Records the name from INFO_REQ.
     pub(super) fn begin(&mut self, name: Name) {
         self.name = Some(name);
     }
@@ -60,12 +61,12 @@ impl Proving {
         self.deadline
     }
 
-    /// The path's connections are accepted later than when it connected.
+    /// Sets a later deadline when the path's connections are accepted late.
     pub(super) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
-    /// A CHALLENGE came. False when it is one too many, or nobody can want it now.
+    /// Records a CHALLENGE. Returns false if it exceeds the limit, or is invalid at this time.
     pub(super) fn challenge(&mut self) -> bool {
         if matches!(self.step, Step::Working | Step::Proved(..))
             || self.challenges >= CHALLENGES_MAX
@@ -77,39 +78,39 @@ impl Proving {
         true
     }
 
-    /// The answer to a CHALLENGE goes out.
+    /// Records that the answer to a CHALLENGE is sent.
     pub(super) fn challenged(&mut self, exchange: Exchange) {
         self.step = Step::Challenged(exchange);
     }
 
-    /// An AUTH came. None when there is no challenge that it could answer.
+    /// Takes the exchange that an AUTH answers. Returns None if there is no challenge to answer.
     pub(super) fn answered(&mut self) -> Option<Exchange> {
         let Step::Challenged(exchange) = self.step else { return None };
         self.step = Step::Working;
         Some(exchange)
     }
 
-    /// Gone when the path ends.
+    /// Expires when the path ends.
     pub(super) fn wanted(&self) -> Weak<()> {
         Arc::downgrade(&self.wanted)
     }
 
-    /// The path ends: what is computed for it is for nobody.
+    /// Cancels pending computations when the path ends.
     pub(super) fn end(&mut self) {
         self.wanted = Arc::default();
     }
 
-    /// Nothing came of it.
+    /// Records that an attempt failed.
     pub(super) fn failed(&mut self) {
         self.step = Step::Idle;
     }
 
-    /// The client has proved who it is.
+    /// Records the identity that the client proved.
     pub(super) fn proved(&mut self, identity: PeerIdentity, reply_to: ReplyTo) {
         self.step = Step::Proved(identity, reply_to);
     }
 
-    /// The proof that waits, with where the answer goes.
+    /// Proof that waits, with the destination of its answer.
     pub(super) fn waiting(&self) -> Option<(&PeerIdentity, ReplyTo)> {
         match &self.step {
             Step::Proved(identity, reply_to) => Some((identity, *reply_to)),

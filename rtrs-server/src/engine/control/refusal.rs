@@ -1,9 +1,9 @@
-//! What is wrong with a connection request, and what the peer is sent.
+//! Refusals of connection requests, and the responses sent to peers.
 //!
-//! The checks of docs/PROTOCOL.md "what the kernel server checks" (rtrs-srv.c,
-//! rtrs_rdma_connect), in that order, as errors with their errno; the control shard makes them
-//! with its tables. A refusal carries all 56 bytes of CON_RSP with a negative errno, since a
-//! kernel client takes nothing else for an answer.
+//! The checks of docs/PROTOCOL.md "what the kernel server checks" (rtrs-srv.c, rtrs_rdma_connect),
+//! in that order, as errors with their errno; the control shard performs them with its tables. A
+//! refusal carries all 56 bytes of CON_RSP with a negative errno, because a kernel client accepts
+//! nothing else as an answer.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use rtrs_core::wire::{ConnRsp, Extensions, WireError, errno};
 
 use crate::path::handshake::JoinError;
 
-/// The names under which refused connections and ended sessions are counted, and `silent`, which
-/// is what the listeners close.
+/// Names under which refused connections and evicted sessions are counted, and `silent` for
+/// connections that the listeners close.
 pub(crate) const REASONS: [&str; 20] = [
     "access",
     "authenticate",
@@ -39,23 +39,23 @@ pub(crate) const REASONS: [&str; 20] = [
     "turnover",
 ];
 
-/// Connections and opens refused, and sessions ended, by reason.
+/// Numbers of refused connections and opens, and of evicted sessions, by reason.
 #[derive(Debug, Default)]
 pub(super) struct RefusedCounts(BTreeMap<&'static str, u64>);
 
 impl RefusedCounts {
-    /// Counts one.
+    /// Counts one refusal.
     pub(super) fn count(&mut self, reason: &'static str) {
         debug_assert!(REASONS.contains(&reason), "{reason} is not in the list");
         *self.0.entry(reason).or_insert(0) += 1;
     }
 
-    /// All of them.
+    /// Sum of all counts.
     pub(super) fn total(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// Each, with what the listeners closed.
+    /// Nonzero counts by reason, including `silent` connections closed by the listeners.
     pub(super) fn all(&self, silent: u64) -> BTreeMap<String, u64> {
         let silent = ("silent", silent);
         let counts = self.0.iter().map(|(reason, count)| (*reason, *count)).chain([silent]);
@@ -64,11 +64,11 @@ impl RefusedCounts {
     }
 }
 
-/// Why a connection is refused.
+/// Reason for refusing a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Refusal {
-    /// The private data is no CON_REQ we can take.
+    /// The private data is not a valid CON_REQ.
     #[error("{0}")]
     Wire(WireError),
     /// The server stops.
@@ -80,19 +80,19 @@ pub(crate) enum Refusal {
     /// The operator evicted the session.
     #[error("the session was evicted by the operator")]
     Evicted(EvictionSecret),
-    /// The access lists do not let the client in.
+    /// The access lists do not allow the client.
     #[error("{0} (access)")]
     NotAllowed(String),
-    /// The same, for one that has no name and might have one.
+    /// The access lists do not allow a client without a name that could authenticate.
     #[error("{0} (access)")]
     Nameless(String),
-    /// The client has not proved who it is.
+    /// The client has not authenticated.
     #[error("{0} (authenticate)")]
     Unproved(ProofError),
-    /// Too many paths of the session have clients that have not proved who they are.
+    /// Too many paths of the session have unauthenticated clients.
     #[error("the session has {0} paths already whose clients have not proved who they are")]
     UnprovedPaths(usize),
-    /// Paths whose clients have not proved who they are have all the memory that they may have.
+    /// Paths with unauthenticated clients use all memory that they may use.
     #[error(
         "paths whose clients have not proved who they are have {} already, of the quarter of \
          memory-max that they may have", mib(*.0)
@@ -102,7 +102,7 @@ pub(crate) enum Refusal {
     /// can be closed for this one.
     #[error("{0} connections are in their handshake, or have opened no export yet (half-open-max)")]
     HalfOpen(u32),
-    /// No room, and enough others ended for newcomers just now.
+    /// The limits are reached, and the eviction budget is used up.
     #[error(
         "there is no room, and many sessions without an open export were just ended for others; \
          try again"
@@ -111,62 +111,62 @@ pub(crate) enum Refusal {
     /// The session does not exist and the peer does not ask to create it.
     #[error("no such session")]
     NoSession,
-    /// There are as many sessions as there may be.
+    /// The number of sessions is at its limit.
     #[error("{0} sessions exist already (sessions-max)")]
     Sessions(u32),
-    /// The path exists and takes no more connections.
+    /// The path exists and accepts no more connections.
     #[error("the path exists already")]
     PathExists,
     /// The connection does not fit its path.
     #[error("{0}")]
     Join(JoinError),
-    /// The session has as many paths as it may have.
+    /// The number of the session's paths is at its limit.
     #[error("the session has {0} paths already")]
     Paths(usize),
-    /// Of too many dead paths of the session block IO still runs or connections are being closed.
+    /// Too many dead paths of the session still have block IO running or connections closing.
     #[error("{0} dead paths of the session still have IO running or connections to close")]
     Draining(usize),
     /// The session has a path between the same two addresses.
     #[error("the session has a path between these addresses already")]
     SameAddresses,
-    /// The path's connections would take more memory than a path may.
+    /// The path's connections would use more memory than a path may.
     #[error("{connections} connections would take {bytes} bytes, and a path may take {max}")]
     Connections {
-        /// How many the peer announces.
+        /// Number of connections that the peer announces.
         connections: u16,
-        /// What they could take.
+        /// Bytes that they could use.
         bytes: u64,
-        /// What they may take.
+        /// Bytes that they may use.
         max: u64,
     },
-    /// The chunks of a new session do not fit into the memory that is left.
+    /// The chunks of a new session do not fit into the remaining memory.
     #[error(
         "the chunks of a new session need {} and memory-max ({}) has {} left; raise memory-max, \
          or lower queue-depth or chunk-size", mib(*needs), mib(*max), mib(*room)
     )]
     MemoryMax {
-        /// Bytes of the smallest depth that the client takes.
+        /// Bytes for the smallest depth that the client accepts.
         needs: u64,
         /// Bytes left.
         room: u64,
-        /// The limit in bytes.
+        /// Limit in bytes.
         max: u64,
     },
-    /// The client repeats another depth than its session has.
+    /// The client repeats a depth that differs from its session's.
     #[error("the session has queue depth {has}, and its client takes it for {asked}")]
     Depth {
-        /// What it has.
+        /// Depth of the session.
         has: u16,
-        /// What the client says.
+        /// Depth according to the client.
         asked: u16,
     },
     /// Another session has the name.
     #[error("another session has the name {0:?} (session-name)")]
     NameTaken(String),
-    /// The session has another client.
+    /// The session belongs to another client.
     #[error("the session has another client than {0}")]
     Identity(Who),
-    /// Memory or a protection domain was refused.
+    /// Memory or a protection domain could not be allocated.
     #[error("{0}")]
     Memory(String),
     /// The device has no memory windows, or not enough.
@@ -177,7 +177,7 @@ pub(crate) enum Refusal {
     Windows(String),
 }
 
-/// A size for people.
+/// Formats a size for display.
 fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
@@ -193,13 +193,13 @@ impl From<RegisterError> for Refusal {
 }
 
 impl Refusal {
-    /// Memory that was refused.
+    /// Refusal for memory that could not be allocated.
     #[allow(clippy::needless_pass_by_value, reason = "made for map_err")]
     pub(crate) fn memory(error: FabricError) -> Self {
         Self::Memory(error.to_string())
     }
 
-    /// The errno that the peer gets, positive.
+    /// Positive errno that the peer receives.
     pub(crate) const fn errno(&self) -> u16 {
         match self {
             Self::NoSession => errno::ENXIO,
@@ -216,12 +216,12 @@ impl Refusal {
         }
     }
 
-    /// True when the operator of this server has to do something about it.
+    /// Whether the operator of this server must act.
     pub(crate) const fn is_ours(&self) -> bool {
         matches!(self, Self::Memory(_) | Self::MemoryMax { .. } | Self::Windows(_))
     }
 
-    /// The name under which it is counted.
+    /// Name under which the refusal is counted.
     pub(crate) const fn reason(&self) -> &'static str {
         match self {
             Self::Wire(_) => "invalid",
@@ -245,12 +245,12 @@ impl Refusal {
         }
     }
 
-    /// What the peer is sent.
+    /// Response to the peer.
     pub(crate) fn response(&self) -> PrivateData {
         let mut reject = ConnRsp::reject(self.errno());
         let none = Extensions::default();
         let says = match self {
-            // Proof that this is the server which the session knows.
+            // Proves to the client that this is the server which knows the session.
             Self::Evicted(secret) => Extensions { identity: Some(secret.0), ..none },
             Self::Nameless(_) => Extensions { authenticate: true, ..none },
             _ => none,
@@ -260,8 +260,8 @@ impl Refusal {
     }
 }
 
-/// What an accepted peer is sent, with these extensions of the server. Its answers carry fresh
-/// keys, and times with them.
+/// Response to an accepted peer, with these extensions of the server. Answers carry times only with
+/// fresh keys.
 pub(crate) fn acceptance(
     limits: Limits,
     (fresh_keys, times, authenticate): (bool, bool, bool),
@@ -313,28 +313,28 @@ mod tests {
         let mut expected = [0u8; 56];
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
-        // Where the kernel's server has zeroes, which its client does not look at.
+        // The kernel's server sends zeroes here, which its client ignores.
         expected[20..25].copy_from_slice(b"RTRX\x5f");
         expected[28..44].fill(5);
         assert_eq!(bytes.as_bytes(), expected);
         let silent = acceptance(Limits::DEFAULT, (true, false, false), says(false, false));
         expected[24] = 0x1f;
         assert_eq!(silent.as_bytes(), expected);
-        // To a client of ours that takes times.
+        // For an rtrs client that accepts times.
         expected[24] = 0x7f;
         let bytes = acceptance(Limits::DEFAULT, (true, true, false), says(true, false));
         assert_eq!(bytes.as_bytes(), expected);
-        // To one that has to prove who it is.
+        // For a client that must authenticate.
         expected[24] = 0xff;
         let bytes = acceptance(Limits::DEFAULT, (true, true, true), says(true, false));
         assert_eq!(bytes.as_bytes(), expected);
-        // Where exports move between servers.
+        // If exports move between servers.
         expected[25] = 1;
         let bytes = acceptance(Limits::DEFAULT, (true, true, true), says(true, true));
         assert_eq!(bytes.as_bytes(), expected);
         // Heartbeats of idle paths at least every 30 s.
         (expected[25], expected[44], expected[45]) = (6, 0x30, 0x75);
-        // The process of the server.
+        // Process number of the server.
         expected[48..54].fill(9);
         let idle = Extensions {
             idle_ms: Some(30_000),

@@ -1,4 +1,4 @@
-//! Which sessions and paths there are. Sessions are found by `paths_uuid`, paths by `sess_uuid`.
+//! Table of the sessions and paths. Sessions are identified by `paths_uuid`, paths by `sess_uuid`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -22,19 +22,19 @@ use crate::stats::{IoTotals, PathSnapshot};
 #[derive(Debug)]
 pub(super) struct Session {
     shared: Arc<SessionShared>,
-    /// Since its first connection.
+    /// Time of its first connection.
     since: Instant,
     name: Option<Name>,
-    /// When it last asked for an export; its begin until then.
+    /// Time when it last requested an export; initially its start.
     asked: Instant,
     paths: Vec<PathKey>,
-    /// Where its client last had a path of which it is known whose it is.
+    /// Address of the last path whose client was known.
     peer: Option<SocketAddr>,
-    /// Until then a client may prove who it is: there is no other path.
+    /// Time by which a client must authenticate, while no path of a known client exists.
     orphaned: Option<Instant>,
-    /// What its paths did that are gone.
+    /// IO of former paths.
     gone: IoTotals,
-    /// Memory of paths that are gone, for those that come.
+    /// Memory of former paths, for new ones.
     pub(super) cache: ChunkCache,
 }
 
@@ -65,17 +65,17 @@ impl Session {
         self.since
     }
 
-    /// Its name, once a path was admitted.
+    /// Name of the session, once a path was admitted.
     pub(super) fn name(&self) -> Option<Name> {
         self.name
     }
 
-    /// It has opened an export, whatever it has open now.
+    /// Whether the session has ever opened an export.
     pub(super) fn has_opened(&self) -> bool {
         self.shared.has_opened()
     }
 
-    /// When it last asked for an export; its begin until then.
+    /// Time when it last requested an export; initially its start.
     pub(super) fn asked(&self) -> Instant {
         self.asked
     }
@@ -88,8 +88,8 @@ impl Session {
         self.name = Some(name);
     }
 
-    /// A path of it is known to be its client's. That decides what the session is, if nothing has
-    /// before.
+    /// Records a path whose client is known. It determines the state of the session, if no earlier
+    /// path did.
     pub(super) fn adopt(&mut self, path: &PathShared) {
         if self.shared.who().is_none() {
             self.shared = Arc::clone(&path.session);
@@ -97,22 +97,22 @@ impl Session {
         (self.orphaned, self.peer) = (None, Some(path.origin.peer));
     }
 
-    /// Whether a path is of what the session is.
+    /// Whether a path shares the state of the session.
     pub(super) fn is_of(&self, path: &Path) -> bool {
         Arc::ptr_eq(&self.shared, &path.shared().session)
     }
 
-    /// Where its client last had a path; None while it is not known who that is.
+    /// Address of the last path whose client was known, if any.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         self.peer
     }
 
-    /// Until when a client may prove who it is; None while there is a path whose client is known.
+    /// Time by which a client must authenticate; None while a path of a known client exists.
     pub(super) fn orphaned(&self) -> Option<Instant> {
         self.orphaned
     }
 
-    /// What its paths did, those included that are gone.
+    /// Totals of all paths, including former ones.
     pub(super) fn totals(&self, paths: &[PathSnapshot]) -> IoTotals {
         let mut io = self.gone;
         paths.iter().for_each(|path| io.add(&path.io));
@@ -120,22 +120,22 @@ impl Session {
     }
 }
 
-/// The sessions and paths of a server.
+/// Sessions and paths of a server.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     sessions: BTreeMap<SessionId, Session>,
     paths: BTreeMap<PathKey, Path>,
-    /// When each path is to be looked at, once for each that is.
+    /// Times at which paths must be checked, one for each path with a timer.
     timers: BTreeSet<(Instant, PathKey)>,
     last_key: u64,
-    /// Sessions that there were.
+    /// Number of sessions that have begun so far.
     begun: u64,
-    /// What paths did that are gone.
+    /// Totals of former paths.
     gone: IoTotals,
 }
 
 impl Registry {
-    /// The sessions that there were, and what all paths did.
+    /// Number of sessions so far, and the totals of all paths.
     pub(super) fn totals(&self) -> (u64, IoTotals) {
         let mut io = self.gone;
         self.paths.values().for_each(|path| io.add(&path.shared().counters.totals()));
@@ -158,7 +158,7 @@ impl Registry {
         self.sessions.get_mut(&id)
     }
 
-    /// The session of that id, which is made if there is none.
+    /// Returns the session with this ID, creating it if necessary.
     pub(super) fn session_or(&mut self, id: SessionId, new: impl FnOnce() -> Session) -> &Session {
         let begun = &mut self.begun;
         self.sessions.entry(id).or_insert_with(|| {
@@ -167,16 +167,15 @@ impl Registry {
         })
     }
 
-    /// The shard of the first connections of a session: each begins at the next one, so that those
-    /// with fewer connections than there are shards use all shards together.
+    /// Shard of the first IO connections of a session. Each session begins at the next shard, so
+    /// that sessions with fewer connections than shards use all shards together.
     pub(super) fn first_shard(&self, id: SessionId, cores: u16) -> CoreIndex {
         let next = || u16::try_from(self.begun % u64::from(cores.max(1))).unwrap_or(0);
         self.session(id).map_or_else(|| CoreIndex(next()), |session| session.shared.first_shard)
     }
 
-    /// What a path of a session shares with the others. Until it is known who the client is, paths
-    /// share it only if they have the same limits: whoever comes first decides nothing for those
-    /// that come later.
+    /// State that a path of a session shares with the others. Until the client is known, paths
+    /// share it only if they have the same limits: the first path decides nothing for later ones.
     pub(super) fn shared_for(&self, id: SessionId, limits: Limits) -> Option<Arc<SessionShared>> {
         let shared = self.session(id)?.shared();
         if shared.who().is_some() {
@@ -187,8 +186,8 @@ impl Registry {
         all.into_iter().find(|one| one.who().is_none() && one.limits == limits).map(Arc::clone)
     }
 
-    /// Ends a session for which nobody has proved in time that he is its client. What is left of
-    /// its paths ends, and nobody waits for that.
+    /// Ends a session for which no client has authenticated in time. Its remaining paths end on
+    /// their own.
     pub(super) fn abandon(&mut self, id: SessionId, now: Instant) -> Option<Session> {
         let mut session = self.sessions.remove(&id)?;
         let first = session.shared.first_shard;
@@ -204,13 +203,13 @@ impl Registry {
         self.paths.values()
     }
 
-    /// Has a path looked at then, or earlier if that is due already.
+    /// Schedules a check of a path at a time, or keeps an earlier one.
     pub(super) fn arm(&mut self, key: PathKey, at: Option<Instant>) {
         let armed = self.path(key).and_then(Path::timer);
         self.arm_anew(key, at.filter(|at| armed.is_none_or(|armed| *at < armed)));
     }
 
-    /// Has a path looked at then and not before: nothing else of it is due.
+    /// Schedules a check of a path at a time, replacing any other.
     pub(super) fn arm_anew(&mut self, key: PathKey, at: Option<Instant>) {
         let (Some(at), Some(path)) = (at, self.paths.get_mut(&key)) else { return };
         if let Some(before) = path.set_timer(at) {
@@ -219,12 +218,12 @@ impl Registry {
         self.timers.insert((at, key));
     }
 
-    /// When the next path is to be looked at.
+    /// Time of the next check of any path.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// A path that is to be looked at, and to be armed again.
+    /// Returns a path that is due for a check, and must be armed again.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<&mut Path> {
         self.next_timer().filter(|at| *at <= now)?;
         let (_, key) = self.timers.pop_first()?;
@@ -241,22 +240,22 @@ impl Registry {
         self.paths.get_mut(&key)
     }
 
-    /// The paths of a session, in the order in which they came.
+    /// Paths of a session, in the order of their creation.
     pub(super) fn paths_of(&self, id: SessionId) -> impl Iterator<Item = &Path> {
         let keys = self.sessions.get(&id).map(|session| &session.paths[..]).unwrap_or_default();
         keys.iter().filter_map(|key| self.paths.get(key))
     }
 
-    /// Bytes of a session's chunks that count against the server's limit, those included that are
-    /// kept of paths that are gone.
+    /// Bytes of a session's chunks that count against the server's limit, including cached memory
+    /// of former paths.
     pub(super) fn memory_of(&self, id: SessionId) -> u64 {
         let chunks = self.paths_of(id).filter_map(|path| path.shared().chunks.get());
         let kept = self.sessions.get(&id).map_or(0, |session| session.cache.counted());
         chunks.map(|pool| pool.region().counted()).sum::<u64>() + kept
     }
 
-    /// Bytes that sessions other than `but` may need for paths that they had, and whose memory is
-    /// not there at present.
+    /// Bytes that sessions other than `but` may need for paths that they once had and whose memory
+    /// is not allocated now.
     pub(super) fn reserved_beside(&self, but: SessionId) -> u64 {
         let of = |session: &Session| {
             let there = self.paths_of(session.id()).filter(|path| path.has_memory()).count();
@@ -267,7 +266,7 @@ impl Registry {
         self.sessions().filter(|session| session.id() != but).map(of).sum()
     }
 
-    /// A number for a new path.
+    /// Assigns a number to a new path.
     pub(super) fn next_key(&mut self) -> PathKey {
         self.last_key += 1;
         PathKey(self.last_key)
@@ -283,7 +282,7 @@ impl Registry {
         self.note_paths(id);
     }
 
-    /// Notes in the session's cache how many paths have chunks of which it is known whose they are.
+    /// Records in the session's cache how many paths of known clients have chunks.
     pub(super) fn note_paths(&mut self, id: SessionId) {
         let live = self.paths_of(id).filter(|path| path.has_chunks()).count();
         if let Some(session) = self.sessions.get_mut(&id) {
@@ -291,9 +290,9 @@ impl Registry {
         }
     }
 
-    /// Takes a path that is gone from its session, which keeps its memory. The last one takes the
-    /// session with it, which is returned. If none is left of which it is known whose it is, others
-    /// may be for so long.
+    /// Removes a path from its session, which keeps the path's memory. If it was the last path,
+    /// removes and returns the session. If no path of a known client remains, others may stay until
+    /// `grace`.
     pub(super) fn remove(&mut self, key: PathKey, grace: Instant) -> Option<Session> {
         let path = self.paths.remove(&key)?;
         if let Some(at) = path.timer() {
@@ -303,7 +302,7 @@ impl Registry {
         let path = path.into_shared();
         let (id, io) = (path.session.id, path.counters.totals());
         self.gone.add(&io);
-        // Of one that has opened nothing there is nothing to tell.
+        // Paths that opened nothing are not logged.
         if path.session.has_opened() && !unproved {
             tracing::info!(
                 path = %key,
@@ -341,8 +340,8 @@ impl Registry {
         Some(session)
     }
 
-    /// Frees what sessions keep that is registered with devices that were removed. True while any
-    /// session keeps memory on other such devices, so that this has to be called again.
+    /// Frees cached memory that is registered with removed devices. Returns true while any session
+    /// caches memory on other removable devices, so that this must be called again.
     pub(super) fn drop_removed(&mut self) -> bool {
         let mut any = false;
         for session in self.sessions.values_mut() {
@@ -351,7 +350,7 @@ impl Registry {
         any
     }
 
-    /// True while a session keeps memory on a device that can be removed.
+    /// Whether any session caches memory on a removable device.
     pub(super) fn keeps_removable(&self) -> bool {
         self.sessions.values().any(|session| session.cache.has_removable())
     }
@@ -382,7 +381,7 @@ mod tests {
         assert_eq!(counts, [4; 4]);
     }
 
-    /// After 2^32 paths numbers go on: each is new, and can hold permits.
+    /// Path numbers continue after 2^32: each is new, and can hold permits.
     #[test]
     fn path_numbers_do_not_wrap_at_32_bits() {
         let mut registry = Registry { last_key: (1 << 32) - 2, ..Registry::default() };

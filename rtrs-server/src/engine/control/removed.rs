@@ -1,12 +1,12 @@
-//! What sessions had open of exports that the operator has removed by force.
+//! Exports that sessions had open when the operator removed them by force.
 //!
-//! Such a session goes on, with its other exports. A client that compares what it opens ends its
-//! device for good when it hears of the removal (EIDRM): so it must not open the name again, even
-//! after all its paths were lost, and get what has the name by then. A kernel's client knows no
-//! such end; it opens what has the name when it connects again, as after a restart of the server.
-//! What the session had not flushed is kept for that (`ended.rs`).
+//! Such a session continues with its other exports. A client that compares what it opens ends its
+//! device permanently when it learns of the removal (EIDRM). It must therefore not open the name
+//! again, even after it lost all its paths, and get the export that has the name by then. A kernel
+//! client does not support such an end; it opens the export that has the name when it reconnects,
+//! as after a restart of the server. The session's unflushed writes are kept for that (`ended.rs`).
 //!
-//! At most [`REMOVED_MAX`] are remembered; the oldest is forgotten for one more.
+//! At most [`REMOVED_MAX`] entries are remembered; the oldest is dropped first.
 
 use std::collections::VecDeque;
 
@@ -23,18 +23,18 @@ const REMOVED_MAX: usize = 1024;
 struct RemovedOpen {
     session: SessionId,
     export: Known,
-    /// Under which id, while the session lasts and has not closed it.
+    /// Device ID of the export, until the session ends or closes it.
     device: Option<DeviceId>,
-    /// Its client may not open the name again.
+    /// Whether the client may not open the name again.
     refused: bool,
 }
 
-/// What sessions had open of removed exports, oldest first.
+/// Removed exports that sessions had open, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Removed(VecDeque<RemovedOpen>);
 
 impl Removed {
-    /// An export was removed that the session has open under that id.
+    /// Adds a removed export that the session has open under this ID.
     pub(super) fn add(&mut self, session: &SessionShared, device: DeviceId, export: Known) {
         if self.0.len() >= REMOVED_MAX {
             self.0.pop_front();
@@ -43,7 +43,7 @@ impl Removed {
         self.0.push_back(RemovedOpen { session: id, export, device: Some(device), refused });
     }
 
-    /// True when the session may not open the name.
+    /// Whether the session may not open the name.
     pub(super) fn contains(&self, session: SessionId, name: &[u8]) -> bool {
         let is = |one: &RemovedOpen| {
             let same = bare(one.export.name().as_bytes()) == bare(name);
@@ -52,7 +52,7 @@ impl Removed {
         self.0.iter().any(is) && !rtrs_core::mutated!(RemovedReopened)
     }
 
-    /// The device that a session had open under this name.
+    /// Device that a session had open under this name.
     pub(super) fn device(&self, session: SessionId, name: &[u8]) -> Option<DeviceId> {
         let is = |one: &&RemovedOpen| {
             let same = bare(one.export.name().as_bytes()) == bare(name);
@@ -61,12 +61,12 @@ impl Removed {
         self.0.iter().find(is)?.device
     }
 
-    /// The session has closed an id.
+    /// Records that the session closed an ID.
     pub(super) fn closed(&mut self, session: SessionId, device: DeviceId) {
         self.0.retain(|one| one.session != session || one.device != Some(device));
     }
 
-    /// A session has ended: what it had open of removed exports, and under which ids.
+    /// Returns the removed exports that an ended session had open, with their IDs.
     pub(super) fn session_ended(&mut self, session: &SessionShared) -> Vec<(DeviceId, Known)> {
         let mut left = Vec::new();
         self.0.retain_mut(|one| {

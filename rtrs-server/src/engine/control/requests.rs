@@ -1,4 +1,4 @@
-//! Turns of the control shard: which of the requests that wait are served when (`backlog.rs`).
+//! Scheduling of client requests on the control shard (`backlog.rs`).
 
 use rtrs_core::proto::quota::Source;
 use rtrs_core::wire::errno;
@@ -10,15 +10,15 @@ use crate::engine::ctx::Ctx;
 use crate::engine::message::{ControlAnswer, ControlRequest};
 
 impl Control {
-    /// A request of a client came. That of a path that ends is dropped: whoever is told that
-    /// nothing of the path begins any more must be right.
+    /// Queues a request of a client. A request of an ending path is dropped, because the report
+    /// that no new work of the path begins must be true.
     pub(super) fn put_off(&mut self, waiting: Waiting) {
         let from = waiting.reply_to.path;
         let examined = |request: &ControlRequest| match request {
             ControlRequest::Open { mode, .. } => mode.examined,
             _ => false,
         };
-        // The target of its export was examined on another thread; the path may be gone since.
+        // The target of its export was examined on another thread; the path may have ended since.
         if examined(&waiting.request) && self.registry.path(from).is_none() {
             return;
         }
@@ -34,7 +34,7 @@ impl Control {
         self.backlog.push(asker, waiting);
     }
 
-    /// Serves requests of clients, as many as a turn has time for. True when any waited.
+    /// Serves as many requests of clients as fit into a turn. Returns whether any were queued.
     pub(super) fn serve_backlog(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let busy = !self.backlog.is_empty();
         self.backlog.begin_turn();
@@ -53,7 +53,7 @@ impl Control {
         busy
     }
 
-    /// Answers a DISCOVER, or puts it back until more exports are looked at.
+    /// Answers a DISCOVER, or puts it back until more exports have been visited.
     fn discover(&mut self, asker: Asker, mut waiting: Waiting) -> Option<ControlAnswer> {
         let ControlRequest::Discover { after, room } = &waiting.request else { return None };
         let session = self.registry.path(waiting.reply_to.path)?.shared().session.id;
@@ -77,7 +77,7 @@ impl Control {
         }
     }
 
-    /// Whether clients have asked for as much as a turn has time for.
+    /// Whether clients have requested as much as a turn has time for.
     pub fn is_turn_full(&self) -> bool {
         self.backlog.is_turn_full()
     }

@@ -1,17 +1,18 @@
-//! Room for paths whose clients have still to prove who they are.
+//! Limits for paths whose clients have not authenticated yet.
 //!
-//! Whoever reaches the port can connect them, and whoever knows a session's UUID can connect them
-//! to it. So they take no place of paths that have proved something: they are counted by
-//! themselves, by session and by the memory of their chunks, which is pinned before the proof. That
-//! memory counts until its registration is undone, also when its path is long gone.
+//! Anyone who reaches the port can connect such paths, and anyone who knows a session's UUID can
+//! connect them to the session. They therefore take no place of authenticated paths: they are
+//! counted separately, by session and by the memory of their chunks, which is pinned before the
+//! proof. That memory counts until its registration is undone, even if its path ended long before.
 //!
-//! When there are too many, others give way to a newcomer, the oldest of the source that has most
-//! first, until the newcomer fits; if it would not fit then, none does, and it is refused and tries
-//! again. They give way if the newcomer's source has less, or after [`PATIENCE`] for what takes an
-//! honest client milliseconds. Sources are known if a path from there has proved who its client is,
-//! and serves or ended less than [`LOST_FOR`] ago. Others give way to them at once, and they give
-//! way last: in their own session never to others. So strangers keep no client from coming back,
-//! however many addresses they have.
+//! When a limit is reached, existing paths give way to a newcomer until it fits: first the oldest
+//! path of the source with the most. If the newcomer would still not fit, no path ends, and the
+//! newcomer is refused and retries. A path gives way if the newcomer's source has less, or if it is
+//! older than [`PATIENCE`], while an honest client takes milliseconds. A source is known if an
+//! authenticated path from there serves, or ended less than [`LOST_FOR`] ago. Other paths give way
+//! to known sources at once. Known sources give way last, and within their own session not at all.
+//! Unauthenticated clients therefore cannot prevent a client from coming back, however many
+//! addresses they use.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,94 +29,94 @@ use super::refusal::Refusal;
 use super::registry::Registry;
 use crate::path::{PathEnd, PathKey, PathShared};
 
-/// Such paths of a session; twice as many for known sources. Not less than an honest client has
-/// paths.
+/// Maximum number of such paths of a session, doubled for known sources. At least the number of
+/// paths of an honest client.
 pub(super) const UNPROVED_MAX: usize = 32;
 
-/// Of `memory-max`, all such paths together may take one part in so many, and always one path.
+/// Divisor of `memory-max` for all such paths together; one path is always permitted.
 const MEMORY_SHARE: u64 = 4;
 
-/// A path that is older gives way also to one of a source that has as many.
+/// Age from which a path gives way even to a source that has as much.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// For so long a source is known whose paths have ended.
+/// Time for which a source remains known after its paths have ended.
 const LOST_FOR: Duration = Duration::from_secs(600);
-/// Sources with their sessions that are known for that.
+/// Maximum number of remembered pairs of source and session.
 const LOST_MAX: usize = 1024;
 
-/// A path that is to be made.
+/// A path that is to be created.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Newcomer {
     pub(super) session: SessionId,
     pub(super) source: Source,
-    /// What its chunks take before the proof.
+    /// Bytes of its chunks before the proof.
     pub(super) bytes: u64,
 }
 
-/// The memory of such paths, and the sources that are known.
+/// Memory of such paths, and the known sources.
 #[derive(Debug)]
 pub(super) struct Unproved {
     meter: Arc<MemoryMeter>,
-    /// All that counts, with its path and where that is from.
+    /// Counted memory, with its path and source.
     regions: Vec<(PathKey, Source, Weak<Region>)>,
-    /// Where paths were that had proved something, and when they ended.
+    /// Sources of ended authenticated paths, with the time of their end.
     lost: BTreeMap<(Source, SessionId), Instant>,
 }
 
-/// What one source has.
+/// Resources of one source.
 #[derive(Debug, Default)]
 struct Share {
-    /// Paths, or bytes.
+    /// Number of paths, or bytes.
     amount: u64,
-    /// Its paths, the oldest first, with what each has of that.
+    /// Paths of the source, oldest first, with the amount of each.
     paths: BTreeMap<(Instant, PathKey), u64>,
 }
 
-/// Sources that are known.
+/// Known sources.
 struct Known {
     sources: BTreeSet<Source>,
-    /// They never give way.
+    /// Whether they never give way.
     stay: bool,
 }
 
-/// What all sources have.
+/// Resources of all sources.
 #[derive(Debug, Default)]
 struct Places {
     shares: BTreeMap<Source, Share>,
     live: u64,
-    /// Of paths that end, and of those that have ended.
+    /// Amount of ending paths and of those that have ended.
     ending: u64,
-    /// Sources of those.
+    /// Sources of those paths.
     ending_from: BTreeSet<Source>,
 }
 
 impl Unproved {
-    /// Of a server with a limit of so many bytes for all chunks.
+    /// Creates the limits of a server with a limit of `memory_max` bytes for all chunks.
     pub(super) fn new(memory_max: u64) -> Self {
         let meter = MemoryMeter::new(memory_max / MEMORY_SHARE);
         Self { meter, regions: Vec::new(), lost: BTreeMap::new() }
     }
 
-    /// Bytes of chunks of such paths. They are there for a moment only, so nobody gets less for
-    /// them.
+    /// Bytes of chunks of such paths. They are short-lived, so they do not reduce the memory of
+    /// other sessions.
     pub(super) fn bytes(&self) -> u64 {
         self.meter.used()
     }
 
-    /// A path has this memory, and has proved nothing yet.
+    /// Counts the memory of a path that has proved nothing yet.
     pub(super) fn count(&mut self, (key, source): (PathKey, Source), region: &Arc<Region>) {
         self.regions.retain(|(_, _, region)| region.strong_count() > 0);
         region.count_for(&self.meter);
         self.regions.push((key, source, Arc::downgrade(region)));
     }
 
-    /// The client of a path has proved who it is: that meter counts its memory now.
+    /// Moves the memory of a path to `meter` when its client has authenticated.
     pub(super) fn proved(&mut self, path: &PathShared, meter: &Arc<MemoryMeter>) {
         self.regions.retain(|(key, ..)| *key != path.key);
         path.chunks.get().into_iter().for_each(|pool| pool.region().count_for(meter));
     }
 
-    /// A path ends. Where its client was is known for a while, if the client was.
+    /// Records the end of a path. If its client was known, its source stays known for some time.
     pub(super) fn ended(&mut self, path: &Path, end: &PathEnd, now: Instant) {
         let session = path.shared().session.id;
         if matches!(end, PathEnd::NotAllowed | PathEnd::Unknown | PathEnd::Evicted) {
@@ -132,7 +133,7 @@ impl Unproved {
         }
     }
 
-    /// The sources that a session is known by, or any session.
+    /// Sources that are known for a session, or for any session.
     fn known(&self, of: Option<SessionId>, registry: &Registry, now: Instant) -> Known {
         let paths = registry.paths().filter(|path| {
             let counts = of.is_none_or(|id| path.shared().session.id == id);
@@ -146,7 +147,7 @@ impl Unproved {
         Known { sources: paths.map(source_of).chain(lost).collect(), stay: of.is_some() }
     }
 
-    /// What has to end so that a path has room whose client has to prove who it is.
+    /// Selects the paths that must end to make room for a path whose client must authenticate.
     pub(super) fn room(
         &self,
         newcomer: Newcomer,
@@ -172,7 +173,7 @@ impl Unproved {
         Ok(ended)
     }
 
-    /// Who has how much memory.
+    /// Memory use by source.
     fn memory(&self, registry: &Registry, now: Instant) -> Places {
         let mut places = Places::of(registry.paths(), Path::chunk_bytes, now);
         places.ending = self.meter.used().saturating_sub(places.live);
@@ -191,7 +192,7 @@ impl Known {
 }
 
 impl Places {
-    /// Of paths that have proved nothing, each counted as `amount` says.
+    /// Sums up unauthenticated paths by source, each counted as `amount` says.
     fn of<'a>(
         paths: impl Iterator<Item = &'a Path>,
         amount: impl Fn(&Path) -> u64,
@@ -206,7 +207,7 @@ impl Places {
                 continue;
             }
             places.live += more;
-            // One that has proved itself waits for its older connect only.
+            // An authenticated path waits only for its older connect.
             if more == 0 || path.proving().is_some_and(|proving| proving.waiting().is_some()) {
                 continue;
             }
@@ -219,7 +220,7 @@ impl Places {
         places
     }
 
-    /// What has to end so that `more` for a source fits below `most`.
+    /// Selects the paths that must end so that `more` for a source fits below `most`.
     fn room(
         &mut self,
         (source, more, most): (Source, u64, u64),
@@ -227,8 +228,8 @@ impl Places {
         now: Instant,
     ) -> Option<Vec<PathKey>> {
         let most = most.max(more);
-        // What ends may take some drivers a while. Who has none of it waits for less, and who is
-        // known for nobody else.
+        // Resources of ending paths may be released late by some drivers. The bound is higher for
+        // sources without ending paths, and highest for known sources.
         let bound = match (known.has(source), self.ending_from.contains(&source)) {
             (true, _) => most * 3,
             (false, false) => most * 5 / 2,
@@ -246,7 +247,7 @@ impl Places {
         Some(ended)
     }
 
-    /// Which path gives way next, if any does.
+    /// Selects the next path to give way, if any.
     fn next(
         &self,
         (source, more, most): (Source, u64, u64),
@@ -254,14 +255,14 @@ impl Places {
         now: Instant,
     ) -> Option<PathKey> {
         let own = self.shares.get(&source).map_or(0, |share| share.amount);
-        // A known source has half for itself, and at least one path.
+        // Half is reserved for known sources, and at least one path.
         let comes_first = known.has(source) && (own == 0 || own + more <= most / 2);
         let next = self.shares.iter().filter_map(|(from, share)| {
             let (since, key) = *share.paths.first_key_value()?.0;
             let (has_more, is_late) = (share.amount > own + more, now.since(since) >= PATIENCE);
             let gives_way = match known.has(*from) {
                 true if known.stay => false,
-                // It has half for itself, not all.
+                // Half is reserved for it, not all.
                 true => is_late || has_more && (known.has(source) || share.amount > most / 2),
                 false => is_late || has_more || comes_first,
             };
@@ -270,7 +271,7 @@ impl Places {
         next.max_by_key(|(order, _)| *order).map(|(_, key)| key)
     }
 
-    /// A path is about to end. What it has counts until it is gone.
+    /// Marks a path as ending. Its amount counts until it has ended.
     fn end(&mut self, key: PathKey) {
         for share in self.shares.values_mut() {
             let at = share.paths.keys().find(|(_, path)| *path == key).copied();
@@ -283,7 +284,7 @@ impl Places {
     }
 }
 
-/// Whether it is known who the client of a path is.
+/// Whether the client of a path is known.
 fn has_proved(path: &Path) -> bool {
     !path.is_unproved() && path.shared().identity().who != Who::Anonymous
 }

@@ -1,4 +1,4 @@
-//! One connection on this shard: its queue pair, its send queue, and what its work requests mean.
+//! One connection on this shard: its queue pair, its send queue, and the IDs of its work requests.
 
 use std::collections::VecDeque;
 
@@ -10,21 +10,21 @@ use crate::engine::ctx::Fabrics;
 use crate::engine::device_table::DeviceId;
 use crate::path::io::{Answer, SendQueue};
 
-/// Receives beyond the queue depth: heartbeats and their answers on connection 0, and room for a
-/// repost that is on its way.
+/// Number of receives beyond the queue depth: for heartbeats and their answers on connection 0, and
+/// for a repost in progress.
 pub(super) const RECV_SLACK: u32 = 8;
 
-/// What a work request is for. Its id also names the connection, so that a completion finds its
-/// place without a search.
+/// Purpose of a work request. Its ID also contains the connection, so that a completion is assigned
+/// without a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WorkId {
-    /// A receive without buffer.
+    /// A receive without a buffer.
     Recv,
     /// The receive for INFO_REQ.
     Info,
-    /// A send; its completion accounts for that many queue entries.
+    /// A send; its completion accounts for this number of queue entries.
     Send(u32),
-    /// The end of the peer's key for a request's chunk.
+    /// The revocation of the peer's key for a request's chunk.
     Revoke(PermitId),
     /// A fresh key for a request's chunk.
     Bind,
@@ -93,8 +93,8 @@ impl Conn {
         }
     }
 
-    /// What a queue pair has room for. Sends: answers; a revoke per permit and a bind whose
-    /// completion was not seen yet, or the first binds in their place.
+    /// Size of a queue pair. Sends: answers; a revoke per permit and a bind whose completion was
+    /// not seen yet, or the first binds in their place.
     pub(super) fn limits(queue_depth: u16) -> QpLimits {
         let depth = u32::from(queue_depth);
         QpLimits {
@@ -103,48 +103,48 @@ impl Conn {
         }
     }
 
-    /// True when one more message fits the send queue.
+    /// Whether the send queue has room for one more message.
     pub(super) const fn has_room(&self) -> bool {
         self.queue.has_room(1)
     }
 
-    /// True when an answer can be posted now. Otherwise it is to wait its turn.
+    /// Whether an answer can be posted now. Otherwise it must wait.
     pub(super) fn takes_answer(&self) -> bool {
         self.waiting.is_empty() && self.queue.has_room(SendQueue::ANSWER_MAX)
     }
 
-    /// The answer of this request waits for room.
+    /// Queues the answer of this request until there is room.
     pub(super) fn wait(&mut self, permit: PermitId) {
         self.waiting.push_back(permit);
     }
 
-    /// A completion accounts for that many entries of the send queue.
+    /// Frees the entries of the send queue that a completion accounts for.
     pub(super) const fn sent(&mut self, covered: u32) {
         self.queue.complete(covered);
     }
 
-    /// The next request whose answer waits and has room now.
+    /// Removes the next request whose answer waits, if there is room.
     pub(super) fn next_waiting(&mut self) -> Option<PermitId> {
         self.queue.has_room(SendQueue::ANSWER_MAX).then(|| self.waiting.pop_front())?
     }
 
-    /// CHANGED is to be sent for this device.
+    /// Queues CHANGED for this device.
     pub(super) fn announce(&mut self, device: DeviceId) {
         self.announcements.push_back(device);
     }
 
-    /// The next device whose CHANGED waits and has room now. Answers go first.
+    /// Removes the next device whose CHANGED waits, if there is room. Answers have priority.
     pub(super) fn next_announcement(&mut self) -> Option<DeviceId> {
         self.takes_answer().then(|| self.announcements.pop_front())?
     }
 
-    /// The path is closed: what waits is not sent.
+    /// Drops queued messages, because the path is closed.
     pub(super) fn drop_waiting(&mut self) {
         self.announcements.clear();
         self.waiting.clear();
     }
 
-    /// Posts a message that is one work request. There is room for it.
+    /// Posts a message of one work request. The caller ensures that there is room.
     pub(super) fn send(
         &mut self,
         at: ConnRow,
@@ -158,7 +158,7 @@ impl Conn {
         fabrics[self.provider.index()].post_send(self.qp, wr)
     }
 
-    /// Posts an answer. There is room for it.
+    /// Posts an answer. The caller ensures that there is room.
     pub(super) fn answer(
         &mut self,
         at: ConnRow,

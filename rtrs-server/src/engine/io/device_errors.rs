@@ -1,4 +1,4 @@
-//! What is said of the errors of a device, so that the log names the disk before its users do.
+//! Log messages about device errors, so that the log names the disk before its users notice.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::log_limit::LogLimit;
@@ -7,13 +7,13 @@ use rtrs_core::time::Instant;
 
 use super::progress::{IoProgress, IoStep};
 
-/// The errors of one device on one shard.
+/// Error log of one device on one shard.
 #[derive(Debug, Default)]
 pub(super) struct DeviceErrors {
     limit: LogLimit,
 }
 
-/// True for an error of the disk or file, not of what was asked for: a client may try an operation
+/// Whether an error is one of the disk or file, not of the request: a client may try an operation
 /// to find out whether it is supported.
 pub(super) const fn is_device_error(status: IoStatus) -> bool {
     use IoStatus::{Invalid, Moved, Ok, ReadOnly, Unsupported};
@@ -21,7 +21,7 @@ pub(super) const fn is_device_error(status: IoStatus) -> bool {
 }
 
 impl DeviceErrors {
-    /// A step of an IO ended with a device error: logs it, if none was logged for a while.
+    /// Logs a step of an IO that ended with a device error, at a limited rate.
     pub(super) fn log(&mut self, export: &str, io: &IoProgress, status: IoStatus, now: Instant) {
         let Some(left_out) = self.limit.admit(now) else { return };
         let op = match (io.step, io.op) {

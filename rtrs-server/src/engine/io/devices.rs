@@ -1,4 +1,4 @@
-//! The block devices open on one shard, at most one per export, shared by all sessions.
+//! Block devices open on one shard, at most one per export, shared by all sessions.
 //!
 //! A device is opened on a shard by the first request that needs it there and stays open until no
 //! session has its export open. Requests that a full device refused wait here in order.
@@ -24,11 +24,11 @@ use crate::engine::message::{Outbox, ShardMessage};
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::stats::{ServerTimes, ShardExportCounters};
 
-/// Bytes that devices may be given in a turn. A file in memory reads and writes within `submit`: by
-/// then nothing has been answered, and with much more the data would leave the CPU's cache before
-/// they are sent.
+/// Number of bytes that devices may be given in a turn. A file in memory reads and writes within
+/// `submit`: nothing has been answered by then, and with much more the data would leave the CPU's
+/// cache before it is sent.
 const TURN: usize = 256 << 10;
-/// What an IO costs beside its bytes, in bytes: 16 IOs of 4 KiB fill a turn.
+/// Cost of an IO in addition to its bytes, in bytes: 16 IOs of 4 KiB fill a turn.
 const IO_COST: usize = 12 << 10;
 
 #[derive(Debug)]
@@ -36,48 +36,48 @@ struct OpenDevice {
     device: Box<dyn BlockDevice>,
     waiting: VecDeque<RequestRef>,
     closing: bool,
-    /// It is among those that are polled in each turn.
+    /// Whether it is among the devices that are polled in each turn.
     polled: bool,
-    /// Numbers of syncs that are out, lowest first.
+    /// Numbers of outstanding syncs, lowest first.
     syncs: VecDeque<u64>,
-    /// Which syncs have numbers.
+    /// Kinds of syncs that get numbers.
     shared: SharedErrors,
     errors: DeviceErrors,
     counters: Arc<ShardExportCounters>,
     turns: Arc<Ranges>,
-    /// As long as it is held, its place in the table means nothing else.
+    /// Keeps the export's index in the table from being reused.
     export: Arc<Export>,
 }
 
-/// One shard's devices.
+/// Devices of one shard.
 #[derive(Debug)]
 pub(super) struct Devices {
     core: Core,
     exports: Arc<ExportTable>,
     cores: u16,
-    /// By place.
+    /// Open devices, by index of their export.
     open: Vec<Option<OpenDevice>>,
-    /// Places whose device has something to do.
+    /// Exports whose device has something to do.
     polled: Vec<ExportIndex>,
-    /// Of the other devices, the place after the one that was looked at last.
+    /// Next index at which idle devices are searched.
     next_idle: usize,
-    /// Bytes of the IOs submitted in this turn, and [`IO_COST`] for each.
+    /// Bytes of the IOs submitted in this turn, plus [`IO_COST`] for each.
     begun: usize,
 }
 
 impl Devices {
-    /// Nothing open yet, on one of so many shards.
+    /// Creates the table of one of `cores` shards, with nothing open.
     pub(super) fn new(core: Core, exports: Arc<ExportTable>, cores: u16) -> Self {
         Self { core, exports, cores, open: Vec::new(), polled: Vec::new(), next_idle: 0, begun: 0 }
     }
 
-    /// The places of devices that have something to do, by number; those that get it meanwhile come
-    /// last.
+    /// Export of the device at a position of the poll list. Devices that become busy meanwhile are
+    /// added at the end.
     pub(super) fn polled(&self, number: usize) -> Option<ExportIndex> {
         self.polled.get(number).copied()
     }
 
-    /// A device that is known to be open has something to do.
+    /// Returns an open device and adds it to the poll list.
     fn begin(&mut self, export: ExportIndex) -> &mut OpenDevice {
         let open = self.open[export.index()].as_mut();
         let open = open.unwrap_or_else(|| panic!("{export:?} is not open"));
@@ -87,7 +87,7 @@ impl Devices {
         open
     }
 
-    /// A device that is known to be open, since a request is at it. Panics when it is not.
+    /// Returns a device that must be open because it has a request. Panics if it is not.
     fn at(&self, export: ExportIndex) -> &OpenDevice {
         let open = self.open[export.index()].as_ref();
         open.unwrap_or_else(|| panic!("{export:?} is not open"))
@@ -98,11 +98,11 @@ impl Devices {
         open.unwrap_or_else(|| panic!("{export:?} is not open"))
     }
 
-    /// Opens the export on this shard unless it is open, and makes `region` known to it if
-    /// `attach`.
+    /// Opens the export on this shard unless it is open, and registers the region `attach` with it,
+    /// if given.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     pub(super) fn open(
         &mut self,
         export: ExportIndex,
@@ -115,7 +115,7 @@ impl Devices {
         let open = match slot {
             Some(open) => open,
             None => {
-                // The session may just have closed it.
+                // The session may have closed it meanwhile.
                 let missing = || io::Error::from(io::ErrorKind::NotFound);
                 let at = export;
                 let export = self.exports.get(at).ok_or_else(missing)?;
@@ -154,18 +154,18 @@ impl Devices {
         Ok(&mut *open.device)
     }
 
-    /// The epoch of an open export.
+    /// Epoch of an open export.
     pub(super) fn epoch(&self, export: ExportIndex) -> &SyncEpoch {
         &self.at(export).export.epoch
     }
 
-    /// The name of an open export.
+    /// Name of an open export.
     pub(super) fn name(&self, export: ExportIndex) -> &str {
         &self.at(export).export.name
     }
 
-    /// A number for a sync that is about to be submitted on this shard, a flush or not. None where
-    /// it takes no other's error.
+    /// Draws a number for a sync that is about to be submitted on this shard. Returns None if it
+    /// cannot consume the error of another sync.
     pub(super) fn draw(&mut self, export: ExportIndex, flush: bool) -> Option<u64> {
         let core = self.core.index;
         let open = self.at_mut(export);
@@ -177,7 +177,7 @@ impl Devices {
         Some(number)
     }
 
-    /// A sync of this shard is back. True when other shards wait for that.
+    /// Records that a sync of this shard has returned. Returns whether other shards wait for that.
     pub(super) fn back(&mut self, export: ExportIndex, number: u64) -> bool {
         let core = self.core.index;
         let open = self.at_mut(export);
@@ -187,19 +187,19 @@ impl Devices {
         open.export.epoch.back(core, open.syncs.front().copied())
     }
 
-    /// Wakes the other shards: a sync of this one is back, for which requests may wait there.
+    /// Wakes the other shards, where requests may wait for a sync of this shard that has returned.
     pub(super) fn wake_others(&self, out: &mut Outbox) {
         for core in (0..self.cores).filter(|core| *core != self.core.index.0) {
             out.shard(CoreIndex(core), ShardMessage::Wake);
         }
     }
 
-    /// Which changes of the export at a place take turns; None when it is not open here.
+    /// Ranges of changes that take turns on an export; None if it is not open here.
     pub(super) fn turns(&self, export: ExportIndex) -> Option<&Ranges> {
         Some(&self.open.get(export.index())?.as_ref()?.turns)
     }
 
-    /// The open devices for which this shard has to look at what it has in flight.
+    /// Open devices whose requests in flight this shard must enter in the turn list.
     pub(super) fn to_look_at(&self) -> impl Iterator<Item = (ExportIndex, &Arc<Ranges>, u64)> {
         let shard = usize::from(self.core.index.0);
         let open = (0..).map(ExportIndex).zip(&self.open);
@@ -209,12 +209,12 @@ impl Devices {
         })
     }
 
-    /// What closed paths have left running at an export, on all shards.
+    /// Orphaned writes to an export, on all shards.
     pub(super) fn orphaned(&self, export: ExportIndex) -> &OrphanedWrites {
         self.exports.orphaned_writes(export)
     }
 
-    /// Size, limits and abilities of an open device.
+    /// Size, limits and capabilities of an open device.
     pub(super) fn geometry(&self, export: ExportIndex) -> &Geometry {
         self.at(export).device.geometry()
     }
@@ -222,76 +222,77 @@ impl Devices {
     /// Submits an IO to an open device.
     ///
     /// # Errors
-    /// The IO, when the device is full.
+    /// The IO, if the device is full.
     pub(super) fn submit(&mut self, export: ExportIndex, io: Io) -> Result<(), Io> {
         self.begun += io.len as usize + IO_COST;
         self.begin(export).device.submit(io)
     }
 
-    /// True when IOs worth [`TURN`] were submitted since the last [`begin_turn`](Self::begin_turn).
+    /// Whether IOs worth [`TURN`] were submitted since the last [`begin_turn`](Self::begin_turn).
     pub(super) fn is_turn_full(&self) -> bool {
         self.begun >= TURN
     }
 
-    /// What is submitted from here on belongs to the next turn.
+    /// Begins the next turn for the accounting of submitted IOs.
     pub(super) fn begin_turn(&mut self) {
         self.begun = 0;
     }
 
-    /// Counts an IO that is about to be answered, and where its time went.
+    /// Counts an IO before it is answered, with its times.
     pub(super) fn answered(&self, io: &IoProgress, good: bool, took: ServerTimes) {
         self.at(io.export).counters.answered(io.op, good, io.len, took);
     }
 
-    /// Counts and logs that the device failed a step of an IO.
+    /// Counts and logs a step of an IO that the device failed.
     pub(super) fn log_error(&mut self, io: &IoProgress, status: IoStatus, now: Instant) {
         let open = self.at_mut(io.export);
         open.counters.device_errors.add(1);
         open.errors.log(&open.export.name, io, status, now);
     }
 
-    /// Lets a request wait for room in an open device.
+    /// Queues a request until an open device has room.
     pub(super) fn wait(&mut self, export: ExportIndex, request: RequestRef) {
         let open = self.begin(export);
         open.counters.queue_full.add(1);
         open.waiting.push_back(request);
     }
 
-    /// Puts a request back that met a full device again.
+    /// Returns a request to the front of the queue, because the device is full again.
     pub(super) fn wait_first(&mut self, export: ExportIndex, request: RequestRef) {
         self.begin(export).waiting.push_front(request);
     }
 
-    /// True when requests wait for the open device, so that a new one has to queue up.
+    /// Whether requests wait for the open device, so that a new one must queue too.
     pub(super) fn is_contended(&self, export: ExportIndex) -> bool {
         !self.at(export).waiting.is_empty()
     }
 
-    /// The next request that waits for the device at a place.
+    /// Removes the next request that waits for a device.
     pub(super) fn next_waiting(&mut self, at: ExportIndex) -> Option<RequestRef> {
         self.open[at.index()].as_mut()?.waiting.pop_front()
     }
 
-    /// Moves the device at a place on. True when anything happened.
+    /// Polls a device. Returns whether anything happened.
     pub(super) fn poll(&mut self, at: ExportIndex, now: Instant) -> bool {
         self.open[at.index()].as_mut().is_some_and(|open| open.device.poll(now))
     }
 
-    /// The next finished IO of the device at a place.
+    /// Returns the next completed IO of a device.
     pub(super) fn reap(&mut self, at: ExportIndex) -> Option<Completion> {
         self.open[at.index()].as_mut()?.device.reap()
     }
 
-    /// Nobody has the export open: its device closes when its last IO has ended.
+    /// Marks a device to be closed when its last IO has ended, because no session has the export
+    /// open.
     pub(super) fn close(&mut self, export: ExportIndex) {
         if self.open.get(export.index()).is_some_and(Option::is_some) {
             self.begin(export).closing = true;
         }
     }
 
-    /// Takes the device of that number from those that are polled if it has nothing to do any more,
-    /// and closes it if it may be closed: not while a request `needs` it. True when another has its
-    /// number now.
+    /// Removes the device at a position of the poll list if it has nothing to do any more, and
+    /// closes it if it is marked so and no request `needs` it. Returns true if another device now
+    /// has its position.
     pub(super) fn sweep(&mut self, number: usize, needs: impl Fn(ExportIndex) -> bool) -> bool {
         let Some(at) = self.polled(number) else { return false };
         let slot = &mut self.open[at.index()];
@@ -310,8 +311,8 @@ impl Devices {
         true
     }
 
-    /// Polls one of the devices that have nothing to do: another one in each turn, since some put
-    /// things in order that others have left.
+    /// Polls one of the idle devices, a different one in each turn, because some devices clean up
+    /// what others have left.
     pub(super) fn poll_idle(&mut self, now: Instant) {
         let at = if self.next_idle < self.open.len() { self.next_idle } else { 0 };
         self.next_idle = at + 1;
@@ -326,7 +327,7 @@ impl Devices {
         }
     }
 
-    /// When a device wants to be polled.
+    /// Time of the earliest poll that a device needs.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let polled = self.polled.iter().filter_map(|at| self.open[at.index()].as_ref());
         polled.fold(None, |at, open| earliest(at, open.device.deadline()))
@@ -342,7 +343,7 @@ mod tests {
     use super::*;
     use crate::backend::NullSource;
 
-    /// Whether the device rests, and how often it was polled.
+    /// Whether the device rests, and the number of polls.
     #[derive(Clone, Debug, Default)]
     struct Source(Arc<(AtomicBool, AtomicU32)>);
 
@@ -392,7 +393,7 @@ mod tests {
         }
     }
 
-    /// A turn of the shard.
+    /// One turn of the shard.
     fn turn(devices: &mut Devices) {
         devices.poll_idle(Instant::ZERO);
         let mut number = 0;
@@ -417,7 +418,7 @@ mod tests {
         (0..40).for_each(|_| turn(&mut devices));
         let polls: Vec<u32> = sources.iter().map(Source::polls).collect();
         assert_eq!(polls, [10, 40, 10, 10]);
-        // What has to do again is polled in each turn as soon as that is seen.
+        // A device that becomes busy again is polled in each turn as soon as that is detected.
         sources[2].0.0.store(false, Ordering::Relaxed);
         sources[1].0.0.store(true, Ordering::Relaxed);
         (0..8).for_each(|_| turn(&mut devices));
@@ -425,7 +426,7 @@ mod tests {
         (0..8).for_each(|_| turn(&mut devices));
         let more = sources.iter().zip(&before).map(|(source, before)| source.polls() - before);
         assert_eq!(more.collect::<Vec<_>>(), [2, 2, 8, 2]);
-        // It closes all the same.
+        // It can be closed nevertheless.
         devices.close(ExportIndex(2));
         let number = devices.polled.iter().position(|at| *at == ExportIndex(2));
         assert!(!devices.sweep(number.expect("it is polled"), |at| at == ExportIndex(2)));

@@ -1,4 +1,4 @@
-//! What becomes of requests when their path ends (`pipeline.rs` has the rest of their life).
+//! Handling of requests whose path ends (`pipeline.rs` has all other steps).
 
 use super::overlap::OrphanedWrite;
 use super::pipeline::Step;
@@ -7,18 +7,18 @@ use crate::engine::ledger::FlushLedger;
 use crate::engine::message::Outbox;
 
 impl Step<'_> {
-    /// The path closes: the request ends, unless the device works on it. Then it stays
-    /// `Submitted`, counts as in flight, and is an orphaned write if it changes anything.
+    /// Ends the request because the path closes, unless the device works on it. In that case it
+    /// stays `Submitted`, counts as in flight, and is an orphaned write if it changes anything.
     pub(super) fn close(&mut self, out: &mut Outbox) {
         let (permit, shared) = (self.at.permit, &self.path.shared);
         let request = &mut self.path.requests[permit];
-        // An answer that reported a loss may not have arrived: the client sends such a flush again
-        // over another path, and must hear of it there.
+        // The answer that reported a loss may not have arrived: the client sends such a flush again
+        // over another path, which must report it too.
         let reported = request.reported_loss.and_then(|id| shared.session.devices.ledger(id));
         reported.into_iter().for_each(FlushLedger::report_again);
         match request.get() {
             State::Free => return,
-            // It has no permit.
+            // The request has no permit.
             State::Deferred(_) => return request.end(),
             State::Io(_, Wait::Submitted, io) => {
                 if let Some(bytes) = io.may_change() {
@@ -37,7 +37,7 @@ impl Step<'_> {
         self.release(out);
     }
 
-    /// The device is done with a request that was left running.
+    /// Removes an orphaned write that the device has completed.
     pub(super) fn orphaned_write_ended(&mut self, out: &mut Outbox) {
         self.end_turn(out);
         let request = &mut self.path.requests[self.at.permit];
@@ -50,7 +50,7 @@ impl Step<'_> {
         self.path.end_request();
     }
 
-    /// The path finishes: a request without a permit is dropped.
+    /// Drops a request without a permit, because the path finishes.
     pub(super) fn drop_deferred(&mut self) -> bool {
         let request = self.request();
         let deferred = request.state() == RequestState::Deferred;

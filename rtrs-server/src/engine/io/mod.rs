@@ -1,12 +1,12 @@
-//! One shard's part of every session: its connections, the requests that came over them, its
-//! devices. Every IO passes here and nothing on its way allocates.
+//! One shard's part of every session: its connections, the requests that arrived over them, its
+//! devices. Every IO passes here without any allocation.
 //!
-//! A path has a row on each shard that has a connection of it (`path.rs`), a connection has a row
+//! A path has a row on each shard with one of its connections (`path.rs`), a connection has a row
 //! in the shard's table (`conn.rs`), and a path's row has one request row per permit
-//! (`request.rs`). What becomes of a request is in `pipeline.rs`.
+//! (`request.rs`). `pipeline.rs` processes requests.
 //!
-//! The control shard decides about the life of a path; this shard reports what it sees
-//! (`Broken`, `Finished`, `Stopped`, `Drained`) and follows.
+//! The control shard decides about the lifecycle of a path; this shard reports events (`Broken`,
+//! `Finished`, `Stopped`, `Drained`) and follows.
 
 mod conn;
 mod device_errors;
@@ -62,18 +62,18 @@ pub struct Shard {
     by_key: BTreeMap<PathKey, PathRow>,
     by_qp: BTreeMap<(ProviderIndex, QpNum), ConnRow>,
     waiting: Waiting,
-    /// Room for those of them that a turn looks at; empty between turns.
+    /// Buffer for the requests that a turn checks; empty between turns.
     looked_at: Vec<RequestRef>,
     /// Closed exports that requests may still run on.
     retiring: Vec<Closed>,
-    /// Internal errors of paths that are gone, and those of no path.
+    /// Internal errors of former paths, and those without a path.
     internal_errors: u64,
     now: Instant,
     exit: bool,
 }
 
 impl Shard {
-    /// A shard without connections.
+    /// Creates a shard without connections.
     pub fn new(params: SessionParams, core: Core, exports: Arc<ExportTable>) -> Self {
         Self {
             index: core.index,
@@ -91,12 +91,12 @@ impl Shard {
         }
     }
 
-    /// True when the shard has to end.
+    /// Whether the shard must end.
     pub fn is_done(&self) -> bool {
         self.exit
     }
 
-    /// Takes a message of the control shard.
+    /// Processes a message of the control shard.
     pub fn handle_message(&mut self, message: ShardMessage, ctx: &mut Ctx<'_>) {
         match message {
             ShardMessage::Accept(order) => self.accept(*order, ctx),
@@ -129,7 +129,7 @@ impl Shard {
                 }
             }
             ShardMessage::Answer { path, permit, answer } => {
-                // Nobody is answered on a path that is gone meanwhile.
+                // The path may have ended meanwhile, and then the answer is dropped.
                 self.with_path(path, ctx, |shard, path, ctx| {
                     let at = RequestRef { path, permit };
                     shard.step(at, ctx, |step, ctx| step.control_answered(&answer, ctx));
@@ -143,13 +143,13 @@ impl Shard {
                 self.devices.close(export);
                 self.paths.values_mut().for_each(|path| path.set_attached(export, false));
             }
-            // Requests that wait are looked at in each turn.
+            // Nothing to do: waiting requests are checked in each turn.
             ShardMessage::Wake => {}
             ShardMessage::Exit => self.exit = true,
         }
     }
 
-    /// Takes a completion of a provider.
+    /// Processes a completion of a provider.
     pub fn handle_completion(
         &mut self,
         provider: ProviderIndex,
@@ -167,7 +167,7 @@ impl Shard {
         let path = &mut self.paths[row];
         match wc.status {
             WcStatus::Success => {}
-            // The queue pair goes down; the failure before or `Closed` has the reason.
+            // The queue pair is being closed; the earlier failure or `Closed` has the reason.
             WcStatus::Flushed => return,
             status => {
                 let reason = CloseReason::Lost(status.to_string());
@@ -200,7 +200,7 @@ impl Shard {
         }
     }
 
-    /// A connection ended.
+    /// Processes the end of a connection.
     pub fn handle_closed(
         &mut self,
         provider: ProviderIndex,
@@ -219,7 +219,7 @@ impl Shard {
         self.end_path_if_over(row, ctx.out);
     }
 
-    /// Polls devices and looks at requests that wait for others. True when anything happened.
+    /// Polls devices and checks requests that wait for others. Returns whether anything happened.
     pub fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
         self.now = ctx.now;
         let mut busy = self.look(ctx.out);
@@ -245,7 +245,7 @@ impl Shard {
             let needing = || waiting.settling.iter().chain(&waiting.deferred).filter_map(io);
             row += usize::from(!devices.sweep(row, |at| needing().any(|io| io.export == at)));
         }
-        // Both lists keep their memory.
+        // Both lists keep their allocation.
         let mut waited = mem::take(&mut self.looked_at);
         mem::swap(&mut waited, &mut self.waiting.deferred);
         for at in &waited {
@@ -265,34 +265,34 @@ impl Shard {
         busy
     }
 
-    /// True when this turn has begun as much IO as it should before it answers.
+    /// Whether this turn has begun as much IO as it should before answering.
     pub fn is_turn_full(&self) -> bool {
         self.devices.is_turn_full()
     }
 
-    /// When to be polled even if nothing happens.
+    /// Time of the next poll if nothing else happens.
     pub fn deadline(&self) -> Option<Instant> {
         let waits = !self.waiting.deferred.is_empty() || !self.waiting.settling.is_empty();
         earliest(waits.then(|| self.now + RECHECK_INTERVAL), self.devices.deadline())
     }
 
-    /// Requests in flight on this shard, those that closed paths have left running included.
+    /// Requests in flight on this shard, including orphaned ones of closed paths.
     pub fn inflight(&self) -> u64 {
         self.paths.iter().map(|(_, path)| u64::from(path.inflight())).sum()
     }
 
-    /// States that cannot happen, of this shard and of its paths.
+    /// Number of internal errors of this shard and its paths.
     pub fn internal_errors(&self) -> u64 {
         let of_paths = self.paths.iter().map(|(_, path)| path.counters().internal_errors.get());
         self.internal_errors + of_paths.sum::<u64>()
     }
 
-    /// Connections on this shard.
+    /// Number of connections on this shard.
     pub fn connections(&self) -> usize {
         self.conns.iter().count()
     }
 
-    /// Panics when the tables do not agree, or after an internal error: that is a bug.
+    /// Panics if the tables are inconsistent, or after an internal error, which is a bug.
     pub fn check(&self) {
         assert_eq!(self.internal_errors, 0, "internal errors, see the log");
         let all = self.paths.iter().filter(|_| !rtrs_core::mutated!(ReplayWithoutPermit));
@@ -305,7 +305,7 @@ impl Shard {
                 let mine = owner == Some(path.holder());
                 let (runs, right) = match request.state() {
                     RequestState::Free | RequestState::Deferred => (false, !mine),
-                    // What a closed path has left at its device has no permit any more.
+                    // A request that a closed path has left at its device has no permit any more.
                     RequestState::Submitted if closing => (true, !mine),
                     _ => (true, mine),
                 };
@@ -336,7 +336,7 @@ impl Shard {
         }
     }
 
-    /// Runs a step of a request, then ends its path if that was all.
+    /// Runs a step of a request, then ends its path if nothing remains there.
     fn step(
         &mut self,
         at: RequestRef,
@@ -348,7 +348,7 @@ impl Shard {
         }
     }
 
-    /// The same for a request whose path may be gone. False when it is.
+    /// Runs a step of a request whose path may have ended. Returns false if it has.
     fn step_if_there(
         &mut self,
         at: RequestRef,
@@ -363,7 +363,7 @@ impl Shard {
         true
     }
 
-    /// Does something with a path of this shard. False when there is none.
+    /// Runs a function on a path of this shard. Returns false if there is none.
     fn with_path(
         &mut self,
         key: PathKey,
@@ -400,7 +400,7 @@ impl Shard {
         let at = self.conns.insert(Conn::new(row, cid, (provider, qp), depth));
         self.by_qp.insert((provider, qp), at);
         local.add_conn(at, cid);
-        // All receives are there before the peer can know that it is connected.
+        // All receives are posted before the peer can know that it is connected.
         let mut posted = Ok(());
         let mut count = u32::from(depth);
         if cid.0 == 0 {
@@ -416,7 +416,7 @@ impl Shard {
         }
     }
 
-    /// Binds all windows of a path that was admitted, then sends INFO_RSP.
+    /// Binds all windows of an admitted path, then sends INFO_RSP.
     fn serve(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         let path = &mut self.paths[row];
         // Connection 0 may have ended meanwhile: the path is about to be closed.
@@ -439,7 +439,7 @@ impl Shard {
         }
     }
 
-    /// INFO_RSP, the first message on connection 0; from then on the peer may send requests.
+    /// Sends INFO_RSP, the first message on connection 0; from then on the peer may send requests.
     fn send_info_rsp(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         let path = &mut self.paths[row];
         // Connection 0 may have ended meanwhile.
@@ -453,12 +453,12 @@ impl Shard {
         }
     }
 
-    /// Something arrived in a receive without buffer.
+    /// Processes a message that arrived in a receive without a buffer.
     fn received(&mut self, at: ConnRow, wc: &WorkCompletion, ctx: &mut Ctx<'_>) {
         let conn = &self.conns[at];
         let (row, cid) = (conn.path, conn.cid);
         let path = &mut self.paths[row];
-        // Before anything else: the next message must find a receive.
+        // Done first, because the next message must find a receive.
         let wr_id = WorkId::Recv.encode(at);
         if let Err(error) = ctx.fabrics[conn.provider.index()].post_recv(conn.qp, wr_id, None) {
             return path.fail_by_fabric(&error, ctx.out);
@@ -487,8 +487,8 @@ impl Shard {
         }
     }
 
-    /// Posts a zero-length write with a heartbeat's immediate. Left out when the send queue is
-    /// full: then there is traffic enough, or the peer floods this server.
+    /// Posts a zero-length write with a heartbeat's immediate. Does nothing if the send queue is
+    /// full: then there is enough traffic, or the peer floods this server.
     fn post_heartbeat(&mut self, at: ConnRow, imm: Imm, ctx: &mut Ctx<'_>) {
         let conn = &mut self.conns[at];
         if conn.has_room()
@@ -498,7 +498,7 @@ impl Shard {
         }
     }
 
-    /// Posts CHANGED for devices that wait for it, as far as the send queue has room.
+    /// Posts queued CHANGED messages, as far as the send queue has room.
     fn send_announcements(&mut self, at: ConnRow, ctx: &mut Ctx<'_>) {
         let Some(conn) = self.conns.get_mut(at) else { return };
         while let Some(device) = conn.next_announcement() {
@@ -510,7 +510,7 @@ impl Shard {
         }
     }
 
-    /// A signaled send has left, and all before it: answers that wait have room.
+    /// Processes a completed send, which makes room for waiting answers.
     fn sent(&mut self, at: ConnRow, covered: u32, ctx: &mut Ctx<'_>) {
         self.conns[at].sent(covered);
         while let Some(permit) = self.conns[at].next_waiting() {
@@ -520,7 +520,7 @@ impl Shard {
         self.send_announcements(at, ctx);
     }
 
-    /// Takes no new requests, and reports to the control shard when none runs any more.
+    /// Stops accepting requests, and reports to the control shard when none runs any more.
     fn finish_path(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         self.paths[row].finish();
         let mut deferred = mem::take(&mut self.waiting.deferred);
@@ -557,13 +557,13 @@ impl Shard {
                 fabric.disconnect(ctx.now, conn.qp);
             }
         }
-        // From here on nothing that comes is taken, and what still runs is known as an orphaned
-        // write; no need to wait until the connections are gone.
+        // From here on nothing that arrives is accepted, and running IO is registered as orphaned
+        // writes; there is no need to wait until the connections have ended.
         path.report(EndReport::Stopped, ctx.out);
         self.end_path_if_over(row, ctx.out);
     }
 
-    /// A request or a connection of the path has ended, or the path does less than before.
+    /// Ends the path on this shard if no requests or connections remain.
     fn end_path_if_over(&mut self, row: PathRow, out: &mut Outbox) {
         if self.paths.get_mut(row).is_some_and(|path| path.is_over(out))
             && let Some(path) = self.paths.remove(row)
@@ -574,7 +574,7 @@ impl Shard {
         }
     }
 
-    /// Reports the closed exports on which no request of their session runs here any more.
+    /// Reports closed exports on which no request of their session runs here any more.
     fn report_retired(&mut self, out: &mut Outbox) {
         let Self { paths, retiring, .. } = self;
         retiring.retain(|closed| {

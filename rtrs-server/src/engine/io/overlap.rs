@@ -1,15 +1,16 @@
-//! Orphaned writes: what the disk still works on for paths that are closed.
+//! Orphaned writes: writes of closed paths that the disk still executes.
 //!
-//! Nobody learns how such a request ends, and its client may take it for failed by now: a write
-//! that lands late must not land over a newer one. So when a shard closes its part of a path, it
-//! enters what the device may still change there. It does so before it reports to the control
-//! shard that it has stopped serving the path: before a FENCE for it is answered, and before the
-//! client can connect it again. A later change to the same bytes, on any shard, path or session,
-//! waits until the orphaned write has ended (`pipeline.rs`). Everything else goes on: reads,
-//! changes elsewhere, other exports. An orphaned write gives its permit back, since this table
-//! protects more exactly.
+//! The result of such a request is not reported, and its client may have considered it failed by
+//! now: a late write must not overwrite a newer one. When a shard closes its part of a path, it
+//! therefore enters the bytes that the device may still change there. It does so before it reports
+//! to the control shard that it has stopped serving the path: before a FENCE for it is answered,
+//! and before the client can reconnect it. A later change to the same bytes, on any shard, path or
+//! session, waits until the orphaned write has ended (`pipeline.rs`). Everything else continues:
+//! reads, changes elsewhere, other exports. An orphaned write releases its permit, because this
+//! table protects more precisely.
 //!
-//! One table per export, shared by all shards and sessions. Usual IO reads one number of it.
+//! One table per export, shared by all shards and sessions. Normal IO reads only one number in the
+//! table.
 
 use std::ops::Range;
 
@@ -21,18 +22,18 @@ use crate::path::key::PathKey;
 /// A request of a closed path that may still change the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrphanedWrite {
-    /// Its session.
+    /// Session of the request.
     pub session: SessionId,
-    /// Its path.
+    /// Path of the request.
     pub path: PathKey,
-    /// The permit that it had.
+    /// Former permit of the request.
     pub permit: PermitId,
 }
 
-/// The orphaned writes of an export.
+/// Orphaned writes to an export.
 pub type OrphanedWrites = Orphans<OrphanedWrite>;
 
-/// True when an orphaned write may still change some of these bytes.
+/// Whether an orphaned write may still change some of these bytes.
 pub(super) fn touches(write: &Range<u64>, bytes: &Range<u64>) -> bool {
     if rtrs_core::mutated!(DeferredByStart) {
         return write.start == bytes.start;

@@ -1,4 +1,4 @@
-//! The part of a path on this shard: its connections here, its requests, and what it still does.
+//! The part of a path on this shard: its connections here, its requests, and its mode.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ use crate::path::state::PathState;
 use crate::path::{HEARD_EVERY, PathEnd, PathShared, PeerFault};
 use crate::stats::ShardCounters;
 
-/// What the path still does on this shard.
+/// Mode of the path on this shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// It takes requests.
+    /// Accepts requests.
     Serving,
-    /// It failed and the control shard knows: it takes no requests.
+    /// Failed and reported to the control shard; accepts no requests.
     Broken,
-    /// It answers the requests that run.
+    /// Answers running requests only.
     Finishing,
-    /// It answers nothing.
+    /// Answers nothing.
     Closing,
 }
 
@@ -38,13 +38,13 @@ pub(super) struct LocalPath {
     shard: CoreIndex,
     mode: Mode,
     conns: Vec<ConnRow>,
-    /// Connection 0, if it lives here.
+    /// Connection 0, if it is on this shard.
     service: Option<ConnRow>,
-    /// Requests that have their permit, or had it when the path was closed and still run.
+    /// Requests that hold their permit, or held it when the path was closed and still run.
     inflight: u32,
-    /// Which exports' devices on this shard know the path's chunks.
+    /// Exports whose devices on this shard have registered the path's chunks.
     attached: Vec<bool>,
-    /// First binds of chunks that have not completed.
+    /// Number of outstanding first binds of chunks.
     first_binds: u16,
     heard_at: Instant,
     finished: bool,
@@ -72,7 +72,7 @@ impl LocalPath {
         self.mode
     }
 
-    /// Its session's queue depth and chunk size.
+    /// Queue depth and chunk size of the session.
     pub(super) fn limits(&self) -> Limits {
         self.limits
     }
@@ -89,17 +89,17 @@ impl LocalPath {
         self.inflight
     }
 
-    /// What it did on this shard.
+    /// Counters of the path on this shard.
     pub(super) fn counters(&self) -> &ShardCounters {
         self.shared.counters.core(self.shard)
     }
 
-    /// Its requests as holders of permits.
+    /// Identity of the path's requests on this shard as holders of permits.
     pub(super) fn holder(&self) -> Holder {
         Holder { path: self.shared.key.0, core: self.shard }
     }
 
-    /// The chunks. A path has them before its first request is taken.
+    /// Chunks of the path, which exist before its first request is accepted.
     pub(super) fn chunks(&self) -> &ChunkPool {
         let chunks = self.shared.chunks.get();
         chunks.unwrap_or_else(|| panic!("path {} serves without chunks", self.shared.key))
@@ -117,7 +117,7 @@ impl LocalPath {
         self.service.take_if(|service| *service == conn);
     }
 
-    /// The peer sent something.
+    /// Records that the peer sent something.
     pub(super) fn heard(&mut self, now: Instant) {
         if now.since(self.heard_at) >= HEARD_EVERY {
             self.heard_at = now;
@@ -125,13 +125,14 @@ impl LocalPath {
         }
     }
 
-    /// So many first binds have been posted, or one has completed. True when none is left.
+    /// Sets the number of posted first binds, or counts a completed one. Returns whether none is
+    /// left.
     pub(super) fn first_binds(&mut self, posted: Option<u16>) -> bool {
         self.first_binds = posted.unwrap_or_else(|| self.first_binds.saturating_sub(1));
         self.first_binds == 0
     }
 
-    /// True when the device of an export knows the chunks.
+    /// Whether the device of an export has registered the chunks.
     pub(super) fn is_attached(&self, export: ExportIndex) -> bool {
         self.attached.get(export.index()).copied().unwrap_or_default()
     }
@@ -145,7 +146,7 @@ impl LocalPath {
         }
     }
 
-    /// True when a request may be taken now.
+    /// Whether a new request may be accepted now.
     pub(super) fn takes_requests(&mut self, out: &mut Outbox) -> bool {
         match (self.mode, self.shared.state()) {
             (Mode::Serving, PathState::Connected) => true,
@@ -157,30 +158,30 @@ impl LocalPath {
         }
     }
 
-    /// True when a request that waited may begin. On a path that failed nothing begins: the path
-    /// is about to be closed.
+    /// Whether a waiting request may begin. Nothing begins on a failed path, which is about to be
+    /// closed.
     pub(super) fn may_begin(&self) -> bool {
         matches!(self.mode, Mode::Serving | Mode::Finishing)
     }
 
-    /// A request has its permit.
+    /// Counts a request that has obtained its permit.
     pub(super) fn begin_request(&mut self) {
         self.inflight += 1;
         self.counters().inflight.add(1);
     }
 
-    /// A request has ended.
+    /// Counts the end of a request.
     pub(super) fn end_request(&mut self) {
         self.inflight -= 1;
         self.counters().inflight.sub(1);
     }
 
-    /// A request gives its permit back.
+    /// Releases the permit of a request.
     pub(super) fn release_permit(&self, permit: PermitId) {
         self.shared.release_permit(permit, self.holder());
     }
 
-    /// Reports to the control shard, once, that the path cannot go on.
+    /// Reports the failure of the path to the control shard, once.
     pub(super) fn fail(&mut self, end: PathEnd, out: &mut Outbox) {
         if self.may_begin() {
             self.mode = Mode::Broken;
@@ -192,42 +193,42 @@ impl LocalPath {
         self.fail(PathEnd::Fabric(error.to_string()), out);
     }
 
-    /// The peer broke the protocol.
+    /// Ends the path because the peer violated the protocol.
     pub(super) fn violation(&mut self, fault: PeerFault, out: &mut Outbox) {
         self.fail(PathEnd::Peer(fault), out);
     }
 
-    /// Something happened that cannot: counts it and ends the path.
+    /// Counts an impossible state and ends the path.
     pub(super) fn internal_error(&mut self, what: &'static str, out: &mut Outbox) {
         tracing::error!(path = %self.shared.key, what, "internal error; the path ends");
         self.counters().internal_errors.add(1);
         self.fail(PathEnd::Internal(what), out);
     }
 
-    /// Reports to the control shard how far its end is here.
+    /// Reports the progress of the path's end on this shard to the control shard.
     pub(super) fn report(&self, report: EndReport, out: &mut Outbox) {
         out.control(ControlMessage::Ending { path: self.shared.key, core: self.shard, report });
     }
 
-    /// Takes no new requests.
+    /// Stops accepting requests.
     pub(super) fn finish(&mut self) {
         if self.mode == Mode::Serving {
             self.mode = Mode::Finishing;
         }
     }
 
-    /// Answers nothing more.
+    /// Stops answering.
     pub(super) fn close(&mut self) {
         self.mode = Mode::Closing;
     }
 
-    /// True when a request waits for, or runs at, the device of an export.
+    /// Whether a request waits for, or runs at, the device of an export.
     pub(super) fn has_io_at(&self, export: ExportIndex) -> bool {
         self.requests.iter().filter_map(|(_, request)| request.io()).any(|io| io.export == export)
     }
 
-    /// True when nothing of it is left here, so that its row can go. Reports to the control
-    /// shard when it has finished.
+    /// Whether nothing of the path remains here, so that its row can be removed. Reports to the
+    /// control shard when it has finished.
     pub(super) fn is_over(&mut self, out: &mut Outbox) -> bool {
         if self.inflight > 0 {
             return false;

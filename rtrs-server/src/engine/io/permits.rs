@@ -1,23 +1,23 @@
-//! Who holds each permit of a session: one atomic word per permit, shared by paths and shards.
+//! Holders of a session's permits: one atomic word per permit, shared by paths and shards.
 //!
-//! A request claims its permit before anything of it runs and releases it when its answer is
-//! posted or its path is closed. A claim that meets a holder of the same path is a protocol
-//! violation of the peer; a holder of another path means that the request is a replay of one that
-//! may still run, which has to wait; the other path is closed then. What a closed path leaves at
-//! the disk is in another table by the time its permit is free (`overlap.rs`). So a copy never
-//! overtakes its original.
+//! A request claims its permit before any of its work begins and releases it when its answer is
+//! posted or its path is closed. If the same path already holds the permit, the peer violates the
+//! protocol. If another path holds it, the request is a replay of one that may still run, so it
+//! waits, and the other path is closed. Writes that a closed path leaves at the disk are in another
+//! table by the time its permit is free (`overlap.rs`). A copy therefore never overtakes its
+//! original.
 //!
 //! Word: 0 when free, else incarnation of the path (48 bits, never 0) and shard (16 bits).
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::sync::atomic::{AtomicU64, Ordering};
 
-/// Who holds a permit.
+/// Holder of a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The path, by a number that no other path of this process ever has; not 0.
+    /// Number of the path, unique in this process and never 0.
     pub path: u64,
-    /// The shard its request lives on.
+    /// Shard of its request.
     pub core: CoreIndex,
 }
 
@@ -32,34 +32,34 @@ impl Holder {
     }
 }
 
-/// How a claim went.
+/// Outcome of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// The permit is the claimer's now.
+    /// The claimer now holds the permit.
     Granted,
-    /// The same path holds it already: the peer reuses a permit in flight.
+    /// The claiming path already holds it: the peer reuses a permit in flight.
     Own,
     /// Another path holds it.
     Other(Holder),
 }
 
-/// The permits of one session.
+/// Permits of one session.
 #[derive(Debug)]
 pub struct PermitTable {
     words: Box<[AtomicU64]>,
 }
 
 impl PermitTable {
-    /// `count` free permits.
+    /// Creates a table of `count` free permits.
     pub fn new(count: u16) -> Self {
         Self { words: (0..count).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Tries to take a permit. The permit is below the table's count.
+    /// Tries to claim a permit, which must be below the table's count.
     pub fn claim(&self, permit: PermitId, holder: Holder) -> Claim {
         assert!((1..1 << 48).contains(&holder.path), "path {} has 1 to 48 bits", holder.path);
         let word = &self.words[permit.index()];
-        // Acquire pairs with the release below: what the former holder did is done.
+        // Acquire pairs with the release below: the former holder's work is complete.
         match word.compare_exchange(0, holder.word(), Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Claim::Granted,
             Err(_) if rtrs_core::mutated!(ReplayWithoutPermit) => Claim::Granted,
@@ -68,7 +68,7 @@ impl PermitTable {
         }
     }
 
-    /// Gives a permit back. Panics when someone else holds it: that is our own fault.
+    /// Releases a permit. Panics if someone else holds it, which is a bug of this server.
     pub fn release(&self, permit: PermitId, holder: Holder) {
         if rtrs_core::mutated!(ReplayWithoutPermit) && self.holder(permit) != Some(holder) {
             return;
@@ -77,7 +77,7 @@ impl PermitTable {
         assert_eq!(held, holder.word(), "permit {permit} released by another than its holder");
     }
 
-    /// Who holds a permit now.
+    /// Current holder of a permit.
     pub fn holder(&self, permit: PermitId) -> Option<Holder> {
         match self.words.get(permit.index())?.load(Ordering::Relaxed) {
             0 => None,
@@ -85,7 +85,7 @@ impl PermitTable {
         }
     }
 
-    /// How many permits are held.
+    /// Number of permits that are held.
     pub fn held(&self) -> usize {
         self.words.iter().filter(|word| word.load(Ordering::Relaxed) != 0).count()
     }
@@ -132,15 +132,15 @@ mod loom_model {
 
     const PERMIT: PermitId = PermitId(0);
 
-    /// One permit, and what only its holder may touch: loom reports two who touch it at once, and
-    /// one who does not see what the former holder did.
+    /// One permit, and memory that only its holder may touch: loom reports concurrent accesses, and
+    /// accesses that do not see those of the former holder.
     struct Request {
         table: PermitTable,
         memory: UnsafeCell<()>,
     }
 
     impl Request {
-        /// Claims the permit twice, as two requests would. Returns how often it got it.
+        /// Claims the permit twice, as two requests would. Returns the number of successful claims.
         fn run(&self, holder: Holder) -> usize {
             let claims = [(); 2].map(|()| match self.table.claim(PERMIT, holder) {
                 Claim::Granted => {

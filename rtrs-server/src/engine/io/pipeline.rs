@@ -1,20 +1,19 @@
 //! The request pipeline of a shard, top to bottom: a request arrives, claims its permit, has the
 //! peer's key revoked, is parsed and validated, runs at the device, and is answered.
 //!
-//! Each step calls the next one, or leaves the request in a state with what it needs to go on
-//! (`request.rs`); the event that ends the wait continues at the step below. A request that cannot
-//! be served is answered with an errno; one that names nobody to answer ends its path. A state
-//! that cannot happen ends its path too, and is counted and logged
+//! Each step calls the next one, or leaves the request in a state with the data it needs to
+//! continue (`request.rs`); the event that ends the wait continues at the step below. A request
+//! that cannot be served is answered with an errno; a malformed request without a recipient for an
+//! answer ends its path. An impossible state also ends its path, and is counted and logged
 //! ([`LocalPath::internal_error`]). The message is copied out of the chunk once and the copy is
-//! validated; with `always_invalidate` the peer's key is dead before that.
+//! validated; with `always_invalidate` the peer's key is revoked before that.
 //!
 //! Three waits end on any shard, without a message: `Deferred`, for the permit, which a path that
-//! is not closed still holds (`permits.rs`), `Blocked`, for what a closed path has left running in
-//! the bytes that are to change (`overlap.rs`), and `Turn`, for other changes of a block
-//! (`turns.rs`). So a shard with such a request looks again in each turn, and every millisecond
-//! when nothing else happens. A deferred request has no permit and is dropped when its path
-//! finishes. The others have their permits, count as in flight, and are dropped when their paths
-//! close.
+//! is not closed still holds (`permits.rs`); `Blocked`, for orphaned writes of a closed path to the
+//! bytes that are to change (`overlap.rs`); and `Turn`, for other changes of a block (`turns.rs`).
+//! A shard with such a request therefore checks it in each turn, and every millisecond when nothing
+//! else happens. A deferred request has no permit and is dropped when its path finishes. The others
+//! hold their permits, count as in flight, and are dropped when their paths close.
 
 use std::ops::Range;
 
@@ -50,10 +49,10 @@ use crate::path::io::Answer;
 use crate::path::{PathEnd, PathKey, PeerFault};
 use crate::stats::ServerTimes;
 
-/// How often requests that wait for others are looked at when nothing else happens.
+/// Interval at which requests that wait for others are checked when nothing else happens.
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// One request on its way, with everything that serves it, looked up once per event.
+/// A request in the pipeline, with everything that serves it, looked up once per event.
 #[derive(Debug)]
 pub(super) struct Step<'a> {
     pub(super) at: RequestRef,
@@ -64,20 +63,20 @@ pub(super) struct Step<'a> {
     pub(super) limits: Limits,
 }
 
-/// What a message asks for.
+/// Action that a message requests.
 enum Wanted {
-    /// An answer at once.
+    /// Immediate answer with this errno.
     Answer(u16),
-    /// SESS_INFO: an answer with these data.
+    /// SESS_INFO: answer with this data.
     SessInfo([u8; SessInfoRsp::LEN]),
-    /// The control shard's work.
+    /// Request for the control shard.
     Control(ControlRequest),
-    /// A device's work.
+    /// IO for a device.
     Io(IoProgress),
 }
 
 impl Step<'_> {
-    /// Step 1. The immediate of a request came over a connection.
+    /// Step 1. Accepts a request whose immediate arrived over a connection.
     pub(super) fn arrive(&mut self, conn: ConnRow, (offset, imm): (u32, u32), ctx: &mut Ctx<'_>) {
         let permit = self.at.permit;
         if !self.path.takes_requests(ctx.out) {
@@ -122,8 +121,8 @@ impl Step<'_> {
                     arrival.is_copy = true;
                     self.request().go(State::Deferred(arrival));
                     self.path.counters().replays.add(1);
-                    // The answer was never sent, so the client gave the other path up: nothing
-                    // that is still on its way there may run after what comes here.
+                    // The answer was never sent, so the client abandoned the other path: nothing
+                    // that is still in transit there may run after what arrives here.
                     let end = PathEnd::Superseded(self.path.shared.key);
                     let path = PathKey(original.path);
                     ctx.out.control(ControlMessage::Broken { path, end });
@@ -133,10 +132,10 @@ impl Step<'_> {
         }
     }
 
-    /// Step 3. Revokes the peer's key for the chunk, if it has one of its own. Where that is a
-    /// work request, by a bind to the next key, which the peer learns with the answer: a revoke
-    /// here and a bind there would cost two. A peer that guesses the next key can only spoil its
-    /// own data; what is validated is a copy, made after the old key is dead.
+    /// Step 3. Revokes the peer's key for the chunk, if the chunk has its own. If that takes a work
+    /// request, it is done by a bind to the next key, which the peer learns with the answer: a
+    /// revoke here and a bind later would cost two. A peer that guesses the next key can only
+    /// corrupt its own data; the validated message is a copy, made after the old key is revoked.
     fn revoke(&mut self, mut arrival: Arrival, ctx: &mut Ctx<'_>) {
         let Some(conn) = self.conns.get(arrival.conn).filter(|conn| self.serves(conn)) else {
             return self.release(ctx.out);
@@ -165,7 +164,7 @@ impl Step<'_> {
         }
     }
 
-    /// `Revoking` ends: the peer's key for the chunk is dead.
+    /// Ends `Revoking`: the peer's key for the chunk is revoked.
     pub(super) fn revoked(&mut self, ctx: &mut Ctx<'_>) {
         match self.path.requests.get(self.at.permit).map(Request::get) {
             Some(&State::Revoking(arrival)) if self.path.may_begin() => self.parse(arrival, ctx),
@@ -176,7 +175,7 @@ impl Step<'_> {
         }
     }
 
-    /// Step 4. Copies the message out of the chunk, validates it, and does what it asks for.
+    /// Step 4. Copies the message out of the chunk, validates it, and executes it.
     fn parse(&mut self, arrival: Arrival, ctx: &mut Ctx<'_>) {
         let permit = self.at.permit;
         let chunks = self.path.chunks();
@@ -265,7 +264,7 @@ impl Step<'_> {
         }
     }
 
-    /// `Control` ends: the control shard answered an open, a close or a fence.
+    /// Ends `Control`: the control shard answered an open, a close or a fence.
     pub(super) fn control_answered(&mut self, answer: &ControlAnswer, ctx: &mut Ctx<'_>) {
         let request = match self.path.requests.get(self.at.permit).map(Request::get) {
             Some(&State::Control(request)) => request,
@@ -282,21 +281,21 @@ impl Step<'_> {
         self.finish(request, reply, ctx);
     }
 
-    /// Step 5. Validates an IO against the session's device and plans it. The error is the errno
-    /// to answer at once, 0 where there is nothing to do.
+    /// Step 5. Validates an IO against the session's device and plans it. The error is the errno of
+    /// an immediate answer, 0 if there is nothing to do.
     fn validate_io(&mut self, op: RwOp, io: &IoHeader, room: u32) -> Result<IoProgress, u16> {
         let device = DeviceId(io.device_id);
         let entry = self.path.shared.session.devices.lookup(device)?;
         self.open_device(entry.export)?;
         let geometry = self.devices.geometry(entry.export);
-        // A session that cannot write and never wrote has nothing to make durable, and may not
-        // take the error of what others wrote.
+        // A session that cannot write and never wrote has nothing to make durable, and must not
+        // consume the error of other sessions' writes.
         let ledger = self.path.shared.session.devices.ledger(device);
         let reads_only = !entry.writable && ledger.is_none_or(FlushLedger::is_clean);
         plan_io((device, entry), geometry, reads_only, self.limits, (op, io, room))
     }
 
-    /// Opens the device on this shard, and makes the path's chunks known to it.
+    /// Opens the device on this shard, and registers the path's chunks with it.
     fn open_device(&mut self, export: ExportIndex) -> Result<(), u16> {
         let attached = self.path.is_attached(export);
         let region = (!attached).then(|| self.path.chunks().region());
@@ -308,8 +307,8 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Step 6. The IO begins; or it is blocked by what a closed path has left running in its
-    /// bytes; or it waits for its turn; or it queues up at a device that is full.
+    /// Step 6. Begins the IO. It may be blocked by an orphaned write of a closed path to its bytes,
+    /// wait for its turn, or queue for a full device.
     fn start(&mut self, mut request: Parsed, io: IoProgress, ctx: &mut Ctx<'_>) {
         if self.is_blocked(&io) {
             self.note_blocked(&mut request.arrival, &io);
@@ -327,7 +326,7 @@ impl Step<'_> {
         }
     }
 
-    /// An IO that is to begin now, unless it has to wait for its turn.
+    /// Begins an IO now, unless it must wait for its turn.
     fn begin_in_turn(&mut self, export: ExportIndex, ctx: &mut Ctx<'_>) {
         if !self.takes_turn(ctx.out) {
             self.request().wait(Wait::Turn);
@@ -341,7 +340,8 @@ impl Step<'_> {
         }
     }
 
-    /// True when an orphaned write may still change what this IO is to change. One load, as a rule.
+    /// Whether an orphaned write may still change bytes that this IO changes. Usually costs one
+    /// load.
     fn is_blocked(&self, io: &IoProgress) -> bool {
         let bytes = io.bytes();
         let waits = io.changes() && !rtrs_core::mutated!(DeferredBegins);
@@ -352,7 +352,7 @@ impl Step<'_> {
         let (permit, shared) = (self.at.permit, &self.path.shared);
         let counters = self.path.counters();
         counters.blocked.add(1);
-        // Its client has sent it again; or has given up what had the permit before.
+        // Either the client sent it again, or it abandoned the request that had the permit before.
         let original = |other: &OrphanedWrite, write: &Range<u64>| {
             (other.session, other.permit) == (shared.session.id, permit)
                 && touches(write, &io.bytes())
@@ -369,7 +369,7 @@ impl Step<'_> {
         );
     }
 
-    /// `Deferred`, `Blocked` or `Turn` may end: looks again.
+    /// Checks whether `Deferred`, `Blocked` or `Turn` has ended.
     pub(super) fn recheck(&mut self, ctx: &mut Ctx<'_>) {
         match *self.path.requests[self.at.permit].get() {
             State::Deferred(arrival) => self.claim(arrival, ctx),
@@ -382,7 +382,7 @@ impl Step<'_> {
                 if matches!(wait, Wait::Blocked) {
                     self.path.counters().blocked.sub(1);
                 }
-                // Nothing kept the device open meanwhile.
+                // Nothing has kept the device open meanwhile.
                 if let Err(errno) = self.open_device(io.export) {
                     let reply = Reply::to_io(errno, &io);
                     return self.finish(request, reply, ctx);
@@ -399,8 +399,8 @@ impl Step<'_> {
         }
     }
 
-    /// Step 7. Gives the device the next step of an IO. False when the device is full: then the
-    /// request is `Queued` and has to wait for it.
+    /// Step 7. Submits the next step of an IO to the device. Returns false if the device is full:
+    /// the request is then `Queued` and must wait for it.
     fn submit(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let Self { at, path, devices, .. } = self;
         let (tag, permit) = (at.tag(), at.permit);
@@ -440,8 +440,8 @@ impl Step<'_> {
         taken
     }
 
-    /// `Queued` may end: the device has room. False when it is full again, and the request waits
-    /// on as the first one. None when the path was closed while the request was queued.
+    /// Ends `Queued`, if the device has room. Returns false if it is full again, and the request
+    /// remains first in the queue; None if the path was closed while the request was queued.
     pub(super) fn resubmit(&mut self, ctx: &mut Ctx<'_>) -> Option<bool> {
         let request = self.path.requests.get(self.at.permit);
         let queued = request.filter(|request| request.state() == RequestState::Queued);
@@ -453,7 +453,7 @@ impl Step<'_> {
         Some(taken)
     }
 
-    /// `Submitted` ends: the device is done with a step of an IO.
+    /// Ends `Submitted`: the device has completed a step of an IO.
     pub(super) fn device_done(&mut self, status: IoStatus, ctx: &mut Ctx<'_>) {
         let request = &mut self.path.requests[self.at.permit];
         let submitted = request.state() == RequestState::Submitted;
@@ -472,18 +472,18 @@ impl Step<'_> {
             self.devices.wake_others(ctx.out);
         }
         if self.path.mode() == Mode::Closing {
-            // What remains of it is not begun: the effect of an unanswered request is open.
+            // Later steps do not begin: an unanswered request may or may not take effect.
             return self.orphaned_write_ended(ctx.out);
         }
         if status == IoStatus::Moved {
-            // Not answered: the client sends it to the server that has the export now.
+            // Not answered: the client sends it to the server that now has the export.
             self.release(ctx.out);
             return self.path.fail(PathEnd::Moved, ctx.out);
         }
         self.settle(end, ctx);
     }
 
-    /// Step 8. The end of a step is acted on: now, or when the syncs that decide have ended.
+    /// Step 8. Acts on the result of a step, now or when the syncs that decide it have ended.
     fn settle(&mut self, end: Settling, ctx: &mut Ctx<'_>) {
         let request = &mut self.path.requests[self.at.permit];
         let Some(io) = request.io() else {
@@ -497,7 +497,7 @@ impl Step<'_> {
         self.waiting.settling.push(self.at);
     }
 
-    /// `Settling` may end: looks again.
+    /// Checks whether `Settling` has ended.
     pub(super) fn recheck_settling(&mut self, ctx: &mut Ctx<'_>) {
         let State::Io(_, Wait::Settling(end), io) = self.path.requests[self.at.permit].get() else {
             return self.path.internal_error("a request settles in no such state", ctx.out);
@@ -510,7 +510,7 @@ impl Step<'_> {
         self.advance(status, ctx);
     }
 
-    /// Step 9. A step has ended for good: goes on with the next one, or answers.
+    /// Step 9. Processes a settled step: continues with the next one, or answers.
     fn advance(&mut self, status: IoStatus, ctx: &mut Ctx<'_>) {
         let (shared, permit) = (&self.path.shared, self.at.permit);
         let request = &mut self.path.requests[permit];
@@ -521,7 +521,7 @@ impl Step<'_> {
         match io.end_step(status, account, self.devices) {
             Next::PutIn(part) => {
                 let io = *io;
-                // The block as it was must not pass for a change.
+                // The unchanged block must not be written as if it were changed.
                 if !self.put_in(&io, part) {
                     return self.finish_io(errno::EIO, ctx);
                 }
@@ -550,8 +550,8 @@ impl Step<'_> {
         }
     }
 
-    /// Step 10. The request is decided: binds the chunk's window under a fresh key, then answers,
-    /// in turn with the answers that wait for room in the send queue.
+    /// Step 10. Finishes a decided request: binds the chunk's window under a fresh key, then
+    /// answers, in order with the answers that wait for room in the send queue.
     fn finish(&mut self, mut request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
         self.end_turn(ctx.out);
         let at = request.arrival.conn;
@@ -565,8 +565,9 @@ impl Step<'_> {
             let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind.encode(at));
             let fabric = &mut ctx.fabrics[conn.provider.index()];
             match fabric.bind(conn.qp, window, &slice, Access::REMOTE_WRITE, wr_id) {
-                // A pending bind is in force before anything posted behind it on the queue pair:
-                // when the peer learns the key, it works. Nobody waits for its completion.
+                // A pending bind takes effect before anything posted after it on the queue pair:
+                // when the peer learns the key, the key is valid. No request waits for the
+                // completion.
                 Ok(BindResult::Done(key) | BindResult::Pending(key)) => {
                     request.arrival.key = Some(key);
                 }
@@ -585,7 +586,7 @@ impl Step<'_> {
         }
     }
 
-    /// `Responding` ends: there is room in the send queue.
+    /// Ends `Responding`: the send queue has room.
     pub(super) fn post_waiting(&mut self, ctx: &mut Ctx<'_>) {
         match *self.path.requests[self.at.permit].get() {
             State::Responding(request, reply) => self.post(request, reply, ctx),
@@ -593,7 +594,7 @@ impl Step<'_> {
         }
     }
 
-    /// Step 11. Posts the answer and gives the permit back.
+    /// Step 11. Posts the answer and releases the permit.
     fn post(&mut self, request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
         let (permit, chunk) = (self.at.permit, ChunkIndex::from(self.at.permit));
         let shared = &self.path.shared;
@@ -611,7 +612,7 @@ impl Step<'_> {
             took,
         };
         self.path.counters().answered(reply.errno == 0, reply.io, data_len, took);
-        // The permit is free before the answer can reach the peer, who may use it at once.
+        // The permit is free before the answer can reach the peer, which may reuse it at once.
         self.release(ctx.out);
         let Some(conn) = self.conns.get_mut(arrival.conn) else {
             return self.path.internal_error("the connection of an answer is gone", ctx.out);
@@ -621,7 +622,7 @@ impl Step<'_> {
         }
     }
 
-    /// Puts a response where the peer's read finds it, zeroes behind it.
+    /// Writes a response to the memory that the peer's read returns, followed by zeroes.
     fn fill(&self, room: u32, bytes: &[u8]) {
         let len = room as usize;
         let chunk = self.path.chunks().chunk(ChunkIndex::from(self.at.permit));
@@ -635,12 +636,13 @@ impl Step<'_> {
         &mut self.path.requests[self.at.permit]
     }
 
-    /// True when answers of the path may go over this connection.
+    /// Whether answers of the path may be sent over this connection.
     fn serves(&self, conn: &Conn) -> bool {
         conn.path == self.at.path && self.path.mode() != Mode::Closing
     }
 
-    /// Frees the row and the permit. Without an answer: the connection is gone, or the path closed.
+    /// Frees the row and the permit without an answer, because the connection has ended or the path
+    /// is closed.
     pub(super) fn release(&mut self, out: &mut Outbox) {
         self.end_turn(out);
         self.request().end();

@@ -1,4 +1,4 @@
-//! What remains of an IO.
+//! Progress of an IO.
 
 use std::ops::Range;
 
@@ -10,86 +10,86 @@ use crate::engine::ledger::FlushMark;
 use crate::engine::partial::PartOfBlock;
 use crate::export::ExportIndex;
 
-/// Which step of an IO the device works on.
+/// Step of an IO at the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IoStep {
-    /// A flush before the IO (PREFLUSH).
+    /// Flush before the IO (PREFLUSH).
     PreFlush,
-    /// The block of a partial write is read.
+    /// Read of the block of a partial write.
     ReadBlock,
-    /// The IO itself, in parts where the device takes less at once.
+    /// The IO itself, in parts if the device limits its size.
     Data,
-    /// A flush in place of FUA, for a device without FUA.
+    /// Flush in place of FUA, for a device without FUA.
     PostFlush,
 }
 
-/// Whether a change takes turns with others (`turns.rs`).
+/// State of a change that may take turns with others (`turns.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// It does not: nothing in its place does.
+    /// Not entered, because no other change takes turns there.
     None,
-    /// It is entered and waits.
+    /// Entered and waiting.
     Waits,
-    /// It is entered and runs; others may wait for its end.
+    /// Entered and running; others may wait for its end.
     Runs,
 }
 
-/// What remains of an IO.
+/// Progress of an IO.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IoProgress {
     pub(super) export: ExportIndex,
     pub(super) device: DeviceId,
     pub(super) op: IoOp,
     pub(super) flags: IoFlags,
-    /// The step that the device works on, or works on next.
+    /// Current or next step at the device.
     pub(super) step: IoStep,
-    /// A flush must follow the data.
+    /// Whether a flush must follow the data.
     pub(super) post_flush: bool,
-    /// The first byte on the device.
+    /// Offset of the first byte on the device.
     pub(super) offset: u64,
-    /// Bytes done.
+    /// Number of bytes done.
     pub(super) done: u32,
-    /// Bytes in all.
+    /// Total number of bytes.
     pub(super) len: u32,
-    /// Bytes of the part that the device works on.
+    /// Length of the part that the device works on.
     pub(super) part: u32,
-    /// Of a partial write; then the IO is the write of the whole block.
+    /// Present for a partial write; the IO is then the write of the whole block.
     pub(super) partial: Option<PartOfBlock>,
     pub(super) turn: Turn,
-    /// Bytes of the chunk that hold the data, or the answer of extents.
+    /// Bytes of the chunk for the data, or for the answer of an extents request.
     pub(super) room: u32,
-    /// The export's epoch when it was submitted first.
+    /// Epoch of the export at the first submission.
     pub(super) epoch: Option<u32>,
-    /// Of a flush: what it covers.
+    /// Ledger position that a flush covers; unused by other operations.
     pub(super) mark: FlushMark,
-    /// Of a sync that is out: its number.
+    /// Number of an outstanding sync.
     pub(super) number: Option<u64>,
-    /// When its present step was submitted.
+    /// Time when the current step was submitted.
     pub(super) submitted: Instant,
-    /// Nanoseconds that its earlier steps were at the device.
+    /// Nanoseconds that earlier steps spent at the device.
     pub(super) backend_ns: u64,
 }
 
 impl IoProgress {
-    /// True for what changes the content of the device.
+    /// Whether the IO changes the content of the device.
     pub(super) const fn changes(&self) -> bool {
         self.op.changes()
     }
 
-    /// All its bytes on the device.
+    /// All bytes of the IO on the device.
     pub(super) fn bytes(&self) -> Range<u64> {
         self.offset..self.offset + u64::from(self.len)
     }
 
-    /// The bytes that the device may change by the step it works on, if that changes any. What was
-    /// done before has happened, and what remains is not begun once the path is closed.
+    /// Bytes that the current step may change on the device, if any. Earlier steps are complete,
+    /// and later ones do not begin once the path is closed.
     pub(super) fn may_change(&self) -> Option<Range<u64>> {
         let from = self.offset + u64::from(self.done);
         let changes = self.changes() && self.step == IoStep::Data;
         changes.then(|| from..from + u64::from(self.part))
     }
 
-    /// What the device is to do next is a flush.
+    /// Whether the next operation at the device is a flush.
     pub(super) fn is_flush(&self) -> bool {
         matches!(self.step, IoStep::PreFlush | IoStep::PostFlush) || self.op == IoOp::Flush
     }

@@ -1,8 +1,8 @@
-//! A request on a shard: the states that it waits in, with what each of them needs.
+//! A request on a shard: its waiting states, with the data of each.
 //!
-//! A path has one row per permit on each shard that it sends requests to, made when the first one
-//! comes; nothing is allocated per IO. A request that does not wait is in no state: it is on its
-//! way through `pipeline.rs`. Every change of state is asserted to be one that can happen.
+//! A path has one row per permit on each shard that it sends requests to, allocated when the first
+//! one arrives; nothing is allocated per IO. A request that does not wait is in no state:
+//! `pipeline.rs` is processing it. Every change of state is asserted to be valid.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::RemoteMem;
@@ -14,34 +14,34 @@ use super::sync::Settling;
 use super::table::ConnRow;
 use crate::engine::device_table::DeviceId;
 
-/// What a request waits for.
+/// Waiting state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestState {
     /// No request.
     Free,
-    /// Another path's request holds the permit: it waits until that one has ended.
+    /// Another path's request holds the permit; the request waits for its end.
     Deferred,
     /// The peer's key for the chunk is being revoked.
     Revoking,
-    /// The control shard works on it: an open, a close or a fence.
+    /// The control shard processes it: an open, a close or a fence.
     Control,
     /// The disk still has an older write of a closed path to the same bytes.
     Blocked,
-    /// Another change of a block has to end first (`turns.rs`).
+    /// Another change of a block must end first (`turns.rs`).
     Turn,
     /// The device is full.
     Queued,
     /// The device works on it.
     Submitted,
-    /// The device is done; other syncs, or the epoch that is being saved, decide what is answered.
+    /// The device has finished; other syncs, or the epoch that is being saved, decide the answer.
     Settling,
     /// The send queue is full; the answer waits.
     Responding,
 }
 
 impl RequestState {
-    /// True when a request may go on to wait for that instead: mostly in the order above, steps of
-    /// an IO again, and from anywhere to the end.
+    /// Whether a request may change to that state: mostly in the order above, repeatedly for the
+    /// steps of an IO, and from any state to the end.
     fn may_become(self, to: Self) -> bool {
         match (self, to) {
             (from, Self::Free) => from != Self::Free,
@@ -54,62 +54,62 @@ impl RequestState {
     }
 }
 
-/// What is known of a request when it arrives.
+/// Data of a request on arrival.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
-    /// The connection it came over.
+    /// Connection that the request arrived over.
     pub(super) conn: ConnRow,
-    /// Where in the chunk the RTRS message lies.
+    /// Offset of the RTRS message in the chunk.
     pub(super) offset: u32,
-    /// When it arrived.
+    /// Time of arrival.
     pub(super) since: Instant,
-    /// It met its original, and was counted for that.
+    /// Whether it met its original, and was counted for that.
     pub(super) is_copy: bool,
-    /// It came before the client had proved who it is.
+    /// Whether it arrived before the client had authenticated.
     pub(super) unproved: bool,
-    /// The chunk's new key, once it is bound.
+    /// New key of the chunk, once bound.
     pub(super) key: Option<Rkey>,
 }
 
-/// What the RTRS message says of the answer.
+/// Data of the RTRS message that the answer needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parsed {
     pub(super) arrival: Arrival,
     /// Bytes of user data before the user header.
     pub(super) data_len: u32,
-    /// Where a read's result goes; None for requests without one.
+    /// Destination of a read's result; None for requests without one.
     pub(super) target: Option<RemoteMem>,
-    /// The key to invalidate at the peer with the answer.
+    /// Key to invalidate at the peer with the answer.
     pub(super) invalidate: Option<Rkey>,
 }
 
-/// How a request is answered.
+/// Contents of the answer to a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reply {
-    /// 0 for success.
+    /// Errno, 0 for success.
     pub(super) errno: u16,
-    /// Of an IO that was valid: what it did, and whether it had to be durable.
+    /// For a valid IO: the operation, and whether it had to be durable.
     pub(super) io: Option<(IoOp, bool)>,
-    /// Nanoseconds that it was at the device.
+    /// Nanoseconds spent at the device.
     pub(super) backend_ns: u64,
-    /// It has data although it is an error: why an OPEN is refused.
+    /// Whether it has data although it is an error: the reason for refusing an OPEN.
     pub(super) explained: bool,
 }
 
 impl Reply {
-    /// The answer to a request that is no IO, or is refused.
+    /// Creates the answer to a request that is not an IO, or is refused.
     pub(super) const fn errno(errno: u16) -> Self {
         Self { errno, io: None, backend_ns: 0, explained: false }
     }
 
-    /// The answer to an IO that was valid.
+    /// Creates the answer to a valid IO.
     pub(super) const fn to_io(errno: u16, io: &IoProgress) -> Self {
         let done = Some((io.op, io.flags.fua || io.post_flush));
         Self { io: done, backend_ns: io.backend_ns, ..Self::errno(errno) }
     }
 }
 
-/// What an IO waits for.
+/// Waiting state of an IO.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wait {
     Blocked,
@@ -119,11 +119,11 @@ pub(super) enum Wait {
     Settling(Settling),
 }
 
-/// What a request waits for, with all that is needed to go on.
+/// Waiting state of a request, with the data needed to continue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum State {
     Free,
-    /// It has no permit.
+    /// The request has no permit.
     Deferred(Arrival),
     Revoking(Arrival),
     Control(Parsed),
@@ -131,27 +131,27 @@ pub(super) enum State {
     Responding(Parsed, Reply),
 }
 
-/// One row: a request that waits, or room for one.
+/// One row: a waiting request, or a free row.
 #[derive(Debug)]
 pub(super) struct Request {
     state: State,
-    /// The last answer of this row reported a loss of this device. The client has that answer when
-    /// it uses the permit again on this path.
+    /// Device whose loss the last answer of this row reported. The client has received that answer
+    /// when it uses the permit again on this path.
     pub(super) reported_loss: Option<DeviceId>,
 }
 
 impl Request {
-    /// An empty row.
+    /// Creates a free row.
     pub(super) const fn new() -> Self {
         Self { state: State::Free, reported_loss: None }
     }
 
-    /// The state with its data.
+    /// State with its data.
     pub(super) const fn get(&self) -> &State {
         &self.state
     }
 
-    /// What it waits for.
+    /// State of the request.
     pub(super) const fn state(&self) -> RequestState {
         match self.state {
             State::Free => RequestState::Free,
@@ -163,7 +163,7 @@ impl Request {
         }
     }
 
-    /// The IO that it waits with.
+    /// IO of the request, if it is in such a state.
     pub(super) const fn io(&self) -> Option<&IoProgress> {
         match &self.state {
             State::Io(_, _, io) => Some(io),
@@ -171,7 +171,7 @@ impl Request {
         }
     }
 
-    /// The same, to go on with.
+    /// Mutable access to the IO of the request.
     pub(super) const fn io_mut(&mut self) -> Option<&mut IoProgress> {
         match &mut self.state {
             State::Io(_, _, io) => Some(io),
@@ -179,7 +179,7 @@ impl Request {
         }
     }
 
-    /// Begins to wait. Panics when that cannot be: that is a bug of this crate.
+    /// Changes the state. Panics if the change is invalid, which is a bug of this crate.
     #[track_caller]
     pub(super) fn go(&mut self, to: State) {
         let from = self.state();
@@ -187,7 +187,7 @@ impl Request {
         self.moved(from);
     }
 
-    /// An IO begins to wait for something else; nothing happens when it already does.
+    /// Changes the waiting state of an IO; does nothing if it is already in that state.
     #[track_caller]
     pub(super) fn wait(&mut self, to: Wait) {
         let from = self.state();
@@ -199,7 +199,7 @@ impl Request {
         }
     }
 
-    /// The request has ended.
+    /// Ends the request.
     #[track_caller]
     pub(super) fn end(&mut self) {
         if self.state() != RequestState::Free {

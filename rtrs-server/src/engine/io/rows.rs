@@ -1,7 +1,8 @@
-//! The request rows of a path on a shard: one for each permit, made in blocks.
+//! Request rows of a path on a shard: one for each permit, allocated in blocks.
 //!
-//! A block is made when one of its permits first comes. Clients use the permit that was free last,
-//! so a session that does little has few blocks, and none is made once it is warm.
+//! A block is allocated when one of its permits is first used. Clients reuse the most recently
+//! freed permit, so a session with little load has few blocks, and none is allocated in the steady
+//! state.
 
 use std::ops::{Index, IndexMut};
 
@@ -9,36 +10,36 @@ use rtrs_core::ids::PermitId;
 
 use super::request::Request;
 
-/// Rows of a block.
+/// Number of rows of a block.
 const BLOCK: usize = 32;
 
-/// Stands for each row that is not made.
+/// Represents every row that is not allocated.
 static FREE: Request = Request::new();
 
-/// The rows of a path.
+/// Request rows of a path.
 #[derive(Debug)]
 pub(super) struct Rows(Box<[Option<Box<[Request; BLOCK]>>]>);
 
 impl Rows {
-    /// Rows for so many permits, none of them made.
+    /// Creates the table for `queue_depth` permits, without any rows.
     pub(super) fn new(queue_depth: u16) -> Self {
         Self((0..usize::from(queue_depth).div_ceil(BLOCK)).map(|_| None).collect())
     }
 
-    /// The row of a permit, if it is made.
+    /// Row of a permit, if allocated.
     pub(super) fn get(&self, permit: PermitId) -> Option<&Request> {
         let block = self.0.get(permit.index() / BLOCK)?.as_ref()?;
         Some(&block[permit.index() % BLOCK])
     }
 
-    /// All rows that are made, to be changed.
+    /// All allocated rows, mutable.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (PermitId, &mut Request)> {
         let blocks = self.0.iter_mut().enumerate();
         let made = blocks.filter_map(|(at, block)| Some((at * BLOCK, block.as_deref_mut()?)));
         made.flat_map(|(first, block)| (first..).map(permit).zip(block))
     }
 
-    /// All rows that are made.
+    /// All allocated rows.
     pub(super) fn iter(&self) -> impl Iterator<Item = (PermitId, &Request)> {
         let blocks = self.0.iter().enumerate();
         let made = blocks.filter_map(|(at, block)| Some((at * BLOCK, block.as_deref()?)));

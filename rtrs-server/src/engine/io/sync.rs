@@ -1,10 +1,10 @@
-//! Syncs: flushes, and writes with FUA; what their ends mean for other sessions.
+//! Syncs: flushes and writes with FUA, and the effect of their results on other sessions.
 //!
-//! A sync that failed raises the export's epoch (`epoch.rs`) and is answered when the epoch is
-//! saved. One that succeeded is answered when all syncs that may have taken its error have ended,
-//! and is only then decided: a flush by the session's ledger (`ledger.rs`), a write with FUA by the
-//! epoch it was submitted in. Until then the request is `Settling`; the shard looks at such
-//! requests in each turn, and another shard whose sync has ended wakes it by a message.
+//! A failed sync raises the export's epoch (`epoch.rs`) and is answered when the epoch is saved. A
+//! successful sync is decided and answered only when all syncs that may have consumed its error
+//! have ended: a flush by the session's ledger (`ledger.rs`), a write with FUA by the epoch in
+//! which it was submitted. Until then the request is `Settling`; the shard checks such requests in
+//! each turn, and another shard whose sync has ended wakes it with a message.
 //!
 //! The request pipeline calls [`submit`](IoProgress::submit), `end_sync`, `is_settled` and
 //! [`end_step`](IoProgress::end_step) in that order, and so does the loom model of this protocol.
@@ -22,11 +22,11 @@ use crate::engine::ledger::{FlushLedger, Hidden};
 use crate::engine::partial::PartOfBlock;
 use crate::path::{PathKey, PathShared};
 
-/// What saving an epoch may take. After that the failure is reported all the same: a state
-/// directory on a disk that hangs must not delay the answer for ever.
+/// Maximum time to save an epoch. After that the failure is reported anyway: a state directory on a
+/// hanging disk must not delay the answer forever.
 const SAVE_MAX: Duration = Duration::from_secs(5);
 
-/// A session's ledger for the export of a request, and where that request is answered.
+/// A session's ledger for the export of a request, and the path and permit of that request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account<'a> {
     ledger: Option<&'a FlushLedger>,
@@ -40,63 +40,63 @@ impl<'a> Account<'a> {
     }
 }
 
-/// How a step of an IO ended, and what has to come about before that is acted on.
+/// Result of a step of an IO, and the conditions for acting on it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settling {
     pub(super) status: IoStatus,
-    /// Of a sync: syncs with lower numbers decide what its end is worth.
+    /// For a sync: syncs with lower numbers decide about its result.
     horizon: u64,
-    /// Of a sync that has failed: the epoch to be saved before it is answered.
+    /// For a failed sync: the rises that must be saved before it is answered.
     saved_by: u32,
-    /// From then on it is answered whether that is saved or not.
+    /// Time at which it is answered even if they are not saved.
     unsaved_at: Instant,
 }
 
-/// What follows a step of an IO that has ended for good.
+/// Action after a step of an IO has settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The next step is submitted.
+    /// Submit the next step.
     Submit,
-    /// The same, when these bytes are in the block that was read.
+    /// Insert these bytes into the block that was read, then submit the next step.
     PutIn(PartOfBlock),
-    /// The IO is answered with this errno.
+    /// Answer the IO with this errno.
     Answer(u16),
-    /// A flush is answered with this errno, which reports a loss.
+    /// Answer a flush with this errno, which reports a loss.
     ReportLoss(u16),
 }
 
-/// What the end of a step means for the answer.
+/// Effect of a step's result on the answer.
 #[derive(Clone, Copy, Debug)]
 enum Verdict {
-    /// The step ended as the device says.
+    /// The device's result applies.
     Stands,
     /// The flush fails: acknowledged writes may be lost.
     ReportLoss(Hidden, u16),
-    /// The write with FUA fails: another sync failed meanwhile, perhaps for its bytes.
+    /// The write with FUA fails: another sync failed meanwhile, possibly for its bytes.
     Fail(u16),
 }
 
 impl IoProgress {
-    /// True when the step that the device works on makes data durable.
+    /// Whether the current step makes data durable.
     fn is_sync(&self) -> bool {
         let fua = self.flags.fua && self.step != IoStep::ReadBlock;
         self.covers_all() || self.step == IoStep::PostFlush || fua
     }
 
-    /// True when that step failed as a sync, so that acknowledged data may be lost. No flush is
-    /// ever refused: a file system that was shut down fails it with EROFS, for one. What has moved
-    /// to another gateway has no cache, and lost nothing.
+    /// Whether the step failed as a sync, so that acknowledged data may be lost. A flush is never
+    /// refused as unsupported: for example, a file system that was shut down fails it with EROFS.
+    /// An export that moved to another gateway has no cache, and lost nothing.
     fn has_lost(&self, status: IoStatus) -> bool {
         let failed = !status.is_ok() && status != IoStatus::Moved;
         failed && (self.is_flush() || !status.is_refusal())
     }
 
-    /// True when that step is a flush that covers all that was acknowledged before.
+    /// Whether the step is a flush that covers all data acknowledged before.
     fn covers_all(&self) -> bool {
         self.step == IoStep::PreFlush || self.op == IoOp::Flush
     }
 
-    /// Gives the device the next step, `order`. False when the device is full.
+    /// Submits the next step, `order`, to the device. Returns false if the device is full.
     pub(super) fn submit(
         &mut self,
         order: Io,
@@ -111,7 +111,7 @@ impl IoProgress {
         taken
     }
 
-    /// It is about to be submitted: notes what decides about its end.
+    /// Records, before the submission, what decides about the result.
     fn begin_sync(&mut self, account: Account<'_>, devices: &mut Devices) {
         let rises = devices.epoch(self.export).rises();
         self.epoch.get_or_insert(rises);
@@ -126,16 +126,17 @@ impl IoProgress {
         self.number = devices.draw(self.export, self.covers_all());
     }
 
-    /// The device was full: the sync did not begin. Nobody is woken, since another shard whose
-    /// device is full too would answer by waking this one; requests that wait are looked at again.
+    /// Undoes `begin_sync` because the device was full. Other shards are not woken: a shard whose
+    /// device is full too would wake this one in response. Waiting requests are checked again
+    /// anyway.
     fn withdraw_sync(&mut self, devices: &mut Devices) {
         if let Some(number) = self.number.take() {
             devices.back(self.export, number);
         }
     }
 
-    /// The device ended a step, perhaps of a path that is closed. True when other shards wait for
-    /// that.
+    /// Processes a step that the device ended, possibly of a closed path. Also returns whether
+    /// other shards wait for that.
     pub(super) fn end_sync(
         &mut self,
         now: Instant,
@@ -160,12 +161,12 @@ impl IoProgress {
         }
         let Some(number) = self.number.take() else { return (end, false) };
         let wakes = devices.back(self.export, number);
-        // After the number is back: what is drawn from now on began after this end.
+        // Read after the number has returned: later syncs began after this end.
         end.horizon = devices.epoch(self.export).horizon();
         (end, wakes)
     }
 
-    /// True when the end of a step may be acted on.
+    /// Whether the result of a step may be acted on.
     pub(super) fn is_settled(&self, end: &Settling, now: Instant, devices: &Devices) -> bool {
         if !self.is_sync() {
             return true;
@@ -175,12 +176,12 @@ impl IoProgress {
         saved && epoch.is_clear(end.horizon)
     }
 
-    /// It begins, or ends, to wait until it is settled.
+    /// Counts an IO that begins or ends to wait for its result to settle.
     pub(super) fn count_settling(&self, begins: bool, devices: &Devices) {
         devices.epoch(self.export).count_waiting(begins);
     }
 
-    /// It waited until it was settled; logs an epoch that could not be saved in time.
+    /// Ends the wait for a result to settle; logs an epoch that could not be saved in time.
     pub(super) fn end_settling(&self, end: &Settling, devices: &Devices) {
         self.count_settling(false, devices);
         if !devices.epoch(self.export).is_saved(end.saved_by) {
@@ -193,8 +194,8 @@ impl IoProgress {
         }
     }
 
-    /// A step is settled: reports a loss, notes a write that is about to be acknowledged, and moves
-    /// on to the next step.
+    /// Ends a settled step: reports a loss, records a write before it is acknowledged, and advances
+    /// to the next step.
     pub(super) fn end_step(
         &mut self,
         status: IoStatus,
@@ -236,7 +237,7 @@ impl IoProgress {
         Next::Submit
     }
 
-    /// What the end of a settled step means.
+    /// Determines the effect of a settled step.
     fn verdict(&self, status: IoStatus, account: Account<'_>, devices: &Devices) -> Verdict {
         let rises = devices.epoch(self.export).rises();
         if self.covers_all() {
@@ -253,7 +254,7 @@ impl IoProgress {
         Verdict::Stands
     }
 
-    /// A write has been done and is about to be acknowledged.
+    /// Records a completed write before it is acknowledged.
     fn note_write(&self, account: Account<'_>, devices: &Devices) {
         let uncounted = match self.op {
             IoOp::WriteZeroes => rtrs_core::mutated!(ZeroesNotCounted),

@@ -1,4 +1,4 @@
-//! Tables whose rows have numbers of a type of their own.
+//! Tables whose row numbers have their own types.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -6,11 +6,11 @@ use std::ops::{Index, IndexMut};
 
 use rtrs_core::ids::PermitId;
 
-/// The number of a row in a [`Table`].
+/// Number of a row in a [`Table`].
 pub(super) trait Row: Copy {
-    /// The number of the row at a place.
+    /// Returns the number of the row at an index.
     fn at(place: u32) -> Self;
-    /// The place.
+    /// Index of the row.
     fn place(self) -> usize;
 }
 
@@ -32,9 +32,9 @@ macro_rules! rows {
 }
 
 rows! {
-    /// The row of a path on this shard.
+    /// Row of a path on this shard.
     PathRow,
-    /// The row of a connection on this shard.
+    /// Row of a connection on this shard.
     ConnRow,
 }
 
@@ -47,29 +47,29 @@ pub(super) struct RequestRef {
     pub permit: PermitId,
 }
 
-/// Requests that a shard looks at in each turn.
+/// Requests that a shard checks in each turn.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// `Deferred`, `Blocked` or `Turn`.
+    /// Requests in `Deferred`, `Blocked` or `Turn`.
     pub(super) deferred: Vec<RequestRef>,
-    /// `Settling`.
+    /// Requests in `Settling`.
     pub(super) settling: Vec<RequestRef>,
 }
 
 impl RequestRef {
-    /// The reference as the tag of an IO.
+    /// Encodes the reference as the tag of an IO.
     pub(super) fn tag(self) -> u64 {
         u64::from(self.path.0) << 16 | u64::from(self.permit.0)
     }
 
-    /// The reference in a tag.
+    /// Decodes the reference from a tag.
     #[allow(clippy::cast_possible_truncation, reason = "the tag was made from these widths")]
     pub(super) fn of(tag: u64) -> Self {
         Self { path: PathRow((tag >> 16) as u32), permit: PermitId(tag as u16) }
     }
 }
 
-/// Rows that come and go. The lowest free one is used first.
+/// A table whose lowest free row is used first.
 #[derive(Debug)]
 pub(super) struct Table<R, T> {
     rows: Vec<Option<T>>,
@@ -77,7 +77,7 @@ pub(super) struct Table<R, T> {
 }
 
 impl<R: Row, T> Table<R, T> {
-    /// A table without rows.
+    /// Creates a table without rows.
     pub(super) const fn new() -> Self {
         Self { rows: Vec::new(), named: PhantomData }
     }
@@ -92,12 +92,12 @@ impl<R: Row, T> Table<R, T> {
         R::at(u32::try_from(at).unwrap_or_else(|_| panic!("more rows than descriptors")))
     }
 
-    /// A row.
+    /// Returns a row.
     pub(super) fn get(&self, row: R) -> Option<&T> {
         self.rows.get(row.place())?.as_ref()
     }
 
-    /// A row, to be changed.
+    /// Returns a row, mutable.
     pub(super) fn get_mut(&mut self, row: R) -> Option<&mut T> {
         self.rows.get_mut(row.place())?.as_mut()
     }
@@ -107,23 +107,23 @@ impl<R: Row, T> Table<R, T> {
         self.rows.get_mut(row.place())?.take()
     }
 
-    /// All rows.
+    /// All rows with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (R, &T)> {
         (0..).zip(&self.rows).filter_map(|(at, row)| Some((R::at(at), row.as_ref()?)))
     }
 
-    /// All rows with their numbers, to be changed.
+    /// All rows with their numbers, mutable.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (R, &mut T)> {
         (0..).zip(&mut self.rows).filter_map(|(at, row)| Some((R::at(at), row.as_mut()?)))
     }
 
-    /// All rows, to be changed.
+    /// All rows, mutable.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.rows.iter_mut().flatten()
     }
 }
 
-/// A row that is known to be there. Panics when it is not: that is a bug of this crate.
+/// Returns a row that must exist. Panics if it does not, which is a bug of this crate.
 impl<R: Row + Debug, T> Index<R> for Table<R, T> {
     type Output = T;
 

@@ -1,11 +1,11 @@
 //! Partial writes, and the changes that take turns with them.
 //!
-//! A partial write changes bytes of one block: the block is read, the bytes are put in, and it is
-//! written. No other change of that block may run in between, on any shard, path or session. The
-//! turns are those of [`Ranges`], one list per export. While no partial write is under way, a
-//! change pays one load.
+//! A partial write changes bytes within one block: the block is read, the bytes are inserted, and
+//! the block is written. No other change of that block may run in between, on any shard, path or
+//! session. [`Ranges`] implements the turns, with one list per export. While no partial write is in
+//! flight, a change costs one load.
 //!
-//! What has to wait for its turn is looked at in each turn of its shard, as what is blocked is
+//! Requests that wait for their turn are checked in each turn of their shard, as blocked ones are
 //! (`pipeline.rs`), and shards wake each other.
 
 use rtrs_core::ids::{ChunkIndex, CoreIndex};
@@ -24,7 +24,7 @@ fn key(shard: CoreIndex, at: RequestRef, io: &IoProgress) -> Key {
     Key { shard: shard.0.into(), row: at.tag(), piece }
 }
 
-/// Has other shards look at what waits there.
+/// Wakes other shards to check their waiting requests.
 fn wake(out: &mut Outbox) -> impl FnMut(usize) {
     |shard| {
         if let Ok(core) = u16::try_from(shard) {
@@ -34,15 +34,15 @@ fn wake(out: &mut Outbox) -> impl FnMut(usize) {
 }
 
 impl Step<'_> {
-    /// True when an IO that was not entered yet need not be: as a rule.
+    /// Whether an IO need not be entered in the turn list, which is the usual case.
     pub(super) fn is_free(&self, io: &IoProgress) -> bool {
         let alone = || self.devices.turns(io.export).is_none_or(Ranges::is_empty);
         let skips = io.partial.is_some() && rtrs_core::mutated!(PartialWithoutTurn);
         io.turn == Turn::None && (!io.changes() || io.partial.is_none() && alone()) || skips
     }
 
-    /// True when it is the turn of the IO that is in this request, or it needs none. Else it is
-    /// entered and waits.
+    /// Whether the IO of this request has its turn, or needs none. Otherwise enters it, and it
+    /// waits.
     pub(super) fn takes_turn(&mut self, out: &mut Outbox) -> bool {
         let Some(io) = self.path.requests[self.at.permit].io().copied() else { return true };
         if self.is_free(&io) || io.turn == Turn::Runs {
@@ -70,7 +70,7 @@ impl Step<'_> {
         starts
     }
 
-    /// What is in this request is over: others may have their turn.
+    /// Ends the turn of this request, so that others may have theirs.
     pub(super) fn end_turn(&mut self, out: &mut Outbox) {
         let core = self.path.holder().core;
         let Some(io) = self.path.requests[self.at.permit].io_mut() else { return };
@@ -83,7 +83,7 @@ impl Step<'_> {
         }
     }
 
-    /// Puts the bytes of a partial write into the block that was read.
+    /// Inserts the bytes of a partial write into the block that was read.
     pub(super) fn put_in(&self, io: &IoProgress, part: PartOfBlock) -> bool {
         let chunk = self.path.chunks().chunk(ChunkIndex::from(self.at.permit));
         let bytes = chunk.slice(0, part.len as usize);
@@ -100,7 +100,8 @@ impl Step<'_> {
 }
 
 impl Shard {
-    /// Enters what this shard has in flight where partial writes wait for that. True when some did.
+    /// Enters this shard's requests in flight on exports where partial writes wait for that.
+    /// Returns whether there were any such exports.
     pub(super) fn look(&mut self, out: &mut Outbox) -> bool {
         let Self { index, devices, paths, .. } = self;
         let mut any = false;
@@ -113,7 +114,7 @@ impl Shard {
                     let Some(io) = request.io_mut().filter(|io| io.export == export) else {
                         continue;
                     };
-                    // What is blocked comes to the list on its way.
+                    // A blocked request is entered when it begins.
                     if begins || !io.changes() || io.turn != Turn::None {
                         continue;
                     }

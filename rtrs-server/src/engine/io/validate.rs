@@ -1,4 +1,4 @@
-//! What a device lets an IO do: its range, its blocks, how much at once.
+//! Validation of an IO against its device: range, blocks, and size of its parts.
 
 use rtrs_core::block::{Geometry, IoFlags, IoOp};
 use rtrs_core::limits::{Limits, SECTOR_SIZE};
@@ -11,9 +11,9 @@ use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::ledger::FlushMark;
 use crate::engine::partial::PartOfBlock;
 
-/// Plans an IO of the wire. `reads_only`: the session has nothing to make durable. The error is
-/// the errno to answer at once, 0 where there is nothing to do. The data, or an answer, has `room`
-/// bytes of the chunk, whose size is one of `limits`.
+/// Plans an IO from its message. `reads_only`: the session has nothing to make durable. The error
+/// is the errno of an immediate answer, 0 if there is nothing to do. The data, or an answer, has
+/// `room` bytes of the chunk, whose size is one of `limits`.
 pub(super) fn plan_io(
     (device, entry): (DeviceId, DeviceEntry),
     geometry: &Geometry,
@@ -34,7 +34,7 @@ pub(super) fn plan_io(
     if op.changes() && !entry.writable {
         return Err(IoStatus::ReadOnly.to_errno());
     }
-    // A flush comes with sector -1: only what is read or changed has a place.
+    // A flush has sector -1: only reads and changes have an offset.
     let (offset, len) = match op {
         IoOp::Flush => (0, 0),
         _ => {
@@ -97,7 +97,7 @@ pub(super) fn plan_io(
     })
 }
 
-/// Validates where an IO goes; the rules of [`Geometry::check`] for an IO of any length.
+/// Validates the range of an IO; the rules of [`Geometry::check`] for an IO of any length.
 fn validate_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoStatus {
     if op == IoOp::Flush {
         return IoStatus::Ok;
@@ -123,7 +123,7 @@ fn validate_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoSta
     }
 }
 
-/// Most bytes of one IO that the device takes at once, in whole blocks.
+/// Maximum number of bytes that the device takes in one IO, in whole blocks.
 pub(super) fn part_max(geometry: &Geometry, op: IoOp) -> u32 {
     let max = match op {
         IoOp::Read | IoOp::Write => geometry.io_max,

@@ -1,4 +1,4 @@
-//! Access lists: who is let in, who may open what, and what happens to those who may no longer.
+//! Tests of access lists: connections, opens, and the end of clients that lose access.
 
 use rtrs_core::wire::{
     AccessMode, InfoReq, Name, OpenRefusal, OpenRsp, OpenRspTail, Page, Rw, errno,
@@ -21,7 +21,7 @@ fn anyone(n: u8, mode: &str) -> String {
     format!("anyone@{}:{mode}", client_ip(n))
 }
 
-/// Lists of the server and of the export "vol".
+/// Sets the lists of the server and of the export "vol".
 fn set(fixture: &Fixture, server: &[String], vol: &[String]) {
     let vol = rules(vol);
     let exports = [("vol", &vol[..])].into_iter();
@@ -73,7 +73,7 @@ fn a_refused_open_says_why_to_who_has_room_for_it() {
     }
     assert!(peer.open_device(&mut fixture, "vol", RO).is_ok());
     assert!(peer.open_device(&mut fixture, "other", RW).is_ok(), "the server's list");
-    // Whether there is such an export is nobody's business.
+    // The existence of the export is not revealed.
     set(&fixture, &[], &[anyone(0, "ro")]);
     for name in ["other", "none"] {
         assert_eq!(peer.open_device(&mut fixture, name, RO).unwrap_err(), errno::EACCES);
@@ -85,7 +85,7 @@ fn each_path_of_a_session_may_do_what_the_session_does() {
     let mut fixture = Fixture::new(StandOptions::default());
     set(&fixture, &[anyone(1, "rw")], &[anyone(0, "rw")]);
     let mut first = Peer::open(&mut fixture, from(0));
-    // May connect, but not do what the session does.
+    // It may connect, but not do what the session does.
     let mut second = Peer::new(&fixture, second_path(1));
     assert_eq!(second.connect(&mut fixture, 0), Err(-13));
     set(&fixture, &[], &[anyone(0, "rw"), anyone(1, "ro")]);
@@ -94,7 +94,7 @@ fn each_path_of_a_session_may_do_what_the_session_does() {
     assert_eq!(write(&mut fixture, &mut first), 0);
     set(&fixture, &[], &[anyone(0, "rw"), anyone(1, "rw")]);
     let _second = Peer::up(&mut fixture, second_path(1), "sess");
-    // The other way round: a session with a path that may not opens nothing.
+    // Conversely, a session with a path that lacks access opens nothing.
     set(&fixture, &[anyone(0, "rw")], &[anyone(0, "rw"), anyone(1, "rw")]);
     assert_eq!(first.open_device(&mut fixture, "other", RW).unwrap_err(), errno::EACCES);
     assert!(first.open_device(&mut fixture, "vol", RW).is_ok());
@@ -106,7 +106,7 @@ fn only_paths_that_are_up_are_asked_and_who_comes_up_later_is_checked() {
     let both = [anyone(0, "rw"), anyone(1, "rw")];
     set(&fixture, &[anyone(0, "rw")], &both);
     let mut first = Peer::open(&mut fixture, from(0));
-    // It may do what the session does now, but not what comes.
+    // It may do what the session does now, but not what follows.
     let mut second = Peer::new(&fixture, second_path(1));
     for cid in 0..second_path(1).cid_num {
         second.connect(&mut fixture, cid).unwrap();
@@ -172,7 +172,7 @@ fn every_spelling_of_a_name_has_the_rights_of_its_export() {
     let both = SPELLINGS.iter().flat_map(|listed| SPELLINGS.map(|asked| (*listed, asked)));
     for (listed, asked) in both {
         let mut fixture = Fixture::new(StandOptions::default());
-        // The server's list would let the second client in, the export's own does not.
+        // The server's list would allow the second client, the export's own does not.
         let set = |fixture: &Fixture, own: &str| {
             let (server, own) = (rules(&[anyone(1, "rw")]), rules(&[anyone(0, own)]));
             let exports = [(listed, &own[..])].into_iter();
@@ -207,7 +207,7 @@ fn a_forced_removal_is_no_change_of_the_lists() {
     set(&fixture, &[], &[anyone(0, "rw")]);
     let mut peer = Peer::open(&mut fixture, from(0));
     fixture.admin(AdminRequest::ExportRemove { name: "vol".into(), force: true });
-    // Another list goes on, and so does the session, which hears of the removal.
+    // Another list applies, and the session continues and learns of the removal.
     set(&fixture, &[anyone(0, "ro")], &[]);
     fixture.admin(AdminRequest::CheckAccess);
     assert_eq!(peer.closed(&mut fixture), 0);
@@ -269,7 +269,7 @@ fn what_repeats_is_counted_apart_and_the_count_is_recorded_in_the_end() {
         opens.map(shown).collect()
     };
     assert_eq!(opens(&events.lock()), [("vol".to_owned(), 0), ("other".to_owned(), 0)]);
-    // No more comes, and what was left out is said: one line stands for three.
+    // No more follow, and the suppressed ones are reported: one line represents three.
     fixture.pass(std::time::Duration::from_secs(5));
     let all = opens(&events.lock());
     assert_eq!(all[2..], [("vol".to_owned(), 2)], "{all:?}");

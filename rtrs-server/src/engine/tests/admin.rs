@@ -1,5 +1,5 @@
-//! The operator's commands: listing, ending paths, evicting, draining; beside a backend that never
-//! answers too.
+//! Tests of the operator's commands: listing, ending paths, evicting, draining, also with a backend
+//! that never answers.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ fn drain(ms: u64) -> AdminRequest {
     AdminRequest::Drain { within: Duration::from_millis(ms) }
 }
 
-/// The paths an answer says to end.
+/// Paths that an answer reports as ending.
 fn ended(answer: &Mutex<Option<AdminReply>>) -> Vec<u64> {
     match answer.lock().take() {
         Some(AdminReply::Ended { paths, .. }) => paths,
@@ -81,7 +81,7 @@ fn sessions_are_listed_with_what_they_did() {
     assert_eq!((paths.len(), paths[0].path, paths[1].path), (2, 1, 2));
     assert_eq!((paths[0].connections, &*paths[0].transport), (3, "sim"));
     assert_eq!((paths[0].io.inflight, paths[1].io.inflight), (1, 0));
-    // What a path did that is gone stays with its session.
+    // The counters of a former path stay with its session.
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
     a.leave(&mut fixture);
@@ -100,7 +100,7 @@ fn a_path_that_was_disconnected_comes_back() {
     assert_eq!(states(&fixture), [PathStage::Connected]);
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut a = Peer::up(&mut fixture, again, "sess");
-    // All of them, by the session's number.
+    // All paths, by the session's number.
     let answer = fixture.admin(disconnect("01010101-0101-0101-0101-010101010101", None));
     assert_eq!(ended(&answer), [2, 3]);
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (3, 3));
@@ -118,7 +118,7 @@ fn a_path_that_was_disconnected_comes_back() {
 fn an_evicted_session_stays_away_and_its_export_can_be_taken_over() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut dead = Peer::open(&mut fixture, PeerOptions::default());
-    // The client's machine was started again: the same name, another number.
+    // The client's host was restarted: the same name, another number.
     let mut early = Peer::new(&fixture, other(2));
     for cid in 0..3 {
         early.connect(&mut fixture, cid).unwrap();
@@ -153,14 +153,14 @@ fn an_evicted_session_keeps_its_export_while_its_io_runs() {
     assert_eq!(dead.closed(&mut fixture), 3);
     let list = fixture.sessions();
     assert_eq!((list[0].state, list[0].io.inflight), (SessionState::Evicted, 1));
-    // Its name is free; what it may still write to is not.
+    // Its name is free; the export that it may still write to is not.
     let mut new = Peer::up(&mut fixture, other(2), "sess");
     let open = |fixture: &mut Fixture, new: &mut Peer| {
         new.open_device(fixture, "vol", AccessMode::ReadWrite).map(|_| ())
     };
     assert_eq!(open(&mut fixture, &mut new), Err(errno::EPERM));
     new.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();
-    // By the name the living one is meant.
+    // The name refers to the living session.
     let _ = ended(&fixture.admin(disconnect("sess", Some(2))));
     assert_eq!(new.closed(&mut fixture), 3);
     let mut new = Peer::up(&mut fixture, PeerOptions { recon_cnt: 2, ..other(2) }, "sess");
@@ -197,7 +197,7 @@ fn a_session_that_turns_to_reading_keeps_its_export_while_its_writes_run() {
 fn an_open_that_was_under_way_is_not_given_to_an_evicted_session() {
     let mut fixture = Fixture::new(StandOptions { search: true, ..StandOptions::default() });
     let mut dead = Peer::open(&mut fixture, PeerOptions::default());
-    // IO that runs keeps the session, so that the search still finds it.
+    // Running IO keeps the session, so that the search still finds it.
     fixture.device.lock().hold = true;
     dead.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     dead.send_open(0, "found", AccessMode::ReadWrite);
@@ -218,7 +218,7 @@ fn a_backend_that_never_answers_holds_up_nobody_else() {
     fixture.device.lock().hold = true;
     stuck.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.settle();
-    // Another path of the session, and another session: both work, on an export that does.
+    // Another path of the session, and another session: both work, on an export that responds.
     let mut second = Peer::up(&mut fixture, second_path(), "sess");
     second.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();
     let at = |device| rtrs_core::wire::IoHeader { device_id: device, ..io(Rw::WRITE, 0, 512) };
@@ -228,7 +228,7 @@ fn a_backend_that_never_answers_holds_up_nobody_else() {
     neighbour.open_device(&mut fixture, "other", AccessMode::ReadOnly).unwrap();
     neighbour.send_read((2, 6), io(Rw::READ, 0, 512));
     assert_eq!(neighbour.reply(&mut fixture).errno, 0);
-    // The path goes, and comes back, while its write still runs.
+    // The path ends, and reconnects, while its write still runs.
     let _ = ended(&fixture.admin(disconnect("sess", Some(1))));
     assert_eq!(stuck.closed(&mut fixture), 3);
     let again = PeerOptions { recon_cnt: 2, first_conn: false, ..PeerOptions::default() };
@@ -254,7 +254,7 @@ fn a_request_that_never_ends_does_not_use_the_reconnects_up() {
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
     for recon_cnt in 2..12 {
-        // Sent again each time, as its client does that has no answer.
+        // Sent again each time, like a client without an answer.
         peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
         fixture.pass(Duration::from_millis(5));
         let _ = ended(&fixture.admin(disconnect("sess", None)));
@@ -288,7 +288,7 @@ fn a_drain_ends_one_path_of_a_session_after_the_other() {
     assert_eq!(status, -104, "nobody else comes in");
     let why = refused(&fixture.admin(drain(1)));
     assert!(why.contains("ends already"), "{why}");
-    // The other path carries what comes meanwhile.
+    // The other path carries new requests meanwhile.
     b.send_flush((2, 9));
     fixture.settle();
     assert_eq!(fixture.load().1, 2, "the flush was taken");
@@ -314,7 +314,7 @@ fn a_drain_does_not_wait_longer_than_it_may() {
     let answer = fixture.admin(drain(10_000));
     fixture.pass(Duration::from_millis(4_900));
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (0, 0));
-    // A path whose IO never ends does not keep the next one for longer than half of the time.
+    // A path whose IO never ends does not delay the next one for longer than half of the time.
     fixture.pass(Duration::from_millis(200));
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (0, 3));
     fixture.pass(Duration::from_millis(4_800));

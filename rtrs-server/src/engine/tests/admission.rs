@@ -1,4 +1,4 @@
-//! Too many ask: who is let in, and who has to go for it.
+//! Tests of admission control: accepted connections, and evictions for them.
 
 use rtrs_core::fabric::FabricEvent;
 use rtrs_core::time::Duration;
@@ -15,12 +15,12 @@ fn small(change: impl Fn(&mut SessionParams)) -> Fixture {
     Fixture::new(options)
 }
 
-/// A session of its own from one of the client's addresses.
+/// A new session from one of the client's addresses.
 fn of(session: u8, local: u8) -> PeerOptions {
     PeerOptions { session, path: session, local, ..PeerOptions::default() }
 }
 
-/// Connects the first connection of a session and no more.
+/// Connects only the first connection of a session.
 fn half_open(fixture: &mut Fixture, session: u8, local: u8) -> Peer {
     let mut peer = Peer::new(fixture, of(session, local));
     peer.connect(fixture, 0).unwrap();
@@ -35,8 +35,8 @@ fn refused(fixture: &mut Fixture, reason: &str) -> u64 {
     }
 }
 
-/// Strangers fill all places, from the session's own address and from others. It has opened an
-/// export, so it gets another path, and comes back when all its paths are gone.
+/// Unproven sessions use all places, from the session's own address and from others. The session
+/// has opened an export, so it gets another path, and reconnects after all its paths have ended.
 #[test]
 fn strangers_do_not_keep_a_session_from_reconnecting() {
     let mut fixture = small(|params| params.half_open_max = 6);
@@ -59,7 +59,7 @@ fn strangers_do_not_keep_a_session_from_reconnecting() {
 #[test]
 fn the_oldest_stranger_of_the_greatest_source_is_closed_for_one_more() {
     let mut fixture = small(|params| params.half_open_max = 3);
-    // A handshake that is over counts until the session has opened an export.
+    // A completed handshake counts until the session has opened an export.
     let alone = PeerOptions { cid_num: 1, ..of(10, 1) };
     let mut single = Peer::up(&mut fixture, alone, "single");
     let mut crowd: Vec<Peer> = (11..14).map(|n| half_open(&mut fixture, n, 2)).collect();
@@ -111,8 +111,8 @@ fn a_session_that_opens_nothing_ends() {
     assert_eq!((tries.closed(&mut fixture), opened.closed(&mut fixture)), (3, 0));
 }
 
-/// The listener hears of an address when a session from there has opened an export, once for all
-/// of its paths, and of a path that comes later.
+/// The listener gets an address when a session from there has opened an export, once for all of its
+/// paths, and that of a later path.
 #[test]
 fn the_listener_knows_the_addresses_of_sessions() {
     let mut fixture = small(|_| ());
@@ -131,7 +131,7 @@ fn the_listener_knows_the_addresses_of_sessions() {
     assert_eq!(fixture.known.borrow().len(), 2, "they stay known");
 }
 
-/// Where there is a shard beside the control shard, pings run there.
+/// If there is a shard besides the control shard, pings run there.
 #[test]
 fn pings_run_on_the_last_shard() {
     let hello = PingHello {
@@ -153,7 +153,7 @@ fn pings_run_on_the_last_shard() {
         let (last, others) = stats.split_last().unwrap();
         assert_eq!(last.map(|stats| stats.accepted), Some(accepted), "{cores} {max}");
         assert!(others.iter().all(Option::is_none), "{others:?}");
-        // The server's end is theirs too.
+        // They end with the server.
         fixture.shutdown();
         fixture.settle();
         peer.drain();

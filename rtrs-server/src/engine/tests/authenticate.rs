@@ -1,4 +1,4 @@
-//! CHALLENGE and AUTH: who is let in, and what is none of a path's proofs.
+//! Tests of CHALLENGE and AUTH: accepted and refused proofs of a path.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ fn key(seed: u8) -> PrivateKey {
     PrivateKey::from_seed([seed; 32]).unwrap()
 }
 
-/// The server's key and those of the clients with these numbers, `db1` and so on.
+/// Configuration with the server's key and those of the clients with these numbers, `db1` and so
+/// on.
 pub(super) fn server_config(clients: &[u8]) -> TlsServerConfig {
     let mut list = Clients::default();
     clients.iter().for_each(|n| list.add(&format!("db{n}"), key(*n).public()));
@@ -44,7 +45,7 @@ struct Backlog {
     room: usize,
 }
 
-/// Takes tasks, and does them when the test says so.
+/// An authenticator that queues tasks until the test runs them.
 #[derive(Clone, Debug)]
 pub(super) struct Clerk(Arc<Mutex<Backlog>>);
 
@@ -60,7 +61,7 @@ impl Authenticator for Clerk {
 }
 
 impl Clerk {
-    /// A server that knows these clients.
+    /// Creates the authenticator of a server that knows these clients.
     pub(super) fn hire(fixture: &mut Fixture, clients: &[u8]) -> Self {
         let (tasks, config) = (VecDeque::new(), server_config(clients));
         let clerk = Self(Arc::new(Mutex::new(Backlog { config, tasks, nonce: 0x40, room: 64 })));
@@ -70,7 +71,7 @@ impl Clerk {
         clerk
     }
 
-    /// Does all tasks that wait, and lets the server go on.
+    /// Runs all queued tasks, and lets the server continue.
     pub(super) fn work(&self, fixture: &mut Fixture) -> usize {
         fixture.settle();
         let mut count = 0;
@@ -90,13 +91,13 @@ impl Clerk {
     }
 }
 
-/// Paths of clients that can prove who they are.
+/// Options for paths of clients that can authenticate.
 pub(super) fn proving(options: PeerOptions) -> PeerOptions {
     let extensions = ClientExtensions { authenticates: true, ..options.extensions };
     PeerOptions { extensions, ..options }
 }
 
-/// A path that is up as far as it can be without a proof.
+/// A path that has completed its handshake without a proof.
 pub(super) fn unproved(fixture: &mut Fixture, options: PeerOptions) -> Peer {
     let peer = Peer::up(fixture, proving(options), &format!("sess{}", options.session));
     assert!(peer.proof_wanted);
@@ -112,7 +113,7 @@ pub(super) fn facts(fixture: &Fixture, options: &PeerOptions) -> ProofFacts {
     }
 }
 
-/// Sends a challenge. What the server answers, or its errno.
+/// Sends a challenge. Returns the server's answer, or its errno.
 pub(super) fn challenge(
     (fixture, clerk): (&mut Fixture, &Clerk),
     peer: &mut Peer,
@@ -127,14 +128,14 @@ pub(super) fn challenge(
     }
 }
 
-/// Sends a proof. The errno of the answer.
+/// Sends a proof. Returns the errno of the answer.
 pub(super) fn auth((fixture, clerk): (&mut Fixture, &Clerk), peer: &mut Peer, data: &[u8]) -> u16 {
     peer.send_auth((0, 0), data);
     clerk.work(fixture);
     peer.reply(fixture).errno
 }
 
-/// The proof of a client on a path, to a challenge that it sends.
+/// Creates the proof of a client on a path, for a challenge that it sends.
 pub(super) fn proof(
     (fixture, clerk): (&mut Fixture, &Clerk),
     peer: &mut Peer,
@@ -146,13 +147,13 @@ pub(super) fn proof(
     client.answer((facts, None), &asked, &answer).unwrap()
 }
 
-/// Proves who the client of a path is. The errno of the answer.
+/// Authenticates the client of a path. Returns the errno of the answer.
 pub(super) fn prove((fixture, clerk): (&mut Fixture, &Clerk), peer: &mut Peer, n: u8) -> u16 {
     let data = proof((fixture, clerk), peer, &client_config(n));
     auth((fixture, clerk), peer, &data)
 }
 
-/// A path of client `n` that may do all.
+/// A path of client `n` with full access.
 pub(super) fn proved(
     (fixture, clerk): (&mut Fixture, &Clerk),
     options: PeerOptions,
@@ -187,12 +188,12 @@ fn a_proof_gives_a_path_the_name_of_its_client() {
     peer.open_device(&mut fixture, "vol", RW).unwrap();
     peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
-    // It has, so there is nothing to prove.
+    // It has authenticated already, so there is nothing to prove.
     let asked = client_config(1).challenge([9; 32]);
     assert_eq!(challenge((&mut fixture, &clerk), &mut peer, &asked), Err(errno::EINVAL));
     assert_eq!(auth((&mut fixture, &clerk), &mut peer, &[1; 60]), errno::EINVAL);
     assert_eq!(clerk.work(&mut fixture), 0);
-    // Nor is there for one that is in no list, whatever its proof is worth.
+    // A client that is in no list gains nothing, whatever its proof is worth.
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
     let mut stranger = unproved(&mut fixture, other);
     assert_eq!(prove((&mut fixture, &clerk), &mut stranger, 2), errno::EACCES);
@@ -213,7 +214,7 @@ fn a_client_that_cannot_is_one_without_a_name() {
     kernel.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
     assert_eq!(kernel.reply(&mut fixture).errno, 0);
     assert_eq!(fixture.sessions()[0].identity, "anonymous");
-    // Its session is nobody's who has a name.
+    // A client with a name cannot join its session.
     let join = PeerOptions { path: 2, local: 1, ..PeerOptions::default() };
     let mut peer = Peer::new(&fixture, proving(join));
     assert_eq!(peer.connect(&mut fixture, 0), Err(-13));
@@ -240,7 +241,7 @@ fn a_reject_says_that_a_proof_would_help() {
     };
     assert!(reject(&mut fixture).authenticate);
     drop(clerk);
-    // Without keys at the server it would not.
+    // Without keys at the server it would not help.
     let mut fixture = Fixture::new(StandOptions::default());
     list(&fixture, &["db1:rw"]);
     assert_eq!(reject(&mut fixture), Extensions::default());
@@ -269,7 +270,7 @@ fn what_is_no_proof_of_this_path_opens_nothing() {
         peer.leave(fixture);
     };
     let asked = client.challenge([7; 32]);
-    // To no challenge, and to another one than it was made for.
+    // Without a challenge, and for another one than it was made for.
     refused(&mut fixture, &|_, _| replay.clone());
     refused(&mut fixture, &|fixture, peer| {
         challenge((fixture, &clerk), peer, &asked).unwrap();
@@ -285,13 +286,13 @@ fn what_is_no_proof_of_this_path_opens_nothing() {
         refused(&mut fixture, &|fixture, peer| {
             let facts = wrong(facts(fixture, &peer.options));
             let answer = challenge((fixture, &clerk), peer, &asked).unwrap();
-            // As a server would answer for those facts, so that the client signs.
+            // Answers as a server would for those facts, so that the client signs.
             let config = server_config(&[1]);
             let (theirs, _) = config.prove(facts, &asked, answer.nonce).unwrap();
             client.answer((facts, None), &asked, &theirs).unwrap()
         });
     }
-    // With the nonces in each other's place.
+    // With the nonces swapped.
     refused(&mut fixture, &|fixture, peer| {
         let facts = facts(fixture, &peer.options);
         let answer = challenge((fixture, &clerk), peer, &asked).unwrap();
@@ -299,7 +300,7 @@ fn what_is_no_proof_of_this_path_opens_nothing() {
         let (theirs, _) = server_config(&[1]).prove(facts, &swapped, asked.nonce).unwrap();
         client.answer((facts, None), &swapped, &theirs).unwrap()
     });
-    // With a key that is not known, and with none at all.
+    // With an unknown key, and without a key.
     refused(&mut fixture, &|fixture, peer| proof((fixture, &clerk), peer, &client_config(9)));
     refused(&mut fixture, &|fixture, peer| {
         challenge((fixture, &clerk), peer, &asked).unwrap();
@@ -337,13 +338,13 @@ fn a_session_has_one_client() {
     let second = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };
     let mut other = unproved(&mut fixture, second);
     assert_eq!(prove((&mut fixture, &clerk), &mut other, 2), errno::EACCES);
-    // The same client comes over another path.
+    // The same client uses another path.
     assert_eq!(prove((&mut fixture, &clerk), &mut other, 1), 0);
     assert_eq!(fixture.sessions()[0].identity, "key:db1");
     other.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
     assert_eq!(other.reply(&mut fixture).errno, 0);
     assert_eq!(first.closed(&mut fixture), 0);
-    // A client without a name does not get in beside.
+    // A client without a name cannot join.
     let third = PeerOptions { path: 3, local: 2, ..second };
     list(&fixture, &["db1:rw", "kernel:rw"]);
     let mut kernel = Peer::new(&fixture, third);
@@ -386,7 +387,7 @@ fn a_proof_of_keys_before_a_reload_comes_too_late() {
     let policy = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named).with_generation(1);
     fixture.exports.set_access(policy);
     assert_eq!(auth((&mut fixture, &clerk), &mut peer, &data), errno::EACCES);
-    // The lists may change while the signature is checked, too.
+    // The lists may also change while the signature is being checked.
     let _ = fixture.admin(AdminRequest::CheckAccess);
     assert_eq!(peer.closed(&mut fixture), 0, "one that has proved nothing has time for that");
 }
@@ -400,14 +401,14 @@ fn what_cannot_be_computed_now_is_refused_and_may_be_tried_again() {
     let asked = client_config(1).challenge([7; 32]);
     assert_eq!(challenge((&mut fixture, &clerk), &mut peer, &asked), Err(errno::EBUSY));
     clerk.0.lock().room = 1;
-    // While one is computed there is no second one.
+    // While one is computed, a second one is refused.
     peer.send_challenge((0, 0), &asked, 4096);
     peer.send_challenge((0, 1), &asked, 4096);
     fixture.settle();
     assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
     assert_eq!(clerk.work(&mut fixture), 1);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
-    // A client leaves no room for the answer; and what is computed for one that is gone is nothing.
+    // A client leaves no room for the answer; and a result for an ended path is dropped.
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
     let mut small = unproved(&mut fixture, other);
     small.send_challenge((0, 0), &asked, 511);

@@ -1,4 +1,4 @@
-//! What exactly is posted for an answer, byte for byte, in both modes.
+//! Tests of the exact work requests posted for an answer, byte for byte, in both modes.
 
 use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::fabric::{RemoteMem, WrOp};
@@ -8,7 +8,7 @@ use rtrs_core::wire::{IoHeader, Rw, WriteMsg};
 use super::fixture::{Fixture, Posted, StandOptions};
 use super::peer::{Data, Peer, PeerOptions, io, read_message};
 
-/// All four ways a server can run.
+/// All modes in which a server can run.
 fn modes() -> impl Iterator<Item = (Fixture, bool)> {
     [(true, BindMode::Done), (true, BindMode::Pending), (false, BindMode::Done)].into_iter().map(
         |(fresh, bind)| {
@@ -19,8 +19,9 @@ fn modes() -> impl Iterator<Item = (Fixture, bool)> {
     )
 }
 
-/// The last work request of an answer: with fresh keys a send that carries the key of `permit`,
-/// else a bare write. The key is taken from what was posted and must be the chunk's new one.
+/// Last work request of an answer: with fresh keys a send that carries the key of `permit`,
+/// otherwise a bare write. The key is taken from the posted request and must be the chunk's new
+/// one.
 fn last(fresh: bool, imm: u32, permit: u16, key: Rkey) -> Posted {
     if !fresh {
         let remote = RemoteMem { addr: 0, rkey: Rkey(0) };
@@ -105,7 +106,7 @@ fn a_read_that_asks_for_it_has_its_key_invalidated_also_when_it_fails() {
             assert_eq!(posted.len(), if errno == 0 { 3 } else { 2 });
             drop(window);
         }
-        // Without a descriptor the flag means nothing.
+        // Without a descriptor the flag has no effect.
         let mut message = read_message(IoHeader::LEN, None, false);
         message[4] = 1;
         let flush = io(Rw::FLUSH, u64::MAX, 0).encode();

@@ -1,4 +1,4 @@
-//! Memory of paths that are gone: what gets it again, and what never does.
+//! Tests of memory of former paths: its reuse, and its limits.
 
 use rtrs_core::fabric::Access;
 use rtrs_core::fabric::sim::BindMode;
@@ -9,13 +9,13 @@ use rtrs_core::wire::{Rw, SgDesc};
 use super::fixture::{DeviceOptions, Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
 
-/// A path of session 1, by its number; number 0 makes the session.
+/// A path of session 1, by its number; number 0 creates the session.
 fn path(n: u8, recon_cnt: u16) -> PeerOptions {
     let first_conn = n == 0 && recon_cnt == 1;
     PeerOptions { path: n + 1, local: n, first_conn, recon_cnt, ..PeerOptions::default() }
 }
 
-/// A session of so many paths with its device open.
+/// A session of `paths` paths with its device open.
 fn session(options: StandOptions, paths: u8) -> (Fixture, Vec<Peer>) {
     let mut fixture = Fixture::new(options);
     let mut peers = vec![Peer::open(&mut fixture, path(0, 1))];
@@ -37,7 +37,7 @@ fn works(fixture: &mut Fixture, peer: &mut Peer, byte: u8) {
     assert_eq!(peer.result(512), [byte; 512]);
 }
 
-/// Connects path 0 once more; there a key of the life before ends it.
+/// Reconnects path 0; using a key of the previous connect ends it.
 fn old_key_is_dead(fixture: &mut Fixture, mut peer: Peer, life: u16) {
     let old = peer.chunks[6];
     peer.leave(fixture);
@@ -89,7 +89,7 @@ fn any_path_of_the_session_may_take_it() {
     let mut other = Peer::up(&mut fixture, path(3, 1), "sess");
     assert_eq!((fixture.pools(), addresses(&other.chunks)), (vec![], old));
     works(&mut fixture, &mut other, 7);
-    // Now there is none left.
+    // None is left now.
     let mut third = Peer::up(&mut fixture, path(0, 2), "sess");
     assert_eq!(fixture.pools().len(), 1);
     works(&mut fixture, &mut third, 8);
@@ -107,7 +107,7 @@ fn memory_that_block_io_uses_is_left_alone() {
     let mut back = Peer::up(&mut fixture, path(0, 2), "sess");
     assert_eq!(fixture.pools().len(), 1, "memory of its own");
     assert!(addresses(&back.chunks) != addresses(&first.chunks));
-    // As much as the one that runs, and in the same place of its chunk.
+    // The same size as the running one, and in the same place of its chunk.
     back.send_write((1, 7), io(Rw::WRITE, 8, 512), &[2; 512]);
     fixture.settle();
     assert!(fixture.registered() > bytes);
@@ -134,7 +134,8 @@ fn memory_that_connections_may_still_reach_is_left_alone() {
         let mut new = Peer::new(&fixture, path(0, 2));
         assert_eq!(new.connect(&mut fixture, 0), Err(-104), "it ends the old one");
         assert_eq!(old.closed(&mut fixture), 3);
-        // Nothing of that begins any more, so it may come back; its queue pairs are still there.
+        // No work of the former connect begins any more, so it may reconnect; its queue pairs still
+        // exist.
         let mut back = Peer::up(&mut fixture, path(0, 3), "sess");
         let pools = fixture.pools();
         assert!(pools.len() == 1 && pools[0] != first, "{pools:?}");

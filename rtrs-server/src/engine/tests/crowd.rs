@@ -1,5 +1,5 @@
-//! Many paths that prove nothing, from many addresses, at a server that pins chunks: what they may
-//! take, and whom they keep out.
+//! Tests of many unauthenticated paths from many addresses at a server that pins chunks: their
+//! limits, and their effect on others.
 
 use rtrs_core::ids::QpNum;
 use rtrs_core::time::Duration;
@@ -11,15 +11,15 @@ use super::peer::{Peer, PeerOptions};
 use crate::engine::tests::authenticate::client_config;
 use crate::path::chunks::ChunkPool;
 
-/// An address that has proved nothing.
+/// An address without an authenticated path.
 const STRANGE: u8 = 10;
 
-/// A path of a session of its own.
+/// A path of a new session.
 fn alone(n: u8, local: u8) -> PeerOptions {
     proving(PeerOptions { session: 100 + n, ..first(100 + n, local) })
 }
 
-/// The same for a server that registers chunks when the test says so: it asks and waits.
+/// Requests such a path at a server that registers chunks when the test completes it, and waits.
 fn asks(fixture: &mut Fixture, options: PeerOptions) -> (Peer, QpNum) {
     let mut peer = Peer::new(fixture, proving(options));
     let qp = peer.ask(fixture, &peer.options.request(0).encode());
@@ -27,7 +27,7 @@ fn asks(fixture: &mut Fixture, options: PeerOptions) -> (Peer, QpNum) {
     (peer, qp)
 }
 
-/// Goes on with that until a proof is due.
+/// Continues the handshake until a proof is due.
 fn goes_on(fixture: &mut Fixture, (peer, asked): (&mut Peer, QpNum)) {
     assert_eq!(peer.answer(fixture, asked), Some(Ok(())));
     for cid in 1..peer.options.cid_num {
@@ -42,12 +42,12 @@ fn aside() -> StandOptions {
     options
 }
 
-/// Four paths, which is all that there may be, each from another address.
+/// Four paths, the maximum, each from another address.
 fn crowd(fixture: &mut Fixture, n: u8) -> Vec<Peer> {
     (n..n + 4).map(|n| unproved(fixture, alone(n, STRANGE + n % 10))).collect()
 }
 
-/// How many of them are gone.
+/// Number of the paths that have ended.
 fn gone(fixture: &mut Fixture, crowd: &mut [Peer]) -> usize {
     crowd.iter_mut().map(|peer| usize::from(peer.closed(fixture) > 0)).sum()
 }
@@ -57,7 +57,7 @@ fn memory_counts_until_its_registration_is_undone() {
     let mut fixture = Fixture::new(aside());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let bytes = ChunkPool::bytes(fixture.params.limits);
-    // They connect and are gone, again and again.
+    // They connect and leave repeatedly.
     for n in 0..40 {
         let (_peer, _) = asks(&mut fixture, alone(n, STRANGE + n % 12));
         fixture.pass(fixture.params.handshake_timeout);
@@ -65,7 +65,7 @@ fn memory_counts_until_its_registration_is_undone() {
         assert!(fixture.waiting() <= 10 * bytes, "{n}: {}", fixture.waiting());
     }
     assert!(fixture.waiting() >= 8 * bytes, "{}", fixture.waiting());
-    // Nothing is registered for nobody, and then there is room.
+    // No unused registration remains, and then there is room.
     fixture.pools();
     assert!(fixture.make() >= 8);
     assert_eq!((fixture.pools(), fixture.registered(), fixture.waiting()), (vec![], 0, 0));
@@ -73,7 +73,7 @@ fn memory_counts_until_its_registration_is_undone() {
         let (mut peer, asked) = asks(&mut fixture, first(n, n));
         fixture.make();
         goes_on(&mut fixture, (&mut peer, asked));
-        // Once it is proved, it counts for nobody else.
+        // Once it has authenticated, it does not count against others.
         assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
         peer.leave(&mut fixture);
     }
@@ -89,7 +89,7 @@ fn memory_is_the_servers_from_the_proof_on() {
         paths.push(proved((&mut fixture, &clerk), at(1 + n, n), 1));
         assert_eq!(fixture.used_memory(), bytes * u64::from(n + 1));
     }
-    // So all room for others is there.
+    // All room for others is available.
     let mut others = crowd(&mut fixture, 0);
     assert_eq!(gone(&mut fixture, &mut others), 0);
     assert_eq!(fixture.used_memory(), bytes * 12);
@@ -100,7 +100,7 @@ fn memory_is_the_servers_from_the_proof_on() {
 #[test]
 fn the_time_for_a_proof_begins_when_a_client_can_do_its_part() {
     let time = fixture_time();
-    // Not with INFO_REQ.
+    // The time does not begin with INFO_REQ.
     let (mut fixture, clerk, _owner) = owner(StandOptions::default());
     let mut peer = Peer::new(&fixture, proving(at(2, 1)));
     for cid in 0..peer.options.cid_num {
@@ -111,7 +111,7 @@ fn the_time_for_a_proof_begins_when_a_client_can_do_its_part() {
     let late = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
     fixture.pass(time / 2);
     assert!(peer.closed(&mut fixture) > 0, "{} bytes come too late", late.len());
-    // Nor before its chunks are there.
+    // It does not begin before its chunks are registered.
     let mut fixture = Fixture::new(aside());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let (mut peer, asked) = asks(&mut fixture, first(1, 0));
@@ -120,7 +120,7 @@ fn the_time_for_a_proof_begins_when_a_client_can_do_its_part() {
     fixture.pass(time * 3 / 4);
     goes_on(&mut fixture, (&mut peer, asked));
     assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
-    // Until then nobody takes its place because it is slow.
+    // Until then no path takes its place because it is slow.
     let mut waiting: Vec<_> = (0..4).map(|n| asks(&mut fixture, alone(n, STRANGE + n))).collect();
     fixture.pass(Duration::from_secs(2));
     let (mut other, refused) = asks(&mut fixture, alone(8, STRANGE + 8));
@@ -154,7 +154,7 @@ fn strangers_keep_no_client_from_coming_back() {
     let mut back = proved((&mut fixture, &clerk), again(3), 1);
     assert_eq!(gone(&mut fixture, &mut strangers), 2);
     back.leave(&mut fixture);
-    // After a while it is a stranger again.
+    // After some time it is unknown again.
     fixture.pass(Duration::from_secs(601));
     let mut strangers = crowd(&mut fixture, 20);
     let mut back = Peer::new(&fixture, proving(again(5)));
@@ -165,7 +165,7 @@ fn strangers_keep_no_client_from_coming_back() {
 #[test]
 fn clients_give_way_to_strangers_last() {
     let (mut fixture, _clerk, _owner) = owner(short_of(16));
-    // A client proves itself slowly, twice.
+    // A client authenticates slowly, twice.
     let mut slow = [
         unproved(&mut fixture, PeerOptions { recon_cnt: 2, ..at(1, 0) }),
         unproved(&mut fixture, proving(alone(0, 0))),
@@ -177,7 +177,7 @@ fn clients_give_way_to_strangers_last() {
     fixture.pass(Duration::from_millis(1100));
     assert_eq!(next.connect(&mut fixture, 0), Ok(()));
     assert_eq!((gone(&mut fixture, &mut slow), gone(&mut fixture, &mut strangers)), (0, 1));
-    // It has half, beyond that all are alike.
+    // Half is reserved for it; beyond that all are equal.
     let mut third = Peer::new(&fixture, proving(alone(9, 0)));
     fixture.pass(Duration::from_millis(100));
     assert_eq!(third.connect(&mut fixture, 0), Ok(()), "one more of them is old");
@@ -223,7 +223,8 @@ fn nobody_ends_for_a_path_that_is_refused() {
 fn nobody_ends_for_a_path_that_has_no_room_then() {
     let mut fixture = Fixture::new(short_of(16));
     let _clerk = Clerk::hire(&mut fixture, &[1]);
-    // Halves of a path from six addresses, three quarters from the seventh, one from the eighth.
+    // Half the memory of a path from six addresses, three quarters from the seventh, one from the
+    // eighth.
     let mut strangers = Vec::new();
     for n in 0..10 {
         let depth = if n < 6 { 8 } else { 4 };
@@ -237,12 +238,12 @@ fn nobody_ends_for_a_path_that_has_no_room_then() {
             };
         strangers.push(unproved(&mut fixture, with_depth(depth, alone(n, local))));
     }
-    // The seventh has more to begin with, and as much when it has lost one.
+    // The seventh has more to begin with, and the same amount when it has lost one.
     let half = with_depth(8, alone(10, STRANGE + 10));
     let mut next = Peer::new(&fixture, half);
     assert_eq!(next.connect(&mut fixture, 0), Err(-104));
     assert_eq!(gone(&mut fixture, &mut strangers), 0);
-    // Where that helps, two of them end.
+    // Where that helps, two paths end.
     let mut peer = unproved(&mut fixture, with_depth(4, alone(11, STRANGE + 11)));
     assert_eq!(gone(&mut fixture, &mut strangers), 1);
     fixture.pass(Duration::from_millis(1100));

@@ -1,5 +1,5 @@
-//! What the server's shards have for a fabric: a simulated one, which notes what is posted, and on
-//! which a test says what the device is like.
+//! The fabric of the server's shards: a simulated one, which records posted requests, and whose
+//! device properties a test sets.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::time::Instant;
 use rtrs_core::wire::ConnReq;
 
-/// One work request as it was posted, its bytes copied at that moment.
+/// A work request as it was posted, with a copy of its data at that time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Posted {
     pub(super) op: WrOp,
@@ -29,42 +29,42 @@ pub(super) struct Posted {
 
 pub(super) type Log = Rc<RefCell<Vec<Posted>>>;
 
-/// The addresses that were passed to `know_peer`.
+/// Addresses that were passed to `know_peer`.
 pub(super) type Known = Rc<RefCell<Vec<(IpAddr, bool)>>>;
 
-/// What the server's device is like.
+/// Properties of the server's device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DeviceOptions {
-    /// Registered memory is pinned.
+    /// Whether registered memory is pinned.
     pub(super) pins_memory: bool,
-    /// Bytes that may be registered at once; 0 for any.
+    /// Maximum number of bytes that may be registered at once; 0 for no limit.
     pub(super) register_max: usize,
-    /// It has no memory windows.
+    /// Whether it lacks memory windows.
     pub(super) no_windows: bool,
-    /// Bytes that a connection takes.
+    /// Memory of a connection in bytes.
     pub(super) connection_bytes: u64,
-    /// Its queue pairs cannot be destroyed.
+    /// Whether its queue pairs cannot be destroyed.
     pub(super) undead: bool,
-    /// There are many of it: each request comes over another one.
+    /// Whether there are many devices: each request comes over another one.
     pub(super) many: bool,
-    /// What it is to release stays for as long as the server.
+    /// Whether released resources stay until the server ends.
     pub(super) slow: bool,
-    /// Memory is registered when the test says so.
+    /// Whether memory is registered when the test requests it.
     pub(super) aside: bool,
-    /// Nothing is proved over it.
+    /// Whether it does not support proofs.
     pub(super) takes_no_proofs: bool,
-    /// From this address on, peers come over TLS as `db1`, with a key.
+    /// Address from which on peers use TLS as `db1`, with a key.
     pub(super) tls_from: Option<IpAddr>,
 }
 
-/// What is registered aside: what waits for the test, and what is done.
+/// Asynchronous registrations: pending and completed ones.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
     pub(super) waiting: Vec<(u64, ToRegister)>,
     pub(super) made: VecDeque<AsyncRegistration>,
 }
 
-/// What was registered: the region, its length, for whom.
+/// Registered regions: ID, length, access.
 pub(super) type Regions = Arc<Mutex<Vec<(u64, usize, Access)>>>;
 
 /// A protection domain of such a device.
@@ -112,7 +112,7 @@ impl ProtectionDomain for PoorPd {
     }
 }
 
-/// A fabric that notes what is posted.
+/// A fabric that records posted requests.
 #[derive(Debug)]
 pub(super) struct Tee {
     pub(super) inner: SimFabric,
@@ -198,7 +198,7 @@ impl Fabric for Tee {
     }
     fn next_event(&mut self) -> Option<FabricEvent> {
         let mut event = self.inner.next_event();
-        // RDMA CM may hand out all the room it has, filled up behind what was sent.
+        // RDMA CM may pass on its whole buffer, padded after the data that was sent.
         if let Some(FabricEvent::Request(request)) = &mut event
             && request.private_data.as_bytes().len() == ConnReq::LEN
         {

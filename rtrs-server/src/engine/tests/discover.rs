@@ -1,4 +1,4 @@
-//! DISCOVER: which exports are listed, how a list is cut into pages, and who gets none.
+//! Tests of DISCOVER: listed exports, pages, and refusals.
 
 use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
@@ -8,7 +8,7 @@ use super::fixture::{Fixture, StandOptions};
 use super::peer::{Data, Peer, PeerOptions, read_message};
 use crate::engine::message::AdminRequest;
 
-/// As `rtrs-client discover` connects.
+/// Connects like `rtrs-client discover`.
 fn asking(fixture: &mut Fixture) -> Peer {
     let options = PeerOptions { session: 9, path: 9, local: 2, cid_num: 1, ..Default::default() };
     Peer::up(fixture, options, "asking")
@@ -43,7 +43,7 @@ fn named_exports_are_listed_with_who_uses_them() {
     assert_eq!((fixed.read_only, vol.read_only), (true, false));
     assert_eq!((fixed.written, other.written, vol.written), (false, false, true));
     assert_eq!(vol.id, Some(ExportId::of_name("vol")));
-    // Nobody is in its own way, and what is gone is not listed.
+    // A client does not block itself, and a removed export is not listed.
     let own = |page: Page| page.exports.last().map(|export| export.written);
     assert_eq!(own(page(&mut fixture, &mut user, "other", Page::LEN_MIN).unwrap()), Some(false));
     let remove = AdminRequest::ExportRemove { name: "vol".into(), force: true };
@@ -82,7 +82,7 @@ fn a_list_is_cut_into_pages() {
         assert!(found.is_sorted());
         assert!(pages > 120 * (36 + 119) / Page::LEN_MAX, "{pages} pages");
     }
-    // A cursor that is no export, or behind all.
+    // A cursor that is not an export, or follows all.
     let mut peer = asking(&mut fixture);
     let between = page(&mut fixture, &mut peer, "zz", Page::LEN_MAX).unwrap();
     assert_eq!(between, Page::default());
@@ -110,7 +110,7 @@ fn what_is_no_good_discover_is_answered() {
     let other = read_message(264, Some(peer.result_desc(1024)), false);
     peer.request((0, 0), Data::Room(512), &good, &other);
     assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "another room than it says");
-    // Garbage where nothing is said.
+    // Arbitrary bytes in unused fields.
     let mut dirty = good;
     dirty[2..6].fill(0xa5);
     dirty[7..].fill(0xa5);

@@ -1,4 +1,4 @@
-//! Replays, dead paths, silence, shutdown: what happens when things end.
+//! Tests of ends: replays, dead paths, silence, shutdown.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::ServerProcess;
@@ -41,7 +41,7 @@ fn a_replay_waits_for_its_original_and_then_runs() {
             b.send_write((conn, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
             fixture.pass(Duration::from_millis(50));
             assert_eq!(b.replies(&mut fixture), [], "the original still runs");
-            // The client gave the other path up: what is late on it finds it closed.
+            // The client abandoned the other path: late requests find it closed.
             let states: Vec<_> =
                 fixture.sessions()[0].paths.iter().map(|path| path.state).collect();
             assert_eq!(states, [PathStage::Draining, PathStage::Connected]);
@@ -102,7 +102,7 @@ fn a_replay_closes_the_path_that_was_given_up() {
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
     assert_eq!(b.reply(&mut fixture).errno, 0);
-    // The client connects it anew, while the session and its device go on.
+    // The client reconnects it, while the session and its device continue.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut back = Peer::up(&mut fixture, PeerOptions { first_conn: false, ..again }, "sess");
     back.send_read((1, 6), io(Rw::READ, 0, 512));
@@ -124,7 +124,7 @@ fn a_dying_path_waits_for_its_io_and_frees_everything() {
     peer.leave(&mut fixture);
     assert_eq!(fixture.load(), (0, 4), "what no device took is dropped at once");
     assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Draining);
-    // The client may come back while old IO still runs, on chunks of its own.
+    // The client may reconnect while old IO still runs, with new chunks.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut back = Peer::up(&mut fixture, again, "sess");
     let opened = back.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
@@ -146,7 +146,7 @@ fn dead_paths_with_running_io_do_not_pile_up() {
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
     for life in 0..4u16 {
-        // Each to a place of its own: none waits for another.
+        // Each writes to a different range, so that none waits for another.
         let sector = u64::from(life);
         peer.send_write((1, life), io(Rw::WRITE, sector, 512), &[1; 512]);
         fixture.settle();
@@ -267,7 +267,7 @@ fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
     assert_eq!((reply.permit, reply.errno), (0, 0));
     assert_eq!(a.closed(&mut fixture), 3);
     assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Draining, "its write still runs");
-    // What it left running makes the copy wait.
+    // Its orphaned write delays the copy.
     b.send_write((1, 6), io(Rw::WRITE, 0, 512), &[2; 512]);
     fixture.pass(Duration::from_millis(50));
     assert_eq!(b.replies(&mut fixture), []);
@@ -276,12 +276,12 @@ fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
     assert_eq!(b.reply(&mut fixture).errno, 0);
     assert_eq!(fixture.device.lock().log.len(), 2);
     assert_eq!(fixture.device.lock().bytes[..512], [2; 512]);
-    // Again, and of a path nobody knows: nothing of them can begin.
+    // Again, and of an unknown path: none of their work can begin.
     for uuid in [path, rtrs_core::ids::PathUuid([0x77; 16])] {
         b.send_fence(0, Fence { path: uuid, recon_cnt: 9, process: ServerProcess::NONE });
         assert_eq!(b.reply(&mut fixture).errno, 0);
     }
-    // Its own path cannot be meant.
+    // A path cannot fence itself.
     let own = second_path().request(0).path_uuid;
     b.send_fence(0, Fence { path: own, recon_cnt: 9, process: ServerProcess::NONE });
     assert_eq!(b.reply(&mut fixture).errno, errno::EINVAL);
@@ -299,7 +299,7 @@ fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_clos
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.pass(Duration::from_millis(5));
     b.send_fence(0, Fence { path, recon_cnt: 1, process: ServerProcess::NONE });
-    // What comes with it, and is not begun.
+    // This request arrives with it, and is not begun.
     a.send_write((2, 7), io(Rw::WRITE, 1, 512), &[7; 512]);
     fixture.pass(Duration::from_millis(50));
     assert_eq!(b.reply(&mut fixture).errno, 0);
@@ -341,7 +341,7 @@ fn a_fence_of_another_process_needs_the_locks_of_what_the_session_writes() {
         let a = Peer::open(&mut fixture, PeerOptions { path: 9, ..PeerOptions::default() });
         let refused = if exclusive { 0 } else { errno::ENOLCK };
         assert_eq!(ask(&mut fixture, 8), refused);
-        // The process itself knows, and a client of an earlier version names none.
+        // The process itself can answer, and a client of an earlier version names none.
         for process in [7, 0] {
             assert_eq!(ask(&mut fixture, process), 0);
         }

@@ -1,5 +1,5 @@
-//! Exports that are added and removed while clients have them: nothing lands on another disk, no
-//! loss goes unreported, and what is removed is released.
+//! Tests of exports that are added and removed while clients use them: no write reaches another
+//! disk, no loss is unreported, and removed exports are released.
 
 use std::sync::{Arc, Weak};
 
@@ -28,7 +28,7 @@ impl Fixture {
         self.exports.add(&Arc::new(export)).unwrap();
     }
 
-    /// An empty disk.
+    /// Creates an empty disk.
     fn disk(&self) -> Arc<Mutex<DeviceState>> {
         let bytes = vec![0; self.device.lock().bytes.len()];
         Arc::new(Mutex::new(DeviceState { bytes, room: 64, ..DeviceState::default() }))
@@ -39,7 +39,8 @@ impl Fixture {
         found.expect("an export")
     }
 
-    /// Counts who holds an export: the table, and shards that have its device open.
+    /// Weak reference to an export, for counting its holders: the table, and shards that have its
+    /// device open.
     fn holders(&self, name: &str) -> Weak<Export> {
         Arc::downgrade(&self.held(name))
     }
@@ -95,7 +96,7 @@ fn again() -> PeerOptions {
     PeerOptions { recon_cnt: 2, ..PeerOptions::default() }
 }
 
-/// A path of a client that compares what it opens, as no kernel does.
+/// A path of a client that compares what it opens, unlike a kernel client.
 fn comparing(fixture: &mut Fixture, options: PeerOptions, name: &str) -> (Peer, Result<u32, u16>) {
     let mut peer = Peer::up(fixture, options, "sess");
     peer.clear_result();
@@ -143,7 +144,7 @@ fn a_forced_removal_ends_its_devices_when_their_io_has_ended() {
     assert_eq!(remove(&mut fixture, "vol", true), Ok(vec!["sess".to_owned()]));
     let vol = list(&mut fixture).swap_remove(0);
     assert_eq!((&*vol.name, vol.state, vol.open_by.len()), ("vol", ExportState::Removing, 1));
-    // What is new is refused, what runs is answered as it ends.
+    // New requests are refused, running ones are answered as they end.
     peer.send_read((2, 8), io(Rw::READ, 0, 512));
     assert_eq!(peer.reply(&mut fixture).errno, errno::EIDRM);
     assert!(held.strong_count() > 0, "its write still runs");
@@ -166,7 +167,7 @@ fn the_id_of_a_removed_export_leads_to_no_other_disk() {
     let _ = remove(&mut fixture, "vol", true).unwrap();
     let disk = fixture.disk();
     fixture.export("vol", "another", &disk);
-    // A kernel's client maps another disk, and one under the old name, before it has noticed.
+    // A kernel client maps another disk, and one under the old name, before it has noticed.
     assert_eq!(peer.open_device(&mut fixture, "other", RW).unwrap().device_id, 1);
     assert_eq!(peer.open_device(&mut fixture, "vol", RW).unwrap().device_id, 2);
     assert_eq!(write(&mut fixture, &mut peer, 1), errno::EIDRM);
@@ -185,7 +186,7 @@ fn a_client_that_compares_does_not_get_what_has_the_name_later() {
     let _ = remove(&mut fixture, "vol", true).unwrap();
     let disk = fixture.disk();
     fixture.export("vol", "another", &disk);
-    // Over another path, and when all paths were lost.
+    // Over another path, and after all paths were lost.
     let (mut second, opened) = comparing(&mut fixture, second_path(), "/vol");
     assert_eq!(opened, Err(errno::EIDRM));
     second.leave(&mut fixture);
@@ -194,13 +195,13 @@ fn a_client_that_compares_does_not_get_what_has_the_name_later() {
     let (mut peer, opened) = comparing(&mut fixture, again(), "vol");
     assert_eq!(opened, Err(errno::EIDRM));
     peer.leave(&mut fixture);
-    // Who attaches anew gets it.
+    // A client that attaches anew gets it.
     let (_new, opened) = comparing(&mut fixture, other(), "vol");
     assert_eq!(opened, Ok(0));
 }
 
-/// Removes `vol` under a kernel's client with an unflushed write, exports this disk in its place,
-/// and lets the client connect again. What its first two flushes say.
+/// Removes `vol` under a kernel client with an unflushed write, exports this disk in its place, and
+/// reconnects the client. Returns the results of its first two flushes.
 fn flushes_after(id: &str, fails: bool) -> [u16; 2] {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
@@ -224,7 +225,8 @@ fn flushes_after(id: &str, fails: bool) -> [u16; 2] {
 
 #[test]
 fn what_was_unflushed_at_a_removal_is_reported_after_it() {
-    // The epoch of the fixture is not kept, so nobody knows whether it rose: that is a loss.
+    // The epoch of the fixture is not saved, so it is unknown whether it rose, which counts as a
+    // loss.
     assert_eq!(flushes_after("vol", true), [errno::EIO, 0]);
     assert_eq!(flushes_after("vol", false), [errno::EIO, 0]);
     assert_eq!(flushes_after("another", false), [errno::EIO, 0], "it was written elsewhere");
@@ -246,7 +248,7 @@ fn a_session_that_ends_while_its_export_is_removed_leaves_nothing() {
     fixture.pass(Duration::from_millis(20));
     assert_eq!(held.strong_count(), 0);
     fixture.assert_empty();
-    // Its place is free for another.
+    // Its slot is free for another export.
     let disk = fixture.disk();
     fixture.export("new", "new", &disk);
     let mut peer = Peer::up(&mut fixture, other(), "sess");

@@ -1,5 +1,5 @@
 //! The fixture of the session tests: a server's shards on the simulated fabric, a device that can
-//! be held, and a log of every work request the server posts.
+//! be held, and a log of every work request that the server posts.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -29,32 +29,33 @@ use crate::engine::message::{AdminReply, AdminReplyTo, AdminRequest, ControlMess
 use crate::engine::session::SessionParams;
 use crate::export::{Export, ExportIndex, ExportTable};
 
-/// What a test sees and steers of a device.
+/// State of a device, for tests to observe and control.
 #[derive(Debug, Default)]
 pub(super) struct DeviceState {
     pub(super) bytes: Vec<u8>,
-    /// What ran, in order.
+    /// Executed IOs, in order.
     pub(super) log: Vec<(IoOp, u64, u32, bool)>,
-    /// The last of them had to be quick.
+    /// Whether the last executed IO had to be fast.
     pub(super) fast_only: bool,
-    /// IOs are taken but do not run.
+    /// Whether IOs are accepted but not executed.
     pub(super) hold: bool,
-    /// A change of content is taken and does not run before `holds` is false, after so many more.
+    /// Number of further changes after which one is accepted but not executed until `holds` is
+    /// false.
     pub(super) hold_after: Option<u32>,
-    /// One is held so.
+    /// Whether such a change is being held.
     pub(super) holds: bool,
-    /// Flushes do not run, nor what comes behind one.
+    /// Whether flushes, and IOs after one, are not executed.
     pub(super) hold_flush: bool,
-    /// The next sync fails so, and no other; with `hold_failed` it does not come back.
+    /// Failure of the next sync, and no other; with `hold_failed` it does not complete.
     pub(super) lost: Option<IoStatus>,
     pub(super) hold_failed: bool,
-    /// IOs that may be in flight per shard.
+    /// Number of IOs that may be in flight per shard.
     pub(super) room: usize,
-    /// Devices open on all shards.
+    /// Number of devices open on all shards.
     pub(super) open: usize,
-    /// Its size, if that has changed.
+    /// Size of the device, if it has changed.
     pub(super) size: Option<u64>,
-    /// IOs that ran in one turn at most.
+    /// Maximum number of IOs executed in one turn.
     pub(super) most: usize,
 }
 
@@ -180,20 +181,20 @@ impl BlockDevice for TestDevice {
     }
 }
 
-/// How a server under test is made.
+/// Options of a server under test.
 #[derive(Clone, Debug)]
 pub(super) struct StandOptions {
     pub(super) params: SessionParams,
     pub(super) bind: BindMode,
     pub(super) geometry: Geometry,
     pub(super) device: DeviceOptions,
-    /// Names that are not exported are searched for; by the test.
+    /// Whether names that are not exported are searched for, by the test.
     pub(super) search: bool,
-    /// The devices say that their content ends with the process.
+    /// Whether the devices report that their content ends with the process.
     pub(super) volatile: bool,
-    /// The exports are locked.
+    /// Whether the exports are locked.
     pub(super) exclusive: bool,
-    /// The epoch of the exports.
+    /// Epoch of the exports.
     pub(super) epoch: Arc<SyncEpoch>,
 }
 
@@ -228,7 +229,7 @@ struct Host {
     inbox: VecDeque<Message>,
 }
 
-/// A server on a simulated fabric. Exports: `vol` and `other`, alike; `fixed`, read-only.
+/// A server on a simulated fabric. Exports: `vol` and `other`, identical; `fixed`, read-only.
 pub(super) struct Fixture {
     pub(super) world: World,
     pub(super) address: SocketAddr,
@@ -243,11 +244,11 @@ pub(super) struct Fixture {
     aside: Rc<RefCell<Aside>>,
     pub(super) known: Known,
     searches: Searches,
-    /// What a test may let be found.
+    /// Export for a test to return as found.
     pub(super) found: Option<Arc<Export>>,
 }
 
-/// A finder that leaves the finding to the test.
+/// A finder whose searches the test answers.
 #[derive(Clone, Debug, Default)]
 struct Searches(Arc<Mutex<VecDeque<Search>>>);
 
@@ -264,7 +265,7 @@ impl Fixture {
         Self::serving(options, None)
     }
 
-    /// A server of these exports, or of its own.
+    /// Creates a server with these exports, or with default ones.
     #[allow(clippy::needless_pass_by_value, reason = "tests make them in the call")]
     pub(super) fn serving(options: StandOptions, exports: Option<Arc<ExportTable>>) -> Self {
         let world_options = WorldOptions { bind: options.bind, ..WorldOptions::default() };
@@ -345,7 +346,7 @@ impl Fixture {
         fixture
     }
 
-    /// The oldest search that was not answered yet.
+    /// Returns the oldest search that was not answered yet.
     pub(super) fn search(&mut self) -> Option<Search> {
         self.settle();
         self.searches.0.lock().pop_front()
@@ -375,7 +376,7 @@ impl Fixture {
         self.run(Duration::from_millis(10), true);
     }
 
-    /// Lets virtual time pass.
+    /// Advances the virtual time.
     pub(super) fn pass(&mut self, time: Duration) {
         self.run(time, false);
     }
@@ -408,8 +409,8 @@ impl Fixture {
         }
     }
 
-    /// Runs one turn of each shard, or lets the next event come. False when none comes within ten
-    /// milliseconds.
+    /// Runs one turn of each shard, or advances to the next event. Returns false if there is none
+    /// within ten milliseconds.
     pub(super) fn step(&mut self) -> bool {
         if self.turn() {
             return true;
@@ -448,7 +449,7 @@ impl Fixture {
         busy
     }
 
-    /// The events of the audit log from now on.
+    /// Records the events of the audit log from now on.
     pub(super) fn audited(&mut self) -> Arc<Mutex<Vec<AuditEvent>>> {
         let events = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&events);
@@ -456,7 +457,7 @@ impl Fixture {
         events
     }
 
-    /// What the server posted since the last call.
+    /// Work requests that the server posted since the last call.
     pub(super) fn posted(&self) -> Vec<Posted> {
         std::mem::take(&mut *self.log.borrow_mut())
     }
@@ -469,7 +470,7 @@ impl Fixture {
         all.into_iter().filter(|(_, len, _)| *len >= size).map(|(id, _, to)| (id, to)).collect()
     }
 
-    /// Registers what waits for it; gives how much that was.
+    /// Completes pending registrations. Returns their number.
     pub(super) fn make(&mut self) -> usize {
         self.settle();
         let waiting = std::mem::take(&mut self.aside.borrow_mut().waiting);
@@ -482,12 +483,12 @@ impl Fixture {
         count
     }
 
-    /// Bytes that wait to be registered, and whose memory is still there.
+    /// Bytes that wait to be registered, and whose memory still exists.
     pub(super) fn waiting(&self) -> usize {
         self.aside.borrow().waiting.iter().map(|(_, what)| what.region.len()).sum()
     }
 
-    /// Bytes of chunks that count.
+    /// Bytes of chunks that count against the limit.
     pub(super) fn used_memory(&mut self) -> u64 {
         let answer = self.admin(AdminRequest::Sessions).lock().take();
         let Some(AdminReply::Sessions { memory, .. }) = answer else { panic!("no sessions") };
@@ -513,18 +514,18 @@ impl Fixture {
         self.hosts[0].core.snapshot(self.now())
     }
 
-    /// What the pings of each shard did.
+    /// Ping statistics of each shard.
     pub(super) fn pings(&self) -> Vec<Option<PingServerStats>> {
         self.hosts.iter().map(|host| host.core.pings()).collect()
     }
 
-    /// What the first session has open.
+    /// Names of the exports that the first session has open.
     pub(super) fn open_names(&self) -> Vec<String> {
         let opens = self.sessions().swap_remove(0).opens;
         opens.into_iter().map(|open| open.export).collect()
     }
 
-    /// Asks as the operator does. None: the answer is still to come.
+    /// Sends a request of the operator. The answer is None until it arrives.
     pub(super) fn admin(&mut self, request: AdminRequest) -> Arc<Mutex<Option<AdminReply>>> {
         let answer = Arc::new(Mutex::new(None));
         let place = Arc::clone(&answer);
@@ -534,29 +535,29 @@ impl Fixture {
         answer
     }
 
-    /// The engine of the control shard.
+    /// Engine of the control shard.
     pub(super) fn control(&mut self) -> &mut ServerEngine {
         &mut self.hosts[0].core
     }
 
-    /// Connections and requests in flight on all shards.
+    /// Numbers of connections and of requests in flight on all shards.
     pub(super) fn load(&self) -> (usize, u64) {
         let shards = || self.hosts.iter().map(|host| host.core.shard());
         (shards().map(|s| s.connections()).sum(), shards().map(|s| s.inflight()).sum())
     }
 
-    /// What the first export did.
+    /// Counters of the first export.
     pub(super) fn counters(&self) -> crate::stats::ExportTotals {
         self.exports.get(ExportIndex(0)).map(|export| export.counters.totals()).unwrap()
     }
 
-    /// What closed paths have left at all exports.
+    /// Number of orphaned writes at all exports.
     pub(super) fn orphaned_writes(&self) -> usize {
         let places = (0..u16::try_from(self.exports.len()).unwrap()).map(ExportIndex);
         places.map(|at| self.exports.orphaned_writes(at).len()).sum()
     }
 
-    /// Nothing of any session is left.
+    /// Asserts that nothing of any session remains.
     pub(super) fn assert_empty(&self) {
         assert_eq!((self.load(), self.orphaned_writes()), ((0, 0), 0));
         assert_eq!(self.sessions(), []);

@@ -1,5 +1,5 @@
-//! Exports that other servers have too: who may open a standby, what asking for it does, and what
-//! becomes of requests when the export has moved.
+//! Tests of exports that other servers have too: opens of a standby, requests for a move, and IO
+//! after the export has moved.
 
 use std::io;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ fn fixture(active: bool) -> (Fixture, Moving, ExportIndex) {
     (fixture, moving, at)
 }
 
-/// A path of a client that knows gateways.
+/// A path of a client that supports gateways.
 fn taker(path: u8) -> PeerOptions {
     let extensions =
         ClientExtensions { changed: true, gateways: true, ..ClientExtensions::default() };
@@ -158,7 +158,7 @@ fn whoever_has_it_for_writing_may_ask_for_it() {
     assert_eq!(*moving.writers.lock(), [SessionId([1; 16])]);
     assert_eq!(ask(&mut peer, &mut fixture, 0, true), 0);
     assert!(moving.left.load(Ordering::SeqCst));
-    // Of an export that has one server.
+    // For an export with a single server.
     peer.open_device(&mut fixture, "vol", RW).unwrap();
     assert_eq!(ask(&mut peer, &mut fixture, 1, false), errno::EINVAL);
 }

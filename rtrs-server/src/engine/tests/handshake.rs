@@ -1,4 +1,4 @@
-//! Connecting: the good way, and every way that is refused with its errno.
+//! Tests of connecting: the successful case, and every refusal with its errno.
 
 use rtrs_core::limits::Limits;
 use rtrs_core::settings::AutoSwitch;
@@ -80,7 +80,7 @@ fn every_wrong_con_req_is_refused_with_its_errno() {
         assert_eq!(failure, errno, "{what}");
         fixture.assert_empty();
     }
-    // A newer minor version and padding behind the message are fine.
+    // A newer minor version and padding after the message are accepted.
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::new(&fixture, good);
     peer.connect_raw(&mut fixture, &bytes(&|b| b[4] = 9)).unwrap();
@@ -145,7 +145,7 @@ fn limits_of_sessions_and_half_open_connections_hold() {
     let mut peer = Peer::new(&fixture, PeerOptions::default());
     peer.connect(&mut fixture, 0).unwrap();
     peer.connect(&mut fixture, 1).unwrap();
-    // A session does not end for a connection of its own.
+    // A session is not evicted for a connection of its own.
     assert_eq!(peer.connect(&mut fixture, 2).unwrap_err(), -104);
     fixture.pass(Duration::from_secs(6));
     fixture.assert_empty();
@@ -224,14 +224,15 @@ fn an_immediate_in_place_of_info_req_ends_the_path() {
         for cid in 0..3 {
             peer.connect(&mut fixture, cid).unwrap();
         }
-        // A heartbeat on connection 0 eats the receive of INFO_REQ; a request is early anywhere.
+        // A heartbeat on connection 0 consumes the receive of INFO_REQ; a request is early
+        // anywhere.
         peer.send_imm(conn, if conn == 0 { 0x8000_0000 } else { 72 });
         assert_eq!(peer.closed(&mut fixture), 3, "connection {conn}");
         fixture.assert_empty();
     }
 }
 
-/// A fixture whose device is poorer than others.
+/// A fixture whose device has fewer capabilities.
 fn poor(device: DeviceOptions, change: impl Fn(&mut SessionParams)) -> Fixture {
     let mut options = StandOptions { device, ..StandOptions::default() };
     change(&mut options.params);
@@ -240,14 +241,14 @@ fn poor(device: DeviceOptions, change: impl Fn(&mut SessionParams)) -> Fixture {
 
 #[test]
 fn refused_memory_is_told_with_the_first_connection_where_it_is_pinned() {
-    // 16 chunks of 16 KiB and their gaps do not fit, the small messages do.
+    // 16 chunks of 16 KiB and their gaps do not fit; the small messages do.
     let device =
         DeviceOptions { pins_memory: true, register_max: 128 << 10, ..DeviceOptions::default() };
     let mut fixture = poor(device, |_| ());
     let mut peer = Peer::new(&fixture, PeerOptions::default());
     assert_eq!(peer.connect(&mut fixture, 0).unwrap_err(), -12);
     fixture.assert_empty();
-    // With less to register it works, fresh keys or not.
+    // With less to register it works, with and without fresh keys.
     for always_invalidate in [false, true] {
         let mut fixture = poor(device, |params| {
             params.limits = Limits::new(4, 16384).unwrap();
@@ -257,7 +258,7 @@ fn refused_memory_is_told_with_the_first_connection_where_it_is_pinned() {
         peer.leave(&mut fixture);
         fixture.assert_empty();
     }
-    // Elsewhere memory is made when the path is complete, and its refusal ends the path.
+    // On other devices memory is registered when the path is complete, and a refusal ends the path.
     let mut fixture = poor(DeviceOptions { pins_memory: false, ..device }, |_| ());
     let mut peer = Peer::new(&fixture, PeerOptions { cid_num: 1, ..PeerOptions::default() });
     peer.connect(&mut fixture, 0).unwrap();
@@ -281,11 +282,11 @@ fn a_device_without_windows_serves_without_fresh_keys_unless_they_are_demanded()
             fixture.assert_empty();
         }
     }
-    // Beside it a device with windows has fresh keys.
+    // A device with windows uses fresh keys.
     let mut fixture = small(|params| params.always_invalidate = AutoSwitch::Auto);
     let peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     assert!(peer.new_rkey && fixture.sessions()[0].paths[0].fresh_keys);
-    // Demanded, they are not left out quietly.
+    // If they are demanded, they are not silently omitted.
     let device = DeviceOptions { pins_memory: true, no_windows: true, ..DeviceOptions::default() };
     let mut fixture = poor(device, |params| params.always_invalidate = AutoSwitch::On);
     let mut peer = Peer::new(&fixture, PeerOptions::default());

@@ -1,4 +1,5 @@
-//! Heartbeats of idle paths: what clients announce, and who does not wait for it.
+//! Tests of heartbeats of idle paths: announcements of clients, and requests that do not wait for
+//! them.
 
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, Imm, errno};
@@ -10,7 +11,8 @@ const MS: Duration = Duration::from_millis(1);
 const QUESTION: (usize, Imm) = (0, Imm::Heartbeat { next_ms: 0 });
 const ACK: (usize, Imm) = (0, Imm::HeartbeatAck);
 
-/// A server that asks after 100 ms of silence, or after what is announced, up to a second.
+/// A server that sends a heartbeat after 100 ms of silence, or after the announced time, up to a
+/// second.
 fn fixture() -> Fixture {
     let mut options = StandOptions::default();
     options.params.heartbeat_interval = 100 * MS;
@@ -29,7 +31,7 @@ fn announce(fixture: &mut Fixture, peer: &mut Peer, next_ms: u32) {
     assert_eq!(peer.immediates(fixture), [ACK]);
 }
 
-/// Time until the server asks; it is looked at every 10 ms.
+/// Time until the server sends a heartbeat, checked every 10 ms.
 fn asked_after(fixture: &mut Fixture, peer: &mut Peer) -> u32 {
     for ms in (10..10_000).step_by(10) {
         fixture.pass(10 * MS);
@@ -57,7 +59,7 @@ fn what_a_client_announces_is_waited_for() {
     announce(&mut fixture, &mut peer, 1 << 27);
     let most = asked_after(&mut fixture, &mut peer);
     assert!((1090..=1120).contains(&most), "{most}");
-    // And as often as ever when the client says so.
+    // A client can also return to the usual interval.
     announce(&mut fixture, &mut peer, 100);
     let usual = asked_after(&mut fixture, &mut peer);
     assert!((90..=120).contains(&usual), "{usual}");
@@ -90,8 +92,8 @@ fn a_stranger_announces_nothing() {
     assert!((90..=120).contains(&usual), "{usual}");
 }
 
-/// A dead client of an idle path keeps its export for as long as it may be silent. Who waits for
-/// the export or for the name does not wait that long.
+/// A dead client of an idle path keeps its export for as long as it may be silent. A client that
+/// waits for the export or for the name does not wait that long.
 #[test]
 fn a_dead_client_is_found_when_another_wants_what_it_has() {
     for by_name in [false, true] {
@@ -129,7 +131,7 @@ fn a_dead_client_is_found_when_another_wants_what_it_has() {
     }
 }
 
-/// One that lives is asked too, and nothing comes of it.
+/// A living client gets a heartbeat too, without further effect.
 #[test]
 fn a_client_that_lives_keeps_what_it_has() {
     let mut fixture = fixture();

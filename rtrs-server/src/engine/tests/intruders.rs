@@ -1,5 +1,5 @@
-//! Whoever reaches the port, knows the UUIDs of a session and of its paths, and has no key: what he
-//! takes from the session's client.
+//! Tests of an intruder who reaches the port and knows the UUIDs of a session and of its paths, but
+//! has no key: possible effects on the session's client.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::PathUuid;
@@ -61,7 +61,7 @@ fn a_session_does_not_outlive_its_client() {
     let other = PeerOptions { session: 2, ..first(2, 2) };
     let mut other = proved((&mut fixture, &clerk), other, 2);
     other.open_device(&mut fixture, "vol", RW).unwrap();
-    // And the one before begins anew, whoever else is there.
+    // The previous client starts over, regardless of who else is there.
     let again = PeerOptions { recon_cnt: 2, ..first(1, 0) };
     let mut again = proved((&mut fixture, &clerk), again, 1);
     again.open_device(&mut fixture, "other", RW).unwrap();
@@ -93,7 +93,7 @@ fn whoever_comes_first_decides_nothing() {
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut squatter = unproved(&mut fixture, with_depth(4, first(1, OUTSIDE)));
     assert_eq!(squatter.queue_depth, 4);
-    // The client knows the depth of its session, or takes what there is.
+    // The client knows the depth of its session, or accepts the available one.
     for asked in [16, 0] {
         let mut owner = proved((&mut fixture, &clerk), with_depth(asked, first(1, 0)), 1);
         assert_eq!(owner.queue_depth, 16);
@@ -102,13 +102,13 @@ fn whoever_comes_first_decides_nothing() {
         write(&mut fixture, &mut owner);
         let depths: Vec<_> = fixture.sessions().iter().map(|one| one.queue_depth).collect();
         assert_eq!(depths, [16]);
-        // From then on it has one.
+        // From then on the depth is fixed.
         let mut other = Peer::new(&fixture, proving(with_depth(8, at(3, 3))));
         assert_eq!(other.connect(&mut fixture, 0), Err(-104));
         owner.leave(&mut fixture);
         squatter = unproved(&mut fixture, with_depth(8, first(1, OUTSIDE)));
     }
-    // Of two that could prove the same client, the first one makes it.
+    // If two paths could prove the same client, the first one determines the session.
     let mut one = unproved(&mut fixture, with_depth(8, first(1, 0)));
     let mut two = unproved(&mut fixture, with_depth(16, first(2, 1)));
     let late = proof((&mut fixture, &clerk), &mut one, &client_config(1));
@@ -179,7 +179,7 @@ fn there_is_always_room_for_a_client() {
         }
     }
     assert!(there(&mut fixture, &mut crowd) <= 32);
-    // Those that leave again and again keep nobody out, either.
+    // Paths that leave repeatedly do not lock out others, either.
     crowd.into_iter().for_each(|mut peer| peer.leave(&mut fixture));
     for n in 0..100 {
         let mut peer = Peer::new(&fixture, proving(at(50 + n, OUTSIDE)));
@@ -206,19 +206,19 @@ fn a_client_may_have_many_paths() {
 fn connections_from_elsewhere_belong_to_another_path() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
-    // He knows which connect comes next, and is first.
+    // The intruder knows which connect comes next, and is first.
     let mut thief = unproved(&mut fixture, first(1, OUTSIDE));
     let mut owner = proved((&mut fixture, &clerk), first(1, 0), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     write(&mut fixture, &mut owner);
     assert_eq!(prove((&mut fixture, &clerk), &mut thief, 2), errno::EACCES);
-    // Of two paths between the same addresses one is enough.
+    // One of two paths between the same addresses is sufficient.
     let (mut one, mut two) = (unproved(&mut fixture, at(7, 1)), unproved(&mut fixture, at(8, 1)));
     assert_eq!(prove((&mut fixture, &clerk), &mut one, 1), 0);
     assert_eq!(prove((&mut fixture, &clerk), &mut two, 1), errno::EACCES);
 }
 
-/// A server that pins chunks, with memory for so many paths.
+/// Options of a server that pins chunks, with memory for `paths` paths.
 pub(super) fn short_of(paths: u64) -> StandOptions {
     let mut options = StandOptions::default();
     options.device.pins_memory = true;
@@ -237,7 +237,7 @@ fn memory_before_the_proof_is_bounded_and_nobody_elses() {
         let extensions = ClientExtensions { smaller_depth: true, ..options.extensions };
         PeerOptions { extensions, ..options }
     };
-    // Paths of the session that he knows, and of others.
+    // Paths of the session that the intruder knows, and of others.
     let mut crowd = Vec::new();
     for n in 0..20 {
         let session = if n % 2 == 0 { 1 } else { 100 + n };
@@ -272,7 +272,7 @@ fn what_is_kept_for_a_client_is_not_for_others() {
     second.leave(&mut fixture);
     let kept = fixture.registered();
     assert!(two - kept < 1 << 20, "its chunks are kept");
-    // One from elsewhere gets memory of its own, and leaves nothing.
+    // A path from elsewhere gets its own memory, and leaves nothing.
     for n in 0..3 {
         let mut peer = unproved(&mut fixture, at(40 + n, OUTSIDE));
         assert!(peer.chunks.iter().all(|chunk| !old.contains(&chunk.addr)));
@@ -288,7 +288,7 @@ fn what_is_kept_for_a_client_is_not_for_others() {
         assert_eq!(fixture.registered(), two);
         back.leave(&mut fixture);
     }
-    // A connect beside the one before is no path more.
+    // A reconnect in parallel to the previous connect does not count as a further path.
     let next = proved((&mut fixture, &clerk), PeerOptions { recon_cnt: 2, ..at(1, 0) }, 1);
     assert!(owner.closed(&mut fixture) > 0);
     assert_eq!(fixture.registered(), kept);
@@ -322,13 +322,13 @@ fn what_happens_to_such_paths_is_recorded_as_it_is() {
     let event = &taken[0];
     assert_eq!((event.event, event.result), (AuditKind::Authenticate, AuditResult::Refused));
     assert_eq!(event.address.unwrap().ip(), client_ip(OUTSIDE));
-    // Who has proved that he is another is not one that has proved nothing.
+    // A client that proved another identity is not an unauthenticated one.
     let mut other = unproved(&mut fixture, at(11, 3));
     assert_eq!(prove((&mut fixture, &clerk), &mut other, 2), errno::EACCES);
     let taken = std::mem::take(&mut *events.lock());
     assert_eq!(taken.len(), 1);
     assert_eq!((taken[0].event, taken[0].identity.as_deref()), (AuditKind::Connect, Some("db2")));
-    // The operator ends the paths of the client, and one that is nobody's.
+    // The operator ends the paths of the client, and one of no client.
     let session = fixture.sessions()[0].id.clone();
     let _answer = fixture.admin(AdminRequest::Disconnect { session, path: None });
     assert!(owner.closed(&mut fixture) > 0 && other.closed(&mut fixture) > 0);

@@ -1,4 +1,4 @@
-//! Requests that are served: data, flags, rights, devices, limits.
+//! Tests of served requests: data, flags, rights, devices, limits.
 
 use rtrs_core::block::{Geometry, IoOp};
 use rtrs_core::fabric::sim::BindMode;
@@ -26,7 +26,7 @@ fn data_goes_out_and_comes_back_over_every_connection() {
                 peer.send_write((conn, permit), io(Rw::WRITE, sector, 512), &[byte; 512]);
                 let reply = peer.reply(&mut fixture);
                 assert_eq!((reply.conn, reply.permit, reply.errno), (conn, permit, 0));
-                // The answer comes over the connection of its request, whichever that is.
+                // The answer uses the connection of its request, whichever that is.
                 let other = (conn + 1) % 4;
                 peer.clear_result();
                 peer.send_read((other, permit), io(Rw::READ, sector, 512));
@@ -61,7 +61,7 @@ fn many_requests_are_in_flight_and_each_is_answered_once() {
     assert_eq!((writes.times.count(), writes.bytes, writes.errors), (320, 320 * 512, 0));
     assert_eq!(totals.ops.iter().map(|op| op.times.count()).sum::<u64>(), 320);
     assert!(totals.queue_full > 0 && totals.queue_full < 320, "{}", totals.queue_full);
-    // A request that is not valid is no IO of the export.
+    // An invalid request does not count as an IO of the export.
     peer.send_write((0, 0), io(Rw::WRITE, u64::MAX >> 10, 512), &[1; 512]);
     assert_ne!(peer.reply(&mut fixture).errno, 0);
     assert_eq!(fixture.counters(), totals);
@@ -196,7 +196,7 @@ fn extents_are_answered_where_they_are_promised() {
         let opened = peer.open_device(&mut fixture, "vol", AccessMode::ReadOnly).unwrap();
         assert_eq!(opened.extents, extents);
         let errno = if extents { 0 } else { errno::EOPNOTSUPP };
-        // The range is longer than a chunk, and is not cut.
+        // The range may be longer than a chunk, and is not truncated.
         for (sector, len, room, errno) in [
             (0, 1 << 20, 4096, errno),
             (8, 512, 16, errno),
@@ -216,7 +216,7 @@ fn extents_are_answered_where_they_are_promised() {
                 assert_eq!(log, [(IoOp::Extents, sector * 512, len, false)]);
             }
         }
-        // As a WRITE it has no answer.
+        // As a WRITE, it has no buffer for an answer.
         let (header, message) = write_like(Rw::EXTENTS, 0, 4096);
         peer.request((1, 5), Data::None, &header, &message);
         assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL);
@@ -304,7 +304,7 @@ fn access_modes_are_enforced() {
     a.open_device(&mut fixture, "vol", rw).unwrap();
     assert_eq!(b.open_device(&mut fixture, "vol", rw), Err(errno::EPERM));
     b.open_device(&mut fixture, "vol", ro).unwrap();
-    // A session without the right to write is held to it.
+    // A session without the right to write is restricted accordingly.
     b.send_write((1, 0), io(Rw::WRITE, 0, 512), &[1; 512]);
     assert_eq!(b.reply(&mut fixture).errno, errno::EPERM);
     for rw in [Rw::DISCARD, Rw::WRITE_ZEROES] {
@@ -317,7 +317,7 @@ fn access_modes_are_enforced() {
     assert_eq!(fixture.device.lock().log.len(), 0, "nothing ran, not even the flush");
     c.open_device(&mut fixture, "vol", mv).unwrap();
     assert_eq!(b.open_device(&mut fixture, "vol", mv), Err(errno::EPERM));
-    // The first writer goes: its device is free for the next one.
+    // The first writer leaves: its device is free for the next one.
     a.leave(&mut fixture);
     assert_eq!(b.open_device(&mut fixture, "vol", rw), Err(errno::EPERM), "the migrator writes");
     c.leave(&mut fixture);
@@ -366,6 +366,6 @@ fn a_turn_begins_so_much_and_the_rest_is_answered_in_the_next() {
         peer.send_read((1, permit), io(Rw::READ, 0, limits.max_io_size()));
     }
     assert_eq!(peer.replies(&mut fixture).len(), 64);
-    // Eleven times 12 KiB, and as much for each.
+    // Eleven times 12 KiB, plus the same cost for each.
     assert_eq!(fixture.device.lock().most, 11);
 }

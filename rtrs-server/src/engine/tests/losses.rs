@@ -1,9 +1,9 @@
-//! Every order in which a change, a failing sync and a flush may take effect and complete.
+//! Test of every order in which a change, a failing sync and a flush may take effect and complete.
 //!
-//! One session has a change and a flush under way. A sync, of another session or the change's own,
-//! takes the error of the disk's cache at one moment and completes at another. In every
-//! interleaving of these moments, for every kind of change and every status, an acknowledged change
-//! that the disk lost is reported by a flush, and a flush that succeeds covers what it promises.
+//! One session has a change and a flush in flight. A sync, of another session or the change's own,
+//! consumes the error of the disk's cache at one moment and completes at another. In every
+//! interleaving of these moments, for every kind of change and every status, a flush reports an
+//! acknowledged change that the disk lost, and a successful flush covers what it promises.
 
 use std::sync::Arc;
 
@@ -33,16 +33,16 @@ const STATUSES: [IoStatus; 12] = [
     IoStatus::Busy,
 ];
 
-/// Place of the write that was acknowledged before, and of the change.
+/// Places of the write that was acknowledged before, and of the change.
 const BEFORE: usize = 0;
 const CHANGE: usize = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Plain,
-    /// The disk takes FUA.
+    /// The disk supports FUA.
     Fua,
-    /// FUA where the disk has none, so that a flush follows.
+    /// FUA on a disk without it, so that a flush follows.
     FuaByFlush,
     Preflush,
 }
@@ -60,7 +60,7 @@ impl Form {
     }
 }
 
-/// Who acts next in a schedule. The change and the other sync take effect when they reach the disk;
+/// Next actor of a schedule. The change and the other sync take effect when they reach the disk;
 /// the flush does so in a turn of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Actor {
@@ -73,9 +73,9 @@ enum Actor {
 struct Case {
     op: IoOp,
     form: Form,
-    /// A write was acknowledged, and not flushed, before.
+    /// Whether an unflushed write was acknowledged before.
     before: bool,
-    /// Status of the sync that takes the error; the change's own sync where there is no other.
+    /// Status of the sync that consumes the error; the change's own sync if there is no other.
     status: IoStatus,
     other: bool,
     /// Connections of the flush and of the other sync; each is served by another shard.
@@ -96,7 +96,7 @@ impl Case {
         all
     }
 
-    /// Whether the sync that takes the error loses data.
+    /// Whether the sync that consumes the error loses data.
     fn loses(&self) -> bool {
         let refused = !self.other && self.form == Form::Fua && is_refusal(self.status);
         !self.status.is_ok() && !refused
@@ -118,7 +118,7 @@ fn extend(done: &mut Vec<Actor>, left: &mut [(Actor, usize); 3], all: &mut Vec<V
     }
 }
 
-/// Runs on one bench: the played clients' send queues take 256 requests.
+/// Maximum number of runs on one bench: the played clients' send queues take 256 requests.
 const RUNS_MAX: usize = 40;
 
 struct Bench {
@@ -164,7 +164,7 @@ impl Bench {
         errno
     }
 
-    /// A write that is acknowledged, and not flushed.
+    /// Sends a write that is acknowledged but not flushed.
     fn write_before(&mut self) {
         self.disk.lock().at_once = true;
         self.one.send_write((1, 3), io(Rw::WRITE, 0, PLACE), &[1; PLACE as usize]);
@@ -177,7 +177,7 @@ impl Bench {
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     submitted: bool,
-    /// Its IO at the disk.
+    /// ID of its IO at the disk.
     held: Option<usize>,
     answer: Option<u16>,
 }
@@ -256,7 +256,7 @@ impl Run<'_> {
         self.collect(actor);
     }
 
-    /// Lets an IO take effect; false if it had.
+    /// Lets an IO take effect. Returns false if it already had.
     fn run(&mut self, actor: Actor, id: usize) -> bool {
         let disk = &mut *self.bench.disk.lock();
         let takes = match actor {
@@ -267,7 +267,7 @@ impl Run<'_> {
         disk.run(id, if takes { self.case.status } else { IoStatus::Ok })
     }
 
-    /// Lets the server go on, and notes what reached the disk, whose it is, and the answers.
+    /// Lets the server continue, and records the IOs at the disk with their actor, and the answers.
     fn collect(&mut self, whose: Actor) {
         for reply in self.bench.one.replies(&mut self.bench.fixture) {
             let actor = if reply.permit == 3 { Actor::Change } else { Actor::Flush };
@@ -333,7 +333,7 @@ impl Run<'_> {
     }
 }
 
-/// Runs a case in every order, as `vary` changes the case of each; returns the number of runs.
+/// Runs a case in every order, as `vary` changes the case of each. Returns the number of runs.
 fn explore(bench: &mut Bench, case: &Case, vary: impl Fn(usize) -> Case) -> usize {
     let schedules = case.schedules();
     for (number, schedule) in schedules.iter().enumerate() {

@@ -1,7 +1,8 @@
-//! A disk with a volatile cache. Each IO takes effect, and later completes, when the test says so.
+//! A disk with a volatile cache. Each IO takes effect, and later completes, when the test requests
+//! it.
 //!
-//! A failed sync drops what the cache holds and reports that to this sync only, as Linux does with
-//! write-back errors.
+//! A failed sync drops the contents of the cache and reports that to this sync only, as Linux does
+//! with write-back errors.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, Io,
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-/// Bytes of a place. Changes cover one place each.
+/// Size of a place in bytes. Each change covers one place.
 pub(super) const PLACE: u32 = 4096;
 const PLACES: usize = 2;
 
@@ -73,8 +74,8 @@ impl LossyState {
         io.op == IoOp::Flush || io.fua
     }
 
-    /// Lets an IO take effect with this outcome. A change that is refused has no effect. Returns
-    /// false if the IO took effect before.
+    /// Lets an IO take effect with this outcome. A refused change has no effect. Returns false if
+    /// the IO took effect before.
     pub(super) fn run(&mut self, id: usize, outcome: IoStatus) -> bool {
         let io = self.find(id);
         if io.outcome.is_some() {
@@ -101,7 +102,7 @@ impl LossyState {
         true
     }
 
-    /// Lets an IO that took effect complete.
+    /// Completes an IO that took effect.
     pub(super) fn release(&mut self, id: usize) {
         let io = self.find(id);
         io.released = true;
@@ -125,7 +126,7 @@ impl LossyState {
     }
 }
 
-/// Whether a change that ends so was refused before it reached the disk.
+/// Whether a change with this outcome was refused before it reached the disk.
 pub(super) const fn is_refusal(status: IoStatus) -> bool {
     use IoStatus::{Beyond, Invalid, ReadOnly, Unsupported};
     matches!(status, Beyond | Invalid | ReadOnly | Unsupported)

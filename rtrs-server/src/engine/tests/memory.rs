@@ -1,4 +1,5 @@
-//! Memory of chunks: what peers may write to before OPEN, and what counts against the limit.
+//! Tests of the memory of chunks: writes of peers before OPEN, and the accounting against the
+//! limit.
 
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::limits::Limits;
@@ -11,11 +12,11 @@ use crate::engine::message::{AdminReply, AdminRequest};
 use crate::path::chunks::{CHUNKS_BEFORE_OPEN, ChunkPool};
 use crate::stats::MemorySnapshot;
 
-/// From one of the chunks below to the next.
+/// Distance between the chunks below.
 const STRIDE: u64 = (256 << 10) + 4096;
 const ENOMEM: i16 = -12;
 
-/// Chunks of 256 KiB, each of which counts by itself.
+/// Chunks of 256 KiB, each of which counts separately.
 fn options(always_invalidate: bool) -> StandOptions {
     let mut options = StandOptions::default();
     options.params.limits = Limits::new(16, 256 << 10).unwrap();
@@ -23,7 +24,7 @@ fn options(always_invalidate: bool) -> StandOptions {
     options
 }
 
-/// A server that has memory for so many chunks, which are pinned or not.
+/// A server that has memory for this number of chunks, pinned or not.
 fn short_of(chunks: u64, pins_memory: bool) -> Fixture {
     let mut options = options(true);
     options.params.memory_max = chunks * STRIDE;
@@ -31,7 +32,7 @@ fn short_of(chunks: u64, pins_memory: bool) -> Fixture {
     Fixture::new(options)
 }
 
-/// The memory of chunks as the operator sees it, and that of each session.
+/// Memory of chunks as the operator sees it, and that of each session.
 fn memory(fixture: &mut Fixture) -> (MemorySnapshot, Vec<u64>) {
     let answer = fixture.admin(AdminRequest::Sessions);
     let Some(AdminReply::Sessions { sessions, memory, .. }) = answer.lock().take() else {
@@ -40,7 +41,7 @@ fn memory(fixture: &mut Fixture) -> (MemorySnapshot, Vec<u64>) {
     (memory, sessions.iter().map(|session| session.memory_bytes).collect())
 }
 
-/// A path of the session with that number, whose client takes a smaller depth, and has this one.
+/// A path of the session with that number, whose client accepts a smaller depth, and has this one.
 fn ours(session: u8, queue_depth: u16) -> PeerOptions {
     let extensions =
         ClientExtensions { smaller_depth: true, queue_depth, ..ClientExtensions::default() };
@@ -48,7 +49,7 @@ fn ours(session: u8, queue_depth: u16) -> PeerOptions {
     PeerOptions { session, path: session, local, extensions, ..PeerOptions::default() }
 }
 
-/// As a kernel's client.
+/// A path of a kernel client.
 fn kernels(session: u8) -> PeerOptions {
     PeerOptions { extensions: ClientExtensions::default(), ..ours(session, 0) }
 }
@@ -74,7 +75,7 @@ fn before_its_first_open_a_session_may_write_to_few_chunks() {
         assert_eq!(peer.closed(&mut fixture), 3, "the path ends");
         fixture.assert_empty();
 
-        // An open that fails changes nothing; one that succeeds, all.
+        // A failed open changes nothing; a successful one permits all chunks.
         for (export, opens) in [("none", false), ("vol", true)] {
             let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
             let opened = peer.open_device(&mut fixture, export, AccessMode::ReadWrite);
@@ -84,7 +85,7 @@ fn before_its_first_open_a_session_may_write_to_few_chunks() {
             let mut second = Peer::up(&mut fixture, second, "sess");
             for peer in [&mut peer, &mut second] {
                 let written = (0..16).take_while(|chunk| write(peer, &mut fixture, *chunk)).count();
-                // The open over the first path took a chunk, too.
+                // The open over the first path used a chunk, too.
                 let took = usize::from(peer.options.path == 1);
                 assert_eq!(written, if opens { 16 } else { few - took });
             }
@@ -120,7 +121,7 @@ fn what_counts_is_what_was_written_or_all_that_is_pinned() {
         }
         assert_eq!(memory(&mut fixture).1, [used(3)]);
 
-        // Another session; a path that has gone counts while its chunks are kept.
+        // Another session; a former path counts while its chunks are cached.
         let mut other = Peer::up(&mut fixture, kernels(2), "other");
         let second = PeerOptions { path: 9, local: 3, ..kernels(2) };
         let mut second = Peer::up(&mut fixture, second, "other");
@@ -146,7 +147,7 @@ fn a_new_session_that_does_not_fit_is_refused_and_a_path_that_comes_back_is_not(
         assert!((0..16).all(|chunk| write(&mut first, &mut fixture, chunk)));
         let mut second = Peer::new(&fixture, kernels(2));
         assert_eq!(second.connect(&mut fixture, 0), Err(ENOMEM));
-        // Nor has the session that exists any more paths than fit.
+        // The existing session cannot have more paths than fit either.
         let other = PeerOptions { path: 9, local: 3, ..kernels(1) };
         for _ in 0..3 {
             let mut further = Peer::new(&fixture, other);
@@ -161,7 +162,7 @@ fn a_new_session_that_does_not_fit_is_refused_and_a_path_that_comes_back_is_not(
     }
 }
 
-/// Peers of a session with two paths, which fill the memory of a server, and both of these.
+/// A server whose memory is filled by a session with two paths, with the options and peers of both.
 fn full_of_two_paths(pins: bool) -> (Fixture, [PeerOptions; 2], [Peer; 2]) {
     let mut fixture = short_of(40, pins);
     let paths = [kernels(1), PeerOptions { path: 9, local: 3, ..kernels(1) }];
@@ -183,7 +184,7 @@ fn the_paths_that_a_session_had_always_find_memory() {
                 let mut third = Peer::new(&fixture, third);
                 assert_eq!(third.connect(&mut fixture, 0), Err(ENOMEM), "one more");
                 peers[at].leave(&mut fixture);
-                // What the path leaves is nobody else's.
+                // Memory of a former path is not available to others.
                 let mut other = Peer::new(&fixture, ours(2, 0));
                 assert_eq!(other.connect(&mut fixture, 0), Err(ENOMEM), "pinned: {pins}");
                 let again = PeerOptions { recon_cnt: round + 2, ..paths[at] };
@@ -226,7 +227,7 @@ fn a_session_with_many_paths_stays_below_the_limit() {
 #[test]
 fn a_client_that_takes_less_gets_a_smaller_depth_and_keeps_it() {
     for pins in [false, true] {
-        // Chunks of 256 KiB: 40 of them.
+        // 40 chunks of 256 KiB.
         let server = || {
             let mut options = options(true);
             options.params.limits = Limits::new(64, 256 << 10).unwrap();
@@ -239,7 +240,7 @@ fn a_client_that_takes_less_gets_a_smaller_depth_and_keeps_it() {
         assert_eq!(peer.connect(&mut fixture, 0), Err(ENOMEM));
         let mut peer = Peer::open(&mut fixture, ours(2, 0));
         assert_eq!((peer.queue_depth, fixture.sessions()[0].queue_depth), (32, 32));
-        // All of its permits serve, and no other.
+        // All of its permits are valid, and no others.
         for permit in 0..32 {
             peer.send_flush((1, permit));
             assert_eq!(peer.reply(&mut fixture).errno, 0, "permit {permit}");
@@ -247,7 +248,7 @@ fn a_client_that_takes_less_gets_a_smaller_depth_and_keeps_it() {
         // Now there are at most 8 left, if the memory is used.
         let mut small = Peer::new(&fixture, ours(3, 0));
         assert_eq!(small.connect(&mut fixture, 0), Err(ENOMEM));
-        // A further path has no other depth, whether its client says so or not.
+        // A further path has no other depth, whether its client states it or not.
         let path =
             |path, extensions| PeerOptions { path, local: path - 4, extensions, ..ours(2, 0) };
         let says = |queue_depth| ClientExtensions {
@@ -268,13 +269,13 @@ fn a_client_that_takes_less_gets_a_smaller_depth_and_keeps_it() {
         assert_eq!(peer.closed(&mut fixture), 3, "behind the last chunk");
         fixture.assert_empty();
 
-        // A server that was started again gives the depth that the client has, or none.
+        // A restarted server grants the depth that the client has, or none.
         let mut fixture = server();
         let mut peer = Peer::up(&mut fixture, ours(2, 12), "sess");
         assert_eq!(peer.queue_depth, 12);
         let mut peer2 = Peer::new(&fixture, ours(3, 41));
         assert_eq!(peer2.connect(&mut fixture, 0), Err(ENOMEM));
-        // More than it can give is answered with what there is.
+        // A depth above the limit is answered with the available one.
         peer.leave(&mut fixture);
         let mut roomy = options(true);
         roomy.device.pins_memory = pins;

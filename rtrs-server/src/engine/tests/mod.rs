@@ -1,18 +1,17 @@
-//! Sessions against a client played by hand, over the simulated fabric.
+//! Tests of sessions with a played client, over the simulated fabric.
 //!
-//! `fixture.rs` the server under test · `peer.rs` the client · `handshake.rs` · `admission.rs` who
-//! is let in when too many ask · `io.rs` requests and their answers · `chains.rs` what exactly is
-//! posted · `violations.rs` what a peer must not do · `discover.rs` lists of exports · `opens.rs`
-//! what is found below a search path · `ends.rs` replays, death, silence, shutdown · `overlap.rs`
-//! who waits for what a closed path has left at the disk; `partial.rs` writes of parts of blocks ·
-//! `syncs.rs` who hears of a sync that
-//! failed; `losses.rs` the same in every order, on the disk of `lossy_disk.rs` ·
-//! `idle.rs` heartbeats of idle paths · `memory.rs` what chunks take · `turns.rs` what
-//! clients ask of the control shard · `times.rs` where time goes · `admin.rs` the operator's
-//! commands; `exports.rs` exports that come and go while clients have them · `access.rs` access
-//! lists; `authenticate.rs` clients that prove who they are; `reloads.rs` who may open what while a
-//! configuration is applied · `unproved.rs` what those cannot do that have not; `intruders.rs` what
-//! they take from others; `crowd.rs` what many of them take · `device.rs` the fabric.
+//! `fixture.rs` the server under test · `peer.rs` the client · `handshake.rs` · `admission.rs`
+//! admission control · `io.rs` requests and their answers · `chains.rs` exact work requests ·
+//! `violations.rs` protocol violations · `discover.rs` lists of exports · `opens.rs` opens below a
+//! search path · `ends.rs` replays, dead paths, silence, shutdown · `overlap.rs` orphaned writes;
+//! `partial.rs` writes of parts of blocks · `syncs.rs` reports of failed syncs; `losses.rs` the
+//! same in every order, on the disk of `lossy_disk.rs` · `idle.rs` heartbeats of idle paths ·
+//! `memory.rs` memory of chunks · `turns.rs` requests of clients to the control shard · `times.rs`
+//! request times · `admin.rs` the operator's commands; `exports.rs` exports that are added and
+//! removed while clients use them · `access.rs` access lists; `authenticate.rs` authentication of
+//! clients; `reloads.rs` access while a configuration is applied · `unproved.rs` restrictions of
+//! unauthenticated clients; `intruders.rs` their attacks on others; `crowd.rs` large numbers of
+//! unauthenticated clients · `device.rs` the fabric.
 
 mod access;
 mod admin;

@@ -1,4 +1,4 @@
-//! Opens of what is not exported by name: searched for, shared, closed, found too late.
+//! Tests of opens of names that are not exported: searches, sharing, closing, late results.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn other_session() -> PeerOptions {
     PeerOptions { session: 2, path: 9, local: 1, ..PeerOptions::default() }
 }
 
-/// Opens what the finder finds.
+/// Opens an export that the finder returns.
 fn open_found(fixture: &mut Fixture, peer: &mut Peer, name: &str) -> Result<OpenRsp, u16> {
     peer.clear_result();
     peer.send_open(15, name, AccessMode::ReadWrite);
@@ -53,7 +53,7 @@ fn a_device_says_what_its_unflushed_writes_hang_on() {
         assert_eq!(opened.volatile, volatile);
         match told {
             Some(told) => assert_eq!(opened.cache_id, told),
-            // One for all starts of the host.
+            // The same for all starts of the host.
             None => assert!(![0, 5, 6].contains(&opened.cache_id)),
         }
         peer.leave(&mut fixture);
@@ -72,7 +72,7 @@ fn only_who_has_room_for_the_long_answer_gets_it() {
         assert_eq!(peer.reply(&mut fixture).errno, 0);
         peer.result(192)
     };
-    // What a kernel's client gets, to the last byte.
+    // Exactly what a kernel client gets.
     let short = open(OpenRsp::LEN);
     assert_eq!(short[56..], [0xee; 136]);
     for room in [57, 72, 127] {
@@ -95,7 +95,7 @@ fn only_who_has_room_for_the_long_answer_gets_it() {
 fn a_name_that_is_not_exported_is_searched_for() {
     let mut fixture = searching();
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
-    // Named exports need no search, and what goes up is not searched for.
+    // Named exports need no search, and names with `..` are not searched for.
     assert_eq!(peer.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap().device_id, 0);
     for name in ["", "../vol", "a..b"] {
         let opened = peer.open_device(&mut fixture, name, AccessMode::ReadWrite);
@@ -161,7 +161,7 @@ fn what_is_found_too_late_is_dropped() {
     fixture.assert_empty();
 }
 
-/// A session that has closed `vol`, at which a write of it still runs; and another session.
+/// A session that has closed `vol`, on which one of its writes still runs, and another session.
 fn closed_over_a_write(fixture: &mut Fixture) -> (Peer, Peer) {
     let mut old = Peer::open(fixture, PeerOptions::default());
     let mut new = Peer::up(fixture, other_session(), "two");
@@ -175,7 +175,7 @@ fn closed_over_a_write(fixture: &mut Fixture) -> (Peer, Peer) {
     (old, new)
 }
 
-/// Opens for writing, writes.
+/// Opens for writing, and writes.
 fn overwrite(fixture: &mut Fixture, new: &mut Peer) {
     let opened = new.open_device(fixture, "vol", AccessMode::ReadWrite).unwrap();
     let write = IoHeader { device_id: opened.device_id, ..io(Rw::WRITE, 0, 512) };
@@ -189,7 +189,7 @@ fn overwrite(fixture: &mut Fixture, new: &mut Peer) {
 fn an_export_is_given_back_when_the_last_write_before_the_close_has_ended() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut old, mut new) = closed_over_a_write(&mut fixture);
-    // Nothing more of it begins, and it cannot have the export again before.
+    // No more of its requests begin, and it cannot have the export again before.
     old.send_write((2, 8), io(Rw::WRITE, 0, 512), &[3; 512]);
     assert_eq!(old.reply(&mut fixture).errno, errno::ENOTCONN);
     let opened = old.open_device(&mut fixture, "vol", AccessMode::ReadOnly);
@@ -232,7 +232,7 @@ fn an_open_whose_target_was_examined_may_come_back_after_its_path() {
     let mode = OpenMode { examined: true, ..OpenMode::new(AccessMode::ReadOnly, 128) };
     let request = ControlRequest::Open { name: Box::new(Name::new(b"vol").unwrap()), mode };
     fixture.send(Message::Control(ControlMessage::Request { reply_to, request }));
-    // No internal error.
+    // No internal error occurs.
     fixture.settle();
     fixture.assert_empty();
 }

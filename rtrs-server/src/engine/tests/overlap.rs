@@ -1,4 +1,4 @@
-//! What a closed path has left at the disk, and who waits for it.
+//! Tests of orphaned writes, and of the requests that wait for them.
 
 use rtrs_core::block::{Geometry, IoOp};
 use rtrs_core::identity::ServerProcess;
@@ -26,7 +26,7 @@ fn usual() -> Geometry {
     StandOptions::default().geometry
 }
 
-/// Sends a change of so many sectors; a write has this byte for data.
+/// Sends a change of `count` sectors; a write has this byte as data.
 fn change(peer: &mut Peer, at: (usize, u16), (op, byte): (IoOp, u8), (sector, count): (u64, u32)) {
     let len = count * 512;
     let rw = match op {
@@ -41,7 +41,7 @@ fn change(peer: &mut Peer, at: (usize, u16), (op, byte): (IoOp, u8), (sector, co
     peer.request(at, Data::None, &header, &message);
 }
 
-/// The disk holds the next change that a sends, after so many; b has the path fenced off.
+/// Lets `hold` leave changes of path a at the disk; b then fences that path, and `left` remain.
 fn leave_running(
     fixture: &mut Fixture,
     b: &mut Peer,
@@ -66,7 +66,7 @@ fn let_go(fixture: &mut Fixture) {
     fixture.pass(5 * MS);
 }
 
-/// Requests that wait for orphaned writes, and those that were seen to be copies.
+/// Numbers of requests that wait for orphaned writes, and of those detected as copies.
 fn waiting(fixture: &Fixture) -> (u64, u64) {
     let sessions = fixture.sessions();
     let paths = || sessions.iter().flat_map(|session| &session.paths);
@@ -78,7 +78,7 @@ fn permits(replies: &[super::peer::Reply]) -> Vec<u16> {
     replies.iter().map(|reply| reply.permit).collect()
 }
 
-/// The byte that a sector is full of.
+/// Byte that fills a sector.
 fn content(fixture: &Fixture, sector: usize) -> u8 {
     let bytes = &fixture.device.lock().bytes[sector * SECTOR..(sector + 1) * SECTOR];
     assert!(bytes.iter().all(|byte| *byte == bytes[0]), "sector {sector} is torn");
@@ -105,7 +105,7 @@ fn a_newer_change_waits_for_one_that_a_closed_path_has_left() {
         fixture.pass(50 * MS);
         assert_eq!(b.replies(&mut fixture), [], "{older:?} still runs");
         assert_eq!((waiting(&fixture), fixture.load().1), ((1, 0), 2));
-        // All else goes on: beside it, reads and flushes, another export.
+        // Everything else continues: next to it, reads and flushes, another export.
         change(&mut b, (other, 8), newer, (7, 1));
         change(&mut b, (conn, 9), newer, (16, 4));
         b.send_read((other, 10), io(Rw::READ, 8, 4096));
@@ -163,7 +163,7 @@ fn a_copy_waits_for_its_original_and_nothing_else_for_its_permit() {
         change(&mut a, (1, 6), (IoOp::Write, 1), (8, 8));
     };
     leave_running(&mut fixture, &mut b, hold, 1);
-    // The client has given it up and uses the permit for something else.
+    // The client has abandoned it and uses the permit for something else.
     change(&mut b, (2, 6), (IoOp::Write, 2), (32, 8));
     assert_eq!(permits(&b.replies(&mut fixture)), [6]);
     b.send_read((1, 6), io(Rw::READ, 8, 512));
@@ -181,7 +181,7 @@ fn a_copy_waits_for_its_original_and_nothing_else_for_its_permit() {
 
 #[test]
 fn what_has_not_begun_to_change_anything_is_no_stray() {
-    // A read, a write that is flushed before it begins, one that is flushed when it is done.
+    // A read, a write with a flush before it, and one with a flush after it.
     let geometry = Geometry { fua: false, write_cache: true, ..usual() };
     for rw in [Rw::READ, Rw::WRITE.preflush(true), Rw::WRITE.fua(true)] {
         let (mut fixture, mut a, mut b) = two_paths(geometry.clone());
@@ -204,7 +204,7 @@ fn what_has_not_begun_to_change_anything_is_no_stray() {
         let writes = fixture.device.lock().log.iter().filter(|ran| ran.0 == IoOp::Write).count();
         assert_eq!(writes, 1 + usize::from(flushed_after), "{rw:?}");
     }
-    // What the device has not taken is dropped.
+    // Requests that the device has not accepted are dropped.
     let (mut fixture, mut a, mut b) = two_paths(usual());
     fixture.device.lock().room = 1;
     let hold = |fixture: &mut Fixture| {
@@ -219,7 +219,7 @@ fn what_has_not_begun_to_change_anything_is_no_stray() {
     assert_eq!([8, 9].map(|sector| content(&fixture, sector)), [1, 2]);
 }
 
-/// Path a has left a write to sectors 8 to 15, a newer one of b under permit 7 waits for it.
+/// Path a has left a write to sectors 8 to 15, and a newer one of b under permit 7 waits for it.
 fn one_waits() -> (Fixture, Peer, Peer) {
     let (mut fixture, mut a, mut b) = two_paths(usual());
     let hold = |fixture: &mut Fixture| {
@@ -291,7 +291,7 @@ fn a_second_writer_of_the_export_waits_too() {
     change(&mut a, (1, 6), (IoOp::Write, 1), (8, 8));
     fixture.settle();
     a.leave(&mut fixture);
-    // A permit of the same number means nothing: it is another session's.
+    // A permit with the same number has no effect: it belongs to another session.
     change(&mut beside, (2, 6), (IoOp::Write, 2), (8, 8));
     fixture.pass(50 * MS);
     assert_eq!((beside.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 0)));

@@ -1,4 +1,4 @@
-//! Writes of parts of blocks, and the changes that take turns with them.
+//! Tests of writes of parts of blocks, and of the changes that take turns with them.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::ServerProcess;
@@ -11,7 +11,7 @@ use super::peer::{Peer, PeerOptions, io};
 const MS: Duration = Duration::from_millis(1);
 const SECTOR: usize = 512;
 
-/// A session with `vol` open for writing, and another that has it for migration.
+/// A session with `vol` open for writing, and another that has it open for migration.
 fn two_writers() -> (Fixture, Peer, Peer) {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut first = Peer::open(&mut fixture, PeerOptions::default());
@@ -26,7 +26,7 @@ fn two_writers() -> (Fixture, Peer, Peer) {
     (fixture, first, second)
 }
 
-/// A partial write of so many bytes from this one on.
+/// A partial write of `len` bytes from byte `from` on.
 fn part(from: u64, len: u32, fua: bool) -> IoHeader {
     let prio = (from % 512) as u16;
     IoHeader { prio, ..io(Rw::PARTIAL_WRITE.fua(fua), from / 512, len) }
@@ -59,7 +59,7 @@ fn a_partial_write_changes_its_bytes_and_no_others() {
     assert_eq!(flags, [false, true]);
     let from = 4 * SECTOR + 500;
     assert_eq!(bytes(&fixture, [from - 1, from, from + 11, from + 12]), [9, 7, 7, 9]);
-    // Of two blocks, beyond the end, of nothing of a block.
+    // Of two blocks, beyond the end, of no bytes of a block.
     for (from, len) in [(500, 13), (1 << 20, 4), ((1 << 20) - 1, 2), (u64::MAX / 2, 1)] {
         first.send_write((1, 4), part(from, len, false), &vec![1; len as usize]);
         let refused = first.reply(&mut fixture).errno;

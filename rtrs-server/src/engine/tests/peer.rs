@@ -1,4 +1,5 @@
-//! A client played by hand, on the time of a fixture: what it waits for comes when that settles.
+//! A client controlled by the test, on the virtual time of a fixture: answers arrive when the
+//! fixture settles.
 
 use std::ops::{Deref, DerefMut};
 
@@ -50,7 +51,7 @@ impl Peer {
         peer
     }
 
-    /// As `up`, with `vol` open for reading and writing as device 0.
+    /// Does the same as `up`, with `vol` open for reading and writing as device 0.
     pub(super) fn open(fixture: &mut Fixture, options: PeerOptions) -> Self {
         let mut peer = Self::up(fixture, options, "sess");
         peer.send_open(0, "vol", AccessMode::ReadWrite);
@@ -73,32 +74,32 @@ impl Peer {
         self.answer(fixture, qp).expect("no answer")
     }
 
-    /// Asks for a connection.
+    /// Requests a connection.
     pub(super) fn ask(&mut self, fixture: &Fixture, private_data: &[u8]) -> QpNum {
         let local = client_ip(self.options.local);
         self.0.ask(local, fixture.address, private_data)
     }
 
-    /// What came of asking, if anything did; the error is the errno of the reject.
+    /// Result of a connection request, if it was answered; the error is the errno of the reject.
     pub(super) fn answer(&mut self, fixture: &mut Fixture, qp: QpNum) -> Option<Result<(), i16>> {
         self.settle(fixture);
         self.asked(qp, false)
     }
 
-    /// Sends INFO_REQ and takes INFO_RSP; then receives are posted on all connections.
+    /// Sends INFO_REQ and processes INFO_RSP; then receives are posted on all connections.
     pub(super) fn info(&mut self, fixture: &mut Fixture, name: &str) {
         self.introduce(name);
         self.settle(fixture);
         self.take_info().expect("no INFO_RSP");
     }
 
-    /// Sends any bytes as the first message of connection 0.
+    /// Sends arbitrary bytes as the first message of connection 0.
     pub(super) fn send_info(&mut self, fixture: &mut Fixture, bytes: &[u8]) {
         self.0.send_info(bytes);
         self.settle(fixture);
     }
 
-    /// Opens and returns the response or the errno.
+    /// Opens a device. Returns the response or the errno.
     pub(super) fn open_device(
         &mut self,
         fixture: &mut Fixture,
@@ -118,7 +119,7 @@ impl Peer {
         self.drain();
     }
 
-    /// Everything received: immediates in order, with keys taken over as a client does it.
+    /// Returns all received immediates in order, and adopts keys like a client.
     pub(super) fn immediates(&mut self, fixture: &mut Fixture) -> Vec<(usize, Imm)> {
         self.settle(fixture);
         std::iter::from_fn(|| self.take_immediate()).collect()
@@ -128,14 +129,14 @@ impl Peer {
         self.immediates(fixture).into_iter().filter_map(Reply::of).collect()
     }
 
-    /// Exactly one answer.
+    /// Returns the answer, asserting that there is exactly one.
     pub(super) fn reply(&mut self, fixture: &mut Fixture) -> Reply {
         let replies = self.replies(fixture);
         assert_eq!(replies.len(), 1, "{replies:?}; events: {:?}", self.events);
         replies[0]
     }
 
-    /// Connections that were closed.
+    /// Number of connections that were closed.
     pub(super) fn closed(&mut self, fixture: &mut Fixture) -> usize {
         self.settle(fixture);
         let closed = |event: &&FabricEvent| matches!(event, FabricEvent::Closed { .. });

@@ -1,4 +1,5 @@
-//! Chunks that are made aside: connections wait for them, and nothing else does.
+//! Tests of chunks that are registered asynchronously: connections wait for them, and nothing else
+//! does.
 
 use rtrs_core::limits::Limits;
 use rtrs_core::settings::AutoSwitch;
@@ -26,7 +27,7 @@ fn fixture(device: DeviceOptions) -> Fixture {
     Fixture::new(StandOptions { device, ..StandOptions::default() })
 }
 
-/// A path whose first connection was asked for, and what is asked.
+/// Creates a path and requests its first connection.
 fn asks(fixture: &Fixture, options: PeerOptions) -> (Peer, rtrs_core::ids::QpNum) {
     let mut peer = Peer::new(fixture, options);
     let qp = peer.ask(fixture, &options.request(0).encode());
@@ -142,7 +143,7 @@ fn what_is_made_for_a_path_that_has_ended_is_let_go_of() {
     fixture.assert_empty();
     assert_eq!(fixture.make(), 1);
     assert_eq!(fixture.registered(), 0);
-    // The same with small chunks, which are there when the server is told to stop.
+    // The same with small chunks, which are registered when the server is shut down.
     let mut options = StandOptions { device: ASIDE, ..StandOptions::default() };
     options.params.limits = Limits::new(4, 8192).unwrap();
     let mut fixture = Fixture::new(options);

@@ -1,9 +1,10 @@
-//! Who may open what while a configuration is applied: whoever gets an export of a target is let in
-//! to that target by the configuration before or by the one after, at every step.
+//! Test of access while a configuration is applied: at every step, a client that opens an export
+//! with a given target is allowed to use that target by the previous configuration or by the next
+//! one.
 //!
 //! Commands and reloads run as in the daemon, on the thread of the test. The control shard runs on
 //! another, where clients try to open everything: before and after each request of the daemon, and
-//! after each change of the exports and the lists. A target is known by its size.
+//! after each change of the exports and the lists. A target is identified by its size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
@@ -24,19 +25,19 @@ use crate::stats::ShardReport;
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const CLIENTS: u8 = 3;
 
-/// Who may read and who may write, by client.
+/// Clients with access, and whether they may write.
 type List = Vec<(u8, bool)>;
 
 #[derive(Clone, Debug, Default)]
 struct Config {
     server: List,
-    /// Name, size of the target in MiB, list.
+    /// Size of the target in MiB and access list, by name.
     exports: BTreeMap<&'static str, (u64, List)>,
-    /// One more cannot be opened.
+    /// Whether one more export cannot be opened.
     fails: bool,
 }
 
-/// That a client opened a target, for writing or not.
+/// Opens by target, client and write access.
 type Opened = BTreeSet<(u64, u8, bool)>;
 
 impl Config {
@@ -80,7 +81,7 @@ impl Config {
         open || listed(if own.is_empty() { &self.server } else { own })
     }
 
-    /// Everything that it allows.
+    /// Everything that the configuration allows.
     fn all(&self) -> Opened {
         let mut all = Opened::new();
         for (name, (size, _)) in &self.exports {
@@ -93,7 +94,7 @@ impl Config {
     }
 }
 
-/// Tries to open all names, each client in both modes. Returns what it opened, by name.
+/// Tries to open all names, each client in both modes. Returns the successful opens, by name.
 fn try_all(fixture: &mut Fixture) -> Vec<(&'static str, (u64, u8, bool))> {
     let mut opened = Vec::new();
     for who in 0..CLIENTS {
@@ -128,27 +129,27 @@ type Found = (&'static str, (u64, u8, bool));
 
 /// Tasks of the thread of the control shard besides messages.
 enum Task {
-    /// Has a client open an export, and keep it open, if it may.
+    /// Opens an export for a client, if allowed, and keeps it open.
     Hold {
         who: u8,
         name: &'static str,
         write: bool,
         held: mpsc::Sender<bool>,
     },
-    /// Sends whether the clients that hold exports have all of their paths.
+    /// Reports whether the clients that hold exports have all of their paths.
     AreUp(mpsc::Sender<Vec<(u8, bool)>>),
-    /// Sends what clients open now.
+    /// Reports what clients can open now.
     Look(mpsc::Sender<Vec<Found>>),
     End,
 }
 
-/// A control shard on a thread, whose clients note what they open beyond `allowed`.
+/// A control shard on a thread, whose clients record opens beyond `allowed`.
 struct Shard {
     tasks: mpsc::Sender<Task>,
     wake: rtrs_core::rt::Sender<Message>,
     table: Arc<ExportTable>,
     allowed: Arc<Mutex<Opened>>,
-    /// What was opened, though neither configuration allows it.
+    /// Opens that neither configuration allows.
     stolen: Arc<Mutex<Opened>>,
     thread: std::thread::JoinHandle<()>,
 }
@@ -254,7 +255,7 @@ impl Shard {
     }
 }
 
-/// What went wrong with the configurations of a seed.
+/// Runs the configurations of a seed. Returns an error that describes what went wrong.
 fn play(seed: u64) -> Result<(), String> {
     let mut prng = Prng::new(seed);
     let first = Config { fails: false, ..Config::draw(&mut prng) };
@@ -272,7 +273,7 @@ fn play(seed: u64) -> Result<(), String> {
     for round in 0..2 {
         let next = Config::draw(&mut prng);
         all.extend(next.all());
-        // What was kept of the first configuration is still there with the third.
+        // Exports kept from the first configuration still exist with the third.
         let kept: Opened = if round == 0 { before.all() } else { all.clone() };
         *shard.allowed.lock() = kept.union(&next.all()).copied().collect();
         let done = rig.reload(&next.settings());
@@ -280,7 +281,7 @@ fn play(seed: u64) -> Result<(), String> {
         if !wrong.is_empty() {
             return Err(format!("{wrong:?} by {before:?} to {next:?}, held {held:?}: {done:?}"));
         }
-        // What is as configured follows the configuration.
+        // Exports that match the configuration follow it.
         let opened = shard.ask(Task::Look);
         for (name, (size, own)) in &next.exports {
             let same = before.exports.get(name).is_none_or(|(before, _)| before == size);
@@ -292,7 +293,7 @@ fn play(seed: u64) -> Result<(), String> {
                 }
             }
         }
-        // Who holds what left the configuration keeps it.
+        // Clients that hold an export that left the configuration keep it.
         let up = shard.ask(Task::AreUp);
         for (who, name, write) in held.iter().filter(|_| round == 0) {
             if !next.exports.contains_key(name) && !up.contains(&(*who, true)) {

@@ -1,4 +1,5 @@
-//! Exports that change their size while clients have them, and how clients learn it.
+//! Tests of exports that change their size while clients use them, and of the announcements to
+//! clients.
 
 use rtrs_core::block::Geometry;
 use rtrs_core::wire::{AccessMode, ClientExtensions, Imm, OpenRspTail, Rw, errno};
@@ -12,14 +13,14 @@ const OLD: u64 = 1 << 20;
 const RW: AccessMode = AccessMode::ReadWrite;
 
 impl Fixture {
-    /// Gives `vol` another size, without a word to anybody.
+    /// Changes the size of `vol` without an announcement.
     fn set_size(&mut self, size: u64) {
         let mut state = self.device.lock();
         state.size = Some(size);
         state.bytes.resize(usize::try_from(size.max(2 * OLD)).unwrap(), 0);
     }
 
-    /// Gives `vol` another size.
+    /// Changes the size of `vol`.
     fn resize(&mut self, size: u64) {
         self.set_size(size);
         self.send(Message::Control(ControlMessage::Resized(ExportIndex(0))));
@@ -33,7 +34,7 @@ impl Fixture {
     }
 }
 
-/// A path of a client that takes CHANGED.
+/// A path of a client that accepts CHANGED.
 fn taker(session: u8, path: u8) -> PeerOptions {
     let extensions = ClientExtensions { changed: true, ..ClientExtensions::default() };
     PeerOptions { session, path, local: path, extensions, ..PeerOptions::default() }
@@ -41,7 +42,7 @@ fn taker(session: u8, path: u8) -> PeerOptions {
 
 const CHANGED: (usize, Imm) = (0, Imm::Changed { device: 0 });
 
-/// Opens `vol` again: its size, or the errno.
+/// Opens `vol` again. Returns its size, or the errno.
 fn open_again(peer: &mut Peer, fixture: &mut Fixture) -> Result<u64, u16> {
     peer.open_device(fixture, "vol", RW).map(|opened| opened.nsectors * 512)
 }
@@ -58,12 +59,12 @@ fn every_path_is_told_once_until_it_opens_again() {
         assert_eq!(peer.immediates(&mut fixture), [CHANGED]);
     }
     assert_eq!(other.immediates(&mut fixture), [], "it has another export");
-    // It changes again before the client asks: the answer will say so.
+    // It changes again before the client asks: the answer will report that.
     fixture.resize(3 * OLD);
     fixture.resize(4 * OLD);
     assert_eq!(first.immediates(&mut fixture), []);
     assert_eq!(open_again(&mut first, &mut fixture), Ok(4 * OLD));
-    // And after that: one more for this path only.
+    // A later change is announced on this path only.
     fixture.resize(5 * OLD);
     assert_eq!(first.immediates(&mut fixture), [CHANGED]);
     assert_eq!(second.immediates(&mut fixture), []);
@@ -118,7 +119,7 @@ fn io_follows_the_size() {
         peer.reply(fixture).errno
     };
     assert_eq!(write(&mut fixture, 1, end), errno::ENOSPC);
-    // On both shards, before anybody is told.
+    // On both shards, before any announcement.
     fixture.set_size(2 * OLD);
     assert_eq!((write(&mut fixture, 1, end), write(&mut fixture, 2, end + 1)), (0, 0));
     assert_eq!(write(&mut fixture, 1, 2 * end), errno::ENOSPC);
@@ -141,7 +142,7 @@ fn a_forced_removal_is_told_at_once() {
     assert_eq!(peer.immediates(&mut fixture), [CHANGED]);
     peer.send_open_for(15, ("vol", RW), OpenRspTail::LONG_LEN);
     assert_eq!(peer.reply(&mut fixture).errno, errno::EIDRM);
-    // The refusal was the answer; nothing is owed.
+    // The refusal was the answer; nothing is outstanding.
     fixture.resize(2 * OLD);
     assert_eq!(peer.immediates(&mut fixture), []);
 }

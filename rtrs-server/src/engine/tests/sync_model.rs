@@ -1,10 +1,10 @@
 //! A model of writes, syncs and flushes on three shards, for loom (`rtrs_core::sync`).
 //!
 //! The shards' devices, the steps of their IOs, the epoch of the export and the ledger of the
-//! session are those of the server; only the disk and the loop of a shard are the model's. One
-//! shard acknowledges a write. On a second a flush of another session fails: the disk loses what
-//! was not durable, and reports that to this sync only. On a third a flush of the first session
-//! succeeds and is judged.
+//! session are those of the server; only the disk and the loop of a shard belong to the model. One
+//! shard acknowledges a write. On a second, a flush of another session fails: the disk loses all
+//! data that was not durable, and reports that to this sync only. On a third, a flush of the first
+//! session succeeds and is checked.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use crate::export::{Export, ExportIndex, ExportTable};
 
 const SHARDS: u16 = 3;
 const WRITER: CoreIndex = CoreIndex(0);
-/// Shard of the other session, whose sync takes the error.
+/// Shard of the other session, whose sync consumes the error.
 const OTHER: CoreIndex = CoreIndex(1);
 const FLUSHER: CoreIndex = CoreIndex(2);
 const EXPORT: ExportIndex = ExportIndex(0);
 const PATH: PathKey = PathKey(1);
 
-/// What the disk did with a write.
+/// State of a write at the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     NotWritten,
@@ -40,11 +40,11 @@ enum Fate {
 
 #[derive(Debug)]
 struct Disk {
-    /// An older write of the session, and the one that runs meanwhile.
+    /// State of an older write of the session, and of the one that runs concurrently.
     fates: Mutex<[Fate; 2]>,
-    /// The session's flush is submitted.
+    /// Whether the session's flush was submitted.
     flushing: AtomicBool,
-    /// That was so when the write had ended, before it was acknowledged.
+    /// Value of `flushing` when the write had ended, before it was acknowledged.
     flushed_first: std::sync::atomic::AtomicBool,
 }
 
@@ -62,7 +62,7 @@ impl BlockSource for Source {
     }
 }
 
-/// One shard's queue. A write reaches the cache when it is submitted; a sync runs when it is
+/// Queue of one shard. A write reaches the cache when it is submitted; a sync runs when it is
 /// reaped.
 #[derive(Debug)]
 struct Device {
@@ -118,7 +118,7 @@ impl BlockDevice for Device {
     }
 }
 
-/// What the first shard does.
+/// Operation of the first shard.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     op: IoOp,
@@ -130,7 +130,7 @@ struct Change {
 enum Durable {
     No,
     ByFua,
-    /// The device has no FUA.
+    /// Durable by a flush, because the device has no FUA.
     ByPostFlush,
 }
 
@@ -140,7 +140,7 @@ const PLAIN_FLUSH: Change = Change { op: IoOp::Flush, durable: Durable::No };
 struct Request {
     devices: Devices,
     io: IoProgress,
-    /// A step that has ended and is not settled.
+    /// Step that has ended and is not settled.
     settling: Option<Settling>,
 }
 
@@ -173,7 +173,7 @@ impl Request {
         Self { devices, io, settling: None }
     }
 
-    /// Runs the request up to its answer, or to a step that other syncs have to settle.
+    /// Runs the request up to its answer, or to a step that other syncs must settle.
     fn run(&mut self, account: Account<'_>) -> Option<u16> {
         loop {
             let op = if self.io.is_flush() { IoOp::Flush } else { self.io.op };
@@ -195,7 +195,7 @@ impl Request {
         end.map(|end| self.io.end_step(end.status, account, &self.devices))
     }
 
-    /// The errno of a request that could not be answered before. No other sync is out.
+    /// Errno of a request that could not be answered before. No other sync is outstanding.
     fn finish(&mut self, account: Account<'_>) -> u16 {
         match self.settle(account).expect("no sync is out that it waits for") {
             Next::Answer(errno) | Next::ReportLoss(errno) => errno,
@@ -211,7 +211,7 @@ struct Model {
     disk: Arc<Disk>,
     ledger: FlushLedger,
     other: FlushLedger,
-    /// The session has the acknowledgment of the write.
+    /// Whether the session has received the acknowledgment of the write.
     acknowledged: AtomicBool,
 }
 
@@ -244,14 +244,14 @@ impl Model {
     }
 }
 
-/// `before`: the session has another write that no flush has covered.
+/// Checks all interleavings. `before`: the session has another write that no flush has covered.
 fn check(change: Change, before: bool) {
     model(move || {
         let fates = [if before { Fate::InCache } else { Fate::NotWritten }, Fate::NotWritten];
         let (fates, flushing) = (Mutex::new(fates), AtomicBool::new(false));
         let disk = Arc::new(Disk { fates, flushing, flushed_first: Default::default() });
         let export = Export::new("vol", Arc::new(Source(Arc::clone(&disk))));
-        // Here, because loom does not see the `OnceLock` that orders it before its use.
+        // Set here, because loom does not see the `OnceLock` that orders it before its use.
         export.epoch.set_shards(SHARDS);
         let (ledger, other) = (FlushLedger::default(), FlushLedger::default());
         if before {
@@ -270,7 +270,7 @@ fn check(change: Change, before: bool) {
         drop(other.join().unwrap());
         let end = end.unwrap_or_else(|| flush.finish(model.account(1)));
         let written = written.unwrap_or_else(|| write.finish(model.account(0)));
-        // It reports nothing of a write that was acknowledged after it was submitted.
+        // It does not report a write that was acknowledged after its submission.
         let reports = [before, !model.disk.flushed_first.load(Ordering::Relaxed)];
         let (_, last) = model.flush(2);
         let last = last.expect("no sync is out");

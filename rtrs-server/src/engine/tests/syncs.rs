@@ -1,4 +1,5 @@
-//! A sync that failed: each session with something to lose hears of it once, whoever got the error.
+//! Tests of failed syncs: each session with something to lose gets one report, regardless of which
+//! got the error.
 
 use std::sync::Arc;
 
@@ -99,7 +100,7 @@ fn a_session_that_may_no_longer_write_flushes_what_it_wrote() {
         assert_eq!(flush(&mut fixture, &mut one, 2), expected, "reconnects: {reconnects}");
         let last = fixture.device.lock().log.pop();
         assert_eq!(last, Some((IoOp::Flush, 0, 0, false)), "reconnects: {reconnects}");
-        // Everything is flushed or reported: the next one has nothing to do.
+        // Everything is flushed or reported: the next flush has nothing to do.
         let ran = fixture.device.lock().log.len();
         assert_eq!(flush(&mut fixture, &mut one, 1), 0);
         assert_eq!(fixture.device.lock().log.len(), ran, "no sync");
@@ -121,7 +122,7 @@ fn each_session_that_wrote_is_told_once_on_whatever_core() {
         assert_eq!(flush(&mut fixture, &mut peers[who], 1), 0, "it knows");
         assert_eq!(flush(&mut fixture, &mut peers[1 - who], conn), errno::EIO);
         assert_eq!(flush(&mut fixture, &mut peers[1 - who], conn), 0);
-        // Written since: there is nothing to be told.
+        // Written since: there is nothing to report.
         for peer in &mut peers {
             assert_eq!(write(&mut fixture, peer, 2, false), 0);
             assert_eq!(flush(&mut fixture, peer, 1), 0);
@@ -152,7 +153,7 @@ fn a_failed_fua_write_fails_itself_and_the_flush_of_what_it_hid() {
     assert_eq!(flush(&mut fixture, &mut writer, 1), errno::EIO, "for the first write");
     assert_eq!(flush(&mut fixture, &mut writer, 1), 0);
     assert_eq!(write(&mut fixture, &mut writer, 2, true), 0);
-    // In front of a write, too.
+    // Also in front of a write.
     assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
     lose(&fixture);
     writer.send_write((1, 3), io(Rw::WRITE.preflush(true), 8, 512), &[2; 512]);
@@ -177,7 +178,7 @@ fn a_fua_write_that_is_refused_before_the_disk_loses_nothing() {
         fixture.device.lock().lost = Some(status);
         assert_eq!(write(&mut fixture, &mut writer, 2, true), errno);
         assert_eq!((epoch.rises(), flush(&mut fixture, &mut writer, 1)), (0, 0), "{status}");
-        // A flush cannot be refused: whatever it fails with may be a loss.
+        // A flush cannot be refused: any failure may be a loss.
         assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
         fixture.device.lock().lost = Some(status);
         assert_eq!(flush(&mut fixture, &mut writer, 1), errno);
@@ -227,7 +228,7 @@ fn an_answer_that_may_be_lost_is_given_again() {
     one.leave(&mut fixture);
     assert_eq!(flush(&mut fixture, &mut two, 1), errno::EIO, "as a replay");
     assert_eq!(flush(&mut fixture, &mut two, 1), 0);
-    // The next use of the permit is proof that it arrived.
+    // The next use of the permit proves that it arrived.
     two.leave(&mut fixture);
 }
 
@@ -352,7 +353,7 @@ fn a_session_that_closed_and_opened_again_begins_anew() {
 
 #[test]
 fn a_session_that_comes_back_hears_of_what_it_had_not_flushed() {
-    // A kernel's client has room for the short response only, ours compares cache ids.
+    // A kernel client has room only for the short response; rtrs-client compares cache IDs.
     for (room, boot) in [(OpenRsp::LEN, 5), (OpenRspTail::LONG_LEN, 5), (OpenRspTail::LONG_LEN, 0)]
     {
         for lost_before in [true, false] {

@@ -1,4 +1,4 @@
-//! Where the time of a request goes: what its answer says, and what is counted.
+//! Tests of request times: the values in answers, and the counters.
 
 use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::settings::AutoSwitch;
@@ -11,13 +11,13 @@ use crate::engine::session::SessionParams;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A client that takes times, or one that does not.
+/// A client that accepts times, or one that does not.
 fn client(times: bool) -> PeerOptions {
     let extensions = ClientExtensions { times, ..ClientExtensions::default() };
     PeerOptions { extensions, ..PeerOptions::default() }
 }
 
-/// Microseconds in the queue and at the disk, as the last answer says.
+/// Microseconds in the queue and at the disk, according to the last answer.
 fn said(peer: &Peer) -> (u32, u32) {
     let times = peer.times.expect("times");
     (times.queue_us, times.backend_us)
@@ -86,7 +86,7 @@ fn all_steps_at_the_disk_count() {
     assert!(queue < 1000 && backend >= 20_000, "{queue} {backend}");
 }
 
-/// Its answers are those of a kernel's server: the client played here checks their length.
+/// Its answers equal those of a kernel's server: the played client checks their length.
 #[test]
 fn who_does_not_ask_gets_no_times() {
     for (times, always_invalidate) in

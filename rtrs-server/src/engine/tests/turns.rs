@@ -1,5 +1,5 @@
-//! What clients ask of the control shard: a turn serves as much as it has time for, one client
-//! after the other, and heartbeats and commands wait for none of it.
+//! Tests of requests of clients to the control shard: a turn serves a limited amount, clients take
+//! turns, and heartbeats and commands do not wait.
 
 use std::sync::Arc;
 
@@ -16,11 +16,12 @@ use crate::engine::message::{AdminReply, AdminReplyTo, AdminRequest, ControlMess
 use crate::export::Export;
 
 const DEPTH: u16 = 64;
-/// Sessions that ask for all that they can.
+/// Number of sessions that send as many requests as possible.
 const GREEDY: u8 = 12;
-/// Requests that the dearest kind allows in a turn, and one that may be too much.
+/// Maximum number of requests of the most expensive kind per turn, plus one that may exceed the
+/// limit.
 const ANSWERS_MAX: usize = 512 / 64 + 1;
-/// The cheapest kind.
+/// Maximum number for the cheapest kind.
 const CHEAP_MAX: usize = 512 / 16 + 1;
 
 /// A server with many exports that only the last client may open; the others may read `vol`.
@@ -86,13 +87,13 @@ fn ask(peer: &mut Peer, kind: Kind, permit: u16) {
     }
 }
 
-/// What happened in the turns while many asked for all that they can.
+/// Observations of the turns under load.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Most answers of a turn.
+    /// Maximum number of answers in a turn.
     most: usize,
     answers: usize,
-    /// Answers before the quiet client had its own.
+    /// Number of answers before that of the quiet client.
     before_quiet: usize,
     /// Answers before its heartbeat was acknowledged, and turns of the operator's command.
     before_ack: usize,
@@ -108,7 +109,7 @@ fn play(kind: Kind) -> Seen {
     for permit in 0..DEPTH - 1 {
         greedy.iter_mut().for_each(|peer| ask(peer, kind, permit));
     }
-    // By its permit its answer is known.
+    // Its answer is recognized by its permit.
     ask(&mut quiet, Kind::Open, DEPTH - 1);
     let bits = MemBits::for_depth(DEPTH);
     quiet.send_imm(0, Imm::Heartbeat { next_ms: 0 }.encode_with(bits));
@@ -173,7 +174,7 @@ fn a_turn_without_bounds_is_noticed() {
     assert!(seen.most > ANSWERS_MAX || !cfg!(debug_assertions), "{seen:?}");
 }
 
-/// A list is looked for once for all sessions of a client, and again when something changes.
+/// A list is computed once for all sessions of a client, and again after a change.
 #[test]
 fn a_list_is_kept_until_exports_or_access_lists_change() {
     let mut fixture = server();

@@ -1,5 +1,5 @@
-//! Paths whose clients have not proved who they are: what they get, and that they disturb nobody,
-//! although they know the UUIDs of a session that others use.
+//! Tests of unauthenticated paths: the answers that they get, and that they do not disturb others,
+//! although they know the UUIDs of a session in use.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::PathUuid;
@@ -64,7 +64,7 @@ fn its_requests_meet_none_of_other_paths() {
     assert_eq!(owner.closed(&mut fixture), 0, "its permits are its own");
     fixture.device.lock().hold = false;
     assert_eq!(owner.replies(&mut fixture).iter().filter(|reply| reply.errno == 0).count(), 16);
-    // Once it has proved who it is, its permits are the session's.
+    // Once it has authenticated, its permits are the session's.
     assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
     peer.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
@@ -81,7 +81,7 @@ fn it_changes_nothing_of_its_session() {
     assert!(peer.proof_wanted);
     assert_eq!(fixture.sessions()[0].name.as_deref(), Some("sess1"));
     assert_eq!(fixture.known.borrow_mut().len(), 0, "its address gets no room kept");
-    // It counts for none of the lists that its session follows.
+    // The lists that its session follows do not take it into account.
     owner.open_device(&mut fixture, "other", RW).unwrap();
     fixture.pass(fixture.params.handshake_timeout);
     let shown = fixture.sessions().swap_remove(0);
@@ -98,7 +98,7 @@ fn a_name_is_taken_by_who_has_proved_something() {
     let owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
     assert_eq!(owner.chunks.len(), 16);
     let mut late = squatter;
-    // The name was free when it came, and is not any more.
+    // The name was free when it arrived, and no longer is.
     let data = proof((&mut fixture, &clerk), &mut late, &client_config(2));
     late.send_auth((0, 0), &data);
     clerk.work(&mut fixture);
@@ -112,13 +112,13 @@ fn a_path_is_replaced_by_who_proves_to_be_its_client() {
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
     let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
-    // Somebody who knows both UUIDs connects it anew.
+    // An attacker who knows both UUIDs reconnects it.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut thief = unproved(&mut fixture, again);
     assert_eq!(prove((&mut fixture, &clerk), &mut thief, 2), errno::EACCES);
     owner.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
     assert_eq!(owner.reply(&mut fixture).errno, 0, "it goes on");
-    // Its client does, beside that one; a write of the old connect is still at the disk.
+    // Its client does so in parallel; a write of the old connect is still at the disk.
     fixture.device.lock().hold = true;
     owner.send_write((1, 4), io(Rw::WRITE, 8, 512), &[9; 512]);
     fixture.settle();
@@ -132,7 +132,7 @@ fn a_path_is_replaced_by_who_proves_to_be_its_client() {
     fixture.device.lock().hold = false;
     assert_eq!(next.reply(&mut fixture).errno, 0);
     assert_eq!(fixture.device.lock().bytes[8 * 512], 1);
-    // A connect of before comes too late.
+    // An earlier connect comes too late.
     let mut late = unproved(&mut fixture, PeerOptions { recon_cnt: 2, ..PeerOptions::default() });
     assert_eq!(prove((&mut fixture, &clerk), &mut late, 1), errno::EACCES);
     assert_eq!(next.closed(&mut fixture), 0);
@@ -157,7 +157,7 @@ fn a_fence_means_connects_that_have_proved_nothing_too() {
     late.send_auth((0, 0), &data);
     clerk.work(&mut fixture);
     assert!(late.closed(&mut fixture) > 0, "nothing of it begins any more");
-    // One that comes later is not meant.
+    // The fence does not apply to a later connect.
     let mut next = unproved(&mut fixture, PeerOptions { recon_cnt: 3, ..second_path(2, 1) });
     owner.send_fence(
         1,

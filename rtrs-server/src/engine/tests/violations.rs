@@ -1,5 +1,6 @@
-//! What a peer must not do. What can be answered gets an error and the path goes on; what names
-//! nobody to answer ends the path; another session never notices.
+//! Tests of protocol violations by a peer. A request that can be answered gets an error and the
+//! path continues; one without a recipient for an answer ends the path; another session is never
+//! affected.
 
 use std::panic::{self, AssertUnwindSafe};
 
@@ -33,14 +34,14 @@ impl Pair {
         Self { fixture, good, bad }
     }
 
-    /// The bad path has ended, nothing else has.
+    /// Asserts that the bad path has ended, and nothing else.
     fn assert_ended(&mut self, what: &str) {
         assert_eq!(self.bad.closed(&mut self.fixture), 3, "{what}");
         assert_eq!(self.fixture.sessions().len(), 1, "{what}");
         self.assert_good(what);
     }
 
-    /// The bad path lives.
+    /// Asserts that the bad path still works.
     fn assert_alive(&mut self, what: &str) {
         self.bad.send_flush((1, 0));
         assert_eq!(self.bad.reply(&mut self.fixture).errno, 0, "{what}");
@@ -61,7 +62,7 @@ fn immediates_outside_the_pool_end_the_path() {
         pair.bad.send_imm(1, imm);
         pair.assert_ended(&format!("{imm:#x}"));
     }
-    // A depth that is no power of two has numbers to spare.
+    // A depth that is not a power of two leaves some numbers unused.
     let mut options = StandOptions::default();
     options.params.limits = rtrs_core::limits::Limits::new(12, 8192).unwrap();
     let mut fixture = Fixture::new(options);
@@ -212,7 +213,7 @@ fn wrong_opens_are_answered() {
     let message = read_message(Open::LEN, Some(small), false);
     pair.bad.request((0, 4), Data::Room(55), &good, &message);
     assert_eq!(pair.bad.reply(&mut pair.fixture).errno, errno::EINVAL, "no room for the answer");
-    // As a WRITE there is nowhere to answer to.
+    // As a WRITE, it has no buffer for an answer.
     let message = WriteMsg { usr_len: 264 }.encode();
     pair.bad.request((0, 4), Data::None, &good, &message);
     assert_eq!(pair.bad.reply(&mut pair.fixture).errno, errno::EINVAL);
@@ -221,7 +222,7 @@ fn wrong_opens_are_answered() {
 
 #[test]
 fn a_permit_used_again_before_its_answer_ends_the_path() {
-    // On the same connection, and on one that lives on another shard.
+    // On the same connection, and on one of another shard.
     for second in [1, 2] {
         let mut pair = Pair::new(false);
         pair.fixture.device.lock().hold = true;

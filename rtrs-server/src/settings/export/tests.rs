@@ -1,4 +1,4 @@
-//! The text and map forms of an export: every option, every error, and round trips.
+//! Tests of the text and map forms of an export: every option, every error, and round trips.
 
 use super::*;
 use proptest::prelude::*;

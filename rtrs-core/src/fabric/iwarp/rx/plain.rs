@@ -1,11 +1,13 @@
-//! Bytes that did not come straight from a socket: opened records, which lie in staging already.
+//! Input that does not come straight from a socket: decrypted records, which already lie in
+//! staging.
 
 use super::super::qp::QpMachine;
 use super::super::state::CoreState;
 
 impl QpMachine {
-    /// `len` bytes of the stream lie in staging at `at`, behind what is staged already; as records
-    /// leave gaps, that moves up to them. Before `open` they are only kept.
+    /// Accepts `len` bytes of the stream that lie in staging at `at`, after the bytes staged
+    /// already. Moves them up to close the gap that the record framing leaves. Before `open` they
+    /// are only stored.
     pub(in super::super) fn rx_plain(
         &mut self,
         core: &mut CoreState,
@@ -39,17 +41,17 @@ impl QpMachine {
         }
     }
 
-    /// What is staged: where, and how much.
+    /// Returns the offset and length of the staged data.
     pub(in super::super) fn staged(&self) -> (usize, usize) {
         (self.rx.read, self.rx.write - self.rx.read)
     }
 
-    /// Passes over staged bytes that are no frames.
+    /// Skips staged bytes that are not frames.
     pub(in super::super) fn skip_staged(&mut self, len: usize) {
         self.rx.read = (self.rx.read + len).min(self.rx.write);
     }
 
-    /// Moves what is staged to the start of staging.
+    /// Moves the staged data to the start of staging.
     pub(in super::super) fn move_staged(&mut self) {
         let (at, len) = self.staged();
         self.stage.copy_from(0, &self.stage, at, len);

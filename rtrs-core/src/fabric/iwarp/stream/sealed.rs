@@ -1,4 +1,4 @@
-//! A connection over TLS: its handshake at the initiator, and its records.
+//! TLS for a connection: the initiator's handshake, and the records.
 
 use std::io;
 use std::sync::Arc;
@@ -13,23 +13,23 @@ use crate::fabric::CloseReason;
 use crate::rt::Op;
 use crate::tls::{Ended, Handshake, Progress, Step};
 
-/// Bytes of a handshake that are received at once.
+/// Maximum bytes of a handshake received at once.
 const RECEIVE: usize = 16 << 10;
 
-/// A TLS handshake of ours.
+/// TLS handshake of an outgoing connection.
 #[derive(Debug)]
 pub(super) struct Securing {
-    /// None while a thread computes.
+    /// None while a thread computes the next step.
     handshake: Option<Box<Handshake>>,
     _wanted: Option<Arc<()>>,
-    /// What is to be sent, and how much of it was.
+    /// Data to send, with the number of bytes already sent.
     output: Vec<u8>,
     sent: usize,
     ended: Option<Box<Ended>>,
 }
 
 impl Securing {
-    /// None where TLS is for accepting only.
+    /// Returns None if TLS is only used for accepted connections.
     pub(super) fn new(handshake: Option<Handshake>) -> Self {
         let (output, sent, ended) = (Vec::new(), 0, None);
         Self { handshake: handshake.map(Box::new), _wanted: None, output, sent, ended }
@@ -37,7 +37,7 @@ impl Securing {
 }
 
 impl Conn {
-    /// Lets a thread take the next step of the handshake.
+    /// Submits the next handshake step to a thread.
     pub(super) fn compute(&mut self, env: &mut Env<'_>, received: Vec<u8>) {
         let token = self.token(token::SECURE);
         let securing = self.securing.as_mut();
@@ -51,7 +51,7 @@ impl Conn {
         }
     }
 
-    /// A thread has taken a step of the handshake.
+    /// Handles a handshake step that a thread has completed.
     pub(in super::super) fn secured(
         &mut self,
         env: &mut Env<'_>,
@@ -67,7 +67,7 @@ impl Conn {
             Step::More => securing.handshake = Some(handshake),
             Step::Done(ended) => securing.ended = Some(ended),
             Step::Failed(why) => {
-                // The alert fits the empty send buffer, so nothing waits.
+                // The alert fits in the empty send buffer, so the call does not wait.
                 let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
                 let _ = SockRef::from(&self.fd).send_with_flags(&securing.output, flags);
                 self.stop(env, CloseReason::Tls(why.to_string()));
@@ -78,7 +78,7 @@ impl Conn {
         self.advance(env);
     }
 
-    /// Sends the next part of the handshake, or goes on when there is none.
+    /// Sends the next part of the handshake, or continues with the next phase if there is none.
     fn send_securing(&mut self, env: &mut Env<'_>) {
         let Some(securing) = &mut self.securing else { return };
         let rest = &securing.output[securing.sent..];
@@ -127,7 +127,8 @@ impl Conn {
         }
     }
 
-    /// The request went out with the end of the handshake: now its reply is awaited.
+    /// Starts the record layer. The request was sent with the end of the handshake, so its reply is
+    /// awaited next.
     fn begin_records(&mut self, env: &mut Env<'_>, ended: Ended) {
         let stream = TlsStream::new(ended.session, &ended.rest, &self.machine, BATCH_SLICES);
         match stream {
@@ -145,7 +146,8 @@ impl Conn {
         }
     }
 
-    /// So many bytes of records came; 0 is the end of the stream, or nothing new.
+    /// Opens records after `count` more bytes were received; 0 means the end of the stream, or no
+    /// new data.
     pub(super) fn open_records(&mut self, env: &mut Env<'_>, count: usize) {
         let Some(tls) = &mut self.tls else { return };
         tls.arrived(count);
@@ -173,14 +175,14 @@ impl Conn {
             }
         }
         if self.peer_done && self.machine.failure.is_none() {
-            // Anybody between the ends can do that, so it is not the peer's word.
+            // Anyone between the ends can cause this, so it is not attributed to the peer.
             let what = "the connection ended without the peer's close_notify";
             self.machine.end(CloseReason::Lost(what.into()), None);
         }
         self.take_reply(env);
     }
 
-    /// The reply to our request, when it is complete.
+    /// Processes the reply to the request, once it is complete.
     fn take_reply(&mut self, env: &mut Env<'_>) {
         let (at, staged) = self.machine.staged();
         if !matches!(self.phase, Phase::ReplyHeader) || staged < START_LEN {
@@ -195,7 +197,7 @@ impl Conn {
         }
     }
 
-    /// Seals and sends what the machine has.
+    /// Seals and sends the machine's output.
     pub(super) fn kick_send_sealed(&mut self, env: &mut Env<'_>) {
         let Some(tls) = &mut self.tls else { return };
         if tls.takes_batch() && self.machine.has_output() {
@@ -215,7 +217,7 @@ impl Conn {
         }
     }
 
-    /// What was handed to the socket is gone: the machine's batch, or a part of it over TLS.
+    /// Handles the completed send of the machine's batch, or of a part over TLS.
     pub(super) fn batch_sent(&mut self, env: &mut Env<'_>) {
         match &mut self.tls {
             None => self.machine.tx_done(env.core),
@@ -228,7 +230,7 @@ impl Conn {
         }
     }
 
-    /// An alert is to go to the peer.
+    /// Returns true if an alert must be sent to the peer.
     pub(super) fn has_alert(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_alert())
     }

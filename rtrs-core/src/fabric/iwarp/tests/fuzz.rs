@@ -1,9 +1,9 @@
 //! Body of the fuzz target `iwarp_stream`.
 //!
-//! The input is a little program: raw bytes, or frames with chosen fields and optionally the
-//! real key of the machine's memory, which no input could guess. The stream is fed in cuts of
-//! chosen length. The target fails on a panic, on a receive without room, and when work is
-//! reported not exactly once. The fuzz crate calls it with new inputs, the tests with the corpus.
+//! The input is a small program: raw bytes, or frames with chosen fields and optionally the real
+//! key of the machine's memory, which no input could guess. The stream is delivered in pieces of
+//! chosen length. The target fails on a panic, on a receive without room, and if work is not
+//! reported exactly once. The fuzz crate calls it with new inputs, the tests with the corpus.
 
 use std::collections::HashSet;
 
@@ -39,7 +39,7 @@ impl Input<'_> {
     }
 }
 
-/// Appends one step of the program to the stream. None at the end of the input.
+/// Appends one step of the program to the stream. Returns None at the end of the input.
 pub(super) fn step(
     input: &mut Input<'_>,
     stream: &mut Vec<u8>,
@@ -93,10 +93,10 @@ pub(super) fn step(
     Some(())
 }
 
-/// Drives a stream machine with a peer of this program.
+/// Drives a stream machine with a peer that runs this program.
 ///
 /// # Panics
-/// When the machine is at fault.
+/// Panics if the machine misbehaves.
 #[doc(hidden)]
 pub fn fuzz_stream(data: &[u8]) {
     let mut input = Input(data);

@@ -1,10 +1,10 @@
-//! Records around MPA: a peer that has the keys of a TLS session and keeps to nothing else. Part of
-//! the fuzz target `tls` (`tls/fuzz.rs`).
+//! Records around MPA, from a peer that has the keys of a TLS session and otherwise violates the
+//! protocol at will. Part of the fuzz target `tls` (`tls/fuzz.rs`).
 //!
-//! The input is a little program: records with frames as in `fuzz.rs`, with raw bytes, of any
-//! content type, with new keys, broken on the way, or bytes that are no record. The target fails on
-//! a panic, on a receive without room, when a broken record is taken, and when the bytes of the
-//! stream are not those that were sealed.
+//! The input is a small program: records with frames as in `fuzz.rs`, with raw bytes, of any
+//! content type, with new keys, damaged in transit, or bytes that are not a record. The target
+//! fails on a panic, on a receive without room, if a damaged record is accepted, and if the bytes
+//! of the stream differ from those that were sealed.
 
 use rustls::ContentType;
 
@@ -20,16 +20,16 @@ use crate::ids::QpNum;
 use crate::mem::{IoVecs, Region};
 use crate::tls::{Secrets, Session, sessions};
 
-/// What the peer has sealed: its records, what of the stream is in them, and whether all is right.
+/// Output of the peer: its records, the stream data in them, and whether everything is valid.
 struct Sealed {
     bytes: Vec<u8>,
     plain: Vec<u8>,
     is_right: bool,
-    /// Bytes that may be the beginning of a record, which what follows then goes on with.
+    /// The bytes may be the beginning of a record that later bytes continue.
     is_raw: bool,
 }
 
-/// Seals what the program says. None at its end.
+/// Seals the next step of the program. Returns None at its end.
 fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64)) -> Option<Sealed> {
     let (kind, mut plain) = (input.byte()?, Vec::new());
     let mut content_type = ContentType::ApplicationData;
@@ -41,7 +41,8 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
             plain.resize(len, kind);
         }
         4 => {
-            // Type 0 would be padding, and the content's last byte the type (RFC 8446 section 5.4).
+            // Type 0 would be padding, and the last byte of the content would become the type (RFC
+            // 8446 section 5.4).
             content_type = ContentType::from(input.byte()?.max(1));
             let len = usize::from(input.byte()?);
             plain = input.bytes(len);
@@ -58,7 +59,7 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
         _ => plain = input.bytes(64),
     }
     let mut bytes = Vec::new();
-    // An empty content is one record too.
+    // Empty content also makes one record.
     let mut rest = &plain[..];
     loop {
         let (content, more) = rest.split_at(rest.len().min(16 << 10));
@@ -76,7 +77,7 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
     }
     let mut is_right = content_type == ContentType::ApplicationData;
     if kind % 8 == 7 {
-        // Behind the header, so that it is a record, and not the right one.
+        // Damage a byte after the header, so that the data is still a record, but an invalid one.
         let at = 5 + usize::from(input.byte()?) % (bytes.len() - 5);
         bytes[at] ^= 1 << (input.byte()? % 8);
         is_right = false;
@@ -90,7 +91,7 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
 /// Drives the records of a session, and a stream machine behind them, with such a peer.
 ///
 /// # Panics
-/// When they are at fault.
+/// Panics if either misbehaves.
 pub(crate) fn fuzz_records(data: &[u8]) {
     let mut input = Input(data);
     let (Some(cut), Ok(region)) = (input.short(), Region::new(64 << 10)) else { return };
@@ -159,7 +160,7 @@ pub(crate) fn fuzz_records(data: &[u8]) {
     check(&sent, &taken);
 }
 
-/// What came is a part of what was sealed rightly.
+/// Checks that the received data is a prefix of the validly sealed data.
 fn check(sent: &[u8], taken: &[u8]) {
     assert!(sent.starts_with(taken), "bytes came that nobody sealed");
 }

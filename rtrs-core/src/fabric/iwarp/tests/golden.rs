@@ -1,4 +1,4 @@
-//! The worked bytes of docs/PROTOCOL.md, made and validated by the machine.
+//! The example bytes of docs/PROTOCOL.md, as the machine produces and accepts them.
 
 use super::{End, PD, hex, terms};
 use crate::fabric::iwarp::ddp::{self, Untagged};
@@ -7,7 +7,7 @@ use crate::fabric::iwarp::rdmap::{Blame, ReadRequest, TermCode, Terminate, opcod
 use crate::fabric::{Access, RemoteMem, SgeList, WcOp, WorkRequest, WrOp};
 use crate::ids::Rkey;
 
-/// A frame of this header and payload.
+/// Builds a frame with this header and payload.
 pub(super) fn frame(header: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut bytes = [header, payload].concat();
     let len = bytes.len() - 2;

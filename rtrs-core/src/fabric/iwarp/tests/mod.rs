@@ -1,4 +1,4 @@
-//! Tests of the provider: the machine alone, a pair of machines, and real sockets.
+//! Tests of the provider: a single machine, a pair of machines, and real sockets.
 
 mod golden;
 mod machine;
@@ -16,7 +16,7 @@ use crate::fabric::{Access, QpLimits, Sge, WorkCompletion};
 use crate::ids::QpNum;
 use crate::mem::{IoVecs, Region};
 
-/// The bytes of a hex text; anything but digits is ignored.
+/// Parses hex text; anything but digits is ignored.
 fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> =
         text.chars().filter_map(|c| c.to_digit(16)).map(|d| u8::try_from(d).unwrap()).collect();
@@ -39,7 +39,7 @@ fn terms(initiator: bool) -> Terms {
 
 const PD: u64 = 1;
 
-/// A machine with memory, driven by hand.
+/// Machine with memory, driven by the test.
 struct End {
     core: CoreState,
     machine: QpMachine,
@@ -73,7 +73,7 @@ impl End {
         Sge { slice: self.region.slice(offset, len).unwrap(), lkey: self.stag }
     }
 
-    /// Everything it wants to send now.
+    /// Returns everything that the machine wants to send now.
     fn output(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.machine.has_output() {
@@ -86,7 +86,7 @@ impl End {
         bytes
     }
 
-    /// Gives it received bytes, as much per call as it asks for.
+    /// Delivers received bytes, as many per call as the machine asks for.
     fn input(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             self.machine.rx_prepare(&mut self.rx);

@@ -1,4 +1,4 @@
-//! Two fabrics, or a fabric and a hand-made peer, on real loopback sockets.
+//! Two fabrics, or a fabric and a scripted peer, on real loopback sockets.
 
 mod half_open;
 mod secure;
@@ -27,7 +27,7 @@ use crate::time::{Duration, Instant};
 const LIMITS: QpLimits = QpLimits { send_max: 128, recv_max: 128 };
 const BOUND: Duration = Duration::from_secs(10);
 
-/// One shard: ring, fabric, memory.
+/// A shard: ring, fabric, memory.
 struct Node {
     ring: Rc<Ring>,
     fabric: IwarpFabric,
@@ -62,7 +62,7 @@ impl Node {
         Clock.now()
     }
 
-    /// One turn that does not wait.
+    /// Runs one turn without waiting.
     fn turn(&mut self) -> Option<FabricEvent> {
         self.fabric.flush(Clock.now());
         self.ring.turn().unwrap();
@@ -70,7 +70,7 @@ impl Node {
         self.fabric.next_event()
     }
 
-    /// The next event, asleep meanwhile.
+    /// Waits for the next event, asleep in between.
     fn wait(&mut self) -> FabricEvent {
         let end = Clock.now() + BOUND;
         loop {
@@ -118,7 +118,7 @@ impl Node {
     }
 }
 
-/// The first event of either; both take turns on this thread.
+/// Returns the first event of either node; both take turns on this thread.
 fn either(left: &mut Node, right: &mut Node) -> (bool, FabricEvent) {
     let end = Clock.now() + BOUND;
     loop {
@@ -139,7 +139,7 @@ fn request(event: FabricEvent) -> ConnRequest {
     }
 }
 
-/// A connected pair of nodes on this thread: client, server, and their queue pairs.
+/// Creates a connected pair of nodes on this thread: client, server, and their queue pairs.
 fn connected(options: &IwarpOptions) -> (Node, QpNum, Node, QpNum) {
     let (mut client, mut server) = (Node::new(options.clone()), Node::new(options.clone()));
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -246,7 +246,7 @@ fn an_abort_cancels_and_flushes_before_it_reports() {
         let buf = Some(client.sge(id as usize * 64, 64));
         client.fabric.post_recv(cq, id, buf).unwrap();
     }
-    // The server is not run, so this cannot all leave.
+    // The server is not running, so not all of this can be sent.
     for id in 10..20 {
         let sges = SgeList::one(client.sge(0, 4 << 20));
         let to = server.remote(0);
@@ -406,7 +406,7 @@ fn bad_requests_are_closed_and_markers_refused() {
     assert_eq!(server.fabric.half_open(), 0);
 }
 
-/// A hand-made peer that accepts one connection, answers with `reply`, then writes `then`.
+/// Starts a scripted peer that accepts one connection, answers with `reply`, then writes `then`.
 fn peer_replies(reply: Vec<u8>, then: Vec<u8>) -> (SocketAddr, std::thread::JoinHandle<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -466,7 +466,7 @@ fn the_offender_gets_a_terminate_then_the_end() {
     assert_eq!(seen[..20], hex("00 0e c1 40 00 00 00 01 0000000000000000 eb d3 4c 5f"));
     assert_eq!(seen[22..24], [0x41, 0x47], "a terminate");
     assert_eq!(seen[40..44], [0x11, 0x00, 0xc0, 0x00]);
-    // And the other way round: the peer's Terminate is reported.
+    // In the other direction, the peer's Terminate is reported.
     let fields = ddp::Untagged { invalidate: 0, qn: 2, msn: 1, mo: 0 };
     let terminate = frame(&ddp::untagged(7, true, fields, 4), &[0x11, 0x01, 0, 0]);
     let (address, thread) = peer_replies(good.encode(), terminate);
@@ -494,7 +494,7 @@ fn a_peer_that_resets_or_stops_inside_a_frame_is_lost() {
     assert!(matches!(client.wait(), FabricEvent::Established { .. }));
     stream.write_all(&[0, 40, 0xc1]).unwrap();
     client.turn();
-    // Closing with unread bytes resets; either way the frame is cut.
+    // Closing with unread bytes resets the connection; either way the frame is cut.
     drop(stream);
     assert!(matches!(client.closed(), CloseReason::Lost(_)));
 }
@@ -554,7 +554,7 @@ fn a_request_can_be_accepted_on_another_core() {
     assert_eq!(&thread.join().unwrap(), b"core");
 }
 
-/// Writes with immediates from one thread to another, every byte checked.
+/// Sends writes with immediates from one thread to another and checks every byte.
 fn stream(options: &IwarpOptions, len: usize, count: u32) -> crate::fabric::FabricCounters {
     const SLOTS: u32 = 4;
     let ready = Arc::new(AtomicBool::new(false));

@@ -1,8 +1,9 @@
-//! A model of a window's owner and of peers on other shards, for loom (`crate::sync`).
+//! Loom model of a window's owner and of peers on other shards (`crate::sync`).
 //!
-//! The table has three entries: a registration, a window over it, and one more. A cell stands for
-//! each half of the registered memory: peers share it, and the owner uses it alone. Loom reports a
-//! peer that is there beside the owner, and an owner that does not see what a peer did.
+//! The table has three entries: a registration, a window over it, and one more. A cell represents
+//! each half of the registered memory: peers share it, and the owner uses it exclusively. Loom
+//! reports peers that access a cell concurrently with the owner, and owners that miss the effect of
+//! a peer's access.
 
 use loom::cell::UnsafeCell;
 use loom::thread;
@@ -41,7 +42,7 @@ impl Model {
         self.table.bind(PD, key, &slice, Access::REMOTE_WRITE)
     }
 
-    /// A peer writes to this half with this key. False when it may not.
+    /// Writes to a half with this key, as a peer. Returns false if the key does not allow it.
     fn write(&self, key: Rkey, half: usize) -> bool {
         let addr = self.base + (half * HALF) as u64;
         let Ok(held) = self.table.acquire(PD, key.0, addr, HALF, REMOTE_WRITE) else {
@@ -53,7 +54,7 @@ impl Model {
         true
     }
 
-    /// The owner uses this half, which no key reaches.
+    /// Uses a half as the owner, while no key reaches it.
     fn use_half(&self, half: usize) {
         self.halves[half].with_mut(|_| ());
     }

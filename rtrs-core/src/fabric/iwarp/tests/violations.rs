@@ -68,7 +68,7 @@ fn writes_are_validated() {
     assert!(e.machine.failure.is_none(), "an empty write needs no STag");
 }
 
-/// A region may be opened to its peer bit by bit: small frames and large ones keep to that.
+/// A region may be opened to its peer step by step: small and large frames respect that.
 #[test]
 fn writes_beyond_what_a_peer_may_use_yet_are_refused() {
     let stride = 260 << 10;
@@ -168,7 +168,7 @@ fn frames_are_validated() {
         let mut bytes = good.clone();
         bytes[flip / 8] ^= 1 << (flip % 8);
         if flip / 8 < 2 {
-            continue; // another length: the frame is not complete, or too short
+            continue; // another length: the frame is incomplete, or too short
         }
         let mut e = end();
         e.machine.post_recv(&e.core, 1, None).unwrap();

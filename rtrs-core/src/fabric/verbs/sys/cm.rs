@@ -1,9 +1,9 @@
 //! Event channels and identifiers of the RDMA connection manager.
 //!
-//! Queue pairs are not tied to identifiers here (librdmacm could do that): their states are set by
-//! [`super::Qp`] from the attributes an identifier gives, so that timers and retry counts are ours
-//! and nothing but drop order of independent handles has to be right. Every event is copied and
-//! acknowledged before anybody sees it, so destroying or moving an identifier never waits for its
+//! Queue pairs are not tied to identifiers (librdmacm could do that): [`super::Qp`] sets their
+//! states from the attributes that an identifier provides. This gives control over timers and retry
+//! counts, and only the drop order of independent handles has to be right. Every event is copied
+//! and acknowledged before it is used, so destroying or moving an identifier never waits for its
 //! own caller.
 
 use std::io;
@@ -29,10 +29,10 @@ use crate::fabric::verbs::reaper::Reaper;
 const OPTION_LEVEL_ID: libc::c_int = 0;
 const OPTION_ACK_TIMEOUT: libc::c_int = 3;
 
-/// Longest private data of a reject (`IB_CM_REJ_PRIVATE_DATA_SIZE`).
+/// Maximum length of private data in a reject (`IB_CM_REJ_PRIVATE_DATA_SIZE`).
 const REJECT_DATA_MAX: usize = 148;
 
-/// A descriptor on which the connection manager reports.
+/// Descriptor on which the connection manager reports events.
 #[derive(Debug)]
 pub(crate) struct EventChannel {
     raw: NonNull<rdma_event_channel>,
@@ -46,9 +46,9 @@ unsafe impl Send for EventChannel {}
 unsafe impl Sync for EventChannel {}
 
 impl EventChannel {
-    /// A new channel, non-blocking. Its identifiers are destroyed by `reaper`.
+    /// Creates a non-blocking channel. Its identifiers are destroyed by `reaper`.
     pub(crate) fn new(reaper: &Arc<Reaper>) -> io::Result<Arc<Self>> {
-        // SAFETY: no arguments; null is the error.
+        // SAFETY: no arguments; null means an error.
         let raw = NonNull::new(unsafe { rdma_create_event_channel() })
             .ok_or_else(io::Error::last_os_error)?;
         let channel = Self { raw, reaper: Arc::clone(reaper) };
@@ -57,26 +57,26 @@ impl EventChannel {
     }
 
     fn fd(&self) -> libc::c_int {
-        // SAFETY: the channel lives until our drop.
+        // SAFETY: the channel exists until it is dropped.
         unsafe { (*self.raw.as_ptr()).fd }
     }
 
-    /// A second descriptor of the channel, to poll.
+    /// Returns a duplicate descriptor of the channel for polling.
     pub(crate) fn pollable(&self) -> io::Result<OwnedFd> {
         duplicate(self.fd())
     }
 
-    /// The next event, acknowledged; None when there is none.
+    /// Returns the next event, acknowledged; None if there is none.
     pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<CmEvent>> {
         let mut raw: *mut rdma_cm_event = ptr::null_mut();
-        // SAFETY: the channel is alive and `raw` takes the pointer.
+        // SAFETY: the channel is alive and `raw` receives the pointer.
         let got = unsafe { rdma_get_cm_event(self.raw.as_ptr(), &raw mut raw) };
         if !taken(got)? {
             return Ok(None);
         }
-        // SAFETY: on success `raw` points to an event that is ours until it is acknowledged; its
-        // private data, when there is any, is `private_data_len` bytes inside it. The identifier
-        // of a connect request is new and handed to us.
+        // SAFETY: on success `raw` points to an event that this thread owns until it is
+        // acknowledged; its private data, if any, is `private_data_len` bytes inside it. The
+        // identifier of a connect request is new and owned by the receiver.
         let event = unsafe {
             let event = &*raw;
             let kind = CmEventKind::from_raw(event.event);
@@ -111,13 +111,13 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: every identifier holds its channel, so none is left; all events were
-        // acknowledged when they were taken.
+        // SAFETY: every identifier holds its channel, so none is left; all events were acknowledged
+        // when they were taken.
         unsafe { rdma_destroy_event_channel(self.raw.as_ptr()) };
     }
 }
 
-/// What the connection manager reports.
+/// Kind of a connection manager event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CmEventKind {
     AddrResolved,
@@ -159,44 +159,44 @@ impl CmEventKind {
     }
 }
 
-/// Names an identifier in events; only compared.
+/// Key of an identifier in events; only compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct IdKey(usize);
 
-/// An event, copied.
+/// Copy of an event.
 #[derive(Debug)]
 pub(crate) struct CmEvent {
     pub(crate) id: IdKey,
     pub(crate) kind: CmEventKind,
-    /// A negative errno, or the reason of a reject.
+    /// Negative errno, or the reason of a reject.
     pub(crate) status: i32,
     pub(crate) private_data: PrivateData,
-    /// Of a request: reads the peer wants to have outstanding towards us.
+    /// In a request: reads that the peer wants to have outstanding.
     pub(crate) responder_reads: u8,
-    /// Of a request: reads of ours the peer would serve.
+    /// In a request: reads that the peer would serve.
     pub(crate) initiator_reads: u8,
-    /// The identifier of a connect request.
+    /// Identifier of a connect request.
     pub(crate) request: Option<CmId>,
 }
 
 #[cfg(test)]
 impl CmEvent {
-    /// An event as it would come from the connection manager.
+    /// Creates an event as the connection manager would report it.
     pub(crate) fn of(kind: CmEventKind, status: i32, private_data: PrivateData) -> Self {
         let (id, request) = (IdKey(0), None);
         Self { id, kind, status, private_data, responder_reads: 0, initiator_reads: 0, request }
     }
 }
 
-/// What connect and accept tell the peer.
+/// Parameters of connect and accept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnParam<'a> {
     pub(crate) private_data: &'a [u8],
     pub(crate) responder_reads: u8,
     pub(crate) initiator_reads: u8,
-    /// Of a connect; both ends then use it.
+    /// Retry count of a connect, used by both ends.
     pub(crate) retry_count: u8,
-    /// The device's number of our queue pair.
+    /// The device's number of the local queue pair.
     pub(crate) qp_num: u32,
 }
 
@@ -209,44 +209,45 @@ impl ConnParam<'_> {
         raw.responder_resources = self.responder_reads;
         raw.initiator_depth = self.initiator_reads;
         raw.retry_count = self.retry_count;
-        // 7: wait for a receive for ever, as the kernel's RTRS asks.
+        // 7: wait indefinitely for a receive, as the kernel's RTRS does.
         raw.rnr_retry_count = 7;
         raw.qp_num = self.qp_num;
         raw
     }
 }
 
-/// An identifier: a listener, an attempt, a connection. Dropped, it is destroyed on a thread of
-/// the reaper, because the kernel may wait for work that is still under way.
+/// Identifier of a listener, an attempt or a connection. When dropped, it is destroyed on a thread
+/// of the reaper, because the kernel may wait for pending work.
 #[derive(Debug)]
 pub(crate) struct CmId {
     raw: NonNull<rdma_cm_id>,
     channel: Arc<EventChannel>,
-    /// Its drop destroys it, on the thread that drops it.
+    /// Dropping destroys the identifier on the dropping thread.
     in_place: bool,
 }
 
-// SAFETY: librdmacm guards its own state, and an identifier is used through one owner at a time.
+// SAFETY: librdmacm synchronizes its own state, and an identifier is used through one owner at a
+// time.
 unsafe impl Send for CmId {}
 // SAFETY: calls through a shared reference only read fields that change with events of this
 // identifier (taken on one thread), or make a system call. `disconnect` reads such a field on
 // another thread: that of the device, which never changes once an identifier is connected.
 unsafe impl Sync for CmId {}
 
-/// The handle of a dropped identifier. The channel goes after the identifier.
+/// Handle of a dropped identifier. The channel is dropped after the identifier.
 struct DroppedId {
     raw: NonNull<rdma_cm_id>,
     _channel: Arc<EventChannel>,
 }
 
-// SAFETY: the only handle of its identifier, and librdmacm is thread-safe.
+// SAFETY: this is the only handle of its identifier, and librdmacm is thread-safe.
 unsafe impl Send for DroppedId {}
 
 impl DroppedId {
     fn destroy(self) {
-        // SAFETY: the only handle of the identifier, no queue pair is tied to it. An event that its
-        // shard has taken and not yet acknowledged is waited for; the shard acknowledges at once.
-        // An established identifier tells its peer.
+        // SAFETY: this is the only handle of the identifier, and no queue pair is tied to it. The
+        // call waits for an event that the shard has taken and not yet acknowledged; the shard
+        // acknowledges it at once. An established identifier notifies its peer.
         unsafe { rdma_destroy_id(self.raw.as_ptr()) };
     }
 }
@@ -254,7 +255,7 @@ impl DroppedId {
 impl CmId {
     pub(crate) fn new(channel: &Arc<EventChannel>) -> io::Result<Self> {
         let mut raw: *mut rdma_cm_id = ptr::null_mut();
-        // SAFETY: the channel is alive, `raw` takes the pointer.
+        // SAFETY: the channel is alive, and `raw` receives the pointer.
         outcome(unsafe {
             rdma_create_id(
                 channel.raw.as_ptr(),
@@ -267,7 +268,8 @@ impl CmId {
         Ok(Self { raw, channel: Arc::clone(channel), in_place: false })
     }
 
-    /// Destroys it on this thread: what it was bound to is free when this returns.
+    /// Destroys the identifier on this thread: everything that it was bound to is free when this
+    /// returns.
     pub(crate) fn destroy(mut self) {
         self.in_place = true;
     }
@@ -277,16 +279,16 @@ impl CmId {
     }
 
     fn fields(&self) -> &rdma_cm_id {
-        // SAFETY: the identifier lives until our drop.
+        // SAFETY: the identifier exists until it is dropped.
         unsafe { self.raw.as_ref() }
     }
 
-    /// The device's context, once the identifier is bound to a device.
+    /// Returns the device's context, once the identifier is bound to a device.
     pub(super) fn verbs(&self) -> Option<NonNull<rdma_sys::ibv_context>> {
         NonNull::new(self.fields().verbs)
     }
 
-    /// Names the device's context; only compared.
+    /// Returns a key for the device's context; only compared.
     pub(crate) fn context_key(&self) -> Option<usize> {
         self.verbs().map(|raw| raw.as_ptr() as usize)
     }
@@ -306,7 +308,7 @@ impl CmId {
         outcome(unsafe { rdma_listen(self.raw.as_ptr(), backlog) })
     }
 
-    /// The port the identifier is bound to.
+    /// Returns the port to which the identifier is bound.
     pub(crate) fn local_port(&self) -> u16 {
         // SAFETY: the identifier is alive.
         u16::from_be(unsafe { rdma_get_src_port(self.raw.as_ptr()) })
@@ -337,8 +339,8 @@ impl CmId {
         outcome(unsafe { rdma_resolve_route(self.raw.as_ptr(), timeout_ms) })
     }
 
-    /// Sets the exponent of the local ACK timeout. On RoCE it must come before `resolve_route`,
-    /// which makes the path's packet life time of it.
+    /// Sets the exponent of the local ACK timeout. On RoCE it must be called before
+    /// `resolve_route`, which derives the path's packet lifetime from it.
     pub(crate) fn set_ack_timeout(&self, mut exponent: u8) -> io::Result<()> {
         // SAFETY: the option takes one byte, which is copied during the call.
         outcome(unsafe {
@@ -354,11 +356,11 @@ impl CmId {
 
     pub(crate) fn connect(&self, param: ConnParam<'_>) -> io::Result<()> {
         let mut raw = param.to_raw();
-        // SAFETY: the parameters and the private data they point to live through the call.
+        // SAFETY: the parameters and the private data that they point to outlive the call.
         outcome(unsafe { rdma_connect(self.raw.as_ptr(), &raw mut raw) })
     }
 
-    /// Sends the last message of the active side.
+    /// Sends the last message of the active side's handshake.
     pub(crate) fn establish(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         outcome(unsafe { rdma_establish(self.raw.as_ptr()) })
@@ -377,20 +379,20 @@ impl CmId {
         outcome(unsafe { rdma_reject(self.raw.as_ptr(), private_data.as_ptr().cast(), len as u8) })
     }
 
-    /// Sends a DREQ, or answers that of the peer.
+    /// Sends a DREQ, or answers the peer's.
     pub(crate) fn disconnect(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         outcome(unsafe { rdma_disconnect(self.raw.as_ptr()) })
     }
 
-    /// Tells the connection manager that data came before the peer's last message did.
+    /// Notifies the connection manager that data arrived before the peer's last handshake message.
     pub(crate) fn notify_established(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         outcome(unsafe { rdma_notify(self.raw.as_ptr(), ibv_event_type::IBV_EVENT_COMM_EST) })
     }
 
     /// Moves the identifier to another channel. Waits until the old channel's thread has
-    /// acknowledged what it holds of it, which it does at once.
+    /// acknowledged its pending events of the identifier, which it does at once.
     pub(crate) fn migrate(&mut self, to: &Arc<EventChannel>) -> io::Result<()> {
         if Arc::ptr_eq(&self.channel, to) {
             return Ok(());
@@ -402,7 +404,7 @@ impl CmId {
     }
 
     pub(crate) fn local_address(&self) -> Option<SocketAddr> {
-        // SAFETY: librdmacm keeps a whole sockaddr_storage there; all views of it are plain data.
+        // SAFETY: librdmacm keeps a whole sockaddr_storage there; all its views are plain data.
         ip_address(unsafe { &self.fields().route.addr.src_addr_union.src_storage })
     }
 
@@ -411,18 +413,18 @@ impl CmId {
         ip_address(unsafe { &self.fields().route.addr.dst_addr_union.dst_storage })
     }
 
-    /// The attributes and their mask that bring a queue pair of this connection to `state`.
+    /// Returns the attributes and their mask that bring a queue pair of this connection to `state`.
     pub(super) fn qp_attributes(
         &self,
         state: rdma_sys::ibv_qp_state::Type,
     ) -> io::Result<(ibv_qp_attr, libc::c_int)> {
-        /// Bits 21 to 24 are the kernel's own; librdmacm takes them off as well.
+        /// Bits 21 to 24 are internal to the kernel; librdmacm removes them as well.
         const KERNEL_BITS: libc::c_int = 0x1e0_0000;
         // SAFETY: plain data, for which all zeroes is valid.
         let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = state;
         let mut mask = 0;
-        // SAFETY: both are ours and written during the call.
+        // SAFETY: both are local variables, written during the call.
         outcome(unsafe {
             rdma_init_qp_attr(self.raw.as_ptr(), &raw mut attributes, &raw mut mask)
         })?;
@@ -447,7 +449,7 @@ fn ip_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return None,
     };
-    // SAFETY: sockaddr_storage holds either, aligned for both, and its family says which.
+    // SAFETY: sockaddr_storage holds either, is aligned for both, and its family says which.
     let address = unsafe {
         if len == size_of::<libc::sockaddr_in>() {
             let v4 = &*ptr::from_ref(storage).cast::<libc::sockaddr_in>();
@@ -474,7 +476,7 @@ fn ip_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     })
 }
 
-/// Makes a descriptor of a library non-blocking.
+/// Makes a library's descriptor non-blocking.
 pub(super) fn set_nonblocking(fd: libc::c_int) -> io::Result<()> {
     // SAFETY: plain descriptor calls without pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
@@ -488,7 +490,7 @@ pub(super) fn set_nonblocking(fd: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// A second descriptor of a library's, of our own.
+/// Duplicates a library's descriptor.
 pub(super) fn duplicate(fd: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: the library keeps the descriptor open while its object lives, which the caller's
     // borrow ensures for the duration of this call.

@@ -20,10 +20,10 @@ use super::queue::WrTag;
 use super::{outcome, taken};
 use crate::fabric::{WcOp, WcStatus};
 
-/// Completions taken from the device at once.
+/// Maximum number of completions taken from the device at once.
 const POLL_BATCH: usize = 32;
 
-/// A descriptor on which completion queues report.
+/// Descriptor on which completion queues report.
 #[derive(Debug)]
 pub(crate) struct CompChannel {
     raw: NonNull<ibv_comp_channel>,
@@ -31,9 +31,9 @@ pub(crate) struct CompChannel {
 }
 
 impl CompChannel {
-    /// A new channel, non-blocking.
+    /// Creates a non-blocking channel.
     pub(crate) fn new(context: &Arc<Context>) -> io::Result<Rc<Self>> {
-        // SAFETY: an open context; null is the error.
+        // SAFETY: an open context; null means an error.
         let raw = NonNull::new(unsafe { ibv_create_comp_channel(context.raw()) })
             .ok_or_else(io::Error::last_os_error)?;
         let channel = Self { raw, context: Arc::clone(context) };
@@ -42,7 +42,7 @@ impl CompChannel {
     }
 
     fn fd(&self) -> libc::c_int {
-        // SAFETY: the channel lives until our drop.
+        // SAFETY: the channel exists until it is dropped.
         unsafe { (*self.raw.as_ptr()).fd }
     }
 
@@ -50,12 +50,13 @@ impl CompChannel {
         &self.context
     }
 
-    /// A second descriptor of the channel, to poll.
+    /// Returns a duplicate descriptor of the channel for polling.
     pub(crate) fn pollable(&self) -> io::Result<OwnedFd> {
         duplicate(self.fd())
     }
 
-    /// Takes one report: the index of the queue that has completions. None when there is none.
+    /// Takes one notification: the index of the queue that has completions. Returns None if there
+    /// is none.
     pub(crate) fn next(&self) -> io::Result<Option<usize>> {
         let mut cq: *mut ibv_cq = ptr::null_mut();
         let mut index = ptr::null_mut();
@@ -64,7 +65,7 @@ impl CompChannel {
         if !taken(got)? {
             return Ok(None);
         }
-        // SAFETY: the queue cannot be gone while a report of it is not acknowledged.
+        // SAFETY: the queue cannot be destroyed while one of its notifications is unacknowledged.
         unsafe { ibv_ack_cq_events(cq, 1) };
         Ok(Some(index as usize))
     }
@@ -77,12 +78,12 @@ impl Drop for CompChannel {
     }
 }
 
-/// A completion, in our terms.
+/// Decoded completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wc {
     pub(crate) tag: WrTag,
     pub(crate) status: WcStatus,
-    /// Of a successful receive: what arrived.
+    /// Kind of message that a successful receive got.
     pub(crate) arrived: WcOp,
     pub(crate) byte_len: u32,
     pub(crate) imm: Option<u32>,
@@ -96,8 +97,8 @@ impl Wc {
         let good = status == WcStatus::Success;
         let has = |flag: ibv_wc_flags| good && tag.recv && raw.wc_flags & flag.0 != 0;
         let imm = has(ibv_wc_flags::IBV_WC_WITH_IMM);
-        // rdma_rxe reports the kernel's own value of the flag, which to libibverbs means that an
-        // IP checksum is right; on a reliable connection no other device sets that one.
+        // rdma_rxe reports the kernel's own value of the flag, which libibverbs defines as "IP
+        // checksum is correct"; on a reliable connection no other device sets that one.
         let invalidated = has(ibv_wc_flags::IBV_WC_WITH_INV)
             || (soft_roce && has(ibv_wc_flags::IBV_WC_IP_CSUM_OK));
         // SAFETY: both views of the union are plain 32-bit numbers.
@@ -121,7 +122,7 @@ fn status_of(raw: ibv_wc_status::Type, recv: bool) -> WcStatus {
         ibv_wc_status::IBV_WC_RETRY_EXC_ERR | ibv_wc_status::IBV_WC_RESP_TIMEOUT_ERR => {
             WcStatus::RetryExceeded
         }
-        // On a receive these mean that we refused what the peer sent.
+        // On a receive these mean that the local end refused the peer's message.
         ibv_wc_status::IBV_WC_REM_ACCESS_ERR if !recv => WcStatus::RemoteAccess,
         ibv_wc_status::IBV_WC_REM_INV_REQ_ERR
         | ibv_wc_status::IBV_WC_REM_OP_ERR
@@ -135,7 +136,7 @@ fn status_of(raw: ibv_wc_status::Type, recv: bool) -> WcStatus {
     }
 }
 
-/// A completion queue, used from one shard.
+/// Completion queue, used by one shard.
 pub(crate) struct Cq {
     raw: NonNull<ibv_cq>,
     buffer: RefCell<Box<[ibv_wc]>>,
@@ -144,8 +145,8 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    /// A queue for that many completions, which reports on the channel under `index`, by the
-    /// interrupt of the device that is `vector` modulo the number of these.
+    /// Creates a queue for `entries` completions, which reports on the channel under `index`. The
+    /// device's interrupt is `vector` modulo the number of its interrupts.
     pub(crate) fn new(
         channel: &Rc<CompChannel>,
         entries: u32,
@@ -156,8 +157,8 @@ impl Cq {
         // SAFETY: an open context.
         let vectors = unsafe { (*channel.context.raw()).num_comp_vectors };
         let vector = i32::try_from(vector % vectors.max(1).cast_unsigned()).unwrap_or(0);
-        // SAFETY: an open context and a channel of it; the index is no pointer to anybody but us;
-        // null is the error.
+        // SAFETY: an open context and one of its channels; only this module interprets the index,
+        // which is not a real pointer; null means an error.
         let raw = NonNull::new(unsafe {
             ibv_create_cq(
                 channel.context.raw(),
@@ -182,10 +183,10 @@ impl Cq {
         self.raw.as_ptr()
     }
 
-    /// Appends completions that are there, some at once; none left when it gives 0.
+    /// Appends some of the available completions; returns 0 if none are left.
     pub(crate) fn poll(&self, into: &mut Vec<Wc>) -> io::Result<usize> {
         let mut buffer = self.buffer.borrow_mut();
-        // SAFETY: the buffer takes that many completions.
+        // SAFETY: the buffer has space for that many completions.
         let got = unsafe { ibv_poll_cq(self.raw.as_ptr(), POLL_BATCH as i32, buffer.as_mut_ptr()) };
         let Ok(got) = usize::try_from(got) else {
             return Err(io::Error::other("the completion queue cannot be read"));
@@ -194,8 +195,8 @@ impl Cq {
         Ok(got)
     }
 
-    /// Asks for a report on the channel when the next completion comes. Those that came before
-    /// make none, so the queue is polled once more afterwards.
+    /// Requests a notification on the channel for the next completion. Earlier completions cause
+    /// none, so the queue must be polled once more afterwards.
     pub(crate) fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue is alive.
         outcome(unsafe { ibv_req_notify_cq(self.raw.as_ptr(), 0) })
@@ -204,7 +205,8 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // SAFETY: every queue pair holds its queue, so none is left; all reports are acknowledged.
+        // SAFETY: every queue pair holds its queue, so none is left; all notifications are
+        // acknowledged.
         let code = unsafe { ibv_destroy_cq(self.raw.as_ptr()) };
         if code != 0 {
             let device = self.channel.context.name();
@@ -245,7 +247,7 @@ mod tests {
         assert_eq!((imm.imm, imm.invalidated), (Some(0x1234_5678), None));
         assert_eq!(imm.arrived, WcOp::RecvRdmaWithImm);
         let mut kernel_flag = raw(true);
-        // GRH and the kernel's WITH_INVALIDATE.
+        // GRH and the kernel's WITH_INVALIDATE flag.
         kernel_flag.wc_flags = 0x5;
         let key = Some(0x1234_5678_u32.to_be());
         assert_eq!(Wc::from_raw(&kernel_flag, true).invalidated, key);

@@ -1,10 +1,10 @@
 //! Devices, protection domains, registrations and windows.
 //!
 //! librdmacm opens each device once for the process; a [`Context`] keeps it open by holding an
-//! identifier that is bound to it. It never closes a device by itself, not even one that was
-//! removed (rdma-core 44, `ucma_put_device`), and drivers that cannot take a device away from its
-//! users (rdma_rxe, siw) hold up its removal until nobody has it open. So the context of a removed
-//! device gives back the device's descriptors.
+//! identifier that is bound to it. librdmacm never closes a device by itself, not even one that was
+//! removed (rdma-core 44, `ucma_put_device`), and drivers that cannot revoke a device from its
+//! users (rdma_rxe, siw) delay its removal until no process has it open. So the context of a
+//! removed device closes the device's descriptors.
 
 use std::ffi::CStr;
 use std::ffi::OsStr;
@@ -35,30 +35,30 @@ use super::{outcome, taken};
 use crate::fabric::Access;
 use crate::mem::Region;
 
-/// rdma_rxe's vendor id: a device in software, where each post is a system call.
+/// Vendor ID of rdma_rxe: a device in software, where each post is a system call.
 const VENDOR_SOFT_ROCE: u32 = 0x00ff_ffff;
 
-/// Where sysfs shows the devices that can be opened.
+/// Directory in which sysfs lists the devices that can be opened.
 const SYSFS: &str = "/sys/class/infiniband_verbs";
 
-/// What a device can do.
+/// Limits and capabilities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceLimits {
     pub(crate) qp_wr_max: u32,
     pub(crate) cqe_max: u32,
     pub(crate) sge_max: u32,
-    /// RDMA reads a queue pair serves at once.
+    /// Maximum number of RDMA reads that a queue pair serves at once.
     pub(crate) responder_reads_max: u8,
-    /// RDMA reads a queue pair has outstanding.
+    /// Maximum number of outstanding RDMA reads of a queue pair.
     pub(crate) initiator_reads_max: u8,
-    /// Memory windows of type 1, as the device says. Its provider library may have no calls for
+    /// The device reports memory windows of type 1. Its provider library may lack the calls for
     /// them: see [`Context::has_windows`].
     pub(crate) windows: bool,
-    /// Ports, numbered from 1.
+    /// Number of ports, which are numbered from 1.
     pub(crate) ports: u8,
     /// iWARP: no RDMA write with immediate, reads need a writable sink.
     pub(crate) iwarp: bool,
-    /// rdma_rxe.
+    /// The device is rdma_rxe.
     pub(crate) soft_roce: bool,
 }
 
@@ -86,7 +86,7 @@ fn query(context: NonNull<ibv_context>) -> io::Result<DeviceLimits> {
     let mut raw: ibv_device_attr = unsafe { std::mem::zeroed() };
     // SAFETY: an open context; the attributes are written during the call.
     outcome(unsafe { ibv_query_device(context.as_ptr(), &raw mut raw) })?;
-    // SAFETY: an open context names its device as long as it lives.
+    // SAFETY: an open context has a valid device pointer for as long as it exists.
     let transport = unsafe { (*(*context.as_ptr()).device).transport_type };
     Ok(DeviceLimits::new(&raw, transport == ibv_transport_type::IBV_TRANSPORT_IWARP))
 }
@@ -97,10 +97,10 @@ fn name_of(device: *mut ibv_device) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Opens the device of that name.
+/// Opens the device with that name.
 fn open(name: &str) -> io::Result<NonNull<ibv_context>> {
     let mut count = 0;
-    // SAFETY: `count` is written; null is the error.
+    // SAFETY: `count` is written; null means an error.
     let list = unsafe { ibv_get_device_list(&raw mut count) };
     if list.is_null() {
         return Err(io::Error::last_os_error());
@@ -110,7 +110,7 @@ fn open(name: &str) -> io::Result<NonNull<ibv_context>> {
         // SAFETY: the list has `count` devices.
         let device = unsafe { *list.add(at) };
         if name_of(device) == name {
-            // SAFETY: a device of the list; null is the error.
+            // SAFETY: a device of the list; null means an error.
             found = NonNull::new(unsafe { ibv_open_device(device) })
                 .ok_or_else(io::Error::last_os_error);
             break;
@@ -121,24 +121,24 @@ fn open(name: &str) -> io::Result<NonNull<ibv_context>> {
     found
 }
 
-/// What a device reports out of band.
+/// Asynchronous event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AsyncEvent {
-    /// A queue pair, by the device's number, failed.
+    /// A queue pair failed, given by the device's number.
     QpFailed { qp_num: u32, what: &'static str },
     /// A port went down or came up.
     Port { number: u8, up: bool },
     /// The device failed.
     DeviceFailed,
-    /// The device is being removed, or is gone.
+    /// The device is being removed, or has been removed.
     DeviceRemoved,
-    /// A completion queue failed or ran over.
+    /// A completion queue failed or overran.
     CqFailed,
-    /// Nothing for us.
+    /// Any other event, which is ignored.
     Other,
 }
 
-/// `ibv_event_type`, as plain numbers: a device may report one that these headers do not know.
+/// `ibv_event_type` as plain numbers: a device may report one that these headers lack.
 mod event {
     pub(super) const CQ_ERR: u32 = 0;
     pub(super) const QP_FATAL: u32 = 1;
@@ -149,42 +149,43 @@ mod event {
     pub(super) const PORT_ERR: u32 = 10;
 }
 
-/// An open device.
+/// Open device.
 #[derive(Debug)]
 pub(crate) struct Context {
     raw: NonNull<ibv_context>,
     limits: DeviceLimits,
     name: String,
-    /// What sysfs has of it, and which inode that was.
+    /// Path of the device in sysfs, and its inode when it was opened.
     sysfs: Option<(PathBuf, u64)>,
     removed: AtomicBool,
-    /// Its memory windows can be used, as far as is known.
+    /// Memory windows can be used, as far as is known.
     windows: AtomicBool,
-    /// Last: keeps the device open.
+    /// Keeps the device open; the last field, so that it is dropped last.
     held: Held,
 }
 
-/// What keeps a device open.
+/// Reference that keeps a device open.
 #[derive(Debug)]
 enum Held {
-    /// librdmacm, as long as an identifier is bound to it.
+    /// librdmacm, for as long as an identifier is bound to the device.
     Bound {
         _id: CmId,
-        /// /dev/null, open beforehand: without a free descriptor a device could not be given back.
+        /// /dev/null, opened in advance: a device could not be released otherwise when there is no
+        /// free descriptor.
         null: Arc<File>,
     },
-    /// Our own call, which is undone in the end.
+    /// Opened directly; closed on drop.
     Opened,
 }
 
-// SAFETY: libibverbs guards its own state; contexts may be used from any thread.
+// SAFETY: libibverbs synchronizes its own state; contexts may be used from any thread.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// The device that has this address. None when the address is on this host, but no RDMA
-    /// device is behind it, or one that is being removed. `null` is /dev/null.
+    /// Returns the device that has this address. None if the address is on this host but belongs to
+    /// no RDMA device, or to one that is being removed. `null` is /dev/null.
     pub(crate) fn of_address(
         channel: &Arc<EventChannel>,
         null: &Arc<File>,
@@ -211,11 +212,11 @@ impl Context {
         Ok(Some(Self::held(raw, limits, name, sysfs, held)))
     }
 
-    /// The device of that name, opened for a moment and apart from librdmacm.
+    /// Opens the device with that name for a short time, independently of librdmacm.
     pub(crate) fn of_name(name: &str) -> io::Result<Self> {
         let raw = open(name)?;
         let limits = query(raw).inspect_err(|_| {
-            // SAFETY: opened above, nothing was made in it.
+            // SAFETY: opened above, and nothing was created in it.
             unsafe { ibv_close_device(raw.as_ptr()) };
         })?;
         Ok(Self::held(raw, limits, name.to_owned(), None, Held::Opened))
@@ -232,31 +233,31 @@ impl Context {
         Self { raw, limits, name, sysfs, removed, windows, held }
     }
 
-    /// True when memory windows of type 1 can be used: the device says so, and no call for one has
-    /// been found to be missing.
+    /// Returns true if memory windows of type 1 can be used: the device reports them, and none of
+    /// their calls was found to be missing.
     pub(crate) fn has_windows(&self) -> bool {
         self.windows.load(Ordering::Acquire)
     }
 
-    /// It has no windows, whatever it says. True when that is new.
+    /// Records that windows do not work, whatever the device reports. Returns true if that is new.
     pub(crate) fn set_without_windows(&self) -> bool {
         self.windows.swap(false, Ordering::AcqRel)
     }
 
-    /// True while sysfs shows the device.
+    /// Returns true while sysfs shows the device.
     pub(crate) fn is_present(&self) -> bool {
         self.sysfs.as_ref().is_none_or(|(path, ino)| {
             path.metadata().map_or_else(|e| e.kind() != NotFound, |found| found.ino() == *ino)
         })
     }
 
-    /// The device is being removed: when nothing uses the context any more it gives the device's
-    /// descriptors back.
+    /// Records that the device is being removed: the context closes the device's descriptors when
+    /// it is no longer used.
     pub(crate) fn set_removed(&self) {
         self.removed.store(true, Ordering::Release);
     }
 
-    /// True once that was said.
+    /// Returns true after [`Self::set_removed`].
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }
@@ -277,33 +278,33 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// What a port is like.
+    /// Returns the attributes of a port.
     pub(super) fn port(&self, number: u8) -> io::Result<ibv_port_attr> {
         // SAFETY: plain data, for which all zeroes is valid.
         let mut attributes: ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: an open context; the call writes a part of the structure, as long as the header
-        // of the library's first version had it.
+        // SAFETY: an open context; the call writes part of the structure, as large as the first
+        // version of the library defined it.
         outcome(unsafe { ibv_query_port(self.raw(), number, (&raw mut attributes).cast()) })?;
         Ok(attributes)
     }
 
-    /// A global identifier of a port. None for a place in its table that is not set.
+    /// Returns a global identifier of a port, or None if that entry of its table is not set.
     pub(super) fn gid(&self, port: u8, at: u8) -> Option<ibv_gid> {
         let mut gid = ibv_gid { raw: [0; 16] };
         // SAFETY: an open context; the identifier is written during the call.
         let code = unsafe { ibv_query_gid(self.raw(), port, at.into(), &raw mut gid) };
-        // SAFETY: both views of the union are plain bytes. The last eight name the interface.
+        // SAFETY: both views of the union are plain bytes. The last eight are the interface ID.
         let set = code == 0 && unsafe { gid.raw[8..] != [0; 8] };
         set.then_some(gid)
     }
 
-    /// A descriptor that is readable when the device has something to report.
+    /// Returns a descriptor that is readable when the device has an event to report.
     pub(crate) fn async_pollable(&self) -> io::Result<OwnedFd> {
         // SAFETY: an open context.
         duplicate(unsafe { (*self.raw.as_ptr()).async_fd })
     }
 
-    /// The next report, acknowledged; None when there is none.
+    /// Returns the next event, acknowledged; None if there is none.
     pub(crate) fn next_async(&self) -> io::Result<Option<AsyncEvent>> {
         let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
         // SAFETY: an open context, whose descriptor does not block; `raw` is written on success.
@@ -348,21 +349,21 @@ impl Drop for Context {
     fn drop(&mut self) {
         let null = match &self.held {
             Held::Opened => {
-                // SAFETY: opened once by `of_name`; everything made of the context held it.
+                // SAFETY: opened once by `of_name`; everything created in the context held it.
                 unsafe { ibv_close_device(self.raw.as_ptr()) };
                 return;
             }
             Held::Bound { .. } if !self.is_removed() => return,
             Held::Bound { null, .. } => null,
         };
-        // librdmacm has the context open until it next looks for devices, and would not find that
-        // this one is gone when it was the last. What it has open then is /dev/null.
-        // SAFETY: the context lives as long as the identifier that is bound to it, which goes after
-        // this; everything made of the context held it, so nothing is left that uses the
-        // descriptors. Calls on them fail from here on, and closing them is what librdmacm does.
+        // librdmacm keeps the context open until it next looks for devices, and would not notice
+        // the removal of the last device. What it keeps open from here on is /dev/null. SAFETY: the
+        // context lives as long as the identifier that is bound to it, which is dropped after this;
+        // everything created in the context held it, so nothing is left that uses the descriptors.
+        // Calls on them fail from here on, except for closing them, which librdmacm does.
         let fds = unsafe { [(*self.raw.as_ptr()).cmd_fd, (*self.raw.as_ptr()).async_fd] };
         for fd in fds {
-            // EBUSY and EINTR pass.
+            // EBUSY and EINTR are temporary.
             for _ in 0..100 {
                 // SAFETY: as above.
                 if unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) } >= 0 {
@@ -376,29 +377,29 @@ impl Drop for Context {
     }
 }
 
-/// A protection domain of a device.
+/// Protection domain of a device.
 #[derive(Debug)]
 pub(crate) struct Pd {
     raw: NonNull<ibv_pd>,
-    /// Queue pairs that the device has in it.
+    /// Number of queue pairs that the device has in it.
     queue_pairs: AtomicU32,
     context: Arc<Context>,
 }
 
-// SAFETY: libibverbs guards its own state; domains may be used from any thread.
+// SAFETY: libibverbs synchronizes its own state; domains may be used from any thread.
 unsafe impl Send for Pd {}
 // SAFETY: as above.
 unsafe impl Sync for Pd {}
 
 impl Pd {
     pub(crate) fn new(context: &Arc<Context>) -> io::Result<Self> {
-        // SAFETY: an open context; null is the error.
+        // SAFETY: an open context; null means an error.
         let raw = NonNull::new(unsafe { ibv_alloc_pd(context.raw()) })
             .ok_or_else(io::Error::last_os_error)?;
         Ok(Self { raw, queue_pairs: AtomicU32::new(0), context: Arc::clone(context) })
     }
 
-    /// Queue pairs that were made in it and not destroyed.
+    /// Returns the number of queue pairs that were created in it and not destroyed.
     pub(crate) fn queue_pairs(&self) -> u32 {
         self.queue_pairs.load(Ordering::Acquire)
     }
@@ -407,7 +408,7 @@ impl Pd {
         self.queue_pairs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The device has destroyed one, for certain.
+    /// Records that the device has definitely destroyed a queue pair.
     pub(super) fn has_one_less(&self) {
         self.queue_pairs.fetch_sub(1, Ordering::Release);
     }
@@ -423,7 +424,7 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: everything made in it holds it, so nothing is left in it.
+        // SAFETY: everything created in the domain holds it, so nothing is left in it.
         unsafe { ibv_dealloc_pd(self.raw.as_ptr()) };
     }
 }
@@ -436,12 +437,12 @@ pub(crate) struct Mr {
     pd: Arc<Pd>,
 }
 
-// SAFETY: libibverbs guards its own state; the fields read here never change.
+// SAFETY: libibverbs synchronizes its own state; the fields read here never change.
 unsafe impl Send for Mr {}
 // SAFETY: as above.
 unsafe impl Sync for Mr {}
 
-/// The flags for an access, in verbs' terms.
+/// Converts an access to verbs flags.
 pub(super) fn access_flags(access: Access) -> libc::c_uint {
     let mut flags = 0;
     for (wanted, flag) in [
@@ -457,24 +458,24 @@ pub(super) fn access_flags(access: Access) -> libc::c_uint {
 }
 
 impl Mr {
-    /// Registers a region, whole, and lets windows be bound to it where the device has any.
+    /// Registers a whole region, and permits window binds if the device has windows.
     pub(crate) fn new(pd: &Arc<Pd>, region: &Arc<Region>, access: Access) -> io::Result<Self> {
         let context = pd.context();
         let mut flags = access_flags(access);
         if access.remote_write {
-            // The device refuses a peer's writes where we could not write ourselves.
+            // The device refuses a peer's writes where local writes are not permitted.
             flags |= ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         }
         if context.limits.iwarp && access.local_write {
-            // The answer to a read is a write of the peer there (RFC 5040, 4.5).
+            // The answer to a read is a write by the peer (RFC 5040, 4.5).
             flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         }
         if context.has_windows() {
             flags |= ibv_access_flags::IBV_ACCESS_MW_BIND.0;
         }
         // SAFETY: the region is mapped for its whole length and held until after the
-        // deregistration; peers and the device may change its bytes at any time, which regions
-        // are made for.
+        // deregistration; peers and the device may change its bytes at any time, which regions are
+        // designed for.
         let raw = NonNull::new(unsafe {
             ibv_reg_mr(pd.raw.as_ptr(), region.address(0).cast(), region.len(), flags.cast_signed())
         })
@@ -483,7 +484,7 @@ impl Mr {
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: the registration lives until our drop.
+        // SAFETY: the registration exists until it is dropped.
         unsafe { (*self.raw.as_ptr()).lkey }
     }
 
@@ -510,36 +511,36 @@ impl Drop for Mr {
         // SAFETY: windows hold their registration, so none is bound to it.
         let code = unsafe { ibv_dereg_mr(self.raw.as_ptr()) };
         if code != 0 {
-            // The device may still reach the memory: it must not be used for anything else.
+            // The device may still access the memory, so it must not be used for anything else.
             tracing::error!(code, device = %self.pd.context.name, "cannot deregister memory");
             std::mem::forget(Arc::clone(&self.region));
         }
     }
 }
 
-/// A memory window of type 1: good on every queue pair of its domain.
+/// Memory window of type 1, valid on every queue pair of its domain.
 #[derive(Debug)]
 pub(crate) struct Mw {
     raw: NonNull<ibv_mw>,
     mr: Arc<Mr>,
     key: AtomicU32,
-    /// True while a thread changes it.
+    /// True while a thread changes the window.
     busy: AtomicBool,
-    /// A bind failed, so what its key is nobody knows.
+    /// A bind failed, so the state of the window's key is unknown.
     broken: AtomicBool,
 }
 
-// SAFETY: libibverbs guards its own state; the one field that changes does so under `busy`.
+// SAFETY: libibverbs synchronizes its own state; the one field that changes does so under `busy`.
 unsafe impl Send for Mw {}
 // SAFETY: as above.
 unsafe impl Sync for Mw {}
 
 impl Mw {
     pub(crate) fn new(mr: &Arc<Mr>) -> io::Result<Self> {
-        // SAFETY: a living domain; None and null are errors.
+        // SAFETY: a live domain; None and null are errors.
         let raw = unsafe { ibv_alloc_mw(mr.pd.raw.as_ptr(), ibv_mw_type::IBV_MW_TYPE_1) };
         let raw = raw.and_then(NonNull::new).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: just made.
+        // SAFETY: just created.
         let key = AtomicU32::new(unsafe { (*raw.as_ptr()).rkey });
         Ok(Self {
             raw,
@@ -566,8 +567,9 @@ impl Mw {
         self.broken.store(true, Ordering::Release);
     }
 
-    /// Runs a change with the window's handle and its key before; the new key comes out. None
-    /// when another thread is at it, which is its users' mistake, or when it is broken.
+    /// Runs a change with the window's handle and its previous key; `run` returns the new key.
+    /// Returns None if another thread is changing the window, which is a bug of the caller, or if
+    /// the window is broken.
     pub(super) fn change<E>(
         &self,
         run: impl FnOnce(NonNull<ibv_mw>, u32) -> Result<u32, E>,
@@ -586,7 +588,7 @@ impl Mw {
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        // SAFETY: the window is ours, and its registration still stands.
+        // SAFETY: this is the only handle of the window, and its registration still exists.
         let code = unsafe { ibv_dealloc_mw(self.raw.as_ptr()) };
         if code != 0 {
             tracing::error!(code, device = %self.mr.pd.context.name, "cannot free a window");
@@ -595,7 +597,7 @@ impl Drop for Mw {
     }
 }
 
-/// RLIMIT_MEMLOCK in bytes; None when there is no limit.
+/// Returns RLIMIT_MEMLOCK in bytes; None if there is no limit.
 pub(crate) fn memory_lock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is written during the call.

@@ -1,13 +1,14 @@
-//! The calls of libibverbs and librdmacm, made safe by ownership.
+//! Safe wrappers for libibverbs and librdmacm, based on ownership.
 //!
-//! The only unsafe code of the provider. A handle destroys what it made when it is dropped, and
-//! holds what must outlive it: a queue pair its domain and queue, a window its registration, a
-//! registration its domain and memory, a domain its device. Memory named by a posted request is
-//! owned by the queue pair until the request has completed or the queue pair is destroyed.
+//! This module contains the only unsafe code of the provider. A handle destroys its object when it
+//! is dropped, and holds everything that must outlive it: a queue pair its domain and queue, a
+//! window its registration, a registration its domain and memory, a domain its device. Memory
+//! referenced by a posted request is owned by the queue pair until the request has completed or the
+//! queue pair is destroyed.
 //!
 //! `cm.rs` the connection manager · `device.rs` devices, domains, registrations, windows · `cq.rs`
-//! completion queues · `qp.rs` queue pairs · `queue.rs` what is posted on them · `own_loop.rs` a
-//! queue pair that is its own peer.
+//! completion queues · `qp.rs` queue pairs · `queue.rs` their posted work · `own_loop.rs` a queue
+//! pair that is its own peer.
 
 mod cm;
 mod cq;
@@ -26,7 +27,7 @@ pub(super) use queue::Posted;
 #[cfg(test)]
 pub(super) use queue::WrTag;
 
-/// The outcome of a call that returns 0, an errno, or -1 with errno set.
+/// Converts the result of a call that returns 0, an errno, or -1 with errno set.
 fn outcome(code: libc::c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
@@ -35,7 +36,7 @@ fn outcome(code: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// The outcome of a call that takes an event: false when there is none.
+/// Converts the result of a call that takes an event. Returns false if there is none.
 fn taken(code: libc::c_int) -> io::Result<bool> {
     if code == 0 {
         return Ok(true);

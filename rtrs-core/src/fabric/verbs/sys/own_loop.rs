@@ -1,7 +1,7 @@
-//! A queue pair that is its own peer: ready to post without anybody to connect to.
+//! Queue pairs that are their own peer, so that work can be posted without a connection.
 //!
-//! For requests that send nothing, such as binds. The connection manager has no part in it, so the
-//! attributes that it would give are read from the device here.
+//! Used for requests that send nothing, such as binds. The connection manager is not involved, so
+//! the attributes that it would provide are read from the device here.
 
 use std::io;
 
@@ -10,21 +10,21 @@ use rdma_sys::{ibv_gid, ibv_port_attr, ibv_port_state, ibv_qp_attr_mask as mask,
 use super::device::Context;
 use super::qp::Qp;
 
-/// `IBV_LINK_LAYER_ETHERNET`: a port that is addressed by identifiers only.
+/// `IBV_LINK_LAYER_ETHERNET`: the port is addressed by global identifiers only.
 const LINK_LAYER_ETHERNET: u8 = 2;
-/// Local ACK timeout, 4.096 us times two to this power: 67 ms. Nothing is sent.
+/// Local ACK timeout, 4.096 us times two to this power: 67 ms. Unused, since nothing is sent.
 const ACK_TIMEOUT: u8 = 14;
 
-/// A port, as a queue pair of its own needs it.
+/// Attributes of a port that a queue pair connected to itself needs.
 struct OwnPort {
     number: u8,
     attributes: ibv_port_attr,
-    /// The first global identifier that is set, and its place in the port's table.
+    /// First global identifier that is set, with its index in the port's table.
     gid: Option<(u8, ibv_gid)>,
 }
 
 impl OwnPort {
-    /// The first port that is up; else the first.
+    /// Returns the first port that is up; otherwise the first port.
     fn of(context: &Context) -> io::Result<Self> {
         let mut found = Err(io::Error::from(io::ErrorKind::NotFound));
         for number in 1..=context.limits().ports {

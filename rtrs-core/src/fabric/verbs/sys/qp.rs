@@ -1,16 +1,16 @@
-//! A queue pair, and the one beside it that binds windows on soft RoCE.
+//! Queue pairs, each with a second one that binds windows on soft RoCE.
 //!
 //! Send requests live in a ring of slots in posting order, receives in another (queue.rs). A
-//! completed send request frees all before it: of those nobody asked to hear unless they failed,
-//! and failures complete on their own.
+//! completed send request frees all requests before it: those are unsignaled, and a failure would
+//! have completed by itself.
 //!
-//! rdma_rxe of Linux 6.1 runs local operations (BIND_MW, REG_MR, LOCAL_INV) a second time when it
-//! repeats packets posted before them (rxe_req.c, `req_retry` starts over at the oldest request
-//! that is not acknowledged, `rxe_do_local_ops` does not look whether it has run). A bind that ran
-//! finds the window's key changed, fails, and takes the queue pair down. So on soft RoCE binds go
-//! to a second queue pair of the connection, the bind QP, that never sends a packet and so never
-//! repeats anything. What is posted after a bind is held back until the bind QP has completed it.
-//! The other way round there is no order: a bind may overtake what was posted before it.
+//! rdma_rxe of Linux 6.1 repeats local operations (BIND_MW, REG_MR, LOCAL_INV) when it retransmits
+//! packets posted before them (rxe_req.c, `req_retry` starts over at the oldest unacknowledged
+//! request, and `rxe_do_local_ops` does not check whether it has run). A repeated bind finds the
+//! window's key changed, fails, and puts the queue pair into error. So on soft RoCE binds go to a
+//! second queue pair of the connection, the bind QP, which never sends a packet and so never
+//! retransmits. Work posted after a bind is held back until the bind QP has completed it. There is
+//! no order in the other direction: a bind may overtake work posted before it.
 
 use std::fmt;
 use std::io;
@@ -33,43 +33,43 @@ use crate::fabric::{Access, FabricError, QpLimits, Sge, WcOp, WcStatus, WorkRequ
 use crate::ids::QpNum;
 use crate::mem::MemSlice;
 
-/// A reliable queue pair.
+/// Reliable queue pair.
 pub(crate) struct Qp {
-    /// None once it is destroyed.
+    /// None once destroyed.
     raw: Option<NonNull<ibv_qp>>,
     number: u32,
     name: QpNum,
     sends: Sends,
     recvs: Recvs,
-    /// Bytes of a request that the device takes from us, instead of from memory.
+    /// Maximum bytes of a request that are copied to the device instead of being read from memory.
     inline_max: usize,
     reads: bool,
     bind_qp: Option<BindQp>,
     iwarp: bool,
-    /// Its queue pairs are on their way out and may still use what is posted.
+    /// The queue pairs are being destroyed elsewhere and may still use posted memory.
     detached: bool,
-    /// Both after the queue pairs.
+    /// Both are dropped after the queue pairs.
     cq: Rc<Cq>,
     pd: Arc<Pd>,
 }
 
-/// The queue pair that binds windows.
+/// Queue pair that binds windows.
 struct BindQp {
-    /// None once it is destroyed.
+    /// None once destroyed.
     raw: Option<NonNull<ibv_qp>>,
     number: u32,
     binds: Sends,
 }
 
-/// Bytes that go to the device inside a request, so that it need not read them from memory: a
-/// request for a read and an answer fit, and a queue entry stays small.
+/// Maximum data included in a request, so that the device need not read it from memory: a read
+/// request and an answer fit, and a queue entry stays small.
 const INLINE_MAX: u32 = 64;
 
-/// A message may be this long at most (IBA 9.7.8 and every device).
+/// Maximum length of a message (IBA 9.7.8 and every device).
 const MESSAGE_MAX: usize = 1 << 31;
 
 impl Qp {
-    /// Completion queue entries that a queue pair of these limits needs.
+    /// Returns the number of completion queue entries that a queue pair with these limits needs.
     pub(crate) fn cq_entries(pd: &Pd, limits: QpLimits) -> u32 {
         let sends = limits.send_max.saturating_add(1);
         let binds = if Self::needs_bind_qp(pd) { sends } else { 0 };
@@ -80,7 +80,7 @@ impl Qp {
         pd.context().limits().soft_roce && pd.context().has_windows()
     }
 
-    /// A queue pair in its first state. `name` is its owner's name for it.
+    /// Creates a queue pair in its initial state. `name` is the owner's name for it.
     pub(crate) fn new(
         pd: &Arc<Pd>,
         cq: &Rc<Cq>,
@@ -88,7 +88,7 @@ impl Qp {
         limits: QpLimits,
     ) -> io::Result<Self> {
         let (send, recv) = (limits.send_max, limits.recv_max);
-        // Not every device can, nor with queues of this length.
+        // Not every device supports inline data, or not with queues of this length.
         let (raw, number, inline_max) =
             create(pd, cq, send, recv, INLINE_MAX).or_else(|_| create(pd, cq, send, recv, 0))?;
         let mut qp = Self {
@@ -113,12 +113,12 @@ impl Qp {
         Ok(qp)
     }
 
-    /// The device's number of it.
+    /// Returns the device's number of the queue pair.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Whether a number is that of this queue pair, or of the one that binds for it.
+    /// Returns true if a number is that of this queue pair, or of its bind QP.
     pub(crate) fn has_number(&self, number: u32) -> bool {
         self.number == number || self.bind_qp.as_ref().is_some_and(|b| b.number == number)
     }
@@ -131,12 +131,12 @@ impl Qp {
         &self.cq
     }
 
-    /// Send requests and binds that have not completed.
+    /// Returns the number of send requests and binds that have not completed.
     pub(crate) fn sends_open(&self) -> u32 {
         self.sends.ring.len() + self.binds().map_or(0, |binds| binds.ring.len())
     }
 
-    /// True when something waits to be handed to the device and may be.
+    /// Returns true if work is waiting to be posted and may be posted.
     pub(crate) fn has_ready(&self) -> bool {
         self.sends.ready(self.binds()) > 0
     }
@@ -149,7 +149,7 @@ impl Qp {
         self.raw.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))
     }
 
-    /// Modifies the queue pair and the one that binds for it.
+    /// Modifies the queue pair and its bind QP.
     pub(super) fn modify(
         &mut self,
         attributes: &mut ibv_qp_attr,
@@ -160,7 +160,7 @@ impl Qp {
         bind_qp.map_or(Ok(()), |raw| modify(raw, attributes, mask))
     }
 
-    /// To INIT: receives may be posted. `reads` lets the peer read.
+    /// Transitions to INIT: receives may be posted. `reads` permits the peer's reads.
     pub(crate) fn enter_init(&mut self, id: &CmId, reads: bool) -> io::Result<()> {
         let (mut attributes, mask) = id.qp_attributes(ibv_qp_state::IBV_QPS_INIT)?;
         attributes.qp_access_flags =
@@ -168,7 +168,7 @@ impl Qp {
         self.modify(&mut attributes, mask | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS.0.cast_signed())
     }
 
-    /// To RTR: the peer's messages are taken.
+    /// Transitions to RTR: the peer's messages are accepted.
     pub(crate) fn enter_rtr(
         &mut self,
         id: &CmId,
@@ -183,7 +183,7 @@ impl Qp {
         self.modify(&mut attributes, mask)
     }
 
-    /// To RTS: requests may be posted.
+    /// Transitions to RTS: requests may be posted.
     pub(crate) fn enter_rts(
         &mut self,
         id: &CmId,
@@ -200,12 +200,12 @@ impl Qp {
         self.modify(&mut attributes, mask)
     }
 
-    /// Whether reads of ours may be posted; the connection manager has negotiated it.
+    /// Sets whether reads may be posted, as negotiated by the connection manager.
     pub(crate) fn set_reads(&mut self, reads: bool) {
         self.reads = reads;
     }
 
-    /// Attributes of which none is set.
+    /// Returns attributes with no field set.
     pub(super) fn no_attributes() -> ibv_qp_attr {
         // SAFETY: plain data, for which all zeroes is valid.
         unsafe { std::mem::zeroed() }
@@ -296,8 +296,8 @@ impl Qp {
         self.sends.open(SendSlot { wr_id, op: Some(op), signaled, after, ..SendSlot::default() })
     }
 
-    /// Binds a window to a part of its registration, or takes its key away (None). The new key
-    /// comes out; it is in force when the request completes.
+    /// Binds a window to part of its registration, or revokes its key (None). Returns the new key,
+    /// which is in force when the request completes.
     pub(crate) fn push_bind(
         &mut self,
         window: &Arc<Mw>,
@@ -309,7 +309,8 @@ impl Qp {
             return Err(FabricError::QueueFull);
         }
         let info = ibv_mw_bind_info {
-            // Also for a bind of no bytes: the provider of rdma_rxe looks at it.
+            // Required for a bind of zero bytes as well: the provider library of rdma_rxe accesses
+            // it.
             mr: window.mr().raw(),
             addr: slice.map_or_else(|| window.mr().base(), |slice| slice.address() as u64),
             length: slice.map_or(0, |slice| slice.len() as u64),
@@ -322,9 +323,10 @@ impl Qp {
         }
     }
 
-    /// At once, behind what is in the batch, so that the order is that of the posters' calls. One
-    /// call for each: `ibv_bind_mw` takes one bind and is the only call that is documented for
-    /// windows of type 1; `ibv_post_send` takes those of type 2 (ibv_post_send(3)).
+    /// Binds a window at once, after the requests in the batch, so that the order is that of the
+    /// callers' posts. Makes one call for each: `ibv_bind_mw` takes one bind and is the only call
+    /// that is documented for windows of type 1; `ibv_post_send` takes those of type 2
+    /// (ibv_post_send(3)).
     fn bind_now(
         &mut self,
         window: &Arc<Mw>,
@@ -340,11 +342,11 @@ impl Qp {
                 send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
                 bind_info: info,
             };
-            // SAFETY: queue pair, window and registration live and are of one domain, which the
-            // caller has checked; the structure lives through the call.
+            // SAFETY: queue pair, window and registration are alive and of one domain, which the
+            // caller has checked; the structure outlives the call.
             let code = unsafe { ibv_bind_mw(raw.as_ptr(), mw.as_ptr(), &raw mut bind) };
             if let Err(error) = outcome(code) {
-                // Nothing was posted: the slot is taken back.
+                // Nothing was posted, so the slot is released.
                 self.sends.ring.tail = seq;
                 self.sends.slots[at] = SendSlot::default();
                 let device = self.pd.context().name();
@@ -356,7 +358,7 @@ impl Qp {
             self.sends.silent = 0;
             self.sends.slots[at].window = Some(Arc::clone(window));
             self.sends.ring.posted = self.sends.ring.tail;
-            // SAFETY: the window lives; `ibv_bind_mw` has written its new key.
+            // SAFETY: the window is alive; `ibv_bind_mw` has written its new key.
             Ok(unsafe { (*mw.as_ptr()).rkey })
         });
         changed.unwrap_or(Err(FabricError::QpState))
@@ -392,13 +394,13 @@ impl Qp {
             return Ok(());
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: a list of requests in our arrays, read during the call; the memory they name is
-        // owned by their slots.
+        // SAFETY: a list of requests in this queue's arrays, read during the call; the memory that
+        // they reference is owned by their slots.
         outcome(unsafe { ibv_post_recv(raw.as_ptr(), self.recvs.link(), &raw mut bad) })
     }
 
-    /// Hands what is staged to the device, receives first, then binds; requests that wait for a
-    /// bind stay. Gives the number of calls that posted requests.
+    /// Hands staged work to the device: receives, binds, then requests, except those that wait for
+    /// a bind. Returns the number of calls that posted requests.
     pub(crate) fn post(&mut self) -> io::Result<u64> {
         self.post_recvs()?;
         let raw = self.alive()?;
@@ -413,8 +415,8 @@ impl Qp {
         Ok(bound + 1)
     }
 
-    /// Makes sure that the last request makes a completion, so that the end of all is seen: by
-    /// its flag when it is still staged, else by one more request that does nothing.
+    /// Ensures that the last request creates a completion, so that the end of all work is detected:
+    /// by its flag if it is still staged, otherwise by an additional request that does nothing.
     pub(crate) fn seal(&mut self) {
         let sends = &mut self.sends;
         if sends.silent == 0 || sends.ring.len() == 0 {
@@ -436,8 +438,8 @@ impl Qp {
         raw.wr.rdma = rdma_sys::rdma_t { remote_addr: 0, rkey: 0 };
     }
 
-    /// A request or bind ended: frees it and all before it, and reports what its poster wants to
-    /// know.
+    /// Handles the completion of a request or bind: frees it and all before it, and reports the
+    /// outcomes that the poster asked for.
     pub(crate) fn send_done(
         &mut self,
         tag: WrTag,
@@ -450,12 +452,12 @@ impl Qp {
         }
     }
 
-    /// A receive ended: frees it and says whose it was.
+    /// Handles the completion of a receive: frees it and returns its ID.
     pub(crate) fn recv_done(&mut self, seq: u32) -> Option<u64> {
         self.recvs.done(seq)
     }
 
-    /// Destroys the queue pair; from then on nobody reaches memory through it.
+    /// Destroys the queue pair; from then on no peer can access memory through it.
     pub(crate) fn destroy(&mut self) -> io::Result<()> {
         let Some(mut ending) = self.detach() else { return Ok(()) };
         let result = ending.destroy();
@@ -463,7 +465,7 @@ impl Qp {
         result
     }
 
-    /// What is posted may still run, so its memory stays for good.
+    /// Leaks the memory of posted work, which may still be in use.
     fn abandon(&mut self) {
         self.sends.abandon();
         self.recvs.abandon();
@@ -473,8 +475,8 @@ impl Qp {
         std::mem::forget((Rc::clone(&self.cq), Arc::clone(&self.pd)));
     }
 
-    /// Takes the device's queue pairs out, to be destroyed elsewhere; [`Self::destroyed`] then says
-    /// what came of it. None when they are gone or taken already.
+    /// Takes the device's queue pairs out, to be destroyed elsewhere; [`Self::destroyed`] then
+    /// records the result. Returns None if they were destroyed or taken already.
     pub(crate) fn detach(&mut self) -> Option<Ending> {
         let main = self.raw.take()?;
         let bind_qp = self.bind_qp.as_mut().and_then(|bind_qp| bind_qp.raw.take());
@@ -483,14 +485,14 @@ impl Qp {
         Some(Ending { bind_qp, main: Some(main), number, pd: Arc::clone(&self.pd) })
     }
 
-    /// What [`Self::detach`] gave was destroyed, or could not be.
+    /// Records whether the queue pairs from [`Self::detach`] could be destroyed.
     pub(crate) fn destroyed(&mut self, failed: bool) {
         if std::mem::take(&mut self.detached) && failed {
             self.abandon();
         }
     }
 
-    /// Everything that has not completed, as flushed. Only after `destroy`.
+    /// Reports everything that has not completed as flushed. Only after `destroy`.
     pub(crate) fn flush_rest(&mut self, mut report: impl FnMut(Posted)) {
         assert!(self.raw.is_none() && !self.detached, "the device may still use what is posted");
         if let Some(bind_qp) = &mut self.bind_qp {
@@ -501,12 +503,12 @@ impl Qp {
     }
 }
 
-/// The device's side of a [`Qp`] that ends. Dropped, it is destroyed too.
+/// The device's part of a [`Qp`] that is being destroyed. Dropping it destroys it too.
 pub(crate) struct Ending {
     bind_qp: Option<NonNull<ibv_qp>>,
     main: Option<NonNull<ibv_qp>>,
     number: u32,
-    /// After the queue pairs.
+    /// Dropped after the queue pairs.
     pd: Arc<Pd>,
 }
 
@@ -515,7 +517,7 @@ pub(crate) struct Ending {
 unsafe impl Send for Ending {}
 
 impl Ending {
-    /// True when the device has put the queue pair into ERR.
+    /// Returns true if the device has put the queue pair into ERR.
     pub(crate) fn is_in_error(&self) -> bool {
         let Some(raw) = self.main else { return true };
         // SAFETY: plain data, for which all zeroes is valid.
@@ -527,7 +529,7 @@ impl Ending {
         code == 0 && attributes.qp_state == ibv_qp_state::IBV_QPS_ERR
     }
 
-    /// To ERR: nothing is sent or taken any more, what is posted is flushed.
+    /// Transitions to ERR: nothing is sent or received any more, and posted work is flushed.
     pub(crate) fn enter_error(&self) -> io::Result<()> {
         let mut attributes = Qp::no_attributes();
         attributes.qp_state = ibv_qp_state::IBV_QPS_ERR;
@@ -536,12 +538,12 @@ impl Ending {
         raws.try_for_each(|raw| modify(raw, &mut attributes, mask))
     }
 
-    /// The name of their device.
+    /// Returns the name of the device.
     pub(crate) fn device(&self) -> &str {
         self.pd.context().name()
     }
 
-    /// Destroys the queue pairs, however long the driver takes for it.
+    /// Destroys the queue pairs, however long the driver takes.
     pub(crate) fn destroy(&mut self) -> io::Result<()> {
         let bound = self.bind_qp.take().map_or(Ok(()), |raw| destroy(&self.pd, raw));
         let sent = self.main.take().map_or(Ok(()), |raw| destroy(&self.pd, raw));
@@ -553,14 +555,14 @@ impl Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // The failure is logged, and the memory stays with the `Qp`, which waits for the outcome.
+        // A failure is logged, and the memory stays with the `Qp`, which waits for the result.
         let _ = self.destroy();
     }
 }
 
 impl BindQp {
-    /// Adds a bind to the batch. `ibv_bind_mw` would make a system call for each; what it does for
-    /// rdma_rxe is this.
+    /// Adds a bind to the batch. `ibv_bind_mw` would make a system call for each; this does what it
+    /// does for rdma_rxe.
     fn stage(
         &mut self,
         name: QpNum,
@@ -578,8 +580,8 @@ impl BindQp {
                 window: Some(Arc::clone(window)),
                 ..SendSlot::default()
             });
-            // SAFETY: the window lives, and its handle never changes but for the key, which is
-            // ours to count here.
+            // SAFETY: the window is alive, and its handle never changes except for the key, which
+            // is maintained here.
             let mut handle = unsafe { *raw.as_ptr() };
             handle.rkey = before;
             binds.windows[at] = handle;
@@ -597,7 +599,7 @@ impl BindQp {
         changed.unwrap_or(Err(FabricError::QpState))
     }
 
-    /// Hands staged binds to the device; gives the number of calls.
+    /// Hands staged binds to the device; returns the number of calls.
     fn post(&mut self) -> io::Result<u64> {
         let staged = self.binds.ring.staged();
         if staged == 0 {
@@ -605,15 +607,15 @@ impl BindQp {
         }
         let raw = self.raw.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
         let mut bad = ptr::null_mut();
-        // SAFETY: a list of requests in our arrays, read during the call; the windows they name
-        // are owned by their slots.
+        // SAFETY: a list of requests in this queue's arrays, read during the call; the windows that
+        // they reference are owned by their slots.
         outcome(unsafe { ibv_post_send(raw.as_ptr(), self.binds.link(staged), &raw mut bad) })?;
         Ok(1)
     }
 }
 
-/// A queue pair in its first state, its number, and the bytes that it takes inside a request, at
-/// most those asked for.
+/// Creates a queue pair in its initial state. Returns its handle, its number, and the maximum
+/// inline data, at most `inline_max` bytes.
 fn create(
     pd: &Pd,
     cq: &Cq,
@@ -632,25 +634,25 @@ fn create(
     init.cap.max_send_sge = 2;
     init.cap.max_recv_sge = 1;
     init.cap.max_inline_data = inline_max;
-    // SAFETY: a living domain and queue of one device; the attributes live through the call.
+    // SAFETY: a live domain and queue of one device; the attributes outlive the call.
     let raw = NonNull::new(unsafe { ibv_create_qp(pd.raw(), &raw mut init) })
         .ok_or_else(io::Error::last_os_error)?;
     pd.has_one_more();
-    // SAFETY: just made.
+    // SAFETY: just created.
     let number = unsafe { (*raw.as_ptr()).qp_num };
-    // A driver may grant less, and refuse requests beyond it.
+    // A driver may grant less, and refuse requests beyond that.
     Ok((raw, number, init.cap.max_inline_data.min(inline_max) as usize))
 }
 
 /// Modifies a queue pair, which its owner has not destroyed.
 fn modify(raw: NonNull<ibv_qp>, to: &mut ibv_qp_attr, mask: libc::c_int) -> io::Result<()> {
-    // SAFETY: the queue pair is alive; the attributes live through the call.
+    // SAFETY: the queue pair is alive; the attributes outlive the call.
     outcome(unsafe { ibv_modify_qp(raw.as_ptr(), ptr::from_mut(to), mask) })
 }
 
-/// Takes a handle that nobody has any more, of a queue pair of the domain.
+/// Destroys a queue pair of the domain through its only handle.
 fn destroy(pd: &Pd, raw: NonNull<ibv_qp>) -> io::Result<()> {
-    // SAFETY: the only handle of a queue pair that `create` made; destroyed once.
+    // SAFETY: the only handle of a queue pair that `create` returned; destroyed once.
     outcome(unsafe { ibv_destroy_qp(raw.as_ptr()) })?;
     pd.has_one_less();
     Ok(())
@@ -659,10 +661,10 @@ fn destroy(pd: &Pd, raw: NonNull<ibv_qp>) -> io::Result<()> {
 impl Drop for Qp {
     fn drop(&mut self) {
         if self.detached {
-            // The shard ends before it could hear of it.
+            // The shard ends before the result arrives.
             self.abandon();
         }
-        // What is posted is freed with the slots, after the queue pair is gone.
+        // The memory of posted work is freed with the slots, after the queue pair is destroyed.
         let _ = self.destroy();
     }
 }

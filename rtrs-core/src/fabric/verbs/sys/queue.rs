@@ -1,9 +1,9 @@
-//! What is posted on a queue pair and has not completed, in rings of slots.
+//! Work that is posted on a queue pair and has not completed, in rings of slots.
 //!
-//! A slot owns the memory its request names, from `push` until the device has completed it or the
-//! queue pair is destroyed: nothing else frees it, so the device never reaches memory that is gone.
-//! The work requests the device reads are written into arrays beside the slots when they are
-//! pushed, and handed over as one linked list.
+//! A slot owns the memory that its request references, from `push` until the device has completed
+//! it or the queue pair is destroyed: nothing else frees it, so the device never accesses freed
+//! memory. The work requests that the device reads are written into arrays beside the slots when
+//! they are pushed, and handed over as one linked list.
 
 use std::ptr;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::fabric::{Sge, WcOp, WcStatus};
 use crate::ids::QpNum;
 use crate::mem::MemSlice;
 
-/// Sequence numbers are 30 bits long; the upper two say of which ring.
+/// Sequence numbers are 30 bits long; the upper two bits select the ring.
 pub(super) const SEQ_MASK: u32 = 0x3fff_ffff;
 const RECV_BIT: u32 = 1 << 31;
 const BIND_BIT: u32 = 1 << 30;
 
-/// What a completion carries back: whose it is and which.
+/// Decoded `wr_id` of a completion: the queue pair, the ring and the sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrTag {
     pub(crate) qp: QpNum,
     pub(crate) recv: bool,
-    /// Of the queue pair that binds windows.
+    /// The completion belongs to the bind QP.
     pub(crate) bind: bool,
     pub(crate) seq: u32,
 }
@@ -50,7 +50,7 @@ impl WrTag {
     }
 }
 
-/// A request or receive that ended, in its poster's terms.
+/// Outcome of a request or receive, for its poster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Posted {
     pub(crate) wr_id: u64,
@@ -58,8 +58,8 @@ pub(crate) struct Posted {
     pub(crate) status: WcStatus,
 }
 
-/// Sequence numbers of a ring: `head` is the oldest that has not completed, `posted` the first
-/// that the device does not have yet, `tail` the next to be pushed.
+/// Sequence numbers of a ring: `head` is the oldest entry that has not completed, `posted` the
+/// first that was not handed to the device, `tail` the next to be pushed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ring {
     pub(super) head: u32,
@@ -89,17 +89,17 @@ impl Ring {
         self.tail.wrapping_sub(self.posted) & SEQ_MASK
     }
 
-    /// True for a number that was pushed and has not completed.
+    /// Returns true if this entry was pushed and has not completed.
     pub(super) fn is_open(self, seq: u32) -> bool {
         seq.wrapping_sub(self.head) & SEQ_MASK < self.len()
     }
 
-    /// The number pushed last, while it has not completed.
+    /// Returns the most recent entry if it has not completed.
     pub(super) fn last_open(self) -> Option<u32> {
         (self.len() > 0).then(|| self.tail.wrapping_sub(1) & SEQ_MASK)
     }
 
-    /// True for a number the device has and has not completed.
+    /// Returns true if this entry was handed to the device and has not completed.
     pub(super) fn is_posted(self, seq: u32) -> bool {
         seq.wrapping_sub(self.head) & SEQ_MASK < self.posted.wrapping_sub(self.head) & SEQ_MASK
     }
@@ -117,28 +117,28 @@ impl Ring {
     }
 }
 
-/// What a slot owns while its request runs.
+/// Resources that a slot owns while its request runs.
 #[derive(Debug, Default)]
 pub(super) struct SendSlot {
     pub(super) wr_id: u64,
     pub(super) op: Option<WcOp>,
-    /// The poster wants to hear of success.
+    /// The poster asked for a completion on success.
     pub(super) signaled: bool,
     pub(super) pieces: [Option<MemSlice>; 2],
     pub(super) window: Option<Arc<Mw>>,
-    /// The bind on the bind QP that must have completed before this may go out.
+    /// Bind on the bind QP that must complete before this request may be posted.
     pub(super) after: Option<u32>,
 }
 
 pub(super) struct Sends {
     pub(super) ring: Ring,
     pub(super) limit: u32,
-    /// Requests since the last one that makes a completion.
+    /// Number of requests since the last one that creates a completion.
     pub(super) silent: u32,
     pub(super) slots: Box<[SendSlot]>,
     pub(super) wrs: Box<[ibv_send_wr]>,
     pub(super) sges: Box<[[ibv_sge; 2]]>,
-    /// For binds in a batch: the window's handle as it was before that bind.
+    /// For a batch of binds: the window's handle as it was before each bind.
     pub(super) windows: Box<[ibv_mw]>,
 }
 
@@ -158,7 +158,7 @@ pub(super) struct Recvs {
 }
 
 pub(super) fn zeroed<T>(count: usize) -> Box<[T]> {
-    // SAFETY: used for verbs' own structures only, plain data for which all zeroes is valid.
+    // SAFETY: used only for plain structures of verbs, for which all zeroes is valid.
     (0..count).map(|_| unsafe { std::mem::zeroed() }).collect()
 }
 
@@ -168,7 +168,7 @@ pub(super) fn to_sge(sge: &Sge) -> ibv_sge {
 }
 
 impl Sends {
-    /// For `limit` requests of the poster's and one of our own.
+    /// Creates a ring for `limit` requests of the poster and one internal request.
     pub(super) fn new(limit: u32, pieces: bool, windows: bool) -> Self {
         let ring = Ring::new(limit + 1);
         let count = |wanted| if wanted { ring.slots() } else { 0 };
@@ -191,7 +191,8 @@ impl Sends {
         (seq, at)
     }
 
-    /// How many of the staged requests may go out: those before the first that waits for a bind.
+    /// Returns how many of the staged requests may be posted: those before the first that waits for
+    /// a bind.
     pub(super) fn ready(&self, binds: Option<&Self>) -> u32 {
         let staged = self.ring.staged();
         let Some(binds) = binds else { return staged };
@@ -206,14 +207,15 @@ impl Sends {
         ready
     }
 
-    /// The first `count` (at least one) of the staged requests as a list for the device, which
-    /// from here on may have them, whatever the call that gets the list says: none is freed before
-    /// the queue pair is destroyed or it completed.
+    /// Links the first `count` (at least one) staged requests into a list for the device. From here
+    /// on the device may own them, whatever the posting call returns: none is freed before it has
+    /// completed or the queue pair is destroyed.
     pub(super) fn link(&mut self, count: u32) -> *mut ibv_send_wr {
         link(&mut self.ring, &mut self.wrs, count, |wr, next| wr.next = next)
     }
 
-    /// A request ended: frees it and all before it, and reports what its poster wants to know.
+    /// Handles the completion of a request: frees it and all before it, and reports the outcomes
+    /// that the poster asked for.
     pub(super) fn done(&mut self, seq: u32, status: WcStatus, report: &mut impl FnMut(Posted)) {
         if !self.ring.is_posted(seq) {
             return;
@@ -228,7 +230,7 @@ impl Sends {
         }
     }
 
-    /// Everything that has not completed, as flushed.
+    /// Reports everything that has not completed as flushed.
     pub(super) fn flush(&mut self, report: &mut impl FnMut(Posted)) {
         while self.ring.len() > 0 {
             let popped = self.ring.pop();
@@ -236,21 +238,22 @@ impl Sends {
         }
     }
 
-    /// What is posted may still run: its memory stays for good.
+    /// Leaks the memory of posted work, which may still be in use.
     pub(super) fn abandon(&mut self) {
         for slot in &mut self.slots {
             std::mem::forget((std::mem::take(&mut slot.pieces), slot.window.take()));
         }
     }
 
-    /// Makes the request pushed last complete with a word of its own.
+    /// Makes the most recent request create a completion of its own.
     pub(super) fn signal_last(&mut self) {
         let at = self.ring.index(self.ring.tail.wrapping_sub(1) & SEQ_MASK);
         self.wrs[at].send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
     }
 
-    /// Whether the request just opened makes a completion: when its poster wants it, and at least
-    /// one in half a queue, or nothing would free the places of silent ones.
+    /// Decides whether the new request creates a completion: if its poster asked for one, and at
+    /// least once in half a queue, because otherwise the slots of unsignaled requests would never
+    /// be freed.
     pub(super) fn signal(&mut self, wanted: bool) -> bool {
         self.silent += 1;
         let signal = wanted || self.silent >= (self.limit / 2).max(1);
@@ -279,7 +282,7 @@ impl Sends {
 /// Links the first `count` of the staged requests and counts them as posted.
 fn link<W>(ring: &mut Ring, wrs: &mut [W], count: u32, set: impl Fn(&mut W, *mut W)) -> *mut W {
     let first = ring.posted;
-    // Backwards, so that no entry is borrowed any more once a pointer to it was made.
+    // Backwards, so that no entry is borrowed any more once a pointer to it was created.
     for i in (0..count).rev() {
         let at = ring.index(first.wrapping_add(i) & SEQ_MASK);
         let next = ring.index(first.wrapping_add(i + 1) & SEQ_MASK);
@@ -302,13 +305,13 @@ impl Recvs {
         }
     }
 
-    /// All staged receives (at least one) as a list for the device; see [`Sends::link`].
+    /// Links all staged receives (at least one) into a list for the device; see [`Sends::link`].
     pub(super) fn link(&mut self) -> *mut ibv_recv_wr {
         let staged = self.ring.staged();
         link(&mut self.ring, &mut self.wrs, staged, |wr, next| wr.next = next)
     }
 
-    /// A receive ended: frees it and says whose it was.
+    /// Handles the completion of a receive: frees it and returns its ID.
     pub(super) fn done(&mut self, seq: u32) -> Option<u64> {
         if !self.ring.is_posted(seq) {
             return None;
@@ -328,7 +331,7 @@ impl Recvs {
         Some(wr_id)
     }
 
-    /// Everything that has not completed, as flushed.
+    /// Reports everything that has not completed as flushed.
     pub(super) fn flush(&mut self, report: &mut impl FnMut(Posted)) {
         while self.ring.len() > 0 {
             let popped = self.ring.pop();
@@ -348,7 +351,7 @@ impl Recvs {
     }
 }
 
-/// The next key of a window: the low eight bits are its owner's to count (IBA 10.6.2.2).
+/// Returns the next key of a window: its owner increments the low eight bits (IBA 10.6.2.2).
 pub(super) fn next_key(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
 }
@@ -383,7 +386,7 @@ mod tests {
     fn requests_wait_for_the_binds_before_them_and_no_others() {
         let (mut sends, mut binds) = (Sends::new(8, true, false), Sends::new(8, false, true));
         for ring in [&mut sends.ring, &mut binds.ring] {
-            // Near the end of the numbers.
+            // Start near the wraparound of the sequence numbers.
             (ring.head, ring.posted, ring.tail) = (SEQ_MASK - 1, SEQ_MASK - 1, SEQ_MASK - 1);
         }
         stage(&mut sends, &binds);
@@ -445,7 +448,7 @@ mod tests {
         let mut reported = Vec::new();
         sends.flush(&mut |posted| reported.push(posted.status));
         assert_eq!(reported, [WcStatus::Flushed; 2]);
-        // A completion that comes late is of nobody.
+        // A late completion belongs to no open request.
         sends.done(1, WcStatus::Success, &mut |_| panic!("reported twice"));
         sends.flush(&mut |_| panic!("flushed twice"));
     }

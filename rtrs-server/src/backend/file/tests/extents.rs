@@ -1,4 +1,4 @@
-//! Holes of real files.
+//! Tests of holes in real files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::backend::conformance::Rig;
 
 const MIB: u64 = 1 << 20;
 
-/// The extents of a range, in an answer with so much room.
+/// Extents of a range, in an answer of `room` bytes.
 fn extents_of(rig: &mut Rig, from: u64, to: u64, room: usize) -> Vec<(u64, bool)> {
     let len = u32::try_from(to - from).unwrap();
     let buf = rig.region.slice(512, room).unwrap();
@@ -51,7 +51,7 @@ fn holes_of_a_file_are_found_and_what_is_behind_its_end_is_none() {
         assert_eq!(extents_of(&mut rig, 512, 1024, 4096), [(512, true)]);
         assert_eq!(extents_of(&mut rig, 0, 4 * MIB, extents::LEN_MIN), all[..1], "one fits");
         assert_eq!(extents_of(&mut rig, 4 * MIB, 8 * MIB, 4096), [(4 * MIB, true)]);
-        // It has become shorter: what it had behind its end cannot be read.
+        // The file was truncated: the range beyond its end cannot be read.
         file.set_len(6 * MIB + 100).unwrap();
         let cut = extents_of(&mut rig, 4 * MIB, 8 * MIB, 4096);
         assert_eq!(cut, [(2 * MIB, true), (2 * MIB, false)]);

@@ -1,4 +1,4 @@
-//! Paths of targets that lead elsewhere, and sizes that change while IO runs.
+//! Tests of paths that lead elsewhere, and of sizes that change while IO runs.
 
 use rtrs_core::block::TargetName;
 
@@ -35,7 +35,7 @@ fn a_shrink_waits_for_writes_beyond_the_new_end() {
     let path = scratch.file("shrunk", 1 << 20);
     let source = open(&path);
     let mut rigs = [Rig::new(&source, 0), Rig::new(&source, 1)];
-    // The second queue has nothing but a change below the end, the first one a change beyond it.
+    // The second queue has only a change below the end, the first one a change beyond it.
     for (rig, offset) in rigs.iter_mut().zip([512 << 10, 0]) {
         let io = rig.transfer(IoOp::Write, offset, 0, 4096);
         rig.device.submit(io).unwrap();

@@ -1,4 +1,4 @@
-//! Targets that grow, and devices that get another size by command.
+//! Tests of targets that grow, and of devices that are resized by command.
 
 use std::cell::Cell;
 
@@ -38,12 +38,12 @@ fn a_file_that_grows_is_used_by_every_queue() {
         rig.device.refresh();
         assert_eq!(rig.device.geometry().size, 2 * OLD);
     }
-    // A flush looks at it too.
+    // A flush examines the size too.
     set_len(&path, 3 * OLD);
     let io = rigs[0].io(IoOp::Flush, 0, 0);
     assert_eq!(rigs[0].run(io), IoStatus::Ok);
     assert_eq!(source.geometry().size, 3 * OLD);
-    // By itself.
+    // Detected without a request.
     set_len(&path, 4 * OLD);
     let end = std::time::Instant::now() + Duration::from_secs(10);
     while source.geometry().size != 4 * OLD {
@@ -72,14 +72,15 @@ fn a_resize_makes_the_file_as_long() {
     resize(&source, 4 * OLD);
     assert_eq!((source.geometry().size, len(&path)), (4 * OLD, 4 * OLD));
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::Ok);
-    // Smaller: what is lost is said after nothing new gets there, and before it is gone.
+    // When shrinking, the loss is reported after new writes to the range are refused, and before
+    // the data is removed.
     let said = Cell::new(0);
     let lost = || {
         said.set(said.get() + 1);
         assert_eq!((source.geometry().size, len(&path)), (OLD, 4 * OLD));
         Ok(())
     };
-    // What cannot be noted is not lost.
+    // A loss that cannot be recorded does not happen.
     let error = source.resize(OLD, &|| Err(io::Error::other("no room"))).unwrap_err();
     assert_eq!((error.to_string(), source.geometry().size), ("no room".into(), 4 * OLD));
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::Ok);
@@ -88,7 +89,7 @@ fn a_resize_makes_the_file_as_long() {
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::NoSpace);
     let io = rig.io(IoOp::Flush, 0, 0);
     assert_eq!(rig.run(io), IoStatus::Ok, "it is no cut");
-    // What had begun before may have made the file longer again.
+    // A change that had begun before may have extended the file again.
     set_len(&path, 4 * OLD);
     source.shared.examine();
     assert_eq!(source.geometry().size, OLD);

@@ -1,5 +1,6 @@
-//! Flushes over a server that crashes, against a model: whatever was acknowledged before a flush
-//! that succeeds is durable, unless a flush has failed, or the process was killed, since then.
+//! Test of flushes over a server that crashes, against a model: a write that was acknowledged
+//! before a successful flush is durable, unless a flush has failed, or the process was killed,
+//! since then.
 
 use std::sync::Arc;
 use std::thread;
@@ -19,17 +20,18 @@ const BLOCKS: usize = 6;
 const SHARDS: usize = 3;
 const STEPS: u32 = 40;
 
-/// Which crashes happen.
+/// Kinds of crashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Crashes {
     /// Connections end with the server.
     Noticed,
-    /// Connections may stay up without an answer.
+    /// Connections may stay up without answering.
     Silent,
 }
 
 impl Crashes {
-    /// A crash that is noticed must cause no loss by delay; one that is not has to be given up.
+    /// Time limit for answers: a noticed crash must not cause a loss by delay; a silent one must
+    /// time out.
     fn answer_max(self) -> Duration {
         match self {
             Self::Noticed => WAIT_MAX * 10,
@@ -46,10 +48,10 @@ struct Model {
     source: Arc<NbdSource>,
     /// Devices, opened by the first IO of their shard.
     shards: [Option<Rig>; SHARDS],
-    /// The latest write of each block that was acknowledged and that no report covers.
+    /// Latest write of each block that was acknowledged and not covered by a reported loss.
     acknowledged: [u64; BLOCKS],
     next: u64,
-    /// A crash has happened since the last flush.
+    /// Whether a crash has happened since the last flush.
     suspect: bool,
     losses: u32,
 }
@@ -93,7 +95,7 @@ impl Model {
         thread::yield_now();
     }
 
-    /// Runs an IO of a shard, while all shards turn. Connections that a silent crash has left end
+    /// Runs an IO of a shard, while all shards turn. Connections left by a silent crash are closed
     /// when an IO takes long.
     fn run(&mut self, shard: usize, make: impl FnOnce(&mut Rig) -> Io) -> IoStatus {
         let rig = self.shards[shard].get_or_insert_with(|| {
@@ -140,7 +142,7 @@ impl Model {
         self.flushed(status.is_ok());
     }
 
-    /// A flush or the last flush of a process has ended.
+    /// Processes the end of a flush or of the last flush of a process.
     fn flushed(&mut self, good: bool) {
         if !good {
             assert!(self.suspect || self.crashes == Crashes::Silent, "nothing was lost");
@@ -154,7 +156,7 @@ impl Model {
         }
     }
 
-    /// The user knows that everything so far may be lost.
+    /// Records that the user knows that all writes so far may be lost.
     fn forget(&mut self) {
         self.losses += 1;
         self.acknowledged = [0; BLOCKS];
@@ -174,7 +176,7 @@ impl Model {
 
     /// Ends the process, and starts the next one.
     fn restart(&mut self, cleanly: bool) {
-        // The cache id tells clients of an end that was not clean.
+        // The cache ID informs clients of an unclean end.
         if !(cleanly && self.settle()) {
             self.forget();
         }
@@ -237,7 +239,7 @@ fn a_server_that_allows_one_connection_only_is_refused() {
     let mut rig = Rig::new(&*model.source, 9);
     let io = rig.transfer(IoOp::Read, 0, 0, BLOCK);
     rig.device.submit(io).unwrap();
-    // Long enough for some attempts; it cannot fail by being shorter.
+    // Long enough for some attempts; the test cannot fail if it is too short.
     let end = Clock.now() + Duration::from_millis(300);
     while Clock.now() < end {
         rig.turn();

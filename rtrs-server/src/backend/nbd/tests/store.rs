@@ -9,7 +9,7 @@ use std::thread;
 use nbd_bridge::wire::{cmd, cmd_flags, transmission_flags as tf};
 use parking_lot::Mutex;
 
-/// Size of a block. The first 8 bytes of a block are its content, the rest is ignored.
+/// Block size in bytes. The first 8 bytes of a block are its content, the rest is ignored.
 pub(super) const BLOCK: usize = 512;
 
 #[derive(Debug, Default)]
@@ -17,11 +17,11 @@ struct State {
     /// Content that survives a crash, by block.
     stable: Vec<u64>,
     cache: Vec<u64>,
-    /// Number of the present start of the server.
+    /// Number of the current instance of the server.
     start: u64,
     flags: u16,
     connections: Vec<UnixStream>,
-    /// Connections of earlier starts, which are not closed and answer nothing.
+    /// Connections of earlier instances, which are not closed and never answer.
     silent: Vec<UnixStream>,
 }
 
@@ -30,7 +30,7 @@ struct State {
 pub(super) struct Store(Arc<Mutex<State>>);
 
 impl Store {
-    /// Starts a server of so many blocks on a unix socket.
+    /// Starts a server with `blocks` blocks on a unix socket.
     pub(super) fn start(socket: &str, blocks: usize, multi: bool) -> Self {
         let listener = UnixListener::bind(socket).unwrap();
         let content = vec![0; blocks];
@@ -42,14 +42,14 @@ impl Store {
             for socket in listener.incoming() {
                 let store = serving.clone();
                 let socket = socket.unwrap();
-                // It ends with an error when the client or a crash closes it.
+                // Ends with an error when the client or a crash closes it.
                 thread::spawn(move || drop(store.serve(socket)));
             }
         });
         store
     }
 
-    /// Allows several connections, or not any more.
+    /// Sets whether several connections are allowed.
     pub(super) fn set_multi(&self, multi: bool) {
         let flags = tf::HAS_FLAGS | tf::SEND_FLUSH | tf::SEND_FUA;
         self.0.lock().flags = flags | if multi { tf::CAN_MULTI_CONN } else { 0 };
@@ -60,7 +60,7 @@ impl Store {
         self.0.lock().stable.clone()
     }
 
-    /// Loses the cache, and all connections. Those of a silent crash stay as they are.
+    /// Loses the cache, and all connections. Connections of a silent crash stay open.
     pub(super) fn crash(&self, silent: bool) {
         let mut state = self.0.lock();
         state.cache = state.stable.clone();
@@ -73,7 +73,7 @@ impl Store {
         }
     }
 
-    /// Closes the connections that silent crashes have left.
+    /// Closes the connections left by silent crashes.
     pub(super) fn reset_silent(&self) {
         let silent = std::mem::take(&mut self.0.lock().silent);
         silent.iter().for_each(|socket| drop(socket.shutdown(Shutdown::Both)));
@@ -123,7 +123,7 @@ impl Store {
             if command == cmd::READ {
                 reply.extend_from_slice(&data);
             }
-            // Before a crash can begin: a reply is that of a running server.
+            // Sent before a crash can begin: a reply comes from a running server.
             socket.write_all(&reply)?;
         }
     }

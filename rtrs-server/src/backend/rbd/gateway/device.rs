@@ -13,21 +13,21 @@ use super::inner::{Inner, State};
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
-/// How often it is looked whether what waits may go on.
+/// Interval of checks whether held IO may continue.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// The queue of a shard.
+/// Queue of a shard.
 #[derive(Debug)]
 pub(super) struct GatewayDevice {
     inner: Arc<Inner>,
     core: Core,
     geometry: Geometry,
-    /// At the image as it was opened then.
+    /// Generation of the image that `device` was opened on.
     generation: u64,
     device: Box<dyn BlockDevice>,
-    /// At images that were open before, with IO that has not ended.
+    /// Devices on formerly open images, with IO that has not ended.
     former: Vec<Box<dyn BlockDevice>>,
-    /// What came while the lock is being given up.
+    /// IO that arrived while the lock is being released.
     held: VecDeque<Io>,
     done: Done,
     now: Instant,
@@ -49,7 +49,7 @@ impl GatewayDevice {
         })
     }
 
-    /// Follows the image when it was opened anew.
+    /// Opens the device again if the image was reopened.
     fn follow(&mut self) {
         if self.inner.generation.load(Ordering::SeqCst) == self.generation {
             return;
@@ -62,14 +62,14 @@ impl GatewayDevice {
                     self.former.push(former);
                 }
             }
-            // What is submitted is refused, as the client of the cluster is.
+            // Submitted IO is refused, because the client of the cluster is.
             Err(error) => tracing::warn!("{}: {error}", self.inner.name),
         }
     }
 
     /// Begins an IO if this server is active.
     fn begin(&mut self, io: Io) -> Result<(), Io> {
-        // First: an image that was opened anew is for the next time that it is active.
+        // Done first: a reopened image is used when the server becomes active again.
         self.follow();
         match self.inner.state() {
             State::Active => return self.device.submit(io),
@@ -85,7 +85,7 @@ fn open(inner: &Inner, core: &Core) -> io::Result<(u64, Box<dyn BlockDevice>)> {
     let Some(image) = image.as_ref() else {
         return Err(io::Error::other("the image is being closed"));
     };
-    // It changes with the image.
+    // The generation changes together with the image.
     Ok((inner.generation.load(Ordering::SeqCst), image.open(core)?))
 }
 
@@ -104,7 +104,7 @@ impl BlockDevice for GatewayDevice {
         if self.inflight() >= INFLIGHT_MAX {
             return Err(io);
         }
-        // Whoever gives the lock up waits until this is over.
+        // Releasing the lock waits until this is over.
         self.inner.starting.fetch_add(1, Ordering::SeqCst);
         let begun = self.begin(io);
         self.inner.starting.fetch_sub(1, Ordering::SeqCst);
@@ -115,7 +115,7 @@ impl BlockDevice for GatewayDevice {
         self.now = now;
         let mut any = self.device.poll(now);
         self.former.iter_mut().for_each(|former| any |= former.poll(now));
-        // What waits, waits again while that goes on.
+        // IO is held again while the lock is being released.
         for _ in 0..self.held.len() {
             let Some(io) = self.held.pop_front() else { break };
             if let Err(io) = self.submit(io) {

@@ -1,4 +1,4 @@
-//! What the shards, the thread and the source of a gateway share.
+//! State shared by the shards, the thread and the source of a gateway.
 
 use std::fmt;
 use std::io;
@@ -16,58 +16,58 @@ use rtrs_core::time::Duration;
 use crate::backend::rbd::image::{RbdOptions, RbdSource, Refused, open_image};
 use crate::backend::target::BackendError;
 
-/// After so much silence of its owner the cluster gives the lock to others.
+/// Time of silence of its owner after which the cluster gives the lock to others.
 const WATCH_MAX: Duration = Duration::from_secs(30);
 
-/// What is to be done.
+/// Message to the thread of a gateway.
 #[derive(Debug)]
 pub(super) enum Job {
     /// Take the lock for this session.
     TakeOver(SessionId),
-    /// This session writes now.
+    /// Record that this session writes now.
     Writer(SessionId),
-    /// Give the lock up.
+    /// Release the lock.
     Release(Option<mpsc::Sender<io::Result<()>>>),
     /// The cluster refuses the client of this generation.
     Refused(u64),
-    /// The process did not run for long.
+    /// The process was paused for a long time.
     Stalled,
     /// Close the image.
     End(mpsc::Sender<()>),
 }
 
-/// Whether IO is run.
+/// Whether IO is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum State {
     Standby,
     Active,
-    /// The lock is being given up: what is running ends, what comes waits.
+    /// The lock is being released: running IO completes, and new IO waits.
     Leaving,
 }
 
 pub(super) struct Inner {
-    /// For people.
+    /// Name for display.
     pub(super) name: String,
     pub(super) how: RbdOptions,
-    /// When it was opened first.
+    /// Geometry at the time of the first opening.
     pub(super) geometry: Geometry,
     pub(super) identity: Option<ExportId>,
     pub(super) state: AtomicU8,
     pub(super) term: AtomicU64,
-    /// Counts how often the image was opened.
+    /// Number of times that the image was opened.
     pub(super) generation: AtomicU64,
-    /// The image as it is open; None at the end.
+    /// The open image; None at the end.
     pub(super) image: Mutex<Option<Arc<RbdSource>>>,
-    /// Shards that are about to begin an IO.
+    /// Number of shards that are about to begin an IO.
     pub(super) starting: AtomicU32,
-    /// When the process was last seen to run, in milliseconds since the start of the host.
+    /// Time when the process was last seen running, in milliseconds since the start of the host.
     pub(super) alive: AtomicU64,
-    /// Until then it does not take the lock, by the same clock.
+    /// Time until which it does not take the lock, by the same clock.
     pub(super) left_until: AtomicU64,
-    /// A take-over is asked for or under way.
+    /// Whether a take-over was requested or is in progress.
     pub(super) busy: AtomicBool,
-    /// The session that last opened it while active.
+    /// Session that last opened the export while it was active.
     pub(super) writer: Mutex<Option<SessionId>>,
     pub(super) jobs: mpsc::Sender<Job>,
     pub(super) notify: OnceLock<GatewayNotify>,
@@ -83,7 +83,7 @@ pub(super) fn open(
     let image = open_image(name, &how.address)?;
     let jobs = jobs.clone();
     let report = move || {
-        // Without a worker the source ends.
+        // Without a worker, the source is ending.
         let _ = jobs.send(Job::Refused(generation));
     };
     RbdSource::of(name, image, how, Some(Refused(Box::new(report))))
@@ -103,7 +103,8 @@ impl Inner {
         self.state.store(state as u8, Ordering::SeqCst);
     }
 
-    /// The process did not run for so long that the cluster may have given the lock to another.
+    /// Whether the process was paused so long that the cluster may have given the lock to another
+    /// server.
     pub(super) fn is_stalled(&self) -> bool {
         let since = Clock.boot_millis().saturating_sub(self.alive.load(Ordering::SeqCst));
         Duration::from_millis(since) > WATCH_MAX
@@ -114,7 +115,7 @@ impl Inner {
     }
 
     pub(super) fn send(&self, job: Job) {
-        // Without a worker the source ends.
+        // Without a worker, the source is ending.
         let _ = self.jobs.send(job);
     }
 

@@ -1,17 +1,17 @@
-//! An image that several servers export, of which the one that has its lock serves it.
+//! An image that several servers export; the one that holds its lock serves it.
 //!
-//! Each server has the image open, with a client of the cluster of its own, and begins without the
-//! lock. What blocks runs on a thread (`worker.rs`): taking the lock, if need be by force, which
-//! has the OSDs refuse the former owner; giving it up; opening the image with a new client after
-//! this one was refused. Shards look at one word before each IO (`device.rs`).
+//! Each server has the image open, with its own client of the cluster, and begins without the lock.
+//! A thread runs the blocking operations (`worker.rs`): taking the lock, by force if necessary,
+//! which makes the OSDs refuse the former owner; releasing it; reopening the image with a new
+//! client after the current one was refused. Shards check one word before each IO (`device.rs`).
 //!
-//! The image keeps the *term*, which counts how often the lock was taken, and the session for which
-//! that was. Only for the same session the lock is taken by force; for another one only if its
-//! owner is gone, which the cluster knows 30 s after its end.
+//! The image's metadata contains the *term*, which counts how often the lock was taken, and the
+//! session for which it was taken. The lock is taken by force only for the same session; for
+//! another one only if its owner has ended, which the cluster detects after 30 s.
 //!
-//! A process that did not run for so long may have lost its lock to anyone. It counts as standby
-//! from then on, before it has asked, and opens the image anew: a thread notes the time, that of a
-//! suspended host included, and an IO that finds it to be too old is not begun.
+//! A process that was paused for that long may have lost its lock to any other server. It then
+//! counts as standby, even before it has asked, and reopens the image: a thread records the time,
+//! including that of a suspended host, and an IO that finds the record too old does not begin.
 
 mod device;
 mod inner;

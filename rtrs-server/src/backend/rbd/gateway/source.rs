@@ -1,4 +1,4 @@
-//! The export of an image that moves between servers.
+//! Export of an image that moves between servers.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -19,9 +19,9 @@ use super::worker::Worker;
 use crate::backend::rbd::image::{NO_LOCK_FEATURE, RbdOptions, RbdSource, system};
 use crate::backend::target::BackendError;
 
-/// How often it is noted that the process runs.
+/// Interval at which the thread records that the process runs.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
-/// How long closing may take.
+/// Maximum time to close the image.
 const END_MAX: Duration = Duration::from_secs(6);
 
 /// An image that other servers export too.
@@ -32,7 +32,7 @@ impl GatewaySource {
     /// Opens an image without taking its lock.
     ///
     /// # Errors
-    /// What is wrong with it, in a sentence for people.
+    /// A message for display that describes the problem.
     pub fn open(name: &str, how: RbdOptions) -> Result<Self, BackendError> {
         let (jobs, queue) = mpsc::channel();
         let image = open(name, &how, 1, &jobs)?;
@@ -69,7 +69,7 @@ impl GatewaySource {
     }
 }
 
-/// Notes that the process runs; says so when it did not for long.
+/// Records periodically that the process runs, and reports a long pause.
 fn tick(inner: &Weak<Inner>) {
     loop {
         thread::sleep(ALIVE_EVERY);
@@ -170,7 +170,7 @@ impl GatewaySource {
 }
 
 impl Drop for GatewaySource {
-    /// Closes the image, which gives its lock up, and waits for that a while.
+    /// Closes the image, which releases its lock, and waits for that for some time.
     fn drop(&mut self) {
         let (done, ended) = mpsc::channel();
         self.0.send(Job::End(done));

@@ -1,4 +1,4 @@
-//! Two gateways of one image on a cluster of this machine.
+//! Tests of two gateways of one image on a cluster of this machine.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -18,7 +18,7 @@ const WAIT_MAX: Duration = Duration::from_secs(90);
 const ONE: SessionId = SessionId([1; 16]);
 const OTHER: SessionId = SessionId([2; 16]);
 
-/// A gateway, and what it notifies.
+/// A gateway, and its notifications.
 struct Of {
     source: Arc<dyn BlockSource>,
     events: mpsc::Receiver<GatewayEvent>,
@@ -49,7 +49,7 @@ impl Of {
     }
 }
 
-/// Entries of the cluster's blocklist.
+/// Number of entries of the cluster's blocklist.
 fn blocklist(ceph: &Ceph) -> usize {
     let text = ceph.run("ceph", &["osd", "blocklist", "ls"]);
     text.lines().filter(|line| line.contains(":0/") || line.contains("127.0.0.1")).count()
@@ -81,11 +81,11 @@ fn a_gateway_that_lost_its_lock_by_force_writes_nothing_and_serves_again() {
     assert_eq!(at_a.write(0, &[1; 512]), IoStatus::Ok);
     assert_eq!(b.take_over(ONE), 2);
     assert_eq!(at_b.write(0, &[2; 512]), IoStatus::Ok);
-    // Whether it knows already or not.
+    // Regardless of whether it already knows.
     assert_eq!(at_a.write(0, &[3; 512]), IoStatus::Moved);
     a.expect(GatewayEvent::Standby);
     assert_eq!(at_b.read(0, 512), vec![2; 512]);
-    // Its next take-over may break the lock, as it has not broken any yet.
+    // Its next take-over may break the lock, because it has not broken one yet.
     let end = Clock.now() + WAIT_MAX;
     while a.gateway().take_over(ONE).is_err() || a.events.recv_timeout(WAIT_MAX).is_err() {
         assert!(Clock.now() < end, "a never takes over again");
@@ -105,7 +105,7 @@ fn another_session_gets_nothing_by_force() {
     a.take_over(ONE);
     let mut at_a = Rig::new(&*a.source, 0);
     b.gateway().take_over(OTHER).unwrap();
-    // Until the attempt is over.
+    // Waits until the attempt is over.
     let end = Clock.now() + WAIT_MAX;
     while b.gateway().take_over(OTHER).is_err() {
         assert!(Clock.now() < end, "the attempt hangs");
@@ -113,11 +113,11 @@ fn another_session_gets_nothing_by_force() {
     }
     assert_eq!(at_a.write(0, &[1; 512]), IoStatus::Ok);
     assert!(!b.gateway().standing().active && a.gateway().standing().active);
-    // The session that writes is another one meanwhile.
+    // Meanwhile another session writes.
     a.gateway().opened_by(OTHER);
     let end = Clock.now() + WAIT_MAX;
     while !b.gateway().standing().active {
-        // It is refused while the attempt before it runs.
+        // Refused while the previous attempt runs.
         let _ = b.gateway().take_over(OTHER);
         assert!(Clock.now() < end, "b does not take over");
         std::thread::sleep(Duration::from_millis(20));

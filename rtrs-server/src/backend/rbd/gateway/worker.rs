@@ -1,4 +1,4 @@
-//! What blocks at a gateway: the lock, and opening the image anew.
+//! Blocking operations of a gateway: the lock, and reopening the image.
 
 use std::ffi::CStr;
 use std::io;
@@ -17,31 +17,31 @@ use rtrs_core::time::Duration;
 use super::inner::{Inner, Job, State, open};
 use crate::backend::rbd::image::Shared;
 
-/// For so long a gateway that gave the lock up does not take it again.
+/// Time for which a gateway that released the lock does not take it again.
 const LEFT_FOR: Duration = Duration::from_secs(2);
-/// How often it is looked whether the lock is still there, and whether the image can be opened.
+/// Interval of checks whether the lock is still held, and whether the image can be opened.
 const LOOK: Duration = Duration::from_secs(2);
-/// The lock is broken at most once in this time, which is less than that in which a client asks.
+/// Minimum interval between breaks of the lock, shorter than that between a client's requests.
 const BREAK_EVERY: Duration = Duration::from_secs(9);
-/// How long the lock is not given up because a shard begins an IO.
+/// Maximum time that releasing the lock waits for a shard that is beginning an IO.
 const START_MAX: Duration = Duration::from_secs(2);
-/// What the image keeps: the term, and the session for which the lock was taken.
+/// Metadata key of the image for the term, and the session for which the lock was taken.
 const NOTE: &CStr = c"rtrs.gateway";
 
 const REFUSED: &str = "the cluster refuses this server, as another has taken over";
 
-/// The thread of a gateway.
+/// Thread of a gateway.
 pub(super) struct Worker {
     inner: Weak<Inner>,
-    /// The lock's owner while that is this server.
+    /// Owner ID of the lock while this server holds it.
     own: Option<String>,
-    /// When the lock was last broken.
+    /// Time when the lock was last broken.
     broken: Option<Instant>,
-    /// The image can be used.
+    /// Whether the image can be used.
     usable: bool,
-    /// That it cannot be opened stands in the log.
+    /// Whether a failure to open it was logged.
     logged: bool,
-    /// Images that were open before; shards may still have IO there.
+    /// Formerly open images on which shards may still have IO.
     former: Vec<Arc<Shared>>,
 }
 
@@ -67,9 +67,9 @@ impl Worker {
                 Ok(Job::End(done)) => {
                     inner.set_state(State::Standby);
                     let image = inner.image.lock().take();
-                    // Its lock is free when it is closed.
+                    // Closing releases the lock.
                     drop((image, inner));
-                    // Who waits may have lost patience.
+                    // The requester may have timed out.
                     let _ = done.send(());
                     return;
                 }
@@ -109,7 +109,7 @@ impl Worker {
                 if let Err(error) = &released {
                     tracing::error!("{name}: cannot give the image up: {error}");
                 }
-                // Who waits may have lost patience.
+                // The requester may have timed out.
                 done.into_iter().for_each(|done| drop(done.send(released_again(&released))));
             }
             Job::Refused(generation) => {
@@ -122,7 +122,7 @@ impl Worker {
         }
     }
 
-    /// Looks whether the lock is still there.
+    /// Checks whether this server still holds the lock.
     fn look(&mut self, inner: &Inner) {
         let (Some(own), Some(image)) = (&self.own, inner.image()) else { return };
         match image.0.image.lock_owner() {
@@ -131,12 +131,12 @@ impl Worker {
             Err(error) if error.raw_os_error() == Some(libc::ESHUTDOWN) => {
                 self.lost(inner, REFUSED);
             }
-            // A slow cluster is no reason.
+            // A slow cluster does not mean a loss of the lock.
             Err(error) => tracing::debug!("{}: {error}", inner.name),
         }
     }
 
-    /// This client of the cluster is of no use any more.
+    /// Becomes standby, because the current client of the cluster can no longer be used.
     fn lost(&mut self, inner: &Inner, why: &str) {
         let was_active = self.own.take().is_some();
         leave(inner);
@@ -184,7 +184,7 @@ impl Worker {
         let source = inner.image().filter(|_| self.usable);
         let source = source.ok_or_else(|| io::Error::other("the image is not open"))?;
         let (image, name) = (&source.0.image, &inner.name);
-        // Only from a gateway that has it for the same session; not from anything else that has it.
+        // Breaks only the lock of a gateway that holds it for the same session.
         if let Some(owner) = image.lock_owner()?
             && noted(image)?.1.is_some_and(|holder| holder == holder_of(session, &owner))
         {
@@ -217,7 +217,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes the lock away from its owner, at most once in a while.
+    /// Breaks the lock of its owner, at a limited rate.
     fn break_lock(&mut self, name: &str, image: &Image, owner: &str) -> io::Result<()> {
         if self.broken.is_some_and(|at| at.elapsed() < BREAK_EVERY) {
             let text = format!("the lock was broken less than {} s ago", BREAK_EVERY.as_secs());
@@ -228,13 +228,13 @@ impl Worker {
             "{name}: takes the lock from {owner}, which the cluster refuses from now on"
         );
         match image.break_lock(owner) {
-            // Given up meanwhile.
+            // The owner has released it meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             broken => broken,
         }
     }
 
-    /// Gives the lock up when all IO has ended.
+    /// Releases the lock when all IO has ended.
     fn release(&mut self, inner: &Inner) -> io::Result<()> {
         let Some(image) = inner.image().filter(|_| inner.state() == State::Active) else {
             return Ok(());
@@ -260,15 +260,15 @@ impl Worker {
     }
 }
 
-/// Makes it standby. It does not take over again before the paths of its sessions have had time to
-/// end.
+/// Makes the gateway standby. It does not take over again before the paths of its sessions have had
+/// time to end.
 fn leave(inner: &Inner) {
     let left_for = u64::try_from(LEFT_FOR.as_millis()).unwrap_or(u64::MAX);
     inner.left_until.store(Clock.boot_millis() + left_for, Ordering::SeqCst);
     inner.set_state(State::Standby);
 }
 
-/// An error for one more who waits.
+/// Duplicates a result for another requester.
 fn released_again(released: &io::Result<()>) -> io::Result<()> {
     match released {
         Ok(()) => Ok(()),
@@ -276,7 +276,7 @@ fn released_again(released: &io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The session and the owner of the lock, as the image keeps them.
+/// Formats the session and the owner of the lock for the image's metadata.
 fn holder_of(session: SessionId, owner: &str) -> String {
     format!("{} {owner}", SessionTag::of(session))
 }
@@ -285,7 +285,7 @@ fn note(term: u64, session: SessionId, owner: &str) -> String {
     format!("{term} {}", holder_of(session, owner))
 }
 
-/// The term that the image keeps, and its [holder](holder_of).
+/// Reads the term from the image's metadata, and its [holder](holder_of).
 fn noted(image: &Image) -> io::Result<(u64, Option<String>)> {
     let Some(text) = image.note(NOTE)? else { return Ok((0, None)) };
     let (term, holder) = text.split_once(' ').unwrap_or((&text, ""));

@@ -1,4 +1,5 @@
-//! Connections that send no request: how many, for how long, and which one makes room.
+//! Limits of connections that send no request: their number, their time, and which one is closed to
+//! make room.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -32,7 +33,7 @@ fn half_open_connections_are_bounded_in_number_and_time() {
     while server.fabric.half_open() < 8 && server.now() < end {
         server.turn();
     }
-    // The oldest was closed, the youngest still waits and may yet ask.
+    // The oldest was closed; the youngest is still open and may send a request.
     let mut byte = [0];
     idle[0].set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     assert_eq!(idle[0].read(&mut byte).unwrap_or(0), 0);
@@ -56,7 +57,7 @@ fn half_open_connections_are_bounded_in_number_and_time() {
     assert_eq!(server.ring.running(), 0);
 }
 
-/// A connection from this loopback address, which sends nothing yet.
+/// Opens a connection from this loopback address that sends nothing yet.
 fn idle_from(server: &mut Node, address: SocketAddr, source: [u8; 4]) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
     socket.bind(&SocketAddr::new(IpAddr::from(source), 0).into()).unwrap();
@@ -67,14 +68,14 @@ fn idle_from(server: &mut Node, address: SocketAddr, source: [u8; 4]) -> TcpStre
     socket.into()
 }
 
-/// Sends a request, which the server reports.
+/// Sends a request and checks that the server reports it.
 fn asks(server: &mut Node, stream: &mut TcpStream, data: &[u8]) {
     let ask = StartFrame::request(true, false, PrivateData::new(data)).encode();
     stream.write_all(&ask).unwrap();
     assert_eq!(request(server.wait()).private_data.as_bytes(), data);
 }
 
-/// Strangers fill the table of half-open connections from one address, then from many.
+/// Fills the table of half-open connections from one address, then from many.
 #[test]
 fn half_open_connections_displace_those_of_their_own_source() {
     let options = IwarpOptions { half_open_max: 8, ..IwarpOptions::default() };
@@ -89,7 +90,7 @@ fn half_open_connections_displace_those_of_their_own_source() {
     assert!(server.fabric.half_open() <= 8);
     asks(&mut server, &mut single, b"the only one of its source");
     drop(flood);
-    // Many sources with one connection each: a known source is preferred, before and after.
+    // With one connection from each of many sources, a known source is preferred, before and after.
     let known = IpAddr::from([127, 0, 0, 9]);
     server.fabric.know_peer(known, true);
     let mut before = idle_from(&mut server, address, [127, 0, 0, 9]);

@@ -1,4 +1,4 @@
-//! The provider over TLS: whom it refuses and how it tells, and peers that misuse records.
+//! The provider over TLS: refused peers and the alerts they receive, and peers that misuse records.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -61,13 +61,13 @@ impl Place {
         Node::secure(IwarpOptions::default(), TlsEndpoint::client(config).unwrap())
     }
 
-    /// What rustls needs of a client.
+    /// Returns the rustls configuration of a client.
     fn config(&self) -> Arc<ClientConfig> {
         TlsClientConfig::with_certificates(&self.tls_dir(), None).unwrap().rustls
     }
 }
 
-/// Why a connection attempt fails, while the server runs too.
+/// Returns the reason why a connection attempt fails, with the server running meanwhile.
 fn attempt(client: &mut Node, server: &mut Node) -> String {
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     client.connect(address, BOUND);
@@ -123,7 +123,7 @@ fn slow_handshakes_are_bounded_in_number_and_time() {
     let mut at = 0;
     let mut seen = 0;
     loop {
-        // A byte now and then extends nothing.
+        // An occasional byte does not extend the timeout.
         for peer in &mut peers {
             let _ = peer.write_all(&hello[at % hello.len()..][..1]);
         }
@@ -141,14 +141,14 @@ fn slow_handshakes_are_bounded_in_number_and_time() {
     }
 }
 
-/// A client of rustls' own, which does what it likes with records.
+/// Client that uses rustls directly and can misuse records.
 struct Rogue {
     socket: TcpStream,
     tls: ClientConnection,
 }
 
 impl Rogue {
-    /// Connects and gets its answer.
+    /// Connects and receives the server's answer.
     fn connect(place: &Place, server: &mut Node) -> (Self, QpNum) {
         let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let socket = TcpStream::connect(address).unwrap();
@@ -182,7 +182,7 @@ impl Rogue {
         (rogue, qp)
     }
 
-    /// Moves records.
+    /// Moves records in both directions.
     fn turn(&mut self) {
         while self.tls.wants_write() && self.tls.write_tls(&mut self.socket).is_ok() {}
         while self.tls.wants_read() {
@@ -195,18 +195,18 @@ impl Rogue {
         }
     }
 
-    /// An empty Send of ours, number `msn`.
+    /// Sends an empty Send with message number `msn`.
     fn send(&mut self, msn: u32) {
         let mut frame = vec![0, 26, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0];
         frame.extend(msn.to_be_bytes());
-        // Offset, then the prefix of our sends, padding and a checksum that is not used.
+        // Offset, then the prefix of RTRS sends, padding and an unused checksum.
         frame.extend([0; 4 + 8 + 4]);
         self.tls.writer().write_all(&frame).unwrap();
         self.turn();
     }
 }
 
-/// How the server ends the connection, and the alert that the peer gets.
+/// Returns the server's close reason and the alert that the peer receives.
 fn ends(rogue: &mut Rogue, server: &mut Node) -> (CloseReason, String) {
     let mut reason = None;
     let mut heard = String::new();
@@ -310,14 +310,14 @@ fn keys_are_replaced_before_they_are_worn_out() {
         let event = either(&mut client, &mut server).1;
         up += u32::from(matches!(event, FabricEvent::Established { .. }));
     }
-    // Each is a record, and each end changes its key twice.
+    // Each send is one record, and each end changes its key twice.
     for number in 0..KEY_RECORDS * 2 + 100 {
         exchange((&mut client, cq), (&mut server, sq), number);
         exchange((&mut server, sq), (&mut client, cq), number);
     }
 }
 
-/// One message from an end to the other.
+/// Sends one message from one end to the other.
 fn exchange((from, qp): (&mut Node, QpNum), (to, peer): (&mut Node, QpNum), number: u64) {
     to.fabric.post_recv(peer, number, None).unwrap();
     let op = WrOp::Send { imm: Some(9), invalidate: None };
