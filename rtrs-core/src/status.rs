@@ -1,7 +1,7 @@
 //! `IoStatus`: the status code of every completed IO.
 //!
-//! It maps in both directions to Linux errno values, which RTRS carries in the 9 error bits of its
-//! immediate and which backends receive from the kernel. NBD's mapping is in
+//! A status maps in both directions to Linux errno values, which RTRS carries in the 9 error bits
+//! of its immediate and which backends receive from the kernel. NBD's mapping is in
 //! `nbd-bridge/src/status.rs`.
 
 use std::fmt;

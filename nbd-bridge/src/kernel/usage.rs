@@ -1,10 +1,10 @@
 //! Users of a device: mounts, swap, devices stacked on it, and processes that have it open.
 //!
 //! Reads /proc and /sys only and never opens the device, so it ends soon whatever the device does.
-//! It sees what the caller may see: root sees all of its PID namespace. A kernel user that leaves
-//! no trace there (a target exporting the device) is found by opening the device exclusively, which
-//! a process that may be left behind must do. Called before a detach and to explain why a device is
-//! busy.
+//! The scan sees what the caller may see: root sees all of its PID namespace. A kernel user that
+//! leaves no trace there (a target exporting the device) is found by opening the device
+//! exclusively, which a process that may be left behind must do. Called before a detach and to
+//! explain why a device is busy.
 
 use std::collections::HashSet;
 use std::fmt;

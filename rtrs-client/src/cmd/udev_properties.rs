@@ -1,7 +1,7 @@
 //! `udev-properties`: prints the properties from which the udev rule makes the links of a device.
 //!
-//! It only reads files, so that a session that hangs, or died and waits for a takeover, keeps its
-//! links.
+//! The command only reads files, so that a session that hangs, or died and waits for a takeover,
+//! keeps its links.
 
 use clap::Args;
 use nbd_bridge::kernel::{DeviceChoice, backend_of};

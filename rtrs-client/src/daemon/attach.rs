@@ -1,7 +1,8 @@
 //! Attach daemon: the process of an attached session, from its sockets to its end.
 //!
-//! It acquires the host's resources for each volume, starts the threads, waits until the volumes
-//! are attached (`attached.rs`), and reports to the command. It runs on the process's main thread.
+//! The daemon acquires the host's resources for each volume, starts the threads, waits until the
+//! volumes are attached (`attached.rs`), and reports to the command. It runs on the process's main
+//! thread.
 
 use std::io;
 use std::sync::{Arc, mpsc};

@@ -1,9 +1,9 @@
 //! Control socket of an attached session.
 //!
-//! It runs on its own thread (`rtrs_core::local`), off the IO path, and queries the shards by
-//! message. A change of a path or of the policy is validated and begun at once. The command then
-//! polls `status` until the change is complete, so that the control socket can serve others
-//! meanwhile.
+//! The socket is served on its own thread (`rtrs_core::local`), off the IO path, and queries the
+//! shards by message. A change of a path or of the policy is validated and begun at once. The
+//! command then polls `status` until the change is complete, so that the control socket can serve
+//! others meanwhile.
 
 use std::collections::BTreeMap;
 use std::io;

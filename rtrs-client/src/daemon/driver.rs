@@ -129,7 +129,7 @@ struct ClientShard {
     engine: ClientEngine,
     fronts: Fronts,
     events: Option<mpsc::Sender<Event>>,
-    /// What the process knows of each volume; on shard 0.
+    /// State of each volume as the process sees it; on shard 0.
     notices: Notices,
     /// Set when all front ends have to stop.
     stopping: bool,

@@ -2,8 +2,8 @@
 //!
 //! [`PlayedClient`] is the client's end of one path, on any fabric. The test chooses the content of
 //! chunks, the immediates, the keys and the order; the work requests around them are well formed.
-//! It never waits: the tests of the server's engine and the fixtures of the system tests build on
-//! it, each with a clock of its own.
+//! The client never waits: the tests of the server's engine and the fixtures of the system tests
+//! build on it, each with a clock of its own.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -1,8 +1,8 @@
 //! A single handshake, without sockets or clocks: received bytes go in, bytes to send come out.
 //!
-//! It ends when both ends are authenticated and the first message inside TLS is complete: the
-//! client sends its request together with its last flight, and the server has read it. From then on
-//! the shard seals and opens the records itself, with the keys in [`Session`].
+//! The handshake ends when both ends are authenticated and the first message inside TLS is
+//! complete: the client sends its request together with its last flight, and the server has read
+//! it. From then on the shard seals and opens the records itself, with the keys in [`Session`].
 
 use std::fmt;
 use std::sync::Arc;

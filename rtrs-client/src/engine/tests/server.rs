@@ -1,7 +1,7 @@
 //! Scripted server: one session, one device in memory and others, any number of paths.
 //!
-//! It asserts everything that a client must comply with (order of connections, fields, permits not
-//! used twice, lengths) and records what it saw. [`How`] determines its answers.
+//! The server asserts everything that a client must comply with (order of connections, fields,
+//! permits not used twice, lengths) and records what it saw. [`How`] determines its answers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

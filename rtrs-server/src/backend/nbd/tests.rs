@@ -318,7 +318,7 @@ fn a_server_that_comes_back_with_a_cache_is_refused() {
     let disk = scratch.disk("disk", 8 * MIB);
     let size = format!("get_size=echo {}", 8 * MIB);
     let read = "pread=dd if=/dev/zero count=$3 iflag=count_bytes";
-    // It has no flush.
+    // This server offers no flush.
     let plain = ["eval", &size, read, "pwrite=cat >/dev/null"];
     let upstream = Upstream::nbdkit(&scratch, &plain);
     let source = upstream.open("").unwrap();

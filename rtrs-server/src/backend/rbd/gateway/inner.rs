@@ -103,7 +103,7 @@ impl Inner {
         self.state.store(state as u8, Ordering::SeqCst);
     }
 
-    /// Whether the process was paused so long that the cluster may have given the lock to another
+    /// True when the process was paused so long that the cluster may have given the lock to another
     /// server.
     pub(super) fn is_stalled(&self) -> bool {
         let since = Clock.boot_millis().saturating_sub(self.alive.load(Ordering::SeqCst));
