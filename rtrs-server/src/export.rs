@@ -209,6 +209,8 @@ pub struct ExportTable {
     /// Orphaned writes by slot. Always empty when a slot is reused, because a shard keeps the
     /// device open as long as it has requests.
     orphaned: Segments<OrphanedWrites>,
+    /// Number of partial writes that have entered the turn list of any export.
+    partial_writes: AtomicU64,
     /// Test callback after each change of exports or access lists.
     #[cfg(test)]
     watch: Watch,
@@ -254,6 +256,7 @@ impl ExportTable {
             places,
             version: AtomicU64::new(0),
             orphaned,
+            partial_writes: AtomicU64::new(0),
             #[cfg(test)]
             watch: Watch::default(),
         };
@@ -365,6 +368,16 @@ impl ExportTable {
     pub fn orphaned_writes(&self, index: ExportIndex) -> &OrphanedWrites {
         let writes = self.orphaned.get(index.index());
         writes.unwrap_or_else(|| panic!("{index:?} was never exported"))
+    }
+
+    /// Counts a partial write that has entered the turn list of its export.
+    pub(crate) fn note_partial_write(&self) {
+        self.partial_writes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Number of partial writes that have entered the turn list of any export.
+    pub(crate) fn partial_writes(&self) -> u64 {
+        self.partial_writes.load(Ordering::SeqCst)
     }
 
     /// Finds a named export.

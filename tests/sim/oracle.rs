@@ -538,7 +538,7 @@ impl Oracle {
                 (false, true) => from < last && first < to,
                 (false, false) => false,
             };
-            if clash {
+            if clash && !self.may_repeat_after_cut(id, other.id) {
                 return Err(Failure::new(
                     "blocks",
                     format!(

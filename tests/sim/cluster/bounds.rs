@@ -119,7 +119,11 @@ impl Cluster {
         let guest = usize::from(self.guest.is_some()) * (1 + DRAINING_MAX);
         // Another server on the same host may have as much.
         let servers = if self.options.strangers || self.options.extra.twin { 2 } else { 1 };
-        let server_max = servers * (paths + DRAINING_MAX + guest) * (pool + PATH_EXTRA_MAX);
+        // A client that lost power left a session behind, which lasts until its heartbeats are
+        // missed. The client's new paths are set up and refused meanwhile.
+        let sessions = if self.options.faults.client_restart > 0 { 2 } else { 1 };
+        let server_max =
+            servers * (sessions * (paths + DRAINING_MAX) + guest) * (pool + PATH_EXTRA_MAX);
         let buffers: usize = self.workloads().map(Workload::bytes).sum();
         let cores = usize::from(self.options.client_cores);
         // Where the server's write zeroes is not trustworthy, each core sends zeroes from memory.

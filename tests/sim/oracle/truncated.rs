@@ -25,6 +25,8 @@ const TELLINGS_MAX: u32 = 8;
 #[derive(Debug, Default)]
 pub(super) struct Length {
     short: Option<Short>,
+    /// Write that stands for the zeroes beyond the last cut.
+    zeroes: Option<u32>,
     /// End of the durable writes so far.
     durable_end: u32,
     /// Cores that received reports of failed durable writes after the file was exported again, and
@@ -62,8 +64,22 @@ impl Oracle {
         self.file.failed_within = None;
         let zeroes = self.write(from, self.sectors.len() as u32 - from, true);
         self.write_acked(zeroes, false)?;
+        self.file.zeroes = Some(zeroes);
         self.file.short = Some(Short { from, since: self.clock, until: None });
         Ok(())
+    }
+
+    /// Whether one of these writes is the cut, and the other was in flight at that time. A client
+    /// repeats such a write over another path or at the next server, so it may have an effect both
+    /// before and after the cut.
+    pub(super) fn may_repeat_after_cut(&self, one: u32, other: u32) -> bool {
+        let Some(cut) = self.file.zeroes else { return false };
+        let at = self.writes[cut as usize].start;
+        let in_flight = |id: u32| {
+            let write = &self.writes[id as usize];
+            write.start < at && at < write.finish
+        };
+        one == cut && in_flight(other) || other == cut && in_flight(one)
     }
 
     /// Records that the file is exported again, in its old length.

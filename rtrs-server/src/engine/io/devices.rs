@@ -63,12 +63,23 @@ pub(super) struct Devices {
     next_idle: usize,
     /// Bytes of the IOs submitted in this turn, plus [`IO_COST`] for each.
     begun: usize,
+    /// Value of [`ExportTable::partial_writes`] when this shard last scanned for them.
+    scanned_at: u64,
 }
 
 impl Devices {
     /// Creates the table of one of `cores` shards, with nothing open.
     pub(super) fn new(core: Core, exports: Arc<ExportTable>, cores: u16) -> Self {
-        Self { core, exports, cores, open: Vec::new(), polled: Vec::new(), next_idle: 0, begun: 0 }
+        Self {
+            core,
+            exports,
+            cores,
+            open: Vec::new(),
+            polled: Vec::new(),
+            next_idle: 0,
+            begun: 0,
+            scanned_at: 0,
+        }
     }
 
     /// Export of the device at a position of the poll list. Devices that become busy meanwhile are
@@ -197,6 +208,17 @@ impl Devices {
     /// Ranges of changes that take turns on an export; None if it is not open here.
     pub(super) fn turns(&self, export: ExportIndex) -> Option<&Ranges> {
         Some(&self.open.get(export.index())?.as_ref()?.turns)
+    }
+
+    /// Counts a partial write that has entered a turn list, before other shards are woken for it.
+    pub(super) fn note_partial_write(&self) {
+        self.exports.note_partial_write();
+    }
+
+    /// Whether a partial write has entered a turn list since the last call. Costs one load.
+    pub(super) fn must_look(&mut self) -> bool {
+        let entered = self.exports.partial_writes();
+        std::mem::replace(&mut self.scanned_at, entered) != entered
     }
 
     /// Open devices whose requests in flight this shard must enter in the turn list.

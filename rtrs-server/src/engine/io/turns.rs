@@ -53,6 +53,7 @@ impl Step<'_> {
         let entered = match (io.turn, io.partial) {
             (Turn::None, Some(_)) => {
                 turns.enter(key, io.bytes(), wake(out));
+                self.devices.note_partial_write();
                 true
             }
             (Turn::None, None) => turns.queue(key, io.bytes()),
@@ -104,6 +105,9 @@ impl Shard {
     /// Returns whether there were any such exports.
     pub(super) fn look(&mut self, out: &mut Outbox) -> bool {
         let Self { index, devices, paths, .. } = self;
+        if !devices.must_look() {
+            return false;
+        }
         let mut any = false;
         for (export, turns, round) in devices.to_look_at() {
             any = true;
