@@ -1,10 +1,14 @@
-//! Links of documents: their targets and anchors exist. Pages in docs/ are short.
+//! Links of documents: their targets and anchors exist. Pages in docs/ are short, and its index
+//! names all of them.
 //!
 //! Code blocks and code spans contain no links. Targets with a scheme are not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Breaches, root, sources};
+
+/// Page that lists all pages in docs/.
+const INDEX: &str = "docs/README.md";
 
 const PAGE_LINES_MAX: usize = 400;
 
@@ -164,6 +168,23 @@ fn pages_are_short() {
         breaches.add(page, 0, "named here, but there is no such page");
     }
     breaches.none("pages are short");
+}
+
+#[test]
+fn the_index_names_every_page() {
+    let mut breaches = Breaches::default();
+    let documents = documents();
+    let named = links(&documents[INDEX]).into_iter().map(|(_, target)| {
+        let path = target.split('#').next().unwrap_or("");
+        resolve(INDEX, path)
+    });
+    let named: BTreeSet<String> = named.collect();
+    for page in documents.keys().filter(|page| page.starts_with("docs/") && *page != INDEX) {
+        if !named.contains(page) {
+            breaches.add(INDEX, 0, format!("does not name {page}"));
+        }
+    }
+    breaches.none("the index names every page");
 }
 
 #[test]
