@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The lab: virtual machines with Debian's kernel, soft RDMA devices and nbd, in which the daemons
-# run as users run them. docs/TESTING.md explains it.
+# run as users run them. docs/explanation/lab.md explains it.
 #
 #   scripts/lab.sh setup               install and build what it needs; again: seconds
 #   scripts/lab.sh list [-o json]      the scenarios

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the models of the lock-free protocols in every interleaving of their threads ("Loom" in
-# docs/TESTING.md). They are built with `--cfg loom` in a build folder of their own, target/loom.
+# docs/explanation/testing.md). They are built with `--cfg loom` in a build folder of their own,
+# target/loom.
 #
 #   scripts/loom.sh [FILTER]
 #

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs the Debian packages in a bare Debian 12 and uses them: in a chroot without an init, and
 # in a virtual machine with systemd, in which they are upgraded under load, mount a file system at
-# boot and unmount it at shutdown, and are purged. docs/TESTING.md has the list. Builds the packages
-# first. Needs root, Debian on x86_64, what scripts/lab.sh setup installs, and debootstrap.
+# boot and unmount it at shutdown, and are purged. docs/explanation/testing.md has the list. Builds
+# the packages first. Needs root, Debian on x86_64, what scripts/lab.sh setup installs, and
+# debootstrap.
 #
 #   scripts/package-test.sh [--chroot]    --chroot: without the virtual machine
 #
@@ -184,7 +185,7 @@ prepare_guest() { # root port
         sed '1i [Manager]' >"$1/etc/systemd/system.conf.d/slow.conf"
     echo package-test >"$1/etc/hostname"
     echo "/dev/vda / ext4 defaults 0 1" >"$1/etc/fstab"
-    cp tests/package/guest.sh README.md docs/SECURITY.md "$1/var/lib/package-test/"
+    cp tests/package/guest.sh README.md docs/how-to/{keys,tls}.md "$1/var/lib/package-test/"
     echo "PORT=$2" >"$1/var/lib/package-test/settings"
     cp -r "$work/debs" "$1/var/lib/package-test/"
     cat >"$1/etc/systemd/system/package-test.service" <<'UNIT'

@@ -1,5 +1,5 @@
-//! Metrics of a session, declared once: the text of a scrape and the table of docs/OPERATING.md are
-//! made from this list. `daemon/metrics.rs` collects the values.
+//! Metrics of a session, declared once: the text of a scrape and the table of
+//! docs/reference/metrics.md are made from this list. `daemon/metrics.rs` collects the values.
 
 rtrs_core::metrics! {
     of ["export"];

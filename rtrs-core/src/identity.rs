@@ -2,8 +2,9 @@
 //!
 //! A client that reconnects by address and name alone can reach another server's disk. So each
 //! server and each export has a 128-bit ID; docs/PROTOCOL.md describes their encoding,
-//! docs/OPERATING.md their origin. IDs are compared, never interpreted, with one exception: a
-//! *weak* export ID is valid only within one boot of the server's host, which it identifies.
+//! docs/explanation/identity.md their origin. IDs are compared, never interpreted, with one
+//! exception: a *weak* export ID is valid only within one boot of the server's host, which it
+//! identifies.
 
 use std::fmt;
 use std::str::FromStr;

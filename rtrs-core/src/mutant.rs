@@ -4,8 +4,8 @@
 //! has a *mutant*: a condition `rtrs_core::mutated!(Name)` in the line that enforces the rule. It
 //! is constantly false and costs nothing unless the feature `mutants` and debug assertions are
 //! enabled. `rtrs-sim --mutants` enables one after the other and shows that the simulator detects
-//! each (docs/TESTING.md). The choice is per thread, so that concurrent tests do not affect each
-//! other. Builds of the `release` profile have no mutants, whatever features they have.
+//! each (docs/explanation/simulator.md). The choice is per thread, so that concurrent tests do not
+//! affect each other. Builds of the `release` profile have no mutants, whatever features they have.
 
 use std::fmt;
 use std::str::FromStr;

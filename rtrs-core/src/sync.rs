@@ -4,7 +4,7 @@
 //! Loom runs a few threads in every interleaving and lets loads return every value that the memory
 //! model allows. It does not model the single total order of `SeqCst` accesses: it treats them as
 //! acquire and release. The models are next to the code, in modules named `loom_model`;
-//! `scripts/loom.sh` runs them (docs/TESTING.md).
+//! `scripts/loom.sh` runs them (docs/explanation/testing.md).
 
 #[cfg(not(loom))]
 pub use std::sync::atomic;

@@ -1,5 +1,6 @@
 //! Requests and replies of a running server's control socket: one line of JSON each way
-//! (docs/OPERATING.md). A refused request gets `{"error": WHY}` (`rtrs_core::local`).
+//! (docs/reference/control-socket.md). A refused request gets `{"error": WHY}`
+//! (`rtrs_core::local`).
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Metrics of the server, declared once: the text of a scrape and the table in docs/OPERATING.md
-//! are generated from here. `daemon/metrics.rs` fills them.
+//! Metrics of the server, declared once: the text of a scrape and the table in
+//! docs/reference/metrics.md are generated from here. `daemon/metrics.rs` fills them.
 
 rtrs_core::metrics! {
     of [];

@@ -100,23 +100,21 @@ follow_documents() {
     sed -i '/_netdev/d' /etc/fstab
     systemctl disable --now rtrs-client@vol0 rtrs-server
 
-    section='Quick start with keys'
-    server=$(bash -c "$(block SECURITY.md "$section" 1 | sed -n 1p)")
-    client=$(bash -c "$(block SECURITY.md "$section" 1 | sed -n 2p)")
-    check "SECURITY: the quick start with keys" follow SECURITY.md "$section" 1 "${QUICK[@]}" \
+    section='Quick start'
+    server=$(bash -c "$(block keys.md "$section" 1 | sed -n 1p)")
+    client=$(bash -c "$(block keys.md "$section" 1 | sed -n 2p)")
+    check "keys: the quick start" follow keys.md "$section" 1 "${QUICK[@]}" \
         -e "1,2d; s|ed25519:AAAA...|$server|; s|ed25519:BBBB...|$client|"
-    check "SECURITY: a device is used with keys" uses_quick key:db1
+    check "keys: a device is used" uses_quick key:db1
 
-    section='Quick start with certificates'
-    check "SECURITY: templates" follow SECURITY.md "$section" 1
-    check "SECURITY: certificates" follow SECURITY.md "$section" 2
+    check "certificates: templates" follow tls.md "$section" 1
+    check "certificates: keys and certificates" follow tls.md "$section" 2
     mkdir -m 700 /etc/rtrs/tls
     mv debs/1/*.pem /etc/rtrs/tls
     rm debs/1/*.cfg
     echo '10.0.0.2 store1.example.org' >>/etc/hosts
-    check "SECURITY: the quick start with certificates" \
-        follow SECURITY.md "$section" 3 "${QUICK[@]}"
-    check "SECURITY: a device is used with certificates" uses_quick certificate:db1
+    check "certificates: the quick start" follow tls.md "$section" 3 "${QUICK[@]}"
+    check "certificates: a device is used" uses_quick certificate:db1
 
     check "apt purges both" apt-get -y purge rtrs-client rtrs-server
     rm -rf /etc/rtrs /srv/vols

@@ -7,7 +7,7 @@
 //!
 //! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), over a medium that in
 //! some runs refuses writes and tears them. Clearing the file always works here: a medium that
-//! refuses this too hides a loss from the next server, as docs/FENCE.md says.
+//! refuses this too hides a loss from the next server, as docs/explanation/fence.md says.
 
 use std::io;
 use std::sync::Arc;

@@ -114,7 +114,7 @@ fn a_run_repeats_itself() {
 }
 
 /// Tests one rule of the engines; `rtrs-sim --mutants` removes every rule in turn
-/// (docs/TESTING.md).
+/// (docs/explanation/simulator.md).
 #[test]
 fn a_request_that_is_sent_again_before_its_fence_is_caught() {
     let verdict = hunt(Mutant::ResendBeforeFence, 0..0, |_| true);

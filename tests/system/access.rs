@@ -17,7 +17,8 @@ fn from(source: &str, server: &Server, export: &str) -> ClientBuilder {
     Client::attach(export).path(path).args(&["--session-name", &name])
 }
 
-/// Waits until the only session of a server ends: within a second, as docs/SECURITY.md says.
+/// Waits until the only session of a server ends: within a second, as
+/// docs/explanation/security-model.md says.
 fn session_ends(server: &Server) {
     wait_for("the end of the session", Duration::from_secs(1), || {
         server.sessions().is_empty().then_some(())

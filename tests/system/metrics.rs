@@ -1,6 +1,6 @@
 //! Metrics: scrapes of both daemons, and agreement of documents and rules with the declarations.
 //!
-//! To regenerate the tables of docs/OPERATING.md after a change of a declaration:
+//! To regenerate the tables of docs/reference/metrics.md after a change of a declaration:
 //! `UPDATE_DOCS=1 cargo test -p rtrs-tests --test system metrics::`
 
 use std::collections::BTreeSet;
@@ -21,6 +21,16 @@ use rtrs_tests::{
 
 use super::settings::{holds, root};
 
+/// Page that says what to do about each alert.
+const MONITOR: &str = "docs/how-to/monitor.md";
+/// Pages that name metrics.
+const PAGES: &[&str] = &[
+    MONITOR,
+    "docs/how-to/tls.md",
+    "docs/how-to/where-time-goes.md",
+    "docs/explanation/failed-flushes.md",
+    "docs/reference/metrics.md",
+];
 const SERVER: &[&Metric] = rtrs_server::metrics::ALL;
 const CLIENT: &[&Metric] = rtrs_client::metrics::ALL;
 
@@ -328,7 +338,7 @@ fn table(metrics: &[&Metric]) -> String {
 fn the_tables_are_what_is_declared() {
     for (name, metrics) in [("server", SERVER), ("client", CLIENT)] {
         let begin = format!("<!-- metrics of {name}, written by tests/system/metrics.rs -->");
-        holds("docs/OPERATING.md", &begin, Some("<!-- end -->"), &table(metrics));
+        holds("docs/reference/metrics.md", &begin, Some("<!-- end -->"), &table(metrics));
     }
     // A metric that both daemons have means the same in both.
     for metric in SERVER {
@@ -375,16 +385,19 @@ fn alerts_are_about_metrics_that_exist() {
             );
         }
     }
-    let operating = fs::read_to_string(root().join("docs/OPERATING.md")).expect("the manual");
+    let monitor = fs::read_to_string(root().join(MONITOR)).expect(MONITOR);
     for alert in &alerts {
-        assert!(operating.contains(&format!("`{alert}`")), "OPERATING.md does not name {alert}");
+        assert!(monitor.contains(&format!("`{alert}`")), "{MONITOR} does not name {alert}");
     }
-    for name in mentioned(&operating).iter().filter(|name| {
-        name.starts_with("rtrs_server_")
-            || name.starts_with("rtrs_client_")
-            || name.ends_with("_total")
-    }) {
-        assert!(known.contains(name), "OPERATING.md names {name}, which nobody has");
+    for page in PAGES {
+        let text = fs::read_to_string(root().join(page)).expect(page);
+        for name in mentioned(&text).iter().filter(|name| {
+            name.starts_with("rtrs_server_")
+                || name.starts_with("rtrs_client_")
+                || name.ends_with("_total")
+        }) {
+            assert!(known.contains(name), "{page} names {name}, which nobody has");
+        }
     }
 }
 

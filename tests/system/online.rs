@@ -261,8 +261,8 @@ fn a_starved_machine_loses_no_path_with_the_default_settings() {
 
 /// Returns the lines of a session's log that report the end of a path. Each has to say that the
 /// server had not answered for 3 s, which is as long as a starved server may take
-/// (docs/OPERATING.md, "How a dead path is noticed"). With other tests running, this machine is
-/// sometimes starved for longer.
+/// (docs/explanation/failover.md, "How a dead path is noticed"). With other tests running, this
+/// machine is sometimes starved for longer.
 fn lost_paths(client: &Client) -> Vec<String> {
     let log = std::fs::read_to_string(client.run_dir().join("vol0.log")).expect("a log");
     let lost = log.lines().filter(|line| line.contains("path down")).map(str::to_owned);

@@ -1,4 +1,5 @@
-//! Checks that docs/OPERATING.md and the annotated configs/*.yaml agree with the declared settings.
+//! Checks that docs/reference/settings.md and the annotated configs/*.yaml agree with the declared
+//! settings.
 //!
 //! To regenerate them after a change of a declaration:
 //! `UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::`
@@ -121,7 +122,7 @@ fn the_tables_are_what_is_declared() {
     holds("docs/RDS.md", begin, Some("<!-- end -->"), &table(&describe::<rds::Settings>(), ""));
     for (name, table) in tables {
         let begin = format!("<!-- settings of {name}, written by tests/system/settings.rs -->");
-        holds("docs/OPERATING.md", &begin, Some("<!-- end -->"), &table);
+        holds("docs/reference/settings.md", &begin, Some("<!-- end -->"), &table);
     }
 }
 

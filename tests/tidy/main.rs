@@ -2,10 +2,11 @@
 //! not use, dependencies between crates, lengths of lines and files, references of documents.
 //!
 //! A failed rule names each file and line. Exceptions are listed here with their reasons. The
-//! checks of a single file are in `judge.rs`.
+//! checks of a single file are in `judge.rs`, those of links in `links.rs`.
 #![forbid(unsafe_code)]
 
 mod judge;
+mod links;
 mod modules;
 mod words;
 

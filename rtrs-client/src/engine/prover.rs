@@ -1,8 +1,8 @@
 //! Mutual authentication of client and server on paths without TLS.
 //!
 //! The control shard makes the proof inline: it makes one signature and checks one for each attempt
-//! of a path (docs/SECURITY.md gives the cost). The engine has no random numbers of its own;
-//! [`Nonces`] provides them.
+//! of a path (docs/explanation/security-model.md gives the cost). The engine has no random numbers
+//! of its own; [`Nonces`] provides them.
 
 use std::fmt;
 use std::sync::Arc;

@@ -4,7 +4,8 @@
 //! zero ([`Extensions`]); it is never sent to other servers. It is the user message of a WRITE
 //! without data, on a connection of another path of the session, and is answered like a CLOSE. The
 //! answer guarantees that no request of the named path, from connects up to the named one, will
-//! begin any more; running requests hold their permits until they have ended (docs/FENCE.md).
+//! begin any more; running requests hold their permits until they have ended
+//! (docs/explanation/fence.md).
 
 use super::bytes::{put, take, u32_at};
 use super::error::WireError;

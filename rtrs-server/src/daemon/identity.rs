@@ -4,7 +4,7 @@
 //! equivalent content in tests. An ID is *stable* if the system names the object itself (a serial
 //! number, a UUID), and *weak* if it identifies the object only since the boot. Objects with the
 //! same ID (in-place restores, cloned disks, cloned machine IDs) cannot be distinguished here;
-//! docs/OPERATING.md says so.
+//! docs/explanation/identity.md says so.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -31,8 +31,8 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     if rules.clone().next().is_none() && !has_keys(set) && !set.insecure_open {
         all.push(
             "no access list: everyone who reaches the server can read and write all exports; set \
-             access (for example --access anyone@10.0.0.0/24:rw) or use keys (docs/SECURITY.md), \
-             or silence this warning with --insecure-open"
+             access (for example --access anyone@10.0.0.0/24:rw) or use keys \
+             (docs/how-to/keys.md), or silence this warning with --insecure-open"
                 .to_owned(),
         );
     }

@@ -214,8 +214,8 @@ rtrs_core::settings! {
         delay: Time<0, { 10 * MINUTE }> = "0s",
         /// Fraction of requests that fail with EIO, 0 to 1; for tests
         error_rate: ErrorRate = "0",
-        /// Identify the export to clients by this text, 1 to 255 bytes; see "Identity" in
-        /// docs/OPERATING.md
+        /// Identify the export to clients by this text, 1 to 255 bytes; see
+        /// docs/explanation/identity.md
         id: Option<Id> = "derived from the file or disk",
         /// Who may open it, as WHO:ro or WHO:rw; without any, the access list of the server applies
         access: Vec<AccessRule> = "",

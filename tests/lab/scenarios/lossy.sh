@@ -6,7 +6,7 @@
 # groups: ours
 #
 # On rdma_rxe of Linux 6.1 a bind that stands behind a repeated packet runs twice and fails, unless
-# it is kept on a queue pair of its own (docs/ARCHITECTURE.md, "Binds on soft RoCE").
+# it is kept on a queue pair of its own (docs/explanation/fabric.md, "Binds on soft RoCE").
 
 scenario() {
     local disk seconds=40 lost side

@@ -5,7 +5,7 @@
 # limit: 120
 # groups: ours
 
-# ca, server and client in $LAB_WORK/pki, as docs/SECURITY.md makes them. RSA, because nbd-client
+# ca, server and client in $LAB_WORK/pki, as docs/how-to/tls.md makes them. RSA, because nbd-client
 # 3.24 does not show a certificate with an Ed25519 key.
 certificates() {
     local name pki=$LAB_WORK/pki

@@ -211,8 +211,8 @@ pub(crate) fn rounds(usual: usize) -> usize {
     if quick() { more } else { usual * more }
 }
 
-/// Prints a line of the table of docs/TESTING.md: the fault, its count, and the median and maximum
-/// of the longest IO of each round.
+/// Prints a line of the table of docs/explanation/testing.md: the fault, its count, and the median
+/// and maximum of the longest IO of each round.
 pub(crate) fn tell(what: &str, mut longest: Vec<Duration>) {
     longest.sort_unstable();
     let (middle, most) = (longest[(longest.len() - 1) / 2], longest[longest.len() - 1]);

@@ -39,7 +39,7 @@ const BODY_MAX: usize = CONTENT_MAX + 256;
 pub(super) const TLS_STAGE: usize = 128 << 10;
 /// Size of the buffer of sealed records that are sent at once: five. With more, the peer waits
 /// while this end seals, and then this end waits while the peer opens; with fewer, system calls
-/// cost more (docs/BENCHMARKS.md).
+/// cost more (docs/explanation/benchmarks.md).
 pub(super) const TLS_SEND: usize = 84 << 10;
 
 /// Number of records after which a key is replaced: half the limit for AES-GCM (RFC 8446 section

@@ -4,8 +4,8 @@
 //! completion channels and queues, its queue pairs. [`VerbsShared`] is the state shared by the
 //! shards of a process. Descriptors are polled through the shard's ring, and `flush` hands posted
 //! work to the device as one list per queue pair. Calls that may block in the driver are made on
-//! other threads, which report the outcome in a message. ARCHITECTURE.md ("Calls of RDMA drivers")
-//! says which calls stay on the shard, and why.
+//! other threads, which report the outcome in a message. docs/explanation/fabric.md ("Calls of RDMA
+//! drivers") says which calls stay on the shard, and why.
 //!
 //! A device may be removed while it is in use. Its connections end, a shard's state for it is freed
 //! with the last connection, and the context with the last domain. Listening addresses are retried

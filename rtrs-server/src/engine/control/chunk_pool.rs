@@ -7,10 +7,10 @@
 //!
 //! Cached memory is unreachable. The path has ended: all its connections were reported closed, so
 //! nothing arrives and nothing is read for them any more, and its block IO has ended
-//! (docs/FENCE.md, "Reused memory"). Cached memory never leaves its session, and paths and cached
-//! memory together never exceed the number of paths that the session had at once. A path whose
-//! client must still authenticate takes only memory from its own address, and leaves none. Owned by
-//! the control shard.
+//! (docs/explanation/fence.md, "Reused memory"). Cached memory never leaves its session, and paths
+//! and cached memory together never exceed the number of paths that the session had at once. A path
+//! whose client must still authenticate takes only memory from its own address, and leaves none.
+//! Owned by the control shard.
 
 use std::net::IpAddr;
 use std::sync::Arc;
