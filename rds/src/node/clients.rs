@@ -376,7 +376,7 @@ impl Clients {
         match (packet.kind, socket) {
             (PacketKind::Send, Some(socket)) => {
                 // The user has checked the board, and has already seen any error.
-                let sent = node.send(now, socket, (packet.address, packet.port), body);
+                let sent = node.send(now, socket, packet.address, packet.port, body);
                 if let Err(error) = sent {
                     tracing::debug!(port = socket.port, %error, "message of a user dropped");
                 }
