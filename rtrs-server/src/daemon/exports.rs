@@ -240,8 +240,10 @@ pub(crate) struct Exports {
 impl Exports {
     /// Creates the state of a starting server with these exports.
     pub(super) fn new(
-        (table, opener): (Arc<ExportTable>, Arc<Opener>),
-        (control, keys): (ControlShard, Option<Arc<TlsEndpoint>>),
+        table: Arc<ExportTable>,
+        opener: Arc<Opener>,
+        control: ControlShard,
+        keys: Option<Arc<TlsEndpoint>>,
         set: &Settings,
         audit: AuditSink,
     ) -> Self {
@@ -675,8 +677,8 @@ fn release(
     done: &mpsc::Sender<(String, Result<(), String>)>,
 ) {
     loop {
-        let (free, used): (Vec<_>, Vec<_>) =
-            exports.into_iter().partition(|export| Arc::strong_count(export) == 1);
+        let (free, used) =
+            exports.into_iter().partition::<Vec<_>, _>(|export| Arc::strong_count(export) == 1);
         for export in free {
             let (name, flushed) = (export.name.clone(), opener.close(&export));
             drop(export);

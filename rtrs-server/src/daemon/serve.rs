@@ -29,7 +29,7 @@ use crate::daemon::access::ServerAccess;
 use crate::daemon::audit;
 use crate::daemon::authenticate::Proofs;
 use crate::daemon::control_shard::ControlShard;
-use crate::daemon::control_socket::ServerControl;
+use crate::daemon::control_socket::{Served, ServerControl};
 use crate::daemon::driver::ServerShard;
 use crate::daemon::expiry;
 use crate::daemon::exports::{Exports, Opener};
@@ -162,8 +162,8 @@ fn run_server(
     let table = Arc::clone(&setup.exports);
     let exports_to_close = Arc::clone(&table);
     let manager = ServiceManager::from_env();
-    let control = (control_shard.clone(), tls.clone());
-    let exports = Exports::new((table, opener), control, set, setup.audit.clone());
+    let (control, audit) = (control_shard.clone(), setup.audit.clone());
+    let exports = Exports::new(table, opener, control, tls.clone(), set, audit);
     let reload = Reload::new(set, reread, setup.audit.clone(), tls.clone());
     let changes = Arc::new(Changes { exports, reload });
     match targets::watch(&changes, control_shard.clone()) {
@@ -180,8 +180,13 @@ fn run_server(
             .watch(move || answering.all_shards_answer())
             .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
         let serving = set.metrics.as_ref().map(|at| metrics.serve(at)).transpose()?;
-        let shared = (&setup.exports, &changes);
-        let control = ServerControl::open(set, &portals, shared, &control_shard, &metrics)?;
+        let served = Served {
+            exports: Arc::clone(&setup.exports),
+            changes: Arc::clone(&changes),
+            control: control_shard.clone(),
+            metrics,
+        };
+        let control = ServerControl::open(set, &portals, served)?;
         Ok((portals, control, serving))
     });
     let forwarding = signals
@@ -483,6 +488,6 @@ fn mailboxes(cores: u16) -> Result<Mailboxes, Error> {
         .map(|_| mailbox())
         .collect::<io::Result<Vec<_>>>()
         .map_err(failed(ErrorKind::System, "cannot make mailboxes"))?;
-    let (senders, boxes): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    let (senders, boxes) = pairs.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
     Ok((senders.into(), boxes))
 }

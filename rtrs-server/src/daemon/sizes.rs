@@ -152,9 +152,9 @@ mod tests {
             let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
             let opener = Arc::new(Opener::new(Sources::system(), state));
             let (sender, _inbox) = mailbox().unwrap();
-            let parts = ((table, opener), (ControlShard(sender), None));
-            let settings = Settings::default();
-            let exports = Exports::new(parts.0, parts.1, &settings, AuditSink::default());
+            let (control, settings) = (ControlShard(sender), Settings::default());
+            let exports =
+                Exports::new(table, opener, control, None, &settings, AuditSink::default());
 
             let resized = exports.resize("vol", Some(4096), true);
             assert_eq!(export.epoch.rises(), 1);
