@@ -308,7 +308,7 @@ impl AttachedSession {
                 // time.
                 volume.saved.iter().for_each(|saved| saved.save_device(""));
             }
-            match device::connect(reached, options, name, (device, geometry), &self.shards) {
+            match device::connect(reached, options, name, device, geometry, &self.shards) {
                 Ok(connected) => {
                     let path = connected.path().display().to_string();
                     volume.saved.iter().for_each(|saved| saved.save_device(&path));

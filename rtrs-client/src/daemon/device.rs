@@ -90,7 +90,8 @@ pub(crate) fn connect(
     reached: Option<Reached>,
     options: &DeviceOptions,
     export_name: &str,
-    (index, geometry): (DeviceIndex, &Geometry),
+    index: DeviceIndex,
+    geometry: &Geometry,
     shards: &ShardHandle,
 ) -> Result<KernelDevice, Error> {
     let what = || cannot_attach(export_name, options.choice);

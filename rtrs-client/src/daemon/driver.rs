@@ -225,7 +225,7 @@ impl ClientShard {
                     self.engine.on_network_change(now, &what, &mut self.fabrics);
                 }
                 Message::Network(NetworkChange::Down { what, addresses }) => {
-                    self.engine.on_link_down(now, (&what, &addresses), &mut self.fabrics);
+                    self.engine.on_link_down(now, &what, &addresses, &mut self.fabrics);
                 }
                 Message::Shutdown { grace } => self.on_shutdown(now, grace),
                 Message::StopFront { device: Some(device), deadline } => {

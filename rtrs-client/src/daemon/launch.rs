@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
-use rtrs_core::rt::{Clock, Mailbox, PollPolicy, Sender, mailbox, pin_plan};
+use rtrs_core::rt::{Clock, PollPolicy, Sender, mailbox, pin_plan};
 use rtrs_core::settings::Scheme;
 use rtrs_core::time::Duration;
 
@@ -211,8 +211,8 @@ fn start_threads(
     let config = Arc::new(config);
     let uuids: Arc<[[u8; 16]]> =
         config.paths.iter().map(|_| random_uuid()).collect::<io::Result<Vec<_>>>()?.into();
-    let (senders, boxes): (Vec<Sender<Message>>, Vec<Mailbox<Message>>) =
-        (0..shards).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+    let mailboxes = (0..shards).map(|_| mailbox::<Message>()).collect::<io::Result<Vec<_>>>()?;
+    let (senders, boxes) = mailboxes.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
     let (events, from_shards) = mpsc::channel();
     let cpus = pin_plan(settings.pin, config.shards);
     let mut fronts_of: Vec<Vec<NewFront>> = (0..shards).map(|_| Vec::new()).collect();

@@ -56,11 +56,12 @@ impl Prover {
     /// has not.
     pub(crate) fn answer(
         &self,
-        (facts, peer_name): (ProofFacts, Option<&str>),
+        facts: ProofFacts,
+        peer_name: Option<&str>,
         challenge: &Challenge,
         answer: &ChallengeRsp,
     ) -> Result<Vec<u8>, String> {
-        let proof = self.config.answer((facts, peer_name), challenge, answer);
+        let proof = self.config.answer(facts, peer_name, challenge, answer);
         proof.map_err(|error| error.to_string())
     }
 }

@@ -112,7 +112,7 @@ impl PathCommand {
 
     /// Returns the requested change; None for a command without one.
     fn step(&self) -> Result<Option<Step>, Error> {
-        let (goal, args): (Goal, _) = match self {
+        let (goal, args) = match self {
             Self::List(_) | Self::Switch(_) => return Ok(None),
             Self::Add(args) => {
                 check_path(&args.path)?;

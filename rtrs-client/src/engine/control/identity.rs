@@ -166,9 +166,25 @@ impl PinnedExport {
     }
 }
 
+/// Server that a path has reached, and the one that the session is pinned to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MetServer<'a> {
+    pub(super) pinned: &'a PinnedServer,
+    pub(super) met: Option<ServerId>,
+}
+
+/// Use of the session's other paths while a path opens a volume.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OtherPaths {
+    /// Whether one is connected.
+    pub(super) connected: bool,
+    /// Whether one has the volume.
+    pub(super) serving: bool,
+}
+
 /// Returns why a device of this server cannot replace the pinned one, or the one opened `last`.
 pub(super) fn judge(
-    (server, met): (&PinnedServer, Option<ServerId>),
+    server: MetServer<'_>,
     export: &PinnedExport,
     last: Option<&OpenDevice>,
     device: &OpenDevice,
@@ -176,20 +192,21 @@ pub(super) fn judge(
     if rtrs_core::mutated!(OtherDiskAccepted) {
         return None;
     }
-    let refused = server.refuses(met).map(Mismatch::Server);
+    let refused = server.pinned.refuses(server.met).map(Mismatch::Server);
     refused.or_else(|| export.refuses(last, device).map(Mismatch::Export))
 }
 
 /// Returns why an accepted device cannot be used while other paths are connected or serve the
 /// volume.
 pub(super) fn judge_beside(
-    (server, met): (&PinnedServer, Option<ServerId>),
+    server: MetServer<'_>,
     export: &PinnedExport,
     met_export: Option<ExportId>,
-    (connected, serving): (bool, bool),
+    others: OtherPaths,
 ) -> Option<Mismatch> {
-    let refused = server.refuses_beside(met).filter(|_| connected).map(Mismatch::Server);
-    let refused_export = || export.refuses_beside(met_export).filter(|_| serving);
+    let refused = server.pinned.refuses_beside(server.met).filter(|_| others.connected);
+    let refused = refused.map(Mismatch::Server);
+    let refused_export = || export.refuses_beside(met_export).filter(|_| others.serving);
     refused.or_else(|| refused_export().map(Mismatch::Export))
 }
 

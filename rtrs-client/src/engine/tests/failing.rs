@@ -1,20 +1,19 @@
 //! Paths that fail and return while they carry IO.
 
-use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::{BindMode, LinkOptions};
 use rtrs_core::identity::ExportId;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{ConnRsp, Extensions, OpenRsp, errno};
 
-use super::fixture::{Fixture, MS, SEC, SECRET, client_ip, server_ip};
+use super::fixture::{Fixture, MS, SEC, SECRET, TestIo, client_ip, server_ip};
 use super::server::Request;
 use crate::engine::{Change, Failover, Leaving, NoPath, SlowIo};
 use crate::engine::{DeviceIndex, SessionFailure};
 use crate::path::state::PathState;
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
-    let range = (slot as u64 * 8192, 4096);
-    fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
+    fixture.submit_io(shard, TestIo::new(op, slot as u64 * 8192, 4096).at(slot * 4096))
 }
 
 #[test]

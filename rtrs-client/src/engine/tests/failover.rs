@@ -3,20 +3,19 @@
 
 use std::cell::RefCell;
 
-use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{ConnReq, ConnRsp, Extensions, Fence};
 
-use super::fixture::{Fixture, MS, SEC};
+use super::fixture::{Fixture, MS, SEC, TestIo};
 use super::server::Seen;
 use crate::engine::{Change, DeviceIndex, Failover, Leaving, NoPath};
 use crate::path::state::PathState;
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
-    let range = (slot as u64 * 8192, 4096);
-    fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
+    fixture.submit_io(shard, TestIo::new(op, slot as u64 * 8192, 4096).at(slot * 4096))
 }
 
 fn sectors(fixture: &Fixture) -> Vec<u64> {

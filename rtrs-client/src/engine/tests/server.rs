@@ -298,7 +298,7 @@ impl Server {
                 self.seen.push(Seen::HeartbeatAck { at: now });
             }
             Imm::Request { permit, offset } => {
-                self.on_request((index, cid), imm, permit, offset);
+                self.on_request(index, cid, imm, permit, offset);
             }
             other => panic!("{other:?} on connection {cid}"),
         }
@@ -340,13 +340,7 @@ impl Server {
         self.post(index, 0, WrOp::Send { imm: None, invalidate: None }, SgeList::one(sge));
     }
 
-    fn on_request(
-        &mut self,
-        (index, cid): (usize, usize),
-        imm: u32,
-        permit: PermitId,
-        offset: u32,
-    ) {
+    fn on_request(&mut self, index: usize, cid: usize, imm: u32, permit: PermitId, offset: u32) {
         let path = &mut self.paths[index];
         let slot = permit.index();
         assert!(slot < path.depth, "permit {permit} of {}", path.depth);
@@ -460,8 +454,9 @@ impl Server {
                     if gateways.is_some_and(|gateways| !gateways.has_others(request.path)) {
                         return 2;
                     }
-                    let how = (&self.how, gateways.map(|g| g.standing(request.path)));
-                    let rsp = match self.more.open(dev_name, &mut self.opens, how) {
+                    let standing = gateways.map(|g| g.standing(request.path));
+                    let opened = self.more.open(dev_name, &mut self.opens, &self.how, standing);
+                    let rsp = match opened {
                         Ok(rsp) => rsp,
                         Err(errno) => return errno,
                     };
