@@ -306,7 +306,9 @@ fn config(args: &Args, number: usize) -> SessionConfig {
 
 /// Runs a session in its thread.
 fn session(
-    (number, config, policy): (usize, SessionConfig, PollPolicy),
+    number: usize,
+    config: SessionConfig,
+    policy: PollPolicy,
     shared: Arc<IwarpShared>,
     orders: Mailbox<Order>,
     events: Notify<(usize, Event)>,
@@ -364,7 +366,7 @@ impl Crowd {
         let (shared, notify) = (Arc::clone(&self.shared), self.notify.clone());
         let thread = thread::Builder::new().stack_size(STACK).name(format!("crowd-{number}"));
         let poll = PollPolicy { budget_max: Duration::from_micros(self.args.poll) };
-        let body = move || session((number, config, poll), shared, inbox, notify);
+        let body = move || session(number, config, poll, shared, inbox, notify);
         // The thread ends with the process.
         drop(thread.spawn(body).expect("a thread"));
         self.members.push(orders);

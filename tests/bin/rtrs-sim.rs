@@ -232,7 +232,7 @@ fn main() -> ExitCode {
             .init();
     }
     if let Some(which) = &args.mutants {
-        let format = (args.output == Format::Json, args.quiet);
+        let format = mutants::ReportFormat { json: args.output == Format::Json, quiet: args.quiet };
         return mutants::main(which, args.seed, args.seeds.clone(), format);
     }
     let plant = args.plant.unwrap_or_default();

@@ -402,7 +402,7 @@ impl Oracle {
                 id => self.saw(at as usize, id, start, now)?,
             }
         }
-        self.end_dropped(start, (sector, (bytes.len() / SECTOR) as u32));
+        self.end_dropped(start, sector, (bytes.len() / SECTOR) as u32);
         Ok(())
     }
 

@@ -232,7 +232,7 @@ fn peer(portal: SocketAddr, number: u64) -> Peer {
 /// The server has a thousand exports and 1,200 sessions, each with an export open.
 #[test]
 fn a_large_server_answers_scrapes() {
-    let (exports, sessions): (u64, u64) = if quick() { (100, 120) } else { (1000, 1200) };
+    let (exports, sessions) = if quick() { (100_u64, 120_u64) } else { (1000, 1200) };
     let many = sessions.to_string();
     let builder = (0..exports).fold(Server::builder(), |builder, number| {
         builder.export(format!("volume-{number}=null:1M"))

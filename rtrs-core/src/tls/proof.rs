@@ -277,7 +277,8 @@ impl TlsClientConfig {
     /// Returns the reason why it is not that server.
     pub fn answer(
         &self,
-        (facts, peer_name): (ProofFacts, Option<&str>),
+        facts: ProofFacts,
+        peer_name: Option<&str>,
         challenge: &Challenge,
         answer: &ChallengeRsp,
     ) -> Result<Vec<u8>, ProofError> {

@@ -6,7 +6,7 @@
 //! checks that need state (UUIDs, queue depth over reconnects).
 
 use super::bytes::{fixed, put, u16_at};
-use super::error::WireError;
+use super::error::{Fault, WireError};
 use super::{VERSION, errno};
 use crate::ids::{ConnIndex, PathUuid, SessionId};
 use crate::limits::{CONNS_PER_PATH_MAX, IMM_PAYLOAD_BITS, Limits, MAX_HDR_SIZE, ceil_log2};
@@ -76,8 +76,9 @@ impl ConnReq {
             return Err(WireError::value(Self::NAME, 8, "cid_num", found, "1 to 4096"));
         }
         if cid >= cid_num {
-            let (cid, cid_num) = (u64::from(cid), u64::from(cid_num));
-            return Err(WireError::mismatch(Self::NAME, 6, ("cid", cid), ("cid_num", cid_num)));
+            let (found, bound) = (u64::from(cid), u64::from(cid_num));
+            let fault = Fault::Mismatch { field: "cid", found, against: "cid_num", bound };
+            return Err(WireError { message: Self::NAME, at: 6, fault });
         }
         Ok(request)
     }

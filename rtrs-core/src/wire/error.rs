@@ -71,15 +71,6 @@ impl WireError {
         Self { message, at, fault: Fault::Value { field, found, expected } }
     }
 
-    pub(crate) const fn mismatch(
-        message: &'static str,
-        at: usize,
-        (field, found): (&'static str, u64),
-        (against, bound): (&'static str, u64),
-    ) -> Self {
-        Self { message, at, fault: Fault::Mismatch { field, found, against, bound } }
-    }
-
     /// Returns the errno with which to answer a request with this error, if it is answered.
     pub const fn errno(&self) -> u16 {
         match self.fault {

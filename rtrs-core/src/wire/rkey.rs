@@ -5,7 +5,7 @@
 //! old one; a receiver only stores it. The client must check that `permit` equals the one in the
 //! immediate ([`RkeyRsp::check`]).
 
-use super::error::WireError;
+use super::error::{Fault, WireError};
 use crate::ids::{PermitId, Rkey};
 
 message! {
@@ -52,7 +52,9 @@ impl RkeyRsp {
             return Ok(());
         }
         let (found, bound) = (u64::from(self.permit.0), u64::from(permit.0));
-        Err(WireError::mismatch(Self::NAME, 2, ("buf_id", found), ("the immediate's id", bound)))
+        let against = "the immediate's id";
+        let fault = Fault::Mismatch { field: "buf_id", found, against, bound };
+        Err(WireError { message: Self::NAME, at: 2, fault })
     }
 }
 

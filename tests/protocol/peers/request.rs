@@ -62,7 +62,7 @@ fn requests_that_name_nobody_to_answer() {
         for (what, at, bytes, off) in cases {
             let _ = scene.fatal(what, |peer| {
                 let imm = peer.request_imm(3, off);
-                peer.write_chunk((1, 3), at, &bytes, imm);
+                peer.write_chunk(1, 3, at, &bytes, imm);
             });
         }
         scene.end();

@@ -59,7 +59,7 @@ fn a_refused_open_says_why_to_who_has_room_for_it() {
     let mut peer = Peer::up(&mut fixture, from(0), "sess");
     for (room, long) in [(OpenRsp::LEN, false), (OpenRspTail::LONG_LEN, true)] {
         peer.clear_result();
-        peer.send_open_for(15, ("vol", RW), room);
+        peer.send_open_for(15, "vol", RW, room);
         assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
         let result = peer.result(192);
         let why = OpenRefusal::decode(&result);

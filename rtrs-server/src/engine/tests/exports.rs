@@ -100,7 +100,7 @@ fn again() -> PeerOptions {
 fn comparing(fixture: &mut Fixture, options: PeerOptions, name: &str) -> (Peer, Result<u32, u16>) {
     let mut peer = Peer::up(fixture, options, "sess");
     peer.clear_result();
-    peer.send_open_for(15, (name, RW), OpenRspTail::LONG_LEN);
+    peer.send_open_for(15, name, RW, OpenRspTail::LONG_LEN);
     let opened = match peer.reply(fixture).errno {
         0 => Ok(OpenRsp::decode(&peer.result(OpenRsp::LEN)).unwrap().device_id),
         errno => Err(errno),

@@ -112,7 +112,7 @@ fn taker(path: u8) -> PeerOptions {
 
 fn standing(peer: &mut Peer, fixture: &mut Fixture, access: AccessMode) -> Option<Standing> {
     peer.clear_result();
-    peer.send_open_for(15, ("moves", access), OpenRspTail::LONG_LEN);
+    peer.send_open_for(15, "moves", access, OpenRspTail::LONG_LEN);
     assert_eq!(peer.reply(fixture).errno, 0);
     let bytes = peer.result(OpenRspTail::LONG_LEN);
     assert_eq!(OpenRsp::decode(&bytes[..OpenRsp::LEN]).unwrap().device_id, 0);

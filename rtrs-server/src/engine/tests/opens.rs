@@ -68,7 +68,7 @@ fn only_who_has_room_for_the_long_answer_gets_it() {
     let secret = fixture.params.eviction_key.secret(session);
     let mut open = |room: usize| {
         peer.clear_result();
-        peer.send_open_for(15, ("vol", AccessMode::ReadWrite), room);
+        peer.send_open_for(15, "vol", AccessMode::ReadWrite, room);
         assert_eq!(peer.reply(&mut fixture).errno, 0);
         peer.result(192)
     };

@@ -363,7 +363,7 @@ fn a_session_that_comes_back_hears_of_what_it_had_not_flushed() {
             let (mut other, _) = open(&mut fixture, 2, AccessMode::Migration);
             let open = |fixture: &mut Fixture| {
                 let mut peer = Peer::up(fixture, self::options(1), "sess1");
-                peer.send_open_for(15, ("vol", AccessMode::Migration), room);
+                peer.send_open_for(15, "vol", AccessMode::Migration, room);
                 assert_eq!(peer.reply(fixture).errno, 0);
                 let opened = OpenRsp::decode(&peer.result(OpenRsp::LEN)).unwrap();
                 (peer, opened.cache_id)

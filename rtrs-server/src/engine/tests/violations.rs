@@ -110,7 +110,7 @@ fn bytes_that_are_no_request_end_the_path() {
     for (what, at, bytes, off) in cases {
         for always_invalidate in [false, true] {
             let mut pair = Pair::new(always_invalidate);
-            pair.bad.write_chunk((1, 0), at, &bytes, off);
+            pair.bad.write_chunk(1, 0, at, &bytes, off);
             pair.assert_ended(what);
         }
     }
