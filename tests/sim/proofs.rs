@@ -542,7 +542,7 @@ impl Run {
             let (answer, _) = server_config()
                 .prove(facts, &challenge, server_nonce)
                 .map_err(|error| error.to_string())?;
-            let proof = signer.answer((facts, None), &challenge, &answer);
+            let proof = signer.answer(facts, None, &challenge, &answer);
             proof.map_err(|error| error.to_string())
         };
         let nonce = answer.nonce;

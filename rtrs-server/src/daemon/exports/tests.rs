@@ -28,7 +28,7 @@ fn proved(n: u8) -> PeerIdentity {
     let facts = ProofFacts { session, path, client: address, server: address };
     let (server, asked) = (server(&[n]), client.challenge([7; 32]));
     let (answer, exchange) = server.prove(facts, &asked, [8; 32]).unwrap();
-    let data = client.answer((facts, None), &asked, &answer).unwrap();
+    let data = client.answer(facts, None, &asked, &answer).unwrap();
     server.check(&exchange, &data).unwrap()
 }
 
