@@ -137,7 +137,7 @@ fn lists_are_shown_and_hide_exports() {
     assert_eq!(discovered("127.0.0.8", &server), ["vol1"]);
     let shown = server.command(&["export", "list"]).ok().stdout;
     assert!(shown.contains("  access: anyone@127.0.0.7/32:ro\n"), "{shown}");
-    assert!(shown.contains("without a list of their own: anyone@127.0.0.0/24:rw\n"), "{shown}");
+    assert!(shown.contains("without their own list: anyone@127.0.0.0/24:rw\n"), "{shown}");
     let listed = server.command(&["export", "list", "-o", "json"]).ok().json();
     assert_eq!(listed["exports"][0]["access"][0], "anyone@127.0.0.7/32:ro", "{listed}");
     assert_eq!(listed["access"][0], "anyone@127.0.0.0/24:rw", "{listed}");
@@ -377,7 +377,7 @@ fn a_check_warns_as_a_start_does() {
     };
     assert!(check(&[]).contains("warning: no access list"));
     assert_eq!(check(&["--insecure-open"]), "");
-    assert!(check(&["--access", "db1:rw"]).contains("\"db1\" lets nobody in"));
+    assert!(check(&["--access", "db1:rw"]).contains("\"db1\" admits no client"));
     // The warning is printed on stderr if the log has no warnings.
     let server = Server::builder().export("vol0=mem:1M").args(&["--log", "error"]).start();
     assert!(server.stop(STOP_TIME_MAX).stderr.contains("warning: no access list"));
@@ -408,13 +408,13 @@ fn a_reload_prints_what_a_start_warns_of() {
     fs::write(&config, "access: ['anyone:rw']\nexport: ['v=mem:1M']\n").expect("a file");
     let server = Server::builder().args(&["--config", &config]).start();
     fs::write(&config, "access: ['db1:rw']\nexport: ['v=mem:1M']\n").expect("a file");
-    let warning = "warning: the access rule for \"db1\" lets nobody in";
+    let warning = "warning: the access rule for \"db1\" admits no client";
     let _ = server.command(&["reload", "--dry-run"]).ok().says(warning);
     let _ = server.command(&["reload"]).ok().says(warning);
     let done = server.command(&["reload", "-o", "json"]).ok().json();
     let told = done["warnings"][0].as_str().expect("a warning");
     assert!(told.starts_with(&warning["warning: ".len()..]), "{done}");
     let set = server.command(&["export", "set", "v", "access=db2:ro"]).ok();
-    let _ = set.says("warning: the access rule for \"db2\" lets nobody in");
+    let _ = set.says("warning: the access rule for \"db2\" admits no client");
     let _ = server.stop(STOP_TIME_MAX);
 }

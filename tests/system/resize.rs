@@ -135,7 +135,8 @@ fn a_shrink_is_refused_while_open_and_loses_nothing_in_silence() {
     assert_eq!(size_in_list(&server), 8 * MIB);
     // A larger export that is still shorter than its file would cut the file.
     let between = ["export", "resize", "vol0", "--size", "12M"];
-    let _ = server.command(&between).code(1).says("its file has 16777216 bytes, and would be cut");
+    let refused = "its file has 16777216 bytes and would be truncated";
+    let _ = server.command(&between).code(1).says(refused);
     assert_eq!(resize(&server, &[])["size"], 16 * MIB);
     await_size(&client, 16 * MIB);
     let mut bytes = [9; 4096];

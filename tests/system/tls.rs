@@ -142,7 +142,7 @@ fn lists_name_certificates_and_without_a_list_a_name_is_enough() {
         let output = server.output();
         let warnings = output.matches(" WARN rtrs_server::daemon::warnings: ").count();
         assert_eq!(warnings, usize::from(!nameless), "{list:?}: {output}");
-        assert_eq!(output.contains("the portal tcp://127.0.0.1:0 lets nobody in"), !nameless);
+        assert_eq!(output.contains("the portal tcp://127.0.0.1:0 admits no client"), !nameless);
         let _ = server.stop(STOP_TIME_MAX);
     }
 }

@@ -132,7 +132,7 @@ impl Opener {
             let _ = wait_saved(&export.epoch, export.epoch.raise());
             let name = &export.name;
             tracing::error!(%name, %error, "cannot flush a removed export");
-            format!("export {name:?} is removed, but it cannot be flushed: {error}")
+            format!("export {name:?} was removed but could not be flushed: {error}")
         });
         if flushed.is_ok() {
             export.epoch.note_clean_stop();
@@ -279,7 +279,7 @@ impl Exports {
             return Err("the server only answers pings (ping-only)".to_owned());
         }
         let turn = self.changing.try_lock_for(TURN_MAX);
-        turn.ok_or_else(|| "another change of the exports takes long; try again".to_owned())
+        turn.ok_or_else(|| "another change of the exports is still running; try again".to_owned())
     }
 
     /// All named exports, by name.
@@ -460,7 +460,7 @@ impl Exports {
     ) -> Result<Removed, String> {
         let ended = |removed: &Removed| {
             let ended = removed.ended.join(", ");
-            (!ended.is_empty()).then(|| format!("it was open by {ended}"))
+            (!ended.is_empty()).then(|| format!("it was opened by {ended}"))
         };
         let removed = self.remove_now(name, force, within);
         self.recorded(AuditKind::ExportRemove, name, removed, ended)
@@ -577,7 +577,7 @@ impl Exports {
             return Err(format!("export {name:?} has no other gateway; see the option gateway"));
         };
         let drained = gateway.release(within);
-        drained.map_err(|error| format!("export {name:?} is not given up: {error}"))?;
+        drained.map_err(|error| format!("cannot hand over export {name:?}: {error}"))?;
         Ok(ExportDrained { standby: export.name.clone() })
     }
 

@@ -137,7 +137,7 @@ impl Reload {
             done.warnings = endpoint.older_lists(&config);
             exports.replace_keys(endpoint, config);
             match &*done.keys_changed.join(", ") {
-                "" => tracing::info!("certificates or keys read again: they are as before"),
+                "" => tracing::info!("certificates or keys read again; none changed"),
                 changed => tracing::info!(changed, "certificates or keys read again"),
             }
         }

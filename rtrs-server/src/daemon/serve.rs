@@ -114,7 +114,7 @@ fn run_server(
     let exports = ExportTable::with_finder(exports, finder);
     exports.set_closer(Box::new(FlushingCloser));
     exports.set_access(ServerAccess::new(set).policy());
-    let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot take signals"))?;
+    let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot handle signals"))?;
 
     // Dropped last: waits until all events are written.
     let (audit, _audit_thread) = audit::start(set)?;
@@ -151,13 +151,11 @@ fn run_server(
     });
     let control_shard = ControlShard(setup.senders[0].clone());
     if let Err(error) = sizes::watch(&setup.exports, control_shard.clone()) {
-        tracing::error!("exports that grow are not noticed: cannot start a thread: {error}");
+        tracing::error!("cannot watch for exports that grow: cannot start a thread: {error}");
     }
     let tls = setup.portals.tls();
     if let Some(Err(error)) = tls.as_ref().map(expiry::watch) {
-        tracing::error!(
-            "a certificate that expires is not noticed: cannot start a thread: {error}"
-        );
+        tracing::error!("cannot watch for expiring certificates: cannot start a thread: {error}");
     }
     let table = Arc::clone(&setup.exports);
     let exports_to_close = Arc::clone(&table);
@@ -168,9 +166,9 @@ fn run_server(
     let changes = Arc::new(Changes { exports, reload });
     match targets::watch(&changes, control_shard.clone()) {
         Ok(examiner) => exports_to_close.set_examiner(examiner),
-        Err(error) => tracing::error!(
-            "targets that are replaced are not followed: cannot start a thread: {error}"
-        ),
+        Err(error) => {
+            tracing::error!("cannot watch for replaced targets: cannot start a thread: {error}");
+        }
     }
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
@@ -252,7 +250,7 @@ fn stop_cleanly(exports: &Arc<ExportTable>) {
             Err(error) => tracing::error!(
                 name = %export.name,
                 %error,
-                "cannot flush at the end: clients with unflushed writes are told of a loss"
+                "cannot flush at the end; clients with unflushed writes are notified of a loss"
             ),
         }
     }
@@ -487,7 +485,7 @@ fn mailboxes(cores: u16) -> Result<Mailboxes, Error> {
     let pairs = (0..cores)
         .map(|_| mailbox())
         .collect::<io::Result<Vec<_>>>()
-        .map_err(failed(ErrorKind::System, "cannot make mailboxes"))?;
+        .map_err(failed(ErrorKind::System, "cannot create mailboxes"))?;
     let (senders, boxes) = pairs.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
     Ok((senders.into(), boxes))
 }

@@ -99,8 +99,8 @@ impl Exports {
         if to != had || was_cut.is_some() || bytes != to {
             let lost = || {
                 let rises = export.epoch.raise();
-                let why = "state-dir could not note in time that data is lost; nothing is changed; \
-                           check the disk of state-dir and its free space, and try again";
+                let why = "state-dir could not note in time that data is lost; nothing was \
+                           changed; check the disk of state-dir and its free space, and try again";
                 let noted = wait_saved(&export.epoch, rises).then_some(());
                 noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))
             };

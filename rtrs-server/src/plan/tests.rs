@@ -97,10 +97,7 @@ fn values_and_combinations_are_validated() {
         ("listen: [rdma://h, rdma://h:1234]", "listen contains rdma://h:1234 twice; drop one"),
         ("listen: tcp://1.1.1.1@2.2.2.2", "has a source address, and a listener has none"),
         ("listen: [tcp://h, tcp://h:1234]", "listen contains tcp://h:1234 twice; drop one"),
-        (
-            "export: [/a/v, /b/v]",
-            "two exports have the name \"v\"; rename one of them with NAME=TARGET",
-        ),
+        ("export: [/a/v, /b/v]", "two exports have the name \"v\"; rename one with NAME=TARGET"),
         ("export: /", "export \"/\" has no file name to be exported under"),
         (
             "export: m=mem:0",
