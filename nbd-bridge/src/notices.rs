@@ -28,7 +28,7 @@ impl Notice {
             Self::ShardNotLooking => "NBD client closed: a shard does not look at its connections",
             Self::NoBuffers => "NBD client turned away: all buffers are in use",
             Self::UnansweredWrites => "NBD connection ended with unanswered writes",
-            Self::NoFurtherBuffers => "no further NBD buffers",
+            Self::NoFurtherBuffers => "cannot allocate further NBD buffers",
         }
     }
 }
@@ -47,7 +47,7 @@ impl Notices {
     /// Logs the number of suppressed lines of kinds that have become quiet.
     pub(crate) fn log_left_out(&mut self, now: Instant, export: &str) {
         while let Some((notice, repeated)) = self.0.overdue(now) {
-            tracing::warn!(export, repeated, "{}: more of these", notice.text());
+            tracing::warn!(export, repeated, "{} (repeated)", notice.text());
         }
     }
 

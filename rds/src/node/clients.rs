@@ -134,7 +134,7 @@ impl Clients {
         let client = match Client::new(fd) {
             Ok(client) => client,
             Err(error) => {
-                tracing::debug!(%error, "a user is gone");
+                tracing::debug!(%error, "user disconnected");
                 return;
             }
         };

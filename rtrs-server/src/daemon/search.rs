@@ -406,7 +406,7 @@ mod tests {
         assert_eq!(shelf.known.len(), 1);
         drop(again);
         shelf.look(b"t", &name(b"a")).unwrap();
-        assert_eq!(shelf.known.len(), 1, "what nobody uses is forgotten");
+        assert_eq!(shelf.known.len(), 1, "unused entries are forgotten");
         assert_eq!(shelf.look(b"t", &name(b"none")).unwrap_err(), errno::ENOENT);
     }
 
