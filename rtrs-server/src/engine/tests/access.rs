@@ -136,7 +136,7 @@ fn a_change_of_the_lists_ends_the_paths_that_may_no_longer() {
     fixture.admin(AdminRequest::CheckAccess);
     assert!(first.closed(&mut fixture) > 0);
     fixture.settle();
-    assert_eq!(fixture.sessions().len(), 1, "the other session goes on");
+    assert_eq!(fixture.sessions().len(), 1, "the other session stays up");
     assert_eq!(third.closed(&mut fixture), 0);
     let again = PeerOptions { recon_cnt: 2, ..from(0) };
     let mut again = Peer::up(&mut fixture, again, "sess");
