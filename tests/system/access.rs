@@ -108,7 +108,7 @@ fn bad_rules_are_refused_at_start() {
     for (rule, why) in [
         ("db1", "does not end with :ro or :rw"),
         ("anyone@10.0.0.0/40:rw", "bad network \"10.0.0.0/40\""),
-        ("everyone:rw", "\"everyone:rw\" names nobody; write anyone:rw"),
+        ("everyone:rw", "\"everyone:rw\" names no client; write anyone:rw"),
         ("10.0.0.0/24:rw", "write anyone@10.0.0.0/24:rw"),
     ] {
         let server = Server::builder().export("vol0=mem:1M").args(&["--access", rule, "--check"]);
