@@ -91,7 +91,7 @@ enum NodeCommand {
 
 #[derive(Debug, Args)]
 struct AskArgs {
-    /// The node; all of them if none is named
+    /// The node; without it, all nodes
     #[arg(value_name = "ADDRESS")]
     address: Option<NodeAddress>,
 

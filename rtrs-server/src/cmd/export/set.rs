@@ -17,7 +17,7 @@ pub struct SetArgs {
     /// Options as with --export, for example ro or direct=off; rw takes ro back, access= the access
     /// list
     ///
-    /// What is not named stays as it is.
+    /// Options that are not named do not change.
     #[arg(required = true, value_name = "OPTION")]
     pub options: Vec<String>,
 
