@@ -277,7 +277,7 @@ fn a_killed_session_is_listed_as_dead_and_can_be_attached_again() {
     client.signal("KILL");
     client.wait_gone(STOP_TIME_MAX);
     let dead = serde_json::json!({
-        "name": "vol0", "state": "dead", "reason": "its process is gone", "pid": null,
+        "name": "vol0", "state": "dead", "reason": "its process has ended", "pid": null,
     });
     let list = client.command(&["list", "-o", "json"]).ok().json();
     assert_eq!(list, serde_json::json!([dead]));

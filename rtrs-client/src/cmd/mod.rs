@@ -71,7 +71,7 @@ pub struct LowArgs {
     #[command(flatten)]
     pub global: GlobalArgs,
 
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -152,8 +152,8 @@ pub enum Command {
     Path(PathArgs),
     /// Change settings of an attached session
     ///
-    /// The new values hold at once, for all paths, until the session is detached; the configuration
-    /// file is not changed. All of them change or none. get shows which can.
+    /// The new values apply to all paths at once, until the session is detached; the configuration
+    /// file is not changed. If one value cannot change, none does. get shows which can.
     Set(SetArgs),
     /// Print the settings of an attached session
     ///

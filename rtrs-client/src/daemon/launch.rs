@@ -77,7 +77,8 @@ impl ShardHandle {
         answer.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(|_| {
             let seconds = CHANGE_TIMEOUT.as_secs();
             Err(format!(
-                "no answer of shard 0 within {seconds} s; see status for what became of it"
+                "no answer from shard 0 within {seconds} s; see status for whether the change took \
+                 effect"
             ))
         })
     }

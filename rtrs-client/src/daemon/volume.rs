@@ -351,7 +351,7 @@ mod tests {
         saved.save_epoch(7);
         assert_eq!(epoch("socket: /s"), Some(7));
         assert_eq!(epoch("device: auto\ntakeover: true"), Some(7));
-        assert_eq!(epoch("device: auto"), None, "its users are gone");
+        assert_eq!(epoch("device: auto"), None, "without users");
         saved.forget();
         assert_eq!(epoch("socket: /s"), None, "detached");
         std::fs::remove_dir_all(dir.path()).unwrap();

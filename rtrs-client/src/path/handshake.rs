@@ -480,7 +480,7 @@ impl ServiceConnection {
     fn on_info(&mut self, len: usize) -> Result<ServiceEvent, String> {
         let granted = self.granted.ok_or("INFO_RSP before the connect response")?;
         if self.step != Step::Info {
-            return Err("an INFO_RSP nobody asked for".into());
+            return Err("unexpected INFO_RSP".into());
         }
         let mut bytes = vec![0; len.min(InfoRsp::len_for(usize::from(granted.queue_depth)))];
         self.memory()?.copy_out(INFO_RSP_AT, &mut bytes);

@@ -61,7 +61,7 @@ pub struct ApplyArgs {
 
     /// Print what would be done and change nothing
     ///
-    /// The same as diff, but for the exit code: 1 only if something is in the way.
+    /// Like diff, except for the exit code: 1 only if a session cannot be changed as the file says.
     #[arg(long)]
     pub dry_run: bool,
 

@@ -370,7 +370,7 @@ impl Path {
         ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
         if self.state != PathState::InfoExchange {
-            return Err(self.internal_error("an INFO_RSP that nobody waits for"));
+            return Err(self.internal_error("unexpected INFO_RSP"));
         }
         self.opening = Some(chunks);
         if self.server.fences {
@@ -527,7 +527,7 @@ impl Path {
             },
             // `Standby` occurs in listings only.
             PathState::Gone | PathState::Standby => {
-                return Err(format!("path {} is gone", self.target.name));
+                return Err(format!("path {} has ended", self.target.name));
             }
         }
         Ok(false)

@@ -430,7 +430,7 @@ impl Requests {
         assert_eq!(ios().count() + self.free.len(), IOS_MAX);
         assert_eq!(ios().map(|io| io.pending as usize).sum::<usize>(), held);
         let queued = ios().filter(|io| io.queued).count();
-        assert_eq!(queued, self.waiting.len(), "what waits stands in the queue once");
+        assert_eq!(queued, self.waiting.len(), "every queued IO waits exactly once");
         for row in self.waiting.iter() {
             let io = self.io(row);
             assert!(io.queued && io.status.is_ok());

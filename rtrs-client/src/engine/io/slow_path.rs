@@ -494,7 +494,7 @@ mod tests {
             run(&mut paces, begin + 1000..begin + 4000, MS, 50 * MS);
         }
         let tried = |load: &[(PathId, u32)]| paces.pick_try(at(13_300), up(load));
-        assert_eq!(tried(&[(QUICK, 0)]), Some(QUICK), "nobody used it lately");
+        assert_eq!(tried(&[(QUICK, 0)]), Some(QUICK), "not used lately");
         paces.sent(QUICK, at(13_300));
         let tried = |load: &[(PathId, u32)]| paces.pick_try(at(13_300), up(load));
         assert_eq!(tried(&[(QUICK, 3), (OTHER, 1)]), Some(OTHER));

@@ -146,7 +146,7 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
     over.until("more than it takes to keep a epoch", 9 * SEC, |s| {
         s.now() >= Instant::ZERO + 5 * SEC
     });
-    assert_eq!(kept(&over), None, "first it has to be told");
+    assert_eq!(kept(&over), None, "the loss is not reported yet");
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
     assert_eq!(kept(&over), None, "the answer may not have left");
     over.until("the epoch to be kept", 3 * SEC, |s| kept(s) == Some(8));

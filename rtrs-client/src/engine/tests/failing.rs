@@ -233,7 +233,7 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     assert!(told.iter().any(|why| why.contains("operator evicted this session")), "{told:?}");
     let tried = fixture.server.connects().len();
     fixture.run(60 * SEC);
-    assert_eq!(fixture.server.connects().len(), tried, "nobody tries again");
+    assert_eq!(fixture.server.connects().len(), tried, "no path tries again");
     let path = Leaving { path: "path0".into(), within: SEC, force: false };
     let refused = fixture.change(Change::Reconnect(path)).expect_err("no path is tried again");
     assert!(refused.starts_with("evicted by the server's operator"), "{refused}");
@@ -257,7 +257,7 @@ fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
     fixture.server.how.open_errno = 0;
     fixture.server.how.io_errno = None;
     fixture.run(60 * SEC);
-    assert_eq!(fixture.server.connects().len(), tried, "nobody tries again");
+    assert_eq!(fixture.server.connects().len(), tried, "no path tries again");
     fixture.detach();
     fixture.until("the detach", SEC, |s| s.client.control.is_done());
 }
@@ -429,7 +429,7 @@ fn a_slow_disk_is_no_dead_connection() {
         fixture.drain(SEC);
         assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
         assert_eq!(fixture.client.control.status()[0].reconnects, 0);
-        assert!(fixture.client.control.is_open(DeviceIndex::FIRST), "nobody's device was closed");
+        assert!(fixture.client.control.is_open(DeviceIndex::FIRST), "no device was closed");
         let before = probes(&fixture);
         fixture.run(SEC);
         assert_eq!(probes(&fixture), before, "an idle connection is not asked");

@@ -361,7 +361,7 @@ fn strict_failover_waits_for_the_path_where_there_is_no_fence() {
     fixture.server.release();
     let later = submit(&mut fixture, 0, IoOp::Read, 2);
     fixture.run(100 * MS);
-    assert_eq!(fixture.client.status(later), Some(IoStatus::Ok), "others go on");
+    assert_eq!(fixture.client.status(later), Some(IoStatus::Ok), "other IO continues");
     fixture.link_up(0);
     fixture.drain(5 * SEC);
     for tag in tags {

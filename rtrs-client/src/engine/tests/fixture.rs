@@ -140,12 +140,12 @@ impl Client {
             FabricEvent::Completion(wc) => {
                 let ours = engine.borrow_mut().handle_completion(PROVIDER, &wc, ctx)
                     || shard == 0 && self.control.handle_completion(PROVIDER, &wc, ctx);
-                assert!(ours, "shard {shard}: nobody's {wc:?}");
+                assert!(ours, "shard {shard}: unclaimed {wc:?}");
             }
             FabricEvent::Established { qp, private_data } => {
                 let data = private_data.as_bytes();
                 if !engine.borrow_mut().handle_established(PROVIDER, qp, data, ctx) {
-                    assert!(shard == 0, "nobody's connection");
+                    assert!(shard == 0, "unclaimed connection");
                     self.control.handle_established(PROVIDER, qp, data, ctx);
                 }
             }
@@ -165,7 +165,7 @@ impl Client {
         let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
         let ours = shard == 0 && self.control.handle_closed(PROVIDER, qp, &end, ctx)
             || here.shard.borrow_mut().handle_closed(PROVIDER, qp, end, ctx);
-        assert!(ours, "shard {shard}: nobody's connection {qp} ended");
+        assert!(ours, "shard {shard}: unclaimed connection {qp} ended");
     }
 
     fn deliver(&mut self, now: Instant, shard: usize) -> bool {

@@ -140,7 +140,7 @@ impl Server {
                 FabricEvent::Established { qp, .. } => assert!(self.find(qp).is_some()),
                 FabricEvent::Completion(wc) => self.on_completion(now, &wc),
                 FabricEvent::Closed { qp, reason } => self.on_closed(now, qp, &reason),
-                FabricEvent::ConnectFailed { .. } => panic!("the server connects to nobody"),
+                FabricEvent::ConnectFailed { .. } => panic!("the server never connects"),
             }
         }
         self.fabric.flush(now);
@@ -184,7 +184,7 @@ impl Server {
                 index
             }
             (None, 0) => {
-                assert!(req.first_conn || !self.paths.is_empty(), "nobody opened the session");
+                assert!(req.first_conn || !self.paths.is_empty(), "the session was not opened");
                 self.new_path(&req, &request);
                 self.paths.len() - 1
             }

@@ -451,7 +451,7 @@ fn a_session_that_takes_over_waits_for_each_volume() {
     assert_eq!(second.run(&mut fixture, IoOp::Flush), IoStatus::Io, "what the one before left");
     let tag = fixture.submit(0, IoOp::Flush, 0, 0);
     fixture.drain(SEC);
-    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok), "nobody had the first one before");
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok), "the first volume is new");
 }
 
 #[test]

@@ -146,7 +146,7 @@ fn memory_that_only_a_closed_volume_had_is_given_back() {
     close(&mut fixture, "vol1").expect("another is left");
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
     assert_eq!(registered(&fixture), before);
-    assert!(weak.upgrade().is_none(), "nobody has it");
+    assert!(weak.upgrade().is_none(), "released");
     fixture.read(0, 0, 4096);
 }
 
@@ -253,7 +253,7 @@ fn what_a_closed_volume_had_on_a_dead_path_ends_when_that_is_fenced_off() {
     fixture.run(200 * MS);
     assert!(tags.iter().all(|tag| second.status(*tag).is_some()));
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
-    assert!(fixture.server.ios().count() <= 5, "nothing of it is sent again");
+    assert!(fixture.server.ios().count() <= 5, "no request is sent again");
     fixture.link_up(0);
     fixture.until("the path", 5 * SEC, Fixture::is_whole);
 }
