@@ -13,10 +13,10 @@ use clap_mangen::Man;
 
 use super::command_error::{CommandError, ErrorClass};
 
-/// Of the command `documents`.
+/// Arguments of the command `documents`.
 #[derive(Debug, Clone, Args)]
 pub struct DocumentsArgs {
-    /// Directory to write to; it is made if it does not exist
+    /// Output directory; created if it does not exist
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
 }

@@ -74,7 +74,7 @@ impl Visitor for Given<'_> {
 
 /// Says on stderr that an old name was written. Nobody may be there to read it.
 pub(super) fn warn_of_old(old: &str, new: &str) {
-    let _ = writeln!(io::stderr(), "warning: {old} is an old name; write {new}");
+    let _ = writeln!(io::stderr(), "warning: {old} is deprecated; use {new}");
 }
 
 impl<S: Settings> clap::Args for Flags<S> {

@@ -26,7 +26,7 @@ impl FromStr for MetricsAddress {
         };
         match text.strip_prefix("unix:") {
             Some(path) if !path.starts_with('/') => Err(refused("lacks an absolute path")),
-            Some(path) if path.contains('\0') => Err(refused("holds a NUL")),
+            Some(path) if path.contains('\0') => Err(refused("contains a NUL")),
             Some(path) if path.len() > 107 => Err(refused("is too long for a unix socket")),
             Some(path) => Ok(Self::Unix(path.into())),
             None => text
@@ -67,7 +67,7 @@ mod tests {
             ("127.0.0.1:65536", "is not a numeric address"),
             ("unix:", "lacks an absolute path"),
             ("unix:m.sock", "lacks an absolute path"),
-            ("unix:/a\0b", "holds a NUL"),
+            ("unix:/a\0b", "contains a NUL"),
             (&format!("unix:/{}", "x".repeat(107)), "is too long for a unix socket"),
         ] {
             let error = text.parse::<MetricsAddress>().unwrap_err().to_string();

@@ -132,7 +132,7 @@ impl Portal {
     pub fn check_listen(&self) -> Result<(), ValueError> {
         if self.source.is_some() {
             return Err(self.refuse(
-                "has a source address, and a listener has none",
+                "has a source address, which a listener cannot use",
                 format!("write {}://{}:{}", self.scheme, self.host, self.port),
             ));
         }
@@ -147,12 +147,12 @@ impl Portal {
         if self.port == 0 {
             return Err(self.refuse(
                 "has port 0, which only a listener may use",
-                "write the server's port, or none for 1234",
+                "write the server's port, or omit it for 1234",
             ));
         }
         if matches!(self.host, Host::Ip(ip) if ip.is_unspecified()) {
             return Err(self.refuse(
-                "leads to the unspecified address",
+                "has the unspecified address as destination",
                 "write the server's own address or name",
             ));
         }
@@ -240,7 +240,7 @@ fn parse(text: &str) -> Result<Portal, Problem> {
         Ok(number) if digits => number,
         _ => {
             let problem = format!("has the port {:?}", port.unwrap_or_default());
-            return Err((problem, "use a port from 0 to 65535, or none for 1234".into()));
+            return Err((problem, "use a port from 0 to 65535, or omit it for 1234".into()));
         }
     };
     if let (Some(source), Host::Ip(ip)) = (source, &host) {
@@ -261,7 +261,7 @@ fn check_family(source: IpAddr, to: IpAddr) -> Result<(), Problem> {
     if source.is_ipv4() == to.is_ipv4() {
         return Ok(());
     }
-    let problem = format!("goes from {} to {}", family(source), family(to));
+    let problem = format!("has an {} source and an {} destination", family(source), family(to));
     Err((problem, "use addresses of one family".into()))
 }
 
@@ -411,14 +411,17 @@ mod tests {
             ("tcp://[host]", "has \"host\" in brackets, which is not an IPv6 address"),
             ("tcp://[1.2.3.4]", "which is not an IPv6 address"),
             ("tcp://[fe80::1%]", "has the zone \"\""),
-            ("tcp://h:", "has the port \"\"; use a port from 0 to 65535, or none for 1234"),
+            ("tcp://h:", "has the port \"\"; use a port from 0 to 65535, or omit it for 1234"),
             ("tcp://h:65536", "has the port \"65536\""),
             ("tcp://h:+1", "has the port \"+1\""),
             ("tcp://h:x", "has the port \"x\""),
             ("tcp://@h", "has the source \"\", which is not an address"),
             ("tcp://src@h", "has the source \"src\", which is not an address; write the source as"),
             ("tcp://0.0.0.0@h", "has the unspecified address as source"),
-            ("tcp://10.0.0.1@[::1]", "goes from IPv4 to IPv6; use addresses of one family"),
+            (
+                "tcp://10.0.0.1@[::1]",
+                "has an IPv4 source and an IPv6 destination; use addresses of one family",
+            ),
             ("tcp://1.1.1.1@2.2.2.2@h", "has the host \"2.2.2.2@h\""),
         ] {
             let error = refusal(text);
@@ -434,18 +437,18 @@ mod tests {
         assert_eq!(portal("tcp://[::]:0").check_listen(), Ok(()));
         assert_eq!(
             portal("tcp://10.0.0.1@10.0.0.2").check_listen().unwrap_err().to_string(),
-            "portal \"tcp://10.0.0.1@10.0.0.2:1234\" has a source address, and a listener has \
-             none; write tcp://10.0.0.2:1234"
+            "portal \"tcp://10.0.0.1@10.0.0.2:1234\" has a source address, which a listener cannot \
+             use; write tcp://10.0.0.2:1234"
         );
         assert_eq!(portal("tcp://10.0.0.1@10.0.0.2").check_connect(), Ok(()));
         assert_eq!(
             portal("tcp://h:0").check_connect().unwrap_err().to_string(),
             "portal \"tcp://h:0\" has port 0, which only a listener may use; write the server's \
-             port, or none for 1234"
+             port, or omit it for 1234"
         );
         for text in ["tcp://0.0.0.0", "tcp://[::]"] {
             let error = portal(text).check_connect().unwrap_err().to_string();
-            assert!(error.contains("leads to the unspecified address"), "{error}");
+            assert!(error.contains("has the unspecified address as destination"), "{error}");
         }
     }
 

@@ -615,8 +615,8 @@ fn names_that_access_lists_take_for_something_else_are_refused() {
     let dir = TestDir::new("names");
     let (path, key) = (dir.0.join("clients"), PrivateKey::generate().unwrap().public());
     for (name, why) in [
-        ("anyone", "has a meaning of its own in access lists"),
-        ("Kernel", "has a meaning of its own in access lists"),
+        ("anyone", "is a reserved word in access lists"),
+        ("Kernel", "is a reserved word in access lists"),
         ("kernel@10.0.0.0/8", "has an @"),
         ("db1@store", "has an @"),
         ("key:db1", "begins with what `session list` puts in front"),

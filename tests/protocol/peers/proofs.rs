@@ -155,7 +155,7 @@ fn over_rdma_proofs_open_a_path_and_nothing_else_does() {
     let mut third = proving(at, scene.options());
     let elsewhere = |facts| ProofFacts { server: [10, 9, 9, 9].into(), ..facts };
     let error = proof_for(&mut third, &config, at, elsewhere).expect_err("another address");
-    assert!(error.contains("not good for this path"), "{error}");
+    assert!(error.contains("not valid for this path"), "{error}");
     peer.check_alive("proofs of others");
     // The client's key is removed from the list.
     keys.list("# nobody\n");

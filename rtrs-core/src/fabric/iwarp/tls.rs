@@ -115,7 +115,7 @@ impl Sealer {
         let nonce = aead::Nonce::assume_unique_for_key(Nonce::new(&self.iv, self.number).0);
         let body = &mut record[HEAD..end];
         let tag = self.key.seal_in_place_separate_tag(nonce, Aad::from(header), body);
-        let tag = tag.map_err(|_| io::Error::other("a record cannot be sealed"))?;
+        let tag = tag.map_err(|_| io::Error::other("cannot seal a record"))?;
         record[..HEAD].copy_from_slice(&header);
         record[end..end + tag.as_ref().len()].copy_from_slice(tag.as_ref());
         self.number += 1;
@@ -124,7 +124,7 @@ impl Sealer {
 }
 
 fn unusable() -> io::Error {
-    io::Error::other("a key that ring does not take")
+    io::Error::other("ring rejects the key")
 }
 
 fn opener(
@@ -180,7 +180,7 @@ impl TlsStream {
     ) -> io::Result<Self> {
         let Session { suite, tx, rx: (opened, rx), secrets, credentials, .. } = session;
         if rest.len() > machine.stage.len() {
-            return Err(io::Error::other("too many bytes behind the handshake"));
+            return Err(io::Error::other("too many bytes after the handshake"));
         }
         machine.stage.copy_in(0, rest);
         Ok(Self {
@@ -347,7 +347,7 @@ impl TlsStream {
     pub(super) fn seal(&mut self) -> io::Result<Option<MemSlice>> {
         let Self { sealed, sealer, plain, .. } = self;
         let Some(region) = Arc::get_mut(sealed) else {
-            return Err(io::Error::other("records are sealed while others are sent"));
+            return Err(io::Error::other("cannot seal records while others are being sent"));
         };
         let out = region.bytes_mut();
         let mut at = 0;

@@ -75,14 +75,14 @@ fn a_proof_of_one_path_is_none_of_another() {
             ProofFacts { client: facts().server, server: facts().client, ..facts() },
         ] {
             let error = exchange(&client, &server, facts(), other).unwrap_err();
-            assert!(error.contains("signature is not good for this path"), "{error}");
+            assert!(error.contains("signature is not valid for this path"), "{error}");
             // The server makes the same check, in case the client does not.
             let challenge = client.challenge([7; 32]);
             let (answer, _) = server.prove(facts(), &challenge, [8; 32]).unwrap();
             let data = client.answer(facts(), None, &challenge, &answer).unwrap();
             let (_, expected) = server.prove(other, &challenge, [8; 32]).unwrap();
             let error = server.check(&expected, &data).unwrap_err().to_string();
-            assert!(error.contains("signature is not good for this path"), "{error}");
+            assert!(error.contains("signature is not valid for this path"), "{error}");
         }
     }
 }
@@ -131,7 +131,7 @@ fn a_reflected_proof_is_none() {
     let challenge = client.challenge([7; 32]);
     let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
     let error = server.check(&exchange, &answer.proof.encode()).unwrap_err();
-    assert!(error.to_string().contains("signature is not good"), "{error}");
+    assert!(error.to_string().contains("signature is not valid"), "{error}");
     let own = client.answer(facts(), None, &challenge, &answer).unwrap();
     let reflected = ChallengeRsp { proof: SignedProof::decode(&own).unwrap(), ..answer };
     client.answer(facts(), None, &challenge, &reflected).expect_err("the client's own proof");
@@ -153,7 +153,7 @@ fn who_is_not_known_proves_nothing() {
     let mut forged = SignedProof::decode(&data).unwrap();
     forged.signature = stranger.own.sign(&exchange.message(CLIENT)).unwrap().signature;
     let error = server.check(&exchange, &forged.encode()).unwrap_err();
-    assert!(error.to_string().contains("signature is not good"), "{error}");
+    assert!(error.to_string().contains("signature is not valid"), "{error}");
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn credentials_are_bound() {
     let data = client.answer(facts(), None, &challenge, &answer).unwrap();
     both.check(&exchange, &data).unwrap();
     let error = both.check(&as_db2, &data).unwrap_err();
-    assert!(error.to_string().contains("another key than it has announced"), "{error}");
+    assert!(error.to_string().contains("a key other than the announced one"), "{error}");
     // A signature is valid except for the hash of a credential, of either end.
     for other in [
         Exchange { client_credential: [0; 32], ..exchange },
@@ -217,7 +217,7 @@ fn credentials_are_bound() {
         let message = other.message(CLIENT);
         let data = client.own.sign(&message).unwrap().encode();
         let error = server.check(&exchange, &data).unwrap_err();
-        assert!(error.to_string().contains("signature is not good"), "{error}");
+        assert!(error.to_string().contains("signature is not valid"), "{error}");
     }
 }
 
