@@ -25,7 +25,7 @@ impl Notice {
         match self {
             Self::TooManyConnections => "NBD client turned away: too many connections",
             Self::NoSocket => "NBD client turned away: its connection cannot be set up",
-            Self::ShardNotLooking => "NBD client closed: a shard does not look at its connections",
+            Self::ShardNotLooking => "NBD client closed: a shard does not serve its connections",
             Self::NoBuffers => "NBD client turned away: all buffers are in use",
             Self::UnansweredWrites => "NBD connection ended with unanswered writes",
             Self::NoFurtherBuffers => "cannot allocate further NBD buffers",

@@ -264,7 +264,7 @@ impl Clients {
             Err(error) => {
                 if let Some(left_out) = self.accepts.admit(now) {
                     tracing::warn!(
-                        %error, left_out, "accept of a user failed, trying again shortly"
+                        %error, left_out, "cannot accept a user; trying again shortly"
                     );
                 }
                 // The next connection gets this descriptor.
@@ -594,7 +594,7 @@ impl Clients {
                             let port = socket.port;
                             tracing::warn!(
                                 port, %error, left_out,
-                                "a message cannot be passed on, trying again shortly"
+                                "cannot pass on a message; trying again shortly"
                             );
                         }
                     }

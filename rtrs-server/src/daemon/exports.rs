@@ -627,8 +627,8 @@ impl Exports {
             let listed = self.change_list(spec, &entry.spec);
             let again = listed.and_then(|()| self.open_new(&entry.spec, entry.configured));
             match again {
-                Ok(()) => format!("{why}; the export is as before"),
-                Err(again) => format!("{why}; and it cannot be exported as before either: {again}"),
+                Ok(()) => format!("{why}; the export keeps its old options"),
+                Err(again) => format!("{why}; and the export could not be restored: {again}"),
             }
         });
         opened.map(|()| true)

@@ -252,7 +252,7 @@ fn refused(name: &str, at: &ImageAddress, error: RbdError) -> BackendError {
     let ImageAddress { pool, user, .. } = at;
     let (problem, hint) = match (step, error.kind()) {
         (RbdStep::Configuration, io::ErrorKind::NotFound) if at.configuration.is_none() => (
-            "finds no configuration of Ceph".to_owned(),
+            "finds no Ceph configuration".to_owned(),
             "write /etc/ceph/ceph.conf, or set conf=PATH",
         ),
         (RbdStep::Configuration, _) => {
