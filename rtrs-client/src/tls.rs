@@ -92,8 +92,8 @@ impl TlsSources {
     pub(crate) fn unused_by(&self, path: &Portal) -> Option<String> {
         (self.has_keys() && path.scheme() == Scheme::Tcp).then(|| {
             format!(
-                "certificates or keys are set, and the path {path} does not use them: nothing is \
-                 encrypted there, and neither end proves who it is; tls:// would do both"
+                "certificates or keys are set, but the path {path} does not use them: it is \
+                 neither encrypted nor authenticated; use tls://"
             )
         })
     }

@@ -61,7 +61,7 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
     let _ =
         refused.code(1).says("may not open 'vol1' ro, and rw was refused before (access: auto)");
     let (_, refused) = from("127.0.1.1", &server, "vol0").try_start();
-    let _ = refused.code(1).says("EACCES").says("access lists do not let this client in");
+    let _ = refused.code(1).says("EACCES").says("access lists do not admit this client");
     let doctor = ["doctor", &format!("tcp://127.0.1.1@{}", server.address())];
     let told = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
     assert!(told.stdout.contains("EACCES"), "{}", told.stdout);
@@ -158,7 +158,7 @@ fn the_last_list_that_goes_opens_nothing() {
     let _ = server.command(&["export", "remove", "vol0"]).ok();
     let _ = server.command(&["export", "set", "vol1", "migration=deny"]).ok();
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
-    let _ = refused.code(1).says("access lists do not let this client in");
+    let _ = refused.code(1).says("access lists do not admit this client");
     let _ = server.stop(STOP_TIME_MAX);
 }
 
@@ -174,7 +174,7 @@ fn a_removed_export_takes_its_list_along() {
     let _ = removed.says("vol0");
     session_ends(&server);
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
-    let _ = refused.code(1).says("access lists do not let this client in");
+    let _ = refused.code(1).says("access lists do not admit this client");
     give_up(&client, "vol0", server);
 }
 
@@ -201,7 +201,7 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
     session_ends(&server);
     // An export does not become open to everyone because the only export with a list is missing.
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
-    let _ = refused.code(1).says("access lists do not let this client in");
+    let _ = refused.code(1).says("access lists do not admit this client");
     let _ = server.command(&["reload"]).code(1).says("nothing changed: ");
     give_up(&client, "vol0", server);
     let text = fs::read_to_string(&log).expect("an audit log");

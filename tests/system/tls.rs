@@ -135,7 +135,7 @@ fn lists_name_certificates_and_without_a_list_a_name_is_enough() {
             assert_eq!(done.code == Some(0), may, "{list:?} {portal}: {}", done.stderr);
             match may {
                 true => client.detach(),
-                false => drop(done.says("access lists do not let this client in")),
+                false => drop(done.says("access lists do not admit this client")),
             }
         }
         // The log has the warning by now.

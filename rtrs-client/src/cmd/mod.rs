@@ -144,7 +144,7 @@ pub enum Command {
     /// another session has one open for writing. Those below its search path are not listed. Opens
     /// nothing. Exits with 1 if a server does not answer or does not list its exports (discovery:
     /// off at the server, an older rtrs-server, a kernel server). A server with access lists shows
-    /// only what this client may open; with keys or certificates it needs to prove who it is.
+    /// only what this client may open; with keys or certificates it must authenticate.
     Discover(DiscoverArgs),
     /// List, add, remove, disconnect or reconnect the paths of a session
     ///

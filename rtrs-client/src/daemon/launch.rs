@@ -260,8 +260,8 @@ fn watch_network(control_shard: Sender<Message>) -> Option<LinkWatcher> {
     let watch = LinkWatcher::start(move |change| control_shard.send(Message::Network(change)));
     let unavailable = |error: &io::Error| {
         tracing::info!(
-            "the system does not report links that go down or come up ({error}): a dead path is \
-             noticed by heartbeats and tried again only after its delay"
+            "the system does not report link changes ({error}): dead paths are detected by \
+             heartbeats and reconnect only after their delays"
         );
     };
     watch.inspect_err(unavailable).ok()

@@ -192,7 +192,7 @@ fn verdict(report: &Report) -> Result<(), Error> {
         (0, 0) => Ok(()),
         (0, left) => {
             let text = format!(
-                "{left} of {all} sessions need to be attached again to be what the file says; use \
+                "{left} of {all} sessions must be attached again to match the file; use \
                  --reattach, which interrupts their IO"
             );
             Err(Error::new(ErrorKind::Differs, text))

@@ -32,10 +32,10 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 fn describe_unproved(portal: &str, why: &str) -> String {
     // A server with ping-only has no sessions, which proofs need.
     let hint = match why.contains("EOPNOTSUPP") {
-        true => "; with ping-only a server proves nothing: leave key-file or tls-dir out",
+        true => "; a server with ping-only cannot authenticate: leave key-file or tls-dir out",
         false => "",
     };
-    format!("cannot ping {portal}: the ends cannot prove who they are: {why}{hint}")
+    format!("cannot ping {portal}: authentication failed: {why}{hint}")
 }
 
 /// Runs the pings. The error is [`ErrorKind::Path`] when the server cannot be reached and when

@@ -56,9 +56,9 @@ impl PinnedServer {
         let found = match met {
             Some(met) if met == pinned => return None,
             Some(met) => format!("it is server {met}"),
-            None => "this server does not say who it is".to_owned(),
+            None => "this server reports no ID".to_owned(),
         };
-        Some(format!("{ANOTHER}: {found}, and the session is with {pinned}; {HINT}"))
+        Some(format!("{ANOTHER}: {found}, but the session is bound to {pinned}; {HINT}"))
     }
 
     /// Returns why a server that is not refused still cannot be used beside another connected path.
@@ -127,7 +127,7 @@ impl PinnedExport {
             let (size, had) = (device.geometry.size, last.geometry.size);
             Some(format!(
                 "{ANOTHER}: its device has {size} bytes and had {had} before, and \
-                 no id proves that it is the same; attach again if it was resized"
+                 no ID proves that it is the same; attach again if it was resized"
             ))
         })
     }
@@ -137,9 +137,9 @@ impl PinnedExport {
         let found = match met {
             Some(met) if pinned.compare(met) != Comparison::Different => return None,
             Some(met) => format!("the export is another disk or file ({met})"),
-            None => "the server does not say which disk or file the export is".to_owned(),
+            None => "the server reports no ID for the export".to_owned(),
         };
-        Some(format!("{ANOTHER}: {found}, and the session is with {pinned}; {HINT}"))
+        Some(format!("{ANOTHER}: {found}, but the session is bound to {pinned}; {HINT}"))
     }
 
     /// Returns why a device that is not refused cannot be used while another path serves the
@@ -158,8 +158,8 @@ impl PinnedExport {
     pub(super) fn meet(&mut self, met: Option<ExportId>) {
         if self.compare(met) == Some(Comparison::Unknown) {
             tracing::warn!(
-                "the server's host was started again, and its export has an id for one boot only: \
-                 nothing but its shape says that it is the same"
+                "the server's host was rebooted, and the ID of its export is valid for one boot \
+                 only: only the export's size and blocks indicate that it is the same"
             );
         }
         self.id = met.or(self.id);
@@ -212,8 +212,8 @@ pub(super) fn judge_beside(
 
 fn beside() -> String {
     format!(
-        "{ANOTHER}: it says of server or export what a path that is connected did not say; it \
-         is used when no other is connected, if the server was upgraded or started again"
+        "{ANOTHER}: it reports an ID that the connected paths did not report; it is used once no \
+         other path is connected, if the server was upgraded or restarted"
     )
 }
 

@@ -91,7 +91,7 @@ fn judge_again(
     // These do not change while a connection is alive.
     let agreed = (path.terms.device_id(volume.index()), path.terms.cache_id(volume.index()));
     if agreed != (Some(device.device_id), Some(device.cache_id)) {
-        let why = "the server gave another device for the same open";
+        let why = "the server returned another device for a repeated open";
         return Err(Mismatch::Export(why.to_owned()));
     }
     let (size, had) = (device.geometry.size, last.geometry.size);
@@ -100,8 +100,8 @@ fn judge_again(
         tracing::warn!(
             size,
             had,
-            "the device has another size, and no ID proves that it is the same one: it keeps its \
-             size until the next attach"
+            "the device's size has changed, but no ID proves that it is the same device; the new \
+             size applies after the next attach"
         );
         return Ok(false);
     }
@@ -279,7 +279,7 @@ impl SessionControl {
             path.terms.device_id(other.index()) == Some(device.device_id) && other.index() != at
         };
         let twin = self.volumes.iter().find(same)?.export();
-        let why = format!("it is the export that the session has as volume {twin}");
+        let why = format!("it is the same export as volume {twin} of this session");
         Some(Mismatch::Export(self.volumes[at].fail(SessionFailure::Unusable(why))))
     }
 
@@ -291,7 +291,7 @@ impl SessionControl {
         self.volumes[at].pinned.meet(opened.device.export_id);
         let met = self.identity(at);
         if met != before {
-            tracing::info!(identity = %met, "the identity of the volume is pinned");
+            tracing::info!(identity = %met, "volume identity pinned");
         }
     }
 
@@ -347,7 +347,7 @@ impl SessionControl {
         }
         let Ask::Open(access) = ask else {
             let (path, errno) = (self.paths[id].name(), errno_name(code));
-            tracing::warn!(%path, errno, "cannot learn how the device has changed");
+            tracing::warn!(%path, errno, "cannot reopen the changed device; access may be revoked");
             return Ok(());
         };
         match volume.refused(ctx.now, code, why, access) {

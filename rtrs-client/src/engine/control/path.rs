@@ -463,7 +463,7 @@ impl Path {
             PathState::Opening if over => Due::End("opening the device was not answered"),
             PathState::Authenticating if over => Due::End("the server did not authenticate"),
             PathState::Connected if self.leave.as_ref().is_some_and(|l| now >= l.deadline()) => {
-                Due::End("what it carried was not answered in the time to leave")
+                Due::End("its requests did not finish within the time limit")
             }
             state if state.has_service() => match self.late(now) {
                 Some(why) if state == PathState::Connected => Due::End(why),

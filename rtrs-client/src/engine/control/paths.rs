@@ -51,7 +51,7 @@ impl Paths {
             return Err(format!("path {name} already exists{still}"));
         }
         if self.listed().count() >= PATHS_MAX {
-            return Err(format!("the session has {PATHS_MAX} paths, and no more are possible"));
+            return Err(format!("the session already has {PATHS_MAX} paths, the maximum"));
         }
         let free = |path: &Path| !path.is_listed() && !path.fence.is_awaited();
         let place = self.rows.iter().position(free).unwrap_or(self.rows.len());

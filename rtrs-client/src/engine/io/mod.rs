@@ -550,7 +550,7 @@ impl Shard {
         let (io, turn) = (request.io, request.turn);
         request.standing = Standing::Ready;
         if request.tries >= TRIES_MAX {
-            tracing::error!("a request ended {TRIES_MAX} paths; it ends with an error");
+            tracing::error!("{TRIES_MAX} paths ended with the same request; it fails");
             return self.end_request(row, IoStatus::Aborted);
         }
         if self.requests.io(io).given_up {

@@ -285,7 +285,7 @@ fn other_bounds_after_a_reconnect_are_refused_until_they_are_the_old_ones() {
     fixture.server.how.queue_depth = 32;
     fixture.server.end_path(fixture.now(), 0);
     fixture.until("attempts", 5 * SEC, |s| {
-        s.client.last_error(0).contains("changed its bounds (queue depth 16 to 32")
+        s.client.last_error(0).contains("limits have changed (queue depth 16 to 32")
     });
     fixture.run(3 * SEC);
     assert_eq!(fixture.client.control.failure(), None);

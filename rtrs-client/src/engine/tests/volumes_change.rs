@@ -94,7 +94,7 @@ fn a_volume_that_cannot_be_added_says_why_and_leaves_the_others_alone() {
     let mut other = volume("vol1");
     other.identity = Some(Identity { server: ServerId::from_bytes([2; 16]), export: None });
     let refused = fixture.change(Change::AddVolume(other)).unwrap_err();
-    assert!(refused.contains("all volumes of a session are at one server"), "{refused}");
+    assert!(refused.contains("all volumes of a session must be on one server"), "{refused}");
     let mut other = volume("vol1");
     other.identity = Some(Identity {
         server: None,

@@ -53,7 +53,7 @@ impl Path {
             PathState::Connecting | PathState::InfoExchange if was_open => {
                 let (epoch, started) = (self.connections.epoch(), self.connections.started());
                 if self.network.gives_up(now, epoch, started, &what) {
-                    tracing::info!(path = %name, "{what}: the attempt begins anew");
+                    tracing::info!(path = %name, "{what}: restarting the attempt");
                     self.reconnect.forget_failures();
                     return Some(true);
                 }
