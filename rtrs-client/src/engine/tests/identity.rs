@@ -119,7 +119,9 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
         let pinned = fixture.client.control.pinned_identity(DeviceIndex::FIRST);
         (fixture.server.how.server_id, fixture.server.how.export_id) = beside;
         fixture.server.end_path(fixture.now(), 1);
-        let down = |s: &Fixture| s.client.last_error(1).contains("an ID that the connected paths did not report");
+        let down = |s: &Fixture| {
+            s.client.last_error(1).contains("an ID that the connected paths did not report")
+        };
         fixture.until("the error", 5 * SEC, down);
         fixture.run(10 * SEC);
         assert_eq!(fixture.client.states()[0], PathState::Connected);
