@@ -65,16 +65,16 @@ struct Args {
     /// Address of the server's TCP portal.
     #[arg(long)]
     path: SocketAddr,
-    /// What the names of the exports begin with.
+    /// Prefix of the names of the exports.
     #[arg(long, default_value = "v")]
     export: String,
     /// Number of the first session.
     #[arg(long, default_value_t = 0)]
     first: usize,
-    /// Longest time between heartbeats of an idle session, in milliseconds; 0: always the same.
+    /// Maximum time between heartbeats of an idle session, in milliseconds; 0: constant interval.
     #[arg(long, default_value_t = 30_000)]
     idle_max: u64,
-    /// Longest time a busy session polls before it sleeps, in microseconds.
+    /// Maximum time that a busy session polls before it sleeps, in microseconds.
     #[arg(long, default_value_t = 200)]
     poll: u64,
 }

@@ -60,23 +60,23 @@ struct Args {
     /// Connections per second.
     #[arg(long, default_value_t = 2000)]
     rate: u64,
-    /// How long a connection is held, in seconds.
+    /// Time for which a connection is held, in seconds.
     #[arg(long, default_value_t = 3)]
     hold: u64,
-    /// Runs of each kind, baseline and crowd in turn.
+    /// Number of runs of each kind, baseline and crowd alternating.
     #[arg(long, default_value_t = 1)]
     rounds: u32,
     /// Seconds between forced reconnects of the session.
     #[arg(long, default_value_t = 5)]
     reconnect: u64,
-    /// What the connections do: 0 open and close, 1 be silent, 2 half of an MPA request, 3 CON_REQ,
+    /// Kinds of connections: 0 opened and closed, 1 silent, 2 half of an MPA request, 3 CON_REQ,
     /// 4 a handshake without an OPEN.
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 2, 3, 4])]
     kinds: Vec<u64>,
-    /// Full TLS handshakes per second beside them; the session goes over tls:// too.
+    /// Full TLS handshakes per second in addition; the session uses tls:// too.
     #[arg(long, default_value_t = 0)]
     tls: u64,
-    /// Further flags of the server.
+    /// Additional flags of the server.
     #[arg(last = true)]
     server: Vec<String>,
 }

@@ -642,7 +642,7 @@ impl Cluster {
             let cores: Vec<_> = own
                 .chain(self.server.iter().map(|host| (host.pace.due, host.deadline())))
                 .collect();
-            let text = format!("the clock stands still at {at}; world {event:?}, cores {cores:?}");
+            let text = format!("the clock stopped at {at}; world {event:?}, cores {cores:?}");
             return Err(Failure::new("live", text));
         }
         Ok(true)

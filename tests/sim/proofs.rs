@@ -657,7 +657,9 @@ impl Run {
         let sessions = server.cores[0].snapshot(self.world.now());
         let left = sessions.iter().find(|session| session.id == id);
         match left.filter(|session| !session.opens.is_empty() || session.identity != "unproved") {
-            Some(session) => Err(format!("the session of a client that is gone: {session:?}")),
+            Some(session) => {
+                Err(format!("the session of a disconnected client remains: {session:?}"))
+            }
             None => Ok(()),
         }
     }

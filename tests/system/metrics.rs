@@ -365,7 +365,7 @@ fn alerts_are_about_metrics_that_exist() {
             let is_down = name == "RtrsDown";
             assert!(is_down || !metrics.is_empty(), "{name} is about no metric of ours");
             let unknown: Vec<_> = metrics.difference(&known).collect();
-            assert!(unknown.is_empty(), "{name} is about {unknown:?}, which nobody has");
+            assert!(unknown.is_empty(), "{name} uses {unknown:?}, which does not exist");
             for text in ["summary", "description"] {
                 let text = rule["annotations"][text].as_str().expect("an annotation");
                 assert!(!text.is_empty(), "{name}");
@@ -384,7 +384,7 @@ fn alerts_are_about_metrics_that_exist() {
             || name.starts_with("rtrs_client_")
             || name.ends_with("_total")
     }) {
-        assert!(known.contains(name), "OPERATING.md names {name}, which nobody has");
+        assert!(known.contains(name), "OPERATING.md names {name}, which does not exist");
     }
 }
 

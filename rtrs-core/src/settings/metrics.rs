@@ -1,4 +1,4 @@
-//! Where a daemon answers scrapes.
+//! Address of the metrics endpoint.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use super::ValueError;
 
-/// Where metrics are served: `ADDR:PORT` or `unix:PATH`.
+/// Address of the metrics endpoint: `ADDR:PORT` or `unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum MetricsAddress {
     /// A TCP address; with port 0 the system chooses one.

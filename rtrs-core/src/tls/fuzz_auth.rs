@@ -63,7 +63,7 @@ pub fn fuzz_auth(data: &[u8]) {
     match kind % 3 {
         0 => {
             let (_, exchange) = server.prove(facts(), &challenge, [8; 32]).expect("a good one");
-            assert!(server.check(&exchange, rest).is_err(), "a stranger is let in");
+            assert!(server.check(&exchange, rest).is_err(), "an unknown client is accepted");
         }
         1 => {
             let Ok(answer) = ChallengeRsp::decode(rest) else { return };

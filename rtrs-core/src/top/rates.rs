@@ -354,7 +354,7 @@ mod tests {
         ];
         let rows = view(before, now);
         let names: Vec<&str> = rows.iter().map(|row| &*row.name).collect();
-        assert_eq!(names, ["restarted", "reset", "new", "silent"], "those that died are gone");
+        assert_eq!(names, ["restarted", "reset", "new", "silent"], "dead sessions are removed");
         for row in rows {
             assert_eq!((row.ios_per_s, row.errors_per_s), (None, None), "{}", row.name);
             assert_eq!((row.latency_p99_us, row.inflight), (None, Some(7)), "{}", row.name);

@@ -51,11 +51,11 @@ message! {
     /// sg_desc: memory of the sender that the peer may write.
     #[derive(Default)]
     pub struct SgDesc[16] = "sg_desc" {
-        /// First byte, as the peer must name it. Opaque.
+        /// Address of the first byte for the peer. Opaque.
         0 addr: u64,
         /// Key of the memory.
         8 key: Rkey,
-        /// Bytes.
+        /// Length in bytes.
         12 len: u32,
     }
 }

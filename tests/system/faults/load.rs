@@ -100,7 +100,7 @@ impl Load {
     pub(crate) fn progress(&self) {
         let good = |worker: &Worker| worker.meter.good.load(Ordering::Relaxed);
         let before: Vec<u64> = self.workers.iter().map(good).collect();
-        wait_for("every client's IO to go on", PROGRESS_TIME_MAX, || {
+        wait_for("progress of every client's IO", PROGRESS_TIME_MAX, || {
             let ended = self.workers.iter().any(|worker| worker.thread.is_finished());
             assert!(!ended, "a client has panicked: see its message");
             let mut each = self.workers.iter().zip(&before);
