@@ -206,7 +206,7 @@ fn exports_in_memory_are_resized_by_command() {
     let _ = resize(&server, &["--size", "2M"]);
     await_size(&client, 2 * MIB);
     assert_eq!(raw.read(1000 << 10, &mut bytes), Ok(()));
-    assert_eq!(bytes, [0; 4096], "the truncated data is gone");
+    assert_eq!(bytes, [0; 4096], "the truncated bytes read as zeroes");
     let _ = server.command(&["export", "resize", "vol1", "--size", "3M"]).ok().says("vol1 has");
     for (words, why) in [
         (["vol0", "--size", "1001"], "not a multiple of its block size of 512"),
