@@ -187,7 +187,7 @@ fn kinds_do_not_mix() {
     certificates(&dir.0);
     let (keys, certificates) = (by_keys(), by_certificates(&dir));
     for ends in [(&keys.0, &certificates.1), (&certificates.0, &keys.1)] {
-        let error = exchange(ends, (facts(), facts())).unwrap_err();
+        let error = exchange(ends.0, ends.1, facts(), facts()).unwrap_err();
         assert!(error.contains("kind of certificate in common"), "{error}");
     }
 }
