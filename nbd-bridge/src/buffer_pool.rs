@@ -204,7 +204,7 @@ impl Drop for Share {
         let rows = &mut *self.pool.rows.borrow_mut();
         let held = rows.shares.held(self.member);
         if held > 0 {
-            tracing::debug!("{held} buffers of a bridge that is gone are in use: they stay out");
+            tracing::debug!("{held} buffers of a closed bridge are still in use and stay reserved");
             return;
         }
         rows.members[self.member] = false;
@@ -261,7 +261,7 @@ mod tests {
         drop(two);
         assert_eq!(region.strong_count(), 0);
         assert!(pools.join(16, &[]).unwrap().take().is_some());
-        assert_eq!(pools.0.borrow().len(), 1, "what is gone is forgotten");
+        assert_eq!(pools.0.borrow().len(), 1, "closed pools are forgotten");
     }
 
     #[test]

@@ -287,7 +287,7 @@ impl Buffers {
         );
     }
 
-    /// Allocates memory for a read of `len` bytes and appends it to `parts`: all of it or nothing.
+    /// Allocates memory for a read of `len` bytes and appends it to `parts`: all or nothing.
     /// Returns false when there is not enough now, or when another connection waits for memory and
     /// this is not the connection's first buffer.
     pub(crate) fn take_read(

@@ -477,8 +477,8 @@ impl Conn {
                 export,
                 %peer,
                 left_out,
-                "NBD client closed: a shard has not looked at its connections for {} s; the \
-                 client has to connect again",
+                "NBD client closed: a shard has not served its connections for {} s; the client \
+                 must reconnect",
                 ROUND_TIMEOUT.as_secs()
             );
         }

@@ -95,7 +95,7 @@ mod tests {
             prop_assert_eq!(at, end);
             for part in [&first, &last].into_iter().filter(|part| !part.is_empty()) {
                 prop_assert_eq!(part.start / block, (part.end - 1) / block, "one block");
-                prop_assert!(part.end - part.start < block, "not the whole of it");
+                prop_assert!(part.end - part.start < block, "less than a block");
             }
             prop_assert_eq!(span, start / block * block..end.next_multiple_of(block));
             let trim = Cut::new(Op::Trim, start..end, block).whole;

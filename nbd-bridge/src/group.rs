@@ -146,7 +146,7 @@ mod tests {
     fn a_round_is_over_when_all_shards_with_a_bridge_have_looked() {
         let (woken, wakes) = std::sync::mpsc::channel();
         let group = Group::new(3, move |shard| woken.send(shard).unwrap());
-        assert!(group.is_over(group.ask(0)), "nobody has a connection");
+        assert!(group.is_over(group.ask(0)), "there is no connection");
         group.join(0);
         group.join(2);
         let round = group.ask(0);
@@ -156,7 +156,7 @@ mod tests {
         group.has_looked(0, round);
         assert!(!group.is_over(round) && group.due(0).is_none());
         group.leave(2);
-        assert!(group.is_over(round), "its connections are gone");
+        assert!(group.is_over(round), "its connections have ended");
         group.join(2);
         assert_eq!(group.due(2), None, "a new bridge has none of before");
     }

@@ -198,7 +198,7 @@ impl Listener {
                 Ok(socket) => {
                     self.accept();
                     if self.failing.take() == Some(true) {
-                        tracing::info!("NBD clients are accepted again");
+                        tracing::info!("accepting NBD clients again");
                     }
                     tune(&socket, self.tcp);
                     let Some(relays) = &self.relays else { return Some(socket) };
@@ -213,7 +213,7 @@ impl Listener {
                         let admitted = self.limit.admit(now);
                         self.failing = Some(admitted.is_some());
                         if let Some(left_out) = admitted {
-                            tracing::warn!(left_out, "NBD clients wait: accepting fails: {error}");
+                            tracing::warn!(left_out, "cannot accept NBD clients: {error}");
                         }
                     }
                     self.retry = Some(now + RETRY);

@@ -94,7 +94,7 @@ pub(crate) struct Row {
     pub(crate) whole_blocks: bool,
     /// Memory of the fragments.
     pub(crate) aside: Option<Part>,
-    /// Bytes of the whole blocks that may be submitted to the device: all of them, or the payload
+    /// Bytes of the whole blocks that may be submitted to the device: all bytes, or the payload
     /// received so far. A flush counts as one byte.
     pub(crate) ready: u32,
     /// Bytes submitted to the device.

@@ -131,16 +131,18 @@ impl Shared {
         match share {
             Ok(Some(share)) => {
                 self.buffers.go_on_with(share);
-                tracing::info!(
-                    export = self.name,
-                    "other volumes hold the NBD buffers: this one goes on with others"
-                );
+                tracing::info!(export = self.name, "NBD buffers exhausted; using another pool");
                 true
             }
             Ok(None) => false,
             Err(error) => {
                 if let Some(left_out) = self.notices.admit(self.now, Notice::NoFurtherBuffers) {
-                    tracing::warn!(export = self.name, left_out, %error, "no further NBD buffers");
+                    tracing::warn!(
+                        export = self.name,
+                        left_out,
+                        %error,
+                        "cannot allocate further NBD buffers"
+                    );
                 }
                 false
             }
@@ -161,8 +163,8 @@ impl Shared {
         self.requests.take()
     }
 
-    /// Allocates memory for a read of connection `slot` and appends it to the row's parts. Takes
-    /// all of it or nothing.
+    /// Allocates memory for a read of connection `slot` and appends it to the row's parts: all
+    /// or nothing.
     pub(crate) fn take_read(
         &mut self,
         slot: usize,

@@ -112,9 +112,9 @@ rtrs_core::settings! {
         peer_memory: ByteSize = "128M",
         /// Bytes of messages in a node, in each direction
         ///
-        /// At least peer-memory. Of what peers have sent and nobody has read, and of what was sent
-        /// and not acknowledged. What peers send beyond is dropped and counted. Users that send
-        /// more wait.
+        /// At least peer-memory. Counts received messages until they are read, and sent messages
+        /// until they are acknowledged. Messages that peers send beyond the limit are dropped and
+        /// counted. Local senders wait.
         memory_max: ByteSize = "256M",
         /// Sockets of a node at a time
         sockets_max: Int<u32, 1, 65535> = "4096",

@@ -39,23 +39,28 @@ pub(crate) struct ServerTimes {
     pub(crate) backend_us: u32,
 }
 
+/// Times of an answered request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestTimes {
+    /// From the submission of the IO until the request was sent.
+    pub(crate) queued: Duration,
+    /// From send to answer.
+    pub(crate) round_trip: Duration,
+    /// Part of the round trip that the server reports.
+    pub(crate) server: Option<ServerTimes>,
+}
+
 /// Times of requests by part.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts([FineTimes; Part::ALL.len()]);
 
 impl Parts {
-    /// Records an answered request: the time in the queue, the time from send to answer, and the
-    /// part of that which the server reports.
-    pub(crate) fn record(
-        &mut self,
-        queued: Duration,
-        round_trip: Duration,
-        server: Option<ServerTimes>,
-    ) {
+    /// Records an answered request.
+    pub(crate) fn record(&mut self, times: RequestTimes) {
         let [client_queue, network, server_queue, backend, undivided] = &mut self.0;
-        client_queue.record(nanos(queued));
-        let round_trip = nanos(round_trip);
-        let Some(times) = server else { return undivided.record(round_trip) };
+        client_queue.record(nanos(times.queued));
+        let round_trip = nanos(times.round_trip);
+        let Some(times) = times.server else { return undivided.record(round_trip) };
         // A lying server can shift time between these three parts, but cannot add any.
         let at_backend = round_trip.min(u64::from(times.backend_us) * 1000);
         let at_server = (round_trip - at_backend).min(u64::from(times.queue_us) * 1000);
@@ -92,13 +97,14 @@ mod tests {
     #[test]
     fn parts_add_up() {
         let mut parts = Parts::default();
-        let times = ServerTimes { queue_us: 2000, backend_us: 5000 };
-        parts.record(MS, 10 * MS, Some(times));
+        let server = ServerTimes { queue_us: 2000, backend_us: 5000 };
+        let times = RequestTimes { queued: MS, round_trip: 10 * MS, server: Some(server) };
+        parts.record(times);
         use Part::{Backend, ClientQueue, Network, RoundTrip, ServerQueue};
         let expected = [(ClientQueue, 1000), (Network, 3000), (ServerQueue, 2000), (Backend, 5000)];
         assert_eq!(max_us(&parts), expected);
         let mut undivided = Parts::default();
-        undivided.record(MS, 10 * MS, None);
+        undivided.record(RequestTimes { server: None, ..times });
         assert_eq!(max_us(&undivided), [(ClientQueue, 1000), (RoundTrip, 10_000)]);
         undivided.add(&parts);
         assert_eq!(undivided.iter().map(|(_, times)| times.count()).sum::<u64>(), 6);
@@ -108,7 +114,8 @@ mod tests {
     fn a_server_cannot_add_time() {
         for (queue_us, backend_us) in [(u32::MAX, u32::MAX), (0, u32::MAX), (u32::MAX, 3)] {
             let mut parts = Parts::default();
-            parts.record(Duration::ZERO, MS, Some(ServerTimes { queue_us, backend_us }));
+            let server = Some(ServerTimes { queue_us, backend_us });
+            parts.record(RequestTimes { queued: Duration::ZERO, round_trip: MS, server });
             let sum: u64 = max_us(&parts).iter().map(|(_, us)| us).sum();
             assert_eq!(sum, 1000, "{queue_us} {backend_us}");
         }

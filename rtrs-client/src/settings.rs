@@ -24,7 +24,7 @@ use rtrs_core::tls::PublicKey;
 use crate::error::Error;
 
 rtrs_core::settings! {
-    /// The settings of a session, whoever uses it.
+    /// Session settings of both `attach` and `bench`.
     pub struct SessionSettings {
         /// Path to the server, for example tcp://10.0.0.1@10.0.0.2:1234; repeatable
         ///
@@ -46,13 +46,13 @@ rtrs_core::settings! {
         tls_hostname: Option<String> = "the host in the path",
         /// File with the private key of this client, for tls:// and rdma://
         ///
-        /// `rtrs-client key generate` makes one. It must be readable only by its owner. Needs
-        /// server-key. Not with tls-dir.
+        /// `rtrs-client key generate` creates one. The file must be readable only by its owner.
+        /// Needs server-key. Not with tls-dir.
         key_file: Option<PathBuf> = "",
         /// Public key of the server, ed25519:BASE64, for tls:// and rdma://; repeatable
         ///
-        /// `rtrs-server key show` prints it. The server must have one of these keys: name the old
-        /// and the new one while it is replaced. Needs key-file.
+        /// `rtrs-server key show` prints it. The server must have one of these keys; list the old
+        /// and the new one while the server's key is being replaced. Needs key-file.
         server_key: Vec<PublicKey> = "",
         /// Open the export read-only, like --access ro
         ///
@@ -129,7 +129,7 @@ rtrs_core::settings! {
         ///
         /// After that the client closes a path that is dead and sends the request over another one.
         /// A path that still answers other requests or probes stays connected: the server's disk is
-        /// slow. Then bench waits, and attach does what slow-io says.
+        /// slow. In that case bench waits, and attach follows slow-io.
         io_timeout: Time<{ 10 * MILLISECOND }, HOUR> = "30s" was "io-timeout-ms",
         /// IO while no path is connected: queue, queue-for=TIME or fail
         ///
@@ -140,9 +140,9 @@ rtrs_core::settings! {
         /// When to resend the requests of a dead path to a kernel server
         ///
         /// fast resends immediately over another path, as the kernel client does: a write that the
-        /// server held up can land after newer ones. strict resends when the path is connected
-        /// again, which proves that nothing of the old connections is left. rtrs-server needs
-        /// neither, because it fences the dead path.
+        /// server held up can land after newer ones. strict resends once the path has reconnected,
+        /// which proves that the server no longer runs requests of the old connections. rtrs-server
+        /// needs neither, because it fences the dead path.
         failover: Failover = "fast",
         /// Maximum number of requests in flight
         ///
@@ -170,17 +170,17 @@ rtrs_core::settings! {
     pub struct AttachSettings {
         /// Serve NBD on this unix socket
         ///
-        /// At most 107 bytes. Set one of device, socket and listen. {name} in it stands for the
-        /// name of the volume.
+        /// At most 107 bytes. Set one of device, socket and listen. {name} in the path is replaced
+        /// by the name of the volume.
         socket: Option<PathBuf> = "",
         /// Permissions of the unix socket, in octal, for example 660
         ///
-        /// Anyone who may write to the socket can connect. By default this is only its user, unless
-        /// the umask says otherwise. Needs socket.
+        /// Anyone with write permission to the socket can connect. With a umask of 022, only the
+        /// owner has it. Needs socket.
         socket_mode: Option<SocketMode> = "777 without the umask",
         /// Owner of the unix socket: USER, USER:GROUP or :GROUP
         ///
-        /// Names of /etc/passwd and /etc/group, or numbers. Needs socket.
+        /// Names from /etc/passwd and /etc/group, or numbers. Needs socket.
         socket_owner: Option<SocketOwner> = "user and group of the process",
         /// Serve NBD on this TCP address, for example 127.0.0.1:10809
         ///
@@ -205,7 +205,7 @@ rtrs_core::settings! {
         ///
         /// The names are those of qemu and nbdkit. A client needs a certificate of the CA.
         /// ca-crl.pem, if it exists, revokes certificates. The key must be readable only by its
-        /// owner. New connections use files that have changed. Needs nbd-tls.
+        /// owner. Changed files apply to new connections. Needs nbd-tls.
         nbd_tls_dir: Option<PathBuf> = "",
         /// Create a block device on this host: /dev/nbdX, or auto for a free one
         ///
@@ -227,9 +227,9 @@ rtrs_core::settings! {
             was "device-dead-timeout-s",
         /// Take over the device that a dead process of this session left connected
         ///
-        /// Its users see a pause and no error, unless device-dead-timeout has expired. If there is
-        /// no such device, a new one is connected, so a service can always set this. Needs device,
-        /// and an access mode that excludes other writers.
+        /// Users of the device see a pause but no error, unless device-dead-timeout has expired. If
+        /// there is no such device, a new one is connected, so a service can always set this. Needs
+        /// device, and an access mode that excludes other writers.
         takeover: bool = "false",
         /// Limit the pause of a takeover to about two seconds; implies takeover
         ///
@@ -249,15 +249,15 @@ rtrs_core::settings! {
         ///
         /// `wait` waits for the answer. `fail` returns EIO after io-timeout. The request can still
         /// take effect later. Until the server answers it, or its path is closed and fenced, it
-        /// keeps its buffer and its place in the queue depth, and requests to the same place wait,
+        /// keeps its buffer and its share of the queue depth, and overlapping requests wait for it,
         /// at most io-timeout. The default with takeover is fail, because the pause of a takeover
         /// is as long as device-timeout. With quick-takeover it is wait.
         slow_io: Option<SlowIo> = "wait; fail with takeover",
         /// NBD buffers per shard, 58M to 4G in steps of 4k
         ///
-        /// Volumes of a session that have the same buffer-size share them. The minimum holds
-        /// 32 MiB of a request and two buffers for each of 48 connections. Memory is used only as
-        /// requests need it. Requests wait while all of it is in use.
+        /// Volumes of a session that have the same buffer-size share them. The minimum is enough
+        /// for one request of 32 MiB and two buffers for each of 48 connections. Memory is used
+        /// only as requests need it. When the buffers are exhausted, requests wait.
         buffer_size: ByteSize = "64M",
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
         ///
@@ -269,7 +269,7 @@ rtrs_core::settings! {
 }
 
 rtrs_core::settings! {
-    /// What the file says for all commands.
+    /// Settings that all commands share.
     pub struct PlaceSettings {
         /// Directory for control sockets
         ///

@@ -7,7 +7,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 use serde::{Deserialize, Serialize};
 
-use crate::parts::{Parts, ServerTimes};
+use crate::parts::{Parts, RequestTimes};
 
 /// Counters of one kind of IO.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -195,18 +195,16 @@ impl ShardStats {
         self.paths[path].slow_requests += 1;
     }
 
-    /// Counts an answered request: the time it was queued, the time since it was sent, and the part
-    /// of that which the server reports.
+    /// Counts an answered request.
     pub(crate) fn request_done(
         &mut self,
         path: usize,
         len: u32,
         status: IoStatus,
-        (queued, latency): (Duration, Duration),
-        server: Option<ServerTimes>,
+        times: RequestTimes,
     ) {
-        self.path_latency[path].saturating_record(nanos(latency));
-        self.path_parts[path].record(queued, latency, server);
+        self.path_latency[path].saturating_record(nanos(times.round_trip));
+        self.path_parts[path].record(times);
         let count = &mut self.paths[path];
         count.answers += 1;
         if status.is_ok() {

@@ -9,7 +9,8 @@ use rtrs_core::tls::{PrivateKey, PublicKey, TlsClientConfig, TlsConfigError, Tls
 use crate::engine::Prover;
 use crate::error::{Error, ErrorKind, usage};
 
-/// As written; also the flags of commands that have no configuration file.
+/// Certificates or keys as configured, not read yet. Also the flags of commands without a
+/// configuration file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub struct TlsSources {
     /// Directory with ca-cert.pem, client-cert.pem and client-key.pem, for tls:// and rdma://
@@ -27,7 +28,7 @@ pub struct TlsSources {
 
     /// File with the private key of this client, for tls:// and rdma://
     ///
-    /// `rtrs-client key generate` makes one. It must be readable only by its owner. Needs
+    /// `rtrs-client key generate` creates one. The file must be readable only by its owner. Needs
     /// --server-key.
     #[arg(long, value_name = "PATH")]
     pub key_file: Option<PathBuf>,
@@ -91,8 +92,8 @@ impl TlsSources {
     pub(crate) fn unused_by(&self, path: &Portal) -> Option<String> {
         (self.has_keys() && path.scheme() == Scheme::Tcp).then(|| {
             format!(
-                "certificates or keys are set, and the path {path} does not use them: nothing is \
-                 encrypted there, and neither end proves who it is; tls:// would do both"
+                "certificates or keys are set, but the path {path} does not use them: it is \
+                 neither encrypted nor authenticated; use tls://"
             )
         })
     }

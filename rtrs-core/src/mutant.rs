@@ -37,201 +37,200 @@ macro_rules! mutants {
 }
 
 mutants! {
-    /// Those of RTRS and NBD, which `rtrs-sim` takes out.
+    /// Rules of RTRS and NBD, which `rtrs-sim` disables.
     ALL {
         /// The server lets a second session write to an export.
         SecondWriter = "second-writer",
-        /// CLOSE is answered, and the export given back, while requests of the session run there.
+        /// CLOSE is answered and the export released while requests of the session still run on it.
         CloseWhileBusy = "close-while-busy",
-        /// PREFLUSH of a write is not done.
+        /// A write with PREFLUSH is not preceded by a flush.
         PreflushDropped = "preflush-dropped",
-        /// FUA on a device without FUA is not followed by a flush.
+        /// A write with FUA to a device without FUA is not followed by a flush.
         PostflushDropped = "postflush-dropped",
-        /// FUA is not handed to the device.
+        /// FUA is not passed to the device.
         FuaDropped = "fua-dropped",
-        /// A request that is sent again does not wait for the permit of its first copy.
+        /// A resent request does not wait for the permit of its first copy.
         ReplayWithoutPermit = "replay-without-permit",
-        /// A change does not wait for what a closed path has left running in its place.
+        /// A change does not wait for overlapping IO that a closed path has left running.
         DeferredBegins = "deferred-begins",
-        /// Of what a closed path has left running only changes of the same first byte wait.
+        /// A change waits only for IO of a closed path that begins at the same byte.
         DeferredByStart = "deferred-by-start",
-        /// A session that has ended gives its exports back while its block IO runs.
+        /// An ended session releases its exports while its block IO still runs.
         SessionGoneEarly = "session-gone-early",
         /// FENCE is answered while shards still serve the path.
         FenceBeforeStopped = "fence-before-stopped",
-        /// FENCE is answered and the path goes on.
+        /// FENCE is answered, but the path stays in use.
         FenceWithoutEnd = "fence-without-end",
-        /// FENCE is answered by a process that knows nothing of the path, at a disk without a lock.
+        /// FENCE is answered by a process that does not know the path, on a disk without a lock.
         ForeignFenceAnswered = "foreign-fence-answered",
-        /// A path that its client says is dead is not replaced.
+        /// A path that its client reports dead is not replaced.
         OldPathKept = "old-path-kept",
-        /// A request of several parts is answered after the first.
+        /// A request of several parts is answered after the first part.
         FirstPartAnswers = "first-part-answers",
-        /// A request is answered well although its device failed.
+        /// A request is answered with success although its device failed.
         DeviceErrorDropped = "device-error-dropped",
-        /// The server does not say in which epoch its cache is.
+        /// The server does not report the epoch of its cache.
         CacheLifeUnsaid = "cache-life-unsaid",
-        /// The server does not end paths that are silent.
+        /// The server does not close silent paths.
         ServerKeepsSilent = "server-keeps-silent",
-        /// The server keeps connections whose handshake does not go on.
+        /// The server keeps connections whose handshake has stalled.
         HandshakeKept = "handshake-kept",
-        /// A session that has ended keeps its exports.
+        /// An ended session keeps its exports.
         ExportKept = "export-kept",
-        /// A flush is answered without the device.
+        /// A flush is answered without flushing the device.
         FlushSkipped = "flush-skipped",
         /// A read is answered without its data.
         ReadUnsent = "read-unsent",
-        /// A request is sent again before its path is fenced off.
+        /// A request is resent before its path is fenced off.
         ResendBeforeFence = "resend-before-fence",
-        /// A path carries IO before those that died are fenced off.
+        /// A path carries IO before the dead paths are fenced off.
         UpBeforeFence = "up-before-fence",
-        /// An IO ends with an error before the path that it was sent on is fenced off.
+        /// An IO fails before the path on which it was sent is fenced off.
         GivenUpBeforeFence = "given-up-before-fence",
         /// The shards of a client use the same permits.
         PermitsShared = "permits-shared",
-        /// A flush covers what was acknowledged after it was sent.
+        /// A flush covers writes that were acknowledged after it was sent.
         FlushCoversLater = "flush-covers-later",
-        /// An answer out of another epoch of the server's cache counts for this one.
+        /// An answer from another epoch of the server's cache counts for the current one.
         OldLifeAnswer = "old-life-answer",
-        /// A flush that the server answers with some errors reports nothing to other users.
+        /// Certain errors of a flush at the server do not report a loss to other users.
         FlushErrorByKind = "flush-error-by-kind",
-        /// A loss is not reported by flushes.
+        /// Flushes do not report a loss.
         LossUnsaid = "loss-unsaid",
-        /// Of flushes beside each other one reports a loss and the others succeed.
+        /// Only one of several concurrent flushes reports a loss; the others succeed.
         LossSaidOnce = "loss-said-once",
-        /// A loss between the parts of an IO is not reported after the IO's end.
+        /// A loss between the parts of an IO is not reported once the IO has ended.
         PartLossForgotten = "part-loss-forgotten",
-        /// Who takes over does not count what the one before may have left.
+        /// A process that takes over ignores writes that its predecessor may have left.
         InheritedForgotten = "inherited-forgotten",
-        /// The epoch that is kept for a successor moves on before a loss was reported.
+        /// The epoch saved for a successor advances before a loss was reported.
         KeptLifeEarly = "kept-life-early",
-        /// The window of a read stays open when the read has ended.
+        /// The window of a read stays open after the read has ended.
         ReadWindowKept = "read-window-kept",
-        /// A read ends before its window is known to be closed.
+        /// A read ends before its window is confirmed to be closed.
         RevokeNotAwaited = "revoke-not-awaited",
-        /// A volume's number is free while requests of it are under way.
+        /// A volume's number is reused while its requests are in flight.
         VolumeFreedEarly = "volume-freed-early",
-        /// IO goes on ending with errors when a path is up again.
+        /// IO keeps failing after a path is up again.
         StaysGivenUp = "stays-given-up",
-        /// The fresh key of a chunk is not taken from the answer.
+        /// The new key of a chunk is not taken from the answer.
         FreshKeyDropped = "fresh-key-dropped",
-        /// The client does not end paths that are silent.
+        /// The client does not close silent paths.
         ClientKeepsSilent = "client-keeps-silent",
-        /// An IO of several requests ends with the first.
+        /// An IO of several requests ends with its first request.
         FirstRequestEnds = "first-request-ends",
-        /// An IO of several requests ends well although one failed.
+        /// An IO of several requests succeeds although one failed.
         RequestErrorDropped = "request-error-dropped",
-        /// The client does not ask for FUA.
+        /// The client does not request FUA.
         FuaUnasked = "fua-unasked",
-        /// A dead path that carried IO is not noted as one to fence off.
+        /// A dead path that carried IO is not recorded for fencing.
         LostUnnoted = "lost-unnoted",
         /// The front end drops FUA.
         NbdFuaDropped = "nbd-fua-dropped",
-        /// The front end answers a flush without the device.
+        /// The front end answers a flush without flushing the device.
         NbdFlushSkipped = "nbd-flush-skipped",
-        /// The front end reports success for what its device failed.
+        /// The front end reports success for a request that its device failed.
         NbdErrorDropped = "nbd-error-dropped",
-        /// The front end uses the memory of a write anew while the device has it.
+        /// The front end reuses the memory of a write while the device still uses it.
         NbdMemoryEarly = "nbd-memory-early",
-        /// The front end answers when the first IO of a request has ended.
+        /// The front end answers a request when its first IO has ended.
         NbdFirstPart = "nbd-first-part",
-        /// The front end hands on what overlaps a write that a closed connection has left.
+        /// The front end submits requests that overlap a write left by a closed connection.
         NbdOrphanForgotten = "nbd-orphan-forgotten",
-        /// Changes of one block do not take turns, at the front end or the server.
+        /// Changes of one block run concurrently, at the front end or the server.
         NbdTurnsSkipped = "nbd-turns-skipped",
-        /// The front end reads and writes a block although the server takes partial writes.
+        /// The front end rewrites whole blocks although the server accepts partial writes.
         PartialByClient = "partial-by-client",
         /// A partial write does not wait for its turn.
         PartialWithoutTurn = "partial-without-turn",
-        /// The front end hands on what overlaps a change that was given up and may still land.
+        /// The front end submits requests that overlap an abandoned change.
         SlowIoRangeDropped = "slow-io-range-dropped",
-        /// The front end takes flushes that came before a loss was reported for ones that came
-        /// after.
+        /// The front end treats flushes that arrived before a loss was reported like later ones.
         NbdBacklogForgotten = "nbd-backlog-forgotten",
-        /// Zeroes of a session do not count among what it has to flush.
+        /// Write zeroes requests of a session do not count as unflushed.
         ZeroesNotCounted = "zeroes-not-counted",
-        /// Discards of a session do not count among what it has to flush.
+        /// Discards of a session do not count as unflushed.
         DiscardNotCounted = "discard-not-counted",
-        /// The client does not count zeroes and discards among what the server may lose.
+        /// The client does not count zeroes and discards as changes that the server may lose.
         ZeroesUnwatched = "zeroes-unwatched",
-        /// PREFLUSH of zeroes and discards is not done.
+        /// Zeroes and discards with PREFLUSH are not preceded by a flush.
         PreflushOfZeroesDropped = "preflush-of-zeroes-dropped",
-        /// A sync that failed is forgotten when it was answered.
+        /// A failed sync is forgotten once it was answered.
         SyncFailureForgotten = "sync-failure-forgotten",
-        /// An epoch that could not be written counts as saved.
+        /// An epoch that could not be saved counts as saved.
         FailedSaveCounts = "failed-save-counts",
-        /// A session may go on using an export that was removed under it.
+        /// A session may keep using its export after the export was removed.
         RemovedServed = "removed-served",
-        /// A session opens what has the name of an export that was removed under it.
+        /// A session opens a new export with the name of its removed one.
         RemovedReopened = "removed-reopened",
-        /// A client does not end when its export was removed.
+        /// A client does not end after its export was removed.
         RemovedIgnored = "removed-ignored",
-        /// A path is used that leads to another server's disk.
+        /// A path that leads to another server's disk is used.
         OtherDiskAccepted = "other-disk-accepted",
-        /// A path is used that meets ids which a path that is connected did not say.
+        /// A path is used although its server reports IDs that a connected path did not report.
         NewIdBeside = "new-id-beside",
-        /// A path is used that meets an export's id of another boot than a path that is connected.
+        /// A path is used although its export ID is of another boot than that of a connected path.
         OtherBootBeside = "other-boot-beside",
-        /// The server does not notify clients that an export has another size.
+        /// The server does not notify clients that the size of an export has changed.
         ResizeUnsaid = "resize-unsaid",
-        /// The client does not announce that the heartbeats of a path are not rare any more.
+        /// The client does not announce that a path returns to frequent heartbeats.
         IdleKept = "idle-kept",
-        /// An idle session is not asked for its life when another client wants what it has.
+        /// An idle session is not probed when another client requests its export.
         IdleUnhurried = "idle-unhurried",
-        /// The client does not open a device again that has another size.
+        /// The client does not reopen a device whose size has changed.
         ResizeUnheard = "resize-unheard",
     }
-    /// Those of gateways, which `tests/sim/gateways` takes out.
+    /// Rules of gateways, which `tests/sim/gateways` disables.
     GATEWAYS {
-        /// A standby gateway is given IO as if it were active.
+        /// A standby gateway receives IO like the active one.
         StandbyServes = "standby-serves",
     }
-    /// Those of access rights and shares, which the tests of `rtrs-server` take out.
+    /// Rules of access rights and shares, which the tests of `rtrs-server` disable.
     SERVER {
-        /// A configuration counts before the exports are as it says.
+        /// A new configuration takes effect before the exports match it.
         ReloadGrantsFirst = "reload-grants-first",
-        /// All that clients ask of the control shard is done within a turn.
+        /// The control shard handles an unlimited number of client requests in one turn.
         ControlUnbounded = "control-unbounded",
-        /// A session connects as many paths as it likes, whatever they take.
+        /// A session may connect any number of paths, regardless of their cost.
         PathsUnbounded = "paths-unbounded",
     }
-    /// Those of RDS nodes, which `tests/rds/sim` takes out.
+    /// Rules of RDS nodes, which `tests/rds/sim` disables.
     RDS {
-        /// A message is taken for acknowledged when it is written.
+        /// A message counts as acknowledged once it is written.
         RdsAckEarly = "rds-ack-early",
-        /// The system of a peer acknowledges for a node that has not taken the connection.
+        /// A peer's system acknowledges messages for a node that has not accepted the connection.
         RdsAckUntaken = "rds-ack-untaken",
-        /// What was lost is sent again without the mark of a repeat.
+        /// A lost message is resent without being marked as a repeat.
         RdsRepeatUnmarked = "rds-repeat-unmarked",
-        /// What has arrived before is taken again.
+        /// A message that arrived before is delivered again.
         RdsOldTaken = "rds-old-taken",
-        /// What was lost goes behind what waits.
+        /// A lost message is queued behind waiting ones.
         RdsLostBehind = "rds-lost-behind",
-        /// A new connection does not begin with the map.
+        /// A new connection does not begin with the congestion map.
         RdsMapForgotten = "rds-map-forgotten",
-        /// Peers do not get the map when it changes.
+        /// Peers do not receive the congestion map when it changes.
         RdsMapUnsent = "rds-map-unsent",
-        /// A probe goes in front of what is sent again.
+        /// A probe is sent before resent messages.
         RdsProbeFirst = "rds-probe-first",
-        /// Messages follow a first probe that is not acknowledged.
+        /// Messages are sent although the first probe is not acknowledged.
         RdsUnsynced = "rds-unsynced",
-        /// Messages do not wait for the map that says of which run the peer is.
+        /// Messages do not wait for the map that identifies the run of the peer.
         RdsUnheld = "rds-unheld",
-        /// What may have reached the run of a peer before is sent to the next one.
+        /// A message that may have reached one run of a peer is resent to the next run.
         RdsRestartIgnored = "rds-restart-ignored",
-        /// A new connection is read before what is left of the former one.
+        /// A new connection is read before the rest of its predecessor.
         RdsPredecessorSkipped = "rds-predecessor-skipped",
         /// An accepted connection is replaced by the next one before it is read.
         RdsCandidateUnread = "rds-candidate-unread",
-        /// A larger peer that asks for a connection gets none.
+        /// A request of a larger peer for a connection is ignored.
         RdsKickIgnored = "rds-kick-ignored",
-        /// A socket that was full is not notified that it may send.
+        /// A socket that was full is not notified that it may send again.
         RdsRefusedUnanswered = "rds-refused-unanswered",
-        /// Users are not notified that a port is not congested any more.
+        /// Users are not notified that a port is no longer congested.
         RdsClearedUnanswered = "rds-cleared-unanswered",
-        /// What a lost connection held of an unfinished message counts for ever.
+        /// The partial message of a lost connection stays counted forever.
         RdsPartKept = "rds-part-kept",
-        /// An accepted connection does not take over when the former one ends.
+        /// An accepted connection does not take over when its predecessor ends.
         RdsCandidateForgotten = "rds-candidate-forgotten",
     }
 }
@@ -283,7 +282,7 @@ impl FromStr for Mutant {
     fn from_str(text: &str) -> Result<Self, String> {
         let all = Self::ALL.iter().chain(Self::SERVER).chain(Self::RDS);
         let found = all.copied().find(|mutant| mutant.name() == text);
-        found.ok_or_else(|| format!("no mutant is called '{text}'; `rtrs-sim --mutants list`"))
+        found.ok_or_else(|| format!("unknown mutant '{text}'; see `rtrs-sim --mutants list`"))
     }
 }
 

@@ -145,12 +145,11 @@ impl Ranges {
         let mut list = self.list.lock();
         let Some(at) = list.iter().position(|entry| entry.key == key) else { return false };
         let Entry { bytes, round, .. } = &list[at];
-        let free = |(other, entry): (usize, &Entry)| {
+        let free = list.iter().enumerate().all(|(other, entry)| {
             other == at || !entry.overlaps(bytes) || (other > at && !entry.runs)
-        };
+        });
         let looked = self.looked.iter().all(|looked| looked.load(Ordering::SeqCst) >= *round);
-        let starts =
-            looked && list.iter().enumerate().all(free) || crate::mutated!(NbdTurnsSkipped);
+        let starts = looked && free || crate::mutated!(NbdTurnsSkipped);
         list[at].runs = starts;
         if starts && key.piece == Piece::Queued {
             // More of the row may be queued in addition.

@@ -149,7 +149,7 @@ fn linker_error() -> String {
     // thread.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
-        return "the dynamic linker does not say why".to_owned();
+        return "the dynamic linker gives no reason".to_owned();
     }
     // SAFETY: it is a string, see above.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
@@ -380,7 +380,7 @@ impl Drop for Image {
                 let ended = closed.recv_timeout(CLOSE_MAX);
                 if ended == Err(mpsc::RecvTimeoutError::Timeout) {
                     tracing::warn!(
-                        "RBD image {name}: the cluster does not answer; it closes later"
+                        "RBD image {name}: the cluster does not answer; closing it later"
                     );
                 }
             }
@@ -389,7 +389,7 @@ impl Drop for Image {
                 if is_idle(&queues) {
                     drop(take(&open));
                 } else {
-                    tracing::error!("RBD image {name}: it stays open, since IO of it is running");
+                    tracing::error!("RBD image {name} stays open: its IO is still running");
                     mem::forget(take(&open));
                 }
             }

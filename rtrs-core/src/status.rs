@@ -14,7 +14,7 @@ pub enum IoStatus {
     Ok,
     /// The device failed the operation (EIO).
     Io,
-    /// The IO extends beyond the end of a target that was made shorter while it was in use (EIO).
+    /// The IO extends beyond the end of a target that was truncated while in use (EIO).
     /// Nothing was begun.
     Beyond,
     /// The request is invalid for the device: alignment, range, flags (EINVAL).
@@ -121,7 +121,7 @@ impl fmt::Display for IoStatus {
         f.write_str(match self {
             Self::Ok => "ok",
             Self::Io => "I/O error",
-            Self::Beyond => "beyond the end of a target that was made shorter",
+            Self::Beyond => "beyond the end of a truncated target",
             Self::Invalid => "invalid request",
             Self::ReadOnly => "not permitted",
             Self::NoSpace => "no space left",

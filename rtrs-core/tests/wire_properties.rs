@@ -197,8 +197,9 @@ proptest! {
             WriteMsg::LEN
         };
         let limits = Limits::DEFAULT;
-        let bounds = (limits.chunk_size(), 4096);
-        let layout = ChunkLayout::new(bi_size, usr_len, message_len as u16, bounds).unwrap();
+        let chunk_size = limits.chunk_size();
+        let layout =
+            ChunkLayout::new(bi_size, usr_len, message_len as u16, chunk_size, 4096).unwrap();
         let mut chunk = vec![0xdd; limits.chunk_size() as usize];
         let (user_at, message_at) = (layout.user_at() as usize, layout.message_at() as usize);
         chunk[user_at..message_at].copy_from_slice(&header.encode());

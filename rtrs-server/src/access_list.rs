@@ -126,13 +126,13 @@ impl FromStr for AccessRule {
             _ if who == KERNEL => Who::Kernel(None),
             _ if who == ANYONE => Who::Anyone(None),
             _ if who.is_empty() || who.len() > NAME_BYTES_MAX => {
-                return refuse("names nobody", "write a name of 1 to 255 bytes in front of it");
+                return refuse("names no client", "write a name of 1 to 255 bytes before the mode");
             }
             _ if who.chars().any(char::is_control) => {
                 return refuse("has a control character in the name", "leave it out");
             }
             _ if who.trim() != who => {
-                return refuse("has a space at an end of the name", "leave it out");
+                return refuse("has a space at the start or end of the name", "leave it out");
             }
             _ if PREFIXES.iter().any(|prefix| who.starts_with(prefix)) => {
                 let name = who.split_once(':').map_or(who, |(_, name)| name);
@@ -140,14 +140,14 @@ impl FromStr for AccessRule {
                 return Err(ValueError::new(
                     WHAT,
                     text,
-                    "names nobody: key: and certificate: are no part of a name",
+                    "names no client: key: and certificate: are not part of a name",
                     format!("write {name}:{mode}"),
                 ));
             }
             _ if is_mistyped(who) => {
                 return refuse(
-                    "names nobody",
-                    "write anyone and kernel in lowercase, with @NETWORK behind it or nothing",
+                    "names no client",
+                    "write anyone or kernel in lowercase, alone or followed by @NETWORK",
                 );
             }
             _ => match mistaken(who, if write { "rw" } else { "ro" }) {
@@ -171,25 +171,26 @@ fn mistaken(who: &str, mode: &str) -> Option<(&'static str, String)> {
     if EVERYONE.iter().any(|known| known.eq_ignore_ascii_case(word)) {
         let net = who.split_once('@').map(|(_, net)| format!("@{net}")).unwrap_or_default();
         let hint = format!("write {ANYONE}{net}:{mode} for clients with and without a name");
-        return Some(("names nobody", hint));
+        return Some(("names no client", hint));
     }
     // A name may contain spaces, as common names of certificates do.
     let parts = || who.split(|c: char| c == ',' || c.is_whitespace());
     if parts().any(|part| part.ends_with(":ro") || part.ends_with(":rw")) {
-        let hint = "give each rule by itself: --access A:rw --access B:ro, or access: [A:rw, B:ro]";
+        let hint =
+            "write each rule separately: --access A:rw --access B:ro, or access: [A:rw, B:ro]";
         return Some(("has several rules in one", hint.into()));
     }
     let is_net = |text: &str| text.split('/').next().is_some_and(|at| at.parse::<IpAddr>().is_ok());
     if is_net(who) {
         let hint = format!(
-            "write {ANYONE}@{who}:{mode}, which lets in whoever comes from there, with and without \
-             a name; a certificate whose only name is an address needs another name"
+            "write {ANYONE}@{who}:{mode} for all clients at that address, with and without a name; \
+             a certificate whose only name is an address needs another name"
         );
         return Some(("has an address and no name", hint));
     }
     match who.rsplit_once('@') {
         Some((name, net)) if is_net(net) => Some((
-            "has a name and an address, and a rule is for one of them",
+            "has both a name and an address, but a rule takes only one",
             format!("write {name}:{mode} or {ANYONE}@{net}:{mode}"),
         )),
         _ => None,
@@ -205,7 +206,7 @@ fn network(text: &str) -> Result<IpNet, (String, String)> {
     let net = text.parse::<IpNet>().map_err(|_| (String::new(), hint))?;
     let whole = net.trunc();
     if whole.addr() != net.addr() {
-        let problem = format!(", whose address has bits behind /{}", net.prefix_len());
+        let problem = format!(", whose address has bits set beyond /{}", net.prefix_len());
         return Err((problem, format!("write {whole}, or {} for that address alone", net.addr())));
     }
     // IPv4 clients are compared as IPv4, even if they connected to an IPv6 socket.
@@ -471,19 +472,19 @@ mod tests {
         for (text, problem) in [
             ("db1", "does not end with :ro or :rw"),
             ("db1:wr", "does not end with :ro or :rw"),
-            (":rw", "names nobody"),
+            (":rw", "names no client"),
             ("a\nb:rw", "control character"),
             ("kernel@10.0.0.0/33:rw", "bad network \"10.0.0.0/33\""),
             ("anyone@lan:ro", "bad network \"lan\""),
             ("anyone@10.0.0.9/24:ro", "write 10.0.0.0/24, or 10.0.0.9 for that address alone"),
-            ("anyone@10.0.0.9/0:ro", "bits behind /0"),
+            ("anyone@10.0.0.9/0:ro", "bits set beyond /0"),
             ("Anyone@10.0.0.0/8:ro", "in lowercase"),
             ("KERNEL:rw", "in lowercase"),
-            ("anyone :rw", "a space at an end"),
-            (" db1:rw", "a space at an end"),
-            ("key:db1:rw", "no part of a name; write db1:rw"),
-            ("certificate:db1:ro", "no part of a name; write db1:ro"),
-            ("everyone:rw", "names nobody; write anyone:rw"),
+            ("anyone :rw", "a space at the start or end"),
+            (" db1:rw", "a space at the start or end"),
+            ("key:db1:rw", "not part of a name; write db1:rw"),
+            ("certificate:db1:ro", "not part of a name; write db1:ro"),
+            ("everyone:rw", "names no client; write anyone:rw"),
             ("Any@10.0.0.0/8:ro", "write anyone@10.0.0.0/8:ro"),
             ("*:rw", "write anyone:rw"),
             ("10.0.0.0/24:rw", "no name; write anyone@10.0.0.0/24:rw"),
@@ -491,7 +492,7 @@ mod tests {
             ("fd00::1:ro", "write anyone@fd00::1:ro"),
             ("db1@10.0.0.1:rw", "write db1:rw or anyone@10.0.0.1:rw"),
             ("db1@fd00::/8:ro", "write db1:ro or anyone@fd00::/8:ro"),
-            ("db1:rw ro1:ro", "has several rules in one; give each rule by itself"),
+            ("db1:rw ro1:ro", "has several rules in one; write each rule separately"),
             ("db1:rw,ro1:ro", "has several rules in one"),
         ] {
             let error = text.parse::<AccessRule>().unwrap_err().to_string();

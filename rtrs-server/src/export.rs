@@ -123,7 +123,7 @@ pub enum AddError {
     #[error("the name is empty")]
     NoName,
     /// All slots are in use.
-    #[error("there are {EXPORTS_MAX} exports, and no more can be added")]
+    #[error("there are already {EXPORTS_MAX} exports, the maximum")]
     Full,
 }
 

@@ -353,7 +353,7 @@ impl Rig {
             4 => {
                 let conn = usize::from(input.byte()?);
                 let imm = u32::from(input.short()?) << 16 | u32::from(input.short()?);
-                self.clients.write((conn, 0), 0, &[], imm);
+                self.clients.write(conn, 0, 0, &[], imm);
             }
             5 => {
                 let conn = usize::from(input.byte()?);
@@ -386,13 +386,13 @@ impl Rig {
             }
             // A request of raw bytes, with an arbitrary position in the immediate.
             10 => {
-                let at = (usize::from(input.byte()?), input.byte()?);
+                let (conn, permit) = (usize::from(input.byte()?), input.byte()?);
                 let (offset, len) = (u32::from(input.short()?), usize::from(input.byte()?));
                 let bytes = input.bytes(len);
-                let permit = PermitId(u16::from(at.1) % DEPTH);
-                let imm = Imm::Request { permit, offset: offset % (2 * CHUNK) };
+                let id = PermitId(u16::from(permit) % DEPTH);
+                let imm = Imm::Request { permit: id, offset: offset % (2 * CHUNK) };
                 let imm = imm.encode_with(self.params.limits.mem_bits());
-                self.clients.write(at, usize::from(input.short()?), &bytes, imm);
+                self.clients.write(conn, permit, usize::from(input.short()?), &bytes, imm);
             }
             kind => self.request(kind, input)?,
         }
@@ -468,7 +468,7 @@ impl Rig {
             let all = [&proof[..], &header, &message].concat();
             let offset = u32::try_from(proof.len() + header.len()).unwrap_or(0);
             let imm = Imm::Request { permit: PermitId(u16::from(at.1) % DEPTH), offset };
-            self.clients.write(at, 0, &all, imm.encode_with(self.params.limits.mem_bits()));
+            self.clients.write(at.0, at.1, 0, &all, imm.encode_with(self.params.limits.mem_bits()));
             return Some(());
         }
         self.clients.request(at, room, &header, &message, self.params.limits);
@@ -645,7 +645,7 @@ impl Clients {
     }
 
     /// Writes bytes into a chunk of the connection's path, with any immediate.
-    fn write(&mut self, (conn, permit): (usize, u8), at: usize, bytes: &[u8], imm: u32) {
+    fn write(&mut self, conn: usize, permit: u8, at: usize, bytes: &[u8], imm: u32) {
         let sges = self.bytes(bytes);
         let path = self.pick(conn).map_or(0, |(_, path)| path);
         let chunk = self.chunks.get(&path).and_then(|all| all.get(usize::from(permit)));
@@ -664,7 +664,8 @@ impl Clients {
     ) {
         let offset = u32::try_from(room + header.len()).unwrap_or(0);
         let imm = Imm::Request { permit: PermitId(u16::from(at.1) % DEPTH), offset };
-        self.write(at, room, &[header, message].concat(), imm.encode_with(limits.mem_bits()));
+        let data = [header, message].concat();
+        self.write(at.0, at.1, room, &data, imm.encode_with(limits.mem_bits()));
     }
 
     fn open(&mut self, conn: usize, permit: u8, name: &str, access: AccessMode) {

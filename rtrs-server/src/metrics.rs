@@ -26,7 +26,7 @@ rtrs_core::metrics! {
     CERTIFICATE_EXPIRY = Gauge "rtrs_server_certificate_expiry_timestamp_seconds" []
         "Time at which the certificate of the server expires, in seconds since 1970.";
     LOST_PORTALS = Gauge "rtrs_server_lost_portals" []
-        "Portals that the server does not listen on because their device is gone.";
+        "Portals that the server does not listen on because their device was removed.";
     SESSION_OPEN = Gauge "rtrs_server_session_open" ["session", "export"]
         "1 for each export that a session has open.";
     SESSION_PATHS = Gauge "rtrs_server_session_paths" ["session"]
@@ -48,7 +48,7 @@ rtrs_core::metrics! {
     SESSION_BUSY = Counter "rtrs_server_session_busy_seconds_total" ["session"]
         "Time from arrival to answer, summed over all requests of the session.";
     SESSION_BACKEND = Counter "rtrs_server_session_backend_seconds_total" ["session"]
-        "The part of it that was spent at the disk or file.";
+        "Part of that time that was spent at the disk or file.";
     SESSION_REPLAYS = Counter "rtrs_server_session_replays_total" ["session"]
         "Requests that the client sent again over another path while the server still had them.";
 }

@@ -179,7 +179,7 @@ impl Plan {
         names.sort_unstable();
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(usage(format!(
-                "two exports have the name {:?}; rename one of them with NAME=TARGET",
+                "two exports have the name {:?}; rename one with NAME=TARGET",
                 pair[0]
             ))),
             None => Ok(()),

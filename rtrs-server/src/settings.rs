@@ -59,17 +59,18 @@ rtrs_core::settings! {
         export: Vec<ExportSpec> = "",
         /// Directory of files with exports
         ///
-        /// Every file NAME.yaml there holds what the key export holds: an export or a list of them.
-        /// They are added to those of flags and configuration file. `reload` reads them again.
+        /// Every file NAME.yaml there holds an export or a list of exports, as the key export does.
+        /// These are added to the exports of flags and configuration file. `reload` reads the files
+        /// again.
         exports_dir: Option<PathBuf> = "exports.d next to the configuration file, if it exists",
         /// Directory in which clients may open any file or block device, or off
         ///
         /// A client opens a regular file or block device by its path relative to this directory.
-        /// Symbolic links must not lead out of it. If the path ends with %SESSNAME%, for example
+        /// Symbolic links must not lead outside it. If the path ends with %SESSNAME%, for example
         /// /srv/%SESSNAME%, each session uses the directory of its own name. Anyone who can connect
         /// can open anything there.
         search_path: SearchSpec = "off",
-        /// Let these clients in, and nobody else: WHO:ro or WHO:rw; repeatable
+        /// Admit only these clients: WHO:ro or WHO:rw; repeatable
         ///
         /// WHO is the name of a client that proves who it is, kernel or kernel@NETWORK (clients
         /// without a name, as those of kernels are), or anyone or anyone@NETWORK (with and without
@@ -167,12 +168,13 @@ rtrs_core::settings! {
         open_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "60s",
         /// Maximum number of connections without an open export
         ///
-        /// Connections in their handshake count, and those of sessions that have opened no export.
-        /// Sessions that have opened one do not, nor do their reconnects. For one connection more
-        /// the server ends the oldest session without an open export from the address (IPv6: /64)
-        /// that has the most of them. TCP connections that have sent no request yet are counted
-        /// apart, with the same limit. auto is 8 times sessions-max, at least 1024 and at most
-        /// 65536, because all sessions connect at once after a restart of the server.
+        /// Counts connections in their handshake and those of sessions that have opened no export.
+        /// Sessions that have opened one do not count, nor do their reconnects. At the limit, a new
+        /// connection makes the server end the oldest session without an open export from the
+        /// address (IPv6: /64) with the most such sessions. TCP connections that have sent no
+        /// request yet are counted separately, with the same limit. auto is 8 times sessions-max,
+        /// at least 1024 and at most 65536, because all sessions connect at once after a restart of
+        /// the server.
         half_open_max: Auto<Int<u32, 1, 65536>> = "auto",
         /// Maximum number of sessions
         ///
@@ -241,12 +243,12 @@ rtrs_core::settings! {
         /// cannot write there it logs a warning; clients then treat each server start as a loss of
         /// data that they had not flushed.
         state_dir: Option<PathBuf> = "/var/lib/rtrs, or ~/.local/state/rtrs without root",
-        /// Drop the privileges of root and go on as this user, NAME or NAME:GROUP
+        /// Drop root privileges and run as this user, NAME or NAME:GROUP
         ///
         /// Start the server as root. It reads its configuration, opens its exports and listens as
-        /// root, and then goes on as this user, with the user's groups, without capabilities, and
-        /// for good. From then on it opens files as this user: for `export add`, `reload` and
-        /// search-path. It makes run-dir and state-dir for the user; if they exist, they must
+        /// root, and then permanently becomes this user, with the user's groups and without
+        /// capabilities. From then on it opens files as this user: for `export add`, `reload` and
+        /// search-path. It creates run-dir and state-dir for the user; if they exist, they must
         /// belong to the user.
         user: Option<UserSpec> = "",
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH

@@ -65,16 +65,16 @@ struct Args {
     /// Address of the server's TCP portal.
     #[arg(long)]
     path: SocketAddr,
-    /// What the names of the exports begin with.
+    /// Prefix of the names of the exports.
     #[arg(long, default_value = "v")]
     export: String,
     /// Number of the first session.
     #[arg(long, default_value_t = 0)]
     first: usize,
-    /// Longest time between heartbeats of an idle session, in milliseconds; 0: always the same.
+    /// Maximum time between heartbeats of an idle session, in milliseconds; 0: constant interval.
     #[arg(long, default_value_t = 30_000)]
     idle_max: u64,
-    /// Longest time a busy session polls before it sleeps, in microseconds.
+    /// Maximum time that a busy session polls before it sleeps, in microseconds.
     #[arg(long, default_value_t = 200)]
     poll: u64,
 }
@@ -306,7 +306,9 @@ fn config(args: &Args, number: usize) -> SessionConfig {
 
 /// Runs a session in its thread.
 fn session(
-    (number, config, policy): (usize, SessionConfig, PollPolicy),
+    number: usize,
+    config: SessionConfig,
+    policy: PollPolicy,
     shared: Arc<IwarpShared>,
     orders: Mailbox<Order>,
     events: Notify<(usize, Event)>,
@@ -364,7 +366,7 @@ impl Crowd {
         let (shared, notify) = (Arc::clone(&self.shared), self.notify.clone());
         let thread = thread::Builder::new().stack_size(STACK).name(format!("crowd-{number}"));
         let poll = PollPolicy { budget_max: Duration::from_micros(self.args.poll) };
-        let body = move || session((number, config, poll), shared, inbox, notify);
+        let body = move || session(number, config, poll, shared, inbox, notify);
         // The thread ends with the process.
         drop(thread.spawn(body).expect("a thread"));
         self.members.push(orders);

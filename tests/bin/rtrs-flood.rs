@@ -60,23 +60,23 @@ struct Args {
     /// Connections per second.
     #[arg(long, default_value_t = 2000)]
     rate: u64,
-    /// How long a connection is held, in seconds.
+    /// Time for which a connection is held, in seconds.
     #[arg(long, default_value_t = 3)]
     hold: u64,
-    /// Runs of each kind, baseline and crowd in turn.
+    /// Number of runs of each kind, baseline and crowd alternating.
     #[arg(long, default_value_t = 1)]
     rounds: u32,
     /// Seconds between forced reconnects of the session.
     #[arg(long, default_value_t = 5)]
     reconnect: u64,
-    /// What the connections do: 0 open and close, 1 be silent, 2 half of an MPA request, 3 CON_REQ,
+    /// Kinds of connections: 0 opened and closed, 1 silent, 2 half of an MPA request, 3 CON_REQ,
     /// 4 a handshake without an OPEN.
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 2, 3, 4])]
     kinds: Vec<u64>,
-    /// Full TLS handshakes per second beside them; the session goes over tls:// too.
+    /// Full TLS handshakes per second in addition; the session uses tls:// too.
     #[arg(long, default_value_t = 0)]
     tls: u64,
-    /// Further flags of the server.
+    /// Additional flags of the server.
     #[arg(last = true)]
     server: Vec<String>,
 }
@@ -216,7 +216,8 @@ const SHAKERS: u64 = 8;
 
 /// Makes its share of `--tls` handshakes per second until `stop` is set.
 fn shake(
-    (rate, config): (u64, &TlsClientConfig),
+    rate: u64,
+    config: &TlsClientConfig,
     target: SocketAddr,
     first: u64,
     stop: &AtomicBool,
@@ -331,7 +332,8 @@ struct Run {
 /// Runs the session with a crowd at `target`.
 fn run(
     args: &Args,
-    (portal, keys): (&str, Option<&Keys>),
+    portal: &str,
+    keys: Option<&Keys>,
     control: &Control,
     target: SocketAddr,
     first: u64,
@@ -348,9 +350,11 @@ fn run(
         scope.spawn(|| crowd(args, target, first, &stop, &counts));
         for shaker in 0..keys.map_or(0, |_| SHAKERS) {
             let (stop, counts) = (&*stop, &counts);
-            let config = keys.map(|keys| (args.tls, &keys.config));
+            let config = keys.map(|keys| &keys.config);
             scope.spawn(move || {
-                config.into_iter().for_each(|c| shake(c, target, first + shaker, stop, counts));
+                if let Some(config) = config {
+                    shake(args.tls, config, target, first + shaker, stop, counts);
+                }
             });
         }
         let end = Instant::now() + Duration::from_secs(args.seconds);
@@ -416,7 +420,7 @@ fn main() {
         for (kind, what) in ["baseline", "crowd"].into_iter().enumerate() {
             let before = used();
             let target = if kind == 0 { accept_and_close() } else { address };
-            let done = run(&args, (&portal, keys.as_ref()), &control, target, first);
+            let done = run(&args, &portal, keys.as_ref(), &control, target, first);
             first += args.rate * (args.seconds + 10);
             sums[kind] += done.iops;
             sums_p99[kind] += done.p99;

@@ -32,43 +32,43 @@ enum Format {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "rtrs-sim", version)]
 struct Args {
-    /// Run one seed and print what happens.
+    /// Run one seed and print its events.
     #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "minutes"])]
     seed: Option<u64>,
-    /// Run the seeds from A up to B (B not included), after those that failed once.
+    /// Run the seeds from A up to B (B excluded), after the seeds that failed before.
     #[arg(long, value_name = "A..B", value_parser = parse_range)]
     seeds: Option<Range<u64>>,
-    /// Run seeds from a random one on for this long, after those that failed once.
+    /// Run consecutive seeds from a random one for N minutes, after the seeds that failed before.
     #[arg(long, value_name = "N", conflicts_with = "seeds")]
     minutes: Option<u64>,
-    /// Go on after a seed that failed.
+    /// Continue after a failed seed.
     #[arg(long)]
     keep_going: bool,
-    /// No log of a single seed, no progress of many, of mutants only those that survive.
+    /// Print no log of a single seed, no progress of many, and only surviving mutants.
     #[arg(short, long)]
     quiet: bool,
-    /// How the result is printed.
+    /// Output format.
     #[arg(short, long, value_enum, default_value = "text")]
     output: Format,
-    /// What the machines say themselves, on stderr.
+    /// Print the log of the engines on stderr.
     #[arg(long)]
     trace: bool,
-    /// Instead of load under faults: a write that its disk holds while its path dies, and a newer
-    /// one.
+    /// Instead of load under faults: a write that its disk delays while its path dies, and a newer
+    /// write.
     #[arg(long, conflicts_with_all = ["plant", "shares"])]
     held: bool,
-    /// Instead of load under faults: what equal paths carry a second after a stall.
+    /// Instead of load under faults: the shares of equal paths one second after a stall.
     #[arg(long)]
     shares: bool,
-    /// Instead of load under faults: a session that was idle for minutes, and what happens then.
+    /// Instead of load under faults: a session that was idle for minutes, and its next events.
     #[arg(long, conflicts_with_all = ["plant", "shares", "held"])]
     idle: bool,
-    /// Take safety rules out of the machines, one at a time, and show that each is missed: a
+    /// Disable safety rules of the engines, one at a time, and show that each is detected: a
     /// mutant's name, `all`, `quick` for the most important ones, or `list`.
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "all")]
     #[arg(conflicts_with_all = ["minutes", "keep_going", "held", "idle", "plant", "shares"])]
     mutants: Option<String>,
-    /// Plant a bug that a checker has to see.
+    /// Plant a bug that a checker must detect.
     #[arg(long, hide = true, value_name = "NAME")]
     plant: Option<Plant>,
 }
@@ -78,7 +78,7 @@ fn parse_range(text: &str) -> Result<Range<u64>, String> {
         text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
     parts
         .filter(|range: &Range<u64>| !range.is_empty())
-        .ok_or_else(|| format!("'{text}' is no range of seeds: use A..B with A below B"))
+        .ok_or_else(|| format!("'{text}' is not a range of seeds; use A..B with A below B"))
 }
 
 /// Seed that failed.
@@ -232,7 +232,7 @@ fn main() -> ExitCode {
             .init();
     }
     if let Some(which) = &args.mutants {
-        let format = (args.output == Format::Json, args.quiet);
+        let format = mutants::ReportFormat { json: args.output == Format::Json, quiet: args.quiet };
         return mutants::main(which, args.seed, args.seeds.clone(), format);
     }
     let plant = args.plant.unwrap_or_default();
@@ -251,7 +251,7 @@ fn main() -> ExitCode {
             (random_seed(), None, Some(start + Duration::from_secs(minutes * 60)))
         }
         _ => {
-            eprintln!("rtrs-sim: say which seeds: --seed N, --seeds A..B or --minutes N");
+            eprintln!("rtrs-sim: no seeds given; use --seed N, --seeds A..B or --minutes N");
             return ExitCode::from(2);
         }
     };

@@ -195,7 +195,7 @@ impl Pair {
     /// Returns the addresses of the gateways that have the image open.
     fn watchers(&self) -> Vec<String> {
         let watchers = self.ceph.watchers(&format!("rbd/{}", self.image));
-        assert!(!watchers.is_empty(), "nobody has the image open");
+        assert!(!watchers.is_empty(), "no client has the image open");
         watchers
     }
 

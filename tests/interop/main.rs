@@ -345,7 +345,7 @@ fn sizes_that_are_no_multiple_of_4096() {
             let mut client = nbd_client(&stand.client);
             assert_eq!(client.seek(SeekFrom::End(0)).expect("seek"), size);
             client.rewind().expect("seek");
-            client.write_all(&data).expect("write all of it");
+            client.write_all(&data).expect("the whole write");
             client.flush().expect("flush");
             let mut last = [0; 512];
             client.seek(SeekFrom::Start(size - 512)).expect("seek");

@@ -202,11 +202,11 @@ impl Peer {
     /// Panics when there is none, or a connection ends first.
     pub fn answer(&mut self) -> Answer {
         self.wait(ANSWER_TIME_MAX, "answer", |client| {
-            while let Some(received) = client.take_immediate() {
-                if matches!(received.1, Imm::Heartbeat { .. }) {
+            while let Some((conn, imm)) = client.take_immediate() {
+                if matches!(imm, Imm::Heartbeat { .. }) {
                     client.send_imm(0, Imm::HeartbeatAck.encode());
                 }
-                if let Some(answer) = Answer::of(received) {
+                if let Some(answer) = Answer::from_immediate(conn, imm) {
                     return Some(answer);
                 }
             }

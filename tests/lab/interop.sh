@@ -56,9 +56,9 @@ ks_dev_state_is() { # device state
     [ "$(cat "/sys/block/$1/rnbd/state")" = "$2" ]
 }
 
-# A sum over what our server's log says of its paths that are gone.
+# Sum of a counter over the closed paths in our server's log.
 ks_told() { # counter
-    grep 'a path is gone' "$LAB_WORK/server.log" | grep -o " $1=[0-9]*" | cut -d= -f2 |
+    grep 'path closed' "$LAB_WORK/server.log" | grep -o " $1=[0-9]*" | cut -d= -f2 |
         awk '{ sum += $1 } END { print sum + 0 }'
 }
 

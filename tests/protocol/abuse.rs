@@ -147,7 +147,7 @@ fn state_of_an_export_kept_by_another_server() {
     let _ = other.stop(STOP_TIME_MAX);
     // Like a server in another container, where the file of the export is a different one.
     let held = File::create(&lock).expect("a lock file");
-    held.try_lock().expect("nobody has it");
+    held.try_lock().expect("the lock is free");
     let done = server("vol").run().code(1).says("vol0").says("--state-dir");
     let _ = done.says(&state);
     drop(held);

@@ -35,7 +35,7 @@ impl Decoded {
         assert!(self.count("Good CRC32") >= frames_min, "{} good sums", self.count("Good CRC32"));
         assert_eq!(self.count("Bad CRC32"), 0);
         assert_eq!(self.count("Malformed"), 0);
-        assert_eq!(self.seen(7), 0, "nobody had a reason to send a Terminate");
+        assert_eq!(self.seen(7), 0, "no end had a reason to send a Terminate");
     }
 }
 

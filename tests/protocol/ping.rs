@@ -246,7 +246,7 @@ impl Rping {
         self.stream.read_exact(&mut len).expect("a frame");
         let len = usize::from(u16::from_be_bytes(len));
         let mut rest = vec![0; (2 + len).next_multiple_of(4) - 2 + 4];
-        self.stream.read_exact(&mut rest).expect("the rest of it");
+        self.stream.read_exact(&mut rest).expect("the rest of the message");
         rest.truncate(len);
         rest
     }

@@ -225,7 +225,7 @@ impl Cluster {
         };
         cluster.start_server();
         let home = cluster.strangers.home();
-        cluster.guest = guest::Guest::new(&cluster.world, options, home, (&rules, log));
+        cluster.guest = guest::Guest::new(&cluster.world, options, home, &rules, log);
         cluster.start_client(works);
         cluster
     }
@@ -470,7 +470,7 @@ impl Cluster {
                 self.disk.tie_up();
             }
             let seat = Seat { group: Arc::clone(&self.group), shard: at };
-            work.open(now, device, (seat, pools));
+            work.open(now, device, seat, pools);
         }
         busy |= work.turn(now, &mut self.oracle)?;
         if let Some(second) = &mut self.second {
@@ -642,7 +642,7 @@ impl Cluster {
             let cores: Vec<_> = own
                 .chain(self.server.iter().map(|host| (host.pace.due, host.deadline())))
                 .collect();
-            let text = format!("the clock stands still at {at}; world {event:?}, cores {cores:?}");
+            let text = format!("the clock stopped at {at}; world {event:?}, cores {cores:?}");
             return Err(Failure::new("live", text));
         }
         Ok(true)

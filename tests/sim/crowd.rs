@@ -35,11 +35,13 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// Creates the paths from two addresses of a node to a server.
+    /// Creates the paths of this session, from two addresses of a node to a server.
     pub(super) fn new(
-        (node, from): (NodeId, [IpAddr; 2]),
+        node: NodeId,
+        from: [IpAddr; 2],
         server: SocketAddr,
-        (session, uuids): (u8, [u8; 2]),
+        session: u8,
+        uuids: [u8; 2],
     ) -> Self {
         let (members, next_at) = (Vec::new(), Instant::ZERO);
         Self { node, from, server, session, uuids, members, next_at, count: 0 }

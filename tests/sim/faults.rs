@@ -84,7 +84,7 @@ pub(super) enum SecondAct {
 
 /// Draws the actions on the second volume, in order of time: it is closed and added again, or the
 /// server is started again and lacks it for a while.
-pub(super) fn second((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<(Instant, Act)> {
+pub(super) fn second(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for _ in 0..2 + prng.below(5) {
         let at = from + prng.duration(Duration::ZERO..=time * 3 / 4);
@@ -108,7 +108,8 @@ pub(super) fn second((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<
 pub(super) fn truncate(
     truncation: Truncation,
     sectors: u32,
-    (from, time): (Instant, Duration),
+    from: Instant,
+    time: Duration,
     prng: &mut Prng,
 ) -> Vec<(Instant, Act)> {
     let mut now = from + prng.duration(Duration::ZERO..=time / 3);
@@ -131,7 +132,7 @@ pub(super) fn truncate(
 }
 
 /// Draws resizes of the device, in order of time; some in quick succession.
-pub(super) fn grow((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<(Instant, Act)> {
+pub(super) fn grow(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for _ in 0..1 + prng.below(4) {
         let mut at = from + prng.duration(Duration::ZERO..=time);
@@ -150,7 +151,8 @@ pub(super) fn grow((from, time): (Instant, Duration), prng: &mut Prng) -> Vec<(I
 pub(super) fn remove(
     removal: Removal,
     links: &[(IpAddr, IpAddr)],
-    (from, time): (Instant, Duration),
+    from: Instant,
+    time: Duration,
     prng: &mut Prng,
 ) -> Vec<(Instant, Act)> {
     let at = from + prng.duration(Duration::ZERO..=time * 2 / 3);
@@ -166,11 +168,7 @@ pub(super) fn remove(
 /// Draws restarts of the server with another identity, in order of time. If the session tells other
 /// servers from its own by a connected path, they end long before a restart: their messages must
 /// have arrived before no path is connected.
-pub(super) fn say(
-    ids: Ids,
-    (from, time): (Instant, Duration),
-    prng: &mut Prng,
-) -> Vec<(Instant, Act)> {
+pub(super) fn say(ids: Ids, from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for third in 1..3 {
         let (before, said) = (ids.home[third as usize - 1], ids.home[third as usize]);

@@ -125,7 +125,8 @@ fn io(
     cluster: &mut Cluster,
     options: &Options,
     prng: &mut Prng,
-    (what, longest): (&str, Duration),
+    what: &str,
+    longest: Duration,
 ) -> Result<(), Failure> {
     order(cluster, options, prng);
     end_io(cluster, what, longest)
@@ -159,11 +160,11 @@ fn drive(
         return Err(not_live(cluster, "attaching did not end", ATTACH_MAX));
     }
     for _ in 0..2 {
-        io(cluster, options, prng, ("IO before the idle time", IO_MAX))?;
+        io(cluster, options, prng, "IO before the idle time", IO_MAX)?;
         idle(cluster, options, prng)?;
     }
     match what {
-        What::Nothing => io(cluster, options, prng, ("the first IO", IO_MAX))?,
+        What::Nothing => io(cluster, options, prng, "the first IO", IO_MAX)?,
         What::LinkDies => link_dies(cluster, options, prng)?,
         What::ServerKilled => {
             cluster.act(Act::StopServer { power: false })?;
@@ -181,7 +182,7 @@ fn drive(
             end_io(cluster, "IO after the server was killed", BACK_MAX)?;
         }
         What::ClientDiesInUse => {
-            io(cluster, options, prng, ("the first IO", IO_MAX))?;
+            io(cluster, options, prng, "the first IO", IO_MAX)?;
             pass(cluster, prng.duration(Duration::ZERO..=20 * MS))?;
             cluster.act(Act::StopClient { power: true })?;
             let gone = |cluster: &Cluster| cluster.left_at_server().0 == 0;

@@ -115,7 +115,8 @@ impl Front {
         now: Instant,
         device: SessionDevice,
         mut prng: Prng,
-        (seat, way): (Seat, Use),
+        seat: Seat,
+        way: Use,
         pools: &BufferPools,
     ) -> Self {
         let geometry = device.geometry().clone();

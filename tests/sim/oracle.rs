@@ -402,7 +402,7 @@ impl Oracle {
                 id => self.saw(at as usize, id, start, now)?,
             }
         }
-        self.end_dropped(start, (sector, (bytes.len() / SECTOR) as u32));
+        self.end_dropped(start, sector, (bytes.len() / SECTOR) as u32);
         Ok(())
     }
 
@@ -426,7 +426,7 @@ impl Oracle {
         if first != 0 && (first != word(id, sector) || id == 0 || !fits) {
             return Err(Failure::new(
                 "blocks",
-                format!("sector {sector} holds {first:#x}, which nobody wrote there"),
+                format!("sector {sector} holds {first:#x}, which was never written there"),
             ));
         }
         Ok(id)

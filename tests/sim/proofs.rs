@@ -186,11 +186,8 @@ impl Run {
         (12..15).for_each(|n| world.add_address(here, sim_ip(n)));
         let outside = world.node(sim_ip(OUTSIDE));
         world.add_address(outside, sim_ip(OUTSIDE + 1));
-        let crowd = Crowd::new(
-            (outside, [sim_ip(OUTSIDE), sim_ip(OUTSIDE + 1)]),
-            server_ip(0),
-            (1, [uuid(1, 0), uuid(1, 1)]),
-        );
+        let from = [sim_ip(OUTSIDE), sim_ip(OUTSIDE + 1)];
+        let crowd = Crowd::new(outside, from, server_ip(0), 1, [uuid(1, 0), uuid(1, 1)]);
         let disk = || Arc::new(MemorySource::new(1 << 16, 512));
         let mut run = Self {
             nodes: [here, there],
@@ -545,7 +542,7 @@ impl Run {
             let (answer, _) = server_config()
                 .prove(facts, &challenge, server_nonce)
                 .map_err(|error| error.to_string())?;
-            let proof = signer.answer((facts, None), &challenge, &answer);
+            let proof = signer.answer(facts, None, &challenge, &answer);
             proof.map_err(|error| error.to_string())
         };
         let nonce = answer.nonce;
@@ -660,14 +657,17 @@ impl Run {
         let sessions = server.cores[0].snapshot(self.world.now());
         let left = sessions.iter().find(|session| session.id == id);
         match left.filter(|session| !session.opens.is_empty() || session.identity != "unproved") {
-            Some(session) => Err(format!("the session of a client that is gone: {session:?}")),
+            Some(session) => {
+                Err(format!("the session of a disconnected client remains: {session:?}"))
+            }
             None => Ok(()),
         }
     }
 }
 
 fn answer(played: &mut PlayedClient) -> Option<Answer> {
-    std::iter::from_fn(|| played.take_immediate()).find_map(Answer::of)
+    let mut immediates = std::iter::from_fn(|| played.take_immediate());
+    immediates.find_map(|(conn, imm)| Answer::from_immediate(conn, imm))
 }
 
 /// Runs this seed.

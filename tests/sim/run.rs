@@ -210,12 +210,12 @@ fn drive(
     }
     if let Some(ids) = options.extra.ids {
         let own = &mut Prng::new(options.seed ^ 0x7361_795f_6964);
-        acts.extend(say(ids, (from, options.load_time), own));
+        acts.extend(say(ids, from, options.load_time, own));
         acts.sort_by_key(|&(at, _)| at);
     }
     if options.extra.resizes {
         let own = &mut Prng::new(options.seed ^ 0x6772_6f77_735f);
-        acts.extend(grow((from, options.load_time), own));
+        acts.extend(grow(from, options.load_time, own));
         acts.sort_by_key(|&(at, _)| at);
     }
     if options.nbd_drops {
@@ -225,23 +225,23 @@ fn drive(
     }
     if let Some(truncation) = options.extra.truncation {
         let own = &mut Prng::new(options.seed ^ 0x6375_745f_6669_6c65);
-        let time = (from, options.load_time);
-        acts.extend(truncate(truncation, options.work.sectors, time, own));
+        let (sectors, time) = (options.work.sectors, options.load_time);
+        acts.extend(truncate(truncation, sectors, from, time, own));
         acts.sort_by_key(|&(at, _)| at);
     }
     if let Some(removal) = options.extra.removal {
         let own = &mut Prng::new(options.seed ^ 0x7265_6d6f_7665_6421);
-        acts.extend(remove(removal, &links, (from, options.load_time), own));
+        acts.extend(remove(removal, &links, from, options.load_time, own));
         acts.sort_by_key(|&(at, _)| at);
     }
     if options.extra.twin {
         let own = &mut Prng::new(options.seed ^ 0x7477_696e_735f_6f66);
-        acts.extend(twins(&links, (from, options.load_time), own));
+        acts.extend(twins(&links, from, options.load_time, own));
         acts.sort_by_key(|&(at, _)| at);
     }
     if options.extra.second {
         let own = &mut Prng::new(options.seed ^ 0x7365_636f_6e64_5f21);
-        acts.extend(second((from, options.load_time), own));
+        acts.extend(second(from, options.load_time, own));
         acts.sort_by_key(|&(at, _)| at);
     }
     cluster.set_plan(acts);

@@ -195,12 +195,13 @@ impl Workload {
         &mut self,
         now: Instant,
         mut device: SessionDevice,
-        (seat, pools): (Seat, &BufferPools),
+        seat: Seat,
+        pools: &BufferPools,
     ) {
         self.resent_until = now + resent_for(self.takeover);
         self.removed_at = None;
         if self.nbd {
-            let front = Front::new(now, device, self.prng.fork(), (seat, self.way), pools);
+            let front = Front::new(now, device, self.prng.fork(), seat, self.way, pools);
             self.device = Some(Used::Nbd(Box::new(front)));
         } else {
             let attached = device.attach_region(self.buffers.region());

@@ -62,7 +62,7 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
     let _ =
         refused.code(1).says("may not open 'vol1' ro, and rw was refused before (access: auto)");
     let (_, refused) = from("127.0.1.1", &server, "vol0").try_start();
-    let _ = refused.code(1).says("EACCES").says("access lists do not let this client in");
+    let _ = refused.code(1).says("EACCES").says("access lists do not admit this client");
     let doctor = ["doctor", &format!("tcp://127.0.1.1@{}", server.address())];
     let told = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
     assert!(told.stdout.contains("EACCES"), "{}", told.stdout);
@@ -109,7 +109,7 @@ fn bad_rules_are_refused_at_start() {
     for (rule, why) in [
         ("db1", "does not end with :ro or :rw"),
         ("anyone@10.0.0.0/40:rw", "bad network \"10.0.0.0/40\""),
-        ("everyone:rw", "\"everyone:rw\" names nobody; write anyone:rw"),
+        ("everyone:rw", "\"everyone:rw\" names no client; write anyone:rw"),
         ("10.0.0.0/24:rw", "write anyone@10.0.0.0/24:rw"),
     ] {
         let server = Server::builder().export("vol0=mem:1M").args(&["--access", rule, "--check"]);
@@ -138,7 +138,7 @@ fn lists_are_shown_and_hide_exports() {
     assert_eq!(discovered("127.0.0.8", &server), ["vol1"]);
     let shown = server.command(&["export", "list"]).ok().stdout;
     assert!(shown.contains("  access: anyone@127.0.0.7/32:ro\n"), "{shown}");
-    assert!(shown.contains("without a list of their own: anyone@127.0.0.0/24:rw\n"), "{shown}");
+    assert!(shown.contains("without their own list: anyone@127.0.0.0/24:rw\n"), "{shown}");
     let listed = server.command(&["export", "list", "-o", "json"]).ok().json();
     assert_eq!(listed["exports"][0]["access"][0], "anyone@127.0.0.7/32:ro", "{listed}");
     assert_eq!(listed["access"][0], "anyone@127.0.0.0/24:rw", "{listed}");
@@ -159,7 +159,7 @@ fn the_last_list_that_goes_opens_nothing() {
     let _ = server.command(&["export", "remove", "vol0"]).ok();
     let _ = server.command(&["export", "set", "vol1", "migration=deny"]).ok();
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
-    let _ = refused.code(1).says("access lists do not let this client in");
+    let _ = refused.code(1).says("access lists do not admit this client");
     let _ = server.stop(STOP_TIME_MAX);
 }
 
@@ -175,7 +175,7 @@ fn a_removed_export_takes_its_list_along() {
     let _ = removed.says("vol0");
     session_ends(&server);
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
-    let _ = refused.code(1).says("access lists do not let this client in");
+    let _ = refused.code(1).says("access lists do not admit this client");
     give_up(&client, "vol0", server);
 }
 
@@ -202,7 +202,7 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
     session_ends(&server);
     // An export does not become open to everyone because the only export with a list is missing.
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
-    let _ = refused.code(1).says("access lists do not let this client in");
+    let _ = refused.code(1).says("access lists do not admit this client");
     let _ = server.command(&["reload"]).code(1).says("nothing changed: ");
     give_up(&client, "vol0", server);
     let text = fs::read_to_string(&log).expect("an audit log");
@@ -378,7 +378,7 @@ fn a_check_warns_as_a_start_does() {
     };
     assert!(check(&[]).contains("warning: no access list"));
     assert_eq!(check(&["--insecure-open"]), "");
-    assert!(check(&["--access", "db1:rw"]).contains("\"db1\" lets nobody in"));
+    assert!(check(&["--access", "db1:rw"]).contains("\"db1\" admits no client"));
     // The warning is printed on stderr if the log has no warnings.
     let server = Server::builder().export("vol0=mem:1M").args(&["--log", "error"]).start();
     assert!(server.stop(STOP_TIME_MAX).stderr.contains("warning: no access list"));
@@ -409,13 +409,13 @@ fn a_reload_prints_what_a_start_warns_of() {
     fs::write(&config, "access: ['anyone:rw']\nexport: ['v=mem:1M']\n").expect("a file");
     let server = Server::builder().args(&["--config", &config]).start();
     fs::write(&config, "access: ['db1:rw']\nexport: ['v=mem:1M']\n").expect("a file");
-    let warning = "warning: the access rule for \"db1\" lets nobody in";
+    let warning = "warning: the access rule for \"db1\" admits no client";
     let _ = server.command(&["reload", "--dry-run"]).ok().says(warning);
     let _ = server.command(&["reload"]).ok().says(warning);
     let done = server.command(&["reload", "-o", "json"]).ok().json();
     let told = done["warnings"][0].as_str().expect("a warning");
     assert!(told.starts_with(&warning["warning: ".len()..]), "{done}");
     let set = server.command(&["export", "set", "v", "access=db2:ro"]).ok();
-    let _ = set.says("warning: the access rule for \"db2\" lets nobody in");
+    let _ = set.says("warning: the access rule for \"db2\" admits no client");
     let _ = server.stop(STOP_TIME_MAX);
 }

@@ -177,7 +177,7 @@ fn a_drain_flushes_what_was_written() {
         let _ = server.command(&["drain"]).ok();
         assert!(!unplaced(), "a drain left data in memory");
     } else {
-        println!("skipped: the file system of /var/tmp does not tell of delayed allocation");
+        println!("skipped: the file system of /var/tmp does not report delayed allocation");
     }
 }
 
@@ -207,7 +207,7 @@ fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
     let _ = client.command(&["list"]).ok().says("evicted: IO fails; evicted by the server's");
     // Log lines reach the file a moment later.
     let log = client.run_dir().join("vol0.log");
-    wait_for("the session's word of it", COMMAND_TIME_MAX, || {
+    wait_for("the report of the session", COMMAND_TIME_MAX, || {
         let text = std::fs::read_to_string(&log).expect("the log");
         text.contains("evicted by the server's operator").then_some(())
     });

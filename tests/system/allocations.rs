@@ -89,7 +89,7 @@ fn words(of: &[String]) -> Vec<&str> {
     of.iter().map(String::as_str).collect()
 }
 
-fn check((scheme, target): (&str, &str), kinds: &[Kind], ends: &Ends, scratch: &Scratch) {
+fn check(scheme: &str, target: &str, kinds: &[Kind], ends: &Ends, scratch: &Scratch) {
     let (there, here) = (Counted::new(scratch, "server"), Counted::new(scratch, "client"));
     let server = Server::builder().program("rtrs-counted").env("RTRS_COUNTED", &there.0);
     let server = server.listen(format!("{scheme}://127.0.0.1:0")).args(&words(&ends.server));
@@ -122,7 +122,7 @@ fn check((scheme, target): (&str, &str), kinds: &[Kind], ends: &Ends, scratch: &
 /// Discards are left out because they free memory.
 #[test]
 fn no_request_for_memory_allocates() {
-    check(("tcp", "mem:16M"), &IO, &Ends::default(), &Scratch::new());
+    check("tcp", "mem:16M", &IO, &Ends::default(), &Scratch::new());
 }
 
 #[test]
@@ -132,13 +132,13 @@ fn no_request_for_a_file_allocates() {
     let image = fs::File::create(&file).expect("a file");
     image.set_len(SIZE).expect("a file of 16 MiB");
     let kinds = [&IO[..], &[(0, consts::CMD_TRIM, 64 << 10)]].concat();
-    check(("tcp", &file), &kinds, &Ends::default(), &scratch);
+    check("tcp", &file, &kinds, &Ends::default(), &scratch);
 }
 
 #[test]
 fn no_request_over_tls_allocates() {
     let scratch = Scratch::new();
-    check(("tls", "mem:16M"), &IO, &with_keys(&scratch), &scratch);
+    check("tls", "mem:16M", &IO, &with_keys(&scratch), &scratch);
 }
 
 /// The first and the last block are read and written back.
@@ -150,5 +150,5 @@ fn no_request_for_parts_of_blocks_allocates() {
         (consts::CMD_FLAG_FUA, consts::CMD_WRITE, 5000),
         (0, consts::CMD_WRITE, 100_001),
     ];
-    check(("tcp", "mem:16M"), &kinds, &Ends::default(), &Scratch::new());
+    check("tcp", "mem:16M", &kinds, &Ends::default(), &Scratch::new());
 }

@@ -204,7 +204,7 @@ fn one_bad_volume_does_not_keep_others_from_being_attached() {
         let dead = host.with(&good, &["diff"]);
         (dead.code == Some(1)).then_some(dead)
     });
-    assert_eq!(of(&again, "reason")[1].1, "its process is gone");
+    assert_eq!(of(&again, "reason")[1].1, "its process has ended");
     let again = wait_for("its export to be free", COMMAND_TIME_MAX, || {
         let done = host.with(&good, &["apply"]);
         (done.code == Some(0)).then_some(done)

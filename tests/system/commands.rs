@@ -295,7 +295,7 @@ fn a_name_that_a_client_chose_cannot_forge_lines() {
     let (_, done) = attach();
     let _ = done.code(1);
     let list = server.command(&["session", "list"]).ok().stdout;
-    assert_eq!(server.sessions()[0]["name"], name, "a program gets it as it is");
+    assert_eq!(server.sessions()[0]["name"], name, "programs receive the name unchanged");
     for text in [&list, &server.wait_output("nFORGED")] {
         assert!(text.contains("\\nFORGED"), "{text}");
         assert!(!text.contains("\nFORGED") && !text.contains('\u{1b}'), "{text}");

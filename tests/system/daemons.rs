@@ -277,7 +277,7 @@ fn a_killed_session_is_listed_as_dead_and_can_be_attached_again() {
     client.signal("KILL");
     client.wait_gone(STOP_TIME_MAX);
     let dead = serde_json::json!({
-        "name": "vol0", "state": "dead", "reason": "its process is gone", "pid": null,
+        "name": "vol0", "state": "dead", "reason": "its process has ended", "pid": null,
     });
     let list = client.command(&["list", "-o", "json"]).ok().json();
     assert_eq!(list, serde_json::json!([dead]));
@@ -310,7 +310,7 @@ fn a_session_that_is_stopped_is_listed_as_unresponsive() {
     let _ = client.command(&["status", "vol0"]).code(3).says("end its process with kill -9");
     client.signal("CONT");
     // The server may have ended the session's path meanwhile.
-    wait_for("the session to go on", COMMAND_TIME_MAX, || {
+    wait_for("IO of the session to resume", COMMAND_TIME_MAX, || {
         (client.status()["state"] == "open").then_some(())
     });
     client.detach();
@@ -507,7 +507,7 @@ fn fua_and_flush_reach_the_disk() {
         assert_eq!(raw.write(0, 2 << 20, &[3; 4096]), Reply::Error(0));
         assert!(has_unplaced_data(path), "a plain write was not left to the page cache");
     } else {
-        println!("skipped: the file system of /var/tmp does not tell of delayed allocation");
+        println!("skipped: the file system of /var/tmp does not report delayed allocation");
     }
     drop(raw);
     client.detach();

@@ -8,7 +8,7 @@ use std::process::Command;
 use rtrs_tests::{COMMAND_TIME_MAX, Proc, Scratch, bin, requires, run};
 
 #[path = "../../scripts/version.rs"]
-#[expect(dead_code, reason = "a build script; the test calls a function of it")]
+#[expect(dead_code, reason = "a build script; the test calls one of its functions")]
 mod version;
 
 const PROGRAMS: [&str; 3] = ["rtrs-server", "rtrs-client", "rds"];
@@ -166,5 +166,9 @@ fn a_revision_is_that_of_the_top_of_a_work_tree() {
     let dirty = format!("{}-dirty", commit.get(..12).expect("a commit"));
     assert_eq!(version::revision(scratch.dir()), Some(dirty));
     fs::create_dir(scratch.path("unpacked")).expect("make a directory");
-    assert_eq!(version::revision(&scratch.path("unpacked")), None, "somebody else's revision");
+    assert_eq!(
+        version::revision(&scratch.path("unpacked")),
+        None,
+        "the revision of another repository"
+    );
 }

@@ -73,7 +73,8 @@ fn exports_come_and_go_beside_others() {
     drop(raw);
     client.detach();
     let _ = server.command(&["export", "set", "vol1", "ro"]).ok().says("vol1 changed");
-    let _ = server.command(&["export", "set", "vol1", "ro"]).ok().says("vol1 is so already");
+    let again = server.command(&["export", "set", "vol1", "ro"]).ok();
+    let _ = again.says("vol1 already has these options");
     assert_eq!(export(&server, "vol1")["read_only"], true);
     let _ = server.command(&["export", "set", "vol1", "rw", "block-size=4096"]).ok();
     let vol1 = export(&server, "vol1");

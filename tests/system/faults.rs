@@ -34,7 +34,7 @@ fn stopped(paths: usize, what: &str) {
         sleep(SECOND);
         let answered = scene.load.good();
         sleep(2 * SECOND);
-        assert_eq!(scene.load.good(), answered, "somebody answers for a server that is stopped");
+        assert_eq!(scene.load.good(), answered, "IO is answered although the server is stopped");
         scene.signal("CONT");
         longest.push(scene.load.longest());
         scene.wait_connected();
@@ -260,7 +260,7 @@ fn no_path_for_longer_than_io_waits() {
     }
     assert_eq!(scene.status()["state"], "no-path");
     // Log lines reach the file a little later.
-    let log = wait_for("the log to tell of the errors", PATH_TIME_MAX, || {
+    let log = wait_for("the errors in the log", PATH_TIME_MAX, || {
         Some(scene.log()).filter(|log| log.contains("IO ends with errors now"))
     });
     for proxy in &scene.proxies {
@@ -293,7 +293,7 @@ fn no_path_for_a_while_is_a_pause() {
     // IO in flight waits for the confirmed end of its path, all other IO for a path.
     assert!(["path", "fence"].map(Value::from).contains(&oldest["waits_for"]), "{oldest}");
     assert!(oldest["age_ms"].is_u64(), "{oldest}");
-    assert_eq!(scene.load.good(), answered, "somebody answers without a path");
+    assert_eq!(scene.load.good(), answered, "IO is answered without a path");
     scene.proxies.iter().for_each(proxy::Proxy::open);
     let longest = scene.load.longest();
     scene.wait_connected();

@@ -51,7 +51,7 @@ fn the_log_names_the_disk_that_fails() {
     let mut nbd = RawNbd::go(client.front(), "vol0");
     std::fs::File::options().write(true).open(&disk).expect("the disk").set_len(4096).expect("cut");
     for _ in 0..20 {
-        let _ = nbd.read(65536, &mut [0; 4096]).expect_err("a read of what is gone");
+        let _ = nbd.read(65536, &mut [0; 4096]).expect_err("a read of truncated data");
     }
     let line = "export=\"vol0\" op=\"read\" offset=65536 bytes=4096 errno=5";
     let logged = wait_for("the error in the log", COMMAND_TIME_MAX, || {

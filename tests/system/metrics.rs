@@ -242,7 +242,7 @@ fn peer(portal: SocketAddr, number: u64) -> Peer {
 /// The server has a thousand exports and 1,200 sessions, each with an export open.
 #[test]
 fn a_large_server_answers_scrapes() {
-    let (exports, sessions): (u64, u64) = if quick() { (100, 120) } else { (1000, 1200) };
+    let (exports, sessions) = if quick() { (100_u64, 120_u64) } else { (1000, 1200) };
     let many = sessions.to_string();
     let builder = (0..exports).fold(Server::builder(), |builder, number| {
         builder.export(format!("volume-{number}=null:1M"))
@@ -375,7 +375,7 @@ fn alerts_are_about_metrics_that_exist() {
             let is_down = name == "RtrsDown";
             assert!(is_down || !metrics.is_empty(), "{name} is about no metric of ours");
             let unknown: Vec<_> = metrics.difference(&known).collect();
-            assert!(unknown.is_empty(), "{name} is about {unknown:?}, which nobody has");
+            assert!(unknown.is_empty(), "{name} uses {unknown:?}, which does not exist");
             for text in ["summary", "description"] {
                 let text = rule["annotations"][text].as_str().expect("an annotation");
                 assert!(!text.is_empty(), "{name}");
@@ -396,7 +396,7 @@ fn alerts_are_about_metrics_that_exist() {
                 || name.starts_with("rtrs_client_")
                 || name.ends_with("_total")
         }) {
-            assert!(known.contains(name), "{page} names {name}, which nobody has");
+            assert!(known.contains(name), "{page} names {name}, which does not exist");
         }
     }
 }

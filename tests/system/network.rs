@@ -145,7 +145,7 @@ fn an_attempt_whose_first_packet_was_lost_begins_anew() {
     assert_eq!(path["state"], "connecting", "{path}");
     hosts.cable.plug();
     hosts.wait_state("connected");
-    hosts.wait_logged("link cable0 is up: the attempt begins anew", 1);
+    hosts.wait_logged("link cable0 is up: restarting the attempt", 1);
     let ends = hosts.ends() - path["ends"].as_u64().expect("a count");
     assert_eq!(ends, 1, "the attempt that was given up");
     hosts.end();

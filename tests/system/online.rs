@@ -113,7 +113,7 @@ fn paths_come_and_go_under_load_without_an_error() {
     let stats = session.end();
     let paths = stats["paths"].as_array().expect("paths");
     let sum = |key: &str| paths.iter().filter_map(|path| path[key].as_u64()).sum::<u64>();
-    assert_eq!(sum("failovers"), 0, "a path that is told to go is not a failover: {stats}");
+    assert_eq!(sum("failovers"), 0, "removing a path is not a failover: {stats}");
     assert!(sum("answers") > 0 && sum("inflight") == 0 && sum("errors") == 0, "{stats}");
     for path in paths {
         let latency = &path["latency_us"];

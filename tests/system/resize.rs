@@ -135,7 +135,8 @@ fn a_shrink_is_refused_while_open_and_loses_nothing_in_silence() {
     assert_eq!(size_in_list(&server), 8 * MIB);
     // A larger export that is still shorter than its file would cut the file.
     let between = ["export", "resize", "vol0", "--size", "12M"];
-    let _ = server.command(&between).code(1).says("its file has 16777216 bytes, and would be cut");
+    let refused = "its file has 16777216 bytes and would be truncated";
+    let _ = server.command(&between).code(1).says(refused);
     assert_eq!(resize(&server, &[])["size"], 16 * MIB);
     await_size(&client, 16 * MIB);
     let mut bytes = [9; 4096];
@@ -205,7 +206,7 @@ fn exports_in_memory_are_resized_by_command() {
     let _ = resize(&server, &["--size", "2M"]);
     await_size(&client, 2 * MIB);
     assert_eq!(raw.read(1000 << 10, &mut bytes), Ok(()));
-    assert_eq!(bytes, [0; 4096], "what was cut off is gone");
+    assert_eq!(bytes, [0; 4096], "the truncated bytes read as zeroes");
     let _ = server.command(&["export", "resize", "vol1", "--size", "3M"]).ok().says("vol1 has");
     for (words, why) in [
         (["vol0", "--size", "1001"], "not a multiple of its block size of 512"),

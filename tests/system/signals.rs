@@ -16,7 +16,7 @@ fn no_signal_but_the_usual_ends_a_daemon() {
     }
     let log = stand.client.run_dir().join("vol0.log");
     for number in IGNORED {
-        let line = format!("signal {number} has no meaning here and is ignored");
+        let line = format!("ignoring signal {number}");
         wait_for("the line of a signal", COMMAND_TIME_MAX, || {
             let text = std::fs::read_to_string(&log).expect("the log");
             (text.contains(&line) && stand.server.output().contains(&line)).then_some(())

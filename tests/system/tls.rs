@@ -135,14 +135,14 @@ fn lists_name_certificates_and_without_a_list_a_name_is_enough() {
             assert_eq!(done.code == Some(0), may, "{list:?} {portal}: {}", done.stderr);
             match may {
                 true => client.detach(),
-                false => drop(done.says("access lists do not let this client in")),
+                false => drop(done.says("access lists do not admit this client")),
             }
         }
         // The log has the warning by now.
         let output = server.output();
         let warnings = output.matches(" WARN rtrs_server::daemon::warnings: ").count();
         assert_eq!(warnings, usize::from(!nameless), "{list:?}: {output}");
-        assert_eq!(output.contains("the portal tcp://127.0.0.1:0 lets nobody in"), !nameless);
+        assert_eq!(output.contains("the portal tcp://127.0.0.1:0 admits no client"), !nameless);
         let _ = server.stop(STOP_TIME_MAX);
     }
 }

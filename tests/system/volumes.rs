@@ -152,7 +152,7 @@ fn a_volume_is_added_to_a_session_and_leaves_it() {
         (&["attach", "b", "--session", "a"][..], 1, "choose where to attach"),
         (&["attach", "x", "--session", "nobody", "--socket", "/s"], 1, "nobody"),
         (&["attach", "x", "y", "--session", "a", "--socket", "/s"], 2, "one volume at a time"),
-        (&["attach", "x", "--session", "a", "--crc", "off"], 2, "crc is as the session has it"),
+        (&["attach", "x", "--session", "a", "--crc", "off"], 2, "crc belongs to the session"),
     ] {
         let _ = host.run(words).code(code).says(why);
     }

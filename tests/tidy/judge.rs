@@ -15,7 +15,7 @@ const MACHINE_BANS: &[(&str, &str)] = &[
     ("std::time::Instant", "time is an argument: crate::time::Instant"),
     ("std::time::SystemTime", "time is an argument"),
     ("SystemTime", "time is an argument"),
-    ("std::thread", "a machine runs on whoever calls it"),
+    ("std::thread", "a machine runs on the caller's thread"),
     ("std::net::TcpStream", "a machine holds no socket"),
     ("std::net::TcpListener", "a machine holds no socket"),
     ("std::net::UdpSocket", "a machine holds no socket"),

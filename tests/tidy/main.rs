@@ -268,7 +268,7 @@ fn other_crates_forbid_unsafe() {
         }
     }
     for path in FORBIDDING_ROOTS {
-        assert!(root().join(path).is_file(), "{path} is gone: correct the list");
+        assert!(root().join(path).is_file(), "{path} does not exist: correct the list");
     }
     breaches.none("other crates forbid unsafe");
 }
@@ -303,7 +303,7 @@ fn machines_have_no_clock_thread_socket_or_hash_order() {
     }
     assert!(seen >= 40, "only {seen} machine files found: correct the list");
     for machine in MACHINES.iter().filter(|m| !m.starts_with("rtrs-server/")) {
-        assert!(root().join(machine).exists(), "{machine} is gone: correct the list");
+        assert!(root().join(machine).exists(), "{machine} does not exist: correct the list");
     }
     breaches.none("machines have no clock, thread, socket or hash order");
 }
@@ -320,7 +320,7 @@ fn drivers_know_nothing_of_the_protocol() {
             }
         }
     }
-    assert_eq!(seen, DRIVERS.len(), "a driver is gone: correct the list");
+    assert_eq!(seen, DRIVERS.len(), "a driver does not exist: correct the list");
     breaches.none("drivers know nothing of the protocol");
 }
 

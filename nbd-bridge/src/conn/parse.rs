@@ -94,7 +94,7 @@ impl Conn {
         let mut bytes = [0; Request::LEN];
         shared.buffers.copy_out(buffer, self.start, &mut bytes);
         let Ok(request) = Request::decode(&bytes) else {
-            tracing::debug!("NBD request with a wrong magic: closing the connection");
+            tracing::debug!("closing the connection: NBD request with wrong magic");
             self.abort(port, shared);
             return false;
         };

@@ -206,8 +206,8 @@ impl Conn {
                 Some((error, why)) => reply::failure(structured, row.cookie, error, why),
                 None if row.op == Op::Read => {
                     let Range { start, end } = row.asked();
-                    let bytes = (start, u32::try_from(end - start).unwrap_or(0));
-                    reply::read_head(structured, row.cookie, bytes, row.complete)
+                    let len = u32::try_from(end - start).unwrap_or(0);
+                    reply::read_head(structured, row.cookie, start, len, row.complete)
                 }
                 None => match &statuses {
                     Some((_, count)) => reply::status_head(row.cookie, *count),

@@ -69,7 +69,7 @@ pub(super) fn check_free(places: &Places, index: u32, backend: &str) -> Result<(
         None if Claim::new(places, index).is_none() => {
             format!("process {owner}, from which a running process has taken it over")
         }
-        None => format!("process {owner}, which is gone (free it with nbd-client -d)"),
+        None => format!("process {owner}, which no longer runs (free it with nbd-client -d)"),
     };
     let by = format!("connected{of} by {who}");
     Err(DeviceError::Busy { index, by })
@@ -99,10 +99,10 @@ mod tests {
         tree.file("sys/block/nbd1/backend", "rtrs:s/v\n");
         let first = Claim::of_own(&tree.places, 0);
         assert!(first.is_some());
-        assert!(Claim::new(&tree.places, 0).is_none(), "somebody has it");
+        assert!(Claim::new(&tree.places, 0).is_none(), "the claim is held");
         assert!(Claim::new(&tree.places, 1).is_some(), "another device");
         drop(first);
-        assert!(Claim::new(&tree.places, 0).is_some(), "nobody has it any more");
+        assert!(Claim::new(&tree.places, 0).is_some(), "the claim was released");
         assert!(Claim::new(&tree.places, 2).is_some(), "no file to lock");
     }
 
@@ -136,7 +136,7 @@ mod tests {
         drop(claim);
         assert_eq!(free(2), Ok(()));
         let error = free(3).unwrap_err();
-        assert!(error.contains("to \"rtrs:s/w\" by process 9, which is gone"), "{error}");
+        assert!(error.contains("to \"rtrs:s/w\" by process 9, which no longer runs"), "{error}");
         assert_eq!(free(4), Ok(()));
     }
 }

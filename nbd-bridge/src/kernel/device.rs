@@ -80,7 +80,7 @@ pub fn free_left_behind(is_ours: impl Fn(&str) -> bool) -> Result<Vec<u32>, Devi
     let mut failed = Ok(());
     for index in places.devices() {
         if let Some(_claim) = claim_left_behind(&places, index, &is_ours) {
-            tracing::info!("/dev/nbd{index} was left behind by a process that is gone: freeing it");
+            tracing::info!("freeing /dev/nbd{index}, which a dead process left behind");
             match free(&places, index) {
                 Ok(()) => freed.push(index),
                 Err(error) => failed = failed.and(Err(error)),
@@ -108,7 +108,7 @@ fn start_disconnect(index: u32) -> Result<Disconnecting, DeviceError> {
     let (done, result) = mpsc::channel();
     let body = move || {
         if done.send(netlink.disconnect(index)).is_err() {
-            tracing::debug!("/dev/nbd{index} is disconnected at last");
+            tracing::debug!("/dev/nbd{index} is now disconnected");
         }
     };
     std::thread::Builder::new().name("nbd-disconnect".into()).spawn(body)?;
@@ -142,11 +142,11 @@ fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
     }
     let users: Vec<String> = uses(places, index).iter().map(ToString::to_string).collect();
     let what = if users.is_empty() {
-        "it is disconnected, but somebody has it open".to_owned()
+        "it is disconnected, but another process has it open".to_owned()
     } else {
         format!("it is disconnected, but {}", users.join(", "))
     };
-    Err(DeviceError::Stuck { index, what: what + "; it is free when that has ended" })
+    Err(DeviceError::Stuck { index, what: what + "; it becomes free when that ends" })
 }
 
 /// Checks whether an export is suitable for a kernel block device.
@@ -281,7 +281,9 @@ impl KernelDevice {
                 let what = format!("{what}, {attempt} times; see its log, or use fewer shards");
                 return Err(DeviceError::Odd { index, what });
             }
-            tracing::info!("/dev/nbd{index}: {what}, for want of a thread; connecting it anew");
+            tracing::info!(
+                "/dev/nbd{index}: {what} because it lacks a thread; reconnecting the device"
+            );
             // The kernel may hold the device a moment longer, and auto would pick another.
             wanted.prefer(&[index]);
             attempt += 1;
@@ -441,7 +443,7 @@ fn connect_patiently(
                 if Instant::now() >= deadline {
                     let users = uses(places, index);
                     let by = users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                    let by = if by.is_empty() { "somebody has it open".into() } else { by };
+                    let by = if by.is_empty() { "another process has it open".into() } else { by };
                     return Err(DeviceError::Busy { index, by });
                 }
                 std::thread::sleep(STEP);

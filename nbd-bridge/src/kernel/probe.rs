@@ -62,7 +62,7 @@ fn leave(mut child: Child) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("nbd-reap".into()).spawn(reap) {
-        tracing::debug!("nobody waits for a process that opens the device: {error}");
+        tracing::debug!("cannot wait for a process that opens the device: {error}");
     }
 }
 

@@ -209,7 +209,7 @@ impl Reached {
         {
             tracing::error!("/dev/nbd{index} keeps its size: {error}");
         }
-        tracing::info!("/dev/nbd{index} is taken over from a process that is gone");
+        tracing::info!("/dev/nbd{index} taken over from a dead process");
         Ok(self)
     }
 }
@@ -322,7 +322,7 @@ mod tests {
             (export.min_block, export.read_only, export.write_cache, export.fua) =
                 (4096, true, true, false);
         };
-        assert_eq!(check(all), Ok(()), "a kernel that shows nothing of it");
+        assert_eq!(check(all), Ok(()), "a kernel that does not show it");
         show(512, 0, "write through", 1);
         refused(|e| e.min_block = 4096, "it has blocks of 512 bytes and the export of 4096");
         refused(|e| e.read_only = true, "it takes writes and the export is read-only");

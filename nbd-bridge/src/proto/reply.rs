@@ -48,12 +48,10 @@ impl Head {
         Self::new(&[&SimpleReply { error, cookie }.encode()])
     }
 
-    /// Creates a chunk of a reply. Its `len` bytes of payload begin with `parts`.
-    fn chunk((kind, last): (u16, bool), cookie: u64, len: u32, parts: [&[u8]; 3]) -> Self {
-        let flags = if last { reply_flags::DONE } else { 0 };
-        let chunk = ChunkHeader { flags, kind, cookie, len }.encode();
+    /// Creates a chunk of a reply. Its payload begins with `parts`.
+    fn chunk(header: ChunkHeader, parts: [&[u8]; 3]) -> Self {
         let [a, b, c] = parts;
-        Self::new(&[&chunk, a, b, c])
+        Self::new(&[&header.encode(), a, b, c])
     }
 }
 
@@ -72,25 +70,31 @@ pub fn failure(structured: bool, cookie: u64, error: NbdError, message: &str) ->
     // At most `MESSAGE_MAX`.
     let message_len = (message.len() as u16).to_be_bytes();
     let parts = [&error.code().to_be_bytes()[..], &message_len, message];
-    Head::chunk((reply_type::ERROR, true), cookie, 6 + message.len() as u32, parts)
+    let len = 6 + message.len() as u32;
+    Head::chunk(
+        ChunkHeader { flags: reply_flags::DONE, kind: reply_type::ERROR, cookie, len },
+        parts,
+    )
 }
 
 /// Head before `count` extents of `base:allocation`.
 pub fn status_head(cookie: u64, count: u32) -> Head {
-    let kind = (reply_type::BLOCK_STATUS, true);
+    let (flags, kind) = (reply_flags::DONE, reply_type::BLOCK_STATUS);
     let context = base_allocation::ID.to_be_bytes();
-    Head::chunk(kind, cookie, 4 + 8 * count, [&context, &[], &[]])
+    let header = ChunkHeader { flags, kind, cookie, len: 4 + 8 * count };
+    Head::chunk(header, [&context, &[], &[]])
 }
 
 /// Head before the `len` bytes at `offset` of a successful read: a data chunk, which may be the
 /// `last` one, or a simple reply, which precedes only the first bytes.
-pub fn read_head(structured: bool, cookie: u64, (offset, len): (u64, u32), last: bool) -> Head {
+pub fn read_head(structured: bool, cookie: u64, offset: u64, len: u32, last: bool) -> Head {
     if !structured {
         return success(cookie);
     }
     debug_assert!(0 < len && len <= PAYLOAD_MAX, "a read of {len} bytes was not refused");
-    let kind = (reply_type::OFFSET_DATA, last);
-    Head::chunk(kind, cookie, 8 + len, [&offset.to_be_bytes(), &[], &[]])
+    let flags = if last { reply_flags::DONE } else { 0 };
+    let header = ChunkHeader { flags, kind: reply_type::OFFSET_DATA, cookie, len: 8 + len };
+    Head::chunk(header, [&offset.to_be_bytes(), &[], &[]])
 }
 
 #[cfg(test)]

@@ -431,7 +431,7 @@ fn a_stop_answers_what_is_in_flight_and_closes() {
     let reply = writer.reply(|_| 0);
     assert_eq!((reply.cookie, reply.error), (1, 0));
     assert!(writer.is_closed(), "the write that did not arrive is not answered");
-    assert!(crate::client::is_closed(&mut fixture.socket()), "nobody is taken after a stop");
+    assert!(crate::client::is_closed(&mut fixture.socket()), "no client is accepted after a stop");
     fixture.finish();
 }
 

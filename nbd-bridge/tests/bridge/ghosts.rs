@@ -277,7 +277,7 @@ fn reads_and_older_connections_wait_too() {
         assert!(!is_answered(&mut older, len), "{command}");
         older.send(READ, 0, 3, 4096, 4096);
         two.settle();
-        assert!(is_answered(&mut older, 4096), "what does not overlap goes on");
+        assert!(is_answered(&mut older, 4096), "requests that do not overlap continue");
         two.shards[0].hold(false);
         two.settle();
         assert!(is_answered(&mut older, len), "{command}");

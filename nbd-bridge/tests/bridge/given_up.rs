@@ -59,7 +59,7 @@ fn a_client_gets_the_error_once_and_the_connection_goes_on() {
     // The device still has every request, and the memory of the read.
     assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (3, 1));
     two.shards[0].hold(false);
-    assert_eq!(next(&mut two, &mut client), None, "nobody is told twice");
+    assert_eq!(next(&mut two, &mut client), None, "each request is reported once");
     assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (0, 0));
     assert_eq!(two.disk(0), 1, "it landed late");
     client.send_write(0, 4, 0, &NEW);
@@ -263,7 +263,7 @@ fn a_device_that_reports_what_it_does_not_have_ends_one_connection() {
     shard.switches.lie.store(false, SeqCst);
     other.send_write(0, 3, 8192, &OLD);
     shard.turn_unchecked();
-    assert_eq!(other.reply(|_| 0).error, 0, "the other connection goes on");
+    assert_eq!(other.reply(|_| 0).error, 0, "the other connection continues");
     drop((client, other));
     shard.turn_unchecked();
     assert_eq!((shard.bridge.connections(), shard.bridge.inflight()), (0, 0));

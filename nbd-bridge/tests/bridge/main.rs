@@ -1,7 +1,7 @@
 //! The bridge on a real ring, over a memory device with switches, tested at the byte level.
 //!
 //! After every turn the bridge checks its rows and buffers (`Bridge::check`), and every test ends
-//! with all of them returned.
+//! with all rows and buffers returned.
 
 mod client;
 mod device;

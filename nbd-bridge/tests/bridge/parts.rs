@@ -269,7 +269,7 @@ fn nothing_more_begins_for_a_client_that_is_gone() {
     let mut other = two.shards[1].client();
     other.send_write(0, 3, 200, &[3; 100]);
     settle(&mut two);
-    assert!(!is_answered(&mut other, 0), "the device still reads for the one that is gone");
+    assert!(!is_answered(&mut other, 0), "the device still reads for the closed connection");
     two.shards[0].hold(false);
     settle(&mut two);
     assert!(is_answered(&mut other, 0));

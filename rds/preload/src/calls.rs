@@ -137,7 +137,7 @@ pub(crate) fn send_message(
     };
     let Some(Bound { access, slot }) = entry.bound() else { return Err(errno(libc::ENOTCONN)) };
     let dontwait = flags & libc::MSG_DONTWAIT != 0;
-    send(&access, (slot, borrow(fd)), to, payload, dontwait)
+    send(&access, slot, borrow(fd), to, payload, dontwait)
 }
 
 /// Result of a receive.

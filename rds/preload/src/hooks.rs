@@ -163,7 +163,8 @@ unsafe fn send_one(
     fd: c_int,
     entry: &Entry,
     to: io::Result<Option<Address>>,
-    (buffer, size): (*const c_void, size_t),
+    buffer: *const c_void,
+    size: size_t,
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: guaranteed by the caller.
@@ -202,7 +203,7 @@ unsafe extern "C" fn sendto(
             address: *const sockaddr, len: socklen_t) -> ssize_t);
     };
     // SAFETY: the program upholds the contract of `sendto`.
-    unsafe { send_one(fd, &entry, destination(address, len), (buffer, size), flags) }
+    unsafe { send_one(fd, &entry, destination(address, len), buffer, size, flags) }
 }
 
 // SAFETY: the function has the name and signature of the C library function it replaces.
@@ -213,7 +214,7 @@ unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, size: size_t, flags:
             -> ssize_t);
     };
     // SAFETY: the program upholds the contract of `send`.
-    unsafe { send_one(fd, &entry, Ok(None), (buffer, size), flags) }
+    unsafe { send_one(fd, &entry, Ok(None), buffer, size, flags) }
 }
 
 // SAFETY: the function has the name and signature of the C library function it replaces.
@@ -223,7 +224,7 @@ unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, size: size_t) -> ss
         return real!(write(fd: c_int, buffer: *const c_void, size: size_t) -> ssize_t);
     };
     // SAFETY: the program upholds the contract of `write`.
-    unsafe { send_one(fd, &entry, Ok(None), (buffer, size), 0) }
+    unsafe { send_one(fd, &entry, Ok(None), buffer, size, 0) }
 }
 
 /// Checks the number of buffers passed to `writev` and `readv`.
@@ -309,7 +310,8 @@ unsafe extern "C" fn sendmmsg(
 unsafe fn receive_one(
     fd: c_int,
     entry: &Entry,
-    (buffer, size): (*mut c_void, size_t),
+    buffer: *mut c_void,
+    size: size_t,
     flags: c_int,
 ) -> io::Result<Got> {
     // SAFETY: guaranteed by the caller.
@@ -332,7 +334,7 @@ unsafe extern "C" fn recvfrom(
             address: *mut sockaddr, len: *mut socklen_t) -> ssize_t);
     };
     // SAFETY: the program upholds the contract of `recvfrom`.
-    let got = unsafe { receive_one(fd, &entry, (buffer, size), flags) };
+    let got = unsafe { receive_one(fd, &entry, buffer, size, flags) };
     length(got.and_then(|got| {
         // SAFETY: the program upholds the contract of `recvfrom`.
         unsafe { put_source(got.from, address, len) }?;
@@ -363,7 +365,7 @@ unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, size: size_t, flags: c
         return real!(recv(fd: c_int, buffer: *mut c_void, size: size_t, flags: c_int) -> ssize_t);
     };
     // SAFETY: the program upholds the contract of `recv`.
-    let got = unsafe { receive_one(fd, &entry, (buffer, size), flags) };
+    let got = unsafe { receive_one(fd, &entry, buffer, size, flags) };
     length(got.map(|got| got.result))
 }
 
@@ -374,7 +376,7 @@ unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, size: size_t) -> ssize
         return real!(read(fd: c_int, buffer: *mut c_void, size: size_t) -> ssize_t);
     };
     // SAFETY: the program upholds the contract of `read`.
-    let got = unsafe { receive_one(fd, &entry, (buffer, size), 0) };
+    let got = unsafe { receive_one(fd, &entry, buffer, size, 0) };
     length(got.map(|got| got.result))
 }
 
@@ -416,7 +418,7 @@ unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: 
     match got.update {
         // SAFETY: guaranteed by the program.
         Some(groups) => unsafe {
-            put_control(message, (SOL_RDS, CMSG_CONG_UPDATE), &groups.to_ne_bytes());
+            put_control(message, SOL_RDS, CMSG_CONG_UPDATE, &groups.to_ne_bytes());
         },
         None => message.msg_controllen = 0,
     }
@@ -549,7 +551,7 @@ unsafe extern "C" fn setsockopt(
     let bytes = unsafe { source(value, len as usize) };
     // SAFETY: as above.
     let address = || unsafe { read_address(value.cast(), len) };
-    match bytes.and_then(|bytes| options::set(&entry, (level, name), bytes, address)) {
+    match bytes.and_then(|bytes| options::set(&entry, level, name, bytes, address)) {
         Ok(Answer::System) => hand_on(),
         Ok(_) => 0,
         Err(error) => fail(&error),
@@ -570,7 +572,7 @@ unsafe extern "C" fn getsockopt(
             len: *mut socklen_t) -> c_int)
     };
     let Some(entry) = table::find(fd) else { return hand_on() };
-    let found = match options::get(&entry, (level, name)) {
+    let found = match options::get(&entry, level, name) {
         Ok(Answer::System) => return hand_on(),
         Ok(found) => found,
         Err(error) => return fail(&error),

@@ -218,11 +218,7 @@ pub(crate) unsafe fn has_control(message: &msghdr, level: c_int) -> bool {
 ///
 /// # Safety
 /// `message` is writable, and so is the control buffer that it points to.
-pub(crate) unsafe fn put_control(
-    message: &mut msghdr,
-    (level, kind): (c_int, c_int),
-    bytes: &[u8],
-) {
+pub(crate) unsafe fn put_control(message: &mut msghdr, level: c_int, kind: c_int, bytes: &[u8]) {
     let len = bytes.len() as u32;
     // SAFETY: these only compute sizes.
     let (space, size) = unsafe { (libc::CMSG_SPACE(len) as usize, libc::CMSG_LEN(len) as usize) };

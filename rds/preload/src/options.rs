@@ -50,7 +50,8 @@ fn answer(value: c_int) -> Answer {
 /// Sets an option. `address` reads its value as an address.
 pub(crate) fn set(
     entry: &Entry,
-    (level, name): (c_int, c_int),
+    level: c_int,
+    name: c_int,
     value: &[u8],
     address: impl FnOnce() -> io::Result<Address>,
 ) -> io::Result<Answer> {
@@ -102,7 +103,7 @@ pub(crate) fn set(
 }
 
 /// Returns the value of an option.
-pub(crate) fn get(entry: &Entry, (level, name): (c_int, c_int)) -> io::Result<Answer> {
+pub(crate) fn get(entry: &Entry, level: c_int, name: c_int) -> io::Result<Answer> {
     let view = entry.bound().and_then(|bound| bound.access.view(bound.slot));
     // Doubles a size that was set, as the kernel does.
     let double = |bytes: usize| answer(c_int::try_from(bytes * 2).unwrap_or(c_int::MAX));

@@ -37,7 +37,7 @@ pub struct InfoArgs {
     #[arg(short = 't', long)]
     retransmit_queue: bool,
 
-    /// Messages that nobody has read
+    /// Messages that have not been read
     #[arg(short, long)]
     receive_queue: bool,
 

@@ -45,7 +45,7 @@ pub struct LowArgs {
     )]
     pub output: Output,
 
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -66,7 +66,7 @@ pub enum Command {
     Ping(PingArgs),
     /// Show counters, sockets, connections and queues of a node, similar to rds-info
     ///
-    /// Without one of -c, -k, -n, -s, -t and -r, shows all of them. The node has to run.
+    /// Shows everything unless -c, -k, -n, -s, -t or -r is given. The node must be running.
     Info(InfoArgs),
     /// Load two nodes and check every byte and the order of messages
     ///

@@ -91,7 +91,7 @@ enum NodeCommand {
 
 #[derive(Debug, Args)]
 struct AskArgs {
-    /// The node; all of them if none is named
+    /// The node; without it, all nodes
     #[arg(value_name = "ADDRESS")]
     address: Option<NodeAddress>,
 
@@ -183,7 +183,7 @@ fn serve(args: &NodeArgs, output: Output) -> Result<(), Error> {
     let dir = settings.socket_dir.clone().unwrap_or_else(node_dir);
     make_dir(&dir)?;
     remove_stale(&dir)?;
-    let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot take signals"))?;
+    let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot handle signals"))?;
     let mut nodes = Vec::new();
     let mut ready = String::new();
     for options in options {

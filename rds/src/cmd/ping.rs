@@ -30,7 +30,7 @@ pub struct PingArgs {
     #[arg(value_name = "HOST")]
     host: String,
 
-    /// Pings to send, 1 or more; without it they go on until a signal
+    /// Pings to send, 1 or more; without it, pings until a signal
     #[arg(short, long, value_name = "COUNT")]
     count: Option<Int<u32, 1, 4294967295>>,
 

@@ -41,7 +41,7 @@ pub struct RecvArgs {
 
 pub(super) fn run(args: &RecvArgs, output: Output) -> Result<(), Error> {
     if args.raw && output == Output::Json {
-        let text = "--raw and `-o json` exclude each other; leave out one of them";
+        let text = "--raw and `-o json` exclude each other; leave one out";
         return Err(Error::new(ErrorKind::Usage, text));
     }
     let node = args.via.open(None)?;

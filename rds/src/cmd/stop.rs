@@ -27,7 +27,7 @@ impl Stop {
                 }
             })
         });
-        let forwarding = forwarding.map_err(failed(ErrorKind::System, "cannot take signals"))?;
+        let forwarding = forwarding.map_err(failed(ErrorKind::System, "cannot handle signals"))?;
         Ok(Self { count, _forwarding: forwarding })
     }
 

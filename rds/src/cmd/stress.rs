@@ -6,7 +6,6 @@ use clap::Args;
 use hdrhistogram::Histogram;
 use rtrs_core::rt::random_number;
 use rtrs_core::settings::{HOUR, Int, MILLISECOND, Output, Switch, Time, print_text};
-use rtrs_core::time::Duration;
 use serde::Serialize;
 
 use super::args::{Bytes, Seconds};
@@ -265,7 +264,8 @@ fn text(summary: &Summary) -> String {
 
 /// Runs the same load over TCP.
 fn over_tcp(args: &StressArgs, output: Output, to: SocketAddr) -> Result<(), Error> {
-    let (len, time): (usize, Duration) = (args.request.get() as usize, args.time.get());
+    let len = args.request.get() as usize;
+    let time = args.time.get();
     let measured = match args.depth.get() {
         1 => tcp_round_trips(to, len, time),
         _ => tcp_stream(to, len, time),

@@ -134,7 +134,7 @@ impl Clients {
         let client = match Client::new(fd) {
             Ok(client) => client,
             Err(error) => {
-                tracing::debug!(%error, "a user is gone");
+                tracing::debug!(%error, "user disconnected");
                 return;
             }
         };
@@ -264,7 +264,7 @@ impl Clients {
             Err(error) => {
                 if let Some(left_out) = self.accepts.admit(now) {
                     tracing::warn!(
-                        %error, left_out, "accept of a user failed, trying again shortly"
+                        %error, left_out, "cannot accept a user; trying again shortly"
                     );
                 }
                 // The next connection gets this descriptor.
@@ -376,7 +376,7 @@ impl Clients {
         match (packet.kind, socket) {
             (PacketKind::Send, Some(socket)) => {
                 // The user has checked the board, and has already seen any error.
-                let sent = node.send(now, socket, (packet.address, packet.port), body);
+                let sent = node.send(now, socket, packet.address, packet.port, body);
                 if let Err(error) = sent {
                     tracing::debug!(port = socket.port, %error, "message of a user dropped");
                 }
@@ -594,7 +594,7 @@ impl Clients {
                             let port = socket.port;
                             tracing::warn!(
                                 port, %error, left_out,
-                                "a message cannot be passed on, trying again shortly"
+                                "cannot pass on a message; trying again shortly"
                             );
                         }
                     }

@@ -233,7 +233,7 @@ impl Tcp {
                 }
                 _ => {
                     if let Some(left_out) = self.accepts.admit(now) {
-                        tracing::warn!(%error, left_out, "accept failed, trying again shortly");
+                        tracing::warn!(%error, left_out, "cannot accept a peer; trying again soon");
                     }
                     self.accept_at = Some(now + ACCEPT_PAUSE);
                 }

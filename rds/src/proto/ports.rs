@@ -33,6 +33,13 @@ impl Received {
     }
 }
 
+/// Sizes of a socket's buffers in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffers {
+    pub(super) sndbuf: usize,
+    pub(super) rcvbuf: usize,
+}
+
 /// A bound socket.
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -118,11 +125,7 @@ impl Ports {
     }
 
     /// Binds a port, 0 for any.
-    pub(super) fn bind(
-        &mut self,
-        port: u16,
-        (sndbuf, rcvbuf): (usize, usize),
-    ) -> Result<SocketId, BindError> {
+    pub(super) fn bind(&mut self, port: u16, buffers: Buffers) -> Result<SocketId, BindError> {
         if port == PROBE_PORT {
             return Err(BindError::Reserved);
         }
@@ -139,8 +142,8 @@ impl Ports {
             inbox: VecDeque::new(),
             waiting: 0,
             in_flight: 0,
-            sndbuf,
-            rcvbuf,
+            sndbuf: buffers.sndbuf,
+            rcvbuf: buffers.rcvbuf,
             watched: 0,
             updates: 0,
             is_reported: false,
@@ -277,10 +280,10 @@ impl Ports {
     }
 
     /// Sets a socket's buffer sizes. Returns true if the map has changed.
-    pub(super) fn set_buffers(&mut self, id: SocketId, (sndbuf, rcvbuf): (usize, usize)) -> bool {
+    pub(super) fn set_buffers(&mut self, id: SocketId, buffers: Buffers) -> bool {
         let Some(socket) = self.get_mut(id) else { return false };
-        (socket.sndbuf, socket.rcvbuf) = (sndbuf, rcvbuf);
-        if socket.waiting > rcvbuf {
+        (socket.sndbuf, socket.rcvbuf) = (buffers.sndbuf, buffers.rcvbuf);
+        if socket.waiting > buffers.rcvbuf {
             return self.congested.set(id.port, true);
         }
         self.notify_refused(id.port);
@@ -366,7 +369,7 @@ fn report(events: &mut VecDeque<Event>, port: u16, socket: &mut Socket) {
 mod tests {
     use super::*;
 
-    const BUFFERS: (usize, usize) = (1000, 1000);
+    const BUFFERS: Buffers = Buffers { sndbuf: 1000, rcvbuf: 1000 };
 
     fn ports(max: usize) -> Ports {
         Ports::new(max, 10_000, Prng::new(1))
@@ -416,7 +419,7 @@ mod tests {
     fn a_refused_socket_is_notified_when_there_is_room() {
         let mut ports = ports(4);
         let id = ports.bind(4000, BUFFERS).unwrap();
-        let other = ports.bind(4001, (20_000, 1000)).unwrap();
+        let other = ports.bind(4001, Buffers { sndbuf: 20_000, ..BUFFERS }).unwrap();
         assert!(ports.admits(id));
         ports.charge(id, 1000);
         assert!(!ports.admits(id) && ports.admits(other));

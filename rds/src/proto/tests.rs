@@ -57,9 +57,9 @@ impl Net {
 
     fn send(&mut self, from: SocketId, node: u8, to: (u8, u16), payload: &[u8]) {
         let now = self.now;
-        let to = (address(to.0), to.1);
-        self.at(node).may_send(from, to, payload.len()).unwrap();
-        self.at(node).send(now, from, to, payload.to_vec()).unwrap();
+        let (to, port) = (address(to.0), to.1);
+        self.at(node).may_send(from, to, port, payload.len()).unwrap();
+        self.at(node).send(now, from, to, port, payload.to_vec()).unwrap();
     }
 
     /// Reads the messages that wait for a socket: source port and payload of each.

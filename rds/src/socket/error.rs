@@ -97,8 +97,8 @@ impl Error {
                 "the node has an address of the other family; use one of the same"
             }
             (Action::Send { .. }, Errno::NOTCONN) => "no destination was named",
-            (Action::Receive, Errno::AGAIN) => "nothing has come",
-            (Action::Receive, Errno::TIMEDOUT) => "nothing has come within the time limit",
+            (Action::Receive, Errno::AGAIN) => "no message has arrived",
+            (Action::Receive, Errno::TIMEDOUT) => "no message arrived within the time limit",
             (Action::Info(_), Errno::NOPROTOOPT) => "there is no such option",
             _ => return None,
         })

@@ -82,7 +82,7 @@ pub(super) fn set_buffer(socket: BorrowedFd<'_>, bytes: usize, is_send: bool) ->
 }
 
 pub(super) fn set_monitor(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
-    set_option(socket, (SOL_RDS, CONG_MONITOR), &i32::from(on).to_ne_bytes())
+    set_option(socket, SOL_RDS, CONG_MONITOR, &i32::from(on).to_ne_bytes())
 }
 
 pub(super) fn cancel(socket: BorrowedFd<'_>, to: SocketAddr) -> io::Result<()> {
@@ -102,7 +102,7 @@ pub(super) fn cancel(socket: BorrowedFd<'_>, to: SocketAddr) -> io::Result<()> {
             bytes.extend(v6.scope_id().to_ne_bytes());
         }
     }
-    set_option(socket, (SOL_RDS, CANCEL_SENT_TO), &bytes)
+    set_option(socket, SOL_RDS, CANCEL_SENT_TO, &bytes)
 }
 
 /// Returns an info option, and the size of each element.
@@ -112,7 +112,7 @@ pub(super) fn info(option: u32) -> io::Result<(Vec<u8>, usize)> {
     let mut bytes = vec![0; 4096];
     // The data may grow between two calls.
     for _ in 0..16 {
-        match get_option(&socket, (SOL_RDS, name), &mut bytes)? {
+        match get_option(&socket, SOL_RDS, name, &mut bytes)? {
             (Some(size), len) => {
                 bytes.truncate(len);
                 return Ok((bytes, size));

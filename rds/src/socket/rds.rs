@@ -203,8 +203,8 @@ impl RdsSocket {
         let parts = [IoSlice::new(payload)];
         let sent = match &self.node.0.kind {
             Kind::User(access, _) => {
-                let own = (self.slot, self.fd.as_fd());
-                send(access, own, Some((to.ip(), to.port())), &parts, dontwait)
+                let to = Some((to.ip(), to.port()));
+                send(access, self.slot, self.fd.as_fd(), to, &parts, dontwait)
             }
             Kind::Kernel => kernel::send(self.fd.as_fd(), payload, to, dontwait),
         };

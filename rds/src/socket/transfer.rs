@@ -65,7 +65,8 @@ pub enum Incoming {
 /// has reached its limit of peers, EINTR, ENETDOWN when the node has ended.
 pub fn send(
     access: &Access,
-    (slot, socket): (Slot, BorrowedFd<'_>),
+    slot: Slot,
+    socket: BorrowedFd<'_>,
     to: Option<(IpAddr, u16)>,
     payload: &[IoSlice<'_>],
     dontwait: bool,
@@ -87,7 +88,7 @@ pub fn send(
         access.reach(address)?;
     }
     let packet = Packet { port, address, ..Packet::new(PacketKind::Send) };
-    await_room(access, (view.monitors, socket), &packet, dontwait)?;
+    await_room(access, socket, view.monitors, &packet, dontwait)?;
     let packet = Packet { len: u32::try_from(len).unwrap_or(u32::MAX), ..packet };
     match send_packet(socket, &packet, payload, dontwait) {
         Ok(()) => Ok(len),
@@ -109,7 +110,8 @@ fn gone(error: Errno) -> Errno {
 /// Waits until the destination is not congested, or fails if the call must not block.
 fn await_room(
     access: &Access,
-    (monitors, socket): (bool, BorrowedFd<'_>),
+    socket: BorrowedFd<'_>,
+    monitors: bool,
     packet: &Packet,
     dontwait: bool,
 ) -> io::Result<()> {

@@ -108,13 +108,12 @@ fn refusal(error: SendError) -> Refusal {
 
 impl Ends for NodeEnds<'_> {
     fn may_send(&mut self, socket: usize, to: SocketAddr, len: usize) -> Result<(), Refusal> {
-        let to = (to.ip(), to.port());
-        self.node.may_send(self.sockets[socket], to, len).map_err(refusal)
+        self.node.may_send(self.sockets[socket], to.ip(), to.port(), len).map_err(refusal)
     }
 
     fn send(&mut self, socket: usize, to: SocketAddr, message: Vec<u8>) -> Result<(), Refusal> {
-        let to = (to.ip(), to.port());
-        self.node.send(self.now, self.sockets[socket], to, message).map_err(refusal)
+        let id = self.sockets[socket];
+        self.node.send(self.now, id, to.ip(), to.port(), message).map_err(refusal)
     }
 
     fn receive(&mut self, socket: usize, take: &mut dyn FnMut(SocketAddr, &[u8])) -> bool {

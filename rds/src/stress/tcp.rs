@@ -37,12 +37,12 @@ pub(crate) fn serve_tcp(listener: TcpListener) -> io::Result<()> {
                 let thread = thread::Builder::new().name("tcp-conn".into());
                 thread.spawn(move || {
                     if let Err(error) = serve(stream) {
-                        tracing::debug!(%error, "a TCP client is gone");
+                        tracing::debug!(%error, "TCP client disconnected");
                     }
                 })
             });
             if let Err(error) = served {
-                tracing::warn!(%error, "a TCP client is not served");
+                tracing::warn!(%error, "cannot serve a TCP client");
             }
         }
     })?;

@@ -223,7 +223,7 @@ fn who_cancels_again_and_again_fills_no_memory() {
             let payload = [IoSlice::new(&[7; 60_000])];
             let to = Some((address(9), 4000));
             // Ends with the node.
-            while rds::socket::send(&access, (slot, fd.as_fd()), to, &payload, false).is_ok() {}
+            while rds::socket::send(&access, slot, fd.as_fd(), to, &payload, false).is_ok() {}
         });
         for _ in 0..200 {
             access.cancel(slot, (address(9), 4001)).unwrap();
@@ -344,7 +344,7 @@ fn a_node_that_ends_says_so_to_who_waits_for_a_congested_port() {
         let payload = [IoSlice::new(&[7; 500])];
         let to = Some((address(2), 4000));
         let error = loop {
-            let sent = rds::socket::send(&access, (slot, fd.as_fd()), to, &payload, false);
+            let sent = rds::socket::send(&access, slot, fd.as_fd(), to, &payload, false);
             if let Err(error) = sent {
                 break error;
             }
@@ -408,7 +408,7 @@ fn many_parts_are_one_message() {
     let (slot, _) = rds::socket::Access::bind(fd.as_fd(), address(1), 0).unwrap();
     access.set_sndbuf(slot, 1 << 20).unwrap();
     let to = Some((address(1), 4000));
-    let sent = rds::socket::send(&access, (slot, fd.as_fd()), to, &slices, false).unwrap();
+    let sent = rds::socket::send(&access, slot, fd.as_fd(), to, &slices, false).unwrap();
     assert_eq!(sent, 140_000);
     let mut first = vec![0; 70_000];
     let mut second = vec![0; 80_000];

@@ -52,27 +52,27 @@ pub struct AttachArgs {
     #[command(flatten)]
     pub of_session: Flags<SessionSettings>,
 
-    /// Where it is served, and how.
+    /// How the volume is served.
     #[command(flatten)]
     pub attach: Flags<AttachSettings>,
 
     /// Accept another server or export than before: the volume was moved on purpose
     ///
     /// Ignores --identity, the identity in the configuration file, and the identity that a dead
-    /// process left for a takeover. The volume is bound to the first export that it opens. There is
-    /// no such key in the file, so that nobody sets it permanently.
+    /// process left for a takeover. The volume is bound to the first export that it opens. The
+    /// configuration file has no such key, so it cannot be set permanently.
     #[arg(long)]
     pub accept_new_identity: bool,
 
     /// Try again for TIME (unit required, e.g. 1m) if the export cannot be opened [default: 0s]
     ///
-    /// While no path connects, or the server refuses the export. At most 10m. Services use it: at
-    /// boot the server may be later than this host. With takeover it is at least
+    /// Applies while no path connects, or the server refuses the export. At most 10m. Intended for
+    /// services: at boot the server may start later than this host. With takeover it is at least
     /// device-dead-timeout.
     #[arg(long, value_name = "TIME", default_value = "0s", hide_default_value = true)]
     pub retry_for: Within,
 
-    /// Where settings come from.
+    /// Source of the settings.
     #[command(flatten)]
     pub source: SourceArgs,
 }

@@ -34,7 +34,7 @@ pub struct BenchArgs {
     #[arg(value_name = "NAME")]
     pub name: String,
 
-    /// What to measure.
+    /// Settings of the benchmark.
     #[command(flatten)]
     pub bench: Flags<BenchSettings>,
 
@@ -42,7 +42,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub session: Flags<SessionSettings>,
 
-    /// Where settings come from.
+    /// Source of the settings.
     #[command(flatten)]
     pub source: SourceArgs,
 }

@@ -28,6 +28,17 @@ const POLL: PollPolicy = PollPolicy { budget_max: Duration::from_micros(200) };
 /// Maximum number of RDMA reads in flight, at either end.
 const READS_MAX: u8 = 16;
 
+/// Options of a link.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkOptions {
+    /// Request checksums.
+    pub(crate) crc: bool,
+    /// Limit to what any iWARP peer supports.
+    pub(crate) plain: bool,
+    /// Time limit for connects.
+    pub(crate) timeout: Duration,
+}
+
 /// Provider with its ring. The fabric is dropped before the ring.
 pub(crate) struct Link {
     fabric: Box<dyn Fabric>,
@@ -47,13 +58,13 @@ pub(crate) trait Watch {
 }
 
 impl Link {
-    /// Opens a provider of this scheme. `plain` limits it to what any iWARP peer supports.
+    /// Opens a provider of the portal's scheme.
     pub(crate) fn open(
         portal: &Portal,
         tls: &TlsSources,
-        (crc, plain): (bool, bool),
-        timeout: Duration,
+        options: LinkOptions,
     ) -> Result<Self, Error> {
+        let LinkOptions { crc, plain, timeout } = options;
         let mut tls = tls.clone();
         if let (Some(_), None, Host::Name(name)) = (&tls.dir, &tls.hostname, portal.host()) {
             tls.hostname = Some(name.clone());

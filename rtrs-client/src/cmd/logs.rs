@@ -35,16 +35,16 @@ pub struct LogsArgs {
     #[arg(short = 'n', long, value_name = "N")]
     pub lines: Option<usize>,
 
-    /// Go on printing what is logged, until Ctrl-C
+    /// Print new lines as they are logged, until Ctrl-C
     ///
-    /// Follows a log that is rotated meanwhile.
+    /// Continues when the log is rotated.
     #[arg(short, long)]
     pub follow: bool,
 }
 
 pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     if global.output == Output::Json {
-        return Err(usage("logs prints the log as it is; drop -o json"));
+        return Err(usage("logs prints the log unchanged; drop -o json"));
     }
     let run_dir = global.run_dir()?;
     run_dir.check()?;

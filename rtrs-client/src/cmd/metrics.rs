@@ -14,7 +14,7 @@ use crate::metrics::ALL;
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
-    /// Name of the session; all of them without it
+    /// Name of the session [default: all sessions]
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
 }

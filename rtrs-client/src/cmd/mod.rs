@@ -71,7 +71,7 @@ pub struct LowArgs {
     #[command(flatten)]
     pub global: GlobalArgs,
 
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -144,7 +144,7 @@ pub enum Command {
     /// another session has one open for writing. Those below its search path are not listed. Opens
     /// nothing. Exits with 1 if a server does not answer or does not list its exports (discovery:
     /// off at the server, an older rtrs-server, a kernel server). A server with access lists shows
-    /// only what this client may open; with keys or certificates it needs to prove who it is.
+    /// only what this client may open; with keys or certificates it must authenticate.
     Discover(DiscoverArgs),
     /// List, add, remove, disconnect or reconnect the paths of a session
     ///
@@ -152,8 +152,8 @@ pub enum Command {
     Path(PathArgs),
     /// Change settings of an attached session
     ///
-    /// The new values hold at once, for all paths, until the session is detached; the configuration
-    /// file is not changed. All of them change or none. get shows which can.
+    /// The new values apply to all paths at once, until the session is detached; the configuration
+    /// file is not changed. If one value cannot change, none does. get shows which can.
     Set(SetArgs),
     /// Print the settings of an attached session
     ///

@@ -14,9 +14,9 @@ pub struct OpenDeviceArgs {
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
 
-    /// Fail if it is claimed
+    /// Fail if the device is claimed
     ///
-    /// Mounts, swap and devices on top of it claim a device.
+    /// Mounts, swap and stacked devices claim a device.
     #[arg(long)]
     pub exclusive: bool,
 }

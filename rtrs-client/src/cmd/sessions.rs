@@ -102,7 +102,7 @@ pub(super) fn ask(name: &str, path: &Path, timeout: Duration) -> Option<Answer> 
         // A process that ends in order removes its socket.
         Err(RequestError::NotRunning) if std::fs::symlink_metadata(path).is_err() => None,
         Err(RequestError::NotRunning) => {
-            silent(SessionState::Dead, "its process is gone".to_owned(), None)
+            silent(SessionState::Dead, "its process has ended".to_owned(), None)
         }
         Err(error) => {
             let pid = listening_pid(path);
@@ -207,7 +207,7 @@ mod tests {
         );
         drop(listener);
         let found = find(&[(None, scratch.0.clone())]).unwrap();
-        let state = ("dead", "its process is gone");
+        let state = ("dead", "its process has ended");
         let expected = json!([{ "name": name, "state": state.0, "reason": state.1, "pid": null }]);
         assert_eq!(json!(found), expected);
     }

@@ -52,7 +52,7 @@ fn report_failure(error: &Error) {
     if std::env::var_os(DAEMON_LOG).is_some() {
         let why = error.chain().to_string().replace('\n', " ");
         if let Err(error) = write_text(&format!("{FAILED}{why}\n")) {
-            tracing::debug!("the attach command is gone: {error}");
+            tracing::debug!("cannot report the failure to the attach command: {error}");
         }
     }
 }
@@ -135,7 +135,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     if let Err(error) = told
         && background
     {
-        tracing::warn!("the attach command is gone: {error}");
+        tracing::warn!("the attach command has ended: {error}; the session ends too");
         session.stop(Duration::ZERO);
     }
     session.wait_end(&inbox, running)

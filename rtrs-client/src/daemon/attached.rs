@@ -308,7 +308,7 @@ impl AttachedSession {
                 // time.
                 volume.saved.iter().for_each(|saved| saved.save_device(""));
             }
-            match device::connect(reached, options, name, (device, geometry), &self.shards) {
+            match device::connect(reached, options, name, device, geometry, &self.shards) {
                 Ok(connected) => {
                     let path = connected.path().display().to_string();
                     volume.saved.iter().for_each(|saved| saved.save_device(&path));
@@ -329,7 +329,7 @@ impl AttachedSession {
         if let Some(add) = volume.add.take() {
             tracing::info!("{} is attached", add.name);
             let status = self.status(&add.name);
-            let gone = || "it is detached already".to_owned();
+            let gone = || "it is already detached".to_owned();
             add.reply(status.map(report::attached).ok_or_else(gone));
         }
     }

@@ -49,20 +49,20 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 pub(crate) fn become_dependable() {
     if let Err(error) = lock_memory() {
         tracing::warn!(
-            "memory is not locked ({error}): if it gets short, the device may hang; run as root, \
-             with CAP_IPC_LOCK or with LimitMEMLOCK=infinity"
+            "memory is not locked ({error}): when memory runs short, the device may hang; run as \
+             root, with CAP_IPC_LOCK or with LimitMEMLOCK=infinity"
         );
     }
     if let Err(error) = become_io_flusher() {
         tracing::warn!(
-            "the kernel does not treat this process as one that carries IO ({error}): if memory \
-             gets short, the device may hang; run as root or with CAP_SYS_RESOURCE, on Linux 5.6 \
+            "the kernel does not treat this process as one that carries IO ({error}): when memory \
+             runs short, the device may hang; run as root or with CAP_SYS_RESOURCE, on Linux 5.6 \
              or newer"
         );
     }
     if let Err(error) = refuse_oom_kill() {
         tracing::warn!(
-            "the kernel may kill this process when memory gets short ({error}); run as root or \
+            "the kernel may kill this process when memory runs short ({error}); run as root or \
              with CAP_SYS_RESOURCE"
         );
     }
@@ -90,7 +90,8 @@ pub(crate) fn connect(
     reached: Option<Reached>,
     options: &DeviceOptions,
     export_name: &str,
-    (index, geometry): (DeviceIndex, &Geometry),
+    index: DeviceIndex,
+    geometry: &Geometry,
     shards: &ShardHandle,
 ) -> Result<KernelDevice, Error> {
     let what = || cannot_attach(export_name, options.choice);

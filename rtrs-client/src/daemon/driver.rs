@@ -175,7 +175,7 @@ impl ClientShard {
         if let Some(events) = &self.events
             && events.send(event).is_err()
         {
-            tracing::debug!("nobody listens to the session's events any more");
+            tracing::debug!("event dropped: the session's main thread has ended");
         }
     }
 
@@ -202,7 +202,7 @@ impl ClientShard {
                 Message::Query(reported, reply) => {
                     let report = self.report(now, reported);
                     if reply.send(report).is_err() {
-                        tracing::debug!("nobody waits for a report any more");
+                        tracing::debug!("report dropped: its requester has stopped waiting");
                     }
                 }
                 Message::Change { change, reply } => {
@@ -213,19 +213,21 @@ impl ClientShard {
                     let done = self.engine.change(now, change, &mut self.fabrics);
                     self.notices.await_end(closed.filter(|_| done.is_ok()));
                     if reply.send(done).is_err() {
-                        tracing::debug!("nobody waits for a change any more");
+                        tracing::debug!(
+                            "answer to a change dropped: its requester has stopped waiting"
+                        );
                     }
                 }
                 Message::Provide { scheme, reply } => {
                     if reply.send(self.provide(scheme)).is_err() {
-                        tracing::debug!("nobody waits for a provider any more");
+                        tracing::debug!("provider dropped: its requester has stopped waiting");
                     }
                 }
                 Message::Network(NetworkChange::Up(what)) => {
                     self.engine.on_network_change(now, &what, &mut self.fabrics);
                 }
                 Message::Network(NetworkChange::Down { what, addresses }) => {
-                    self.engine.on_link_down(now, (&what, &addresses), &mut self.fabrics);
+                    self.engine.on_link_down(now, &what, &addresses, &mut self.fabrics);
                 }
                 Message::Shutdown { grace } => self.on_shutdown(now, grace),
                 Message::StopFront { device: Some(device), deadline } => {

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
-use rtrs_core::rt::{Clock, Mailbox, PollPolicy, Sender, mailbox, pin_plan};
+use rtrs_core::rt::{Clock, PollPolicy, Sender, mailbox, pin_plan};
 use rtrs_core::settings::Scheme;
 use rtrs_core::time::Duration;
 
@@ -77,7 +77,8 @@ impl ShardHandle {
         answer.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(|_| {
             let seconds = CHANGE_TIMEOUT.as_secs();
             Err(format!(
-                "no answer of shard 0 within {seconds} s; see status for what became of it"
+                "no answer from shard 0 within {seconds} s; see status for whether the change took \
+                 effect"
             ))
         })
     }
@@ -211,8 +212,8 @@ fn start_threads(
     let config = Arc::new(config);
     let uuids: Arc<[[u8; 16]]> =
         config.paths.iter().map(|_| random_uuid()).collect::<io::Result<Vec<_>>>()?.into();
-    let (senders, boxes): (Vec<Sender<Message>>, Vec<Mailbox<Message>>) =
-        (0..shards).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+    let mailboxes = (0..shards).map(|_| mailbox::<Message>()).collect::<io::Result<Vec<_>>>()?;
+    let (senders, boxes) = mailboxes.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
     let (events, from_shards) = mpsc::channel();
     let cpus = pin_plan(settings.pin, config.shards);
     let mut fronts_of: Vec<Vec<NewFront>> = (0..shards).map(|_| Vec::new()).collect();
@@ -259,8 +260,8 @@ fn watch_network(control_shard: Sender<Message>) -> Option<LinkWatcher> {
     let watch = LinkWatcher::start(move |change| control_shard.send(Message::Network(change)));
     let unavailable = |error: &io::Error| {
         tracing::info!(
-            "the system does not report links that go down or come up ({error}): a dead path is \
-             noticed by heartbeats and tried again only after its delay"
+            "the system does not report link changes ({error}): dead paths are detected by \
+             heartbeats and reconnect only after their delays"
         );
     };
     watch.inspect_err(unavailable).ok()

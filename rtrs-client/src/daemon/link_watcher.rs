@@ -62,7 +62,7 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Link(name) => write!(f, "link {name} is up"),
-            Self::Address(address) => write!(f, "address {address} is there"),
+            Self::Address(address) => write!(f, "address {address} was added"),
             Self::Route => f.write_str("a route was added"),
             Self::Unclear => f.write_str("the network changed"),
         }

@@ -306,7 +306,8 @@ mod tests {
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();
         let saved = Saved::new(&dir, "v").unwrap();
-        let (left, said): (Pinned, Pinned) = (LEFT.parse().unwrap(), SAID.parse().unwrap());
+        let left: Pinned = LEFT.parse().unwrap();
+        let said: Pinned = SAID.parse().unwrap();
         let device = |identity, accept| plan("device: auto\ntakeover: true", identity, accept);
         let pin = |plan: &AttachPlan| pinned(plan, Some(&saved)).map_err(|e| e.to_string());
 
@@ -350,7 +351,7 @@ mod tests {
         saved.save_epoch(7);
         assert_eq!(epoch("socket: /s"), Some(7));
         assert_eq!(epoch("device: auto\ntakeover: true"), Some(7));
-        assert_eq!(epoch("device: auto"), None, "its users are gone");
+        assert_eq!(epoch("device: auto"), None, "without users");
         saved.forget();
         assert_eq!(epoch("socket: /s"), None, "detached");
         std::fs::remove_dir_all(dir.path()).unwrap();

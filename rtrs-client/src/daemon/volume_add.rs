@@ -38,7 +38,7 @@ impl AttachedSession {
             return Err(ending());
         }
         if self.volumes.len() >= VOLUMES_MAX {
-            let text = format!("the session has {VOLUMES_MAX} volumes, the most that it can have");
+            let text = format!("the session already has {VOLUMES_MAX} volumes, the maximum");
             return Err(Error::new(ErrorKind::InUse, text));
         }
         let name = add.name.clone();

@@ -312,7 +312,8 @@ impl ClientEngine {
     pub(crate) fn on_link_down(
         &mut self,
         now: Instant,
-        (what, addresses): (&str, &[IpAddr]),
+        what: &str,
+        addresses: &[IpAddr],
         fabrics: &mut Fabrics,
     ) {
         self.control(now, fabrics, |control, ctx| control.on_link_down(what, addresses, ctx));

@@ -56,22 +56,24 @@ impl Prover {
     /// has not.
     pub(crate) fn answer(
         &self,
-        (facts, peer_name): (ProofFacts, Option<&str>),
+        facts: ProofFacts,
+        peer_name: Option<&str>,
         challenge: &Challenge,
         answer: &ChallengeRsp,
     ) -> Result<Vec<u8>, String> {
-        let proof = self.config.answer((facts, peer_name), challenge, answer);
+        let proof = self.config.answer(facts, peer_name, challenge, answer);
         proof.map_err(|error| error.to_string())
     }
 }
 
 /// Reason for the end of a path whose server requires a proof that this client cannot give.
-pub(crate) const NO_KEYS: &str = "the server wants this client to prove who it is: set key-file \
+pub(crate) const NO_KEYS: &str = "the server requires this client to authenticate: set key-file \
                                   and server-key, or tls-dir";
 /// Reason for the end of a path whose server gives no proof to a client that requires one.
 pub(crate) const NO_PROOF: &str = concat!(
-    "the server does not prove who it is: it has no certificates or keys, is too old for that ",
-    "over this transport, or is a kernel's; leave key-file or tls-dir out to trust it",
+    "the server does not prove its identity: it has no certificates or keys, is too old for that ",
+    "over this transport, or is a kernel server; to trust it without proof, unset key-file and ",
+    "tls-dir",
 );
 
 /// Describes a server's refusal of this client. `asked` says that the client was waiting for the
@@ -79,11 +81,11 @@ pub(crate) const NO_PROOF: &str = concat!(
 pub(crate) fn describe_refusal(errno: u16, asked: bool) -> String {
     use rtrs_core::wire::errno::{EACCES, EBUSY};
     match errno {
-        EACCES if asked => "the server does not prove who it is; its log says why".to_owned(),
+        EACCES if asked => "the server does not prove its identity; its log says why".to_owned(),
         EACCES => "the server does not accept this client: its key or certificate is not known \
                    there, or no access list names it; the server's log says why"
             .to_owned(),
-        EBUSY => "the server has too many proofs of other clients to check".to_owned(),
+        EBUSY => "the server is busy authenticating other clients".to_owned(),
         errno => {
             format!("the server did not authenticate: {}", rtrs_core::wire::errno_name(errno))
         }
@@ -92,5 +94,5 @@ pub(crate) fn describe_refusal(errno: u16, asked: bool) -> String {
 
 /// Describes a server that is not the intended one.
 pub(crate) fn describe_impostor(why: &str) -> String {
-    format!("the server is not the one that is meant: {why}")
+    format!("the server is not the intended one: {why}")
 }

@@ -174,7 +174,7 @@ impl Job {
         if self.over && self.inflight == 0 {
             result.elapsed = now.since(self.begin);
             if self.workload.results.lock().send(result).is_err() {
-                tracing::debug!("nobody waits for the results any more");
+                tracing::debug!("results dropped: the benchmark has stopped waiting");
             }
             return true;
         }

@@ -46,14 +46,34 @@ const PAGE_AT: usize = INFO_RSP_AT;
 const PROOF_AT: usize = INFO_RSP_AT;
 const PROOF_ROOM: usize = ChallengeRsp::LEN_MAX + 64;
 
-/// Private data of one connection of a path. `queue_depth` is what the server granted the session
-/// before, 0 if nothing yet. `proves` says that the path can authenticate the client.
+/// Claims of a connect request about the client and its session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claims {
+    /// Whether the server may create the session.
+    pub(crate) first_conn: bool,
+    /// Queue depth that the server granted the session before; 0 if none yet.
+    pub(crate) queue_depth: u16,
+    /// Whether the path can authenticate the client.
+    pub(crate) proves: bool,
+}
+
+/// Addresses of a connection, and the name in the server's certificate.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoints {
+    /// Source address, if one was chosen.
+    pub(crate) local: Option<IpAddr>,
+    pub(crate) remote: SocketAddr,
+    /// Name that the server's certificate must have; None for its address.
+    pub(crate) peer_name: Option<Arc<str>>,
+}
+
+/// Private data of one connection of a path.
 pub(crate) fn conn_request(
     config: &SessionConfig,
     path: PathUuid,
     recon_cnt: u16,
     cid: ConnIndex,
-    (first_conn, queue_depth, proves): (bool, u16, bool),
+    claims: Claims,
 ) -> PrivateData {
     let request = ConnReq {
         cid,
@@ -61,14 +81,14 @@ pub(crate) fn conn_request(
         recon_cnt,
         path_uuid: path,
         session_id: config.id,
-        first_conn,
+        first_conn: claims.first_conn,
         ext: ClientExtensions {
             smaller_depth: true,
             changed: true,
             times: true,
-            authenticates: proves,
+            authenticates: claims.proves,
             gateways: true,
-            queue_depth,
+            queue_depth: claims.queue_depth,
         }
         .encode(),
     };
@@ -126,13 +146,7 @@ pub(crate) enum ServiceEvent {
     /// A step of the mutual authentication.
     Proof(Proof),
     /// The device is open.
-    Opened {
-        device: OpenDevice,
-        /// Standing of the server, if the export moves between servers.
-        standing: Option<Standing>,
-        /// Secret that the server repeats when it evicts the session.
-        secret: Option<EvictionSecret>,
-    },
+    Opened(Opened),
     /// The server refused to open the device, with this errno.
     OpenRefused(u16, Option<OpenRefusal>),
     /// The device is closed.
@@ -147,6 +161,16 @@ pub(crate) enum ServiceEvent {
     Discovered(Page),
     /// The server refused to list exports, with this errno.
     DiscoverRefused(u16),
+}
+
+/// Server's answer to a successful open.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) device: OpenDevice,
+    /// Standing of the server, if the export moves between servers.
+    pub(crate) standing: Option<Standing>,
+    /// Secret that the server repeats when it evicts the session.
+    pub(crate) secret: Option<EvictionSecret>,
 }
 
 /// Server's answer to a proof.
@@ -192,14 +216,15 @@ pub(crate) struct ServiceConnection {
 }
 
 impl ServiceConnection {
-    /// Starts to connect, from a local address if one was chosen.
+    /// Starts to connect.
     pub(crate) fn connect(
         now: Instant,
-        (local, remote, peer_name): (Option<IpAddr>, SocketAddr, Option<Arc<str>>),
+        endpoints: Endpoints,
         private_data: PrivateData,
         timeout: Duration,
         fabric: &mut dyn Fabric,
     ) -> Result<Self, FabricError> {
+        let Endpoints { local, remote, peer_name } = endpoints;
         let pd = fabric.alloc_pd(PdUse::Connect { local, remote })?;
         let limits = QpLimits { send_max: 64, recv_max: RECEIVES + 1 };
         let params = ConnectParams { local, remote, private_data, limits, timeout, peer_name };
@@ -288,7 +313,7 @@ impl ServiceConnection {
     ) -> Result<(), FabricError> {
         let room = self.proof_room()?;
         self.sge(PROOF_AT, room)?.slice.fill(0);
-        self.post_read(&challenge.encode(), (PROOF_AT, room), fabric)?;
+        self.post_read(&challenge.encode(), PROOF_AT, room, fabric)?;
         self.step = Step::Challenge;
         Ok(())
     }
@@ -335,7 +360,7 @@ impl ServiceConnection {
             return Err(FabricError::QueueFull);
         }
         let bytes = SessInfo::default().encode();
-        self.post_read(&bytes, (ANSWER_AT, SessInfoRsp::LEN), fabric)?;
+        self.post_read(&bytes, ANSWER_AT, SessInfoRsp::LEN, fabric)?;
         self.step = Step::SessInfo { export: export.to_owned(), access };
         Ok(())
     }
@@ -349,7 +374,7 @@ impl ServiceConnection {
         if self.step != Step::Idle {
             return Err(FabricError::QueueFull);
         }
-        self.post_read(&discover.encode(), (PAGE_AT, Page::LEN_MAX), fabric)?;
+        self.post_read(&discover.encode(), PAGE_AT, Page::LEN_MAX, fabric)?;
         self.step = Step::Discover;
         Ok(())
     }
@@ -455,7 +480,7 @@ impl ServiceConnection {
     fn on_info(&mut self, len: usize) -> Result<ServiceEvent, String> {
         let granted = self.granted.ok_or("INFO_RSP before the connect response")?;
         if self.step != Step::Info {
-            return Err("an INFO_RSP nobody asked for".into());
+            return Err("unexpected INFO_RSP".into());
         }
         let mut bytes = vec![0; len.min(InfoRsp::len_for(usize::from(granted.queue_depth)))];
         self.memory()?.copy_out(INFO_RSP_AT, &mut bytes);
@@ -506,8 +531,8 @@ impl ServiceConnection {
                     .map_err(|e| e.to_string())?
                     .slice
                     .fill(0);
-                let room = (ANSWER_AT, self.open_rsp_len());
-                self.post_read(&open, room, fabric).map_err(|e| e.to_string())?;
+                let room = self.open_rsp_len();
+                self.post_read(&open, ANSWER_AT, room, fabric).map_err(|e| e.to_string())?;
                 self.step = Step::Open;
                 Ok(ServiceEvent::Nothing)
             }
@@ -542,7 +567,7 @@ impl ServiceConnection {
                 };
                 let standing = tail.and_then(|tail| tail.standing);
                 let secret = tail.map(|tail| tail.secret);
-                Ok(ServiceEvent::Opened { device, standing, secret })
+                Ok(ServiceEvent::Opened(Opened { device, standing, secret }))
             }
             Step::Close => Ok(ServiceEvent::Closed),
             Step::Move => Ok(ServiceEvent::Moves(answer.errno)),
@@ -567,7 +592,8 @@ impl ServiceConnection {
     fn post_read(
         &mut self,
         user: &[u8],
-        (answer_at, answer_len): (usize, usize),
+        answer_at: usize,
+        answer_len: usize,
         fabric: &mut dyn Fabric,
     ) -> Result<(), FabricError> {
         let chunk = self.chunks[CONTROL.index()].ok_or(FabricError::QpState)?;

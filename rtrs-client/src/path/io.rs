@@ -273,11 +273,7 @@ mod tests {
     /// Read target of the vectors.
     const TARGET: RemoteMem = RemoteMem { addr: 0x7060_5040_3020_1000, rkey: Rkey(0x3b6) };
 
-    fn encode(
-        op: IoOp,
-        flags: IoFlags,
-        (permit, offset, len): (u16, u64, u32),
-    ) -> (Vec<u8>, Layout) {
+    fn encode(op: IoOp, flags: IoFlags, permit: u16, offset: u64, len: u32) -> (Vec<u8>, Layout) {
         let buf = Region::new(4096).ok().map(|region| region.whole());
         let permit = PermitId(permit);
         let request = Request { permit, device_id: 0, op, flags, offset, len, buf };
@@ -302,10 +298,10 @@ mod tests {
     #[test]
     fn requests_are_those_of_the_kernels_client() {
         let none = IoFlags::default();
-        let (bytes, layout) = encode(IoOp::Extents, none, (1, 1 << 20, 1 << 31));
+        let (bytes, layout) = encode(IoOp::Extents, none, 1, 1 << 20, 1 << 31);
         assert_eq!((bytes, layout.chunk_offset), (golden("tail_extents"), 4096));
         assert_eq!(layout.imm, imm("imm_req_1_read"));
-        let (bytes, layout) = encode(IoOp::Read, none, (1, 0, 4096));
+        let (bytes, layout) = encode(IoOp::Read, none, 1, 0, 4096);
         let mut expected = tail("tail_read");
         // The kernel lets the server invalidate its memory; this client closes its windows itself.
         expected[36] = 0;
@@ -313,38 +309,38 @@ mod tests {
         assert_eq!((layout.chunk_offset, layout.imm), (4096, imm("imm_req_1_read")));
 
         let fua = IoFlags { fua: true, ..none };
-        let (bytes, layout) = encode(IoOp::Write, fua, (0, 0x800 * 512, 4096));
+        let (bytes, layout) = encode(IoOp::Write, fua, 0, 0x800 * 512, 4096);
         assert_eq!(bytes[..32], golden("io_write_4k_fua"));
         assert_eq!(bytes[32..], golden("write_usr32"));
         assert_eq!((layout.chunk_offset, layout.imm), (0, imm("imm_req_0_write")));
         let part = IoFlags { partial: true, ..fua };
-        let (bytes, layout) = encode(IoOp::Write, part, (0, 0x800 * 512 + 300, 20));
+        let (bytes, layout) = encode(IoOp::Write, part, 0, 0x800 * 512 + 300, 20);
         assert_eq!((bytes, layout.chunk_offset), (golden("tail_partial_write"), 0));
-        let (bytes, _) = encode(IoOp::Write, none, (0, 0x800 * 512, 4096));
+        let (bytes, _) = encode(IoOp::Write, none, 0, 0x800 * 512, 4096);
         let mut expected = tail("tail_write");
         // Captured from a synchronous write.
         expected[17] = 0;
         assert_eq!(bytes, expected);
 
-        let (bytes, layout) = encode(IoOp::Flush, none, (0, 0, 0));
+        let (bytes, layout) = encode(IoOp::Flush, none, 0, 0, 0);
         assert_eq!(bytes, golden("tail_flush"));
         assert_eq!((layout.chunk_offset, layout.imm), (0, imm("imm_req_0_flush")));
 
-        let (bytes, layout) = encode(IoOp::Discard, none, (0, 1 << 20, 65536));
+        let (bytes, layout) = encode(IoOp::Discard, none, 0, 1 << 20, 65536);
         let mut expected = tail("tail_discard");
         expected[17] = 0;
         assert_eq!(bytes, expected);
         assert_eq!((layout.chunk_offset, layout.imm), (0, imm("imm_req_0_flush")));
 
         let flags = IoFlags { fua: true, no_unmap: true, fast_only: true, partial: false };
-        let (bytes, layout) = encode(IoOp::WriteZeroes, flags, (0, 1 << 20, 65536));
+        let (bytes, layout) = encode(IoOp::WriteZeroes, flags, 0, 1 << 20, 65536);
         assert_eq!(bytes[16..24], [5, 0x0a, 0, 0x80, 0, 0, 1, 0], "FUA, NOUNMAP, our FAST_ONLY");
         assert_eq!((bytes.len(), layout.chunk_offset), (36, 0));
     }
 
     #[test]
     fn the_largest_request_of_the_last_permit_fits() {
-        let (_, layout) = encode(IoOp::Write, IoFlags::default(), (511, 0, 126_976));
+        let (_, layout) = encode(IoOp::Write, IoFlags::default(), 511, 0, 126_976);
         assert_eq!(layout.imm, 511 << 19 | (126_976 + 32));
     }
 

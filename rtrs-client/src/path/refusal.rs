@@ -4,8 +4,8 @@ use rtrs_core::fabric::{CloseReason, ConnectFailure};
 use rtrs_core::identity::EvictionSecret;
 use rtrs_core::wire::{ConnRsp, Extensions, errno, errno_name};
 
-const NOT_LET_IN: &str = " (the server's access lists do not let this client in, or not into this \
-                          session: all its paths must prove the same name; its log says why)";
+const NOT_ADMITTED: &str = " (the server's access lists do not admit this client, or not to this \
+                            session: all its paths must prove the same name; its log says why)";
 
 /// Describes a reject.
 pub(crate) fn describe_reject(private_data: &[u8]) -> String {
@@ -20,11 +20,10 @@ pub(crate) fn describe_reject(private_data: &[u8]) -> String {
                 104 => " (the server still holds the old path, or speaks another version)",
                 6 => " (the address of another server; every --path must reach the same one)",
                 13 if Extensions::decode(&rsp.ext).authenticate => {
-                    " (the server's access lists do not let this client in without a name; to \
-                     prove who it is, use tls:// or rdma:// with key-file and server-key, or \
-                     tls-dir)"
+                    " (the server's access lists do not admit this client without a name; to \
+                     authenticate, use tls:// or rdma:// with key-file and server-key, or tls-dir)"
                 }
-                13 => NOT_LET_IN,
+                13 => NOT_ADMITTED,
                 12 => " (the server has no memory for this; its log says why)",
                 116 => " (the server's operator evicted this session: detach, and attach again)",
                 95 => " (it answers pings only, or its RDMA device lacks something; see its log)",

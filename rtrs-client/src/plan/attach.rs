@@ -105,7 +105,7 @@ impl Front {
             (None, None, None) => Err(usage(
                 "choose where to attach: --device auto, --socket PATH or --listen ADDR:PORT",
             )),
-            _ => Err(usage("device, socket and listen exclude each other; set one of them")),
+            _ => Err(usage("device, socket and listen exclude each other; set only one")),
         }
     }
 }
@@ -213,7 +213,7 @@ fn device_options(
         (true, Some(_)) => {
             return Err(usage(
                 "quick-takeover and device-timeout exclude each other, because the kernel then has \
-                 no timeout; drop one of them",
+                 no timeout; drop one",
             ));
         }
     };
@@ -367,7 +367,7 @@ impl AttachPlan {
         let control = self.run_dir.control_socket(name);
         if socket_state(&control)? == SocketState::InUse {
             let text = format!(
-                "{name:?} is already attached (control socket {}); detach it first",
+                "{name:?} is already attached (control socket {}); see status",
                 control.display()
             );
             return Err(Error::new(ErrorKind::InUse, text));

@@ -86,8 +86,8 @@ impl AttachPlan {
     fn check_changeable(&self, name: &str) -> Result<(), Error> {
         if name == "io-timeout" && self.slow_io() == SlowIo::Fail {
             return Err(usage(
-                "io-timeout cannot change while slow-io is fail, because NBD requests wait by it \
-                 too; detach and attach with the new value",
+                "io-timeout cannot change while slow-io is fail, because NBD requests use it \
+                 too; attach again with the new value",
             ));
         }
         if CHANGEABLE.contains(&name) {

@@ -49,9 +49,9 @@ fn values_and_combinations_of_attach_are_validated() {
         ("", "choose where to attach: --device auto, --socket PATH or --listen ADDR:PORT"),
         (
             "listen: 127.0.0.1\nsocket: /s",
-            "device, socket and listen exclude each other; set one of",
+            "device, socket and listen exclude each other; set only one",
         ),
-        ("device: auto\nsocket: /s", "device, socket and listen exclude each other; set one of"),
+        ("device: auto\nsocket: /s", "device, socket and listen exclude each other; set only one"),
         (
             "device: auto\ndevice-timeout: 60s",
             "device-timeout 60s is too short for io-timeout 30s and no-path queue-for=1m; use \
@@ -91,7 +91,7 @@ fn values_and_combinations_of_attach_are_validated() {
             "256 shards are too many for a path over TCP; use at most 255",
         ),
         ("path: tcp://h:0", "has port 0, which only a listener may use"),
-        ("path: tcp://0.0.0.0", "leads to the unspecified address"),
+        ("path: tcp://0.0.0.0", "has the unspecified address as destination"),
         ("path: [tcp://h, tcp://h:1234]", "path tcp://h:1234 is listed twice; drop one"),
     ] {
         let said = ["socket", "device"].iter().any(|front| yaml.contains(front));

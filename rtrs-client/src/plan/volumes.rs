@@ -123,9 +123,9 @@ pub(crate) fn said(session: &SessionSettings, attach: &AttachSettings) -> BTreeM
 pub(crate) fn of_session(name: &str) -> Error {
     let list = OF_ADDED.join(", ");
     usage(match nearest(name, OF_ADDED.iter().copied()) {
-        Some(near) => format!("{name} is as the session has it; did you mean {near}?"),
+        Some(near) => format!("{name} belongs to the session; did you mean {near}?"),
         None => {
-            format!("{name} is as the session has it; a volume that is added has its own: {list}")
+            format!("{name} belongs to the session; an added volume can set only: {list}")
         }
     })
 }
@@ -243,8 +243,8 @@ mod tests {
         assert_eq!(device.session.access, Access::Ro);
         for (own, text) in [
             (&[][..], "choose where to attach"),
-            (&[("socket", "/t"), ("crc", "off")], "crc is as the session has it"),
-            (&[("sockt", "/t")], "sockt is as the session has it; did you mean socket?"),
+            (&[("socket", "/t"), ("crc", "off")], "crc belongs to the session"),
+            (&[("sockt", "/t")], "sockt belongs to the session; did you mean socket?"),
             (&[("socket", "/t"), ("access", "x")], "access: "),
         ] {
             let error = add(&first, own).unwrap_err();

@@ -113,7 +113,7 @@ mod tests {
         for text in ["", ":", "a:", "a:b:c"] {
             assert!(text.parse::<SocketOwner>().is_err(), "{text}");
         }
-        let error = "nobody-of-that-name".parse::<SocketOwner>().unwrap().numbers().unwrap_err();
+        let error = "no-such-user".parse::<SocketOwner>().unwrap().numbers().unwrap_err();
         assert!(error.to_string().contains("is not in /etc/passwd; use its number"), "{error}");
     }
 }

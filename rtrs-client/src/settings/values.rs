@@ -16,7 +16,7 @@ use rtrs_core::settings::{HOUR, MILLISECOND, Time, ValueError, choices, text_val
 const NBD_PORT: u16 = 10809;
 
 choices! {
-    /// How an export is opened (kernel rnbd-proto.h, `enum rnbd_access_mode`).
+    /// Access mode of an export (kernel rnbd-proto.h, `enum rnbd_access_mode`).
     pub enum Access as "access" {
         /// Read and write, or read only where the export is read-only.
         Auto = "auto",
@@ -24,67 +24,67 @@ choices! {
         Ro = "ro",
         /// Read and write; one session.
         Rw = "rw",
-        /// Read and write besides one other writer, while a virtual machine moves.
+        /// Read and write beside one other writer, while a virtual machine migrates.
         Migration = "migration",
     }
 }
 
 choices! {
-    /// How a path is chosen among those that are up.
+    /// Path selection policy.
     #[derive(Default)]
     pub enum Policy as "policy" {
-        /// One after the other.
+        /// Connected paths in turn.
         RoundRobin = "round-robin",
-        /// The one with the fewest requests of this shard in flight; in turns on a tie.
+        /// Path with the fewest requests of this shard in flight; in turn on a tie.
         #[default]
         MinInflight = "min-inflight",
-        /// The one whose heartbeats come back fastest; the first on a tie.
+        /// Path with the fastest heartbeats; the first on a tie.
         MinLatency = "min-latency",
     }
 }
 
 choices! {
-    /// When requests of a dead path are sent again, at a server without FENCE (a kernel's).
+    /// Time at which requests of a dead path are resent to a server without FENCE (a kernel's).
     #[derive(Default)]
     pub enum Failover as "failover" {
-        /// As soon as our end of the path is closed, as the kernel's client does. A write that the
-        /// server holds up may then land after newer ones.
+        /// Once this end of the path is closed, like the kernel client. A write that the server
+        /// holds up may then land after newer ones.
         #[default]
         Fast = "fast",
-        /// When the path has been connected again, which a server admits only when the old one is
-        /// gone with all its IO.
+        /// Once the path has reconnected, which a server admits only after the old connections and
+        /// all their IO have ended.
         Strict = "strict",
     }
 }
 
 choices! {
-    /// What happens to a request that the server does not answer in time although its path lives.
+    /// Handling of a request that exceeds the IO timeout on a path that is alive.
     #[derive(Default)]
     pub enum SlowIo as "slow-io" {
-        /// It waits for the answer.
+        /// Wait for the answer.
         #[default]
         Wait = "wait",
-        /// Its user gets an error; what the server holds of it is kept apart until it answers.
+        /// Fail the request; its resources stay reserved until the server answers.
         Fail = "fail",
     }
 }
 
 choices! {
-    /// Whether NBD clients over TCP use TLS.
+    /// Use of TLS by NBD clients over TCP.
     #[derive(Default)]
     pub enum NbdTls as "nbd-tls" {
-        /// They cannot.
+        /// Not available.
         #[default]
         Off = "off",
-        /// They may.
+        /// Optional.
         On = "on",
-        /// They have to.
+        /// Mandatory.
         Require = "require",
     }
 }
 
 impl NbdTls {
-    /// What the front end is told; None without TLS.
+    /// Mode for the front end; None without TLS.
     #[must_use]
     pub const fn mode(self) -> Option<TlsMode> {
         match self {
@@ -96,7 +96,7 @@ impl NbdTls {
 }
 
 choices! {
-    /// What `bench` does.
+    /// IO pattern of `bench`.
     pub enum BenchMode as "rw" {
         /// Sequential reads.
         Read = "read",
@@ -112,22 +112,22 @@ choices! {
 }
 
 impl BenchMode {
-    /// Whether the mode changes what is on the export.
+    /// Whether the mode overwrites data on the export.
     #[must_use]
     pub const fn writes(self) -> bool {
         matches!(self, Self::Write | Self::RandWrite | Self::RandRw)
     }
 }
 
-/// What happens to IO while no path is connected: `queue`, `queue-for=60s` or `fail`.
+/// Handling of IO while no path is connected: `queue`, `queue-for=60s` or `fail`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPath {
-    /// It waits.
+    /// IO waits.
     Queue,
-    /// It waits until no path has been connected for so long, 100 ms to 24 h; then it ends with an
-    /// error, and so does what comes, until a path is back.
+    /// IO waits for at most this time without a connected path, 100 ms to 24 h. Afterwards all IO
+    /// fails until a path returns.
     QueueFor(Duration),
-    /// It ends with an error at once.
+    /// IO fails at once.
     Fail,
 }
 

@@ -123,7 +123,7 @@ fn text(value: &Value) -> String {
 pub(crate) fn task(wanted: &Wanted, found: &Found) -> Task {
     match found {
         Found::Absent => Task::of(Action::Attach, None),
-        Found::Dead => Task::of(Action::Attach, Some("its process is gone")),
+        Found::Dead => Task::of(Action::Attach, Some("its process has ended")),
         Found::Silent(why) => Task::of(Action::Unclear, Some(why)),
         Found::Running(running) => change(wanted, running),
     }

@@ -238,7 +238,7 @@ pub enum RegisterError {
     #[error("{0}")]
     Windows(FabricError),
     /// Nothing was refused, but the registration was no longer wanted.
-    #[error("nobody waits for it any more")]
+    #[error("the registration is no longer wanted")]
     Unwanted,
 }
 

@@ -233,7 +233,9 @@ fn exchange(path: &Path, line: &str, timeout: Duration) -> io::Result<(String, U
     write_line(&stream, line, TIMEOUT)?;
     let line = read_line(&stream, REPLY_MAX, timeout).map_err(|error| match error.kind() {
         io::ErrorKind::TimedOut => timed_out("the reply", timeout),
-        io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "it ended without a reply"),
+        io::ErrorKind::UnexpectedEof => {
+            io::Error::new(error.kind(), "the connection ended without a reply")
+        }
         _ => error,
     })?;
     Ok((line, stream))
@@ -375,6 +377,6 @@ mod tests {
         let error = request::<String>(&path, &"x", Duration::from_secs(20)).unwrap_err();
         let RequestError::Io(error) = error else { panic!("{error}") };
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-        assert_eq!(error.to_string(), "it ended without a reply");
+        assert_eq!(error.to_string(), "the connection ended without a reply");
     }
 }

@@ -204,7 +204,7 @@ impl RunDir {
         if let Err(error) = made
             && error.kind() != io::ErrorKind::AlreadyExists
         {
-            let text = format!("cannot make {}", self.0.display());
+            let text = format!("cannot create {}", self.0.display());
             return Err(PlaceError::with_source(PlaceProblem::System, text, error));
         }
         self.check()
@@ -362,7 +362,7 @@ pub fn check_socket_path(what: &str, path: &Path) -> Result<(), PlaceError> {
     if bytes.contains(&0) {
         return Err(PlaceError::new(
             PlaceProblem::Usage,
-            format!("{what} {path:?} holds a NUL; write the path without it"),
+            format!("{what} {path:?} contains a NUL; write the path without it"),
         ));
     }
     if bytes.len() > SOCKET_PATH_BYTES_MAX {

@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(heard(&listener), "STOPPING=1\nSTATUS=stopping");
         drop(listener);
         manager.stopping();
-        ServiceManager::default().ready("nobody listens");
+        ServiceManager::default().ready("no service manager");
     }
 
     #[test]

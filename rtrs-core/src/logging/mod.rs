@@ -39,7 +39,7 @@ pub fn log_to_stderr(filter: &LogFilter, format: LogFormat) -> io::Result<Settle
         .event_format(LineFormat::new(format, Limits::default()))
         .try_init();
     if started.is_err() {
-        tracing::debug!("a log was set up already");
+        tracing::debug!("a log is already set up");
     }
     Ok(SettleAtEnd(log))
 }
@@ -54,7 +54,7 @@ pub fn timestamp() -> String {
 
 /// Returns the line that reports lost lines.
 fn lost_lines(format: LogFormat, count: u64) -> String {
-    let text = format!("{count} lines of the log were lost: it was not read");
+    let text = format!("lost {count} log lines: the log was not read");
     let line = Line { level: Level::WARN, target: module_path!(), message: text, fields: vec![] };
     line.text(format)
 }

@@ -37,7 +37,7 @@ fn the_journal_gets_a_priority_and_no_time() {
 
 #[test]
 fn lost_lines_are_told_in_the_format_of_the_log() {
-    let text = "7 lines of the log were lost: it was not read";
+    let text = "lost 7 log lines: the log was not read";
     assert_eq!(lost_lines(LogFormat::Journald, 7), format!("<4>rtrs_core::logging: {text}\n"));
     assert!(lost_lines(LogFormat::Text, 7).ends_with(&format!("{text}\n")));
     let line: serde_json::Value = serde_json::from_str(&lost_lines(LogFormat::Json, 7)).unwrap();

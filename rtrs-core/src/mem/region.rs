@@ -67,12 +67,13 @@ impl Region {
     /// # Errors
     /// See [`Region::new`].
     pub fn metered(
-        (len, stride): (usize, usize),
+        len: usize,
+        stride: usize,
         meter: &Arc<MemoryMeter>,
         counting: Counting,
     ) -> io::Result<Arc<Self>> {
         let mut region = Self::map(len, stride)?;
-        region.usage = Some(Box::new(RegionUsage::new(meter, (region.len, stride), counting)));
+        region.usage = Some(Box::new(RegionUsage::new(meter, region.len, stride, counting)));
         Ok(Arc::new(region))
     }
 

@@ -51,7 +51,7 @@ impl SharedMemory {
     /// The system's error; `InvalidData` for memory that could be shortened while readers use it.
     pub fn open(fd: OwnedFd) -> io::Result<Self> {
         if !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
-            let text = "the memory is not sealed: it could become shorter";
+            let text = "the memory is not sealed against shrinking";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let len = usize::try_from(fstat(&fd)?.st_size).map_err(io::Error::other)?;

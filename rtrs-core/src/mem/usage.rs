@@ -90,7 +90,8 @@ impl RegionUsage {
     /// Creates the accounting of a region of `len` bytes with buffers that lie `stride` apart.
     pub(super) fn new(
         meter: &Arc<MemoryMeter>,
-        (len, stride): (usize, usize),
+        len: usize,
+        stride: usize,
         counting: Counting,
     ) -> Self {
         let unit = unit_of(stride.max(1));
@@ -179,7 +180,7 @@ mod tests {
     fn written_units_count_once_and_until_the_region_goes() {
         let meter = MemoryMeter::new(4 << 20);
         let stride = 260 << 10;
-        let make = |counting| Region::metered((stride * 100 - 4096, stride), &meter, counting);
+        let make = |counting| Region::metered(stride * 100 - 4096, stride, &meter, counting);
         let region = make(Counting::Written).unwrap();
         let unit = stride as u64;
         assert_eq!((meter.used(), region.counted()), (0, 0));
@@ -211,7 +212,7 @@ mod tests {
         let (first, second) = (MemoryMeter::new(0), MemoryMeter::new(0));
         let stride = 260 << 10;
         for (counting, counted) in [(Counting::Whole, 4 * stride), (Counting::Written, stride)] {
-            let region = Region::metered((stride * 4, stride), &first, counting).unwrap();
+            let region = Region::metered(stride * 4, stride, &first, counting).unwrap();
             assert!(region.admit_write(0, 1));
             region.count_for(&second);
             assert_eq!((first.used(), second.used()), (0, counted as u64));
@@ -226,7 +227,7 @@ mod tests {
     fn a_limit_of_units_holds_until_it_is_lifted() {
         let meter = MemoryMeter::new(0);
         let stride = 260 << 10;
-        let region = Region::metered((stride * 8, stride), &meter, Counting::Written).unwrap();
+        let region = Region::metered(stride * 8, stride, &meter, Counting::Written).unwrap();
         region.limit_writes(2);
         assert!(region.admit_write(0, 4096) && region.admit_write(5 * stride, 1));
         let used = meter.used();

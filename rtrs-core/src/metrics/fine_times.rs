@@ -73,12 +73,12 @@ impl FineTimes {
 
     /// Returns the non-empty buckets in ascending order. The last bucket counts as its lower bound.
     pub fn filled(&self) -> impl Iterator<Item = Bucket> {
-        let bucket = |(at, count): (usize, &u64)| {
+        let all = self.buckets.iter().enumerate().map(|(at, count)| {
             let from = at.checked_sub(1).map_or(0, |before| highest_us(before) + 1) * 1000;
             let to = if at + 1 == BUCKETS { from } else { highest_us(at) * 1000 + 999 };
             Bucket { from, to, count: *count }
-        };
-        self.buckets.iter().enumerate().map(bucket).filter(|bucket| bucket.count > 0)
+        });
+        all.filter(|bucket| bucket.count > 0)
     }
 
     /// Converts to the coarse buckets of a histogram in the text format. A time counts in the first

@@ -95,11 +95,11 @@ impl Times {
     /// as its lower bound.
     pub fn filled(&self) -> impl Iterator<Item = Bucket> {
         let bound = |at: usize| BOUNDS.get(at).map(|(nanos, _)| *nanos);
-        let bucket = move |(at, count): (usize, &u64)| {
+        let all = self.buckets.iter().enumerate().map(move |(at, count)| {
             let from = at.checked_sub(1).and_then(bound).unwrap_or(0);
             Bucket { from, to: bound(at).unwrap_or(from), count: *count }
-        };
-        self.buckets.iter().enumerate().map(bucket).filter(|bucket| bucket.count > 0)
+        });
+        all.filter(|bucket| bucket.count > 0)
     }
 
     /// Returns the number of recorded times.

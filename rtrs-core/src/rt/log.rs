@@ -129,8 +129,7 @@ mod tests {
         let (permit, permits) = mpsc::channel();
         let (written, texts) = mpsc::channel();
         let mut log =
-            Log::start(Slow(permits, written), |count| format!("{count} lines of it lost\n"))
-                .unwrap();
+            Log::start(Slow(permits, written), |count| format!("{count} lines lost\n")).unwrap();
         let more = 10;
         // The writer may already have taken one.
         for n in 0..LINES_MAX + 1 + more {
@@ -144,7 +143,7 @@ mod tests {
             all.push_str(&texts.recv_timeout(limit).unwrap());
         }
         assert!(all.starts_with("line 0\n"), "{all}");
-        let lost = all.lines().find_map(|line| line.split_once(" lines of")?.0.parse().ok());
+        let lost = all.lines().find_map(|line| line.split_once(" lines lost")?.0.parse().ok());
         assert!(lost.is_some_and(|lost: usize| (more..=more + 1).contains(&lost)), "{lost:?}");
         // Lines that cannot be written are skipped, and the thread ends with its last user.
         drop((permit, log));

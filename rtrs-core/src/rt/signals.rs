@@ -59,7 +59,7 @@ impl Signals {
             for number in self.0.forever() {
                 match meaning(number) {
                     Some(signal) => take(signal),
-                    None => tracing::warn!("signal {number} has no meaning here and is ignored"),
+                    None => tracing::warn!("ignoring signal {number}"),
                 }
             }
         })?;

@@ -120,7 +120,7 @@ mod loom_model {
             let taken = mailbox.receive(manner);
             senders.into_iter().for_each(|sender| sender.join().unwrap());
             let woken = mailbox.eventfd.load(Ordering::Acquire) > 0;
-            assert!(taken == SENDERS || woken, "it sleeps beside a message, and nobody wakes it");
+            assert!(taken == SENDERS || woken, "the receiver sleeps although a message waits");
         });
     }
 

@@ -45,11 +45,11 @@ pub fn unacknowledged_bytes(fd: impl AsFd) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Sets an option of a socket, given by (level, name), to these bytes.
+/// Sets an option of a socket to these bytes, as setsockopt(2) does.
 ///
 /// # Errors
 /// The system's error.
-pub fn set_option(fd: impl AsFd, (level, name): (i32, i32), value: &[u8]) -> io::Result<()> {
+pub fn set_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     let len = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
     let fd = fd.as_fd().as_raw_fd();
     // SAFETY: the descriptor is open while it is borrowed; the kernel reads `len` bytes of `value`,
@@ -59,14 +59,15 @@ pub fn set_option(fd: impl AsFd, (level, name): (i32, i32), value: &[u8]) -> io:
     check(rc)
 }
 
-/// Gets an option of a socket, given by (level, name). Returns the result of the call, which some
+/// Gets an option of a socket, as getsockopt(2) does. Returns the result of the call, which some
 /// options use, and the number of bytes; `None` if `room` is too short for them (ENOSPC).
 ///
 /// # Errors
 /// The system's error.
 pub fn get_option(
     fd: impl AsFd,
-    (level, name): (i32, i32),
+    level: i32,
+    name: i32,
     room: &mut [u8],
 ) -> io::Result<(Option<usize>, usize)> {
     let mut len = libc::socklen_t::try_from(room.len()).map_err(io::Error::other)?;
@@ -180,13 +181,13 @@ mod tests {
     #[test]
     fn options_are_bytes() {
         let (one, _other) = UnixStream::pair().unwrap();
-        let option = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-        set_option(&one, option, &7_i32.to_ne_bytes()).unwrap();
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+        set_option(&one, level, name, &7_i32.to_ne_bytes()).unwrap();
         let mut room = [0; 8];
-        assert_eq!(get_option(&one, option, &mut room).unwrap(), (Some(0), 4));
+        assert_eq!(get_option(&one, level, name, &mut room).unwrap(), (Some(0), 4));
         assert_eq!(room, [7_i32.to_ne_bytes(), [0; 4]].concat()[..]);
-        assert!(get_option(&one, (libc::SOL_SOCKET, 9999), &mut room).is_err());
-        assert!(set_option(&one, option, &[]).is_err());
+        assert!(get_option(&one, level, 9999, &mut room).is_err());
+        assert!(set_option(&one, level, name, &[]).is_err());
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! Values that are one word of a few.
+//! Values that are one of a few words.
 //!
-//! Owns [`choices!`](crate::choices!), which declares such a type with its words, and
-//! [`text_values!`](crate::text_values!), which lets files hold what has a text. [`Switch`] and
-//! [`AutoSwitch`] are the choices that both daemons have. In a configuration file `true` and
-//! `false` read as `on` and `off`.
+//! [`choices!`](crate::choices!) declares such a type with its words;
+//! [`text_values!`](crate::text_values!) makes types with a text usable in files. [`Switch`] and
+//! [`AutoSwitch`] are the choices that both daemons share. In a configuration file `true` and
+//! `false` mean `on` and `off`.
 
-/// Makes types that parse and print their text [values](super::Value) of settings: the type, what
-/// stands for it in usage texts, and what completes "expected ..." in the error of a file.
+/// Makes types that parse and print their text [values](super::Value) of settings. Arguments: the
+/// type, its placeholder in usage texts, and the text after "expected" in the error of a file.
 #[macro_export]
 macro_rules! text_values {
     ($($type:ty, $name:literal, $expecting:literal;)+) => {$(
@@ -29,8 +29,8 @@ macro_rules! text_values {
     };
 }
 
-/// Declares an enum whose values are words. The text behind its name is what errors call it; a
-/// variant may have further words, which are read and never printed.
+/// Declares an enum whose values are words. Errors use the text after its name; a variant may have
+/// further words, which are accepted and never printed.
 #[macro_export]
 macro_rules! choices {
     ($(#[$about:meta])+ $vis:vis enum $type:ident as $what:literal {
@@ -51,7 +51,7 @@ macro_rules! choices {
             }
         }
         impl $type {
-            /// The word.
+            /// Returns the word.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $word,)+ }
@@ -72,7 +72,7 @@ macro_rules! choices {
     };
 }
 
-/// The words as a sentence has them: `a, b or c`.
+/// Joins words as in a sentence: `a, b or c`.
 #[must_use]
 pub fn either(words: &[&str]) -> String {
     match words {
@@ -82,7 +82,7 @@ pub fn either(words: &[&str]) -> String {
     }
 }
 
-/// The error for a word that is none of `words`.
+/// Returns the error for a word that is not one of `words`.
 #[must_use]
 pub fn unknown_choice(what: &'static str, text: &str, words: &[&str]) -> ValueError {
     ValueError::new(what, text, "is not valid", format!("use {}", either(words)))

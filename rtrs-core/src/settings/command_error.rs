@@ -1,30 +1,30 @@
-//! What ends a command: the error type of both daemons.
+//! Error type of commands, shared by both daemons.
 //!
-//! Owns [`CommandError`]: a kind to match on, a sentence for people, and the cause underneath. A
-//! binary prints the whole [`Chain`] and takes its exit code from the kind. Each daemon names its
-//! own kinds by [`ErrorClass`].
+//! A [`CommandError`] has a kind to match on, a sentence for people, and a cause. A binary prints
+//! the whole [`Chain`] and takes its exit code from the kind. Each daemon defines its own kinds
+//! with [`ErrorClass`].
 
 use std::error::Error as StdError;
 use std::fmt;
 
-/// The kinds of errors of one daemon.
+/// Kinds of errors of one daemon.
 pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
-    /// Flags or keys that are wrong by themselves.
+    /// Invalid flags or keys.
     const USAGE: Self;
-    /// A configuration file with wrong contents.
+    /// A configuration file with invalid contents.
     const CONFIG: Self;
     /// A configuration file that cannot be read.
     const CONFIG_FILE: Self;
     /// A socket path that is in use, or a run directory that is not ours.
     const IN_USE: Self;
-    /// Anything the system refused.
+    /// Anything that the system refused.
     const SYSTEM: Self;
 
-    /// The process's exit code.
+    /// Returns the process's exit code.
     fn exit_code(self) -> u8;
 }
 
-/// An error of a command, with its kind and cause.
+/// Error of a command, with its kind and cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct CommandError<K: ErrorClass> {
@@ -34,13 +34,13 @@ pub struct CommandError<K: ErrorClass> {
 }
 
 impl<K: ErrorClass> CommandError<K> {
-    /// An error without a further cause.
+    /// Creates an error without a further cause.
     #[must_use]
     pub fn new(kind: K, text: impl Into<String>) -> Self {
         Self { kind, text: text.into(), source: None }
     }
 
-    /// An error with the error that caused it.
+    /// Creates an error with the error that caused it.
     #[must_use]
     pub fn with_source(
         kind: K,
@@ -50,26 +50,26 @@ impl<K: ErrorClass> CommandError<K> {
         Self { kind, text: text.into(), source: Some(Box::new(source)) }
     }
 
-    /// The kind.
+    /// Returns the kind.
     #[must_use]
     pub const fn kind(&self) -> K {
         self.kind
     }
 
-    /// The process's exit code.
+    /// Returns the process's exit code.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         self.kind.exit_code()
     }
 
-    /// The error and its causes on one line.
+    /// Formats the error and its causes on one line.
     #[must_use]
     pub fn chain(&self) -> Chain<'_> {
         Chain(self)
     }
 }
 
-/// Prints an error and its causes, joined by colons. See [`CommandError::chain`].
+/// An error and its causes, joined by colons. See [`CommandError::chain`].
 #[derive(Debug)]
 pub struct Chain<'a>(&'a (dyn StdError + 'static));
 
@@ -124,9 +124,9 @@ mod tests {
         let text = error.chain().to_string();
         assert!(text.starts_with("cannot open /x: Permission denied"), "{text}");
         // A cause that is in the text already is not printed again.
-        let cause = || std::io::Error::other("the disk is gone");
+        let cause = || std::io::Error::other("no such disk");
         let error = Error::with_source(Kind::Usage, format!("no IO: {}", cause()), cause());
-        assert_eq!(error.chain().to_string(), "no IO: the disk is gone");
+        assert_eq!(error.chain().to_string(), "no IO: no such disk");
         assert_eq!(error.exit_code(), 2);
     }
 }

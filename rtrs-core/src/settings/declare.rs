@@ -69,36 +69,36 @@ macro_rules! settings {
 
 /// Settings that were declared.
 pub trait Settings: Default {
-    /// Shows each setting to `visitor`, in the order of their declaration.
+    /// Passes each setting to `visitor`, in the order of declaration.
     fn visit(&mut self, visitor: &mut impl Visitor);
 }
 
-/// What is done with each setting.
+/// Operation on each setting.
 pub trait Visitor {
-    /// A setting and its value.
+    /// Visits a setting and its value.
     fn setting<F: Field>(&mut self, setting: &Setting, value: &mut F);
 
-    /// A key that holds settings of its own.
+    /// Visits a key that contains settings of its own.
     fn section<S: Settings>(&mut self, name: &'static str, settings: &mut S);
 }
 
-/// A declaration.
+/// Declaration of a setting.
 #[derive(Debug, Clone)]
 pub struct Setting {
-    /// The name of flag and key.
+    /// Name of the flag and of the key.
     pub name: String,
-    /// What it is, in one line without a full stop.
+    /// Summary, in one line without a full stop.
     pub help: String,
-    /// More about it, in paragraphs of one line each.
+    /// Details, in paragraphs of one line each.
     pub more: String,
-    /// The default as a user would write it; for what is unset by default, what that means.
+    /// Default as a user would write it, or the meaning of an unset value.
     pub default: &'static str,
-    /// The name before values had units; its last part is the unit of its bare numbers.
+    /// Name before values had units; its last part is the unit of bare numbers.
     pub old: Option<&'static str>,
 }
 
 impl Setting {
-    /// The declaration of a field, with the lines of its comment.
+    /// Creates the declaration of a field from the lines of its comment.
     #[must_use]
     pub fn new(field: &str, lines: &[&str], default: &'static str) -> Self {
         let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();
@@ -108,13 +108,13 @@ impl Setting {
         Self { name: field.replace('_', "-"), help, more, default, old: None }
     }
 
-    /// The same, with its old name.
+    /// Adds the old name of the setting.
     #[must_use]
     pub fn was(self, old: &'static str) -> Self {
         Self { old: Some(old), ..self }
     }
 
-    /// What `text` means under the old name: a bare number gets the unit of the name.
+    /// Adds the unit in the old name to a bare number.
     #[must_use]
     pub fn with_unit(&self, text: &str) -> String {
         let bare = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -125,7 +125,7 @@ impl Setting {
     }
 }
 
-/// A type that a user writes as text.
+/// Type that a user writes as text.
 pub trait Value:
     FromStr<Err: Error + Send + Sync + 'static>
     + Serialize
@@ -135,68 +135,69 @@ pub trait Value:
     + Sync
     + 'static
 {
-    /// Stands for the value in usage texts.
+    /// Placeholder of the value in usage texts.
     const NAME: &'static str;
 
-    /// The values there are, such as "1 to 65535"; empty where the help says it.
+    /// Returns the valid values, such as "1 to 65535"; empty if the help states them.
     #[must_use]
     fn range() -> String {
         String::new()
     }
 }
 
-/// The type of a setting: a [`Value`], one that may be unset, a list, or a flag without a value.
+/// Type of a setting: a [`Value`], an optional one, a list, or a flag without a value.
 pub trait Field: Serialize + Sized {
-    /// What it is made of.
+    /// Type of a single value.
     type Of: Value;
 
-    /// The field of what was written, at least one value. The last counts, unless it is a list.
+    /// Creates the field from the given values, at least one. Unless it is a list, the last
+    /// counts.
     fn made(values: Vec<Self::Of>) -> Self;
 
-    /// The default.
+    /// Returns the default.
     #[must_use]
     fn initial(text: &str) -> Self {
         Self::parse(text).unwrap_or_else(|error| panic!("the default {text:?} is bad: {error}"))
     }
 
-    /// Reads the text of a value.
+    /// Parses the text of a value.
     ///
     /// # Errors
-    /// The value's own error.
+    /// Returns the value's own error.
     fn parse(text: &str) -> Result<Self, String> {
         let value: Result<Self::Of, _> = text.parse();
         value.map(|value| Self::made(vec![value])).map_err(|error| error.to_string())
     }
 
-    /// Completes a flag.
+    /// Adds the value's name and parser to a flag.
     #[must_use]
     fn flag(arg: Arg) -> Arg {
         arg.value_name(Self::Of::NAME).value_parser(|text: &str| text.parse::<Self::Of>())
     }
 
-    /// What was given as a flag.
+    /// Returns the values given as flags, if any.
     fn given(matches: &ArgMatches, name: &str) -> Option<Self> {
         let values = matches.try_get_many(name).ok().flatten()?;
         Some(Self::made(values.cloned().collect()))
     }
 
-    /// Reads a file's value; `None` if the key stands alone.
+    /// Reads a value from a file; `None` if the key has no value.
     ///
     /// # Errors
-    /// The deserializer's.
+    /// Returns the deserializer's error.
     fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Self>, D::Error> {
         let value = Option::<Self::Of>::deserialize(deserializer)?;
         Ok(value.map(|value| Self::made(vec![value])))
     }
 
-    /// As [`Value::range`].
+    /// Returns the valid values; see [`Value::range`].
     #[must_use]
     fn range() -> String {
         <Self::Of as Value>::range()
     }
 }
 
-/// The one value there is, or the last.
+/// Returns the last value.
 fn last<T>(mut values: Vec<T>) -> T {
     values.pop().expect("a field is made of at least one value")
 }
@@ -257,26 +258,26 @@ impl Field for bool {
     }
 }
 
-/// A declaration and a value, for documents.
+/// Declaration and value of a setting, for documents.
 #[derive(Debug, Clone)]
 pub struct Described {
-    /// The section it stands in; empty outside of all.
+    /// Section of the setting; empty outside all sections.
     pub section: &'static str,
-    /// The declaration.
+    /// Declaration.
     pub setting: Setting,
-    /// As [`Value::range`].
+    /// Valid values; see [`Value::range`].
     pub range: String,
-    /// The value as a file holds it; null if it is unset.
+    /// Value in the form of a configuration file; null if unset.
     pub value: Yaml,
 }
 
-/// Every declaration of `S`, with the defaults.
+/// Returns every declaration of `S` with its default.
 #[must_use]
 pub fn describe<S: Settings>() -> Vec<Described> {
     described(&mut S::default())
 }
 
-/// Every setting with its value, for YAML or JSON. What is unset is null.
+/// Returns every setting with its value, for YAML or JSON. An unset value is null.
 #[must_use]
 pub fn print<S: Settings + Clone>(settings: &S) -> Mapping {
     let mut all = Mapping::new();

@@ -1,7 +1,7 @@
-//! The manual pages and shell completions of a program, made from its command line.
+//! Manual pages and shell completions of a program, generated from its command line.
 //!
-//! Packages install what `documents DIR` writes: the text of the pages is that of `--help`, so
-//! neither can be older than the program.
+//! Packages install the files that `documents DIR` writes. The pages have the text of `--help`, so
+//! neither can be outdated.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -13,17 +13,17 @@ use clap_mangen::Man;
 
 use super::command_error::{CommandError, ErrorClass};
 
-/// Of the command `documents`.
+/// Arguments of the command `documents`.
 #[derive(Debug, Clone, Args)]
 pub struct DocumentsArgs {
-    /// Directory to write to; it is made if it does not exist
+    /// Output directory; created if it does not exist
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
 }
 
 impl DocumentsArgs {
     /// Writes a manual page for the program and one for each of its commands, and completions for
-    /// bash, zsh and fish. `version` is that of the release.
+    /// bash, zsh and fish. `version` is the release.
     ///
     /// # Errors
     /// [`ErrorClass::SYSTEM`] when a file cannot be written.
@@ -42,7 +42,7 @@ impl DocumentsArgs {
 fn write(mut program: Command, version: &str, dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let name = program.get_name().to_owned();
-    // The command `help` is worth no page. To be said before the completions build the program.
+    // The command `help` needs no page. This must precede the completions, which build the program.
     let mut pages = program.clone().disable_help_subcommand(true);
     pages.build();
     for shell in [Shell::Zsh, Shell::Fish] {
@@ -50,15 +50,15 @@ fn write(mut program: Command, version: &str, dir: &Path) -> io::Result<()> {
     }
     let mut bash = Vec::new();
     generate(Shell::Bash, &mut program, &name, &mut bash);
-    // clap_complete 4.6 writes the name of a program with a dash in two ways, and completes nothing
-    // after a command.
+    // clap_complete 4.6 writes the name of a program with a dash in two ways, so that nothing is
+    // completed after a command.
     let bash = String::from_utf8(bash).map_err(io::Error::other)?;
     let bash = bash.replace(&name.replace('-', "__subcmd__"), &name.replace('-', "__"));
     fs::write(dir.join(format!("{name}.bash")), bash)?;
     write_page(&pages, None, version, dir)
 }
 
-/// The page of a command and those of the commands below it.
+/// Writes the page of a command and those of its subcommands.
 fn write_page(command: &Command, above: Option<&str>, version: &str, dir: &Path) -> io::Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     let mut file = BufWriter::new(File::create(dir.join(format!("{name}.1")))?);

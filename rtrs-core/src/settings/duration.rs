@@ -11,36 +11,36 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Value, ValueError, deserialize_text};
 
-/// A thousandth of a second, in the unit of [`Time`]'s bounds.
+/// One millisecond, in the unit of [`Time`]'s bounds.
 pub const MILLISECOND: u64 = 1000;
-/// A second, in the unit of [`Time`]'s bounds.
+/// One second, in the unit of [`Time`]'s bounds.
 pub const SECOND: u64 = 1000 * MILLISECOND;
-/// A minute, in the unit of [`Time`]'s bounds.
+/// One minute, in the unit of [`Time`]'s bounds.
 pub const MINUTE: u64 = 60 * SECOND;
-/// An hour, in the unit of [`Time`]'s bounds.
+/// One hour, in the unit of [`Time`]'s bounds.
 pub const HOUR: u64 = 60 * MINUTE;
 
 const UNITS: [(&str, u64); 5] =
     [("h", HOUR), ("m", MINUTE), ("s", SECOND), ("ms", MILLISECOND), ("us", 1)];
 
-/// A span of time from `MIN` to `MAX`, both in microseconds.
+/// Duration from `MIN` to `MAX`, both in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time<const MIN: u64 = 0, const MAX: u64 = { u64::MAX }>(u64);
 
 impl<const MIN: u64, const MAX: u64> Time<MIN, MAX> {
-    /// `time` in whole microseconds, brought into the range.
+    /// Creates the duration in whole microseconds, clamped to the range.
     #[must_use]
     pub fn new(time: Duration) -> Self {
         Self(u64::try_from(time.as_micros()).unwrap_or(u64::MAX).clamp(MIN, MAX))
     }
 
-    /// Whole milliseconds of the span.
+    /// Returns the whole milliseconds.
     #[must_use]
     pub const fn millis(self) -> u64 {
         self.0 / MILLISECOND
     }
 
-    /// The span.
+    /// Returns the duration.
     #[must_use]
     pub const fn get(self) -> Duration {
         Duration::from_micros(self.0)

@@ -1,16 +1,15 @@
-//! What is wrong with one value a user wrote.
+//! Error of a value that a user wrote.
 //!
-//! Owns [`ValueError`], the error of every parser in this folder and of the parsers the daemons
-//! add. It keeps the four parts a reader needs apart (what, which value, what is wrong, what would
-//! do) and joins them only when printed.
+//! [`ValueError`] is the error of every parser in this folder and of the parsers of the daemons. It
+//! keeps its four parts (kind of value, value, problem, hint) separate until it is printed.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// Longest part of a refused value that an error repeats, in characters.
+/// Maximum number of characters of a refused value that an error repeats.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// A value that does not parse: what it was to be, the value, the problem and the hint.
+/// Value that does not parse: its kind, the value, the problem and the hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValueError {
     what: &'static str,
@@ -20,8 +19,8 @@ pub struct ValueError {
 }
 
 impl ValueError {
-    /// Builds the error. `problem` continues the sentence "`what` "`value`" ...", `hint` is an
-    /// order to the user: "use ...", "write ...".
+    /// Creates the error. `problem` continues the sentence "`what` "`value`" ...", `hint` is an
+    /// instruction to the user: "use ...", "write ...".
     #[must_use]
     pub fn new(
         what: &'static str,
@@ -32,13 +31,13 @@ impl ValueError {
         Self { what, value: value.to_owned(), problem: problem.into(), hint: hint.into() }
     }
 
-    /// The same error where `word` would do too.
+    /// Adds `word` as an alternative to the hint.
     #[must_use]
     pub fn or(self, word: &str) -> Self {
         Self { hint: format!("{}, or {word}", self.hint).into(), ..self }
     }
 
-    /// The refused value, whole.
+    /// Returns the whole refused value.
     #[must_use]
     pub fn value(&self) -> &str {
         &self.value

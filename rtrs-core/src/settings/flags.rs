@@ -1,7 +1,6 @@
 //! Settings as flags.
 //!
-//! Owns [`Flags`], which stands in a command line made with clap and has a flag for each setting
-//! of a struct.
+//! [`Flags`] adds a flag for each setting of a struct to a command line made with clap.
 
 use std::io::{self, Write};
 use std::marker::PhantomData;
@@ -11,7 +10,7 @@ use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
 use super::{CommandError, ErrorClass, Field, Setting, Settings, Visitor};
 
-/// The flags that were given, of those that the settings `S` have. For `#[command(flatten)]`.
+/// Given flags of the settings `S`. For `#[command(flatten)]`.
 #[derive(Debug, Clone)]
 pub struct Flags<S> {
     matches: ArgMatches,
@@ -19,13 +18,13 @@ pub struct Flags<S> {
 }
 
 impl<S: Settings> Flags<S> {
-    /// True if one of these flags was given.
+    /// Returns true if one of these flags was given.
     #[must_use]
     pub fn any(&self, names: &[&str]) -> bool {
         names.iter().any(|name| is_given(&self.matches, name))
     }
 
-    /// Lays the flags over `settings`. A list replaces the list there.
+    /// Applies the flags to `settings`. A list replaces the existing one.
     ///
     /// # Errors
     /// [`ErrorClass::USAGE`] for the value of a flag with an old name; clap validated the others.
@@ -36,7 +35,7 @@ impl<S: Settings> Flags<S> {
     }
 }
 
-/// True if the flag was given. One that takes no value has a value without being given: off.
+/// Returns true if the flag was given. A flag without a value has the default off.
 fn is_given(matches: &ArgMatches, name: &str) -> bool {
     let known = matches!(matches.try_contains_id(name), Ok(true));
     known && matches.value_source(name) == Some(ValueSource::CommandLine)
@@ -72,9 +71,9 @@ impl Visitor for Given<'_> {
     }
 }
 
-/// Says on stderr that an old name was written. Nobody may be there to read it.
+/// Warns on stderr about an old name. A failure to print is ignored.
 pub(super) fn warn_of_old(old: &str, new: &str) {
-    let _ = writeln!(io::stderr(), "warning: {old} is an old name; write {new}");
+    let _ = writeln!(io::stderr(), "warning: {old} is deprecated; use {new}");
 }
 
 impl<S: Settings> clap::Args for Flags<S> {

@@ -1,7 +1,7 @@
-//! What is logged, and how.
+//! Filter and format of the log.
 //!
-//! Owns [`LogFilter`] and [`LogFormat`]. The filter's own parser takes any word for the name of a
-//! module, so that a mistyped level would silence the log; here it is refused.
+//! The parser of tracing's filter takes any word for the name of a module, so that a mistyped level
+//! would silence the log. [`LogFilter`] refuses it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,18 +10,18 @@ use tracing_subscriber::EnvFilter;
 
 use super::{ValueError, nearest};
 
-/// Words that set how much is logged everywhere.
+/// Words that set the level of all modules.
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
-/// Modules that may stand alone, which turns all of them on.
+/// Modules that may be written without a level, which enables all their messages.
 const CRATES: [&str; 4] = ["nbd_bridge", "rtrs_client", "rtrs_core", "rtrs_server"];
 
-/// A filter in which each word is a level, one of our modules, or what the filter's own parser
-/// takes with `=` or brackets.
+/// Filter in which each word is a level, one of our modules, or a directive with `=` or brackets
+/// for the parser of tracing's filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);
 
 impl LogFilter {
-    /// The filter as it was written.
+    /// Returns the filter as written.
     #[must_use]
     pub fn get(&self) -> &str {
         &self.0
@@ -73,15 +73,15 @@ impl FromStr for LogFilter {
 }
 
 crate::choices! {
-    /// The format of a log's lines.
+    /// Format of log lines.
     #[derive(Default)]
     pub enum LogFormat as "log format" {
         /// For people: time, level, module, message, fields.
         #[default]
         Text = "text",
-        /// For collectors: a JSON object a line.
+        /// For collectors: one JSON object per line.
         Json = "json",
-        /// For the journal of systemd, which notes time and level itself.
+        /// For the systemd journal, which records time and level itself.
         Journald = "journald",
     }
 }

@@ -1,4 +1,4 @@
-//! Where a daemon answers scrapes.
+//! Address of the metrics endpoint.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use super::ValueError;
 
-/// Where metrics are served: `ADDR:PORT` or `unix:PATH`.
+/// Address of the metrics endpoint: `ADDR:PORT` or `unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum MetricsAddress {
     /// A TCP address; with port 0 the system chooses one.
@@ -26,7 +26,7 @@ impl FromStr for MetricsAddress {
         };
         match text.strip_prefix("unix:") {
             Some(path) if !path.starts_with('/') => Err(refused("lacks an absolute path")),
-            Some(path) if path.contains('\0') => Err(refused("holds a NUL")),
+            Some(path) if path.contains('\0') => Err(refused("contains a NUL")),
             Some(path) if path.len() > 107 => Err(refused("is too long for a unix socket")),
             Some(path) => Ok(Self::Unix(path.into())),
             None => text
@@ -67,7 +67,7 @@ mod tests {
             ("127.0.0.1:65536", "is not a numeric address"),
             ("unix:", "lacks an absolute path"),
             ("unix:m.sock", "lacks an absolute path"),
-            ("unix:/a\0b", "holds a NUL"),
+            ("unix:/a\0b", "contains a NUL"),
             (&format!("unix:/{}", "x".repeat(107)), "is too long for a unix socket"),
         ] {
             let error = text.parse::<MetricsAddress>().unwrap_err().to_string();

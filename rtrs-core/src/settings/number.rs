@@ -9,12 +9,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Value, ValueError, deserialize_text};
 
-/// A whole number from `MIN` to `MAX`.
+/// Whole number from `MIN` to `MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Int<T, const MIN: u64, const MAX: u64>(T);
 
 impl<T: Copy, const MIN: u64, const MAX: u64> Int<T, MIN, MAX> {
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> T {
         self.0
     }
@@ -72,12 +72,12 @@ where
 pub enum Auto<T> {
     /// The program decides.
     Auto,
-    /// This one.
+    /// This value.
     Is(T),
 }
 
 impl<T> Auto<T> {
-    /// The same over a reference.
+    /// Converts to a choice over a reference.
     pub const fn as_ref(&self) -> Auto<&T> {
         match self {
             Self::Auto => Auto::Auto,
@@ -85,7 +85,7 @@ impl<T> Auto<T> {
         }
     }
 
-    /// The value, unless the program decides.
+    /// Returns the value, unless the program decides.
     pub fn get(self) -> Option<T> {
         match self {
             Self::Auto => None,
@@ -140,17 +140,17 @@ impl<T: Value + FromStr<Err = ValueError>> Value for Auto<T> {
     }
 }
 
-/// How many shards (threads, one per CPU) to run: a number, or `auto` for one per CPU the process
-/// may run on. With the service connection a path then has at most 1024 connections, well under
-/// the 4096 an RTRS server accepts (kernel rtrs-srv.c, `rtrs_rdma_connect`).
+/// Number of shards (threads, one per CPU): a number, or `auto` for one per CPU on which the
+/// process may run. With the service connection a path has at most 1024 connections, well below
+/// the 4096 that an RTRS server accepts (kernel rtrs-srv.c, `rtrs_rdma_connect`).
 pub type Shards = Auto<Int<u16, 1, 1023>>;
 
 impl Shards {
-    /// Exactly one.
+    /// Creates the setting of exactly one shard.
     pub const ONE: Self = Self::Is(Int(1));
 
-    /// The number of shards to run, 1 to 1023. `Auto` asks the system for the CPUs allowed by
-    /// affinity and control group, and takes one if that fails.
+    /// Returns the number of shards, 1 to 1023. `Auto` is the number of CPUs allowed by affinity
+    /// and control group, or one if the system does not report it.
     #[must_use]
     pub fn count(self) -> u16 {
         match self {

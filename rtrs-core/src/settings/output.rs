@@ -1,4 +1,4 @@
-//! What a command prints, as text or as JSON: its result on stdout, its error on stderr.
+//! Output of a command, as text or as JSON: the result on stdout, an error on stderr.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::command_error::{CommandError, ErrorClass};
 
-/// Format of what a command prints.
+/// Format of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// For people
@@ -19,10 +19,10 @@ pub enum Output {
 }
 
 impl Output {
-    /// Prints a value: as JSON with sorted keys, or as the text that is made of it.
+    /// Prints a value as JSON with sorted keys, or as text.
     ///
     /// # Errors
-    /// [`ErrorClass::SYSTEM`] when stdout cannot be written.
+    /// [`ErrorClass::SYSTEM`] if stdout cannot be written.
     pub fn print<T: Serialize, K: ErrorClass>(
         self,
         value: &T,
@@ -39,8 +39,7 @@ impl Output {
 }
 
 /// Runs a program: parses its arguments, of which the first is its name, runs it, prints its error,
-/// and makes its exit code. With JSON as format an error is a line
-/// `{"error": TEXT, "exit_code": CODE}`.
+/// and returns its exit code. In JSON an error is the line `{"error": TEXT, "exit_code": CODE}`.
 pub fn run_program<A: Parser, K: ErrorClass>(
     args: Vec<OsString>,
     output: impl FnOnce(&A) -> Output,
@@ -68,7 +67,7 @@ pub fn run_program<A: Parser, K: ErrorClass>(
     }
 }
 
-/// True if arguments that cannot be parsed ask for JSON all the same.
+/// Returns true if arguments that cannot be parsed request JSON.
 fn wants_json(args: impl Iterator<Item = String>) -> bool {
     let mut before = String::new();
     for arg in args {
@@ -85,8 +84,8 @@ fn wants_json(args: impl Iterator<Item = String>) -> bool {
 }
 
 impl Output {
-    /// Prints why a program of this name fails. Nobody may be there to read it; the exit code says
-    /// it too.
+    /// Prints the error of a program with this name. A failure to print is ignored: the exit code
+    /// reports the error too.
     fn print_error(self, program: &str, error: &str, exit_code: u8) {
         let line = match self {
             Self::Text => format!("{program}: {error}"),
@@ -96,7 +95,7 @@ impl Output {
     }
 }
 
-/// Prints text. A reader that has closed its end, as `head` does, is no error.
+/// Prints text. A reader that has closed its end, like `head`, is not an error.
 ///
 /// # Errors
 /// [`ErrorClass::SYSTEM`] when stdout cannot be written.
@@ -107,16 +106,17 @@ pub fn print_text<K: ErrorClass>(text: &str) -> Result<(), CommandError<K>> {
     }
 }
 
-/// Writes text to stdout, all of it.
+/// Writes text to stdout completely.
 ///
 /// # Errors
-/// The system's.
+/// Returns the system's error.
 pub fn write_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
-/// A text without what a terminal would obey. Peers and other users' processes choose names.
+/// Escapes the characters that would control a terminal: names are chosen by peers and by other
+/// users' processes.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());

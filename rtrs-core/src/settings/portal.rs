@@ -1,10 +1,10 @@
-//! Where a daemon listens and a path leads: `tcp://10.0.0.1@10.0.0.2:1234`.
+//! Portals, the addresses of listeners and paths: `tcp://10.0.0.1@10.0.0.2:1234`.
 //!
-//! Owns [`Portal`]: a scheme, an optional source address, a destination host and a port. IPv6
-//! addresses stand in brackets; the destination may be a host name, which [`Portal::resolve`]
-//! turns into addresses later, so that parsing never waits. What only a listener or only a path
-//! may say is checked by [`Portal::check_listen`] and [`Portal::check_connect`]. What the kernel's
-//! rnbd writes for a path is read too (`portal/rnbd.rs`).
+//! A [`Portal`] has a scheme, an optional source address, a destination host and a port. IPv6
+//! addresses are written in brackets. The destination may be a host name, which
+//! [`Portal::resolve`] converts to addresses later, so that parsing never waits.
+//! [`Portal::check_listen`] and [`Portal::check_connect`] check the restrictions of listeners and
+//! paths. The kernel's notation for paths is accepted too (`portal/rnbd.rs`).
 
 mod rnbd;
 
@@ -16,25 +16,25 @@ use std::str::FromStr;
 
 use super::ValueError;
 
-/// The port when none is written: that of RTRS (kernel rnbd-proto.h, `RTRS_PORT`).
+/// Default port: that of RTRS (kernel rnbd-proto.h, `RTRS_PORT`).
 pub const PORT_DEFAULT: u16 = 1234;
 
 /// Longest host name in characters (RFC 1035 section 3.1, without the root's dot).
 const HOST_NAME_MAX: usize = 253;
 
 crate::choices! {
-    /// Which fabric carries the path.
+    /// Fabric that carries the path.
     pub enum Scheme as "scheme" {
         /// iWARP in user space over plain TCP.
         Tcp = "tcp",
-        /// The same inside TLS 1.3.
+        /// iWARP in user space over TLS 1.3.
         Tls = "tls",
         /// An RDMA device through libibverbs.
         Rdma = "rdma",
     }
 }
 
-/// The destination of a portal.
+/// Destination of a portal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Host {
     /// An address.
@@ -62,15 +62,15 @@ pub struct Portal {
     port: u16,
 }
 
-/// A portal's host that has no usable address.
+/// Error of a portal whose host has no usable address.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The system's resolver failed.
     #[error("cannot resolve host {host:?} of {portal}; check the name, or write an address")]
     Lookup {
-        /// The host name.
+        /// Host name.
         host: String,
-        /// The portal it stands in.
+        /// Portal of the host.
         portal: String,
         /// The resolver's error.
         #[source]
@@ -79,9 +79,9 @@ pub enum ResolveError {
     /// The host has addresses, but none of the source address's family.
     #[error("host {host:?} of {portal} has no {family} address to reach from the source address")]
     Family {
-        /// The host name.
+        /// Host name.
         host: String,
-        /// The portal it stands in.
+        /// Portal of the host.
         portal: String,
         /// `IPv4` or `IPv6`.
         family: &'static str,
@@ -89,57 +89,57 @@ pub enum ResolveError {
 }
 
 impl Portal {
-    /// A portal to an address, without a source.
+    /// Creates a portal to an address, without a source.
     #[must_use]
     pub const fn new(scheme: Scheme, address: SocketAddr) -> Self {
         Self { scheme, source: None, host: Host::Ip(address.ip()), port: address.port() }
     }
 
-    /// The same with another port.
+    /// Replaces the port.
     #[must_use]
     pub fn with_port(self, port: u16) -> Self {
         Self { port, ..self }
     }
 
-    /// The fabric.
+    /// Returns the scheme.
     #[must_use]
     pub const fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// The local address to connect from, if one was written.
+    /// Returns the local address to connect from, if given.
     #[must_use]
     pub const fn source(&self) -> Option<IpAddr> {
         self.source
     }
 
-    /// The destination.
+    /// Returns the destination.
     #[must_use]
     pub const fn host(&self) -> &Host {
         &self.host
     }
 
-    /// The port; 0 only on a portal to listen on.
+    /// Returns the port; 0 only for a listener.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
     }
 
-    /// Refuses what a listener cannot use: a source address.
+    /// Checks that a listener can use the portal: it has no source address.
     ///
     /// # Errors
     /// [`ValueError`] naming the portal.
     pub fn check_listen(&self) -> Result<(), ValueError> {
         if self.source.is_some() {
             return Err(self.refuse(
-                "has a source address, and a listener has none",
+                "has a source address, which a listener cannot use",
                 format!("write {}://{}:{}", self.scheme, self.host, self.port),
             ));
         }
         Ok(())
     }
 
-    /// Refuses what cannot be connected to: port 0, and the unspecified address.
+    /// Checks that a path can connect to the portal: port and address are specified.
     ///
     /// # Errors
     /// [`ValueError`] naming the portal.
@@ -147,21 +147,21 @@ impl Portal {
         if self.port == 0 {
             return Err(self.refuse(
                 "has port 0, which only a listener may use",
-                "write the server's port, or none for 1234",
+                "write the server's port, or omit it for 1234",
             ));
         }
         if matches!(self.host, Host::Ip(ip) if ip.is_unspecified()) {
             return Err(self.refuse(
-                "leads to the unspecified address",
+                "has the unspecified address as destination",
                 "write the server's own address or name",
             ));
         }
         Ok(())
     }
 
-    /// The addresses the portal stands for, at least one, in the resolver's order, and of the
-    /// source's family if there is a source. Blocks in the system's resolver when the host is a
-    /// name; call it off the data path.
+    /// Returns the addresses of the host, at least one, in the resolver's order, and of the
+    /// source's family if there is a source. Blocks in the system's resolver if the host is a name,
+    /// so it must not be called on the data path.
     ///
     /// # Errors
     /// [`ResolveError`], naming host and portal.
@@ -215,7 +215,7 @@ impl FromStr for Portal {
     }
 }
 
-/// What is wrong with a portal, and what to write instead.
+/// Problem with a portal, and a hint.
 type Problem = (String, Cow<'static, str>);
 
 fn parse(text: &str) -> Result<Portal, Problem> {
@@ -240,7 +240,7 @@ fn parse(text: &str) -> Result<Portal, Problem> {
         Ok(number) if digits => number,
         _ => {
             let problem = format!("has the port {:?}", port.unwrap_or_default());
-            return Err((problem, "use a port from 0 to 65535, or none for 1234".into()));
+            return Err((problem, "use a port from 0 to 65535, or omit it for 1234".into()));
         }
     };
     if let (Some(source), Host::Ip(ip)) = (source, &host) {
@@ -261,7 +261,7 @@ fn check_family(source: IpAddr, to: IpAddr) -> Result<(), Problem> {
     if source.is_ipv4() == to.is_ipv4() {
         return Ok(());
     }
-    let problem = format!("goes from {} to {}", family(source), family(to));
+    let problem = format!("has an {} source and an {} destination", family(source), family(to));
     Err((problem, "use addresses of one family".into()))
 }
 
@@ -411,14 +411,17 @@ mod tests {
             ("tcp://[host]", "has \"host\" in brackets, which is not an IPv6 address"),
             ("tcp://[1.2.3.4]", "which is not an IPv6 address"),
             ("tcp://[fe80::1%]", "has the zone \"\""),
-            ("tcp://h:", "has the port \"\"; use a port from 0 to 65535, or none for 1234"),
+            ("tcp://h:", "has the port \"\"; use a port from 0 to 65535, or omit it for 1234"),
             ("tcp://h:65536", "has the port \"65536\""),
             ("tcp://h:+1", "has the port \"+1\""),
             ("tcp://h:x", "has the port \"x\""),
             ("tcp://@h", "has the source \"\", which is not an address"),
             ("tcp://src@h", "has the source \"src\", which is not an address; write the source as"),
             ("tcp://0.0.0.0@h", "has the unspecified address as source"),
-            ("tcp://10.0.0.1@[::1]", "goes from IPv4 to IPv6; use addresses of one family"),
+            (
+                "tcp://10.0.0.1@[::1]",
+                "has an IPv4 source and an IPv6 destination; use addresses of one family",
+            ),
             ("tcp://1.1.1.1@2.2.2.2@h", "has the host \"2.2.2.2@h\""),
         ] {
             let error = refusal(text);
@@ -434,18 +437,18 @@ mod tests {
         assert_eq!(portal("tcp://[::]:0").check_listen(), Ok(()));
         assert_eq!(
             portal("tcp://10.0.0.1@10.0.0.2").check_listen().unwrap_err().to_string(),
-            "portal \"tcp://10.0.0.1@10.0.0.2:1234\" has a source address, and a listener has \
-             none; write tcp://10.0.0.2:1234"
+            "portal \"tcp://10.0.0.1@10.0.0.2:1234\" has a source address, which a listener cannot \
+             use; write tcp://10.0.0.2:1234"
         );
         assert_eq!(portal("tcp://10.0.0.1@10.0.0.2").check_connect(), Ok(()));
         assert_eq!(
             portal("tcp://h:0").check_connect().unwrap_err().to_string(),
             "portal \"tcp://h:0\" has port 0, which only a listener may use; write the server's \
-             port, or none for 1234"
+             port, or omit it for 1234"
         );
         for text in ["tcp://0.0.0.0", "tcp://[::]"] {
             let error = portal(text).check_connect().unwrap_err().to_string();
-            assert!(error.contains("leads to the unspecified address"), "{error}");
+            assert!(error.contains("has the unspecified address as destination"), "{error}");
         }
     }
 

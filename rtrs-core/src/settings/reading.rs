@@ -1,7 +1,7 @@
 //! Reading a daemon's settings from its YAML file.
 //!
-//! Owns [`settings_from_file`] and [`settings_from_yaml`]: bounded, never panicking, with errors
-//! that name file, line and what would do. What the keys are is the daemons' business.
+//! [`settings_from_file`] and [`settings_from_yaml`] are bounded and never panic; their errors name
+//! file, line and remedy. The daemons define the keys.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,14 +9,14 @@ use std::path::Path;
 
 use super::{CommandError, ErrorClass, Keys, Settings};
 
-/// Largest configuration file that is read, in bytes.
+/// Maximum size of a configuration file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads a configuration file of at most 1 MiB.
 ///
 /// # Errors
-/// [`ErrorClass::CONFIG_FILE`] if it cannot be read, [`ErrorClass::CONFIG`] for its contents,
-/// their size and their encoding too.
+/// [`ErrorClass::CONFIG_FILE`] if it cannot be read, [`ErrorClass::CONFIG`] for invalid contents,
+/// size or encoding.
 pub fn settings_from_file<T, K>(path: &Path) -> Result<T, CommandError<K>>
 where
     T: Settings,
@@ -25,10 +25,10 @@ where
     settings_from_yaml(&config_text(path)?, &path.display().to_string())
 }
 
-/// The text of a configuration file of at most 1 MiB.
+/// Returns the text of a configuration file of at most 1 MiB.
 ///
 /// # Errors
-/// As [`settings_from_file`].
+/// See [`settings_from_file`].
 pub fn config_text<K: ErrorClass>(path: &Path) -> Result<String, CommandError<K>> {
     let unreadable = |source| {
         let text = format!("cannot read the configuration file {}", path.display());
@@ -52,7 +52,7 @@ pub fn config_text<K: ErrorClass>(path: &Path) -> Result<String, CommandError<K>
     })
 }
 
-/// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
+/// Parses the text of a configuration file, which errors call `name`. An empty text sets nothing.
 ///
 /// # Errors
 /// [`ErrorClass::CONFIG`], with name, line and hint.
@@ -66,11 +66,11 @@ where
         .map_err(|error| yaml_error(&error, name))
 }
 
-/// What is wrong with the text of a file called `name`.
+/// Converts an error in the text of a file, which the error calls `name`.
 pub fn yaml_error<K: ErrorClass>(error: &serde_yaml::Error, name: &str) -> CommandError<K> {
     let line = error.location().map_or(1, |place| place.line());
     let what = error.to_string();
-    // The line stands in front.
+    // The line number is at the front instead.
     let what = what.rfind(" at line ").map_or(&*what, |place| &what[..place]);
     CommandError::new(K::CONFIG, format!("{name}:{line}: {what}"))
 }

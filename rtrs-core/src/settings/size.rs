@@ -1,29 +1,29 @@
 //! Sizes in bytes as people write them: `4096`, `4k`, `256M`, `1T`.
 //!
-//! Owns [`ByteSize`]. Units are powers of 1024; a size is a whole number of bytes and prints with
-//! the largest unit that divides it, so nothing is lost on the way out and in again.
+//! Units are powers of 1024. A [`ByteSize`] is a whole number of bytes and prints with the largest
+//! unit that divides it, so that printing and parsing it again loses nothing.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::ValueError;
 
-/// Unit letters and the power of two each stands for, largest first.
+/// Unit letters and their powers of two, largest first.
 const UNITS: [(&str, u32); 6] = [("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("k", 10)];
 const HINT: &str = "use a whole number of bytes, or one with k, M, G, T or P, as in 128k";
 
-/// A number of bytes.
+/// Number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ByteSize(u64);
 
 impl ByteSize {
-    /// A size of `bytes` bytes.
+    /// Creates a size of `bytes` bytes.
     #[must_use]
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.0

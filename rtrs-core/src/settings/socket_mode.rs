@@ -7,12 +7,12 @@ use std::str::FromStr;
 
 use super::{ValueError, text_values};
 
-/// Permissions of a unix socket, in octal: `660`.
+/// Permissions of a Unix socket, in octal: `660`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SocketMode(u32);
 
 impl SocketMode {
-    /// The bits, 0 to 0o777.
+    /// Returns the bits, 0 to 0o777.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0

@@ -3,9 +3,9 @@
 //! Owns [`nearest`], used for unknown keys of a configuration file and unknown parts of an export
 //! specification.
 
-/// The candidate nearest to `word`, if one is near enough to be what was meant: at most a third of
-/// the word's letters (but always one) inserted, dropped, replaced or swapped with a neighbor.
-/// Case and `_` for `-` count as nothing. Words over 64 characters have no near candidate.
+/// Returns the candidate nearest to `word`, if it differs in at most a third of the letters (but at
+/// least one): inserted, dropped, replaced or swapped with a neighbor. Case and `_` for `-` do not
+/// count. Words of more than 64 characters have no near candidate.
 #[must_use]
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let folded = fold(word);
@@ -25,7 +25,7 @@ fn fold(word: &str) -> Vec<char> {
     word.chars().map(|c| if c == '_' { '-' } else { c.to_ascii_lowercase() }).collect()
 }
 
-/// Optimal string alignment distance: edits of one letter and swaps of two neighbors.
+/// Returns the optimal string alignment distance: edits of one letter and swaps of two neighbors.
 fn distance(left: &[char], right: &[char]) -> usize {
     let width = right.len() + 1;
     let mut rows = vec![0; (left.len() + 1) * width];

@@ -110,9 +110,9 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns the answer in an immediate, if it is one.
+    /// Returns the answer in an immediate that arrived on a connection, if it is one.
     #[must_use]
-    pub fn of((conn, imm): (usize, Imm)) -> Option<Self> {
+    pub fn from_immediate(conn: usize, imm: Imm) -> Option<Self> {
         match imm {
             Imm::Response { permit, errno, invalidated } => {
                 Some(Self { conn, permit: permit.0, errno, invalidated })
@@ -412,31 +412,26 @@ impl PlayedClient {
         self.sge(RESULTS, 64 << 10).slice.fill(0xee);
     }
 
-    /// Writes data, user header and message into a permit's chunk and announces them; the data area
-    /// of a read is only left free.
-    pub fn request(
-        &mut self,
-        (conn, permit): (usize, u16),
-        data: Data<'_>,
-        header: &[u8],
-        message: &[u8],
-    ) {
+    /// Writes data, user header and message into the chunk of a permit and announces them on a
+    /// connection; the data area of a read is only left free. `at` is the connection and the
+    /// permit, here and in the methods below.
+    pub fn request(&mut self, at: (usize, u16), data: Data<'_>, header: &[u8], message: &[u8]) {
         let (room, bytes) = match data {
             Data::None => (0, &[][..]),
             Data::Room(len) => (len, &[][..]),
             Data::Bytes(bytes) => (0, bytes),
         };
         let all = [bytes, header, message].concat();
-        let imm = self.request_imm(permit, room + bytes.len() + header.len());
-        self.write_chunk((conn, permit), room, &all, imm);
+        let imm = self.request_imm(at.1, room + bytes.len() + header.len());
+        self.write_chunk(at.0, at.1, room, &all, imm);
     }
 
-    /// Writes arbitrary bytes into a permit's chunk, with an arbitrary immediate.
-    pub fn write_chunk(&mut self, (conn, permit): (usize, u16), at: usize, bytes: &[u8], imm: u32) {
+    /// Writes arbitrary bytes to an offset in a permit's chunk, with an arbitrary immediate.
+    pub fn write_chunk(&mut self, conn: usize, permit: u16, offset: usize, bytes: &[u8], imm: u32) {
         // Each permit has its own staging area, so that requests can be in flight together.
         let staging = if bytes.len() <= 4096 { usize::from(permit) * 4096 } else { 0 };
         let chunk = self.chunks[usize::from(permit)];
-        let remote = RemoteMem { addr: chunk.addr + at as u64, rkey: chunk.key };
+        let remote = RemoteMem { addr: chunk.addr + offset as u64, rkey: chunk.key };
         let sges = self.staged(staging, bytes);
         self.post(conn, WrOp::RdmaWrite { remote, imm: Some(imm) }, sges);
     }
@@ -473,14 +468,14 @@ impl PlayedClient {
 
     /// Opens an export.
     pub fn send_open(&mut self, permit: u16, name: &str, access: AccessMode) {
-        self.send_open_for(permit, (name, access), OpenRsp::LEN);
+        self.send_open_for(permit, name, access, OpenRsp::LEN);
     }
 
     /// Opens an export, with `room` bytes for the answer.
     ///
     /// # Panics
     /// Panics if the name is too long.
-    pub fn send_open_for(&mut self, permit: u16, (name, access): (&str, AccessMode), room: usize) {
+    pub fn send_open_for(&mut self, permit: u16, name: &str, access: AccessMode, room: usize) {
         let open = Open { access, dev_name: Name::new(name.as_bytes()).expect("a name") };
         self.send_open_raw(permit, &open.encode(), room);
     }

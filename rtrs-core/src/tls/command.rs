@@ -8,13 +8,13 @@ use serde_json::json;
 use super::keys::{PrivateKey, PublicKey};
 use crate::settings::{CommandError, ErrorClass, Output};
 
-/// What to do with a key.
+/// Command that manages a key.
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub enum KeyCommand {
-    /// Make a key, write it to a new file, and print its public half
+    /// Generate a key, write it to a new file, and print its public half
     ///
-    /// Only the user who runs this can read the file: if the daemon runs as another one, chown it.
-    /// The directory must exist.
+    /// Only the current user can read the file. If the daemon runs as another user, change the
+    /// owner with chown. The directory must exist.
     Generate(KeyArgs),
     /// Print the public half of a key, ed25519:BASE64
     ///
@@ -23,7 +23,7 @@ pub enum KeyCommand {
     Show(KeyArgs),
     /// Print the fingerprint of a key, SHA256:BASE64
     ///
-    /// It is short enough to compare by eye with what errors and logs show of a key.
+    /// The fingerprint is short enough to compare by eye with those in errors and logs.
     Fingerprint(KeyArgs),
 }
 
@@ -75,7 +75,7 @@ impl KeyCommand {
             key
         } else {
             PrivateKey::read(file)
-                .map_err(|e| CommandError::with_source(K::SYSTEM, "bad key", e))?
+                .map_err(|e| CommandError::with_source(K::SYSTEM, "cannot use the key", e))?
         };
         self.print(key.public(), Some(file), *output)
     }

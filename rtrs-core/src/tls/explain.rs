@@ -13,7 +13,7 @@ pub(super) const NO_NAME: &str = "the client's certificate has no name that can 
 /// Reason for the peer's rejection of a key.
 const UNKNOWN: &str = "our key is not known to the peer";
 /// One end has keys and the other certificates, or they have no cipher in common.
-const NO_COMMON_KIND: &str = "there is no cipher or kind of certificate that both ends have";
+const NO_COMMON_KIND: &str = "the two ends have no cipher or kind of certificate in common";
 
 /// Describes the error of a handshake to an end with raw keys or with certificates.
 pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
@@ -29,7 +29,7 @@ pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
             format!("our ca-crl.pem cannot be used: {}", words(&format!("{why:?}")))
         }
         Error::InvalidMessage(_) => "the peer does not speak TLS at all".into(),
-        Error::NoCertificatesPresented => "the peer has shown no certificate or key".into(),
+        Error::NoCertificatesPresented => "the peer has presented no certificate or key".into(),
         Error::PeerIncompatible(
             PeerIncompatible::IncorrectCertificateTypeExtension
             | PeerIncompatible::UnsolicitedCertificateTypeExtension,
@@ -70,7 +70,7 @@ fn kind(error: &Error) -> &'static str {
             }
             CertificateError::Revoked => "the certificate or its CA is revoked",
             CertificateError::UnknownIssuer => "the CA is not known",
-            CertificateError::BadSignature => "the CA has not signed it",
+            CertificateError::BadSignature => "the CA has not signed the certificate",
             CertificateError::UnknownRevocationStatus => "the CA has no revocation list",
             CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
                 "the certificate is for another use"
@@ -82,9 +82,11 @@ fn kind(error: &Error) -> &'static str {
         },
         Error::InvalidCertRevocationList(_) => "the revocation list cannot be used",
         Error::InvalidMessage(_) => "the peer does not speak TLS",
-        Error::NoCertificatesPresented => "nothing is shown",
+        Error::NoCertificatesPresented => "no credential was presented",
         Error::PeerIncompatible(_) => "the peer is not compatible",
-        Error::PeerMisbehaved(_) | Error::InappropriateMessage { .. } => "the peer broke TLS",
+        Error::PeerMisbehaved(_) | Error::InappropriateMessage { .. } => {
+            "the peer violated the TLS protocol"
+        }
         _ => "TLS failed",
     }
 }
@@ -175,7 +177,7 @@ fn known_alert(alert: AlertDescription, raw_keys: bool) -> Option<&'static str> 
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "our certificate is not signed by the CA that the peer trusts"
         }
-        AlertDescription::CertificateRequired => "the peer wants a certificate or key of ours",
+        AlertDescription::CertificateRequired => "the peer requires a certificate or key",
         // The first alert is sent by peers of version 0.1.
         AlertDescription::AccessDenied | AlertDescription::CertificateUnknown if raw_keys => {
             UNKNOWN
@@ -213,7 +215,7 @@ pub fn hint(text: &str) -> Option<&'static str> {
         ),
         ("our certificate is revoked", "get a new client-cert.pem and client-key.pem"),
         ("by the CA that the peer trusts", "use the CA of the server for client-cert.pem"),
-        ("wants a certificate or key", "set tls-dir, or key-file and server-key"),
+        ("requires a certificate or key", "set tls-dir, or key-file and server-key"),
         (
             "not known to the peer",
             "add what `rtrs-client key show` prints to the server's clients-file, and reload it",
@@ -238,7 +240,7 @@ pub fn hint(text: &str) -> Option<&'static str> {
             "compare server-key with what `rtrs-server key show` prints at the server",
         ),
         (
-            "kind of certificate that both ends",
+            "kind of certificate in common",
             "use certificates (tls-dir) at both ends, or keys (key-file) at both",
         ),
         (

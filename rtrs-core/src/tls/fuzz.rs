@@ -92,7 +92,7 @@ fn stranger(mut data: &[u8]) {
         match server.advance(piece).step {
             Step::More => data = rest,
             Step::Failed(_) => return,
-            Step::Done(_) => panic!("a stranger is let in"),
+            Step::Done(_) => panic!("an unknown client is accepted"),
         }
     }
 }

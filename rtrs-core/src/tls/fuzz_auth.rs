@@ -63,11 +63,11 @@ pub fn fuzz_auth(data: &[u8]) {
     match kind % 3 {
         0 => {
             let (_, exchange) = server.prove(facts(), &challenge, [8; 32]).expect("a good one");
-            assert!(server.check(&exchange, rest).is_err(), "a stranger is let in");
+            assert!(server.check(&exchange, rest).is_err(), "an unknown client is accepted");
         }
         1 => {
             let Ok(answer) = ChallengeRsp::decode(rest) else { return };
-            let proof = client.answer((facts(), None), &challenge, &answer);
+            let proof = client.answer(facts(), None, &challenge, &answer);
             assert!(proof.is_err(), "a stranger is taken for the server");
         }
         _ => changed(rest),
@@ -85,7 +85,7 @@ fn changed(data: &[u8]) {
     let mut bytes = answer.encode();
     any |= change(data, 1, &mut bytes);
     let Ok(answer) = ChallengeRsp::decode(&bytes) else { return };
-    let Ok(mut proof) = client.answer((facts(), None), &challenge, &answer) else { return };
+    let Ok(mut proof) = client.answer(facts(), None, &challenge, &answer) else { return };
     assert!(!any, "the client takes what was changed");
     any |= change(data, 2, &mut proof);
     match server.check(&exchange, &proof) {

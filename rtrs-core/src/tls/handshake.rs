@@ -85,10 +85,18 @@ pub(crate) struct Session {
     pub(crate) tx: (u64, ConnectionTrafficSecrets),
     pub(crate) rx: (u64, ConnectionTrafficSecrets),
     pub(crate) secrets: Secrets,
-    /// Whether both ends have raw keys instead of certificates; at the client, its own key.
-    pub(crate) raw_keys: (bool, Option<PublicKey>),
+    pub(crate) credentials: Credentials,
     /// At the server, the identity of the client.
     pub(crate) peer: PeerIdentity,
+}
+
+/// Kind of the credentials that both ends of a session have shown.
+#[derive(Clone, Copy)]
+pub(crate) struct Credentials {
+    /// Both ends have raw keys instead of certificates.
+    pub(crate) raw_keys: bool,
+    /// The client's own key, if this end is the client and has one.
+    pub(crate) own: Option<PublicKey>,
 }
 
 /// Secrets from which new keys are derived.
@@ -332,9 +340,9 @@ fn is_raw_key(conn: &CommonState) -> bool {
 }
 
 fn session(conn: Conn) -> Result<Session, ProofError> {
-    let (ExtractedSecrets { tx, rx }, secrets, peer, suite, raw_keys) = match conn {
+    let (ExtractedSecrets { tx, rx }, secrets, peer, suite, credentials) = match conn {
         Conn::Server(conn, config, _) => {
-            let raw_keys = is_raw_key(&conn);
+            let credentials = Credentials { raw_keys: is_raw_key(&conn), own: None };
             let chain = conn.peer_certificates().unwrap_or_default();
             let who = config.who(chain).ok_or(NO_NAME)?;
             let chain = chain.iter().cloned().map(CertificateDer::into_owned).collect();
@@ -343,14 +351,14 @@ fn session(conn: Conn) -> Result<Session, ProofError> {
             let (keys, kernel) =
                 conn.dangerous_into_kernel_connection().map_err(ProofError::from)?;
             let suite = kernel.negotiated_cipher_suite();
-            (keys, Secrets::Server(kernel), peer, suite, (raw_keys, None))
+            (keys, Secrets::Server(kernel), peer, suite, credentials)
         }
         Conn::Client(conn, _, own) => {
-            let raw_keys = is_raw_key(&conn);
+            let credentials = Credentials { raw_keys: is_raw_key(&conn), own };
             let (keys, kernel) =
                 conn.dangerous_into_kernel_connection().map_err(ProofError::from)?;
             let suite = kernel.negotiated_cipher_suite();
-            (keys, Secrets::Client(kernel), PeerIdentity::default(), suite, (raw_keys, own))
+            (keys, Secrets::Client(kernel), PeerIdentity::default(), suite, credentials)
         }
         Conn::Begin(_) | Conn::Over => return Err("the handshake is over".into()),
     };
@@ -359,7 +367,7 @@ fn session(conn: Conn) -> Result<Session, ProofError> {
         return Err("a version older than TLS 1.3".into());
     };
     let peer = PeerIdentity { cipher: Some(cipher), ..peer };
-    Ok(Session { suite, tx, rx, secrets, raw_keys, peer })
+    Ok(Session { suite, tx, rx, secrets, credentials, peer })
 }
 
 /// Returns the name of a supported cipher suite (RFC 8446 appendix B.4, RFC 5289 and RFC 7905).

@@ -260,19 +260,17 @@ pub const EVERYONE: [&str; 5] = ["everyone", "everybody", "all", "any", "*"];
 fn reserved(name: &str) -> Option<&'static str> {
     let is = |word: &str| name.eq_ignore_ascii_case(word);
     if is("anyone") || is("kernel") {
-        return Some("has a meaning of its own in access lists; use another");
+        return Some("is a reserved word in access lists; use another name");
     }
     let is_address = name.split('/').next().is_some_and(|at| at.parse::<IpAddr>().is_ok());
     if is_address || EVERYONE.into_iter().any(is) {
-        return Some(
-            "cannot stand in an access list, where it would look like others; use another",
-        );
+        return Some("looks like another kind of entry in an access list; use another name");
     }
     if name.contains('@') {
-        return Some("has an @, which access lists put in front of a network; leave it out");
+        return Some("contains @, which begins a network in access lists; remove it");
     }
     let prefixed = name.starts_with("key:") || name.starts_with("certificate:");
-    prefixed.then_some("begins with what `session list` puts in front of names; leave that out")
+    prefixed.then_some("begins with a prefix that `session list` adds to names; remove it")
 }
 
 /// Returns true if a text can be printed wherever the name of a peer is shown.

@@ -52,7 +52,7 @@ pub(crate) use fuzz::sessions;
 #[doc(hidden)]
 pub use fuzz_auth::fuzz_auth;
 pub use handshake::cipher_name;
-pub(crate) use handshake::{Ended, Handshake, Progress, Secrets, Session, Step};
+pub(crate) use handshake::{Credentials, Ended, Handshake, Progress, Secrets, Session, Step};
 pub use keys::{Clients, EVERYONE, KeyError, PrivateKey, PublicKey};
 pub use own::{EXPIRES_SOON_DAYS, NO_LIST};
 pub use proof::{Exchange, ProofFacts, nonce};

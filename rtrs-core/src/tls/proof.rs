@@ -145,7 +145,9 @@ impl OwnCredential {
 
     fn sign(&self, message: &[u8]) -> Result<SignedProof, ProofError> {
         let signer = self.key.key.choose_scheme(&SCHEMES);
-        let Some(signer) = signer else { return refuse("our key cannot sign as TLS 1.3 does") };
+        let Some(signer) = signer else {
+            return refuse("our key supports no signature scheme of TLS 1.3");
+        };
         let signature = signer.sign(message)?;
         let credential = Credential::clone(&self.shown);
         let proof = SignedProof { credential, scheme: signer.scheme().into(), signature };
@@ -197,7 +199,7 @@ fn check_signature(
     let mut known = known.filter(|(known, _)| SCHEMES.contains(known) && *known == scheme);
     // As in TLS 1.3, a scheme determines the curve.
     let Some(algorithm) = known.next().and_then(|(_, algorithms)| algorithms.first()) else {
-        let kind = "the peer has signed in a way that is not known here";
+        let kind = "the peer used an unknown signature scheme";
         return Err(ProofError::new(kind, format!("{kind} ({scheme:?})")));
     };
     let verified = match proof.credential.kind {
@@ -209,7 +211,7 @@ fn check_signature(
         CredentialKind::Certificates => EndEntityCert::try_from(first)
             .and_then(|owner| owner.verify_signature(*algorithm, message, &proof.signature)),
     };
-    verified.map_err(|_| ProofError::from("the peer's signature is not good for this path"))
+    verified.map_err(|_| ProofError::from("the peer's signature is not valid for this path"))
 }
 
 impl TlsServerConfig {
@@ -249,10 +251,12 @@ impl TlsServerConfig {
         let proof =
             proof.map_err(|error| ProofError::new("no proof was sent", error.to_string()))?;
         if hash(&proof.credential) != exchange.client_credential {
-            return refuse("the client shows another key than it has announced");
+            return refuse("the client presented a key other than the announced one");
         }
         let chain = chain(&proof, &self.own)?;
-        let Some((first, others)) = chain.split_first() else { return refuse("nothing is shown") };
+        let Some((first, others)) = chain.split_first() else {
+            return refuse("no credential was presented");
+        };
         self.verifier.verify_client_cert(first, others, UnixTime::now())?;
         check_signature(&proof, first, &exchange.message(CLIENT))?;
         let Some(who) = self.who(&chain) else {
@@ -277,7 +281,8 @@ impl TlsClientConfig {
     /// Returns the reason why it is not that server.
     pub fn answer(
         &self,
-        (facts, peer_name): (ProofFacts, Option<&str>),
+        facts: ProofFacts,
+        peer_name: Option<&str>,
         challenge: &Challenge,
         answer: &ChallengeRsp,
     ) -> Result<Vec<u8>, ProofError> {
@@ -286,7 +291,9 @@ impl TlsClientConfig {
             return Err(ProofError::new("the server speaks another version", text));
         }
         let chain = chain(&answer.proof, &self.own)?;
-        let Some((first, others)) = chain.split_first() else { return refuse("nothing is shown") };
+        let Some((first, others)) = chain.split_first() else {
+            return refuse("no credential was presented");
+        };
         let name = self.server_name(facts.server, peer_name);
         self.verifier.verify_server_cert(first, others, &name, &[], UnixTime::now())?;
         let exchange = Exchange {

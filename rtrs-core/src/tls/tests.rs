@@ -294,7 +294,7 @@ fn a_client_without_certificate_or_protocol_is_refused() {
     config.client_auth_cert_resolver = Arc::new(NoCertificate);
     client.rustls = Arc::new(config);
     let text = failure(shake(&client, &server).1);
-    assert!(text.contains("shown no certificate or key"), "{text}");
+    assert!(text.contains("presented no certificate or key"), "{text}");
 }
 
 #[derive(Debug)]
@@ -615,11 +615,11 @@ fn names_that_access_lists_take_for_something_else_are_refused() {
     let dir = TestDir::new("names");
     let (path, key) = (dir.0.join("clients"), PrivateKey::generate().unwrap().public());
     for (name, why) in [
-        ("anyone", "has a meaning of its own in access lists"),
-        ("Kernel", "has a meaning of its own in access lists"),
-        ("kernel@10.0.0.0/8", "has an @"),
-        ("db1@store", "has an @"),
-        ("key:db1", "begins with what `session list` puts in front"),
+        ("anyone", "is a reserved word in access lists"),
+        ("Kernel", "is a reserved word in access lists"),
+        ("kernel@10.0.0.0/8", "contains @"),
+        ("db1@store", "contains @"),
+        ("key:db1", "begins with a prefix that `session list` adds"),
     ] {
         fs::write(&path, format!("{name} {key}\n")).unwrap();
         let text = Clients::read(&path).unwrap_err().to_string();

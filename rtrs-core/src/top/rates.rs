@@ -49,9 +49,9 @@ impl Counters {
                 all.by_direction.unwrap_or_default();
             [reads, read_bytes, writes, write_bytes]
         };
-        let rises = |(now, before): (u64, u64)| now >= before;
-        plain(self).into_iter().zip(plain(before)).all(rises)
-            && by_direction(self).into_iter().zip(by_direction(before)).all(rises)
+        let plain_now = plain(self).into_iter().zip(plain(before));
+        let by_direction_now = by_direction(self).into_iter().zip(by_direction(before));
+        plain_now.chain(by_direction_now).all(|(now, before)| now >= before)
     }
 }
 
@@ -210,10 +210,10 @@ fn with_rates(row: Row, before: &Counters, now: &Counters, seconds: f64) -> Row 
     let moved = directions
         .map_or(ios, |(before, now)| (now.reads - before.reads) + (now.writes - before.writes));
     let times = times_between(&before.times, &now.times);
-    let part = |(name, now): (&String, &Vec<Bucket>)| {
+    let parts = now.parts.iter().filter_map(|(name, now)| {
         let earlier = before.parts.get(name).map_or(&[][..], Vec::as_slice);
         Some((name.clone(), part_times(&times_between(earlier, now))?))
-    };
+    });
     Row {
         ios_per_s: rate(now.ios, before.ios),
         reads_per_s: split(|count| count.reads),
@@ -225,7 +225,7 @@ fn with_rates(row: Row, before: &Counters, now: &Counters, seconds: f64) -> Row 
         latency_p50_us: quantile(&times, 0.5),
         latency_p99_us: quantile(&times, 0.99),
         errors_per_s: rate(now.errors, before.errors),
-        parts_us: now.parts.iter().filter_map(part).collect(),
+        parts_us: parts.collect(),
         ..row
     }
 }
@@ -354,7 +354,7 @@ mod tests {
         ];
         let rows = view(before, now);
         let names: Vec<&str> = rows.iter().map(|row| &*row.name).collect();
-        assert_eq!(names, ["restarted", "reset", "new", "silent"], "those that died are gone");
+        assert_eq!(names, ["restarted", "reset", "new", "silent"], "dead sessions are removed");
         for row in rows {
             assert_eq!((row.ios_per_s, row.errors_per_s), (None, None), "{}", row.name);
             assert_eq!((row.latency_p99_us, row.inflight), (None, Some(7)), "{}", row.name);

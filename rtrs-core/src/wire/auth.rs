@@ -14,19 +14,19 @@ use super::error::WireError;
 pub const AUTH_VERSION: u16 = 1;
 
 message! {
-    /// CHALLENGE: prove who you are.
+    /// CHALLENGE: the client requests a proof of the server's identity.
     pub struct Challenge[72] = "CHALLENGE", type 0x8003 {
         /// [`AUTH_VERSION`].
         2 version: u16,
         /// Random bytes of the client.
         8 nonce: [u8; 32],
-        /// SHA-256 of the credential that the client will show ([`Credential::bytes`]).
+        /// SHA-256 of the credential that the client will present ([`Credential::bytes`]).
         40 credential: [u8; 32],
     }
 }
 
 message! {
-    /// AUTH: this is who I am. The data of its WRITE is a [`SignedProof`].
+    /// AUTH: the client proves its identity. The data of its WRITE is a [`SignedProof`].
     pub struct Auth[8] = "AUTH", type 0x8004 {
         /// [`AUTH_VERSION`].
         2 version: u16,
@@ -34,7 +34,7 @@ message! {
 }
 
 codes! {
-    /// What an end shows.
+    /// Kind of credential that an end presents.
     pub enum CredentialKind {
         /// A raw public key: one SubjectPublicKeyInfo.
         RawKey = 1,

@@ -58,17 +58,27 @@ impl ChunkLayout {
         data_len: u32,
         usr_len: u16,
         message_len: u16,
-        (chunk_size, max_hdr_size): (u32, u32),
+        chunk_size: u32,
+        max_hdr_size: u32,
     ) -> Result<Self, WireError> {
         let header = u32::from(usr_len) + u32::from(message_len);
         if header > max_hdr_size {
-            let found = ("header length", u64::from(header));
-            return Err(WireError::mismatch(NAME, 0, found, ("max_hdr_size", max_hdr_size.into())));
+            let fault = Fault::Mismatch {
+                field: "header length",
+                found: header.into(),
+                against: "max_hdr_size",
+                bound: max_hdr_size.into(),
+            };
+            return Err(WireError { message: NAME, at: 0, fault });
         }
         if header > chunk_size || data_len > chunk_size - header {
-            let found = ("data length", u64::from(data_len));
-            let bound = ("chunk size less the header", chunk_size.saturating_sub(header).into());
-            return Err(WireError::mismatch(NAME, 0, found, bound));
+            let fault = Fault::Mismatch {
+                field: "data length",
+                found: data_len.into(),
+                against: "chunk size less the header",
+                bound: chunk_size.saturating_sub(header).into(),
+            };
+            return Err(WireError { message: NAME, at: 0, fault });
         }
         Ok(Self { data_len, usr_len, message_len })
     }
@@ -149,8 +159,13 @@ impl ChunkRequest {
     pub fn message_range(off: u32, chunk_size: u32) -> Result<Range<usize>, WireError> {
         let room = chunk_size.saturating_sub(off) as usize;
         if room < WriteMsg::LEN {
-            let bound = ("chunk size less a message", chunk_size.saturating_sub(4).into());
-            return Err(WireError::mismatch(NAME, off as usize, ("off", off.into()), bound));
+            let fault = Fault::Mismatch {
+                field: "off",
+                found: off.into(),
+                against: "chunk size less a message",
+                bound: chunk_size.saturating_sub(4).into(),
+            };
+            return Err(WireError { message: NAME, at: off as usize, fault });
         }
         let off = off as usize;
         Ok(off..off + room.min(ReadMsg::LEN_MAX))
@@ -179,8 +194,9 @@ impl ChunkRequest {
         };
         let usr = u32::from(usr_len);
         let wrong = |against, bound: u32| {
-            let found = ("usr_len", u64::from(usr));
-            WireError::mismatch(NAME, off as usize + 2, found, (against, u64::from(bound)))
+            let (found, bound) = (u64::from(usr), u64::from(bound));
+            let fault = Fault::Mismatch { field: "usr_len", found, against, bound };
+            WireError { message: NAME, at: off as usize + 2, fault }
         };
         if usr as usize + message_len > MAX_HDR_SIZE as usize {
             return Err(wrong("the header room of", MAX_HDR_SIZE));
@@ -299,8 +315,9 @@ impl ChunkRequest {
         if bi_size == self.data_len && bi_size != 0 {
             return Ok(());
         }
-        let bound = ("data length", u64::from(self.data_len));
-        Err(WireError::mismatch("IO", 20, ("bi_size", bi_size.into()), bound))
+        let (found, bound) = (u64::from(bi_size), u64::from(self.data_len));
+        let fault = Fault::Mismatch { field: "bi_size", found, against: "data length", bound };
+        Err(WireError { message: "IO", at: 20, fault })
     }
 
     fn check_no_data(&self) -> Result<(), WireError> {
@@ -319,8 +336,10 @@ impl ChunkRequest {
             Some(desc) if desc.len == self.data_len => Ok(()),
             desc => {
                 let len = desc.map_or(0, |desc| desc.len);
-                let bound = ("data length", u64::from(self.data_len));
-                Err(WireError::mismatch("READ", 20, ("desc.len", len.into()), bound))
+                let (found, bound) = (u64::from(len), u64::from(self.data_len));
+                let against = "data length";
+                let fault = Fault::Mismatch { field: "desc.len", found, against, bound };
+                Err(WireError { message: "READ", at: 20, fault })
             }
         }
     }
@@ -331,8 +350,10 @@ impl ChunkRequest {
         if self.data_len as usize >= need {
             return Ok(());
         }
-        let found = ("room for the answer", u64::from(self.data_len));
-        Err(WireError::mismatch(NAME, 0, found, ("its length", need as u64)))
+        let (found, bound) = (u64::from(self.data_len), need as u64);
+        let (field, against) = ("room for the answer", "its length");
+        let fault = Fault::Mismatch { field, found, against, bound };
+        Err(WireError { message: NAME, at: 0, fault })
     }
 
     /// Checks that an AUTH has a proof of a valid length.
@@ -494,18 +515,17 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_the_document() {
-        let bounds = (CHUNK, 4096);
         for (data, usr, message, off, end) in
             [(36, 36, 24, 72, 96), (56, 264, 24, 320, 344), (0, 8, 4, 8, 12), (0, 32, 8, 32, 40)]
         {
-            let layout = ChunkLayout::new(data, usr, message, bounds).unwrap();
+            let layout = ChunkLayout::new(data, usr, message, CHUNK, 4096).unwrap();
             let found = (layout.user_at(), layout.message_at(), layout.end());
             assert_eq!(found, (data, off, end));
         }
-        assert!(ChunkLayout::new(CHUNK - 36, 32, 4, bounds).is_ok());
-        assert!(ChunkLayout::new(CHUNK - 35, 32, 4, bounds).is_err());
-        assert!(ChunkLayout::new(u32::MAX, 32, 4, bounds).is_err());
-        assert!(ChunkLayout::new(0, 4093, 4, bounds).is_err());
-        assert!(ChunkLayout::new(0, u16::MAX, u16::MAX, (64, u32::MAX)).is_err());
+        assert!(ChunkLayout::new(CHUNK - 36, 32, 4, CHUNK, 4096).is_ok());
+        assert!(ChunkLayout::new(CHUNK - 35, 32, 4, CHUNK, 4096).is_err());
+        assert!(ChunkLayout::new(u32::MAX, 32, 4, CHUNK, 4096).is_err());
+        assert!(ChunkLayout::new(0, 4093, 4, CHUNK, 4096).is_err());
+        assert!(ChunkLayout::new(0, u16::MAX, u16::MAX, 64, u32::MAX).is_err());
     }
 }

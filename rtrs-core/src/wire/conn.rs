@@ -6,7 +6,7 @@
 //! checks that need state (UUIDs, queue depth over reconnects).
 
 use super::bytes::{fixed, put, u16_at};
-use super::error::WireError;
+use super::error::{Fault, WireError};
 use super::{VERSION, errno};
 use crate::ids::{ConnIndex, PathUuid, SessionId};
 use crate::limits::{CONNS_PER_PATH_MAX, IMM_PAYLOAD_BITS, Limits, MAX_HDR_SIZE, ceil_log2};
@@ -33,18 +33,18 @@ fn check_magic(message: &'static str, bytes: &[u8], at: usize) -> Result<(), Wir
 }
 
 message! {
-    /// CON_REQ: what a client sends with each connection of a path.
+    /// CON_REQ: private data of each connection request.
     #[derive(Default)]
     pub struct ConnReq[56] = "CON_REQ" {
-        /// This connection, below `cid_num`. 0 is the service connection.
+        /// Index of this connection, below `cid_num`. 0 is the service connection.
         6 cid: ConnIndex,
-        /// Connections of this path, the service connection included; 1 to 4096.
+        /// Number of connections of this path, including the service connection; 1 to 4096.
         8 cid_num: u16,
-        /// Connects of this path so far, this one included. Kernels store it unchecked.
+        /// Number of connects of this path so far, including this one. Kernels do not check it.
         10 recon_cnt: u16,
-        /// The path; stable over its reconnects.
+        /// UUID of the path; stable over its reconnects.
         12 path_uuid: PathUuid,
-        /// The session; the same on all its paths.
+        /// ID of the session; the same on all its paths.
         28 session_id: SessionId,
         /// The server may create the session.
         44 & 1 first_conn: bool,
@@ -76,27 +76,28 @@ impl ConnReq {
             return Err(WireError::value(Self::NAME, 8, "cid_num", found, "1 to 4096"));
         }
         if cid >= cid_num {
-            let (cid, cid_num) = (u64::from(cid), u64::from(cid_num));
-            return Err(WireError::mismatch(Self::NAME, 6, ("cid", cid), ("cid_num", cid_num)));
+            let (found, bound) = (u64::from(cid), u64::from(cid_num));
+            let fault = Fault::Mismatch { field: "cid", found, against: "cid_num", bound };
+            return Err(WireError { message: Self::NAME, at: 6, fault });
         }
         Ok(request)
     }
 }
 
 message! {
-    /// CON_RSP: what a server sends when it accepts or rejects a connection.
+    /// CON_RSP: private data of an accept or a reject.
     ///
-    /// Bounds and flags count on connection 0 only.
+    /// Bounds and flags are valid on connection 0 only.
     pub struct ConnRsp[56] = "CON_RSP" {
         /// 0 with an accept, a negative errno with a reject.
         4 errno: i16,
-        /// Chunks of the session; stable over reconnects.
+        /// Number of chunks of the session; stable over reconnects.
         6 queue_depth: u16,
-        /// Largest user data of a request, in bytes.
+        /// Maximum user data of a request, in bytes.
         8 max_io_size: u32,
         /// Room for user header and RTRS message, in bytes.
         12 max_hdr_size: u32,
-        /// Each answer is a SEND_WITH_IMM that carries a fresh key (`always_invalidate`).
+        /// Each answer is a SEND_WITH_IMM that carries a new key (`always_invalidate`).
         16 & 2 new_rkey: bool,
         /// Room for extensions ([`Extensions`](super::Extensions)). Kernels send zero and ignore
         /// it.

@@ -71,15 +71,6 @@ impl WireError {
         Self { message, at, fault: Fault::Value { field, found, expected } }
     }
 
-    pub(crate) const fn mismatch(
-        message: &'static str,
-        at: usize,
-        (field, found): (&'static str, u64),
-        (against, bound): (&'static str, u64),
-    ) -> Self {
-        Self { message, at, fault: Fault::Mismatch { field, found, against, bound } }
-    }
-
     /// Returns the errno with which to answer a request with this error, if it is answered.
     pub const fn errno(&self) -> u16 {
         match self.fault {
@@ -94,7 +85,7 @@ impl fmt::Display for WireError {
         write!(f, "{}, byte {}: ", self.message, self.at)?;
         match self.fault {
             Fault::Short { need, have } => {
-                write!(f, "ends after {have} bytes, at least {need} are needed")
+                write!(f, "ends after {have} bytes, at least {need} are required")
             }
             Fault::Value { field, found, expected } => {
                 write!(f, "{field} is {found:#x}, expected {expected}")
@@ -102,7 +93,7 @@ impl fmt::Display for WireError {
             Fault::Mismatch { field, found, against, bound } => {
                 write!(f, "{field} {found} does not fit {against} {bound}")
             }
-            Fault::Unterminated => f.write_str("the name has no end inside its field"),
+            Fault::Unterminated => f.write_str("the name is not terminated within its field"),
             Fault::UnknownOp(op) => write!(f, "unknown operation {op}"),
         }
     }

@@ -30,7 +30,7 @@ impl Default for SessInfo {
 }
 
 message! {
-    /// SESS_INFO_RSP: the version both ends go by.
+    /// SESS_INFO_RSP: the negotiated version.
     pub struct SessInfoRsp[36] = "SESS_INFO_RSP", type 1 {
         /// Major version of RNBD: the smaller of the two.
         4 ver: u8,
@@ -45,7 +45,7 @@ impl SessInfoRsp {
 }
 
 codes! {
-    /// What a client wants to do with a device.
+    /// Access to a device that a client requests.
     #[derive(Default)]
     pub enum AccessMode {
         /// Read only; any number of clients.
@@ -113,19 +113,19 @@ impl Open {
 }
 
 message! {
-    /// OPEN_RSP: the device as the server describes it. Limits are fixed while it is open.
+    /// OPEN_RSP: description of the device. Limits are fixed while it is open.
     #[derive(Default)]
     pub struct OpenRsp[56] = "OPEN_RSP", type 3 {
-        /// Names the device in this session; starts at 0.
+        /// Number of the device in this session; starts at 0.
         4 device_id: u32,
-        /// Size in sectors of 512 bytes, whatever the block size.
+        /// Size in sectors of 512 bytes, regardless of the block size.
         8 nsectors: u64,
-        /// Largest transfer in sectors; clients ignore it.
+        /// Maximum transfer in sectors; clients ignore it.
         16 max_hw_sectors: u32,
-        /// Largest write zeroes in sectors, 0 for none. Linux 6.8 and later; before, an unused
-        /// field that servers send as 0.
+        /// Maximum write zeroes in sectors, 0 if unsupported. Linux 6.8 and later; before, an
+        /// unused field that servers send as 0.
         20 max_write_zeroes_sectors: u32,
-        /// Largest discard in sectors, 0 for none.
+        /// Maximum discard in sectors, 0 if unsupported.
         24 max_discard_sectors: u32,
         /// Unit of discards in bytes.
         28 discard_granularity: u32,
@@ -135,32 +135,33 @@ message! {
         36 physical_block_size: u16,
         /// Unit of IO in bytes; a client refuses 0.
         38 logical_block_size: u16,
-        /// Most segments of a transfer; clients ignore it.
+        /// Maximum number of segments of a transfer; clients ignore it.
         40 max_segments: u16,
-        /// Discards can be secure, when not 0. Send 0: the kernel's client fails on secure erase.
+        /// Secure erase is supported, if not 0. Always 0, since the kernel's client fails on it.
         42 secure_discard: u16,
         /// The device rotates. Obsolete.
         44 rotational: bool,
         /// FUA is honored (cache policy bit 0).
         45 & 1 fua: bool,
-        /// There is a volatile cache (cache policy bit 1). Without it no flush and no FUA arrives,
-        /// and each write must be durable when it is answered.
+        /// The device has a volatile cache (cache policy bit 1). Without one no flush and no FUA
+        /// arrives, and each write must be durable when it is answered.
         45 & 2 write_cache: bool,
-        /// What was acknowledged and not flushed is there as long as this number stays; 0 says
-        /// nothing. Ours: counts only behind [`Extensions::cache_id`](super::Extensions::cache_id),
-        /// since a kernel's server leaves these bytes as its memory had them.
+        /// Epoch of the cache: acknowledged writes that were not flushed remain as long as it does
+        /// not change; 0 if unknown. An extension: valid only with
+        /// [`Extensions::cache_id`](super::Extensions::cache_id), since a kernel's server leaves
+        /// these bytes uninitialized.
         48 cache_id: u64,
-        /// When that number changes nothing is there any more, whether flushed or not. Ours too.
+        /// When the epoch changes, all data is lost, flushed or not. An extension too.
         46 & 1 volatile: bool,
-        /// Write zeroes is quicker here than writing zeroes, and a request may ask for that only
-        /// ([`Rw::fast_only`](super::Rw::fast_only)). Ours too: counts only behind
+        /// Write zeroes is faster than writing data, and a request may demand that
+        /// ([`Rw::fast_only`](super::Rw::fast_only)). An extension: valid only with
         /// [`Extensions::lengths`](super::Extensions::lengths).
         46 & 2 fast_zero: bool,
-        /// Extents are answered ([`Rw::EXTENTS`](super::Rw::EXTENTS)). Ours too: counts only behind
-        /// [`Extensions::lengths`](super::Extensions::lengths).
+        /// The server reports extents ([`Rw::EXTENTS`](super::Rw::EXTENTS)). An extension: valid
+        /// only with [`Extensions::lengths`](super::Extensions::lengths).
         46 & 4 extents: bool,
-        /// A write may change a part of a block ([`Rw::PARTIAL_WRITE`](super::Rw::PARTIAL_WRITE)).
-        /// Ours too: counts only behind [`Extensions::lengths`](super::Extensions::lengths).
+        /// A write may change part of a block ([`Rw::PARTIAL_WRITE`](super::Rw::PARTIAL_WRITE)). An
+        /// extension: valid only with [`Extensions::lengths`](super::Extensions::lengths).
         46 & 8 partial_writes: bool,
     }
 }
@@ -266,10 +267,10 @@ impl OpenRefusal {
 }
 
 message! {
-    /// CLOSE: gives a device back. Closing an unknown one succeeds.
+    /// CLOSE: closes a device. Closing an unknown device succeeds.
     #[derive(Default)]
     pub struct Close[8] = "CLOSE", type 5 {
-        /// The device, as OPEN_RSP named it.
+        /// Number of the device, from OPEN_RSP.
         4 device_id: u32,
     }
 }

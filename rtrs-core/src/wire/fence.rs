@@ -128,14 +128,13 @@ impl Extensions {
 }
 
 message! {
-    /// FENCE: a path of this session is dead.
+    /// FENCE: fences off a dead path of this session.
     pub struct Fence[28] = "FENCE", type 0x8001 {
-        /// Which path.
+        /// UUID of the path.
         4 path: PathUuid,
-        /// Its last connect that is meant, as CON_REQ counts them; earlier ones are meant too.
+        /// Number of the last connect to fence, from CON_REQ; earlier ones are fenced too.
         20 recon_cnt: u16,
-        /// The server's process to which that connect led; [`ServerProcess::NONE`] if it named
-        /// none.
+        /// Server process to which that connect led; [`ServerProcess::NONE`] if unknown.
         22 process: ServerProcess,
     }
 }

@@ -8,12 +8,12 @@
 use super::error::WireError;
 
 message! {
-    /// MOVE: a device that this session has open for writing is to be served here, or not any more.
+    /// MOVE: starts or stops serving a device here that this session has open for writing.
     #[derive(Default)]
     pub struct Move[12] = "MOVE", type 0x8005 {
-        /// The device, as OPEN_RSP named it.
+        /// Number of the device, from OPEN_RSP.
         4 device_id: u32,
-        /// The server is to give it up, so that another can take it over.
+        /// The server must release the device, so that another can take it over.
         8 & 1 away: bool,
     }
 }

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::bytes::{expect_type, fixed, put, u16_at};
-use super::error::WireError;
+use super::error::{Fault, WireError};
 use super::name::Name;
 use crate::ids::Rkey;
 use crate::limits::{IMM_PAYLOAD_BITS, ceil_log2};
@@ -51,11 +51,11 @@ message! {
     /// sg_desc: memory of the sender that the peer may write.
     #[derive(Default)]
     pub struct SgDesc[16] = "sg_desc" {
-        /// First byte, as the peer must name it. Opaque.
+        /// Address of the first byte for the peer. Opaque.
         0 addr: u64,
         /// Key of the memory.
         8 key: Rkey,
-        /// Bytes.
+        /// Length in bytes.
         12 len: u32,
     }
 }
@@ -147,7 +147,8 @@ impl InfoRsp {
         let depth = usize::from(queue_depth);
         let count = self.descs.len();
         let mismatch = |at, field, found: u64, against, bound: u64| {
-            WireError::mismatch(Self::NAME, at, (field, found), (against, bound))
+            let fault = Fault::Mismatch { field, found, against, bound };
+            WireError { message: Self::NAME, at, fault }
         };
         if count == 0 || !depth.is_multiple_of(count) || depth == 0 {
             return Err(mismatch(2, "sg_cnt", count as u64, "queue depth", depth as u64));

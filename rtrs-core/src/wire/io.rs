@@ -13,25 +13,25 @@ use crate::ids::Rkey;
 pub(super) const TYPE_READ: u16 = 3;
 
 codes! {
-    /// What an IO does, as RNBD numbers it.
+    /// Operation of an IO, with RNBD's number.
     pub enum RwOp {
-        /// Read `bi_size` bytes.
+        /// Reads `bi_size` bytes.
         Read = 0,
-        /// Write them.
+        /// Writes `bi_size` bytes.
         Write = 1,
-        /// Make completed writes durable. Its sector is all ones and means nothing.
+        /// Makes completed writes durable. The sector is all ones and has no meaning.
         Flush = 2,
-        /// Forget `bi_size` bytes.
+        /// Discards `bi_size` bytes.
         Discard = 3,
-        /// Forget them for good.
+        /// Erases `bi_size` bytes irrecoverably.
         SecureErase = 4,
-        /// Make them zero (Linux 6.8 and later).
+        /// Writes `bi_size` zero bytes (Linux 6.8 and later).
         WriteZeroes = 5,
-        /// Say which of them are holes. Ours, far from the kernel's numbers, and even as those of
-        /// what has an answer.
+        /// Reports the holes in `bi_size` bytes. An extension: its number is far from the kernel's,
+        /// and even like those of operations with an answer.
         Extents = 128,
-        /// Write `bi_size` bytes of one block and leave the others as they are. Ours, and odd as
-        /// those of what comes with data. `prio` is the first byte within the sector.
+        /// Writes `bi_size` bytes of one block and preserves the others. An extension: its number
+        /// is odd like those of operations with data. `prio` is the first byte within the sector.
         PartialWrite = 129,
     }
 }
@@ -148,16 +148,16 @@ message! {
     /// IO: RNBD's header of a read, write, flush, discard or write zeroes.
     #[derive(Default)]
     pub struct IoHeader[32] = "IO" {
-        /// The device, as OPEN_RSP named it.
+        /// Number of the device, from OPEN_RSP.
         4 device_id: u32,
         /// First sector, in units of 512 bytes. Meaningless in a flush.
         8 sector: u64,
         /// Operation and flags.
         16 rw: Rw,
-        /// Bytes the IO covers.
+        /// Length of the IO in bytes.
         20 bi_size: u32,
-        /// IO priority as Linux encodes it, 0 for none. Of a partial write the byte of `sector`
-        /// where it begins.
+        /// IO priority in Linux's encoding, 0 for none. In a partial write, the byte of `sector` at
+        /// which it begins.
         24 prio: u16,
     }
 }
@@ -192,10 +192,10 @@ impl IoHeader {
 }
 
 message! {
-    /// WRITE: RTRS's message of a request whose data, if any, lies in the chunk.
+    /// WRITE: RTRS's message of a request whose data, if any, is in the chunk.
     #[derive(Default)]
     pub struct WriteMsg[4] = "WRITE", type 2 {
-        /// Bytes of the user header, which ends where this message begins.
+        /// Length of the user header, which ends where this message begins.
         2 usr_len: u16,
     }
 }

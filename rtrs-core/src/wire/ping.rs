@@ -50,7 +50,7 @@ impl PingInfo {
 }
 
 codes! {
-    /// What a ping does.
+    /// Operation of a ping.
     pub enum PingMode {
         /// rping's rounds: the server reads the client's data and writes it back.
         PingPong = 0,

@@ -5,32 +5,32 @@
 //! old one; a receiver only stores it. The client must check that `permit` equals the one in the
 //! immediate ([`RkeyRsp::check`]).
 
-use super::error::WireError;
+use super::error::{Fault, WireError};
 use crate::ids::{PermitId, Rkey};
 
 message! {
     /// RKEY_RSP.
     #[derive(Default)]
     pub struct RkeyRsp[8] = "RKEY_RSP", type 4 {
-        /// `buf_id`: the chunk, that is the permit of the request answered.
+        /// `buf_id`: the chunk, which is the permit of the answered request.
         2 permit: PermitId,
-        /// Its key from now on.
+        /// New key of the chunk.
         4 rkey: Rkey,
     }
 }
 
 message! {
-    /// The long RKEY_RSP, with the time that the request took at the server: our own addition, on
-    /// paths where both ends agreed on it ([`Extensions::times`](super::Extensions)).
+    /// Long RKEY_RSP, with the time that the request took at the server. An extension, on paths
+    /// where both ends agreed on it ([`Extensions::times`](super::Extensions)).
     #[derive(Default)]
     pub struct TimedRkeyRsp[16] = "RKEY_RSP with times", type 4 {
-        /// As in [`RkeyRsp`].
+        /// Permit of the answered request.
         2 permit: PermitId,
-        /// As in [`RkeyRsp`].
+        /// New key of the chunk.
         4 rkey: Rkey,
-        /// Microseconds that the request was at the server and not at its disk.
+        /// Microseconds that the request spent in the server outside its disk.
         8 queue_us: u32,
-        /// Microseconds at the disk or file.
+        /// Microseconds that the request spent at the disk or file.
         12 backend_us: u32,
     }
 }
@@ -52,7 +52,9 @@ impl RkeyRsp {
             return Ok(());
         }
         let (found, bound) = (u64::from(self.permit.0), u64::from(permit.0));
-        Err(WireError::mismatch(Self::NAME, 2, ("buf_id", found), ("the immediate's id", bound)))
+        let against = "the immediate's id";
+        let fault = Fault::Mismatch { field: "buf_id", found, against, bound };
+        Err(WireError { message: Self::NAME, at: 2, fault })
     }
 }
 

@@ -55,7 +55,8 @@ impl Single {
     /// # Errors
     /// Those of the device, or of the system.
     pub(super) fn start(
-        (geometry, size): (Geometry, Arc<SharedSize>),
+        geometry: Geometry,
+        size: Arc<SharedSize>,
         open: impl FnOnce(&Core) -> io::Result<Box<dyn BlockDevice>> + Send + 'static,
     ) -> io::Result<Self> {
         let (jobs, inbox) = mailbox()?;

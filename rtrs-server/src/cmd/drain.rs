@@ -50,7 +50,7 @@ fn wait_exit(stream: &UnixStream) -> Result<(), Error> {
         .set_read_timeout(Some(EXIT_TIMEOUT))
         .and_then(|()| io::copy(&mut stream.take(4096), &mut io::sink()));
     ended.map(drop).map_err(|error| {
-        let what = "the server is drained, but its process does not end";
+        let what = "the server is drained, but its process has not ended";
         Error::with_source(ErrorKind::System, what, error)
     })
 }

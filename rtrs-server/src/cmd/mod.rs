@@ -82,7 +82,7 @@ pub struct LowArgs {
     #[arg(short, long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
     pub output: Output,
 
-    /// What to do with a running server; none to be one.
+    /// Command for a running server; without one, this process becomes a server.
     #[command(subcommand)]
     pub command: Option<Command>,
 }
@@ -95,7 +95,7 @@ pub enum Command {
     /// The server is found by its control socket in the run directory.
     #[command(subcommand)]
     Session(SessionCommand),
-    /// Show the rates of sessions, their paths and exports, again and again
+    /// Show live rates of sessions, their paths and exports
     ///
     /// On a terminal the view fills the screen, and h lists the keys. Elsewhere each interval is a
     /// few lines of text, or with -o json one line of JSON.
@@ -124,11 +124,11 @@ pub enum Command {
     /// As does SIGHUP. Changes nothing if the configuration, a certificate or a key is wrong. First
     /// applies access lists and the files of tls-dir, key-file and clients-file, and ends the
     /// sessions of clients that are no longer accepted. Then adds, removes and changes exports,
-    /// unless a new one cannot be opened. An export that is open stays as it is and is reported.
+    /// unless a new one cannot be opened. An open export is not changed, and is reported.
     /// Names other settings that differ: they need a restart. Exits with 1 if an export is not as
     /// the configuration says for another reason than that it is open.
     Reload(ReloadArgs),
-    /// Make and print the key with which this server proves who it is
+    /// Manage this server's key
     ///
     /// For tls:// and rdma:// with --key-file, as ssh-keygen for ssh. Clients need what `show`
     /// prints, as their server-key. No server needs to run.

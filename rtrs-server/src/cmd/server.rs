@@ -24,7 +24,7 @@ pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time for a reply that waits for nothing.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Where the server is found, and how its reply is printed.
+/// Options that select the server and the output format.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct ServerArgs {
     /// Name of the server; required if several are running

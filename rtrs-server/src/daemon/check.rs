@@ -49,8 +49,8 @@ impl Running {
             let Ok((status, _)) = request::<Status>(&socket, &Request::Status, REPLY_TIMEOUT)
             else {
                 if named.is_some() {
-                    let text =
-                        format!("a server of this name runs ({}), and hangs", socket.display());
+                    let socket = socket.display();
+                    let text = format!("a server of this name runs ({socket}) but does not answer");
                     return Err(Error::new(ErrorKind::InUse, text));
                 }
                 continue;

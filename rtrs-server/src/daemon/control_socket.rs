@@ -39,6 +39,14 @@ struct Draining {
     answer: mpsc::Receiver<AdminReply>,
 }
 
+/// Parts of a server that its control socket reports on and changes.
+pub(crate) struct Served {
+    pub(crate) exports: Arc<ExportTable>,
+    pub(crate) changes: Arc<Changes>,
+    pub(crate) control: ControlShard,
+    pub(crate) metrics: Arc<ServerMetrics>,
+}
+
 /// State shared by the threads of the control socket.
 struct Shared {
     name: String,
@@ -74,12 +82,10 @@ impl ServerControl {
     pub(crate) fn open(
         set: &Settings,
         portals: &[String],
-        shared: (&Arc<ExportTable>, &Arc<Changes>),
-        control: &ControlShard,
-        metrics: &Arc<ServerMetrics>,
+        served: Served,
     ) -> Result<Option<Self>, Error> {
         let is_set = set.name != Auto::Auto || set.run_dir.is_some();
-        match Self::bind(set, portals, shared, (control, metrics)) {
+        match Self::bind(set, portals, served) {
             Ok(control) => Ok(Some(control)),
             Err(error) if is_set => Err(error),
             Err(error) => {
@@ -90,12 +96,7 @@ impl ServerControl {
         }
     }
 
-    fn bind(
-        set: &Settings,
-        portals: &[String],
-        (exports, changes): (&Arc<ExportTable>, &Arc<Changes>),
-        (control, metrics): (&ControlShard, &Arc<ServerMetrics>),
-    ) -> Result<Self, Error> {
+    fn bind(set: &Settings, portals: &[String], served: Served) -> Result<Self, Error> {
         let run_dir = privileges::run_dir(set)?;
         run_dir.make()?;
         let name =
@@ -108,13 +109,14 @@ impl ServerControl {
             Error::with_source(ErrorKind::InUse, what, error)
         };
         let socket = ControlSocket::bind(&path).map_err(failed)?;
+        let Served { exports, changes, control, metrics } = served;
         let shared = Arc::new(Shared {
             name,
             portals: portals.to_vec(),
-            exports: Arc::clone(exports),
-            changes: Arc::clone(changes),
-            control: control.clone(),
-            metrics: Arc::clone(metrics),
+            exports,
+            changes,
+            control,
+            metrics,
             busy: AtomicBool::new(false),
             draining: Mutex::new(None),
         });

@@ -132,7 +132,7 @@ impl Opener {
             let _ = wait_saved(&export.epoch, export.epoch.raise());
             let name = &export.name;
             tracing::error!(%name, %error, "cannot flush a removed export");
-            format!("export {name:?} is removed, but it cannot be flushed: {error}")
+            format!("export {name:?} was removed but could not be flushed: {error}")
         });
         if flushed.is_ok() {
             export.epoch.note_clean_stop();
@@ -240,8 +240,10 @@ pub(crate) struct Exports {
 impl Exports {
     /// Creates the state of a starting server with these exports.
     pub(super) fn new(
-        (table, opener): (Arc<ExportTable>, Arc<Opener>),
-        (control, keys): (ControlShard, Option<Arc<TlsEndpoint>>),
+        table: Arc<ExportTable>,
+        opener: Arc<Opener>,
+        control: ControlShard,
+        keys: Option<Arc<TlsEndpoint>>,
         set: &Settings,
         audit: AuditSink,
     ) -> Self {
@@ -277,7 +279,7 @@ impl Exports {
             return Err("the server only answers pings (ping-only)".to_owned());
         }
         let turn = self.changing.try_lock_for(TURN_MAX);
-        turn.ok_or_else(|| "another change of the exports takes long; try again".to_owned())
+        turn.ok_or_else(|| "another change of the exports is still running; try again".to_owned())
     }
 
     /// All named exports, by name.
@@ -458,7 +460,7 @@ impl Exports {
     ) -> Result<Removed, String> {
         let ended = |removed: &Removed| {
             let ended = removed.ended.join(", ");
-            (!ended.is_empty()).then(|| format!("it was open by {ended}"))
+            (!ended.is_empty()).then(|| format!("it was opened by {ended}"))
         };
         let removed = self.remove_now(name, force, within);
         self.recorded(AuditKind::ExportRemove, name, removed, ended)
@@ -575,7 +577,7 @@ impl Exports {
             return Err(format!("export {name:?} has no other gateway; see the option gateway"));
         };
         let drained = gateway.release(within);
-        drained.map_err(|error| format!("export {name:?} is not given up: {error}"))?;
+        drained.map_err(|error| format!("cannot hand over export {name:?}: {error}"))?;
         Ok(ExportDrained { standby: export.name.clone() })
     }
 
@@ -625,8 +627,8 @@ impl Exports {
             let listed = self.change_list(spec, &entry.spec);
             let again = listed.and_then(|()| self.open_new(&entry.spec, entry.configured));
             match again {
-                Ok(()) => format!("{why}; the export is as before"),
-                Err(again) => format!("{why}; and it cannot be exported as before either: {again}"),
+                Ok(()) => format!("{why}; the export keeps its old options"),
+                Err(again) => format!("{why}; and the export could not be restored: {again}"),
             }
         });
         opened.map(|()| true)
@@ -675,8 +677,8 @@ fn release(
     done: &mpsc::Sender<(String, Result<(), String>)>,
 ) {
     loop {
-        let (free, used): (Vec<_>, Vec<_>) =
-            exports.into_iter().partition(|export| Arc::strong_count(export) == 1);
+        let (free, used) =
+            exports.into_iter().partition::<Vec<_>, _>(|export| Arc::strong_count(export) == 1);
         for export in free {
             let (name, flushed) = (export.name.clone(), opener.close(&export));
             drop(export);

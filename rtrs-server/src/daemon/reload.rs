@@ -137,7 +137,7 @@ impl Reload {
             done.warnings = endpoint.older_lists(&config);
             exports.replace_keys(endpoint, config);
             match &*done.keys_changed.join(", ") {
-                "" => tracing::info!("certificates or keys read again: they are as before"),
+                "" => tracing::info!("certificates or keys read again; none changed"),
                 changed => tracing::info!(changed, "certificates or keys read again"),
             }
         }
@@ -306,7 +306,7 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
     }
     // A target that a removed export locks can be opened only after its removal.
     let is_later = |spec: &ExportSpec| leaving.contains(&spec.target);
-    let (later, now): (Vec<_>, Vec<_>) = added.into_iter().partition(is_later);
+    let (later, now) = added.into_iter().partition::<Vec<_>, _>(is_later);
     let opened = now.iter().map(|spec| exports.open(spec)).collect::<Result<Vec<_>, _>>()?;
     for (spec, export) in now.iter().zip(opened) {
         note_added(done, spec.name(), exports.publish(spec, &export, true));

@@ -34,9 +34,9 @@ impl Rig {
     ) -> Self {
         let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
         let opener = Arc::new(Opener::new(Sources::system(), state));
-        let parts = ((table, opener), (ControlShard(control), None));
+        let control = ControlShard(control);
         let none = Settings { export: Vec::new(), ..set.clone() };
-        let exports = Exports::new(parts.0, parts.1, &none, AuditSink::default());
+        let exports = Exports::new(table, opener, control, None, &none, AuditSink::default());
         let configuration = Arc::new(Mutex::new(none.clone()));
         let read = Arc::clone(&configuration);
         let reread = Box::new(move || Plan::new(read.lock().clone()));

@@ -89,7 +89,7 @@ impl Closer for FlushingCloser {
         // A flush may take long, and searches do not wait for it.
         let closer = thread::Builder::new().name("release".into());
         if let Err(error) = closer.spawn(move || close(&export)) {
-            tracing::error!("an export is closed without a flush: cannot start a thread: {error}");
+            tracing::error!("closing an export without a flush: cannot start a thread: {error}");
         }
     }
 }
@@ -99,7 +99,7 @@ impl Closer for FlushingCloser {
 fn close(export: &Export) {
     if let Err(error) = export.source.settle() {
         let name = &export.name;
-        tracing::error!(%name, %error, "cannot flush an export that is closed");
+        tracing::error!(%name, %error, "cannot flush a closed export");
         let _ = wait_saved(&export.epoch, export.epoch.raise());
     }
 }
@@ -406,7 +406,7 @@ mod tests {
         assert_eq!(shelf.known.len(), 1);
         drop(again);
         shelf.look(b"t", &name(b"a")).unwrap();
-        assert_eq!(shelf.known.len(), 1, "what nobody uses is forgotten");
+        assert_eq!(shelf.known.len(), 1, "unused entries are forgotten");
         assert_eq!(shelf.look(b"t", &name(b"none")).unwrap_err(), errno::ENOENT);
     }
 

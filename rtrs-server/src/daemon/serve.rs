@@ -29,7 +29,7 @@ use crate::daemon::access::ServerAccess;
 use crate::daemon::audit;
 use crate::daemon::authenticate::Proofs;
 use crate::daemon::control_shard::ControlShard;
-use crate::daemon::control_socket::ServerControl;
+use crate::daemon::control_socket::{Served, ServerControl};
 use crate::daemon::driver::ServerShard;
 use crate::daemon::expiry;
 use crate::daemon::exports::{Exports, Opener};
@@ -114,7 +114,7 @@ fn run_server(
     let exports = ExportTable::with_finder(exports, finder);
     exports.set_closer(Box::new(FlushingCloser));
     exports.set_access(ServerAccess::new(set).policy());
-    let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot take signals"))?;
+    let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot handle signals"))?;
 
     // Dropped last: waits until all events are written.
     let (audit, _audit_thread) = audit::start(set)?;
@@ -151,26 +151,24 @@ fn run_server(
     });
     let control_shard = ControlShard(setup.senders[0].clone());
     if let Err(error) = sizes::watch(&setup.exports, control_shard.clone()) {
-        tracing::error!("exports that grow are not noticed: cannot start a thread: {error}");
+        tracing::error!("cannot watch for exports that grow: cannot start a thread: {error}");
     }
     let tls = setup.portals.tls();
     if let Some(Err(error)) = tls.as_ref().map(expiry::watch) {
-        tracing::error!(
-            "a certificate that expires is not noticed: cannot start a thread: {error}"
-        );
+        tracing::error!("cannot watch for expiring certificates: cannot start a thread: {error}");
     }
     let table = Arc::clone(&setup.exports);
     let exports_to_close = Arc::clone(&table);
     let manager = ServiceManager::from_env();
-    let control = (control_shard.clone(), tls.clone());
-    let exports = Exports::new((table, opener), control, set, setup.audit.clone());
+    let (control, audit) = (control_shard.clone(), setup.audit.clone());
+    let exports = Exports::new(table, opener, control, tls.clone(), set, audit);
     let reload = Reload::new(set, reread, setup.audit.clone(), tls.clone());
     let changes = Arc::new(Changes { exports, reload });
     match targets::watch(&changes, control_shard.clone()) {
         Ok(examiner) => exports_to_close.set_examiner(examiner),
-        Err(error) => tracing::error!(
-            "targets that are replaced are not followed: cannot start a thread: {error}"
-        ),
+        Err(error) => {
+            tracing::error!("cannot watch for replaced targets: cannot start a thread: {error}");
+        }
     }
     let control = listening.and_then(|portals| {
         let portals: Vec<String> = portals.into_iter().flatten().collect();
@@ -180,8 +178,13 @@ fn run_server(
             .watch(move || answering.all_shards_answer())
             .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
         let serving = set.metrics.as_ref().map(|at| metrics.serve(at)).transpose()?;
-        let shared = (&setup.exports, &changes);
-        let control = ServerControl::open(set, &portals, shared, &control_shard, &metrics)?;
+        let served = Served {
+            exports: Arc::clone(&setup.exports),
+            changes: Arc::clone(&changes),
+            control: control_shard.clone(),
+            metrics,
+        };
+        let control = ServerControl::open(set, &portals, served)?;
         Ok((portals, control, serving))
     });
     let forwarding = signals
@@ -247,7 +250,7 @@ fn stop_cleanly(exports: &Arc<ExportTable>) {
             Err(error) => tracing::error!(
                 name = %export.name,
                 %error,
-                "cannot flush at the end: clients with unflushed writes are told of a loss"
+                "cannot flush at the end; clients with unflushed writes are notified of a loss"
             ),
         }
     }
@@ -482,7 +485,7 @@ fn mailboxes(cores: u16) -> Result<Mailboxes, Error> {
     let pairs = (0..cores)
         .map(|_| mailbox())
         .collect::<io::Result<Vec<_>>>()
-        .map_err(failed(ErrorKind::System, "cannot make mailboxes"))?;
-    let (senders, boxes): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        .map_err(failed(ErrorKind::System, "cannot create mailboxes"))?;
+    let (senders, boxes) = pairs.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
     Ok((senders.into(), boxes))
 }

@@ -99,8 +99,8 @@ impl Exports {
         if to != had || was_cut.is_some() || bytes != to {
             let lost = || {
                 let rises = export.epoch.raise();
-                let why = "state-dir could not note in time that data is lost; nothing is changed; \
-                           check the disk of state-dir and its free space, and try again";
+                let why = "state-dir could not note in time that data is lost; nothing was \
+                           changed; check the disk of state-dir and its free space, and try again";
                 let noted = wait_saved(&export.epoch, rises).then_some(());
                 noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))
             };
@@ -152,9 +152,9 @@ mod tests {
             let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
             let opener = Arc::new(Opener::new(Sources::system(), state));
             let (sender, _inbox) = mailbox().unwrap();
-            let parts = ((table, opener), (ControlShard(sender), None));
-            let settings = Settings::default();
-            let exports = Exports::new(parts.0, parts.1, &settings, AuditSink::default());
+            let (control, settings) = (ControlShard(sender), Settings::default());
+            let exports =
+                Exports::new(table, opener, control, None, &settings, AuditSink::default());
 
             let resized = exports.resize("vol", Some(4096), true);
             assert_eq!(export.epoch.rises(), 1);

@@ -62,9 +62,9 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
         });
         all.extend(plain.map(|portal| {
             format!(
-                "the portal {portal} lets nobody in: no client can prove there who it is, and no \
+                "the portal {portal} admits no client: no client can authenticate there, and no \
                  access rule is for clients without a name; remove it, or set access (for example \
-                 --access anyone@10.0.0.0/24:ro), which lets them in unproved and in the clear"
+                 --access anyone@10.0.0.0/24:ro), which admits them unproved and in the clear"
             )
         }));
     }
@@ -92,15 +92,15 @@ fn nobody<'a>(
     let first = *named.peek()?;
     let Some(tls) = tls else {
         return Some(format!(
-            "the access rule for {first:?} lets nobody in: without certificates or keys no client \
-             has a name; set tls-dir or key-file, or name addresses (anyone@NETWORK)"
+            "the access rule for {first:?} admits no client: without certificates or keys no \
+             client has a name; set tls-dir or key-file, or name addresses (anyone@NETWORK)"
         ));
     };
     let unknown = named.filter(|name| !tls.may_know(name));
     let names: Vec<String> = unknown.map(|name| format!("{name:?}")).collect();
     (!names.is_empty()).then(|| {
         format!(
-            "access rules name {}, and clients-file has no such client: they let nobody in",
+            "access rules name {}, but clients-file has no such client: they admit no client",
             names.join(", ")
         )
     })
@@ -188,7 +188,7 @@ mod tests {
         set.export = vec![spec("v=mem:1M,access=anyone@10.0.0.0/8:rw")];
         assert_eq!(warnings(&set), [""; 0]);
         set.access = vec!["db1:rw".parse().unwrap()];
-        assert!(warnings(&set)[0].contains("\"db1\" lets nobody in"));
+        assert!(warnings(&set)[0].contains("\"db1\" admits no client"));
         set.ping_only = true;
         assert_eq!(warnings(&set), [""; 0]);
     }
@@ -212,7 +212,7 @@ mod tests {
         set.listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
         assert!(has(&warnings(&set), "all portals are tcp://"));
         set.listen.push("rdma://127.0.0.1:0".parse().unwrap());
-        let plain = "the portal tcp://127.0.0.1:0 lets nobody in";
+        let plain = "the portal tcp://127.0.0.1:0 admits no client";
         assert!(has(&warnings(&set), plain), "{:?}", warnings(&set));
         let export = std::mem::replace(&mut set.export, vec![spec("v=mem:1M")]);
         assert!(has(&warnings(&set), plain), "{:?}", warnings(&set));
@@ -220,7 +220,7 @@ mod tests {
         assert!(!has(&warnings(&set), plain), "{:?}", warnings(&set));
         (set.export, set.access) = (export, Vec::new());
         assert!(!has(&warnings(&set), "all portals are tcp://"));
-        std::fs::write(dir.0.join("clients"), "# nobody yet\n").unwrap();
+        std::fs::write(dir.0.join("clients"), "# no client yet\n").unwrap();
         assert!(has(&warnings(&set), "clients (clients-file) is empty"));
     }
 

@@ -81,7 +81,7 @@ impl ProofTask {
         let Self { reply_to, work, .. } = self;
         let result = match work {
             ProofWork::Prove { facts, challenge, room } => {
-                prove(config, (facts, &challenge, room), nonce)
+                prove(config, facts, &challenge, room, nonce)
             }
             ProofWork::Check { exchange, data } => {
                 config.check(&exchange, &data).map(ProofResult::Checked)
@@ -93,15 +93,19 @@ impl ProofTask {
 
 fn prove(
     config: &TlsServerConfig,
-    (facts, challenge, room): (ProofFacts, &Challenge, u32),
+    facts: ProofFacts,
+    challenge: &Challenge,
+    room: u32,
     nonce: [u8; 32],
 ) -> Result<ProofResult, ProofError> {
     let (answer, exchange) = config.prove(facts, challenge, nonce)?;
     let answer = answer.encode().into_boxed_slice();
     if answer.len() > room as usize {
         let len = answer.len();
-        let text = format!("our certificates need {len} bytes, and the client has room for {room}");
-        return Err(ProofError::new("the client has no room for our certificates", text));
+        let text = format!(
+            "the server's certificates need {len} bytes, but the client has room for {room}"
+        );
+        return Err(ProofError::new("the client has no room for the server's certificates", text));
     }
     Ok(ProofResult::Proved(answer, exchange))
 }

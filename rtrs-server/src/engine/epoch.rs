@@ -290,7 +290,7 @@ mod tests {
     fn a_cache_id_tells_epochs_and_lives_apart() {
         let epoch = SyncEpoch::default();
         assert_eq!(epoch.cache_id(5, 0), 5, "as before the first failure");
-        assert_eq!(epoch.cache_id(0, 3), 0, "nobody knows");
+        assert_eq!(epoch.cache_id(0, 3), 0, "unknown");
         let mut ids = vec![epoch.cache_id(5, 0), epoch.cache_id(5, 1), epoch.cache_id(5, 2)];
         ids.extend([epoch.cache_id(6, 1), SyncEpoch::unkept(9).cache_id(5, 0)]);
         ids.push(SyncEpoch::kept(3, Arc::new(Queue::default()), String::new()).cache_id(5, 0));

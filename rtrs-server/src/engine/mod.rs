@@ -143,7 +143,7 @@ impl ServerEngine {
                 if !self.params.pings.claims(request.private_data.as_bytes()) {
                     return Some(FabricEvent::Request(request));
                 }
-                self.hand_over((provider, request), now, fabrics);
+                self.hand_over(provider, request, now, fabrics);
                 return None;
             }
             event => event,
@@ -168,7 +168,8 @@ impl ServerEngine {
     /// the number that may run.
     fn hand_over(
         &mut self,
-        (provider, request): (ProviderIndex, ConnRequest),
+        provider: ProviderIndex,
+        request: ConnRequest,
         now: Instant,
         fabrics: &mut Fabrics,
     ) {

@@ -77,7 +77,7 @@ pub(super) fn auth(
     let client = &configs().0;
     let good = ChallengeRsp::decode(answer).ok();
     let good = good
-        .and_then(|answer| client.answer((facts, None), &client.challenge([7; 32]), &answer).ok());
+        .and_then(|answer| client.answer(facts, None, &client.challenge([7; 32]), &answer).ok());
     let mut proof = good.filter(|_| fields & 8 == 0).unwrap_or_else(|| vec![fields; 120]);
     if fields & 16 != 0 {
         let at = usize::from(fields) % proof.len();

@@ -58,10 +58,11 @@ impl ChunkPool {
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
         fresh_keys: bool,
-        (meter, counting): (&Arc<MemoryMeter>, Counting),
+        meter: &Arc<MemoryMeter>,
+        counting: Counting,
     ) -> Result<ToRegister, RegisterError> {
-        let size = (Self::bytes(limits), Self::stride(limits));
-        let region = Region::metered(size, meter, counting)
+        let (len, stride) = (Self::bytes(limits), Self::stride(limits));
+        let region = Region::metered(len, stride, meter, counting)
             .map_err(|e| RegisterError::Memory(FabricError::system("memory for the chunks", e)))?;
         let memory = ChunkMemory { region, registration: None };
         Ok(Self::over(memory, limits, pd, fresh_keys))

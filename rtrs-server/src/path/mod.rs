@@ -84,32 +84,47 @@ pub struct PathOrigin {
     pub takes_changed: bool,
     /// Whether the client accepts exports that are standby here.
     pub takes_standby: bool,
+    /// Whether the client accepts the time that its requests took here.
+    pub takes_times: bool,
+    /// Whether the client must authenticate on the path.
+    pub must_authenticate: bool,
     /// Identity that the first connection proved; all others proved the same. Anonymous without
     /// TLS.
     pub identity: PeerIdentity,
 }
 
+/// Resources of a new path, apart from its chunks.
+#[derive(Debug)]
+pub struct PathResources {
+    /// Protection domain of its memory and queue pairs.
+    pub pd: Arc<dyn ProtectionDomain>,
+    /// Whether each request gets a fresh key for its chunk.
+    pub fresh_keys: bool,
+    /// Buffers of its small messages.
+    pub messages: MessageBuffers,
+}
+
 impl PathShared {
-    /// Creates a path that is connecting.
+    /// Creates a path that is connecting, at a server with `cores` shards.
     pub fn new(
         key: PathKey,
         session: Arc<SessionShared>,
         origin: PathOrigin,
-        (pd, fresh_keys, times): (Arc<dyn ProtectionDomain>, bool, bool),
-        messages: MessageBuffers,
-        (cores, proves): (u16, bool),
+        resources: PathResources,
+        cores: u16,
     ) -> Arc<Self> {
-        let gate = proves.then(|| ProofGate {
+        let PathResources { pd, fresh_keys, messages } = resources;
+        let gate = origin.must_authenticate.then(|| ProofGate {
             identity: OnceLock::new(),
             permits: PermitTable::new(session.limits.queue_depth()),
         });
         Arc::new(Self {
             key,
             session,
-            origin,
             pd,
             fresh_keys,
-            times: times && fresh_keys,
+            times: origin.takes_times && fresh_keys,
+            origin,
             messages,
             chunks: OnceLock::new(),
             counters: PathCounters::new(cores),
@@ -197,16 +212,16 @@ pub fn core_of(cid: ConnIndex, first: CoreIndex, cores: u16) -> CoreIndex {
 #[non_exhaustive]
 pub enum PeerFault {
     /// Request before the handshake was over.
-    #[error("a request came before the handshake was over")]
+    #[error("request before the end of the handshake")]
     Early,
     /// Immediate with an invalid chunk or offset.
-    #[error("immediate {0:#010x} names no place in a chunk")]
+    #[error("immediate {0:#010x} has an invalid chunk or offset")]
     Immediate(u32),
     /// Unexpected message without an immediate.
-    #[error("a message came where none is due")]
+    #[error("unexpected message")]
     Message,
     /// Permit that is in flight on this path.
-    #[error("permit {0} was used again before its answer")]
+    #[error("permit {0} was reused before its answer")]
     PermitReused(u16),
     /// Malformed request without a recipient for an error answer.
     #[error("{0}")]
@@ -221,7 +236,7 @@ pub enum PeerFault {
 #[non_exhaustive]
 pub enum PathEnd {
     /// The peer violated the protocol.
-    #[error("the peer broke the protocol: {0}")]
+    #[error("protocol violation by the peer: {0}")]
     Peer(PeerFault),
     /// Another session has the name.
     #[error("another session has the name {0:?} (session-name)")]
@@ -235,64 +250,65 @@ pub enum PathEnd {
         reason: CloseReason,
     },
     /// The local transport refused an operation.
-    #[error("the transport refused: {0}")]
+    #[error("transport error: {0}")]
     Fabric(String),
     /// An impossible state: a bug of this server.
     #[error("internal error: {0}")]
     Internal(&'static str),
     /// Memory or another resource for the path is missing.
-    #[error("it cannot be served: {0}")]
+    #[error("cannot serve the path: {0}")]
     Unserved(String),
     /// The handshake took too long.
-    #[error("the handshake was not over in time")]
+    #[error("the handshake timed out")]
     HandshakeTimeout,
     /// The client has not authenticated in time.
-    #[error("its client has not proved who it is in time")]
+    #[error("the client did not authenticate in time")]
     Unproved,
     /// The client has not authenticated, and others need its place.
-    #[error("its client has not proved who it is, and others need its place")]
+    #[error("the client had not authenticated, and others needed its place")]
     CrowdedUnproved,
     /// Another path has determined the session's client, with other limits.
-    #[error("another path has proved whose its session is, and with another queue depth")]
+    #[error("another path authenticated the session's client, with another queue depth")]
     OtherClient,
     /// No client of the session has authenticated in time.
-    #[error("no path is left of its session whose client has proved who it is")]
+    #[error("the session has no authenticated path left")]
     Orphaned,
     /// The session has opened no export, and others need its place.
     #[error(
-        "its session has opened no export, and others need its place (half-open-max, sessions-max)"
+        "the session had opened no export, and others needed its place (half-open-max, \
+         sessions-max)"
     )]
     Crowded,
     /// The session has opened no export in time.
-    #[error("its session has opened no export in time (open-timeout)")]
+    #[error("the session opened no export in time (open-timeout)")]
     Unopened,
     /// The peer is silent.
     #[error("the peer does not answer heartbeats")]
     Silent,
     /// The client reconnects this path, so its current connections are dead.
-    #[error("the client connects it anew")]
+    #[error("the client reconnected the path")]
     Replaced,
     /// The client abandoned it and reported that over another path.
-    #[error("the client has given it up")]
+    #[error("the client abandoned the path")]
     Fenced,
     /// The client resent a request over another path while this one still has it, so it abandoned
     /// this path.
-    #[error("its client sends its requests again over path {0}")]
+    #[error("the client resent a request over path {0}")]
     Superseded(PathKey),
     /// The operator ended it.
     #[error("ended by the operator")]
     Operator,
     /// The operator ended its session.
-    #[error("its session was evicted by the operator")]
+    #[error("the session was evicted by the operator")]
     Evicted,
     /// The access lists changed and no longer allow the client what the session does.
-    #[error("the access lists no longer allow it")]
+    #[error("the access lists no longer allow the client")]
     NotAllowed,
     /// The server no longer accepts the client's certificate or key.
-    #[error("its client's certificate or key is no longer accepted")]
+    #[error("the client's certificate or key is no longer accepted")]
     Unknown,
     /// Another gateway serves an export of its session.
-    #[error("an export of its session has moved to another gateway")]
+    #[error("an export of the session moved to another gateway")]
     Moved,
     /// The server shuts down.
     #[error("the server stops")]

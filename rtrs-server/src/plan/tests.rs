@@ -95,12 +95,9 @@ fn values_and_combinations_are_validated() {
         ("listen: [auto, tcp://h]", "listen mixes auto with portals; use one or the other"),
         ("listen: [auto, auto]", "listen mixes auto with portals"),
         ("listen: [rdma://h, rdma://h:1234]", "listen contains rdma://h:1234 twice; drop one"),
-        ("listen: tcp://1.1.1.1@2.2.2.2", "has a source address, and a listener has none"),
+        ("listen: tcp://1.1.1.1@2.2.2.2", "has a source address, which a listener cannot use"),
         ("listen: [tcp://h, tcp://h:1234]", "listen contains tcp://h:1234 twice; drop one"),
-        (
-            "export: [/a/v, /b/v]",
-            "two exports have the name \"v\"; rename one of them with NAME=TARGET",
-        ),
+        ("export: [/a/v, /b/v]", "two exports have the name \"v\"; rename one with NAME=TARGET"),
         ("export: /", "export \"/\" has no file name to be exported under"),
         (
             "export: m=mem:0",

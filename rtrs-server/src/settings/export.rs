@@ -217,7 +217,7 @@ rtrs_core::settings! {
         /// Identify the export to clients by this text, 1 to 255 bytes; see
         /// docs/explanation/identity.md
         id: Option<Id> = "derived from the file or disk",
-        /// Who may open it, as WHO:ro or WHO:rw; without any, the access list of the server applies
+        /// Access list of this export, as WHO:ro or WHO:rw; by default that of the server applies
         access: Vec<AccessRule> = "",
     }
 }

@@ -60,13 +60,22 @@ fn list(json: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs the selected mutants. `quiet`: prints only the surviving ones, and the count.
+/// Form of the report on the mutants.
+#[derive(Clone, Copy)]
+pub(crate) struct ReportFormat {
+    pub(crate) json: bool,
+    /// Prints only the surviving mutants, and the count.
+    pub(crate) quiet: bool,
+}
+
+/// Runs the selected mutants.
 pub(crate) fn main(
     which: &str,
     seed: Option<u64>,
     seeds: Option<Range<u64>>,
-    (json, quiet): (bool, bool),
+    format: ReportFormat,
 ) -> ExitCode {
+    let ReportFormat { json, quiet } = format;
     let chosen: Vec<Mutant> = match which {
         "list" => return list(json),
         "all" => Mutant::ALL.to_vec(),

@@ -40,11 +40,11 @@ scenario() {
         --clients-file "$LAB_WORK/clients" --audit-log "$LAB_WORK/audit.log"
     local known=(--key-file "$key" --server-key "$server")
 
-    expect_match "without a key" "$(refused none)" "who it is.*key-file and server-key"
+    expect_match "without a key" "$(refused none)" "authenticate.*key-file and server-key"
     expect_match "another key" "$(refused another --key-file "$other" --server-key "$server")" \
         "does not accept this client"
     expect_match "another server" "$(refused wrong --key-file "$key" --server-key "$wrong")" \
-        "not the one that is meant"
+        "not the intended one"
     expect_match "doctor names what is wrong" \
         "$(timeout 60 rtrs-client doctor "$PORTAL" --key-file "$key" --server-key "$wrong" 2>&1)" \
         "compare server-key with what"

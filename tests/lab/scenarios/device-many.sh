@@ -40,7 +40,7 @@ scenario() {
                 dd "if=/dev/nbd$number" of=/dev/null bs=4k count=8 iflag=direct
         done
     done
-    note "devices connected anew: $(grep -l 'connecting it anew' /run/rtrs/*.log | wc -l)"
+    note "devices reconnected: $(grep -l 'reconnecting the device' /run/rtrs/*.log | wc -l)"
     for ((number = 0; number < DEVICES; number++)); do
         expect_true "d$number detaches" timeout 60 rtrs-client detach "d$number"
     done

@@ -46,7 +46,7 @@ scenario() {
         'topology_cut va0 && topology_cut vb0'
     since=$SECONDS
     # By what it sent and nobody acknowledged, or by five heartbeats of 1 s.
-    assert_within 30 "our server notices" ks_log_says 'a path ends .*peer=10\.0\.0\.1:'
+    assert_within 30 "our server notices" ks_log_says 'path closing .*peer=10\.0\.0\.1:'
     note "our server noticed after about $((SECONDS - since)) s (it promises at most 7)"
     assert_within 60 "the kernel's client notices" ks_states_are cut "1 connected 1 disconnected"
     note "the kernel's client noticed after about $((SECONDS - since)) s (it promises 30 to 35)"

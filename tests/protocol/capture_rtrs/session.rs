@@ -185,7 +185,8 @@ impl Path {
                 self.connections.insert(local, new);
             }
             REP => {
-                let new = self.connections.get_mut(&remote).ok_or("nobody asked")?;
+                let new =
+                    self.connections.get_mut(&remote).ok_or("a connection without a request")?;
                 if new.server_qp.is_some() {
                     return Ok(());
                 }
@@ -339,7 +340,7 @@ impl Path {
         if let Some(key) = packet.invalidate {
             let mut here = self.running.values_mut().filter(|r| r.cid == cid && r.need_inval);
             let named = here.find(|r| r.desc.is_some_and(|d| d.key.0 == key));
-            let running = named.ok_or("a key nobody wants to be invalidated")?;
+            let running = named.ok_or("an invalidation that was not requested")?;
             running.invalidated = true;
             self.counts.invalidates += 1;
             return Ok(());
@@ -363,7 +364,11 @@ impl Path {
             let wanted = |r: &&mut Running| {
                 r.cid == cid && r.desc.is_some_and(|d| (d.addr, d.key.0, d.len) == (addr, key, len))
             };
-            let running = self.running.values_mut().find(wanted).ok_or("nobody reads there")?;
+            let running = self
+                .running
+                .values_mut()
+                .find(wanted)
+                .ok_or("a write outside the memory of every read")?;
             running.data = Some(whole.bytes.clone());
             return Ok(());
         };
@@ -374,7 +379,7 @@ impl Path {
             }
             other => return Err(format!("{other:?} from a server")),
         };
-        let running = self.running.remove(&permit.0).ok_or("an answer nobody waits for")?;
+        let running = self.running.remove(&permit.0).ok_or("an answer without a request")?;
         self.counts.answers += 1;
         if running.cid != cid || errno != 0 {
             return Err(format!("errno {errno} on connection {cid}, for {running:?}"));

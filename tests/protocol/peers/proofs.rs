@@ -74,7 +74,8 @@ fn facts(peer: &Peer, server: SocketAddr) -> ProofFacts {
 /// Returns the proof that the client of a path would send, made for these facts.
 fn proof_for(
     peer: &mut Peer,
-    (config, server): (&TlsClientConfig, SocketAddr),
+    config: &TlsClientConfig,
+    server: SocketAddr,
     change: impl Fn(ProofFacts) -> ProofFacts,
 ) -> Result<Vec<u8>, String> {
     let challenge = config.challenge([7; 32]);
@@ -83,7 +84,7 @@ fn proof_for(
     assert_eq!(errno, 0, "the answer to a challenge");
     let answer = ChallengeRsp::decode(&peer.result(ROOM)).expect("a proof of the server");
     let facts = change(facts(peer, server));
-    config.answer((facts, None), &challenge, &answer).map_err(|error| error.to_string())
+    config.answer(facts, None, &challenge, &answer).map_err(|error| error.to_string())
 }
 
 /// Sends a proof and returns the errno of the answer.
@@ -130,7 +131,7 @@ fn over_rdma_proofs_open_a_path_and_nothing_else_does() {
     let (config, at) = (keys.config(), scene.server);
     let mut peer = proving(at, scene.options());
     assert_eq!(peer.open("vol1", AccessMode::ReadOnly).map(|_| ()), Err(errno::EACCES));
-    let good = proof_for(&mut peer, (&config, at), |facts| facts).expect("the server is known");
+    let good = proof_for(&mut peer, &config, at, |facts| facts).expect("the server is known");
     assert_eq!(auth(&mut peer, &good), 0);
     peer.open("vol1", AccessMode::ReadWrite).expect("it is known");
     peer.check_alive("a proof");
@@ -141,9 +142,9 @@ fn over_rdma_proofs_open_a_path_and_nothing_else_does() {
     // Another path: with the proof of the first one, with garbage, and with one challenge too many.
     let mut other = proving(at, scene.options());
     assert_eq!(auth(&mut other, &good), errno::EACCES, "without a challenge");
-    proof_for(&mut other, (&config, at), |facts| facts).expect("the server is known");
+    proof_for(&mut other, &config, at, |facts| facts).expect("the server is known");
     assert_eq!(auth(&mut other, &good), errno::EACCES, "of another path");
-    proof_for(&mut other, (&config, at), |facts| facts).expect("the server is known");
+    proof_for(&mut other, &config, at, |facts| facts).expect("the server is known");
     assert_eq!(auth(&mut other, &vec![0xff; 16 << 10]), errno::EACCES, "garbage");
     assert_eq!(auth(&mut other, &[0; (16 << 10) + 1]), errno::EACCES, "too long");
     other.send_challenge((0, 0), &config.challenge([7; 32]), ROOM);
@@ -153,8 +154,8 @@ fn over_rdma_proofs_open_a_path_and_nothing_else_does() {
     // The proof of a server at another address than the client expects is invalid.
     let mut third = proving(at, scene.options());
     let elsewhere = |facts| ProofFacts { server: [10, 9, 9, 9].into(), ..facts };
-    let error = proof_for(&mut third, (&config, at), elsewhere).expect_err("another address");
-    assert!(error.contains("not good for this path"), "{error}");
+    let error = proof_for(&mut third, &config, at, elsewhere).expect_err("another address");
+    assert!(error.contains("not valid for this path"), "{error}");
     peer.check_alive("proofs of others");
     // The client's key is removed from the list.
     keys.list("# nobody\n");

@@ -62,7 +62,7 @@ fn requests_that_name_nobody_to_answer() {
         for (what, at, bytes, off) in cases {
             let _ = scene.fatal(what, |peer| {
                 let imm = peer.request_imm(3, off);
-                peer.write_chunk((1, 3), at, &bytes, imm);
+                peer.write_chunk(1, 3, at, &bytes, imm);
             });
         }
         scene.end();
@@ -90,8 +90,8 @@ fn requests_that_are_answered_with_an_error() {
     let sess_info = SessInfo { ver: 2 }.encode().to_vec();
     type Case<'a> = (&'a str, Data<'a>, Vec<u8>, Vec<u8>, u16);
     let cases: Vec<Case<'_>> = vec![
-        ("write shorter than told", bytes, header(Rw::WRITE, 1024), write.clone(), inval),
-        ("write longer than told", bytes, header(Rw::WRITE, 0), write.clone(), inval),
+        ("write shorter than announced", bytes, header(Rw::WRITE, 1024), write.clone(), inval),
+        ("write longer than announced", bytes, header(Rw::WRITE, 0), write.clone(), inval),
         ("write of 4 GiB", bytes, header(Rw::WRITE, u32::MAX), write.clone(), inval),
         ("write without data", Data::None, header(Rw::WRITE, 512), write.clone(), inval),
         ("write of nothing", Data::None, header(Rw::WRITE, 0), write.clone(), inval),
@@ -174,7 +174,7 @@ fn garbage_where_nothing_is_said() {
     peer.request((0, 1), Data::Room(SessInfo::LEN), &info, &message);
     assert_eq!(peer.answer().errno, 0);
     assert_eq!(peer.result(SessInfo::LEN)[..5], [1, 0, 0, 0, 2]);
-    assert_eq!(peer.result(SessInfo::LEN)[5..], [0; 31], "none of it comes back");
+    assert_eq!(peer.result(SessInfo::LEN)[5..], [0; 31], "the garbage is not sent back");
     // IO of version 2, of a peer whose struct has no padding, and of version 1.
     for (len, byte) in [(32, 1), (28, 2), (24, 3)] {
         let dirty = |rw| {

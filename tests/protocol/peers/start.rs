@@ -114,10 +114,11 @@ fn raise_descriptors(wanted: u64) -> u64 {
     let limits = || {
         let text = std::fs::read_to_string("/proc/self/limits").expect("own limits");
         let line = text.lines().find(|line| line.starts_with("Max open files")).expect("a line");
-        let mut words = line.split_whitespace().skip(3).map(|word| word.parse().unwrap_or(1 << 20));
+        let mut words =
+            line.split_whitespace().skip(3).map(|word| word.parse::<u64>().unwrap_or(1 << 20));
         (words.next().unwrap_or(0), words.next().unwrap_or(0))
     };
-    let (soft, hard): (u64, u64) = limits();
+    let (soft, hard) = limits();
     if soft < wanted && requires(&["prlimit"]) {
         let bound = format!("--nofile={}:{hard}", wanted.min(hard));
         let pid = std::process::id().to_string();

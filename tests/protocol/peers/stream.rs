@@ -129,7 +129,7 @@ fn frames_that_break_the_stream() {
             None,
         ),
         (
-            "an answer to a read that nobody asked for",
+            "an answer to a read that was not requested",
             just(tagged([0xc1, 0x42], 1, 0, &[1; 64])),
             None,
         ),

@@ -82,10 +82,10 @@ impl Checker {
     /// any. `lives` are the runs of the nodes at the end.
     pub(super) fn missing(&self, lives: &[u32]) -> Option<String> {
         let lasts = |life: Life| lives.get(life.0) == Some(&life.1);
-        let missing = (0..)
+        let missing = (0_usize..)
             .zip(&self.sent)
             .find(|(_, sent)| lasts(sent.from) && lasts(sent.to) && sent.read_in.is_empty());
-        missing.map(|(number, sent): (usize, _)| format!("lost: message {number} {sent:?}"))
+        missing.map(|(number, sent)| format!("lost: message {number} {sent:?}"))
     }
 }
 

@@ -150,11 +150,12 @@ impl Host {
     fn send(&mut self, now: Instant, lives: &[u32], checker: &mut Checker) -> Result<(), String> {
         for wanted in std::mem::take(&mut self.wanted) {
             let id = self.sockets[wanted.from];
-            let to = (address(wanted.to), wanted.port);
+            let (to, port) = (address(wanted.to), wanted.port);
             let payload = checker.payload(wanted.len);
-            match self.node.may_send(id, to, payload.len()) {
+            match self.node.may_send(id, to, port, payload.len()) {
                 Ok(()) => {
-                    self.node.send(now, id, to, payload).map_err(|why| format!("send: {why}"))?;
+                    let sent = self.node.send(now, id, to, port, payload);
+                    sent.map_err(|why| format!("send: {why}"))?;
                     let (from, to) = ((self.index, self.life), (wanted.to, lives[wanted.to]));
                     checker.sent(from, to, (id.port, wanted.port), wanted.len);
                 }

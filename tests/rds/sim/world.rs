@@ -201,7 +201,7 @@ impl World {
                     self.turn_soon(host);
                 }
             }
-            Action::Syn { from, life, link, to } => self.syn((from, life, link), to),
+            Action::Syn { from, life, link, to } => self.syn(from, life, link, to),
             Action::Refused { from, life, link } => {
                 let now = self.now;
                 if let Some(host) = self.running(from, life) {
@@ -337,7 +337,7 @@ impl World {
         }
     }
 
-    fn syn(&mut self, (from, life, link): (usize, u32, LinkId), to: usize) {
+    fn syn(&mut self, from: usize, life: u32, link: LinkId, to: usize) {
         if !self.attempts.remove(&(from, link)) || self.running(from, life).is_none() {
             return;
         }

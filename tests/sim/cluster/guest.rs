@@ -65,7 +65,8 @@ impl Guest {
         world: &World,
         options: &Options,
         home: Option<Identity>,
-        (rules, log): (&Rules, &Log),
+        rules: &Rules,
+        log: &Log,
     ) -> Option<Self> {
         let (access, export, base) = match options.guest? {
             Kind::Reader => (AccessMode::ReadOnly, "vol", 0),
@@ -173,7 +174,7 @@ impl Guest {
                 && let Some(device) = core.device(DeviceIndex::FIRST)
             {
                 let seat = Seat { group: Group::new(1, |_| ()), shard: 0 };
-                work.open(now, device, (seat, &BufferPools::default()));
+                work.open(now, device, seat, &BufferPools::default());
             }
             busy |= work.turn(now, oracle)?;
             work.check()?;

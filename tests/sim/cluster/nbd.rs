@@ -83,7 +83,7 @@ mod tests {
             cluster.act(Act::Stall { core: 0, time: 50 * MS }).unwrap();
             cluster.run_until(cluster.now() + 30 * MS, |_| false).unwrap();
             cluster.act(Act::Reconnect { only: Some(1), by: 0 }).unwrap();
-            assert!(asked(&cluster), "its core stands still");
+            assert!(asked(&cluster), "its core is stalled");
 
             assert_eq!(cluster.act(Act::Reconnect { only: Some(0), by: 0 }), Ok(()), "{op:?}");
             let work = &cluster.client[0].work;

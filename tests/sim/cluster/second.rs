@@ -190,7 +190,7 @@ impl Second {
                 self.oracle.settle();
             }
             let seat = Seat { group: Group::new(1, |_| ()), shard: 0 };
-            work.open(now, device, (seat, pools));
+            work.open(now, device, seat, pools);
         }
         let busy = work.turn(now, &mut self.oracle)?;
         work.failed.clear();

@@ -468,5 +468,5 @@ impl Cluster {
 }
 
 fn listen(fabric: &mut dyn Fabric, path: usize) {
-    fabric.listen(SocketAddr::new(server_ip(path), PORT)).expect("nobody else listens there");
+    fabric.listen(SocketAddr::new(server_ip(path), PORT)).expect("the address is free");
 }

@@ -18,7 +18,8 @@ const BACK: Duration = Duration::from_millis(600);
 /// one is dead only for the client: requests sent over that path still arrive.
 pub(in super::super) fn twins(
     links: &[(IpAddr, IpAddr)],
-    (from, time): (Instant, Duration),
+    from: Instant,
+    time: Duration,
     prng: &mut Prng,
 ) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();

@@ -152,7 +152,7 @@ impl Rig {
         let server = &mut self.servers[at];
         let mut fabric: Box<dyn Fabric> = Box::new(self.world.fabric(server.node));
         let listens = fabric.listen(SocketAddr::new(server_ip(at), PORT));
-        listens.expect("nobody else listens there");
+        listens.expect("the address is free");
         server.host = Some(ServerHost {
             core: ServerEngine::new(params, Core::without_ring(CoreIndex(0)), &table),
             fabrics: vec![fabric],
@@ -326,7 +326,7 @@ impl Rig {
             }
             spins = if busy { spins + 1 } else { 0 };
             if spins > SPINS_MAX {
-                return Err(Failure::new("live", format!("the clock stands still at {now}")));
+                return Err(Failure::new("live", format!("the clock stopped at {now}")));
             }
             if busy {
                 continue;

@@ -16,11 +16,11 @@ impl Oracle {
     /// Records an acknowledged write, which ends the dropped writes that it overlaps.
     pub(super) fn acked_over_dropped(&mut self, id: u32) {
         let write = &self.writes[id as usize];
-        self.end_dropped(write.start, (write.sector, write.count));
+        self.end_dropped(write.start, write.sector, write.count);
     }
 
     /// Records that a request for these sectors that began at `start` has succeeded.
-    pub(super) fn end_dropped(&mut self, start: u64, (sector, count): (u32, u32)) {
+    pub(super) fn end_dropped(&mut self, start: u64, sector: u32, count: u32) {
         if self.dropped.is_empty() {
             return;
         }

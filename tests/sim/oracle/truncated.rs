@@ -25,7 +25,7 @@ const TELLINGS_MAX: u32 = 8;
 #[derive(Debug, Default)]
 pub(super) struct Length {
     short: Option<Short>,
-    /// Write that stands for the zeroes beyond the last cut.
+    /// Write that represents the zeroes beyond the last truncation.
     zeroes: Option<u32>,
     /// End of the durable writes so far.
     durable_end: u32,

@@ -171,7 +171,7 @@ impl Stand {
         // A read does not wait. It returns the old data: the write has not run.
         let mut found = [1; 4096];
         for raw in [&mut one, &mut other] {
-            wait_for("IO to go on", PATH_TIME_MAX, || raw.read(offset, &mut found).ok());
+            wait_for("IO to resume", PATH_TIME_MAX, || raw.read(offset, &mut found).ok());
         }
         assert!(found == [0; 4096], "{death:?}: the disk holds the write, and it has run");
         let answered = AtomicBool::new(false);

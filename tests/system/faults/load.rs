@@ -64,14 +64,15 @@ impl Load {
     /// Connects and starts the clients; returns when each has done some IO.
     pub(crate) fn start(client: &Client) -> Self {
         let order = Arc::new(AtomicU8::new(RUN));
-        let start = |(at, size): (usize, &usize)| {
+        let workers = (0_u64..).zip(SIZES).map(|(at, size)| {
             let (meter, order) = (Arc::new(Meter::default()), Arc::clone(&order));
-            let (of_thread, front, size) = (Arc::clone(&meter), client.front().clone(), *size);
-            let part = Part { base: at as u64 * PART, size, blocks: [Some(0); BLOCKS as usize] };
+            let (of_thread, front) = (Arc::clone(&meter), client.front().clone());
+            let part = Part { base: at * PART, size, blocks: [Some(0); BLOCKS as usize] };
             let thread = std::thread::spawn(move || part.work(&front, &of_thread, &order));
             Worker { meter, thread }
-        };
-        let load = Self { workers: SIZES.iter().enumerate().map(start).collect(), order };
+        });
+        let workers = workers.collect();
+        let load = Self { workers, order };
         load.progress();
         load
     }
@@ -99,11 +100,11 @@ impl Load {
     pub(crate) fn progress(&self) {
         let good = |worker: &Worker| worker.meter.good.load(Ordering::Relaxed);
         let before: Vec<u64> = self.workers.iter().map(good).collect();
-        wait_for("every client's IO to go on", PROGRESS_TIME_MAX, || {
+        wait_for("progress of every client's IO", PROGRESS_TIME_MAX, || {
             let ended = self.workers.iter().any(|worker| worker.thread.is_finished());
             assert!(!ended, "a client has panicked: see its message");
-            let more = |(worker, before): (&Worker, &u64)| good(worker) > before + 8;
-            self.workers.iter().zip(&before).all(more).then_some(())
+            let mut each = self.workers.iter().zip(&before);
+            each.all(|(worker, before)| good(worker) > before + 8).then_some(())
         });
     }
 
@@ -178,7 +179,7 @@ impl Part {
             self.blocks[block as usize] = good.then_some(round);
             // Sometimes the block just written, sometimes one written long ago.
             let block = round * 7 / 4 % BLOCKS;
-            if !self.look(block, &mut raw, meter, (&mut sent, &mut got)) {
+            if !self.look(block, &mut raw, meter, &mut sent, &mut got) {
                 break;
             }
             std::thread::sleep(if good { PAUSE } else { PAUSE_AFTER_ERROR });
@@ -190,7 +191,7 @@ impl Part {
         }
         let mut raw = RawNbd::go(front, "vol0");
         for block in 0..BLOCKS {
-            let open = self.look(block, &mut raw, meter, (&mut sent, &mut got));
+            let open = self.look(block, &mut raw, meter, &mut sent, &mut got);
             assert!(open, "the session closed its NBD connection");
         }
     }
@@ -201,7 +202,8 @@ impl Part {
         block: u64,
         raw: &mut RawNbd,
         meter: &Meter,
-        (wanted, got): (&mut [u8], &mut [u8]),
+        wanted: &mut [u8],
+        got: &mut [u8],
     ) -> bool {
         let offset = self.offset(block);
         let Some(good) = meter.measure(|| raw.read(offset, got)) else { return false };

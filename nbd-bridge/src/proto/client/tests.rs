@@ -218,7 +218,7 @@ fn bad_replies_are_refused() {
     }
     let (mut requests, read, _) = two(true);
     let twice = chunk(0, 1, read, &part(8192, 4096)).repeat(2);
-    assert_eq!(replies(&mut requests, &twice), Err(BadReply::Range), "all of it twice");
+    assert_eq!(replies(&mut requests, &twice), Err(BadReply::Range), "the whole range twice");
     let (mut requests, read, _) = two(false);
     assert_eq!(replies(&mut requests, &chunk(1, 0, read, &[])), Err(BadReply::Magic));
 }

@@ -10,7 +10,7 @@ const OFFSET: u64 = 0x0000_0011_2233_4400;
 fn golden_simple() {
     let ok = b"\x67\x44\x66\x98\0\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08";
     assert_eq!(*success(COOKIE), *ok);
-    assert_eq!(*read_head(false, COOKIE, (OFFSET, 512), true), *ok);
+    assert_eq!(*read_head(false, COOKIE, OFFSET, 512, true), *ok);
     assert_eq!(
         *failure(false, COOKIE, NbdError::NoSpc, "not seen"),
         *b"\x67\x44\x66\x98\0\0\0\x1c\x01\x02\x03\x04\x05\x06\x07\x08"
@@ -21,8 +21,8 @@ fn golden_simple() {
 fn golden_data() {
     let expect = b"\x66\x8e\x33\xef\0\x01\0\x01\x01\x02\x03\x04\x05\x06\x07\x08\0\0\x02\x08\
                    \0\0\0\x11\x22\x33\x44\0";
-    assert_eq!(*read_head(true, COOKIE, (OFFSET, 512), true), *expect);
-    let more = read_head(true, COOKIE, (OFFSET, 512), false);
+    assert_eq!(*read_head(true, COOKIE, OFFSET, 512, true), *expect);
+    let more = read_head(true, COOKIE, OFFSET, 512, false);
     assert_eq!((&more[..4], &more[4..6], &more[6..]), (&expect[..4], &[0, 0][..], &expect[6..]));
 }
 
@@ -57,14 +57,14 @@ fn long_messages_are_cut_between_characters() {
 
 #[test]
 fn the_longest_read_has_a_head() {
-    let head = read_head(true, 1, (0, PAYLOAD_MAX), true);
+    let head = read_head(true, 1, 0, PAYLOAD_MAX, true);
     assert_eq!(ChunkHeader::decode(&head).unwrap().len, PAYLOAD_MAX + 8);
 }
 
 #[test]
 #[should_panic(expected = "was not refused")]
 fn no_read_is_longer_than_its_payload_may_be() {
-    read_head(true, 1, (0, PAYLOAD_MAX + 1), true);
+    read_head(true, 1, 0, PAYLOAD_MAX + 1, true);
 }
 
 proptest! {

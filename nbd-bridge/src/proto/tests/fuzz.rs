@@ -158,7 +158,7 @@ fn check_request(
             }
             assert_eq!(run.payload(), if request.command == cmd::WRITE { run.len } else { 0 });
             if run.op == Op::Read {
-                let head = reply::read_head(structured, run.cookie, (run.offset, run.len), true);
+                let head = reply::read_head(structured, run.cookie, run.offset, run.len, true);
                 let expect = if structured { ChunkHeader::LEN + 8 } else { SimpleReply::LEN };
                 assert_eq!(head.len(), expect);
             }

@@ -34,7 +34,7 @@ fn check(request: Request) -> Result<Validated, Refusal> {
 }
 
 /// Returns the error of a refusal, after checking that the stream stays in sync.
-fn refused((export, structured): (&ExportInfo, bool), request: Request) -> Option<NbdError> {
+fn refused(export: &ExportInfo, structured: bool, request: Request) -> Option<NbdError> {
     let refusal = rules(export, structured).check(&request, export.size).err()?;
     let after = match request.command {
         cmd::WRITE if request.len > 128 << 20 => AfterRefusal::Close,
@@ -47,7 +47,7 @@ fn refused((export, structured): (&ExportInfo, bool), request: Request) -> Optio
 }
 
 fn error(request: Request) -> Option<NbdError> {
-    refused((&export(), true), request)
+    refused(&export(), true, request)
 }
 
 #[test]
@@ -103,26 +103,24 @@ fn flags_of_other_commands_are_invalid() {
 fn flags_that_were_not_offered_are_invalid() {
     let mut bare = export();
     (bare.fua, bare.fast_zero) = (false, false);
-    let rules = (&bare, false);
     for command in RANGED {
-        assert_eq!(refused(rules, flagged(command, cmd_flags::FUA)), Some(NbdError::Inval));
+        assert_eq!(refused(&bare, false, flagged(command, cmd_flags::FUA)), Some(NbdError::Inval));
     }
     let fast = flagged(cmd::WRITE_ZEROES, cmd_flags::FAST_ZERO);
-    assert_eq!(refused(rules, fast), Some(NbdError::Inval));
-    assert_eq!(refused(rules, flagged(cmd::READ, cmd_flags::DF)), Some(NbdError::Inval));
-    assert_eq!(refused(rules, flagged(cmd::WRITE_ZEROES, cmd_flags::NO_HOLE)), None);
+    assert_eq!(refused(&bare, false, fast), Some(NbdError::Inval));
+    assert_eq!(refused(&bare, false, flagged(cmd::READ, cmd_flags::DF)), Some(NbdError::Inval));
+    assert_eq!(refused(&bare, false, flagged(cmd::WRITE_ZEROES, cmd_flags::NO_HOLE)), None);
 }
 
 #[test]
 fn commands_that_were_not_offered_are_invalid() {
     let mut bare = export();
     (bare.flush, bare.trim, bare.write_zeroes, bare.cache) = (false, false, false, false);
-    let rules = (&bare, true);
     for command in [cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES] {
-        assert_eq!(refused(rules, request(command, 0, 512)), Some(NbdError::Inval));
+        assert_eq!(refused(&bare, true, request(command, 0, 512)), Some(NbdError::Inval));
     }
-    assert_eq!(refused(rules, request(cmd::FLUSH, 0, 0)), Some(NbdError::Inval));
-    assert_eq!(refused(rules, request(cmd::READ, 0, 512)), None);
+    assert_eq!(refused(&bare, true, request(cmd::FLUSH, 0, 0)), Some(NbdError::Inval));
+    assert_eq!(refused(&bare, true, request(cmd::READ, 0, 512)), None);
 }
 
 #[test]
@@ -139,17 +137,16 @@ fn unknown_commands_and_block_status_are_invalid() {
 fn writes_to_a_read_only_export_are_not_permitted() {
     let mut iso = export();
     iso.read_only = true;
-    let rules = (&iso, true);
     for command in WRITES {
         // EPERM takes precedence over all other errors.
         for (offset, len) in [(0, 512), (1, 1), (u64::MAX, 512), (0, 0)] {
-            assert_eq!(refused(rules, request(command, offset, len)), Some(NbdError::Perm));
+            assert_eq!(refused(&iso, true, request(command, offset, len)), Some(NbdError::Perm));
         }
         let bits = Request { flags: u16::MAX, ..request(command, 0, 512) };
-        assert_eq!(refused(rules, bits), Some(NbdError::Perm));
+        assert_eq!(refused(&iso, true, bits), Some(NbdError::Perm));
     }
-    assert_eq!(refused(rules, request(cmd::READ, 0, 512)), None);
-    assert_eq!(refused(rules, request(cmd::FLUSH, 0, 0)), None);
+    assert_eq!(refused(&iso, true, request(cmd::READ, 0, 512)), None);
+    assert_eq!(refused(&iso, true, request(cmd::FLUSH, 0, 0)), None);
 }
 
 #[test]
@@ -172,10 +169,10 @@ fn past_the_end_is_no_space_for_writes_and_invalid_for_the_others() {
 
 #[test]
 fn an_empty_export_takes_nothing_but_flush() {
-    let rules = (&ExportInfo::plain("", 0), false);
-    assert_eq!(refused(rules, request(cmd::READ, 0, 1)), Some(NbdError::Inval));
-    assert_eq!(refused(rules, request(cmd::WRITE, 0, 1)), Some(NbdError::NoSpc));
-    assert_eq!(refused(rules, request(cmd::FLUSH, 0, 0)), None);
+    let empty = ExportInfo::plain("", 0);
+    assert_eq!(refused(&empty, false, request(cmd::READ, 0, 1)), Some(NbdError::Inval));
+    assert_eq!(refused(&empty, false, request(cmd::WRITE, 0, 1)), Some(NbdError::NoSpc));
+    assert_eq!(refused(&empty, false, request(cmd::FLUSH, 0, 0)), None);
 }
 
 #[test]
@@ -206,7 +203,7 @@ fn what_is_not_aligned_is_invalid() {
             assert_eq!(error(request(command, offset, len)), Some(NbdError::Inval));
         }
         let bytes = ExportInfo { min_block: 1, ..export() };
-        assert_eq!(refused((&bytes, true), request(command, 3, 7)), None);
+        assert_eq!(refused(&bytes, true, request(command, 3, 7)), None);
     }
 }
 
@@ -253,30 +250,29 @@ fn block_status_needs_its_context() {
 #[test]
 fn the_maximum_payload_binds_reads_and_writes_alone() {
     let big = ExportInfo { size: 1 << 40, ..export() };
-    let (simple, structured) = ((&big, false), (&big, true));
     let (at, over) = (64 << 20, (64 << 20) + 512);
-    for rules in [simple, structured] {
-        assert_eq!(refused(rules, request(cmd::READ, 0, at)), None);
-        assert_eq!(refused(rules, request(cmd::WRITE, 0, at)), None);
-        assert_eq!(refused(rules, request(cmd::WRITE, 0, over)), Some(NbdError::Inval));
+    for structured in [false, true] {
+        assert_eq!(refused(&big, structured, request(cmd::READ, 0, at)), None);
+        assert_eq!(refused(&big, structured, request(cmd::WRITE, 0, at)), None);
+        assert_eq!(refused(&big, structured, request(cmd::WRITE, 0, over)), Some(NbdError::Inval));
         for command in [cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES] {
-            assert_eq!(refused(rules, request(command, 0, 0xffff_fe00)), None);
+            assert_eq!(refused(&big, structured, request(command, 0, 0xffff_fe00)), None);
         }
     }
     // Only a structured read may fail with EOVERFLOW.
-    assert_eq!(refused(simple, request(cmd::READ, 0, over)), Some(NbdError::Inval));
-    assert_eq!(refused(structured, request(cmd::READ, 0, over)), Some(NbdError::Overflow));
+    assert_eq!(refused(&big, false, request(cmd::READ, 0, over)), Some(NbdError::Inval));
+    assert_eq!(refused(&big, true, request(cmd::READ, 0, over)), Some(NbdError::Overflow));
     // The limit for a single chunk is lower.
     let whole = |len| Request { flags: cmd_flags::DF, ..request(cmd::READ, 0, len) };
-    assert_eq!(refused(structured, whole(32 << 20)), None);
-    assert_eq!(refused(structured, whole((32 << 20) + 512)), Some(NbdError::Overflow));
+    assert_eq!(refused(&big, true, whole(32 << 20)), None);
+    assert_eq!(refused(&big, true, whole((32 << 20) + 512)), Some(NbdError::Overflow));
     // A larger number in the export does not raise the limit; a smaller one lowers it.
     let greedy = ExportInfo { max_payload: u32::MAX, ..big.clone() };
     let over_read = request(cmd::READ, 0, over);
-    assert_eq!(refused((&greedy, false), over_read), Some(NbdError::Inval));
+    assert_eq!(refused(&greedy, false, over_read), Some(NbdError::Inval));
     let small = ExportInfo { max_payload: 1 << 20, ..big };
-    let small = (&small, false);
-    assert_eq!(refused(small, request(cmd::WRITE, 0, (1 << 20) + 512)), Some(NbdError::Inval));
+    let over_write = request(cmd::WRITE, 0, (1 << 20) + 512);
+    assert_eq!(refused(&small, false, over_write), Some(NbdError::Inval));
 }
 
 #[test]
@@ -294,8 +290,7 @@ fn a_payload_is_dropped_up_to_a_bound_and_ends_the_connection_above_it() {
 #[test]
 fn block_size_zero_refuses_instead_of_dividing() {
     let broken = ExportInfo { min_block: 0, ..export() };
-    let rules = (&broken, true);
-    assert_eq!(refused(rules, request(cmd::READ, 0, 512)), Some(NbdError::Inval));
+    assert_eq!(refused(&broken, true, request(cmd::READ, 0, 512)), Some(NbdError::Inval));
 }
 
 #[test]

@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use rtrs_core::time::Instant;
 
 use super::Node;
+use crate::proto::config::Config;
 use crate::proto::event::{BindError, SendError, SocketId};
 use crate::proto::info::{ConnectionInfo, MessageInfo, QueueKind, SocketInfo};
 use crate::proto::outbox::{Message, Owner, orphan};
 use crate::proto::peer::Phase;
-use crate::proto::ports::{Closed, Received};
+use crate::proto::ports::{Buffers, Closed, Received};
 use crate::wire::{CongestionMap, PAYLOAD_MAX, PING_PORT};
 
 /// Returns the group of a port.
@@ -23,7 +24,8 @@ impl Node {
     /// # Errors
     /// See [`BindError`].
     pub fn bind(&mut self, port: u16) -> Result<SocketId, BindError> {
-        self.ports.bind(port, (self.config.sndbuf, self.config.rcvbuf))
+        let Config { sndbuf, rcvbuf, .. } = self.config;
+        self.ports.bind(port, Buffers { sndbuf, rcvbuf })
     }
 
     /// Frees a port. Messages that wait for its reader are dropped. Messages that it has sent are
@@ -96,7 +98,7 @@ impl Node {
         let Some(socket) = self.ports.get(id) else { return };
         let sndbuf = sndbuf.map_or(socket.sndbuf, |size| self.config.buffer(size));
         let rcvbuf = rcvbuf.map_or(socket.rcvbuf, |size| self.config.buffer(size));
-        if self.ports.set_buffers(id, (sndbuf, rcvbuf)) {
+        if self.ports.set_buffers(id, Buffers { sndbuf, rcvbuf }) {
             self.map_changed(group(id.port));
         }
     }
@@ -108,7 +110,8 @@ impl Node {
     pub fn may_send(
         &mut self,
         id: SocketId,
-        (to, port): (IpAddr, u16),
+        to: IpAddr,
+        port: u16,
         len: usize,
     ) -> Result<(), SendError> {
         let socket = self.ports.get(id).ok_or(SendError::Closed)?;
@@ -161,7 +164,8 @@ impl Node {
         &mut self,
         now: Instant,
         id: SocketId,
-        (to, port): (IpAddr, u16),
+        to: IpAddr,
+        port: u16,
         payload: Vec<u8>,
     ) -> Result<(), SendError> {
         let socket = self.ports.get(id).ok_or(SendError::Closed)?;

@@ -178,7 +178,7 @@ fn peers_that_are_known_are_not_crowded_out() {
     }
     assert_eq!(node.accepted(Instant::ZERO, address(9)), None);
     let socket = node.bind(3000).unwrap();
-    let sent = node.send(Instant::ZERO, socket, (address(9), 1), Vec::new());
+    let sent = node.send(Instant::ZERO, socket, address(9), 1, Vec::new());
     assert_eq!(sent, Err(SendError::TooManyPeers(4)));
 }
 
@@ -231,7 +231,7 @@ fn peers_that_have_only_pinged_are_evicted_for_others() {
     assert!(net.at(1).is_crowded());
     for last in [7, 8] {
         net.at(1).reach(now, address(last)).unwrap();
-        net.at(1).send(now, socket, (address(last), 9), Vec::new()).unwrap();
+        net.at(1).send(now, socket, address(last), 9, Vec::new()).unwrap();
     }
     assert_eq!(net.at(1).reach(now, address(9)), Err(SendError::TooManyPeers(2)));
     assert_eq!(net.at(1).stats().peers_refused, 1);

@@ -89,15 +89,15 @@ fn a_full_socket_is_refused_and_notified() {
     for _ in 0..2 {
         net.send(sender, 1, (5, 4000), &[7; 1000]);
     }
-    let to = (address(5), 4000);
-    assert_eq!(net.at(1).may_send(sender, to, 1), Err(SendError::Full));
+    let to = address(5);
+    assert_eq!(net.at(1).may_send(sender, to, 4000, 1), Err(SendError::Full));
     let long = SendError::TooLong { len: 2001, max: 2000 };
-    assert_eq!(net.at(1).may_send(sender, to, 2001), Err(long));
+    assert_eq!(net.at(1).may_send(sender, to, 4000, 2001), Err(long));
     while net.at(1).take_event().is_some() {}
     net.delivers = true;
     net.settle();
     assert_eq!(net.at(1).take_event(), Some(Event::Writable(sender)));
-    assert_eq!(net.at(1).may_send(sender, to, 1), Ok(()));
+    assert_eq!(net.at(1).may_send(sender, to, 4000, 1), Ok(()));
 }
 
 #[test]
@@ -107,16 +107,16 @@ fn addresses_and_lengths_that_cannot_be_are_refused() {
     let node = net.at(1);
     for text in ["0.0.0.0", "255.255.255.255", "224.0.0.1"] {
         let to: IpAddr = text.parse().unwrap();
-        assert_eq!(node.may_send(sender, (to, 1), 0), Err(SendError::Address(to)));
+        assert_eq!(node.may_send(sender, to, 1, 0), Err(SendError::Address(to)));
     }
     let to = "fd00::1".parse().unwrap();
-    assert_eq!(node.may_send(sender, (to, 1), 0), Err(SendError::Family(to)));
+    assert_eq!(node.may_send(sender, to, 1, 0), Err(SendError::Family(to)));
     let max = 1 << 20;
     let long = SendError::TooLong { len: max + 1, max };
-    assert_eq!(node.may_send(sender, (address(5), 4000), max + 1), Err(long));
-    assert_eq!(node.may_send(sender, (address(5), 4000), max), Ok(()));
+    assert_eq!(node.may_send(sender, address(5), 4000, max + 1), Err(long));
+    assert_eq!(node.may_send(sender, address(5), 4000, max), Ok(()));
     node.close_socket(sender);
-    assert_eq!(node.may_send(sender, (address(5), 4000), 1), Err(SendError::Closed));
+    assert_eq!(node.may_send(sender, address(5), 4000, 1), Err(SendError::Closed));
 }
 
 #[test]
@@ -124,15 +124,15 @@ fn a_slow_reader_stops_senders_to_its_port_only() {
     let (mut net, sender, reader) = connected();
     let other = net.at(5).bind(4001).unwrap();
     net.at(5).set_buffers(reader, None, Some(4000));
-    let to = (address(5), 4000);
+    let to = address(5);
     let mut sent = 0;
-    while net.at(1).may_send(sender, to, 500) == Ok(()) {
+    while net.at(1).may_send(sender, to, 4000, 500) == Ok(()) {
         net.send(sender, 1, (5, 4000), &[1; 500]);
         net.settle();
         sent += 1;
         assert!(sent < 100);
     }
-    assert_eq!(net.at(1).may_send(sender, to, 500), Err(SendError::Congested));
+    assert_eq!(net.at(1).may_send(sender, to, 4000, 500), Err(SendError::Congested));
     assert_eq!(sent, 4000 / (500 + MESSAGE_COST) + 1);
     // The port of the other socket is 65 higher, so that the groups differ by one.
     net.send(sender, 1, (5, 4001), b"passes");
@@ -151,7 +151,7 @@ fn a_slow_reader_stops_senders_to_its_port_only() {
     assert_eq!(events, [Event::Congestion(address(5)), Event::Readable(sender)]);
     assert_eq!(net.at(1).take_updates(sender), 1 << (4000 % 64));
     assert_eq!(net.at(1).take_updates(sender), 0);
-    assert_eq!(net.at(1).may_send(sender, to, 500), Ok(()));
+    assert_eq!(net.at(1).may_send(sender, to, 4000, 500), Ok(()));
     assert_eq!(net.at(1).congestion(address(5)), Some(&CongestionMap::default()));
 }
 
@@ -251,8 +251,7 @@ fn a_node_talks_to_itself() {
     for _ in 0..2 {
         net.send(sender, 1, (1, 4000), &[0; 400]);
     }
-    let to = (address(1), 4000);
-    assert_eq!(net.at(1).may_send(sender, to, 1), Err(SendError::Congested));
+    assert_eq!(net.at(1).may_send(sender, address(1), 4000, 1), Err(SendError::Congested));
     assert!(net.pipes.is_empty());
 }
 
@@ -265,7 +264,7 @@ fn memory_has_limits_whatever_users_send_to_their_own_node() {
     let ids = [4000, 4001, 4002].map(|port| node.bind(port).unwrap());
     for id in ids {
         for _ in 0..20 {
-            node.send(Instant::ZERO, id, (address(1), id.port), vec![7; 1000]).unwrap();
+            node.send(Instant::ZERO, id, address(1), id.port, vec![7; 1000]).unwrap();
         }
         assert!(node.sockets().all(|info| info.waiting <= 10_000));
     }
@@ -275,7 +274,7 @@ fn memory_has_limits_whatever_users_send_to_their_own_node() {
     assert_eq!(kept as u64 + node.stats().recv_drop_no_memory, 60);
     // The same goes for answers to pings that are not read.
     for _ in 0..1000 {
-        node.send(Instant::ZERO, ids[0], (address(1), 0), Vec::new()).unwrap();
+        node.send(Instant::ZERO, ids[0], address(1), 0, Vec::new()).unwrap();
     }
     assert_eq!(node.memory().0, 40 * MESSAGE_COST);
     assert_eq!(node.stats().send_pong_dropped, 960);
@@ -288,7 +287,7 @@ fn messages_to_more_peers_than_there_may_be_are_counted() {
     config.peers_max = 2;
     let mut node = Node::new(config);
     let id = node.bind(4000).unwrap();
-    let mut send = |last| node.send(Instant::ZERO, id, (address(last), 9), vec![7; 10]);
+    let mut send = |last| node.send(Instant::ZERO, id, address(last), 9, vec![7; 10]);
     assert_eq!([send(2), send(3)], [Ok(()), Ok(())]);
     assert_eq!(send(4), Err(SendError::TooManyPeers(2)));
     assert_eq!(node.stats().send_dropped, 1);

@@ -61,7 +61,7 @@ pub struct ApplyArgs {
 
     /// Print what would be done and change nothing
     ///
-    /// The same as diff, but for the exit code: 1 only if something is in the way.
+    /// Like diff, except for the exit code: 1 only if a session cannot be changed as the file says.
     #[arg(long)]
     pub dry_run: bool,
 
@@ -192,7 +192,7 @@ fn verdict(report: &Report) -> Result<(), Error> {
         (0, 0) => Ok(()),
         (0, left) => {
             let text = format!(
-                "{left} of {all} sessions need to be attached again to be what the file says; use \
+                "{left} of {all} sessions must be attached again to match the file; use \
                  --reattach, which interrupts their IO"
             );
             Err(Error::new(ErrorKind::Differs, text))

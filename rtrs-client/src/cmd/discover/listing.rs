@@ -17,7 +17,8 @@ use crate::cmd::link::Link;
 use crate::daemon::config::random_uuid;
 use crate::engine::describe_refusal;
 use crate::path::handshake::{
-    Proof, ServiceConnection, ServiceEvent, conn_response, describe_failure, describe_info_refusal,
+    Endpoints, Proof, ServiceConnection, ServiceEvent, conn_response, describe_failure,
+    describe_info_refusal,
 };
 use crate::plan::default_session_name;
 
@@ -66,29 +67,42 @@ fn bare(name: &Name) -> &[u8] {
 /// Lists the exports. Ends within `timeout` plus the time of a close.
 pub(super) fn list(
     link: &mut Link,
-    ends: (Option<IpAddr>, SocketAddr),
+    local: Option<IpAddr>,
+    remote: SocketAddr,
     timeout: Duration,
 ) -> Result<Listing, String> {
-    ask(link, ends, (true, timeout))
+    ask(link, local, remote, Purpose::List, timeout)
 }
 
 /// Authenticates both ends, where the link has certificates or keys for that. Ends within `timeout`
 /// plus the time of a close.
 pub(crate) fn prove(
     link: &mut Link,
-    ends: (Option<IpAddr>, SocketAddr),
+    local: Option<IpAddr>,
+    remote: SocketAddr,
     timeout: Duration,
 ) -> Result<(), String> {
     if link.prover().is_none() {
         return Ok(());
     }
-    ask(link, ends, (false, timeout)).map(drop)
+    ask(link, local, remote, Purpose::Prove, timeout).map(drop)
+}
+
+/// Purpose of a connection to a server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// List the exports.
+    List,
+    /// Authenticate both ends, and no more.
+    Prove,
 }
 
 fn ask(
     link: &mut Link,
-    (local, remote): (Option<IpAddr>, SocketAddr),
-    (lists, timeout): (bool, Duration),
+    local: Option<IpAddr>,
+    remote: SocketAddr,
+    purpose: Purpose,
+    timeout: Duration,
 ) -> Result<Listing, String> {
     let prover = link.prover().cloned();
     let uuid = || random_uuid().map_err(|error| format!("no random numbers: {error}"));
@@ -111,14 +125,14 @@ fn ask(
     let (fabric, ring) = link.parts();
     let now = Clock.now();
     let data = PrivateData::new(&request.encode());
-    let to = (local, remote, None);
-    let conn = ServiceConnection::connect(now, to, data, timeout, fabric);
+    let endpoints = Endpoints { local, remote, peer_name: None };
+    let conn = ServiceConnection::connect(now, endpoints, data, timeout, fabric);
     let mut asking = Asking {
         conn: conn.map_err(|error| error.to_string())?,
         fabric,
         name: default_session_name(&format!("discover-{number:08x}")),
         listing: Listing::default(),
-        lists,
+        lists: purpose == Purpose::List,
         proving: Proving {
             prover,
             session: request.session_id,

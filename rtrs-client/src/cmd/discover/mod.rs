@@ -16,7 +16,7 @@ use serde::Serialize;
 use self::listing::Listing;
 use super::at_once::at_once;
 use super::global::GlobalArgs;
-use super::link::Link;
+use super::link::{Link, LinkOptions};
 use super::link_target::{LinkTarget, Timeout};
 use super::text::{or_dash, remark, size_text};
 use crate::error::{Error, ErrorKind};
@@ -113,9 +113,10 @@ fn ask(target: &LinkTarget, args: &DiscoverArgs) -> Result<Listing, String> {
         if left < Duration::from_millis(1) {
             break;
         }
-        let link = Link::open(portal, &args.tls, (args.crc.is_on(), false), left);
+        let options = LinkOptions { crc: args.crc.is_on(), plain: false, timeout: left };
+        let link = Link::open(portal, &args.tls, options);
         let mut link = link.map_err(|error| error.chain().to_string())?;
-        match listing::list(&mut link, (portal.source(), *address), left) {
+        match listing::list(&mut link, portal.source(), *address, left) {
             Ok(listing) => return Ok(listing),
             Err(error) => failure = error,
         }

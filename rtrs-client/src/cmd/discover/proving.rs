@@ -57,7 +57,7 @@ impl Proving {
             client: client.ok_or("the system does not say which address of this host is used")?,
             server: self.server,
         };
-        let proof = prover.answer((facts, None), &challenge, answer);
+        let proof = prover.answer(facts, None, &challenge, answer);
         let proof = proof.map_err(|why| describe_impostor(&why))?;
         conn.post_auth(&proof, fabric).map_err(|error| error.to_string())
     }

@@ -103,7 +103,7 @@ pub(super) fn run(args: &DoctorArgs, global: &GlobalArgs) -> Result<(), Error> {
     args.target.check(&args.tls)?;
     let portal = &args.target.portal;
     let mut findings = Findings { steps: Vec::new(), output: global.output };
-    steps::walk((portal, &args.tls), args.timeout.get(), &mut findings)?;
+    steps::walk(portal, &args.tls, args.timeout.get(), &mut findings)?;
     let (warned, failed) = (findings.count(Verdict::Warn), findings.count(Verdict::Fail));
     let summary = serde_json::json!({
         "path": portal.to_string(),

@@ -18,7 +18,7 @@ use rtrs_core::wire::{
 use super::route::{Route, route};
 use super::{Findings, Step, Verdict};
 use crate::cmd::discover::listing::prove;
-use crate::cmd::link::{Link, Watch};
+use crate::cmd::link::{Link, LinkOptions, Watch};
 use crate::cmd::ping::Tally;
 use crate::daemon::config::random_uuid;
 use crate::error::{Error, system};
@@ -37,6 +37,16 @@ const FLOW_SIZE: u32 = 65536;
 /// Maximum size of the headers in an Ethernet frame's MTU, over RoCE (`iboe_get_mtu`).
 const ROCE_HEADERS: u32 = 96;
 
+/// Server under test.
+struct Target<'a> {
+    portal: &'a Portal,
+    tls: &'a TlsSources,
+    /// First address of the portal.
+    remote: SocketAddr,
+    /// Time limit for each step.
+    timeout: Duration,
+}
+
 fn step(at: usize, verdict: Verdict, found: impl Into<String>) -> Step {
     Step { step: STEPS[at], verdict, found: found.into(), remedy: None }
 }
@@ -50,11 +60,12 @@ fn bad(at: usize, verdict: Verdict, found: impl Into<String>, remedy: impl Into<
 }
 
 pub(super) fn walk(
-    (portal, tls): (&Portal, &TlsSources),
+    portal: &Portal,
+    tls: &TlsSources,
     timeout: Duration,
     findings: &mut Findings,
 ) -> Result<(), Error> {
-    if let Some(failed) = try_walk((portal, tls), timeout, findings)? {
+    if let Some(failed) = try_walk(portal, tls, timeout, findings)? {
         findings.add(failed)?;
         for at in findings.steps.len()..STEPS.len() {
             findings.add(step(at, Verdict::Skip, "not tried"))?;
@@ -65,7 +76,8 @@ pub(super) fn walk(
 
 /// Performs the steps. Returns the step that failed.
 fn try_walk(
-    (portal, tls): (&Portal, &TlsSources),
+    portal: &Portal,
+    tls: &TlsSources,
     timeout: Duration,
     findings: &mut Findings,
 ) -> Result<Option<Step>, Error> {
@@ -108,7 +120,8 @@ fn try_walk(
             findings.add(step(5, Verdict::Skip, "rdma:// ports answer connects only"))?
         }
     }
-    let mut link = match Link::open(portal, tls, (true, false), timeout) {
+    let options = LinkOptions { crc: true, plain: false, timeout };
+    let mut link = match Link::open(portal, tls, options) {
         Ok(link) => link,
         Err(error) => {
             let found = error.chain().to_string();
@@ -119,10 +132,11 @@ fn try_walk(
             return Ok(Some(bad(6, Verdict::Fail, found, remedy)));
         }
     };
-    if let Some(failed) = ping((portal, tls, timeout), remote, &mut link, findings)? {
+    let target = Target { portal, tls, remote, timeout };
+    if let Some(failed) = ping(&target, &mut link, findings)? {
         return Ok(Some(failed));
     }
-    findings.add(handshake((portal, timeout), remote, &mut link)?)?;
+    findings.add(handshake(&target, &mut link)?)?;
     Ok(None)
 }
 
@@ -307,21 +321,20 @@ impl Watch for Silent {
 }
 
 fn run_ping(
-    (portal, timeout): (&Portal, Duration),
-    remote: SocketAddr,
+    target: &Target<'_>,
     link: &mut Link,
     hello: PingHello,
     limit: Option<Duration>,
 ) -> Result<(PingClient, Silent), Error> {
     let config = PingClientConfig {
-        local: portal.source(),
-        remote,
+        local: target.portal.source(),
+        remote: target.remote,
         hello,
         rping: false,
         count: if limit.is_some() { 0 } else { ROUNDS },
         interval: Duration::ZERO,
         validate: true,
-        timeout,
+        timeout: target.timeout,
     };
     let mut clients = [PingClient::new(config)];
     let mut watch = Silent::default();
@@ -333,11 +346,11 @@ fn run_ping(
 
 /// Performs connect, ping and bandwidth. Returns the step that failed.
 fn ping(
-    (portal, tls, timeout): (&Portal, &TlsSources, Duration),
-    remote: SocketAddr,
+    target: &Target<'_>,
     link: &mut Link,
     findings: &mut Findings,
 ) -> Result<Option<Step>, Error> {
+    let &Target { portal, tls, .. } = target;
     let hello = PingHello {
         mode: PingMode::PingPong,
         duplex: false,
@@ -346,7 +359,7 @@ fn ping(
         depth: 16,
         size: 64,
     };
-    let (client, watch) = run_ping((portal, timeout), remote, link, hello, None)?;
+    let (client, watch) = run_ping(target, link, hello, None)?;
     let failure = watch.tally.failures.first().map(|(_, failure)| failure);
     let scheme = portal.scheme();
     let connected = |found: String| match tls.unused_by(portal) {
@@ -410,7 +423,7 @@ fn ping(
     let mut speeds = Vec::new();
     for (mode, what) in [(PingMode::WriteBandwidth, "written"), (PingMode::ReadBandwidth, "read")] {
         let hello = PingHello { mode, size: FLOW_SIZE, ..hello };
-        let (client, watch) = run_ping((portal, timeout), remote, link, hello, Some(FLOW_TIME))?;
+        let (client, watch) = run_ping(target, link, hello, Some(FLOW_TIME))?;
         if let Some((_, failure)) = watch.tally.failures.first() {
             let found = format!("{what} {} times 64 KiB, then: {failure}", client.answered());
             let remedy = "large packets may be lost: check that all MTUs on the way are equal";
@@ -431,11 +444,8 @@ const NOT_LISTED: &str = "no access list of the server names this client: ask it
                           log shows both";
 
 /// Requests the first connection of a session, and leaves before there is a session.
-fn handshake(
-    (portal, timeout): (&Portal, Duration),
-    remote: SocketAddr,
-    link: &mut Link,
-) -> Result<Step, Error> {
+fn handshake(target: &Target<'_>, link: &mut Link) -> Result<Step, Error> {
+    let &Target { portal, remote, timeout, .. } = target;
     let uuid = || random_uuid().map_err(system("no random numbers"));
     let request = ConnReq {
         cid_num: 1,
@@ -481,7 +491,7 @@ fn handshake(
         };
         return Ok(bad(9, Verdict::Fail, found, remedy));
     }
-    if let Err(found) = prove(link, (portal.source(), remote), timeout) {
+    if let Err(found) = prove(link, portal.source(), remote, timeout) {
         let remedy = hint(&found).unwrap_or("compare the keys or certificates of both ends");
         return Ok(bad(9, Verdict::Fail, found, remedy));
     }

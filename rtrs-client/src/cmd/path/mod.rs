@@ -16,7 +16,7 @@ use crate::plan::{check_path, path_name};
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct PathArgs {
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: PathCommand,
 }
@@ -32,7 +32,7 @@ pub enum PathCommand {
     ///
     /// Waits until the path is connected or its first attempt has failed.
     Add(PathAddArgs),
-    /// Remove a path for good
+    /// Remove a path permanently
     ///
     /// The path gets no new requests. Those in flight finish, or go to the other paths after
     /// --within. No IO fails. Refuses to remove the last or the only connected path unless --force
@@ -40,7 +40,7 @@ pub enum PathCommand {
     Remove(PathLeaveArgs),
     /// Disconnect a path until `path reconnect`
     ///
-    /// Otherwise the same as remove.
+    /// Requests in flight are handled as by remove.
     Disconnect(PathLeaveArgs),
     /// Connect a path now, or again if it is connected
     ///
@@ -112,7 +112,7 @@ impl PathCommand {
 
     /// Returns the requested change; None for a command without one.
     fn step(&self) -> Result<Option<Step>, Error> {
-        let (goal, args): (Goal, _) = match self {
+        let (goal, args) = match self {
             Self::List(_) | Self::Switch(_) => return Ok(None),
             Self::Add(args) => {
                 check_path(&args.path)?;

@@ -20,7 +20,7 @@ pub(super) use self::report::Tally;
 
 use self::plan::PingPlan;
 use super::global::GlobalArgs;
-use super::link::{Link, Watch};
+use super::link::{Link, LinkOptions, Watch};
 use super::text::progress;
 use crate::cmd::discover::listing::prove;
 use crate::error::{Error, ErrorKind, system};
@@ -32,10 +32,10 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 fn describe_unproved(portal: &str, why: &str) -> String {
     // A server with ping-only has no sessions, which proofs need.
     let hint = match why.contains("EOPNOTSUPP") {
-        true => "; with ping-only a server proves nothing: leave key-file or tls-dir out",
+        true => "; a server with ping-only cannot authenticate: leave key-file or tls-dir out",
         false => "",
     };
-    format!("cannot ping {portal}: the ends cannot prove who they are: {why}{hint}")
+    format!("cannot ping {portal}: authentication failed: {why}{hint}")
 }
 
 /// Runs the pings. The error is [`ErrorKind::Path`] when the server cannot be reached and when
@@ -50,14 +50,11 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
         let text = format!("{portal} has no address that the source address can reach");
         return Err(Error::new(ErrorKind::Path, text));
     };
-    let mut link = Link::open(
-        portal,
-        &plan.args.tls,
-        (plan.args.crc.is_on(), plan.args.rping),
-        plan.args.timeout.get(),
-    )?;
+    let timeout = plan.args.timeout.get();
+    let options = LinkOptions { crc: plan.args.crc.is_on(), plain: plan.args.rping, timeout };
+    let mut link = Link::open(portal, &plan.args.tls, options)?;
     if !plan.args.rping {
-        let proved = prove(&mut link, (plan.source, remote), plan.args.timeout.get());
+        let proved = prove(&mut link, plan.source, remote, timeout);
         proved.map_err(|why| {
             Error::new(ErrorKind::Path, describe_unproved(&portal.to_string(), &why))
         })?;
@@ -70,7 +67,7 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
         count: plan.count,
         interval: plan.interval,
         validate: plan.args.validate.is_on(),
-        timeout: plan.args.timeout.get(),
+        timeout,
     };
     let mut clients: Vec<PingClient> =
         (0..plan.args.queue_pairs.get()).map(|_| PingClient::new(config.clone())).collect();

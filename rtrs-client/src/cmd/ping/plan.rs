@@ -13,7 +13,7 @@ use crate::cmd::link_target::{LinkTarget, Timeout};
 use crate::error::{Error, usage};
 use crate::tls::TlsSources;
 
-/// What a ping measures.
+/// Measurement of a ping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -67,11 +67,11 @@ pub struct PingArgs {
 
     /// Local address to connect from
     ///
-    /// The same as tcp://ADDR@HOST. It selects the RDMA device.
+    /// Same as tcp://ADDR@HOST. Selects the RDMA device.
     #[arg(short = 'I', long, value_name = "ADDR")]
     pub source: Option<IpAddr>,
 
-    /// What to measure [default: ping]
+    /// Measurement [default: ping]
     ///
     /// All but ping need an rtrs-server at the other end.
     #[arg(short, long, value_name = "MODE", default_value = "ping", hide_default_value = true)]
@@ -168,9 +168,7 @@ impl PingPlan {
         let portal = args.target.portal.clone();
         let source = match (portal.source(), args.source) {
             (Some(written), Some(given)) if written != given => {
-                return Err(usage(format!(
-                    "--source {given} contradicts {portal}; drop one of them"
-                )));
+                return Err(usage(format!("--source {given} contradicts {portal}; use only one")));
             }
             (written, given) => written.or(given),
         };

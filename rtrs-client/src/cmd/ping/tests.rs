@@ -97,7 +97,7 @@ fn a_ping_is_judged_by_its_mode() {
     let error = try_plan(&["tcp://h:0"]).unwrap_err().chain().to_string();
     assert!(error.contains("has port 0"), "{error}");
     let error = try_plan(&["tcp://1.1.1.1@2.2.2.2", "-I", "3.3.3.3"]).unwrap_err();
-    assert!(error.to_string().contains("drop one of them"), "{error}");
+    assert!(error.to_string().contains("--source 3.3.3.3 contradicts tcp://"), "{error}");
 }
 
 #[test]

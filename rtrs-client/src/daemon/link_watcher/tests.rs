@@ -53,7 +53,7 @@ fn a_link_is_news_when_it_gets_its_carrier() {
     let mut known = Known::default();
     assert_eq!(known.judge(&new_link(2, LinkFlags::Up)), None, "no carrier yet");
     assert_eq!(known.judge(&new_link(2, UP)), is_up(2));
-    assert_eq!(known.judge(&new_link(2, UP)), None, "something else of it changed");
+    assert_eq!(known.judge(&new_link(2, UP)), None, "an unrelated change");
     assert_eq!(known.judge(&new_link(3, UP)), is_up(3), "another one");
     assert_eq!(known.judge(&new_link(2, LinkFlags::Up)), None);
     assert_eq!(known.judge(&new_link(2, UP)), is_up(2), "again");

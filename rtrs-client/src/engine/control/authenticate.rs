@@ -29,7 +29,7 @@ impl SessionControl {
         }
     }
 
-    /// Latest time for a path to get its turn to open the device. Each path ahead of it has its own
+    /// Latest time for a path to get its turn to open the device. Every path ahead has its own
     /// timeout.
     pub(super) fn turn_until(&self, now: Instant) -> Instant {
         let turns = u32::try_from(self.paths.iter().count()).unwrap_or(u32::MAX);

@@ -68,8 +68,8 @@ impl CacheEpoch {
         let lost = watch.map_or(0, |watch| watch.cut());
         if lost > 0 {
             tracing::error!(
-                "the device was made smaller and may have lost {lost} writes that were not \
-                 flushed: flushes fail until one has reported it"
+                "the device was made smaller and may have lost {lost} unflushed writes; flushes \
+                 fail until one has reported the loss"
             );
         }
     }
@@ -119,13 +119,13 @@ impl CacheEpoch {
 fn report(lost: u64, volatile: bool) {
     if lost > 0 && volatile {
         tracing::error!(
-            "the server has started anew, and its export in memory with it: acknowledged writes \
-             are lost ({lost}); flushes fail until one has reported it"
+            "the server was restarted, and its export was in memory: {lost} acknowledged writes \
+             are lost; flushes fail until one has reported the loss"
         );
     } else if lost > 0 {
         tracing::error!(
-            "the server has started anew and may have lost {lost} writes that were not flushed: \
-             flushes fail until one has reported it"
+            "the server was restarted and may have lost {lost} unflushed writes; flushes fail \
+             until one has reported the loss"
         );
     }
 }

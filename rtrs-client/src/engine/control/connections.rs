@@ -10,7 +10,7 @@ use rtrs_core::time::Instant;
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{Connect, Outbox, ShardMessage};
 use crate::engine::session::{PathShared, PathTarget, SessionConfig};
-use crate::path::handshake::{ServiceConnection, conn_request};
+use crate::path::handshake::{Claims, Endpoints, ServiceConnection, conn_request};
 
 /// Connections of the current or last attempt of a path.
 #[derive(Debug)]
@@ -23,10 +23,8 @@ pub(super) struct Connections {
     remote: SocketAddr,
     started: Instant,
     service: Option<ServiceConnection>,
-    /// Whether the server may create the session, and the session's queue depth.
-    asks: (bool, u16),
-    /// Whether the path can authenticate the client.
-    proves: bool,
+    /// Claims of connection 0; of the others, only `first_conn` may differ.
+    claims: Claims,
     /// Whether each connection, by number, is up or being established.
     open: Vec<bool>,
     /// Connection that is being established.
@@ -45,8 +43,7 @@ impl Connections {
             remote: target.remote(0),
             started: Instant::ZERO,
             service: None,
-            asks: (true, 0),
-            proves: false,
+            claims: Claims { first_conn: true, queue_depth: 0, proves: false },
             open: vec![false; usize::from(shards) + 1],
             next: ConnIndex(0),
             shared: Arc::default(),
@@ -101,12 +98,12 @@ impl Connections {
         self.next.0 > 0
     }
 
-    /// Starts an attempt with connection 0. `asks` says whether the server may create the session,
-    /// and holds the session's queue depth, 0 if there is none yet.
+    /// Starts an attempt with connection 0.
     pub(super) fn start(
         &mut self,
-        (uuid, target): (PathUuid, &PathTarget),
-        asks: (bool, u16),
+        uuid: PathUuid,
+        target: &PathTarget,
+        claims: Claims,
         config: &SessionConfig,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), FabricError> {
@@ -116,12 +113,11 @@ impl Connections {
         self.started = ctx.now;
         self.next = ConnIndex(0);
         self.shared = Arc::default();
-        self.asks = asks;
-        self.proves = target.proves && config.prover.is_some();
-        let says = (asks.0, asks.1, self.proves);
-        let request = conn_request(config, uuid, self.recon_cnt, self.next, says);
+        self.claims = claims;
+        let request = conn_request(config, uuid, self.recon_cnt, self.next, claims);
         let fabric = ctx.fabrics[self.provider.index()].as_mut();
-        let ends = (target.local, self.remote, target.peer_name.clone());
+        let (local, remote) = (target.local, self.remote);
+        let ends = Endpoints { local, remote, peer_name: target.peer_name.clone() };
         let timeout = config.connect_timeout;
         self.service = Some(ServiceConnection::connect(ctx.now, ends, request, timeout, fabric)?);
         self.open[0] = true;
@@ -136,7 +132,8 @@ impl Connections {
     /// Requests the next connection. Returns false when all are up, and None without connection 0.
     pub(super) fn connect_next(
         &mut self,
-        (path, uuid): (PathId, PathUuid),
+        path: PathId,
+        uuid: PathUuid,
         config: &SessionConfig,
         out: &mut Outbox,
     ) -> Option<bool> {
@@ -147,14 +144,14 @@ impl Connections {
             return Some(false);
         }
         self.open[cid.index()] = true;
-        let says = (true, self.asks.1, self.proves);
+        let claims = Claims { first_conn: true, ..self.claims };
         let message = ShardMessage::Connect(Box::new(Connect {
             path,
             epoch: self.epoch,
             cid,
             remote: self.remote,
             pd: service.domain(),
-            private_data: conn_request(config, uuid, self.recon_cnt, cid, says),
+            private_data: conn_request(config, uuid, self.recon_cnt, cid, claims),
             shared: Arc::clone(&self.shared),
             timed: service.is_timed(),
         }));

@@ -52,7 +52,8 @@ pub(super) fn ask(
     paths: &mut Paths,
     path: PathId,
     volumes: &Volumes,
-    (permit, failover): (PermitId, Failover),
+    permit: PermitId,
+    failover: Failover,
     ctx: &mut Ctx<'_>,
 ) -> Fencing {
     let fence = &paths[path].fence;
@@ -211,7 +212,7 @@ impl SessionControl {
     /// anything was done.
     pub(super) fn advance_fences(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut any = false;
-        let rules = (self.bounds.fence_permit(), self.config.failover);
+        let (permit, failover) = (self.bounds.fence_permit(), self.config.failover);
         for id in self.paths.ids() {
             if let Some(over) = expire(&mut self.paths, id, ctx.now) {
                 self.end_path(over, End::failed("a fence was not answered in time"), ctx);
@@ -220,7 +221,7 @@ impl SessionControl {
                 any |= self.on_fenced(id, ctx);
                 continue;
             }
-            match ask(&mut self.paths, id, &self.volumes, rules, ctx) {
+            match ask(&mut self.paths, id, &self.volumes, permit, failover, ctx) {
                 Fencing::Waits => continue,
                 Fencing::Asked => {}
                 Fencing::NotNeeded => {

@@ -34,7 +34,7 @@ pub(super) enum Finding {
 pub(super) struct Silence {
     /// Time since something was last received.
     pub(super) length: Duration,
-    /// The same time, corrected as if the interval of an idle path had not grown.
+    /// `length`, corrected as if the interval of an idle path had not grown.
     pub(super) asked: Duration,
     /// Whether the path has missed the maximum number of periods.
     pub(super) dead: bool,

@@ -56,9 +56,9 @@ impl PinnedServer {
         let found = match met {
             Some(met) if met == pinned => return None,
             Some(met) => format!("it is server {met}"),
-            None => "this server does not say who it is".to_owned(),
+            None => "this server reports no ID".to_owned(),
         };
-        Some(format!("{ANOTHER}: {found}, and the session is with {pinned}; {HINT}"))
+        Some(format!("{ANOTHER}: {found}, but the session is bound to {pinned}; {HINT}"))
     }
 
     /// Returns why a server that is not refused still cannot be used beside another connected path.
@@ -127,7 +127,7 @@ impl PinnedExport {
             let (size, had) = (device.geometry.size, last.geometry.size);
             Some(format!(
                 "{ANOTHER}: its device has {size} bytes and had {had} before, and \
-                 no id proves that it is the same; attach again if it was resized"
+                 no ID proves that it is the same; attach again if it was resized"
             ))
         })
     }
@@ -137,9 +137,9 @@ impl PinnedExport {
         let found = match met {
             Some(met) if pinned.compare(met) != Comparison::Different => return None,
             Some(met) => format!("the export is another disk or file ({met})"),
-            None => "the server does not say which disk or file the export is".to_owned(),
+            None => "the server reports no ID for the export".to_owned(),
         };
-        Some(format!("{ANOTHER}: {found}, and the session is with {pinned}; {HINT}"))
+        Some(format!("{ANOTHER}: {found}, but the session is bound to {pinned}; {HINT}"))
     }
 
     /// Returns why a device that is not refused cannot be used while another path serves the
@@ -158,17 +158,33 @@ impl PinnedExport {
     pub(super) fn meet(&mut self, met: Option<ExportId>) {
         if self.compare(met) == Some(Comparison::Unknown) {
             tracing::warn!(
-                "the server's host was started again, and its export has an id for one boot only: \
-                 nothing but its shape says that it is the same"
+                "the server's host was rebooted, and the ID of its export is valid for one boot \
+                 only: only the export's size and blocks indicate that it is the same"
             );
         }
         self.id = met.or(self.id);
     }
 }
 
+/// Server that a path has reached, and the one that the session is pinned to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MetServer<'a> {
+    pub(super) pinned: &'a PinnedServer,
+    pub(super) met: Option<ServerId>,
+}
+
+/// Use of the session's other paths while a path opens a volume.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OtherPaths {
+    /// Whether one is connected.
+    pub(super) connected: bool,
+    /// Whether one has the volume.
+    pub(super) serving: bool,
+}
+
 /// Returns why a device of this server cannot replace the pinned one, or the one opened `last`.
 pub(super) fn judge(
-    (server, met): (&PinnedServer, Option<ServerId>),
+    server: MetServer<'_>,
     export: &PinnedExport,
     last: Option<&OpenDevice>,
     device: &OpenDevice,
@@ -176,27 +192,28 @@ pub(super) fn judge(
     if rtrs_core::mutated!(OtherDiskAccepted) {
         return None;
     }
-    let refused = server.refuses(met).map(Mismatch::Server);
+    let refused = server.pinned.refuses(server.met).map(Mismatch::Server);
     refused.or_else(|| export.refuses(last, device).map(Mismatch::Export))
 }
 
 /// Returns why an accepted device cannot be used while other paths are connected or serve the
 /// volume.
 pub(super) fn judge_beside(
-    (server, met): (&PinnedServer, Option<ServerId>),
+    server: MetServer<'_>,
     export: &PinnedExport,
     met_export: Option<ExportId>,
-    (connected, serving): (bool, bool),
+    others: OtherPaths,
 ) -> Option<Mismatch> {
-    let refused = server.refuses_beside(met).filter(|_| connected).map(Mismatch::Server);
-    let refused_export = || export.refuses_beside(met_export).filter(|_| serving);
+    let refused = server.pinned.refuses_beside(server.met).filter(|_| others.connected);
+    let refused = refused.map(Mismatch::Server);
+    let refused_export = || export.refuses_beside(met_export).filter(|_| others.serving);
     refused.or_else(|| refused_export().map(Mismatch::Export))
 }
 
 fn beside() -> String {
     format!(
-        "{ANOTHER}: it says of server or export what a path that is connected did not say; it \
-         is used when no other is connected, if the server was upgraded or started again"
+        "{ANOTHER}: it reports an ID that the connected paths did not report; it is used once no \
+         other path is connected, if the server was upgraded or restarted"
     )
 }
 

@@ -258,7 +258,7 @@ impl SessionControl {
     }
 
     fn leave(&mut self, why: Why, leaving: &Leaving, ctx: &mut Ctx<'_>) -> Result<(), String> {
-        let (id, ends) = path_admin::leave(&mut self.paths, (why, leaving), &self.config, ctx)?;
+        let (id, ends) = path_admin::leave(&mut self.paths, why, leaving, &self.config, ctx)?;
         if ends {
             self.end_path(id, End::ASKED, ctx);
         }
@@ -359,7 +359,7 @@ impl SessionControl {
             }
             Due::Start => {
                 let first_conn = !self.paths.are_known() || self.server.has_gateways();
-                let started = self.paths[id].start((first_conn, self.bounds.queue_depth()), ctx);
+                let started = self.paths[id].start(first_conn, self.bounds.queue_depth(), ctx);
                 self.end_if_failed(id, started, ctx);
             }
         }
@@ -428,7 +428,7 @@ impl SessionControl {
         if self.bounds.grant(granted, self.volumes.were_open())? {
             self.notify_all(&ShardMessage::Granted(granted), ctx);
         }
-        self.paths[id].accepted((granted, extensions), server, ctx)
+        self.paths[id].accepted(granted, extensions, server, ctx)
     }
 
     /// Handles a message of a shard.
@@ -436,7 +436,7 @@ impl SessionControl {
         self.next_open = None;
         match message {
             ControlMessage::Up { path, epoch, cid } => {
-                let asked = self.paths[path].shard_connected((epoch, cid), ctx);
+                let asked = self.paths[path].shard_connected(epoch, cid, ctx);
                 self.end_if_failed(path, asked, ctx);
             }
             ControlMessage::Retired { path, epoch, shard } => {
@@ -558,15 +558,15 @@ impl SessionControl {
                 self.open_next(ctx);
             }
             ServiceEvent::Proof(proof) => return self.on_proof(id, proof, ctx),
-            ServiceEvent::Opened { device, standing, secret } => {
+            ServiceEvent::Opened(opened) => {
                 let asked = path.answered()?;
                 if !self.detaching {
-                    return self.on_opened(id, asked, (&device, standing, secret), ctx);
+                    return self.on_opened(id, asked, &opened, ctx);
                 }
             }
             ServiceEvent::OpenRefused(code, why) => {
                 let asked = path.answered()?;
-                return self.on_open_refused(id, asked, (code, why), ctx);
+                return self.on_open_refused(id, asked, code, why, ctx);
             }
             ServiceEvent::Fenced => {
                 if let Some(fenced) = fence::answered(&self.paths, id) {

@@ -80,7 +80,8 @@ impl NetworkRetry {
     pub(super) fn gives_up(
         &mut self,
         now: Instant,
-        (epoch, started): (u32, Instant),
+        epoch: u32,
+        started: Instant,
         what: &str,
     ) -> bool {
         let old_enough = started + ATTEMPT_MIN;

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use rtrs_core::gateway::Standing;
-use rtrs_core::identity::{EvictionSecret, Identity, ServerId};
+use rtrs_core::identity::{Identity, ServerId};
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{OpenRefusal, errno, errno_name};
@@ -22,7 +22,7 @@ use super::SessionControl;
 use super::due::End;
 use super::failure::SessionFailure;
 use super::fence;
-use super::identity::{self, Mismatch, PinnedServer};
+use super::identity::{self, MetServer, Mismatch, OtherPaths};
 use super::path::Path;
 use super::paths::Paths;
 use super::terms::{Ask, Asked};
@@ -33,6 +33,7 @@ use crate::engine::device_set::DeviceIndex;
 use crate::engine::device_table::OpenDevice;
 use crate::engine::message::ShardMessage;
 use crate::engine::session::CONTROL;
+use crate::path::handshake::Opened;
 use crate::path::state::PathState;
 
 /// Volumes that a path may open for the first time.
@@ -82,15 +83,15 @@ fn may_open(paths: &Paths, volumes: &Volumes) -> bool {
 /// Returns the reason why the device cannot be the same one.
 fn judge_again(
     path: &Path,
-    server: &PinnedServer,
+    server: MetServer<'_>,
     volume: &Volume,
-    (met, last): (Option<ServerId>, &OpenDevice),
+    last: &OpenDevice,
     device: &OpenDevice,
 ) -> Result<bool, Mismatch> {
     // These do not change while a connection is alive.
     let agreed = (path.terms.device_id(volume.index()), path.terms.cache_id(volume.index()));
     if agreed != (Some(device.device_id), Some(device.cache_id)) {
-        let why = "the server gave another device for the same open";
+        let why = "the server returned another device for a repeated open";
         return Err(Mismatch::Export(why.to_owned()));
     }
     let (size, had) = (device.geometry.size, last.geometry.size);
@@ -99,14 +100,14 @@ fn judge_again(
         tracing::warn!(
             size,
             had,
-            "the device has another size, and no ID proves that it is the same one: it keeps its \
-             size until the next attach"
+            "the device's size has changed, but no ID proves that it is the same device; the new \
+             size applies after the next attach"
         );
         return Ok(false);
     }
-    let (pinned, export) = ((server, met), &volume.pinned);
-    let refused = identity::judge(pinned, export, Some(last), device)
-        .or_else(|| identity::judge_beside(pinned, export, device.export_id, (true, true)));
+    let (export, others) = (&volume.pinned, OtherPaths { connected: true, serving: true });
+    let refused = identity::judge(server, export, Some(last), device)
+        .or_else(|| identity::judge_beside(server, export, device.export_id, others));
     refused.map_or(Ok(true), Err)
 }
 
@@ -173,9 +174,10 @@ impl SessionControl {
         &mut self,
         id: PathId,
         asked: Asked,
-        (device, standing, secret): (&OpenDevice, Option<Standing>, Option<EvictionSecret>),
+        opened: &Opened,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
+        let (device, standing) = (&opened.device, opened.standing);
         let (at, again) = (asked.volume, asked.ask == Ask::Again);
         let met = self.met(id, device, standing);
         let server = self.paths[id].server();
@@ -183,18 +185,18 @@ impl SessionControl {
         if again && self.paths[id].terms.serves(at) {
             self.volumes[at].moving.meet(standing, server);
             if serves {
-                return self.on_opened_again(id, (at, met), device, ctx);
+                return self.on_opened_again(id, at, met, device, ctx);
             }
             self.stand_by(id, at, ctx);
             return Ok(());
         }
-        match self.judge_first(id, (at, met), device) {
+        match self.judge_first(id, at, met, device) {
             Some(Mismatch::Server(why)) => return Err(why),
             Some(Mismatch::Export(why)) => return self.refuse(id, at, why, ctx),
             None => self.volumes[at].moving.meet(standing, server),
         }
         if !serves {
-            self.pin(at, (server, device), (secret, true));
+            self.pin(at, server, opened, true);
             self.paths[id].terms.stand_by(at, device.device_id);
             return self.on_open(id, ctx);
         }
@@ -204,7 +206,7 @@ impl SessionControl {
         };
         let volume = &self.volumes[at];
         volume.cache.compare(volume.last(), &device);
-        self.pin(at, (server, &device), (secret, standing.is_some()));
+        self.pin(at, server, opened, standing.is_some());
         if let Some(watch) = self.volumes[at].cache.meet(ctx.now, &device) {
             self.notify_all(&ShardMessage::Cache(at, watch), ctx);
         }
@@ -255,17 +257,18 @@ impl SessionControl {
     fn judge_first(
         &mut self,
         id: PathId,
-        (at, met): (DeviceIndex, Option<ServerId>),
+        at: DeviceIndex,
+        met: Option<ServerId>,
         device: &OpenDevice,
     ) -> Option<Mismatch> {
         let (path, volume) = (&self.paths[id], &self.volumes[at]);
-        let pinned = (&self.server, met);
+        let server = MetServer { pinned: &self.server, met };
         let connected = self.paths.others(id).any(Path::is_connected);
         let serving = self.paths.others(id).any(|other| other.has(at));
-        let mismatch = identity::judge(pinned, &volume.pinned, volume.last(), device);
+        let mismatch = identity::judge(server, &volume.pinned, volume.last(), device);
         let mismatch = mismatch.or_else(|| {
-            let beside = (connected, serving);
-            identity::judge_beside(pinned, &volume.pinned, device.export_id, beside)
+            let others = OtherPaths { connected, serving };
+            identity::judge_beside(server, &volume.pinned, device.export_id, others)
         });
         if mismatch.is_some() {
             return mismatch;
@@ -276,23 +279,19 @@ impl SessionControl {
             path.terms.device_id(other.index()) == Some(device.device_id) && other.index() != at
         };
         let twin = self.volumes.iter().find(same)?.export();
-        let why = format!("it is the export that the session has as volume {twin}");
+        let why = format!("it is the same export as volume {twin} of this session");
         Some(Mismatch::Export(self.volumes[at].fail(SessionFailure::Unusable(why))))
     }
 
-    /// Pins server and export to those of a device that was opened and not refused.
-    fn pin(
-        &mut self,
-        at: DeviceIndex,
-        (server, device): (Option<ServerId>, &OpenDevice),
-        (secret, moves): (Option<EvictionSecret>, bool),
-    ) {
+    /// Pins server and export to those of a device that was opened and not refused. With `moves`,
+    /// no other server is pinned.
+    fn pin(&mut self, at: DeviceIndex, server: Option<ServerId>, opened: &Opened, moves: bool) {
         let before = self.identity(at);
-        self.server.meet(server, secret, moves);
-        self.volumes[at].pinned.meet(device.export_id);
+        self.server.meet(server, opened.secret, moves);
+        self.volumes[at].pinned.meet(opened.device.export_id);
         let met = self.identity(at);
         if met != before {
-            tracing::info!(identity = %met, "the identity of the volume is pinned");
+            tracing::info!(identity = %met, "volume identity pinned");
         }
     }
 
@@ -306,13 +305,15 @@ impl SessionControl {
     fn on_opened_again(
         &mut self,
         id: PathId,
-        (at, met): (DeviceIndex, Option<ServerId>),
+        at: DeviceIndex,
+        met: Option<ServerId>,
         device: &OpenDevice,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
         let volume = &self.volumes[at];
         let Some(last) = volume.get().filter(|_| !self.detaching) else { return Ok(()) };
-        match judge_again(&self.paths[id], &self.server, volume, (met, last), device) {
+        let server = MetServer { pinned: &self.server, met };
+        match judge_again(&self.paths[id], server, volume, last, device) {
             Err(Mismatch::Server(why)) => return Err(why),
             Err(Mismatch::Export(why)) => return self.refuse(id, at, why, ctx),
             Ok(false) => {}
@@ -334,7 +335,8 @@ impl SessionControl {
         &mut self,
         id: PathId,
         Asked { volume: at, ask, until }: Asked,
-        (code, why): (u16, Option<OpenRefusal>),
+        code: u16,
+        why: Option<OpenRefusal>,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
         let volume = &mut self.volumes[at];
@@ -345,10 +347,10 @@ impl SessionControl {
         }
         let Ask::Open(access) = ask else {
             let (path, errno) = (self.paths[id].name(), errno_name(code));
-            tracing::warn!(%path, errno, "cannot learn how the device has changed");
+            tracing::warn!(%path, errno, "cannot reopen the changed device; access may be revoked");
             return Ok(());
         };
-        match volume.refused(ctx.now, (code, why), access) {
+        match volume.refused(ctx.now, code, why, access) {
             Ok(()) => self.paths[id].open(volume, Some(until), ctx),
             Err(why) => self.refuse(id, at, why, ctx),
         }

@@ -28,7 +28,7 @@ use super::terms::{Asked, Terms};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::ShardMessage;
 use crate::engine::session::{Failover, Granted, PathTarget, SessionConfig, Tuning};
-use crate::path::handshake::{ServiceConnection, ServiceEvent, describe_info_refusal};
+use crate::path::handshake::{Claims, ServiceConnection, ServiceEvent, describe_info_refusal};
 use crate::path::state::PathState;
 
 /// Time limit for each step of opening the device, and for a fence. A kernel server opens its disk
@@ -98,7 +98,8 @@ impl Path {
     /// slot.
     pub(super) fn new(
         now: Instant,
-        (id, epoch): (PathId, u32),
+        id: PathId,
+        epoch: u32,
         target: PathTarget,
         uuid: [u8; 16],
         config: &Arc<SessionConfig>,
@@ -259,12 +260,22 @@ impl Path {
         self.try_post(ctx, post).map_err(|error| error.to_string())
     }
 
-    /// Starts an attempt; for `asks` see [`Connections::start`].
-    pub(super) fn start(&mut self, asks: (bool, u16), ctx: &mut Ctx<'_>) -> Result<(), String> {
+    /// Starts an attempt. `first_conn` says that the server may create the session; `queue_depth`
+    /// is the session's, 0 if there is none yet.
+    pub(super) fn start(
+        &mut self,
+        first_conn: bool,
+        queue_depth: u16,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), String> {
         self.state.advance(PathState::Connecting);
         self.until = ctx.now + self.config.connect_timeout * 2;
-        let asks = (asks.0 || self.server.accepted, asks.1);
-        let started = self.connections.start((self.uuid, &self.target), asks, &self.config, ctx);
+        let claims = Claims {
+            first_conn: first_conn || self.server.accepted,
+            queue_depth,
+            proves: self.target.proves && self.config.prover.is_some(),
+        };
+        let started = self.connections.start(self.uuid, &self.target, claims, &self.config, ctx);
         started.map_err(|error| error.to_string())
     }
 
@@ -277,7 +288,8 @@ impl Path {
     /// extensions.
     pub(super) fn accepted(
         &mut self,
-        (granted, extensions): (Granted, Extensions),
+        granted: Granted,
+        extensions: Extensions,
         id: Option<ServerId>,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
@@ -296,7 +308,8 @@ impl Path {
     /// Handles a shard's established connection.
     pub(super) fn shard_connected(
         &mut self,
-        (epoch, cid): (u32, ConnIndex),
+        epoch: u32,
+        cid: ConnIndex,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
         if self.state == PathState::Connecting && self.connections.is_next(epoch, cid) {
@@ -308,7 +321,7 @@ impl Path {
     /// Requests the next connection, or sends INFO_REQ when all are up.
     fn connect_next(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
         self.until = ctx.now + self.config.connect_timeout * 2;
-        match self.connections.connect_next((self.id, self.uuid), &self.config, ctx.out) {
+        match self.connections.connect_next(self.id, self.uuid, &self.config, ctx.out) {
             Some(true) => Ok(()),
             Some(false) => {
                 self.state.advance(PathState::InfoExchange);
@@ -357,7 +370,7 @@ impl Path {
         ctx: &mut Ctx<'_>,
     ) -> Result<(), String> {
         if self.state != PathState::InfoExchange {
-            return Err(self.internal_error("an INFO_RSP that nobody waits for"));
+            return Err(self.internal_error("unexpected INFO_RSP"));
         }
         self.opening = Some(chunks);
         if self.server.fences {
@@ -450,7 +463,7 @@ impl Path {
             PathState::Opening if over => Due::End("opening the device was not answered"),
             PathState::Authenticating if over => Due::End("the server did not authenticate"),
             PathState::Connected if self.leave.as_ref().is_some_and(|l| now >= l.deadline()) => {
-                Due::End("what it carried was not answered in the time to leave")
+                Due::End("its requests did not finish within the time limit")
             }
             state if state.has_service() => match self.late(now) {
                 Some(why) if state == PathState::Connected => Due::End(why),
@@ -514,7 +527,7 @@ impl Path {
             },
             // `Standby` occurs in listings only.
             PathState::Gone | PathState::Standby => {
-                return Err(format!("path {} is gone", self.target.name));
+                return Err(format!("path {} has ended", self.target.name));
             }
         }
         Ok(false)

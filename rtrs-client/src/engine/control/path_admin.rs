@@ -61,7 +61,8 @@ pub struct Leaving {
 /// Takes a path out of use. Returns it, and whether its connections have to be ended now.
 pub(super) fn leave(
     paths: &mut Paths,
-    (why, leaving): (Why, &Leaving),
+    why: Why,
+    leaving: &Leaving,
     config: &SessionConfig,
     ctx: &mut Ctx<'_>,
 ) -> Result<(PathId, bool), String> {

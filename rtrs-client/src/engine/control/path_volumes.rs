@@ -78,7 +78,7 @@ impl Path {
     /// Takes the request that the received answer belongs to.
     pub(super) fn answered(&mut self) -> Result<Asked, String> {
         let asked = self.asked.take();
-        let asked = asked.ok_or_else(|| self.internal_error("an answer that nobody waits for"))?;
+        let asked = asked.ok_or_else(|| self.internal_error("an answer without a request"))?;
         if asked.ask == Ask::Again {
             self.terms.reopen(asked.volume).answered();
         }
@@ -113,7 +113,7 @@ impl Path {
     pub(super) fn connected(&mut self, now: Instant) -> Result<(), String> {
         let chunks = self.opening.take().filter(|_| self.state() == PathState::Opening);
         let Some(chunks) = chunks else {
-            return Err(self.internal_error("an open that nobody asked for"));
+            return Err(self.internal_error("a volume opened on a path that is not opening"));
         };
         self.advance_connected(now, chunks);
         Ok(())

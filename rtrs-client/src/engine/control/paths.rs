@@ -26,7 +26,7 @@ impl Paths {
     pub(super) fn new(now: Instant, config: &Arc<SessionConfig>, uuids: &[[u8; 16]]) -> Self {
         let named = (0u16..).zip(&config.paths).zip(uuids);
         let path = |((id, target), uuid): ((_, &PathTarget), &_)| {
-            Path::new(now, (PathId(id), 0), target.clone(), *uuid, config)
+            Path::new(now, PathId(id), 0, target.clone(), *uuid, config)
         };
         Self { rows: named.map(path).collect(), config: Arc::clone(config) }
     }
@@ -51,7 +51,7 @@ impl Paths {
             return Err(format!("path {name} already exists{still}"));
         }
         if self.listed().count() >= PATHS_MAX {
-            return Err(format!("the session has {PATHS_MAX} paths, and no more are possible"));
+            return Err(format!("the session already has {PATHS_MAX} paths, the maximum"));
         }
         let free = |path: &Path| !path.is_listed() && !path.fence.is_awaited();
         let place = self.rows.iter().position(free).unwrap_or(self.rows.len());
@@ -60,7 +60,7 @@ impl Paths {
         };
         // Shards tell the attempts of a slot apart by the epoch, so it must keep growing.
         let epoch = self.rows.get(place).map_or(0, Path::epoch);
-        let path = Path::new(now, (id, epoch), target, uuid, &self.config);
+        let path = Path::new(now, id, epoch, target, uuid, &self.config);
         match self.rows.get_mut(place) {
             Some(before) => *before = path,
             None => self.rows.push(path),

@@ -2,7 +2,7 @@
 //!
 //! `rtrs-server` gets heartbeats earlier than kernel servers, and is given up sooner. This tests
 //! the link, and a server that has no processor to run on must not be mistaken for a dead one. Two
-//! things tell them apart. First, if the provider knows that the peer's system acknowledges
+//! tests distinguish them. First, if the provider knows that the peer's system acknowledges
 //! everything sent, the link works and the server's program is slow; it gets as long as a kernel
 //! server. Second, the other paths show whether the server runs: when one path is silent for a
 //! period after its heartbeat, the others send one too. `rtrs-server` answers the heartbeats of all

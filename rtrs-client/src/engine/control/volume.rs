@@ -164,7 +164,8 @@ impl Volume {
     pub(super) fn refused(
         &mut self,
         now: Instant,
-        (errno, why): (u16, Option<OpenRefusal>),
+        errno: u16,
+        why: Option<OpenRefusal>,
         asked: AccessMode,
     ) -> Result<(), String> {
         if errno == errno::EACCES

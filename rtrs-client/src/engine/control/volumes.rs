@@ -16,8 +16,8 @@ use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::{NoPath, SessionConfig, VOLUMES_MAX, VolumeConfig};
 
 /// Reason why volumes of different servers cannot share a session.
-const ONE_SERVER: &str = "all volumes of a session are at one server, and another identity of it \
-                          is known";
+const ONE_SERVER: &str = "all volumes of a session must be on one server, and the session is \
+                          bound to another";
 
 #[derive(Debug)]
 pub(super) struct Volumes {
@@ -68,7 +68,7 @@ impl Volumes {
             return Err(format!("cannot add volume {export}: {ONE_SERVER}"));
         }
         let Some(at) = self.place() else {
-            return Err(format!("the session has {VOLUMES_MAX} volumes, and no more are possible"));
+            return Err(format!("the session already has {VOLUMES_MAX} volumes, the maximum"));
         };
         let volume = Some(Volume::new(at, volume, &self.config, now));
         match self.rows.get_mut(at.index()) {

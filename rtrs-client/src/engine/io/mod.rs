@@ -54,6 +54,7 @@ use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::device_table::DeviceTable;
 use crate::engine::message::{Connect, ConnectionEnd, ControlMessage, ShardMessage};
 use crate::engine::session::{Granted, SessionConfig};
+use crate::parts::RequestTimes;
 use crate::path::handshake::check_accept;
 use crate::path::io::Answer;
 use crate::path::shard::PathEvent;
@@ -276,7 +277,7 @@ impl Shard {
         }
         request.standing = Standing::Answered(answer.status);
         let (len, took, sent, io) =
-            (request.part.1, self.now.since(request.sent), request.sent, request.io);
+            (request.part.len, self.now.since(request.sent), request.sent, request.io);
         let taken = self.requests.io(io);
         // An extents query transfers none of its range.
         let len = if taken.io.op == IoOp::Extents { 0 } else { len };
@@ -298,7 +299,8 @@ impl Shard {
                 self.paths.abort(path, CloseReason::Lost(what), ctx);
             }
         }
-        self.stats.request_done(path.index(), len, answer.status, (queued, took), answer.times);
+        let times = RequestTimes { queued, round_trip: took, server: answer.times };
+        self.stats.request_done(path.index(), len, answer.status, times);
         self.paths.answered(path, self.now, took);
     }
 
@@ -398,7 +400,7 @@ impl Shard {
             }
         }
         self.devices.taken(device);
-        let row = self.requests.take(TakenIo::new((device, io), status, mark, self.now));
+        let row = self.requests.take(TakenIo::new(device, io, status, mark, self.now));
         self.device_stats[device.index()].queue_full += u64::from(self.requests.is_full());
         self.end_io(row);
         Ok(())
@@ -548,7 +550,7 @@ impl Shard {
         let (io, turn) = (request.io, request.turn);
         request.standing = Standing::Ready;
         if request.tries >= TRIES_MAX {
-            tracing::error!("a request ended {TRIES_MAX} paths; it ends with an error");
+            tracing::error!("{TRIES_MAX} paths ended with the same request; it fails");
             return self.end_request(row, IoStatus::Aborted);
         }
         if self.requests.io(io).given_up {

@@ -153,9 +153,9 @@ impl Paths {
         }
         while let Some(turned) = self.chooser.paces.next_turned() {
             let what = if self.chooser.paces.is_slow(turned) {
-                "far slower than others: it gets few requests until it is quick again"
+                "far slower than other paths: it gets few requests until it recovers"
             } else {
-                "as quick as others again"
+                "no longer slow"
             };
             let path = self[turned].name();
             tracing::info!(%path, shard = self.shard.0, "{what}");

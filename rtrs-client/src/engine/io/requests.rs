@@ -32,6 +32,14 @@ impl RequestRow {
     }
 }
 
+/// Part of an IO that one request carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct IoPart {
+    /// Begin of the part in bytes, counted from the begin of the IO.
+    pub(super) at: u32,
+    pub(super) len: u32,
+}
+
 /// IO that was submitted and has not ended.
 #[derive(Debug)]
 pub(super) struct TakenIo {
@@ -57,7 +65,8 @@ pub(super) struct TakenIo {
 impl TakenIo {
     /// Creates an IO of which nothing was issued. It ends at once only if `status` is an error.
     pub(super) fn new(
-        (device, io): (DeviceIndex, Io),
+        device: DeviceIndex,
+        io: Io,
         status: IoStatus,
         mark: FlushMark,
         submitted: Instant,
@@ -76,24 +85,20 @@ impl TakenIo {
         }
     }
 
-    /// Begin and length of the part to issue next, for requests that carry at most `max` bytes.
-    pub(super) fn next_part(&self, max: u32, block: u32) -> (u32, u32) {
+    /// Part to issue next, for requests that carry at most `max` bytes.
+    pub(super) fn next_part(&self, max: u32, block: u32) -> IoPart {
         let left = self.io.len - self.issued;
         let len = match self.io.op {
             IoOp::Read | IoOp::Write => part_len(left, max, block),
             IoOp::Flush => 0,
             IoOp::Discard | IoOp::WriteZeroes | IoOp::Extents => left,
         };
-        (self.issued, len)
+        IoPart { at: self.issued, len }
     }
 
     /// Builds the request for a part, for a path that uses this number for the device.
-    pub(super) fn request(
-        &self,
-        (at, len): (u32, u32),
-        permit: PermitId,
-        device_id: u32,
-    ) -> IoRequest {
+    pub(super) fn request(&self, part: IoPart, permit: PermitId, device_id: u32) -> IoRequest {
+        let IoPart { at, len } = part;
         let buf = match self.io.op {
             IoOp::Extents => self.io.buf.clone(),
             _ => self.io.buf.as_ref().and_then(|buf| buf.slice(at as usize, len as usize)),
@@ -136,8 +141,7 @@ pub(super) enum Standing {
 pub(super) struct Request {
     pub(super) io: IoRow,
     pub(super) path: PathId,
-    /// Begin and length of the request's part of the IO.
-    pub(super) part: (u32, u32),
+    pub(super) part: IoPart,
     /// Time at which the request was sent; afterwards, that of its answer or of the end of its
     /// connection.
     pub(super) sent: Instant,
@@ -333,13 +337,13 @@ impl Requests {
         io: IoRow,
         permit: PermitId,
         path: PathId,
-        part: (u32, u32),
+        part: IoPart,
         now: Instant,
     ) {
         self.turn += 1;
         let turn = self.turn;
         let taken = self.io_mut(io);
-        taken.issued += part.1.max(u32::from(taken.io.op == IoOp::Flush));
+        taken.issued += part.len.max(u32::from(taken.io.op == IoOp::Flush));
         taken.pending += 1;
         let (device, is_whole) = (taken.device, taken.is_all_issued());
         taken.queued &= !is_whole;
@@ -426,7 +430,7 @@ impl Requests {
         assert_eq!(ios().count() + self.free.len(), IOS_MAX);
         assert_eq!(ios().map(|io| io.pending as usize).sum::<usize>(), held);
         let queued = ios().filter(|io| io.queued).count();
-        assert_eq!(queued, self.waiting.len(), "what waits stands in the queue once");
+        assert_eq!(queued, self.waiting.len(), "every queued IO waits exactly once");
         for row in self.waiting.iter() {
             let io = self.io(row);
             assert!(io.queued && io.status.is_ok());

@@ -70,7 +70,7 @@ impl Retries {
     /// Panics when the queue differs from these requests, given by turn.
     pub(super) fn check(&self, mut ready: Vec<(u64, RequestRow)>) {
         ready.sort_unstable();
-        assert_eq!(self.queue, ready, "what is ready stands in the queue once, in order");
+        assert_eq!(self.queue, ready, "ready requests are queued once, in order");
     }
 }
 

@@ -66,6 +66,13 @@ struct Suspicion {
     windows: u32,
 }
 
+/// Answers in a window that is being closed.
+#[derive(Clone, Copy, Debug)]
+struct ClosedWindow {
+    answers: u32,
+    mean_nanos: u64,
+}
+
 /// Measurements of a path.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
@@ -78,8 +85,8 @@ struct Pace {
     /// Result of the last window with answers, and the end of that window.
     typical_nanos: u64,
     judged: Option<Instant>,
-    /// Count and mean of the answers in the window that is being closed.
-    closed: Option<(u32, u64)>,
+    /// Window that is being closed.
+    closed: Option<ClosedWindow>,
     /// Answers of this connection, as far as they matter, and the time of the first.
     seen: u32,
     first: Instant,
@@ -107,23 +114,24 @@ impl Pace {
     /// Ends a window, if the path answered in it.
     fn close(&mut self, end: Instant) {
         let answers = self.answers;
-        let Some(mean) = self.total_nanos.checked_div(u64::from(answers)) else { return };
+        let Some(mean_nanos) = self.total_nanos.checked_div(u64::from(answers)) else { return };
         if self.seen == 0 {
             self.first = end;
         }
         self.seen = self.seen.saturating_add(answers);
         let others = (self.total_nanos - self.max_nanos).checked_div(u64::from(answers - 1));
         self.typical_nanos = others.unwrap_or(self.max_nanos);
-        (self.judged, self.closed) = (Some(end), Some((answers, mean)));
+        (self.judged, self.closed) = (Some(end), Some(ClosedWindow { answers, mean_nanos }));
         (self.answers, self.total_nanos, self.max_nanos) = (0, 0, 0);
     }
 
     /// Judges the closed window; `best` is the best of the other paths.
-    fn judge(&mut self, end: Instant, (answers, mean): (u32, u64), best: Option<u64>) {
+    fn judge(&mut self, end: Instant, closed: ClosedWindow, best: Option<u64>) {
+        let ClosedWindow { answers, mean_nanos } = closed;
         if self.slow {
             let bound = best.unwrap_or(0).saturating_mul(GOOD_RATIO).max(GOOD_NANOS);
             let good = self.good;
-            self.good = if mean <= bound { good + 1 } else { good.saturating_sub(2) };
+            self.good = if mean_nanos <= bound { good + 1 } else { good.saturating_sub(2) };
             if self.good >= GOOD_WINDOWS {
                 let &mut Self { typical_nanos, judged, sent, .. } = self;
                 *self = Self { typical_nanos, judged, sent, turned: true, ..Self::default() };
@@ -486,7 +494,7 @@ mod tests {
             run(&mut paces, begin + 1000..begin + 4000, MS, 50 * MS);
         }
         let tried = |load: &[(PathId, u32)]| paces.pick_try(at(13_300), up(load));
-        assert_eq!(tried(&[(QUICK, 0)]), Some(QUICK), "nobody used it lately");
+        assert_eq!(tried(&[(QUICK, 0)]), Some(QUICK), "not used lately");
         paces.sent(QUICK, at(13_300));
         let tried = |load: &[(PathId, u32)]| paces.pick_try(at(13_300), up(load));
         assert_eq!(tried(&[(QUICK, 3), (OTHER, 1)]), Some(OTHER));

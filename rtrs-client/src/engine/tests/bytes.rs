@@ -2,7 +2,7 @@
 
 use rtrs_core::block::{IoFlags, IoOp};
 
-use super::fixture::{Fixture, SEC};
+use super::fixture::{Fixture, SEC, TestIo};
 use super::server::{BLANK, Request};
 
 const FUA: IoFlags = IoFlags { fua: true, no_unmap: false, fast_only: false, partial: false };
@@ -18,13 +18,13 @@ fn header(sector: u64, rw: u32, size: u32) -> Vec<u8> {
     bytes
 }
 
-fn one(op: (IoOp, IoFlags), range: (u64, u32)) -> Request {
+fn one(io: TestIo) -> Request {
     let mut fixture = Fixture::open(|s| {
         s.how.queue_depth = 5;
         s.how.keep_chunks = true;
     });
     fixture.client.buffer(1, 0, 1 << 20).fill(0x5a);
-    fixture.submit_with(1, op, range, 0);
+    fixture.submit_io(1, io);
     fixture.drain(SEC);
     let found: Vec<_> = fixture.server.ios().cloned().collect();
     let [request] = <[Request; 1]>::try_from(found).expect("one request");
@@ -45,7 +45,7 @@ fn written(request: &Request, from: usize, to: usize) {
 
 #[test]
 fn a_read() {
-    let read = one((IoOp::Read, IoFlags::default()), (0x800 * 512, 4096));
+    let read = one(TestIo::new(IoOp::Read, 0x800 * 512, 4096));
     assert_eq!(read.imm, imm(4096 + 32));
     let mut expected = header(0x800, 0x100, 4096);
     expected.extend([3, 0, 32, 0, 0, 0, 1, 0]);
@@ -56,7 +56,7 @@ fn a_read() {
 
 #[test]
 fn a_write() {
-    let write = one((IoOp::Write, IoFlags::default()), (0x800 * 512, 4096));
+    let write = one(TestIo::new(IoOp::Write, 0x800 * 512, 4096));
     assert_eq!(write.imm, imm(4096 + 32));
     let mut expected = header(0x800, 1, 4096);
     expected.extend([2, 0, 32, 0]);
@@ -65,7 +65,7 @@ fn a_write() {
     written(&write, 0, 4096 + 36);
     assert_eq!(write.chunk[..4096], [0x5a; 4096]);
 
-    let write = one((IoOp::Write, FUA), (512, 512));
+    let write = one(TestIo::new(IoOp::Write, 512, 512).flags(FUA));
     let mut expected = header(1, 0x301, 512);
     expected.extend([2, 0, 32, 0]);
     assert_eq!((write.imm, write.tail), (imm(512 + 32), expected));
@@ -73,7 +73,7 @@ fn a_write() {
 
 #[test]
 fn a_flush_is_a_read_without_descriptor() {
-    let flush = one((IoOp::Flush, IoFlags::default()), (0, 0));
+    let flush = one(TestIo::new(IoOp::Flush, 0, 0));
     let mut expected = header(u64::MAX, 0x302, 0);
     expected.extend([3, 0, 32, 0, 0, 0, 0, 0]);
     assert_eq!((flush.imm, &flush.tail), (imm(32), &expected));
@@ -82,7 +82,7 @@ fn a_flush_is_a_read_without_descriptor() {
 
 #[test]
 fn discard_and_write_zeroes_carry_no_data() {
-    let discard = one((IoOp::Discard, IoFlags::default()), (1 << 20, 65536));
+    let discard = one(TestIo::new(IoOp::Discard, 1 << 20, 65536));
     let mut expected = header(0x800, 3, 65536);
     expected.extend([2, 0, 32, 0]);
     assert_eq!((discard.imm, &discard.tail), (imm(32), &expected));
@@ -90,7 +90,7 @@ fn discard_and_write_zeroes_carry_no_data() {
 
     for (flags, rw) in [(IoFlags::default(), 5), (FUA, 0x205), (KEEP, 0x805)] {
         // Larger than a chunk, and still a single request.
-        let zeroes = one((IoOp::WriteZeroes, flags), (0, 1 << 20));
+        let zeroes = one(TestIo::new(IoOp::WriteZeroes, 0, 1 << 20).flags(flags));
         let mut expected = header(0, rw, 1 << 20);
         expected.extend([2, 0, 32, 0]);
         assert_eq!((zeroes.imm, &zeroes.tail), (imm(32), &expected));

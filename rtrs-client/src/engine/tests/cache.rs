@@ -4,13 +4,13 @@ use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-use super::fixture::{Fixture, MS, SEC};
+use super::fixture::{Fixture, MS, SEC, TestIo};
 use crate::engine::{DeviceIndex, NoPath};
 use crate::path::state::PathState;
 
 fn run(fixture: &mut Fixture, shard: usize, op: IoOp, fua: bool) -> Option<IoStatus> {
     let flags = IoFlags { fua, ..IoFlags::default() };
-    let tag = fixture.submit_with(shard, (op, flags), (0, 4096), 0);
+    let tag = fixture.submit_io(shard, TestIo::new(op, 0, 4096).flags(flags));
     fixture.drain(SEC);
     fixture.client.status(tag)
 }
@@ -64,8 +64,7 @@ fn flushes_go_on_where_nothing_was_lost() {
     assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Ok), "all was durable");
     // A flush that was waiting at a server that lost nothing.
     fixture.server.how.hold = true;
-    let flags = IoFlags::default();
-    let flush = fixture.submit_with(0, (IoOp::Flush, flags), (0, 4096), 0);
+    let flush = fixture.submit(0, IoOp::Flush, 0, 4096);
     fixture.until("the flush", SEC, |s| s.server.held.len() == 1);
     fixture.server.how.hold = false;
     restart(&mut fixture, 9);
@@ -78,9 +77,8 @@ fn a_flush_in_flight_over_a_loss_fails() {
     let mut fixture = fixture(7);
     assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
     fixture.server.how.hold = true;
-    let flags = IoFlags::default();
-    let flushes = [0, 1]
-        .map(|shard| fixture.submit_with(shard, (IoOp::Flush, flags), (0, 4096), shard * 4096));
+    let flush = TestIo::new(IoOp::Flush, 0, 4096);
+    let flushes = [0, 1].map(|shard| fixture.submit_io(shard, flush.at(shard * 4096)));
     fixture.until("the flushes", SEC, |s| s.server.held.len() == 2);
     fixture.server.how.hold = false;
     restart(&mut fixture, 8);
@@ -148,7 +146,7 @@ fn who_takes_over_tells_of_what_the_one_before_lost() {
     over.until("more than it takes to keep a epoch", 9 * SEC, |s| {
         s.now() >= Instant::ZERO + 5 * SEC
     });
-    assert_eq!(kept(&over), None, "first it has to be told");
+    assert_eq!(kept(&over), None, "the loss is not reported yet");
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
     assert_eq!(kept(&over), None, "the answer may not have left");
     over.until("the epoch to be kept", 3 * SEC, |s| kept(s) == Some(8));
@@ -206,7 +204,7 @@ fn a_flush_without_an_answer_is_no_loss() {
     });
     assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
     fixture.server.how.hold = true;
-    let flush = fixture.submit_with(0, (IoOp::Flush, IoFlags::default()), (0, 4096), 0);
+    let flush = fixture.submit(0, IoOp::Flush, 0, 4096);
     fixture.until("the flush", SEC, |s| s.server.held.len() == 1);
     fixture.link_down(0);
     fixture.drain(20 * SEC);

@@ -188,7 +188,7 @@ fn a_mute_first_path_holds_the_others_up_for_a_bounded_time() {
     fixture.until("the second path", 5 * SEC, |s| s.client.control.is_open(DeviceIndex::FIRST));
     let connects = fixture.server.connects();
     assert_eq!(connects[0].1, server_ip(1));
-    assert!(connects[0].0.first_conn, "nobody else opened the session");
+    assert!(connects[0].0.first_conn, "no other path opened the session");
     let waited = connects[0].2.since(Instant::ZERO);
     assert!(waited >= OPENER_TIME_MAX && waited < OPENER_TIME_MAX + SEC / 4, "{waited:?}");
 }
@@ -212,13 +212,13 @@ fn lies_in_an_accept_end_the_attempt() {
         ("max_io_size", Box::new(|rsp| ConnRsp { max_io_size: !0, ..rsp }.encode().to_vec())),
         ("max_hdr_size", Box::new(|rsp| ConnRsp { max_hdr_size: 64, ..rsp }.encode().to_vec())),
     ];
-    for (told, lie) in lies {
+    for (words, lie) in lies {
         let spoil = |how: &mut How| how.con_rsp = Some(Box::new(move |_, rsp| lie(rsp)));
         let mut fixture = Fixture::spoiled(|_| {}, spoil);
         fixture.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
         let error = fixture.client.last_error(0);
-        assert!(error.contains(told), "{error:?} for {told}");
-        assert_eq!(fixture.client.control.failure(), None, "{told}: worth another try");
+        assert!(error.contains(words), "{error:?} for {words}");
+        assert_eq!(fixture.client.control.failure(), None, "{words}: worth another try");
         fixture.server.how.con_rsp = None;
         fixture.until("a good path", 10 * SEC, Fixture::is_whole);
     }
@@ -285,7 +285,7 @@ fn other_bounds_after_a_reconnect_are_refused_until_they_are_the_old_ones() {
     fixture.server.how.queue_depth = 32;
     fixture.server.end_path(fixture.now(), 0);
     fixture.until("attempts", 5 * SEC, |s| {
-        s.client.last_error(0).contains("changed its bounds (queue depth 16 to 32")
+        s.client.last_error(0).contains("limits have changed (queue depth 16 to 32")
     });
     fixture.run(3 * SEC);
     assert_eq!(fixture.client.control.failure(), None);

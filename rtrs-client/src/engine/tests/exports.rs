@@ -60,7 +60,8 @@ impl More {
         &mut self,
         name: &[u8],
         numbers: &mut u32,
-        (how, standing): (&How, Option<Standing>),
+        how: &How,
+        standing: Option<Standing>,
     ) -> Result<[u8; OpenRspTail::LONG_LEN], u16> {
         let export =
             self.0.iter_mut().find(|export| export.name.as_bytes() == name).ok_or(2_u16)?;

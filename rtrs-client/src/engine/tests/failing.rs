@@ -1,20 +1,19 @@
 //! Paths that fail and return while they carry IO.
 
-use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::{BindMode, LinkOptions};
 use rtrs_core::identity::ExportId;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{ConnRsp, Extensions, OpenRsp, errno};
 
-use super::fixture::{Fixture, MS, SEC, SECRET, client_ip, server_ip};
+use super::fixture::{Fixture, MS, SEC, SECRET, TestIo, client_ip, server_ip};
 use super::server::Request;
 use crate::engine::{Change, Failover, Leaving, NoPath, SlowIo};
 use crate::engine::{DeviceIndex, SessionFailure};
 use crate::path::state::PathState;
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
-    let range = (slot as u64 * 8192, 4096);
-    fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
+    fixture.submit_io(shard, TestIo::new(op, slot as u64 * 8192, 4096).at(slot * 4096))
 }
 
 #[test]
@@ -234,7 +233,7 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     assert!(told.iter().any(|why| why.contains("operator evicted this session")), "{told:?}");
     let tried = fixture.server.connects().len();
     fixture.run(60 * SEC);
-    assert_eq!(fixture.server.connects().len(), tried, "nobody tries again");
+    assert_eq!(fixture.server.connects().len(), tried, "no path tries again");
     let path = Leaving { path: "path0".into(), within: SEC, force: false };
     let refused = fixture.change(Change::Reconnect(path)).expect_err("no path is tried again");
     assert!(refused.starts_with("evicted by the server's operator"), "{refused}");
@@ -258,7 +257,7 @@ fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
     fixture.server.how.open_errno = 0;
     fixture.server.how.io_errno = None;
     fixture.run(60 * SEC);
-    assert_eq!(fixture.server.connects().len(), tried, "nobody tries again");
+    assert_eq!(fixture.server.connects().len(), tried, "no path tries again");
     fixture.detach();
     fixture.until("the detach", SEC, |s| s.client.control.is_done());
 }
@@ -430,7 +429,7 @@ fn a_slow_disk_is_no_dead_connection() {
         fixture.drain(SEC);
         assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
         assert_eq!(fixture.client.control.status()[0].reconnects, 0);
-        assert!(fixture.client.control.is_open(DeviceIndex::FIRST), "nobody's device was closed");
+        assert!(fixture.client.control.is_open(DeviceIndex::FIRST), "no device was closed");
         let before = probes(&fixture);
         fixture.run(SEC);
         assert_eq!(probes(&fixture), before, "an idle connection is not asked");

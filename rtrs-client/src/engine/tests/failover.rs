@@ -3,20 +3,19 @@
 
 use std::cell::RefCell;
 
-use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{ConnReq, ConnRsp, Extensions, Fence};
 
-use super::fixture::{Fixture, MS, SEC};
+use super::fixture::{Fixture, MS, SEC, TestIo};
 use super::server::Seen;
 use crate::engine::{Change, DeviceIndex, Failover, Leaving, NoPath};
 use crate::path::state::PathState;
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
-    let range = (slot as u64 * 8192, 4096);
-    fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
+    fixture.submit_io(shard, TestIo::new(op, slot as u64 * 8192, 4096).at(slot * 4096))
 }
 
 fn sectors(fixture: &Fixture) -> Vec<u64> {
@@ -362,7 +361,7 @@ fn strict_failover_waits_for_the_path_where_there_is_no_fence() {
     fixture.server.release();
     let later = submit(&mut fixture, 0, IoOp::Read, 2);
     fixture.run(100 * MS);
-    assert_eq!(fixture.client.status(later), Some(IoStatus::Ok), "others go on");
+    assert_eq!(fixture.client.status(later), Some(IoStatus::Ok), "other IO continues");
     fixture.link_up(0);
     fixture.drain(5 * SEC);
     for tag in tags {

@@ -140,12 +140,12 @@ impl Client {
             FabricEvent::Completion(wc) => {
                 let ours = engine.borrow_mut().handle_completion(PROVIDER, &wc, ctx)
                     || shard == 0 && self.control.handle_completion(PROVIDER, &wc, ctx);
-                assert!(ours, "shard {shard}: nobody's {wc:?}");
+                assert!(ours, "shard {shard}: unclaimed {wc:?}");
             }
             FabricEvent::Established { qp, private_data } => {
                 let data = private_data.as_bytes();
                 if !engine.borrow_mut().handle_established(PROVIDER, qp, data, ctx) {
-                    assert!(shard == 0, "nobody's connection");
+                    assert!(shard == 0, "unclaimed connection");
                     self.control.handle_established(PROVIDER, qp, data, ctx);
                 }
             }
@@ -165,7 +165,7 @@ impl Client {
         let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
         let ours = shard == 0 && self.control.handle_closed(PROVIDER, qp, &end, ctx)
             || here.shard.borrow_mut().handle_closed(PROVIDER, qp, end, ctx);
-        assert!(ours, "shard {shard}: nobody's connection {qp} ended");
+        assert!(ours, "shard {shard}: unclaimed connection {qp} ended");
     }
 
     fn deliver(&mut self, now: Instant, shard: usize) -> bool {
@@ -432,6 +432,32 @@ fn config() -> SessionConfig {
     }
 }
 
+/// IO to submit.
+#[derive(Clone, Copy)]
+pub(super) struct TestIo {
+    op: IoOp,
+    flags: IoFlags,
+    offset: u64,
+    len: u32,
+    at: usize,
+}
+
+impl TestIo {
+    /// IO without flags, whose buffer begins at the start of the shard's buffers.
+    pub(super) fn new(op: IoOp, offset: u64, len: u32) -> Self {
+        Self { op, flags: IoFlags::default(), offset, len, at: 0 }
+    }
+
+    pub(super) fn flags(self, flags: IoFlags) -> Self {
+        Self { flags, ..self }
+    }
+
+    /// Lets the buffer begin at that byte of the shard's buffers.
+    pub(super) fn at(self, at: usize) -> Self {
+        Self { at, ..self }
+    }
+}
+
 /// Client, server and world.
 pub(super) struct Fixture {
     pub(super) world: World,
@@ -593,14 +619,9 @@ impl Fixture {
         }
     }
 
-    /// Submits an IO with flags. Its buffer begins at `at` on that shard.
-    pub(super) fn submit_with(
-        &mut self,
-        shard: usize,
-        (op, flags): (IoOp, IoFlags),
-        (offset, len): (u64, u32),
-        at: usize,
-    ) -> u64 {
+    /// Submits an IO on a shard. Returns its tag.
+    pub(super) fn submit_io(&mut self, shard: usize, io: TestIo) -> u64 {
+        let TestIo { op, flags, offset, len, at } = io;
         let tag = self.client.next_tag;
         self.client.next_tag += 1;
         let bytes = match op {
@@ -617,9 +638,9 @@ impl Fixture {
         tag
     }
 
-    /// Submits an IO whose buffer begins at the start of the shard's buffers.
+    /// Submits an IO without flags, whose buffer begins at the start of the shard's buffers.
     pub(super) fn submit(&mut self, shard: usize, op: IoOp, offset: u64, len: u32) -> u64 {
-        self.submit_with(shard, (op, IoFlags::default()), (offset, len), 0)
+        self.submit_io(shard, TestIo::new(op, offset, len))
     }
 
     /// Reads through the session and waits for the data.

@@ -151,7 +151,7 @@ fn io_goes_to_the_active_server_and_the_other_is_standby() {
     assert_eq!(states(&fixture), [PathState::Standby, PathState::Connected]);
     fixture.read(0, 0, 4096);
     fixture.run(12 * SEC);
-    assert!(gateways(&mut fixture).moves.is_empty(), "nobody is asked");
+    assert!(gateways(&mut fixture).moves.is_empty(), "no gateway is asked");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_standby_path_does_not_stand_in_for_one_whose_link_goes_down() {
     fixture.link_down_reported(&[1]);
     assert_eq!(states(&fixture), [PathState::Standby, PathState::Connected]);
     fixture.run(SEC);
-    assert!(gateways(&mut fixture).moves.is_empty(), "nobody is asked");
+    assert!(gateways(&mut fixture).moves.is_empty(), "no gateway is asked");
     fixture.link_down_reported(&[0]);
     assert_ne!(states(&fixture)[0], PathState::Standby, "nothing needs the standby path");
     fixture.until("both paths", 5 * SEC, are_up);

@@ -64,11 +64,11 @@ fn another_server_is_not_used_and_the_right_one_is_found_again() {
     let mut fixture = fixture(ours.0, ours.1);
     for (other, why) in [
         ((Some(OTHER), export("a")), "it is server 0202"),
-        ((Some([0; 16]), export("a")), "this server does not say who it is"),
-        ((None, None), "this server does not say who it is"),
+        ((Some([0; 16]), export("a")), "this server reports no ID"),
+        ((None, None), "this server reports no ID"),
         ((Some(HOME), export("b")), "the export is another disk or file"),
         ((Some(HOME), weak(1, "a")), "the export is another disk or file"),
-        ((Some(HOME), None), "the server does not say which disk or file the export is"),
+        ((Some(HOME), None), "the server reports no ID for the export"),
     ] {
         replace(&mut fixture, |how| (how.server_id, how.export_id) = other);
         assert_refused(&mut fixture, why);
@@ -102,7 +102,7 @@ fn an_id_that_appears_is_pinned() {
     assert_back(&mut fixture, |_| {});
     assert_eq!(pinned(&fixture), Some(Identity { server, export: export("a") }));
     replace(&mut fixture, |how| how.server_id = None);
-    assert_refused(&mut fixture, "this server does not say who it is");
+    assert_refused(&mut fixture, "this server reports no ID");
 }
 
 #[test]
@@ -119,7 +119,9 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
         let pinned = fixture.client.control.pinned_identity(DeviceIndex::FIRST);
         (fixture.server.how.server_id, fixture.server.how.export_id) = beside;
         fixture.server.end_path(fixture.now(), 1);
-        let down = |s: &Fixture| s.client.last_error(1).contains("a path that is connected");
+        let down = |s: &Fixture| {
+            s.client.last_error(1).contains("an ID that the connected paths did not report")
+        };
         fixture.until("the error", 5 * SEC, down);
         fixture.run(10 * SEC);
         assert_eq!(fixture.client.states()[0], PathState::Connected);
@@ -145,7 +147,7 @@ fn a_weak_id_holds_until_the_servers_host_is_started_again() {
     replace(&mut fixture, |how| how.export_id = weak(2, "a"));
     assert_refused(&mut fixture, "the export is another disk or file");
     replace(&mut fixture, |how| (how.export_id, how.size) = (weak(3, "a"), how.size * 2));
-    assert_refused(&mut fixture, "no id proves that it is the same");
+    assert_refused(&mut fixture, "no ID proves that it is the same");
 }
 
 #[test]

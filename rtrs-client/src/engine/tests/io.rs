@@ -7,7 +7,7 @@ use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{OpenRsp, RwOp};
 
-use super::fixture::{Fixture, MS, SEC};
+use super::fixture::{Fixture, MS, SEC, TestIo};
 use super::server::Request;
 use crate::engine::DeviceIndex;
 
@@ -103,8 +103,7 @@ fn an_error_in_one_part_is_the_error_of_the_whole_once() {
             }));
         });
         let tag = fixture.submit(1, IoOp::Read, 0, 1 << 20);
-        let other =
-            fixture.submit_with(1, (IoOp::Write, IoFlags::default()), (2 << 20, 512), 2 << 20);
+        let other = fixture.submit_io(1, TestIo::new(IoOp::Write, 2 << 20, 512).at(2 << 20));
         fixture.drain(SEC);
         assert_eq!(fixture.client.status(tag), Some(IoStatus::NoSpace));
         assert_eq!(fixture.client.status(other), Some(IoStatus::Ok));
@@ -176,7 +175,7 @@ fn without_permits_io_waits_and_all_come_home() {
     });
     for round in 0..20 {
         let shard = round % 2;
-        fixture.submit_with(shard, (IoOp::Read, IoFlags::default()), (0, 4096), round * 4096);
+        fixture.submit_io(shard, TestIo::new(IoOp::Read, 0, 4096).at(round * 4096));
     }
     fixture.run(50 * MS);
     // Permits 1 to 5, divided into two shares.
@@ -213,8 +212,8 @@ fn answers_in_any_order_end_the_right_io() {
     let disk = fixture.server.disk.clone();
     let tags: Vec<_> = (0..6)
         .map(|i| {
-            let range = (i as u64 * 8192, 4096);
-            fixture.submit_with(0, (IoOp::Read, IoFlags::default()), range, i * 4096)
+            let read = TestIo::new(IoOp::Read, i as u64 * 8192, 4096);
+            fixture.submit_io(0, read.at(i * 4096))
         })
         .collect();
     fixture.until("all requests", SEC, |s| s.server.held.len() == 6);
@@ -248,7 +247,8 @@ fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
         fixture.drain(SEC);
         let before = fixture.server.ios().count();
         let flags = IoFlags { fua: true, no_unmap: true, fast_only: false, partial: false };
-        let zeroes = fixture.submit_with(0, (IoOp::WriteZeroes, flags), (512, 599_040), 0);
+        let zeroes = TestIo::new(IoOp::WriteZeroes, 512, 599_040).flags(flags);
+        let zeroes = fixture.submit_io(0, zeroes);
         fixture.drain(SEC);
         assert_eq!(fixture.client.status(zeroes), Some(IoStatus::Ok));
         let after = fixture.read(1, 0, 600_064);
@@ -262,7 +262,7 @@ fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
 
         // Fast zeroes may not be emulated, and no server has promised them.
         let flags = IoFlags { fast_only: true, ..IoFlags::default() };
-        let quick = fixture.submit_with(1, (IoOp::WriteZeroes, flags), (0, 512), 0);
+        let quick = fixture.submit_io(1, TestIo::new(IoOp::WriteZeroes, 0, 512).flags(flags));
         fixture.drain(SEC);
         assert_eq!(fixture.client.status(quick), Some(IoStatus::Unsupported));
         // A discard guarantees nothing, so it is sent to any server that offers it.
@@ -285,7 +285,7 @@ fn fast_zeroes_are_asked_of_a_server_that_promises_them() {
         assert_eq!(fixture.client.device(0, DeviceIndex::FIRST).geometry().fast_zero, promised);
         let flags = IoFlags { fast_only: true, ..IoFlags::default() };
         let before = fixture.server.ios().count();
-        let quick = fixture.submit_with(0, (IoOp::WriteZeroes, flags), (0, 512), 0);
+        let quick = fixture.submit_io(0, TestIo::new(IoOp::WriteZeroes, 0, 512).flags(flags));
         fixture.drain(SEC);
         let status = if promised { IoStatus::Ok } else { IoStatus::Unsupported };
         assert_eq!(fixture.client.status(quick), Some(status));
@@ -384,7 +384,7 @@ fn fast_zeroes_do_not_reach_a_server_that_does_not_promise_them() {
         }
         fixture.run(10 * MS);
         let flags = IoFlags { fast_only: true, ..IoFlags::default() };
-        let fast = fixture.submit_with(0, (IoOp::WriteZeroes, flags), (0, 4096), 0);
+        let fast = fixture.submit_io(0, TestIo::new(IoOp::WriteZeroes, 0, 4096).flags(flags));
         let plain = fixture.submit(0, IoOp::WriteZeroes, 4096, 4096);
         fixture.run(10 * MS);
         let zeroes = |fixture: &Fixture| {

@@ -249,5 +249,5 @@ fn paths_that_are_up_or_kept_down_are_left_alone() {
     fixture.until("the end", 5 * SEC, |s| s.client.control.is_done());
     storm(&mut fixture, SEC);
     assert_eq!(fixture.client.states(), [PathState::Gone; 3]);
-    assert_eq!(fixture.server.connects().len(), seen, "nobody comes back");
+    assert_eq!(fixture.server.connects().len(), seen, "no path reconnects");
 }

@@ -9,7 +9,7 @@ use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 
-use super::fixture::{Fixture, MS, SEC, client_ip, server_ip};
+use super::fixture::{Fixture, MS, SEC, TestIo, client_ip, server_ip};
 use crate::engine::Policy;
 
 const BLOCK: usize = 4096;
@@ -129,8 +129,8 @@ impl Load {
         let fua = op != IoOp::Read && self.prng.chance(Ratio::new(1, 4));
         let flags = IoFlags { fua, ..IoFlags::default() };
         let len = ((blocks.end - blocks.start) as usize * BLOCK) as u32;
-        let range = (blocks.start * BLOCK as u64, len);
-        let tag = self.fixture.submit_with(shard, (op, flags), range, at);
+        let io = TestIo::new(op, blocks.start * BLOCK as u64, len).flags(flags).at(at);
+        let tag = self.fixture.submit_io(shard, io);
         self.flying.insert(tag, Flying { shard, slot, op, blocks, value });
     }
 

@@ -1,10 +1,10 @@
 //! Paths that are added, removed, disconnected and reconnected under load, and changes of the
 //! policy.
 
-use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
 
-use super::fixture::{Fixture, MS, SEC, target};
+use super::fixture::{Fixture, MS, SEC, TestIo, target};
 use crate::engine::{Change, Failover, HeartbeatSettings, Leaving, NoPath, Policy, Tuning};
 use crate::path::state::PathState;
 
@@ -21,8 +21,7 @@ fn add(path: usize, life: u8) -> Change {
 }
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
-    let range = (slot as u64 * 8192, 4096);
-    fixture.submit_with(shard, (op, IoFlags::default()), range, slot * 4096)
+    fixture.submit_io(shard, TestIo::new(op, slot as u64 * 8192, 4096).at(slot * 4096))
 }
 
 fn tune(fixture: &mut Fixture, change: impl FnOnce(&mut Tuning)) {

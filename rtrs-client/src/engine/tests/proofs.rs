@@ -55,5 +55,5 @@ fn a_client_without_keys_does_not_use_a_server_that_wants_a_proof() {
 #[test]
 fn a_client_with_keys_does_not_use_a_server_that_proves_nothing() {
     let has_keys = |setup: &mut Setup| setup.config.prover = Some(prover());
-    refused(has_keys, "the server does not prove who it is", true);
+    refused(has_keys, "the server does not prove its identity", true);
 }

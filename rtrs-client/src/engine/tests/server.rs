@@ -140,7 +140,7 @@ impl Server {
                 FabricEvent::Established { qp, .. } => assert!(self.find(qp).is_some()),
                 FabricEvent::Completion(wc) => self.on_completion(now, &wc),
                 FabricEvent::Closed { qp, reason } => self.on_closed(now, qp, &reason),
-                FabricEvent::ConnectFailed { .. } => panic!("the server connects to nobody"),
+                FabricEvent::ConnectFailed { .. } => panic!("the server never connects"),
             }
         }
         self.fabric.flush(now);
@@ -184,7 +184,7 @@ impl Server {
                 index
             }
             (None, 0) => {
-                assert!(req.first_conn || !self.paths.is_empty(), "nobody opened the session");
+                assert!(req.first_conn || !self.paths.is_empty(), "the session was not opened");
                 self.new_path(&req, &request);
                 self.paths.len() - 1
             }
@@ -298,7 +298,7 @@ impl Server {
                 self.seen.push(Seen::HeartbeatAck { at: now });
             }
             Imm::Request { permit, offset } => {
-                self.on_request((index, cid), imm, permit, offset);
+                self.on_request(index, cid, imm, permit, offset);
             }
             other => panic!("{other:?} on connection {cid}"),
         }
@@ -340,13 +340,7 @@ impl Server {
         self.post(index, 0, WrOp::Send { imm: None, invalidate: None }, SgeList::one(sge));
     }
 
-    fn on_request(
-        &mut self,
-        (index, cid): (usize, usize),
-        imm: u32,
-        permit: PermitId,
-        offset: u32,
-    ) {
+    fn on_request(&mut self, index: usize, cid: usize, imm: u32, permit: PermitId, offset: u32) {
         let path = &mut self.paths[index];
         let slot = permit.index();
         assert!(slot < path.depth, "permit {permit} of {}", path.depth);
@@ -460,8 +454,9 @@ impl Server {
                     if gateways.is_some_and(|gateways| !gateways.has_others(request.path)) {
                         return 2;
                     }
-                    let how = (&self.how, gateways.map(|g| g.standing(request.path)));
-                    let rsp = match self.more.open(dev_name, &mut self.opens, how) {
+                    let standing = gateways.map(|g| g.standing(request.path));
+                    let opened = self.more.open(dev_name, &mut self.opens, &self.how, standing);
+                    let rsp = match opened {
                         Ok(rsp) => rsp,
                         Err(errno) => return errno,
                     };

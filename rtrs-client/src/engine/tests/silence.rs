@@ -54,7 +54,7 @@ fn io_on_a_link_gone_without_a_word_goes_on_in_the_bound() {
     fixture.drain(410 * MS);
     let good = tags.iter().filter(|t| fixture.client.status(**t) == Some(IoStatus::Ok));
     assert_eq!(good.count(), 4);
-    assert_eq!(fixture.spread(), [0, 4], "two of them were sent again");
+    assert_eq!(fixture.spread(), [0, 4], "two were sent again");
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn requests_that_hang_with_every_permit_keep_their_paths() {
     let connects = fixture.server.connects().len();
     fixture.run(120 * SEC);
     assert!(is_undisturbed(&fixture), "{}", fixture.client.last_error(0));
-    assert_eq!(fixture.server.connects().len(), connects, "nobody connects anew");
+    assert_eq!(fixture.server.connects().len(), connects, "no path reconnects");
     let held = fixture.server.held.len();
     assert!(held >= 12 && report(&fixture).now == held, "{held}: {:?}", report(&fixture));
     // Each connection is probed at most once per sweep.
@@ -358,7 +358,7 @@ fn nothing_of_an_io_that_is_given_up_is_sent_any_more() {
     let tag = fixture.submit(0, IoOp::Write, 0, 8192);
     fixture.until("both parts", SEC, |s| s.server.held.len() == 2);
     assert_eq!(fixture.client.path_inflight(0), [1, 1]);
-    // One path dies, and the other takes no new requests, as it is leaving with a long time limit.
+    // One path dies, and the other takes no new requests, because it leaves with a long limit.
     let leaving = Leaving { path: "path1".into(), within: 60 * SEC, force: false };
     fixture.change(Change::Remove(leaving)).expect("another path is left");
     fixture.link_down(0);

@@ -1,16 +1,16 @@
 //! Distribution of IO over two paths by each policy.
 
-use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::LinkOptions;
 
-use super::fixture::{Fixture, MS, SEC, client_ip, server_ip};
+use super::fixture::{Fixture, MS, SEC, TestIo, client_ip, server_ip};
 use crate::engine::Policy;
 
 fn load(fixture: &mut Fixture, rounds: usize, depth: usize) {
     for _ in 0..rounds {
         for slot in 0..depth {
-            let range = (slot as u64 * 4096, 4096);
-            fixture.submit_with(0, (IoOp::Read, IoFlags::default()), range, slot * 4096);
+            let read = TestIo::new(IoOp::Read, slot as u64 * 4096, 4096);
+            fixture.submit_io(0, read.at(slot * 4096));
         }
         fixture.drain(SEC);
     }
@@ -36,7 +36,7 @@ fn min_inflight_fills_the_emptier_path() {
     load_held(&mut fixture, 6);
     fixture.server.how.hold = false;
     let stuck: Vec<_> = std::mem::take(&mut fixture.server.held);
-    let (first, second): (Vec<_>, Vec<_>) = stuck.into_iter().partition(|r| r.path.0[0] == 0xa0);
+    let (first, second) = stuck.into_iter().partition::<Vec<_>, _>(|r| r.path.0[0] == 0xa0);
     assert_eq!((first.len(), second.len()), (3, 3));
     fixture.server.held = first;
     for request in second {
@@ -44,8 +44,9 @@ fn min_inflight_fills_the_emptier_path() {
     }
     fixture.run(MS);
     let before = fixture.spread();
-    fixture.submit_with(0, (IoOp::Read, IoFlags::default()), (0, 4096), 1 << 20);
-    fixture.submit_with(0, (IoOp::Read, IoFlags::default()), (0, 4096), (1 << 20) + 4096);
+    let read = TestIo::new(IoOp::Read, 0, 4096);
+    fixture.submit_io(0, read.at(1 << 20));
+    fixture.submit_io(0, read.at((1 << 20) + 4096));
     fixture.run(MS);
     assert_eq!(fixture.spread(), [before[0], before[1] + 2]);
     fixture.server.release();
@@ -54,7 +55,7 @@ fn min_inflight_fills_the_emptier_path() {
 
 fn load_held(fixture: &mut Fixture, count: usize) {
     for slot in 0..count {
-        fixture.submit_with(0, (IoOp::Read, IoFlags::default()), (0, 4096), slot * 4096);
+        fixture.submit_io(0, TestIo::new(IoOp::Read, 0, 4096).at(slot * 4096));
     }
     fixture.until("all held", SEC, |s| s.server.held.len() == count);
 }

@@ -1,12 +1,12 @@
 //! Servers that send invalid requests, answers and keys.
 
-use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::BindMode;
 use rtrs_core::ids::PermitId;
 use rtrs_core::status::IoStatus;
 use rtrs_core::wire::{Imm, RkeyRsp};
 
-use super::fixture::{Fixture, MS, SEC};
+use super::fixture::{Fixture, MS, SEC, TestIo};
 use crate::engine::DeviceIndex;
 use crate::path::state::PathState;
 
@@ -222,7 +222,7 @@ fn a_read_window_covers_its_part_and_no_more() {
     let mut fixture = Fixture::open(|s| s.how.hold = true);
     fixture.client.buffer(0, 0, 12288).fill(0x11);
     let at = 4096;
-    let tag = fixture.submit_with(0, (IoOp::Read, IoFlags::default()), (0, 4096), at);
+    let tag = fixture.submit_io(0, TestIo::new(IoOp::Read, 0, 4096).at(at));
     fixture.until("the request", SEC, |s| s.server.held.len() == 1);
     let mut request = fixture.server.held.pop().expect("held");
     // One sector more than requested.

@@ -79,7 +79,7 @@ fn a_session_has_as_many_volumes_as_it_may_have() {
     last.check(&mut fixture, 0x77);
     fixture.server.more.add("more", 1 << 20);
     let refused = fixture.change(crate::engine::Change::AddVolume(volume("more")));
-    assert_eq!(refused.unwrap_err(), "the session has 128 volumes, and no more are possible");
+    assert_eq!(refused.unwrap_err(), "the session already has 128 volumes, the maximum");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn two_names_of_one_export_are_not_two_volumes() {
     fixture.until("the first", 2 * SEC, Fixture::is_whole);
     fixture.run(SEC);
     let twin = status(&fixture, SECOND);
-    let why = "it is the export that the session has as volume vol0";
+    let why = "it is the same export as volume vol0 of this session";
     assert_eq!(twin.obstacle, Some(SessionFailure::Unusable(why.into())));
     fixture.read(0, 0, 4096);
 }
@@ -451,7 +451,7 @@ fn a_session_that_takes_over_waits_for_each_volume() {
     assert_eq!(second.run(&mut fixture, IoOp::Flush), IoStatus::Io, "what the one before left");
     let tag = fixture.submit(0, IoOp::Flush, 0, 0);
     fixture.drain(SEC);
-    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok), "nobody had the first one before");
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok), "the first volume is new");
 }
 
 #[test]

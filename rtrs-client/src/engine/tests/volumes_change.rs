@@ -94,7 +94,7 @@ fn a_volume_that_cannot_be_added_says_why_and_leaves_the_others_alone() {
     let mut other = volume("vol1");
     other.identity = Some(Identity { server: ServerId::from_bytes([2; 16]), export: None });
     let refused = fixture.change(Change::AddVolume(other)).unwrap_err();
-    assert!(refused.contains("all volumes of a session are at one server"), "{refused}");
+    assert!(refused.contains("all volumes of a session must be on one server"), "{refused}");
     let mut other = volume("vol1");
     other.identity = Some(Identity {
         server: None,
@@ -146,7 +146,7 @@ fn memory_that_only_a_closed_volume_had_is_given_back() {
     close(&mut fixture, "vol1").expect("another is left");
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
     assert_eq!(registered(&fixture), before);
-    assert!(weak.upgrade().is_none(), "nobody has it");
+    assert!(weak.upgrade().is_none(), "released");
     fixture.read(0, 0, 4096);
 }
 
@@ -253,7 +253,7 @@ fn what_a_closed_volume_had_on_a_dead_path_ends_when_that_is_fenced_off() {
     fixture.run(200 * MS);
     assert!(tags.iter().all(|tag| second.status(*tag).is_some()));
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
-    assert!(fixture.server.ios().count() <= 5, "nothing of it is sent again");
+    assert!(fixture.server.ios().count() <= 5, "no request is sent again");
     fixture.link_up(0);
     fixture.until("the path", 5 * SEC, Fixture::is_whole);
 }

@@ -74,7 +74,7 @@ pub(super) fn refused_connect_fails(bench: &mut Bench<'_>) {
 
 pub(super) fn connect_times_out(bench: &mut Bench<'_>) {
     let Some(address) = bench.harness.silent_address() else {
-        skip("the harness has no address at which nobody answers");
+        skip("the harness has no unreachable address");
         return;
     };
     let pd = bench.pd(Side::B);

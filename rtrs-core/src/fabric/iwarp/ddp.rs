@@ -38,6 +38,15 @@ pub(super) enum Place {
     Untagged { invalidate: u32, qn: u32, msn: u32, mo: u32 },
 }
 
+/// Destination of a tagged segment and the location of its payload in staging.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TaggedTarget {
+    pub(super) stag: u32,
+    pub(super) addr: u64,
+    pub(super) payload_at: usize,
+    pub(super) payload_len: usize,
+}
+
 /// Returns true if the control byte announces a tagged header.
 pub(super) fn is_tagged(control: u8) -> bool {
     control & TAGGED != 0

@@ -425,9 +425,7 @@ impl Fabric for IwarpFabric {
             .machine(qp, pd, limits)
             .map_err(|e| FabricError::system(format!("cannot accept {peer}"), e))?;
         let mut env = env!(self, now);
-        let fd = Fd::new(inner.fd);
-        let request = (&inner.frame, inner.session);
-        let conn = Conn::accept(&mut env, machine, fd, peer, request, *private_data);
+        let conn = Conn::accept(&mut env, machine, *inner, peer, *private_data);
         let failed = |e| FabricError::system(format!("cannot accept {peer}"), e);
         let conn = conn.map_err(failed).inspect_err(|_| drop(self.conns.remove(qp)))?;
         self.insert(qp, conn);

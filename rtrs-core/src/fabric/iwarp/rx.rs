@@ -11,7 +11,7 @@ mod plain;
 
 use std::sync::Arc;
 
-use super::ddp::{self, Place, Segment, queue};
+use super::ddp::{self, Place, Segment, TaggedTarget, queue};
 use super::mpa::{self, Features};
 use super::qp::{Fault, ItemState, QpMachine, RX_STAGE, Response};
 use super::rdmap::{Blame, ReadRequest, TermCode, Terminate, opcode};
@@ -373,7 +373,8 @@ impl QpMachine {
         let payload_len = head.len - header_len;
         match segment.place {
             Place::Tagged { stag, addr } => {
-                self.take_tagged(core, head, &segment, (stag, addr), (payload_at, payload_len))?;
+                let target = TaggedTarget { stag, addr, payload_at, payload_len };
+                self.take_tagged(core, head, &segment, target)?;
             }
             Place::Untagged { qn, msn, mo, invalidate } => {
                 let message = Arrived { qn, msn, mo, invalidate, payload_at, payload_len };
@@ -390,9 +391,9 @@ impl QpMachine {
         core: &mut CoreState,
         head: &Head,
         segment: &Segment,
-        (stag, addr): (u32, u64),
-        (at, len): (usize, usize),
+        target: TaggedTarget,
     ) -> Result<(), Fault> {
+        let TaggedTarget { stag, addr, payload_at: at, payload_len: len } = target;
         match segment.opcode {
             // A zero-length write needs no valid STag (RFC 5040 section 5.2).
             opcode::WRITE if len == 0 => Ok(()),

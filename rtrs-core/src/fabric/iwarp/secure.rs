@@ -119,7 +119,7 @@ impl Listeners {
                 let token = token::of(id, token::HALF_OPEN);
                 let wanted = env.tls.and_then(|tls| tls.submit(token, handshake, received));
                 let Some(_wanted) = wanted else {
-                    self.note_refused(half.peer, "too many TLS handshakes wait".into());
+                    self.note_refused(half.peer, "too many pending TLS handshakes".into());
                     self.drop_half(id, &half);
                     return;
                 };

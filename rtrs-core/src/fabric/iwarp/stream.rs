@@ -12,6 +12,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr};
 use socket2::SockRef;
 
 use super::IwarpOptions;
+use super::listener::IwarpRequest;
 use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
 use super::qp::QpMachine;
 use super::rx::RX_SLICES;
@@ -24,7 +25,6 @@ use crate::ids::QpNum;
 use crate::mem::{IoVecs, MemSlice};
 use crate::rt::{Completed, Fd, Op, OpId, Port, unacknowledged};
 use crate::time::{Duration, Instant};
-use crate::tls::Session;
 
 mod sealed;
 
@@ -184,14 +184,14 @@ impl Conn {
     pub(super) fn accept(
         env: &mut Env<'_>,
         mut machine: QpMachine,
-        fd: Fd,
+        request: IwarpRequest,
         remote: SocketAddr,
-        (request, session): (&StartFrame, Option<Box<Session>>),
         private_data: PrivateData,
     ) -> io::Result<Self> {
-        let (reply, terms) = request.accept(env.options.crc, env.options.plain, private_data);
+        let IwarpRequest { fd, frame, session } = request;
+        let (reply, terms) = frame.accept(env.options.crc, env.options.plain, private_data);
         machine.open(terms);
-        let mut conn = Self::new(machine, fd, remote, Phase::Accepted);
+        let mut conn = Self::new(machine, Fd::new(fd), remote, Phase::Accepted);
         if let Some(session) = session {
             let tls = TlsStream::new(*session, &[], &conn.machine, BATCH_SLICES)?;
             conn.tls = Some(Box::new(tls));

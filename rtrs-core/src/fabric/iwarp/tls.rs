@@ -22,7 +22,7 @@ use rustls::{AlertDescription, ConnectionTrafficSecrets, ContentType, ProtocolVe
 
 use super::qp::QpMachine;
 use crate::mem::{IoVecs, MemSlice, Region};
-use crate::tls::{PublicKey, Secrets, Session, alert_text};
+use crate::tls::{Credentials, Secrets, Session, alert_text};
 
 /// Maximum content length of a record (RFC 8446 section 5.1).
 const CONTENT_MAX: usize = 16 << 10;
@@ -86,7 +86,9 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    pub(super) fn new((number, secrets): (u64, ConnectionTrafficSecrets)) -> io::Result<Self> {
+    /// Creates the key from the number of its first record and the secrets, as rustls pairs them.
+    pub(super) fn new(tx: (u64, ConnectionTrafficSecrets)) -> io::Result<Self> {
+        let (number, secrets) = tx;
         let (algorithm, key, iv) = match secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&aead::AES_128_GCM, key, iv),
             ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&aead::AES_256_GCM, key, iv),
@@ -113,7 +115,7 @@ impl Sealer {
         let nonce = aead::Nonce::assume_unique_for_key(Nonce::new(&self.iv, self.number).0);
         let body = &mut record[HEAD..end];
         let tag = self.key.seal_in_place_separate_tag(nonce, Aad::from(header), body);
-        let tag = tag.map_err(|_| io::Error::other("a record cannot be sealed"))?;
+        let tag = tag.map_err(|_| io::Error::other("cannot seal a record"))?;
         record[..HEAD].copy_from_slice(&header);
         record[end..end + tag.as_ref().len()].copy_from_slice(tag.as_ref());
         self.number += 1;
@@ -122,7 +124,7 @@ impl Sealer {
 }
 
 fn unusable() -> io::Error {
-    io::Error::other("a key that ring does not take")
+    io::Error::other("ring rejects the key")
 }
 
 fn opener(
@@ -142,7 +144,7 @@ fn opener(
 pub(super) struct TlsStream {
     suite: &'static Tls13CipherSuite,
     secrets: Secrets,
-    raw_keys: (bool, Option<PublicKey>),
+    credentials: Credentials,
     opener: Box<dyn MessageDecrypter>,
     opened: u64,
     sealer: Sealer,
@@ -176,15 +178,15 @@ impl TlsStream {
         machine: &QpMachine,
         slices: usize,
     ) -> io::Result<Self> {
-        let Session { suite, tx, rx: (opened, rx), secrets, raw_keys, .. } = session;
+        let Session { suite, tx, rx: (opened, rx), secrets, credentials, .. } = session;
         if rest.len() > machine.stage.len() {
-            return Err(io::Error::other("too many bytes behind the handshake"));
+            return Err(io::Error::other("too many bytes after the handshake"));
         }
         machine.stage.copy_in(0, rest);
         Ok(Self {
             suite,
             secrets,
-            raw_keys,
+            credentials,
             opener: opener(suite, rx)?,
             opened,
             sealer: Sealer::new(tx)?,
@@ -262,7 +264,7 @@ impl TlsStream {
         match kind {
             ContentType::ApplicationData => self.data(from, len).map(Some),
             ContentType::Handshake => self.handshake(content).map(Some),
-            ContentType::Alert => alert(content, self.raw_keys).map(Some),
+            ContentType::Alert => alert(content, self.credentials).map(Some),
             _ => Err(fault(AlertDescription::UnexpectedMessage, "an unexpected record")),
         }
     }
@@ -345,7 +347,7 @@ impl TlsStream {
     pub(super) fn seal(&mut self) -> io::Result<Option<MemSlice>> {
         let Self { sealed, sealer, plain, .. } = self;
         let Some(region) = Arc::get_mut(sealed) else {
-            return Err(io::Error::other("records are sealed while others are sent"));
+            return Err(io::Error::other("cannot seal records while others are being sent"));
         };
         let out = region.bytes_mut();
         let mut at = 0;
@@ -409,13 +411,13 @@ fn fault(alert: AlertDescription, text: &'static str) -> TlsFault {
 }
 
 /// Interprets an alert. In TLS 1.3 every alert except these two is fatal, regardless of its level.
-fn alert(content: &[u8], (raw_keys, own): (bool, Option<PublicKey>)) -> Result<Record, TlsFault> {
+fn alert(content: &[u8], credentials: Credentials) -> Result<Record, TlsFault> {
     let &[_, description] = content else {
         return Err(fault(AlertDescription::DecodeError, "an alert of wrong length"));
     };
     match AlertDescription::from(description) {
         AlertDescription::CloseNotify => Ok(Record::Closed),
         AlertDescription::UserCanceled => Ok(Record::Other),
-        other => Err(TlsFault::Alert(alert_text(other, raw_keys, own))),
+        other => Err(TlsFault::Alert(alert_text(other, credentials.raw_keys, credentials.own))),
     }
 }

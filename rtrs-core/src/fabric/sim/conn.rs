@@ -416,8 +416,8 @@ impl Conn {
         if end.state > State::Requested {
             net.cores[end.core].counters.bytes_sent += len as u64;
         }
-        let route = (end.addr.ip(), self.ends[1 - side].addr.ip());
-        let (left, arrives) = net.links.times(&mut net.prng, net.now, route, len);
+        let (from, to) = (end.addr.ip(), self.ends[1 - side].addr.ip());
+        let (left, arrives) = net.links.times(&mut net.prng, net.now, from, to, len);
         let wire = &mut self.wires[side];
         wire.last_arrival = arrives.max(wire.last_arrival);
         wire.messages.push_back((wire.last_arrival, message));

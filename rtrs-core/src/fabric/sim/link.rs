@@ -90,7 +90,8 @@ impl Links {
         &mut self,
         prng: &mut Prng,
         now: Instant,
-        (from, to): (IpAddr, IpAddr),
+        from: IpAddr,
+        to: IpAddr,
         bytes: usize,
     ) -> (Instant, Instant) {
         let options = self.options(from, to);

@@ -206,7 +206,7 @@ impl Conn {
                 } else if event.kind == CmEventKind::Disconnected {
                     CloseReason::Peer
                 } else {
-                    CloseReason::Lost("the connection manager gave it up".into())
+                    CloseReason::Lost("the connection manager gave up".into())
                 }));
             }
             (CmEventKind::AddrResolved | CmEventKind::RouteResolved, _)
@@ -228,7 +228,7 @@ impl Conn {
         let context = self.qp.pd().context();
         if self.id.context_key() != Some(context.key()) {
             let name = context.name();
-            return Err(lost(format!("the route to the peer does not lead over {name} any more")));
+            return Err(lost(format!("the route to the peer no longer uses {name}")));
         }
         self.stage = Stage::Looking;
         Ok(Step::Look)
@@ -389,10 +389,10 @@ fn cause(wc: &Wc) -> Option<CloseReason> {
             CloseReason::PeerTerminated(wc.status.to_string())
         }
         (WcStatus::LocalError, true) => {
-            CloseReason::Protocol("a message that does not fit the receive posted for it".into())
+            CloseReason::Protocol("a message that does not fit its receive".into())
         }
         (WcStatus::LocalError, false) => {
-            CloseReason::Lost("the device refused a request of ours".into())
+            CloseReason::Lost("the device refused a local request".into())
         }
     })
 }
@@ -424,7 +424,7 @@ fn reject(event: &CmEvent) -> End {
         CONSUMER if has_data => ConnectFailure::Rejected(event.private_data),
         // Without private data, the peer's program ended or dropped the request.
         CONSUMER => ConnectFailure::Failed(CloseReason::Peer),
-        INVALID_SERVICE => ConnectFailure::Failed(lost("nobody listens on that port")),
+        INVALID_SERVICE => ConnectFailure::Failed(lost("nothing listens on that port")),
         TIMEOUT => ConnectFailure::Failed(CloseReason::TimedOut),
         errno if errno < 0 && has_data => ConnectFailure::Rejected(event.private_data),
         errno if errno < 0 => {
@@ -448,9 +448,9 @@ fn failure(event: &CmEvent) -> CloseReason {
         CmEventKind::Unreachable => "the peer cannot be reached",
         CmEventKind::DeviceRemoval => "the device was removed",
         CmEventKind::AddrChange => "the address moved to another device",
-        CmEventKind::TimewaitExit => "the connection manager gave it up",
-        CmEventKind::Disconnected => "the peer went away",
-        _ => "the connection manager ended it",
+        CmEventKind::TimewaitExit => "the connection manager gave up",
+        CmEventKind::Disconnected => "the peer disconnected",
+        _ => "the connection manager ended the connection",
     };
     if event.status < 0 {
         let error = io::Error::from_raw_os_error(-event.status);
@@ -475,8 +475,8 @@ mod tests {
         assert_eq!(reject(&refused), ConnectFailure::Rejected(PrivateData::new(b"no")));
         let dropped = event(CmEventKind::Rejected, 28, &[0; 148]);
         assert_eq!(reject(&dropped), ConnectFailure::Failed(CloseReason::Peer));
-        let nobody = event(CmEventKind::Rejected, 8, &[0; 148]);
-        assert_eq!(reject(&nobody), ConnectFailure::Failed(lost("nobody listens on that port")));
+        let unheard = event(CmEventKind::Rejected, 8, &[0; 148]);
+        assert_eq!(reject(&unheard), ConnectFailure::Failed(lost("nothing listens on that port")));
         let refused = reject(&event(CmEventKind::Rejected, -libc::ECONNREFUSED, b""));
         let ConnectFailure::Failed(reason) = refused else { panic!("{refused:?}") };
         assert!(reason.to_string().contains("refused"), "{reason}");

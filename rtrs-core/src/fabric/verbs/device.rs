@@ -251,7 +251,7 @@ impl VerbsShared {
                 }
                 Ok(None) => return true,
                 Err(error) => {
-                    tracing::error!(device = context.name(), %error, "an RDMA device is gone");
+                    tracing::error!(device = context.name(), %error, "an RDMA device is unusable");
                     self.removed(context);
                     return false;
                 }
@@ -414,7 +414,7 @@ impl CoreDevice {
         let cq = new(self.vector).or_else(|_| new(0)).map_err(|e| {
             let name = context.name();
             FabricError::system(
-                format!("cannot make a queue of {entries} completions on {name}"),
+                format!("cannot create a queue of {entries} completions on {name}"),
                 e,
             )
         })?;

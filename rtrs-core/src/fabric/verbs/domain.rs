@@ -51,7 +51,10 @@ impl VerbsPd {
         reaper: &Arc<Reaper>,
     ) -> Result<Self, FabricError> {
         let pd = Pd::new(context).map_err(|e| {
-            FabricError::system(format!("cannot make a protection domain on {}", context.name()), e)
+            FabricError::system(
+                format!("cannot create a protection domain on {}", context.name()),
+                e,
+            )
         })?;
         Ok(Self {
             pd: Arc::new(pd),
@@ -101,7 +104,7 @@ impl ProtectionDomain for VerbsPd {
         }
         let (mr, access) = self.find(parent).ok_or(FabricError::LocalMemory)?;
         let mw = Mw::new(&mr).map_err(|e| {
-            FabricError::system(format!("{name} gives no further memory window"), e)
+            FabricError::system(format!("cannot allocate another memory window of {name}"), e)
         })?;
         let (mw, local_write) = (Arc::new(mw), access.local_write);
         Ok(Arc::new(VerbsWindow { mw, local_write, _parent: Arc::clone(parent) }))

@@ -124,7 +124,7 @@ where
     /// Sends a message without waiting; if the queue is full, the message is dropped.
     fn leave(&self, message: Message<I>) {
         if self.messages.try_send(message).is_err() {
-            tracing::warn!("too many ended RDMA connections wait; one is released early");
+            tracing::warn!("too many ended RDMA connections; releasing one early");
         }
     }
 }

@@ -470,7 +470,7 @@ impl Fabric for VerbsFabric {
         if id.context_key() != Some(pd.context().key()) {
             return Err(FabricError::system(
                 format!(
-                    "the request of {peer} came over another device than {}",
+                    "the request of {peer} arrived over a device other than {}",
                     pd.context().name()
                 ),
                 io::ErrorKind::InvalidInput.into(),

@@ -76,7 +76,7 @@ impl Reaper {
             && let Err(error) = self.spawn(&mut state)
         {
             // The first thread will run the job.
-            tracing::warn!(%error, threads = self.name, "no further thread for calls of a driver");
+            tracing::warn!(%error, threads = self.name, "cannot start a thread for driver calls");
         }
         drop(state);
         self.shared.1.notify_one();

@@ -69,7 +69,7 @@ impl VerbsFabric {
 
     fn on_request(&mut self, id: CmId, event: &CmEvent) {
         let Some(place) = HalfOpen::take(&self.shared.half_open, self.options.half_open_max) else {
-            tracing::warn!("too many RDMA connection requests wait for their answer");
+            tracing::warn!("too many pending RDMA connection requests");
             return;
         };
         let (Some(peer), Some(local)) = (id.peer_address(), id.local_address()) else { return };
@@ -93,7 +93,7 @@ impl VerbsFabric {
         self.shared.calls.take(move || match shared.keep(&id, local) {
             Ok(()) => sender.send(Report::Request(Box::new(request(id)))),
             Err(error) => {
-                tracing::warn!(%error, "a request came over a device that cannot be used");
+                tracing::warn!(%error, "connection request over an unusable device");
             }
         });
     }

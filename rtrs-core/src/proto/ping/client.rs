@@ -454,9 +454,9 @@ impl PingClient {
                 Err(failure) => failure,
             },
             WcStatus::LocalError if wc.op == WcOp::Recv => {
-                PingFailure::Protocol("a message that is longer than 64 bytes".into())
+                PingFailure::Protocol("a message longer than 64 bytes".into())
             }
-            status => PingFailure::Closed(format!("a request of ours failed: {status}")),
+            status => PingFailure::Closed(format!("a local request failed: {status}")),
         };
         self.fail(now, fabric, failure);
     }
@@ -471,7 +471,7 @@ impl PingClient {
             (WcOp::Recv, at) if at < RECVS => {
                 let (Some(parts), Some(qp)) = (&self.parts, self.qp) else { return Ok(()) };
                 let info = parts.messages.take(at, wc.byte_len).map_err(|len| {
-                    PingFailure::Protocol(format!("a message of {len} bytes, and all have 16"))
+                    PingFailure::Protocol(format!("a message of {len} bytes; expected 16"))
                 })?;
                 parts.messages.post_recv(fabric, qp, at)?;
                 self.on_message(now, &info, wc.invalidated, fabric)
@@ -507,7 +507,7 @@ impl PingClient {
             State::Opening => {
                 if info.size != self.config.hello.size {
                     let (found, size) = (info.size, self.config.hello.size);
-                    let text = format!("its buffer has {found} bytes, and {size} were agreed");
+                    let text = format!("its buffer has {found} bytes; expected {size}");
                     return Err(PingFailure::Protocol(text));
                 }
                 self.theirs = *info;

@@ -184,7 +184,7 @@ impl PingConn {
                 self.state = State::Finishing;
                 self.finish(fabric)
             }
-            State::Serving(_) => Err(Fault::Turn("neither an end nor a sign of life")),
+            State::Serving(_) => Err(Fault::Turn("neither an end nor a keepalive")),
             State::Reading(_) => Err(Fault::Turn("the go-ahead was not sent yet")),
             State::Finishing | State::Over => Err(Fault::Turn("it had ended its requests")),
             State::Ended => Ok(Turn::On),

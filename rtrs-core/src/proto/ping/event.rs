@@ -72,7 +72,7 @@ pub enum PingFailure {
 fn refusal(status: PingStatus) -> String {
     match status {
         PingStatus::Off => "the server answers no pings (--no-ping)".into(),
-        PingStatus::Busy => "the server answers as many pings as it may already".into(),
+        PingStatus::Busy => "the server already answers the maximum number of pings".into(),
         PingStatus::Unusable => "the server cannot do a ping of this kind or size".into(),
         PingStatus::Memory => "the server has no memory for a ping".into(),
         PingStatus::Good | PingStatus::Other(_) => format!("the server refused: {status:?}"),

@@ -144,7 +144,7 @@ impl PingServer {
             Ok(hello) if self.make_room(now, provider, source, fabric) => hello,
             Ok(_) => {
                 let most = self.config.connections_max;
-                tracing::info!(%peer, most, "refused a ping: as many as may run do");
+                tracing::info!(%peer, most, "refused a ping: too many are running");
                 return self.refuse(now, request, PingStatus::Busy, fabric);
             }
             Err((status, why)) => {
@@ -330,17 +330,17 @@ impl PingServer {
 /// Reason for ending a ping.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    #[error("a message of {0} bytes, and all have 16")]
+    #[error("a message of {0} bytes; expected 16")]
     Length(u32),
     #[error("data of {found} bytes, and {expected}")]
     Size { found: u32, expected: String },
     #[error("a message out of turn: {0}")]
     Turn(&'static str),
-    #[error("nothing was heard for {0:?}")]
+    #[error("silent for {0:?}")]
     Silent(Duration),
-    #[error("another source has fewer pings, and no place is left")]
+    #[error("evicted in favor of a source with fewer pings")]
     GivesWay,
-    #[error("a request of ours failed: {0}")]
+    #[error("a local request failed: {0}")]
     Failed(crate::fabric::WcStatus),
     #[error(transparent)]
     Fabric(#[from] FabricError),

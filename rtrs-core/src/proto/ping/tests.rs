@@ -616,7 +616,7 @@ fn a_lying_server_is_told_in_words_within_a_bound() {
         ("reject", pong, None, silent, "refused without a reason"),
         ("reply of rping", pong, Some(PrivateData::EMPTY), go, "--rping"),
         ("garbage", pong, Some(PrivateData::new(&[0xA5; 56])), go, "none of ours"),
-        ("busy", pong, status(PingStatus::Busy), go, "as many pings as it may"),
+        ("busy", pong, status(PingStatus::Busy), go, "the maximum number of pings"),
         ("newer", pong, status(PingStatus::Other(9)), go, "Other(9)"),
         ("silent", pong, good, silent, "no go-ahead after the server's read within 2s"),
         ("nothing written", pong, good, go, "data mismatch in round 0 at byte 0 of 64"),

@@ -112,7 +112,10 @@ mod tests {
             ("ip:10.0.0.1@", "has \"\" without ip: in front"),
             ("ip:fe80::1%eth0@ip:fe80::2", "has the zone \"eth0\" in its source"),
             ("ip:0.0.0.0@ip:10.0.0.2", "has the unspecified address as source"),
-            ("ip:10.0.0.1@ip:fd00::2", "goes from IPv4 to IPv6; use addresses of one family"),
+            (
+                "ip:10.0.0.1@ip:fd00::2",
+                "has an IPv4 source and an IPv6 destination; use addresses of one family",
+            ),
             ("ip:10.0.0.1,ip:10.0.0.2,ip:10.0.0.3", "which is not an IP address"),
         ] {
             let error = text.parse::<Portal>().unwrap_err().to_string();

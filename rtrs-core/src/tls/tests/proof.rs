@@ -31,30 +31,30 @@ fn by_certificates(dir: &TestDir) -> (TlsClientConfig, TlsServerConfig) {
     (client, TlsServerConfig::with_certificates(&dir).unwrap())
 }
 
-type Ends<'a> = (&'a TlsClientConfig, &'a TlsServerConfig);
-
 /// Runs a whole exchange of a client and a server with their views of the facts.
 fn exchange(
-    (client, server): Ends<'_>,
-    (at_client, at_server): (ProofFacts, ProofFacts),
+    client: &TlsClientConfig,
+    server: &TlsServerConfig,
+    at_client: ProofFacts,
+    at_server: ProofFacts,
 ) -> Result<PeerIdentity, String> {
     let challenge = client.challenge([7; 32]);
     let text = |error: ProofError| error.to_string();
     let (answer, exchange) = server.prove(at_server, &challenge, [8; 32]).map_err(text)?;
-    let data = client.answer((at_client, None), &challenge, &answer).map_err(text)?;
+    let data = client.answer(at_client, None, &challenge, &answer).map_err(text)?;
     server.check(&exchange, &data).map_err(text)
 }
 
 #[test]
 fn both_kinds_prove_the_name_of_a_client() {
     let (client, server) = by_keys();
-    let found = exchange((&client, &server), (facts(), facts())).unwrap();
+    let found = exchange(&client, &server, facts(), facts()).unwrap();
     assert_eq!((&found.who, found.cipher), (&Who::Key("db1".into()), None));
     assert!(server.still_knows(&found));
     let dir = TestDir::new("proof");
     certificates(&dir.0);
     let (client, server) = by_certificates(&dir);
-    let found = exchange((&client, &server), (facts(), facts())).unwrap();
+    let found = exchange(&client, &server, facts(), facts()).unwrap();
     assert_eq!(found.who, Who::Certificate("db1".into()));
     assert!(server.still_knows(&found));
 }
@@ -74,15 +74,15 @@ fn a_proof_of_one_path_is_none_of_another() {
             // The path's own facts, with the addresses swapped.
             ProofFacts { client: facts().server, server: facts().client, ..facts() },
         ] {
-            let error = exchange((&client, &server), (facts(), other)).unwrap_err();
-            assert!(error.contains("signature is not good for this path"), "{error}");
+            let error = exchange(&client, &server, facts(), other).unwrap_err();
+            assert!(error.contains("signature is not valid for this path"), "{error}");
             // The server makes the same check, in case the client does not.
             let challenge = client.challenge([7; 32]);
             let (answer, _) = server.prove(facts(), &challenge, [8; 32]).unwrap();
-            let data = client.answer((facts(), None), &challenge, &answer).unwrap();
+            let data = client.answer(facts(), None, &challenge, &answer).unwrap();
             let (_, expected) = server.prove(other, &challenge, [8; 32]).unwrap();
             let error = server.check(&expected, &data).unwrap_err().to_string();
-            assert!(error.contains("signature is not good for this path"), "{error}");
+            assert!(error.contains("signature is not valid for this path"), "{error}");
         }
     }
 }
@@ -95,7 +95,7 @@ fn addresses_are_the_same_in_either_family_form() {
         IpAddr::V6(_) => ip,
     };
     let other = ProofFacts { client: mapped(facts().client), ..facts() };
-    exchange((&client, &server), (facts(), other)).unwrap();
+    exchange(&client, &server, facts(), other).unwrap();
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn nonces_are_signed_in_their_places() {
     let (client, server) = by_keys();
     let challenge = client.challenge([7; 32]);
     let (answer, good) = server.prove(facts(), &challenge, [8; 32]).unwrap();
-    let data = client.answer((facts(), None), &challenge, &answer).unwrap();
+    let data = client.answer(facts(), None, &challenge, &answer).unwrap();
     server.check(&good, &data).unwrap();
     let swapped = Challenge { nonce: [8; 32], ..challenge };
     for (challenge, nonce) in [(swapped, [7; 32]), (challenge, [9; 32]), (swapped, [8; 32])] {
@@ -111,7 +111,8 @@ fn nonces_are_signed_in_their_places() {
         server.check(&other, &data).expect_err("a replay");
         // The client does not accept the answer to another challenge either.
         let error = client.answer(
-            (facts(), None),
+            facts(),
+            None,
             &client.challenge([7; 32]),
             &ChallengeRsp { nonce: [8; 32], ..answer },
         );
@@ -130,30 +131,29 @@ fn a_reflected_proof_is_none() {
     let challenge = client.challenge([7; 32]);
     let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
     let error = server.check(&exchange, &answer.proof.encode()).unwrap_err();
-    assert!(error.to_string().contains("signature is not good"), "{error}");
-    let own = client.answer((facts(), None), &challenge, &answer).unwrap();
+    assert!(error.to_string().contains("signature is not valid"), "{error}");
+    let own = client.answer(facts(), None, &challenge, &answer).unwrap();
     let reflected = ChallengeRsp { proof: SignedProof::decode(&own).unwrap(), ..answer };
-    client.answer((facts(), None), &challenge, &reflected).expect_err("the client's own proof");
+    client.answer(facts(), None, &challenge, &reflected).expect_err("the client's own proof");
 }
 
 #[test]
 fn who_is_not_known_proves_nothing() {
     let (client, server) = by_keys();
-    let ends = (facts(), facts());
     let stranger = TlsClientConfig::with_keys(&key(9), &[key(2).public()]).unwrap();
-    let error = exchange((&stranger, &server), ends).unwrap_err();
+    let error = exchange(&stranger, &server, facts(), facts()).unwrap_err();
     assert!(error.contains("key is not known here"), "{error}");
     let pins_another = TlsClientConfig::with_keys(&key(1), &[key(9).public()]).unwrap();
-    let error = exchange((&pins_another, &server), ends).unwrap_err();
+    let error = exchange(&pins_another, &server, facts(), facts()).unwrap_err();
     assert!(error.contains("key is not known here"), "{error}");
     // A known key is presented by a peer that does not own it.
     let challenge = client.challenge([7; 32]);
     let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
-    let data = client.answer((facts(), None), &challenge, &answer).unwrap();
+    let data = client.answer(facts(), None, &challenge, &answer).unwrap();
     let mut forged = SignedProof::decode(&data).unwrap();
     forged.signature = stranger.own.sign(&exchange.message(CLIENT)).unwrap().signature;
     let error = server.check(&exchange, &forged.encode()).unwrap_err();
-    assert!(error.to_string().contains("signature is not good"), "{error}");
+    assert!(error.to_string().contains("signature is not valid"), "{error}");
 }
 
 #[test]
@@ -161,24 +161,23 @@ fn certificates_are_checked_as_for_tls() {
     let dir = TestDir::new("proof");
     let authority = certificates(&dir.0);
     let (client, server) = by_certificates(&dir);
-    let ends = (facts(), facts());
     let other = TestDir::new("proof");
     certificates(&other.0);
     let (stranger, impostor) = by_certificates(&other);
-    let error = exchange((&stranger, &server), ends).unwrap_err();
+    let error = exchange(&stranger, &server, facts(), facts()).unwrap_err();
     assert!(error.contains("not signed by the CA"), "{error}");
-    let error = exchange((&client, &impostor), ends).unwrap_err();
+    let error = exchange(&client, &impostor, facts(), facts()).unwrap_err();
     assert!(error.contains("not signed by the CA"), "{error}");
     // The server at this address has a certificate of the CA, but for another address.
     let elsewhere = IpAddr::from([10, 9, 9, 9]);
     let there = ProofFacts { server: elsewhere, ..facts() };
-    let error = exchange((&client, &server), (there, there)).unwrap_err();
+    let error = exchange(&client, &server, there, there).unwrap_err();
     assert!(error.contains("is not for"), "{error}");
     authority.issue(&dir.0, &Wanted { years: (2001, 2002), ..Wanted::CLIENT });
-    let error = exchange((&by_certificates(&dir).0, &server), ends).unwrap_err();
+    let error = exchange(&by_certificates(&dir).0, &server, facts(), facts()).unwrap_err();
     assert!(error.contains("has expired"), "{error}");
     authority.revoke(&dir.0, &[2]);
-    let error = exchange((&client, &by_certificates(&dir).1), ends).unwrap_err();
+    let error = exchange(&client, &by_certificates(&dir).1, facts(), facts()).unwrap_err();
     assert!(error.contains("revoked"), "{error}");
 }
 
@@ -188,8 +187,8 @@ fn kinds_do_not_mix() {
     certificates(&dir.0);
     let (keys, certificates) = (by_keys(), by_certificates(&dir));
     for ends in [(&keys.0, &certificates.1), (&certificates.0, &keys.1)] {
-        let error = exchange(ends, (facts(), facts())).unwrap_err();
-        assert!(error.contains("kind of certificate that both ends"), "{error}");
+        let error = exchange(ends.0, ends.1, facts(), facts()).unwrap_err();
+        assert!(error.contains("kind of certificate in common"), "{error}");
     }
 }
 
@@ -206,10 +205,10 @@ fn credentials_are_bound() {
     let (answer, exchange) = both.prove(facts(), &challenge, [8; 32]).unwrap();
     let announced_as_db2 = Challenge { credential: db2.own.hash(), ..challenge };
     let (_, as_db2) = both.prove(facts(), &announced_as_db2, [8; 32]).unwrap();
-    let data = client.answer((facts(), None), &challenge, &answer).unwrap();
+    let data = client.answer(facts(), None, &challenge, &answer).unwrap();
     both.check(&exchange, &data).unwrap();
     let error = both.check(&as_db2, &data).unwrap_err();
-    assert!(error.to_string().contains("another key than it has announced"), "{error}");
+    assert!(error.to_string().contains("a key other than the announced one"), "{error}");
     // A signature is valid except for the hash of a credential, of either end.
     for other in [
         Exchange { client_credential: [0; 32], ..exchange },
@@ -218,7 +217,7 @@ fn credentials_are_bound() {
         let message = other.message(CLIENT);
         let data = client.own.sign(&message).unwrap().encode();
         let error = server.check(&exchange, &data).unwrap_err();
-        assert!(error.to_string().contains("signature is not good"), "{error}");
+        assert!(error.to_string().contains("signature is not valid"), "{error}");
     }
 }
 
@@ -230,8 +229,8 @@ fn other_versions_and_ways_to_sign_are_refused() {
     server.prove(facts(), &later, [8; 32]).expect_err("a later version");
     let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
     let later = ChallengeRsp { version: 2, ..answer.clone() };
-    client.answer((facts(), None), &challenge, &later).expect_err("a later version");
-    let good = client.answer((facts(), None), &challenge, &answer).unwrap();
+    client.answer(facts(), None, &challenge, &later).expect_err("a later version");
+    let good = client.answer(facts(), None, &challenge, &answer).unwrap();
     // RSA with PKCS#1, which TLS 1.3 permits for certificates only; the wrong curve; invalid
     // values.
     for scheme in [0x0401, 0x0403, 0x0000, 0xffff_u16] {
@@ -246,7 +245,7 @@ fn flipped_bits_prove_nothing() {
     let (client, server) = by_keys();
     let challenge = client.challenge([7; 32]);
     let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();
-    let good = client.answer((facts(), None), &challenge, &answer).unwrap();
+    let good = client.answer(facts(), None, &challenge, &answer).unwrap();
     for at in 0..good.len() * 8 {
         let mut bytes = good.clone();
         bytes[at / 8] ^= 1 << (at % 8);
@@ -260,7 +259,7 @@ fn flipped_bits_prove_nothing() {
         if let Ok(answer) = ChallengeRsp::decode(&bytes).as_ref()
             && !(4..8).contains(&(at / 8))
         {
-            client.answer((facts(), None), &challenge, answer).expect_err("a flipped bit");
+            client.answer(facts(), None, &challenge, answer).expect_err("a flipped bit");
         }
     }
 }

@@ -150,7 +150,7 @@ impl FileSource {
             file_geometry(&file, &meta, &base)
         };
         let spare = if read_only || in_memory { None } else { open_again(&file).ok() };
-        let zeroes = Region::new(ZEROES).map_err(failed("cannot have memory for zeroes"))?;
+        let zeroes = Region::new(ZEROES).map_err(failed("cannot be given memory for zeroes"))?;
         let source = Self {
             shared: Arc::new(Shared {
                 path: path.to_owned(),
@@ -179,7 +179,7 @@ impl FileSource {
         };
         let watch = watch::start(&source.shared);
         // The cell is new, so it cannot be set already.
-        let _ = source.shared.watch.set(watch.map_err(failed("cannot have a thread"))?);
+        let _ = source.shared.watch.set(watch.map_err(failed("cannot be watched for changes"))?);
         Ok(source)
     }
 
@@ -242,7 +242,7 @@ impl BlockSource for FileSource {
         }
         self.shared.examine();
         if self.shared.is_cut_unreported() {
-            return Err(io::Error::other("it was made shorter, and no flush has reported that"));
+            return Err(io::Error::other("it was shrunk, and no flush has reported that yet"));
         }
         if self.shared.in_memory {
             return Ok(());

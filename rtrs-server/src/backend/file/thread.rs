@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, sync_channel};
 
 use rtrs_core::block::WakeHandle;
@@ -89,7 +90,7 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
         let done = match work {
             Work::Discard => blkdev::discard(file, offset, len),
             Work::Extents(room, block) => {
-                find_holes(file, (offset, offset + len), u64::from(block), &room)
+                find_holes(file, &(offset..offset + len), u64::from(block), &room)
             }
         };
         let status = match done {
@@ -100,11 +101,11 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
     }
 }
 
-/// Lists the extents from one byte to another, as many as there is room for. Only whole blocks are
-/// holes. The range beyond the end of the file is not a hole, because it cannot be read.
-fn find_holes(file: &File, (from, to): (u64, u64), block: u64, room: &MemSlice) -> io::Result<()> {
+/// Lists the extents of a range, as many as there is room for. Only whole blocks are holes. The
+/// range beyond the end of the file is not a hole, because it cannot be read.
+fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> io::Result<()> {
     let mut list = ExtentList::new(room);
-    let mut at = from;
+    let (mut at, to) = (range.start, range.end);
     while at < to {
         let data = match blkdev::next_data(file, at) {
             Ok(data) => data,

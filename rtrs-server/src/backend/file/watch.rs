@@ -106,14 +106,13 @@ impl Shared {
             TargetName::Replaced => tracing::error!(
                 %path,
                 "the path leads to another file or device than the exported one: clients use the \
-                 old one until all have closed it; what they write is lost then if it has no \
-                 other name: copy it through a client before that"
+                 old one until all of them close it; unless it has another name, its content is \
+                 lost then: copy it through a client first"
             ),
             TargetName::Missing => tracing::error!(
                 %path,
-                "the path leads nowhere: the exported target was renamed or deleted; if it was \
-                 deleted, its content is lost when the server ends: copy it through a client \
-                 before that"
+                "the path leads nowhere: the exported target was renamed or deleted; the content \
+                 of a deleted target is lost when the server ends: copy it through a client first"
             ),
         }
     }
@@ -172,8 +171,8 @@ impl Shared {
             tracing::error!(
                 bytes = len,
                 exported = had,
-                "{path}: was made shorter while exported; IO beyond its end fails until the server \
-                 exports it anew, or until `export resize --force`"
+                "{path}: shrunk while exported; IO beyond its end fails until it is exported \
+                 again or resized with `export resize --force`"
             );
         } else {
             let size = self.whole_blocks(len);
@@ -215,7 +214,8 @@ impl Shared {
         let is_cut = self.end.load(Ordering::SeqCst) != u64::MAX;
         if size >= had && has > size && !is_cut {
             return refuse(format!(
-                "its file has {has} bytes, and would be cut; leave --size out to export all of it"
+                "its file has {has} bytes and would be truncated; leave out --size to export the \
+                 whole file"
             ));
         }
         let followed = self.follows.swap(false, Ordering::SeqCst);
@@ -226,7 +226,7 @@ impl Shared {
             true => Ok(()),
             false => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "writes beyond the new end have not ended in time; nothing is changed, try again",
+                "writes beyond the new end did not finish in time; nothing was changed; try again",
             )),
         };
         let noted = || if size < had || self.is_cut_unreported() { lost() } else { Ok(()) };

@@ -167,7 +167,7 @@ impl<T: Examine> Helper<T> {
         match thread::Builder::new().name("look-at-files".into()).spawn(serve) {
             Ok(_) => Some(Self { orders, done }),
             Err(error) => {
-                tracing::warn!("cannot see whether files have changed: no thread: {error}");
+                tracing::warn!("cannot watch files for changes: cannot start a thread: {error}");
                 None
             }
         }

@@ -29,7 +29,7 @@ fn run(shared: &Weak<Shared>, wanted: mpsc::Receiver<Wanted>) {
             let Some(shared) = shared.upgrade() else { return };
             match attempt(&shared) {
                 Ok(made) => {
-                    tracing::info!("{}: connected again", shared.text);
+                    tracing::info!("{}: reconnected", shared.text);
                     if one.made.send(made).is_ok() {
                         one.wake.wake();
                     }
@@ -37,9 +37,9 @@ fn run(shared: &Weak<Shared>, wanted: mpsc::Receiver<Wanted>) {
                 }
                 Err(why) if !said => {
                     said = true;
-                    tracing::warn!("{}: cannot connect again: {why}; IO waits", shared.text);
+                    tracing::warn!("{}: cannot reconnect: {why}; IO waits", shared.text);
                 }
-                Err(why) => tracing::debug!("{}: cannot connect again: {why}", shared.text),
+                Err(why) => tracing::debug!("{}: cannot reconnect: {why}", shared.text),
             }
             drop(shared);
             thread::sleep(pause);
@@ -55,22 +55,22 @@ fn attempt(shared: &Shared) -> Result<(OwnedFd, Offered), String> {
     let (size, flags) = (made.1.size, made.1.flags);
     let had = shared.size.get();
     if size < had {
-        return Err(format!("it has {size} bytes now, and had {had}"));
+        return Err(format!("it shrank from {had} to {size} bytes"));
     }
     let lacks = |had: bool, flag| had && flags & flag == 0;
     let geometry = &shared.geometry;
     // Without a cache at the start nothing is flushed.
     let gains_cache = !geometry.read_only && !geometry.write_cache && flags & tf::SEND_FLUSH != 0;
     let needed = [
-        (gains_cache, "it has a write cache now"),
-        (lacks(shared.multi, tf::CAN_MULTI_CONN), "it allows one connection only now"),
-        (lacks(geometry.discard, tf::SEND_TRIM), "it has no trim any more"),
-        (lacks(geometry.write_zeroes, tf::SEND_WRITE_ZEROES), "it has no zeroes any more"),
-        (made.1.max_payload < geometry.io_max, "its largest request is smaller now"),
-        (!geometry.read_only && flags & tf::READ_ONLY != 0, "it is read-only now"),
-        (lacks(geometry.write_cache, tf::SEND_FLUSH), "it has no flush any more"),
-        (lacks(geometry.fua, tf::SEND_FUA), "it has no FUA any more"),
-        (made.1.min_block > geometry.logical_block, "its blocks are larger now"),
+        (gains_cache, "it now has a write cache"),
+        (lacks(shared.multi, tf::CAN_MULTI_CONN), "it now allows only one connection"),
+        (lacks(geometry.discard, tf::SEND_TRIM), "it no longer supports trim"),
+        (lacks(geometry.write_zeroes, tf::SEND_WRITE_ZEROES), "it no longer supports write zeroes"),
+        (made.1.max_payload < geometry.io_max, "its largest request is now smaller"),
+        (!geometry.read_only && flags & tf::READ_ONLY != 0, "it is now read-only"),
+        (lacks(geometry.write_cache, tf::SEND_FLUSH), "it no longer supports flush"),
+        (lacks(geometry.fua, tf::SEND_FUA), "it no longer supports FUA"),
+        (made.1.min_block > geometry.logical_block, "its blocks are now larger"),
     ];
     match needed.iter().find(|(missing, _)| *missing) {
         Some((_, why)) => Err((*why).to_owned()),

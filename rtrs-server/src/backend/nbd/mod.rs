@@ -106,7 +106,7 @@ impl NbdSource {
             let of = Arc::clone(&shared);
             let open = move |core: &Core| open_queue(&of, core);
             let size = Arc::clone(&shared.size);
-            let started = Single::start((shared.geometry.clone(), size), open);
+            let started = Single::start(shared.geometry.clone(), size, open);
             Some(started.map_err(system)?)
         };
         Ok(Self { shared, single })

@@ -348,7 +348,7 @@ impl NbdDevice {
         if !matches!(self.link, Link::Up(_)) {
             return;
         }
-        tracing::warn!("{}: the connection has ended: {why}", self.shared.text);
+        tracing::warn!("{}: connection ended: {why}", self.shared.text);
         self.link = Link::Ending;
         for running in [self.sending, self.receiving].into_iter().flatten() {
             self.port.cancel(running);
@@ -391,7 +391,8 @@ impl NbdDevice {
         }
         self.gone = true;
         let seconds = GONE_MAX.as_secs();
-        tracing::error!("{}: gone for {seconds} s; IO fails until it is back", self.shared.text);
+        let name = &self.shared.text;
+        tracing::error!("{name}: unreachable for {seconds} s; IO fails until it is back");
         self.requests.reconnect(false);
         while let Some(row) = self.to_send.pop_front() {
             self.requests.remove(row);

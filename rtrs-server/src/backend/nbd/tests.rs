@@ -330,7 +330,7 @@ fn a_server_that_comes_back_with_a_cache_is_refused() {
     let io = rig.transfer(IoOp::Read, 0, 0, 4096);
     rig.device.submit(io).unwrap();
     (0..100).for_each(|_| rig.turn());
-    assert_eq!(rig.device.inflight(), 1, "nobody would flush its cache");
+    assert_eq!(rig.device.inflight(), 1, "no flush would reach its cache");
     drop(upstream);
     let _upstream = Upstream::nbdkit(&scratch, &plain);
     assert!(matches!(rig.drain()[..], [(_, IoStatus::Ok)]));

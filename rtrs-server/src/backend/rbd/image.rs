@@ -218,8 +218,8 @@ fn lock(name: &str, image: Image) -> Result<Image, BackendError> {
     match locked.map_err(|error| system(name, error))? {
         Some((image, Ok(()))) => Ok(image),
         Some((_, Err(error))) if error.raw_os_error() == Some(libc::EINVAL) => {
-            let hint = "`rbd feature enable IMAGE exclusive-lock`, or set no-lock if nobody else \
-                        writes to it";
+            let hint = "`rbd feature enable IMAGE exclusive-lock`, or set no-lock if no other \
+                        program writes to it";
             Err(BackendError::new(name, NO_LOCK_FEATURE, hint))
         }
         Some((_, Err(error))) if error.raw_os_error() == Some(libc::EROFS) => {
@@ -252,7 +252,7 @@ fn refused(name: &str, at: &ImageAddress, error: RbdError) -> BackendError {
     let ImageAddress { pool, user, .. } = at;
     let (problem, hint) = match (step, error.kind()) {
         (RbdStep::Configuration, io::ErrorKind::NotFound) if at.configuration.is_none() => (
-            "finds no configuration of Ceph".to_owned(),
+            "finds no Ceph configuration".to_owned(),
             "write /etc/ceph/ceph.conf, or set conf=PATH",
         ),
         (RbdStep::Configuration, _) => {
@@ -311,8 +311,8 @@ impl Shared {
             tracing::error!(
                 bytes = has,
                 exported = had,
-                "{name}: was made shorter while exported; IO beyond its end fails until `export \
-                 resize --force`"
+                "{name}: shrunk while exported; IO beyond its end fails until `export resize \
+                 --force`"
             );
         }
     }

@@ -70,8 +70,8 @@ fn text(list: &ExportList) -> String {
             "access: every client that proves who it is, because there is no access list\n"
                 .to_owned()
         }
-        (false, []) => "access of exports without a list of their own: nobody\n".to_owned(),
-        (false, own) => format!("access of exports without a list of their own: {}\n", rules(own)),
+        (false, []) => "access to exports without their own list: no client\n".to_owned(),
+        (false, own) => format!("access to exports without their own list: {}\n", rules(own)),
     };
     head + &lines.collect::<String>() + &access
 }
@@ -96,7 +96,7 @@ mod tests {
         for (list, end) in [
             (list(&[], true, false), "access: everyone, because there is no access list\n"),
             (list(&[], false, true), "who it is, because there is no access list\n"),
-            (list(&[], false, false), "access of exports without a list of their own: nobody\n"),
+            (list(&[], false, false), "access to exports without their own list: no client\n"),
             (list(&["db1:rw"], false, false), "list of their own: db1:rw\n"),
         ] {
             let shown = text(&list);

@@ -33,7 +33,7 @@ pub enum ExportCommand {
     Save(ServerArgs),
     /// Add an export to the running server
     ///
-    /// It is gone after a restart, unless the configuration names it too.
+    /// The export does not outlast a restart unless the configuration names it too.
     Add(Box<AddArgs>),
     /// Remove an export and close its file or disk
     ///
@@ -48,7 +48,7 @@ pub enum ExportCommand {
     ///
     /// While a session has it open, only ro and rw can change.
     Set(SetArgs),
-    /// Take over the present size of a file or disk, or give an export another size
+    /// Adopt the current size of a file or disk, or set another size
     ///
     /// A file or disk that has grown makes its export larger by itself within two seconds; this
     /// does it at once. Clients that have the export open notice. A smaller size is refused while a

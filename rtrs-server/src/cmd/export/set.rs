@@ -17,7 +17,7 @@ pub struct SetArgs {
     /// Options as with --export, for example ro or direct=off; rw takes ro back, access= the access
     /// list
     ///
-    /// What is not named stays as it is.
+    /// Options that are not named do not change.
     #[arg(required = true, value_name = "OPTION")]
     pub options: Vec<String>,
 
@@ -33,7 +33,7 @@ pub(super) fn run(args: &SetArgs) -> Result<(), Error> {
     let request = Request::ExportSet { name: export.clone(), options: options.clone() };
     let (set, _) = Server::find(server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
     server.output.print(&set, |set| {
-        let what = if set.changed { "changed" } else { "is so already" };
+        let what = if set.changed { "changed" } else { "already has these options" };
         format!("{}{} {what}\n", warnings_text(&set.warnings), printable(&set.export))
     })
 }

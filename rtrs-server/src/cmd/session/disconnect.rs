@@ -28,7 +28,7 @@ pub(super) fn run(args: &DisconnectArgs) -> Result<(), Error> {
     server.output.print(&ended, |ended| {
         let paths: Vec<String> = ended.paths.iter().map(u64::to_string).collect();
         match &paths[..] {
-            [] => format!("{session} has no path that is up\n"),
+            [] => format!("{session} has no connected path\n"),
             paths => format!("{session}: ended path {}\n", paths.join(", ")),
         }
     })

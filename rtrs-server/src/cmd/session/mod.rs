@@ -25,8 +25,8 @@ pub enum SessionCommand {
     Disconnect(DisconnectArgs),
     /// Forcibly end a session, release its exports and refuse reconnects until the server restarts
     ///
-    /// For a client that is gone and still holds an export, so that another client can open it. The
-    /// session's name is free immediately, its exports when its last request has left the backend.
+    /// Use it when a dead client still holds an export that another client needs. The session's
+    /// name is free immediately, its exports when its last request has left the backend.
     /// The server refuses the session's ID until it restarts; a client that is still alive gets
     /// errors and must attach again.
     Evict(EvictArgs),

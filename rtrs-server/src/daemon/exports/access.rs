@@ -98,7 +98,10 @@ impl Exports {
         });
         // Clients that lose access must not benefit from a control shard that is busy.
         asked.unwrap_or_else(|why| {
-            tracing::warn!("exports that left the configuration serve nobody: {why}");
+            tracing::warn!(
+                "exports that left the configuration admit no client: cannot ask which sessions \
+                 have them open: {why}"
+            );
             gone.into_iter().map(|name| (name, Holders::new())).collect()
         })
     }

@@ -86,7 +86,7 @@ impl Exports {
         match self.reopen(&entry) {
             Ok(()) => {
                 self.not_reopened.lock().remove(name);
-                tracing::info!(export = name, "the path leads to another target: opened again");
+                tracing::info!(export = name, "opened again: the path leads to another target");
                 Followed::Reopened
             }
             Err(why) => {

@@ -28,7 +28,7 @@ fn proved(n: u8) -> PeerIdentity {
     let facts = ProofFacts { session, path, client: address, server: address };
     let (server, asked) = (server(&[n]), client.challenge([7; 32]));
     let (answer, exchange) = server.prove(facts, &asked, [8; 32]).unwrap();
-    let data = client.answer((facts, None), &asked, &answer).unwrap();
+    let data = client.answer(facts, None, &asked, &answer).unwrap();
     server.check(&exchange, &data).unwrap()
 }
 
@@ -67,8 +67,8 @@ fn clients_that_are_known_no_longer_end_with_any_change_of_the_lists() {
     let control = ControlShard(sender.clone());
     let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
     let opener = Arc::new(Opener::new(Sources::system(), state));
-    let parts = ((ExportTable::new(Vec::new()), opener), (control, Some(keys)));
-    let exports = Exports::new(parts.0, parts.1, &Settings::default(), AuditSink::default());
+    let (table, settings) = (ExportTable::new(Vec::new()), Settings::default());
+    let exports = Exports::new(table, opener, control, Some(keys), &settings, AuditSink::default());
     exports.check_access().unwrap();
     assert_eq!(ends.try_recv(), Ok(vec![PathKey(2)]));
     sender.send(Message::Wake);

@@ -26,8 +26,9 @@ pub(super) fn check(
             return true;
         }
         let portal = format!("rdma://{}", wish.address);
-        let (without, with): (Vec<_>, Vec<_>) =
-            devices_of(wish, devices).into_iter().partition(|device| device.windows.is_missing());
+        let (without, with) = devices_of(wish, devices)
+            .into_iter()
+            .partition::<Vec<_>, _>(|device| device.windows.is_missing());
         for device in &with {
             let device_name = &*device.name;
             if let MemoryWindows::Untried(why) = &device.windows {

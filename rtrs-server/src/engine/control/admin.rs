@@ -114,7 +114,8 @@ impl Evicted {
     pub(super) fn snapshot(
         &self,
         session: &Session,
-        (registry, opens): (&Registry, &Opens),
+        registry: &Registry,
+        opens: &Opens,
         now: Instant,
     ) -> SessionSnapshot {
         let id = session.id();

@@ -49,6 +49,15 @@ pub(super) enum Room {
     After(SessionId),
 }
 
+/// A connection that asks for admission.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    pub(super) session: SessionId,
+    pub(super) source: Source,
+    /// Whether the client must still authenticate, so that its session ID proves nothing.
+    pub(super) must_authenticate: bool,
+}
+
 /// Remaining evictions in the current period.
 #[derive(Debug, Default)]
 struct Turnover {
@@ -97,22 +106,22 @@ impl Admission {
         }
     }
 
-    /// Checks whether a connection can be admitted. `proves`: its client must still authenticate;
-    /// `exists`: whether its session has opened an export, if the session exists; `sessions`: the
-    /// number of sessions.
+    /// Checks whether a connection can be admitted. `exists`: whether its session has opened an
+    /// export, if the session exists; `sessions`: the number of sessions.
     pub(super) fn room(
         &mut self,
-        (id, source, proves): (SessionId, Source, bool),
+        candidate: Candidate,
         exists: Option<bool>,
         sessions: usize,
         now: Instant,
     ) -> Result<Room, Refusal> {
+        let Candidate { session: id, source, .. } = candidate;
         let most = self.strangers.total();
         if self.ending.contains(&id) {
             return Err(Refusal::HalfOpen(most));
         }
         let live = sessions.saturating_sub(self.ending.len());
-        let trusted = exists == Some(true) || !proves && self.returning.contains(&id);
+        let trusted = exists == Some(true) || self.may_return(candidate);
         let refusal = if exists.is_none() && live >= self.sessions_max {
             Refusal::Sessions(u32::try_from(sessions).unwrap_or(u32::MAX))
         } else if !trusted && most >= self.half_open_max {
@@ -129,6 +138,11 @@ impl Admission {
         }
     }
 
+    /// Whether the connection belongs to a session that may reconnect.
+    fn may_return(&self, candidate: Candidate) -> bool {
+        !candidate.must_authenticate && self.returning.contains(&candidate.session)
+    }
+
     /// Selects the unproven session to evict for a connection of this session.
     fn victim(&self, of: SessionId) -> Option<SessionId> {
         let (_, id) = self.strangers.victim().filter(|_| self.ending.len() < ENDING_MAX)?;
@@ -138,10 +152,11 @@ impl Admission {
     /// Records an admitted connection; `opened`: its session has opened an export. A client that
     /// must still authenticate counts as unproven, even with the ID of a session that may
     /// reconnect.
-    pub(super) fn joined(&mut self, (id, source, proves): (SessionId, Source, bool), opened: bool) {
-        if opened || !proves && self.returning.contains(&id) {
+    pub(super) fn joined(&mut self, candidate: Candidate, opened: bool) {
+        if opened || self.may_return(candidate) {
             return;
         }
+        let Candidate { session: id, source, .. } = candidate;
         let number = *self.numbers.entry(id).or_insert_with(|| {
             self.last_number += 1;
             self.last_number
@@ -196,6 +211,14 @@ mod tests {
         SessionId((n as u128).to_be_bytes())
     }
 
+    fn candidate(session: SessionId, source: Source) -> Candidate {
+        Candidate { session, source, must_authenticate: false }
+    }
+
+    fn authenticating(session: SessionId, source: Source) -> Candidate {
+        Candidate { session, source, must_authenticate: true }
+    }
+
     /// Checks the admission of a session from a source with many connections.
     fn room(
         admission: &mut Admission,
@@ -203,7 +226,7 @@ mod tests {
         exists: Option<bool>,
         sessions: usize,
     ) -> Result<Room, Refusal> {
-        admission.room((id(n), MANY, false), exists, sessions, Instant::ZERO)
+        admission.room(candidate(id(n), MANY), exists, sessions, Instant::ZERO)
     }
 
     fn admission(half_open_max: u32, sessions_max: u32) -> Admission {
@@ -213,10 +236,10 @@ mod tests {
     #[test]
     fn the_oldest_stranger_of_the_greatest_source_goes_first() {
         let mut admission = admission(4, 100);
-        admission.joined((id(1), FEW, false), false);
+        admission.joined(candidate(id(1), FEW), false);
         for n in 2..5 {
             assert_eq!(room(&mut admission, n, None, n), Ok(Room::Free));
-            admission.joined((id(n), MANY, false), false);
+            admission.joined(candidate(id(n), MANY), false);
         }
         assert_eq!(room(&mut admission, 5, None, 4), Ok(Room::After(id(2))));
         // A connection is refused if its own session would be the one to evict.
@@ -226,10 +249,10 @@ mod tests {
         assert_eq!(room(&mut admission, 2, Some(false), 4), Err(Refusal::HalfOpen(3)));
         admission.ended(id(2), false);
         // A session that has opened an export is not counted.
-        admission.joined((id(5), MANY, false), false);
+        admission.joined(candidate(id(5), MANY), false);
         admission.opened(id(5));
         assert_eq!(room(&mut admission, 6, None, 4), Ok(Room::Free));
-        admission.joined((id(6), MANY, false), true);
+        admission.joined(candidate(id(6), MANY), true);
         assert_eq!(room(&mut admission, 6, None, 4), Ok(Room::Free));
     }
 
@@ -237,11 +260,11 @@ mod tests {
     fn sessions_that_exist_or_come_back_are_not_kept_out_by_strangers() {
         let mut admission = admission(2, 100);
         admission.ended(id(9), true);
-        admission.joined((id(1), MANY, false), false);
-        admission.joined((id(2), MANY, false), false);
+        admission.joined(candidate(id(1), MANY), false);
+        admission.joined(candidate(id(2), MANY), false);
         for (n, exists) in [(8, Some(true)), (9, None), (9, Some(false))] {
             assert_eq!(room(&mut admission, n, exists, 3), Ok(Room::Free), "{n}");
-            admission.joined((id(n), MANY, false), exists == Some(true));
+            admission.joined(candidate(id(n), MANY), exists == Some(true));
         }
         assert_eq!(admission.strangers.total(), 2);
         assert_eq!(room(&mut admission, 3, None, 4), Ok(Room::After(id(1))));
@@ -251,10 +274,10 @@ mod tests {
     fn a_number_proves_nothing() {
         let mut admission = admission(2, 100);
         admission.ended(id(9), true);
-        admission.joined((id(9), FEW, true), false);
+        admission.joined(authenticating(id(9), FEW), false);
         assert_eq!(admission.strangers.total(), 1, "it may be anybody's");
-        admission.joined((id(1), MANY, false), false);
-        let full = admission.room((id(9), FEW, true), Some(false), 2, Instant::ZERO);
+        admission.joined(candidate(id(1), MANY), false);
+        let full = admission.room(authenticating(id(9), FEW), Some(false), 2, Instant::ZERO);
         assert_eq!(full, Err(Refusal::HalfOpen(2)), "it is the oldest itself");
         assert_eq!(room(&mut admission, 9, Some(false), 2), Ok(Room::Free));
         admission.proved(id(1));
@@ -266,7 +289,7 @@ mod tests {
     #[test]
     fn strangers_go_when_there_are_too_many_sessions() {
         let mut admission = admission(100, 3);
-        admission.joined((id(1), MANY, false), false);
+        admission.joined(candidate(id(1), MANY), false);
         // A session that reconnects needs a place too.
         admission.ended(id(9), true);
         for new in [7, 9] {
@@ -283,16 +306,16 @@ mod tests {
     fn so_many_strangers_end_for_others_in_a_second() {
         let mut admission = admission(8, 100);
         for n in 0..8 {
-            admission.joined((id(n), MANY, false), false);
+            admission.joined(candidate(id(n), MANY), false);
         }
         admission.ended(id(99), true);
         let begin = Instant::ZERO;
         let mut ask = |n, source, now| {
-            let room = admission.room((id(n), source, false), None, 8, now);
+            let room = admission.room(candidate(id(n), source), None, 8, now);
             if let Ok(Room::After(stranger)) = room {
                 admission.crowded_out(stranger);
                 admission.ended(stranger, false);
-                admission.joined((id(n), source, false), false);
+                admission.joined(candidate(id(n), source), false);
             }
             room
         };
@@ -322,10 +345,10 @@ mod tests {
         assert_eq!(admission.returning.len(), RETURNING_MAX);
         assert!(!admission.returning.contains(&id(0)), "the oldest is forgotten");
         for n in 2000..2000 + ENDING_MAX {
-            admission.joined((id(n), FEW, false), false);
+            admission.joined(candidate(id(n), FEW), false);
             admission.crowded_out(id(n));
         }
-        admission.joined((id(3000), FEW, false), false);
+        admission.joined(candidate(id(3000), FEW), false);
         assert_eq!(room(&mut admission, 3001, None, 99), Err(Refusal::HalfOpen(1)));
         admission.ended(id(2000), false);
         assert_eq!(room(&mut admission, 3001, None, 98), Ok(Room::After(id(3000))));

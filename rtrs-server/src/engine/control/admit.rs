@@ -9,10 +9,10 @@ use rtrs_core::proto::quota::Source;
 use rtrs_core::wire::{ClientExtensions, ConnReq, Name};
 
 use super::Control;
-use super::admission::Room;
+use super::admission::{Candidate, Room};
 use super::backlog::CONNECT;
 use super::client_log::Opener;
-use super::connect::refuse;
+use super::connect::{Attempt, refuse};
 use super::path::Path;
 use super::permission::{check_connect, check_session};
 use super::refusal::Refusal;
@@ -40,8 +40,7 @@ impl Control {
             }
             Err(refusal) => {
                 self.refused.count(refusal.reason());
-                let client = (request.peer, &request.identity.who);
-                self.log.refused(ctx.now, client, &refusal);
+                self.log.refused(ctx.now, request.peer, &request.identity.who, &refusal);
                 refuse(provider, request, &refusal, ctx);
             }
         }
@@ -55,16 +54,14 @@ impl Control {
     ) -> Result<(Arc<PathShared>, ConnIndex), Refusal> {
         let conn = ConnReq::decode(request.private_data.as_bytes()).map_err(Refusal::Wire)?;
         // Checked first, so that a client without access learns nothing else.
-        let client = (&request.identity, request.peer);
         let can = self.authenticator.is_some() && request.identity.who == Who::Anonymous;
         let asks = ClientExtensions::decode(&conn.ext).authenticates;
-        let proves = can && asks && ctx.fabrics[provider.index()].takes_proofs();
+        let must_authenticate = can && asks && ctx.fabrics[provider.index()].takes_proofs();
+        let attempt = Attempt { provider, request, conn: &conn, must_authenticate };
         let id = conn.session_id;
-        check_connect(&self.exports, client, (id, proves), &self.registry).map_err(|refusal| {
-            match refusal {
-                Refusal::NotAllowed(why) if can => Refusal::Nameless(why),
-                refusal => refusal,
-            }
+        check_connect(&self.exports, attempt, &self.registry).map_err(|refusal| match refusal {
+            Refusal::NotAllowed(why) if can => Refusal::Nameless(why),
+            refusal => refusal,
         })?;
         if self.is_stopping() {
             return Err(Refusal::Stopping);
@@ -76,17 +73,14 @@ impl Control {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(conn.session_id)));
         }
         let source = Source::of(request.peer.ip());
-        let crowd = match proves {
-            true => {
-                let asked = (provider, request);
-                self.connector.room_unproved(asked, &conn, &self.registry, ctx)?
-            }
+        let crowd = match must_authenticate {
+            true => self.connector.room_unproved(attempt, &self.registry, ctx)?,
             false => Vec::new(),
         };
-        self.make_room(&conn, (source, proves), ctx)?;
+        let candidate = Candidate { session: id, source, must_authenticate };
+        self.make_room(&conn, candidate, ctx)?;
         let known = self.registry.session(id).is_some();
-        let asked = (provider, request, proves);
-        let (key, deadline) = self.connector.path_of(asked, &conn, &mut self.registry, ctx)?;
+        let (key, deadline) = self.connector.path_of(attempt, &mut self.registry, ctx)?;
         self.registry.arm(key, deadline);
         // Not earlier, when the path might still be refused: they would end in vain.
         for other in crowd {
@@ -95,21 +89,21 @@ impl Control {
         }
         let path = self.registry.path_mut(key).ok_or(Refusal::PathExists)?;
         let shard = self.connector.shard_of(conn.cid, &path.shared().session);
-        if !proves && path.is_replaced_by(&conn) {
+        if !must_authenticate && path.is_replaced_by(&conn) {
             // Makes room for the next attempt.
             self.end_path(key, &PathEnd::Replaced, ctx);
             return Err(Refusal::PathExists);
         }
         if path.shared().origin.identity.proof != request.identity.proof
-            || path.is_unproved() != proves
+            || path.is_unproved() != must_authenticate
         {
             return Err(Refusal::Identity(request.identity.who.clone()));
         }
         path.join(&conn, shard)?;
         let shared = Arc::clone(path.shared());
         let opened = self.registry.session(id).is_some_and(Session::has_opened);
-        self.admission.joined((id, source, proves), opened);
-        if !proves {
+        self.admission.joined(candidate, opened);
+        if !must_authenticate {
             self.end_others(id, ctx);
         }
         let (depth, full) = (shared.session.limits.queue_depth(), self.params.limits.queue_depth());
@@ -129,17 +123,16 @@ impl Control {
     fn make_room(
         &mut self,
         conn: &ConnReq,
-        (source, proves): (Source, bool),
+        candidate: Candidate,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), Refusal> {
-        let id = conn.session_id;
         loop {
-            let exists = self.registry.session(id).map(Session::has_opened);
+            let exists = self.registry.session(candidate.session).map(Session::has_opened);
             if exists.is_none() && !conn.first_conn {
                 return Err(Refusal::NoSession);
             }
             let sessions = self.registry.session_count();
-            match self.admission.room((id, source, proves), exists, sessions, ctx.now)? {
+            match self.admission.room(candidate, exists, sessions, ctx.now)? {
                 Room::Free => return Ok(()),
                 Room::After(stranger) => {
                     self.admission.crowded_out(stranger);
@@ -159,12 +152,7 @@ impl Control {
     }
 
     /// Refuses a path because another session has the requested name.
-    pub(super) fn refuse_name(
-        &mut self,
-        key: PathKey,
-        (name, who): (Name, &Who),
-        ctx: &mut Ctx<'_>,
-    ) {
+    pub(super) fn refuse_name(&mut self, key: PathKey, name: Name, who: &Who, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.path(key) else { return };
         let (id, peer) = (path.shared().session.id, path.shared().origin.peer);
         let of_name = |session: &&Session| session.name() == Some(name);
@@ -172,7 +160,7 @@ impl Control {
         self.hurry(&has, id, ctx);
         let refusal = Refusal::NameTaken(String::from_utf8_lossy(name.as_bytes()).into_owned());
         self.refused.count(refusal.reason());
-        self.log.refused(ctx.now, (peer, who), &refusal);
+        self.log.refused(ctx.now, peer, who, &refusal);
         let Refusal::NameTaken(name) = refusal else { return };
         self.end_path(key, &PathEnd::NameTaken(name), ctx);
     }
@@ -193,11 +181,11 @@ impl Control {
         // A client that has not authenticated must not learn which names exist.
         if !unproved && self.evicted.is_taken(name, id, &self.registry) {
             let who = shared.session.name_of_client();
-            return self.refuse_name(key, (name, &who), ctx);
+            return self.refuse_name(key, name, &who, ctx);
         }
         let client = shared.client();
         if !unproved
-            && check_session((&self.exports.access(), &self.exports), client, id, &self.registry)
+            && check_session(&self.exports.access(), &self.exports, client, id, &self.registry)
                 .is_err()
         {
             return self.end_path(key, &PathEnd::NotAllowed, ctx);
@@ -227,7 +215,7 @@ impl Control {
         let client = Opener { name: Some(name), session: id, peer, who };
         if self.log.connected(ctx.now, &client, shared.session.has_opened()) {
             let session = SessionTag::of(id);
-            tracing::info!(path = %key, transport, %peer, %session, %name, "a path is up");
+            tracing::info!(path = %key, transport, %peer, %session, %name, "path connected");
         }
         let Some(session) = self.registry.session_mut(id) else { return };
         session.set_name(name);

@@ -38,7 +38,8 @@ impl Control {
     pub(super) fn challenge(
         &mut self,
         reply_to: ReplyTo,
-        (challenge, room): (Challenge, u32),
+        challenge: Challenge,
+        room: u32,
     ) -> Option<ControlAnswer> {
         let path = self.registry.path_mut(reply_to.path)?;
         let origin = &path.shared().origin;
@@ -61,7 +62,8 @@ impl Control {
     pub(super) fn auth(
         &mut self,
         reply_to: ReplyTo,
-        (version, data): (u16, Box<[u8]>),
+        version: u16,
+        data: Box<[u8]>,
         ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
         let path = self.registry.path_mut(reply_to.path)?;
@@ -74,13 +76,13 @@ impl Control {
             }
             Some(_) => {
                 proving.failed();
-                let text = format!("it sent an AUTH of version {version}");
-                let why = ProofError::new("it sent an AUTH of another version", text);
+                let text = format!("AUTH has version {version}, expected {AUTH_VERSION}");
+                let why = ProofError::new("AUTH has another version", text);
                 self.not_proved(reply_to.path, &why, ctx);
                 NOT_PROVED
             }
             None => {
-                let why = ProofError::from("it sent an AUTH that answers no challenge");
+                let why = ProofError::from("AUTH answers no challenge");
                 self.not_proved(reply_to.path, &why, ctx);
                 NOT_PROVED
             }
@@ -111,22 +113,17 @@ impl Control {
             }
             Ok(ProofResult::Checked(identity)) => match self.admit_proof(key, &identity) {
                 Ok(()) => self.proved(key, identity, reply_to, ctx),
-                Err(refusal) => self.refuse_proof(reply_to, (&identity.who, &refusal), ctx),
+                Err(refusal) => self.refuse_proof(reply_to, &identity.who, &refusal, ctx),
             },
             Err(why) => {
                 let refusal = Refusal::Unproved(why);
-                self.refuse_proof(reply_to, (&Who::Anonymous, &refusal), ctx);
+                self.refuse_proof(reply_to, &Who::Anonymous, &refusal, ctx);
             }
         }
     }
 
     /// Refuses a proof. `who` is the proved identity, if any.
-    fn refuse_proof(
-        &mut self,
-        reply_to: ReplyTo,
-        (who, refusal): (&Who, &Refusal),
-        ctx: &mut Ctx<'_>,
-    ) {
+    fn refuse_proof(&mut self, reply_to: ReplyTo, who: &Who, refusal: &Refusal, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.path_mut(reply_to.path) else { return };
         let peer = path.shared().origin.peer;
         path.proving_mut().into_iter().for_each(|proving| proving.failed());
@@ -134,7 +131,7 @@ impl Control {
             self.not_proved(reply_to.path, why, ctx);
         } else {
             self.refused.count(refusal.reason());
-            self.log.refused(ctx.now, (peer, who), refusal);
+            self.log.refused(ctx.now, peer, who, refusal);
         }
         reply_to.answer(ControlAnswer::Refused(errno::EACCES), ctx.out);
     }
@@ -155,7 +152,7 @@ impl Control {
         if self.evicted.contains(id) {
             return Err(Refusal::Evicted(self.params.eviction_key.secret(id)));
         }
-        check_proof(&self.exports, (identity, client), id, &self.registry)?;
+        check_proof(&self.exports, identity, client, id, &self.registry)?;
         // The session began with other limits while its client was unknown.
         let session = self.registry.session(id).ok_or(Refusal::PathExists)?;
         if session.shared().who().is_some() && !session.is_of(path) {
@@ -222,8 +219,8 @@ impl Control {
             let identity = identity.clone();
             // Access lists and keys may have changed since.
             match self.admit_proof(key, &identity) {
-                Ok(()) => self.open_path(key, (identity, name), reply_to, ctx),
-                Err(refusal) => self.refuse_proof(reply_to, (&identity.who, &refusal), ctx),
+                Ok(()) => self.open_path(key, identity, name, reply_to, ctx),
+                Err(refusal) => self.refuse_proof(reply_to, &identity.who, &refusal, ctx),
             }
         }
     }
@@ -231,17 +228,18 @@ impl Control {
     fn open_path(
         &mut self,
         key: PathKey,
-        (identity, name): (PeerIdentity, Name),
+        identity: PeerIdentity,
+        name: Name,
         reply_to: ReplyTo,
         ctx: &mut Ctx<'_>,
     ) {
         let Some(path) = self.registry.path_mut(key) else { return };
         let shared = Arc::clone(path.shared());
         if self.evicted.is_taken(name, shared.session.id, &self.registry) {
-            return self.refuse_name(key, (name, &identity.who), ctx);
+            return self.refuse_name(key, name, &identity.who, ctx);
         }
         if !shared.session.prove(&identity.who) || !shared.prove(identity) {
-            tracing::error!(path = %key, "internal error: a path was proved twice");
+            tracing::error!(path = %key, "internal error: a client authenticated twice on a path");
             self.internal_errors += 1;
             return;
         }

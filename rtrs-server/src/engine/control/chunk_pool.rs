@@ -87,7 +87,8 @@ impl ChunkCache {
     /// without a registration.
     pub(super) fn take(
         &mut self,
-        (provider, peer): (ProviderIndex, Option<IpAddr>),
+        provider: ProviderIndex,
+        peer: Option<IpAddr>,
         fits: impl Fn(&Arc<dyn ProtectionDomain>) -> bool,
     ) -> Option<CachedChunks> {
         let may = |one: &CachedChunks| {
@@ -156,7 +157,10 @@ fn alone(path: Arc<PathShared>) -> Option<PathShared> {
     let key = path.key;
     let path = Arc::into_inner(path);
     if path.is_none() {
-        tracing::error!(path = %key, "a path that is gone is still held: its memory is not kept");
+        tracing::error!(
+            path = %key,
+            "internal error: an ended path is still referenced; its memory is not cached"
+        );
     }
     path
 }

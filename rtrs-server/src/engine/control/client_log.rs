@@ -127,7 +127,8 @@ impl ClientLog {
     pub(super) fn closed(
         &self,
         client: &Opener,
-        (session, exports): (&SessionShared, &ExportTable),
+        session: &SessionShared,
+        exports: &ExportTable,
         device: Option<DeviceId>,
     ) {
         let devices = &session.devices;
@@ -198,7 +199,7 @@ impl ClientLog {
             let identity = identity.unwrap_or("-");
             tracing::info!(
                 %client, identity, reason, left_out,
-                "this happened again; left_out more lines like it were left out"
+                "repeated; left_out similar lines were suppressed"
             );
             self.audit.record(|| AuditEvent { left_out, ..event });
         }
@@ -233,12 +234,7 @@ impl ClientLog {
     }
 
     /// Logs a refused connection.
-    pub(super) fn refused(
-        &mut self,
-        now: Instant,
-        (peer, who): (SocketAddr, &Who),
-        refusal: &Refusal,
-    ) {
+    pub(super) fn refused(&mut self, now: Instant, peer: SocketAddr, who: &Who, refusal: &Refusal) {
         let detail = match refusal {
             // The text contains an authenticated name or an address.
             Refusal::NotAllowed(why) | Refusal::Nameless(why) => detail(why),
@@ -271,7 +267,7 @@ impl ClientLog {
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Refused)
         };
         let Some(left_out) = self.admit_event(now, kind, event) else { return };
-        tracing::info!(%peer, %refusal, left_out, "a client has not proved who it is");
+        tracing::info!(%peer, %refusal, left_out, "client authentication failed");
     }
 
     /// Records the authentication of a path's client.
@@ -285,7 +281,7 @@ impl ClientLog {
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Ok)
         });
         let who = &identity.who;
-        tracing::info!(path = %path.key, %peer, %who, "a client has proved who it is");
+        tracing::info!(path = %path.key, %peer, %who, "client authenticated");
     }
 
     /// Records and logs an open.
@@ -317,7 +313,8 @@ impl ClientLog {
         now: Instant,
         client: &Opener,
         asked: Asked,
-        (errno, why): (u16, Option<&str>),
+        errno: u16,
+        why: Option<&str>,
     ) {
         let Opener { name, session, peer, .. } = *client;
         let Asked { export, access, .. } = asked;
@@ -327,11 +324,11 @@ impl ClientLog {
             errno::EPERM => "another session has it open for writing",
             errno::EACCES => "it is read-only, or not accessible below the search path",
             errno::ENOENT => "there is no export of that name",
-            errno::EBUSY => "requests of its last open are still running",
+            errno::EBUSY => "requests of its previous open are still running",
             errno::ESTALE => "the session was evicted",
             errno::EINVAL => "the name is not valid",
             errno::ENOMEM => "too many exports are open",
-            _ => "see the lines before",
+            _ => "see the preceding log lines",
         };
         // A client can ask for any number of nonexistent names.
         let told_apart = asked.known.then(|| detail(&format!("{reason}: {export}")));

@@ -56,7 +56,8 @@ impl Closings {
     /// of the session remain there.
     pub(super) fn begin(
         &mut self,
-        (session, export): (SessionId, ExportIndex),
+        session: SessionId,
+        export: ExportIndex,
         reply_to: Option<ReplyTo>,
         cores: u16,
         out: &mut Outbox,

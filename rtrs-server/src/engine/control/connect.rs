@@ -9,7 +9,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{AsyncRegistration, ConnRequest, PdUse, RegisterError};
+use rtrs_core::fabric::{AsyncRegistration, ConnRequest, PdUse, ProtectionDomain, RegisterError};
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, Limits, PATHS_PER_SESSION_MAX};
@@ -30,12 +30,23 @@ use crate::engine::message::{AcceptOrder, ShardMessage};
 use crate::engine::session::{SessionParams, SessionShared};
 use crate::export::ExportTable;
 use crate::path::chunks::{ChunkPool, MessageBuffers};
-use crate::path::{PathEnd, PathKey, PathOrigin, PathShared, core_of};
+use crate::path::{PathEnd, PathKey, PathOrigin, PathResources, PathShared, core_of};
 use crate::stats::MemorySnapshot;
 
 /// Maximum number of dead paths of a session whose block IO may run, or whose connections may still
 /// be closing. Further paths are refused, because their memory would add up.
 pub const DRAINING_MAX: usize = 4;
+
+/// A connection request, with what admission knows about it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt<'a> {
+    pub(super) provider: ProviderIndex,
+    pub(super) request: &'a ConnRequest,
+    /// The decoded private data of the request.
+    pub(super) conn: &'a ConnReq,
+    /// Whether the client must still authenticate on the path.
+    pub(super) must_authenticate: bool,
+}
 
 /// Checks connection requests and creates paths.
 #[derive(Debug)]
@@ -67,11 +78,11 @@ impl Connector {
     /// Selects none for a path that would be refused for another reason.
     pub(super) fn room_unproved(
         &self,
-        (provider, request): (ProviderIndex, &ConnRequest),
-        conn: &ConnReq,
+        attempt: Attempt<'_>,
         registry: &Registry,
         ctx: &Ctx<'_>,
     ) -> Result<Vec<PathKey>, Refusal> {
+        let Attempt { provider, request, conn, .. } = attempt;
         let peer = request.peer.ip();
         let mut paths = registry.paths_of(conn.session_id);
         if paths.any(|path| path.is_named(conn) && path.is_connect(conn, peer)) {
@@ -80,7 +91,7 @@ impl Connector {
         if !conn.first_conn && registry.session(conn.session_id).is_none() {
             return Err(Refusal::NoSession);
         }
-        Self::check_path((provider, request, true), conn, registry)?;
+        Self::check_path(attempt, registry)?;
         // On other devices memory is committed when written.
         let bytes = match ctx.fabrics[provider.index()].pins_memory() {
             true => ChunkPool::bytes(self.limits_of(conn, registry)?) as u64,
@@ -129,14 +140,14 @@ impl Connector {
     /// handshake of a new path.
     pub(super) fn path_of(
         &mut self,
-        (provider, request, proves): (ProviderIndex, &ConnRequest, bool),
-        conn: &ConnReq,
+        attempt: Attempt<'_>,
         registry: &mut Registry,
         ctx: &mut Ctx<'_>,
     ) -> Result<(PathKey, Option<Instant>), Refusal> {
+        let Attempt { request, conn, must_authenticate, .. } = attempt;
         // A path whose client must authenticate takes no other client's place before that.
         let peer = request.peer.ip();
-        let same = |path: &Path| match proves {
+        let same = |path: &Path| match must_authenticate {
             true => path.is_connect(conn, peer),
             false => !path.is_unproved(),
         };
@@ -144,17 +155,14 @@ impl Connector {
         if let Some(key) = registry.paths_of(conn.session_id).find(meant).map(Path::key) {
             return Ok((key, None));
         }
-        Self::check_path((provider, request, proves), conn, registry)?;
+        Self::check_path(attempt, registry)?;
         let deadline = ctx.now + self.params.handshake_timeout;
-        let key = self.new_path((provider, request, proves), conn, registry, ctx)?;
+        let key = self.new_path(attempt, registry, ctx)?;
         Ok((key, Some(deadline)))
     }
 
-    fn check_path(
-        (provider, request, proves): (ProviderIndex, &ConnRequest, bool),
-        conn: &ConnReq,
-        registry: &Registry,
-    ) -> Result<(), Refusal> {
+    fn check_path(attempt: Attempt<'_>, registry: &Registry) -> Result<(), Refusal> {
+        let Attempt { provider, request, conn, must_authenticate } = attempt;
         let paths = || registry.paths_of(conn.session_id);
         let known = || paths().filter(|path| !path.is_unproved());
         let live = || known().filter(|path| path.state().may_begin());
@@ -169,7 +177,7 @@ impl Connector {
         // Two transports between the same addresses count as two ways.
         let way = (provider, request.peer.ip(), request.local.ip());
         // An authenticating path may replace the path with its UUID.
-        let passed_over = |path: &Path| proves && path.is_named(conn);
+        let passed_over = |path: &Path| must_authenticate && path.is_named(conn);
         if live().any(|path| !passed_over(path) && way_of(&path.shared().origin) == way) {
             return Err(Refusal::SameAddresses);
         }
@@ -178,11 +186,11 @@ impl Connector {
 
     fn new_path(
         &mut self,
-        (provider, request, proves): (ProviderIndex, &ConnRequest, bool),
-        conn: &ConnReq,
+        attempt: Attempt<'_>,
         registry: &mut Registry,
         ctx: &mut Ctx<'_>,
     ) -> Result<PathKey, Refusal> {
+        let Attempt { provider, request, conn, must_authenticate } = attempt;
         let fabric = &mut *ctx.fabrics[provider.index()];
         let bytes = fabric.connection_bytes() * u64::from(conn.cid_num);
         if bytes > CONNECTION_BUFFERS_MAX {
@@ -195,13 +203,15 @@ impl Connector {
         // An authenticating path may replace the path with its UUID.
         if let Some(session) = registry.session(id) {
             let live = registry.paths_of(id).filter(|path| {
-                path.state().may_begin() && !path.is_unproved() && !(proves && path.is_named(conn))
+                let replaced = must_authenticate && path.is_named(conn);
+                path.state().may_begin() && !path.is_unproved() && !replaced
             });
             self.check_memory(session, live.count(), registry)?;
         }
         let session = registry.session_mut(id);
-        let from = (provider, proves.then(|| request.peer.ip()));
-        let cached = session.and_then(|s| s.cache.take(from, |pd| fabric.fits(pd, request)));
+        let from = must_authenticate.then(|| request.peer.ip());
+        let fits = |pd: &Arc<dyn ProtectionDomain>| fabric.fits(pd, request);
+        let cached = session.and_then(|session| session.cache.take(provider, from, fits));
         let pd = match cached.as_ref().and_then(CachedChunks::domain) {
             Some(pd) => Arc::clone(pd),
             None => fabric.alloc_pd(PdUse::Accept(request)).map_err(Refusal::memory)?,
@@ -213,17 +223,16 @@ impl Connector {
             // Registered early if it is likely to fail, so that the refusal can still reach the
             // peer.
             None if fabric.pins_memory() => {
-                let counted = (self.memory.meter(), Counting::Whole);
-                Some(ChunkPool::fresh(limits, &pd, fresh_keys, counted)?)
+                let meter = self.memory.meter();
+                Some(ChunkPool::fresh(limits, &pd, fresh_keys, meter, Counting::Whole)?)
             }
             None => None,
         };
         let key = registry.next_key();
         let (mut held, mut early) = (None, None);
         if let Some(mut wanted) = wanted {
-            if proves {
-                let of = (key, Source::of(request.peer.ip()));
-                self.unproved.count(of, &wanted.region);
+            if must_authenticate {
+                self.unproved.count(key, Source::of(request.peer.ip()), &wanted.region);
             }
             let waits = Held::default();
             wanted.wanted = Some(waits.wanted());
@@ -238,6 +247,7 @@ impl Connector {
             Arc::new(SessionShared::new(id, limits, None, first))
         });
         registry.session_or(id, || Session::new(Arc::clone(&session), ctx.now));
+        let extensions = ClientExtensions::decode(&conn.ext);
         let origin = PathOrigin {
             uuid: conn.path_uuid,
             cid_num: conn.cid_num,
@@ -245,20 +255,22 @@ impl Connector {
             transport: fabric.scheme(),
             peer: request.peer,
             local: request.local,
-            takes_changed: ClientExtensions::decode(&conn.ext).changed,
-            takes_standby: ClientExtensions::decode(&conn.ext).gateways,
+            takes_changed: extensions.changed,
+            takes_standby: extensions.gateways,
+            takes_times: extensions.times,
+            must_authenticate,
             identity: request.identity.clone(),
         };
-        let pd = (pd, fresh_keys, ClientExtensions::decode(&conn.ext).times);
-        let shared = PathShared::new(key, session, origin, pd, messages, (cores, proves));
+        let resources = PathResources { pd, fresh_keys, messages };
+        let shared = PathShared::new(key, session, origin, resources, cores);
         early.into_iter().for_each(|pool| give_chunks(&shared, pool));
-        if !proves {
+        if !must_authenticate {
             shared.session.prove(&shared.origin.identity.who);
             registry.session_mut(id).into_iter().for_each(|session| session.adopt(&shared));
         }
-        let times = (ctx.now, ctx.now + self.params.handshake_timeout);
-        registry.add(Path::new(shared, conn.recon_cnt, times, held));
-        tracing::debug!(path = %key, peer = %request.peer, cons = conn.cid_num, "a path connects");
+        let deadline = ctx.now + self.params.handshake_timeout;
+        registry.add(Path::new(shared, conn.recon_cnt, ctx.now, deadline, held));
+        tracing::debug!(path = %key, peer = %request.peer, cons = conn.cid_num, "path connecting");
         Ok(key)
     }
 
@@ -286,10 +298,11 @@ impl Connector {
             gateways: self.exports.has_gateways(),
             idle_ms: self.params.idle_ms(),
             process: self.params.instance.process(),
+            times: path.times,
+            authenticate: path.is_unproved(),
             ..Extensions::OURS
         };
-        let forms = (path.fresh_keys, path.times, path.is_unproved());
-        let response = acceptance(path.session.limits, forms, says);
+        let response = acceptance(path.session.limits, path.fresh_keys, says);
         let shard = self.shard_of(cid, &path.session);
         let order = AcceptOrder { path, cid, request, response };
         ctx.out.shard(shard, ShardMessage::Accept(Box::new(order)));
@@ -301,16 +314,20 @@ impl Connector {
         &self,
         provider: ProviderIndex,
         made: AsyncRegistration,
-        (registry, log): (&mut Registry, &mut ClientLog),
+        registry: &mut Registry,
+        log: &mut ClientLog,
         ctx: &mut Ctx<'_>,
     ) -> Option<(PathKey, PathEnd)> {
         let AsyncRegistration { id, pd, result, took } = made;
         let key = PathKey(id);
         let path = registry.path_mut(key);
         // The client can continue from now on.
-        let times = (ctx.now, ctx.now + self.params.handshake_timeout);
+        let deadline = ctx.now + self.params.handshake_timeout;
         // A path that ends no longer waits.
-        let held = path.and_then(|path| Some((Arc::clone(path.shared()), path.take_held(times)?)));
+        let held = path.and_then(|path| {
+            let shared = Arc::clone(path.shared());
+            Some((shared, path.take_held(ctx.now, deadline)?))
+        });
         let Some((path, held)) = held else {
             pd.free_later(Box::new(result));
             return None;
@@ -328,7 +345,7 @@ impl Connector {
             Err(error) => {
                 let refusal = Refusal::from(error);
                 for (_, request) in held {
-                    log.refused(ctx.now, (request.peer, &request.identity.who), &refusal);
+                    log.refused(ctx.now, request.peer, &request.identity.who, &refusal);
                     refuse(provider, request, &refusal, ctx);
                 }
                 Some((key, PathEnd::Unserved(refusal.to_string())))
@@ -349,17 +366,18 @@ impl Connector {
         let limits = path.session.limits;
         let id = path.session.id;
         let session = registry.session_mut(id);
-        let from = (path.origin.provider, path.is_unproved().then(|| path.origin.peer.ip()));
-        let wanted = match session.and_then(|s| s.cache.take(from, |_| false)) {
+        let (provider, peer) = (path.origin.provider, path.origin.peer.ip());
+        let from = path.is_unproved().then_some(peer);
+        let cached = session.and_then(|session| session.cache.take(provider, from, |_| false));
+        let wanted = match cached {
             Some(cached) => cached.into_order(limits, &path.pd, path.fresh_keys),
             None => {
-                let counted = (self.memory.meter(), Counting::Written);
-                ChunkPool::fresh(limits, &path.pd, path.fresh_keys, counted)?
+                let meter = self.memory.meter();
+                ChunkPool::fresh(limits, &path.pd, path.fresh_keys, meter, Counting::Written)?
             }
         };
         if path.is_unproved() {
-            let of = (path.key, Source::of(path.origin.peer.ip()));
-            self.unproved.count(of, &wanted.region);
+            self.unproved.count(path.key, Source::of(peer), &wanted.region);
         }
         give_chunks(path, ChunkPool::new(limits, wanted.register()?));
         tracing::debug!(path = %path.key, "chunks: made");
@@ -387,6 +405,6 @@ pub(super) fn refuse(
 fn give_chunks(path: &PathShared, pool: ChunkPool) {
     pool.let_write(path.session.has_opened() && !path.is_unproved());
     if path.chunks.set(pool).is_err() {
-        tracing::error!(path = %path.key, "chunks were made twice; the first are used");
+        tracing::error!(path = %path.key, "chunks were created twice; the first are used");
     }
 }

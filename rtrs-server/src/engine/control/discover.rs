@@ -145,7 +145,7 @@ impl Draft {
         let last: Option<Box<[u8]>> = last.map(|(_, last)| bare(last.name.as_bytes()).into());
         let visible = next
             .iter()
-            .filter(|(_, export)| may_open(&policy, registry, (session, &export.name, false)));
+            .filter(|(_, export)| may_open(&policy, registry, session, &export.name, false));
         self.list.exports.extend(visible.map(|(at, _)| *at));
         match last {
             Some(last) => {
@@ -172,7 +172,7 @@ impl List {
                 return None;
             }
             let policy = exports.access();
-            let may = |write| may_open(&policy, registry, (session, &export.name, write));
+            let may = |write| may_open(&policy, registry, session, &export.name, write);
             let geometry = may(false).then(|| export.geometry())?;
             let users = opens.users(*at).iter();
             Some(Discovered {

@@ -30,7 +30,7 @@ impl Control {
         }
         self.backlog.forget(key);
         if *end == PathEnd::Unproved {
-            let why = ProofError::from("its client has not proved who it is in time");
+            let why = ProofError::from("the client did not authenticate in time");
             self.not_proved(key, &why, ctx);
         }
         if let Some(path) = self.registry.path(key) {
@@ -89,7 +89,7 @@ impl Control {
         let (name, id) = (session.name(), session.id());
         let who = session.shared().name_of_client();
         let client = Opener { name, session: id, peer: session.peer().unwrap_or(last), who };
-        self.log.closed(&client, (session.shared(), &self.exports), None);
+        self.log.closed(&client, session.shared(), &self.exports, None);
         self.admission.ended(id, session.has_opened());
         self.opens.session_ended(session.shared(), ctx.now, ctx.out);
         // Without a name, none of its paths was up.
@@ -97,9 +97,9 @@ impl Control {
             self.log.disconnected(ctx.now, &client, session.has_opened());
         }
         if session.has_opened() {
-            tracing::info!(session = %SessionTag::of(id), "a session ended");
+            tracing::info!(session = %SessionTag::of(id), "session ended");
         } else {
-            tracing::debug!(session = %SessionTag::of(id), "a session ended");
+            tracing::debug!(session = %SessionTag::of(id), "session ended");
         }
     }
 

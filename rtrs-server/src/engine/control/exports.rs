@@ -21,12 +21,17 @@ use crate::stats::{ExportSnapshot, ExportState, ExportUser};
 /// Maximum number of sessions that a refusal names.
 const NAMED_MAX: usize = 3;
 
+/// An export that the operator named.
+#[derive(Debug)]
+pub(super) struct NamedExport {
+    index: ExportIndex,
+    export: Arc<Export>,
+}
+
 /// Finds an export by its name. The error is for the operator.
-pub(super) fn find(
-    exports: &ExportTable,
-    name: &str,
-) -> Result<(ExportIndex, Arc<Export>), String> {
-    let found = exports.find(name.as_bytes()).and_then(|at| Some((at, exports.get(at)?)));
+pub(super) fn find(exports: &ExportTable, name: &str) -> Result<NamedExport, String> {
+    let index = exports.find(name.as_bytes());
+    let found = index.and_then(|index| Some(NamedExport { index, export: exports.get(index)? }));
     found.ok_or_else(|| format!("there is no export {name:?}; `export list` shows all"))
 }
 
@@ -143,11 +148,14 @@ pub(super) fn opened_again(
 
 /// Removes an export. Returns its device IDs in the sessions that had it open.
 pub(super) fn remove(
-    (index, export): (ExportIndex, Arc<Export>),
+    found: &NamedExport,
     force: bool,
-    (opens, registry): (&mut Opens, &Registry),
+    opens: &mut Opens,
+    registry: &Registry,
     out: &mut Outbox,
 ) -> (AdminReply, Vec<(SessionId, DeviceId)>) {
+    let NamedExport { index, export } = found;
+    let index = *index;
     let name = &export.name;
     let users = opens.users(index).to_vec();
     if !users.is_empty() && !force {
@@ -169,12 +177,14 @@ pub(super) fn remove(
 
 /// Forbids opens of an export for writing, or permits them again.
 pub(super) fn freeze(
-    (index, export): (ExportIndex, Arc<Export>),
+    found: &NamedExport,
     frozen: bool,
-    (opens, registry): (&Opens, &Registry),
+    opens: &Opens,
+    registry: &Registry,
 ) -> AdminReply {
+    let NamedExport { index, export } = found;
     let name = &export.name;
-    let writers = opens.users(index).iter().filter(|(_, mode)| mode.may_write());
+    let writers = opens.users(*index).iter().filter(|(_, mode)| mode.may_write());
     let writers: Vec<_> = writers.copied().collect();
     if frozen && !writers.is_empty() {
         let by = names(&writers, registry);

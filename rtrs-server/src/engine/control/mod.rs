@@ -153,7 +153,7 @@ impl Control {
     fn live_path(&mut self, key: PathKey) -> Option<&mut Path> {
         let path = self.registry.path_mut(key);
         if path.is_none() {
-            tracing::error!(path = %key, "internal error: a message about a path that is gone");
+            tracing::error!(path = %key, "internal error: message about an unknown path");
             self.internal_errors += 1;
         }
         path
@@ -182,9 +182,9 @@ impl Control {
 
     /// State of all sessions and paths, for people and programs.
     pub fn snapshot(&self, now: Instant) -> Vec<SessionSnapshot> {
-        let parts = (&self.registry, &self.opens);
-        let all = self.registry.sessions();
-        all.map(|session| self.evicted.snapshot(session, parts, now)).collect()
+        let (registry, opens) = (&self.registry, &self.opens);
+        let all = registry.sessions();
+        all.map(|session| self.evicted.snapshot(session, registry, opens, now)).collect()
     }
 
     fn end_session(&mut self, id: SessionId, end: &PathEnd, ctx: &mut Ctx<'_>) {
@@ -295,8 +295,8 @@ impl Control {
                 if !takes_standby && gateway::is_standby(&name, &self.exports) {
                     let asked = Asked::new(*name, mode.access, &self.exports);
                     let client = Opener::of(session.id, peer, &self.registry);
-                    let why = (errno::EBUSY, Some(gateway::STANDBY));
-                    self.log.open_refused(ctx.now, &client, asked, why);
+                    let why = Some(gateway::STANDBY);
+                    self.log.open_refused(ctx.now, &client, asked, errno::EBUSY, why);
                     return Some(ControlAnswer::Refused(errno::EBUSY));
                 }
                 let asked = (reply_to, (&*name, index), mode);
@@ -309,15 +309,15 @@ impl Control {
             ControlRequest::Move(wanted) => Some(gateway::answer(wanted, &session, &self.exports)),
             ControlRequest::Close { device } => {
                 let client = Opener::of(session.id, peer, &self.registry);
-                self.log.closed(&client, (&session, &self.exports), Some(device));
+                self.log.closed(&client, &session, &self.exports, Some(device));
                 self.opens.close(&session, device, reply_to, ctx.out)
             }
             // Served separately (`requests.rs`).
             ControlRequest::Discover { .. } => Some(ControlAnswer::Refused(errno::EINVAL)),
             ControlRequest::Challenge { challenge, room } => {
-                self.challenge(reply_to, (challenge, room))
+                self.challenge(reply_to, challenge, room)
             }
-            ControlRequest::Auth { version, proof } => self.auth(reply_to, (version, proof), ctx),
+            ControlRequest::Auth { version, proof } => self.auth(reply_to, version, proof, ctx),
             ControlRequest::Fence(asked) => {
                 let own = Own::of(&self.params, &self.exports);
                 match fence(path, &asked, &self.registry, &own) {
@@ -371,7 +371,7 @@ impl Control {
         let client = Opener::of(asked.session, peer, &self.registry);
         let asked = Asked::new(*asked.name, asked.access, &self.exports);
         self.refused.count("access");
-        self.log.open_refused(ctx.now, &client, asked, (errno::EACCES, Some(&why)));
+        self.log.open_refused(ctx.now, &client, asked, errno::EACCES, Some(&why));
         Some(ControlAnswer::NotAllowed(OpenRefusal::new(&why).encode()))
     }
 
@@ -397,7 +397,7 @@ impl Control {
                 if *errno == errno::EPERM {
                     self.hurry(&self.opens.users_of(asked.export()), session.id, ctx);
                 }
-                self.log.open_refused(ctx.now, &client, asked, (*errno, why));
+                self.log.open_refused(ctx.now, &client, asked, *errno, why);
             }
             ControlAnswer::Opened(_) => {
                 gateway::note_writer(asked.export(), asked.access, session, &self.exports);
@@ -475,11 +475,9 @@ impl Control {
                 return reply.send(exports::holders(&self.exports, &self.opens, names));
             }
             AdminRequest::ExportRemove { name, force } => {
-                let found = exports::find(&self.exports, &name);
-                let (answer, changed) = match found {
-                    Ok(export) => {
-                        let parts = (&mut self.opens, &self.registry);
-                        exports::remove(export, force, parts, ctx.out)
+                let (answer, changed) = match exports::find(&self.exports, &name) {
+                    Ok(found) => {
+                        exports::remove(&found, force, &mut self.opens, &self.registry, ctx.out)
                     }
                     Err(why) => (AdminReply::Refused(why), Vec::new()),
                 };
@@ -488,12 +486,12 @@ impl Control {
             }
             AdminRequest::ExportFreeze { name, frozen } => {
                 let found = exports::find(&self.exports, &name);
-                return reply.send(found.map_or_else(AdminReply::Refused, |export| {
-                    exports::freeze(export, frozen, (&self.opens, &self.registry))
+                return reply.send(found.map_or_else(AdminReply::Refused, |found| {
+                    exports::freeze(&found, frozen, &self.opens, &self.registry)
                 }));
             }
             AdminRequest::Drain { .. } if self.is_stopping() => {
-                Err("the server ends already".to_owned())
+                Err("the server is already stopping".to_owned())
             }
             AdminRequest::Drain { within } => {
                 let (sessions, within_ms) = (self.registry.session_count(), within.as_millis());

@@ -109,7 +109,7 @@ impl Opens {
             Err(errno) => return ControlAnswer::Refused(errno),
         };
         let Some(index) = self.exports.place(&export) else {
-            tracing::warn!(name = %export.name, "too many exports of the search path");
+            tracing::warn!(name = %export.name, "too many open exports of the search path");
             return ControlAnswer::Refused(errno::ENOMEM);
         };
         let answer = self.open_export(session, index, mode, ctx);
@@ -220,8 +220,7 @@ impl Opens {
         // Closing a device that is not open succeeds, as in the kernel.
         self.removed.closed(session.id, device);
         let Some(entry) = session.devices.close(device) else { return Some(ControlAnswer::Done) };
-        let closed = (session.id, entry.export);
-        self.closings.begin(closed, Some(reply_to), self.params.cores, out);
+        self.closings.begin(session.id, entry.export, Some(reply_to), self.params.cores, out);
         None
     }
 
@@ -263,7 +262,7 @@ impl Opens {
             let Some(device) = session.devices.find(index) else { continue };
             session.devices.remove(device);
             self.removed.add(session, device, Known::new(&export));
-            self.closings.begin((session.id, index), None, self.params.cores, out);
+            self.closings.begin(session.id, index, None, self.params.cores, out);
         }
     }
 

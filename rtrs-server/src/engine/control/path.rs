@@ -73,12 +73,13 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Creates a path whose first connection has arrived. `held` is present if its chunks are being
-    /// registered.
+    /// Creates a path whose first connection arrived at `since`, and whose handshake must end by
+    /// `deadline`. `held` is present if its chunks are being registered.
     pub(super) fn new(
         shared: Arc<PathShared>,
         recon_cnt: u16,
-        (since, deadline): (Instant, Instant),
+        since: Instant,
+        deadline: Instant,
         held: Option<Held>,
     ) -> Self {
         Self {
@@ -234,7 +235,8 @@ impl Path {
     /// can continue, up to the deadline. Returns None if the path ends, which no longer waits.
     pub(super) fn take_held(
         &mut self,
-        (now, deadline): (Instant, Instant),
+        now: Instant,
+        deadline: Instant,
     ) -> Option<Vec<(ConnIndex, ConnRequest)>> {
         let held = self.held.take()?;
         self.accepted = Some(now);
@@ -389,12 +391,12 @@ impl Path {
         }
         let (path, peer, state) = (self.shared.key, self.shared.origin.peer, self.state);
         match end {
-            _ if !is_loud => tracing::debug!(%path, %peer, ?state, reason = %end, "a path ends"),
+            _ if !is_loud => tracing::debug!(%path, %peer, ?state, reason = %end, "path closing"),
             // The peer can do nothing about it, and does not know the reason.
             PathEnd::Internal(_) | PathEnd::Unserved(_) => {
-                tracing::warn!(%path, %peer, reason = %end, "a path ends");
+                tracing::warn!(%path, %peer, reason = %end, "path closing");
             }
-            _ => tracing::info!(%path, %peer, ?state, reason = %end, "a path ends"),
+            _ => tracing::info!(%path, %peer, ?state, reason = %end, "path closing"),
         }
         (self.joining, self.held, self.heartbeat) = (None, None, None);
         self.proving.iter_mut().for_each(Proving::end);

@@ -6,7 +6,6 @@
 //! are in the [`ExportTable`], because the operator's thread replaces them.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
 use rtrs_core::fabric::{PeerIdentity, Who};
 use rtrs_core::identity::SessionTag;
@@ -14,6 +13,7 @@ use rtrs_core::ids::SessionId;
 use rtrs_core::settings::printable;
 use rtrs_core::wire::{AccessMode, Name};
 
+use super::connect::Attempt;
 use super::path::Path;
 use super::refusal::Refusal;
 use super::registry::Registry;
@@ -24,56 +24,58 @@ use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 use crate::stats::Revoked;
 
-/// Checks whether a client at this address may connect, either in a new session or in a session of
-/// the same client that may have exports open. With `proves`, the client will authenticate, and
-/// [`check_proof`] decides then.
+/// Checks whether a client may connect, either in a new session or in a session of the same client
+/// that may have exports open. If the client must still authenticate, [`check_proof`] decides when
+/// it has.
 pub(super) fn check_connect(
     exports: &ExportTable,
-    (identity, peer): (&PeerIdentity, SocketAddr),
-    (id, proves): (SessionId, bool),
+    attempt: Attempt<'_>,
     registry: &Registry,
 ) -> Result<(), Refusal> {
+    let (identity, id) = (&attempt.request.identity, attempt.conn.session_id);
     let other = || Refusal::Identity(identity.who.clone());
     let session = registry.session(id).map(|session| session.shared().who());
-    if proves {
+    if attempt.must_authenticate {
         // A session of a client without a name accepts no authenticating path.
         return if session == Some(Some(&Who::Anonymous)) { Err(other()) } else { Ok(()) };
     }
-    let client = Client::of(&identity.who, peer, id);
-    check_client(exports, (identity, client))?;
+    let client = Client::of(&identity.who, attempt.request.peer, id);
+    check_client(exports, identity, client)?;
     // A session that no client has proved to own goes to the client that comes with a name.
     if session.flatten().is_some_and(|who| *who != identity.who) {
         return Err(other());
     }
-    check_session((&exports.access(), exports), client, id, registry)
+    check_session(&exports.access(), exports, client, id, registry)
 }
 
 /// Checks whether a client that authenticated on a path may use it.
 pub(super) fn check_proof(
     exports: &ExportTable,
-    (identity, client): (&PeerIdentity, Client<'_>),
+    identity: &PeerIdentity,
+    client: Client<'_>,
     id: SessionId,
     registry: &Registry,
 ) -> Result<(), Refusal> {
-    check_client(exports, (identity, client))?;
+    check_client(exports, identity, client)?;
     let who = registry.session(id).and_then(|session| session.shared().who());
     if who.is_some_and(|who| *who != identity.who) {
         return Err(Refusal::Identity(identity.who.clone()));
     }
-    check_session((&exports.access(), exports), client, id, registry)
+    check_session(&exports.access(), exports, client, id, registry)
 }
 
 /// Checks that a list names the client, and that the current certificates or keys include it.
 fn check_client(
     exports: &ExportTable,
-    (identity, client): (&PeerIdentity, Client<'_>),
+    identity: &PeerIdentity,
+    client: Client<'_>,
 ) -> Result<(), Refusal> {
     let policy = exports.access();
     if !policy.may_connect(client) {
         return Err(Refusal::NotAllowed(format!("{client} is in no access list")));
     }
     if identity.proof.as_ref().is_some_and(|proof| proof.generation() < policy.generation) {
-        let why = "certificates or keys were read again while it connected; it may try again";
+        let why = "certificates or keys were reloaded while the client connected; it may retry";
         return Err(Refusal::NotAllowed(why.into()));
     }
     Ok(())
@@ -81,7 +83,8 @@ fn check_client(
 
 /// Checks whether a client may do what a session does.
 pub(super) fn check_session(
-    (policy, exports): (&AccessPolicy, &ExportTable),
+    policy: &AccessPolicy,
+    exports: &ExportTable,
     client: Client<'_>,
     id: SessionId,
     registry: &Registry,
@@ -110,11 +113,14 @@ pub(super) fn clients(registry: &Registry, id: SessionId) -> impl Iterator<Item 
     registry.paths_of(id).filter(up).map(|path| path.shared().client())
 }
 
-/// Whether all paths of a session may open an export. A client may see what it may read.
+/// Whether all paths of a session may open an export, for writing if `write`. A client may see what
+/// it may read.
 pub(super) fn may_open(
     policy: &AccessPolicy,
     registry: &Registry,
-    (id, export, write): (SessionId, &str, bool),
+    id: SessionId,
+    export: &str,
+    write: bool,
 ) -> bool {
     // Without a path there is no client to check.
     let mut clients = clients(registry, id).peekable();
@@ -147,7 +153,7 @@ pub(super) fn check_open(
     let write = access.may_write();
     let mut clients = clients(registry, session).peekable();
     if clients.peek().is_none() {
-        return Err("its session has no path any more".into());
+        return Err("the session has no connected path".into());
     }
     let allows = |client| match named {
         true => policy.allows(client, &name, write),
@@ -184,8 +190,7 @@ fn denied(policy: &AccessPolicy, exports: &ExportTable, registry: &Registry) -> 
     let is_denied = |path: &&Path| {
         let client = path.shared().client();
         let id = path.shared().session.id;
-        !policy.may_connect(client)
-            || check_session((policy, exports), client, id, registry).is_err()
+        !policy.may_connect(client) || check_session(policy, exports, client, id, registry).is_err()
     };
     let live = registry.paths().filter(|path| !path.is_unproved() && !path.state().is_ending());
     live.filter(is_denied).map(Path::key).collect()
@@ -239,6 +244,6 @@ mod tests {
         let (name, access) = (&Name::new(b"vol").unwrap(), AccessMode::ReadOnly);
         let asked = OpenCheck { session: id, name, named: true, access };
         check_open(&exports, &registry, asked).unwrap_err();
-        assert!(!may_open(&exports.access(), &registry, (id, "vol", false)));
+        assert!(!may_open(&exports.access(), &registry, id, "vol", false));
     }
 }

@@ -90,12 +90,12 @@ pub(crate) enum Refusal {
     #[error("{0} (authenticate)")]
     Unproved(ProofError),
     /// Too many paths of the session have unauthenticated clients.
-    #[error("the session has {0} paths already whose clients have not proved who they are")]
+    #[error("the session already has {0} paths whose clients have not authenticated")]
     UnprovedPaths(usize),
     /// Paths with unauthenticated clients use all memory that they may use.
     #[error(
-        "paths whose clients have not proved who they are have {} already, of the quarter of \
-         memory-max that they may have", mib(*.0)
+        "paths whose clients have not authenticated already use {} of the quarter of memory-max \
+         that they may use", mib(*.0)
     )]
     UnprovedMemory(u64),
     /// Too many connections are in their handshake or belong to sessions without an OPEN, and none
@@ -104,33 +104,33 @@ pub(crate) enum Refusal {
     HalfOpen(u32),
     /// The limits are reached, and the eviction budget is used up.
     #[error(
-        "there is no room, and many sessions without an open export were just ended for others; \
-         try again"
+        "no room, and too many sessions without an open export were just ended to make room; try \
+         again"
     )]
     Turnover,
     /// The session does not exist and the peer does not ask to create it.
     #[error("no such session")]
     NoSession,
     /// The number of sessions is at its limit.
-    #[error("{0} sessions exist already (sessions-max)")]
+    #[error("there are already {0} sessions (sessions-max)")]
     Sessions(u32),
     /// The path exists and accepts no more connections.
-    #[error("the path exists already")]
+    #[error("the path already exists")]
     PathExists,
     /// The connection does not fit its path.
     #[error("{0}")]
     Join(JoinError),
     /// The number of the session's paths is at its limit.
-    #[error("the session has {0} paths already")]
+    #[error("the session already has {0} paths")]
     Paths(usize),
     /// Too many dead paths of the session still have block IO running or connections closing.
-    #[error("{0} dead paths of the session still have IO running or connections to close")]
+    #[error("{0} dead paths of the session still have running IO or open connections")]
     Draining(usize),
     /// The session has a path between the same two addresses.
-    #[error("the session has a path between these addresses already")]
+    #[error("the session already has a path between these addresses")]
     SameAddresses,
     /// The path's connections would use more memory than a path may.
-    #[error("{connections} connections would take {bytes} bytes, and a path may take {max}")]
+    #[error("{connections} connections would use {bytes} bytes, but a path may use only {max}")]
     Connections {
         /// Number of connections that the peer announces.
         connections: u16,
@@ -153,7 +153,7 @@ pub(crate) enum Refusal {
         max: u64,
     },
     /// The client repeats a depth that differs from its session's.
-    #[error("the session has queue depth {has}, and its client takes it for {asked}")]
+    #[error("the session has queue depth {has}, but its client assumes {asked}")]
     Depth {
         /// Depth of the session.
         has: u16,
@@ -164,7 +164,7 @@ pub(crate) enum Refusal {
     #[error("another session has the name {0:?} (session-name)")]
     NameTaken(String),
     /// The session belongs to another client.
-    #[error("the session has another client than {0}")]
+    #[error("the session belongs to a client other than {0}")]
     Identity(Who),
     /// Memory or a protection domain could not be allocated.
     #[error("{0}")]
@@ -260,15 +260,9 @@ impl Refusal {
     }
 }
 
-/// Response to an accepted peer, with these extensions of the server. Answers carry times only with
-/// fresh keys.
-pub(crate) fn acceptance(
-    limits: Limits,
-    (fresh_keys, times, authenticate): (bool, bool, bool),
-    server: Extensions,
-) -> PrivateData {
-    let ext = Extensions { times, authenticate, ..server }.encode();
-    let accept = ConnRsp { ext, ..ConnRsp::accept(limits, fresh_keys) };
+/// Response to an accepted peer, with these extensions of the server.
+pub(crate) fn acceptance(limits: Limits, fresh_keys: bool, server: Extensions) -> PrivateData {
+    let accept = ConnRsp { ext: server.encode(), ..ConnRsp::accept(limits, fresh_keys) };
     PrivateData::new(&accept.encode())
 }
 
@@ -309,7 +303,7 @@ mod tests {
             gateways,
             ..Extensions::OURS
         };
-        let bytes = acceptance(Limits::DEFAULT, (true, false, false), says(true, false));
+        let bytes = acceptance(Limits::DEFAULT, true, says(true, false));
         let mut expected = [0u8; 56];
         expected[..17]
             .copy_from_slice(&[0xbd, 0x1b, 0, 2, 0, 0, 0, 2, 0, 0xf0, 1, 0, 0, 0x10, 0, 0, 2]);
@@ -317,20 +311,23 @@ mod tests {
         expected[20..25].copy_from_slice(b"RTRX\x5f");
         expected[28..44].fill(5);
         assert_eq!(bytes.as_bytes(), expected);
-        let silent = acceptance(Limits::DEFAULT, (true, false, false), says(false, false));
+        let silent = acceptance(Limits::DEFAULT, true, says(false, false));
         expected[24] = 0x1f;
         assert_eq!(silent.as_bytes(), expected);
         // For an rtrs client that accepts times.
         expected[24] = 0x7f;
-        let bytes = acceptance(Limits::DEFAULT, (true, true, false), says(true, false));
+        let timed = Extensions { times: true, ..says(true, false) };
+        let bytes = acceptance(Limits::DEFAULT, true, timed);
         assert_eq!(bytes.as_bytes(), expected);
         // For a client that must authenticate.
         expected[24] = 0xff;
-        let bytes = acceptance(Limits::DEFAULT, (true, true, true), says(true, false));
+        let asking =
+            |gateways| Extensions { times: true, authenticate: true, ..says(true, gateways) };
+        let bytes = acceptance(Limits::DEFAULT, true, asking(false));
         assert_eq!(bytes.as_bytes(), expected);
         // If exports move between servers.
         expected[25] = 1;
-        let bytes = acceptance(Limits::DEFAULT, (true, true, true), says(true, true));
+        let bytes = acceptance(Limits::DEFAULT, true, asking(true));
         assert_eq!(bytes.as_bytes(), expected);
         // Heartbeats of idle paths at least every 30 s.
         (expected[25], expected[44], expected[45]) = (6, 0x30, 0x75);
@@ -339,9 +336,9 @@ mod tests {
         let idle = Extensions {
             idle_ms: Some(30_000),
             process: Some(ServerProcess([9; 6])),
-            ..says(true, false)
+            ..asking(false)
         };
-        let bytes = acceptance(Limits::DEFAULT, (true, true, true), idle);
+        let bytes = acceptance(Limits::DEFAULT, true, idle);
         assert_eq!(bytes.as_bytes(), expected);
     }
 }

@@ -315,7 +315,7 @@ impl Registry {
                 write_zeroes = io.write_zeroes,
                 errors = io.errors,
                 replays = io.replays,
-                "a path is gone"
+                "path closed"
             );
         }
         let live = self.paths_of(id).filter(|path| path.has_chunks()).count();

@@ -72,6 +72,16 @@ struct Share {
     paths: BTreeMap<(Instant, PathKey), u64>,
 }
 
+/// Resources that a newcomer asks for.
+#[derive(Clone, Copy, Debug)]
+struct Demand {
+    source: Source,
+    /// Number of paths, or bytes.
+    amount: u64,
+    /// Limit for all sources together.
+    limit: u64,
+}
+
 /// Known sources.
 struct Known {
     sources: BTreeSet<Source>,
@@ -104,7 +114,7 @@ impl Unproved {
     }
 
     /// Counts the memory of a path that has proved nothing yet.
-    pub(super) fn count(&mut self, (key, source): (PathKey, Source), region: &Arc<Region>) {
+    pub(super) fn count(&mut self, key: PathKey, source: Source, region: &Arc<Region>) {
         self.regions.retain(|(_, _, region)| region.strong_count() > 0);
         region.count_for(&self.meter);
         self.regions.push((key, source, Arc::downgrade(region)));
@@ -157,10 +167,11 @@ impl Unproved {
         let Newcomer { session, source, bytes } = newcomer;
         let paths = || registry.paths_of(session);
         let known = self.known(Some(session), registry, now);
-        let most = UNPROVED_MAX as u64 * if known.has(source) { 2 } else { 1 };
+        let limit = UNPROVED_MAX as u64 * if known.has(source) { 2 } else { 1 };
         let refusal = Refusal::UnprovedPaths(paths().filter(|path| path.is_unproved()).count());
         let mut places = Places::of(paths(), |_| 1, now);
-        let mut ended = places.room((source, 1, most), &known, now).ok_or(refusal)?;
+        let demand = Demand { source, amount: 1, limit };
+        let mut ended = places.room(demand, &known, now).ok_or(refusal)?;
         if bytes == 0 {
             return Ok(ended);
         }
@@ -168,8 +179,8 @@ impl Unproved {
         let mut places = self.memory(registry, now);
         ended.iter().for_each(|key| places.end(*key));
         let refusal = Refusal::UnprovedMemory(places.live + places.ending);
-        let asked = (source, bytes, self.meter.max());
-        ended.extend(places.room(asked, &known, now).ok_or(refusal)?);
+        let demand = Demand { source, amount: bytes, limit: self.meter.max() };
+        ended.extend(places.room(demand, &known, now).ok_or(refusal)?);
         Ok(ended)
     }
 
@@ -220,27 +231,23 @@ impl Places {
         places
     }
 
-    /// Selects the paths that must end so that `more` for a source fits below `most`.
-    fn room(
-        &mut self,
-        (source, more, most): (Source, u64, u64),
-        known: &Known,
-        now: Instant,
-    ) -> Option<Vec<PathKey>> {
-        let most = most.max(more);
+    /// Selects the paths that must end so that a demand fits below its limit.
+    fn room(&mut self, demand: Demand, known: &Known, now: Instant) -> Option<Vec<PathKey>> {
+        let Demand { source, amount, limit } = demand;
+        let limit = limit.max(amount);
         // Resources of ending paths may be released late by some drivers. The bound is higher for
         // sources without ending paths, and highest for known sources.
         let bound = match (known.has(source), self.ending_from.contains(&source)) {
-            (true, _) => most * 3,
-            (false, false) => most * 5 / 2,
-            (false, true) => most * 2,
+            (true, _) => limit * 3,
+            (false, false) => limit * 5 / 2,
+            (false, true) => limit * 2,
         };
-        if self.live + self.ending + more > bound {
+        if self.live + self.ending + amount > bound {
             return None;
         }
         let mut ended = Vec::new();
-        while self.live + more > most {
-            let key = self.next((source, more, most), known, now)?;
+        while self.live + amount > limit {
+            let key = self.next(Demand { limit, ..demand }, known, now)?;
             self.end(key);
             ended.push(key);
         }
@@ -248,22 +255,18 @@ impl Places {
     }
 
     /// Selects the next path to give way, if any.
-    fn next(
-        &self,
-        (source, more, most): (Source, u64, u64),
-        known: &Known,
-        now: Instant,
-    ) -> Option<PathKey> {
+    fn next(&self, demand: Demand, known: &Known, now: Instant) -> Option<PathKey> {
+        let Demand { source, amount, limit } = demand;
         let own = self.shares.get(&source).map_or(0, |share| share.amount);
         // Half is reserved for known sources, and at least one path.
-        let comes_first = known.has(source) && (own == 0 || own + more <= most / 2);
+        let comes_first = known.has(source) && (own == 0 || own + amount <= limit / 2);
         let next = self.shares.iter().filter_map(|(from, share)| {
             let (since, key) = *share.paths.first_key_value()?.0;
-            let (has_more, is_late) = (share.amount > own + more, now.since(since) >= PATIENCE);
+            let (has_more, is_late) = (share.amount > own + amount, now.since(since) >= PATIENCE);
             let gives_way = match known.has(*from) {
                 true if known.stay => false,
                 // Half is reserved for it, not all.
-                true => is_late || has_more && (known.has(source) || share.amount > most / 2),
+                true => is_late || has_more && (known.has(source) || share.amount > limit / 2),
                 false => is_late || has_more || comes_first,
             };
             gives_way.then_some(((!known.has(*from), share.amount, Reverse(since)), key))

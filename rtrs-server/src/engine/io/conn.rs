@@ -78,7 +78,8 @@ impl Conn {
     pub(super) fn new(
         path: PathRow,
         cid: ConnIndex,
-        (provider, qp): (ProviderIndex, QpNum),
+        provider: ProviderIndex,
+        qp: QpNum,
         queue_depth: u16,
     ) -> Self {
         let waiting = VecDeque::with_capacity(usize::from(queue_depth));

@@ -428,11 +428,11 @@ mod tests {
     #[test]
     fn a_device_that_does_not_rest_is_polled_in_each_turn() {
         let sources: Vec<Source> = (0..4).map(|_| Source::default()).collect();
-        let export = |(at, source): (usize, &Source)| {
+        let exports = sources.iter().enumerate().map(|(at, source)| {
             source.0.0.store(at != 1, Ordering::Relaxed);
             Export::new(format!("v{at}"), Arc::new(source.clone()))
-        };
-        let exports = ExportTable::new(sources.iter().enumerate().map(export).collect());
+        });
+        let exports = ExportTable::new(exports.collect());
         let mut devices = Devices::new(Core::without_ring(CoreIndex(0)), exports, 1);
         for at in 0..4 {
             devices.open(ExportIndex(at), None).expect("a device");

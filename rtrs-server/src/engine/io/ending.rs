@@ -23,7 +23,7 @@ impl Step<'_> {
             State::Io(_, Wait::Submitted, io) => {
                 if let Some(bytes) = io.may_change() {
                     let (session, path) = (shared.session.id, shared.key);
-                    tracing::debug!(%path, %permit, ?bytes, "left running at the disk");
+                    tracing::debug!(%path, %permit, ?bytes, "orphaned: still running on the disk");
                     let write = OrphanedWrite { session, path, permit };
                     self.devices.orphaned(io.export).enter(write, bytes);
                 }

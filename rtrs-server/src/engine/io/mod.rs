@@ -162,7 +162,7 @@ impl Shard {
             same.then_some((work, at, conn.path, conn.cid))
         });
         let Some((work, at, row, cid)) = known else {
-            return self.internal_error("a completion for no connection");
+            return self.internal_error("a completion for an unknown connection");
         };
         let path = &mut self.paths[row];
         match wc.status {
@@ -211,7 +211,7 @@ impl Shard {
         let conn = self.by_qp.remove(&(provider, qp));
         let conn = conn.and_then(|at| Some((at, self.conns.remove(at)?)));
         let Some((at, Conn { path: row, cid, .. })) = conn else {
-            return self.internal_error("the end of no connection");
+            return self.internal_error("the end of an unknown connection");
         };
         let path = &mut self.paths[row];
         path.remove_conn(at);
@@ -326,7 +326,7 @@ impl Shard {
                     }),
                     _ => true,
                 };
-                assert!(known, "{request:?} of {permit} is not known to wait, or to run on");
+                assert!(known, "{request:?} of {permit} neither waits nor is orphaned");
             }
             assert_eq!(held, path.inflight(), "{row:?}");
             for conn in path.conns() {
@@ -344,7 +344,7 @@ impl Shard {
         run: impl FnOnce(&mut Step<'_>, &mut Ctx<'_>),
     ) {
         if !self.step_if_there(at, ctx, run) {
-            self.internal_error("a request of no path");
+            self.internal_error("a request of an unknown path");
         }
     }
 
@@ -397,7 +397,7 @@ impl Shard {
             Ok(qp) => qp,
             Err(error) => return local.fail_by_fabric(&error, ctx.out),
         };
-        let at = self.conns.insert(Conn::new(row, cid, (provider, qp), depth));
+        let at = self.conns.insert(Conn::new(row, cid, provider, qp, depth));
         self.by_qp.insert((provider, qp), at);
         local.add_conn(at, cid);
         // All receives are posted before the peer can know that it is connected.
@@ -470,7 +470,7 @@ impl Shard {
         match Imm::decode_with(imm, path.limits().mem_bits()) {
             Imm::Request { permit, offset } => {
                 let request = RequestRef { path: row, permit };
-                self.step(request, ctx, |step, ctx| step.arrive(at, (offset, imm), ctx));
+                self.step(request, ctx, |step, ctx| step.arrive(at, offset, imm, ctx));
             }
             Imm::Heartbeat { next_ms } if cid.0 == 0 => {
                 if next_ms > 0 {
@@ -483,7 +483,7 @@ impl Shard {
                 let path = path.shared.key;
                 ctx.out.control(ControlMessage::HeartbeatAck { path, at: ctx.now });
             }
-            other => tracing::debug!(?other, %cid, "an immediate that means nothing here"),
+            other => tracing::debug!(?other, %cid, "unexpected immediate"),
         }
     }
 

@@ -169,7 +169,7 @@ mod loom_model {
             });
             let own = request.run(Holder { path: 3, core: CoreIndex(1) });
             let others: usize = paths.into_iter().map(|path| path.join().unwrap()).sum();
-            assert!(own + others > 0, "somebody gets a free permit");
+            assert!(own + others > 0, "a free permit is granted");
             assert_eq!(request.table.held(), 0);
         });
     }

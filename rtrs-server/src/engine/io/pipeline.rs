@@ -38,7 +38,7 @@ use super::progress::{IoProgress, IoStep};
 use super::request::{Arrival, Parsed, Reply, Request, RequestState, State, Wait};
 use super::sync::{Account, Next, Settling};
 use super::table::{ConnRow, RequestRef, Table, Waiting};
-use super::validate::{part_max, plan_io};
+use super::validate::{IoTarget, part_max, plan_io};
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::DeviceId;
 use crate::engine::finder::OpenMode;
@@ -76,8 +76,9 @@ enum Wanted {
 }
 
 impl Step<'_> {
-    /// Step 1. Accepts a request whose immediate arrived over a connection.
-    pub(super) fn arrive(&mut self, conn: ConnRow, (offset, imm): (u32, u32), ctx: &mut Ctx<'_>) {
+    /// Step 1. Accepts a request that arrived over a connection with the immediate `imm`, which
+    /// encodes the permit and `offset`.
+    pub(super) fn arrive(&mut self, conn: ConnRow, offset: u32, imm: u32, ctx: &mut Ctx<'_>) {
         let permit = self.at.permit;
         if !self.path.takes_requests(ctx.out) {
             return;
@@ -86,7 +87,7 @@ impl Step<'_> {
             return self.path.violation(PeerFault::Immediate(imm), ctx.out);
         }
         if self.path.shared.chunks.get().is_none() {
-            return self.path.internal_error("a path that serves has no chunks", ctx.out);
+            return self.path.internal_error("a serving path has no chunks", ctx.out);
         }
         let request = &mut self.path.requests[permit];
         if request.state() != RequestState::Free {
@@ -171,7 +172,7 @@ impl Step<'_> {
             Some(State::Revoking(_)) => self.release(ctx.out),
             // The request was dropped when the path was closed.
             _ if self.path.mode() == Mode::Closing => {}
-            _ => self.path.internal_error("a key was revoked for no request", ctx.out),
+            _ => self.path.internal_error("the key of no request was revoked", ctx.out),
         }
     }
 
@@ -270,7 +271,11 @@ impl Step<'_> {
             Some(&State::Control(request)) => request,
             // The request was dropped when the path was closed.
             _ if self.path.mode() == Mode::Closing => return,
-            _ => return self.path.internal_error("an answer to no open, close or fence", ctx.out),
+            _ => {
+                return self
+                    .path
+                    .internal_error("an answer without an open, close or fence", ctx.out);
+            }
         };
         let (errno, data) = answer.parts(request.data_len as usize);
         if !data.is_empty() {
@@ -292,7 +297,8 @@ impl Step<'_> {
         // consume the error of other sessions' writes.
         let ledger = self.path.shared.session.devices.ledger(device);
         let reads_only = !entry.writable && ledger.is_none_or(FlushLedger::is_clean);
-        plan_io((device, entry), geometry, reads_only, self.limits, (op, io, room))
+        let target = IoTarget { device, entry, geometry, reads_only, limits: self.limits };
+        plan_io(target, op, io, room)
     }
 
     /// Opens the device on this shard, and registers the path's chunks with it.
@@ -365,7 +371,7 @@ impl Step<'_> {
             path = %shared.key,
             %permit,
             bytes = ?io.bytes(),
-            "waits for what a closed path has left running there"
+            "blocked by an orphaned write of a closed path"
         );
     }
 
@@ -389,7 +395,7 @@ impl Step<'_> {
                 }
                 self.begin_in_turn(io.export, ctx);
             }
-            _ => self.path.internal_error("a request waits for others in no such state", ctx.out),
+            _ => self.path.internal_error("a request waits for others in the wrong state", ctx.out),
         }
     }
 
@@ -407,7 +413,7 @@ impl Step<'_> {
         let shared = &path.shared;
         let request = &mut path.requests[permit];
         let Some(io) = request.io_mut() else {
-            path.internal_error("a request is submitted that is no IO", ctx.out);
+            path.internal_error("a submitted request is not an IO", ctx.out);
             return true;
         };
         let part_max = part_max(devices.geometry(io.export), io.op);
@@ -458,7 +464,7 @@ impl Step<'_> {
         let request = &mut self.path.requests[self.at.permit];
         let submitted = request.state() == RequestState::Submitted;
         let Some(io) = request.io_mut().filter(|_| submitted) else {
-            return self.path.internal_error("a device ended an IO that it did not have", ctx.out);
+            return self.path.internal_error("a device completed an unknown IO", ctx.out);
         };
         io.backend_ns += ctx.now.as_nanos().saturating_sub(io.submitted.as_nanos());
         if is_device_error(status) {
@@ -487,7 +493,7 @@ impl Step<'_> {
     fn settle(&mut self, end: Settling, ctx: &mut Ctx<'_>) {
         let request = &mut self.path.requests[self.at.permit];
         let Some(io) = request.io() else {
-            return self.path.internal_error("a request settles that is no IO", ctx.out);
+            return self.path.internal_error("a settling request is not an IO", ctx.out);
         };
         if io.is_settled(&end, ctx.now, self.devices) {
             return self.advance(end.status, ctx);
@@ -500,7 +506,7 @@ impl Step<'_> {
     /// Checks whether `Settling` has ended.
     pub(super) fn recheck_settling(&mut self, ctx: &mut Ctx<'_>) {
         let State::Io(_, Wait::Settling(end), io) = self.path.requests[self.at.permit].get() else {
-            return self.path.internal_error("a request settles in no such state", ctx.out);
+            return self.path.internal_error("a request settles in the wrong state", ctx.out);
         };
         if !io.is_settled(end, ctx.now, self.devices) {
             return self.waiting.settling.push(self.at);
@@ -515,7 +521,9 @@ impl Step<'_> {
         let (shared, permit) = (&self.path.shared, self.at.permit);
         let request = &mut self.path.requests[permit];
         let Some(io) = request.io_mut() else {
-            return self.path.internal_error("a step ended of a request that is no IO", ctx.out);
+            return self
+                .path
+                .internal_error("a step of a request that is not an IO ended", ctx.out);
         };
         let account = Account::of(shared, permit, io.device);
         match io.end_step(status, account, self.devices) {
@@ -546,7 +554,7 @@ impl Step<'_> {
                 self.devices.answered(&io, errno == 0, took);
                 self.finish(request, Reply::to_io(errno, &io), ctx);
             }
-            _ => self.path.internal_error("an IO is answered that is none", ctx.out),
+            _ => self.path.internal_error("an answered request is not an IO", ctx.out),
         }
     }
 
@@ -590,7 +598,7 @@ impl Step<'_> {
     pub(super) fn post_waiting(&mut self, ctx: &mut Ctx<'_>) {
         match *self.path.requests[self.at.permit].get() {
             State::Responding(request, reply) => self.post(request, reply, ctx),
-            _ => self.path.internal_error("an answer waits in no such state", ctx.out),
+            _ => self.path.internal_error("an answer waits in the wrong state", ctx.out),
         }
     }
 
@@ -615,7 +623,7 @@ impl Step<'_> {
         // The permit is free before the answer can reach the peer, which may reuse it at once.
         self.release(ctx.out);
         let Some(conn) = self.conns.get_mut(arrival.conn) else {
-            return self.path.internal_error("the connection of an answer is gone", ctx.out);
+            return self.path.internal_error("an answer has no connection", ctx.out);
         };
         if let Err(error) = conn.answer(arrival.conn, answer, ctx.fabrics) {
             self.path.fail_by_fabric(&error, ctx.out);

@@ -11,16 +11,26 @@ use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::ledger::FlushMark;
 use crate::engine::partial::PartOfBlock;
 
-/// Plans an IO from its message. `reads_only`: the session has nothing to make durable. The error
-/// is the errno of an immediate answer, 0 if there is nothing to do. The data, or an answer, has
-/// `room` bytes of the chunk, whose size is one of `limits`.
+/// Device of an IO.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IoTarget<'a> {
+    pub(super) device: DeviceId,
+    pub(super) entry: DeviceEntry,
+    pub(super) geometry: &'a Geometry,
+    /// Whether the session has nothing to make durable.
+    pub(super) reads_only: bool,
+    pub(super) limits: Limits,
+}
+
+/// Plans an IO from its message. The error is the errno of an immediate answer, 0 if there is
+/// nothing to do. The data, or an answer, has `room` bytes of the chunk.
 pub(super) fn plan_io(
-    (device, entry): (DeviceId, DeviceEntry),
-    geometry: &Geometry,
-    reads_only: bool,
-    limits: Limits,
-    (rw_op, header, room): (RwOp, &IoHeader, u32),
+    target: IoTarget<'_>,
+    rw_op: RwOp,
+    header: &IoHeader,
+    room: u32,
 ) -> Result<IoProgress, u16> {
+    let IoTarget { device, entry, geometry, reads_only, limits } = target;
     let op = match rw_op {
         RwOp::Read => IoOp::Read,
         RwOp::Write | RwOp::PartialWrite => IoOp::Write,

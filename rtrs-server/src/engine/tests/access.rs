@@ -59,7 +59,7 @@ fn a_refused_open_says_why_to_who_has_room_for_it() {
     let mut peer = Peer::up(&mut fixture, from(0), "sess");
     for (room, long) in [(OpenRsp::LEN, false), (OpenRspTail::LONG_LEN, true)] {
         peer.clear_result();
-        peer.send_open_for(15, ("vol", RW), room);
+        peer.send_open_for(15, "vol", RW, room);
         assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
         let result = peer.result(192);
         let why = OpenRefusal::decode(&result);
@@ -136,7 +136,7 @@ fn a_change_of_the_lists_ends_the_paths_that_may_no_longer() {
     fixture.admin(AdminRequest::CheckAccess);
     assert!(first.closed(&mut fixture) > 0);
     fixture.settle();
-    assert_eq!(fixture.sessions().len(), 1, "the other session goes on");
+    assert_eq!(fixture.sessions().len(), 1, "the other session stays up");
     assert_eq!(third.closed(&mut fixture), 0);
     let again = PeerOptions { recon_cnt: 2, ..from(0) };
     let mut again = Peer::up(&mut fixture, again, "sess");

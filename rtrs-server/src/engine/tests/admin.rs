@@ -285,7 +285,7 @@ fn a_drain_ends_one_path_of_a_session_after_the_other() {
     assert_eq!(states(&fixture), [Finishing, Connected]);
     assert_eq!(alone.closed(&mut fixture), 3, "it has nothing in flight");
     let status = Peer::new(&fixture, other(4)).connect(&mut fixture, 0).unwrap_err();
-    assert_eq!(status, -104, "nobody else comes in");
+    assert_eq!(status, -104, "no other client is admitted");
     let why = refused(&fixture.admin(drain(1)));
     assert!(why.contains("ends already"), "{why}");
     // The other path carries new requests meanwhile.

@@ -115,7 +115,8 @@ pub(super) fn facts(fixture: &Fixture, options: &PeerOptions) -> ProofFacts {
 
 /// Sends a challenge. Returns the server's answer, or its errno.
 pub(super) fn challenge(
-    (fixture, clerk): (&mut Fixture, &Clerk),
+    fixture: &mut Fixture,
+    clerk: &Clerk,
     peer: &mut Peer,
     challenge: &Challenge,
 ) -> Result<ChallengeRsp, u16> {
@@ -129,7 +130,7 @@ pub(super) fn challenge(
 }
 
 /// Sends a proof. Returns the errno of the answer.
-pub(super) fn auth((fixture, clerk): (&mut Fixture, &Clerk), peer: &mut Peer, data: &[u8]) -> u16 {
+pub(super) fn auth(fixture: &mut Fixture, clerk: &Clerk, peer: &mut Peer, data: &[u8]) -> u16 {
     peer.send_auth((0, 0), data);
     clerk.work(fixture);
     peer.reply(fixture).errno
@@ -137,30 +138,27 @@ pub(super) fn auth((fixture, clerk): (&mut Fixture, &Clerk), peer: &mut Peer, da
 
 /// Creates the proof of a client on a path, for a challenge that it sends.
 pub(super) fn proof(
-    (fixture, clerk): (&mut Fixture, &Clerk),
+    fixture: &mut Fixture,
+    clerk: &Clerk,
     peer: &mut Peer,
     client: &TlsClientConfig,
 ) -> Vec<u8> {
     let asked = client.challenge([7; 32]);
     let facts = facts(fixture, &peer.options);
-    let answer = challenge((fixture, clerk), peer, &asked).unwrap();
-    client.answer((facts, None), &asked, &answer).unwrap()
+    let answer = challenge(fixture, clerk, peer, &asked).unwrap();
+    client.answer(facts, None, &asked, &answer).unwrap()
 }
 
 /// Authenticates the client of a path. Returns the errno of the answer.
-pub(super) fn prove((fixture, clerk): (&mut Fixture, &Clerk), peer: &mut Peer, n: u8) -> u16 {
-    let data = proof((fixture, clerk), peer, &client_config(n));
-    auth((fixture, clerk), peer, &data)
+pub(super) fn prove(fixture: &mut Fixture, clerk: &Clerk, peer: &mut Peer, n: u8) -> u16 {
+    let data = proof(fixture, clerk, peer, &client_config(n));
+    auth(fixture, clerk, peer, &data)
 }
 
 /// A path of client `n` with full access.
-pub(super) fn proved(
-    (fixture, clerk): (&mut Fixture, &Clerk),
-    options: PeerOptions,
-    n: u8,
-) -> Peer {
+pub(super) fn proved(fixture: &mut Fixture, clerk: &Clerk, options: PeerOptions, n: u8) -> Peer {
     let mut peer = unproved(fixture, options);
-    assert_eq!(prove((fixture, clerk), &mut peer, n), 0);
+    assert_eq!(prove(fixture, clerk, &mut peer, n), 0);
     peer
 }
 
@@ -177,11 +175,11 @@ fn a_proof_gives_a_path_the_name_of_its_client() {
     list(&fixture, &["db1:rw"]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
     let shown = fixture.sessions().swap_remove(0);
-    assert_eq!((&*shown.identity, shown.name), ("unproved", None), "nobody's name");
+    assert_eq!((&*shown.identity, shown.name), ("unproved", None), "not yet a client's name");
     assert_eq!(shown.paths[0].auth, Some(PathAuth::Pending));
     assert_eq!(shown.paths[0].state, PathStage::Authenticating);
     assert_eq!(shown.state, SessionState::Connecting, "it is not up");
-    assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
+    assert_eq!(prove(&mut fixture, &clerk, &mut peer, 1), 0);
     let shown = fixture.sessions().swap_remove(0);
     assert_eq!((&*shown.identity, shown.name.as_deref()), ("key:db1", Some("sess1")));
     assert_eq!((shown.paths[0].auth, &shown.paths[0].cipher), (Some(PathAuth::Signed), &None));
@@ -190,13 +188,13 @@ fn a_proof_gives_a_path_the_name_of_its_client() {
     assert_eq!(peer.reply(&mut fixture).errno, 0);
     // It has authenticated already, so there is nothing to prove.
     let asked = client_config(1).challenge([9; 32]);
-    assert_eq!(challenge((&mut fixture, &clerk), &mut peer, &asked), Err(errno::EINVAL));
-    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &[1; 60]), errno::EINVAL);
+    assert_eq!(challenge(&mut fixture, &clerk, &mut peer, &asked), Err(errno::EINVAL));
+    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &[1; 60]), errno::EINVAL);
     assert_eq!(clerk.work(&mut fixture), 0);
     // A client that is in no list gains nothing, whatever its proof is worth.
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
     let mut stranger = unproved(&mut fixture, other);
-    assert_eq!(prove((&mut fixture, &clerk), &mut stranger, 2), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &clerk, &mut stranger, 2), errno::EACCES);
     assert!(stranger.open_device(&mut fixture, "vol", AccessMode::ReadOnly).is_err());
 }
 
@@ -254,8 +252,8 @@ fn what_is_no_proof_of_this_path_opens_nothing() {
     let client = client_config(1);
     let at = |path, session, local| PeerOptions { session, path, local, ..PeerOptions::default() };
     let mut victim = unproved(&mut fixture, at(1, 1, 0));
-    let replay = proof((&mut fixture, &clerk), &mut victim, &client);
-    assert_eq!(auth((&mut fixture, &clerk), &mut victim, &replay), 0);
+    let replay = proof(&mut fixture, &clerk, &mut victim, &client);
+    assert_eq!(auth(&mut fixture, &clerk, &mut victim, &replay), 0);
     victim.open_device(&mut fixture, "vol", RW).unwrap();
 
     let mut next = 10;
@@ -263,7 +261,7 @@ fn what_is_no_proof_of_this_path_opens_nothing() {
         next += 1;
         let mut peer = unproved(fixture, at(next, next, 1));
         let data = data(fixture, &mut peer);
-        assert_eq!(auth((fixture, &clerk), &mut peer, &data), errno::EACCES);
+        assert_eq!(auth(fixture, &clerk, &mut peer, &data), errno::EACCES);
         let open = peer.open_device(fixture, "other", AccessMode::ReadOnly);
         assert_eq!(open.map(|_| ()), Err(errno::EACCES), "it is still closed");
         assert_eq!(fixture.sessions().last().unwrap().identity, "unproved");
@@ -273,7 +271,7 @@ fn what_is_no_proof_of_this_path_opens_nothing() {
     // Without a challenge, and for another one than it was made for.
     refused(&mut fixture, &|_, _| replay.clone());
     refused(&mut fixture, &|fixture, peer| {
-        challenge((fixture, &clerk), peer, &asked).unwrap();
+        challenge(fixture, &clerk, peer, &asked).unwrap();
         replay.clone()
     });
     // Made for another path, another session, other addresses.
@@ -285,29 +283,29 @@ fn what_is_no_proof_of_this_path_opens_nothing() {
     ] {
         refused(&mut fixture, &|fixture, peer| {
             let facts = wrong(facts(fixture, &peer.options));
-            let answer = challenge((fixture, &clerk), peer, &asked).unwrap();
+            let answer = challenge(fixture, &clerk, peer, &asked).unwrap();
             // Answers as a server would for those facts, so that the client signs.
             let config = server_config(&[1]);
             let (theirs, _) = config.prove(facts, &asked, answer.nonce).unwrap();
-            client.answer((facts, None), &asked, &theirs).unwrap()
+            client.answer(facts, None, &asked, &theirs).unwrap()
         });
     }
     // With the nonces swapped.
     refused(&mut fixture, &|fixture, peer| {
         let facts = facts(fixture, &peer.options);
-        let answer = challenge((fixture, &clerk), peer, &asked).unwrap();
+        let answer = challenge(fixture, &clerk, peer, &asked).unwrap();
         let swapped = client.challenge(answer.nonce);
         let (theirs, _) = server_config(&[1]).prove(facts, &swapped, asked.nonce).unwrap();
-        client.answer((facts, None), &swapped, &theirs).unwrap()
+        client.answer(facts, None, &swapped, &theirs).unwrap()
     });
     // With an unknown key, and without a key.
-    refused(&mut fixture, &|fixture, peer| proof((fixture, &clerk), peer, &client_config(9)));
+    refused(&mut fixture, &|fixture, peer| proof(fixture, &clerk, peer, &client_config(9)));
     refused(&mut fixture, &|fixture, peer| {
-        challenge((fixture, &clerk), peer, &asked).unwrap();
+        challenge(fixture, &clerk, peer, &asked).unwrap();
         vec![0; 300]
     });
     victim.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
-    assert_eq!(victim.reply(&mut fixture).errno, 0, "the innocent goes on");
+    assert_eq!(victim.reply(&mut fixture).errno, 0, "the victim is unaffected");
 }
 
 #[test]
@@ -315,14 +313,14 @@ fn an_auth_is_good_once_and_a_path_has_two_challenges() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
-    let stale = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
-    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &[5; 99]), errno::EACCES);
-    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &stale), errno::EACCES, "spent");
-    let second = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
-    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &stale), errno::EACCES, "another nonce");
-    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &second), errno::EACCES, "spent too");
+    let stale = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
+    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &[5; 99]), errno::EACCES);
+    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &stale), errno::EACCES, "spent");
+    let second = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
+    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &stale), errno::EACCES, "another nonce");
+    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &second), errno::EACCES, "spent too");
     let asked = client_config(1).challenge([7; 32]);
-    assert_eq!(challenge((&mut fixture, &clerk), &mut peer, &asked), Err(errno::EACCES));
+    assert_eq!(challenge(&mut fixture, &clerk, &mut peer, &asked), Err(errno::EACCES));
     assert_eq!(clerk.work(&mut fixture), 0, "a third costs no signature");
     fixture.pass(fixture.params.handshake_timeout);
     assert!(peer.closed(&mut fixture) > 0, "its time is over");
@@ -333,13 +331,13 @@ fn an_auth_is_good_once_and_a_path_has_two_challenges() {
 fn a_session_has_one_client() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
-    let mut first = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    let mut first = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
     first.open_device(&mut fixture, "vol", RW).unwrap();
     let second = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };
     let mut other = unproved(&mut fixture, second);
-    assert_eq!(prove((&mut fixture, &clerk), &mut other, 2), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &clerk, &mut other, 2), errno::EACCES);
     // The same client uses another path.
-    assert_eq!(prove((&mut fixture, &clerk), &mut other, 1), 0);
+    assert_eq!(prove(&mut fixture, &clerk, &mut other, 1), 0);
     assert_eq!(fixture.sessions()[0].identity, "key:db1");
     other.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
     assert_eq!(other.reply(&mut fixture).errno, 0);
@@ -356,9 +354,9 @@ fn a_reload_looks_at_proofs_again() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
-    let mut first = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    let mut first = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
     let mut second = Peer::up(&mut fixture, proving(other), "other");
-    assert_eq!(prove((&mut fixture, &clerk), &mut second, 2), 0);
+    assert_eq!(prove(&mut fixture, &clerk, &mut second, 2), 0);
     let identities = |fixture: &mut Fixture| {
         let answer = fixture.admin(AdminRequest::Identities).lock().take();
         let Some(AdminReply::Identities(found)) = answer else { panic!("{answer:?}") };
@@ -383,10 +381,10 @@ fn a_proof_of_keys_before_a_reload_comes_too_late() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
-    let data = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
+    let data = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
     let policy = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named).with_generation(1);
     fixture.exports.set_access(policy);
-    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &data), errno::EACCES);
+    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &data), errno::EACCES);
     // The lists may also change while the signature is being checked.
     let _ = fixture.admin(AdminRequest::CheckAccess);
     assert_eq!(peer.closed(&mut fixture), 0, "one that has proved nothing has time for that");
@@ -399,7 +397,7 @@ fn what_cannot_be_computed_now_is_refused_and_may_be_tried_again() {
     let mut peer = unproved(&mut fixture, PeerOptions::default());
     clerk.0.lock().room = 0;
     let asked = client_config(1).challenge([7; 32]);
-    assert_eq!(challenge((&mut fixture, &clerk), &mut peer, &asked), Err(errno::EBUSY));
+    assert_eq!(challenge(&mut fixture, &clerk, &mut peer, &asked), Err(errno::EBUSY));
     clerk.0.lock().room = 1;
     // While one is computed, a second one is refused.
     peer.send_challenge((0, 0), &asked, 4096);
@@ -428,8 +426,8 @@ fn proofs_are_recorded() {
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let events = fixture.audited();
     let mut peer = unproved(&mut fixture, PeerOptions::default());
-    assert_eq!(prove((&mut fixture, &clerk), &mut peer, 9), errno::EACCES);
-    assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
+    assert_eq!(prove(&mut fixture, &clerk, &mut peer, 9), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &clerk, &mut peer, 1), 0);
     let events = std::mem::take(&mut *events.lock());
     let kinds: Vec<_> = events.iter().map(|event| (event.event, event.result)).collect();
     let expected = [
@@ -451,6 +449,6 @@ fn over_tcp_nothing_is_proved() {
     let mut fixture = Fixture::new(StandOptions { device, ..StandOptions::default() });
     let _clerk = Clerk::hire(&mut fixture, &[1]);
     let mut peer = Peer::new(&fixture, proving(PeerOptions::default()));
-    assert_eq!(peer.connect(&mut fixture, 0), Err(-13), "no client without a name is let in");
+    assert_eq!(peer.connect(&mut fixture, 0), Err(-13), "a client without a name is refused");
     fixture.assert_empty();
 }

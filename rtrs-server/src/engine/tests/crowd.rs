@@ -28,7 +28,7 @@ fn asks(fixture: &mut Fixture, options: PeerOptions) -> (Peer, QpNum) {
 }
 
 /// Continues the handshake until a proof is due.
-fn goes_on(fixture: &mut Fixture, (peer, asked): (&mut Peer, QpNum)) {
+fn continue_handshake(fixture: &mut Fixture, peer: &mut Peer, asked: QpNum) {
     assert_eq!(peer.answer(fixture, asked), Some(Ok(())));
     for cid in 1..peer.options.cid_num {
         peer.connect(fixture, cid).unwrap();
@@ -72,9 +72,9 @@ fn memory_counts_until_its_registration_is_undone() {
     for n in 0..4 {
         let (mut peer, asked) = asks(&mut fixture, first(n, n));
         fixture.make();
-        goes_on(&mut fixture, (&mut peer, asked));
+        continue_handshake(&mut fixture, &mut peer, asked);
         // Once it has authenticated, it does not count against others.
-        assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
+        assert_eq!(prove(&mut fixture, &clerk, &mut peer, 1), 0);
         peer.leave(&mut fixture);
     }
     assert_eq!(fixture.used_memory(), 0);
@@ -86,7 +86,7 @@ fn memory_is_the_servers_from_the_proof_on() {
     let bytes = ChunkPool::bytes(fixture.params.limits) as u64;
     let mut paths = vec![owner];
     for n in 1..8 {
-        paths.push(proved((&mut fixture, &clerk), at(1 + n, n), 1));
+        paths.push(proved(&mut fixture, &clerk, at(1 + n, n), 1));
         assert_eq!(fixture.used_memory(), bytes * u64::from(n + 1));
     }
     // All room for others is available.
@@ -108,7 +108,7 @@ fn the_time_for_a_proof_begins_when_a_client_can_do_its_part() {
     }
     fixture.pass(time * 3 / 4);
     peer.info(&mut fixture, "sess1");
-    let late = proof((&mut fixture, &clerk), &mut peer, &client_config(1));
+    let late = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
     fixture.pass(time / 2);
     assert!(peer.closed(&mut fixture) > 0, "{} bytes come too late", late.len());
     // It does not begin before its chunks are registered.
@@ -118,8 +118,8 @@ fn the_time_for_a_proof_begins_when_a_client_can_do_its_part() {
     fixture.pass(time * 3 / 4);
     fixture.make();
     fixture.pass(time * 3 / 4);
-    goes_on(&mut fixture, (&mut peer, asked));
-    assert_eq!(prove((&mut fixture, &clerk), &mut peer, 1), 0);
+    continue_handshake(&mut fixture, &mut peer, asked);
+    assert_eq!(prove(&mut fixture, &clerk, &mut peer, 1), 0);
     // Until then no path takes its place because it is slow.
     let mut waiting: Vec<_> = (0..4).map(|n| asks(&mut fixture, alone(n, STRANGE + n))).collect();
     fixture.pass(Duration::from_secs(2));
@@ -127,7 +127,7 @@ fn the_time_for_a_proof_begins_when_a_client_can_do_its_part() {
     assert_eq!(other.answer(&mut fixture, refused), Some(Err(-104)));
     fixture.make();
     for (peer, asked) in &mut waiting {
-        goes_on(&mut fixture, (peer, *asked));
+        continue_handshake(&mut fixture, peer, *asked);
     }
 }
 
@@ -144,14 +144,14 @@ fn strangers_keep_no_client_from_coming_back() {
     assert_eq!(gone(&mut fixture, &mut strangers), 0);
     // A client whose path is up, and one that has just lost its last one.
     let again = |recon_cnt| PeerOptions { recon_cnt, ..first(1, 0) };
-    let mut back = proved((&mut fixture, &clerk), again(2), 1);
+    let mut back = proved(&mut fixture, &clerk, again(2), 1);
     assert!(owner.closed(&mut fixture) > 0);
     write(&mut fixture, &mut back);
     assert_eq!(gone(&mut fixture, &mut strangers), 1);
     back.leave(&mut fixture);
     assert!(fixture.sessions().iter().all(|session| session.identity == "unproved"));
     strangers.push(unproved(&mut fixture, alone(9, STRANGE + 9)));
-    let mut back = proved((&mut fixture, &clerk), again(3), 1);
+    let mut back = proved(&mut fixture, &clerk, again(3), 1);
     assert_eq!(gone(&mut fixture, &mut strangers), 2);
     back.leave(&mut fixture);
     // After some time it is unknown again.
@@ -180,7 +180,7 @@ fn clients_give_way_to_strangers_last() {
     // Half is reserved for it; beyond that all are equal.
     let mut third = Peer::new(&fixture, proving(alone(9, 0)));
     fixture.pass(Duration::from_millis(100));
-    assert_eq!(third.connect(&mut fixture, 0), Ok(()), "one more of them is old");
+    assert_eq!(third.connect(&mut fixture, 0), Ok(()), "one more path is old");
     let mut fourth = Peer::new(&fixture, proving(alone(10, 0)));
     assert_eq!(fourth.connect(&mut fixture, 0), Ok(()), "its own is");
     assert_eq!((gone(&mut fixture, &mut slow), gone(&mut fixture, &mut strangers)), (1, 2));

@@ -100,7 +100,7 @@ fn again() -> PeerOptions {
 fn comparing(fixture: &mut Fixture, options: PeerOptions, name: &str) -> (Peer, Result<u32, u16>) {
     let mut peer = Peer::up(fixture, options, "sess");
     peer.clear_result();
-    peer.send_open_for(15, (name, RW), OpenRspTail::LONG_LEN);
+    peer.send_open_for(15, name, RW, OpenRspTail::LONG_LEN);
     let opened = match peer.reply(fixture).errno {
         0 => Ok(OpenRsp::decode(&peer.result(OpenRsp::LEN)).unwrap().device_id),
         errno => Err(errno),
@@ -121,13 +121,13 @@ fn an_export_in_use_is_not_removed_and_an_unused_one_is_released() {
     assert!(unknown.starts_with("there is no export \"none\""), "{unknown}");
     assert_eq!(remove(&mut fixture, "other", false), Ok(Vec::new()));
     assert_eq!(peer.open_device(&mut fixture, "other", RW).unwrap_err(), errno::ENOENT);
-    assert_eq!(write(&mut fixture, &mut peer, 2), 0, "others go on");
+    assert_eq!(write(&mut fixture, &mut peer, 2), 0, "other exports still work");
     let held = fixture.holders("vol");
     peer.send_close(0, 0);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
     assert_eq!(remove(&mut fixture, "vol", false), Ok(Vec::new()));
     fixture.settle();
-    assert_eq!(held.strong_count(), 0, "nobody has it");
+    assert_eq!(held.strong_count(), 0, "no reference is left");
     let names: Vec<String> = list(&mut fixture).into_iter().map(|export| export.name).collect();
     assert_eq!(names, ["fixed"]);
 }

@@ -112,7 +112,7 @@ fn taker(path: u8) -> PeerOptions {
 
 fn standing(peer: &mut Peer, fixture: &mut Fixture, access: AccessMode) -> Option<Standing> {
     peer.clear_result();
-    peer.send_open_for(15, ("moves", access), OpenRspTail::LONG_LEN);
+    peer.send_open_for(15, "moves", access, OpenRspTail::LONG_LEN);
     assert_eq!(peer.reply(fixture).errno, 0);
     let bytes = peer.result(OpenRspTail::LONG_LEN);
     assert_eq!(OpenRsp::decode(&bytes[..OpenRsp::LEN]).unwrap().device_id, 0);
@@ -129,7 +129,7 @@ fn a_standby_is_opened_by_those_who_know_what_it_is() {
     let (mut fixture, moving, _) = fixture(false);
     let mut new = Peer::up(&mut fixture, PeerOptions { session: 2, ..taker(2) }, "new");
     assert_eq!(standing(&mut new, &mut fixture, RW), Some(Standing { active: false, term: 5 }));
-    assert!(moving.writers.lock().is_empty(), "nobody writes to a standby");
+    assert!(moving.writers.lock().is_empty(), "a standby has no writers");
     let old = PeerOptions { extensions: ClientExtensions::default(), ..taker(1) };
     let mut old = Peer::up(&mut fixture, old, "old");
     assert_eq!(old.open_device(&mut fixture, "moves", RW).map(drop), Err(errno::EBUSY));

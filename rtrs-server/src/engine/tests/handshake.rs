@@ -276,7 +276,7 @@ fn a_device_without_windows_serves_without_fresh_keys_unless_they_are_demanded()
         for always_invalidate in [AutoSwitch::Auto, AutoSwitch::Off] {
             let mut fixture = poor(device, |params| params.always_invalidate = always_invalidate);
             let mut peer = Peer::open(&mut fixture, PeerOptions::default());
-            assert!(!peer.new_rkey, "the client is told that its keys stay");
+            assert!(!peer.new_rkey, "the response says that keys stay");
             assert!(!fixture.sessions()[0].paths[0].fresh_keys);
             peer.leave(&mut fixture);
             fixture.assert_empty();

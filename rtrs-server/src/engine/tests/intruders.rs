@@ -41,7 +41,7 @@ pub(super) fn write(fixture: &mut Fixture, peer: &mut Peer) {
 pub(super) fn owner(options: StandOptions) -> (Fixture, Clerk, Peer) {
     let mut fixture = Fixture::new(options);
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
-    let mut owner = proved((&mut fixture, &clerk), PeerOptions::default(), 1);
+    let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     (fixture, clerk, owner)
 }
@@ -59,11 +59,11 @@ fn a_session_does_not_outlive_its_client() {
     assert!(fixture.sessions().iter().all(|session| session.opens.is_empty()));
     // The next client has it for itself.
     let other = PeerOptions { session: 2, ..first(2, 2) };
-    let mut other = proved((&mut fixture, &clerk), other, 2);
+    let mut other = proved(&mut fixture, &clerk, other, 2);
     other.open_device(&mut fixture, "vol", RW).unwrap();
     // The previous client starts over, regardless of who else is there.
     let again = PeerOptions { recon_cnt: 2, ..first(1, 0) };
-    let mut again = proved((&mut fixture, &clerk), again, 1);
+    let mut again = proved(&mut fixture, &clerk, again, 1);
     again.open_device(&mut fixture, "other", RW).unwrap();
     other.leave(&mut fixture);
     again.leave(&mut fixture);
@@ -80,7 +80,7 @@ fn a_client_that_comes_back_in_time_keeps_its_session() {
     let mut back = unproved(&mut fixture, again);
     owner.leave(&mut fixture);
     fixture.pass(fixture.params.handshake_timeout / 2);
-    assert_eq!(prove((&mut fixture, &clerk), &mut back, 1), 0);
+    assert_eq!(prove(&mut fixture, &clerk, &mut back, 1), 0);
     write(&mut fixture, &mut back);
     fixture.pass(fixture.params.handshake_timeout);
     write(&mut fixture, &mut back);
@@ -95,7 +95,7 @@ fn whoever_comes_first_decides_nothing() {
     assert_eq!(squatter.queue_depth, 4);
     // The client knows the depth of its session, or accepts the available one.
     for asked in [16, 0] {
-        let mut owner = proved((&mut fixture, &clerk), with_depth(asked, first(1, 0)), 1);
+        let mut owner = proved(&mut fixture, &clerk, with_depth(asked, first(1, 0)), 1);
         assert_eq!(owner.queue_depth, 16);
         owner.open_device(&mut fixture, "vol", RW).unwrap();
         assert!(squatter.closed(&mut fixture) > 0, "it would be another session");
@@ -111,8 +111,8 @@ fn whoever_comes_first_decides_nothing() {
     // If two paths could prove the same client, the first one determines the session.
     let mut one = unproved(&mut fixture, with_depth(8, first(1, 0)));
     let mut two = unproved(&mut fixture, with_depth(16, first(2, 1)));
-    let late = proof((&mut fixture, &clerk), &mut one, &client_config(1));
-    assert_eq!(prove((&mut fixture, &clerk), &mut two, 1), 0);
+    let late = proof(&mut fixture, &clerk, &mut one, &client_config(1));
+    assert_eq!(prove(&mut fixture, &clerk, &mut two, 1), 0);
     one.send_auth((0, 0), &late);
     clerk.work(&mut fixture);
     assert!(one.closed(&mut fixture) > 0);
@@ -138,7 +138,7 @@ fn a_client_may_have_paths_with_and_without_tls() {
         };
         assert!(!tls.proof_wanted);
         tls.open_device(&mut fixture, "vol", RW).unwrap();
-        assert_eq!(prove((&mut fixture, &clerk), &mut rdma, 1), 0);
+        assert_eq!(prove(&mut fixture, &clerk, &mut rdma, 1), 0);
         let sessions = fixture.sessions();
         assert_eq!((sessions.len(), &*sessions[0].identity), (1, "key:db1"));
         for peer in [&mut tls, &mut rdma] {
@@ -168,7 +168,7 @@ fn there_is_always_room_for_a_client() {
     let mut paths = Vec::new();
     for (path, local) in [(2, 1), (1, 0)] {
         let options = PeerOptions { recon_cnt: 2, ..at(path, local) };
-        let mut next = proved((&mut fixture, &clerk), options, 1);
+        let mut next = proved(&mut fixture, &clerk, options, 1);
         write(&mut fixture, &mut next);
         if path == 2 {
             write(&mut fixture, &mut owner);
@@ -186,7 +186,7 @@ fn there_is_always_room_for_a_client() {
         peer.connect(&mut fixture, 0).unwrap();
         peer.leave(&mut fixture);
     }
-    let mut next = proved((&mut fixture, &clerk), at(3, 3), 1);
+    let mut next = proved(&mut fixture, &clerk, at(3, 3), 1);
     write(&mut fixture, &mut next);
 }
 
@@ -196,7 +196,7 @@ fn a_client_may_have_many_paths() {
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut paths: Vec<Peer> = (0..20).map(|n| unproved(&mut fixture, first(n, n))).collect();
     for path in &mut paths {
-        assert_eq!(prove((&mut fixture, &clerk), path, 1), 0);
+        assert_eq!(prove(&mut fixture, &clerk, path, 1), 0);
     }
     paths[0].open_device(&mut fixture, "vol", RW).unwrap();
     paths.iter_mut().for_each(|path| write(&mut fixture, path));
@@ -208,14 +208,14 @@ fn connections_from_elsewhere_belong_to_another_path() {
     let clerk = Clerk::hire(&mut fixture, &[1]);
     // The intruder knows which connect comes next, and is first.
     let mut thief = unproved(&mut fixture, first(1, OUTSIDE));
-    let mut owner = proved((&mut fixture, &clerk), first(1, 0), 1);
+    let mut owner = proved(&mut fixture, &clerk, first(1, 0), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     write(&mut fixture, &mut owner);
-    assert_eq!(prove((&mut fixture, &clerk), &mut thief, 2), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &clerk, &mut thief, 2), errno::EACCES);
     // One of two paths between the same addresses is sufficient.
     let (mut one, mut two) = (unproved(&mut fixture, at(7, 1)), unproved(&mut fixture, at(8, 1)));
-    assert_eq!(prove((&mut fixture, &clerk), &mut one, 1), 0);
-    assert_eq!(prove((&mut fixture, &clerk), &mut two, 1), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &clerk, &mut one, 1), 0);
+    assert_eq!(prove(&mut fixture, &clerk, &mut two, 1), errno::EACCES);
 }
 
 /// Options of a server that pins chunks, with memory for `paths` paths.
@@ -249,10 +249,10 @@ fn memory_before_the_proof_is_bounded_and_nobody_elses() {
     }
     assert!(fixture.registered() >= 3 * path_bytes, "{}", fixture.registered());
     // A path of the client, then sessions until their own memory is used up.
-    let mut second = proved((&mut fixture, &clerk), at(2, 1), 1);
+    let mut second = proved(&mut fixture, &clerk, at(2, 1), 1);
     let mut others = Vec::new();
     for n in 2..8 {
-        let next = proved((&mut fixture, &clerk), smaller(n, n, n), 2);
+        let next = proved(&mut fixture, &clerk, smaller(n, n, n), 2);
         assert_eq!(next.queue_depth, 16, "session {n} gets less");
         others.push(next);
     }
@@ -266,7 +266,7 @@ fn memory_before_the_proof_is_bounded_and_nobody_elses() {
 #[test]
 fn what_is_kept_for_a_client_is_not_for_others() {
     let (mut fixture, clerk, mut owner) = owner(short_of(100));
-    let mut second = proved((&mut fixture, &clerk), at(2, 1), 1);
+    let mut second = proved(&mut fixture, &clerk, at(2, 1), 1);
     let two = fixture.registered();
     let old: Vec<u64> = second.chunks.iter().map(|chunk| chunk.addr).collect();
     second.leave(&mut fixture);
@@ -281,7 +281,7 @@ fn what_is_kept_for_a_client_is_not_for_others() {
     }
     for recon_cnt in 2..5 {
         let again = PeerOptions { recon_cnt, ..at(2, 1) };
-        let mut back = proved((&mut fixture, &clerk), again, 1);
+        let mut back = proved(&mut fixture, &clerk, again, 1);
         let new: Vec<u64> = back.chunks.iter().map(|chunk| chunk.addr).collect();
         assert_eq!(new, old);
         write(&mut fixture, &mut back);
@@ -289,7 +289,7 @@ fn what_is_kept_for_a_client_is_not_for_others() {
         back.leave(&mut fixture);
     }
     // A reconnect in parallel to the previous connect does not count as a further path.
-    let next = proved((&mut fixture, &clerk), PeerOptions { recon_cnt: 2, ..at(1, 0) }, 1);
+    let next = proved(&mut fixture, &clerk, PeerOptions { recon_cnt: 2, ..at(1, 0) }, 1);
     assert!(owner.closed(&mut fixture) > 0);
     assert_eq!(fixture.registered(), kept);
     drop(next);
@@ -324,7 +324,7 @@ fn what_happens_to_such_paths_is_recorded_as_it_is() {
     assert_eq!(event.address.unwrap().ip(), client_ip(OUTSIDE));
     // A client that proved another identity is not an unauthenticated one.
     let mut other = unproved(&mut fixture, at(11, 3));
-    assert_eq!(prove((&mut fixture, &clerk), &mut other, 2), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &clerk, &mut other, 2), errno::EACCES);
     let taken = std::mem::take(&mut *events.lock());
     assert_eq!(taken.len(), 1);
     assert_eq!((taken[0].event, taken[0].identity.as_deref()), (AuditKind::Connect, Some("db2")));
@@ -350,15 +350,15 @@ fn an_auth_of_another_version_leaves_the_second_challenge() {
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
     let asked = client_config(1).challenge([7; 32]);
-    challenge((&mut fixture, &clerk), &mut peer, &asked).unwrap();
+    challenge(&mut fixture, &clerk, &mut peer, &asked).unwrap();
     let newer = rtrs_core::wire::Auth { version: 2 }.encode();
     let usr_len = u16::try_from(newer.len()).unwrap();
     peer.request((0, 0), Data::Bytes(&[1; 60]), &newer, &WriteMsg { usr_len }.encode());
     assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
-    let answer = challenge((&mut fixture, &clerk), &mut peer, &asked).unwrap();
+    let answer = challenge(&mut fixture, &clerk, &mut peer, &asked).unwrap();
     let facts = facts(&fixture, &peer.options);
-    let data = client_config(1).answer((facts, None), &asked, &answer).unwrap();
-    assert_eq!(auth((&mut fixture, &clerk), &mut peer, &data), 0);
+    let data = client_config(1).answer(facts, None, &asked, &answer).unwrap();
+    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &data), 0);
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn what_a_stranger_makes_up_does_not_fill_the_logs() {
         let mut peer = unproved(&mut fixture, options);
         let version = 100 + u16::from(n);
         let made_up = Challenge { version, nonce: [n; 32], credential: [n; 32] };
-        assert!(challenge((&mut fixture, &clerk), &mut peer, &made_up).is_err());
+        assert!(challenge(&mut fixture, &clerk, &mut peer, &made_up).is_err());
         peer.leave(&mut fixture);
     }
     let refused = |event: &&AuditEvent| event.event == AuditKind::Authenticate;

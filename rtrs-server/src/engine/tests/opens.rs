@@ -68,7 +68,7 @@ fn only_who_has_room_for_the_long_answer_gets_it() {
     let secret = fixture.params.eviction_key.secret(session);
     let mut open = |room: usize| {
         peer.clear_result();
-        peer.send_open_for(15, ("vol", AccessMode::ReadWrite), room);
+        peer.send_open_for(15, "vol", AccessMode::ReadWrite, room);
         assert_eq!(peer.reply(&mut fixture).errno, 0);
         peer.result(192)
     };
@@ -169,7 +169,7 @@ fn closed_over_a_write(fixture: &mut Fixture) -> (Peer, Peer) {
     old.send_write((2, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.settle();
     old.send_close(7, 0);
-    assert_eq!(old.replies(fixture), [], "a write of it still runs");
+    assert_eq!(old.replies(fixture), [], "one of its writes still runs");
     let opened = new.open_device(fixture, "vol", AccessMode::ReadWrite);
     assert_eq!(opened.unwrap_err(), errno::EPERM, "that write could land after newer ones");
     (old, new)

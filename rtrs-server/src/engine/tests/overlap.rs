@@ -1,5 +1,7 @@
 //! Tests of orphaned writes, and of the requests that wait for them.
 
+use std::ops::Range;
+
 use rtrs_core::block::{Geometry, IoOp};
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::time::Duration;
@@ -26,12 +28,27 @@ fn usual() -> Geometry {
     StandOptions::default().geometry
 }
 
-/// Sends a change of `count` sectors; a write has this byte as data.
-fn change(peer: &mut Peer, at: (usize, u16), (op, byte): (IoOp, u8), (sector, count): (u64, u32)) {
-    let len = count * 512;
-    let rw = match op {
+/// An operation that changes sectors; a write fills them with the byte.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    op: IoOp,
+    byte: u8,
+}
+
+const DISCARD: Change = Change { op: IoOp::Discard, byte: 0 };
+const WRITE_ZEROES: Change = Change { op: IoOp::WriteZeroes, byte: 0 };
+
+fn write(byte: u8) -> Change {
+    Change { op: IoOp::Write, byte }
+}
+
+/// Sends a change of these sectors.
+fn change(peer: &mut Peer, at: (usize, u16), change: Change, sectors: Range<u64>) {
+    let Range { start: sector, end } = sectors;
+    let len = (end - sector) as u32 * 512;
+    let rw = match change.op {
         IoOp::Write => {
-            let data = vec![byte; len as usize];
+            let data = vec![change.byte; len as usize];
             return peer.send_write(at, io(Rw::WRITE, sector, len), &data);
         }
         IoOp::Discard => Rw::DISCARD,
@@ -87,27 +104,27 @@ fn content(fixture: &Fixture, sector: usize) -> u8 {
 
 #[test]
 fn a_newer_change_waits_for_one_that_a_closed_path_has_left() {
-    let kinds = [(IoOp::Write, 1), (IoOp::Discard, 0), (IoOp::WriteZeroes, 0)];
+    let kinds = [write(1), DISCARD, WRITE_ZEROES];
     for (n, (older, newer)) in kinds.into_iter().flat_map(|a| kinds.map(|b| (a, b))).enumerate() {
         // On one shard, and on two.
         let (conn, other) = (1, 1 + n % 2);
-        let newer = (newer.0, newer.1 * 2);
+        let newer = Change { byte: newer.byte * 2, ..newer };
         let (mut fixture, mut a, mut b) = two_paths(usual());
         b.open_device(&mut fixture, "other", AccessMode::ReadWrite).unwrap();
         let hold = |fixture: &mut Fixture| {
             fixture.device.lock().hold_after = Some(0);
-            change(&mut a, (conn, 6), older, (8, 8));
+            change(&mut a, (conn, 6), older, 8..16);
         };
         leave_running(&mut fixture, &mut b, hold, 1);
         assert_eq!(fixture.sessions()[0].permits_held, 0, "what is left has no permit");
 
-        change(&mut b, (other, 7), newer, (15, 2));
+        change(&mut b, (other, 7), newer, 15..17);
         fixture.pass(50 * MS);
         assert_eq!(b.replies(&mut fixture), [], "{older:?} still runs");
         assert_eq!((waiting(&fixture), fixture.load().1), ((1, 0), 2));
         // Everything else continues: next to it, reads and flushes, another export.
-        change(&mut b, (other, 8), newer, (7, 1));
-        change(&mut b, (conn, 9), newer, (16, 4));
+        change(&mut b, (other, 8), newer, 7..8);
+        change(&mut b, (conn, 9), newer, 16..20);
         b.send_read((other, 10), io(Rw::READ, 8, 4096));
         b.send_flush((conn, 11));
         let device = rtrs_core::wire::IoHeader { device_id: 1, ..io(Rw::WRITE, 8, 512) };
@@ -121,14 +138,14 @@ fn a_newer_change_waits_for_one_that_a_closed_path_has_left() {
         let_go(&mut fixture);
         assert_eq!(permits(&b.replies(&mut fixture)), [7]);
         let ran: Vec<_> = fixture.device.lock().log.iter().map(|ran| (ran.0, ran.1)).collect();
-        assert_eq!(ran, [(older.0, 4096), (newer.0, 7680)]);
+        assert_eq!(ran, [(older.op, 4096), (newer.op, 7680)]);
         let found = [7, 8, 14, 15, 16, 20].map(|sector| content(&fixture, sector));
-        assert_eq!(found, [newer.1, older.1, older.1, newer.1, newer.1, 9]);
+        assert_eq!(found, [newer.byte, older.byte, older.byte, newer.byte, newer.byte, 9]);
         assert_eq!(
             (waiting(&fixture), fixture.orphaned_writes(), fixture.load().1),
             ((0, 0), 0, 0)
         );
-        assert_eq!(fixture.sessions()[0].paths.len(), 1, "the closed path is gone");
+        assert_eq!(fixture.sessions()[0].paths.len(), 1, "the closed path has ended");
         b.leave(&mut fixture);
         fixture.assert_empty();
     }
@@ -140,12 +157,12 @@ fn only_the_part_that_runs_is_waited_for() {
     let (mut fixture, mut a, mut b) = two_paths(geometry);
     let hold = |fixture: &mut Fixture| {
         fixture.device.lock().hold_after = Some(1);
-        change(&mut a, (1, 6), (IoOp::Write, 1), (1, 7));
+        change(&mut a, (1, 6), write(1), 1..8);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
     // Its first part is done, its second runs, the others are not begun any more.
     for (permit, sector) in [(1, 2), (2, 3), (3, 4), (4, 5)] {
-        change(&mut b, (2, permit), (IoOp::Write, 2), (sector, 1));
+        change(&mut b, (2, permit), write(2), sector..sector + 1);
     }
     assert_eq!(permits(&b.replies(&mut fixture)), [1, 4]);
     assert_eq!(waiting(&fixture), (2, 0));
@@ -160,17 +177,17 @@ fn a_copy_waits_for_its_original_and_nothing_else_for_its_permit() {
     let (mut fixture, mut a, mut b) = two_paths(usual());
     let hold = |fixture: &mut Fixture| {
         fixture.device.lock().hold_after = Some(0);
-        change(&mut a, (1, 6), (IoOp::Write, 1), (8, 8));
+        change(&mut a, (1, 6), write(1), 8..16);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
     // The client has abandoned it and uses the permit for something else.
-    change(&mut b, (2, 6), (IoOp::Write, 2), (32, 8));
+    change(&mut b, (2, 6), write(2), 32..40);
     assert_eq!(permits(&b.replies(&mut fixture)), [6]);
     b.send_read((1, 6), io(Rw::READ, 8, 512));
     assert_eq!(permits(&b.replies(&mut fixture)), [6]);
     assert_eq!(waiting(&fixture), (0, 0));
     // Or it has not.
-    change(&mut b, (2, 6), (IoOp::Write, 1), (8, 8));
+    change(&mut b, (2, 6), write(1), 8..16);
     fixture.pass(50 * MS);
     assert_eq!((b.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 1)));
     let_go(&mut fixture);
@@ -195,7 +212,7 @@ fn what_has_not_begun_to_change_anything_is_no_stray() {
             }
         };
         leave_running(&mut fixture, &mut b, hold, 0);
-        change(&mut b, (2, 7), (IoOp::Write, 2), (8, 1));
+        change(&mut b, (2, 7), write(2), 8..9);
         fixture.settle();
         assert_eq!(waiting(&fixture), (0, 0), "{rw:?}");
         let_go(&mut fixture);
@@ -209,11 +226,11 @@ fn what_has_not_begun_to_change_anything_is_no_stray() {
     fixture.device.lock().room = 1;
     let hold = |fixture: &mut Fixture| {
         fixture.device.lock().hold_after = Some(0);
-        change(&mut a, (1, 6), (IoOp::Write, 1), (8, 1));
-        change(&mut a, (1, 7), (IoOp::Write, 1), (9, 1));
+        change(&mut a, (1, 6), write(1), 8..9);
+        change(&mut a, (1, 7), write(1), 9..10);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
-    change(&mut b, (2, 8), (IoOp::Write, 2), (9, 1));
+    change(&mut b, (2, 8), write(2), 9..10);
     assert_eq!(permits(&b.replies(&mut fixture)), [8]);
     let_go(&mut fixture);
     assert_eq!([8, 9].map(|sector| content(&fixture, sector)), [1, 2]);
@@ -224,10 +241,10 @@ fn one_waits() -> (Fixture, Peer, Peer) {
     let (mut fixture, mut a, mut b) = two_paths(usual());
     let hold = |fixture: &mut Fixture| {
         fixture.device.lock().hold_after = Some(0);
-        change(&mut a, (1, 6), (IoOp::Write, 1), (8, 8));
+        change(&mut a, (1, 6), write(1), 8..16);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
-    change(&mut b, (2, 7), (IoOp::Write, 2), (8, 8));
+    change(&mut b, (2, 7), write(2), 8..16);
     fixture.pass(5 * MS);
     assert_eq!((b.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 0)));
     (fixture, a, b)
@@ -249,13 +266,13 @@ fn the_same_path_connected_anew_waits_too() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut old = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold_after = Some(0);
-    change(&mut old, (1, 6), (IoOp::Write, 1), (8, 8));
+    change(&mut old, (1, 6), write(1), 8..16);
     fixture.settle();
     old.leave(&mut fixture);
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut new = Peer::up(&mut fixture, again, "sess");
     new.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
-    change(&mut new, (2, 7), (IoOp::Write, 2), (8, 8));
+    change(&mut new, (2, 7), write(2), 8..16);
     fixture.pass(50 * MS);
     assert_eq!((new.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 0)));
     let_go(&mut fixture);
@@ -288,11 +305,11 @@ fn a_second_writer_of_the_export_waits_too() {
     let mut beside = Peer::up(&mut fixture, beside, "beside");
     beside.open_device(&mut fixture, "vol", AccessMode::Migration).unwrap();
     fixture.device.lock().hold_after = Some(0);
-    change(&mut a, (1, 6), (IoOp::Write, 1), (8, 8));
+    change(&mut a, (1, 6), write(1), 8..16);
     fixture.settle();
     a.leave(&mut fixture);
     // A permit with the same number has no effect: it belongs to another session.
-    change(&mut beside, (2, 6), (IoOp::Write, 2), (8, 8));
+    change(&mut beside, (2, 6), write(2), 8..16);
     fixture.pass(50 * MS);
     assert_eq!((beside.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 0)));
     let_go(&mut fixture);

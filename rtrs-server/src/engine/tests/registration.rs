@@ -58,7 +58,7 @@ fn connections_wait_for_their_chunks_and_for_no_others() {
     let (mut second, asked) = asks(&fixture, other);
     assert_eq!(second.answer(&mut fixture, asked), None);
     first.send_flush((1, 0));
-    assert_eq!(first.reply(&mut fixture).errno, 0, "who is up goes on");
+    assert_eq!(first.reply(&mut fixture).errno, 0, "a connected path is unaffected");
     assert_eq!(fixture.make(), 1);
     assert_eq!(second.answer(&mut fixture, asked), Some(Ok(())));
     goes_on(&mut fixture, &mut second, "two", "other");

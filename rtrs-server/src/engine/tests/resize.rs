@@ -136,11 +136,11 @@ fn io_follows_the_size() {
 fn a_forced_removal_is_told_at_once() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::up(&mut fixture, taker(1, 1), "sess");
-    peer.send_open_for(15, ("vol", RW), OpenRspTail::LONG_LEN);
+    peer.send_open_for(15, "vol", RW, OpenRspTail::LONG_LEN);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
     fixture.remove_vol();
     assert_eq!(peer.immediates(&mut fixture), [CHANGED]);
-    peer.send_open_for(15, ("vol", RW), OpenRspTail::LONG_LEN);
+    peer.send_open_for(15, "vol", RW, OpenRspTail::LONG_LEN);
     assert_eq!(peer.reply(&mut fixture).errno, errno::EIDRM);
     // The refusal was the answer; nothing is outstanding.
     fixture.resize(2 * OLD);

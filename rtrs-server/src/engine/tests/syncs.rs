@@ -206,7 +206,7 @@ fn a_good_sync_waits_for_those_that_may_have_taken_its_error() {
         } else {
             one.send_flush((mine, 3));
         }
-        assert_eq!(one.replies(&mut fixture), [], "nobody knows what its success is worth");
+        assert_eq!(one.replies(&mut fixture), [], "its success would prove nothing");
         fixture.device.lock().hold_failed = false;
         assert_eq!(one.reply(&mut fixture).errno, errno::EIO);
         assert_eq!(two.reply(&mut fixture).errno, errno::ENOSPC);
@@ -348,7 +348,7 @@ fn a_session_that_closed_and_opened_again_begins_anew() {
     let write = IoHeader { device_id: again.device_id, ..io(Rw::WRITE, 0, 512) };
     one.send_write((1, 3), write, &[1; 512]);
     assert_eq!(one.reply(&mut fixture).errno, 0);
-    assert_eq!(flush(&mut fixture, &mut one, 1), 0, "its new cache id told it");
+    assert_eq!(flush(&mut fixture, &mut one, 1), 0, "its new cache ID reported the loss");
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn a_session_that_comes_back_hears_of_what_it_had_not_flushed() {
             let (mut other, _) = open(&mut fixture, 2, AccessMode::Migration);
             let open = |fixture: &mut Fixture| {
                 let mut peer = Peer::up(fixture, self::options(1), "sess1");
-                peer.send_open_for(15, ("vol", AccessMode::Migration), room);
+                peer.send_open_for(15, "vol", AccessMode::Migration, room);
                 assert_eq!(peer.reply(fixture).errno, 0);
                 let opened = OpenRsp::decode(&peer.result(OpenRsp::LEN)).unwrap();
                 (peer, opened.cache_id)

@@ -110,7 +110,7 @@ fn bytes_that_are_no_request_end_the_path() {
     for (what, at, bytes, off) in cases {
         for always_invalidate in [false, true] {
             let mut pair = Pair::new(always_invalidate);
-            pair.bad.write_chunk((1, 0), at, &bytes, off);
+            pair.bad.write_chunk(1, 0, at, &bytes, off);
             pair.assert_ended(what);
         }
     }
@@ -132,21 +132,21 @@ fn wrong_headers_are_answered() {
     let long = SgDesc { len: 1024, ..desc };
     let cases: [Case<'_>; 16] = [
         (
-            "write shorter than told",
+            "write shorter than announced",
             Data::Bytes(&[1; 512]),
             header(Rw::WRITE, 1024),
             write.clone(),
             inval,
         ),
         (
-            "write longer than told",
+            "write longer than announced",
             Data::Bytes(&[1; 1024]),
             header(Rw::WRITE, 512),
             write.clone(),
             inval,
         ),
         ("write of nothing", Data::None, header(Rw::WRITE, 0), write.clone(), inval),
-        ("write told, none there", Data::None, header(Rw::WRITE, 512), write.clone(), inval),
+        ("write announced without data", Data::None, header(Rw::WRITE, 512), write.clone(), inval),
         ("write as READ", Data::Bytes(&[1; 512]), header(Rw::WRITE, 512), read(Some(desc)), inval),
         ("read as WRITE", Data::Bytes(&[1; 512]), header(Rw::READ, 512), write.clone(), inval),
         ("read without target", Data::Room(512), header(Rw::READ, 512), read(None), inval),
@@ -277,5 +277,5 @@ fn a_state_that_cannot_happen_is_counted_and_ends_the_path() {
     let session = fixture.sessions().swap_remove(0);
     assert_eq!(session.io.internal_errors, 1);
     let up = session.paths.iter().filter(|path| path.state == PathStage::Connected);
-    assert_eq!(up.map(|up| up.path).collect::<Vec<_>>(), [path.0 + 1], "the other path goes on");
+    assert_eq!(up.map(|up| up.path).collect::<Vec<_>>(), [path.0 + 1], "the other path stays up");
 }

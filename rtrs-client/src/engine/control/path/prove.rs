@@ -61,7 +61,7 @@ impl Path {
         };
         let name = self.target.peer_name.as_deref();
         let prover = self.prover().ok_or(NO_KEYS)?;
-        let proof = prover.answer((facts, name), &challenge, answer);
+        let proof = prover.answer(facts, name, &challenge, answer);
         let proof = proof.map_err(|why| describe_impostor(&why))?;
         self.post(ctx, |service, fabric| service.post_auth(&proof, fabric))
     }

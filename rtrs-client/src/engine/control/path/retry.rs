@@ -51,9 +51,9 @@ impl Path {
             }
             PathState::Closing => self.network.skip_wait(),
             PathState::Connecting | PathState::InfoExchange if was_open => {
-                let attempt = (self.connections.epoch(), self.connections.started());
-                if self.network.gives_up(now, attempt, &what) {
-                    tracing::info!(path = %name, "{what}: the attempt begins anew");
+                let (epoch, started) = (self.connections.epoch(), self.connections.started());
+                if self.network.gives_up(now, epoch, started, &what) {
+                    tracing::info!(path = %name, "{what}: restarting the attempt");
                     self.reconnect.forget_failures();
                     return Some(true);
                 }

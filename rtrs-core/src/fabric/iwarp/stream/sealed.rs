@@ -154,7 +154,7 @@ impl Conn {
         while self.machine.failure.is_none() {
             let Some(stage) = Arc::get_mut(&mut self.machine.stage) else {
                 tracing::error!("records cannot be opened while their memory is in use");
-                self.machine.end(CloseReason::Lost("an internal error of TLS".into()), None);
+                self.machine.end(CloseReason::Lost("internal TLS error".into()), None);
                 return;
             };
             match tls.next(stage.bytes_mut()) {

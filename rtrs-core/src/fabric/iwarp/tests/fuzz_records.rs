@@ -135,7 +135,8 @@ pub(crate) fn fuzz_records(data: &[u8]) {
                 stream.arrived(count);
                 rest = &rest[count..];
                 loop {
-                    let stage = std::sync::Arc::get_mut(&mut machine.stage).expect("nobody has it");
+                    let stage = std::sync::Arc::get_mut(&mut machine.stage)
+                        .expect("the stage is not shared");
                     match stream.next(stage.bytes_mut()) {
                         Ok(Some(Record::Data { at, len })) => {
                             let mut bytes = vec![0; len];
@@ -162,7 +163,7 @@ pub(crate) fn fuzz_records(data: &[u8]) {
 
 /// Checks that the received data is a prefix of the validly sealed data.
 fn check(sent: &[u8], taken: &[u8]) {
-    assert!(sent.starts_with(taken), "bytes came that nobody sealed");
+    assert!(sent.starts_with(taken), "received bytes that were not sealed");
 }
 
 #[cfg(test)]

@@ -16,8 +16,11 @@ fn end() -> End {
     end
 }
 
-fn untagged(kind: u8, last: bool, (qn, msn, mo): (u32, u32, u32), payload: &[u8]) -> Vec<u8> {
-    let fields = Untagged { invalidate: 0, qn, msn, mo };
+const fn fields(qn: u32, msn: u32, mo: u32) -> Untagged {
+    Untagged { invalidate: 0, qn, msn, mo }
+}
+
+fn untagged(kind: u8, last: bool, fields: Untagged, payload: &[u8]) -> Vec<u8> {
     frame(&ddp::untagged(kind, last, fields, payload.len()), payload)
 }
 
@@ -38,7 +41,7 @@ fn verdict(end: &mut End, bytes: &[u8]) -> (u8, u8, u8) {
     (out[20], out[21], out[22])
 }
 
-const MSG1: (u32, u32, u32) = (0, 1, 0);
+const MSG1: Untagged = fields(0, 1, 0);
 
 #[test]
 fn writes_are_validated() {
@@ -75,7 +78,7 @@ fn writes_beyond_what_a_peer_may_use_yet_are_refused() {
     for len in [4, 30_000] {
         let meter = MemoryMeter::new(1 << 30);
         let mut e = end();
-        e.region = Region::metered((8 * stride, stride), &meter, Counting::Written).unwrap();
+        e.region = Region::metered(8 * stride, stride, &meter, Counting::Written).unwrap();
         e.region.limit_writes(2);
         (e.stag, e.base) =
             e.core.stags.register(super::PD, &e.region, Access::REMOTE_WRITE).unwrap();
@@ -102,17 +105,17 @@ fn messages_are_validated() {
     let cases: [(Vec<u8>, (u8, u8, u8)); 16] = [
         (untagged(opcode::SEND, true, MSG1, &prefix), (0x12, 0x02, 0xc0)),
         (untagged(opcode::IMMEDIATE, true, MSG1, &prefix), (0x12, 0x02, 0xc0)),
-        (untagged(opcode::SEND, true, (0, 2, 0), &prefix), (0x12, 0x03, 0xc0)),
-        (untagged(opcode::SEND, true, (0, 0, 0), &prefix), (0x12, 0x03, 0xc0)),
-        (untagged(opcode::SEND, true, (0, 1, 4), &prefix), (0x12, 0x04, 0xc0)),
-        (untagged(opcode::SEND, true, (1, 1, 0), &prefix), (0x12, 0x01, 0xc0)),
-        (untagged(opcode::SEND, true, (9, 1, 0), &prefix), (0x12, 0x01, 0xc0)),
-        (untagged(opcode::READ_REQUEST, true, (0, 1, 0), &[0; 28]), (0x12, 0x01, 0xc0)),
-        (untagged(opcode::READ_REQUEST, true, (1, 1, 0), &[0; 27]), (0x02, 0xff, 0)),
+        (untagged(opcode::SEND, true, fields(0, 2, 0), &prefix), (0x12, 0x03, 0xc0)),
+        (untagged(opcode::SEND, true, fields(0, 0, 0), &prefix), (0x12, 0x03, 0xc0)),
+        (untagged(opcode::SEND, true, fields(0, 1, 4), &prefix), (0x12, 0x04, 0xc0)),
+        (untagged(opcode::SEND, true, fields(1, 1, 0), &prefix), (0x12, 0x01, 0xc0)),
+        (untagged(opcode::SEND, true, fields(9, 1, 0), &prefix), (0x12, 0x01, 0xc0)),
+        (untagged(opcode::READ_REQUEST, true, fields(0, 1, 0), &[0; 28]), (0x12, 0x01, 0xc0)),
+        (untagged(opcode::READ_REQUEST, true, fields(1, 1, 0), &[0; 27]), (0x02, 0xff, 0)),
         (untagged(opcode::IMMEDIATE, true, MSG1, &[0; 7]), (0x02, 0xff, 0)),
         (untagged(opcode::IMMEDIATE, true, MSG1, &[1; 8]), (0x02, 0xff, 0)),
         (untagged(opcode::IMMEDIATE, false, MSG1, &[0; 8]), (0x02, 0xff, 0)),
-        (untagged(10, true, (1, 1, 0), &[0; 8]), (0x02, 0x06, 0)),
+        (untagged(10, true, fields(1, 1, 0), &[0; 8]), (0x02, 0x06, 0)),
         (untagged(15, true, MSG1, &[0; 8]), (0x02, 0x06, 0)),
         (untagged(opcode::WRITE, true, MSG1, &[0; 8]), (0x02, 0x06, 0)),
         (frame(&ddp::tagged(opcode::SEND, true, 1, 0, 0), &[]), (0x02, 0x06, 0)),
@@ -141,11 +144,11 @@ fn sends_are_validated() {
     let mut e = with_recv(16);
     e.input(&untagged(opcode::SEND, false, MSG1, &[0; 12]));
     assert!(e.machine.failure.is_none());
-    let gap = untagged(opcode::SEND, true, (0, 1, 13), &[0; 4]);
+    let gap = untagged(opcode::SEND, true, fields(0, 1, 13), &[0; 4]);
     assert_eq!(verdict(&mut e, &gap), (0x12, 0x04, 0xc0));
     let mut e = with_recv(16);
     e.input(&untagged(opcode::SEND, false, MSG1, &[0; 12]));
-    let kind = untagged(opcode::SEND_INV, true, (0, 1, 12), &[0; 4]);
+    let kind = untagged(opcode::SEND_INV, true, fields(0, 1, 12), &[0; 4]);
     assert_eq!(verdict(&mut e, &kind), (0x02, 0x06, 0));
     let mut e = with_recv(16);
     e.input(&untagged(opcode::SEND, false, MSG1, &[0; 12]));
@@ -215,7 +218,7 @@ fn reads_are_validated() {
         let request =
             ReadRequest { sink_stag: 1, sink_addr: 0, size, source_stag: stag, source_addr: addr };
         let _ = e;
-        untagged(opcode::READ_REQUEST, true, (1, 1, 0), &request.encode())
+        untagged(opcode::READ_REQUEST, true, fields(1, 1, 0), &request.encode())
     };
     let readable = || {
         let mut e = End::new(terms(false), Access::REMOTE_READ);
@@ -307,7 +310,7 @@ fn a_terminate_of_the_peer_ends_the_stream() {
         e.machine.post_send(&e.core, request).unwrap();
     }
     e.output();
-    e.input(&untagged(opcode::TERMINATE, true, (2, 1, 0), &[0x01, 0x02, 0, 0]));
+    e.input(&untagged(opcode::TERMINATE, true, fields(2, 1, 0), &[0x01, 0x02, 0, 0]));
     e.machine.flush_all(&mut e.core);
     let done = e.completions();
     assert_eq!(done[0].status, WcStatus::RemoteAccess);
@@ -380,7 +383,7 @@ proptest! {
                 let addr = e.base + u64::from(mo);
                 frame(&ddp::tagged(op, last, e.stag, addr, payload.len()), &payload)
             } else {
-                untagged(op, last, (qn, msn, mo), &payload)
+                untagged(op, last, fields(qn, msn, mo), &payload)
             });
         }
         for piece in stream.chunks(cut) {

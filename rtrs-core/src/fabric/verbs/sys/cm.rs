@@ -264,7 +264,8 @@ impl CmId {
                 rdma_port_space::RDMA_PS_TCP,
             )
         })?;
-        let raw = NonNull::new(raw).ok_or_else(|| io::Error::other("rdma_create_id gave null"))?;
+        let raw =
+            NonNull::new(raw).ok_or_else(|| io::Error::other("rdma_create_id returned null"))?;
         Ok(Self { raw, channel: Arc::clone(channel), in_place: false })
     }
 

@@ -370,7 +370,7 @@ impl Drop for Context {
                     break;
                 }
                 let error = io::Error::last_os_error();
-                tracing::warn!(%error, device = %self.name, "a removed device is not given back");
+                tracing::warn!(%error, device = %self.name, "cannot release a removed device");
                 std::thread::yield_now();
             }
         }

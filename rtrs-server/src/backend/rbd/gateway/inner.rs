@@ -103,8 +103,8 @@ impl Inner {
         self.state.store(state as u8, Ordering::SeqCst);
     }
 
-    /// True when the process was paused so long that the cluster may have given the lock to another
-    /// server.
+    /// Whether the process was paused for long enough that the cluster may have given the lock to
+    /// another server.
     pub(super) fn is_stalled(&self) -> bool {
         let since = Clock.boot_millis().saturating_sub(self.alive.load(Ordering::SeqCst));
         Duration::from_millis(since) > WATCH_MAX

@@ -175,7 +175,7 @@ impl Drop for GatewaySource {
         let (done, ended) = mpsc::channel();
         self.0.send(Job::End(done));
         if ended.recv_timeout(END_MAX) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!("{}: the cluster does not answer; it closes later", self.0.name);
+            tracing::warn!("{}: the cluster does not answer; closing it later", self.0.name);
         }
     }
 }

@@ -139,7 +139,7 @@ fn what_is_given_up_is_taken_without_force() {
     assert_eq!(at_a.write(0, &[3; 512]), IoStatus::Moved);
     assert_eq!(b.take_over(ONE), 2);
     assert_eq!(at_b.write(0, &[2; 512]), IoStatus::Ok);
-    assert_eq!(blocklist(ceph), before, "nobody is refused");
+    assert_eq!(blocklist(ceph), before, "no client is blocklisted");
     b.gateway().release(WAIT_MAX).unwrap();
     b.expect(GatewayEvent::Standby);
     let end = Clock.now() + WAIT_MAX;

@@ -107,7 +107,7 @@ impl Worker {
             Job::Release(done) => {
                 let released = self.release(inner);
                 if let Err(error) = &released {
-                    tracing::error!("{name}: cannot give the image up: {error}");
+                    tracing::error!("{name}: cannot release the image: {error}");
                 }
                 // The requester may have timed out.
                 done.into_iter().for_each(|done| drop(done.send(released_again(&released))));
@@ -195,7 +195,7 @@ impl Worker {
             _ => error,
         })?;
         let term = noted(image).and_then(|(term, _)| {
-            let gone = || io::Error::other("the lock is gone again");
+            let gone = || io::Error::other("the lock was lost again");
             let own = image.lock_owner()?.ok_or_else(gone)?;
             image.set_note(NOTE, &note(term + 1, session, &own))?;
             self.own = Some(own);
@@ -204,7 +204,7 @@ impl Worker {
         let term = term.inspect_err(|_| {
             self.own = None;
             if let Err(error) = image.unlock() {
-                tracing::warn!("{name}: cannot give the lock up: {error}");
+                tracing::warn!("{name}: cannot release the lock: {error}");
             }
         })?;
         source.0.examine();
@@ -212,7 +212,7 @@ impl Worker {
         inner.term.store(term, Ordering::SeqCst);
         inner.set_state(State::Active);
         let session = SessionTag::of(session);
-        tracing::info!(%session, term, "{name}: taken over; this server is active now");
+        tracing::info!(%session, term, "{name}: taken over; this server is now active");
         inner.notify(GatewayEvent::Active);
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Worker {
         }
         self.own = None;
         leave(inner);
-        tracing::info!("{}: given up; this server is standby now", inner.name);
+        tracing::info!("{}: released; this server is now standby", inner.name);
         inner.notify(GatewayEvent::Standby);
         Ok(())
     }

@@ -312,13 +312,13 @@ fn keys_are_replaced_before_they_are_worn_out() {
     }
     // Each send is one record, and each end changes its key twice.
     for number in 0..KEY_RECORDS * 2 + 100 {
-        exchange((&mut client, cq), (&mut server, sq), number);
-        exchange((&mut server, sq), (&mut client, cq), number);
+        exchange(&mut client, cq, &mut server, sq, number);
+        exchange(&mut server, sq, &mut client, cq, number);
     }
 }
 
 /// Sends one message from one end to the other.
-fn exchange((from, qp): (&mut Node, QpNum), (to, peer): (&mut Node, QpNum), number: u64) {
+fn exchange(from: &mut Node, qp: QpNum, to: &mut Node, peer: QpNum, number: u64) {
     to.fabric.post_recv(peer, number, None).unwrap();
     let op = WrOp::Send { imm: Some(9), invalidate: None };
     from.send(qp, number, op, SgeList::EMPTY);
