@@ -564,8 +564,8 @@ impl Control {
             }
             while let Some(made) = ctx.fabrics[provider.index()].next_registration() {
                 busy = true;
-                let parts = (&mut self.registry, &mut self.log);
-                let end = self.connector.registered(provider, made, parts, ctx);
+                let Self { connector, registry, log, .. } = self;
+                let end = connector.registered(provider, made, registry, log, ctx);
                 end.into_iter().for_each(|(key, end)| self.end_path(key, &end, ctx));
             }
         }

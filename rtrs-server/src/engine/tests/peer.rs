@@ -126,7 +126,8 @@ impl Peer {
     }
 
     pub(super) fn replies(&mut self, fixture: &mut Fixture) -> Vec<Reply> {
-        self.immediates(fixture).into_iter().filter_map(Reply::of).collect()
+        let immediates = self.immediates(fixture).into_iter();
+        immediates.filter_map(|(conn, imm)| Reply::from_immediate(conn, imm)).collect()
     }
 
     /// Returns the answer, asserting that there is exactly one.
