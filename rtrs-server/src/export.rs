@@ -201,6 +201,8 @@ pub struct ExportTable {
     closer: OnceLock<Box<dyn Closer>>,
     /// Whether any export has ever been able to move between servers.
     gateways: AtomicBool,
+    /// Whether an export is being replaced by the current target of its path.
+    replacing: AtomicBool,
     /// Access lists; replaced by the operator's threads.
     access: Mutex<Arc<AccessPolicy>>,
     places: Mutex<Places>,
@@ -252,6 +254,7 @@ impl ExportTable {
             examiner,
             closer,
             gateways,
+            replacing: AtomicBool::new(false),
             access,
             places,
             version: AtomicU64::new(0),
@@ -426,6 +429,17 @@ impl ExportTable {
     /// Sets the closer for exports of the search path, once.
     pub(crate) fn set_closer(&self, closer: Box<dyn Closer>) {
         self.closer.get_or_init(|| closer);
+    }
+
+    /// Records that the replacement of an export by the current target of its path begins or ends.
+    /// Meanwhile the table lacks the export.
+    pub(crate) fn set_replacing(&self, replacing: bool) {
+        self.replacing.store(replacing, Ordering::SeqCst);
+    }
+
+    /// Whether an export is being replaced by the current target of its path.
+    pub(crate) fn is_replacing(&self) -> bool {
+        self.replacing.load(Ordering::SeqCst)
     }
 
     /// Sets the examiner of targets, once.

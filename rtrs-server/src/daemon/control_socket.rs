@@ -37,6 +37,8 @@ struct Draining {
     stream: UnixStream,
     until: Instant,
     answer: mpsc::Receiver<AdminReply>,
+    /// First flush, if it has not ended in its time. It may be the one that learns of a loss.
+    first_flush: Option<Flush>,
 }
 
 /// Parts of a server that its control socket reports on and changes.
@@ -134,7 +136,7 @@ impl ServerControl {
     pub(crate) fn close(self) -> Result<(), Error> {
         let Self { shared, socket } = self;
         let drain = shared.draining.lock().take();
-        let Some(Draining { stream, until, answer }) = drain else { return Ok(()) };
+        let Some(Draining { stream, until, answer, first_flush }) = drain else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN);
         let mut wrong = Vec::new();
         // Without an answer, a signal has ended the server before.
@@ -147,7 +149,7 @@ impl ServerControl {
             }
             _ => false,
         };
-        if begun && let Err(error) = settle(&shared.exports, left) {
+        if begun && let Err(error) = last_flush(first_flush, &shared.exports, left) {
             wrong.push(error.to_string());
         }
         drop((socket, shared));
@@ -276,24 +278,34 @@ impl Shared {
     /// clients wait; then asks the control shard. [`ServerControl::close`] replies.
     fn drain(&self, stream: UnixStream, within: Duration) {
         let until = Instant::now() + within;
-        match settle(&self.exports, within / 2) {
-            Err(error) if error.kind() != io::ErrorKind::TimedOut => {
+        let first_flush = match self.first_flush(within / 2) {
+            Ok(running) => running,
+            Err(error) => {
                 tracing::error!("not draining, still serving: {error}");
                 self.changes.exports.record_drain(Some(&error.to_string()));
                 self.busy.store(false, Ordering::SeqCst);
                 return refuse(&stream, format!("not draining, still serving: {error}"));
             }
-            // The last flush tries again.
-            Err(error) => tracing::warn!("draining anyway: {error}"),
-            Ok(()) => {}
-        }
+        };
         self.changes.exports.record_drain(None);
         give_up(&self.exports, until.saturating_duration_since(Instant::now()) / 2);
         let mut draining = self.draining.lock();
         let within = until.saturating_duration_since(Instant::now());
         // Locked until the drain is stored, because `close` reads it after the server has ended.
         let answer = self.control.send(AdminRequest::Drain { within });
-        *draining = Some(Draining { stream, until, answer });
+        *draining = Some(Draining { stream, until, answer, first_flush });
+    }
+
+    /// Flushes all exports. Returns the flush if it takes longer than `limit`.
+    fn first_flush(&self, limit: Duration) -> io::Result<Option<Flush>> {
+        let flush = Flush::begin(&self.exports)?;
+        match flush.wait(limit) {
+            Some(result) => result.map(|()| None),
+            None => {
+                tracing::warn!("draining anyway: {}", flush.late(limit));
+                Ok(Some(flush))
+            }
+        }
     }
 }
 
@@ -313,32 +325,61 @@ fn give_up(exports: &ExportTable, limit: Duration) {
     }
 }
 
-/// Flushes all exports within a time limit. A flush that takes longer continues in the background.
-fn settle(exports: &Arc<ExportTable>, limit: Duration) -> io::Result<()> {
-    let (done, result) = mpsc::channel();
-    let at = Arc::new(Mutex::new(String::new()));
-    let (exports, now_at) = (Arc::clone(exports), Arc::clone(&at));
-    std::thread::Builder::new().name("rtrs-flush".into()).spawn(move || {
-        let flushed = exports.all().into_iter().try_for_each(|(_, export)| {
-            now_at.lock().clone_from(&export.name);
-            export.source.settle().map_err(|error| {
-                // The failure is the answer; the log reports an epoch that is not saved.
-                let _ = wait_saved(&export.epoch, export.epoch.raise());
-                let text = format!("export {:?} cannot be flushed: {error}", export.name);
-                io::Error::new(error.kind(), text)
-            })
-        });
-        // The receiver has gone if the flush took too long.
-        let _ = done.send(flushed);
-    })?;
-    result.recv_timeout(limit).unwrap_or_else(|_| {
-        let text = format!(
-            "the flush of export {:?} takes longer than {} ms",
-            at.lock().as_str(),
-            limit.as_millis()
-        );
-        Err(io::Error::new(io::ErrorKind::TimedOut, text))
-    })
+/// Flush of all exports on its own thread, which continues if nobody waits.
+struct Flush {
+    result: mpsc::Receiver<io::Result<()>>,
+    /// Name of the export that is being flushed.
+    at: Arc<Mutex<String>>,
+}
+
+impl Flush {
+    /// Begins the flush. The failure of an export does not keep the others from being flushed.
+    fn begin(exports: &Arc<ExportTable>) -> io::Result<Self> {
+        let (done, result) = mpsc::channel();
+        let at = Arc::new(Mutex::new(String::new()));
+        let (exports, now_at) = (Arc::clone(exports), Arc::clone(&at));
+        std::thread::Builder::new().name("rtrs-flush".into()).spawn(move || {
+            let mut flushed = Ok(());
+            for (_, export) in exports.all() {
+                now_at.lock().clone_from(&export.name);
+                if let Err(error) = export.source.settle() {
+                    // The failure is the answer; the log reports an epoch that is not saved.
+                    let _ = wait_saved(&export.epoch, export.epoch.raise());
+                    let text = format!("export {:?} cannot be flushed: {error}", export.name);
+                    flushed = flushed.and_then(|()| Err(io::Error::new(error.kind(), text)));
+                }
+            }
+            // The server may have ended.
+            let _ = done.send(flushed);
+        })?;
+        Ok(Self { result, at })
+    }
+
+    /// Waits for the result. Returns None if the flush takes longer.
+    fn wait(&self, limit: Duration) -> Option<io::Result<()>> {
+        self.result.recv_timeout(limit).ok()
+    }
+
+    /// Error for a flush that takes longer than `limit`.
+    fn late(&self, limit: Duration) -> io::Error {
+        let (at, ms) = (self.at.lock(), limit.as_millis());
+        let text = format!("the flush of export {:?} takes longer than {ms} ms", at.as_str());
+        io::Error::new(io::ErrorKind::TimedOut, text)
+    }
+}
+
+/// Flushes all exports after their last request. If an earlier flush is still running, waits for
+/// it too: a loss is reported to one flush only.
+fn last_flush(
+    earlier: Option<Flush>,
+    exports: &Arc<ExportTable>,
+    limit: Duration,
+) -> io::Result<()> {
+    let until = Instant::now() + limit;
+    let ended = |flush: Flush, limit| flush.wait(limit).unwrap_or_else(|| Err(flush.late(limit)));
+    let earlier = earlier.map_or(Ok(()), |flush| ended(flush, limit));
+    let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN.min(limit));
+    earlier.and(Flush::begin(exports).and_then(|flush| ended(flush, left)))
 }
 
 #[cfg(test)]
@@ -394,14 +435,30 @@ mod tests {
         let export = |name: &str, error| {
             Export::new(name, Arc::new(Slow { gate: Arc::clone(&gate), error }))
         };
+        let minute = Duration::from_secs(60);
+        let flush = |table: &Arc<ExportTable>, limit| last_flush(None, table, limit);
         let table = ExportTable::new(vec![export("good", None), export("bad", Some(5))]);
-        let error = settle(&table, Duration::from_millis(50)).unwrap_err();
+        let error = flush(&table, Duration::from_millis(50)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(error.to_string().contains("the flush of export \"good\""), "{error}");
         *gate.0.lock().unwrap() = true;
         gate.1.notify_all();
-        let error = settle(&table, Duration::from_secs(60)).unwrap_err();
+        let error = flush(&table, minute).unwrap_err();
         assert!(error.to_string().starts_with("export \"bad\" cannot be flushed: "), "{error}");
-        settle(&ExportTable::new(vec![export("good", None)]), Duration::from_secs(60)).unwrap();
+        flush(&ExportTable::new(vec![export("good", None)]), minute).unwrap();
+    }
+
+    #[test]
+    fn a_loss_that_a_late_flush_learns_of_is_reported() {
+        let gate = Arc::new((std::sync::Mutex::new(false), Condvar::new()));
+        let source = Arc::new(Slow { gate: Arc::clone(&gate), error: Some(5) });
+        let failing = ExportTable::new(vec![Export::new("lossy", source)]);
+        let late = Flush::begin(&failing).unwrap();
+        assert!(late.wait(Duration::from_millis(20)).is_none(), "it is held");
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        // The last flush of the exports finds nothing wrong any more.
+        let error = last_flush(Some(late), &ExportTable::new(vec![]), Duration::from_secs(60));
+        assert!(error.unwrap_err().to_string().starts_with("export \"lossy\""));
     }
 }

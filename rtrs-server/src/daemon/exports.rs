@@ -135,6 +135,7 @@ impl Opener {
             format!("export {name:?} was removed but could not be flushed: {error}")
         });
         if flushed.is_ok() {
+            wait_saved(&export.epoch, export.epoch.rises());
             export.epoch.note_clean_stop();
         }
         if let Some(id) = export.id {

@@ -32,7 +32,7 @@ use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::{Served, ServerControl};
 use crate::daemon::driver::ServerShard;
 use crate::daemon::expiry;
-use crate::daemon::exports::{Exports, Opener};
+use crate::daemon::exports::{Exports, Opener, wait_saved};
 use crate::daemon::identity::Sources;
 use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::open_files;
@@ -246,7 +246,10 @@ fn stop_cleanly(exports: &Arc<ExportTable>) {
         let late = || Err(io::ErrorKind::TimedOut.into());
         let left = until.saturating_duration_since(Instant::now());
         match flushed.recv_timeout(left).unwrap_or_else(|_| late()) {
-            Ok(()) => export.epoch.note_clean_stop(),
+            Ok(()) => {
+                wait_saved(&export.epoch, export.epoch.rises());
+                export.epoch.note_clean_stop();
+            }
             Err(error) => tracing::error!(
                 name = %export.name,
                 %error,

@@ -126,9 +126,12 @@ impl SyncEpoch {
         self.stop.is_some()
     }
 
-    /// Records that everything is flushed, and that no more writes follow.
+    /// Records that everything is flushed, and that no more writes follow. Does nothing if a failed
+    /// sync is not saved, because the next process would not know of it.
     pub fn note_clean_stop(&self) {
-        if let Some(stop) = &self.stop {
+        if let Some(stop) = &self.stop
+            && self.is_saved(self.rises())
+        {
             stop.note();
         }
     }

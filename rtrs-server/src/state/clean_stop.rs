@@ -70,10 +70,41 @@ impl StateDir {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use crate::engine::epoch::{EpochState, EpochStore};
+
     use super::*;
 
     fn id(epoch: &SyncEpoch) -> u64 {
         epoch.cache_id(5, epoch.rises())
+    }
+
+    /// Store that never saves.
+    #[derive(Debug)]
+    struct Hanging;
+
+    impl EpochStore for Hanging {
+        fn save(&self, _: &str, _: &Arc<EpochState>) {}
+    }
+
+    #[test]
+    fn a_stop_with_an_unsaved_failure_is_not_clean() {
+        let noted = Arc::new(AtomicU32::new(0));
+        #[derive(Debug)]
+        struct Noted(Arc<AtomicU32>);
+        impl StopMark for Noted {
+            fn note(&self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let epoch = SyncEpoch::kept(0, Arc::new(Hanging), "vol".to_owned());
+        let epoch = epoch.tied(7, Box::new(Noted(Arc::clone(&noted))));
+        epoch.note_clean_stop();
+        assert_eq!(noted.load(Ordering::Relaxed), 1, "nothing has failed");
+        epoch.raise();
+        epoch.note_clean_stop();
+        assert_eq!(noted.load(Ordering::Relaxed), 1, "the next process would not know");
     }
 
     #[test]

@@ -361,7 +361,7 @@ fn a_volume_that_grows_is_asked_for_and_no_other() {
     let first = fixture.server.device.unwrap();
     fixture.server.immediate(0, 0, Imm::Changed { device: first }.encode());
     fixture.until("the end of that path", SEC, |s| s.client.states()[0] != PathState::Connected);
-    assert!(fixture.client.last_error(0).contains("vol0: the server gave another device"));
+    assert!(fixture.client.last_error(0).contains("vol0: the server returned another device"));
 }
 
 #[test]

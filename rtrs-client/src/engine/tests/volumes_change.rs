@@ -104,7 +104,7 @@ fn a_volume_that_cannot_be_added_says_why_and_leaves_the_others_alone() {
     fixture.until("the failure", SEC, |s| s.client.control.volumes(s.now())[1].failed);
     let obstacle = fixture.client.control.volumes(fixture.now())[1].obstacle.clone();
     let Some(SessionFailure::Unreachable(why)) = obstacle else { panic!("{obstacle:?}") };
-    assert!(why.starts_with("path0: cannot use this path: the server does not say"), "{why}");
+    assert!(why.starts_with("path0: cannot use this path: the server reports no ID"), "{why}");
     fixture.read(0, 0, 4096);
 }
 

@@ -473,7 +473,14 @@ impl FileDevice {
                 }
                 slot.phase = Phase::WriteZeroes;
             }
-            _ => return self.finish(index, status),
+            _ => {
+                // A change with FUA includes a sync, which may fail with the error of an earlier
+                // write-back, whatever its number.
+                let syncs = slot.op.changes() && slot.flags.fua && !shared.in_memory;
+                let syncs = syncs && matches!(slot.phase, Phase::Transfer | Phase::Sync);
+                let lost = syncs && status.is_refusal();
+                return self.finish(index, if lost { IoStatus::Io } else { status });
+            }
         }
         self.step(index);
     }

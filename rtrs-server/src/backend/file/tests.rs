@@ -2,9 +2,9 @@
 //! sizes.
 
 mod extents;
-mod resize;
-
+mod fua_errors;
 mod names;
+mod resize;
 
 use std::fs::{File, TryLockError};
 use std::io;

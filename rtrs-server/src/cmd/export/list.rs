@@ -97,7 +97,7 @@ mod tests {
             (list(&[], true, false), "access: everyone, because there is no access list\n"),
             (list(&[], false, true), "who it is, because there is no access list\n"),
             (list(&[], false, false), "access to exports without their own list: no client\n"),
-            (list(&["db1:rw"], false, false), "list of their own: db1:rw\n"),
+            (list(&["db1:rw"], false, false), "without their own list: db1:rw\n"),
         ] {
             let shown = text(&list);
             assert!(shown.ends_with(end), "{shown}");

@@ -43,7 +43,11 @@ impl Exports {
     /// Examines the target of an export that a session is about to open, and reopens it if its path
     /// leads elsewhere.
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) {
-        let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else { return };
+        let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
+            // It may be about to return with another target.
+            drop(self.changing.try_lock_for(OPEN_TURN_MAX));
+            return;
+        };
         export.source.examine_name(LOOK_MAX);
         if export.source.target_name() != Some(TargetName::Replaced) {
             return;
@@ -120,18 +124,27 @@ impl Exports {
 
     /// Exports the current target of the path instead of the open one.
     fn reopen(&self, entry: &Entry) -> Result<(), String> {
-        let name = entry.spec.name();
         // Opened first, so that the old target stays exported if that fails.
         let opened = self.opener.open(&entry.spec);
         let export = Arc::new(opened.map_err(|error| error.chain().to_string())?);
-        let (old, _) = self.unpublish(name, false).map_err(|(why, _)| why)?;
-        if let Err(why) = self.publish(&entry.spec, &export, entry.configured) {
-            self.publish(&entry.spec, &old, entry.configured)?;
-            return Err(why);
-        }
+        // Opens wait until the export is back.
+        self.table.set_replacing(true);
+        let replaced = self.exchange(entry, &export);
+        self.table.set_replacing(false);
+        let old = replaced?;
         // Without waiting, because an examined open must not wait for the last flush of the old
         // target. Errors are logged.
         let _ = self.release(vec![old], Duration::ZERO);
         Ok(())
+    }
+
+    /// Removes an export and adds another in its place. Returns the old one.
+    fn exchange(&self, entry: &Entry, export: &Arc<Export>) -> Result<Arc<Export>, String> {
+        let (old, _) = self.unpublish(entry.spec.name(), false).map_err(|(why, _)| why)?;
+        if let Err(why) = self.publish(&entry.spec, export, entry.configured) {
+            self.publish(&entry.spec, &old, entry.configured)?;
+            return Err(why);
+        }
+        Ok(old)
     }
 }

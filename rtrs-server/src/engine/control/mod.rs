@@ -287,6 +287,9 @@ impl Control {
                 // Looked up before the access lists are checked, which may already apply to the
                 // next export of that name.
                 let index = self.exports.find(name.as_bytes());
+                if index.is_none() && self.opens.waits_for_replacement(reply_to, &name, mode) {
+                    return None;
+                }
                 let (id, named, access) = (session.id, index.is_some(), mode.access);
                 let asked = OpenCheck { session: id, name: &name, named, access };
                 if let Some(answer) = self.deny(asked, peer, ctx) {

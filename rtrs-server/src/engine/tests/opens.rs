@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::time::Duration;
@@ -9,7 +10,7 @@ use rtrs_core::wire::{AccessMode, IoHeader, Name, OpenRsp, OpenRspTail, Rw, errn
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
-use crate::engine::finder::OpenMode;
+use crate::engine::finder::{Examiner, OpenMode};
 use crate::engine::message::{ControlMessage, ControlRequest, Message, ReplyTo};
 use crate::engine::session::ServerInstance;
 use crate::path::PathKey;
@@ -235,4 +236,38 @@ fn an_open_whose_target_was_examined_may_come_back_after_its_path() {
     // No internal error occurs.
     fixture.settle();
     fixture.assert_empty();
+}
+
+/// Examiner that keeps the opens.
+#[derive(Debug, Default)]
+struct Kept(Arc<Mutex<Vec<(ReplyTo, Name, OpenMode)>>>);
+
+impl Examiner for Kept {
+    fn examine(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool {
+        self.0.lock().push((reply_to, *name, mode));
+        true
+    }
+}
+
+#[test]
+fn an_open_waits_while_its_export_is_replaced() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let kept = Kept::default();
+    let opens = Arc::clone(&kept.0);
+    fixture.exports.set_examiner(Box::new(kept));
+    let at = fixture.exports.find(b"vol").expect("an export");
+    let export = fixture.exports.remove(at, false).expect("a named export");
+    let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
+    let refused = peer.open_device(&mut fixture, "vol", AccessMode::ReadOnly);
+    assert_eq!(refused.unwrap_err(), errno::ENOENT, "nothing replaces it");
+    fixture.exports.set_replacing(true);
+    peer.send_open(14, "vol", AccessMode::ReadOnly);
+    assert!(peer.replies(&mut fixture).is_empty());
+    fixture.exports.add(&export).expect("room");
+    fixture.exports.set_replacing(false);
+    let (reply_to, name, mode) = opens.lock().pop().expect("the open");
+    let mode = OpenMode { examined: true, ..mode };
+    let request = ControlRequest::Open { name: Box::new(name), mode };
+    fixture.send(Message::Control(ControlMessage::Request { reply_to, request }));
+    assert_eq!(peer.reply(&mut fixture).errno, 0);
 }
