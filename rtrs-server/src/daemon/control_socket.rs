@@ -379,7 +379,8 @@ fn last_flush(
     let ended = |flush: Flush, limit| flush.wait(limit).unwrap_or_else(|| Err(flush.late(limit)));
     let earlier = earlier.map_or(Ok(()), |flush| ended(flush, limit));
     let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN.min(limit));
-    earlier.and(Flush::begin(exports).and_then(|flush| ended(flush, left)))
+    let last = Flush::begin(exports).and_then(|flush| ended(flush, left));
+    earlier.and(last)
 }
 
 #[cfg(test)]
