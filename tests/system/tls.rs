@@ -238,7 +238,7 @@ fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
     fs::write(&clients, format!("db1 {client_key}\n")).expect("the list");
     let _ = server.command(&["reload"]).ok();
     // A name that is missing from the list is reported wherever it is set.
-    let warning = "warning: access rules name \"db9\", and clients-file has no such client";
+    let warning = "warning: access rules name \"db9\", but clients-file has no such client";
     let _ = server.command(&["export", "add", "vol9=null:1M,access=db9:rw"]).ok().says(warning);
     let set = server.command(&["export", "set", "vol9", "access=db9:ro", "-o", "json"]).ok().json();
     assert!(

@@ -149,7 +149,7 @@ impl Stand {
     /// Holds a write, ends all paths until it fails, restores them, and sends newer writes.
     fn failed_round(&self, round: u64, death: Death) {
         self.wait_connected();
-        let (offset, replays) = (8192 * round, self.count("replays"));
+        let offset = 8192 * round;
         let data = two_blocks(offset, 2 * round);
         // The session's cores take connections in turn, and each core has its own permits.
         let mut one = RawNbd::go(self.client.front(), "vol0");
@@ -159,11 +159,10 @@ impl Stand {
         std::thread::scope(|scope| {
             let failing = scope.spawn(|| one.write(0, offset, &data[0]));
             self.wait_file("holding", true);
-            for proxy in &self.proxies {
-                // New connections are silenced too.
-                proxy.shut(&BOTH);
-                death.strike(proxy);
-            }
+            // All are silenced, new connections too, before the first dies: otherwise the write may
+            // be sent again over the next one.
+            self.proxies.iter().for_each(|proxy| proxy.shut(&BOTH));
+            self.proxies.iter().for_each(|proxy| death.strike(proxy));
             assert_eq!(failing.join().ok(), Some(Reply::Error(EIO)), "{death:?}");
         });
         self.proxies.iter().for_each(Proxy::open);
@@ -174,6 +173,7 @@ impl Stand {
             wait_for("IO to resume", PATH_TIME_MAX, || raw.read(offset, &mut found).ok());
         }
         assert!(found == [0; 4096], "{death:?}: the disk holds the write, and it has run");
+        let replays = self.count("replays");
         let answered = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let newer = scope.spawn(|| {
