@@ -434,9 +434,9 @@ impl Rig {
             _ if proves => {
                 let path = self.clients.pick(at.0).map_or(0, |(_, path)| path);
                 // A session's number is that of its first path.
-                let names = (1 + (fields >> 5 & 1), path);
+                let session = 1 + (fields >> 5 & 1);
                 let answer = self.clients.sge(RESULT_AT, 2048).slice.to_vec();
-                let (header, data) = proofs::auth(fields, names, (sim_ip(2), sim_ip(1)), &answer);
+                let (header, data) = proofs::auth(fields, session, path, &answer);
                 proof = data;
                 header
             }

@@ -5,6 +5,7 @@
 //! checks of a single file are in `judge.rs`, those of links in `links.rs`.
 #![forbid(unsafe_code)]
 
+mod english;
 mod judge;
 mod links;
 mod modules;

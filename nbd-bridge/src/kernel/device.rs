@@ -142,7 +142,7 @@ fn await_gone(places: &Places, index: u32) -> Result<(), DeviceError> {
     }
     let users: Vec<String> = uses(places, index).iter().map(ToString::to_string).collect();
     let what = if users.is_empty() {
-        "it is disconnected, but another process has it open".to_owned()
+        "it is disconnected, but something else has it open".to_owned()
     } else {
         format!("it is disconnected, but {}", users.join(", "))
     };
@@ -443,7 +443,7 @@ fn connect_patiently(
                 if Instant::now() >= deadline {
                     let users = uses(places, index);
                     let by = users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                    let by = if by.is_empty() { "another process has it open".into() } else { by };
+                    let by = if by.is_empty() { "something else has it open".into() } else { by };
                     return Err(DeviceError::Busy { index, by });
                 }
                 std::thread::sleep(STEP);

@@ -367,7 +367,7 @@ impl AttachPlan {
         let control = self.run_dir.control_socket(name);
         if socket_state(&control)? == SocketState::InUse {
             let text = format!(
-                "{name:?} is already attached (control socket {}); see status",
+                "{name:?} is already attached (control socket {}); see `list`, or detach it first",
                 control.display()
             );
             return Err(Error::new(ErrorKind::InUse, text));

@@ -87,7 +87,7 @@ impl AttachPlan {
         if name == "io-timeout" && self.slow_io() == SlowIo::Fail {
             return Err(usage(
                 "io-timeout cannot change while slow-io is fail, because NBD requests use it \
-                 too; attach again with the new value",
+                 too; detach, and attach with the new value",
             ));
         }
         if CHANGEABLE.contains(&name) {

@@ -172,14 +172,14 @@ fn chain(
     match (proof.credential.kind, own.shown.kind) {
         (CredentialKind::RawKey, CredentialKind::Certificates) => {
             return refuse(
-                "the peer has a key and this end certificates: there is no kind of \
-                           certificate that both ends have",
+                "the peer has a key and this end certificates: there is no kind of certificate \
+                 in common",
             );
         }
         (CredentialKind::Certificates, CredentialKind::RawKey) => {
             return refuse(
-                "the peer has certificates and this end a key: there is no kind of \
-                           certificate that both ends have",
+                "the peer has certificates and this end a key: there is no kind of certificate \
+                 in common",
             );
         }
         _ => {}

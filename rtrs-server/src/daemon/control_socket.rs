@@ -37,8 +37,8 @@ struct Draining {
     stream: UnixStream,
     until: Instant,
     answer: mpsc::Receiver<AdminReply>,
-    /// First flush, if it has not ended in its time. It may be the one that learns of a loss.
-    first_flush: Option<Flush>,
+    /// First flush, if it was not good in its time. It may be the one that learns of a loss.
+    first_flush: Option<FirstFlush>,
 }
 
 /// Parts of a server that its control socket reports on and changes.
@@ -296,16 +296,23 @@ impl Shared {
         *draining = Some(Draining { stream, until, answer, first_flush });
     }
 
-    /// Flushes all exports. Returns the flush if it takes longer than `limit`.
-    fn first_flush(&self, limit: Duration) -> io::Result<Option<Flush>> {
+    /// Flushes all exports. Returns the flush if it takes longer than `limit`, or if a backend did
+    /// not answer, which must not keep a server from being drained.
+    fn first_flush(&self, limit: Duration) -> io::Result<Option<FirstFlush>> {
         let flush = Flush::begin(&self.exports)?;
-        match flush.wait(limit) {
-            Some(result) => result.map(|()| None),
+        let first = match flush.wait(limit) {
+            Some(Ok(())) => return Ok(None),
+            Some(Err(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                tracing::warn!("draining anyway: {error}");
+                FirstFlush::Failed(error)
+            }
+            Some(Err(error)) => return Err(error),
             None => {
                 tracing::warn!("draining anyway: {}", flush.late(limit));
-                Ok(Some(flush))
+                FirstFlush::Running(flush)
             }
-        }
+        };
+        Ok(Some(first))
     }
 }
 
@@ -325,7 +332,7 @@ fn give_up(exports: &ExportTable, limit: Duration) {
     }
 }
 
-/// Flush of all exports on its own thread, which continues if nobody waits.
+/// Flush of all exports on its own thread, which continues when its caller stops waiting.
 struct Flush {
     result: mpsc::Receiver<io::Result<()>>,
     /// Name of the export that is being flushed.
@@ -342,6 +349,7 @@ impl Flush {
             let mut flushed = Ok(());
             for (_, export) in exports.all() {
                 now_at.lock().clone_from(&export.name);
+                let _running = export.epoch.begin_flush();
                 if let Err(error) = export.source.settle() {
                     // The failure is the answer; the log reports an epoch that is not saved.
                     let _ = wait_saved(&export.epoch, export.epoch.raise());
@@ -368,16 +376,26 @@ impl Flush {
     }
 }
 
+/// First flush of a drain, which did not keep the server from being drained.
+enum FirstFlush {
+    Running(Flush),
+    Failed(io::Error),
+}
+
 /// Flushes all exports after their last request. If an earlier flush is still running, waits for
 /// it too: a loss is reported to one flush only.
 fn last_flush(
-    earlier: Option<Flush>,
+    earlier: Option<FirstFlush>,
     exports: &Arc<ExportTable>,
     limit: Duration,
 ) -> io::Result<()> {
     let until = Instant::now() + limit;
     let ended = |flush: Flush, limit| flush.wait(limit).unwrap_or_else(|| Err(flush.late(limit)));
-    let earlier = earlier.map_or(Ok(()), |flush| ended(flush, limit));
+    let earlier = match earlier {
+        None => Ok(()),
+        Some(FirstFlush::Running(flush)) => ended(flush, limit),
+        Some(FirstFlush::Failed(error)) => Err(error),
+    };
     let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN.min(limit));
     let last = Flush::begin(exports).and_then(|flush| ended(flush, left));
     earlier.and(last)
@@ -459,7 +477,8 @@ mod tests {
         *gate.0.lock().unwrap() = true;
         gate.1.notify_all();
         // The last flush of the exports finds nothing wrong any more.
-        let error = last_flush(Some(late), &ExportTable::new(vec![]), Duration::from_secs(60));
+        let late = Some(FirstFlush::Running(late));
+        let error = last_flush(late, &ExportTable::new(vec![]), Duration::from_secs(60));
         assert!(error.unwrap_err().to_string().starts_with("export \"lossy\""));
     }
 }

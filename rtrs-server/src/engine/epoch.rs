@@ -98,6 +98,18 @@ pub struct SyncEpoch {
     lowest: OnceLock<Box<[Lowest]>>,
     /// Number of requests that wait for syncs of other shards.
     waiting: AtomicU32,
+    /// Number of running flushes of the daemon whose failure would raise the epoch.
+    flushing: AtomicU32,
+}
+
+/// A running flush of the daemon, until its result is recorded.
+#[derive(Debug)]
+pub(crate) struct Flushing<'a>(&'a AtomicU32);
+
+impl Drop for Flushing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl SyncEpoch {
@@ -126,10 +138,17 @@ impl SyncEpoch {
         self.stop.is_some()
     }
 
+    /// Records that a flush of the daemon begins, whose failure will raise the epoch.
+    pub(crate) fn begin_flush(&self) -> Flushing<'_> {
+        self.flushing.fetch_add(1, Ordering::SeqCst);
+        Flushing(&self.flushing)
+    }
+
     /// Records that everything is flushed, and that no more writes follow. Does nothing if a failed
-    /// sync is not saved, because the next process would not know of it.
+    /// sync is not saved or another flush still runs: the next process could not learn of a loss.
     pub fn note_clean_stop(&self) {
         if let Some(stop) = &self.stop
+            && self.flushing.load(Ordering::SeqCst) == 0
             && self.is_saved(self.rises())
         {
             stop.note();

@@ -2,10 +2,10 @@
 //! clients.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
+use rtrs_core::fabric::sim::sim_ip;
 use rtrs_core::ids::{PathUuid, SessionId};
 use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig, TlsServerConfig};
 use rtrs_core::wire::{AUTH_VERSION, Auth, Challenge, ChallengeRsp};
@@ -62,17 +62,12 @@ pub(super) fn challenge(fields: u8) -> Vec<u8> {
 
 /// An AUTH and its proof. The proof answers the server's message in the client's memory, if there
 /// is one, for this session and path; otherwise it is arbitrary data.
-pub(super) fn auth(
-    fields: u8,
-    (session, path): (u8, u8),
-    ends: (IpAddr, IpAddr),
-    answer: &[u8],
-) -> (Vec<u8>, Vec<u8>) {
+pub(super) fn auth(fields: u8, session: u8, path: u8, answer: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let facts = ProofFacts {
         session: SessionId([session; 16]),
         path: PathUuid([path; 16]),
-        client: ends.0,
-        server: ends.1,
+        client: sim_ip(2),
+        server: sim_ip(1),
     };
     let client = &configs().0;
     let good = ChallengeRsp::decode(answer).ok();

@@ -100,6 +100,10 @@ mod tests {
         }
         let epoch = SyncEpoch::kept(0, Arc::new(Hanging), "vol".to_owned());
         let epoch = epoch.tied(7, Box::new(Noted(Arc::clone(&noted))));
+        let running = epoch.begin_flush();
+        epoch.note_clean_stop();
+        assert_eq!(noted.load(Ordering::Relaxed), 0, "another flush may learn of a loss");
+        drop(running);
         epoch.note_clean_stop();
         assert_eq!(noted.load(Ordering::Relaxed), 1, "nothing has failed");
         epoch.raise();

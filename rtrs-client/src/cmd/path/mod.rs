@@ -40,7 +40,8 @@ pub enum PathCommand {
     Remove(PathLeaveArgs),
     /// Disconnect a path until `path reconnect`
     ///
-    /// Requests in flight are handled as by remove.
+    /// Requests in flight are handled as by remove, and the last or the only connected path is
+    /// refused in the same way.
     Disconnect(PathLeaveArgs),
     /// Connect a path now, or again if it is connected
     ///

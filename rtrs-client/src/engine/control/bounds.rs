@@ -82,7 +82,9 @@ impl Bounds {
         let changed = bounds.into_iter().filter(|(_, had, has)| had != has);
         let changed = changed.map(|(what, had, has)| format!("{what} {had} to {has}"));
         let changed = changed.collect::<Vec<_>>().join(", ");
-        Some(format!("the server's limits have changed ({changed}); attach again to use them"))
+        Some(format!(
+            "the server's limits have changed ({changed}); detach the volume and attach it again"
+        ))
     }
 
     /// Queue depth granted by the server; 0 before that.

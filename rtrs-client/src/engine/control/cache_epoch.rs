@@ -119,8 +119,8 @@ impl CacheEpoch {
 fn report(lost: u64, volatile: bool) {
     if lost > 0 && volatile {
         tracing::error!(
-            "the server was restarted, and its export was in memory: {lost} acknowledged writes \
-             are lost; flushes fail until one has reported the loss"
+            "the server was restarted, and its export was in memory: at least {lost} acknowledged \
+             writes are lost; flushes fail until one has reported the loss"
         );
     } else if lost > 0 {
         tracing::error!(

@@ -188,7 +188,7 @@ fn kinds_do_not_mix() {
     let (keys, certificates) = (by_keys(), by_certificates(&dir));
     for ends in [(&keys.0, &certificates.1), (&certificates.0, &keys.1)] {
         let error = exchange(ends.0, ends.1, facts(), facts()).unwrap_err();
-        assert!(error.contains("kind of certificate that both ends have"), "{error}");
+        assert!(error.contains("kind of certificate in common"), "{error}");
     }
 }
 

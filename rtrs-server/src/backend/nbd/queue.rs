@@ -281,8 +281,10 @@ impl NbdDevice {
             unreachable!("a row of `requests` has its slot")
         };
         let Slot { op, mark, .. } = slot;
-        // A write with FUA may fail with the error of an earlier write-back, whatever its number.
-        let lost = op == IoOp::Write && slot.flags.fua && status.is_refusal();
+        // A change with FUA may fail with the error of an earlier write-back, whatever its number.
+        // Servers may lack support for other changes.
+        let unsupported = op != IoOp::Write && status == IoStatus::Unsupported;
+        let lost = op.changes() && slot.flags.fua && status.is_refusal() && !unsupported;
         let status = if lost { IoStatus::Io } else { status };
         if status.is_ok() && op.changes() && !slot.flags.fua {
             self.shared.changes.add(&self.account);

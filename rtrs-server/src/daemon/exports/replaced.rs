@@ -45,7 +45,9 @@ impl Exports {
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
             // It may be about to return with another target.
-            drop(self.changing.try_lock_for(OPEN_TURN_MAX));
+            if self.table.is_replacing() {
+                drop(self.changing.try_lock_for(OPEN_TURN_MAX));
+            }
             return;
         };
         export.source.examine_name(LOOK_MAX);

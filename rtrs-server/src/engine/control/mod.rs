@@ -286,8 +286,9 @@ impl Control {
                 });
                 // Looked up before the access lists are checked, which may already apply to the
                 // next export of that name.
+                let replacing = self.exports.is_replacing();
                 let index = self.exports.find(name.as_bytes());
-                if index.is_none() && self.opens.waits_for_replacement(reply_to, &name, mode) {
+                if replacing && index.is_none() && self.opens.waits(reply_to, &name, mode) {
                     return None;
                 }
                 let (id, named, access) = (session.id, index.is_some(), mode.access);

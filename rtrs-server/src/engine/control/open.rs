@@ -96,16 +96,10 @@ impl Opens {
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
     }
 
-    /// Whether an open of an unknown name was given to the examiner, because the export may be
-    /// about to return with another target.
-    pub(super) fn waits_for_replacement(
-        &self,
-        reply_to: ReplyTo,
-        name: &Name,
-        mode: OpenMode,
-    ) -> bool {
-        let waits = !mode.examined && self.exports.is_replacing();
-        let examiner = self.exports.examiner().filter(|_| waits);
+    /// Gives an open of an unknown name to the examiner, because the export may be about to return
+    /// with another target. Returns false if the open was examined before.
+    pub(super) fn waits(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool {
+        let examiner = self.exports.examiner().filter(|_| !mode.examined);
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
     }
 

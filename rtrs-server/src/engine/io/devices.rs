@@ -139,6 +139,8 @@ impl Devices {
                 let counters = export.counters.shard(self.core.index);
                 let turns = export.turns(self.cores);
                 turns.join(usize::from(self.core.index.0));
+                // A partial write may have been entered while this shard joined.
+                self.scanned_at = self.scanned_at.wrapping_sub(1);
                 slot.insert(OpenDevice {
                     device,
                     waiting,
