@@ -47,7 +47,7 @@ pub(crate) fn revision(root: &Path) -> Option<String> {
     git(root, &["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
 }
 
-/// What git prints, if it succeeds.
+/// Returns the output of git, if it succeeds.
 fn git(root: &Path, args: &[&str]) -> Option<String> {
     let out = Command::new("git").arg("-C").arg(root).args(args).output().ok()?;
     let text = String::from_utf8(out.stdout).ok()?;
