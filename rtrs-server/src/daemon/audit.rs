@@ -257,7 +257,8 @@ fn rotate(path: &Path, max: u64) -> io::Result<()> {
         return Ok(());
     }
     match fs::rename(path, before) {
-        // It was moved by an earlier attempt whose open failed, or removed by someone.
+        // The file is absent if an earlier attempt renamed it and could not open a new one, or if
+        // it was deleted.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         renamed => renamed,
     }

@@ -44,7 +44,7 @@ impl Exports {
     /// leads elsewhere.
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
-            // It may be about to return with another target.
+            // A running replacement may be about to publish this name again.
             if self.table.is_replacing() {
                 drop(self.changing.try_lock_for(OPEN_TURN_MAX));
             }

@@ -1,7 +1,7 @@
 //! The control engine, which runs on shard 0 only and manages sessions and paths.
 //!
-//! It handles rare events, and favors safety over speed. Each part owns its state and does not
-//! depend on the others; this file connects them:
+//! The engine handles rare events, and favors safety over speed. Each part owns its state and does
+//! not depend on the others; this file connects them:
 //!
 //! - `registry.rs` table of sessions and paths; `path.rs` lifecycle of one path;
 //! - `admission.rs` admission control; `known.rs` addresses of sessions;

@@ -450,7 +450,7 @@ mod tests {
         (0..8).for_each(|_| turn(&mut devices));
         let more = sources.iter().zip(&before).map(|(source, before)| source.polls() - before);
         assert_eq!(more.collect::<Vec<_>>(), [2, 2, 8, 2]);
-        // It can be closed nevertheless.
+        // A polled device can be closed.
         devices.close(ExportIndex(2));
         let number = devices.polled.iter().position(|at| *at == ExportIndex(2));
         assert!(!devices.sweep(number.expect("it is polled"), |at| at == ExportIndex(2)));

@@ -85,7 +85,7 @@ fn each_path_of_a_session_may_do_what_the_session_does() {
     let mut fixture = Fixture::new(StandOptions::default());
     set(&fixture, &[anyone(1, "rw")], &[anyone(0, "rw")]);
     let mut first = Peer::open(&mut fixture, from(0));
-    // It may connect, but not do what the session does.
+    // The second address may connect, but may not do what the session does.
     let mut second = Peer::new(&fixture, second_path(1));
     assert_eq!(second.connect(&mut fixture, 0), Err(-13));
     set(&fixture, &[], &[anyone(0, "rw"), anyone(1, "ro")]);
@@ -106,7 +106,7 @@ fn only_paths_that_are_up_are_asked_and_who_comes_up_later_is_checked() {
     let both = [anyone(0, "rw"), anyone(1, "rw")];
     set(&fixture, &[anyone(0, "rw")], &both);
     let mut first = Peer::open(&mut fixture, from(0));
-    // It may do what the session does now, but not what follows.
+    // The second address may do what the session does now, but not what the session does later.
     let mut second = Peer::new(&fixture, second_path(1));
     for cid in 0..second_path(1).cid_num {
         second.connect(&mut fixture, cid).unwrap();

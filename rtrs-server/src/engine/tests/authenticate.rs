@@ -186,7 +186,7 @@ fn a_proof_gives_a_path_the_name_of_its_client() {
     peer.open_device(&mut fixture, "vol", RW).unwrap();
     peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
-    // It has authenticated already, so there is nothing to prove.
+    // A client that has authenticated has nothing left to prove.
     let asked = client_config(1).challenge([9; 32]);
     assert_eq!(challenge(&mut fixture, &clerk, &mut peer, &asked), Err(errno::EINVAL));
     assert_eq!(auth(&mut fixture, &clerk, &mut peer, &[1; 60]), errno::EINVAL);

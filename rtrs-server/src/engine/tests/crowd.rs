@@ -111,7 +111,7 @@ fn the_time_for_a_proof_begins_when_a_client_can_do_its_part() {
     let late = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
     fixture.pass(time / 2);
     assert!(peer.closed(&mut fixture) > 0, "{} bytes come too late", late.len());
-    // It does not begin before its chunks are registered.
+    // The time limit starts when the chunks are registered.
     let mut fixture = Fixture::new(aside());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let (mut peer, asked) = asks(&mut fixture, first(1, 0));
@@ -243,7 +243,7 @@ fn nobody_ends_for_a_path_that_has_no_room_then() {
     let mut next = Peer::new(&fixture, half);
     assert_eq!(next.connect(&mut fixture, 0), Err(-104));
     assert_eq!(gone(&mut fixture, &mut strangers), 0);
-    // Where that helps, two paths end.
+    // Two paths are ended if that makes room.
     let mut peer = unproved(&mut fixture, with_depth(4, alone(11, STRANGE + 11)));
     assert_eq!(gone(&mut fixture, &mut strangers), 1);
     fixture.pass(Duration::from_millis(1100));

@@ -59,7 +59,7 @@ fn a_partial_write_changes_its_bytes_and_no_others() {
     assert_eq!(flags, [false, true]);
     let from = 4 * SECTOR + 500;
     assert_eq!(bytes(&fixture, [from - 1, from, from + 11, from + 12]), [9, 7, 7, 9]);
-    // Of two blocks, beyond the end, of no bytes of a block.
+    // Ranges that cross a block boundary or lie beyond the end are refused.
     for (from, len) in [(500, 13), (1 << 20, 4), ((1 << 20) - 1, 2), (u64::MAX / 2, 1)] {
         first.send_write((1, 4), part(from, len, false), &vec![1; len as usize]);
         let refused = first.reply(&mut fixture).errno;

@@ -59,7 +59,7 @@ fn every_path_is_told_once_until_it_opens_again() {
         assert_eq!(peer.immediates(&mut fixture), [CHANGED]);
     }
     assert_eq!(other.immediates(&mut fixture), [], "it has another export");
-    // It changes again before the client asks: the answer will report that.
+    // The size changes again before the client asks, and the answer reports the new size.
     fixture.resize(3 * OLD);
     fixture.resize(4 * OLD);
     assert_eq!(first.immediates(&mut fixture), []);

@@ -270,7 +270,7 @@ fn check(change: Change, before: bool) {
         drop(other.join().unwrap());
         let end = end.unwrap_or_else(|| flush.finish(model.account(1)));
         let written = written.unwrap_or_else(|| write.finish(model.account(0)));
-        // It does not report a write that was acknowledged after its submission.
+        // A flush does not report a write that was acknowledged after the flush was submitted.
         let reports = [before, !model.disk.flushed_first.load(Ordering::Relaxed)];
         let (_, last) = model.flush(2);
         let last = last.expect("no sync is out");
