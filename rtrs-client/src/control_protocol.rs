@@ -284,6 +284,8 @@ choices! {
         Path = "path",
         /// Free permit.
         Permit = "permit",
+        /// End of overlapping flushes.
+        Flushes = "flushes",
     }
 }
 

@@ -40,6 +40,7 @@ pub mod shares;
 pub mod skip;
 pub mod status;
 pub mod sync;
+pub mod sync_order;
 #[cfg(any(test, feature = "test-util"))]
 pub mod tests;
 pub mod time;

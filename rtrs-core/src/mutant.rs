@@ -99,6 +99,8 @@ mutants! {
         LossUnsaid = "loss-unsaid",
         /// Only one of several concurrent flushes reports a loss; the others succeed.
         LossSaidOnce = "loss-said-once",
+        /// A successful flush does not wait for flushes that overlap it and may report a loss.
+        FlushOvertakes = "flush-overtakes",
         /// A loss between the parts of an IO is not reported once the IO has ended.
         PartLossForgotten = "part-loss-forgotten",
         /// A process that takes over ignores writes that its predecessor may have left.

@@ -243,6 +243,7 @@ fn oldest(identity: &Identity, reports: &[ClientShardReport]) -> Option<OldestIo
         Waits::Fence(path) => (WaitsFor::Fence, name(path)),
         Waits::Path => (WaitsFor::Path, None),
         Waits::Permit => (WaitsFor::Permit, None),
+        Waits::Flushes => (WaitsFor::Flushes, None),
     };
     Some(OldestIo { age_ms: millis(oldest.age), waits_for, path })
 }

@@ -8,7 +8,8 @@
 //! is a loss. Each user of the device learns of the loss once, by a flush that fails, as with a
 //! disk that lost its write cache (`rtrs_core::losses`). A flush that fails on the server is also a
 //! loss, and so is a failed write with FUA while other writes wait for a flush: the server's device
-//! has one cache, and reports what it lost to one request.
+//! has one cache, and reports what it lost to one request. A successful flush therefore waits for
+//! those that overlap it (`io/syncs.rs`).
 //!
 //! Shards count their own writes; the control shard (`control/cache_epoch.rs`) sees the epochs
 //! change. Neither waits for the other: a shard adds to its count before it reads the epoch, and
@@ -29,6 +30,7 @@ use rtrs_core::block::{Io, IoOp};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
+use rtrs_core::sync_order::SyncOrder;
 use rtrs_core::time::Instant;
 
 /// Count of one shard, on its own cache line.
@@ -59,6 +61,10 @@ pub(crate) struct CacheWatch {
     epoch: AtomicU64,
     /// Whether the content ends with its epoch, flushed or not.
     volatile: AtomicBool,
+    /// Order of the device's syncs.
+    order: SyncOrder,
+    /// Number of syncs that ended without an answer, and may have consumed a report of a loss.
+    unanswered: AtomicU64,
     /// Flushes submitted before this time may have been taken by an earlier process.
     resent_until: Option<Instant>,
     losses: Arc<Losses>,
@@ -66,7 +72,11 @@ pub(crate) struct CacheWatch {
 
 impl CacheWatch {
     pub(crate) fn new(shards: u16, epoch: u64, volatile: bool) -> Self {
+        let order = SyncOrder::default();
+        order.set_shards(shards);
         Self {
+            order,
+            unanswered: AtomicU64::new(0),
             acked: (0..shards).map(|_| Count::default()).collect(),
             flushed: AtomicU64::new(0),
             since: AtomicU64::new(0),
@@ -158,6 +168,21 @@ impl CacheWatch {
         if !by_kind && (io.op == IoOp::Flush || durable_write()) {
             self.losses.add_shared();
         }
+    }
+
+    /// Order of the device's syncs.
+    pub(super) fn order(&self) -> &SyncOrder {
+        &self.order
+    }
+
+    /// Records a sync that ended without an answer of the server.
+    pub(super) fn sync_unanswered(&self) {
+        self.unanswered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Number of syncs that ended without an answer.
+    pub(super) fn unanswered(&self) -> u64 {
+        self.unanswered.load(Ordering::SeqCst)
     }
 
     /// Number of losses so far that may affect any write. A write answered from an epoch that was

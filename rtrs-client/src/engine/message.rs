@@ -39,6 +39,8 @@ pub(crate) enum ShardMessage {
     Disconnect { path: PathId, epoch: u32, in_order: bool },
     /// Tracker of writes and flushes, for a server that reports losses.
     Cache(DeviceIndex, Arc<CacheWatch>),
+    /// Check the flushes that wait for syncs of other shards.
+    Wake,
     /// Let IO flow to this device.
     Open(DeviceIndex, Arc<OpenDevice>),
     /// Hold IO of this device, which is no longer open at the server.

@@ -5,23 +5,19 @@
 //! all: the shard raises the epoch, and the next flush of every session fails if the session has
 //! acknowledged writes that no successful flush has covered since (`engine/ledger.rs`).
 //!
-//! A successful sync proves nothing until the results of all syncs that began before its end are
-//! known, because another one may have consumed the error. Every sync therefore draws a number,
-//! each shard publishes the lowest of its outstanding numbers, and a successful sync is answered
-//! only when all numbers drawn before its end have returned (`engine/io/sync.rs`).
+//! A successful sync is answered only when the results of all syncs that began before its end are
+//! known, because another one may have consumed the error (`rtrs_core::sync_order`,
+//! `engine/io/sync.rs`).
 //!
 //! The epoch is part of the cache ID in OPEN_RSP, so that a client in a new session notices a
 //! failure too. An [`EpochStore`] keeps the epoch across restarts of the server; a failed sync is
 //! answered only after its epoch has been saved.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use rtrs_core::ids::CoreIndex;
-use rtrs_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-
-/// Published by a shard without outstanding syncs.
-const NONE_OUT: u64 = u64::MAX;
+use rtrs_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use rtrs_core::sync_order::SyncOrder;
 
 /// Current and saved epoch of an export.
 #[derive(Debug, Default)]
@@ -80,11 +76,6 @@ pub trait StopMark: fmt::Debug + Send + Sync {
     fn note(&self);
 }
 
-/// Lowest outstanding number of one shard, on its own cache line.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Lowest(AtomicU64);
-
 /// Epoch and outstanding syncs of one export, shared by all shards.
 #[derive(Debug, Default)]
 pub struct SyncEpoch {
@@ -94,10 +85,7 @@ pub struct SyncEpoch {
     salt: u64,
     stop: Option<Box<dyn StopMark>>,
     store: Option<(Arc<dyn EpochStore>, String)>,
-    next: AtomicU64,
-    lowest: OnceLock<Box<[Lowest]>>,
-    /// Number of requests that wait for syncs of other shards.
-    waiting: AtomicU32,
+    order: SyncOrder,
     /// Number of running flushes of the daemon whose failure would raise the epoch.
     flushing: AtomicU32,
 }
@@ -131,6 +119,11 @@ impl SyncEpoch {
         own.salt ^= number;
         own.stop = Some(stop);
         self
+    }
+
+    /// Order of the export's syncs.
+    pub fn order(&self) -> &SyncOrder {
+        &self.order
     }
 
     /// Whether the cache IDs depend on this process until a clean stop is recorded.
@@ -210,55 +203,6 @@ impl SyncEpoch {
             _ => mix(mix(instance ^ self.salt) ^ epoch).max(1),
         }
     }
-
-    /// Allocates room for `count` shards. Each shard calls it before all other methods.
-    pub fn set_shards(&self, count: u16) {
-        let none = |_| Lowest(AtomicU64::new(NONE_OUT));
-        self.lowest.get_or_init(|| (0..count.max(1)).map(none).collect());
-    }
-
-    fn lowest(&self) -> &[Lowest] {
-        self.lowest.get().map_or(&[], |all| all)
-    }
-
-    /// Draws a number for a sync that `shard` is about to submit; `lowest` is the shard's lowest
-    /// outstanding number.
-    pub fn draw(&self, shard: CoreIndex, lowest: Option<u64>) -> u64 {
-        // Published before it is drawn: every thread that sees a higher `next` also sees this.
-        if let (None, Some(own)) = (lowest, self.lowest().get(shard.index())) {
-            own.0.store(self.next.load(Ordering::SeqCst), Ordering::SeqCst);
-        }
-        self.next.fetch_add(1, Ordering::SeqCst)
-    }
-
-    /// Records that the result of a sync of `shard` was processed, including a rise of the epoch if
-    /// it failed; `lowest` is the shard's lowest outstanding number. Returns whether requests of
-    /// other shards wait for that.
-    pub fn back(&self, shard: CoreIndex, lowest: Option<u64>) -> bool {
-        if let Some(own) = self.lowest().get(shard.index()) {
-            own.0.store(lowest.unwrap_or(NONE_OUT), Ordering::SeqCst);
-        }
-        self.waiting.load(Ordering::SeqCst) > 0
-    }
-
-    /// Upper bound of all numbers drawn so far (exclusive).
-    pub fn horizon(&self) -> u64 {
-        self.next.load(Ordering::SeqCst)
-    }
-
-    /// Whether all numbers below the horizon have returned.
-    pub fn is_clear(&self, horizon: u64) -> bool {
-        self.lowest().iter().all(|own| own.0.load(Ordering::SeqCst) >= horizon)
-    }
-
-    /// Counts a request that begins or ends to wait for syncs of other shards.
-    pub fn count_waiting(&self, begins: bool) {
-        if begins {
-            self.waiting.fetch_add(1, Ordering::SeqCst);
-        } else {
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
 }
 
 /// Spreads a number over 64 bits (the finalizer of splitmix64).
@@ -321,23 +265,5 @@ mod tests {
         assert_eq!(ids.len(), 6);
         let later = SyncEpoch::kept(2, Arc::new(Queue::default()), String::new());
         assert_eq!(later.cache_id(5, 0), epoch.cache_id(5, 2), "the same after a restart");
-    }
-
-    #[test]
-    fn a_good_sync_waits_for_those_drawn_before_its_end() {
-        let epoch = SyncEpoch::default();
-        epoch.set_shards(2);
-        let (a, b) = (CoreIndex(0), CoreIndex(1));
-        let first = epoch.draw(b, None);
-        let own = epoch.draw(a, None);
-        assert!(own > first && !epoch.back(a, None));
-        let horizon = epoch.horizon();
-        assert!(!epoch.is_clear(horizon), "b's sync may have taken an error");
-        let later = epoch.draw(b, Some(first));
-        epoch.count_waiting(true);
-        assert!(epoch.back(b, Some(later)), "a waits");
-        assert!(epoch.is_clear(horizon), "what began later does not matter");
-        epoch.count_waiting(false);
-        assert!(!epoch.back(b, None) && epoch.is_clear(epoch.horizon()));
     }
 }

@@ -45,6 +45,7 @@ impl Shard {
     pub(super) fn add_device(&mut self, device: DeviceIndex) {
         self.devices.add(device);
         self.requests.add_device(device);
+        self.syncs.add_device(device);
         // The previous volume with this number may have been opened once more in order to close it.
         self.paths.forget_device(device);
         let devices = self.device_stats.len().max(device.index() + 1);
@@ -142,6 +143,7 @@ impl Shard {
                 Waits::Answer(path)
             }
             Some((Standing::Ready, _)) => Waits::Path,
+            None if taken.is_all_issued() => Waits::Flushes,
             None if self.paths.serve(device) => Waits::Permit,
             None => Waits::Path,
         };

@@ -8,6 +8,7 @@
 //! - `retry.rs`: requests in flight on a path that died, which are sent again on another;
 //! - `sweep.rs`: periodic checks: `probe.rs` probes a silent connection, `slow_requests.rs` tells a
 //!   slow disk from a dead path;
+//! - `syncs.rs`: the order of flushes, of which a successful one waits for those that overlap it;
 //! - `zeroes.rs`: zeroes written where the server cannot write them;
 //! - `block_device.rs`: a device of the session for its user; `devices.rs`: addition and removal of
 //!   devices.
@@ -27,6 +28,7 @@ pub(crate) mod retry;
 mod slow_path;
 pub(crate) mod slow_requests;
 mod sweep;
+mod syncs;
 mod waiting;
 mod zeroes;
 
@@ -46,6 +48,7 @@ use self::probe::Probes;
 use self::requests::{Request, RequestRow, Requests, Standing, TakenIo};
 use self::retry::{Retries, TRIES_MAX};
 use self::slow_requests::SlowRequests;
+use self::syncs::Syncs;
 use self::waiting::IoRow;
 use self::zeroes::{Zeroes, unsupported};
 use crate::engine::cache_epoch::FlushMark;
@@ -72,6 +75,7 @@ pub(crate) struct Shard {
     devices: DeviceTable,
     requests: Requests,
     retries: Retries,
+    syncs: Syncs,
     paths: Paths,
     probes: Probes,
     slow: SlowRequests,
@@ -93,6 +97,7 @@ impl Shard {
             devices: DeviceTable::new(),
             requests: Requests::new(),
             retries: Retries::new(config.paths.len()),
+            syncs: Syncs::new(index),
             paths: Paths::new(index, config),
             probes: Probes::default(),
             slow: SlowRequests::new(config.paths.len()),
@@ -138,6 +143,8 @@ impl Shard {
                 }
             }
             ShardMessage::Cache(device, cache) => self.devices.set_cache(device, cache),
+            // The next `pump` checks.
+            ShardMessage::Wake => {}
             ShardMessage::Disconnect { path, epoch, in_order } => {
                 self.paths[path].disconnect(epoch, in_order, ctx);
             }
@@ -352,15 +359,23 @@ impl Shard {
                 }
                 (status, Standing::Answered(_)) => cache.failed(&taken.io, status),
                 // The server's answer is unknown.
+                _ if taken.sync.is_some() => cache.sync_unanswered(),
                 _ => {}
             }
         }
         self.end_io(request.io);
     }
 
-    /// Completes an IO without outstanding requests.
+    /// Ends an IO if nothing of it is outstanding. A flush may be held back.
     fn end_io(&mut self, row: IoRow) {
-        let Some(taken) = self.requests.take_ended(row) else { return };
+        if self.requests.is_ended(row) && !self.end_sync(row) {
+            self.complete(row);
+        }
+    }
+
+    /// Completes an IO that has ended.
+    fn complete(&mut self, row: IoRow) {
+        let taken = self.requests.take_ended(row);
         let TakenIo { device, io, mark, status, submitted, .. } = taken;
         let mark = (io.op == IoOp::Flush).then_some(mark);
         let status = self.devices.ended(device, Completion { tag: io.tag, status }, mark);
@@ -422,10 +437,15 @@ impl Shard {
         self.devices.drop_unclaimed();
         self.tell_retired(ctx);
         self.tell_settled(ctx);
-        let mut any = self.sweep(ctx);
+        let any = self.sweep(ctx) | self.issue_waiting(ctx);
+        any | self.release_flushes(ctx)
+    }
+
+    /// Issues queued IO. Returns whether anything was issued or finished.
+    fn issue_waiting(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let serving = self.devices.serving();
-        let Some(granted) = self.granted.filter(|_| !serving.is_empty()) else { return any };
-        any |= self.send_again(&granted, ctx);
+        let Some(granted) = self.granted.filter(|_| !serving.is_empty()) else { return false };
+        let mut any = self.send_again(&granted, ctx);
         // Devices that have had their turns, or cannot proceed now.
         let mut blocked = DeviceSet::default();
         while let Some(device) = self.requests.next_device(blocked)
@@ -470,6 +490,7 @@ impl Shard {
         granted: &Granted,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), FabricError> {
+        let draws = self.begin_sync(row);
         let taken = self.requests.io_mut(row);
         let device = self.devices.info(taken.device);
         if let (IoOp::Flush, Some(cache)) = (taken.io.op, self.devices.cache(taken.device)) {
@@ -479,7 +500,12 @@ impl Shard {
         let target = &mut self.paths[path];
         let fabric = ctx.fabrics[target.provider().index()].as_mut();
         let device_id = target.device_id(taken.device);
-        target.post(taken.request(part, permit, device_id), granted, fabric)?;
+        if let Err(error) = target.post(taken.request(part, permit, device_id), granted, fabric) {
+            if draws {
+                self.return_sync(row);
+            }
+            return Err(error);
+        }
         self.requests.issued(row, permit, path, part, self.now);
         self.stats.request_issued(path.index());
         self.path_used(path, ctx);

@@ -47,6 +47,9 @@ pub(super) struct TakenIo {
     pub(super) io: Io,
     /// Coverage of a flush; unused by other operations.
     pub(super) mark: FlushMark,
+    /// Number of a flush or a write with FUA in the order of syncs, from when it is sent until its
+    /// result is known.
+    pub(super) sync: Option<u64>,
     pub(super) submitted: Instant,
     pub(super) status: IoStatus,
     /// Number of bytes already issued.
@@ -75,6 +78,7 @@ impl TakenIo {
             device,
             io,
             mark,
+            sync: None,
             submitted,
             status,
             issued: 0,
@@ -113,7 +117,8 @@ impl TakenIo {
         self.pending > 0 || !self.is_all_issued()
     }
 
-    fn is_all_issued(&self) -> bool {
+    /// Whether each part was sent at least once.
+    pub(super) fn is_all_issued(&self) -> bool {
         self.issued >= self.io.len.max(1)
     }
 }
@@ -390,17 +395,21 @@ impl Requests {
         }
     }
 
-    /// Takes out an IO without outstanding requests.
-    pub(super) fn take_ended(&mut self, row: IoRow) -> Option<TakenIo> {
+    /// Whether an IO has no outstanding requests, and nothing of it will be sent.
+    pub(super) fn is_ended(&self, row: IoRow) -> bool {
         let io = self.io(row);
         let is_over = io.is_all_issued() || !io.status.is_ok();
         let early = rtrs_core::mutated!(FirstRequestEnds) && io.pending > 0;
-        if !early && (io.pending > 0 || !is_over) {
-            return None;
-        }
-        debug_assert!(!io.queued, "a finished IO waits for nothing");
+        early || io.pending == 0 && is_over
+    }
+
+    /// Takes out an IO that has ended. Panics like [`Self::io`].
+    pub(super) fn take_ended(&mut self, row: IoRow) -> TakenIo {
         self.free.push(row.0);
-        self.ios[row.0 as usize].take()
+        let taken = self.ios[row.0 as usize].take();
+        let taken = taken.unwrap_or_else(|| panic!("no IO in {row:?}"));
+        debug_assert!(!taken.queued, "a finished IO waits for nothing");
+        taken
     }
 
     /// Oldest IO of a device, and its request that was sent first.

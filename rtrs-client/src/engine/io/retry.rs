@@ -92,4 +92,6 @@ pub(crate) enum Waits {
     Path,
     /// A free permit.
     Permit,
+    /// The end of overlapping flushes.
+    Flushes,
 }

@@ -67,7 +67,7 @@ impl Shard {
         }
         self.note_use(ctx);
         let mut any = self.sweep_requests(ctx) | self.look_at_silence(ctx);
-        any |= self.sweep_retries(ctx.now);
+        any |= self.sweep_retries(ctx.now) | self.sweep_held_flushes(ctx.now);
         for device in self.requests.waiting_devices().iter() {
             let Some(bound) = self.waiting_max(device) else { continue };
             while let Some(row) = self.requests.first_waiting(device) {

@@ -12,6 +12,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Region;
 use rtrs_core::ranges::Ranges;
 use rtrs_core::status::IoStatus;
+use rtrs_core::sync_order::ShardSyncs;
 use rtrs_core::time::{Instant, earliest};
 
 use super::device_errors::DeviceErrors;
@@ -38,8 +39,8 @@ struct OpenDevice {
     closing: bool,
     /// Whether it is among the devices that are polled in each turn.
     polled: bool,
-    /// Numbers of outstanding syncs, lowest first.
-    syncs: VecDeque<u64>,
+    /// Outstanding syncs.
+    syncs: ShardSyncs,
     /// Kinds of syncs that get numbers.
     shared: SharedErrors,
     errors: DeviceErrors,
@@ -132,9 +133,9 @@ impl Devices {
                 let export = self.exports.get(at).ok_or_else(missing)?;
                 let device = export.source.open(&self.core)?;
                 let waiting = VecDeque::new();
-                export.epoch.set_shards(self.cores);
+                export.epoch.order().set_shards(self.cores);
                 let shared = export.source.shared_errors();
-                let syncs = VecDeque::with_capacity(INFLIGHT_MAX);
+                let syncs = ShardSyncs::with_capacity(self.core.index, INFLIGHT_MAX);
                 let errors = DeviceErrors::default();
                 let counters = export.counters.shard(self.core.index);
                 let turns = export.turns(self.cores);
@@ -180,24 +181,17 @@ impl Devices {
     /// Draws a number for a sync that is about to be submitted on this shard. Returns None if it
     /// cannot consume the error of another sync.
     pub(super) fn draw(&mut self, export: ExportIndex, flush: bool) -> Option<u64> {
-        let core = self.core.index;
         let open = self.at_mut(export);
         if open.shared == SharedErrors::None || open.shared == SharedErrors::Flushes && !flush {
             return None;
         }
-        let number = open.export.epoch.draw(core, open.syncs.front().copied());
-        open.syncs.push_back(number);
-        Some(number)
+        Some(open.syncs.draw(open.export.epoch.order()))
     }
 
     /// Records that a sync of this shard has returned. Returns whether other shards wait for that.
     pub(super) fn back(&mut self, export: ExportIndex, number: u64) -> bool {
-        let core = self.core.index;
         let open = self.at_mut(export);
-        if let Ok(at) = open.syncs.binary_search(&number) {
-            open.syncs.remove(at);
-        }
-        open.export.epoch.back(core, open.syncs.front().copied())
+        open.syncs.back(open.export.epoch.order(), number)
     }
 
     /// Wakes the other shards, where requests may wait for a sync of this shard that has returned.

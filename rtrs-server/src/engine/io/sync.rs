@@ -162,7 +162,7 @@ impl IoProgress {
         let Some(number) = self.number.take() else { return (end, false) };
         let wakes = devices.back(self.export, number);
         // Read after the number has returned: later syncs began after this end.
-        end.horizon = devices.epoch(self.export).horizon();
+        end.horizon = devices.epoch(self.export).order().horizon();
         (end, wakes)
     }
 
@@ -173,12 +173,12 @@ impl IoProgress {
         }
         let epoch = devices.epoch(self.export);
         let saved = epoch.is_saved(end.saved_by) || now >= end.unsaved_at;
-        saved && epoch.is_clear(end.horizon)
+        saved && epoch.order().is_clear(end.horizon)
     }
 
     /// Counts an IO that begins or ends to wait for its result to settle.
     pub(super) fn count_settling(&self, begins: bool, devices: &Devices) {
-        devices.epoch(self.export).count_waiting(begins);
+        devices.epoch(self.export).order().count_waiting(begins);
     }
 
     /// Ends the wait for a result to settle; logs an epoch that could not be saved in time.

@@ -252,7 +252,7 @@ fn check(change: Change, before: bool) {
         let disk = Arc::new(Disk { fates, flushing, flushed_first: Default::default() });
         let export = Export::new("vol", Arc::new(Source(Arc::clone(&disk))));
         // Set here, because loom does not see the `OnceLock` that orders it before its use.
-        export.epoch.set_shards(SHARDS);
+        export.epoch.order().set_shards(SHARDS);
         let (ledger, other) = (FlushLedger::default(), FlushLedger::default());
         if before {
             ledger.wrote(0, 0);

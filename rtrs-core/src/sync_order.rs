@@ -1,0 +1,129 @@
+//! Order of overlapping syncs of one device across shards.
+//!
+//! A device reports an error of its cache once, to one of the syncs that overlap. A successful sync
+//! therefore proves nothing until the results of all syncs that began before its end are known: one
+//! of them may have consumed the error. Every sync draws a number before it is submitted, each
+//! shard publishes the lowest of its outstanding numbers, and the success of a sync counts once all
+//! numbers drawn before its end have returned.
+//!
+//! The server orders the syncs of an export with it, and the client the syncs of a volume, whose
+//! answers may arrive over different paths in another order than the server sent them.
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+
+use crate::ids::CoreIndex;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Published by a shard without outstanding syncs.
+const NONE_OUT: u64 = u64::MAX;
+
+/// Lowest outstanding number of one shard, on its own cache line.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Lowest(AtomicU64);
+
+/// Numbers of the syncs of one device, shared by all shards.
+#[derive(Debug, Default)]
+pub struct SyncOrder {
+    next: AtomicU64,
+    lowest: OnceLock<Box<[Lowest]>>,
+    /// Number of successful syncs that wait for others.
+    waiting: AtomicU32,
+}
+
+impl SyncOrder {
+    /// Allocates room for `count` shards. Must be called before all other methods; later calls
+    /// change nothing.
+    pub fn set_shards(&self, count: u16) {
+        let none = |_| Lowest(AtomicU64::new(NONE_OUT));
+        self.lowest.get_or_init(|| (0..count.max(1)).map(none).collect());
+    }
+
+    fn lowest(&self) -> &[Lowest] {
+        self.lowest.get().map_or(&[], |all| all)
+    }
+
+    /// Upper bound of all numbers drawn so far (exclusive).
+    pub fn horizon(&self) -> u64 {
+        self.next.load(Ordering::SeqCst)
+    }
+
+    /// Whether all numbers below the horizon have returned.
+    pub fn is_clear(&self, horizon: u64) -> bool {
+        self.lowest().iter().all(|own| own.0.load(Ordering::SeqCst) >= horizon)
+    }
+
+    /// Counts a sync that begins or ends to wait for others. It must check [`Self::is_clear`] after
+    /// the count.
+    pub fn count_waiting(&self, begins: bool) {
+        if begins {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Outstanding syncs of one shard.
+#[derive(Debug)]
+pub struct ShardSyncs {
+    shard: CoreIndex,
+    /// Their numbers, lowest first.
+    numbers: VecDeque<u64>,
+}
+
+impl ShardSyncs {
+    /// Creates the list of a shard, with room for this number of syncs.
+    pub fn with_capacity(shard: CoreIndex, count: usize) -> Self {
+        Self { shard, numbers: VecDeque::with_capacity(count) }
+    }
+
+    /// Draws a number for a sync that is about to be submitted.
+    pub fn draw(&mut self, order: &SyncOrder) -> u64 {
+        // Published before it is drawn: every thread that sees a higher `next` also sees this.
+        if let (true, Some(own)) = (self.numbers.is_empty(), order.lowest().get(self.shard.index()))
+        {
+            own.0.store(order.next.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+        let number = order.next.fetch_add(1, Ordering::SeqCst);
+        self.numbers.push_back(number);
+        number
+    }
+
+    /// Records that the result of a sync was processed, including a loss that it reported. Returns
+    /// whether syncs wait for that, perhaps on other shards.
+    pub fn back(&mut self, order: &SyncOrder, number: u64) -> bool {
+        if let Ok(at) = self.numbers.binary_search(&number) {
+            self.numbers.remove(at);
+        }
+        if let Some(own) = order.lowest().get(self.shard.index()) {
+            let lowest = self.numbers.front().copied();
+            own.0.store(lowest.unwrap_or(NONE_OUT), Ordering::SeqCst);
+        }
+        order.waiting.load(Ordering::SeqCst) > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_good_sync_waits_for_those_drawn_before_its_end() {
+        let order = SyncOrder::default();
+        order.set_shards(2);
+        let [mut a, mut b] = [0, 1].map(|shard| ShardSyncs::with_capacity(CoreIndex(shard), 4));
+        let first = b.draw(&order);
+        let own = a.draw(&order);
+        assert!(own > first && !a.back(&order, own));
+        let horizon = order.horizon();
+        assert!(!order.is_clear(horizon), "b's sync may have taken an error");
+        let later = b.draw(&order);
+        order.count_waiting(true);
+        assert!(b.back(&order, first), "a waits");
+        assert!(order.is_clear(horizon), "what began later does not matter");
+        order.count_waiting(false);
+        assert!(!b.back(&order, later) && order.is_clear(order.horizon()));
+    }
+}
