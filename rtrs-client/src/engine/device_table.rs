@@ -12,7 +12,6 @@ use rtrs_core::block::{Completion, Geometry};
 use rtrs_core::identity::ExportId;
 use rtrs_core::losses::Losses;
 use rtrs_core::shares::Shares;
-use rtrs_core::status::IoStatus;
 
 use super::cache_epoch::{CacheWatch, FlushMark};
 use super::device_set::{DeviceIndex, DeviceSet};
@@ -59,6 +58,14 @@ impl OpenDevice {
 /// Token shared by the users of a device, which later devices of the same number do not have.
 pub(crate) type DeviceToken = Rc<()>;
 
+/// IO that has ended.
+#[derive(Debug)]
+struct Ended {
+    completion: Completion,
+    /// That of a flush, which may report a loss.
+    mark: Option<FlushMark>,
+}
+
 #[derive(Debug)]
 struct Device {
     info: Arc<OpenDevice>,
@@ -70,7 +77,7 @@ struct Device {
     reports_elsewhere: bool,
     /// Number of IOs taken and not yet reaped.
     inflight: usize,
-    completed: VecDeque<Completion>,
+    completed: VecDeque<Ended>,
     /// Tags of unfinished IOs whose failure has yet to be reported to the user.
     given_up: VecDeque<u64>,
     token: DeviceToken,
@@ -163,7 +170,7 @@ impl DeviceTable {
             return;
         }
         for device in DeviceIndex::all().take(self.rows.len()) {
-            while !self.has_user(device) && self.reap(device).is_some() {}
+            while !self.has_user(device) && self.pop(device).is_some() {}
         }
     }
 
@@ -278,22 +285,15 @@ impl DeviceTable {
         self.shares.take(device.index());
     }
 
-    /// Ends an IO of the device. `mark` is that of a flush, which may report a loss. Returns the
-    /// final status.
+    /// Ends an IO of the device. `mark` is that of a flush, which may report a loss.
     pub(crate) fn ended(
         &mut self,
         device: DeviceIndex,
-        Completion { tag, status }: Completion,
+        completion: Completion,
         mark: Option<FlushMark>,
-    ) -> IoStatus {
-        let row = self.row_mut(device);
-        let status = match (mark, &row.cache, row.reports_elsewhere) {
-            (Some(mark), Some(cache), false) => cache.report(mark, status),
-            _ => status,
-        };
-        row.completed.push_back(Completion { tag, status });
+    ) {
+        self.row_mut(device).completed.push_back(Ended { completion, mark });
         self.completed += 1;
-        status
     }
 
     /// Queues the failure of an unfinished IO for its user, once for each IO.
@@ -306,16 +306,28 @@ impl DeviceTable {
         self.row_mut(device).given_up.pop_front()
     }
 
-    /// Takes the next completion of the device.
+    /// Takes the next completion of the device, for its user.
     pub(crate) fn reap(&mut self, device: DeviceIndex) -> Option<Completion> {
+        let Ended { completion: Completion { tag, status }, mark } = self.pop(device)?;
+        let row = self.row(device);
+        // A loss counts as reported only now: a flush that another shard takes before the user
+        // knows of this failure must fail too.
+        let status = match (mark, &row.cache, row.reports_elsewhere) {
+            (Some(mark), Some(cache), false) => cache.report(mark, status),
+            _ => status,
+        };
+        Some(Completion { tag, status })
+    }
+
+    fn pop(&mut self, device: DeviceIndex) -> Option<Ended> {
         let row = self.row_mut(device);
         // Failures are taken before completions, and a tag may be reused now.
         row.given_up.clear();
-        let done = row.completed.pop_front()?;
+        let ended = row.completed.pop_front()?;
         row.inflight -= 1;
         self.completed -= 1;
         self.shares.give(device.index());
-        Some(done)
+        Some(ended)
     }
 
     /// Whether completions wait to be reaped.

@@ -374,6 +374,7 @@ impl SessionControl {
                 true
             }
             Finding::Silent(_) if rtrs_core::mutated!(ClientKeepsSilent) => false,
+            Finding::Silent(_) if self.paths[id].may_be_silent() => false,
             Finding::Silent(silence) => {
                 let confirmed = silence::confirm(&mut self.paths, id, ctx.now);
                 let confirmed = confirmed.unwrap_or_else(|others| {

@@ -180,6 +180,12 @@ impl Path {
         self.server.fences
     }
 
+    /// Whether silence proves nothing: a kernel server answers no heartbeat while it opens a
+    /// device.
+    pub(super) fn may_be_silent(&self) -> bool {
+        self.state == PathState::Opening && !self.server.fences && self.asked.is_some()
+    }
+
     /// Server ID, as last reported.
     pub(super) fn server(&self) -> Option<ServerId> {
         self.server.id
@@ -373,9 +379,7 @@ impl Path {
             return Err(self.internal_error("unexpected INFO_RSP"));
         }
         self.opening = Some(chunks);
-        if self.server.fences {
-            self.heartbeat.start(ctx.now, self.server.fences, self.server.idle_max);
-        }
+        self.heartbeat.start(ctx.now, self.server.fences, self.server.idle_max);
         if self.connections.service().is_some_and(ServiceConnection::is_challenged) {
             return self.challenge(ctx);
         }

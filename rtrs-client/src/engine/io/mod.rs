@@ -378,7 +378,7 @@ impl Shard {
         let taken = self.requests.take_ended(row);
         let TakenIo { device, io, mark, status, submitted, .. } = taken;
         let mark = (io.op == IoOp::Flush).then_some(mark);
-        let status = self.devices.ended(device, Completion { tag: io.tag, status }, mark);
+        self.devices.ended(device, Completion { tag: io.tag, status }, mark);
         self.device_stats[device.index()].io_done(&io, status, self.now.since(submitted));
     }
 
