@@ -5,7 +5,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
 use super::fixture::{Fixture, MS, SEC, TestIo};
-use crate::engine::{DeviceIndex, NoPath};
+use crate::engine::{DeviceIndex, NoPath, SlowIo};
 use crate::path::state::PathState;
 
 fn run(fixture: &mut Fixture, shard: usize, op: IoOp, fua: bool) -> Option<IoStatus> {
@@ -210,4 +210,60 @@ fn a_flush_without_an_answer_is_no_loss() {
     fixture.drain(20 * SEC);
     assert!(fixture.client.status(flush).is_some_and(|status| !status.is_ok()));
     assert_eq!(losses(&fixture), Some(0));
+}
+
+/// Two overlapping flushes, of which the second succeeds and is answered first.
+fn overlapping_flushes(fixture: &mut Fixture) -> [u64; 2] {
+    assert_eq!(run(fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
+    fixture.server.how.hold = true;
+    let flushes = [0, 1].map(|shard| {
+        let flush = fixture.submit(shard, IoOp::Flush, 0, 0);
+        fixture.until("the flush", SEC, |s| s.server.held.len() == shard + 1);
+        flush
+    });
+    let second = fixture.server.held.remove(1);
+    fixture.server.serve(&second);
+    fixture.run(100 * MS);
+    assert_eq!(fixture.client.status(flushes[1]), None, "the first may report a loss");
+    flushes
+}
+
+#[test]
+fn a_good_flush_waits_for_the_loss_that_an_earlier_one_reports() {
+    for (errno, status) in [(5, IoStatus::Io), (0, IoStatus::Ok)] {
+        let mut fixture = fixture(7);
+        let flushes = overlapping_flushes(&mut fixture);
+        let first = fixture.server.held.remove(0);
+        fixture.server.answer(&first, errno);
+        fixture.drain(SEC);
+        assert_eq!(flushes.map(|flush| fixture.client.status(flush)), [Some(status); 2]);
+        fixture.server.how.hold = false;
+        assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Ok), "once");
+    }
+}
+
+#[test]
+fn a_good_flush_fails_where_an_overlapping_one_ends_without_an_answer() {
+    let mut fixture = Fixture::open(|s| {
+        (s.paths, s.how.fence, s.how.cache_id) = (2, true, 7);
+        s.config.no_path = NoPath::QueueFor(SEC);
+    });
+    let flushes = overlapping_flushes(&mut fixture);
+    fixture.link_down(0);
+    fixture.link_down(1);
+    fixture.drain(20 * SEC);
+    assert_eq!(fixture.client.status(flushes[1]), Some(IoStatus::TimedOut));
+}
+
+#[test]
+fn a_good_flush_waits_for_a_slow_one_no_longer_than_for_the_disk() {
+    let mut fixture = Fixture::open(|s| {
+        (s.paths, s.how.fence, s.how.cache_id) = (2, true, 7);
+        (s.config.io_timeout, s.config.slow_io) = (SEC, SlowIo::Fail);
+    });
+    let flushes = overlapping_flushes(&mut fixture);
+    fixture.drain(5 * SEC);
+    assert_eq!(flushes.map(|flush| fixture.client.status(flush)), [Some(IoStatus::TimedOut); 2]);
+    fixture.server.release();
+    fixture.run(100 * MS);
 }

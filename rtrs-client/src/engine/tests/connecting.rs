@@ -384,6 +384,27 @@ fn silence_at_each_step_has_a_bound() {
 }
 
 #[test]
+fn a_path_that_dies_before_its_open_holds_up_no_other() {
+    for fence in [true, false] {
+        let mut fixture = Fixture::spoiled(
+            |s| (s.paths, s.how.fence, s.world.link.detect) = (2, fence, None),
+            |how| how.hold_volume = Some("vol0"),
+        );
+        fixture.until("the first open", SEC, |s| s.server.held.len() == 1);
+        let opens = fixture.client.states().iter().position(|s| *s == PathState::Opening);
+        let waits = 1 - opens.expect("a path that opens");
+        fixture.until("the other path", SEC, |s| s.client.states()[waits] == PathState::Opening);
+        fixture.link_down(waits);
+        fixture.until("its end", SEC, |s| s.client.last_error(waits).contains("silent for"));
+        assert_eq!(fixture.client.states()[1 - waits], PathState::Opening, "it is answered late");
+        fixture.link_up(waits);
+        fixture.server.how.hold_volume = None;
+        fixture.server.release();
+        fixture.until("both paths", 5 * SEC, Fixture::is_whole);
+    }
+}
+
+#[test]
 fn a_refused_open_fails_the_session_with_words() {
     for (errno, name, word) in [
         (2, "ENOENT", ": the server has no export of that name (rtrs-client discover lists them)"),
