@@ -403,7 +403,8 @@ impl Conn {
     fn end_flush(&mut self, row: u32, shared: &mut Shared) {
         let Some(losses) = &shared.losses else { return };
         let entry = shared.requests.row(row);
-        let (status, reported) = losses.judge(entry.status, entry.reported);
+        let count = entry.losses.unwrap_or_else(|| losses.count());
+        let (status, reported) = losses.judge(entry.status, entry.reported, count);
         shared.stats.failed += u64::from(status != entry.status);
         entry.status = status;
         if self.kernel {

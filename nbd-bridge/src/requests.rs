@@ -129,7 +129,7 @@ pub(crate) struct Row {
     pub(crate) status: IoStatus,
     /// Losses that had been reported to the client before this flush arrived.
     pub(crate) reported: u64,
-    /// Loss count when the first of several IOs of a change completed.
+    /// Loss count when the first of several IOs of a change completed, or when a flush ended.
     pub(crate) losses: Option<u64>,
     /// NBD error and reason to send instead of a status.
     pub(crate) refusal: Option<(NbdError, &'static str)>,

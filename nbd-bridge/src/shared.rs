@@ -477,6 +477,9 @@ impl Shared {
     /// count.
     fn repeat_loss(&mut self, row: u32) {
         let entry = self.requests.row(row);
+        if entry.io == Some(IoOp::Flush) {
+            return;
+        }
         let before = entry.losses.take().filter(|_| entry.status.is_ok() && !entry.flags.fua);
         if let (Some(before), Some(losses)) = (before, &self.losses)
             && losses.shared() != before
@@ -535,7 +538,9 @@ impl Shared {
             }
             let entry = self.requests.row(row);
             entry.pending -= 1;
-            if done.status.is_ok() {
+            if entry.io == Some(IoOp::Flush) {
+                entry.losses = self.device.losses_at_end();
+            } else if done.status.is_ok() {
                 self.note_losses(row);
             }
             let entry = self.requests.row(row);

@@ -334,6 +334,12 @@ pub trait BlockDevice: fmt::Debug {
         None
     }
 
+    /// Returns the number of losses when the flush ended that [`reap`](Self::reap) returned last.
+    /// Later losses may concern writes that were acknowledged after it. None after other IO.
+    fn losses_at_end(&self) -> Option<u64> {
+        None
+    }
+
     /// Returns the time by which `poll` must be called even if nothing happens.
     fn deadline(&self) -> Option<Instant> {
         None

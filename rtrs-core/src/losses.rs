@@ -68,11 +68,10 @@ impl Losses {
         self.reported.load(Ordering::SeqCst) >= self.count()
     }
 
-    /// Determines the outcome of a completed flush for its user, to whom `reported` losses had been
-    /// reported when it was submitted. Returns the status for that user, and the count then
-    /// reported to it.
-    pub fn judge(&self, status: IoStatus, reported: u64) -> (IoStatus, u64) {
-        let count = self.count();
+    /// Determines the outcome of a flush that ended when there were `count` losses, for its user,
+    /// to whom `reported` losses had been reported when it was submitted. Returns the status for
+    /// that user, and the count then reported to it.
+    pub fn judge(&self, status: IoStatus, reported: u64, count: u64) -> (IoStatus, u64) {
         let once = crate::mutated!(LossSaidOnce).then(|| self.reported.load(Ordering::SeqCst));
         let known = count <= once.unwrap_or(reported) || crate::mutated!(LossUnsaid);
         match status {
@@ -100,7 +99,7 @@ mod tests {
         let losses = Losses::default();
         let (mut a, mut b) = (losses.settled(), losses.settled());
         let flush = |user: &mut u64, status| {
-            let (status, reported) = losses.judge(status, *user);
+            let (status, reported) = losses.judge(status, *user, losses.count());
             *user = reported;
             status
         };
@@ -116,6 +115,10 @@ mod tests {
             assert_eq!(flush(user, IoStatus::Ok), IoStatus::Ok);
         }
         assert_eq!(flush(&mut late, IoStatus::Ok), IoStatus::Io, "it came before that");
-        assert_eq!(losses.judge(IoStatus::Ok, losses.settled()).0, IoStatus::Ok, "after it");
+        assert_eq!(
+            losses.judge(IoStatus::Ok, losses.settled(), losses.count()).0,
+            IoStatus::Ok,
+            "after it"
+        );
     }
 }

@@ -54,6 +54,12 @@ impl SyncOrder {
         self.lowest().iter().all(|own| own.0.load(Ordering::SeqCst) >= horizon)
     }
 
+    /// Whether all numbers below the horizon have returned on the other shards.
+    pub fn is_clear_elsewhere(&self, shard: CoreIndex, horizon: u64) -> bool {
+        let others = self.lowest().iter().enumerate().filter(|(at, _)| *at != shard.index());
+        others.into_iter().all(|(_, other)| other.0.load(Ordering::SeqCst) >= horizon)
+    }
+
     /// Counts a sync that begins or ends to wait for others. It must check [`Self::is_clear`] after
     /// the count.
     pub fn count_waiting(&self, begins: bool) {

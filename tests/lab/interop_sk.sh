@@ -9,15 +9,23 @@ sk_attach() { # device paths argument...
     for ((path = 0; path < paths; path++)); do
         arguments+=(--path "ip:10.0.$path.1@ip:10.0.$path.2")
     done
-    # The session's words of this attempt only.
+    # An earlier session of the same name has left its log.
+    SK_LOG_FROM[$device]=$(stat -c %s "$(sk_log_file "$device")" 2>/dev/null || echo 0)
     timeout 90 rtrs-client attach "$device" "${arguments[@]}" --session-name "sk-${device##*/}" \
         --heartbeat "${LAB_HEARTBEAT_MS:-2000}ms" --buffer-size 58M "$@" </dev/null || return 1
     wait_until 20 "all paths of $device" are_connected "$device" "$paths"
 }
 
-# The words of a session: everything its process has logged.
+# Length of each device's log when its present session was attached.
+declare -gA SK_LOG_FROM
+
+sk_log_file() { # device
+    echo "/run/rtrs/${1//\//%2F}.log"
+}
+
+# What the process of the device's present session has logged.
 sk_log() { # device
-    cat "/run/rtrs/${1//\//%2F}.log"
+    tail -c "+$((${SK_LOG_FROM[$1]:-0} + 1))" "$(sk_log_file "$1")"
 }
 
 # Our side has nothing to complain of.

@@ -65,6 +65,8 @@ pub(crate) struct CacheWatch {
     order: SyncOrder,
     /// Number of syncs that ended without an answer, and may have consumed a report of a loss.
     unanswered: AtomicU64,
+    /// Number of outstanding syncs whose failure was reported because the disk is slow.
+    given_up: AtomicU64,
     /// Flushes submitted before this time may have been taken by an earlier process.
     resent_until: Option<Instant>,
     losses: Arc<Losses>,
@@ -77,6 +79,7 @@ impl CacheWatch {
         Self {
             order,
             unanswered: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
             acked: (0..shards).map(|_| Count::default()).collect(),
             flushed: AtomicU64::new(0),
             since: AtomicU64::new(0),
@@ -185,6 +188,21 @@ impl CacheWatch {
         self.unanswered.load(Ordering::SeqCst)
     }
 
+    /// Counts an outstanding sync whose failure is reported because the disk is slow, or the end of
+    /// such a sync.
+    pub(super) fn count_given_up(&self, begins: bool) {
+        if begins {
+            self.given_up.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.given_up.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether a sync is outstanding whose failure was reported because the disk is slow.
+    pub(super) fn has_given_up(&self) -> bool {
+        self.given_up.load(Ordering::SeqCst) > 0
+    }
+
     /// Number of losses so far that may affect any write. A write answered from an epoch that was
     /// over is counted separately.
     pub(super) fn count(&self) -> u64 {
@@ -203,9 +221,9 @@ impl CacheWatch {
         }
     }
 
-    /// Result of a flush for the session's only user.
-    pub(super) fn report(&self, mark: FlushMark, status: IoStatus) -> IoStatus {
-        let (status, reported) = self.losses.judge(status, mark.reported);
+    /// Result of a flush for the session's only user. There were `count` losses when it ended.
+    pub(super) fn report(&self, mark: FlushMark, status: IoStatus, count: u64) -> IoStatus {
+        let (status, reported) = self.losses.judge(status, mark.reported, count);
         self.losses.report_common(reported);
         status
     }
@@ -276,7 +294,7 @@ mod tests {
 
     fn end(watch: &CacheWatch, mark: FlushMark, epoch: u64) -> bool {
         watch.done(CORE, &io(IoOp::Flush, false), mark, epoch);
-        watch.report(mark, IoStatus::Ok) == IoStatus::Io
+        watch.report(mark, IoStatus::Ok, watch.losses().count()) == IoStatus::Io
     }
 
     #[test]

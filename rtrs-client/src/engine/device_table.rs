@@ -62,8 +62,16 @@ pub(crate) type DeviceToken = Rc<()>;
 #[derive(Debug)]
 struct Ended {
     completion: Completion,
-    /// That of a flush, which may report a loss.
-    mark: Option<FlushMark>,
+    /// For a flush, which may report a loss: what it covers, and the number of losses at its end.
+    flush: Option<(FlushMark, u64)>,
+}
+
+/// IO that the user learns of.
+#[derive(Debug)]
+pub(crate) struct Reaped {
+    pub(crate) completion: Completion,
+    /// Number of losses at the end of a flush.
+    pub(crate) losses: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -292,7 +300,9 @@ impl DeviceTable {
         completion: Completion,
         mark: Option<FlushMark>,
     ) {
-        self.row_mut(device).completed.push_back(Ended { completion, mark });
+        let row = self.row_mut(device);
+        let losses = row.cache.as_ref().map(|cache| cache.losses().count());
+        row.completed.push_back(Ended { completion, flush: mark.zip(losses) });
         self.completed += 1;
     }
 
@@ -307,16 +317,17 @@ impl DeviceTable {
     }
 
     /// Takes the next completion of the device, for its user.
-    pub(crate) fn reap(&mut self, device: DeviceIndex) -> Option<Completion> {
-        let Ended { completion: Completion { tag, status }, mark } = self.pop(device)?;
+    pub(crate) fn reap(&mut self, device: DeviceIndex) -> Option<Reaped> {
+        let Ended { completion: Completion { tag, status }, flush } = self.pop(device)?;
         let row = self.row(device);
         // A loss counts as reported only now: a flush that another shard takes before the user
         // knows of this failure must fail too.
-        let status = match (mark, &row.cache, row.reports_elsewhere) {
-            (Some(mark), Some(cache), false) => cache.report(mark, status),
+        let status = match (flush, &row.cache, row.reports_elsewhere) {
+            (Some((mark, losses)), Some(cache), false) => cache.report(mark, status, losses),
             _ => status,
         };
-        Some(Completion { tag, status })
+        let losses = flush.map(|(_, losses)| losses);
+        Some(Reaped { completion: Completion { tag, status }, losses })
     }
 
     fn pop(&mut self, device: DeviceIndex) -> Option<Ended> {

@@ -180,10 +180,10 @@ impl Path {
         self.server.fences
     }
 
-    /// Whether silence proves nothing: a kernel server answers no heartbeat while it opens a
-    /// device.
+    /// Whether silence proves nothing: a kernel server answers no heartbeat while it opens or
+    /// closes a device.
     pub(super) fn may_be_silent(&self) -> bool {
-        self.state == PathState::Opening && !self.server.fences && self.asked.is_some()
+        self.asked.is_some() && !self.server.fences
     }
 
     /// Server ID, as last reported.

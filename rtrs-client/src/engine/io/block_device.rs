@@ -15,7 +15,7 @@ use rtrs_core::time::Instant;
 
 use super::Shard;
 use crate::engine::device_set::DeviceIndex;
-use crate::engine::device_table::{DeviceToken, OpenDevice};
+use crate::engine::device_table::{DeviceToken, OpenDevice, Reaped};
 
 /// Device of a session on one shard, for its user.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub struct SessionDevice {
     info: Arc<OpenDevice>,
     /// IOs submitted after the device was removed.
     ended: VecDeque<Completion>,
+    /// Number of losses when the last reaped IO ended, if that was a flush.
+    losses_at_end: Option<u64>,
 }
 
 impl SessionDevice {
@@ -35,7 +37,8 @@ impl SessionDevice {
     pub(crate) fn new(shard: &Rc<RefCell<Shard>>, device: DeviceIndex) -> Self {
         let devices = &shard.borrow().devices;
         let (info, token) = (Arc::clone(devices.info(device)), Rc::clone(devices.token(device)));
-        Self { shard: Rc::clone(shard), device, token, info, ended: VecDeque::new() }
+        let (shard, ended, losses_at_end) = (Rc::clone(shard), VecDeque::new(), None);
+        Self { shard, device, token, info, ended, losses_at_end }
     }
 
     /// Ends queued IO; IO submitted from now on fails at once.
@@ -66,6 +69,10 @@ impl BlockDevice for SessionDevice {
         self.shard()?.devices.take_losses(self.device)
     }
 
+    fn losses_at_end(&self) -> Option<u64> {
+        self.losses_at_end
+    }
+
     fn submit(&mut self, io: Io) -> Result<(), Io> {
         if let Some(mut shard) = self.shard() {
             return shard.submit(self.device, io);
@@ -93,7 +100,9 @@ impl BlockDevice for SessionDevice {
 
     fn reap(&mut self) -> Option<Completion> {
         let done = self.shard().and_then(|mut shard| shard.devices.reap(self.device));
-        done.or_else(|| self.ended.pop_front())
+        let Some(Reaped { completion, losses }) = done else { return self.ended.pop_front() };
+        self.losses_at_end = losses;
+        Some(completion)
     }
 
     fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {

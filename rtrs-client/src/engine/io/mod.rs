@@ -349,6 +349,11 @@ impl Shard {
                         taken.losses.get_or_insert_with(|| cache.count());
                     }
                     let epoch = path.cache_id(taken.device);
+                    if taken.io.op == IoOp::Flush {
+                        // It counts once it has succeeded for its user too.
+                        taken.epoch = epoch;
+                        return self.end_io(request.io);
+                    }
                     let outdated = cache.done(self.index, &taken.io, taken.mark, epoch);
                     if outdated && taken.has_more() {
                         taken.losses = Some(PART_LOST);
@@ -376,7 +381,12 @@ impl Shard {
     /// Completes an IO that has ended.
     fn complete(&mut self, row: IoRow) {
         let taken = self.requests.take_ended(row);
-        let TakenIo { device, io, mark, status, submitted, .. } = taken;
+        let TakenIo { device, io, mark, status, submitted, epoch, .. } = taken;
+        if let (IoOp::Flush, true, Some(cache)) =
+            (io.op, status.is_ok(), self.devices.cache(device))
+        {
+            cache.done(self.index, &io, mark, epoch);
+        }
         let mark = (io.op == IoOp::Flush).then_some(mark);
         self.devices.ended(device, Completion { tag: io.tag, status }, mark);
         self.device_stats[device.index()].io_done(&io, status, self.now.since(submitted));

@@ -15,6 +15,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
 use super::permits::Permits;
+use super::syncs::Sync;
 use super::waiting::{IoRow, Waiting};
 use crate::engine::cache_epoch::FlushMark;
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
@@ -47,9 +48,11 @@ pub(super) struct TakenIo {
     pub(super) io: Io,
     /// Coverage of a flush; unused by other operations.
     pub(super) mark: FlushMark,
-    /// Number of a flush or a write with FUA in the order of syncs, from when it is sent until its
+    /// Place of a flush or a write with FUA in the order of syncs, from when it is sent until its
     /// result is known.
-    pub(super) sync: Option<u64>,
+    pub(super) sync: Option<Sync>,
+    /// Cache epoch of the path that answered a flush.
+    pub(super) epoch: u64,
     pub(super) submitted: Instant,
     pub(super) status: IoStatus,
     /// Number of bytes already issued.
@@ -79,6 +82,7 @@ impl TakenIo {
             io,
             mark,
             sync: None,
+            epoch: 0,
             submitted,
             status,
             issued: 0,

@@ -162,6 +162,7 @@ impl Shard {
             return false;
         }
         let (device, tag) = (taken.device, taken.io.tag);
+        self.give_sync_up(row);
         self.requests.fail(row, IoStatus::TimedOut);
         self.devices.give_up(device, tag);
         true

@@ -11,17 +11,26 @@ use rtrs_core::block::IoOp;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::status::IoStatus;
 use rtrs_core::sync_order::ShardSyncs;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_core::time::Instant;
 
 use super::Shard;
 use super::waiting::IoRow;
+use crate::engine::cache_epoch::CacheWatch;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_set::DeviceIndex;
+use crate::engine::device_table::IOS_MAX;
 use crate::engine::message::ShardMessage;
 use crate::engine::session::SlowIo;
 
-/// Number of outstanding syncs of a device for which room is made in advance.
-const SYNCS: usize = 64;
+/// Place of a sync in the order.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sync {
+    number: u64,
+    /// Number of syncs that had ended without an answer when this one was sent.
+    unanswered: u64,
+    /// Whether its failure was reported because the disk is slow.
+    given_up: bool,
+}
 
 /// Successful flush that waits for overlapping syncs.
 #[derive(Clone, Copy, Debug)]
@@ -29,9 +38,11 @@ struct HeldFlush {
     row: IoRow,
     /// Syncs with lower numbers must have ended.
     horizon: u64,
-    /// Number of syncs that had ended without an answer.
+    /// Number of syncs that had ended without an answer when the flush was sent.
     unanswered: u64,
     since: Instant,
+    /// Whether other shards wake this one, since the flush waits for them too.
+    woken: bool,
 }
 
 /// Outstanding syncs of a shard, and the flushes that it holds back.
@@ -47,14 +58,19 @@ pub(super) struct Syncs {
 
 impl Syncs {
     pub(super) fn new(shard: CoreIndex) -> Self {
-        Self { shard, outstanding: Vec::new(), held: Vec::new(), wakes_others: false }
+        Self {
+            shard,
+            outstanding: Vec::new(),
+            held: Vec::with_capacity(IOS_MAX),
+            wakes_others: false,
+        }
     }
 
     /// Makes room for a device. Nothing is left of an earlier one with this number.
     pub(super) fn add_device(&mut self, device: DeviceIndex) {
         let count = device.index() + 1;
         if self.outstanding.len() < count {
-            let none = || ShardSyncs::with_capacity(self.shard, SYNCS);
+            let none = || ShardSyncs::with_capacity(self.shard, IOS_MAX);
             self.outstanding.resize_with(count, none);
         }
     }
@@ -73,39 +89,52 @@ impl Shard {
             return false;
         }
         let outstanding = &mut self.syncs.outstanding[taken.device.index()];
-        taken.sync = Some(outstanding.draw(cache.order()));
+        let (number, unanswered) = (outstanding.draw(cache.order()), cache.unanswered());
+        taken.sync = Some(Sync { number, unanswered, given_up: false });
         true
     }
 
-    /// Records that the result of a sync is known, or that the sync was not sent. Returns whether
-    /// the IO had a number.
-    pub(super) fn return_sync(&mut self, row: IoRow) -> bool {
+    /// Records that the failure of an outstanding IO is reported because the disk is slow.
+    pub(super) fn give_sync_up(&mut self, row: IoRow) {
         let taken = self.requests.io_mut(row);
-        let cache = self.devices.cache(taken.device);
-        let Some((number, cache)) = taken.sync.take().zip(cache) else { return false };
+        if let (Some(sync), Some(cache)) = (&mut taken.sync, self.devices.cache(taken.device)) {
+            sync.given_up = true;
+            cache.count_given_up(true);
+        }
+    }
+
+    /// Records that the result of a sync is known, or that the sync was not sent. Returns its place
+    /// in the order.
+    pub(super) fn return_sync(&mut self, row: IoRow) -> Option<Sync> {
+        let taken = self.requests.io_mut(row);
+        let (sync, cache) = taken.sync.take().zip(self.devices.cache(taken.device))?;
+        if sync.given_up {
+            cache.count_given_up(false);
+        }
         let outstanding = &mut self.syncs.outstanding[taken.device.index()];
-        self.syncs.wakes_others |= outstanding.back(cache.order(), number);
-        true
+        self.syncs.wakes_others |= outstanding.back(cache.order(), sync.number);
+        Some(sync)
     }
 
     /// Handles the end of an IO. Returns whether it is a flush that must be held back.
     pub(super) fn end_sync(&mut self, row: IoRow) -> bool {
-        if !self.return_sync(row) {
-            return false;
-        }
-        let taken = self.requests.io(row);
+        let Some(Sync { unanswered, .. }) = self.return_sync(row) else { return false };
+        let taken = self.requests.io_mut(row);
         let is_good_flush = taken.io.op == IoOp::Flush && taken.status.is_ok();
         let Some(cache) = self.devices.cache(taken.device).filter(|_| is_good_flush) else {
             return false;
         };
         // Read after the number has returned: later syncs began after this end.
-        let horizon = cache.order().horizon();
-        if cache.order().is_clear(horizon) || rtrs_core::mutated!(FlushOvertakes) {
+        let (order, horizon) = (cache.order(), cache.order().horizon());
+        if order.is_clear(horizon) || rtrs_core::mutated!(FlushOvertakes) {
+            taken.status = verdict(cache, unanswered);
             return false;
         }
-        cache.order().count_waiting(true);
-        let unanswered = cache.unanswered();
-        self.syncs.held.push(HeldFlush { row, horizon, unanswered, since: self.now });
+        let woken = !order.is_clear_elsewhere(self.index, horizon);
+        if woken {
+            order.count_waiting(true);
+        }
+        self.syncs.held.push(HeldFlush { row, horizon, unanswered, since: self.now, woken });
         true
     }
 
@@ -118,29 +147,24 @@ impl Shard {
         }
         self.end_held(|shard, held| {
             let cache = shard.devices.cache(shard.requests.io(held.row).device)?;
-            cache.order().is_clear(held.horizon).then(|| match cache.unanswered() {
-                same if same == held.unanswered => IoStatus::Ok,
-                // The answer that did not arrive may have reported a loss.
-                _ => IoStatus::TimedOut,
-            })
+            cache.order().is_clear(held.horizon).then(|| verdict(cache, held.unanswered))
         })
     }
 
-    /// Fails the flushes that are held back for too long.
+    /// Fails the flushes that are held back for too long: longer than an IO may take, or, behind a
+    /// slow disk whose delay is an error, as long as that may take to answer.
     pub(super) fn sweep_held_flushes(&mut self, now: Instant) -> bool {
+        let age_max = self.age_max();
+        let fails_slow = self.config.slow_io == SlowIo::Fail;
         self.end_held(|shard, held| {
-            let device = shard.requests.io(held.row).device;
-            let is_over = shard.held_max(device).is_some_and(|max| now.since(held.since) >= max);
-            is_over.then_some(IoStatus::TimedOut)
+            let taken = shard.requests.io(held.row);
+            let cache = shard.devices.cache(taken.device)?;
+            let is_old = age_max.is_some_and(|max| now.since(taken.submitted) >= max);
+            let is_slow = fails_slow
+                && cache.has_given_up()
+                && now.since(held.since) >= shard.config.io_timeout;
+            (is_old || is_slow).then_some(IoStatus::TimedOut)
         })
-    }
-
-    /// Maximum time for which a flush of a device is held back; None if it is unlimited.
-    fn held_max(&self, device: DeviceIndex) -> Option<Duration> {
-        match self.config.slow_io {
-            SlowIo::Fail if self.paths.serve(device) => Some(self.config.io_timeout),
-            SlowIo::Wait | SlowIo::Fail => self.age_max(),
-        }
     }
 
     /// Completes the held flushes for which `end` returns a status. Returns whether there was any.
@@ -154,11 +178,17 @@ impl Shard {
             self.syncs.held.remove(at);
             let taken = self.requests.io_mut(held.row);
             taken.status = status;
-            if let Some(cache) = self.devices.cache(taken.device) {
+            if let (true, Some(cache)) = (held.woken, self.devices.cache(taken.device)) {
                 cache.order().count_waiting(false);
             }
             self.complete(held.row);
         }
         self.syncs.held.len() < before
     }
+}
+
+/// Result of a successful flush once its overlapping syncs have ended, of which one may have ended
+/// without an answer that would have reported a loss.
+fn verdict(cache: &CacheWatch, unanswered: u64) -> IoStatus {
+    if cache.unanswered() == unanswered { IoStatus::Ok } else { IoStatus::TimedOut }
 }

@@ -262,8 +262,18 @@ fn a_good_flush_waits_for_a_slow_one_no_longer_than_for_the_disk() {
         (s.config.io_timeout, s.config.slow_io) = (SEC, SlowIo::Fail);
     });
     let flushes = overlapping_flushes(&mut fixture);
-    fixture.drain(5 * SEC);
-    assert_eq!(flushes.map(|flush| fixture.client.status(flush)), [Some(IoStatus::TimedOut); 2]);
+    fixture.until("its end", 5 * SEC, |s| s.client.status(flushes[1]).is_some());
+    assert_eq!(fixture.client.status(flushes[1]), Some(IoStatus::TimedOut));
     fixture.server.release();
-    fixture.run(100 * MS);
+    fixture.drain(SEC);
+}
+
+#[test]
+fn an_epoch_that_ends_under_a_held_flush_is_a_loss() {
+    let mut fixture = fixture(7);
+    let flushes = overlapping_flushes(&mut fixture);
+    fixture.server.how.hold = false;
+    restart(&mut fixture, 8);
+    fixture.drain(SEC);
+    assert_eq!(flushes.map(|flush| fixture.client.status(flush)), [Some(IoStatus::Io); 2]);
 }

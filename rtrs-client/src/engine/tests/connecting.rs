@@ -386,10 +386,10 @@ fn silence_at_each_step_has_a_bound() {
 #[test]
 fn a_path_that_dies_before_its_open_holds_up_no_other() {
     for fence in [true, false] {
-        let mut fixture = Fixture::spoiled(
-            |s| (s.paths, s.how.fence, s.world.link.detect) = (2, fence, None),
-            |how| how.hold_volume = Some("vol0"),
-        );
+        let mut fixture =
+            Fixture::open(|s| (s.paths, s.how.fence, s.world.link.detect) = (2, fence, None));
+        fixture.server.how.hold_volume = Some("vol0");
+        (0..2).for_each(|path| fixture.server.end_path(fixture.now(), path));
         fixture.until("the first open", SEC, |s| s.server.held.len() == 1);
         let opens = fixture.client.states().iter().position(|s| *s == PathState::Opening);
         let waits = 1 - opens.expect("a path that opens");
