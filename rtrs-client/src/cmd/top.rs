@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use clap::Args;
 use rtrs_core::local::{RunDir, request};
@@ -44,7 +45,10 @@ pub(super) fn run(args: &TopArgs, global: &GlobalArgs) -> Result<(), Error> {
             names.push(name.clone());
         }
     }
-    let source = move || Ok(vec![Group { name: "sessions", entries: entries(&names, &run_dir)? }]);
+    let source = move || {
+        let at = Instant::now();
+        Ok(vec![Group { name: "sessions", at, entries: entries(&names, &run_dir)? }])
+    };
     top::run("rtrs-client top", &args.top, global.output, source)
 }
 

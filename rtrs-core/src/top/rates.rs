@@ -79,6 +79,8 @@ pub struct Entry {
 pub struct Group {
     /// Name of the kind: `sessions` or `exports`.
     pub name: &'static str,
+    /// Time at which the counters were read.
+    pub at: Instant,
     /// Entries.
     pub entries: Vec<Entry>,
 }
@@ -162,11 +164,14 @@ impl View {
     /// Computes the rates between two samples, the second of which was taken at `time`.
     #[must_use]
     pub fn between(before: &Sample, now: &Sample, time: f64) -> Self {
-        let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
-        let earlier = |name| before.groups.iter().find(|group| group.name == name);
+        let since = |now: Instant, before| now.saturating_duration_since(before).as_secs_f64();
+        let seconds = since(now.at, before.at);
         let rows = |group: &Group| {
-            let earlier = earlier(group.name).map_or(&[][..], |group| group.entries.as_slice());
-            (group.name, rows(earlier, &group.entries, seconds))
+            let earlier = before.groups.iter().find(|earlier| earlier.name == group.name);
+            let entries = earlier.map_or(&[][..], |earlier| earlier.entries.as_slice());
+            // The groups are read one after the other, and the server may be slow to answer.
+            let seconds = earlier.map_or(seconds, |earlier| since(group.at, earlier.at));
+            (group.name, rows(entries, &group.entries, seconds))
         };
         Self { time, interval_s: seconds, groups: now.groups.iter().map(rows).collect() }
     }
@@ -308,7 +313,10 @@ mod tests {
 
     fn view(before: Vec<Entry>, now: Vec<Entry>) -> Vec<Row> {
         let at = Instant::now();
-        let sample = |at, entries| Sample { at, groups: vec![Group { name: "sessions", entries }] };
+        let sample = |at, entries| {
+            let group = Group { name: "sessions", at, entries };
+            Sample { at, groups: vec![group] }
+        };
         let (before, now) = (sample(at, before), sample(at + Duration::from_secs(2), now));
         let mut view = View::between(&before, &now, 3.5);
         assert!((view.interval_s - 2.0).abs() < 1e-9 && (view.time - 3.5).abs() < 1e-9);
@@ -340,6 +348,23 @@ mod tests {
             paths: Vec::new(),
         };
         assert_eq!(rows, [expected]);
+    }
+
+    #[test]
+    fn each_group_has_an_interval_of_its_own() {
+        let begin = Instant::now();
+        let group = |name, ms, ios| {
+            let at = begin + Duration::from_millis(ms);
+            Group { name, at, entries: vec![entry("v", "1", ios)] }
+        };
+        let sample =
+            |sessions: Group, exports| Sample { at: sessions.at, groups: vec![sessions, exports] };
+        // The second list of exports arrives late.
+        let before = sample(group("sessions", 0, 1000), group("exports", 0, 1000));
+        let now = sample(group("sessions", 1000, 1100), group("exports", 1500, 1150));
+        let view = View::between(&before, &now, 0.0);
+        let rates = view.groups.values().map(|rows| rows[0].ios_per_s);
+        assert_eq!(rates.collect::<Vec<_>>(), [Some(100.0); 2]);
     }
 
     #[test]

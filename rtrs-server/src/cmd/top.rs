@@ -1,5 +1,7 @@
 //! The command `top`.
 
+use std::time::Instant;
+
 use clap::Args;
 use rtrs_core::top::{self, Counters, Entry, Group, IntervalArgs, ReadsWrites};
 
@@ -29,10 +31,15 @@ pub(super) fn run(args: &TopArgs) -> Result<(), Error> {
 fn groups(args: &ServerArgs) -> Result<Vec<Group>, Error> {
     let server = Server::find(args)?;
     let sessions = server.sessions()?.sessions;
+    let sessions_at = Instant::now();
     let exports: ExportList = server.request(&Request::ExportList)?;
+    // Taken after the reply, because the server examines the targets before it reads the counters.
+    let exports_at = Instant::now();
+    let sessions = sessions.iter().map(session).collect();
+    let exports = exports.exports.iter().map(export).collect();
     Ok(vec![
-        Group { name: "sessions", entries: sessions.iter().map(session).collect() },
-        Group { name: "exports", entries: exports.exports.iter().map(export).collect() },
+        Group { name: "sessions", at: sessions_at, entries: sessions },
+        Group { name: "exports", at: exports_at, entries: exports },
     ])
 }
 
