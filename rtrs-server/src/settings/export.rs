@@ -355,7 +355,7 @@ impl FromStr for ExportSpec {
         let mut spec = Self::new(name, target);
         let options = options.iter().map(|option| match split_pair(option) {
             Some((key, value)) => (plain(key), Some(plain(value))),
-            None => (plain(option), None),
+            None => option_pair(&plain(option)),
         });
         let options = grouped(options);
         if let Some((key, _)) = options.iter().find(|(key, all)| all.len() > 1 && key != ACCESS) {
@@ -365,6 +365,14 @@ impl FromStr for ExportSpec {
             spec.set(text, &key, &values)?;
         }
         Ok(spec)
+    }
+}
+
+/// Name and value of an option without an equals sign; `rw` is the opposite of `ro`.
+fn option_pair(option: &str) -> (String, Option<String>) {
+    match option {
+        "rw" => ("ro".to_owned(), Some("false".to_owned())),
+        _ => (option.to_owned(), None),
     }
 }
 
@@ -416,8 +424,7 @@ impl ExportSpec {
         let mut spec = self.clone();
         let pairs = options.iter().map(|option| match option.split_once('=') {
             Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
-            None if option == "rw" => ("ro".to_owned(), Some("false".to_owned())),
-            None => (option.clone(), None),
+            None => option_pair(option),
         });
         for (key, values) in grouped(pairs) {
             if key == ACCESS && values == [Some(String::new())] {

@@ -55,6 +55,8 @@ fn names_and_targets() {
 #[test]
 fn options() {
     assert!(!spec("/x,ro=off").ro);
+    assert_eq!(spec("/x,rw"), spec("/x"));
+    assert!(refusal("/x,ro,rw").contains("says \"ro\" twice"));
     let spec =
         spec("v=/x,ro,direct=on,block-size=4096,no-lock,delay=10ms,error-rate=0.001,id=a\\,b");
     assert_eq!(spec.migration, Migration::Allow);
@@ -129,7 +131,7 @@ fn errors_say_what_is_wrong() {
         ("nbds://h/d", "is of no known kind"),
         ("/x\0", "contains a NUL"),
         ("/x,", "has the unknown option \"\""),
-        ("/x,rw", "has the unknown option \"rw\"; did you mean \"ro\"?"),
+        ("/x,row", "has the unknown option \"row\"; did you mean \"ro\"?"),
         ("/x,blocksize=512", "has the unknown option \"blocksize\"; did you mean \"block-size\"?"),
         (
             "/x,y.img",
