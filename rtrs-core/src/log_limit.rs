@@ -65,6 +65,12 @@ impl<K: Clone + PartialEq> LogLimits<K> {
         Some((kind.key.clone(), std::mem::take(&mut kind.left_out)))
     }
 
+    /// Returns the number of suppressed lines of this kind. The caller logs a line for them.
+    pub fn take(&mut self, key: &K) -> u64 {
+        let kind = self.kinds.iter_mut().find(|kind| kind.key == *key);
+        kind.map_or(0, |kind| std::mem::take(&mut kind.left_out))
+    }
+
     /// Returns when to call [`overdue`](Self::overdue) next.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {

@@ -189,21 +189,38 @@ impl ClientLog {
             any = true;
             let at = self.held.iter().position(|(held, _)| *held == kind);
             let Some((_, event)) = at.map(|at| self.held.swap_remove(at)) else { continue };
-            // The held event is itself among the counted ones.
-            let left_out = count - 1;
-            let reason = event.reason.as_deref().unwrap_or(match event.event {
-                AuditKind::Disconnect => "disconnected",
-                _ => "connected",
-            });
-            let (client, identity) = (shown(event.address), event.identity.as_deref());
-            let identity = identity.unwrap_or("-");
-            tracing::info!(
-                %client, identity, reason, left_out,
-                "repeated; left_out similar lines were suppressed"
-            );
-            self.audit.record(|| AuditEvent { left_out, ..event });
+            self.record_held(event, count);
         }
         any
+    }
+
+    /// Logs and records a held event, which is among the `count` suppressed ones of its kind.
+    fn record_held(&self, event: AuditEvent, count: u64) {
+        let left_out = count.saturating_sub(1);
+        let reason = event.reason.as_deref().unwrap_or(match event.event {
+            AuditKind::Disconnect => "disconnected",
+            _ => "connected",
+        });
+        let (client, identity) = (shown(event.address), event.identity.as_deref());
+        let identity = identity.unwrap_or("-");
+        tracing::info!(
+            %client, identity, reason, left_out,
+            "repeated; left_out similar lines were suppressed"
+        );
+        self.audit.record(|| AuditEvent { left_out, ..event });
+    }
+
+    /// Records the connect of a client's session, if it is held, before the session's next event.
+    fn release_connect(&mut self, client: &Opener) {
+        let session = SessionTag::of(client.session).to_string();
+        let is_connect = |(_, event): &(Kind, AuditEvent)| {
+            event.event == AuditKind::Connect && event.session.as_ref() == Some(&session)
+        };
+        if let Some(at) = self.held.iter().position(is_connect) {
+            let (kind, event) = self.held.swap_remove(at);
+            let count = self.limits.take(&kind);
+            self.record_held(event, count);
+        }
     }
 
     /// Time of the next call of [`Self::close`].
@@ -285,8 +302,9 @@ impl ClientLog {
     }
 
     /// Records and logs an open.
-    pub(super) fn opened(&self, client: &Opener, asked: Asked, id: Option<ExportId>) {
+    pub(super) fn opened(&mut self, client: &Opener, asked: Asked, id: Option<ExportId>) {
         let Asked { export, access, .. } = asked;
+        self.release_connect(client);
         self.audit.record(|| AuditEvent {
             export: Some(export.to_string()),
             mode: Some(access.into()),

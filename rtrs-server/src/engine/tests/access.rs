@@ -319,3 +319,21 @@ fn paths_of_nobody_in_particular_are_counted_and_those_of_names_recorded() {
     assert_eq!(connects.len(), 2, "{connects:?}");
     assert_eq!((connects[0].left_out, connects[1].left_out), (0, 1));
 }
+
+#[test]
+fn the_events_of_a_session_that_opens_an_export_are_recorded_in_order() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let events = fixture.audited();
+    let _first = Peer::up(&mut fixture, from(0), "first");
+    // Its connect repeats that of the first session, and is held back.
+    let options = PeerOptions { session: 2, path: 2, ..from(0) };
+    let mut second = Peer::up(&mut fixture, options, "second");
+    assert!(second.open_device(&mut fixture, "vol", RO).is_ok());
+    second.leave(&mut fixture);
+    fixture.pass(std::time::Duration::from_secs(5));
+    let events = events.lock();
+    let second = events.iter().filter(|event| event.session_name.as_deref() == Some("second"));
+    let kinds: Vec<_> = second.map(|event| event.event).collect();
+    use AuditKind::{Close, Connect, Disconnect, Open};
+    assert_eq!(kinds, [Connect, Open, Close, Disconnect]);
+}
