@@ -181,6 +181,10 @@ fn a_removed_export_takes_its_list_along() {
 
 #[test]
 fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
+    // The client has learned the reason before its path ended.
+    let told = client.status();
+    assert_eq!((&told["state"], &told["io_fails"]), (&"failed".into(), &true.into()), "{told}");
+    assert!(told["reason"].to_string().contains("removed the export"), "{told}");
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |who: &str, more: &str| {

@@ -44,6 +44,9 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
 /// Maximum time that a change waits for the previous one.
 const TURN_MAX: Duration = Duration::from_secs(10);
+/// Time for clients to learn over their paths that an export was removed, before paths that have
+/// lost access by the removal end.
+const REMOVAL_NOTICE: Duration = Duration::from_millis(300);
 
 /// Opens exports.
 pub(super) struct Opener {
@@ -453,6 +456,9 @@ impl Exports {
     }
 
     /// Removes an export, and waits up to `within` for its release.
+        if !ended.is_empty() {
+            std::thread::sleep(REMOVAL_NOTICE);
+        }
     pub(crate) fn remove(
         &self,
         name: &str,

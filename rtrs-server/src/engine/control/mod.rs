@@ -293,7 +293,10 @@ impl Control {
                 }
                 let (id, named, access) = (session.id, index.is_some(), mode.access);
                 let asked = OpenCheck { session: id, name: &name, named, access };
-                if let Some(answer) = self.deny(asked, peer, ctx) {
+                // The list of a removed export went with it, and its users must learn of that.
+                if !self.opens.is_removed(id, &name, mode)
+                    && let Some(answer) = self.deny(asked, peer, ctx)
+                {
                     return Some(answer);
                 }
                 if !takes_standby && gateway::is_standby(&name, &self.exports) {

@@ -64,8 +64,7 @@ impl Opens {
         if bytes.is_empty() || bytes.windows(2).any(|pair| pair == b"..") {
             return Some(ControlAnswer::Refused(errno::EINVAL));
         }
-        // Even if the name is in use again, it is not the export that the session had open.
-        if mode.compares && self.removed.contains(session.id, bytes) {
+        if self.is_removed(session.id, name, mode) {
             return Some(ControlAnswer::Refused(errno::EIDRM));
         }
         if let Some(index) = index {
@@ -78,6 +77,12 @@ impl Opens {
             finder.find(Search { reply_to, mode, session, name: *name })
         });
         (!asked).then_some(ControlAnswer::Refused(errno::ENOENT))
+    }
+
+    /// Whether an open requests an export that was removed while the session had it open. Even if
+    /// the name is in use again, it is another export.
+    pub(super) fn is_removed(&self, session: SessionId, name: &Name, mode: OpenMode) -> bool {
+        mode.compares && self.removed.contains(session, name.as_bytes())
     }
 
     /// Whether the target of an export must be examined before this open, because no session has it
