@@ -306,6 +306,27 @@ impl Grant {
             }
         }
     }
+
+    /// Whether no client meets the condition.
+    pub(crate) fn admits_nobody(&self) -> bool {
+        match self {
+            Self::Rules(list) => list.is_empty(),
+            Self::Unlisted(unlisted) => *unlisted == Unlisted::Nobody,
+            Self::Holders(sessions) => sessions.is_empty(),
+        }
+    }
+}
+
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            _ if self.admits_nobody() => f.write_str("no client"),
+            Self::Rules(list) => f.write_str(&rules(list)),
+            Self::Unlisted(Unlisted::Everyone) => f.write_str("everyone"),
+            Self::Unlisted(_) => f.write_str("every client that proves who it is"),
+            Self::Holders(_) => f.write_str("sessions that have it open"),
+        }
+    }
 }
 
 /// Whether a client meets all conditions.

@@ -47,6 +47,9 @@ pub(crate) enum Request {
     ExportAdd {
         /// The export, as text or as a map.
         export: ExportSpec,
+        /// Whether to add it even if its access list costs other clients their access.
+        #[serde(default)]
+        force: bool,
     },
     /// Remove an export. The reply is [`Removed`] once the export is closed.
     ExportRemove {
@@ -72,6 +75,9 @@ pub(crate) enum Request {
         name: String,
         /// Options in the text form of an export.
         options: Vec<String>,
+        /// Whether to change the access list even if that costs clients their access.
+        #[serde(default)]
+        force: bool,
     },
     /// Change the size of an export: [`Resized`].
     ExportResize {
@@ -85,7 +91,11 @@ pub(crate) enum Request {
         force: bool,
     },
     /// Reload the configuration: [`Reloaded`].
-    Reload,
+    Reload {
+        /// Whether to apply its access lists even if that costs clients their access.
+        #[serde(default)]
+        force: bool,
+    },
     /// Report what a reload would do: [`Reloaded`].
     ReloadPreview,
     /// Return the settings of the running exports: [`SavedExports`].
@@ -177,6 +187,44 @@ pub(crate) struct Changed {
     /// Warnings that a start would log about the export's access list.
     #[serde(default)]
     pub(crate) warnings: Vec<String>,
+    /// What clients have lost.
+    #[serde(flatten)]
+    pub(crate) losses: Losses,
+}
+
+/// Access that clients lose when access lists, certificates or keys change.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Losses {
+    /// Exports that no client can open any more.
+    #[serde(default)]
+    pub(crate) closed: Vec<String>,
+    /// Sessions that lose paths.
+    #[serde(default)]
+    pub(crate) revoked: Vec<Revoked>,
+}
+
+impl Losses {
+    /// Descriptions of the losses, where sessions have `lost` paths; empty if there are none.
+    pub(crate) fn texts(&self, lost: &str) -> Vec<String> {
+        let sessions: Vec<&str> = self.revoked.iter().map(|one| &*one.session).collect();
+        let mut texts = Vec::new();
+        if !self.closed.is_empty() {
+            texts.push(format!("exports that no client may open: {}", self.closed.join(", ")));
+        }
+        if !sessions.is_empty() {
+            texts.push(format!("sessions that {lost} paths: {}", sessions.join(", ")));
+        }
+        texts
+    }
+}
+
+/// Change of the access to exports without a list of their own.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct UnlistedChange {
+    /// Clients that had access before.
+    pub(crate) before: String,
+    /// Clients that have access now.
+    pub(crate) after: String,
 }
 
 /// Reply to a request to drain an export, which is now standby.
@@ -219,9 +267,15 @@ pub(crate) struct Reloaded {
     /// clients.
     #[serde(default)]
     pub(crate) keys_changed: Vec<String>,
-    /// Sessions that lost paths because of that.
+    /// Access to exports without a list of their own, if it changed.
     #[serde(default)]
-    pub(crate) revoked: Vec<Revoked>,
+    pub(crate) unlisted_changed: Option<UnlistedChange>,
+    /// What clients have lost.
+    #[serde(flatten)]
+    pub(crate) losses: Losses,
+    /// Whether the reload must be forced because of its access lists.
+    #[serde(default)]
+    pub(crate) needs_force: bool,
     /// Problem with the server's certificate, which is in use nevertheless.
     #[serde(default)]
     pub(crate) certificate: Option<String>,
@@ -272,7 +326,7 @@ mod tests {
             (r#"{"command":"export-list"}"#, Request::ExportList),
             (
                 r#"{"command":"export-add","export":"v=mem:1M,ro"}"#,
-                Request::ExportAdd { export: "v=mem:1M,ro".parse().unwrap() },
+                Request::ExportAdd { export: "v=mem:1M,ro".parse().unwrap(), force: false },
             ),
             (
                 r#"{"command":"export-remove","name":"v","within_ms":5}"#,
@@ -284,13 +338,14 @@ mod tests {
             ),
             (
                 r#"{"command":"export-set","name":"v","options":["ro"]}"#,
-                Request::ExportSet { name: "v".into(), options: vec!["ro".into()] },
+                Request::ExportSet { name: "v".into(), options: vec!["ro".into()], force: false },
             ),
             (
                 r#"{"command":"export-resize","name":"v","size":4096}"#,
                 Request::ExportResize { name: "v".into(), size: Some(4096), force: false },
             ),
-            (r#"{"command":"reload"}"#, Request::Reload),
+            (r#"{"command":"reload"}"#, Request::Reload { force: false }),
+            (r#"{"command":"reload","force":true}"#, Request::Reload { force: true }),
             (r#"{"command":"reload-preview"}"#, Request::ReloadPreview),
             (r#"{"command":"export-save"}"#, Request::ExportSave),
         ] {

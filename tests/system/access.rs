@@ -71,7 +71,9 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
 
     // The writer may only read from now on. Other sessions are not affected.
     write("'anyone@127.0.0.0/24:ro'", "'anyone@127.0.0.8/31:rw'");
-    let _ = server.command(&["reload"]).ok().says("changed vol0");
+    let refused = server.command(&["reload"]).code(1).says("nothing changed: ");
+    let _ = refused.says("sessions that would lose paths: vol0-of-127-0-0-7").says("--force");
+    let _ = server.command(&["reload", "--force"]).ok().says("changed vol0");
     wait_for("the session's end", COMMAND_TIME_MAX, || {
         (writer.status()["state"] == "failed").then_some(())
     });
@@ -199,7 +201,7 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
     write("anyone@127.0.0.8:rw", ", {name: new, target: /none/there}");
     let dry = server.command(&["reload", "--dry-run"]).code(1).says("no export would change: ");
     let _ = dry.says("access list of export vol0; sessions that would lose paths: vol0-of-127");
-    let failed = server.command(&["reload"]).code(1).says("no export changed: ");
+    let failed = server.command(&["reload", "--force"]).code(1).says("no export changed: ");
     let failed = failed.says("; but this was applied: access list of export vol0; ");
     let _ = failed.says("sessions that lost paths: vol0-of-127-0-0-7");
     let _ = server.wait_output("reload: no export changed: ");
@@ -305,15 +307,15 @@ fn a_session_ends_within_a_second_of_the_reload_that_forbids_it() {
         fs::write(&config, text).expect("a file");
     };
     write("anyone@127.0.0.7:rw", "");
-    let server = Server::builder().args(&["--config", &config]).start();
+    let mut server = Server::builder().args(&["--config", &config]).start();
     let client = from("127.0.0.7", &server, "v").start();
     // The list applies although another setting of the open export cannot change now.
     write("anyone@127.0.0.8:rw", ", direct: off, delay: 5ms");
     let dry = server.command(&["reload", "--dry-run"]).ok();
     let _ = dry.says("would be kept v");
     assert_eq!(server.sessions().len(), 1);
-    // The export can change once its session has ended.
-    let _ = server.command(&["reload"]).ok();
+    // The export can change once its session has ended. A signal cannot be refused.
+    server.signal("HUP");
     session_ends(&server);
     give_up(&client, "v", server);
 }
@@ -398,7 +400,7 @@ fn a_reload_goes_back_to_the_lists_of_the_flags() {
     let dry = server.command(&["reload", "--dry-run"]).ok();
     assert!(dry.stdout.contains(&format!("would be {line}")), "{dry:?}");
     assert_eq!(server.sessions().len(), 1);
-    let done = server.command(&["reload"]).ok();
+    let done = server.command(&["reload", "--force"]).ok();
     assert!(done.stdout.contains(line) && done.stdout.contains("changed vol0\n"), "{done:?}");
     session_ends(&server);
     let done = server.command(&["reload", "-o", "json"]).ok().json();
@@ -422,4 +424,60 @@ fn a_reload_prints_what_a_start_warns_of() {
     let set = server.command(&["export", "set", "v", "access=db2:ro"]).ok();
     let _ = set.says("warning: the access rule for \"db2\" admits no client");
     let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn the_first_list_closes_other_exports_only_when_forced() {
+    let server = Server::builder().export("vol0=mem:1M").export("vol1=mem:1M").start();
+    let client = from("127.0.0.7", &server, "vol0").start();
+    for words in [
+        ["export", "add", "new=mem:1M,access=anyone@127.0.0.9:rw"].as_slice(),
+        &["export", "set", "vol1", "access=anyone@127.0.0.9:rw"],
+    ] {
+        let refused = server.command(words).code(1).says("cannot set the access list of ");
+        let refused = refused.says("exports that no client may open: vol0");
+        let refused = refused.says("sessions that would lose paths: vol0-of-127-0-0-7");
+        let _ = refused.says("first `reload` a configuration").says("or use --force");
+        let listed = server.command(&["export", "list", "-o", "json"]).ok().json();
+        assert_eq!(listed["exports"].as_array().expect("a list").len(), 2, "{listed}");
+        assert_eq!((&listed["open_to_everyone"], server.sessions().len()), (&true.into(), 1));
+    }
+    // An export with a list that ends its own session.
+    let set = ["export", "set", "vol0", "access=anyone@127.0.0.9:rw", "access=anyone@127.0.0.8:rw"];
+    let _ = server.command(&set).code(1).says("sessions that would lose paths");
+    let forced = ["export", "add", "new=mem:1M,access=anyone@127.0.0.9:rw", "--force"];
+    let added = server.command(&forced).ok().says("new added\nclosed: vol0; no client may open it");
+    let _ = added.says("ended: 1 path of session vol0-of-127-0-0-7").says("1 session ended");
+    session_ends(&server);
+    let set = ["export", "set", "new", "access=", "--force", "-o", "json"];
+    assert_eq!(server.command(&set).ok().json()["closed"], serde_json::json!(["new"]));
+    let line = "changed: access to exports without their own list, from no client to everyone\n";
+    let _ = server.command(&["reload", "--dry-run"]).ok().says(&format!("would be {line}"));
+    let _ = server.command(&["reload"]).ok().says(line);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_reload_that_closes_exports_must_be_forced() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    let write = |vol0: &str| {
+        let exports = format!("[{{name: vol0, target: 'mem:1M'{vol0}}}, 'vol1=mem:1M']");
+        fs::write(&config, format!("export: {exports}\n")).expect("a file");
+    };
+    write("");
+    let server = Server::builder().args(&["--config", &config]).start();
+    let client = from("127.0.0.7", &server, "vol1").start();
+    write(", access: ['anyone:rw']");
+    let dry = server.command(&["reload", "--dry-run"]).ok();
+    let dry = dry.says("would be changed: access to exports without their own list, from everyone");
+    let dry = dry.says("would be closed: vol1").says("1 session would be ended");
+    let _ = dry.says("it would be refused without --force");
+    let refused = server.command(&["reload"]).code(1).says("nothing changed: ");
+    let _ = refused.says("exports that no client may open: vol1").says("--force");
+    assert_eq!(server.sessions().len(), 1);
+    let _ = server.command(&["reload", "--force"]).ok().says("closed: vol1");
+    session_ends(&server);
+    give_up(&client, "vol1", server);
 }

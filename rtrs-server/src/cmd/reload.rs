@@ -6,9 +6,9 @@ use rtrs_core::tls::NO_LIST;
 
 use crate::access_list::rules;
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
-use crate::control_protocol::{Kept, Reloaded, Request};
+use crate::cmd::text::{counted, losses_text};
+use crate::control_protocol::{Kept, Reloaded, Request, UnlistedChange};
 use crate::error::{Error, ErrorKind};
-use crate::stats::Revoked;
 
 /// The arguments.
 #[derive(Debug, Clone, Args)]
@@ -20,6 +20,10 @@ pub struct ReloadArgs {
     #[arg(long)]
     pub dry_run: bool,
 
+    /// Apply the access lists also if they close exports or end sessions
+    #[arg(long, conflicts_with = "dry_run")]
+    pub force: bool,
+
     /// Which server.
     #[command(flatten)]
     pub server: ServerArgs,
@@ -27,7 +31,10 @@ pub struct ReloadArgs {
 
 pub(super) fn run(args: &ReloadArgs) -> Result<(), Error> {
     let server = Server::find(&args.server)?;
-    let request = if args.dry_run { Request::ReloadPreview } else { Request::Reload };
+    let request = match args.dry_run {
+        true => Request::ReloadPreview,
+        false => Request::Reload { force: args.force },
+    };
     let (done, _) = server.request_within::<Reloaded>(&request, CHANGE_TIMEOUT)?;
     args.server.output.print(&done, |done| text(done, args.dry_run))?;
     match done.failed.len() {
@@ -66,10 +73,14 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
         let how = if what == NO_LIST { "removed" } else { "changed" };
         format!("{would}{how}: {}\n", printable(what))
     }));
-    out.extend(done.revoked.iter().map(|one| revoked_text(one, would)));
-    let ended = done.revoked.iter().filter(|one| one.paths_left == 0).count();
-    if ended > 0 {
-        out += &format!("{} {would}ended\n", counted(ended, "session"));
+    if let Some(UnlistedChange { before, after }) = &done.unlisted_changed {
+        let list = "access to exports without their own list";
+        let [before, after] = [before, after].map(|text| printable(text));
+        out += &format!("{would}changed: {list}, from {before} to {after}\n");
+    }
+    out += &losses_text(&done.losses, would);
+    if done.needs_force {
+        out += "it would be refused without --force\n";
     }
     let done = counted(added.len() + removed.len() + changed.len(), "export");
     out + &match dry_run {
@@ -78,26 +89,11 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     }
 }
 
-/// Formats the loss of a session.
-fn revoked_text(one: &Revoked, would: &str) -> String {
-    let Revoked { session, identity, paths, paths_left } = one;
-    let (session, identity) = (printable(session), identity.as_deref().map(printable));
-    let who = identity.map(|who| format!(" ({who})")).unwrap_or_default();
-    let paths = match paths_left {
-        0 => counted(*paths, "path"),
-        left => format!("{paths} of {}", counted(paths + left, "path")),
-    };
-    format!("{would}ended: {paths} of session {session}{who}\n")
-}
-
-fn counted(count: usize, what: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {what}{plural}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control_protocol::Losses;
+    use crate::stats::Revoked;
 
     #[test]
     fn a_list_that_is_gone_is_not_just_changed() {
@@ -117,18 +113,21 @@ mod tests {
         let done = Reloaded {
             changed: vec!["vol0".into()],
             keys_changed: vec!["clients-file: removed db1 (SHA256:x)".into()],
-            revoked: vec![revoked(0), revoked(2)],
+            losses: Losses { closed: vec!["vol1".into()], revoked: vec![revoked(0), revoked(2)] },
             ..Reloaded::default()
         };
         assert_eq!(
             text(&done, false),
             "changed vol0\nchanged: clients-file: removed db1 (SHA256:x)\n\
+             closed: vol1; no client may open it\n\
              ended: 1 path of session db1-vol0 (key:db1)\n\
              ended: 1 of 3 paths of session db1-vol0 (key:db1)\n1 session ended\n\
              1 export changed, 0 unchanged\n"
         );
-        let text = text(&Reloaded { unchanged: 3, ..done }, true);
+        let text = text(&Reloaded { unchanged: 3, needs_force: true, ..done }, true);
+        assert!(text.contains("would be closed: vol1;"), "{text}");
+        assert!(text.contains("1 session would be ended\nit would be refused without --force\n"));
         assert!(text.contains("would be ended: 1 path of session db1-vol0"), "{text}");
-        assert!(text.ends_with("1 session would be ended\n1 export would change, 3 would stay\n"));
+        assert!(text.ends_with("\n1 export would change, 3 would stay\n"));
     }
 }

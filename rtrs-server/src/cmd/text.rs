@@ -1,4 +1,9 @@
-//! Formatting of sizes in the output of commands.
+//! Formatting of sizes and losses of access in the output of commands.
+
+use rtrs_core::settings::printable;
+
+use crate::control_protocol::Losses;
+use crate::stats::Revoked;
 
 /// Formats a size in the largest unit in which it is at least one.
 pub(super) fn bytes(bytes: u64) -> String {
@@ -13,6 +18,38 @@ pub(super) fn bytes(bytes: u64) -> String {
         unit = next;
     }
     if unit == "B" { format!("{bytes} B") } else { format!("{size:.1} {unit}") }
+}
+
+/// Formats losses of clients, with `would` before each verb.
+pub(super) fn losses_text(losses: &Losses, would: &str) -> String {
+    let closed = losses
+        .closed
+        .iter()
+        .map(|name| format!("{would}closed: {}; no client may open it\n", printable(name)));
+    let mut out: String = closed.collect();
+    out.extend(losses.revoked.iter().map(|one| revoked_text(one, would)));
+    let ended = losses.revoked.iter().filter(|one| one.paths_left == 0).count();
+    if ended > 0 {
+        out += &format!("{} {would}ended\n", counted(ended, "session"));
+    }
+    out
+}
+
+/// Formats the loss of a session.
+fn revoked_text(one: &Revoked, would: &str) -> String {
+    let Revoked { session, identity, paths, paths_left } = one;
+    let (session, identity) = (printable(session), identity.as_deref().map(printable));
+    let who = identity.map(|who| format!(" ({who})")).unwrap_or_default();
+    let paths = match paths_left {
+        0 => counted(*paths, "path"),
+        left => format!("{paths} of {}", counted(paths + left, "path")),
+    };
+    format!("{would}ended: {paths} of session {session}{who}\n")
+}
+
+pub(super) fn counted(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
 }
 
 #[cfg(test)]

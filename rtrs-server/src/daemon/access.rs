@@ -16,8 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtrs_core::ids::SessionId;
 
 use crate::access_list::{AccessPolicy, AccessRule, Grant, ListChange, Unlisted, bare};
+use crate::control_protocol::UnlistedChange;
 use crate::plan::has_keys;
-use crate::settings::{ExportSpec, Settings};
+use crate::settings::{ExportSpec, SearchSpec, Settings};
 use crate::stats::AccessLimit;
 
 /// Sessions that have an export open. The value is true for writing.
@@ -43,6 +44,8 @@ pub(super) struct ServerAccess {
     narrowed_others: Vec<Grant>,
     /// Whether clients can authenticate.
     has_keys: bool,
+    /// Whether clients can open files below a search path.
+    has_search_path: bool,
     /// Whether there has been a list since the configuration was last read.
     closed: bool,
     /// Number of the configuration that was read last.
@@ -61,6 +64,7 @@ impl ServerAccess {
             narrowed: BTreeMap::new(),
             narrowed_others: Vec::new(),
             has_keys: has_keys(set),
+            has_search_path: set.search_path != SearchSpec::Off,
             closed: false,
             configuration: 0,
             generation: 0,
@@ -195,6 +199,26 @@ impl ServerAccess {
         all.filter(|change| change.before != change.after).collect()
     }
 
+    /// Exports that clients could open so far and that no client can open in `now`.
+    pub(super) fn closed_in(&self, now: &Self) -> Vec<String> {
+        let closes =
+            |before: &Grant, after: &Grant| !before.admits_nobody() && after.admits_nobody();
+        let closed = |name: &&String| closes(&self.list_or_rest(name), &now.list_or_rest(name));
+        let names = self.exports.keys().filter(|name| now.exports.contains_key(*name));
+        let found = self.has_search_path && closes(&self.rest(), &now.rest());
+        let found = found.then(|| "files below search-path".to_owned());
+        names.filter(closed).cloned().chain(found).collect()
+    }
+
+    /// Access to exports without a list of their own, if it differs in `now` other than by the
+    /// rules of the server's list.
+    pub(super) fn unlisted_change_to(&self, now: &Self) -> Option<UnlistedChange> {
+        let listed = |access: &Self| !access.server.is_empty();
+        let (before, after) = (self.rest().to_string(), now.rest().to_string());
+        let differs = before != after && !(listed(self) && listed(now));
+        differs.then_some(UnlistedChange { before, after })
+    }
+
     fn has_list(&self) -> bool {
         !self.server.is_empty() || self.exports.values().any(|list| !list.is_empty())
     }
@@ -265,6 +289,33 @@ mod tests {
         assert!(!access.policy().is_open(), "the list went with its export");
         access.configure(&Settings::default(), BTreeMap::new());
         assert!(access.policy().is_open());
+    }
+
+    #[test]
+    fn a_change_names_the_exports_that_it_closes() {
+        let open = ServerAccess::new(&settings(&[], &["a=mem:1M", "b=mem:1M", "c=mem:1M"]));
+        let with = |access: &ServerAccess, text: &str| {
+            let mut access = access.clone();
+            access.set(&spec(text));
+            access
+        };
+        let first = with(&open, "a=mem:1M,access=anyone:ro");
+        assert_eq!(open.closed_in(&first), ["b", "c"]);
+        let change = open.unlisted_change_to(&first).unwrap();
+        assert_eq!((&*change.before, &*change.after), ("everyone", "no client"));
+        // Exports that are closed already, or are new, are not closed by the change.
+        let second = with(&first, "b=mem:1M,access=anyone:ro");
+        assert!(first.closed_in(&second).is_empty());
+        assert!(first.closed_in(&with(&first, "d=mem:1M")).is_empty());
+        assert_eq!(second.closed_in(&with(&second, "b=mem:1M")), ["b"], "its list goes");
+        // Exports without a list of their own follow the server's.
+        let server = ServerAccess::new(&settings(&["anyone:rw"], &["a=mem:1M", "b=mem:1M"]));
+        assert!(server.closed_in(&with(&server, "a=mem:1M,access=db1:rw")).is_empty());
+        assert!(open.closed_in(&server).is_empty());
+        let set = Settings { search_path: "/srv".parse().unwrap(), ..settings(&[], &["a=mem:1M"]) };
+        let found = ServerAccess::new(&set);
+        let listed = with(&found, "a=mem:1M,access=anyone:ro");
+        assert_eq!(found.closed_in(&listed), ["files below search-path"]);
     }
 
     const DB1: SessionId = SessionId([1; 16]);

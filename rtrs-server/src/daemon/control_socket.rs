@@ -197,8 +197,8 @@ impl Shared {
                 );
             }
             Request::ExportList => reply(&stream, self.changes.exports.list()),
-            Request::ExportAdd { export } => {
-                self.change(stream, move |changes| changes.exports.add(export));
+            Request::ExportAdd { export, force } => {
+                self.change(stream, move |changes| changes.exports.add(export, force));
             }
             Request::ExportRemove { name, force, within_ms } => {
                 let within = Duration::from_millis(within_ms);
@@ -211,10 +211,12 @@ impl Shared {
             Request::ExportResize { name, size, force } => {
                 self.change(stream, move |changes| changes.exports.resize(&name, size, force));
             }
-            Request::ExportSet { name, options } => {
-                self.change(stream, move |changes| changes.exports.set(&name, &options));
+            Request::ExportSet { name, options, force } => {
+                self.change(stream, move |changes| changes.exports.set(&name, &options, force));
             }
-            Request::Reload => self.change(stream, |changes| changes.reload()),
+            Request::Reload { force } => {
+                self.change(stream, move |changes| changes.reload(force));
+            }
             Request::ReloadPreview => self.change(stream, |changes| changes.preview()),
             Request::ExportSave => reply(&stream, Ok(self.changes.exports.save())),
             Request::Drain { within_ms } => {

@@ -7,7 +7,10 @@
 //! which frees its lock, and records a failed flush for the next opener of the same file.
 
 mod access;
+mod commands;
 mod replaced;
+
+pub(super) use self::access::refusal;
 
 use std::collections::BTreeMap;
 use std::path::{self, Path};
@@ -22,11 +25,10 @@ use rtrs_core::tls::TlsEndpoint;
 
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
-use crate::control_protocol::{Changed, ExportDrained, ExportList, Removed, SavedExports};
+use crate::control_protocol::{ExportDrained, ExportList, Removed, SavedExports};
 use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
-use crate::daemon::warnings::rule_warnings;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
 use crate::error::{Error, ErrorKind, failed};
@@ -34,7 +36,7 @@ use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_below, check_export, validate_export};
 use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
-use crate::stats::{ExportSnapshot, ExportState};
+use crate::stats::{ExportSnapshot, ExportState, Revoked};
 
 /// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -42,11 +44,11 @@ const SAVE_MAX: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
 /// Maximum time to close an unused export.
 pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
-/// Maximum time that a change waits for the previous one.
-const TURN_MAX: Duration = Duration::from_secs(10);
 /// Time for clients to learn over their paths that an export was removed, before paths that have
 /// lost access by the removal end.
 const REMOVAL_NOTICE: Duration = Duration::from_millis(300);
+/// Maximum time that a change waits for the previous one.
+const TURN_MAX: Duration = Duration::from_secs(10);
 
 /// Opens exports.
 pub(super) struct Opener {
@@ -373,30 +375,6 @@ impl Exports {
         SavedExports { exports: self.entries().into_values().map(|entry| entry.spec).collect() }
     }
 
-    /// Adds an export.
-    pub(crate) fn add(&self, spec: ExportSpec) -> Result<Changed, String> {
-        let name = spec.name().to_owned();
-        self.recorded(AuditKind::ExportAdd, &name, self.add_now(spec), |_| None)
-    }
-
-    fn add_now(&self, mut spec: ExportSpec) -> Result<Changed, String> {
-        let _turn = self.begin()?;
-        self.check(&mut spec)?;
-        let export = self.open(&spec)?;
-        // Set before any client can open it.
-        self.change_access(|access| access.set(&spec));
-        let published = self.publish(&spec, &export, false);
-        published.inspect_err(|_| self.change_access(|access| access.forget(spec.name())))?;
-        self.check_access()?;
-        Ok(self.changed(&spec, true))
-    }
-
-    /// Result of a command that changes an export.
-    fn changed(&self, spec: &ExportSpec, changed: bool) -> Changed {
-        let warnings = rule_warnings(&self.set, &spec.access);
-        Changed { export: spec.name().to_owned(), changed, warnings }
-    }
-
     /// Checks the settings of an export from a command, before anything is opened.
     fn check(&self, spec: &mut ExportSpec) -> Result<(), String> {
         check(spec)?;
@@ -456,9 +434,6 @@ impl Exports {
     }
 
     /// Removes an export, and waits up to `within` for its release.
-        if !ended.is_empty() {
-            std::thread::sleep(REMOVAL_NOTICE);
-        }
     pub(crate) fn remove(
         &self,
         name: &str,
@@ -481,6 +456,9 @@ impl Exports {
             .map_err(|(why, open)| why + if open { hint } else { "" })?;
         // Its list may have been the only one that names a client.
         self.change_access(|access| access.forget(name));
+        if !ended.is_empty() {
+            std::thread::sleep(REMOVAL_NOTICE);
+        }
         self.check_access()?;
         self.release(vec![export], within)?;
         Ok(Removed { removed: name.to_owned(), ended })
@@ -588,28 +566,16 @@ impl Exports {
         Ok(ExportDrained { standby: export.name.clone() })
     }
 
-    /// Changes options of an export.
-    pub(crate) fn set(&self, name: &str, options: &[String]) -> Result<Changed, String> {
-        let why = |_: &Changed| Some(options.join(" "));
-        self.recorded(AuditKind::ExportSet, name, self.set_now(name, options), why)
-    }
-
-    fn set_now(&self, name: &str, options: &[String]) -> Result<Changed, String> {
-        let _turn = self.begin()?;
-        let Some(entry) = self.entry(name) else {
-            return Err(self.unknown(name));
-        };
-        let mut spec = entry.spec.with_options(options).map_err(|error| error.to_string())?;
-        self.check(&mut spec)?;
-        let changed = self.change(&entry, &spec)?;
-        Ok(self.changed(&spec, changed))
-    }
-
-    /// Applies changed settings to an export. Returns false if they already match.
-    pub(super) fn change(&self, entry: &Entry, spec: &ExportSpec) -> Result<bool, String> {
+    /// Applies changed settings to an export. Returns the losses of sessions, or None if the
+    /// settings already match.
+    pub(super) fn change(
+        &self,
+        entry: &Entry,
+        spec: &ExportSpec,
+    ) -> Result<Option<Vec<Revoked>>, String> {
         let name = spec.name();
         if entry.spec == *spec {
-            return Ok(false);
+            return Ok(None);
         }
         let stays_open = entry.stays_open(spec);
         if let Some(export) = entry.export.upgrade().filter(|_| stays_open) {
@@ -618,8 +584,7 @@ impl Exports {
                 self.control.ask(request, done)?;
             }
             self.note(spec, &export, entry.configured);
-            self.change_list(&entry.spec, spec)?;
-            return Ok(true);
+            return self.change_list(&entry.spec, spec).map(Some);
         }
         entry.keeps_memory(spec)?;
         let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
@@ -627,18 +592,18 @@ impl Exports {
                         while it is open";
             why + if open { only } else { "" }
         })?;
-        self.change_list(&entry.spec, spec)?;
+        let revoked = self.change_list(&entry.spec, spec)?;
         self.release(vec![export], RELEASE_MAX)?;
         let opened = self.open_new(spec, entry.configured);
         let opened = opened.map_err(|why| {
             let listed = self.change_list(spec, &entry.spec);
-            let again = listed.and_then(|()| self.open_new(&entry.spec, entry.configured));
+            let again = listed.and_then(|_| self.open_new(&entry.spec, entry.configured));
             match again {
                 Ok(()) => format!("{why}; the export keeps its old options"),
                 Err(again) => format!("{why}; and the export could not be restored: {again}"),
             }
         });
-        opened.map(|()| true)
+        opened.map(|()| Some(revoked))
     }
 }
 

@@ -18,8 +18,8 @@ use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
 use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
-use crate::control_protocol::{Kept, Reloaded};
-use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check};
+use crate::control_protocol::{Kept, Reloaded, UnlistedChange};
+use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check, refusal};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
@@ -72,10 +72,11 @@ impl Reload {
         read.map_err(|error| error.chain().to_string())
     }
 
-    /// Reads the configuration and applies the differences.
-    pub(super) fn run(&self, exports: &Exports) -> Result<Reloaded, String> {
+    /// Reads the configuration and applies the differences. Unless forced, refuses access lists
+    /// that cost clients their access.
+    pub(super) fn run(&self, exports: &Exports, force: bool) -> Result<Reloaded, String> {
         let mut done = Reloaded::default();
-        let failed = self.apply(exports, &mut done).err();
+        let failed = self.apply(exports, force, &mut done).err();
         let failed = failed.map(|why| refused(&why, &done)).inspect(|why| {
             tracing::warn!("reload: {why}");
         });
@@ -89,8 +90,8 @@ impl Reload {
     }
 
     /// Applies the differences, and records what was applied, also before an error.
-    fn apply(&self, exports: &Exports, done: &mut Reloaded) -> Result<(), String> {
-        let (set, number) = self.apply_access(exports, done)?;
+    fn apply(&self, exports: &Exports, force: bool, done: &mut Reloaded) -> Result<(), String> {
+        let (set, number) = self.apply_access(exports, force, done)?;
         // Collected after the access changes, because reading files and users must not delay the
         // end of any client.
         done.warnings.extend(warnings(&set));
@@ -125,14 +126,18 @@ impl Reload {
     fn apply_access(
         &self,
         exports: &Exports,
+        force: bool,
         done: &mut Reloaded,
     ) -> Result<(Settings, u64), String> {
         let _reading = self.reading.lock();
-        let (set, renewed, read) = self.read()?;
+        let (set, renewed, mut read) = self.read()?;
+        if !force {
+            let access = exports.preview_lists(&set, &mut read);
+            refusal(&exports.losses(&access)?).map_or(Ok(()), Err)?;
+        }
         *done = read;
         // Applied before the keys, which may assign a name to another client.
-        let (number, changes) = exports.narrow_access(&set);
-        done.access_changed = changes;
+        let number = exports.narrow_access(&set, done);
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
             done.warnings = endpoint.older_lists(&config);
             exports.replace_keys(endpoint, config);
@@ -145,7 +150,10 @@ impl Reload {
             let (before, after) = (rules(&change.before), rules(&change.after));
             tracing::info!(%before, %after, "changed: {}", printable(&change.list()));
         }
-        done.revoked = exports.check_access()?;
+        if let Some(UnlistedChange { before, after }) = &done.unlisted_changed {
+            tracing::warn!(before, after, "access to exports without their own list has changed");
+        }
+        done.losses.revoked = exports.check_access()?;
         Ok((set, number))
     }
 
@@ -153,9 +161,9 @@ impl Reload {
     fn preview(&self, exports: &Exports) -> Result<Reloaded, String> {
         let read = self.read().map_err(|why| refused(&why, &Reloaded::default()))?;
         let (set, renewed, mut done) = read;
-        let (access, changes) = exports.preview_lists(&set);
-        done.access_changed = changes;
-        done.revoked = exports.preview_access(&access, renewed.as_ref())?;
+        let access = exports.preview_lists(&set, &mut done);
+        done.needs_force = refusal(&exports.losses(&access)?).is_some();
+        done.losses.revoked = exports.preview_access(&access, renewed.as_ref())?;
         if let (Some(endpoint), Some(config)) = (&self.tls, &renewed) {
             done.warnings = endpoint.older_lists(config);
         }
@@ -197,9 +205,10 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Reloads the configuration.
-    pub(super) fn reload(&self) -> Result<Reloaded, String> {
-        self.reload.run(&self.exports)
+    /// Reloads the configuration. Unless forced, refuses access lists that cost clients their
+    /// access.
+    pub(super) fn reload(&self, force: bool) -> Result<Reloaded, String> {
+        self.reload.run(&self.exports, force)
     }
 
     /// Reports what a reload would do.
@@ -229,15 +238,12 @@ fn summary(done: &Reloaded) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// Describes changes of keys and access lists, and the sessions that `lost` paths. None if there
-/// are none.
+/// Describes changes of keys and access lists, and what clients lost, with sessions that `lost`
+/// paths. None if there are none.
 fn access_text(done: &Reloaded, lost: &str) -> Option<String> {
     let lists = done.access_changed.iter().map(ListChange::list);
     let mut parts: Vec<String> = done.keys_changed.iter().cloned().chain(lists).collect();
-    if !done.revoked.is_empty() {
-        let sessions = done.revoked.iter().map(|one| one.session.as_str()).collect::<Vec<_>>();
-        parts.push(format!("sessions that {lost} paths: {}", sessions.join(", ")));
-    }
+    parts.extend(done.losses.texts(lost));
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

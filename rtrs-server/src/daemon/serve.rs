@@ -274,8 +274,8 @@ fn on_signal(
             let changes = Arc::clone(changes);
             let thread = thread::Builder::new().name("reload".into());
             let started = thread.spawn(move || {
-                // The error has been logged.
-                drop(changes.reload());
+                // Nobody can answer a refusal. The error has been logged.
+                drop(changes.reload(true));
             });
             if let Err(error) = started {
                 tracing::error!("SIGHUP: cannot start a thread: {error}");

@@ -6,6 +6,7 @@ use clap::Args;
 use rtrs_core::settings::printable;
 
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
+use crate::cmd::text::losses_text;
 use crate::control_protocol::{Changed, Request};
 use crate::error::{Error, ErrorKind, failed};
 use crate::settings::{ExportSpec, Target};
@@ -15,6 +16,10 @@ use crate::settings::{ExportSpec, Target};
 pub struct AddArgs {
     /// The export as [NAME=]TARGET[,OPTION...], as with --export
     pub export: ExportSpec,
+
+    /// Set the access list also if that closes other exports or ends sessions
+    #[arg(long)]
+    pub force: bool,
 
     /// The server.
     #[command(flatten)]
@@ -32,10 +37,11 @@ pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
         let what = "the current directory is not known";
         *path = path::absolute(&*path).map_err(failed(ErrorKind::System, what))?;
     }
-    let request = Request::ExportAdd { export };
+    let request = Request::ExportAdd { export, force: args.force };
     let (added, _) =
         Server::find(&args.server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
     args.server.output.print(&added, |added| {
-        format!("{}{} added\n", warnings_text(&added.warnings), printable(&added.export))
+        let losses = losses_text(&added.losses, "");
+        format!("{}{} added\n{losses}", warnings_text(&added.warnings), printable(&added.export))
     })
 }

@@ -4,6 +4,7 @@ use clap::Args;
 use rtrs_core::settings::printable;
 
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
+use crate::cmd::text::losses_text;
 use crate::control_protocol::{Changed, Request};
 use crate::error::{Error, ErrorKind};
 use crate::settings::ExportSpec;
@@ -21,19 +22,25 @@ pub struct SetArgs {
     #[arg(required = true, value_name = "OPTION")]
     pub options: Vec<String>,
 
+    /// Set the access list also if that closes other exports or ends sessions
+    #[arg(long)]
+    pub force: bool,
+
     /// The server.
     #[command(flatten)]
     pub server: ServerArgs,
 }
 
 pub(super) fn run(args: &SetArgs) -> Result<(), Error> {
-    let SetArgs { export, options, server } = args;
+    let SetArgs { export, options, force, server } = args;
     let checked = ExportSpec::default().with_options(options);
     checked.map_err(|error| Error::new(ErrorKind::Usage, error.to_string()))?;
-    let request = Request::ExportSet { name: export.clone(), options: options.clone() };
+    let (name, options) = (export.clone(), options.clone());
+    let request = Request::ExportSet { name, options, force: *force };
     let (set, _) = Server::find(server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
     server.output.print(&set, |set| {
         let what = if set.changed { "changed" } else { "already has these options" };
-        format!("{}{} {what}\n", warnings_text(&set.warnings), printable(&set.export))
+        let losses = losses_text(&set.losses, "");
+        format!("{}{} {what}\n{losses}", warnings_text(&set.warnings), printable(&set.export))
     })
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
 use super::{Entry, Exports, Followed};
-use crate::access_list::ListChange;
+use crate::control_protocol::{Changed, Losses, Reloaded};
 use crate::daemon::access::{Holders, ServerAccess};
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::path::PathKey;
@@ -29,18 +29,18 @@ impl Exports {
 
     /// Adopts the access lists of a configuration, of which only the restrictions apply until
     /// [`Self::grant_access`]. An export that a command added keeps its list; one that left the
-    /// configuration is available only to the sessions that have it open. Returns the number of the
-    /// configuration, and the differences.
-    pub(in crate::daemon) fn narrow_access(&self, set: &Settings) -> (u64, Vec<ListChange>) {
+    /// configuration is available only to the sessions that have it open. Records the differences
+    /// in `done`, and returns the number of the configuration.
+    pub(in crate::daemon) fn narrow_access(&self, set: &Settings, done: &mut Reloaded) -> u64 {
         let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
-        let (mut number, mut changes) = (0, Vec::new());
+        let mut number = 0;
         self.change_access(|access| {
             let before = access.clone();
             access.narrow_to(set, others, &withdrawn);
-            changes = before.changes_to(access);
+            record_changes(&before, access, done);
             number = access.configuration();
         });
-        (number, changes)
+        number
     }
 
     /// Applies the permissions of the configuration with that number to the exports that match it.
@@ -64,17 +64,19 @@ impl Exports {
         self.change_access(|access| access.forget(name));
     }
 
-    /// Returns the access lists that [`Self::narrow_access`] would result in, and the differences.
+    /// Returns the access lists that [`Self::narrow_access`] would result in, and records the
+    /// differences in `done`.
     pub(in crate::daemon) fn preview_lists(
         &self,
         set: &Settings,
-    ) -> (ServerAccess, Vec<ListChange>) {
+        done: &mut Reloaded,
+    ) -> ServerAccess {
         let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
         let before = self.access.lock().clone();
         let mut access = before.clone();
         access.narrow_to(set, others, &withdrawn);
-        let changes = before.changes_to(&access);
-        (access, changes)
+        record_changes(&before, &access, done);
+        access
     }
 
     /// Access lists of exports that commands have added.
@@ -176,13 +178,71 @@ impl Exports {
 
     /// Applies a changed list of an export. An unchanged list is not applied, because a reload may
     /// have changed the current one meanwhile.
-    pub(super) fn change_list(&self, before: &ExportSpec, spec: &ExportSpec) -> Result<(), String> {
+    pub(super) fn change_list(
+        &self,
+        before: &ExportSpec,
+        spec: &ExportSpec,
+    ) -> Result<Vec<Revoked>, String> {
         if before.access == spec.access {
-            return Ok(());
+            return Ok(Vec::new());
         }
         self.change_access(|access| access.set(spec));
-        self.check_access().map(drop)
+        self.check_access()
     }
+
+    /// Access that clients would lose under these access lists.
+    pub(in crate::daemon) fn losses(&self, access: &ServerAccess) -> Result<Losses, String> {
+        let closed = self.access.lock().closed_in(access);
+        Ok(Losses { closed, revoked: self.preview_access(access, None)? })
+    }
+
+    /// Checks the list of an export that is about to be added or changed. Unless forced, refuses
+    /// one that costs clients their access. Returns the exports that it closes.
+    pub(super) fn check_losses(
+        &self,
+        spec: &ExportSpec,
+        force: bool,
+    ) -> Result<Vec<String>, String> {
+        let mut access = self.access.lock().clone();
+        if access.of(spec.name()) == spec.access {
+            return Ok(Vec::new());
+        }
+        access.set(spec);
+        let losses = self.losses(&access)?;
+        match refusal(&losses).filter(|_| !force) {
+            Some(why) => Err(format!("cannot set the access list of {:?}: {why}", spec.name())),
+            None => Ok(losses.closed),
+        }
+    }
+}
+
+impl Changed {
+    /// Description of what clients have lost, for the audit log.
+    pub(super) fn lost(&self) -> Option<String> {
+        let texts = self.losses.texts("lost");
+        (!texts.is_empty()).then(|| texts.join("; "))
+    }
+}
+
+/// Records how the lists of a reload differ from those before.
+fn record_changes(before: &ServerAccess, after: &ServerAccess, done: &mut Reloaded) {
+    done.access_changed = before.changes_to(after);
+    done.unlisted_changed = before.unlisted_change_to(after);
+    done.losses.closed = before.closed_in(after);
+}
+
+/// Reason and hint for not changing access lists without being forced, if clients would lose
+/// access.
+pub(in crate::daemon) fn refusal(losses: &Losses) -> Option<String> {
+    let texts = losses.texts("would lose");
+    let hint = match losses.closed.is_empty() {
+        true => "let the lists admit these clients",
+        false => {
+            "to keep these exports open, first `reload` a configuration in which they have lists \
+             or the server has one (access)"
+        }
+    };
+    (!texts.is_empty()).then(|| format!("{}; {hint}, or use --force", texts.join("; ")))
 }
 
 /// Extracts the answer to a request that takes paths from sessions.
