@@ -220,6 +220,9 @@ pub(crate) struct Status {
     /// Number of unanswered IO requests.
     pub(crate) inflight: usize,
     /// Treatment of IO while no path is connected.
+    /// Whether it is read-only because the server refused to open it for writing.
+    #[serde(default)]
+    pub(crate) read_only_fallback: bool,
     pub(crate) no_path: NoPath,
     /// Condition for repeating the requests of a dead path.
     pub(crate) failover: Failover,
@@ -425,6 +428,9 @@ pub(crate) struct NotAttached {
 
 /// Counters of a session since it began.
 #[derive(Debug, Serialize, Deserialize)]
+    /// Whether it is read-only because the server refused to open it for writing.
+    #[serde(default)]
+    pub(crate) read_only_fallback: bool,
 pub(crate) struct Stats {
     /// Name on this host.
     pub(crate) name: String,

@@ -55,8 +55,11 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
     let reader = from("127.0.0.6", &server, "vol0").args(&["--access", "rw"]);
     let (_, refused) = reader.try_start();
     let _ = refused.code(1).says("a client at 127.0.0.6 without a name may not open 'vol0' rw");
-    let reader = from("127.0.0.6", &server, "vol0").start();
-    assert_eq!(reader.status()["read_only"], true);
+    let (reader, attached) = from("127.0.0.6", &server, "vol0").try_start();
+    let _ = attached.ok().says("warning: vol0 is read-only: the server refused rw");
+    let shown = reader.status();
+    assert_eq!((&shown["read_only"], &shown["read_only_fallback"]), (&true.into(), &true.into()));
+    let _ = reader.command(&["list"]).ok().says("read-only: the server refused rw");
     reader.detach();
     let (_, refused) = from("127.0.0.6", &server, "vol1").try_start();
     let _ =

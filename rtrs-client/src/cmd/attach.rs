@@ -93,6 +93,16 @@ impl Outcome {
         format!("{} attached: {}\n", attached.export, at.unwrap_or("-"))
     }
 
+    /// Warns that a volume is read-only although `rw` was tried first.
+    fn warn_of_fallback(&self) {
+        if let Self::Attached(attached) = self
+            && attached.read_only_fallback
+        {
+            let name = &attached.export;
+            remark(format_args!("warning: {name} is read-only: the server refused rw"));
+        }
+    }
+
     fn error(&self) -> Option<&str> {
         match self {
             Self::Attached(_) => None,
@@ -240,7 +250,9 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     let settings = args.own()?;
     let request = Request::VolumeAdd { name: name.clone(), settings };
     let attached: Attached = named(session, global)?.request(&request)?;
-    show(name, &Outcome::Attached(Box::new(attached)), Outcome::text, global)
+    let outcome = Outcome::Attached(Box::new(attached));
+    outcome.warn_of_fallback();
+    show(name, &outcome, Outcome::text, global)
 }
 
 /// Finds the session with a volume of this name, or with this name at the server.
@@ -292,10 +304,12 @@ pub(super) fn start_daemon(
     let mut line = String::new();
     BufReader::new(out).read_line(&mut line).map_err(system("cannot read the session's reply"))?;
     if let Some(outcomes) = line.strip_prefix(READY).map(outcomes) {
-        return outcomes.map_err(|error| {
+        let outcomes = outcomes.map_err(|error| {
             let what = "the session's process is running, but its reply is not understood";
             Error::with_source(ErrorKind::System, what, error)
         });
+        outcomes.iter().flatten().for_each(Outcome::warn_of_fallback);
+        return outcomes;
     }
     let status = child.wait().map_err(system("cannot wait for the session's process"))?;
     let why = line.trim_end().strip_prefix(FAILED).map(str::to_owned);

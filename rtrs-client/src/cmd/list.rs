@@ -100,6 +100,9 @@ fn status_lines(session: &Status) -> Vec<String> {
     // The paths explain a degraded state.
     let detail = session.state_detail().filter(|_| session.state != SessionState::Degraded);
     lines.extend(detail.map(|detail| format!("  {}: {detail}", session.state)));
+    if session.read_only_fallback {
+        lines.push("  read-only: the server refused rw (access: auto)".to_owned());
+    }
     let slow = slow_text(&session.slow_requests).filter(|_| session.slow_requests.now > 0);
     lines.extend(slow.map(|slow| format!("  slow requests: {slow}")));
     let is_told = session.state == SessionState::IdentityMismatch;
@@ -193,6 +196,13 @@ mod tests {
         let paths = Some(vec![path("connected", 0, 0), path("waiting", 0, 1)]);
         let shown = list([Status { state: SessionState::Degraded, paths, ..status() }]);
         assert!(shown.contains(" degraded ") && shown.lines().count() == 2, "{shown}");
+    }
+
+    #[test]
+    fn a_list_shows_a_fallback_to_read_only() {
+        let shown = list([Status { read_only_fallback: true, ..status() }]);
+        assert!(shown.contains("\n  read-only: the server refused rw (access: auto)\n"));
+        assert!(!list([status()]).contains("read-only"));
     }
 
     #[test]

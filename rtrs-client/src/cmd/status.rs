@@ -24,6 +24,9 @@ pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
     }
 }
 
+/// Explanation of an access of `auto` that became read-only.
+const FELL_BACK: &str = " (read-only, because the server refused rw)";
+
 fn silent_text(silent: &Silent) -> String {
     let state = format!("{} ({})", silent.state, silent.reason);
     let line = |key: &str, value: &str| format!("{key:<16} {value}\n");
@@ -40,7 +43,8 @@ fn text(status: &Status) -> String {
             line(key, at.clone());
         }
     }
-    line("access", status.access.to_string());
+    let fell_back = if status.read_only_fallback { FELL_BACK } else { "" };
+    line("access", format!("{}{fell_back}", status.access));
     line("policy", or_dash(status.policy));
     line("no path", status.no_path.to_string());
     line("failover", status.failover.to_string());

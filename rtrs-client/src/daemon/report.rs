@@ -157,6 +157,8 @@ pub(crate) fn status(
         size: geometry.map(|g| g.size),
         block_size: geometry.map(|g| g.logical_block),
         read_only: geometry.map(|g| g.read_only),
+        read_only_fallback: identity.access == Access::Auto
+            && geometry.is_some_and(|g| g.read_only),
         inflight: identity.devices(reports).map(|device| device.inflight).sum(),
         no_path: control.and_then(|r| r.engine.no_path_policy).unwrap_or(identity.no_path),
         failover: identity.failover,
@@ -220,6 +222,7 @@ pub(crate) fn attached(status: Status) -> Attached {
         size: status.size,
         block_size: status.block_size,
         read_only: status.read_only,
+        read_only_fallback: status.read_only_fallback,
         identity: status.identity,
         pid: status.pid,
         paths: status.paths,

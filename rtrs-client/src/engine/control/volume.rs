@@ -174,7 +174,7 @@ impl Volume {
             && (!self.was_open() || self.access == AccessMode::ReadOnly)
         {
             let why = why.as_ref().map_or("the export is read-only", OpenRefusal::text);
-            tracing::info!("{why}: opening it read-only, as access is auto");
+            tracing::warn!("{why}: opening it read-only, as access is auto");
             self.access = AccessMode::ReadOnly;
             return Ok(());
         }
