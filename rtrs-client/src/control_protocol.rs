@@ -156,7 +156,7 @@ impl SessionState {
         matches!(self, Self::NoPath | Self::Failed | Self::IdentityMismatch)
     }
 
-    /// Remedy for a session that serves no IO; None for other states.
+    /// Remedy for a session that serves no IO and has none that waits; None for other states.
     pub(crate) fn remedy(self) -> Option<&'static str> {
         match self {
             Self::Connecting | Self::Open | Self::Degraded | Self::Detaching => None,
@@ -166,8 +166,11 @@ impl SessionState {
                 "check the addresses of its paths; if the volume was moved, detach it, and attach \
                  it again",
             ),
-            Self::Dead => Some("attach it again, or clean up with detach"),
-            Self::Unresponsive => Some("if it stays so, end its process with kill -9, then detach"),
+            Self::Dead => Some("attach it again; if nothing needs it any more, detach it"),
+            Self::Unresponsive => Some(
+                "if its process is stopped, let it continue with kill -CONT; if it hangs, end it \
+                 with kill -9, which loses the IO that waits, and attach again",
+            ),
         }
     }
 }
@@ -217,12 +220,12 @@ pub(crate) struct Status {
     pub(crate) block_size: Option<u32>,
     /// Whether the volume is read-only.
     pub(crate) read_only: Option<bool>,
-    /// Number of unanswered IO requests.
-    pub(crate) inflight: usize,
-    /// Treatment of IO while no path is connected.
     /// Whether it is read-only because the server refused to open it for writing.
     #[serde(default)]
     pub(crate) read_only_fallback: bool,
+    /// Number of unanswered IO requests.
+    pub(crate) inflight: usize,
+    /// Treatment of IO while no path is connected.
     pub(crate) no_path: NoPath,
     /// Condition for repeating the requests of a dead path.
     pub(crate) failover: Failover,
@@ -268,6 +271,22 @@ impl Status {
         };
         let parts: Vec<String> = io.into_iter().chain(self.reason.clone()).collect();
         (!parts.is_empty()).then(|| parts.join("; "))
+    }
+
+    /// Remedy for a session that serves no IO, such that no waiting IO is lost; None for others.
+    pub(crate) fn remedy(&self) -> Option<&'static str> {
+        match self.state {
+            SessionState::Failed if !self.io_fails => Some(
+                "do not detach it, because the IO that waits would fail; when the operator of the \
+                 server has removed the cause (EACCES: access to the export is not granted), the \
+                 session continues by itself",
+            ),
+            SessionState::IdentityMismatch if !self.io_fails => Some(
+                "check the addresses of its paths; if the volume was moved, give the new server \
+                 the IDs of the old one, because the IO that waits fails with a detach",
+            ),
+            state => state.remedy(),
+        }
     }
 
     /// All paths of the session.
@@ -409,6 +428,9 @@ pub(crate) struct Attached {
     pub(crate) block_size: Option<u32>,
     /// Whether the volume is read-only.
     pub(crate) read_only: Option<bool>,
+    /// Whether it is read-only because the server refused to open it for writing.
+    #[serde(default)]
+    pub(crate) read_only_fallback: bool,
     /// Server and export that the volume is bound to.
     pub(crate) identity: Option<Identity>,
     /// Process of the session.
@@ -428,9 +450,6 @@ pub(crate) struct NotAttached {
 
 /// Counters of a session since it began.
 #[derive(Debug, Serialize, Deserialize)]
-    /// Whether it is read-only because the server refused to open it for writing.
-    #[serde(default)]
-    pub(crate) read_only_fallback: bool,
 pub(crate) struct Stats {
     /// Name on this host.
     pub(crate) name: String,

@@ -81,6 +81,8 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
         (writer.status()["state"] == "failed").then_some(())
     });
     assert!(writer.status()["reason"].to_string().contains("may not open 'vol0' rw"));
+    let told = writer.command(&["status", "vol0"]).code(3).says("do not detach it");
+    assert!(!told.stderr.contains("attach it again"), "{told:?}");
     innocent.progress();
     // The writer may write again.
     write(readers, "'anyone@127.0.0.8/31:rw'");
@@ -179,6 +181,10 @@ fn a_removed_export_takes_its_list_along() {
     let removed = server.command(&["export", "remove", "vol0", "--force"]).ok();
     let _ = removed.says("vol0");
     session_ends(&server);
+    // The client has learned the reason before its path ended.
+    let told = client.status();
+    assert_eq!((&told["state"], &told["io_fails"]), (&"failed".into(), &true.into()), "{told}");
+    assert!(told["reason"].to_string().contains("removed the export"), "{told}");
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
     let _ = refused.code(1).says("access lists do not admit this client");
     give_up(&client, "vol0", server);
@@ -186,10 +192,6 @@ fn a_removed_export_takes_its_list_along() {
 
 #[test]
 fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
-    // The client has learned the reason before its path ended.
-    let told = client.status();
-    assert_eq!((&told["state"], &told["io_fails"]), (&"failed".into(), &true.into()), "{told}");
-    assert!(told["reason"].to_string().contains("removed the export"), "{told}");
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |who: &str, more: &str| {

@@ -90,8 +90,9 @@ impl Session {
                 Error::with_source(
                     ErrorKind::System,
                     format!(
-                        "the process of {name:?} does not reply at {} within {} s; if it hangs or \
-                         is stopped, end it with kill -9, then detach {name}",
+                        "the process of {name:?} does not reply at {} within {} s; if it is \
+                         stopped, let it continue with kill -CONT; if it hangs, end it with kill \
+                         -9, which loses the IO that waits, then detach {name}",
                         path.display(),
                         timeout.as_secs()
                     ),

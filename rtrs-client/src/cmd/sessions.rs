@@ -59,6 +59,14 @@ impl Answer {
         }
     }
 
+    /// Remedy for a session that serves no IO; None for other states.
+    pub(super) fn remedy(&self) -> Option<&'static str> {
+        match self {
+            Self::Status(status) => status.remedy(),
+            Self::Silent(silent) => silent.state.remedy(),
+        }
+    }
+
     pub(super) fn state(&self) -> SessionState {
         match self {
             Self::Status(status) => status.state,

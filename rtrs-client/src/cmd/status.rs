@@ -15,7 +15,7 @@ pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
         Answer::Status(status) => text(status),
         Answer::Silent(silent) => silent_text(silent),
     })?;
-    match answer.state().remedy() {
+    match answer.remedy() {
         None => Ok(()),
         Some(remedy) => {
             let text = format!("{} is {}: {remedy}", answer.name(), answer.state());
@@ -142,6 +142,28 @@ mod tests {
         let device = Status { device: Some("/dev/nbd3".into()), uri: None, ..status() };
         assert!(text(&device).contains("\ndevice           /dev/nbd3\n"));
         assert!(text(&status()).contains("\nuri              nbd://127.0.0.1:10809/v\n"));
+    }
+
+    #[test]
+    fn no_remedy_loses_io_that_waits() {
+        for (state, io_fails, detach) in [
+            (SessionState::Failed, false, "do not detach it"),
+            (SessionState::Failed, true, "detach it, and attach it again"),
+            (SessionState::IdentityMismatch, false, "the IDs of the old one"),
+            (SessionState::IdentityMismatch, true, "detach it, and attach it again"),
+            (SessionState::Evicted, true, "detach it, and attach it again"),
+        ] {
+            let remedy = Status { state, io_fails, ..status() }.remedy().unwrap();
+            assert!(remedy.contains(detach), "{state}: {remedy}");
+        }
+    }
+
+    #[test]
+    fn a_fallback_to_read_only_is_shown() {
+        assert!(text(&status()).contains("\naccess           auto\n"));
+        let shown = text(&Status { read_only_fallback: true, ..status() });
+        let line = "\naccess           auto (read-only, because the server refused rw)\n";
+        assert!(shown.contains(line), "{shown}");
     }
 
     #[test]
