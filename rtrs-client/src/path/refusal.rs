@@ -65,10 +65,29 @@ pub(crate) fn describe_failure(failure: &ConnectFailure) -> String {
 
 /// Describes why a connection ended in place of INFO_RSP, with the likely cause.
 pub(crate) fn describe_info_refusal(reason: &CloseReason, session: &str) -> String {
-    let refused = matches!(reason, CloseReason::PeerTerminated(_));
-    let reason = if refused { "refused by the server".into() } else { reason.to_string() };
+    let (what, reason) = match reason {
+        CloseReason::PeerTerminated(_) => ("refused by the server", String::new()),
+        reason => ("the connection ended in the handshake", format!(" ({reason})")),
+    };
     format!(
-        "{reason}: perhaps another session there has the name {session} (--session-name); the \
-         server's log says why"
+        "{what}: perhaps another session there has the name {session} (--session-name); the \
+         server's log says why{reason}"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handshake_that_ends_has_its_likely_cause_first() {
+        let lost = CloseReason::Lost("Connection reset by peer".into());
+        let text = describe_info_refusal(&lost, "host-vol0");
+        let cause = "the connection ended in the handshake: perhaps another session there has the \
+                     name host-vol0 (--session-name)";
+        assert!(text.starts_with(cause) && text.contains("Connection reset by peer"), "{text}");
+        let refused = describe_info_refusal(&CloseReason::PeerTerminated("x".into()), "host-vol0");
+        assert!(refused.starts_with("refused by the server: perhaps"), "{refused}");
+        assert!(refused.ends_with("log says why"), "{refused}");
+    }
 }
