@@ -28,9 +28,9 @@ mod volumes;
 
 pub use cmd::LowArgs;
 pub use engine::{
-    Change, DeviceIndex, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy,
-    SessionConfig, SessionDevice, SessionFailure, SlowIo, Tuning, VOLUMES_MAX, VolumeConfig,
-    VolumeView,
+    Change, ChangeError, DeviceIndex, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget,
+    Policy, SessionConfig, SessionDevice, SessionFailure, SlowIo, Tuning, VOLUMES_MAX,
+    VolumeConfig, VolumeView,
 };
 pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "test-util"))]

@@ -212,7 +212,7 @@ impl ClientShard {
                     };
                     let done = self.engine.change(now, change, &mut self.fabrics);
                     self.notices.await_end(closed.filter(|_| done.is_ok()));
-                    if reply.send(done).is_err() {
+                    if reply.send(done.map_err(|error| error.to_string())).is_err() {
                         tracing::debug!(
                             "answer to a change dropped: its requester has stopped waiting"
                         );

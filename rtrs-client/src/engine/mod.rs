@@ -33,9 +33,9 @@ use rtrs_core::time::{Instant, earliest};
 
 use self::control::SessionControl;
 pub use self::control::failure::SessionFailure;
+pub use self::control::change::{Change, ChangeError, Leaving};
 pub(crate) use self::control::identity::ANOTHER;
 pub(crate) use self::control::no_path::NoPathWait;
-pub use self::control::path_admin::{Change, Leaving};
 pub(crate) use self::control::status::{PathStatus, VolumeStatus};
 use self::ctx::{Ctx, Fabrics};
 pub use self::device_set::DeviceIndex;
@@ -328,9 +328,9 @@ impl ClientEngine {
         now: Instant,
         change: Change,
         fabrics: &mut Fabrics,
-    ) -> Result<(), String> {
+    ) -> Result<(), ChangeError> {
         let done = self.control(now, fabrics, |control, ctx| control.change(change, ctx));
-        done.unwrap_or_else(|| Err("only the control shard changes a session".into()))
+        done.unwrap_or(Err(ChangeError::NotControl))
     }
 
     /// Starts to end the session. Has no effect except on the control shard.

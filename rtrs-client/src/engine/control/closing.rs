@@ -11,6 +11,7 @@ use rtrs_core::ids::{CoreIndex, PathId};
 use rtrs_core::time::{Duration, Instant};
 
 use super::SessionControl;
+use super::change::ChangeError;
 use super::due::End;
 use super::path::Path;
 use super::volume::Volume;
@@ -24,12 +25,16 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl SessionControl {
     /// Starts to close a volume that its user has released.
-    pub(super) fn close_volume(&mut self, export: &str, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    pub(super) fn close_volume(
+        &mut self,
+        export: &str,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), ChangeError> {
         let Some(at) = self.volumes.named(export) else {
-            return Err(format!("the session has no volume {export}"));
+            return Err(ChangeError::NoVolume(export.to_owned()));
         };
         if self.volumes.used().nth(1).is_none() {
-            return Err(format!("{export} is the last volume of the session; detach the session"));
+            return Err(ChangeError::LastVolume(export.to_owned()));
         }
         tracing::info!(%export, "volume closed on request");
         self.volumes[at].settle(self.config.shards);

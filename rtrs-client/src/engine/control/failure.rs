@@ -1,5 +1,9 @@
 //! Failures that end a session or one of its volumes.
 
+/// Reason why volumes of different servers cannot share a session.
+pub(super) const ONE_SERVER: &str = "all volumes of a session must be on one server, and the \
+                                     session is bound to another";
+
 /// Failure that ends a session or one of its volumes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionFailure {

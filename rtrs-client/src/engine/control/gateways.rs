@@ -15,6 +15,7 @@ use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{AccessMode, errno, errno_name};
 
 use super::SessionControl;
+use super::change::ChangeError;
 use super::moving::BUSY_EVERY;
 use super::path::Path;
 use super::paths::Paths;
@@ -146,22 +147,22 @@ impl SessionControl {
     }
 
     /// Has the active server give up a volume, so that another takes it over.
-    pub(super) fn switch(&mut self, export: &str, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    pub(super) fn switch(&mut self, export: &str, ctx: &mut Ctx<'_>) -> Result<(), ChangeError> {
         let Some(at) = self.volumes.named(export) else {
-            return Err(format!("the session has no volume {export}"));
+            return Err(ChangeError::NoVolume(export.to_owned()));
         };
         let volume = &self.volumes[at];
         if !volume.moving.moves {
-            return Err(format!("the export of {export} has one server (see its option gateway)"));
+            return Err(ChangeError::OneGateway(export.to_owned()));
         }
         let standby = |path: &Path| path.is_connected() && path.terms.is_standby(at);
         if !self.paths.iter().any(standby) {
-            return Err(format!("no path to another gateway of {export} is connected"));
+            return Err(ChangeError::NoOtherGateway(export.to_owned()));
         }
         let able = |path: &&Path| path.is_free() && path.has(at);
         let free = !self.paths.is_using(CONTROL) && self.paths.first(PathState::Opening).is_none();
         let Some(id) = self.paths.iter().find(able).map(Path::id).filter(|_| free) else {
-            return Err("the session is busy; try again".to_owned());
+            return Err(ChangeError::Busy);
         };
         // A manual request takes effect at once.
         let moving = &mut self.volumes[at].moving;

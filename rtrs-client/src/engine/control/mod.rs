@@ -21,12 +21,14 @@
 //!   `no_path.rs` (how long its IO waits);
 //! - `opening.rs`: the order in which paths open volumes; `closing.rs`: closing of volumes and the
 //!   end of the session;
+//! - `change.rs`: changes on request;
 //! - `gateways.rs`: selection of the server for a volume that moves; `moving.rs`: its location;
 //! - `bounds.rs`: limits granted by the server; `failure.rs`: failures; `status.rs`: listings.
 
 mod authenticate;
 mod bounds;
 mod cache_epoch;
+pub(crate) mod change;
 mod closing;
 mod connections;
 mod due;
@@ -42,7 +44,7 @@ pub(crate) mod network;
 pub(in crate::engine) mod no_path;
 mod opening;
 mod path;
-pub(crate) mod path_admin;
+mod path_admin;
 mod path_fence;
 mod path_volumes;
 pub(in crate::engine) mod paths;
@@ -63,13 +65,13 @@ use rtrs_core::ids::{ConnIndex, PathId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use self::bounds::Bounds;
+use self::change::{Change, ChangeError, Leaving};
 use self::due::{Due, End};
 use self::failure::SessionFailure;
 use self::heartbeat::Finding;
 use self::identity::PinnedServer;
 use self::leave::Why;
 use self::path::Path;
-use self::path_admin::{Change, Leaving};
 use self::paths::Paths;
 use self::status::{PathStatus, VolumeStatus};
 use self::volume::Volume;
@@ -211,18 +213,18 @@ impl SessionControl {
         !self.detaching && self.failure().is_none()
     }
 
-    /// Starts a change, or returns why it cannot be made.
-    pub(crate) fn change(&mut self, change: Change, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    /// Starts a change.
+    pub(crate) fn change(&mut self, change: Change, ctx: &mut Ctx<'_>) -> Result<(), ChangeError> {
         self.next_open = None;
         if self.detaching {
-            return Err("the session is being detached".into());
+            return Err(ChangeError::Detaching);
         }
         if !self.volumes.were_open() {
-            return Err("the session is still attaching; try again when it is open".into());
+            return Err(ChangeError::Attaching);
         }
         // No path is tried any more, so a change would have no effect.
         if let Some(failure) = self.failure() {
-            return Err(failure.to_string());
+            return Err(ChangeError::Failed(failure.clone()));
         }
         match change {
             Change::Add { target, uuid } => {
@@ -248,7 +250,7 @@ impl SessionControl {
         }
     }
 
-    fn add_volume(&mut self, volume: VolumeConfig, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    fn add_volume(&mut self, volume: VolumeConfig, ctx: &mut Ctx<'_>) -> Result<(), ChangeError> {
         let export = volume.export.clone();
         let at = self.volumes.add(ctx.now, volume, self.server.id())?;
         tracing::info!(%export, "volume added");
@@ -257,7 +259,7 @@ impl SessionControl {
         Ok(())
     }
 
-    fn leave(&mut self, why: Why, leaving: &Leaving, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    fn leave(&mut self, why: Why, leaving: &Leaving, ctx: &mut Ctx<'_>) -> Result<(), ChangeError> {
         let (id, ends) = path_admin::leave(&mut self.paths, why, leaving, &self.config, ctx)?;
         if ends {
             self.end_path(id, End::ASKED, ctx);

@@ -16,6 +16,7 @@ use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, PermitId, ProviderI
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{Challenge, Extensions};
 
+use super::change::ChangeError;
 use super::connections::Connections;
 use super::due::{Due, End};
 use super::heartbeat::{Finding, HeartbeatMonitor};
@@ -494,7 +495,7 @@ impl Path {
     }
 
     /// Takes the path out of use. Returns whether its connections have to be ended now.
-    pub(super) fn leave(&mut self, leave: Leave, ctx: &mut Ctx<'_>) -> Result<bool, String> {
+    pub(super) fn leave(&mut self, leave: Leave, ctx: &mut Ctx<'_>) -> Result<bool, ChangeError> {
         let why = leave.why();
         match self.state {
             PathState::Connected => match self.leave.as_mut() {
@@ -531,7 +532,7 @@ impl Path {
             },
             // `Standby` occurs in listings only.
             PathState::Gone | PathState::Standby => {
-                return Err(format!("path {} has ended", self.target.name));
+                return Err(ChangeError::PathEnded(self.target.name.clone()));
             }
         }
         Ok(false)

@@ -1,4 +1,4 @@
-//! Changes of a running session: settings, and paths that are added or removed.
+//! Removal of a path from use on request.
 //!
 //! A leaving path gets no new requests. Its shards report when its requests have finished, and only
 //! then are its connections closed, so that nothing has to be sent again. Requests still in flight
@@ -6,57 +6,13 @@
 //! removed path is reused for the next one that is added.
 
 use rtrs_core::ids::PathId;
-use rtrs_core::time::Duration;
 
+use super::change::{ChangeError, Leaving};
 use super::leave::{Leave, Why};
 use super::path::Path;
 use super::paths::Paths;
 use crate::engine::ctx::Ctx;
-use crate::engine::session::{NoPath, PathTarget, SessionConfig, Tuning, VolumeConfig};
-
-/// Change of a running session.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Add a path, under an identity that no path of the session had before.
-    Add {
-        /// Addresses and provider of the path.
-        target: PathTarget,
-        /// Identity of the path at the server.
-        uuid: [u8; 16],
-    },
-    /// Remove the path; once gone, it is no longer listed.
-    Remove(Leaving),
-    /// Disconnect the path until a reconnect is requested.
-    Disconnect(Leaving),
-    /// Reconnect the path: at once if it is down, after its requests if it is up.
-    Reconnect(Leaving),
-    /// Apply other settings.
-    Tune(Box<Tuning>),
-    /// Add a volume, which each path opens.
-    AddVolume(VolumeConfig),
-    /// Close a volume that its user has released, once nothing is left. The last volume of a
-    /// session ends with the session.
-    CloseVolume {
-        /// Export name.
-        export: String,
-    },
-    /// Have the volume's server give it up, so that another server takes it over.
-    SwitchVolume {
-        /// Export name.
-        export: String,
-    },
-}
-
-/// Request to take a path out of use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leaving {
-    /// Name of the path, as in listings.
-    pub path: String,
-    /// Time for the path's requests; afterwards they move to the other paths.
-    pub within: Duration,
-    /// Also take the path out of use when IO then has to wait for another.
-    pub force: bool,
-}
+use crate::engine::session::{NoPath, SessionConfig};
 
 /// Takes a path out of use. Returns it, and whether its connections have to be ended now.
 pub(super) fn leave(
@@ -65,10 +21,10 @@ pub(super) fn leave(
     leaving: &Leaving,
     config: &SessionConfig,
     ctx: &mut Ctx<'_>,
-) -> Result<(PathId, bool), String> {
+) -> Result<(PathId, bool), ChangeError> {
     let Leaving { path: name, within, force } = leaving;
     let Some(id) = paths.named(name) else {
-        return Err(format!("no path {name}; see path list"));
+        return Err(ChangeError::NoPath(name.clone()));
     };
     if !force {
         check(paths, id, why, config.no_path)?;
@@ -79,26 +35,20 @@ pub(super) fn leave(
 }
 
 /// Rejects a request after which IO would wait or fail.
-fn check(paths: &Paths, id: PathId, why: Why, no_path: NoPath) -> Result<(), String> {
+fn check(paths: &Paths, id: PathId, why: Why, no_path: NoPath) -> Result<(), ChangeError> {
     let stays = |path: &Path| path.is_connected() && !path.is_leaving();
     if paths.others(id).any(stays) {
         return Ok(());
     }
     let path = &paths[id];
-    let name = path.name();
+    let name = || path.name().to_owned();
     let last = !paths.others(id).any(Path::is_listed);
     match why {
-        Why::Remove if last => Err(format!(
-            "{name} is the last path of the session; add another first, or use --force"
-        )),
-        Why::Remove | Why::Disconnect if stays(path) => Err(format!(
-            "{name} is the only connected path, and IO would wait for another; connect \
-             another first, or use --force"
-        )),
-        Why::Reconnect if stays(path) && no_path == NoPath::Fail => Err(format!(
-            "{name} is the only connected path, and with no-path fail IO would end with \
-             errors; connect another first, or use --force"
-        )),
+        Why::Remove if last => Err(ChangeError::LastPath(name())),
+        Why::Remove | Why::Disconnect if stays(path) => Err(ChangeError::IoWouldWait(name())),
+        Why::Reconnect if stays(path) && no_path == NoPath::Fail => {
+            Err(ChangeError::IoWouldFail(name()))
+        }
         _ => Ok(()),
     }
 }

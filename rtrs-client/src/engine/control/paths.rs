@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rtrs_core::ids::{PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant};
 
+use super::change::ChangeError;
 use super::identity::ANOTHER;
 use super::path::Path;
 use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig, Tuning};
@@ -37,27 +38,23 @@ impl Paths {
         self.rows.iter_mut().for_each(|path| path.tune(now, config, tuning));
     }
 
-    /// Adds a path in the slot of a removed one or in a new one. The error says why it cannot be
-    /// added.
+    /// Adds a path in the slot of a removed one or in a new one.
     pub(super) fn add(
         &mut self,
         now: Instant,
         target: PathTarget,
         uuid: [u8; 16],
-    ) -> Result<PathId, String> {
-        let name = &target.name;
-        if let Some(path) = self.named(name) {
-            let still = if self[path].is_leaving() { " and has not left yet" } else { "" };
-            return Err(format!("path {name} already exists{still}"));
+    ) -> Result<PathId, ChangeError> {
+        if let Some(path) = self.named(&target.name) {
+            let leaving = self[path].is_leaving();
+            return Err(ChangeError::PathExists { name: target.name, leaving });
         }
         if self.listed().count() >= PATHS_MAX {
-            return Err(format!("the session already has {PATHS_MAX} paths, the maximum"));
+            return Err(ChangeError::TooManyPaths);
         }
         let free = |path: &Path| !path.is_listed() && !path.fence.is_awaited();
         let place = self.rows.iter().position(free).unwrap_or(self.rows.len());
-        let Ok(id) = u16::try_from(place).map(PathId) else {
-            return Err("no place for another path".into());
-        };
+        let id = u16::try_from(place).map(PathId).map_err(|_| ChangeError::NoSlot)?;
         // Shards tell the attempts of a slot apart by the epoch, so it must keep growing.
         let epoch = self.rows.get(place).map_or(0, Path::epoch);
         let path = Path::new(now, id, epoch, target, uuid, &self.config);

@@ -10,14 +10,11 @@ use rtrs_core::identity::ServerId;
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
 
-use super::failure::SessionFailure;
+use super::change::ChangeError;
+use super::failure::{ONE_SERVER, SessionFailure};
 use super::volume::Volume;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::{NoPath, SessionConfig, VOLUMES_MAX, VolumeConfig};
-
-/// Reason why volumes of different servers cannot share a session.
-const ONE_SERVER: &str = "all volumes of a session must be on one server, and the session is \
-                          bound to another";
 
 #[derive(Debug)]
 pub(super) struct Volumes {
@@ -52,24 +49,21 @@ impl Volumes {
         DeviceIndex::all().find(free)
     }
 
-    /// Adds a volume of this server, if the server is known. The error says why it cannot be added.
+    /// Adds a volume of this server, if the server is known.
     pub(super) fn add(
         &mut self,
         now: Instant,
         volume: VolumeConfig,
         server: Option<ServerId>,
-    ) -> Result<DeviceIndex, String> {
-        let export = &volume.export;
-        if let Some(before) = self.iter().find(|before| before.export() == export) {
-            let still = if before.is_used() { "" } else { " and is still being closed" };
-            return Err(format!("volume {export} already exists{still}"));
+    ) -> Result<DeviceIndex, ChangeError> {
+        if let Some(before) = self.iter().find(|before| before.export() == volume.export) {
+            let closing = !before.is_used();
+            return Err(ChangeError::VolumeExists { export: volume.export, closing });
         }
         if contradicts(&volume, server) {
-            return Err(format!("cannot add volume {export}: {ONE_SERVER}"));
+            return Err(ChangeError::OtherServer(volume.export));
         }
-        let Some(at) = self.place() else {
-            return Err(format!("the session already has {VOLUMES_MAX} volumes, the maximum"));
-        };
+        let at = self.place().ok_or(ChangeError::TooManyVolumes)?;
         let volume = Some(Volume::new(at, volume, &self.config, now));
         match self.rows.get_mut(at.index()) {
             Some(place) => *place = volume,

@@ -236,6 +236,7 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     assert_eq!(fixture.server.connects().len(), tried, "no path tries again");
     let path = Leaving { path: "path0".into(), within: SEC, force: false };
     let refused = fixture.change(Change::Reconnect(path)).expect_err("no path is tried again");
+    let refused = refused.to_string();
     assert!(refused.starts_with("evicted by the server's operator"), "{refused}");
     fixture.detach();
     fixture.until("the detach", SEC, |s| s.client.control.is_done());

@@ -27,8 +27,8 @@ use crate::engine::io::devices::{DeviceReport, Reported};
 use crate::engine::io::slow_requests::SlowReport;
 use crate::engine::message::{ConnectionEnd, ControlMessage, Message, Outbox, ShardMessage};
 use crate::engine::{
-    Change, DeviceIndex, Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig,
-    SessionDevice, SlowIo, VolumeConfig,
+    Change, ChangeError, DeviceIndex, Failover, HeartbeatSettings, NoPath, PathTarget, Policy,
+    SessionConfig, SessionDevice, SlowIo, VolumeConfig,
 };
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
@@ -651,7 +651,7 @@ impl Fixture {
         self.client.buffer(shard, 0, len as usize).to_vec()
     }
 
-    pub(super) fn change(&mut self, change: Change) -> Result<(), String> {
+    pub(super) fn change(&mut self, change: Change) -> Result<(), ChangeError> {
         let now = self.world.now();
         self.client.control(now, |control, ctx| control.change(change, ctx))
     }

@@ -56,7 +56,7 @@ fn a_path_that_is_added_carries_io() {
     fixture.server.how.hold = true;
     let before = submit(&mut fixture, 0, IoOp::Write, 0);
     assert_eq!(fixture.change(add(1, 0)), Ok(()));
-    let again = fixture.change(add(1, 1)).expect_err("twice");
+    let again = fixture.change(add(1, 1)).expect_err("twice").to_string();
     assert_eq!(again, "path path1 already exists");
     fixture.until("the path", SEC, Fixture::is_whole);
     assert_eq!(names(&fixture), ["path0", "path1"]);
@@ -148,7 +148,8 @@ fn a_disconnected_path_comes_back_when_told_and_a_connected_one_anew() {
     let mut fixture = Fixture::open(|s| s.paths = 2);
     fixture.change(Change::Disconnect(leaving(1, SEC))).expect("one is left");
     fixture.until("it is down", SEC, |s| s.client.states()[1] == PathState::Disconnected);
-    let refused = fixture.change(Change::Disconnect(leaving(0, SEC))).expect_err("the last");
+    let refused =
+        fixture.change(Change::Disconnect(leaving(0, SEC))).expect_err("the last").to_string();
     assert!(refused.contains("only connected path"), "{refused}");
     fixture.change(Change::Reconnect(leaving(1, SEC))).expect("it may");
     fixture.until("it is up", 100 * MS, Fixture::is_whole);
@@ -184,9 +185,9 @@ fn a_path_between_attempts_is_tried_at_once_when_told() {
 #[test]
 fn the_last_path_goes_only_by_force_and_io_waits_for_the_next() {
     let mut fixture = Fixture::open(|s| (s.spare, s.how.fence) = (1, true));
-    let refused = fixture.change(remove(0)).expect_err("the last");
+    let refused = fixture.change(remove(0)).expect_err("the last").to_string();
     assert!(refused.contains("last path of the session") && refused.contains("--force"));
-    let refused = fixture.change(remove(7)).expect_err("unknown");
+    let refused = fixture.change(remove(7)).expect_err("unknown").to_string();
     assert!(refused.contains("no path path7"), "{refused}");
     fixture.server.how.hold = true;
     submit(&mut fixture, 0, IoOp::Write, 0);
@@ -207,7 +208,8 @@ fn the_last_path_goes_only_by_force_and_io_waits_for_the_next() {
 #[test]
 fn no_path_fail_keeps_the_only_connected_path_from_a_reconnect() {
     let mut fixture = Fixture::open(|s| s.config.no_path = NoPath::Fail);
-    let refused = fixture.change(Change::Reconnect(leaving(0, SEC))).expect_err("IO would fail");
+    let refused =
+        fixture.change(Change::Reconnect(leaving(0, SEC))).expect_err("IO would fail").to_string();
     assert!(refused.contains("no-path fail"), "{refused}");
     assert_eq!(fixture.client.states(), [PathState::Connected]);
 }
@@ -316,10 +318,10 @@ fn paths_that_come_and_go_leave_nothing_behind() {
 #[test]
 fn a_session_that_attaches_or_detaches_is_not_changed() {
     let mut fixture = Fixture::new(|s| s.paths = 2);
-    let refused = fixture.change(remove(0)).expect_err("not open");
+    let refused = fixture.change(remove(0)).expect_err("not open").to_string();
     assert!(refused.contains("still attaching"), "{refused}");
     fixture.until("all up", 2 * SEC, Fixture::is_whole);
     fixture.detach();
-    let refused = fixture.change(remove(0)).expect_err("detaching");
+    let refused = fixture.change(remove(0)).expect_err("detaching").to_string();
     assert!(refused.contains("being detached"), "{refused}");
 }

@@ -79,7 +79,10 @@ fn a_session_has_as_many_volumes_as_it_may_have() {
     last.check(&mut fixture, 0x77);
     fixture.server.more.add("more", 1 << 20);
     let refused = fixture.change(crate::engine::Change::AddVolume(volume("more")));
-    assert_eq!(refused.unwrap_err(), "the session already has 128 volumes, the maximum");
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "the session already has 128 volumes, the maximum"
+    );
 }
 
 #[test]

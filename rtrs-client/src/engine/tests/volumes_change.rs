@@ -8,14 +8,14 @@ use rtrs_core::wire::{Extensions, Fence, errno};
 use super::fixture::{Fixture, MS, SEC, client_ip, server_ip, volume};
 use super::how::RewriteAccept;
 use super::users::{SECOND, Users, new_with_second, with_second};
-use crate::engine::{Change, DeviceIndex, NoPath, SessionFailure};
+use crate::engine::{Change, ChangeError, DeviceIndex, NoPath, SessionFailure};
 use crate::path::state::PathState;
 
-fn add(fixture: &mut Fixture, export: &str) -> Result<(), String> {
+fn add(fixture: &mut Fixture, export: &str) -> Result<(), ChangeError> {
     fixture.change(Change::AddVolume(volume(export)))
 }
 
-fn close(fixture: &mut Fixture, export: &str) -> Result<(), String> {
+fn close(fixture: &mut Fixture, export: &str) -> Result<(), ChangeError> {
     fixture.change(Change::CloseVolume { export: export.into() })
 }
 
@@ -41,7 +41,10 @@ fn a_volume_that_is_added_is_opened_on_each_connected_path() {
     assert_eq!(fixture.server.connects().len(), connects, "on the connections there are");
     Users::of(&fixture, SECOND).check(&mut fixture, 3);
     assert_eq!(fixture.volumes(), ["vol0", "vol1"]);
-    assert_eq!(add(&mut fixture, "vol1"), Err("volume vol1 already exists".into()));
+    assert_eq!(
+        add(&mut fixture, "vol1"),
+        Err(ChangeError::VolumeExists { export: "vol1".into(), closing: false })
+    );
 }
 
 /// A process that dies at once leaves the epoch to its successor.
@@ -93,7 +96,7 @@ fn a_volume_that_cannot_be_added_says_why_and_leaves_the_others_alone() {
     fixture.server.more.add("vol1", 1 << 20);
     let mut other = volume("vol1");
     other.identity = Some(Identity { server: ServerId::from_bytes([2; 16]), export: None });
-    let refused = fixture.change(Change::AddVolume(other)).unwrap_err();
+    let refused = fixture.change(Change::AddVolume(other)).unwrap_err().to_string();
     assert!(refused.contains("all volumes of a session must be on one server"), "{refused}");
     let mut other = volume("vol1");
     other.identity = Some(Identity {
@@ -127,9 +130,9 @@ fn a_volume_is_closed_once_and_its_place_is_used_again() {
         Users::of(&fixture, SECOND).check(&mut fixture, 2);
     }
     assert_eq!(registered(&fixture), before);
-    assert_eq!(close(&mut fixture, "vol7"), Err("the session has no volume vol7".into()));
+    assert_eq!(close(&mut fixture, "vol7"), Err(ChangeError::NoVolume("vol7".into())));
     close(&mut fixture, "vol1").expect("another is left");
-    let last = close(&mut fixture, "vol0").unwrap_err();
+    let last = close(&mut fixture, "vol0").unwrap_err().to_string();
     assert_eq!(last, "vol0 is the last volume of the session; detach the session");
 }
 
@@ -163,7 +166,7 @@ fn a_closed_volume_keeps_its_place_until_all_its_io_has_ended_on_all_shards() {
     assert_eq!(second.status(late), Some(IoStatus::Aborted));
     assert_eq!(fixture.all_volumes(), ["vol0", "vol1"]);
     assert_eq!(fixture.server.more.named("vol1").closes, 0, "the server still works on it");
-    let refused = add(&mut fixture, "vol1").unwrap_err();
+    let refused = add(&mut fixture, "vol1").unwrap_err().to_string();
     assert_eq!(refused, "volume vol1 already exists and is still being closed");
     fixture.server.more.add("vol2", 1 << 20);
     add(&mut fixture, "vol2").expect("room");
@@ -420,5 +423,5 @@ fn a_detach_ends_volumes_that_come_and_go() {
     }
     let mut fixture = with_second(|s| s.config.no_path = NoPath::Fail);
     fixture.detach();
-    assert_eq!(add(&mut fixture, "vol7"), Err("the session is being detached".into()));
+    assert_eq!(add(&mut fixture, "vol7"), Err(ChangeError::Detaching));
 }
