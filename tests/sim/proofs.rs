@@ -32,7 +32,9 @@ use rtrs_core::mem::Region;
 use rtrs_core::prng::Prng;
 use rtrs_core::tests::{Answer, PathOptions, PlayedClient, io_header};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig, TlsServerConfig};
+use rtrs_core::tls::{
+    Clients, PrivateKey, ProofError, ProofFacts, TlsClientConfig, TlsServerConfig,
+};
 use rtrs_core::wire::{AccessMode, ChallengeRsp, ClientExtensions, Fence, Rw, errno};
 use rtrs_server::backend::MemorySource;
 use rtrs_server::engine::authenticator::{Authenticator, ProofTask};
@@ -98,7 +100,7 @@ fn draw(prng: &mut Prng) -> [u8; 32] {
 struct Drawn(Mutex<Prng>);
 
 impl Nonces for Drawn {
-    fn next(&self) -> Result<[u8; 32], String> {
+    fn next(&self) -> Result<[u8; 32], ProofError> {
         Ok(draw(&mut self.0.lock()))
     }
 }

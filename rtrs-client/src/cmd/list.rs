@@ -10,7 +10,6 @@ use super::global::GlobalArgs;
 use super::sessions::{Answer, Found, Silent, find};
 use super::text::{or_dash, size_text, slow_text};
 use crate::control_protocol::{PathInfo, SessionState, Status};
-use crate::engine::ANOTHER;
 use crate::error::{Error, ErrorKind, usage};
 
 /// The arguments.
@@ -107,7 +106,7 @@ fn status_lines(session: &Status) -> Vec<String> {
     lines.extend(slow.map(|slow| format!("  slow requests: {slow}")));
     let is_told = session.state == SessionState::IdentityMismatch;
     for path in session.paths().iter().filter(|path| !is_told && !path.is_connected()) {
-        let why = path.why().filter(|why| path.is_up() || why.contains(ANOTHER));
+        let why = path.why().filter(|_| path.is_up() || path.mismatch);
         lines.extend(why.map(|why| format!("  {}: {why}", path.path)));
     }
     lines
@@ -203,6 +202,18 @@ mod tests {
         let shown = list([Status { read_only_fallback: true, ..status() }]);
         assert!(shown.contains("\n  read-only: the server refused rw (access: auto)\n"));
         assert!(!list([status()]).contains("read-only"));
+    }
+
+    #[test]
+    fn a_list_explains_paths_to_another_server() {
+        let waiting = |mismatch| PathInfo { mismatch, ..path("waiting", 0, 1) };
+        let status = |mismatch| Status { paths: Some(vec![waiting(mismatch)]), ..status() };
+        assert!(list([status(true)]).ends_with("\n  p: why\n"));
+        assert!(!list([status(false)]).contains("why"));
+        // The field is absent where there is nothing to say.
+        let shown = serde_json::json!([waiting(true), waiting(false)]);
+        assert_eq!(shown[0]["mismatch"], true);
+        assert_eq!(shown[1].get("mismatch"), None);
     }
 
     #[test]

@@ -106,7 +106,7 @@ pub(crate) fn not_open(limit: Duration, shards: &ShardHandle) -> String {
     let failed = paths
         .unwrap_or_default()
         .iter()
-        .filter_map(|path| path.last_error.as_ref().map(|error| format!("{}: {error}", path.path)));
+        .filter_map(|path| path.last_end.as_ref().map(|end| format!("{}: {end}", path.path)));
     no_path(limit, &failed.collect::<Vec<_>>())
 }
 

@@ -19,7 +19,7 @@ use crate::control_protocol::{
     SettingValue, ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
 };
 use crate::engine::{
-    ANOTHER, DeviceIndex, DeviceReport, NoPathWait, PathStatus, SessionFailure, VolumeStatus, Waits,
+    DeviceIndex, DeviceReport, NoPathWait, PathEnd, PathStatus, SessionFailure, VolumeStatus, Waits,
 };
 use crate::parts::Parts;
 use crate::settings::{Access, Failover, NoPath, SlowIo};
@@ -111,9 +111,10 @@ fn state(
         let is_whole = paths.iter().all(PathInfo::is_connected);
         return (if is_whole { SessionState::Open } else { SessionState::Degraded }, None);
     }
-    let another = paths.iter().find_map(|path| {
-        let error = path.last_error.as_ref().filter(|error| error.contains(ANOTHER))?;
-        Some(format!("{}: {error}", path.path))
+    let mut all = self::paths(reports).unwrap_or_default().iter();
+    let another = all.find_map(|path| {
+        let end = path.last_end.as_ref().filter(|end| end.is_mismatch())?;
+        Some(format!("{}: {end}", path.path))
     });
     match another {
         Some(error) => (SessionState::IdentityMismatch, Some(error)),
@@ -188,7 +189,8 @@ fn path_info(
     reports: &[ClientShardReport],
 ) -> PathInfo {
     let mut refusals = volume.into_iter().flat_map(|volume| &volume.refusals);
-    let refused = refusals.find(|(of, _)| *of == path.path).map(|(_, why)| why.clone());
+    let refused = refusals.find(|(of, _)| *of == path.path).map(|(_, why)| why);
+    let why = refused.or(path.last_end.as_ref());
     PathInfo {
         path: path.path.clone(),
         transport: path.transport.to_owned(),
@@ -202,8 +204,9 @@ fn path_info(
         silence_max_ms: path.silence_max_ms,
         heartbeats: heartbeats(path),
         internal_errors: path.internal_errors,
-        last_error: path.last_error.clone(),
-        refused,
+        last_error: path.last_end.as_ref().map(ToString::to_string),
+        refused: refused.map(ToString::to_string),
+        mismatch: why.is_some_and(PathEnd::is_mismatch),
         slow: is_slow(path, reports),
     }
 }

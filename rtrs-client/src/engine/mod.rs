@@ -14,6 +14,7 @@ pub(crate) mod device_set;
 pub(crate) mod device_table;
 pub(crate) mod io;
 pub(crate) mod message;
+pub(crate) mod path_end;
 pub(crate) mod prover;
 pub(crate) mod session;
 #[cfg(test)]
@@ -32,9 +33,8 @@ use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::time::{Instant, earliest};
 
 use self::control::SessionControl;
-pub use self::control::failure::SessionFailure;
 pub use self::control::change::{Change, ChangeError, Leaving};
-pub(crate) use self::control::identity::ANOTHER;
+pub use self::control::failure::SessionFailure;
 pub(crate) use self::control::no_path::NoPathWait;
 pub(crate) use self::control::status::{PathStatus, VolumeStatus};
 use self::ctx::{Ctx, Fabrics};
@@ -45,7 +45,8 @@ pub(crate) use self::io::devices::{DeviceReport, Reported};
 pub(crate) use self::io::retry::Waits;
 pub use self::message::ClientMessage;
 use self::message::{ConnectionEnd, Message, Outbox};
-pub(crate) use self::prover::{NO_KEYS, NO_PROOF, describe_impostor, describe_refusal};
+pub(crate) use self::path_end::PathEnd;
+pub(crate) use self::prover::AuthError;
 pub use self::prover::{Nonces, Prover};
 pub(crate) use self::session::PATHS_MAX;
 pub use self::session::{
@@ -292,6 +293,8 @@ impl ClientEngine {
             let VolumeStatus { device, export, used, open, failed, obstacle, refusals, .. } =
                 volume;
             let obstacle = obstacle.map(|obstacle| obstacle.to_string());
+            let refusals = refusals.into_iter().map(|(path, why)| (path, why.to_string()));
+            let refusals = refusals.collect();
             VolumeView { device, export, used, open, failed, obstacle, refusals }
         };
         volumes.into_iter().flatten().map(view).collect()
@@ -416,7 +419,7 @@ impl ClientEngine {
                 state: path.state.to_string(),
                 volumes: path.volumes,
                 reconnects: path.reconnects,
-                last_error: path.last_error,
+                last_error: path.last_end.map(|end| end.to_string()),
             })
             .collect()
     }

@@ -7,8 +7,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rtrs_core::tls::{ProofFacts, TlsClientConfig};
-use rtrs_core::wire::{Challenge, ChallengeRsp};
+use rtrs_core::tls::{ProofError, ProofFacts, TlsClientConfig};
+use rtrs_core::wire::{Challenge, ChallengeRsp, errno, errno_name};
 
 /// Source of nonces.
 pub trait Nonces: fmt::Debug + Send + Sync {
@@ -16,7 +16,7 @@ pub trait Nonces: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Fails when the system has no random numbers.
-    fn next(&self) -> Result<[u8; 32], String>;
+    fn next(&self) -> Result<[u8; 32], ProofError>;
 }
 
 /// Random numbers of the system.
@@ -24,8 +24,8 @@ pub trait Nonces: fmt::Debug + Send + Sync {
 struct SystemNonces;
 
 impl Nonces for SystemNonces {
-    fn next(&self) -> Result<[u8; 32], String> {
-        rtrs_core::tls::nonce().map_err(|error| error.to_string())
+    fn next(&self) -> Result<[u8; 32], ProofError> {
+        rtrs_core::tls::nonce()
     }
 }
 
@@ -47,52 +47,66 @@ impl Prover {
         Self::new(config, Arc::new(SystemNonces))
     }
 
-    /// Returns the challenge for a server. The error says why there is none.
-    pub(crate) fn challenge(&self) -> Result<Challenge, String> {
-        Ok(self.config.challenge(self.nonces.next()?))
+    /// Returns the challenge for a server.
+    pub(crate) fn challenge(&self) -> Result<Challenge, AuthError> {
+        let nonce = self.nonces.next().map_err(AuthError::NoNonce)?;
+        Ok(self.config.challenge(nonce))
     }
 
-    /// Returns the answer to a server that has proved to be the intended one. The error says why it
-    /// has not.
+    /// Returns the answer to a server that has proved to be the intended one.
     pub(crate) fn answer(
         &self,
         facts: ProofFacts,
         peer_name: Option<&str>,
         challenge: &Challenge,
         answer: &ChallengeRsp,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, AuthError> {
         let proof = self.config.answer(facts, peer_name, challenge, answer);
-        proof.map_err(|error| error.to_string())
+        proof.map_err(AuthError::Impostor)
     }
 }
 
-/// Reason for the end of a path whose server requires a proof that this client cannot give.
-pub(crate) const NO_KEYS: &str = "the server requires this client to authenticate: set key-file \
-                                  and server-key, or tls-dir";
-/// Reason for the end of a path whose server gives no proof to a client that requires one.
-pub(crate) const NO_PROOF: &str = concat!(
-    "the server does not prove its identity: it has no certificates or keys, is too old for that ",
-    "over this transport, or is a kernel server; to trust it without proof, unset key-file and ",
-    "tls-dir",
-);
+/// Reason why client and server do not authenticate each other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AuthError {
+    /// The server requires a proof that this client cannot give.
+    #[error(
+        "the server requires this client to authenticate: set key-file and server-key, or tls-dir"
+    )]
+    NoKeys,
+    /// The server gives no proof to a client that requires one.
+    #[error(
+        "the server does not prove its identity: it has no certificates or keys, is too old for \
+         that over this transport, or is a kernel server; to trust it without proof, unset \
+         key-file and tls-dir"
+    )]
+    NoProof,
+    /// There is no nonce for the challenge.
+    #[error("{0}")]
+    NoNonce(ProofError),
+    /// The client's address, which is part of its proof, is unknown.
+    #[error("the system does not say which address of this host is used")]
+    NoLocalAddress,
+    /// The server is not the intended one.
+    #[error("the server is not the intended one: {0}")]
+    Impostor(ProofError),
+    /// The server refused this client. `asked` says that the client was waiting for the server's
+    /// proof.
+    #[error("{}", describe_refusal(*.errno, *.asked))]
+    Refused { errno: u16, asked: bool },
+}
 
-/// Describes a server's refusal of this client. `asked` says that the client was waiting for the
-/// server's proof.
-pub(crate) fn describe_refusal(errno: u16, asked: bool) -> String {
-    use rtrs_core::wire::errno::{EACCES, EBUSY};
+fn describe_refusal(errno: u16, asked: bool) -> String {
     match errno {
-        EACCES if asked => "the server does not prove its identity; its log says why".to_owned(),
-        EACCES => "the server does not accept this client: its key or certificate is not known \
-                   there, or no access list names it; the server's log says why"
-            .to_owned(),
-        EBUSY => "the server is busy authenticating other clients".to_owned(),
-        errno => {
-            format!("the server did not authenticate: {}", rtrs_core::wire::errno_name(errno))
+        errno::EACCES if asked => {
+            "the server does not prove its identity; its log says why".to_owned()
         }
+        errno::EACCES => {
+            "the server does not accept this client: its key or certificate is not known there, \
+             or no access list names it; the server's log says why"
+                .to_owned()
+        }
+        errno::EBUSY => "the server is busy authenticating other clients".to_owned(),
+        errno => format!("the server did not authenticate: {}", errno_name(errno)),
     }
-}
-
-/// Describes a server that is not the intended one.
-pub(crate) fn describe_impostor(why: &str) -> String {
-    format!("the server is not the intended one: {why}")
 }

@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use rtrs_core::identity::EvictionSecret;
-use rtrs_core::tls::{Clients, Exchange, PrivateKey, ProofFacts, TlsClientConfig, TlsServerConfig};
+use rtrs_core::tls::{
+    Clients, Exchange, PrivateKey, ProofError, ProofFacts, TlsClientConfig, TlsServerConfig,
+};
 use rtrs_core::wire::{Challenge, OpenRsp, OpenRspTail};
 
 use super::{MAX_IO, SECTORS};
@@ -43,7 +45,7 @@ fn key(seed: u8) -> PrivateKey {
 struct Sevens;
 
 impl Nonces for Sevens {
-    fn next(&self) -> Result<[u8; 32], String> {
+    fn next(&self) -> Result<[u8; 32], ProofError> {
         Ok([7; 32])
     }
 }

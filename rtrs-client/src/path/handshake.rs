@@ -21,13 +21,10 @@ use rtrs_core::wire::{
     AUTH_VERSION, AccessMode, Auth, Challenge, ChallengeRsp, ClientExtensions, Close, ConnReq,
     ConnRsp, Discover, Extensions, Fence, Imm, InfoReq, InfoRsp, MemBits, Move, Name, Open,
     OpenRefusal, OpenRsp, OpenRspTail, Page, ReadMsg, SessInfo, SessInfoRsp, SgDesc, WriteMsg,
-    errno, errno_name,
+    errno,
 };
 
-pub(crate) use super::refusal::{
-    UNPROVEN_EVICTION, describe_failure, describe_info_refusal, eviction,
-};
-
+use super::fault::ConnectionFault;
 use super::io::{ANSWER_SLOT, Answer, WrId, answer_len, geometry_of, writes_zeroes};
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{CONTROL, Granted, SessionConfig};
@@ -45,6 +42,9 @@ const PAGE_AT: usize = INFO_RSP_AT;
 /// The server's proof, and then the client's with its message, also use that place.
 const PROOF_AT: usize = INFO_RSP_AT;
 const PROOF_ROOM: usize = ChallengeRsp::LEN_MAX + 64;
+
+/// Name of the connect response in errors.
+const CONNECT: &str = "connect response";
 
 /// Claims of a connect request about the client and its session.
 #[derive(Clone, Copy, Debug)]
@@ -96,30 +96,28 @@ pub(crate) fn conn_request(
 }
 
 /// Checks the fields of every accept; the limits count on connection 0 only.
-pub(crate) fn check_accept(private_data: &[u8]) -> Result<ConnRsp, String> {
-    let rsp = ConnRsp::decode(private_data).map_err(|e| format!("bad connect response: {e}"))?;
+pub(crate) fn check_accept(private_data: &[u8]) -> Result<ConnRsp, ConnectionFault> {
+    let rsp = ConnRsp::decode(private_data).map_err(ConnectionFault::message(CONNECT))?;
     if rsp.errno != 0 {
-        return Err(format!("accepted with error {}", rsp.errno));
+        return Err(ConnectionFault::AcceptedWithError(rsp.errno));
     }
     Ok(rsp)
 }
 
 /// Checks the answer to connection 0, and returns the server's limits and extensions.
-pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions), String> {
+pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions), ConnectionFault> {
     let rsp = check_accept(private_data)?;
-    let chunk_size = rsp.chunk_size().map_err(|e| format!("bad connect response: {e}"))?;
-    if rsp.queue_depth == 0 || rsp.max_io_size < 4096 || rsp.max_hdr_size < 512 {
-        return Err(format!(
-            "unusable bounds: queue depth {}, largest request {}, largest header {}",
-            rsp.queue_depth, rsp.max_io_size, rsp.max_hdr_size
-        ));
+    let chunk_size = rsp.chunk_size().map_err(ConnectionFault::message(CONNECT))?;
+    let ConnRsp { queue_depth, max_io_size, max_hdr_size, .. } = rsp;
+    if queue_depth == 0 || max_io_size < 4096 || max_hdr_size < 512 {
+        return Err(ConnectionFault::Bounds { queue_depth, max_io_size, max_hdr_size });
     }
     let mut extensions = Extensions::decode(&rsp.ext);
     // Without fresh keys, there is no message that could carry times.
     extensions.times &= rsp.new_rkey;
     let granted = Granted {
-        queue_depth: rsp.queue_depth,
-        max_io_size: rsp.max_io_size,
+        queue_depth,
+        max_io_size,
         chunk_size,
         keeps_lengths: extensions.lengths,
         fences: extensions.fence,
@@ -443,13 +441,12 @@ impl ServiceConnection {
         }
     }
 
-    /// Handles a completion of this connection. The error describes the server's protocol
-    /// violation.
+    /// Handles a completion of this connection.
     pub(crate) fn on_completion(
         &mut self,
         wc: &WorkCompletion,
         fabric: &mut dyn Fabric,
-    ) -> Result<ServiceEvent, String> {
+    ) -> Result<ServiceEvent, ConnectionFault> {
         if wc.status != WcStatus::Success || self.ending {
             return Ok(ServiceEvent::Nothing);
         }
@@ -460,7 +457,7 @@ impl ServiceConnection {
         let mut bytes = [0; ANSWER_SLOT];
         let at = RECEIVES_AT + slot as usize * ANSWER_SLOT;
         self.memory()?.copy_out(at, &mut bytes);
-        self.post_receive(slot, fabric).map_err(|e| format!("receive not reposted: {e}"))?;
+        self.post_receive(slot, fabric).map_err(|error| ConnectionFault::receive(&error))?;
         let Some(imm) = wc.imm else { return Ok(ServiceEvent::Nothing) };
         match Imm::decode(imm) {
             Imm::Heartbeat { .. } => Ok(ServiceEvent::HeartbeatAsked),
@@ -468,7 +465,7 @@ impl ServiceConnection {
             Imm::Changed { device } => Ok(ServiceEvent::Changed { device }),
             _ => {
                 let len = if wc.op == WcOp::Recv { wc.byte_len as usize } else { 0 };
-                let bytes = bytes.get(..len).ok_or_else(|| format!("answer of {len} bytes"))?;
+                let bytes = bytes.get(..len).ok_or(ConnectionFault::AnswerSize(len))?;
                 match Answer::decode(imm, bytes, self.is_timed())? {
                     Some(answer) => self.on_answer(&answer, fabric),
                     None => Ok(ServiceEvent::Nothing),
@@ -477,16 +474,16 @@ impl ServiceConnection {
         }
     }
 
-    fn on_info(&mut self, len: usize) -> Result<ServiceEvent, String> {
-        let granted = self.granted.ok_or("INFO_RSP before the connect response")?;
+    fn on_info(&mut self, len: usize) -> Result<ServiceEvent, ConnectionFault> {
+        let granted = self.granted.ok_or(ConnectionFault::BeforeAccept("INFO_RSP"))?;
         if self.step != Step::Info {
-            return Err("unexpected INFO_RSP".into());
+            return Err(ConnectionFault::UnexpectedInfo);
         }
         let mut bytes = vec![0; len.min(InfoRsp::len_for(usize::from(granted.queue_depth)))];
         self.memory()?.copy_out(INFO_RSP_AT, &mut bytes);
         let table = InfoRsp::decode(&bytes)
             .and_then(|rsp| rsp.chunks(granted.queue_depth, granted.chunk_size))
-            .map_err(|e| format!("bad INFO_RSP: {e}"))?;
+            .map_err(ConnectionFault::message("INFO_RSP"))?;
         let chunks: Arc<[RemoteMem]> =
             table.iter().map(|c| RemoteMem { addr: c.addr, rkey: c.key }).collect();
         self.chunks = [chunks.first().copied(), chunks.get(1).copied()];
@@ -498,9 +495,9 @@ impl ServiceConnection {
         &mut self,
         answer: &Answer,
         fabric: &mut dyn Fabric,
-    ) -> Result<ServiceEvent, String> {
+    ) -> Result<ServiceEvent, ConnectionFault> {
         if answer.permit != self.permit {
-            return Err(format!("answer for permit {} on the service connection", answer.permit));
+            return Err(ConnectionFault::Permit(answer.permit));
         }
         let chunk = self.chunks.get_mut(answer.permit.index()).and_then(Option::as_mut);
         if let (Some(chunk), Some(rkey)) = (chunk, answer.rkey) {
@@ -511,9 +508,9 @@ impl ServiceConnection {
                 Ok(ServiceEvent::Proof(Proof::Refused(answer.errno)))
             }
             Step::Challenge => {
-                let room = self.proof_room().map_err(|error| error.to_string())?;
+                let room = self.proof_room()?;
                 let answer = ChallengeRsp::decode(&self.answer_bytes(PROOF_AT, room)?);
-                let answer = answer.map_err(|error| format!("bad CHALLENGE_RSP: {error}"))?;
+                let answer = answer.map_err(ConnectionFault::message("CHALLENGE_RSP"))?;
                 Ok(ServiceEvent::Proof(Proof::Server(Box::new(answer))))
             }
             Step::Auth => Ok(ServiceEvent::Proof(Proof::Accepted)),
@@ -522,17 +519,13 @@ impl ServiceConnection {
                     return Ok(ServiceEvent::OpenRefused(answer.errno, None));
                 }
                 let bytes = self.answer_bytes(ANSWER_AT, SessInfoRsp::LEN)?;
-                SessInfoRsp::decode(&bytes).map_err(|e| format!("bad SESS_INFO_RSP: {e}"))?;
-                let dev_name =
-                    Name::new(export.as_bytes()).map_err(|e| format!("export name: {e}"))?;
+                SessInfoRsp::decode(&bytes).map_err(ConnectionFault::message("SESS_INFO_RSP"))?;
+                let dev_name = Name::new(export.as_bytes()).map_err(ConnectionFault::ExportName)?;
                 let open = Open { access, dev_name }.encode();
                 // A refusal may include the reason.
-                self.sge(ANSWER_AT, OpenRspTail::LONG_LEN)
-                    .map_err(|e| e.to_string())?
-                    .slice
-                    .fill(0);
+                self.sge(ANSWER_AT, OpenRspTail::LONG_LEN)?.slice.fill(0);
                 let room = self.open_rsp_len();
-                self.post_read(&open, ANSWER_AT, room, fabric).map_err(|e| e.to_string())?;
+                self.post_read(&open, ANSWER_AT, room, fabric)?;
                 self.step = Step::Open;
                 Ok(ServiceEvent::Nothing)
             }
@@ -542,19 +535,15 @@ impl ServiceConnection {
             }
             Step::Open => {
                 let bytes = self.answer_bytes(ANSWER_AT, self.open_rsp_len())?;
-                let bad = |e| format!("bad OPEN_RSP: {e}");
-                let rsp = OpenRsp::decode(&bytes).map_err(bad)?;
+                let bad = ConnectionFault::message("OPEN_RSP");
+                let rsp = OpenRsp::decode(&bytes).map_err(&bad)?;
                 let long = self.extensions.identity.is_some();
-                let tail = long.then(|| OpenRspTail::decode(&bytes).map_err(bad)).transpose()?;
-                let granted = self.granted.ok_or("OPEN_RSP before the connect response")?;
+                let tail = long.then(|| OpenRspTail::decode(&bytes)).transpose().map_err(bad)?;
+                let granted = self.granted.ok_or(ConnectionFault::BeforeAccept("OPEN_RSP"))?;
                 let geometry = geometry_of(&rsp, granted.keeps_lengths)?;
-                let largest = granted.max_io_size;
-                if geometry.logical_block > largest {
-                    return Err(format!(
-                        "the server's block size of {} does not fit its largest request of \
-                         {largest}",
-                        geometry.logical_block
-                    ));
+                let (block, largest) = (geometry.logical_block, granted.max_io_size);
+                if block > largest {
+                    return Err(ConnectionFault::LargeBlocks { block, largest });
                 }
                 let told = self.extensions.cache_id;
                 let device = OpenDevice {
@@ -572,14 +561,13 @@ impl ServiceConnection {
             Step::Close => Ok(ServiceEvent::Closed),
             Step::Move => Ok(ServiceEvent::Moves(answer.errno)),
             Step::Fence if answer.errno == errno::ENOLCK => Ok(ServiceEvent::FenceRefused),
-            Step::Fence if answer.errno != 0 => {
-                Err(format!("the server refused a fence: {}", errno_name(answer.errno)))
-            }
+            Step::Fence if answer.errno != 0 => Err(ConnectionFault::FenceRefused(answer.errno)),
             Step::Fence => Ok(ServiceEvent::Fenced),
             Step::Discover if answer.errno != 0 => Ok(ServiceEvent::DiscoverRefused(answer.errno)),
             Step::Discover => {
                 let page = Page::decode(&self.answer_bytes(PAGE_AT, Page::LEN_MAX)?);
-                page.map(ServiceEvent::Discovered).map_err(|e| format!("bad DISCOVER_RSP: {e}"))
+                let page = page.map_err(ConnectionFault::message("DISCOVER_RSP"))?;
+                Ok(ServiceEvent::Discovered(page))
             }
             step @ (Step::Idle | Step::Info) => {
                 self.step = step;
@@ -680,12 +668,12 @@ impl ServiceConnection {
         Ok(Sge { slice, lkey: registration.lkey() })
     }
 
-    fn memory(&self) -> Result<&Arc<Region>, String> {
-        let registration = self.region.as_ref().ok_or("a message before INFO_REQ")?;
+    fn memory(&self) -> Result<&Arc<Region>, ConnectionFault> {
+        let registration = self.region.as_ref().ok_or(ConnectionFault::BeforeInfo)?;
         Ok(registration.region())
     }
 
-    fn answer_bytes(&self, at: usize, len: usize) -> Result<Vec<u8>, String> {
+    fn answer_bytes(&self, at: usize, len: usize) -> Result<Vec<u8>, ConnectionFault> {
         let mut bytes = vec![0; len];
         self.memory()?.copy_out(at, &mut bytes);
         Ok(bytes)

@@ -10,6 +10,7 @@ use rtrs_core::wire::{
     Imm, IoHeader, MemBits, OpenRsp, ReadMsg, RkeyRsp, Rw, SgDesc, TimedRkeyRsp, WriteMsg,
 };
 
+use super::fault::ConnectionFault;
 use crate::engine::device_table::ZEROES_LEN;
 use crate::engine::session::Granted;
 use crate::parts::ServerTimes;
@@ -130,24 +131,28 @@ impl Answer {
     ///
     /// # Errors
     /// Returns the server's protocol violation.
-    pub(crate) fn decode(imm: u32, bytes: &[u8], timed: bool) -> Result<Option<Self>, String> {
+    pub(crate) fn decode(
+        imm: u32,
+        bytes: &[u8],
+        timed: bool,
+    ) -> Result<Option<Self>, ConnectionFault> {
         let Imm::Response { permit, errno, .. } = Imm::decode(imm) else {
             tracing::debug!("immediate {imm:#010x} is not an answer");
             return Ok(None);
         };
         if bytes.len() > answer_len(timed) {
-            return Err(format!("answer of {} bytes", bytes.len()));
+            return Err(ConnectionFault::AnswerSize(bytes.len()));
         }
         let (fresh, times) = if timed {
-            let fresh = TimedRkeyRsp::decode(bytes).map_err(|e| e.to_string())?;
+            let fresh = TimedRkeyRsp::decode(bytes)?;
             let TimedRkeyRsp { queue_us, backend_us, .. } = fresh;
             (Some(fresh.key()), Some(ServerTimes { queue_us, backend_us }))
         } else if bytes.is_empty() {
             (None, None)
         } else {
-            (Some(RkeyRsp::decode(bytes).map_err(|e| e.to_string())?), None)
+            (Some(RkeyRsp::decode(bytes)?), None)
         };
-        fresh.map_or(Ok(()), |fresh| fresh.check(permit)).map_err(|e| e.to_string())?;
+        fresh.map_or(Ok(()), |fresh| fresh.check(permit))?;
         let (status, rkey) = (IoStatus::from_errno(errno), fresh.map(|fresh| fresh.rkey));
         Ok(Some(Self { permit, status, errno, rkey, times }))
     }
@@ -197,17 +202,17 @@ pub(crate) fn writes_zeroes(rsp: &OpenRsp, keeps_lengths: bool) -> bool {
 ///
 /// # Errors
 /// Returns the reason why the device is unusable.
-pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry, String> {
+pub(crate) fn geometry_of(rsp: &OpenRsp, keeps_lengths: bool) -> Result<Geometry, ConnectionFault> {
     let logical = u32::from(rsp.logical_block_size);
     if !logical.is_power_of_two() || !(512..=32768).contains(&logical) {
-        return Err(format!("the server's block size is {logical}"));
+        return Err(ConnectionFault::BlockSize(logical));
     }
     let size = rsp
         .nsectors
         .checked_mul(512)
         // The system's limit: rounding up to blocks must not overflow.
         .filter(|size| i64::try_from(*size).is_ok())
-        .ok_or_else(|| format!("the server's device has {} sectors", rsp.nsectors))?;
+        .ok_or(ConnectionFault::Sectors(rsp.nsectors))?;
     let bytes = |sectors: u32| sectors.saturating_mul(512) / logical * logical;
     let discard_max = bytes(rsp.max_discard_sectors);
     let own_zeroes = !writes_zeroes(rsp, keeps_lengths);

@@ -19,6 +19,7 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{Close, Imm, MemBits, WriteMsg};
 
+use super::fault::ConnectionFault;
 use super::io::{ANSWER_SLOT, Answer, HEADER_SLOT, Request, WrId, answer_len};
 use crate::engine::ctx::Ctx;
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
@@ -494,14 +495,13 @@ impl PathShard {
         }
     }
 
-    /// Handles a successful completion of this path's queue pair. The error describes the server's
-    /// protocol violation.
+    /// Handles a successful completion of this path's queue pair.
     pub(crate) fn on_completion(
         &mut self,
         now: Instant,
         wc: &WorkCompletion,
         fabric: &mut dyn Fabric,
-    ) -> Result<PathEvent, String> {
+    ) -> Result<PathEvent, ConnectionFault> {
         let Some(connection) = self.connection.as_mut() else { return Ok(PathEvent::Nothing) };
         match WrId::decode(wc.wr_id) {
             WrId::Receive(slot) => {
@@ -513,14 +513,14 @@ impl PathShard {
                 let mut bytes = [0; ANSWER_SLOT];
                 let len = if wc.op == WcOp::Recv { wc.byte_len as usize } else { 0 };
                 if len > ANSWER_SLOT {
-                    return Err(format!("answer of {len} bytes"));
+                    return Err(ConnectionFault::AnswerSize(len));
                 }
                 connection.receives.region().copy_out(slot as usize * ANSWER_SLOT, &mut bytes);
                 // An ending connection takes no more receives, but earlier answers still count.
                 if !connection.ending
                     && let Err(error) = connection.post_receive(slot, fabric)
                 {
-                    return Err(format!("receive not reposted: {error}"));
+                    return Err(ConnectionFault::receive(&error));
                 }
                 let Some(imm) = wc.imm else {
                     // A send with invalidate on its own, which this client never requests.

@@ -1,9 +1,10 @@
 //! Requests the exports of one server, or only its proof of identity: the start of a session with
 //! one connection, without OPEN.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use rtrs_core::fabric::{Fabric, FabricEvent, PrivateData};
+use rtrs_core::fabric::{Fabric, FabricError, FabricEvent, PrivateData};
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, PathUuid, SessionId};
 use rtrs_core::rt::{Clock, Inbox, PollPolicy, Shard, run};
@@ -15,11 +16,9 @@ use rtrs_core::wire::{
 use super::proving::Proving;
 use crate::cmd::link::Link;
 use crate::daemon::config::random_uuid;
-use crate::engine::describe_refusal;
-use crate::path::handshake::{
-    Endpoints, Proof, ServiceConnection, ServiceEvent, conn_response, describe_failure,
-    describe_info_refusal,
-};
+use crate::engine::{AuthError, PathEnd};
+use crate::path::fault::ConnectionFault;
+use crate::path::handshake::{Endpoints, Proof, ServiceConnection, ServiceEvent, conn_response};
 use crate::plan::default_session_name;
 
 /// No latency is measured.
@@ -28,6 +27,86 @@ const POLL: PollPolicy = PollPolicy { budget_max: Duration::ZERO };
 const CLOSE_MAX: Duration = Duration::from_millis(500);
 /// Maximum number of exports of a server.
 const EXPORTS_MAX: usize = 1 << 16;
+
+/// Reason why a server did not list its exports, or did not prove its identity.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AskError {
+    /// The connection failed or ended.
+    #[error("{0}")]
+    Path(#[from] PathEnd),
+    /// The connection ended in order.
+    #[error("the connection ended")]
+    Ended,
+    /// The step was not completed in time.
+    #[error("no answer in time (cannot {0})")]
+    Timeout(Step),
+    /// The server refused to list its exports, with this errno.
+    #[error("the server refused: {}", errno_name(*.0))]
+    Refused(u16),
+    /// A kernel server does not list its exports.
+    #[error("it is a kernel server, which cannot list them; see its sysfs")]
+    KernelServer,
+    /// The server does not list its exports.
+    #[error(
+        "discovery is off at the server (discovery: off), or it is an rtrs-server that is too old"
+    )]
+    DiscoveryOff,
+    /// The server's exports are not in order, so there might be no end.
+    #[error("bad DISCOVER_RSP: the names are not in order")]
+    NotInOrder,
+    /// The server has too many exports.
+    #[error("bad DISCOVER_RSP: there are too many exports")]
+    TooManyExports,
+    /// The local system failed; the text says how.
+    #[error("{0}")]
+    System(String),
+}
+
+impl AskError {
+    /// Errno with which the server refused the client, if it did.
+    pub(crate) fn errno(&self) -> Option<u16> {
+        let Self::Path(end) = self else { return None };
+        end.errno()
+    }
+}
+
+impl From<ConnectionFault> for AskError {
+    fn from(fault: ConnectionFault) -> Self {
+        Self::Path(fault.into())
+    }
+}
+
+impl From<AuthError> for AskError {
+    fn from(error: AuthError) -> Self {
+        Self::Path(error.into())
+    }
+}
+
+impl From<FabricError> for AskError {
+    fn from(error: FabricError) -> Self {
+        Self::Path(error.into())
+    }
+}
+
+/// Step of asking a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Connect,
+    Start,
+    Authenticate,
+    List,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connect => "connect",
+            Self::Start => "start the session",
+            Self::Authenticate => "authenticate",
+            Self::List => "list its exports",
+        })
+    }
+}
 
 /// Exports of a server.
 #[derive(Debug, Default)]
@@ -42,14 +121,14 @@ impl Listing {
     ///
     /// # Errors
     /// Fails if the server violates the protocol, so that there might be no end.
-    fn add(&mut self, page: Page) -> Result<Option<Discover>, &'static str> {
+    fn add(&mut self, page: Page) -> Result<Option<Discover>, AskError> {
         for export in page.exports {
             let last = self.exports.last().map(|last| bare(&last.name));
             if last.is_some_and(|last| last >= bare(&export.name)) {
-                return Err("bad DISCOVER_RSP: the names are not in order");
+                return Err(AskError::NotInOrder);
             }
             if self.exports.len() >= EXPORTS_MAX {
-                return Err("bad DISCOVER_RSP: there are too many exports");
+                return Err(AskError::TooManyExports);
             }
             self.exports.push(export);
         }
@@ -70,7 +149,7 @@ pub(super) fn list(
     local: Option<IpAddr>,
     remote: SocketAddr,
     timeout: Duration,
-) -> Result<Listing, String> {
+) -> Result<Listing, AskError> {
     ask(link, local, remote, Purpose::List, timeout)
 }
 
@@ -81,7 +160,7 @@ pub(crate) fn prove(
     local: Option<IpAddr>,
     remote: SocketAddr,
     timeout: Duration,
-) -> Result<(), String> {
+) -> Result<(), AskError> {
     if link.prover().is_none() {
         return Ok(());
     }
@@ -103,9 +182,10 @@ fn ask(
     remote: SocketAddr,
     purpose: Purpose,
     timeout: Duration,
-) -> Result<Listing, String> {
+) -> Result<Listing, AskError> {
     let prover = link.prover().cloned();
-    let uuid = || random_uuid().map_err(|error| format!("no random numbers: {error}"));
+    let no_random = |error| AskError::System(format!("no random numbers: {error}"));
+    let uuid = || random_uuid().map_err(no_random);
     let (path, id) = (uuid()?, uuid()?);
     let number = u32::from_le_bytes([id[0], id[1], id[2], id[3]]);
     let request = ConnReq {
@@ -128,7 +208,7 @@ fn ask(
     let endpoints = Endpoints { local, remote, peer_name: None };
     let conn = ServiceConnection::connect(now, endpoints, data, timeout, fabric);
     let mut asking = Asking {
-        conn: conn.map_err(|error| error.to_string())?,
+        conn: conn?,
         fabric,
         name: default_session_name(&format!("discover-{number:08x}")),
         listing: Listing::default(),
@@ -143,11 +223,11 @@ fn ask(
         outcome: None,
         late: now + timeout,
         over: false,
-        step: "connect",
+        step: Step::Connect,
     };
-    run(ring, POLL, &mut asking).map_err(|error| error.to_string())?;
+    run(ring, POLL, &mut asking).map_err(|error| AskError::System(error.to_string()))?;
     let Asking { listing, outcome, .. } = asking;
-    outcome.unwrap_or_else(|| Err("the connection ended".to_owned())).map(|()| listing)
+    outcome.unwrap_or(Err(AskError::Ended)).map(|()| listing)
 }
 
 /// State of the requesting shard.
@@ -161,16 +241,16 @@ struct Asking<'a> {
     lists: bool,
     proving: Proving,
     /// None until it is known.
-    outcome: Option<Result<(), String>>,
+    outcome: Option<Result<(), AskError>>,
     /// Time to give up; then, time to stop waiting for the end of the connection.
     late: Instant,
     over: bool,
-    /// Description of the awaited step.
-    step: &'static str,
+    /// Awaited step.
+    step: Step,
 }
 
 impl Asking<'_> {
-    fn event(&mut self, now: Instant, event: FabricEvent) -> Result<(), String> {
+    fn event(&mut self, now: Instant, event: FabricEvent) -> Result<(), AskError> {
         match event {
             FabricEvent::Established { private_data, .. } => {
                 let (granted, extensions) = conn_response(private_data.as_bytes())?;
@@ -180,19 +260,20 @@ impl Asking<'_> {
                 self.proving.check(extensions)?;
                 self.listing.server = extensions.identity.and_then(ServerId::from_bytes);
                 self.conn.granted(granted, extensions);
-                self.step = "start the session";
-                self.conn.post_info(&self.name, self.fabric).map_err(|error| error.to_string())
+                self.step = Step::Start;
+                Ok(self.conn.post_info(&self.name, self.fabric)?)
             }
             FabricEvent::ConnectFailed { failure, .. } => {
                 self.over = true;
-                Err(describe_failure(&failure))
+                Err(PathEnd::from(&failure).into())
             }
             FabricEvent::Closed { reason, .. } => {
                 self.over = true;
-                Err(match self.step {
-                    "start the session" => describe_info_refusal(&reason, &self.name),
-                    _ => reason.to_string(),
-                })
+                let end = match self.step {
+                    Step::Start => PathEnd::InfoRefused { reason, session: self.name.clone() },
+                    _ => PathEnd::Closed(reason),
+                };
+                Err(end.into())
             }
             FabricEvent::Completion(wc) => {
                 let event = self.conn.on_completion(&wc, self.fabric)?;
@@ -202,37 +283,36 @@ impl Asking<'_> {
         }
     }
 
-    fn service(&mut self, now: Instant, event: ServiceEvent) -> Result<(), String> {
+    fn service(&mut self, now: Instant, event: ServiceEvent) -> Result<(), AskError> {
         let next = match event {
             ServiceEvent::HeartbeatAsked => {
-                let sent = self.conn.post_heartbeat_ack(self.fabric);
-                return sent.map_err(|error| error.to_string());
+                return Ok(self.conn.post_heartbeat_ack(self.fabric)?);
             }
             ServiceEvent::Info { .. } => {
                 if self.proving.begin(&mut self.conn, self.fabric)? {
-                    self.step = "authenticate";
+                    self.step = Step::Authenticate;
                     return Ok(());
                 }
                 self.lists.then(Discover::default)
             }
             ServiceEvent::Proof(Proof::Server(answer)) => {
-                return self.proving.answer(&answer, &mut self.conn, self.fabric);
+                return Ok(self.proving.answer(&answer, &mut self.conn, self.fabric)?);
             }
             ServiceEvent::Proof(Proof::Accepted) => self.lists.then(Discover::default),
             ServiceEvent::Proof(Proof::Refused(errno)) => {
-                return Err(describe_refusal(errno, self.proving.challenge.is_some()));
+                let asked = self.proving.challenge.is_some();
+                return Err(AuthError::Refused { errno, asked }.into());
             }
             ServiceEvent::Discovered(page) => self.listing.add(page)?,
             ServiceEvent::DiscoverRefused(errno) => {
-                return Err(format!("the server refused: {}", errno_name(errno)));
+                return Err(AskError::Refused(errno));
             }
             _ => return Ok(()),
         };
         match next {
             Some(discover) => {
-                self.step = "list its exports";
-                let posted = self.conn.post_discover(&discover, self.fabric);
-                posted.map_err(|error| error.to_string())
+                self.step = Step::List;
+                Ok(self.conn.post_discover(&discover, self.fabric)?)
             }
             None => {
                 self.end(now, Ok(()));
@@ -241,7 +321,7 @@ impl Asking<'_> {
         }
     }
 
-    fn end(&mut self, now: Instant, outcome: Result<(), String>) {
+    fn end(&mut self, now: Instant, outcome: Result<(), AskError>) {
         if self.outcome.is_none() {
             self.conn.end(now, outcome.is_ok(), self.fabric);
             self.outcome = Some(outcome);
@@ -251,15 +331,13 @@ impl Asking<'_> {
 }
 
 /// Rejects a server that does not list its exports.
-fn check_discovers(extensions: Extensions) -> Result<(), String> {
+fn check_discovers(extensions: Extensions) -> Result<(), AskError> {
     if extensions.discover {
         return Ok(());
     }
     Err(match extensions == Extensions::default() {
-        true => "it is a kernel server, which cannot list them; see its sysfs".to_owned(),
-        false => "discovery is off at the server (discovery: off), or it is an rtrs-server that \
-                  is too old"
-            .to_owned(),
+        true => AskError::KernelServer,
+        false => AskError::DiscoveryOff,
     })
 }
 
@@ -276,7 +354,7 @@ impl Shard for Asking<'_> {
         }
         if now >= self.late {
             self.over |= self.outcome.is_some();
-            self.end(now, Err(format!("no answer in time (cannot {})", self.step)));
+            self.end(now, Err(AskError::Timeout(self.step)));
         }
         self.fabric.flush(now);
         busy
@@ -336,10 +414,9 @@ mod tests {
 
     #[test]
     fn who_does_not_list_says_why() {
-        let refusal = |extensions| check_discovers(extensions).unwrap_err();
-        assert!(refusal(Extensions::default()).contains("kernel server"));
+        assert_eq!(check_discovers(Extensions::default()), Err(AskError::KernelServer));
         let off = Extensions { discover: false, ..Extensions::OURS };
-        assert!(refusal(off).contains("discovery: off"));
+        assert_eq!(check_discovers(off), Err(AskError::DiscoveryOff));
         assert_eq!(check_discovers(Extensions::OURS), Ok(()));
     }
 }

@@ -118,7 +118,7 @@ fn ask(target: &LinkTarget, args: &DiscoverArgs) -> Result<Listing, String> {
         let mut link = link.map_err(|error| error.chain().to_string())?;
         match listing::list(&mut link, portal.source(), *address, left) {
             Ok(listing) => return Ok(listing),
-            Err(error) => failure = error,
+            Err(error) => failure = error.to_string(),
         }
     }
     Err(failure)

@@ -7,7 +7,7 @@ use rtrs_core::ids::{PathUuid, SessionId};
 use rtrs_core::tls::ProofFacts;
 use rtrs_core::wire::{Challenge, ChallengeRsp, Extensions};
 
-use crate::engine::{NO_KEYS, NO_PROOF, Prover, describe_impostor};
+use crate::engine::{AuthError, PathEnd, Prover};
 use crate::path::handshake::ServiceConnection;
 
 /// State of the authentication.
@@ -21,10 +21,10 @@ pub(super) struct Proving {
 
 impl Proving {
     /// Checks that both ends require proofs, or neither.
-    pub(super) fn check(&self, extensions: Extensions) -> Result<(), String> {
+    pub(super) fn check(&self, extensions: Extensions) -> Result<(), AuthError> {
         match (extensions.authenticate, self.prover.is_some()) {
-            (true, false) => Err(NO_KEYS.into()),
-            (false, true) => Err(NO_PROOF.into()),
+            (true, false) => Err(AuthError::NoKeys),
+            (false, true) => Err(AuthError::NoProof),
             _ => Ok(()),
         }
     }
@@ -34,11 +34,11 @@ impl Proving {
         &mut self,
         conn: &mut ServiceConnection,
         fabric: &mut dyn Fabric,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, PathEnd> {
         let Some(prover) = &self.prover else { return Ok(false) };
         let challenge = prover.challenge()?;
         self.challenge = Some(challenge);
-        conn.post_challenge(&challenge, fabric).map_err(|error| error.to_string())?;
+        conn.post_challenge(&challenge, fabric)?;
         Ok(true)
     }
 
@@ -48,17 +48,17 @@ impl Proving {
         answer: &ChallengeRsp,
         conn: &mut ServiceConnection,
         fabric: &mut dyn Fabric,
-    ) -> Result<(), String> {
-        let (prover, challenge) = self.prover.as_ref().zip(self.challenge.take()).ok_or(NO_KEYS)?;
+    ) -> Result<(), PathEnd> {
+        let proving = self.prover.as_ref().zip(self.challenge.take());
+        let (prover, challenge) = proving.ok_or(AuthError::NoKeys)?;
         let client = fabric.local_ip(conn.qp());
         let facts = ProofFacts {
             session: self.session,
             path: self.path,
-            client: client.ok_or("the system does not say which address of this host is used")?,
+            client: client.ok_or(AuthError::NoLocalAddress)?,
             server: self.server,
         };
-        let proof = prover.answer(facts, None, &challenge, answer);
-        let proof = proof.map_err(|why| describe_impostor(&why))?;
-        conn.post_auth(&proof, fabric).map_err(|error| error.to_string())
+        let proof = prover.answer(facts, None, &challenge, answer)?;
+        Ok(conn.post_auth(&proof, fabric)?)
     }
 }

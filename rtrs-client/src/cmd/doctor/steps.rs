@@ -491,7 +491,8 @@ fn handshake(target: &Target<'_>, link: &mut Link) -> Result<Step, Error> {
         };
         return Ok(bad(9, Verdict::Fail, found, remedy));
     }
-    if let Err(found) = prove(link, portal.source(), remote, timeout) {
+    if let Err(error) = prove(link, portal.source(), remote, timeout) {
+        let found = error.to_string();
         let remedy = hint(&found).unwrap_or("compare the keys or certificates of both ends");
         return Ok(bad(9, Verdict::Fail, found, remedy));
     }

@@ -13,6 +13,7 @@ use rtrs_core::proto::ping::{PingClient, PingClientConfig, PingEvent};
 use rtrs_core::rt::{Mailbox, Sender, mailbox};
 use rtrs_core::settings::{Output, write_text};
 use rtrs_core::time::{Duration, Instant};
+use rtrs_core::wire::errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 pub(super) use self::plan::PingArgs;
@@ -22,18 +23,20 @@ use self::plan::PingPlan;
 use super::global::GlobalArgs;
 use super::link::{Link, LinkOptions, Watch};
 use super::text::progress;
-use crate::cmd::discover::listing::prove;
+use crate::cmd::discover::listing::{AskError, prove};
 use crate::error::{Error, ErrorKind, system};
 
 /// Interval of the progress updates of a long run.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// Reason why nothing is pinged. There is no ping without the required proof.
-fn describe_unproved(portal: &str, why: &str) -> String {
+fn describe_unproved(portal: &str, why: &AskError) -> String {
     // A server with ping-only has no sessions, which proofs need.
-    let hint = match why.contains("EOPNOTSUPP") {
-        true => "; a server with ping-only cannot authenticate: leave key-file or tls-dir out",
-        false => "",
+    let hint = match why.errno() {
+        Some(errno::EOPNOTSUPP) => {
+            "; a server with ping-only cannot authenticate: leave key-file or tls-dir out"
+        }
+        _ => "",
     };
     format!("cannot ping {portal}: authentication failed: {why}{hint}")
 }

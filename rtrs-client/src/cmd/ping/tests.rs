@@ -4,6 +4,8 @@ use clap::Parser;
 
 use super::*;
 use crate::cmd::{Command, LowArgs};
+use crate::engine::PathEnd;
+use crate::path::refusal::Rejection;
 
 fn try_plan(args: &[&str]) -> Result<PingPlan, Error> {
     let args = LowArgs::parse_from([&["rtrs-client", "ping"], args].concat());
@@ -102,10 +104,11 @@ fn a_ping_is_judged_by_its_mode() {
 
 #[test]
 fn a_server_that_answers_pings_only_proves_nothing() {
-    let reject = rtrs_core::wire::ConnRsp::reject(rtrs_core::wire::errno::EOPNOTSUPP);
-    let why = crate::path::refusal::describe_reject(&reject.encode());
-    let text = describe_unproved("rdma://10.0.0.1:1234", &why);
+    let reject = rtrs_core::wire::ConnRsp::reject(errno::EOPNOTSUPP);
+    let why = PathEnd::Rejected(Rejection::decode(&reject.encode()));
+    let text = describe_unproved("rdma://10.0.0.1:1234", &why.into());
     assert!(text.contains("it answers pings only"), "{text}");
     assert!(text.ends_with("leave key-file or tls-dir out"), "{text}");
-    assert!(!describe_unproved("rdma://10.0.0.1:1234", "late").contains("ping-only"));
+    let text = describe_unproved("rdma://10.0.0.1:1234", &AskError::Ended);
+    assert!(!text.contains("ping-only"), "{text}");
 }

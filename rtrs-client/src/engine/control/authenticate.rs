@@ -6,7 +6,8 @@ use rtrs_core::time::Instant;
 use super::SessionControl;
 use super::path::STEP_TIMEOUT;
 use crate::engine::ctx::Ctx;
-use crate::engine::prover::describe_refusal;
+use crate::engine::path_end::PathEnd;
+use crate::engine::prover::AuthError;
 use crate::path::handshake::Proof;
 
 impl SessionControl {
@@ -16,7 +17,7 @@ impl SessionControl {
         id: PathId,
         proof: Proof,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         match proof {
             Proof::Server(answer) => self.paths[id].challenged(&answer, ctx),
             Proof::Accepted => {
@@ -25,7 +26,9 @@ impl SessionControl {
                 self.open_next(ctx);
                 Ok(())
             }
-            Proof::Refused(errno) => Err(describe_refusal(errno, self.paths[id].is_asking())),
+            Proof::Refused(errno) => {
+                Err(AuthError::Refused { errno, asked: self.paths[id].is_asking() }.into())
+            }
         }
     }
 

@@ -47,15 +47,18 @@ impl Bounds {
 
     /// Adopts the server's limits and returns whether they are new. Unusable limits end a session
     /// in which no volume `was_open`.
-    pub(super) fn grant(&mut self, granted: Granted, was_open: bool) -> Result<bool, String> {
+    pub(super) fn grant(
+        &mut self,
+        granted: Granted,
+        was_open: bool,
+    ) -> Result<bool, SessionFailure> {
         let refused = self.check(&granted).map(SessionFailure::Unusable);
         self.obstacle = refused.clone().filter(|_| was_open);
         if let Some(failure) = refused {
-            let why = failure.to_string();
             if !was_open {
-                self.fail(failure);
+                self.fail(failure.clone());
             }
-            return Err(why);
+            return Err(failure);
         }
         let is_new = self.granted.is_none();
         self.granted.get_or_insert(granted);

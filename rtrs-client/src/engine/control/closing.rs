@@ -93,7 +93,7 @@ impl SessionControl {
             match self.paths[id].close(&self.volumes[at], ctx) {
                 Ok(()) => self.volumes[at].close_sent(id),
                 Err(_) if self.detaching => self.end_all(ctx),
-                Err(error) => self.end_path(id, End::failed(error.to_string()), ctx),
+                Err(error) => self.end_path(id, End::failed(error), ctx),
             }
             return true;
         }

@@ -1,17 +1,19 @@
 //! Actions that a path is due for, and the ways in which it ends.
 
+use crate::engine::path_end::PathEnd;
+
 /// Reason and manner of a path's end.
 #[derive(Debug)]
 pub(super) struct End {
     /// Reason that is shown and logged; None for a requested end.
-    pub(super) why: Option<String>,
+    pub(super) why: Option<PathEnd>,
     /// Whether to process first what the server has sent on other connections.
     pub(super) in_order: bool,
 }
 
 impl End {
     /// End after a failure.
-    pub(super) fn failed(why: impl Into<String>) -> Self {
+    pub(super) fn failed(why: impl Into<PathEnd>) -> Self {
         Self { why: Some(why.into()), in_order: false }
     }
 
@@ -34,5 +36,5 @@ pub(super) enum Due {
     /// Abort the connections once more.
     Close,
     /// End for this reason.
-    End(&'static str),
+    End(PathEnd),
 }

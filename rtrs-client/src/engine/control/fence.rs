@@ -19,6 +19,7 @@ use super::volume::Volume;
 use super::volumes::Volumes;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_set::DeviceIndex;
+use crate::engine::path_end::PathEnd;
 use crate::engine::session::Failover;
 use crate::path::state::PathState;
 
@@ -32,7 +33,7 @@ pub(super) enum Fencing {
     /// No fence is needed; `Failover` decides what happens to the remaining requests.
     NotNeeded,
     /// The request failed on this path, which has to end.
-    End(PathId, String),
+    End(PathId, PathEnd),
 }
 
 /// Abandons a fence request whose path has failed or did not answer in time. Returns the path that
@@ -84,7 +85,7 @@ pub(super) fn ask(
                 Fencing::Asked
             }
             Err(FabricError::QueueFull) => Fencing::Waits,
-            Err(error) => Fencing::End(over, error.to_string()),
+            Err(error) => Fencing::End(over, error.into()),
         };
     }
     let kernel = paths.iter().filter(up).any(|other| !other.fences());
@@ -215,7 +216,7 @@ impl SessionControl {
         let (permit, failover) = (self.bounds.fence_permit(), self.config.failover);
         for id in self.paths.ids() {
             if let Some(over) = expire(&mut self.paths, id, ctx.now) {
-                self.end_path(over, End::failed("a fence was not answered in time"), ctx);
+                self.end_path(over, End::failed(PathEnd::FenceTimeout), ctx);
             }
             if self.paths[id].fence.is_answered() || is_moved(&self.paths, id) {
                 any |= self.on_fenced(id, ctx);

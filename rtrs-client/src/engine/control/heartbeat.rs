@@ -2,7 +2,6 @@
 
 use rtrs_core::proto::{Heartbeat, HeartbeatAction};
 use rtrs_core::time::{Duration, Instant};
-use serde::Serialize;
 
 use crate::engine::session::HeartbeatSettings;
 
@@ -10,7 +9,7 @@ use crate::engine::session::HeartbeatSettings;
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 
 /// Heartbeat counters of a path since it was added.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeartbeatCount {
     /// Heartbeats sent.
     pub sent: u64,

@@ -17,18 +17,73 @@
 //! This module also keeps the eviction secret: a reject with ESTALE ends the session only when it
 //! repeats the secret that the server sent with OPEN_RSP.
 
+use std::fmt;
+
 use rtrs_core::identity::{Comparison, EvictionSecret, ExportId, ServerId};
 
 use crate::engine::device_table::OpenDevice;
 
-/// Reason why a volume cannot be used over a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Mismatch {
-    /// Another server, which no volume can use.
-    Server(String),
-    /// Another disk or file.
-    Export(String),
+/// Remedy for a path that leads to another server or export.
+const HINT: &str = "check the path's address, or attach again with --accept-new-identity if the \
+                    volume was moved";
+
+/// Difference between the server or export of a path and the pinned one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mismatch {
+    /// Another server, or one that reports no ID.
+    Server { met: Option<ServerId>, pinned: ServerId },
+    /// Server with an ID that the connected paths did not report.
+    NewServer,
+    /// Another disk or file, or one without an ID.
+    Export { met: Option<ExportId>, pinned: ExportId },
+    /// Export with an ID that the connected paths did not report.
+    NewExport,
+    /// Device with another size, and without an ID that proves that it is the same.
+    Size { size: u64, had: u64 },
 }
+
+impl Mismatch {
+    /// Whether it is another server, which no volume of the session can use.
+    pub(super) fn is_of_server(self) -> bool {
+        matches!(self, Self::Server { .. } | Self::NewServer)
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cannot use this path: ")?;
+        match self {
+            Self::Server { met: Some(met), .. } => write!(f, "it is server {met}")?,
+            Self::Server { met: None, .. } => f.write_str("this server reports no ID")?,
+            Self::Export { met: Some(met), .. } => {
+                write!(f, "the export is another disk or file ({met})")?;
+            }
+            Self::Export { met: None, .. } => {
+                f.write_str("the server reports no ID for the export")?;
+            }
+            Self::NewServer | Self::NewExport => f.write_str(
+                "it reports an ID that the connected paths did not report; it is used once no \
+                 other path is connected, if the server was upgraded or restarted",
+            )?,
+            Self::Size { size, had } => write!(
+                f,
+                "its device has {size} bytes and had {had} before, and no ID proves that it is \
+                 the same; attach again if it was resized"
+            )?,
+        }
+        match self {
+            Self::Server { pinned, .. } => {
+                write!(f, ", but the session is bound to {pinned}; {HINT}")
+            }
+            Self::Export { pinned, .. } => {
+                write!(f, ", but the session is bound to {pinned}; {HINT}")
+            }
+            Self::NewServer | Self::NewExport | Self::Size { .. } => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Mismatch {}
 
 /// Known identity of the server.
 #[derive(Debug)]
@@ -51,20 +106,15 @@ impl PinnedServer {
     }
 
     /// Returns why a server cannot be used, judging by its ID.
-    pub(super) fn refuses(&self, met: Option<ServerId>) -> Option<String> {
+    pub(super) fn refuses(&self, met: Option<ServerId>) -> Option<Mismatch> {
         let pinned = self.id?;
-        let found = match met {
-            Some(met) if met == pinned => return None,
-            Some(met) => format!("it is server {met}"),
-            None => "this server reports no ID".to_owned(),
-        };
-        Some(format!("{ANOTHER}: {found}, but the session is bound to {pinned}; {HINT}"))
+        (met != Some(pinned)).then_some(Mismatch::Server { met, pinned })
     }
 
     /// Returns why a server that is not refused still cannot be used beside another connected path.
-    fn refuses_beside(&self, met: Option<ServerId>) -> Option<String> {
+    fn refuses_beside(&self, met: Option<ServerId>) -> Option<Mismatch> {
         let is_new = met.or(self.id) != self.id;
-        (is_new && !rtrs_core::mutated!(NewIdBeside)).then(beside)
+        (is_new && !rtrs_core::mutated!(NewIdBeside)).then_some(Mismatch::NewServer)
     }
 
     /// Records the server of an opened volume, after it was not refused. With `moves`, no other
@@ -119,39 +169,31 @@ impl PinnedExport {
     }
 
     /// Returns why a device cannot replace the pinned one, or the one opened `last`.
-    fn refuses(&self, last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
+    fn refuses(&self, last: Option<&OpenDevice>, device: &OpenDevice) -> Option<Mismatch> {
         let met = device.export_id;
         let proven = self.compare(met) == Some(Comparison::Same);
         self.refuses_id(met).or_else(|| {
             let last = last.filter(|last| last.geometry.size != device.geometry.size && !proven)?;
-            let (size, had) = (device.geometry.size, last.geometry.size);
-            Some(format!(
-                "{ANOTHER}: its device has {size} bytes and had {had} before, and \
-                 no ID proves that it is the same; attach again if it was resized"
-            ))
+            Some(Mismatch::Size { size: device.geometry.size, had: last.geometry.size })
         })
     }
 
-    fn refuses_id(&self, met: Option<ExportId>) -> Option<String> {
+    fn refuses_id(&self, met: Option<ExportId>) -> Option<Mismatch> {
         let pinned = self.id?;
-        let found = match met {
-            Some(met) if pinned.compare(met) != Comparison::Different => return None,
-            Some(met) => format!("the export is another disk or file ({met})"),
-            None => "the server reports no ID for the export".to_owned(),
-        };
-        Some(format!("{ANOTHER}: {found}, but the session is bound to {pinned}; {HINT}"))
+        let is_other = |met| pinned.compare(met) == Comparison::Different;
+        met.is_none_or(is_other).then_some(Mismatch::Export { met, pinned })
     }
 
     /// Returns why a device that is not refused cannot be used while another path serves the
     /// volume.
-    fn refuses_beside(&self, met: Option<ExportId>) -> Option<String> {
+    fn refuses_beside(&self, met: Option<ExportId>) -> Option<Mismatch> {
         let other_boot = self.compare(met) == Some(Comparison::Unknown);
         let is_allowed = if other_boot {
             rtrs_core::mutated!(OtherBootBeside)
         } else {
             rtrs_core::mutated!(NewIdBeside)
         };
-        (met.or(self.id) != self.id && !is_allowed).then(beside)
+        (met.or(self.id) != self.id && !is_allowed).then_some(Mismatch::NewExport)
     }
 
     /// Records the ID of a device that was opened and not refused.
@@ -192,8 +234,7 @@ pub(super) fn judge(
     if rtrs_core::mutated!(OtherDiskAccepted) {
         return None;
     }
-    let refused = server.pinned.refuses(server.met).map(Mismatch::Server);
-    refused.or_else(|| export.refuses(last, device).map(Mismatch::Export))
+    server.pinned.refuses(server.met).or_else(|| export.refuses(last, device))
 }
 
 /// Returns why an accepted device cannot be used while other paths are connected or serve the
@@ -205,20 +246,5 @@ pub(super) fn judge_beside(
     others: OtherPaths,
 ) -> Option<Mismatch> {
     let refused = server.pinned.refuses_beside(server.met).filter(|_| others.connected);
-    let refused = refused.map(Mismatch::Server);
-    let refused_export = || export.refuses_beside(met_export).filter(|_| others.serving);
-    refused.or_else(|| refused_export().map(Mismatch::Export))
+    refused.or_else(|| export.refuses_beside(met_export).filter(|_| others.serving))
 }
-
-fn beside() -> String {
-    format!(
-        "{ANOTHER}: it reports an ID that the connected paths did not report; it is used once no \
-         other path is connected, if the server was upgraded or restarted"
-    )
-}
-
-/// Prefix of the error of a path that leads to another disk.
-pub(crate) const ANOTHER: &str = "cannot use this path";
-/// Remedy for a path that leads to another disk.
-const HINT: &str = "check the path's address, or attach again with --accept-new-identity if the \
-                    volume was moved";

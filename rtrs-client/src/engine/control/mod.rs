@@ -79,8 +79,10 @@ use self::volumes::{Volumes, first_server};
 use crate::engine::ctx::Ctx;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::message::{ConnectionEnd, ControlMessage, ShardMessage};
+use crate::engine::path_end::PathEnd;
 use crate::engine::session::{SessionConfig, VolumeConfig};
-use crate::path::handshake::{self, ServiceEvent};
+use crate::path::handshake::{ServiceEvent, conn_response};
+use crate::path::refusal::eviction;
 use crate::path::state::PathState;
 
 /// Interval at which a path checks whether it may connect while another requests the session.
@@ -90,7 +92,7 @@ struct ShardConnectionEnd {
     /// Epoch of the path that the connection belonged to.
     epoch: u32,
     cid: ConnIndex,
-    why: String,
+    why: PathEnd,
     /// The peer closed the connection.
     in_order: bool,
 }
@@ -183,9 +185,9 @@ impl SessionControl {
     }
 
     /// Reasons why paths do not serve a volume, by the path's name.
-    fn refusals(&self, volume: DeviceIndex) -> Vec<(String, String)> {
+    fn refusals(&self, volume: DeviceIndex) -> Vec<(String, PathEnd)> {
         let refusal =
-            |path: &Path| Some((path.name().to_owned(), path.terms.refusal(volume)?.into()));
+            |path: &Path| Some((path.name().to_owned(), path.terms.refusal(volume)?.clone()));
         self.paths.listed().filter_map(refusal).collect()
     }
 
@@ -285,7 +287,7 @@ impl SessionControl {
     pub(crate) fn on_link_down(&mut self, what: &str, addresses: &[IpAddr], ctx: &mut Ctx<'_>) {
         self.next_open = None;
         for id in link_down::cut_off(&self.paths, addresses, ctx) {
-            self.end_path(id, End::failed(what), ctx);
+            self.end_path(id, End::failed(PathEnd::LinkDown(what.to_owned())), ctx);
         }
     }
 
@@ -416,14 +418,14 @@ impl SessionControl {
         true
     }
 
-    fn on_accepted(&mut self, id: PathId, data: &[u8], ctx: &mut Ctx<'_>) -> Result<(), String> {
-        let (granted, extensions) = handshake::conn_response(data)?;
+    fn on_accepted(&mut self, id: PathId, data: &[u8], ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
+        let (granted, extensions) = conn_response(data)?;
         let server = extensions.identity.and_then(ServerId::from_bytes);
         // The export is checked once it is open.
         let moves = self.server.has_gateways() || !self.volumes.were_open();
         let moves = moves && extensions.gateways && server.is_some();
-        if let Some(why) = self.server.refuses(server).filter(|_| !moves) {
-            return Err(why);
+        if let Some(mismatch) = self.server.refuses(server).filter(|_| !moves) {
+            return Err(mismatch.into());
         }
         if extensions.gateways {
             self.server.meet_gateway();
@@ -458,13 +460,13 @@ impl SessionControl {
             ControlMessage::Settled { device, shard } => self.on_settled(device, shard, ctx),
             ControlMessage::InternalError { path } => self.paths[path].count_internal_error(),
             ControlMessage::Failed { path, epoch, cid, failure } => {
-                let why = handshake::describe_failure(&failure);
+                let why = PathEnd::from(&failure);
                 let end = ShardConnectionEnd { epoch, cid, why, in_order: false };
                 self.on_shard_closed(path, end, ctx);
             }
             ControlMessage::Closed { path, epoch, cid, reason } => {
-                let why = self.paths[path].describe_end(&reason);
                 let in_order = reason == CloseReason::Peer;
+                let why = self.paths[path].closed(reason);
                 self.on_shard_closed(path, ShardConnectionEnd { epoch, cid, why, in_order }, ctx);
             }
         }
@@ -474,7 +476,7 @@ impl SessionControl {
         let ShardConnectionEnd { epoch, cid, why, in_order } = end;
         if self.paths[id].epoch() == epoch {
             self.paths[id].connection_ended(cid);
-            let why = Some(format!("connection {cid}: {why}"));
+            let why = Some(PathEnd::Connection(cid, Box::new(why)));
             self.end_path(id, End { why, in_order }, ctx);
         }
     }
@@ -490,17 +492,17 @@ impl SessionControl {
         let Some(id) = self.paths.find(provider, qp) else { return false };
         self.next_open = None;
         let mut why = match end {
-            ConnectionEnd::Failed(failure) => handshake::describe_failure(failure),
-            ConnectionEnd::Closed(reason) => self.paths[id].describe_end(reason),
+            ConnectionEnd::Failed(failure) => failure.into(),
+            ConnectionEnd::Closed(reason) => self.paths[id].closed(reason.clone()),
         };
         self.paths[id].connection_ended(ConnIndex(0));
         if let ConnectionEnd::Failed(failure) = end
-            && let Some(secret) = handshake::eviction(failure)
+            && let Some(secret) = eviction(failure)
         {
             if self.server.is_proof(secret) {
                 self.on_evicted(id, ctx);
             } else {
-                why = handshake::UNPROVEN_EVICTION.to_owned();
+                why = PathEnd::UnprovenEviction;
             }
         }
         let in_order = matches!(end, ConnectionEnd::Closed(CloseReason::Peer));
@@ -514,7 +516,7 @@ impl SessionControl {
         self.bounds.ended(SessionFailure::Evicted);
         self.give_all_up(ctx);
         for other in self.paths.ids().filter(|other| *other != id) {
-            self.end_path(other, End::failed("the session was evicted"), ctx);
+            self.end_path(other, End::failed(PathEnd::Evicted), ctx);
         }
     }
 
@@ -546,7 +548,7 @@ impl SessionControl {
         id: PathId,
         event: ServiceEvent,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         let path = &mut self.paths[id];
         match event {
             ServiceEvent::Nothing => {}
@@ -597,7 +599,7 @@ impl SessionControl {
         Ok(())
     }
 
-    fn end_if_failed(&mut self, id: PathId, done: Result<(), String>, ctx: &mut Ctx<'_>) {
+    fn end_if_failed(&mut self, id: PathId, done: Result<(), PathEnd>, ctx: &mut Ctx<'_>) {
         if let Err(why) = done {
             self.end_path(id, End::failed(why), ctx);
         }

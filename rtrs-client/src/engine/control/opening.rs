@@ -22,7 +22,7 @@ use super::SessionControl;
 use super::due::End;
 use super::failure::SessionFailure;
 use super::fence;
-use super::identity::{self, MetServer, Mismatch, OtherPaths};
+use super::identity::{self, MetServer, OtherPaths};
 use super::path::Path;
 use super::paths::Paths;
 use super::terms::{Ask, Asked};
@@ -32,6 +32,7 @@ use crate::engine::ctx::Ctx;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::device_table::OpenDevice;
 use crate::engine::message::ShardMessage;
+use crate::engine::path_end::PathEnd;
 use crate::engine::session::CONTROL;
 use crate::path::handshake::Opened;
 use crate::path::state::PathState;
@@ -87,12 +88,11 @@ fn judge_again(
     volume: &Volume,
     last: &OpenDevice,
     device: &OpenDevice,
-) -> Result<bool, Mismatch> {
+) -> Result<bool, PathEnd> {
     // These do not change while a connection is alive.
     let agreed = (path.terms.device_id(volume.index()), path.terms.cache_id(volume.index()));
     if agreed != (Some(device.device_id), Some(device.cache_id)) {
-        let why = "the server returned another device for a repeated open";
-        return Err(Mismatch::Export(why.to_owned()));
+        return Err(PathEnd::AnotherDevice);
     }
     let (size, had) = (device.geometry.size, last.geometry.size);
     let has_ids = volume.pinned.id().is_some() || device.export_id.is_some();
@@ -108,7 +108,7 @@ fn judge_again(
     let (export, others) = (&volume.pinned, OtherPaths { connected: true, serving: true });
     let refused = identity::judge(server, export, Some(last), device)
         .or_else(|| identity::judge_beside(server, export, device.export_id, others));
-    refused.map_or(Ok(true), Err)
+    refused.map_or(Ok(true), |mismatch| Err(mismatch.into()))
 }
 
 impl SessionControl {
@@ -176,7 +176,7 @@ impl SessionControl {
         asked: Asked,
         opened: &Opened,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         let (device, standing) = (&opened.device, opened.standing);
         let (at, again) = (asked.volume, asked.ask == Ask::Again);
         let met = self.met(id, device, standing);
@@ -191,8 +191,7 @@ impl SessionControl {
             return Ok(());
         }
         match self.judge_first(id, at, met, device) {
-            Some(Mismatch::Server(why)) => return Err(why),
-            Some(Mismatch::Export(why)) => return self.refuse(id, at, why, ctx),
+            Some(why) => return self.refuse(id, at, why, ctx),
             None => self.volumes[at].moving.meet(standing, server),
         }
         if !serves {
@@ -202,7 +201,7 @@ impl SessionControl {
         }
         let device = match self.volumes[at].fit(device) {
             Ok(device) => device,
-            Err(why) => return self.refuse(id, at, why, ctx),
+            Err(failure) => return self.refuse(id, at, failure.into(), ctx),
         };
         let volume = &self.volumes[at];
         volume.cache.compare(volume.last(), &device);
@@ -233,7 +232,7 @@ impl SessionControl {
     }
 
     /// Handles the first open volume of a path.
-    fn on_open(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    fn on_open(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         if self.paths[id].is_connected() {
             self.open_beside(ctx);
             return Ok(());
@@ -260,7 +259,7 @@ impl SessionControl {
         at: DeviceIndex,
         met: Option<ServerId>,
         device: &OpenDevice,
-    ) -> Option<Mismatch> {
+    ) -> Option<PathEnd> {
         let (path, volume) = (&self.paths[id], &self.volumes[at]);
         let server = MetServer { pinned: &self.server, met };
         let connected = self.paths.others(id).any(Path::is_connected);
@@ -270,8 +269,8 @@ impl SessionControl {
             let others = OtherPaths { connected, serving };
             identity::judge_beside(server, &volume.pinned, device.export_id, others)
         });
-        if mismatch.is_some() {
-            return mismatch;
+        if let Some(mismatch) = mismatch {
+            return Some(mismatch.into());
         }
         // An export can have two names, such as one with and one without a slash. Closing one would
         // close the other.
@@ -280,7 +279,9 @@ impl SessionControl {
         };
         let twin = self.volumes.iter().find(same)?.export();
         let why = format!("it is the same export as volume {twin} of this session");
-        Some(Mismatch::Export(self.volumes[at].fail(SessionFailure::Unusable(why))))
+        let failure = SessionFailure::Unusable(why);
+        self.volumes[at].fail(failure.clone());
+        Some(failure.into())
     }
 
     /// Pins server and export to those of a device that was opened and not refused. With `moves`,
@@ -309,16 +310,15 @@ impl SessionControl {
         met: Option<ServerId>,
         device: &OpenDevice,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         let volume = &self.volumes[at];
         let Some(last) = volume.get().filter(|_| !self.detaching) else { return Ok(()) };
         let server = MetServer { pinned: &self.server, met };
         match judge_again(&self.paths[id], server, volume, last, device) {
-            Err(Mismatch::Server(why)) => return Err(why),
-            Err(Mismatch::Export(why)) => return self.refuse(id, at, why, ctx),
+            Err(why) => return self.refuse(id, at, why, ctx),
             Ok(false) => {}
             Ok(true) => match self.volumes[at].fit(device) {
-                Err(why) => return self.refuse(id, at, why, ctx),
+                Err(failure) => return self.refuse(id, at, failure.into(), ctx),
                 Ok(device) => {
                     if self.volumes[at].opened(&device) {
                         self.notify_all(&ShardMessage::Open(at, device), ctx);
@@ -338,11 +338,11 @@ impl SessionControl {
         code: u16,
         why: Option<OpenRefusal>,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         let volume = &mut self.volumes[at];
         if code == errno::EIDRM && (ask == Ask::Again || volume.was_open()) {
             self.on_removed(at, Some(id), ctx);
-            let why = SessionFailure::Removed.to_string();
+            let why = PathEnd::from(SessionFailure::Removed);
             return if self.failure().is_some() { Err(why) } else { self.refuse(id, at, why, ctx) };
         }
         let Ask::Open(access) = ask else {
@@ -352,24 +352,26 @@ impl SessionControl {
         };
         match volume.refused(ctx.now, code, why, access) {
             Ok(()) => self.paths[id].open(volume, Some(until), ctx),
-            Err(why) => self.refuse(id, at, why, ctx),
+            Err(failure) => self.refuse(id, at, failure.into(), ctx),
         }
     }
 
-    /// Records why a path does not serve a volume. An error ends the path, which then serves
-    /// nothing.
+    /// Records why a path does not serve a volume. An error ends the path: it then serves nothing,
+    /// or leads to another server.
     fn refuse(
         &mut self,
         id: PathId,
         at: DeviceIndex,
-        why: String,
+        why: PathEnd,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
+        if matches!(&why, PathEnd::Mismatch(mismatch) if mismatch.is_of_server()) {
+            return Err(why);
+        }
         let path = &mut self.paths[id];
         let export = self.volumes[at].export();
         let served = path.terms.serves(at);
-        let wait = path.terms.refuse(at, why, ctx.now);
-        let why = path.terms.refusal(at).unwrap_or_default();
+        let wait = path.terms.refuse(at, why.clone(), ctx.now);
         if path.is_connected() && path.terms.is_of_use() {
             let (path, again_ms) = (path.name(), wait.as_millis());
             tracing::warn!(%path, volume = export, again_ms, "path without this volume: {why}");
@@ -385,12 +387,14 @@ impl SessionControl {
             self.open_next(ctx);
             return Ok(());
         }
-        let one = self.volumes.iter().nth(1).is_none();
+        if self.volumes.iter().nth(1).is_none() {
+            return Err(why);
+        }
         let refused = self.volumes.iter().filter_map(|volume| {
             let why = path.terms.refusal(volume.index())?;
-            Some(if one { why.to_owned() } else { format!("{}: {why}", volume.export()) })
+            Some((volume.export().to_owned(), why.clone()))
         });
-        Err(refused.collect::<Vec<_>>().join("; "))
+        Err(PathEnd::Volumes(refused.collect()))
     }
 
     /// Fails volumes that were never open when every path was refused or has failed, and one path
@@ -401,7 +405,7 @@ impl SessionControl {
             if volume.was_open() || volume.failure().is_some() || volume.is_patient(now) {
                 continue;
             }
-            let refusal = |path: &Path| path.terms.refusal(volume.index()).map(str::to_owned);
+            let refusal = |path: &Path| path.terms.refusal(volume.index()).map(ToString::to_string);
             let mut paths = self.paths.listed();
             if paths.all(|path| path.has_failed() || refusal(path).is_some()) {
                 let why = self
@@ -426,7 +430,7 @@ impl SessionControl {
         self.notify_all(&ShardMessage::GiveUp(at), ctx);
         if self.failure().is_some() {
             for other in self.paths.ids().filter(|other| Some(*other) != over) {
-                self.end_path(other, End::failed(SessionFailure::Removed.to_string()), ctx);
+                self.end_path(other, End::failed(SessionFailure::Removed), ctx);
             }
         }
     }

@@ -28,8 +28,9 @@ use super::status::PathStatus;
 use super::terms::{Asked, Terms};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::ShardMessage;
+use crate::engine::path_end::PathEnd;
 use crate::engine::session::{Failover, Granted, PathTarget, SessionConfig, Tuning};
-use crate::path::handshake::{Claims, ServiceConnection, ServiceEvent, describe_info_refusal};
+use crate::path::handshake::{Claims, ServiceConnection, ServiceEvent};
 use crate::path::state::PathState;
 
 /// Time limit for each step of opening the device, and for a fence. A kernel server opens its disk
@@ -89,7 +90,7 @@ pub(super) struct Path {
     leave: Option<Leave>,
     /// Permanently removed: no longer listed, and the slot may be reused.
     removed: bool,
-    last_error: Option<String>,
+    last_end: Option<PathEnd>,
     /// Impossible states that were met, which are bugs of this end.
     internal_errors: u64,
 }
@@ -125,7 +126,7 @@ impl Path {
             network: NetworkRetry::default(),
             leave: None,
             removed: false,
-            last_error: None,
+            last_end: None,
             internal_errors: 0,
             target,
         }
@@ -198,8 +199,8 @@ impl Path {
     }
 
     /// Reason for the last end of the path.
-    pub(super) fn last_error(&self) -> Option<&str> {
-        self.last_error.as_deref()
+    pub(super) fn last_end(&self) -> Option<&PathEnd> {
+        self.last_end.as_ref()
     }
 
     /// Whether the path is waiting after each of its addresses was tried without success.
@@ -234,10 +235,10 @@ impl Path {
     }
 
     /// Reports an impossible state, which is a bug. Returns the reason why the path has to end.
-    pub(super) fn internal_error(&mut self, what: &'static str) -> String {
+    pub(super) fn internal_error(&mut self, what: &'static str) -> PathEnd {
         tracing::error!(path = %self.target.name, what, "internal error");
         self.internal_errors += 1;
-        format!("internal error: {what}")
+        PathEnd::Internal(what)
     }
 
     /// Counts an impossible state that a shard met, after which the shard ended its connection.
@@ -263,8 +264,8 @@ impl Path {
         &mut self,
         ctx: &mut Ctx<'_>,
         post: impl FnOnce(&mut ServiceConnection, &mut dyn Fabric) -> Result<(), FabricError>,
-    ) -> Result<(), String> {
-        self.try_post(ctx, post).map_err(|error| error.to_string())
+    ) -> Result<(), PathEnd> {
+        Ok(self.try_post(ctx, post)?)
     }
 
     /// Starts an attempt. `first_conn` says that the server may create the session; `queue_depth`
@@ -274,7 +275,7 @@ impl Path {
         first_conn: bool,
         queue_depth: u16,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         self.state.advance(PathState::Connecting);
         self.until = ctx.now + self.config.connect_timeout * 2;
         let claims = Claims {
@@ -282,8 +283,7 @@ impl Path {
             queue_depth,
             proves: self.target.proves && self.config.prover.is_some(),
         };
-        let started = self.connections.start(self.uuid, &self.target, claims, &self.config, ctx);
-        started.map_err(|error| error.to_string())
+        Ok(self.connections.start(self.uuid, &self.target, claims, &self.config, ctx)?)
     }
 
     /// Postpones the next attempt.
@@ -299,7 +299,7 @@ impl Path {
         extensions: Extensions,
         id: Option<ServerId>,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         self.check_proofs(extensions)?;
         let Some(service) = self.connections.service_mut() else {
             return Err(self.internal_error("an accepted path without connection 0"));
@@ -318,7 +318,7 @@ impl Path {
         epoch: u32,
         cid: ConnIndex,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         if self.state == PathState::Connecting && self.connections.is_next(epoch, cid) {
             return self.connect_next(ctx);
         }
@@ -326,7 +326,7 @@ impl Path {
     }
 
     /// Requests the next connection, or sends INFO_REQ when all are up.
-    fn connect_next(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    fn connect_next(&mut self, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         self.until = ctx.now + self.config.connect_timeout * 2;
         match self.connections.connect_next(self.id, self.uuid, &self.config, ctx.out) {
             Some(true) => Ok(()),
@@ -339,20 +339,22 @@ impl Path {
         }
     }
 
-    /// Describes the end of a connection.
-    pub(super) fn describe_end(&self, reason: &CloseReason) -> String {
+    /// Returns why the path has to end after the end of a connection.
+    pub(super) fn closed(&self, reason: CloseReason) -> PathEnd {
         match self.state {
-            PathState::InfoExchange => describe_info_refusal(reason, &self.config.name),
-            _ => reason.to_string(),
+            PathState::InfoExchange => {
+                PathEnd::InfoRefused { reason, session: self.config.name.clone() }
+            }
+            _ => PathEnd::Closed(reason),
         }
     }
 
-    /// Handles a completion of connection 0. The error describes the server's protocol violation.
+    /// Handles a completion of connection 0.
     pub(super) fn on_completion(
         &mut self,
         wc: &WorkCompletion,
         ctx: &mut Ctx<'_>,
-    ) -> Result<ServiceEvent, String> {
+    ) -> Result<ServiceEvent, PathEnd> {
         let fabric = ctx.fabrics[self.target.provider.index()].as_mut();
         let Some(service) = self.connections.service_mut() else {
             return Err(self.internal_error("a completion of no connection"));
@@ -366,7 +368,7 @@ impl Path {
         if received && wc.status == WcStatus::Success && !beat {
             self.connections.shared().received(ctx.now);
         }
-        event
+        Ok(event?)
     }
 
     /// Handles INFO_RSP. The path opens the device when its turn comes, at `until` at the latest.
@@ -375,7 +377,7 @@ impl Path {
         chunks: Arc<[RemoteMem]>,
         until: Instant,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         if self.state != PathState::InfoExchange {
             return Err(self.internal_error("unexpected INFO_RSP"));
         }
@@ -396,7 +398,7 @@ impl Path {
         // A leaving path reconnected only to prove that none of its requests is left.
         if self.leave.is_none() {
             self.reconnect.connected();
-            self.last_error = None;
+            self.last_end = None;
             self.heartbeat.start(now, self.server.fences, self.server.idle_max);
             self.fence.connected(chunks);
         }
@@ -422,7 +424,7 @@ impl Path {
         self.heartbeat.tune(now, tuning.heartbeats(self.target.transport));
     }
 
-    pub(super) fn send_heartbeat(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    pub(super) fn send_heartbeat(&mut self, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         self.heartbeat.sent();
         let (next_ms, idle) = self.heartbeat.announces().unwrap_or_default();
         self.connections.shared().set_idle(idle);
@@ -462,13 +464,13 @@ impl Path {
             PathState::Waiting if self.is_leaving() && !self.fence.is_awaited() => Due::Leave,
             PathState::Waiting if over && may_start => Due::Start,
             PathState::Connecting | PathState::InfoExchange if over => {
-                Due::End("no answer in time")
+                Due::End(PathEnd::ConnectTimeout)
             }
             PathState::Closing if over => Due::Close,
-            PathState::Opening if over => Due::End("opening the device was not answered"),
-            PathState::Authenticating if over => Due::End("the server did not authenticate"),
+            PathState::Opening if over => Due::End(PathEnd::OpenTimeout),
+            PathState::Authenticating if over => Due::End(PathEnd::AuthTimeout),
             PathState::Connected if self.leave.as_ref().is_some_and(|l| now >= l.deadline()) => {
-                Due::End("its requests did not finish within the time limit")
+                Due::End(PathEnd::LeaveTimeout)
             }
             state if state.has_service() => match self.late(now) {
                 Some(why) if state == PathState::Connected => Due::End(why),
@@ -589,12 +591,12 @@ impl Path {
         }
         if let Some(mut why) = end.why {
             if self.target.remotes.len() > 1 {
-                why = format!("{}: {why}", self.connections.remote());
+                why = PathEnd::At(self.connections.remote(), Box::new(why));
             }
-            if !detaching && self.last_error.as_ref() != Some(&why) {
+            if !detaching && self.last_end.as_ref() != Some(&why) {
                 tracing::warn!(path = %self.target.name, "path down: {why}");
             }
-            self.last_error = Some(why);
+            self.last_end = Some(why);
         }
         self.state.advance(PathState::Closing);
         self.until = ctx.now + CLOSE_TIMEOUT;
@@ -669,7 +671,7 @@ impl Path {
             silence_max_ms: self.heartbeat.silence_max_ms(),
             heartbeats: self.heartbeat.count(),
             internal_errors: self.internal_errors,
-            last_error: self.last_error.clone(),
+            last_end: self.last_end.clone(),
         }
     }
 }

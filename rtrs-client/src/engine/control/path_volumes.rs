@@ -17,6 +17,7 @@ use super::volume::Volume;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::message::{Served, ShardMessage};
+use crate::engine::path_end::PathEnd;
 use crate::path::state::PathState;
 
 impl Path {
@@ -27,7 +28,7 @@ impl Path {
         volume: &Volume,
         until: Option<Instant>,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         match (self.state(), until) {
             (PathState::Opening, None) => self.postpone(ctx.now + STEP_TIMEOUT),
             (PathState::Opening, Some(_)) | (PathState::Connected, _) => {}
@@ -40,7 +41,7 @@ impl Path {
     }
 
     /// Opens a volume again to learn what has changed.
-    pub(super) fn open_again(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    pub(super) fn open_again(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         self.terms.reopen(volume.index()).begin(ctx.now);
         self.asks(volume, Ask::Again, ctx.now + STEP_TIMEOUT);
         let (export, access) = (volume.export(), volume.access());
@@ -62,7 +63,7 @@ impl Path {
         volume: DeviceIndex,
         away: bool,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         let device_id = self.terms.device_id(volume).or_else(|| self.terms.standby_id(volume));
         let Some(device_id) = device_id else {
             return Err(self.internal_error("a move of what is not open"));
@@ -76,7 +77,7 @@ impl Path {
     }
 
     /// Takes the request that the received answer belongs to.
-    pub(super) fn answered(&mut self) -> Result<Asked, String> {
+    pub(super) fn answered(&mut self) -> Result<Asked, PathEnd> {
         let asked = self.asked.take();
         let asked = asked.ok_or_else(|| self.internal_error("an answer without a request"))?;
         if asked.ask == Ask::Again {
@@ -85,13 +86,13 @@ impl Path {
         Ok(asked)
     }
 
-    /// Describes the overdue request of a connected path, if there is one.
-    pub(super) fn late(&self, now: Instant) -> Option<&'static str> {
+    /// Returns why a connected path has to end if its request is overdue.
+    pub(super) fn late(&self, now: Instant) -> Option<PathEnd> {
         let asked = self.asked.filter(|asked| now >= asked.until)?;
         Some(match asked.ask {
-            Ask::Open(_) | Ask::Again => "opening the device was not answered",
-            Ask::Close => "closing the device was not answered",
-            Ask::Move => "moving the device was not answered",
+            Ask::Open(_) | Ask::Again => PathEnd::OpenTimeout,
+            Ask::Close => PathEnd::CloseTimeout,
+            Ask::Move => PathEnd::MoveTimeout,
         })
     }
 
@@ -110,7 +111,7 @@ impl Path {
     }
 
     /// Connects the path once its first volume is open.
-    pub(super) fn connected(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn connected(&mut self, now: Instant) -> Result<(), PathEnd> {
         let chunks = self.opening.take().filter(|_| self.state() == PathState::Opening);
         let Some(chunks) = chunks else {
             return Err(self.internal_error("a volume opened on a path that is not opening"));

@@ -7,8 +7,8 @@ use rtrs_core::ids::{PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant};
 
 use super::change::ChangeError;
-use super::identity::ANOTHER;
 use super::path::Path;
+use crate::engine::path_end::PathEnd;
 use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig, Tuning};
 use crate::path::state::PathState;
 
@@ -106,13 +106,15 @@ impl Paths {
     /// Returns why all paths have failed, on each of their addresses, if they have. With patience
     /// only another disk counts, because waiting does not correct that.
     pub(super) fn why_all_failed(&self, is_patient: bool) -> Option<String> {
-        let another_disk = |path: &Path| path.last_error().is_some_and(|e| e.contains(ANOTHER));
+        let another_disk = |path: &Path| path.last_end().is_some_and(PathEnd::is_mismatch);
         let failed = |path: &Path| path.has_failed() && (!is_patient || another_disk(path));
         if !self.iter().all(failed) {
             return None;
         }
-        let why =
-            |path: &Path| format!("{}: {}", path.name(), path.last_error().unwrap_or("no answer"));
+        let why = |path: &Path| match path.last_end() {
+            Some(end) => format!("{}: {end}", path.name()),
+            None => format!("{}: no answer", path.name()),
+        };
         Some(self.iter().map(why).collect::<Vec<_>>().join("; "))
     }
 

@@ -17,6 +17,7 @@ use super::heartbeat::Silence;
 use super::path::Path;
 use super::paths::Paths;
 use crate::engine::ctx::Ctx;
+use crate::engine::path_end::PathEnd;
 
 /// Whether `rtrs-server` has answered, at least a period ago, a heartbeat that was sent over
 /// another path after this one fell silent. Otherwise returns the paths that have to send one.
@@ -49,7 +50,7 @@ pub(super) fn judge(
     confirmed: bool,
     patience: Duration,
     ctx: &Ctx<'_>,
-) -> Option<String> {
+) -> Option<PathEnd> {
     if !(silence.dead || confirmed && silence.dead_if_confirmed) {
         return None;
     }
@@ -58,6 +59,5 @@ pub(super) fn judge(
         tracing::debug!(path = %path.name(), "slow: no answer for {ms} ms");
         return None;
     }
-    let besides = if confirmed { " while another path was answered" } else { "" };
-    Some(format!("silent for {ms} ms{besides}"))
+    Some(PathEnd::Silent { ms, confirmed })
 }

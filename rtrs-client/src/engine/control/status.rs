@@ -2,12 +2,12 @@
 
 use rtrs_core::identity::Identity;
 use rtrs_core::ids::PathId;
-use serde::Serialize;
 
 use super::failure::SessionFailure;
 use super::heartbeat::HeartbeatCount;
 use super::no_path::NoPathWait;
 use crate::engine::device_set::DeviceIndex;
+use crate::engine::path_end::PathEnd;
 use crate::path::state::PathState;
 
 /// Status of a volume, as known to the control shard.
@@ -29,14 +29,13 @@ pub(crate) struct VolumeStatus {
     /// Identity that the volume is pinned to.
     pub(crate) identity: Option<Identity>,
     /// Reasons why connected paths do not serve the volume, by path name.
-    pub(crate) refusals: Vec<(String, String)>,
+    pub(crate) refusals: Vec<(String, PathEnd)>,
 }
 
 /// Status of a path, as listings show it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct PathStatus {
     /// Slot of the path in the session's tables.
-    #[serde(skip)]
     pub id: PathId,
     /// Name as the user wrote it.
     pub path: String,
@@ -49,7 +48,6 @@ pub(crate) struct PathStatus {
     /// Reason why the path is being taken out of use: `remove`, `disconnect` or `reconnect`.
     pub leaving: Option<&'static str>,
     /// Number of volumes that the path serves.
-    #[serde(skip)]
     pub volumes: usize,
     /// Number of connections, including the service connection.
     pub connections: u16,
@@ -66,5 +64,5 @@ pub(crate) struct PathStatus {
     /// Impossible states that were met, which are bugs of this end.
     pub internal_errors: u64,
     /// Reason for the last end of the path.
-    pub last_error: Option<String>,
+    pub last_end: Option<PathEnd>,
 }

@@ -10,6 +10,7 @@ use rtrs_core::wire::AccessMode;
 use super::reopen::Reopen;
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::message::Served;
+use crate::engine::path_end::PathEnd;
 
 /// Request about a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub(super) struct Asked {
 /// Refusal of a volume on a path.
 #[derive(Clone, Debug)]
 struct Refused {
-    why: String,
+    why: PathEnd,
     /// Time of the next open on this connection.
     again: Instant,
 }
@@ -141,7 +142,7 @@ impl Terms {
     }
 
     /// Records a refusal. Returns the time until the next open.
-    pub(super) fn refuse(&mut self, volume: DeviceIndex, why: String, now: Instant) -> Duration {
+    pub(super) fn refuse(&mut self, volume: DeviceIndex, why: PathEnd, now: Instant) -> Duration {
         let (waits, seed) = (self.waits, self.seed);
         let term = self.term(volume);
         let own = seed ^ u64::from(volume.0 + 1).wrapping_mul(0x2545_f491_4f6c_dd1d);
@@ -187,8 +188,8 @@ impl Terms {
     }
 
     /// Reason for a refusal in this attempt.
-    pub(super) fn refusal(&self, volume: DeviceIndex) -> Option<&str> {
-        self.get(volume)?.refused.as_ref().map(|refused| &*refused.why)
+    pub(super) fn refusal(&self, volume: DeviceIndex) -> Option<&PathEnd> {
+        self.get(volume)?.refused.as_ref().map(|refused| &refused.why)
     }
 
     /// Whether a volume was opened or refused in this attempt.

@@ -129,15 +129,13 @@ impl Volume {
         self.failure().or(self.obstacle.as_ref())
     }
 
-    /// Records a problem of an open. Before the first open it ends the volume. Returns the reason.
-    pub(super) fn fail(&mut self, failure: SessionFailure) -> String {
-        let why = failure.to_string();
+    /// Records a problem of an open. Before the first open it ends the volume.
+    pub(super) fn fail(&mut self, failure: SessionFailure) {
         if self.was_open() {
             self.obstacle = Some(failure);
         } else {
             self.failure = Some(failure);
         }
-        why
     }
 
     /// Fails the volume because the server's operator removed its export.
@@ -160,14 +158,14 @@ impl Volume {
     }
 
     /// Handles a refused open that requested this access. Succeeds when the open is to be repeated
-    /// with the current access, otherwise returns the reason for the path's end.
+    /// with the current access, otherwise returns why the path does not serve the volume.
     pub(super) fn refused(
         &mut self,
         now: Instant,
         errno: u16,
         why: Option<OpenRefusal>,
         asked: AccessMode,
-    ) -> Result<(), String> {
+    ) -> Result<(), SessionFailure> {
         if errno == errno::EACCES
             && self.config.read_only_fallback
             && asked == AccessMode::ReadWrite
@@ -189,15 +187,19 @@ impl Volume {
             },
         };
         let may_pass = matches!(errno, errno::EPERM | errno::EBUSY) && self.is_patient(now);
-        Err(if may_pass { failure.to_string() } else { self.fail(failure) })
+        if !may_pass {
+            self.fail(failure.clone());
+        }
+        Err(failure)
     }
 
     /// Returns the device as the volume's users see it, given one that a path opened. Paths open
     /// one after the other, so its size is the newest; `identity.rs` has made sure that it is the
     /// same device.
-    pub(super) fn fit(&mut self, device: &OpenDevice) -> Result<Arc<OpenDevice>, String> {
-        if let Some(why) = refusal(self.last(), device) {
-            return Err(self.fail(SessionFailure::Unusable(why)));
+    pub(super) fn fit(&mut self, device: &OpenDevice) -> Result<Arc<OpenDevice>, SessionFailure> {
+        if let Some(failure) = refusal(self.last(), device).map(SessionFailure::Unusable) {
+            self.fail(failure.clone());
+            return Err(failure);
         }
         let (size, had) = (device.geometry.size, self.last().map(|last| last.geometry.size));
         match had {

@@ -201,8 +201,8 @@ impl Shard {
         ctx: &mut Ctx<'_>,
     ) -> bool {
         let Some(path) = self.paths.find(provider, qp) else { return false };
-        if let Err(violation) = check_accept(private_data) {
-            self.paths.abort(path, CloseReason::Protocol(violation), ctx);
+        if let Err(fault) = check_accept(private_data) {
+            self.paths.abort(path, CloseReason::Protocol(fault.to_string()), ctx);
             return true;
         }
         let (path, epoch, cid) = self.paths[path].established();
@@ -267,7 +267,7 @@ impl Shard {
             Ok(PathEvent::Nothing) => {}
             Ok(PathEvent::Answer(answer)) => self.on_answer(answer, path, ctx),
             Ok(PathEvent::Revoked(permit)) => self.on_revoked(permit, path, ctx),
-            Err(violation) => self.paths.abort(path, CloseReason::Protocol(violation), ctx),
+            Err(fault) => self.paths.abort(path, CloseReason::Protocol(fault.to_string()), ctx),
         }
         true
     }

@@ -11,7 +11,7 @@ use rtrs_core::wire::{ConnReq, ConnRsp, Extensions, Fence};
 
 use super::fixture::{Fixture, MS, SEC, TestIo};
 use super::server::Seen;
-use crate::engine::{Change, DeviceIndex, Failover, Leaving, NoPath};
+use crate::engine::{Change, DeviceIndex, Failover, Leaving, NoPath, PathEnd};
 use crate::path::state::PathState;
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
@@ -42,7 +42,7 @@ fn a_link_that_goes_down_ends_its_path_at_once() {
     assert_ne!(fixture.client.states()[0], PathState::Connected);
     assert_eq!(fixture.client.states()[1], PathState::Connected);
     let status = fixture.client.control.status();
-    assert_eq!(status[0].last_error.as_deref(), Some("link sim0 is down"));
+    assert_eq!(status[0].last_end, Some(PathEnd::LinkDown("link sim0 is down".into())));
     fixture.server.how.hold = false;
     fixture.server.release();
     fixture.drain(SEC);

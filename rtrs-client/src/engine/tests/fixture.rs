@@ -341,7 +341,8 @@ impl Client {
     }
 
     pub(super) fn last_error(&self, path: usize) -> String {
-        self.control.status()[path].last_error.clone().unwrap_or_default()
+        let end = self.control.status()[path].last_end.clone();
+        end.map(|end| end.to_string()).unwrap_or_default()
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rtrs_core::tls::{PrivateKey, TlsClientConfig};
+use rtrs_core::tls::{PrivateKey, ProofError, TlsClientConfig};
 use rtrs_core::wire::{ClientExtensions, ConnRsp, Extensions};
 
 use super::fixture::{Fixture, SEC, Setup};
@@ -14,7 +14,7 @@ use crate::engine::prover::{Nonces, Prover};
 struct Zeroes;
 
 impl Nonces for Zeroes {
-    fn next(&self) -> Result<[u8; 32], String> {
+    fn next(&self) -> Result<[u8; 32], ProofError> {
         Ok([0; 32])
     }
 }

@@ -136,7 +136,10 @@ fn a_volume_that_was_open_is_tried_again_on_the_path_that_lacks_it() {
     second.check(&mut fixture, 1);
     let refusals = status(&fixture, SECOND).refusals;
     assert_eq!(refusals.len(), 1, "{refusals:?}");
-    assert!(refusals[0].0 == "path1" && refusals[0].1.contains("EBUSY"), "{refusals:?}");
+    assert!(
+        refusals[0].0 == "path1" && refusals[0].1.to_string().contains("EBUSY"),
+        "{refusals:?}"
+    );
     let tries = fixture.server.more.named("vol1").opens;
     fixture.run(10 * SEC);
     let more = fixture.server.more.named("vol1").opens - tries;
@@ -168,7 +171,7 @@ fn another_disk_under_the_name_of_one_volume_takes_only_that_off_the_path() {
         (fixture.serving(DeviceIndex::FIRST), fixture.serving(SECOND)),
         (vec![0, 1], vec![0])
     );
-    assert!(status(&fixture, SECOND).refusals[0].1.contains("another disk or file"));
+    assert!(status(&fixture, SECOND).refusals[0].1.to_string().contains("another disk or file"));
     assert_eq!(fixture.client.control.pinned_identity(SECOND), pinned("b"));
     // Its IO uses the path that has the right export.
     second.check(&mut fixture, 5);

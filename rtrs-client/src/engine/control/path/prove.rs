@@ -7,7 +7,8 @@ use rtrs_core::wire::{ChallengeRsp, Extensions};
 
 use super::{Path, STEP_TIMEOUT};
 use crate::engine::ctx::Ctx;
-use crate::engine::prover::{NO_KEYS, NO_PROOF, Prover, describe_impostor};
+use crate::engine::path_end::PathEnd;
+use crate::engine::prover::{AuthError, Prover};
 use crate::path::state::PathState;
 
 impl Path {
@@ -23,19 +24,19 @@ impl Path {
 
     /// Checks that both ends agree on authentication. A connection without it is refused if either
     /// end requires it.
-    pub(super) fn check_proofs(&self, extensions: Extensions) -> Result<(), String> {
+    pub(super) fn check_proofs(&self, extensions: Extensions) -> Result<(), AuthError> {
         match (extensions.authenticate, self.prover().is_some()) {
-            (true, false) => Err(NO_KEYS.into()),
-            (false, true) => Err(NO_PROOF.into()),
+            (true, false) => Err(AuthError::NoKeys),
+            (false, true) => Err(AuthError::NoProof),
             _ => Ok(()),
         }
     }
 
     /// Challenges the server after INFO_RSP.
-    pub(super) fn challenge(&mut self, ctx: &mut Ctx<'_>) -> Result<(), String> {
+    pub(super) fn challenge(&mut self, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         self.state.advance(PathState::Authenticating);
         self.until = ctx.now + STEP_TIMEOUT;
-        let challenge = self.prover().ok_or(NO_KEYS)?.challenge()?;
+        let challenge = self.prover().ok_or(AuthError::NoKeys)?.challenge()?;
         self.challenge = Some(challenge);
         self.post(ctx, |service, fabric| service.post_challenge(&challenge, fabric))
     }
@@ -45,7 +46,7 @@ impl Path {
         &mut self,
         answer: &ChallengeRsp,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         let challenge = self.challenge.take().filter(|_| self.state == PathState::Authenticating);
         let Some(challenge) = challenge else {
             return Err(self.internal_error("an answer to no challenge"));
@@ -56,13 +57,12 @@ impl Path {
         let facts = ProofFacts {
             session: self.config.id,
             path: self.uuid,
-            client: client.ok_or("the system does not say which address of this host is used")?,
+            client: client.ok_or(AuthError::NoLocalAddress)?,
             server: self.connections.remote().ip(),
         };
         let name = self.target.peer_name.as_deref();
-        let prover = self.prover().ok_or(NO_KEYS)?;
-        let proof = prover.answer(facts, name, &challenge, answer);
-        let proof = proof.map_err(|why| describe_impostor(&why))?;
+        let prover = self.prover().ok_or(AuthError::NoKeys)?;
+        let proof = prover.answer(facts, name, &challenge, answer)?;
         self.post(ctx, |service, fabric| service.post_auth(&proof, fabric))
     }
 
@@ -71,7 +71,7 @@ impl Path {
     pub(in crate::engine::control) fn authenticated(
         &mut self,
         until: Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), PathEnd> {
         if self.state != PathState::Authenticating {
             return Err(self.internal_error("an answer to no proof"));
         }

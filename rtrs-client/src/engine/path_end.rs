@@ -1,0 +1,210 @@
+//! Reasons why paths end.
+
+use std::net::SocketAddr;
+
+use rtrs_core::fabric::{CloseReason, ConnectFailure, FabricError};
+use rtrs_core::ids::ConnIndex;
+
+use super::control::failure::SessionFailure;
+use super::control::identity::Mismatch;
+use super::prover::AuthError;
+use crate::path::fault::ConnectionFault;
+use crate::path::refusal::Rejection;
+
+/// Reason why a path ended, or why it does not serve a volume.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PathEnd {
+    /// The server refused a connection.
+    #[error("{0}")]
+    Rejected(Rejection),
+    /// A connection could not be established.
+    #[error("{}", describe_unconnected(.0))]
+    Unconnected(CloseReason),
+    /// A connection ended.
+    #[error("{0}")]
+    Closed(CloseReason),
+    /// A connection ended in place of INFO_RSP.
+    #[error("{}", describe_info_refusal(.reason, .session))]
+    InfoRefused { reason: CloseReason, session: String },
+    /// One of the connections above connection 0 caused the end.
+    #[error("connection {0}: {1}")]
+    Connection(ConnIndex, Box<Self>),
+    /// The path used this one of its several addresses.
+    #[error("{0}: {1}")]
+    At(SocketAddr, Box<Self>),
+    /// A connection cannot continue.
+    #[error("{0}")]
+    Fault(#[from] ConnectionFault),
+    /// The local transport refused an operation.
+    #[error("{0}")]
+    Fabric(String),
+    /// Client and server did not authenticate.
+    #[error("{0}")]
+    Auth(#[from] AuthError),
+    /// The server or the export is not the pinned one.
+    #[error("{0}")]
+    Mismatch(#[from] Mismatch),
+    /// The server returned another device number or cache epoch for an open volume.
+    #[error("the server returned another device for a repeated open")]
+    AnotherDevice,
+    /// The session or the volume has failed.
+    #[error("{0}")]
+    Session(#[from] SessionFailure),
+    /// None of several volumes can be used, each for its own reason.
+    #[error("{}", describe_volumes(.0))]
+    Volumes(Vec<(String, Self)>),
+    /// The server did not complete the handshake in time.
+    #[error("no answer in time")]
+    ConnectTimeout,
+    /// The server did not complete the authentication in time.
+    #[error("the server did not authenticate")]
+    AuthTimeout,
+    /// The server did not answer an open in time.
+    #[error("opening the device was not answered")]
+    OpenTimeout,
+    /// The server did not answer a close in time.
+    #[error("closing the device was not answered")]
+    CloseTimeout,
+    /// The server did not answer a move in time.
+    #[error("moving the device was not answered")]
+    MoveTimeout,
+    /// The server did not answer a fence in time.
+    #[error("a fence was not answered in time")]
+    FenceTimeout,
+    /// The requests of a leaving path did not finish in time.
+    #[error("its requests did not finish within the time limit")]
+    LeaveTimeout,
+    /// The server was silent for this long. With `confirmed`, it answered over another path.
+    #[error(
+        "silent for {ms} ms{}",
+        if *.confirmed { " while another path was answered" } else { "" }
+    )]
+    Silent { ms: u128, confirmed: bool },
+    /// A link of this host failed; the text describes it.
+    #[error("{0}")]
+    LinkDown(String),
+    /// The server's operator evicted the session, as reported over another path.
+    #[error("the session was evicted")]
+    Evicted,
+    /// The server claims an eviction without proof.
+    #[error(
+        "cannot connect: the server says that it evicted this session, and does not prove that it \
+         is the one that opened it; detach, and attach again if it was evicted"
+    )]
+    UnprovenEviction,
+    /// An impossible state: a bug of this client.
+    #[error("internal error: {0}")]
+    Internal(&'static str),
+}
+
+impl PathEnd {
+    /// Whether the path led to another server or export than the pinned one.
+    pub(crate) fn is_mismatch(&self) -> bool {
+        match self {
+            Self::Mismatch(_) => true,
+            Self::At(_, why) => why.is_mismatch(),
+            Self::Volumes(volumes) => volumes.iter().any(|(_, why)| why.is_mismatch()),
+            _ => false,
+        }
+    }
+
+    /// Errno with which the server refused the client, if it did.
+    pub(crate) fn errno(&self) -> Option<u16> {
+        match self {
+            Self::Rejected(rejection) => rejection.errno(),
+            Self::Auth(AuthError::Refused { errno, .. }) => Some(*errno),
+            _ => None,
+        }
+    }
+}
+
+impl From<&ConnectFailure> for PathEnd {
+    fn from(failure: &ConnectFailure) -> Self {
+        match failure {
+            ConnectFailure::Rejected(data) => Self::Rejected(Rejection::decode(data.as_bytes())),
+            ConnectFailure::Failed(reason) => Self::Unconnected(reason.clone()),
+        }
+    }
+}
+
+impl From<FabricError> for PathEnd {
+    fn from(error: FabricError) -> Self {
+        Self::Fabric(error.to_string())
+    }
+}
+
+fn describe_unconnected(reason: &CloseReason) -> String {
+    match reason {
+        CloseReason::TimedOut => "no answer within the connect timeout".to_owned(),
+        // No connection existed yet that could be lost.
+        CloseReason::Lost(why) => why.clone(),
+        reason => reason.to_string(),
+    }
+}
+
+/// Describes why a connection ended in place of INFO_RSP, with the likely cause first.
+fn describe_info_refusal(reason: &CloseReason, session: &str) -> String {
+    let (what, reason) = match reason {
+        CloseReason::PeerTerminated(_) => ("refused by the server", String::new()),
+        reason => ("the connection ended in the handshake", format!(" ({reason})")),
+    };
+    format!(
+        "{what}: perhaps another session there has the name {session} (--session-name); the \
+         server's log says why{reason}"
+    )
+}
+
+fn describe_volumes(volumes: &[(String, PathEnd)]) -> String {
+    let volumes = volumes.iter().map(|(export, why)| format!("{export}: {why}"));
+    volumes.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::wire::{ConnRsp, errno};
+
+    use super::*;
+
+    #[test]
+    fn a_mismatch_is_found_wherever_it_is() {
+        let mismatch = PathEnd::Mismatch(Mismatch::Size { size: 1, had: 2 });
+        let other = PathEnd::Session(SessionFailure::Removed);
+        let volumes = |whys: [&PathEnd; 2]| {
+            PathEnd::Volumes(whys.map(|why| ("vol".to_owned(), why.clone())).to_vec())
+        };
+        let at = |why| PathEnd::At("10.0.0.2:1234".parse().unwrap(), Box::new(why));
+        assert!(at(volumes([&other, &mismatch])).is_mismatch());
+        assert!(!at(volumes([&other, &PathEnd::AnotherDevice])).is_mismatch());
+    }
+
+    #[test]
+    fn texts_name_the_connection_and_the_reason() {
+        let reject = ConnRsp::reject(errno::ENOMEM).encode();
+        let refused = PathEnd::Rejected(Rejection::decode(&reject));
+        assert_eq!(refused.errno(), Some(errno::ENOMEM));
+        let refused = PathEnd::Connection(ConnIndex(2), Box::new(refused)).to_string();
+        let text = "connection 2: refused by the server: ENOMEM (the server has no memory";
+        assert!(refused.starts_with(text), "{refused}");
+        let silent = |confirmed| PathEnd::Silent { ms: 700, confirmed }.to_string();
+        assert_eq!(silent(false), "silent for 700 ms");
+        assert_eq!(silent(true), "silent for 700 ms while another path was answered");
+        let lost = CloseReason::Lost("connection refused".to_owned());
+        let failed = ConnectFailure::Failed(lost.clone());
+        assert_eq!(PathEnd::from(&failed).to_string(), "connection refused");
+        assert_eq!(PathEnd::Closed(lost).to_string(), "connection lost: connection refused");
+        let late = ConnectFailure::Failed(CloseReason::TimedOut);
+        assert_eq!(PathEnd::from(&late).to_string(), "no answer within the connect timeout");
+    }
+
+    #[test]
+    fn a_handshake_that_ends_has_its_likely_cause_first() {
+        let text = |reason| describe_info_refusal(&reason, "host-vol0");
+        let lost = text(CloseReason::Lost("Connection reset by peer".into()));
+        let cause = "the connection ended in the handshake: perhaps another session there has the \
+                     name host-vol0 (--session-name)";
+        assert!(lost.starts_with(cause) && lost.contains("Connection reset by peer"), "{lost}");
+        let refused = text(CloseReason::PeerTerminated("x".into()));
+        assert!(refused.starts_with("refused by the server: perhaps"), "{refused}");
+        assert!(refused.ends_with("log says why"), "{refused}");
+    }
+}
