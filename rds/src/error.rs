@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use rtrs_core::settings::{CommandError, ErrorClass};
+use rtrs_core::settings::{CommandError, ErrorClass, ExitStatus};
 
 /// An error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;
@@ -33,12 +33,13 @@ impl ErrorClass for ErrorKind {
     const CONFIG_FILE: Self = Self::ConfigFile;
     const IN_USE: Self = Self::InUse;
     const SYSTEM: Self = Self::System;
+    const EXIT_STATUSES: &'static [ExitStatus] =
+        &[ExitStatus::SUCCESS, ExitStatus::FAILURE, ExitStatus::USAGE];
 
-    /// Returns 2 for usage and configuration errors, otherwise 1.
-    fn exit_code(self) -> u8 {
+    fn exit_status(self) -> ExitStatus {
         match self {
-            Self::Usage | Self::Config => 2,
-            _ => 1,
+            Self::Usage | Self::Config => ExitStatus::USAGE,
+            _ => ExitStatus::FAILURE,
         }
     }
 }

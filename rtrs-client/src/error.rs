@@ -5,10 +5,23 @@
 
 use std::io;
 
-use rtrs_core::settings::{CommandError, ErrorClass};
+use rtrs_core::settings::{CommandError, ErrorClass, ExitStatus};
 
 /// Error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;
+
+const FAILURE: ExitStatus = ExitStatus {
+    more: "The message gives what failed, why, and what to do. A configuration file that cannot be \
+           read counts here. So does a difference that `diff` found.",
+    ..ExitStatus::FAILURE
+};
+const USAGE: ExitStatus = ExitStatus {
+    more: "For unknown keys, the message gives their line, except in the file of `apply`, where it \
+           names the session.",
+    ..ExitStatus::USAGE
+};
+const NO_SERVICE: ExitStatus =
+    ExitStatus { code: 3, meaning: "the session serves no IO", more: "", command: Some("status") };
 
 /// Kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,13 +55,13 @@ impl ErrorClass for ErrorKind {
     const CONFIG_FILE: Self = Self::ConfigFile;
     const IN_USE: Self = Self::InUse;
     const SYSTEM: Self = Self::System;
+    const EXIT_STATUSES: &'static [ExitStatus] = &[ExitStatus::SUCCESS, FAILURE, USAGE, NO_SERVICE];
 
-    /// Returns 2 for wrong usage, 3 for a session that serves no IO, and 1 otherwise.
-    fn exit_code(self) -> u8 {
+    fn exit_status(self) -> ExitStatus {
         match self {
-            Self::Usage | Self::Config => 2,
-            Self::NoService => 3,
-            _ => 1,
+            Self::Usage | Self::Config => USAGE,
+            Self::NoService => NO_SERVICE,
+            _ => FAILURE,
         }
     }
 }

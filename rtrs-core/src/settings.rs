@@ -21,6 +21,7 @@ mod declare;
 mod documents;
 mod duration;
 mod error;
+mod exit_status;
 mod file;
 mod file_map;
 mod flags;
@@ -41,6 +42,7 @@ pub use declare::{Described, Field, Setting, Settings, Value, Visitor, describe,
 pub use documents::DocumentsArgs;
 pub use duration::{HOUR, MILLISECOND, MINUTE, SECOND, Time};
 pub use error::ValueError;
+pub use exit_status::{ExitStatus, exit_codes};
 pub use file::{deserialize_list, deserialize_text};
 pub use file_map::Keys;
 pub use flags::Flags;

@@ -1,5 +1,5 @@
-//! Checks that docs/reference/settings.md and the annotated configs/*.yaml agree with the declared
-//! settings.
+//! Checks that docs/reference/settings.md, docs/reference/exit-codes.md and the annotated
+//! configs/*.yaml agree with the declared settings and exit codes.
 //!
 //! To regenerate them after a change of a declaration:
 //! `UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::`
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rds::settings as rds;
 use rtrs_client::settings as client;
-use rtrs_core::settings::{Described, describe, settings_from_file};
+use rtrs_core::settings::{Described, ErrorClass, ExitStatus, describe, settings_from_file};
 use rtrs_server::settings as server;
 
 const AGAIN: &str = "UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::";
@@ -27,17 +27,11 @@ fn meaning(one: &Described) -> String {
     format!("{}{stop} {more}", setting.help).trim_end().to_owned()
 }
 
-/// Returns the default as shown to users, if there is one.
-fn default(one: &Described) -> &'static str {
-    // A target has none; its placeholder is not a valid value.
-    if one.setting.name == "target" { "" } else { one.setting.default }
-}
-
 /// Returns rows of Markdown for the settings outside of all sections, or of one section.
 fn table(described: &[Described], section: &str) -> String {
     let mut rows = String::from("| setting | default | values | meaning |\n|---|---|---|---|\n");
     for one in described.iter().filter(|one| one.section == section) {
-        let row = [default(one), &one.range, &meaning(one)];
+        let row = [one.default(), &one.range, &meaning(one)];
         let row = row.map(|cell| cell.replace('|', "\\|").replace('\n', " ")).join(" | ");
         writeln!(rows, "| `{}` | {row} |", one.setting.name).expect("room");
     }
@@ -82,8 +76,8 @@ fn annotated(described: &[Described]) -> String {
         if !one.range.is_empty() {
             about += &format!(" Values: {}.", one.range);
         }
-        if unset && !default(one).is_empty() {
-            about += &format!(" Default: {}.", default(one));
+        if unset && !one.default().is_empty() {
+            about += &format!(" Default: {}.", one.default());
         }
         text += &comment(&about, indent);
         text += format!("{indent}{}: {value}", one.setting.name).trim_end();
@@ -124,6 +118,40 @@ fn the_tables_are_what_is_declared() {
         let begin = format!("<!-- settings of {name}, written by tests/system/settings.rs -->");
         holds("docs/reference/settings.md", &begin, Some("<!-- end -->"), &table);
     }
+}
+
+/// Returns rows of Markdown for the exit codes of all programs; equal ones share a row.
+fn exit_codes() -> String {
+    let programs = [
+        ("rtrs-server", rtrs_server::ErrorKind::EXIT_STATUSES),
+        ("rtrs-client", rtrs_client::ErrorKind::EXIT_STATUSES),
+        ("rds", ::rds::ErrorKind::EXIT_STATUSES),
+    ];
+    let mut all: Vec<(ExitStatus, Vec<String>)> = Vec::new();
+    for (program, statuses) in programs {
+        for status in statuses {
+            let command = status.command.map(|command| format!(" {command}")).unwrap_or_default();
+            let name = format!("`{program}{command}`");
+            match all.iter_mut().find(|(known, _)| known == status) {
+                Some((_, names)) => names.push(name),
+                None => all.push((*status, vec![name])),
+            }
+        }
+    }
+    all.sort_by_key(|(status, _)| status.code);
+    let mut rows = String::from("| exit code | program | meaning |\n|---|---|---|\n");
+    for (status, names) in all {
+        let stop = if status.more.is_empty() { "" } else { ". " };
+        let meaning = format!("{}{stop}{}", status.meaning, status.more);
+        writeln!(rows, "| {} | {} | {meaning} |", status.code, names.join(", ")).expect("room");
+    }
+    rows
+}
+
+#[test]
+fn the_exit_codes_are_what_is_declared() {
+    let begin = "<!-- exit codes, written by tests/system/settings.rs -->";
+    holds("docs/reference/exit-codes.md", begin, Some("<!-- end -->"), &exit_codes());
 }
 
 #[test]

@@ -7,6 +7,8 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use super::exit_status::ExitStatus;
+
 /// Kinds of errors of one daemon.
 pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
     /// Invalid flags or keys.
@@ -20,8 +22,11 @@ pub trait ErrorClass: Copy + fmt::Debug + Send + Sync + 'static {
     /// Anything that the system refused.
     const SYSTEM: Self;
 
-    /// Returns the process's exit code.
-    fn exit_code(self) -> u8;
+    /// Exit codes of the program, in ascending order.
+    const EXIT_STATUSES: &'static [ExitStatus];
+
+    /// Returns how the process exits, one of [`EXIT_STATUSES`](Self::EXIT_STATUSES).
+    fn exit_status(self) -> ExitStatus;
 }
 
 /// Error of a command, with its kind and cause.
@@ -59,7 +64,7 @@ impl<K: ErrorClass> CommandError<K> {
     /// Returns the process's exit code.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
-        self.kind.exit_code()
+        self.kind.exit_status().code
     }
 
     /// Formats the error and its causes on one line.
@@ -108,9 +113,10 @@ mod tests {
         const CONFIG_FILE: Self = Self::File;
         const IN_USE: Self = Self::File;
         const SYSTEM: Self = Self::File;
+        const EXIT_STATUSES: &'static [ExitStatus] = &[ExitStatus::FAILURE, ExitStatus::USAGE];
 
-        fn exit_code(self) -> u8 {
-            if self == Self::File { 1 } else { 2 }
+        fn exit_status(self) -> ExitStatus {
+            if self == Self::File { ExitStatus::FAILURE } else { ExitStatus::USAGE }
         }
     }
 

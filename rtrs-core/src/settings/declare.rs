@@ -265,10 +265,21 @@ pub struct Described {
     pub section: &'static str,
     /// Declaration.
     pub setting: Setting,
+    /// Placeholder of a value; see [`Value::NAME`].
+    pub placeholder: &'static str,
     /// Valid values; see [`Value::range`].
     pub range: String,
     /// Value in the form of a configuration file; null if unset.
     pub value: Yaml,
+}
+
+impl Described {
+    /// Returns the default as shown to users; empty if there is none.
+    #[must_use]
+    pub fn default(&self) -> &'static str {
+        // A target has none; its placeholder is not a valid value.
+        if self.setting.name == "target" { "" } else { self.setting.default }
+    }
 }
 
 /// Returns every declaration of `S` with its default.
@@ -299,7 +310,8 @@ fn described<S: Settings>(settings: &mut S) -> Vec<Described> {
         fn setting<F: Field>(&mut self, setting: &Setting, value: &mut F) {
             let value = serde_yaml::to_value(value).unwrap_or(Yaml::Null);
             let (section, setting, range) = (self.0, setting.clone(), F::range());
-            self.1.push(Described { section, setting, range, value });
+            let placeholder = <F::Of as Value>::NAME;
+            self.1.push(Described { section, setting, placeholder, range, value });
         }
         fn section<S: Settings>(&mut self, name: &'static str, settings: &mut S) {
             self.0 = name;

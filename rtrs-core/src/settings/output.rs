@@ -8,6 +8,7 @@ use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
 use super::command_error::{CommandError, ErrorClass};
+use super::exit_status::ExitStatus;
 
 /// Format of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -52,8 +53,8 @@ pub fn run_program<A: Parser, K: ErrorClass>(
         Err(error) if error.use_stderr() && wants_json(typed.into_iter()) => {
             let text = error.to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
-            Output::Json.print_error(&name, text.trim_end(), 2);
-            return ExitCode::from(2);
+            Output::Json.print_error(&name, text.trim_end(), ExitStatus::USAGE.code);
+            return ExitCode::from(ExitStatus::USAGE.code);
         }
         Err(error) => error.exit(),
     };
