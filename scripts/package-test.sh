@@ -284,12 +284,16 @@ for revision in 1 2; do
 done
 check "rtrs-server has its files" contains rtrs-server usr/bin/rtrs-server etc/rtrs/server.yaml \
     usr/lib/systemd/system/rtrs-server.service usr/lib/sysusers.d/rtrs-server.conf \
-    usr/share/man/man1/rtrs-server.1.gz usr/share/man/man1/rtrs-server-session-list.1.gz
+    usr/share/man/man8/rtrs-server.8.gz usr/share/man/man8/rtrs-server-session-list.8.gz \
+    usr/share/man/man5/rtrs-server.yaml.5.gz usr/share/man/man5/exports.d.5.gz
 check "rtrs-client has its files" contains rtrs-client usr/bin/rtrs-client etc/rtrs/volumes.yaml \
     usr/lib/systemd/system/rtrs-client@.service usr/lib/systemd/system/rtrs-apply.service \
-    usr/lib/udev/rules.d/60-rtrs.rules usr/share/man/man1/rtrs-client-attach.1.gz
+    usr/lib/udev/rules.d/60-rtrs.rules usr/share/man/man8/rtrs-client-attach.8.gz \
+    usr/share/man/man5/rtrs-client.yaml.5.gz usr/share/man/man5/volumes.yaml.5.gz
 check "rds has its files" contains rds usr/bin/rds usr/lib/rds/librds_preload.so \
-    etc/rds/node.yaml usr/lib/systemd/system/rds-node.service usr/share/man/man1/rds-node.1.gz
+    etc/rds/node.yaml usr/lib/systemd/system/rds-node.service \
+    usr/share/man/man1/rds-ping.1.gz usr/share/man/man5/rds.yaml.5.gz \
+    usr/share/man/man8/rds-node.8.gz
 in_chroot
 [ $guest -eq 0 ] || in_guest
 say "$passed passed, $failed failed"

@@ -58,6 +58,6 @@ mkdir -p "$documents"
 gzip -9nc CHANGELOG.md >"$documents/changelog.gz"
 for name in rtrs-server rtrs-client rds; do
     "$target/release/$name" documents "$documents/$name"
-    gzip -9n "$documents/$name"/*.1
+    gzip -9n "$documents/$name"/*.[1-8]
     "$cargo_deb" --no-build --strip --quiet -p "$name" --deb-revision "$revision"
 done

@@ -39,7 +39,7 @@ pub use crate::{choices, text_values};
 pub use choice::{AutoSwitch, Switch, either, unknown_choice};
 pub use command_error::{Chain, CommandError, ErrorClass};
 pub use declare::{Described, Field, Setting, Settings, Value, Visitor, describe, print};
-pub use documents::DocumentsArgs;
+pub use documents::{DocumentsArgs, FileUse, FormatPage, KeyGroup, Manual};
 pub use duration::{HOUR, MILLISECOND, MINUTE, SECOND, Time};
 pub use error::ValueError;
 pub use exit_status::{ExitStatus, exit_codes};

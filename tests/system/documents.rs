@@ -13,6 +13,26 @@ mod version;
 
 const PROGRAMS: [&str; 3] = ["rtrs-server", "rtrs-client", "rds"];
 
+/// Returns the pages about the configuration files of a program.
+fn formats(program: &str) -> &'static [&'static str] {
+    match program {
+        "rtrs-server" => &["rtrs-server.yaml", "exports.d"],
+        "rtrs-client" => &["rtrs-client.yaml", "volumes.yaml"],
+        _ => &["rds.yaml"],
+    }
+}
+
+/// Returns the page of a program itself.
+fn root_page(program: &str) -> String {
+    format!("{program}.{}", if program == "rds" { 1 } else { 8 })
+}
+
+/// Whether a file is a manual page: its name ends with a section.
+fn is_page(name: &str) -> bool {
+    let end = name.rsplit_once('.').map_or("", |(_, end)| end);
+    ["1", "5", "8"].contains(&end)
+}
+
 /// Returns a directory with the documents of a program.
 fn documents(program: &str) -> Scratch {
     let scratch = Scratch::new();
@@ -42,14 +62,18 @@ fn each_command_has_a_page_that_man_reads_without_a_warning() {
     for program in PROGRAMS {
         let scratch = documents(program);
         let names = names(&scratch.path("documents"));
-        let mut wanted = vec![format!("{program}.1")];
-        wanted.extend(commands(program).iter().map(|name| format!("{program}-{name}.1")));
-        wanted.extend(["session", "export"].map(|name| format!("rtrs-server-{name}-list.1")));
-        let wanted = wanted.iter().filter(|page| page.starts_with(program));
-        for page in wanted {
+        let mut wanted = vec![root_page(program)];
+        wanted.extend(commands(program).iter().map(|name| {
+            let section = if program == "rds" && name != "node" { 1 } else { 8 };
+            format!("{program}-{name}.{section}")
+        }));
+        wanted.extend(["session", "export"].map(|name| format!("rtrs-server-{name}-list.8")));
+        wanted.retain(|page| page.starts_with(program));
+        wanted.extend(formats(program).iter().map(|name| format!("{name}.5")));
+        for page in &wanted {
             assert!(names.contains(page), "no {page} in {names:?}");
         }
-        let pages: Vec<&String> = names.iter().filter(|name| name.ends_with(".1")).collect();
+        let pages: Vec<&String> = names.iter().filter(|name| is_page(name)).collect();
         assert!(!pages.iter().any(|page| page.contains("help") || page.contains("udev")));
         for page in pages {
             let path = scratch.path("documents").join(page);
@@ -61,6 +85,52 @@ fn each_command_has_a_page_that_man_reads_without_a_warning() {
             assert!(read.stdout.contains("NAME"), "{page}: {}", read.stdout);
         }
     }
+}
+
+/// Returns the text of a section of a page; empty if the page lacks it.
+fn section<'a>(page: &'a str, name: &str) -> &'a str {
+    let lines = [format!("\n.SH {name}\n"), format!("\n.SH \"{name}\"\n")];
+    let rest = lines.iter().find_map(|line| page.split_once(line.as_str()));
+    rest.map_or("", |(_, rest)| rest.split("\n.SH ").next().unwrap_or(""))
+}
+
+#[test]
+fn each_page_has_all_its_sections() {
+    // Placeholder of a required value, of an optional one, and value of a key.
+    let values = ["\\fI", ": "];
+    for program in PROGRAMS {
+        let scratch = documents(program);
+        let dir = scratch.path("documents");
+        for name in names(&dir).iter().filter(|name| is_page(name)) {
+            let page = fs::read_to_string(dir.join(name)).expect("a page");
+            let of = |name: &str| section(&page, name);
+            for part in ["NAME", "SYNOPSIS", "DESCRIPTION", "EXAMPLES", "SEE ALSO"] {
+                assert!(!of(part).trim().is_empty(), "{name} lacks {part}");
+            }
+            let has_value = values.iter().any(|value| of("SYNOPSIS").contains(value));
+            assert!(has_value, "{name}: its synopsis shows no value");
+            let is_format = name.ends_with(".5");
+            assert_eq!(of("EXIT STATUS").is_empty(), is_format, "{name}");
+            let (base, number) = name.rsplit_once('.').expect("a section");
+            let title = format!(".TH {base} {number} ");
+            assert!(page.contains(&title), "{name} does not begin with {title}");
+            for (other, its) in references(of("SEE ALSO")) {
+                let file = format!("{other}.{its}");
+                let is_own = other == program || other.starts_with(&format!("{program}-"));
+                assert!(!is_own || dir.join(&file).is_file(), "{name} names {file}");
+            }
+        }
+        let root = fs::read_to_string(dir.join(root_page(program))).expect("its page");
+        assert!(!section(&root, "FILES").is_empty(), "{program} lacks FILES");
+    }
+}
+
+/// Returns the pages that a section names, with their sections.
+fn references(text: &str) -> Vec<(String, String)> {
+    let plain = text.replace("\\fB", "").replace("\\fR", "").replace('\\', "");
+    let words = plain.split([',', ' ', '\n']);
+    let pairs = words.filter_map(|word| word.strip_suffix(')')?.split_once('('));
+    pairs.map(|(page, number)| (page.to_owned(), number.to_owned())).collect()
 }
 
 /// Types lines into an interactive bash and returns its output.

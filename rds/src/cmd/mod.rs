@@ -4,6 +4,7 @@
 
 mod args;
 mod info;
+mod manual;
 mod node;
 mod ping;
 mod recv;
@@ -14,7 +15,7 @@ mod table;
 mod via;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use rtrs_core::settings::{DocumentsArgs, Output};
+use rtrs_core::settings::{DocumentsArgs, ErrorClass, Output, exit_codes};
 
 use self::info::InfoArgs;
 use self::node::NodeArgs;
@@ -22,15 +23,18 @@ use self::ping::PingArgs;
 use self::recv::RecvArgs;
 use self::send::SendArgs;
 use self::stress::StressArgs;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// Reliable datagrams (RDS) over TCP, in user space
 ///
 /// Speaks to nodes of this program and to kernels with rds_tcp.
-///
-/// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file.
 #[derive(Debug, Parser)]
-#[command(name = "rds", version = env!("RTRS_VERSION"), max_term_width = 0)]
+#[command(
+    name = "rds",
+    version = env!("RTRS_VERSION"),
+    max_term_width = 0,
+    after_long_help = exit_codes(ErrorKind::EXIT_STATUSES)
+)]
 pub struct LowArgs {
     /// Output format: text or json
     ///
@@ -108,7 +112,7 @@ impl LowArgs {
             Command::Stress(args) => stress::run(args, output),
             Command::Send(args) => send::run(args, output),
             Command::Recv(args) => recv::run(args, output),
-            Command::Documents(args) => args.run(Self::command(), env!("CARGO_PKG_VERSION")),
+            Command::Documents(args) => args.run(Self::command(), &manual::manual()),
         }
     }
 }

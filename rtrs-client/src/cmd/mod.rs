@@ -18,6 +18,7 @@ mod link;
 mod link_target;
 mod list;
 mod logs;
+mod manual;
 mod metrics;
 mod open_device;
 mod path;
@@ -35,7 +36,7 @@ mod top;
 mod udev_properties;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use rtrs_core::settings::{DocumentsArgs, Output};
+use rtrs_core::settings::{DocumentsArgs, ErrorClass, Output, exit_codes};
 use rtrs_core::tls::KeyCommand;
 
 use self::apply::{ApplyArgs, DiffArgs};
@@ -57,15 +58,17 @@ use self::session::NameArgs;
 use self::set::{GetArgs, SetArgs};
 use self::top::TopArgs;
 use self::udev_properties::UdevArgs;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::session_log::DAEMON_LOG;
 
 /// Attach network block devices over RTRS and serve them as NBD
-///
-/// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file, 3 the session of
-/// status serves no IO.
 #[derive(Debug, Parser)]
-#[command(name = "rtrs-client", version = env!("RTRS_VERSION"), max_term_width = 0)]
+#[command(
+    name = "rtrs-client",
+    version = env!("RTRS_VERSION"),
+    max_term_width = 0,
+    after_long_help = exit_codes(ErrorKind::EXIT_STATUSES)
+)]
 pub struct LowArgs {
     /// Flags of all commands.
     #[command(flatten)]
@@ -241,7 +244,7 @@ impl LowArgs {
             Command::Ping(args) => ping::run(args, global),
             Command::Doctor(args) => doctor::run(args, global),
             Command::Key(command) => command.run(),
-            Command::Documents(args) => args.run(Self::command(), env!("CARGO_PKG_VERSION")),
+            Command::Documents(args) => args.run(Self::command(), &manual::manual()),
             Command::OpenDevice(args) => open_device::run(args),
             Command::UdevProperties(args) => udev_properties::run(args, global),
         }

@@ -8,7 +8,7 @@ pub(crate) mod difference;
 
 use rtrs_core::local::RunDir;
 use rtrs_core::settings::{
-    Keys, Output, Settings as Declared, Visitor, describe, nearest, print, yaml_error,
+    KeyGroup, Keys, Output, Settings as Declared, Visitor, describe, nearest, print, yaml_error,
 };
 use serde_yaml::{Mapping, Value};
 
@@ -56,6 +56,23 @@ fn is_of_volume(key: &str) -> bool {
         .iter()
         .any(|one| one.setting.name == key || one.setting.old.is_some_and(|old| old == key));
     OF_VOLUME.contains(&key) || of_attach && !SHARED.contains(&key)
+}
+
+/// Returns the keys of the file for documents, by their places.
+pub(crate) fn key_groups() -> Vec<KeyGroup> {
+    let mut keys = describe::<Entry>();
+    keys.retain(|one| one.setting.name != FOREGROUND);
+    let (of_volume, of_session) = keys.into_iter().partition(|one| is_of_volume(&one.setting.name));
+    let group = |what: &str, opening: &str, indent, keys| KeyGroup {
+        heading: format!("KEYS OF A {what}"),
+        opening: format!("{opening}{indent}"),
+        indent,
+        keys,
+    };
+    vec![
+        group("SESSION", "sessions:\n- name: TEXT\n", "  ", of_session),
+        group("VOLUME", "  volumes:\n  - export: TEXT\n", "    ", of_volume),
+    ]
 }
 
 /// Reads the text of a file that errors call `file`. An empty text has no sessions.

@@ -1,16 +1,22 @@
-//! Manual pages and shell completions of a program, generated from its command line.
+//! Manual pages and shell completions of a program, generated from its command line, its exit codes
+//! and the declarations of its settings.
 //!
 //! Packages install the files that `documents DIR` writes. The pages have the text of `--help`, so
-//! neither can be outdated.
+//! neither can be outdated. [`Manual`] adds what a command line does not know: sections, examples
+//! and files. `page.rs` writes the pages.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+mod manual;
+mod page;
+
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Command};
 use clap_complete::{Shell, generate, generate_to};
-use clap_mangen::Man;
 
+pub use self::manual::{FileUse, FormatPage, KeyGroup, Manual};
+use self::page::Pages;
 use super::command_error::{CommandError, ErrorClass};
 
 /// Arguments of the command `documents`.
@@ -22,29 +28,33 @@ pub struct DocumentsArgs {
 }
 
 impl DocumentsArgs {
-    /// Writes a manual page for the program and one for each of its commands, and completions for
-    /// bash, zsh and fish. `version` is the release.
+    /// Writes manual pages for the program, for each of its commands and for the formats of its
+    /// files, and completions for bash, zsh and fish.
     ///
     /// # Errors
     /// [`ErrorClass::SYSTEM`] when a file cannot be written.
     pub fn run<K: ErrorClass>(
         &self,
         program: Command,
-        version: &'static str,
+        manual: &Manual,
     ) -> Result<(), CommandError<K>> {
-        write(program.version(version), version, &self.dir).map_err(|error| {
+        let write = || {
+            fs::create_dir_all(&self.dir)?;
+            // The command `help` needs no page. Completions build the program, so they come last.
+            let mut pages = program.clone().disable_help_subcommand(true);
+            pages.build();
+            Pages::new(&pages, manual, K::EXIT_STATUSES).write(&self.dir)?;
+            write_completions(program.version(manual.version), &self.dir)
+        };
+        write().map_err(|error| {
             let what = format!("cannot write documents to {}", self.dir.display());
             CommandError::with_source(K::SYSTEM, what, error)
         })
     }
 }
 
-fn write(mut program: Command, version: &str, dir: &Path) -> io::Result<()> {
-    fs::create_dir_all(dir)?;
+fn write_completions(mut program: Command, dir: &Path) -> io::Result<()> {
     let name = program.get_name().to_owned();
-    // The command `help` needs no page. This must precede the completions, which build the program.
-    let mut pages = program.clone().disable_help_subcommand(true);
-    pages.build();
     for shell in [Shell::Zsh, Shell::Fish] {
         generate_to(shell, &mut program, &name, dir)?;
     }
@@ -54,20 +64,5 @@ fn write(mut program: Command, version: &str, dir: &Path) -> io::Result<()> {
     // completed after a command.
     let bash = String::from_utf8(bash).map_err(io::Error::other)?;
     let bash = bash.replace(&name.replace('-', "__subcmd__"), &name.replace('-', "__"));
-    fs::write(dir.join(format!("{name}.bash")), bash)?;
-    write_page(&pages, None, version, dir)
-}
-
-/// Writes the page of a command and those of its subcommands.
-fn write_page(command: &Command, above: Option<&str>, version: &str, dir: &Path) -> io::Result<()> {
-    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
-    let mut file = BufWriter::new(File::create(dir.join(format!("{name}.1")))?);
-    let source = format!("RTRS {version}");
-    Man::new(command.clone()).source(source).manual("RTRS").render(&mut file)?;
-    if let Some(above) = above {
-        write!(file, ".SH \"SEE ALSO\"\n\\fB{}\\fR(1)\n", above.replace('-', "\\-"))?;
-    }
-    file.flush()?;
-    let below = command.get_subcommands().filter(|command| !command.is_hide_set());
-    below.into_iter().try_for_each(|below| write_page(below, Some(name), version, dir))
+    fs::write(dir.join(format!("{name}.bash")), bash)
 }

@@ -8,6 +8,7 @@
 
 mod drain;
 mod export;
+mod manual;
 mod metrics;
 mod reload;
 mod server;
@@ -20,7 +21,9 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use rtrs_core::settings::{DocumentsArgs, Flags, Output, print, settings_from_file};
+use rtrs_core::settings::{
+    DocumentsArgs, ErrorClass, Flags, Output, exit_codes, print, settings_from_file,
+};
 use rtrs_core::tls::KeyCommand;
 use serde_json::json;
 
@@ -41,14 +44,13 @@ use crate::settings::Settings;
 /// key of the configuration file, with the same name. Flags override the file; a repeatable flag
 /// replaces the list of the file. The commands control a running server; before them only --run-dir
 /// and --output can be set.
-///
-/// Exit codes: 0 success, 1 failure, 2 wrong usage or a wrong configuration file.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "rtrs-server",
     version = env!("RTRS_VERSION"),
     max_term_width = 0,
-    args_conflicts_with_subcommands = true
+    args_conflicts_with_subcommands = true,
+    after_long_help = exit_codes(ErrorKind::EXIT_STATUSES)
 )]
 pub struct LowArgs {
     /// The settings.
@@ -216,7 +218,7 @@ impl LowArgs {
             Some(Command::Reload(args)) => return reload::run(args),
             Some(Command::Key(command)) => return command.run(),
             Some(Command::Documents(args)) => {
-                return args.run(Self::command(), env!("CARGO_PKG_VERSION"));
+                return args.run(Self::command(), &manual::manual());
             }
             None => {}
         }
