@@ -2,8 +2,8 @@
 //!
 //! `access.rs` access lists · `allocations.rs` allocations of requests · `daemons.rs` attach to
 //! detach, restarts, idle CPU · `commands.rs` output of commands for programs · `apply.rs` sessions
-//! from a file · `admin.rs` and `online.rs` the operator's work under load · `settings.rs`
-//! agreement of flags, files and documents · `discover.rs` lists of exports · `documents.rs` manual
+//! from a file · `blocks.rs` command lines of documents · `admin.rs` and `online.rs` the operator's
+//! work under load · `settings.rs` agreement of flags, files and documents · `discover.rs` lists of exports · `documents.rs` manual
 //! pages, completions, versions · `exports.rs` changes of exports · `faults.rs` faults under load ·
 //! `identity.rs` other servers under one name · `logs.rs` the logs of both daemons · `memory.rs`
 //! the limit of chunk memory · `metrics.rs` scrapes · `nbd_tls.rs` NBD clients over TLS ·
@@ -19,6 +19,7 @@ mod access;
 mod admin;
 mod allocations;
 mod apply;
+mod blocks;
 mod commands;
 mod daemons;
 mod discover;
