@@ -2,9 +2,11 @@
 //! not use, dependencies between crates, lengths of lines and files, references of documents.
 //!
 //! A failed rule names each file and line. Exceptions are listed here with their reasons. The
-//! checks of a single file are in `judge.rs`, those of links in `links.rs`.
+//! checks of a single file are in `judge.rs`, those of links in `links.rs`, those of other
+//! projects' crates in `dependencies.rs`.
 #![forbid(unsafe_code)]
 
+mod dependencies;
 mod english;
 mod judge;
 mod links;
@@ -132,6 +134,9 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
 /// Mark in a document where the output of a program is still missing. Spelled in two parts here and
 /// wherever else this file would report itself.
 const OUTPUT_MARK: &str = concat!("OUT", "PUT: ");
+
+/// Source of every dependency.
+const PUBLIC_INDEX: &str = concat!("registry+https://github.com/rust-lang/crates", ".io-index");
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
@@ -432,7 +437,6 @@ fn the_tree_names_no_machine_and_no_registry() {
 
 #[test]
 fn lock_files_are_there_and_name_the_public_index_only() {
-    let public = concat!("registry+https://github.com/rust-lang/crates", ".io-index");
     let tracked = Command::new("git")
         .args(["ls-files", "Cargo.lock", "fuzz/Cargo.lock"])
         .current_dir(root())
@@ -452,7 +456,7 @@ fn lock_files_are_there_and_name_the_public_index_only() {
         }
         for (number, line) in (1..).zip(text.lines()) {
             if let Some(source) = line.strip_prefix("source = ")
-                && source.trim_matches('"') != public
+                && source.trim_matches('"') != PUBLIC_INDEX
             {
                 breaches.add(lock, number, format!("comes from {source}"));
             }
