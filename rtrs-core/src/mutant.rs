@@ -23,6 +23,9 @@ macro_rules! mutants {
         impl Mutant {
             $($(#[doc = $about])+ pub const $group: &'static [Self] = &[$(Self::$variant,)+];)+
 
+            /// All mutants of all groups.
+            const EVERY: &'static [Self] = &[$($(Self::$variant,)+)+];
+
             /// Returns the name used on command lines.
             pub const fn name(self) -> &'static str {
                 match self { $($(Self::$variant => $name,)+)+ }
@@ -282,8 +285,7 @@ impl FromStr for Mutant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = Self::ALL.iter().chain(Self::SERVER).chain(Self::RDS);
-        let found = all.copied().find(|mutant| mutant.name() == text);
+        let found = Self::EVERY.iter().copied().find(|mutant| mutant.name() == text);
         found.ok_or_else(|| format!("unknown mutant '{text}'; see `rtrs-sim --mutants list`"))
     }
 }
@@ -294,11 +296,10 @@ mod tests {
 
     #[test]
     fn names_are_distinct_and_nothing_is_chosen() {
-        let all = [Mutant::ALL, Mutant::SERVER, Mutant::RDS].concat();
-        for (at, mutant) in all.iter().enumerate() {
+        for (at, mutant) in Mutant::EVERY.iter().enumerate() {
             assert_eq!(mutant.name().parse(), Ok(*mutant));
             assert!(!mutant.rule().is_empty() && !super::is_chosen(*mutant));
-            assert!(all[..at].iter().all(|other| other.name() != mutant.name()));
+            assert!(Mutant::EVERY[..at].iter().all(|other| other.name() != mutant.name()));
         }
         assert!("none-such".parse::<Mutant>().is_err());
     }
