@@ -6,19 +6,21 @@
 //! the first `=` outside quotes belongs to the first field. Control and format characters, such as
 //! those that change the direction of a text, are escaped everywhere.
 
-use std::fmt::{self, Debug};
+use std::fmt::{self, Debug, Write as _};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::limit::{Admission, Limits, Origin};
-use super::{UNLIMITED, push_escaped, push_json, push_quoted, timestamp};
 use crate::rt::Clock;
 use crate::settings::LogFormat;
 
+/// Suffix of event targets to which no limit applies, because an operator requested the lines.
+const UNLIMITED: &str = "::state_dump";
 /// Names with another meaning in the JSON format; fields with such a name get a prefix.
 const RESERVED: [&str; 4] = ["timestamp", "level", "message", "target"];
 
@@ -234,4 +236,51 @@ impl Line {
         let message = "lines like the next one were left out".to_owned();
         Self { level: self.level, target: self.target, message, fields }
     }
+}
+
+/// Returns the current time in the log's format: RFC 3339, in UTC.
+pub fn timestamp() -> String {
+    let mut timestamp = String::new();
+    // Writing to a string cannot fail.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    timestamp
+}
+
+/// Appends a character, or its escape if it is a control or format character or is not printable.
+fn push_escaped(text: &mut String, c: char) {
+    match c {
+        '"' | '\'' => text.push(c),
+        c => text.extend(c.escape_debug()),
+    }
+}
+
+/// Appends a text in quotes.
+fn push_quoted(text: &mut String, value: &str) {
+    text.push('"');
+    for c in value.chars() {
+        match c {
+            '"' => text.push_str("\\\""),
+            c => push_escaped(text, c),
+        }
+    }
+    text.push('"');
+}
+
+/// Appends a text as a JSON string without any literal control or format characters.
+fn push_json(text: &mut String, value: &str) {
+    text.push('"');
+    for c in value.chars() {
+        match c {
+            '"' | '\\' => text.extend(['\\', c]),
+            c if c.escape_debug().len() == 1 || c == '\'' => text.push(c),
+            c => {
+                let mut units = [0; 2];
+                for unit in c.encode_utf16(&mut units) {
+                    // Writing to a string cannot fail.
+                    let _ = write!(text, "\\u{unit:04x}");
+                }
+            }
+        }
+    }
+    text.push('"');
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::{MemSlice, Region};
+use super::region::{MemSlice, Region};
 
 /// Equal buffers cut from one region, handed out and taken back by index.
 #[derive(Debug)]

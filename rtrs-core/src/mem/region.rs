@@ -241,7 +241,7 @@ impl Region {
                 std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr().cast::<u8>(), count);
                 std::slice::from_raw_parts(piece.as_ptr().cast::<u8>(), count)
             };
-            sum = super::crc32c_append(sum, bytes);
+            sum = super::crc::crc32c_append(sum, bytes);
             at += count;
         }
         sum

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::check;
+use super::syscall::check;
 use crate::settings::AutoSwitch;
 
 /// Returns the numbers of the CPUs that this process may use, in ascending order.

@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::check;
+use super::syscall::check;
 use crate::mem::Region;
 
 /// `fallocate` mode: the range becomes a hole that reads as zeroes; the size does not change.

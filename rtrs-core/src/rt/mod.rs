@@ -13,6 +13,7 @@ mod ring;
 mod signals;
 mod sleep_flag;
 mod socket;
+mod syscall;
 
 pub use affinity::{allowed_cpus, pin_plan, pin_to};
 pub use clock::Clock;
@@ -31,8 +32,3 @@ pub use socket::{
     PeerEnd, get_option, peer_end, peer_pid, set_option, unacknowledged, unacknowledged_bytes,
     unread,
 };
-
-/// Converts the result of a system call that returns 0, or -1 with errno set.
-fn check(code: libc::c_int) -> std::io::Result<()> {
-    if code == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-}

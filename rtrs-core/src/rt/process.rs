@@ -13,7 +13,7 @@ use std::mem;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use super::check;
+use super::syscall::check;
 
 /// Detaches from the terminal and the process group of the caller (`setsid`), and leaves the
 /// current directory, whose file system could not be unmounted otherwise. Paths must be absolute

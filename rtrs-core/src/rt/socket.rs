@@ -4,7 +4,7 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd};
 
-use super::check;
+use super::syscall::check;
 
 /// Returns the number of segments that were sent and not acknowledged by the peer's system
 /// (`tcpi_unacked`). 0 means that all sent data has arrived there, whether or not its program has

@@ -21,7 +21,7 @@ use rdma_sys::{
     rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
 
-use super::{outcome, taken};
+use super::outcome::{outcome, taken};
 use crate::fabric::PrivateData;
 use crate::fabric::verbs::reaper::Reaper;
 

@@ -16,8 +16,8 @@ use rdma_sys::{
 
 use super::cm::{duplicate, set_nonblocking};
 use super::device::Context;
+use super::outcome::{outcome, taken};
 use super::queue::WrTag;
-use super::{outcome, taken};
 use crate::fabric::{WcOp, WcStatus};
 
 /// Maximum number of completions taken from the device at once.

@@ -31,7 +31,7 @@ use rdma_sys::{
 };
 
 use super::cm::{CmId, EventChannel, duplicate, set_nonblocking};
-use super::{outcome, taken};
+use super::outcome::{outcome, taken};
 use crate::fabric::Access;
 use crate::mem::Region;
 

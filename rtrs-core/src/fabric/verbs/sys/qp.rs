@@ -27,7 +27,7 @@ use rdma_sys::{
 use super::cm::CmId;
 use super::cq::Cq;
 use super::device::{Mw, Pd, access_flags};
-use super::outcome;
+use super::outcome::outcome;
 use super::queue::{Posted, RecvSlot, Recvs, SendSlot, Sends, WrTag, next_key, to_sge};
 use crate::fabric::{Access, FabricError, QpLimits, Sge, WcOp, WcStatus, WorkRequest, WrOp};
 use crate::ids::QpNum;
