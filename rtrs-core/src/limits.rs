@@ -7,7 +7,6 @@
 //! the two numbers takes a `Limits` or relies on its guarantees.
 
 use crate::ids::PermitId;
-use crate::wire::MemBits;
 
 /// Default TCP and RDMA CM port of a server.
 pub const PORT_DEFAULT: u16 = 1234;
@@ -159,6 +158,30 @@ impl Default for Limits {
     }
 }
 
+/// Number of offset bits in a request's immediate; the permit has the rest of the 28.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemBits(u8);
+
+impl MemBits {
+    /// Returns the number of offset bits for a queue depth: `28 - ceil(log2(queue_depth))`, which
+    /// is 12 to 28. A depth of 0 counts as 1.
+    #[allow(clippy::cast_possible_truncation, reason = "12 to 28")]
+    pub const fn for_depth(queue_depth: u16) -> Self {
+        Self((IMM_PAYLOAD_BITS - ceil_log2(queue_depth as u32)) as u8)
+    }
+
+    /// Returns the number of offset bits.
+    pub const fn get(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Returns true if the permit and the offset fit. [`Limits`] guarantees this for its permits
+    /// and for offsets inside its chunks.
+    pub const fn fits(self, permit: PermitId, offset: u32) -> bool {
+        offset >> self.0 == 0 && (permit.0 as u32) >> (IMM_PAYLOAD_BITS - self.0 as u32) == 0
+    }
+}
+
 /// Returns the maximum number of chunks of this size that the immediate can number; `chunk_size`
 /// has been validated.
 const fn depth_max(chunk_size: u32) -> u32 {
@@ -235,6 +258,14 @@ mod tests {
         }
         assert_eq!(ceil_log2(65535), 16);
         assert_eq!(ceil_log2(u32::MAX), 32);
+    }
+
+    #[test]
+    fn offset_bits_follow_the_depth() {
+        for (depth, bits) in [(0, 28), (1, 28), (2, 27), (500, 19), (512, 19), (513, 18)] {
+            assert_eq!(MemBits::for_depth(depth).get(), bits, "{depth}");
+        }
+        assert_eq!(MemBits::for_depth(u16::MAX).get(), 12);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! `message!` declares a message of fixed length as a list of fields with their offsets, `codes!`
 //! an enum with its codes on the wire.
 
-use super::WireError;
+use super::error::WireError;
 use crate::identity::ServerProcess;
 use crate::ids::{ConnIndex, PathUuid, PermitId, Rkey, SessionId};
 
@@ -103,7 +103,7 @@ macro_rules! fields {
     )+};
 }
 fields! { integers u8 u16 i16 u32 u64 }
-fields! { newtypes Rkey PermitId ConnIndex PathUuid SessionId ServerProcess super::Rw }
+fields! { newtypes Rkey PermitId ConnIndex PathUuid SessionId ServerProcess }
 
 /// Declares a message: its length in bytes, its name in docs/PROTOCOL.md, its fields with their
 /// offsets. `at & mask` is a flag in a byte. With a type number before the fields, which is stored

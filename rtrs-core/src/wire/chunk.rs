@@ -21,7 +21,6 @@
 
 use std::ops::Range;
 
-use super::RNBD_VERSION;
 use super::auth::{Auth, Challenge, ChallengeRsp, SignedProof};
 use super::bytes::{fixed, u16_at};
 use super::discover::{Discover, Page};
@@ -31,6 +30,7 @@ use super::fence::Fence;
 use super::gateway::Move;
 use super::info::SgDesc;
 use super::io::{IoHeader, ReadMsg, RwOp, TYPE_READ, WriteMsg};
+use super::version::RNBD_VERSION;
 use crate::extents;
 use crate::ids::Rkey;
 use crate::limits::MAX_HDR_SIZE;

@@ -6,8 +6,9 @@
 //! checks that need state (UUIDs, queue depth over reconnects).
 
 use super::bytes::{fixed, put, u16_at};
+use super::errno;
 use super::error::{Fault, WireError};
-use super::{VERSION, errno};
+use super::version::VERSION;
 use crate::ids::{ConnIndex, PathUuid, SessionId};
 use crate::limits::{CONNS_PER_PATH_MAX, IMM_PAYLOAD_BITS, Limits, MAX_HDR_SIZE, ceil_log2};
 

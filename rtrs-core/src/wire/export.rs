@@ -4,10 +4,10 @@
 //! memory given by the client. docs/PROTOCOL.md describes the meaning of the fields, and values
 //! suitable for a kernel client; this module does not validate devices.
 
-use super::RNBD_VERSION;
 use super::bytes::{expect_type, fixed, put, take};
 use super::error::{Fault, WireError};
 use super::name::{Name, name_len};
+use super::version::RNBD_VERSION;
 use crate::gateway::Standing;
 use crate::identity::{EvictionSecret, ExportId};
 use crate::limits::NAME_FIELD_LEN;

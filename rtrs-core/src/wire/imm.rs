@@ -7,7 +7,7 @@
 
 use super::errno;
 use crate::ids::PermitId;
-use crate::limits::{IMM_PAYLOAD_BITS, ceil_log2};
+use crate::limits::{IMM_PAYLOAD_BITS, MemBits};
 
 const TYPE_IO_REQ: u32 = 0;
 const TYPE_IO_RSP: u32 = 1;
@@ -20,30 +20,6 @@ const PAYLOAD_MASK: u32 = (1 << IMM_PAYLOAD_BITS) - 1;
 const RSP_ID_BITS: u32 = 19;
 const RSP_ID_MASK: u32 = (1 << RSP_ID_BITS) - 1;
 const RSP_ERRNO_MASK: u32 = 0x1ff;
-
-/// Number of offset bits in a request's immediate; the permit has the rest of the 28.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemBits(u8);
-
-impl MemBits {
-    /// Returns the number of offset bits for a queue depth: `28 - ceil(log2(queue_depth))`, which
-    /// is 12 to 28. A depth of 0 counts as 1.
-    #[allow(clippy::cast_possible_truncation, reason = "12 to 28")]
-    pub const fn for_depth(queue_depth: u16) -> Self {
-        Self((IMM_PAYLOAD_BITS - ceil_log2(queue_depth as u32)) as u8)
-    }
-
-    /// Returns the number of offset bits.
-    pub const fn get(self) -> u32 {
-        self.0 as u32
-    }
-
-    /// Returns true if the permit and the offset fit. A [`crate::limits::Limits`] guarantees this
-    /// for its permits and for offsets inside its chunks.
-    pub const fn fits(self, permit: PermitId, offset: u32) -> bool {
-        offset >> self.0 == 0 && (permit.0 as u32) >> (IMM_PAYLOAD_BITS - self.0 as u32) == 0
-    }
-}
 
 /// Decoded immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +67,7 @@ impl Imm {
     pub fn encode(self) -> u32 {
         match self {
             Self::Request { .. } => panic!("a request's immediate needs the session's MemBits"),
-            other => other.encode_with(MemBits(0)),
+            other => other.encode_with(MemBits::for_depth(1)),
         }
     }
 
@@ -106,7 +82,7 @@ impl Imm {
             Self::Request { permit, offset } => {
                 assert!(bits.fits(permit, offset), "permit {permit}, offset {offset}: {bits:?}");
                 // With one permit and 28 offset bits the shift yields zero, which is the permit.
-                (TYPE_IO_REQ, (u32::from(permit.0) << bits.0) | offset)
+                (TYPE_IO_REQ, (u32::from(permit.0) << bits.get()) | offset)
             }
             Self::Response { permit, errno, invalidated } => {
                 let kind = if invalidated { TYPE_IO_RSP_W_INV } else { TYPE_IO_RSP };
@@ -153,22 +129,14 @@ impl Imm {
         }
         // There are at least 12 offset bits, so at most 16 are left for the permit.
         #[allow(clippy::cast_possible_truncation, reason = "at most 16 bits")]
-        let permit = PermitId((imm >> bits.0) as u16);
-        Self::Request { permit, offset: imm & ((1 << bits.0) - 1) }
+        let permit = PermitId((imm >> bits.get()) as u16);
+        Self::Request { permit, offset: imm & ((1 << bits.get()) - 1) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn offset_bits_follow_the_depth() {
-        for (depth, bits) in [(0, 28), (1, 28), (2, 27), (500, 19), (512, 19), (513, 18)] {
-            assert_eq!(MemBits::for_depth(depth).get(), bits, "{depth}");
-        }
-        assert_eq!(MemBits::for_depth(u16::MAX).get(), 12);
-    }
 
     #[test]
     fn the_documents_examples() {

@@ -4,10 +4,10 @@
 //! messages, so they are plain values at constant offsets, without allocation.
 //! [`super::ChunkRequest`] validates the combination of header and RTRS message.
 
-use super::RNBD_VERSION;
-use super::bytes::{expect_type, fixed, put, take, u16_at};
+use super::bytes::{Field, expect_type, fixed, put, take, u16_at};
 use super::error::WireError;
 use super::info::SgDesc;
+use super::version::RNBD_VERSION;
 use crate::ids::Rkey;
 
 pub(super) const TYPE_READ: u16 = 3;
@@ -40,6 +40,15 @@ codes! {
 /// ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rw(pub u32);
+
+impl Field for Rw {
+    fn load(bytes: &[u8], at: usize) -> Self {
+        Self(Field::load(bytes, at))
+    }
+    fn store(&self, out: &mut [u8], at: usize) {
+        self.0.store(out, at);
+    }
+}
 
 impl Rw {
     /// Read without flags; the kernel's client always adds [`Rw::sync`].

@@ -35,7 +35,9 @@ mod io;
 mod name;
 mod ping;
 mod rkey;
+mod version;
 
+pub use crate::limits::MemBits;
 pub use auth::{
     AUTH_VERSION, Auth, Challenge, ChallengeRsp, Credential, CredentialKind, SignedProof,
 };
@@ -53,7 +55,7 @@ pub use fence::{Extensions, Fence};
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz;
 pub use gateway::Move;
-pub use imm::{Imm, MemBits};
+pub use imm::Imm;
 pub use info::{InfoReq, InfoRsp, SgDesc};
 pub use io::{IoHeader, ReadMsg, Rw, RwOp, WriteMsg};
 pub use name::{Name, NameError};
@@ -62,8 +64,4 @@ pub use ping::{
     RPING_SIZE_MIN, fill_pattern, text_len,
 };
 pub use rkey::{RkeyRsp, TimedRkeyRsp};
-
-/// RTRS 2.0, as in CON_REQ and CON_RSP; only the major version is compared.
-pub const VERSION: u16 = 0x0200;
-/// Major version of RNBD, as in SESS_INFO.
-pub const RNBD_VERSION: u8 = 2;
+pub use version::{RNBD_VERSION, VERSION};

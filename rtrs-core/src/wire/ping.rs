@@ -6,8 +6,8 @@
 //! neither can be mistaken for a CON_REQ or CON_RSP, whose magic is at another offset. The pattern
 //! of the data is rping's ([`fill_pattern`]). Layouts: docs/PROTOCOL.md, "Ping".
 
-use super::WireError;
 use super::bytes::{fixed, put, take};
+use super::error::WireError;
 use crate::ids::Rkey;
 
 /// Memory from which the data of a ping may be read or to which it may be written, or a go-ahead,
