@@ -302,6 +302,10 @@ impl FromStr for Identity {
     }
 }
 
+crate::text_values! {
+    Identity, "ID", "an identity, SERVER/EXPORT";
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

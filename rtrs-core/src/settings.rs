@@ -26,6 +26,7 @@ mod file;
 mod file_map;
 mod flags;
 mod log;
+mod macros;
 mod metrics;
 mod number;
 mod output;

@@ -5,72 +5,10 @@
 //! [`AutoSwitch`] are the choices that both daemons share. In a configuration file `true` and
 //! `false` mean `on` and `off`.
 
-/// Makes types that parse and print their text [values](super::Value) of settings. Arguments: the
-/// type, its placeholder in usage texts, and the text after "expected" in the error of a file.
-#[macro_export]
-macro_rules! text_values {
-    ($($type:ty, $name:literal, $expecting:literal;)+) => {$(
-        impl $crate::settings::Value for $type {
-            const NAME: &'static str = $name;
-        }
-        $crate::text_values!(serde $type, $expecting);
-    )+};
-    (serde $type:ty, $expecting:literal) => {
-        impl serde::Serialize for $type {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-        impl<'de> serde::Deserialize<'de> for $type {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                $crate::settings::deserialize_text(deserializer, $expecting)
-            }
-        }
-    };
-}
+use clap::Arg;
 
-/// Declares an enum whose values are words. Errors use the text after its name; a variant may have
-/// further words, which are accepted and never printed.
-#[macro_export]
-macro_rules! choices {
-    ($(#[$about:meta])+ $vis:vis enum $type:ident as $what:literal {
-        $($(#[$meta:meta])+ $variant:ident = $word:literal $(| $also:literal)*,)+
-    }) => {
-        $(#[$about])+
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        $vis enum $type { $($(#[$meta])+ $variant,)+ }
-
-        impl std::str::FromStr for $type {
-            type Err = $crate::settings::ValueError;
-
-            fn from_str(text: &str) -> Result<Self, Self::Err> {
-                match text {
-                    $($word $(| $also)* => Ok(Self::$variant),)+
-                    _ => Err($crate::settings::unknown_choice($what, text, &[$($word),+])),
-                }
-            }
-        }
-        impl $type {
-            /// Returns the word.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $word,)+ }
-            }
-        }
-        impl std::fmt::Display for $type {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(self.name())
-            }
-        }
-        impl $crate::settings::Value for $type {
-            const NAME: &'static str = "WORD";
-            fn range() -> String {
-                $crate::settings::either(&[$($word),+])
-            }
-        }
-        $crate::text_values!(serde $type, $what);
-    };
-}
+use super::declare::{Field, last};
+use super::error::ValueError;
 
 /// Joins words as in a sentence: `a, b or c`.
 #[must_use]
@@ -88,9 +26,7 @@ pub fn unknown_choice(what: &'static str, text: &str, words: &[&str]) -> ValueEr
     ValueError::new(what, text, "is not valid", format!("use {}", either(words)))
 }
 
-use super::ValueError;
-
-choices! {
+crate::choices! {
     /// `on` or `off`.
     pub enum Switch as "switch" {
         /// Switched on.
@@ -108,7 +44,23 @@ impl Switch {
     }
 }
 
-choices! {
+impl Field for bool {
+    type Of = Switch;
+
+    fn made(values: Vec<Switch>) -> Self {
+        last(values).is_on()
+    }
+
+    fn flag(arg: Arg) -> Arg {
+        Switch::flag(arg).num_args(0).default_missing_value("on")
+    }
+
+    fn range() -> String {
+        String::new()
+    }
+}
+
+crate::choices! {
     /// `on`, `off`, or `auto`: the program decides.
     #[derive(Default)]
     pub enum AutoSwitch as "switch" {
@@ -126,20 +78,6 @@ impl From<bool> for AutoSwitch {
     fn from(on: bool) -> Self {
         if on { Self::On } else { Self::Off }
     }
-}
-
-text_values! {
-    super::ByteSize, "SIZE", "a size such as 128k";
-    super::Portal, "PORTAL", "a portal such as tcp://127.0.0.1:1234";
-    crate::identity::Identity, "ID", "an identity, SERVER/EXPORT";
-}
-
-impl super::Value for String {
-    const NAME: &'static str = "TEXT";
-}
-
-impl super::Value for std::path::PathBuf {
-    const NAME: &'static str = "PATH";
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Settings, each declared once: name, type with its range, default, help.
 //!
-//! Owns [`settings!`](crate::settings!), which makes a struct of a list of declarations, and the
-//! traits behind it. Everything that is done with settings is a [`Visitor`] that sees each
+//! Contains the traits behind [`settings!`](crate::settings!), which makes a struct of a list of
+//! declarations. Everything that is done with settings is a [`Visitor`] that sees each
 //! declaration beside its value: flags (`flags.rs`), the configuration file (`reading.rs`),
 //! `--print-config` ([`print()`]), the tables of the documents ([`describe`]).
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Arg, ArgAction, ArgMatches};
@@ -13,59 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_yaml::{Mapping, Value as Yaml};
 
-use super::{Switch, deserialize_list};
-
-/// Declares a struct of settings:
-///
-/// ```
-/// use rtrs_core::settings::{Int, Time, MILLISECOND, SECOND};
-/// rtrs_core::settings! {
-///     /// Settings of the example.
-///     pub struct Example {
-///         /// Requests in flight
-///         ///
-///         /// More about it, for `--help` and the documents.
-///         queue_depth: Int<u16, 1, 512> = "64",
-///         /// Longest wait for an answer
-///         ///
-///         /// The old name is accepted with a warning; its bare numbers are milliseconds.
-///         io_timeout: Time<{ 10 * MILLISECOND }, { 60 * SECOND }> = "30s" was "io-timeout-ms",
-///     }
-/// }
-/// assert_eq!(Example::default().queue_depth.get(), 64);
-/// ```
-///
-/// The flag and the key have the field's name with `-` for `_`. The default is written as a user
-/// would write it. For `Option<T>`, which is unset by default, it only says what that means.
-#[macro_export]
-macro_rules! settings {
-    ($(#[doc = $about:literal])+ $vis:vis struct $family:ident {
-        $($(#[doc = $help:literal])+
-        $name:ident: $ty:ty = $default:literal $(was $old:literal)?,)+
-    }) => {
-        $(#[doc = $about])+
-        #[derive(Debug, Clone, PartialEq, Eq)]
-        $vis struct $family {
-            $($(#[doc = $help])+ pub $name: $ty,)+
-        }
-
-        impl Default for $family {
-            fn default() -> Self {
-                Self { $($name: <$ty as $crate::settings::Field>::initial($default),)+ }
-            }
-        }
-
-        impl $crate::settings::Settings for $family {
-            fn visit(&mut self, visitor: &mut impl $crate::settings::Visitor) {
-                use $crate::settings::Setting;
-                $(visitor.setting(
-                    &Setting::new(stringify!($name), &[$($help),+], $default)$(.was($old))?,
-                    &mut self.$name,
-                );)+
-            }
-        }
-    };
-}
+use super::file::deserialize_list;
 
 /// Settings that were declared.
 pub trait Settings: Default {
@@ -145,6 +94,14 @@ pub trait Value:
     }
 }
 
+impl Value for String {
+    const NAME: &'static str = "TEXT";
+}
+
+impl Value for PathBuf {
+    const NAME: &'static str = "PATH";
+}
+
 /// Type of a setting: a [`Value`], an optional one, a list, or a flag without a value.
 pub trait Field: Serialize + Sized {
     /// Type of a single value.
@@ -198,7 +155,7 @@ pub trait Field: Serialize + Sized {
 }
 
 /// Returns the last value.
-fn last<T>(mut values: Vec<T>) -> T {
+pub(super) fn last<T>(mut values: Vec<T>) -> T {
     values.pop().expect("a field is made of at least one value")
 }
 
@@ -239,22 +196,6 @@ impl<T: Value> Field for Vec<T> {
 
     fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Self>, D::Error> {
         deserialize_list(deserializer)
-    }
-}
-
-impl Field for bool {
-    type Of = Switch;
-
-    fn made(values: Vec<Switch>) -> Self {
-        last(values).is_on()
-    }
-
-    fn flag(arg: Arg) -> Arg {
-        Switch::flag(arg).num_args(0).default_missing_value("on")
-    }
-
-    fn range() -> String {
-        String::new()
     }
 }
 

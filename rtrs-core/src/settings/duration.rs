@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Value, ValueError, deserialize_text};
+use super::declare::Value;
+use super::error::ValueError;
+use super::file::deserialize_text;
 
 /// One millisecond, in the unit of [`Time`]'s bounds.
 pub const MILLISECOND: u64 = 1000;

@@ -7,8 +7,10 @@ use std::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Visitor as Serde};
 
+use super::declare::{Field, Setting, Settings, Visitor, describe};
+use super::file::deserialize_text;
 use super::flags::warn_of_old;
-use super::{Field, Setting, Settings, Visitor, describe, deserialize_text, nearest};
+use super::suggest::nearest;
 
 /// Settings from a map.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

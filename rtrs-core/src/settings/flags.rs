@@ -8,7 +8,8 @@ use std::marker::PhantomData;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
-use super::{CommandError, ErrorClass, Field, Setting, Settings, Visitor};
+use super::command_error::{CommandError, ErrorClass};
+use super::declare::{Field, Setting, Settings, Visitor};
 
 /// Given flags of the settings `S`. For `#[command(flatten)]`.
 #[derive(Debug, Clone)]

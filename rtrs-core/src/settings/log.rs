@@ -8,7 +8,8 @@ use std::str::FromStr;
 
 use tracing_subscriber::EnvFilter;
 
-use super::{ValueError, nearest};
+use super::error::ValueError;
+use super::suggest::nearest;
 
 /// Words that set the level of all modules.
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::ValueError;
+use super::error::ValueError;
 
 /// Address of the metrics endpoint: `ADDR:PORT` or `unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

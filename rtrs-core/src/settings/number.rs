@@ -7,7 +7,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Value, ValueError, deserialize_text};
+use super::declare::Value;
+use super::error::ValueError;
+use super::file::deserialize_text;
 
 /// Whole number from `MIN` to `MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

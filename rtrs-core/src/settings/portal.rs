@@ -14,7 +14,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-use super::ValueError;
+use super::error::ValueError;
 
 /// Default port: that of RTRS (kernel rnbd-proto.h, `RTRS_PORT`).
 pub const PORT_DEFAULT: u16 = 1234;
@@ -352,6 +352,10 @@ impl fmt::Display for Portal {
         }
         write!(f, "{}:{}", self.host, self.port)
     }
+}
+
+crate::text_values! {
+    Portal, "PORTAL", "a portal such as tcp://127.0.0.1:1234";
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use super::{CommandError, ErrorClass, Keys, Settings};
+use super::command_error::{CommandError, ErrorClass};
+use super::declare::Settings;
+use super::file_map::Keys;
 
 /// Maximum size of a configuration file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;

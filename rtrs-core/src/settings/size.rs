@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::ValueError;
+use super::error::ValueError;
 
 /// Unit letters and their powers of two, largest first.
 const UNITS: [(&str, u32); 6] = [("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("k", 10)];
@@ -79,6 +79,10 @@ impl fmt::Display for ByteSize {
         }
         write!(f, "{}", self.0)
     }
+}
+
+crate::text_values! {
+    ByteSize, "SIZE", "a size such as 128k";
 }
 
 #[cfg(test)]

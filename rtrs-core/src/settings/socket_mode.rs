@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{ValueError, text_values};
+use super::error::ValueError;
 
 /// Permissions of a Unix socket, in octal: `660`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ impl fmt::Display for SocketMode {
     }
 }
 
-text_values! {
+crate::text_values! {
     SocketMode, "MODE", "an octal mode such as 660";
 }
 

@@ -9,7 +9,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Host, PORT_DEFAULT, Portal, Problem, Scheme, check_family, is_name};
-use crate::settings::ValueError;
+use crate::settings::error::ValueError;
 
 /// Reads a path of rnbd; `None` when the text is none.
 pub(super) fn parse(text: &str) -> Option<Result<Portal, ValueError>> {
