@@ -1,8 +1,6 @@
 //! rustls configurations of both ends, created from files.
 
-use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::client::danger::ServerCertVerifier;
@@ -17,61 +15,18 @@ use rustls::{
     ClientConfig, RootCertStore, ServerConfig, ServerConnection, SupportedProtocolVersion,
 };
 
-use super::ALPN;
+use super::credential::OwnCredential;
+use super::error::TlsConfigError as Error;
 use super::files::{Files, TlsDir};
 use super::keys::{Clients, PrivateKey, PublicKey};
 use super::lists::{Lists, is_revoked};
-use super::own::Sources;
-use super::proof::OwnCredential;
 use super::raw::{RawKeys, RawVerifier};
 use super::revocation::{client_verifier, server_verifier};
+use super::sources::Sources;
 use crate::fabric::peer::{PeerIdentity, Who};
 
-/// Reason why certificates or keys cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsConfigError {
-    /// A file cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// System error.
-        #[source]
-        source: io::Error,
-    },
-    /// Other users could use a private key.
-    #[error(
-        "cannot use the private key {}: its mode {mode:03o} gives access to others; \
-         run chmod 600 {}", path.display(), path.display()
-    )]
-    Unsafe {
-        /// Path of the file.
-        path: PathBuf,
-        /// Permissions of the file.
-        mode: u32,
-    },
-    /// A file has no usable content.
-    #[error("cannot use {}: {why}", path.display())]
-    Content {
-        /// Path of the file.
-        path: PathBuf,
-        /// Description of the problem.
-        why: String,
-    },
-}
-
-use TlsConfigError as Error;
-
-impl Error {
-    /// Returns the whole text, including the system's error.
-    #[must_use]
-    pub fn chain(&self) -> String {
-        match self {
-            Self::Read { source, .. } => format!("{self}: {source}"),
-            Self::Unsafe { .. } | Self::Content { .. } => self.to_string(),
-        }
-    }
-}
+/// Protocol name used by both ends (ALPN, RFC 7301).
+pub const ALPN: &[u8] = b"rtrs/1";
 
 /// TLS configuration of a server.
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
-use super::config::TlsConfigError as Error;
+use super::error::TlsConfigError as Error;
 use crate::rt::forbid_dumps;
 
 /// Maximum size of a file: a list of ten thousand clients, or a large revocation list.

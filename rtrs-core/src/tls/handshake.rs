@@ -17,8 +17,7 @@ use rustls::{
     SupportedCipherSuite, Tls13CipherSuite,
 };
 
-use super::ALPN;
-use super::config::{TlsClientConfig, TlsServerConfig};
+use super::config::{ALPN, TlsClientConfig, TlsServerConfig};
 use super::explain::{NO_NAME, at_server};
 use super::keys::PublicKey;
 use crate::fabric::peer::{PeerIdentity, Proof, ProofError};

@@ -21,7 +21,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use sha2::{Digest, Sha256};
 
-use super::config::TlsConfigError as Error;
+use super::error::TlsConfigError as Error;
 use super::files::{read, read_secret};
 
 /// Encoding that precedes the key in its SubjectPublicKeyInfo (RFC 8410 section 4).

@@ -18,10 +18,10 @@ use webpki::{
     anchor_from_trusted_cert, spki_for_anchor,
 };
 
-use super::config::TlsConfigError as Error;
+use super::dates::time;
+use super::error::TlsConfigError as Error;
 use super::files::{Files, TlsDir};
 use super::names::{common_name, element};
-use super::own::time;
 
 const INTEGER: u8 = 0x02;
 const BIT_STRING: u8 = 0x03;

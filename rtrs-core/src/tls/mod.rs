@@ -11,14 +11,18 @@
 //! peer occupies no thread, and the computations of a handshake do not delay the shard.
 //!
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
-//! commands for keys · `config.rs` rustls configurations · `raw.rs` checks of raw keys · `names.rs`
-//! the name in a certificate · `own.rs` checks of the local files · `lists.rs` revocation lists ·
-//! `revocation.rs` verifiers that check whole chains against them · `proof.rs` proofs of paths
-//! without TLS · `handshake.rs` one handshake · `workers.rs` the threads · `explain.rs` errors for
-//! people.
+//! commands for keys · `config.rs` rustls configurations · `sources.rs` the files behind them ·
+//! `raw.rs` checks of raw keys · `names.rs` the name in a certificate · `own.rs` checks of the
+//! local files · `dates.rs` dates as text · `lists.rs` revocation lists · `revocation.rs` verifiers
+//! that check whole chains against them · `credential.rs` the local credential · `proof.rs` proofs
+//! of paths without TLS · `handshake.rs` one handshake · `workers.rs` the threads · `error.rs`
+//! unusable files and keys · `explain.rs` errors for people.
 
 mod command;
 mod config;
+mod credential;
+mod dates;
+mod error;
 mod explain;
 mod files;
 #[cfg(any(test, feature = "test-util"))]
@@ -33,13 +37,15 @@ mod own;
 mod proof;
 mod raw;
 mod revocation;
+mod sources;
 #[cfg(test)]
 mod tests;
 mod workers;
 
 pub use crate::fabric::peer::ProofError;
 pub use command::{KeyArgs, KeyCommand};
-pub use config::{TlsClientConfig, TlsConfigError, TlsServerConfig};
+pub use config::{ALPN, TlsClientConfig, TlsServerConfig};
+pub use error::TlsConfigError;
 pub(crate) use explain::alert_text;
 pub use explain::hint;
 pub use files::{TlsDir, writable_by_others};
@@ -58,6 +64,3 @@ pub use own::{EXPIRES_SOON_DAYS, NO_LIST};
 pub use proof::{Exchange, ProofFacts, nonce};
 pub use workers::TlsEndpoint;
 pub(crate) use workers::{Done, Job};
-
-/// Protocol name used by both ends (ALPN, RFC 7301).
-pub const ALPN: &[u8] = b"rtrs/1";

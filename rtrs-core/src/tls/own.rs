@@ -5,24 +5,21 @@
 //! one that has expired or is not valid yet, or one that is for the other end (extended key usage).
 //! Whether its CA is in `ca-cert.pem` is not checked: each end may have a CA of its own.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustls::pki_types::{CertificateDer, UnixTime};
-use sha2::{Digest, Sha256};
 use webpki::{EndEntityCert, KeyUsage};
 
-use super::config::{TlsClientConfig, TlsConfigError as Error, TlsServerConfig};
-use super::files::Files;
+use super::config::{TlsClientConfig, TlsServerConfig};
+use super::dates::{DAY, time};
+use super::error::TlsConfigError as Error;
 use super::keys::{Clients, PublicKey};
-use super::lists::Lists;
-use super::names::name_of;
 
 /// Number of days before the expiry of a certificate from which on a warning is given.
 pub const EXPIRES_SOON_DAYS: u64 = 14;
 /// Message of a reload after which there is no revocation list any more.
 pub const NO_LIST: &str = "ca-crl.pem: no certificate is revoked any more";
-const DAY: u64 = 24 * 3600;
 /// Offset beyond the expiry of every certificate.
 const FAR: Duration = Duration::from_secs(1 << 40);
 
@@ -31,57 +28,6 @@ const FAR: Duration = Duration::from_secs(1 << 40);
 pub(super) enum End {
     Server,
     Client,
-}
-
-/// Files from which a configuration was created.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Sources {
-    /// Certificate, with its path.
-    certificate: Option<(CertificateDer<'static>, PathBuf)>,
-    /// The local chain yields a name for its certificate.
-    is_named: bool,
-    /// Names of the files, and hashes of their contents.
-    files: Vec<(&'static str, [u8; 32])>,
-    lists: Lists,
-    /// Warnings about files that other users can change.
-    loose: Vec<String>,
-    /// Own key, if there are no certificates.
-    pub(super) key: Option<PublicKey>,
-}
-
-impl Sources {
-    pub(super) fn certificates(files: &Files, lists: Lists) -> Self {
-        let certificate = files.chain.first().cloned();
-        let hash = |parts: &mut dyn Iterator<Item = &[u8]>| -> [u8; 32] {
-            let mut hash = Sha256::new();
-            parts.for_each(|part| hash.update(part));
-            hash.finalize().into()
-        };
-        Self {
-            certificate: certificate.map(|certificate| (certificate, files.chain_path.clone())),
-            // The CAs of `ca-cert.pem` may be only those of the other end.
-            is_named: name_of(&files.chain, &[]).is_some(),
-            files: vec![
-                ("ca-cert.pem", hash(&mut files.ca.iter().map(AsRef::as_ref))),
-                ("ca-crl.pem", hash(&mut files.crl.iter().map(AsRef::as_ref))),
-                ("server-cert.pem", hash(&mut files.chain.iter().map(AsRef::as_ref))),
-                ("server-key.pem", hash(&mut std::iter::once(files.key.secret_der()))),
-            ],
-            lists,
-            loose: files.loose.clone(),
-            key: None,
-        }
-    }
-
-    pub(super) fn raw_key(key: PublicKey) -> Self {
-        Self { key: Some(key), ..Self::default() }
-    }
-
-    fn warnings(&self, now: UnixTime) -> Vec<String> {
-        let mut all = self.lists.warnings(now);
-        all.extend(self.loose.iter().cloned());
-        all
-    }
 }
 
 impl TlsServerConfig {
@@ -284,43 +230,4 @@ fn verified(certificate: &CertificateDer<'_>, end: End, at: UnixTime) -> Option<
     // Properties that do not depend on the issuer are checked first. Without any issuer,
     // verification ends there.
     parsed.verify_for_usage(&[], &[], &[], at, usage, None, None).err()
-}
-
-/// Formats a time in UTC.
-pub(super) fn time(at: UnixTime) -> String {
-    let second = at.as_secs() % DAY;
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{} {hour:02}:{minute:02}:{second:02} UTC", date(at))
-}
-
-/// Formats a day in UTC as YYYY-MM-DD. Years begin in March here, so that a leap day is the last.
-fn date(at: UnixTime) -> String {
-    let days = at.as_secs() / DAY + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (day, next) = (day - (153 * month + 2) / 5 + 1, u64::from(month >= 10));
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    format!("{:04}-{month:02}-{day:02}", era * 400 + year + next)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn days_have_dates() {
-        for (seconds, text) in [
-            (0, "1970-01-01"),
-            (951_782_400, "2000-02-29"),
-            (1_767_225_599, "2025-12-31"),
-            (1_767_225_600, "2026-01-01"),
-        ] {
-            let at = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-            assert_eq!(date(at), text);
-        }
-        let at = UnixTime::since_unix_epoch(Duration::from_secs(1_767_225_599));
-        assert_eq!(time(at), "2025-12-31 23:59:59 UTC");
-    }
 }

@@ -9,39 +9,24 @@
 //! string, a zero byte. So a signature made for one purpose is invalid for any other, including TLS
 //! 1.2, where a peer chooses the first bytes. Everything that follows has a fixed length.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ring::rand::{SecureRandom, SystemRandom};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, SubjectPublicKeyInfoDer, UnixTime};
-use rustls::sign::CertifiedKey;
-use rustls::{Error, SignatureScheme};
-use sha2::{Digest, Sha256};
+use rustls::SignatureScheme;
+use rustls::pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
 use webpki::{EndEntityCert, RawPublicKeyEntity};
 
 use super::config::{TlsClientConfig, TlsServerConfig, provider};
+use super::credential::{OwnCredential, SCHEMES, hash};
 use super::explain::NO_NAME;
 use crate::fabric::peer::{PeerIdentity, Proof, ProofError};
 use crate::ids::{PathUuid, SessionId};
-use crate::wire::{
-    AUTH_VERSION, Challenge, ChallengeRsp, Credential, CredentialKind, SignedProof, VERSION,
-};
+use crate::wire::{AUTH_VERSION, Challenge, ChallengeRsp, CredentialKind, SignedProof, VERSION};
 
 /// Context strings of a client and of a server.
 const CLIENT: &str = "RTRS path authentication, client";
 const SERVER: &str = "RTRS path authentication, server";
-
-/// Signature schemes of proofs that TLS 1.3 permits and this implementation supports, best first.
-const SCHEMES: [SignatureScheme; 6] = [
-    SignatureScheme::ED25519,
-    SignatureScheme::ECDSA_NISTP256_SHA256,
-    SignatureScheme::ECDSA_NISTP384_SHA384,
-    SignatureScheme::RSA_PSS_SHA256,
-    SignatureScheme::RSA_PSS_SHA384,
-    SignatureScheme::RSA_PSS_SHA512,
-];
 
 fn refuse<T>(why: &'static str) -> Result<T, ProofError> {
     Err(ProofError::from(why))
@@ -105,71 +90,12 @@ pub fn nonce() -> Result<[u8; 32], ProofError> {
     Ok(nonce)
 }
 
-/// Credential that an end presents, and its private key.
-#[derive(Clone)]
-pub(super) struct OwnCredential {
-    shown: Arc<Credential>,
-    key: Arc<CertifiedKey>,
-}
-
-impl fmt::Debug for OwnCredential {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnCredential").field("kind", &self.shown.kind).finish_non_exhaustive()
-    }
-}
-
-impl OwnCredential {
-    /// Creates the credential of a raw key.
-    pub(super) fn raw_key(key: &Arc<CertifiedKey>) -> Self {
-        Self::new(CredentialKind::RawKey, Arc::clone(key))
-    }
-
-    /// Creates the credential of certificates.
-    pub(super) fn certificates(
-        chain: &[CertificateDer<'static>],
-        key: &PrivateKeyDer<'static>,
-        provider: &CryptoProvider,
-    ) -> Result<Self, Error> {
-        let key = CertifiedKey::from_der(chain.to_vec(), key.clone_key(), provider)?;
-        Ok(Self::new(CredentialKind::Certificates, Arc::new(key)))
-    }
-
-    fn new(kind: CredentialKind, key: Arc<CertifiedKey>) -> Self {
-        let chain = key.cert.iter().map(|one| one.to_vec()).collect();
-        Self { shown: Arc::new(Credential { kind, chain }), key }
-    }
-
-    fn hash(&self) -> [u8; 32] {
-        hash(&self.shown)
-    }
-
-    fn sign(&self, message: &[u8]) -> Result<SignedProof, ProofError> {
-        let signer = self.key.key.choose_scheme(&SCHEMES);
-        let Some(signer) = signer else {
-            return refuse("our key supports no signature scheme of TLS 1.3");
-        };
-        let signature = signer.sign(message)?;
-        let credential = Credential::clone(&self.shown);
-        let proof = SignedProof { credential, scheme: signer.scheme().into(), signature };
-        if proof.encode().len() > SignedProof::LEN_MAX
-            || proof.credential.chain.len() > Credential::CHAIN_MAX
-        {
-            return refuse("our chain of certificates is too long (8, and 16 KiB)");
-        }
-        Ok(proof)
-    }
-}
-
-fn hash(credential: &Credential) -> [u8; 32] {
-    Sha256::digest(credential.bytes()).into()
-}
-
 /// Returns the certificates, or the key, of a proof, which must be of the kind that this end uses.
 fn chain(
     proof: &SignedProof,
     own: &OwnCredential,
 ) -> Result<Vec<CertificateDer<'static>>, ProofError> {
-    match (proof.credential.kind, own.shown.kind) {
+    match (proof.credential.kind, own.kind()) {
         (CredentialKind::RawKey, CredentialKind::Certificates) => {
             return refuse(
                 "the peer has a key and this end certificates: there is no kind of certificate \

@@ -11,7 +11,8 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
-use super::config::{TlsClientConfig, TlsConfigError, TlsServerConfig};
+use super::config::{TlsClientConfig, TlsServerConfig};
+use super::error::TlsConfigError;
 use super::handshake::{Begin, Handshake, Progress, RequestLen};
 use crate::rt::Sender;
 use parking_lot::{Condvar, Mutex, RwLock};
