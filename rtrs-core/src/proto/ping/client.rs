@@ -14,9 +14,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::event::{PingEvent, PingFailure, rejected};
-use super::{
-    ALIVE_INTERVAL, Buffer, Messages, RECVS, SAYS_ALIVE, SAYS_DONE, SEND, WR_BIND, WR_DATA, limits,
-    remote,
+use super::messages::{
+    ALIVE_INTERVAL, Buffer, Messages, RECVS, SAYS_ALIVE, SAYS_DONE, SEND, WR_BIND, WR_DATA,
+    WR_MESSAGE, limits, remote,
 };
 use crate::fabric::{
     Access, BindResult, ConnectFailure, ConnectParams, Fabric, FabricError, FabricEvent, PdUse,
@@ -602,7 +602,7 @@ impl PingClient {
         self.late = now + self.config.timeout;
         while self.inflight < depth && self.has_more() {
             let sges = SgeList::one(source.sge(0, size));
-            let wr_id = if imm.is_some() { super::WR_MESSAGE } else { WR_DATA };
+            let wr_id = if imm.is_some() { WR_MESSAGE } else { WR_DATA };
             fabric.post_send(qp, WorkRequest { wr_id, op, sges, signaled: true })?;
             self.inflight += 1;
             self.sent += 1;

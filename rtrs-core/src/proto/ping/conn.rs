@@ -9,14 +9,15 @@
 
 use std::sync::Arc;
 
-use super::server::Fault;
-use super::{Buffer, Messages, RECVS, SAYS_ALIVE, SAYS_DONE, SEND, WR_DATA, WR_MESSAGE, remote};
+use super::messages::{
+    Buffer, Messages, RECVS, SAYS_ALIVE, SAYS_DONE, SEND, WR_DATA, WR_MESSAGE, remote,
+};
 use crate::fabric::{
     Access, Fabric, FabricError, ProtectionDomain, SgeList, WcOp, WcStatus, WorkCompletion,
     WorkRequest, WrOp,
 };
 use crate::ids::QpNum;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::{PingHello, PingInfo, PingMode, fill_pattern, text_len};
 
 /// Result of an event.
@@ -25,6 +26,25 @@ pub(super) enum Turn {
     On,
     /// A round of ping-pong was answered.
     Round,
+}
+
+/// Reason for ending a ping.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("a message of {0} bytes; expected 16")]
+    Length(u32),
+    #[error("data of {found} bytes, and {expected}")]
+    Size { found: u32, expected: String },
+    #[error("a message out of turn: {0}")]
+    Turn(&'static str),
+    #[error("silent for {0:?}")]
+    Silent(Duration),
+    #[error("evicted in favor of a source with fewer pings")]
+    GivesWay,
+    #[error("a local request failed: {0}")]
+    Failed(WcStatus),
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

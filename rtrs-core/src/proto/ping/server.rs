@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use super::conn::{PingConn, Turn};
-use super::limits;
-use crate::fabric::{ConnRequest, Fabric, FabricError, FabricEvent, PdUse, PrivateData};
+use super::conn::{Fault, PingConn, Turn};
+use super::messages::limits;
+use crate::fabric::{ConnRequest, Fabric, FabricEvent, PdUse, PrivateData};
 use crate::ids::QpNum;
 use crate::proto::quota::Source;
 use crate::time::{Duration, Instant};
@@ -325,23 +325,4 @@ impl PingServer {
             }
         }
     }
-}
-
-/// Reason for ending a ping.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
-    #[error("a message of {0} bytes; expected 16")]
-    Length(u32),
-    #[error("data of {found} bytes, and {expected}")]
-    Size { found: u32, expected: String },
-    #[error("a message out of turn: {0}")]
-    Turn(&'static str),
-    #[error("silent for {0:?}")]
-    Silent(Duration),
-    #[error("evicted in favor of a source with fewer pings")]
-    GivesWay,
-    #[error("a local request failed: {0}")]
-    Failed(crate::fabric::WcStatus),
-    #[error(transparent)]
-    Fabric(#[from] FabricError),
 }

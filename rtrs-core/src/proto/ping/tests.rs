@@ -3,14 +3,16 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use super::messages::{Buffer, Messages, RECVS, SEND, WR_DATA, WR_MESSAGE, limits, remote};
 use super::*;
 use crate::fabric::sim::{SimFabric, World, WorldOptions, sim_ip};
 use crate::fabric::{
-    ConnRequest, ConnectParams, FabricEvent, PdUse, PrivateData, ProtectionDomain, WcStatus,
+    Access, ConnRequest, ConnectParams, Fabric, FabricEvent, PdUse, PrivateData, ProtectionDomain,
+    SgeList, WcStatus, WorkRequest, WrOp,
 };
-use crate::ids::Rkey;
-use crate::time::Instant;
-use crate::wire::{PingHello, PingMode, PingReply, PingStatus};
+use crate::ids::{QpNum, Rkey};
+use crate::time::{Duration, Instant};
+use crate::wire::{PingHello, PingInfo, PingMode, PingReply, PingStatus};
 
 const SECOND: Duration = Duration::from_secs(1);
 
