@@ -39,7 +39,7 @@ use crate::mem::MemSlice;
 use crate::time::Instant;
 use conn::{ACCEPTOR, CONNECTOR, Conn, End, Job, Message, State};
 use memory::{SimPd, SimWindow};
-use net::{Event, Net, Ticket, Timer};
+use net::{CoreState, Event, Net, Ticket, Timer};
 use world::Inner;
 
 /// One shard's view of a node. Dropping it ends its process: peers get a reset.
@@ -50,11 +50,17 @@ pub struct SimFabric {
     node: usize,
 }
 
-impl SimFabric {
-    fn new(world: Rc<RefCell<Inner>>, core: usize, node: usize) -> Self {
-        Self { world, core, node }
+impl World {
+    /// Creates another shard's view of a machine.
+    pub fn fabric(&self, node: NodeId) -> SimFabric {
+        let net = &mut self.inner.borrow_mut().net;
+        net.cores.push(CoreState { node: node.0, next_qp: 1, ..CoreState::default() });
+        let core = net.cores.len() - 1;
+        SimFabric { world: Rc::clone(&self.inner), core, node: node.0 }
     }
+}
 
+impl SimFabric {
     /// Runs `f` on a queue pair of this shard.
     fn with<T>(
         &self,

@@ -13,12 +13,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::SimFabric;
 use super::conn::{ACCEPTOR, CONNECTOR, Conn, State};
 use super::faults::Fault;
 use super::link::LinkOptions;
 use super::memory::Keys;
-use super::net::{CoreState, Event, Net, Node, WorldOptions};
+use super::net::{Event, Net, Node, WorldOptions};
 use crate::time::{Duration, Instant};
 
 /// Machine of a world.
@@ -146,13 +145,6 @@ impl World {
         let net = &mut self.inner.borrow_mut().net;
         assert!(net.node_of(address).is_none(), "{address} is taken");
         net.nodes[node.0].addresses.push(address);
-    }
-
-    /// Creates another shard's view of a machine.
-    pub fn fabric(&self, node: NodeId) -> SimFabric {
-        let net = &mut self.inner.borrow_mut().net;
-        net.cores.push(CoreState { node: node.0, next_qp: 1, ..CoreState::default() });
-        SimFabric::new(Rc::clone(&self.inner), net.cores.len() - 1, node.0)
     }
 
     /// Returns the number of bytes that a machine has registered now; a region counts once for each

@@ -23,7 +23,7 @@ use super::regions::Regions;
 use super::sys::{AsyncEvent, CmId, CompChannel, Context, Cq, EventChannel, Wc};
 use super::teardown::Torn;
 use super::{hint, info, windows};
-use crate::fabric::rdma::MemoryWindows;
+use crate::fabric::rdma::device::MemoryWindows;
 use crate::fabric::{AsyncRegistration, ConnRequest, FabricError};
 use crate::ids::QpNum;
 use crate::rt::{Fd, Op, OpId, Port, Sender};

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::hint::CLASS;
 use super::windows;
 use crate::fabric::FabricError;
-use crate::fabric::rdma::{MemoryWindows, RdmaPort};
+use crate::fabric::rdma::device::{MemoryWindows, RdmaPort};
 use crate::local::read_text;
 
 /// Transport of an RDMA device.

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::sys::{CompChannel, Context, Cq, Mr, Mw, Pd, Qp};
-use crate::fabric::rdma::MemoryWindows;
+use crate::fabric::rdma::device::MemoryWindows;
 use crate::fabric::{Access, FabricError, QpLimits, WcStatus};
 use crate::ids::QpNum;
 use crate::mem::Region;
