@@ -6,6 +6,8 @@
 //! request is read in two exact steps, so no byte after it is consumed and another shard can take
 //! over the bare socket.
 
+mod greeting;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
@@ -13,10 +15,10 @@ use std::os::fd::OwnedFd;
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
-use super::IwarpOptions;
+use super::env::{Env, token};
 use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
+use super::options::IwarpOptions;
 use super::secure::{GREETING_BUFFER, Greeting};
-use super::stream::{Env, token};
 use super::tls::seal_once;
 use crate::fabric::{ConnRequest, FabricError, FabricEvent, PrivateData, ProofError};
 use crate::log_limit::LogLimit;

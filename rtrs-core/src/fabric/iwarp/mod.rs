@@ -15,6 +15,7 @@
 //! record, at the sender, and once out of the record, at the receiver.
 
 mod ddp;
+mod env;
 #[cfg(any(test, feature = "test-util"))]
 #[path = "tests/fuzz.rs"]
 mod fuzz;
@@ -23,6 +24,8 @@ mod fuzz;
 mod fuzz_records;
 mod listener;
 mod mpa;
+mod options;
+mod progress;
 mod qp;
 mod rdmap;
 mod recv_queue;
@@ -41,6 +44,7 @@ mod tx;
 pub use fuzz::fuzz_stream;
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use fuzz_records::fuzz_records;
+pub use options::IwarpOptions;
 
 use std::any::Any;
 use std::io;
@@ -51,12 +55,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use self::env::{Env, token};
 use self::listener::{IwarpRequest, Listeners, tune};
 use self::qp::{QpMachine, RX_STAGE};
 use self::secure::Tls;
 use self::stag::StagTable;
 use self::state::{CoreState, Event};
-use self::stream::{Conn, Env, token};
+use self::stream::Conn;
 use self::tls::TLS_STAGE;
 use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
@@ -68,43 +73,8 @@ use crate::ids::{QpNum, Rkey};
 use crate::limits::{TCP_CONNECTION_BUFFERS, TLS_CONNECTION_BUFFERS};
 use crate::mem::{MemSlice, Region};
 use crate::rt::{Fd, Port, Ring};
-use crate::time::{Duration, Instant, earliest};
+use crate::time::{Instant, earliest};
 use crate::tls::TlsEndpoint;
-
-/// Options of the provider.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IwarpOptions {
-    /// Request checksums. They are used if either side requests them.
-    pub crc: bool,
-    /// Speak plain iWARP only (rping, siw): offer neither immediates nor peer-to-peer mode.
-    pub plain: bool,
-    /// Timeout of each start-up step: the peer's request, its reply, its first frame.
-    pub startup_timeout: Duration,
-    /// Timeout of a graceful disconnect, and for sending a Terminate.
-    pub close_timeout: Duration,
-    /// Maximum number of accepted connections whose request has not arrived; one more closes the
-    /// oldest of the source that has the most.
-    pub half_open_max: u32,
-    /// TCP_USER_TIMEOUT: maximum time that sent data may stay unacknowledged. None selects the
-    /// system's default.
-    pub user_timeout: Option<Duration>,
-    /// Maximum number of connections that the system queues before they are accepted.
-    pub backlog: i32,
-}
-
-impl Default for IwarpOptions {
-    fn default() -> Self {
-        Self {
-            crc: true,
-            plain: false,
-            startup_timeout: Duration::from_secs(5),
-            close_timeout: Duration::from_secs(2),
-            half_open_max: 1024,
-            user_timeout: None,
-            backlog: 4096,
-        }
-    }
-}
 
 /// State shared by all shards of a process.
 #[derive(Debug)]

@@ -3,8 +3,8 @@
 //! Bytes come in through `rx_prepare` (destination) and `rx_done` (number received); bytes go out
 //! through `tx_prepare` (data to send) and `tx_done` (data was accepted). The machine owns the
 //! staging memory and all posted work, validates every frame of the peer, and never touches a
-//! socket or a clock. Sending is in `tx.rs`, receiving in `rx.rs`; this file contains the queues,
-//! posting, and the end of the stream.
+//! socket or a clock. Sending is in `tx.rs`, receiving in `rx.rs`, and the state of both in
+//! `progress.rs`; this file contains the queues, posting, and the end of the stream.
 //!
 //! Nothing a peer sends makes it panic: a fault ends the stream with a Terminate.
 
@@ -14,18 +14,16 @@ use std::io;
 use std::sync::Arc;
 
 use super::mpa::{FPDU_MAX, Features, Terms};
+use super::progress::{Rx, Tx};
 use super::rdmap::{TermCode, Terminate};
-use super::recv_queue::RecvQueue;
-use super::rx::Rx;
+use super::recv_queue::{PostedRecv, RecvQueue};
 use super::stag::Placing;
 use super::state::CoreState;
-use super::tls::{TLS_SEND, TLS_STAGE};
-use super::tx::Tx;
 use crate::fabric::{
     CloseReason, FabricError, QpLimits, Sge, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
 };
 use crate::ids::QpNum;
-use crate::limits::{TCP_CONNECTION_BUFFERS, TLS_CONNECTION_BUFFERS};
+use crate::limits::TCP_CONNECTION_BUFFERS;
 use crate::mem::{MemSlice, Region};
 
 /// Size of receive staging in bytes: one whole frame of the largest size and part of the next.
@@ -35,14 +33,6 @@ pub(super) const TX_STAGE: usize = 48 << 10;
 
 const _: () = assert!(RX_STAGE >= FPDU_MAX + 4096);
 const _: () = assert!((RX_STAGE + TX_STAGE) as u64 == TCP_CONNECTION_BUFFERS);
-const _: () = assert!((TLS_STAGE + TX_STAGE + TLS_SEND) as u64 == TLS_CONNECTION_BUFFERS);
-
-/// Posted receive.
-#[derive(Debug)]
-pub(super) struct PostedRecv {
-    pub(super) wr_id: u64,
-    pub(super) buf: Option<MemSlice>,
-}
 
 /// Progress of a send queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

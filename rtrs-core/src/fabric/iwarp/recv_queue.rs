@@ -3,7 +3,14 @@
 
 use std::collections::VecDeque;
 
-use super::qp::PostedRecv;
+use crate::mem::MemSlice;
+
+/// Posted receive.
+#[derive(Debug)]
+pub(super) struct PostedRecv {
+    pub(super) wr_id: u64,
+    pub(super) buf: Option<MemSlice>,
+}
 
 /// Receive queue of a queue pair.
 #[derive(Debug, Default)]

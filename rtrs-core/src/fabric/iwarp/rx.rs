@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use super::ddp::{self, Place, Segment, TaggedTarget, queue};
 use super::mpa::{self, Features};
+use super::progress::{Direct, Tagged};
 use super::qp::{Fault, ItemState, QpMachine, RX_STAGE, Response};
 use super::rdmap::{Blame, ReadRequest, TermCode, Terminate, opcode};
-use super::stag::{Placing, REMOTE_READ, REMOTE_WRITE, StagFault};
+use super::stag::{REMOTE_READ, REMOTE_WRITE, StagFault};
 use super::state::CoreState;
 use crate::fabric::{CloseReason, WcOp, WcStatus};
 use crate::ids::Rkey;
@@ -31,59 +32,6 @@ const LARGE: usize = 16 << 10;
 const BULK_TAIL: usize = 32 + 16;
 /// Number of small frames after which bulk mode ends.
 const BULK_FRAMES: u8 = 8;
-
-/// Kind of a tagged frame, for its delivery.
-#[derive(Clone, Copy, Debug)]
-enum Tagged {
-    Write,
-    Response { last: bool },
-}
-
-/// Tagged frame whose remainder is received straight into its target.
-#[derive(Debug)]
-struct Direct {
-    /// Part of the payload that has not arrived.
-    rest: MemSlice,
-    /// Checksum so far.
-    sum: u32,
-    payload_len: usize,
-    trailer: usize,
-    kind: Tagged,
-    _placing: Option<Placing>,
-}
-
-/// Send whose last segment has not arrived.
-#[derive(Clone, Copy, Debug, Default)]
-struct Message {
-    opcode: u8,
-    /// Bytes received so far, including the prefix.
-    received: u32,
-    prefix: [u8; Features::PREFIX_LEN],
-}
-
-/// State of receiving.
-#[derive(Debug, Default)]
-pub(super) struct Rx {
-    /// The peer has sent a valid frame.
-    pub(super) heard: bool,
-    /// The next frame may be an empty Send that is not a message.
-    pub(super) swallow_send: bool,
-    /// Staged bytes are `read..write`.
-    read: usize,
-    write: usize,
-    direct: Option<Direct>,
-    message: Message,
-    /// Messages received so far, by queue.
-    received: [u32; 2],
-    bulk: u8,
-}
-
-impl Rx {
-    /// Releases the memory to which a partially received frame points.
-    pub(super) fn drop_direct(&mut self) {
-        self.direct = None;
-    }
-}
 
 fn fault(code: TermCode, blame: Blame, text: &'static str) -> Fault {
     Fault { terminate: Terminate { code, blame }, text }

@@ -1,31 +1,17 @@
-//! TLS handshakes of a shard's connections. The shard moves the bytes, and threads of the
-//! [`TlsEndpoint`] compute.
-//!
-//! An accepted connection is half-open until its request has arrived inside TLS. The same limits,
-//! per-source shares and timeouts apply as over plain TCP. It holds one buffer of the pool, which
-//! alternates between receiving and sending. A refused connection is sent an alert and stays open
-//! until the peer closes it or its timeout expires, because closing at once could destroy the alert
-//! in transit.
+//! TLS handshakes of a shard's connections: access to the threads of the [`TlsEndpoint`] that
+//! compute them, and the state of each handshake. The shard moves the bytes: `listener/greeting.rs`
+//! those of accepted connections, `stream/sealed.rs` those of outgoing ones.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use socket2::SockRef;
-
-use super::listener::{HalfOpen, Listeners};
-use super::mpa::{START_LEN, StartFrame, StartHeader};
-use super::stream::{Env, token};
-use crate::fabric::ProofError;
-use crate::rt::{Completed, Inbox, Op, Ring, Sender, mailbox};
-use crate::tls::{Done, Ended, Handshake, Job, Progress, Step, TlsEndpoint};
+use super::mpa::{START_LEN, StartHeader};
+use crate::rt::{Inbox, Ring, Sender, mailbox};
+use crate::tls::{Done, Ended, Handshake, Job, TlsEndpoint};
 
 /// Bytes of a handshake received or sent at once.
 pub(super) const GREETING_BUFFER: usize = 4096;
-
-/// Maximum number of refused handshakes that wait to be reported; those beyond are not reported.
-const REFUSED_MAX: usize = 64;
 
 /// A shard's access to the threads that compute handshakes.
 #[derive(Debug)]
@@ -109,105 +95,23 @@ impl Greeting {
     }
 }
 
-impl Listeners {
-    /// Handles received handshake bytes.
-    pub(super) fn greet(&mut self, env: &mut Env<'_>, id: u64, mut half: HalfOpen, count: usize) {
-        match half.greeting.take() {
-            Some(Greeting::Receiving(handshake)) => {
-                let mut received = vec![0; count];
-                self.copy(&half, 0, &mut received);
-                let token = token::of(id, token::HALF_OPEN);
-                let wanted = env.tls.and_then(|tls| tls.submit(token, handshake, received));
-                let Some(_wanted) = wanted else {
-                    self.note_refused(half.peer, "too many pending TLS handshakes".into());
-                    self.drop_half(id, &half);
-                    return;
-                };
-                half.greeting = Some(Greeting::Working { _wanted });
-            }
-            // Data that a refused client still sends is ignored.
-            other => {
-                half.greeting = other;
-                self.receive(env.port, id, &mut half);
-            }
-        }
-        self.half_open.insert(id, half);
-    }
+/// TLS handshake of an outgoing connection.
+#[derive(Debug)]
+pub(super) struct Securing {
+    /// None while a thread computes the next step.
+    pub(super) handshake: Option<Box<Handshake>>,
+    pub(super) _wanted: Option<Arc<()>>,
+    /// Data to send, with the number of bytes already sent.
+    pub(super) output: Vec<u8>,
+    pub(super) sent: usize,
+    pub(super) ended: Option<Box<Ended>>,
+}
 
-    /// Handles a handshake step that a thread has completed.
-    pub(super) fn secured(
-        &mut self,
-        env: &mut Env<'_>,
-        id: u64,
-        handshake: Box<Handshake>,
-        progress: Progress,
-    ) {
-        let Some(mut half) = self.half_open.remove(&id) else { return };
-        let then = match progress.step {
-            Step::More => Then::Receive(handshake),
-            Step::Done(ended) => Then::Report(ended),
-            Step::Failed(why) => {
-                self.note_refused(half.peer, why);
-                Then::Refuse
-            }
-        };
-        let (output, sent) = (progress.output, 0);
-        half.greeting = Some(Greeting::Sending { output, sent, then: Box::new(then) });
-        self.send_greeting(env, id, half);
-    }
-
-    /// Records a peer whose handshake was refused. The caller that takes the record logs it, rate
-    /// limited.
-    fn note_refused(&mut self, peer: SocketAddr, why: ProofError) {
-        tracing::debug!(%peer, %why, "TLS refused");
-        if self.refused.len() < REFUSED_MAX {
-            self.refused.push_back((peer, why));
-        }
-    }
-
-    /// Sends the next part of an answer, or performs the action that follows it.
-    fn send_greeting(&mut self, env: &mut Env<'_>, id: u64, mut half: HalfOpen) {
-        let Some(Greeting::Sending { output, sent, then }) = half.greeting.take() else { return };
-        if sent < output.len() {
-            let len = (output.len() - sent).min(GREETING_BUFFER);
-            let whole = self.pool.as_ref().map(|pool| pool.slice(half.buffer));
-            let Some(buf) = whole.and_then(|slice| slice.slice(0, len)) else { return };
-            buf.copy_in(0, &output[sent..sent + len]);
-            half.greeting = Some(Greeting::Sending { output, sent, then });
-            let op = Op::Send { fd: half.fd.clone(), buf };
-            half.op = Some(env.port.submit(op, token::of(id, token::GREETING)));
-            self.half_open.insert(id, half);
-            return;
-        }
-        match *then {
-            Then::Receive(handshake) => half.greeting = Some(Greeting::Receiving(handshake)),
-            Then::Refuse => {
-                // If the client has already closed, the shutdown fails harmlessly.
-                let _ = SockRef::from(&half.fd).shutdown(Shutdown::Write);
-                half.greeting = Some(Greeting::Refused);
-            }
-            Then::Report(ended) => {
-                self.drop_half(id, &half);
-                let Ended { session, request, .. } = *ended;
-                let header = request.first_chunk::<START_LEN>();
-                let header = header.and_then(|head| StartHeader::decode(head, false).ok());
-                if let Some(header) = header {
-                    let frame = StartFrame::decode(header, &request[START_LEN..], false);
-                    self.report(env, half, frame, Some(Box::new(session)));
-                }
-                return;
-            }
-        }
-        self.receive(env.port, id, &mut half);
-        self.half_open.insert(id, half);
-    }
-
-    /// Handles the completion of a send.
-    pub(super) fn greeted(&mut self, env: &mut Env<'_>, id: u64, done: Completed) {
-        let Some((mut half, count)) = self.take_back(id, done) else { return };
-        if let Some(Greeting::Sending { sent, .. }) = &mut half.greeting {
-            *sent += count;
-        }
-        self.send_greeting(env, id, half);
+impl Securing {
+    /// Creates the state before the first step. `handshake` is None if TLS is only used for
+    /// accepted connections.
+    pub(super) fn new(handshake: Option<Handshake>) -> Self {
+        let (output, sent, ended) = (Vec::new(), 0, None);
+        Self { handshake: handshake.map(Box::new), _wanted: None, output, sent, ended }
     }
 }

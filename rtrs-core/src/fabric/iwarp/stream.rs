@@ -6,50 +6,27 @@
 //! is all remaining work flushed and `Closed` reported. So after `Closed` the kernel holds none of
 //! the memory.
 
+mod sealed;
+
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
 
 use socket2::SockRef;
 
-use super::IwarpOptions;
+use super::env::{Env, token};
 use super::listener::IwarpRequest;
 use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
+use super::options::IwarpOptions;
 use super::qp::QpMachine;
 use super::rx::RX_SLICES;
-use super::secure::Tls;
-use super::state::CoreState;
+use super::secure::Securing;
 use super::tls::TlsStream;
 use super::tx::BATCH_SLICES;
 use crate::fabric::{CloseReason, ConnectFailure, ConnectParams, FabricEvent, PrivateData};
 use crate::ids::QpNum;
 use crate::mem::{IoVecs, MemSlice};
-use crate::rt::{Completed, Fd, Op, OpId, Port, unacknowledged};
+use crate::rt::{Completed, Fd, Op, OpId, unacknowledged};
 use crate::time::{Duration, Instant};
-
-mod sealed;
-
-use sealed::Securing;
-
-/// Low byte of a token: the kind of operation of a connection (or of the listener).
-pub(super) mod token {
-    pub(crate) const CONNECT: u64 = 1;
-    pub(crate) const SEND: u64 = 2;
-    pub(crate) const RECV: u64 = 3;
-    pub(crate) const ACCEPT: u64 = 4;
-    pub(crate) const HALF_OPEN: u64 = 5;
-    /// Send of a half-open connection.
-    pub(crate) const GREETING: u64 = 6;
-    /// Step of the TLS handshake of an outgoing connection.
-    pub(crate) const SECURE: u64 = 7;
-
-    pub(crate) fn of(id: u64, kind: u64) -> u64 {
-        id << 8 | kind
-    }
-
-    pub(crate) fn split(token: u64) -> (u64, u64) {
-        (token >> 8, token & 0xff)
-    }
-}
 
 /// Time that canceled operations may take before the socket is shut down.
 const CANCEL_BOUND: Duration = Duration::from_millis(500);
@@ -115,15 +92,6 @@ pub(super) struct Conn {
     securing: Option<Box<Securing>>,
     /// Time at which `on_deadline` must be called.
     pub(super) deadline: Option<Instant>,
-}
-
-/// Environment of a connection's steps.
-pub(super) struct Env<'a> {
-    pub(super) core: &'a mut CoreState,
-    pub(super) port: &'a Port,
-    pub(super) options: &'a IwarpOptions,
-    pub(super) tls: Option<&'a Tls>,
-    pub(super) now: Instant,
 }
 
 impl Conn {

@@ -20,7 +20,8 @@ use rustls::Tls13CipherSuite;
 use rustls::crypto::cipher::{InboundOpaqueMessage, Iv, MessageDecrypter, Nonce, make_tls13_aad};
 use rustls::{AlertDescription, ConnectionTrafficSecrets, ContentType, ProtocolVersion};
 
-use super::qp::QpMachine;
+use super::qp::{QpMachine, TX_STAGE};
+use crate::limits::TLS_CONNECTION_BUFFERS;
 use crate::mem::{IoVecs, MemSlice, Region};
 use crate::tls::{Credentials, Secrets, Session, alert_text};
 
@@ -55,6 +56,7 @@ const EMPTY_MAX: u32 = 32;
 const KEY_UPDATE: u8 = 24;
 const SESSION_TICKET: u8 = 4;
 
+const _: () = assert!((TLS_STAGE + TX_STAGE + TLS_SEND) as u64 == TLS_CONNECTION_BUFFERS);
 const _: () = assert!(TLS_SEND / RECORD == 5);
 const _: () = assert!(TLS_STAGE >= super::mpa::FPDU_MAX + HEAD + BODY_MAX + 4096);
 

@@ -7,6 +7,7 @@
 
 use super::ddp::{self, Untagged, queue};
 use super::mpa::{self, Features};
+use super::progress::Source;
 use super::qp::{ItemState, QpMachine, ReadWait, TX_STAGE};
 use super::rdmap::{ReadRequest, opcode};
 use super::state::CoreState;
@@ -25,45 +26,6 @@ const INLINE_MAX: usize = 256;
 const STAGE_PER_FRAME: usize = 20 + 8 + 2 * INLINE_MAX + 8;
 /// Maximum number of slices used by one frame: staging between two pieces, and after them.
 const SLICES_PER_FRAME: usize = 5;
-
-/// Message that is partially encoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    SendQueue,
-    Response,
-}
-
-/// State of sending.
-#[derive(Debug)]
-pub(super) struct Tx {
-    /// Number of fully encoded send queue entries, from the front.
-    pub(super) encoded: usize,
-    /// Number of those that were handed to TCP.
-    pub(super) handed: usize,
-    /// Whether this end may send; a responder must first receive a frame.
-    pub(super) may_send: bool,
-    /// The promised ready-to-receive frame has not been sent.
-    pub(super) rtr_due: bool,
-    responses_encoded: usize,
-    half: Option<Source>,
-    after_response: bool,
-    msn: [u32; 3],
-}
-
-impl Default for Tx {
-    fn default() -> Self {
-        Self {
-            encoded: 0,
-            handed: 0,
-            may_send: false,
-            rtr_due: false,
-            responses_encoded: 0,
-            half: None,
-            after_response: false,
-            msn: [1; 3],
-        }
-    }
-}
 
 /// Batch under construction.
 struct Batch<'a> {

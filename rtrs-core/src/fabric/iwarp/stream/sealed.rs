@@ -5,36 +5,17 @@ use std::sync::Arc;
 
 use socket2::SockRef;
 
+use super::super::env::{Env, token};
 use super::super::mpa::{START_LEN, StartHeader};
 use super::super::tls::{Record, TlsFault, TlsStream};
 use super::super::tx::BATCH_SLICES;
-use super::{Conn, Env, Phase, lost, token};
+use super::{Conn, Phase, lost};
 use crate::fabric::CloseReason;
 use crate::rt::Op;
 use crate::tls::{Ended, Handshake, Progress, Step};
 
 /// Maximum bytes of a handshake received at once.
 const RECEIVE: usize = 16 << 10;
-
-/// TLS handshake of an outgoing connection.
-#[derive(Debug)]
-pub(super) struct Securing {
-    /// None while a thread computes the next step.
-    handshake: Option<Box<Handshake>>,
-    _wanted: Option<Arc<()>>,
-    /// Data to send, with the number of bytes already sent.
-    output: Vec<u8>,
-    sent: usize,
-    ended: Option<Box<Ended>>,
-}
-
-impl Securing {
-    /// Returns None if TLS is only used for accepted connections.
-    pub(super) fn new(handshake: Option<Handshake>) -> Self {
-        let (output, sent, ended) = (Vec::new(), 0, None);
-        Self { handshake: handshake.map(Box::new), _wanted: None, output, sent, ended }
-    }
-}
 
 impl Conn {
     /// Submits the next handshake step to a thread.

@@ -1,0 +1,97 @@
+//! Progress of receiving and of sending in the stream machine.
+
+use super::mpa::Features;
+use super::stag::Placing;
+use crate::mem::MemSlice;
+
+/// Kind of a tagged frame, for its delivery.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Tagged {
+    Write,
+    Response { last: bool },
+}
+
+/// Tagged frame whose remainder is received straight into its target.
+#[derive(Debug)]
+pub(super) struct Direct {
+    /// Part of the payload that has not arrived.
+    pub(super) rest: MemSlice,
+    /// Checksum so far.
+    pub(super) sum: u32,
+    pub(super) payload_len: usize,
+    pub(super) trailer: usize,
+    pub(super) kind: Tagged,
+    pub(super) _placing: Option<Placing>,
+}
+
+/// Send whose last segment has not arrived.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Message {
+    pub(super) opcode: u8,
+    /// Bytes received so far, including the prefix.
+    pub(super) received: u32,
+    pub(super) prefix: [u8; Features::PREFIX_LEN],
+}
+
+/// State of receiving.
+#[derive(Debug, Default)]
+pub(super) struct Rx {
+    /// The peer has sent a valid frame.
+    pub(super) heard: bool,
+    /// The next frame may be an empty Send that is not a message.
+    pub(super) swallow_send: bool,
+    /// Staged bytes are `read..write`.
+    pub(super) read: usize,
+    pub(super) write: usize,
+    pub(super) direct: Option<Direct>,
+    pub(super) message: Message,
+    /// Messages received so far, by queue.
+    pub(super) received: [u32; 2],
+    pub(super) bulk: u8,
+}
+
+impl Rx {
+    /// Releases the memory to which a partially received frame points.
+    pub(super) fn drop_direct(&mut self) {
+        self.direct = None;
+    }
+}
+
+/// Message that is partially encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    SendQueue,
+    Response,
+}
+
+/// State of sending.
+#[derive(Debug)]
+pub(super) struct Tx {
+    /// Number of fully encoded send queue entries, from the front.
+    pub(super) encoded: usize,
+    /// Number of those that were handed to TCP.
+    pub(super) handed: usize,
+    /// Whether this end may send; a responder must first receive a frame.
+    pub(super) may_send: bool,
+    /// The promised ready-to-receive frame has not been sent.
+    pub(super) rtr_due: bool,
+    pub(super) responses_encoded: usize,
+    pub(super) half: Option<Source>,
+    pub(super) after_response: bool,
+    pub(super) msn: [u32; 3],
+}
+
+impl Default for Tx {
+    fn default() -> Self {
+        Self {
+            encoded: 0,
+            handed: 0,
+            may_send: false,
+            rtr_due: false,
+            responses_encoded: 0,
+            half: None,
+            after_response: false,
+            msn: [1; 3],
+        }
+    }
+}
