@@ -17,12 +17,24 @@ fn module_of(path: &str) -> Module {
     parts
 }
 
+/// Returns the code before its inline test module, which is the last item by convention in this
+/// tree.
+fn without_tests(code: &str) -> &str {
+    let mut items = code.match_indices("\n#[cfg(").map(|(at, _)| at);
+    let end = items.find(|at| {
+        let mut lines = code[*at..].lines().skip(1);
+        let gate = lines.next().unwrap_or("");
+        let item = lines.find(|line| !line.starts_with("#[")).unwrap_or("");
+        gate.contains("test") && item.contains("mod ") && item.ends_with('{')
+    });
+    &code[..end.unwrap_or(code.len())]
+}
+
 /// Returns every path in the code before its test module: expanded `use` trees, and others that
 /// begin with `crate::`, `self::` or `super::`.
 fn paths_in(text: &str) -> Vec<Vec<String>> {
     let code = code_of(text);
-    // The test module is the last item, by convention in this tree.
-    let code = code.split("\n#[cfg(test)]\nmod ").next().unwrap_or("");
+    let code = without_tests(&code);
     let mut paths = Vec::new();
     let mut rest = code;
     while let Some(at) = rest.find("use ") {
@@ -35,10 +47,14 @@ fn paths_in(text: &str) -> Vec<Vec<String>> {
         rest = &rest[at + 4..];
     }
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
-    for word in code.split(|c| !is_path(c)) {
-        if ["crate::", "self::", "super::"].iter().any(|root| word.starts_with(root)) {
+    let mut words = ["", ""];
+    for word in code.split(|c| !is_path(c)).filter(|word| !word.is_empty()) {
+        let is_import = ["crate::", "self::", "super::"].iter().any(|root| word.starts_with(root));
+        // The head of a `use` group was expanded above; `pub(in path)` imports nothing.
+        if is_import && !word.ends_with("::") && words != ["pub", "in"] {
             take_apart("", word, &mut paths);
         }
+        words = [words[1], word];
     }
     paths
 }
@@ -127,10 +143,11 @@ pub(crate) fn cycles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
 
 #[test]
 fn circles_are_found() {
-    let a = ("a.rs", "use crate::b::{self, X};\n#[cfg(test)]\nmod tests {\n    use crate::c;\n}\n");
+    let a =
+        ("a.rs", "use crate::b::{self, X};\n#[cfg(test)]\npub mod tests {\n use crate::c;\n}\n");
     let b = ("b.rs", "fn f() -> crate::c::d::Y { todo() }\n// use crate::a;\n");
-    let c = ("c/mod.rs", "mod d;\npub use d::Y;\nuse std::{fmt, io::{Read, Write}};\n");
-    let d = ("c/d.rs", "use super::super::e::{f::G, h};\n");
+    let c = ("c/mod.rs", "mod d;\n#[cfg(test)]\nmod tests;\npub use d::Y;\nuse std::{fmt, io};\n");
+    let d = ("c/d.rs", "use super::super::e::{f::G, h};\npub(in crate::c) fn i() {}\n");
     let e = ("e.rs", "");
     assert!(cycles(&[a, b, c, d, e]).is_empty());
     let expected = [vec!["a.rs", "b.rs", "c/d.rs", "e.rs"]];
