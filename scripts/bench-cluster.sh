@@ -25,7 +25,7 @@ trap 'exit 143' TERM INT HUP
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0))
 print(s.getsockname()[1])')
 scripts/ceph.sh start "$work/ceph" "$port"
-# For every side. Ours has no cache in any case.
+# For all sides. Our server never has a cache.
 printf '[client]\nrbd cache = false\n' >>"$work/ceph/ceph.conf"
 export CEPH_CONF=$work/ceph/ceph.conf
 bench --cluster "$work/ceph" "$@"

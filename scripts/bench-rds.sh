@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# RDS over the loopback beside plain TCP, interleaved, medians: the round trip of 64 bytes at depth
-# 1 beside a TCP ping-pong with calls that wait, messages of 8 KiB at depth 64 beside a TCP stream,
-# and qperf's rds_lat over librds_preload.so and `rds node` beside its tcp_lat. Usage:
+# Compares RDS over the loopback with plain TCP, interleaved, medians: the round trip of 64 bytes at
+# depth 1 with a blocking TCP ping-pong, messages of 8 KiB at depth 64 with a TCP stream, and
+# qperf's rds_lat over librds_preload.so and `rds node` with its tcp_lat. Usage:
 # scripts/bench-rds.sh [SECONDS [ROUNDS]]; default 3 and 5. RTRS_BIN_DIR names the programs, by
 # default target/release. Needs jq and qperf.
 set -euo pipefail
@@ -19,7 +19,7 @@ done
 seconds=${1:-3} rounds=${2:-5}
 bin=$(realpath "${RTRS_BIN_DIR:-target/release}")
 work=$(mktemp -d)
-# Of peers, of the server of stress and of qperf.
+# Ports of peers, of the stress server and of qperf.
 port=27385 stress=18000 qperf=28765
 pids=()
 cleanup() {

@@ -59,10 +59,10 @@ copy_to_file() {
 }
 map() { nbdinfo --map "$1"; }
 
-# Of both directions, with headers.
+# Prints the bytes of both directions, with headers.
 bytes_moved() { awk '$1 == "lo:" { print $10 }' /proc/net/dev; }
 
-# Seconds and bytes.
+# Appends the seconds and bytes of a run to its file.
 measure() { # server job
     local begin before
     before=$(bytes_moved) begin=$EPOCHREALTIME
@@ -82,7 +82,7 @@ for job in copy_to_nowhere copy_to_file map; do
         for name in nbdkit rtrs; do measure $name $job; done
     done
     if [ $job = copy_to_file ]; then
-        # Compares the data and the holes between them in a millionth of the time.
+        # Compares the data and the holes without reading the holes.
         places=$(seq 0 1073741824 1098437885952)
         for place in $places; do
             cmp -n 2M -i "$place" "$work/vol.img" "$work/copy.img"

@@ -317,7 +317,7 @@ class NbdServer(Side):
         with open(config, "w") as out:
             out.write(f"[generic]\n\tlistenaddr = 127.0.0.1\n\tport = {self.port}\n"
                       f"[bench]\n\texportname = {self.path}\n")
-        # Its -d serves one connection and ends, so it runs as the daemon it is.
+        # With -d it serves one connection and exits, so it runs as a daemon.
         pid_file = os.path.join(self.scratch, f"nbd-server-{self.port}.pid")
         process = Daemon(self.name, ["nbd-server", "-C", config, "-p", pid_file], pid_file)
         self.processes.append(process)

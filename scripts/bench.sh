@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Prints the bench table: this project beside nbdkit, qemu-nbd and nbd-server on the same file with
-# the same fio jobs. Installs what is missing, builds the release binaries, then calls bench.py,
-# which takes all the options: scripts/bench.sh --help. With --rtt or --loss, lists such as
-# 0.2ms,20ms and 0,0.01%, it compares block devices over such a link in a guest of the lab, since
-# only there netem is at hand.
+# Prints the bench table: compares this project with nbdkit, qemu-nbd and nbd-server on the same
+# file with the same fio jobs. Installs what is missing, builds the release binaries, then calls
+# bench.py, which takes all the options: scripts/bench.sh --help. With --rtt or --loss, lists such
+# as 0.2ms,20ms and 0,0.01%, it compares block devices over such a link in a guest of the lab,
+# because only the lab has netem.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Questions about the tool itself need neither packages nor a build.
+# Help and list need neither packages nor a build.
 for arg in "$@"; do
     case $arg in
         -h | --help | --list) exec python3 scripts/bench.py "$@" ;;
@@ -37,12 +37,12 @@ case " $* " in
         done
         for value in ${RTRS_LAB_WAN_RTT:-}; do
             [[ $value =~ ^[0-9]+(\.[0-9]+)?ms$ ]] && continue
-            echo "bench: --rtt $value is no round trip time; say for example 0.2ms,20ms" >&2
+            echo "bench: --rtt $value is not a round trip time; use for example 0.2ms,20ms" >&2
             exit 2
         done
         for value in ${RTRS_LAB_WAN_LOSS:-}; do
             [[ $value =~ ^[0-9]+(\.[0-9]+)?%?$ ]] && continue
-            echo "bench: --loss $value is no share; say for example 0,0.01%" >&2
+            echo "bench: --loss $value is not a percentage; use for example 0,0.01%" >&2
             exit 2
         done
         scripts/lab.sh setup && exec scripts/lab.sh run wan

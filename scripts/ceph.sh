@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A Ceph cluster of one monitor and one OSD in a directory, on 127.0.0.1, for tests and to try the
-# backend `rbd:` out: no authentication, one copy of everything, all data in memory.
+# Runs a Ceph cluster of one monitor and one OSD in a directory, on 127.0.0.1, for tests and for
+# trying the backend `rbd:`: no authentication, one copy of everything, all data in memory.
 #
 #   scripts/ceph.sh start DIR [PORT]   make DIR, start the cluster; its configuration: DIR/ceph.conf
-#   scripts/ceph.sh stop DIR           end it; its logs stay
+#   scripts/ceph.sh stop DIR           stop it; its logs remain
 #   scripts/ceph.sh hold DIR [PORT]    start it, print `ready`; when the input ends, stop it and
 #                                      remove DIR
 #   scripts/ceph.sh install            install the Debian packages
 #
-# The monitor listens on PORT and PORT + 1 (default: 33300). Pool `rbd` is there, without an image;
+# The monitor listens on PORT and PORT + 1 (default: 33300). Pool `rbd` exists, without an image;
 # `CEPH_CONF=DIR/ceph.conf rbd create --size 1G rbd/vol0` makes one. Exit codes: 0 done, 1 failed, 2
 # wrong usage, 3 the packages are missing (with install: cannot be installed).
 set -euo pipefail
@@ -95,7 +95,7 @@ start() { # [port]
     configure "${1:-33300}"
     export CEPH_CONF=$dir/ceph.conf
     ceph-mon --mkfs -i a --monmap "$dir/monmap" 2>/dev/null
-    # Nothing of the caller is held open by what goes on.
+    # The daemons hold no descriptor of the caller open.
     ceph-mon -i a </dev/null >/dev/null 2>&1
     id=$(ceph_in_time osd create)
     ceph-osd --mkfs -i "$id" >/dev/null 2>&1
@@ -116,7 +116,7 @@ stop() {
     for file in "$dir"/run/*.pid; do
         [ -e "$file" ] || continue
         pid=$(cat "$file")
-        # Only what this directory's daemons are.
+        # Only daemons of this directory.
         grep -qs '^ceph-' "/proc/$pid/comm" || continue
         kill "$pid" 2>/dev/null || continue
         while [ -e "/proc/$pid" ] && [ $SECONDS -lt $end ]; do sleep 0.1; done

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Checks for the programs the scripts need and installs what is missing: Debian packages through
 # apt-get (with sudo when not root) and Rust through rustup. Sourced by the other scripts or run by
-# hand; does nothing and takes well under a second when all is there.
+# hand; takes well under a second if everything is present.
 #
-# Exit or return: 0 all there, 1 something is missing and could not be installed; says what.
+# Exit or return: 0 everything is present, 1 something is missing and could not be installed; prints
+# what.
 
-# command:package, one for each program a script, test or build calls; where a package brings no
-# program, a file of it (an absolute path, patterns allowed) stands for the command.
+# command:package, one for each program a script, test or build calls; for a package without a
+# program, a file of it (an absolute path, patterns allowed) replaces the command.
 RTRS_DEPS=(
     cc:gcc
     clang:clang
@@ -55,7 +56,7 @@ deps_install_packages() {
     missing=$(deps_missing_packages | tr '\n' ' ')
     [ -n "$missing" ] || return 0
     if ! command -v apt-get >/dev/null 2>&1; then
-        deps_say "missing: $missing- no apt-get here, install them by your own package tool"
+        deps_say "missing: $missing- apt-get is missing; install them with your package manager"
         return 1
     fi
     if [ "$(id -u)" -ne 0 ]; then
@@ -67,7 +68,7 @@ deps_install_packages() {
     fi
     log=$(mktemp) || return 1
     deps_say "installing $missing(apt-get)"
-    # With a bound on the lock, a second apt-get on the machine is an error and not a wait for ever.
+    # With a bound on the lock, a second apt-get on the machine is an error and not an endless wait.
     # shellcheck disable=SC2086
     "${as_root[@]}" apt-get -o DPkg::Lock::Timeout=120 update >"$log" 2>&1 &&
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get \
@@ -85,12 +86,12 @@ deps_install_packages() {
     rm -f "$log"
 }
 
-# The rust-version of the workspace, e.g. 1.95.
+# Prints the rust-version of the workspace, e.g. 1.95.
 deps_rust_wanted() {
     sed -n 's/^rust-version *= *"\([0-9.]*\)".*/\1/p' "$DEPS_ROOT/Cargo.toml" | head -n 1
 }
 
-# Prints the version of the cargo on the PATH, nothing when there is none or it does not start.
+# Prints the version of the cargo on the PATH, or nothing if it is missing or does not start.
 deps_rust_found() {
     (cd "$DEPS_ROOT" && cargo --version 2>/dev/null) | awk '{ print $2 }'
 }
@@ -128,7 +129,7 @@ deps_install_rust() {
             if ! sh "$installer" -y --profile minimal -c rustfmt -c clippy \
                 --default-toolchain stable >&2; then
                 rm -f "$installer"
-                deps_say "the rustup installer failed; its words are above"
+                deps_say "the rustup installer failed; its output is above"
                 return 1
             fi
             rm -f "$installer"
@@ -136,7 +137,7 @@ deps_install_rust() {
         hash -r
         found=$(deps_rust_found)
         if ! deps_version_reaches "$found" "$wanted"; then
-            deps_say "cargo is ${found:-missing} still, $wanted is needed"
+            deps_say "cargo is still ${found:-missing}; $wanted is needed"
             return 1
         fi
     fi
@@ -151,7 +152,7 @@ deps_install_rust() {
 
 deps_all() {
     DEPS_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
-    # mkfs.ext4 and e2fsck live where a user's PATH does not look.
+    # mkfs.ext4 and e2fsck are in directories outside a user's PATH.
     case ":$PATH:" in
         *:/usr/sbin:*) ;;
         *) PATH="$PATH:/usr/sbin:/sbin" ;;
@@ -159,7 +160,7 @@ deps_all() {
     export PATH
     deps_install_packages || return 1
     deps_install_rust || return 1
-    deps_say "all there (cargo $DEPS_RUST_FOUND)"
+    deps_say "everything is present (cargo $DEPS_RUST_FOUND)"
 }
 
 deps_all

@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets, each for an equal share of the time, one process at a time, until they
-# have been executed so often in total; prints what each did and its rate. It needs no nightly
-# compiler and no cargo-fuzz: the stable compiler instruments for coverage, with assertions and
-# overflow checks on.
+# Runs the fuzz targets, each for an equal share of the time, one process at a time, until a total
+# number of executions; prints the executions and the rate of each. Needs no nightly compiler and no
+# cargo-fuzz: the stable compiler instruments for coverage, with assertions and overflow checks.
 #
 #   scripts/fuzz.sh [--executions N] [--seconds N] [--slice N] [TARGET...]
 #
-# --executions N   ends after N executions of all targets together [default: 100000000]
-# --seconds N      ends after that time at the latest [default: no bound]
-# --slice N        seconds that a target runs before the next one does [default: 60]
+# --executions N   end after N executions of all targets together [default: 100000000]
+# --seconds N      end after that time at the latest [default: no bound]
+# --slice N        seconds for which a target runs before the next one [default: 60]
 #
-# What a run finds to be new is kept for the next run below the build folder (fuzz-corpus/TARGET).
-# An input that fails is kept there too (fuzz-artifacts/TARGET); to run it again:
+# New inputs are kept for the next run in the build folder (fuzz-corpus/TARGET). Failing inputs are
+# kept there too (fuzz-artifacts/TARGET); to repeat one:
 # BUILD_FOLDER/x86_64-unknown-linux-gnu/release/TARGET FILE.
 #
 # Exit codes: 0 no input failed, 1 one did, or a target does not build; 2 wrong usage.
@@ -55,7 +54,7 @@ flags=(--cfg fuzzing -Cpasses=sancov-module -Cdebug-assertions -Coverflow-checks
 for option in level=4 inline-8bit-counters pc-table trace-compares; do
     flags+=("-Cllvm-args=-sanitizer-coverage-$option")
 done
-# Only the targets are instrumented: what runs while they are built has nobody to report to.
+# Only the targets are instrumented: build scripts have no fuzzer to report to.
 CARGO_TARGET_DIR=$build RUSTFLAGS=${flags[*]} cargo build --release --locked \
     --manifest-path fuzz/Cargo.toml --target "$triple" || exit 1
 
@@ -67,8 +66,8 @@ trap '[ -z "$child" ] || kill "$child" 2>/dev/null; rm -f "$log"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# One slice of one target. libFuzzer ends it by itself; the bound is for a target that hangs beyond
-# the time libFuzzer gives an input.
+# Runs one slice of one target. libFuzzer ends it; the bound is for a target that hangs beyond
+# libFuzzer's time limit of an input.
 run_slice() { # target
     local corpus=$build/fuzz-corpus/$1 artifacts=$build/fuzz-artifacts/$1 done status start=$SECONDS
     mkdir -p "$corpus" "$artifacts"

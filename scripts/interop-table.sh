@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Turns the cells that scenarios of the lab told (`cell` in tests/lab/lib.sh) into the table of what
-# works with Linux: a row for what was tried, a column for each peer.
+# Makes the table of compatibility with Linux from the cells that lab scenarios report (`cell` in
+# tests/lab/lib.sh): a row for each feature, a column for each peer.
 #
 #   scripts/interop-table.sh [FILE...]           prints it
-#   scripts/interop-table.sh --write [FILE...]   puts it into docs/PROTOCOL.md
+#   scripts/interop-table.sh --write [FILE...]   writes it to docs/PROTOCOL.md
 #
-# FILE is `cells` in the folder of a run's logs [default: that of the newest run that has one]; of
-# several the later ones win. Exit codes: 0 good, 1 no cells or a cell that failed, 2 wrong usage.
+# FILE is `cells` in the log folder of a run [default: that of the newest run that has one]. Later
+# files override earlier ones. Exit codes: 0 good, 1 no cells or a failed cell, 2 wrong usage.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 

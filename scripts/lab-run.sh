@@ -1,32 +1,32 @@
 #!/usr/bin/env bash
-# How the lab boots guests and runs scenarios in them. Sourced by scripts/lab.sh; `lab_run` and
-# `lab_shell` are its face. A guest sees this machine's files read-only and shares one folder with
-# it; tests/lab/guest.sh is what runs inside and speaks to `lab_listen` in lines:
+# Boots guests of the lab and runs scenarios in them. Sourced by scripts/lab.sh, which calls
+# `lab_run` and `lab_shell`. A guest sees this machine's files read-only and shares one folder with
+# it. Inside, tests/lab/guest.sh runs and reports to `lab_listen` in lines:
 #
 #   @@ up                           booted
-#   @@ start NAME SECONDS_MAX       a scenario begins; everything after is about it
+#   @@ start NAME SECONDS_MAX       a scenario begins; later lines belong to it
 #   @@ end NAME STATUS PASSED FAILED SECONDS [dirty]
 #                                   STATUS is passed, failed or skipped, then its checks
-#   @@ gone STATUS                  the guest has ended, says this end
+#   @@ gone STATUS                  the guest has ended; written by the host
 #   CELL PEER | WHAT | RESULT       for the compatibility table; kept in the file `cells`
-#   CLASS NAME data|hang            what kind of failure a scenario has (lab-verdict.sh)
-#   KERNEL NAME FUNCTION MODULE     a known fault of the kernel struck in a scenario that failed
-#   anything else                   for people
+#   CLASS NAME data|hang            kind of failure of a scenario (lab-verdict.sh)
+#   KERNEL NAME FUNCTION MODULE     known kernel bug that occurred in a failed scenario
+#   anything else                   shown to the user
 #
-# A guest that goes silent beyond a limit is killed, by its own process group; what was left to run
-# goes on in a new one.
+# A guest that is silent beyond a limit is killed with its process group; the remaining scenarios
+# run in a new guest.
 
 # shellcheck source=tests/lab/kernel_faults.sh
 . tests/lab/kernel_faults.sh
 
 LAB_BOOT_MAX=600
-# By how many times a slow guest may stretch the limits of scenarios (tests/lab/guest.sh).
+# Maximum factor by which a slow guest stretches the limits of scenarios (tests/lab/guest.sh).
 LAB_SLOW_MAX=8
-# Beyond a scenario's own limit: its topology, clean-up and reports.
+# Time beyond a scenario's own limit for its topology, clean-up and reports.
 LAB_SLACK=150
 LAB_PASSED=0 LAB_FAILED=0 LAB_SKIPPED=0 LAB_FAILURES=()
 LAB_CHECKS_PASSED=0 LAB_CHECKS_FAILED=0
-# What a run copies of its programs, in MiB.
+# Maximum size of the programs that a run copies, in MiB.
 LAB_BIN_MAX=200
 LAB_GUESTS=()
 LAB_WAITER=
@@ -40,7 +40,7 @@ lab_names() {
     done
 }
 
-# A value of a scenario's header, e.g. 120 for `# limit: 120`.
+# Prints a value of a scenario's header, e.g. 120 for `# limit: 120`.
 lab_header() { # name key
     local value
     value=$(sed -n "/^#/!q; s/^# $2: *//p" "tests/lab/scenarios/$1.sh" | head -n 1)
@@ -49,7 +49,7 @@ lab_header() { # name key
     [ -z "$value" ] || printf '%s\n' "$value"
 }
 
-# Names, groups, all and shares, turned into names; in the order of the files, each once.
+# Expands names, groups, `all` and shares into names, in the order of the files, each once.
 lab_select() { # word...
     local word name known groups at
     for word in "$@"; do
@@ -77,8 +77,8 @@ lab_select() { # word...
     done | awk '!seen[$0]++'
 }
 
-# Builds what runs in the guest and copies it to the run's own folder, so that a build while
-# guests run changes nothing for them; the scripts are there too (lab_prepare). Sets LAB_BIN, the
+# Builds the programs of the guest and copies them to the run's own folder, so that a later build
+# does not affect running guests; the scripts are there too (lab_prepare). Sets LAB_BIN, the
 # folder of the daemons, and LAB_TESTS, the test binaries (lines NAME=FILE), as the guest sees them.
 lab_build() { # name...
     local from=${RTRS_BIN_DIR:-} name test file size
@@ -107,8 +107,8 @@ lab_build() { # name...
         # PACKAGE/TEST, a test binary the scenario runs.
         for test in $(lab_header "$name" test-binaries); do
             lab_say "building the test binary $test"
-            # Of the whole workspace, as scripts/test.sh builds it: with other features it would
-            # all be built again.
+            # Builds the whole workspace, as scripts/test.sh does: other features would require a
+            # complete rebuild.
             file=$(cargo test --locked --workspace --test "${test#*/}" --no-run \
                 --message-format=json 2>"$LAB_SHARE/cargo.log" |
                 jq -r --arg name "${test#*/}" 'select(.profile.test == true and
@@ -129,9 +129,9 @@ lab_build() { # name...
     fi
 }
 
-# A sample of a folder's files, evenly taken, for scenarios that copy files: sample.tar, sample (the
-# paths) and sample.sha256 in the run's own folder. A guest reads this machine's files one by one
-# so slowly that it would take minutes to find them.
+# Makes a sample of a folder's files, taken at regular intervals, for scenarios that copy files:
+# sample.tar, sample (the paths) and sample.sha256 in the run's own folder. A guest reads single
+# files of this machine so slowly that finding them would take minutes.
 lab_sample() { # folder
     local files=1200 bytes=$((64 << 20))
     (cd "$1" && find . -type f -size -1024k -printf '%s\t%p\n') | sort -k 2 |
@@ -150,14 +150,14 @@ lab_sample() { # folder
     return 1
 }
 
-# Without what only a debugger reads, which is nine tenths of it; names of functions stay.
+# Copies a program without debug information, which is nine tenths of it; function names remain.
 lab_copy() { # program name
     strip --strip-debug -o "$LAB_SHARE/bin/$2" "$1" && return 0
     lab_say "FAILED: $1 cannot be copied to $LAB_SHARE/bin"
     return 1
 }
 
-# What the guest must know, as a file of settings in the shared folder.
+# Writes the settings of the guest to a file in the shared folder.
 lab_write_settings() {
     local test
     {
@@ -192,21 +192,21 @@ lab_vng_command() { # role cpus memory qemu_option...
         -r "/boot/vmlinuz-$LAB_RELEASE" --cpus "$cpus" -m "$memory"
         --user root --cwd "$PWD" "--rwdir=/run/lab=$LAB_SHARE"
         --append=log_buf_len=4M
-        # A guest that went silent can be asked where its processors are (lab_nmi).
+        # lab_nmi uses this to make a silent guest report the state of its processors.
         --append=unknown_nmi_panic --append=panic_print=0x40
         # The emulated TSC is one clock for all CPUs. Without this the kernel reads the time from
         # an emulated chip, and so does every program, by system call.
         --append=tsc=reliable
         --append=rcupdate.rcu_cpu_stall_timeout=120
         "--qemu-opts=-qmp unix:$LAB_SHARE/qmp-$role,server=on,wait=off"
-        # The console keeps the kernel's last words when nothing else speaks any more; virtme-ng
-        # would have it in /dev/null.
+        # The console keeps the last kernel messages when all other output has stopped; virtme-ng
+        # would discard it.
         "--qemu-opts=-set chardev.console.path=$LAB_SHARE/console-$role.log")
     [ $# -eq 0 ] || LAB_VNG+=("--qemu-opts=$*")
 }
 
-# Starts a guest in a process group of its own; its lines go to $LAB_SHARE/lines with its role in
-# front. It ends after the sum of all limits even if nobody is there any more to end it.
+# Starts a guest in its own process group; its lines go to $LAB_SHARE/lines, prefixed with its role.
+# The guest ends after the sum of all limits even if the script was killed.
 lab_boot() { # role cpus memory names qemu_option...
     local role=$1 cpus=$2 memory=$3 names=$4 name max=$((LAB_BOOT_MAX + LAB_SLACK))
     shift 4
@@ -238,7 +238,7 @@ lab_kill_guests() {
 
 lab_count() { # name status checks_passed checks_failed seconds
     local checks=$4
-    # A guest that died told of no check that failed.
+    # A guest that died reported no failed check.
     if [ "$2" = failed ] && [ "$checks" -eq 0 ]; then checks=1; fi
     LAB_CHECKS_PASSED=$((LAB_CHECKS_PASSED + $3))
     LAB_CHECKS_FAILED=$((LAB_CHECKS_FAILED + checks))
@@ -253,7 +253,7 @@ lab_count() { # name status checks_passed checks_failed seconds
     printf -- '-- %s: %s (checks: %s passed, %s failed; %s s)\n\n' "$1" "$2" "$3" "$checks" "$5"
 }
 
-# Makes the kernel of a guest that went silent panic, and so say where its processors are.
+# Makes the kernel of a silent guest panic, so that it reports the state of its processors.
 lab_nmi() { # role
     timeout 30 python3 - "$LAB_SHARE/qmp-$1" <<'END'
 import json, socket, sys
@@ -270,7 +270,7 @@ for command in "qmp_capabilities", "inject-nmi":
         answer = json.loads(answers.readline() or '{"error": "it has ended"}')
     if "return" not in answer:
         sys.exit(f"   qemu refuses {command}: {answer}")
-# It ends once the kernel has panicked.
+# QEMU exits once the kernel has panicked.
 try:
     while answers.readline():
         pass
@@ -279,8 +279,8 @@ except TimeoutError:
 END
 }
 
-# The last words of the guests' kernels, and what known faults they tell of. Those that went silent
-# are made to speak.
+# Prints the last messages of the guests' kernels and the known bugs in them. Silent kernels are
+# made to panic first.
 lab_last_words() { # name ended|timeout
     local role log
     for role in $LAB_ROLES; do
@@ -293,15 +293,15 @@ lab_last_words() { # name ended|timeout
     done
 }
 
-# A scenario begins; sets variables of lab_listen.
+# Begins a scenario; sets variables of lab_listen.
 lab_begin() { # name seconds_max
     current=$1 ended='' worst=passed goods=0 bads=0 started=$SECONDS
     deadline=$((SECONDS + $2 + LAB_SLACK))
     echo "== $1: $(lab_header "$1" lab) (at most $2 s)"
 }
 
-# Reads what the guests say until all of them have ended or a limit is over. Removes from LAB_LEFT
-# what has been decided.
+# Reads the guests' lines until all guests have ended or a limit has expired. Removes completed
+# scenarios from LAB_LEFT.
 lab_listen() { # number_of_guests
     local guests=$1 line role word name status good bad seconds current='' booted=0 ended=''
     local deadline=$((SECONDS + LAB_BOOT_MAX)) start=$SECONDS up_at=0 started=0 worst=passed
@@ -315,7 +315,7 @@ lab_listen() { # number_of_guests
         case $? in
             0) role=${line%% *} line=${line#* } ;;
             1) status=ended && break ;;
-            # A time-out, judged above.
+            # A timeout, handled above.
             *) continue ;;
         esac
         case $line in
@@ -326,8 +326,8 @@ lab_listen() { # number_of_guests
                 ;;
             '@@ start '*)
                 read -r _ word name seconds <<<"$line"
-                # In a pair the first to start counts; but one may be here while the other has yet
-                # to end the scenario before.
+                # In a pair the first guest to start counts; it may start while the other has yet
+                # to end the previous scenario.
                 if [ -z "$current" ]; then
                     lab_begin "$name" "$seconds"
                 elif [ "$current" != "$name" ]; then
@@ -352,7 +352,7 @@ lab_listen() { # number_of_guests
                 fi
                 ;;
             '@@ gone '*)
-                # Before its part was over: what the other one says now is of no use.
+                # It ended before its part was over: later lines of the other guest are ignored.
                 if [ $booted -lt "$guests" ] || { [ -n "$current" ] &&
                     [[ " $ended " != *" $role "* ]]; }; then
                     lab_say "the guest ($role) has ended, status ${line##* }"
@@ -385,11 +385,11 @@ lab_listen() { # number_of_guests
     fi
 }
 
-# A TCP port of 127.0.0.1 that nobody listens on.
+# Prints a free TCP port of 127.0.0.1.
 lab_free_port() {
     python3 - <<'END'
 import random, socket
-# Below those of outgoing connections, which could take it before the guest does.
+# Below the ports of outgoing connections, which could take it before the guest does.
 for port in random.sample(range(10000, 32000), 1000):
     with socket.socket() as listener:
         try:
@@ -401,7 +401,7 @@ for port in random.sample(range(10000, 32000), 1000):
 END
 }
 
-# Two network cards that are the two ends of two cables; the MAC says which: 52:54:00:00:PATH:END.
+# Two network cards, each one end of a cable; the MAC identifies it: 52:54:00:00:PATH:END.
 lab_cables() { # listen|connect end port...
     local how=$1 end=$2 path=0 port
     shift 2
@@ -413,14 +413,14 @@ lab_cables() { # listen|connect end port...
     done
 }
 
-# One boot (of one guest, or of a pair) with as many of LAB_LEFT as it manages.
+# Boots one guest or a pair and runs as many scenarios of LAB_LEFT as possible.
 lab_boot_once() { # topology
     local ports left=${#LAB_LEFT[@]}
     rm -rf "$LAB_SHARE"/lines "$LAB_SHARE"/console-*.log "$LAB_SHARE"/qmp-* "$LAB_SHARE/sync"
     mkdir -p "$LAB_SHARE/sync"
     mkfifo "$LAB_SHARE/lines"
-    # 5 is for guests to write, 7 to read; the read-write one lets both be opened without a wait.
-    # shellcheck disable=SC2094
+    # Guests write to 5, and 7 is read; the read-write descriptor lets both be opened without
+    # blocking. shellcheck disable=SC2094
     exec 6<>"$LAB_SHARE/lines" 5>"$LAB_SHARE/lines" 7<"$LAB_SHARE/lines" 6>&-
     lab_say "booting $([ "$1" = two ] && echo two guests || echo a guest)," \
         "Linux $LAB_RELEASE: ${LAB_LEFT[*]}"
@@ -429,7 +429,7 @@ lab_boot_once() { # topology
         ports="$(lab_free_port) $(lab_free_port)"
         # shellcheck disable=SC2046,SC2086
         lab_boot server 1 2G "${LAB_LEFT[*]}" $(lab_cables listen 2 $ports)
-        # The other end connects once, at its start.
+        # The other end connects once, when it starts.
         # shellcheck disable=SC2086
         lab_wait_listening $ports
         # shellcheck disable=SC2046,SC2086
@@ -438,7 +438,7 @@ lab_boot_once() { # topology
         LAB_ROLES=one
         lab_boot one 2 4G "${LAB_LEFT[*]}"
     fi
-    # From here on only guests hold the writing end: the stream ends with them.
+    # Now only guests hold the writing end, so the stream ends with them.
     exec 5>&-
     lab_listen "$(wc -w <<<"$LAB_ROLES")"
     lab_kill_guests
@@ -451,7 +451,7 @@ lab_boot_once() { # topology
     fi
 }
 
-# Until something listens on each port of 127.0.0.1, at most 20 s.
+# Waits until each port of 127.0.0.1 has a listener, at most 20 s.
 lab_wait_listening() { # port...
     local port
     for port in "$@"; do
@@ -469,31 +469,31 @@ lab_cleanup() {
         # The logs are kept, the programs are not.
         rm -rf "$LAB_LOGS" "$LAB_SHARE/bin" "$LAB_SHARE/tree" "$LAB_SHARE"/sample*
         mkdir -p "${LAB_LOGS%/*}" && rm -f "$LAB_SHARE/lines" && mv "$LAB_SHARE" "$LAB_LOGS"
-        # Of the last ten runs.
+        # Logs of the last ten runs are kept.
         find "${LAB_LOGS%/*}" -mindepth 1 -maxdepth 1 -name 'run-*' | sort | head -n -10 |
             xargs -r rm -rf
     fi
     LAB_SHARE=
 }
 
-# One lab at a time on a machine: its guests take all of it.
+# Only one lab runs at a time, because its guests use the whole machine.
 lab_take_lock() {
     local lock=${RTRS_LAB_LOCK:-$LAB_CACHE/run.lock}
     mkdir -p "${lock%/*}"
     exec 9>>"$lock"
     flock -n 9 && return 0
     lab_say "waiting for another lab on this machine ($lock)"
-    # In the background, since a signal is heeded only between commands or in `wait`.
+    # In the background, because bash handles signals only between commands or in `wait`.
     flock -w 3600 9 &
     LAB_WAITER=$!
     wait $LAB_WAITER && LAB_WAITER='' && return 0
-    lab_say "FAILED: another lab holds $lock since an hour"
+    lab_say "FAILED: another lab has held $lock for an hour"
     return 1
 }
 
 lab_prepare() {
     LAB_SHARE=$(mktemp -d "${TMPDIR:-/tmp}/rtrs-lab.XXXXXX") || return 1
-    # A script that changes while a guest runs it breaks in the middle of a word.
+    # bash reads a script while running it, so a change would break a running guest.
     mkdir -p "$LAB_SHARE/tree/tests" "$LAB_SHARE/tree/scripts" &&
         cp -r tests/lab "$LAB_SHARE/tree/tests/" &&
         cp scripts/ceph.sh "$LAB_SHARE/tree/scripts/" || return 1

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# What the lab needs on this machine: Debian packages, a kernel with headers and source of one
+# Requirements of the lab on this machine: Debian packages, a kernel with headers and source of one
 # version, virtme-ng, and the modules Debian leaves out (rtrs, rnbd, siw, ublk). Sourced by
-# scripts/lab.sh; `lab_setup` installs what is missing, `lab_ready` only looks. All that is built
-# lies below LAB_CACHE in a folder named by version, so a newer kernel builds anew and an older one
-# still works. Every step has a time limit and a log.
+# scripts/lab.sh; `lab_setup` installs what is missing, `lab_ready` only checks. Build results
+# are in folders of LAB_CACHE named by version, so a newer kernel gets its own build and an older
+# one still works. Every step has a time limit and a log.
 
-# Pinned: another version may boot in another way.
+# Pinned: other versions may boot differently.
 LAB_VNG_VERSION=1.42
 LAB_CACHE=${RTRS_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rtrs-lab}
 LAB_VENV=$LAB_CACHE/virtme-ng-$LAB_VNG_VERSION
 LAB_MODULES_BUILT=(rtrs-core rtrs-client rtrs-server rnbd-client rnbd-server siw ublk_drv)
 
-# Beside the kernel, which lab_kernel_packages names.
+# Packages other than those of the kernel, which lab_kernel_packages names.
 LAB_PACKAGES=(
     binutils busybox-static clang e2fsprogs ethtool fio gcc gnutls-bin ibverbs-providers
     ibverbs-utils iproute2 iputils-ping jq kmod libclang-dev libibverbs-dev libnbd-bin librdmacm-dev
@@ -21,19 +21,20 @@ LAB_PACKAGES=(
 
 lab_say() { printf 'lab: %s\n' "$*"; }
 
-# The installed version of a package, nothing when it is not installed.
+# Prints the installed version of a package, or nothing if it is not installed.
 lab_version() { # package
     # shellcheck disable=SC2016
     dpkg-query -W -f '${db:Status-Status} ${Version}\n' "$1" 2>/dev/null |
         awk '$1 == "installed" { print $2; exit }'
 }
 
-# 6.1 for 6.1.192-2.
+# Prints the series of a version: 6.1 for 6.1.192-2.
 lab_series() { # version
     printf '%s\n' "$1" | cut -d. -f1,2
 }
 
-# The newest kernel here whose image, headers and source are of one version: "release version".
+# Prints the newest installed kernel with image, headers and source of one version, as
+# "release version".
 lab_kernel() {
     local image release version
     for image in $(printf '%s\n' /boot/vmlinuz-*-amd64 | sort -Vr); do
@@ -59,7 +60,7 @@ lab_packages_missing() {
     for package in "${LAB_PACKAGES[@]}"; do
         [ -n "$(lab_version "$package")" ] || printf '%s\n' "$package"
     done
-    # Some python3 bring it along, Debian's does not.
+    # Debian's python3 does not include it.
     python3 -c 'import ensurepip' 2>/dev/null || printf 'python3-venv\n'
 }
 
@@ -71,7 +72,7 @@ lab_modules_missing() { # dir release
     done
 }
 
-# Says what is missing, a line each; status 0 when nothing is. Sets LAB_RELEASE, LAB_MODULES.
+# Prints what is missing, one item per line; status 0 if nothing is. Sets LAB_RELEASE, LAB_MODULES.
 lab_ready() {
     local missing kernel
     PATH=$PATH:/usr/sbin:/sbin
@@ -80,7 +81,7 @@ lab_ready() {
         return 1
     fi
     if ! command -v dpkg-query >/dev/null 2>&1; then
-        echo "a Debian system: no dpkg-query here"
+        echo "a Debian system: dpkg-query is missing"
         return 1
     fi
     missing=$(lab_packages_missing | tr '\n' ' ')
@@ -101,7 +102,7 @@ lab_ready() {
     [ -z "$missing" ]
 }
 
-# Runs a step with a time limit, its output in a log; shows that it goes on and what went wrong.
+# Runs a step with a time limit and a log of its output; prints its progress and its error.
 lab_step() { # title seconds_max command...
     local title=$1 seconds_max=$2 start=$SECONDS status pid
     local log=$LAB_CACHE/logs/setup.log
@@ -131,8 +132,8 @@ lab_step() { # title seconds_max command...
     return 1
 }
 
-# Installs packages; those of the kernel and of QEMU with their versions named, because apt would
-# take the newest of each and they would not fit together.
+# Installs packages. Those of the kernel and of QEMU are given with their versions, because apt
+# would select the newest of each, and these may not match.
 lab_install() { # package[=version]...
     local root=()
     [ "$(id -u)" -eq 0 ] || root=(sudo)
@@ -141,13 +142,13 @@ lab_install() { # package[=version]...
         --allow-downgrades "$@"
 }
 
-# The versions of a package that apt can get.
+# Prints the versions of a package that apt offers.
 lab_candidates() { # package
     apt-cache madison "$1" 2>/dev/null | awk -F'|' '{ gsub(/ /, "", $2); print $2 }' | sort -Vru
 }
 
-# Finds the newest version of which image, headers and source are all to be had, and prints the
-# packages with it.
+# Finds the newest version for which image, headers and source are all available, and prints the
+# packages with that version.
 lab_kernel_packages() {
     local version series
     for version in $(lab_candidates linux-image-amd64); do
@@ -169,7 +170,7 @@ lab_setup_packages() {
         return 0
     fi
     if ! command -v apt-get >/dev/null 2>&1; then
-        lab_say "missing: ${missing[*]} and a kernel; no apt-get here to install them"
+        lab_say "missing: ${missing[*]} and a kernel; they cannot be installed without apt-get"
         return 3
     fi
     if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null 2>&1; then
@@ -180,13 +181,13 @@ lab_setup_packages() {
         apt-get -o DPkg::Lock::Timeout=120 update || return 1
     for version in "${missing[@]}"; do
         case $version in
-            # Below, with a version.
+            # Installed below, with a version.
             qemu-*) ;;
             *) wanted+=("$version") ;;
         esac
     done
     if [ "${#wanted[@]}" -ne "${#missing[@]}" ]; then
-        # One version of both: a newer qemu-utils from elsewhere would be removed otherwise.
+        # The same version of both: otherwise apt would remove a newer qemu-utils.
         version=$(apt-cache policy qemu-system-x86 | sed -n 's/^ *Candidate: //p')
         wanted+=("qemu-system-x86=$version" "qemu-utils=$version")
     fi
@@ -227,7 +228,7 @@ lab_setup_vng() {
     fi
 }
 
-# Unpacks what is built, in DIR. The names of the folders are those of the kernel tree.
+# Unpacks the sources of the modules in DIR. Folder names are those of the kernel tree.
 lab_unpack() { # dir series
     mkdir -p "$1" && tar -xJf "/usr/src/linux-source-$2.tar.xz" -C "$1" --strip-components=1 \
         "linux-source-$2/drivers/infiniband/ulp/rtrs" "linux-source-$2/drivers/block/rnbd" \
@@ -272,7 +273,7 @@ lab_setup_modules() {
     fi
 }
 
-# Status: 0 all there, 1 a step failed, 3 this machine cannot have a lab.
+# Status: 0 everything is present, 1 a step failed, 3 this machine cannot have a lab.
 lab_setup() {
     local start=$SECONDS status
     PATH=$PATH:/usr/sbin:/sbin
@@ -283,7 +284,7 @@ lab_setup() {
     mkdir -p "$LAB_CACHE/logs" || return 1
     exec 8>"$LAB_CACHE/setup.lock"
     if ! flock -w 900 8; then
-        lab_say "FAILED: another setup holds $LAB_CACHE/setup.lock since 900 s"
+        lab_say "FAILED: another setup has held $LAB_CACHE/setup.lock for 900 s"
         return 1
     fi
     : >"$LAB_CACHE/logs/setup.log"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Shows that scripts/lab-verdict.sh excuses a failure of the lab only by a known fault of the
+# Checks that scripts/lab-verdict.sh excuses a failure of the lab only for a known bug of the
 # guest's kernel (tests/lab/kernel_faults.sh), never when data differ, and that the checks of
-# tests/lab/lib.sh say of which class a failure is. Made-up logs, no guest. Called by
-# scripts/test.sh. Exit 0 if all is as it should be.
+# tests/lab/lib.sh report the class of a failure. Uses invented logs and no guest. Called by
+# scripts/test.sh. Exit 0 if all checks passed.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # shellcheck source=scripts/lab-verdict.sh
@@ -14,7 +14,7 @@ scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 wrong=0
 
-# The log on stdin; what lab_second_try gives.
+# Checks the output of lab_second_try for the log on stdin.
 second_try() { # text wanted
     local found
     cat >"$scratch/log"
@@ -26,7 +26,7 @@ second_try() { # text wanted
 
 second_try 'a path that did not come back, without a word of the kernel' '' <<'END'
 == two-paths: fio (at most 200 s)
-PASS two-paths: it attaches [1 s]
+PASS two-paths: the volume attaches [1 s]
 FAIL two-paths: both paths are connected [61 s]
    not within 60 s: are_connected vol 2
 -- two-paths: failed (checks: 1 passed, 1 failed; 62 s)
@@ -100,18 +100,18 @@ KERNEL mixed __rxe_cleanup rdma_rxe
 -- mixed: failed (checks: 1 passed, 1 failed; 9 s)
 FAILED: mixed
 END
-second_try 'the words of another scenario, which passed' 'mixed' <<'END'
+second_try 'the output of another scenario, which passed' 'mixed' <<'END'
 == fs: x (at most 1 s)
    verify: bad magic header 0, as it should be
 -- fs: passed (checks: 1 passed, 0 failed; 9 s)
 == mixed: x (at most 1 s)
-FAIL mixed: it attaches [1 s]
+FAIL mixed: the volume attaches [1 s]
 KERNEL mixed __rxe_cleanup rdma_rxe
 -- mixed: failed (checks: 0 passed, 1 failed; 2 s)
 FAILED: mixed
 END
 
-# The log of a kernel on stdin; the known faults it tells of.
+# Checks the known bugs found in the kernel log on stdin.
 named() { # text wanted
     local found
     found=$(kernel_faults_named | paste -sd, -)
@@ -157,7 +157,7 @@ if [ "$count" -ne "$(grep -vc '^# ' <<<"$KERNEL_FAULTS_KNOWN")" ]; then
     wrong=1
 fi
 
-# What the checks of a scenario say. The functions are those of the guest.
+# Classes reported by the checks of a scenario, with the functions of the guest.
 classes() { # text wanted command...
     local text=$1 wanted=$2 found
     shift 2
@@ -177,7 +177,7 @@ classes() { # text wanted command...
 }
 
 compared_in_a_pipe() { echo a | cmp - <(echo b); }
-# A made-up fio: its words and its status.
+# A fake fio, with its output and status.
 fio_says() { # status words
     printf '%s\n' "$2" >"$LAB_WORK/fio.log"
     fio_class "$1" "$LAB_WORK/fio.log"
@@ -202,7 +202,7 @@ classes 'fio whose sum is wrong' data fio_says 1 'crc32c: verify failed at file 
 classes 'fio that says so in its JSON' data fio_says 1 '      "error" : 84,'
 classes 'fio that met an IO error' '' fio_says 5 '      "error" : 5,'
 classes 'fio that hangs' hang fio_says 124 ''
-classes 'fio that was told to end' '' fio_says 128 ''
+classes 'fio that was ended by a signal' '' fio_says 128 ''
 
-[ $wrong -eq 0 ] && echo "lab-verdict: all as it should be"
+[ $wrong -eq 0 ] && echo "lab-verdict: all checks passed"
 exit $wrong

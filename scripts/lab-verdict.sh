@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Which failed scenarios of the lab may be run once more. Sourced by scripts/test.sh.
+# Decides which failed scenarios of the lab may be repeated. Sourced by scripts/test.sh.
 #
-# A failure is a failure, however rare. The one exception is a known fault of the guest's kernel
-# (tests/lab/kernel_faults.sh) that the guest's own log shows during the scenario. The lab says so
-# in a line of its own:
+# A failure counts however rare it is. The only exception is a known bug of the guest's kernel
+# (tests/lab/kernel_faults.sh) that the guest's own log shows during the scenario. The lab reports
+# it in a separate line:
 #
 #   KERNEL NAME FUNCTION MODULE
 #
-# Data that is not what was written is never excused. The lab marks it, too:
+# Wrong data is never excused. The lab marks it, too:
 #
 #   CLASS NAME data
 #
-# A guest that is killed may not come to it, so the words of such failures are looked for besides,
-# in what the scenario said.
+# A guest that is killed may not get to print that line, so the output of the scenario is also
+# searched for the text of such failures.
 
-# Words that no scenario says unless data differ.
+# Text that scenarios print only if data differ.
 LAB_DATA_WORDS='verify: bad|verify failed|bad magic header'
 
-# Of the log of a run, the failed scenarios, one a line.
+# Prints the failed scenarios from the log of a run, one per line.
 lab_failed() { # log
     sed -n 's/^FAILED: //p' "$1"
 }
 
-# What a scenario said, from its head line to its verdict.
+# Prints the output of a scenario, from its first line to its verdict.
 lab_section() { # log name
     awk -v name="$2" '
         index($0, "== " name ": ") == 1 { inside = 1 }
@@ -32,26 +32,26 @@ lab_section() { # log name
     ' "$1"
 }
 
-# The known faults of the kernel that struck in a failed scenario, in a line; of a pair, of either.
+# Prints the known kernel bugs of a failed scenario in one line, for a pair those of either guest.
 lab_kernel_faults() { # log name
     sed -nE "s/^([a-z]+ +)?KERNEL $2 ([^ ]+ [^ ]+)\$/\2/p" "$1" | sort -u | paste -sd, -
 }
 
-# Whether data differed in a failed scenario.
+# Returns whether data differed in a failed scenario.
 lab_data_differed() { # log name
     grep -Eq "^([a-z]+ +)?CLASS $2 data\$" "$1" ||
         lab_section "$1" "$2" | grep -Eq "$LAB_DATA_WORDS"
 }
 
-# The scenarios to be run once more, in a line; nothing when none may. One that must not be takes
-# the others with it: the run has failed. Says on stderr why.
+# Prints the scenarios to repeat in one line, or nothing. If one must not be repeated, none is,
+# because the run has failed anyway. Prints the reasons on stderr.
 lab_second_try() { # log
     local name names faults why=
     names=$(lab_failed "$1" | xargs)
     for name in $names; do
         faults=$(lab_kernel_faults "$1" "$name")
         if [ -z "$faults" ] || lab_data_differed "$1" "$name"; then
-            [ -z "$faults" ] || echo "NO SECOND TRY: $name: data differ, beside $faults" >&2
+            [ -z "$faults" ] || echo "NO SECOND TRY: $name: data differ, besides $faults" >&2
             return 0
         fi
         why="$why; $name: $faults"

@@ -2,13 +2,13 @@
 # The lab: virtual machines with Debian's kernel, soft RDMA devices and nbd, in which the daemons
 # run as users run them. docs/explanation/lab.md explains it.
 #
-#   scripts/lab.sh setup               install and build what it needs; again: seconds
+#   scripts/lab.sh setup               install and build what it needs; repeated: seconds
 #   scripts/lab.sh list [-o json]      the scenarios
 #   scripts/lab.sh run NAME|GROUP|all  run scenarios; several may be named. 1/5 to 5/5 are fifths
-#                                      of all that are not in the group smoke; any N up to 9 will do
+#                                      of all that are not in the group smoke; any N up to 9 works
 #   scripts/lab.sh shell [COMMAND]     a root shell in a guest, or one command
 #
-# Environment: RTRS_LAB_LOCK is the lock that keeps two labs of one machine apart [default: in the
+# Environment: RTRS_LAB_LOCK is the lock that prevents two labs on one machine [default: in the
 # cache], RTRS_LAB_CACHE the cache [~/.cache/rtrs-lab], RTRS_BIN_DIR a folder with daemons to use
 # instead of building them.
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What judges the code without a daemon: clippy with and without RDMA, documentation, the models of
-# loom, the fuzz targets. Called by scripts/test.sh, which runs it beside the lab; prints for each
-# gate a line `lint: NAME passed|failed N s`. Exit 0 if all passed.
+# Checks that need no daemon: clippy with and without RDMA, documentation, the models of loom, the
+# fuzz targets. Called by scripts/test.sh, which runs it during the lab; prints a line
+# `lint: NAME passed|failed N s` for each check. Exit 0 if all passed.
 #
 #   scripts/lints.sh [--no-fuzz]
 set -uo pipefail
@@ -11,7 +11,7 @@ failed=0
 gate() { # name command...
     local name=$1 start=$SECONDS word=passed
     shift
-    # Beside the lab, niced, on a machine with other work clippy has taken over half an hour.
+    # During the lab, niced, on a busy machine, clippy has taken more than half an hour.
     if ! timeout --kill-after=20 5400 "$@"; then
         failed=1 word=failed
     fi
@@ -19,14 +19,14 @@ gate() { # name command...
 }
 
 gate clippy cargo clippy -q --workspace --all-targets --locked -- -D warnings
-# Without RDMA: what builds on a machine that lacks libibverbs, and the tests of what it then says.
-# Each crate alone, since in one build the features of all would add up.
+# Without RDMA: the build on a machine without libibverbs, and the tests of its messages. Each crate
+# is built separately, because one build would unite the features of all.
 for crate in rtrs-core rtrs-client rtrs-server; do
     gate "plain-$crate" cargo clippy -q -p "$crate" --all-targets --no-default-features --locked \
         -- -D warnings
 done
 gate docs env RUSTDOCFLAGS="-D warnings" cargo doc -q --workspace --no-deps --locked
-# cargo test passes, too, when its filter finds no model.
+# cargo test also passes if its filter matches no model.
 loom() {
     local out
     out=$(bash scripts/loom.sh 2>&1) && grep -q '^test result: ok\. [1-9]' <<<"$out" && return
@@ -35,6 +35,6 @@ loom() {
 }
 export -f loom
 gate loom bash -c loom
-# Only that they build; scripts/fuzz.sh runs them.
+# The fuzz targets are only built; scripts/fuzz.sh runs them.
 [ "${1:-}" = --no-fuzz ] || gate fuzz cargo check -q --locked --manifest-path fuzz/Cargo.toml
 exit $failed

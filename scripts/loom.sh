@@ -5,7 +5,7 @@
 #
 #   scripts/loom.sh [FILTER]
 #
-# FILTER picks models by their names [default: loom_model, all of them]. LOOM_MAX_PREEMPTIONS=N
+# FILTER selects models by their names [default: loom_model, all of them]. LOOM_MAX_PREEMPTIONS=N
 # allows N preemptions instead of 3. Exit code: that of cargo test.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -19,9 +19,9 @@ case ${1:-} in
 esac
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/loom
 export RUSTFLAGS="${RUSTFLAGS:-} --cfg loom"
-# Optimized, and built in a hurry.
+# Optimized, with a short build time.
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 export CARGO_PROFILE_RELEASE_DEBUG=0
-# Without a filter the unit tests would run too, which have loom's atomics outside a model.
+# Without a filter the unit tests would run too, and use loom's atomics outside a model.
 exec cargo test --release --locked --no-default-features -p rtrs-core -p rtrs-server --lib \
     -- "${1:-loom_model}"

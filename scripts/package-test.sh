@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages in a bare Debian 12 and uses them: in a chroot without an init, and
-# in a virtual machine with systemd, in which they are upgraded under load, mount a file system at
-# boot and unmount it at shutdown, and are purged. docs/explanation/testing.md has the list. Builds
+# in a virtual machine with systemd, where they are upgraded under load, mount a file system at boot
+# and unmount it at shutdown, and are purged. docs/explanation/testing.md has the list. Builds
 # the packages first. Needs root, Debian on x86_64, what scripts/lab.sh setup installs, and
 # debootstrap.
 #
@@ -17,14 +17,15 @@ PATH=$PATH:/usr/sbin:/sbin
 . scripts/lab-setup.sh
 
 SUITE=bookworm
-# Of the bare system, beside what the packages depend on: the init, and what the test uses.
+# Packages of the bare system other than the dependencies: the init, and tools of the test.
 INCLUDE=bash-completion,e2fsprogs,fdisk,fio,gnutls-bin,iproute2,kmod,libibverbs1,librdmacm1,man-db
 INCLUDE+=,procps,systemd-sysv,udev
-# The virtual machine, from power on to power off. It is emulated, and others may run beside it.
+# Time limit of the virtual machine, from power on to power off. It is emulated, and others may run
+# at the same time.
 GUEST_SECONDS_MAX=7200
 MODULES=(nbd virtio_net ext4)
 
-# A program that knows nothing of the node sends itself a message.
+# A program that does not know the node sends itself a message.
 # shellcheck disable=SC2016
 RDS_USE='export RDS_DIR=/run/rds-test
 rds node --address 127.0.0.1 --listen-port 26386 & node=$!
@@ -84,7 +85,7 @@ check() { # text command...
     fi
 }
 
-# A bare system in $1, from the cache.
+# Makes a bare system in $1 from the cache.
 bare() { # directory
     local base
     base=$LAB_CACHE/package-test/$SUITE-$(cksum <<<"$INCLUDE" | cut -d' ' -f1)
@@ -104,7 +105,7 @@ bare() { # directory
 
 in_root() { chroot "$work/root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
 
-# All files but those that dpkg and the journal keep for themselves.
+# Lists all files except those of dpkg and the journal.
 files() {
     find "$work/root" -xdev \( -path "$work/root/proc" -o -path "$work/root/var/lib/dpkg" \
         -o -path "$work/root/var/log" -o -path "$work/root/var/cache" \) -prune \
@@ -121,7 +122,7 @@ contains() { # package file...
     done
 }
 
-# The user rtrs stays, and these files have it.
+# Compares the files before and after, except those that contain the user rtrs, which remains.
 same_files_but_user() {
     local user='etc/(passwd|group|g?shadow|subuid|subgid)-?|etc/\.pwd\.lock'
     diff <(grep -vxE "$user" "$work/before") <(grep -vxE "$user" "$work/after")
@@ -156,13 +157,13 @@ in_chroot() {
     check "chroot: a changed configuration is kept by an upgrade" in_root sh -c \
         'echo "# mine" >>/etc/rtrs/server.yaml && dpkg -i /srv/debs/2/*.deb </dev/null &&
             grep -x "# mine" /etc/rtrs/server.yaml'
-    check "chroot: all are purged" in_root dpkg --purge rtrs-client rtrs-server rds
+    check "chroot: all packages are purged" in_root dpkg --purge rtrs-client rtrs-server rds
     umount "$work/root/proc"
     files >"$work/after"
-    check "chroot: nothing but the user is left" same_files_but_user
+    check "chroot: only the user is left" same_files_but_user
 }
 
-# The modules that the guest needs, with what they need.
+# Copies the modules that the guest needs, with their dependencies.
 copy_modules() { # release root
     local module file
     mkdir -p "$2/lib/modules/$1"
@@ -175,12 +176,12 @@ copy_modules() { # release root
     depmod -b "$2" "$1"
 }
 
-# What the guest boots into: the network by DHCP, tests/package/guest.sh at each boot.
+# Configures the guest: network by DHCP, tests/package/guest.sh at each boot.
 prepare_guest() { # root port
     printf '[Match]\nName=e*\n[Network]\nDHCP=ipv4\n' >"$1/etc/systemd/network/all.network"
     chroot "$1" systemctl enable systemd-networkd systemd-networkd-wait-online >/dev/null 2>&1
     mkdir -p "$1/var/log/journal" "$1/var/lib/package-test" "$1/etc/systemd/system.conf.d"
-    # Of everything that has no limit of its own.
+    # Limits for units without their own.
     printf 'Default%sSec=15min\n' TimeoutStart TimeoutStop DeviceTimeout |
         sed '1i [Manager]' >"$1/etc/systemd/system.conf.d/slow.conf"
     echo package-test >"$1/etc/hostname"
@@ -191,7 +192,7 @@ prepare_guest() { # root port
     cat >"$1/etc/systemd/system/package-test.service" <<'UNIT'
 [Unit]
 After=multi-user.target
-# It ends with the reboot that it asks for.
+# QEMU exits when the guest requests a reboot.
 [Service]
 Type=simple
 ExecStart=/bin/bash /var/lib/package-test/guest.sh
@@ -267,7 +268,7 @@ in_guest() {
     wait $qemu
     qemu=
     if [ $status -ne 0 ]; then
-        say "FAIL the guest came to its end; the last lines of its console:"
+        say "FAIL the guest completed; the last lines of its console:"
         tail -n 40 "$work/serial" "$work/qemu.log" | sed 's/^/   /'
         failed=$((failed + 1))
     fi

@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Pinned: another version may write other maintainer scripts.
+# Pinned: other versions may write different maintainer scripts.
 CARGO_DEB_VERSION=3.8.0
 target=${CARGO_TARGET_DIR:-$PWD/target}
 revision=1
@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
 done
 
 if ! command -v dpkg-shlibdeps >/dev/null; then
-    echo "package: no dpkg-shlibdeps here; apt-get install dpkg-dev" >&2
+    echo "package: dpkg-shlibdeps is missing; run: apt-get install dpkg-dev" >&2
     exit 1
 fi
 

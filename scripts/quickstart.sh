@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The two-minute start: installs what is missing, builds, exports a sparse file with rtrs-server,
-# attaches it with rtrs-client over two TCP paths, copies a real ext4 file system in and out through
-# NBD, checks it with e2fsck and a checksum, runs a short fio with verification, prints the
-# session's statistics and cleans up. All traffic stays on the loopback addresses 127.0.0.1 and
-# 127.0.0.2; nothing needs root except installing packages. Ends with PASS or FAIL, exit 0 or 1.
+# Quick start in about two minutes: installs what is missing, builds, exports a sparse file with
+# rtrs-server, attaches it with rtrs-client over two TCP paths, copies a real ext4 file system in
+# and out through NBD, checks it with e2fsck and a checksum, runs a short fio with verification,
+# prints the session's statistics and cleans up. All traffic stays on the loopback addresses
+# 127.0.0.1 and 127.0.0.2; nothing needs root except installing packages. Ends with PASS or FAIL,
+# exit 0 or 1.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -58,7 +59,7 @@ cleanup() {
             wait "$server" 2>/dev/null
         fi
         if [ $status -ne 0 ] && [ -s "$work/server.log" ]; then
-            echo "--- the server's last words" >&2
+            echo "--- last lines of the server's log" >&2
             tail -n 20 "$work/server.log" >&2
         fi
         rm -rf "$work"
@@ -81,12 +82,12 @@ step "1/8 programs"
 step "2/8 build (release; the first time takes some minutes)"
 cargo build --release --locked --bin rtrs-server --bin rtrs-client
 bin=${CARGO_TARGET_DIR:-target}/release
-# The socket's path must stay short, so the work directory is under /tmp whatever TMPDIR says.
+# The socket's path must be short, so the work directory is in /tmp regardless of TMPDIR.
 work=$(mktemp -d /tmp/rtrs-quickstart.XXXXXX)
 client() { timeout 60 "$bin/rtrs-client" "$@" --run-dir "$work"; }
 
 step "3/8 an ext4 file system from a part of /usr/share"
-# The largest of these of at most 400 MiB: enough to be a real file system, and bounded.
+# The largest of these directories with at most 400 MiB: realistic, and bounded.
 source_dir= source_mib=0
 for dir in /usr/share/doc /usr/share/locale /usr/share/man /usr/share/perl; do
     [ -d "$dir" ] || continue
@@ -97,7 +98,7 @@ for dir in /usr/share/doc /usr/share/locale /usr/share/man /usr/share/perl; do
 done
 [ -n "$source_dir" ] || die "no directory of at most 400 MiB under /usr/share"
 image_mib=$((source_mib * 2 + 64))
-# A block per small file and the inodes need room that the sum of file sizes does not show.
+# Small files take a whole block and an inode each, which the sum of file sizes does not show.
 truncate -s "${image_mib}M" "$work/ext4.img"
 mkfs.ext4 -q -F -b 4096 -i 4096 -d "$source_dir" "$work/ext4.img"
 before=$(sha256sum <"$work/ext4.img")
@@ -118,20 +119,20 @@ one=$(portal 127.0.0.1) two=$(portal 127.0.0.2)
 if [ -z "$one" ] || [ -z "$two" ]; then die "the server does not listen after 10 s"; fi
 echo "$one $two"
 
-step "5/8 rtrs-client attaches it over both paths"
+step "5/8 rtrs-client attaches the export over both paths"
 client attach vol0 --path "$one" --path "$two" --socket "$work/vol0.sock"
 uri="nbd+unix:///vol0?socket=$work/vol0.sock"
 client list
 timeout 30 nbdinfo "$uri"
 
-step "6/8 the file system in, out again, and checked"
+step "6/8 copy the file system in and out, and check it"
 timeout 300 nbdcopy --flush "$work/ext4.img" "$uri"
 timeout 300 nbdcopy "$uri" "$work/copy.img"
 after=$(sha256sum <"$work/copy.img")
 [ "$before" = "$after" ] || die "checksums differ: $before in, $after out"
 e2fsck -fn "$work/copy.img" || die "e2fsck found errors in the copy"
 cmp "$work/ext4.img" "$work/vol0.img" || die "the exported file differs from the image"
-echo "checksum, file system and exported file are right"
+echo "checksum, file system and exported file are correct"
 
 step "7/8 fio: random reads and writes for 5 s, every block verified"
 timeout 120 fio --name=verify --ioengine=nbd --uri="$uri" --rw=randrw --bsrange=4k-128k \
@@ -146,4 +147,4 @@ kill -TERM $server
 wait_gone $server || die "the server did not end within 10 s of SIGTERM"
 wait $server || die "the server ended with status $?"
 server=
-[ -z "$(session_pids)" ] || die "the session's process is still there after detach"
+[ -z "$(session_pids)" ] || die "the session's process still exists after detach"

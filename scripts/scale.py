@@ -40,9 +40,9 @@ ORDER_MAX = 300
 EXPORT_BYTES = 16 << 20
 # Processes that share all volumes.
 VOLUME_SESSIONS = 10
-# Attaches of volumes, at the begin and at the end, whose medians are compared.
+# Number of first and last attaches of volumes whose medians are compared.
 VOLUME_ATTACHES = 9
-# Reads in flight of a busy session.
+# Number of reads in flight of a busy session.
 DEPTH = 32
 
 # id, title, sign, what is asked, unit.
@@ -63,14 +63,14 @@ ROWS = [
 
 
 def say(text):
-    """A progress line on stderr; the result alone goes to stdout."""
+    """Prints a progress line on stderr; stdout has only the result."""
     print(f"scale: {text}", file=sys.stderr, flush=True)
 
 
 # ---- processes -------------------------------------------------------------------------------
 
 def cpu_seconds(pid):
-    """What all threads of a process ran so far."""
+    """Returns the CPU time of all threads of a process so far."""
     total = 0
     for task in os.listdir(f"/proc/{pid}/task"):
         try:
@@ -82,7 +82,7 @@ def cpu_seconds(pid):
 
 
 def sleeps(pid):
-    """How often its threads went to sleep so far."""
+    """Returns how often the threads of a process went to sleep so far."""
     total = 0
     for task in os.listdir(f"/proc/{pid}/task"):
         try:
@@ -108,7 +108,7 @@ def threads(pid):
 
 
 class Server:
-    """rtrs-server with one export for each session that may come."""
+    """rtrs-server with one export for each possible session."""
 
     def __init__(self, args, scratch, name):
         self.args, self.scratch, self.name = args, scratch, name
@@ -147,7 +147,7 @@ class Server:
 
 
 class Crowd(bench.Process):
-    """Many sessions in one process, which takes orders."""
+    """Many sessions in one process that executes orders."""
 
     def __init__(self, args, server):
         argv = [f"{args.bin_dir}/rtrs-crowd", "--path", f"127.0.0.1:{server.port}", *args.crowd]
@@ -180,7 +180,7 @@ class Crowd(bench.Process):
         return answer
 
     def grow(self, to):
-        """Attaches sessions, one after the other, until there are so many."""
+        """Attaches sessions one after the other, up to a total count."""
         if to > self.sessions:
             self.order("attach", to - self.sessions)
             self.sessions = to
@@ -208,7 +208,7 @@ class Attached:
         ATTACHED.append(self)
 
     def add(self, number):
-        """Attaches one more volume to this session. Returns the seconds that took."""
+        """Attaches one more volume to this session. Returns the time in seconds."""
         name = f"v{number}"
         argv = [self.argv[0], "attach", name, "--session", self.name, "--run-dir", self.run_dir,
                 "--socket", os.path.join(self.run_dir, f"{name}.sock")]
@@ -256,7 +256,7 @@ def wanted(args, row):
 
 
 def idle(pids, seconds):
-    """CPU in cores and sleeps per second of processes while nothing happens."""
+    """Returns the CPU in cores and the sleeps per second of idle processes."""
     before = [(cpu_seconds(pid), sleeps(pid)) for pid in pids]
     start = time.monotonic()
     time.sleep(seconds)
@@ -266,7 +266,7 @@ def idle(pids, seconds):
 
 
 def measure_growth(args, server, crowd, scratch):
-    """Attach time, idle cost and memory beside so many other sessions."""
+    """Measures attach time, idle cost and memory with this many other sessions."""
     points = []
     base = pss_kib(server.pid)
     for count in args.counts:
@@ -297,7 +297,7 @@ def measure_growth(args, server, crowd, scratch):
 
 
 def measure_first(args, crowd):
-    """The first read of each session after idle time, and a later one."""
+    """Measures the first read of each session after idle time, and a later one."""
     count = min(100, crowd.sessions)
     first = crowd.order("first", count)["us"]
     later = crowd.order("first", count)["us"]
@@ -306,7 +306,7 @@ def measure_first(args, crowd):
 
 
 def measure_clients(args, server, scratch):
-    """What processes of rtrs-client cost while nothing happens."""
+    """Measures the cost of idle rtrs-client processes."""
     first = args.sessions + 8 - args.clients
     clients = [Attached(args, server, first + n, scratch) for n in range(args.clients)]
     say(f"{len(clients)} clients; waiting for them to be idle, {args.settle} s")
@@ -328,7 +328,7 @@ def measure_clients(args, server, scratch):
 
 
 def measure_volumes(args, server, scratch):
-    """Many volumes in ten sessions: how long each attach takes, and what they cost idle."""
+    """Measures the attach times and the idle cost of many volumes in ten sessions."""
     if args.volumes <= VOLUME_SESSIONS:
         say(f"volumes: left out, needs more than {VOLUME_SESSIONS}")
         return None
@@ -357,7 +357,7 @@ def measure_volumes(args, server, scratch):
 
 
 def measure_failover(args, server, scratch):
-    """One of two paths falls silent while the session is idle: the longest of the next reads."""
+    """Measures the longest read after one of two paths fell silent during idle time."""
     proxy = scale_failover.Proxy(("127.0.0.1", server.port))
     client = Attached(args, server, args.sessions + 2, scratch, [
         f"tcp://127.0.0.1@127.0.0.1:{proxy.port}", f"tcp://127.0.0.2@127.0.0.2:{server.port}"])
@@ -366,7 +366,7 @@ def measure_failover(args, server, scratch):
         deadline = time.monotonic() + START_MAX
         while client.paths_up() < 2:
             if time.monotonic() > deadline:
-                raise bench.BenchError("the silent path does not come back")
+                raise bench.BenchError("the silent path does not reconnect")
             time.sleep(0.1)
 
     wait_back()
@@ -383,7 +383,7 @@ def measure_failover(args, server, scratch):
 
 
 def measure_restart(args, server, crowd):
-    """The server is killed and started again: until all sessions are up."""
+    """Measures the time from a kill of the server until all sessions are up again."""
     times = []
     for _ in range(args.restarts):
         start = time.monotonic()
@@ -406,7 +406,7 @@ def iops(answer):
 
 
 def measure_busy(args, alone, crowd):
-    """One session at work, alone at its server and among idle ones; and many at work."""
+    """Measures one busy session, alone and among idle ones, and many busy sessions."""
     runs = {"alone": [], "among": [], "many": [], "fairness": []}
     many = min(100, crowd.sessions)
     for number in range(args.rounds):
@@ -455,7 +455,7 @@ def run(args, scratch):
         result["restart"] = measure_restart(args, server, crowd)
     crowd.stop()
     if wanted(args, "client-idle"):
-        # The crowd's sessions end, and with them their exports are free.
+        # The sessions of the crowd end, which frees their exports.
         time.sleep(1)
         result["clients"] = measure_clients(args, server, scratch)
     if wanted(args, "volume-growth") or wanted(args, "volumes-idle"):
@@ -468,7 +468,7 @@ def run(args, scratch):
 # ---- the table -------------------------------------------------------------------------------
 
 def values(result):
-    """What was found for each row, and how that came about."""
+    """Returns the result of each row, and its explanation."""
     found = {}
     if "growth" in result:
         points = result["growth"]["points"]

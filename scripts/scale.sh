@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Prints the table of scale: what many sessions cost the server and each client, and how that
-# grows. Builds the release binaries, then calls scale.py, which takes all the options:
+# Prints the table of scale: the cost of many sessions for the server and each client, and its
+# growth. Builds the release binaries, then calls scale.py, which takes all the options:
 # scripts/scale.sh --help.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Questions about the tool itself need no build.
+# Help and list need no build.
 for arg in "$@"; do
     case $arg in
         -h | --help | --list) exec python3 scripts/scale.py "$@" ;;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs fio against a session for a long time and holds the memory of both daemons against their
-# promises: the server's stays under paths x queue depth x chunk size + 32 MiB (160 MiB here), and
+# Runs fio against a session for a long time and checks the memory of both daemons against their
+# limits: the server's stays under paths x queue depth x chunk size + 32 MiB (160 MiB here), and
 # neither grows after the first tenth of the time.
 #
-#   scripts/soak.sh [--minutes N]        default 60; prints a line a minute
-#   scripts/soak.sh --sim [--minutes N]  seeds of the simulator instead, one process a core
+#   scripts/soak.sh [--minutes N]        default 60; prints a line per minute
+#   scripts/soak.sh --sim [--minutes N]  seeds of the simulator instead, one process per core
 #   scripts/soak.sh --lab [--rounds N] [--seed N]
 #                                        rounds [200] of random faults in the lab instead: links
 #                                        down or silent, daemons killed, stopped, taken over
@@ -32,14 +32,14 @@ while [ $# -gt 0 ]; do
     esac
 done
 case $minutes in '' | *[!0-9]* | 0)
-    echo "soak: --minutes $minutes is no number above 0" >&2
+    echo "soak: --minutes $minutes is not a number above 0" >&2
     exit 2
     ;;
 esac
 
 for number in "${RTRS_LAB_SOAK_ROUNDS:-1}" "${RTRS_LAB_SOAK_SEED:-1}"; do
     case $number in '' | *[!0-9]* | 0)
-        echo "soak: '$number' is no number above 0" >&2
+        echo "soak: '$number' is not a number above 0" >&2
         exit 2
         ;;
     esac

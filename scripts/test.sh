@@ -9,13 +9,12 @@
 #
 #   scripts/test.sh [--quick | --ci | --full]
 #
-# Of the simulator it runs 1,000 seeds and the most important mutants; of the lab the group smoke in
-# one boot: a device, a kernel client, a kernel server, a link that goes down. --ci, as
-# .ci/run has it, runs 3,000 seeds and 3,000 others, all mutants, the fuzz targets' build and a
-# fifth of the other scenarios besides, both other ones with each commit; --full the same with all
-# scenarios.
-# --quick runs the same tests on smaller images and for shorter times (RTRS_QUICK=1 to them), fewer
-# seeds, and leaves the lab out.
+# The default runs 1,000 seeds of the simulator and the most important mutants, and the group
+# `smoke` of the lab in one boot: a device, a kernel client, a kernel server, a link that goes down.
+# --ci, as used by .ci/run, runs 3,000 seeds and 3,000 others, all mutants, the build of the fuzz
+# targets, and a fifth of the other scenarios; the other seeds and the fifth change with each
+# commit. --full is like --ci with all scenarios. --quick runs the same tests on smaller images and
+# for shorter times (with RTRS_QUICK=1), fewer seeds, and no lab.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -48,7 +47,7 @@ for arg in "$@"; do
     esac
 done
 
-# All scenarios together; each has a limit of its own besides, longer on a slow machine.
+# Limit of all scenarios together. Each also has its own limit, which is longer on a slow machine.
 LAB_SECONDS_MAX=14400
 passed=0 failed=0 skipped=0 failures=() times=() notes=()
 scratch=$(mktemp -d) || exit 1
@@ -80,7 +79,7 @@ run_stage() { # name seconds_max command...
     return $status
 }
 
-# A stage that is one gate: counts as one passed or one failed.
+# Runs a stage that counts as one passed or one failed check.
 gate() { # name seconds_max command...
     if run_stage "$@"; then
         passed=$((passed + 1))
@@ -91,13 +90,13 @@ gate() { # name seconds_max command...
     fi
 }
 
-# A cargo test run: its test binaries' own lines are summed. A run that fails without a failed
-# test (a build error, a crash, a time-out) counts as one failed.
+# Runs cargo test and adds up the results of all test binaries. A run that fails without a failed
+# test (a build error, a crash, a timeout) counts as one failed.
 tests() { # name seconds_max command...
     local name=$1 status sums
     run_stage "$@"
     status=$?
-    # tee has the last lines a moment after the command ended.
+    # tee writes the last lines a moment after the command has ended.
     sleep 0.2
     sums=$(sed -n 's/^test result: [a-zA-Z]*\. //p' "$scratch/$name.log" |
         awk '{ p += $1; f += $3; i += $5 } END { print p + 0, f + 0, i + 0 }')
@@ -117,10 +116,10 @@ tests() { # name seconds_max command...
     fi
 }
 
-# Scenarios of the lab, after `scripts/lab.sh setup`, some with fewer rounds. Its checks count
-# as tests do, a scenario that could not run as one skipped, one that died without a failed check as
-# one failed. A scenario that failed is run once more only if the guest's own log names a known
-# fault of its kernel (scripts/lab-verdict.sh); the closing lines say so.
+# Runs scenarios of the lab after `scripts/lab.sh setup`, some with fewer rounds. Their checks count
+# as tests do. A scenario that cannot run counts as one skipped test, and one that dies without a
+# failed check as one failed test. A failed scenario is repeated once, only if the log of the guest
+# names a known kernel bug (scripts/lab-verdict.sh); the closing lines report that.
 lab() {
     local log=$scratch/lab.log status sums names again
     run_stage lab-setup 2400 bash scripts/lab.sh setup
@@ -132,7 +131,7 @@ lab() {
         failures+=("lab-setup: status $status")
         return
     fi
-    # What it lacks after status 3 it says itself, and skips every scenario.
+    # Status 3: the setup has printed what is missing, and every scenario is skipped.
     # shellcheck disable=SC2086
     RTRS_QUICK=1 run_stage lab "$LAB_SECONDS_MAX" bash scripts/lab.sh run $scenarios
     status=$?
@@ -155,7 +154,7 @@ lab() {
     if [ -n "$again" ]; then
         # shellcheck disable=SC2086
         if RTRS_QUICK=1 run_stage lab-again 1200 bash scripts/lab.sh run $again; then
-            notes+=("SECOND TRY: $again passed; at the first, $2 checks failed")
+            notes+=("SECOND TRY: $again passed; in the first try, $2 checks failed")
             return
         fi
     fi
@@ -169,7 +168,7 @@ lab() {
     fi
 }
 
-# Adds up what scripts/lints.sh said. One that ended without a word counts as one failed.
+# Adds up the results of scripts/lints.sh. A run without output counts as one failed check.
 count_lints() { # status [remark]
     local _ name word seconds log=$scratch/lints.log
     if [ "$1" -ne 0 ] && ! grep -q '^lint: .* failed ' "$log"; then
@@ -187,9 +186,9 @@ count_lints() { # status [remark]
     done < <(grep '^lint: ' "$log")
 }
 
-# The lints beside the tests or the lab, with the processor time that these leave: much of their
-# time is waiting.
-# Where the kernel shares time among sessions first (autogroup), being nice is said there too.
+# Starts the lints in the background, with the processor time that the tests or the lab leave: these
+# mostly wait. With autogroup, the kernel divides time among sessions first, so the niceness is set
+# there too.
 lints_begin() {
     CARGO_TARGET_DIR=$target/lints setsid nice -n 19 bash -c \
         "echo 19 2>/dev/null >/proc/self/autogroup; exec bash scripts/lints.sh $lints" \
@@ -207,7 +206,7 @@ lints_end() {
     count_lints $status "$remark"
 }
 
-# What each failed stage said of its failures, since much may have been printed after it.
+# Repeats the failures of each failed stage, because much may have been printed after them.
 show_failures() {
     local name log shown=
     for name in "${failures[@]}"; do
@@ -215,7 +214,7 @@ show_failures() {
         [ -f "$log" ] || log=$scratch/lints.log
         [ -f "$log" ] && [[ " $shown " != *" $log "* ]] || continue
         shown="$shown $log"
-        echo "== $name failed; what it said of that, and its last lines"
+        echo "== $name failed; its errors and its last lines"
         grep -E -A 4 'panicked at|^error|FAIL' "$log" | head -n 60
         echo "-- last lines:"
         tail -n 20 "$log"
@@ -224,9 +223,9 @@ show_failures() {
 
 finish() {
     local count=0 stage
-    # A test that lacks a tool says so in this file, and to cargo it looks passed.
+    # A test that lacks a tool is listed in this file; cargo counts it as passed.
     if [ -s "$scratch/skipped" ]; then
-        echo "== skipped for want of something"
+        echo "== skipped because something is missing"
         sort -u "$scratch/skipped"
         count=$(sort -u "$scratch/skipped" | wc -l)
     fi
@@ -254,8 +253,9 @@ else
     failures+=(deps)
     finish
 fi
-# The tests that need it skip aloud where it cannot be installed.
-[ $quick -eq 1 ] || bash scripts/ceph.sh install || notes+=("CEPH: not installed, see the skips")
+# If Ceph cannot be installed, the tests that need it are reported as skipped.
+[ $quick -eq 1 ] || bash scripts/ceph.sh install || \
+    notes+=("CEPH: not installed, see the skipped tests")
 times+=("$(printf '%-18s %5d s' deps $SECONDS)")
 
 export CARGO_TERM_COLOR=never RTRS_SKIP_FILE="$scratch/skipped"
@@ -272,7 +272,7 @@ gate lab-verdict 60 bash scripts/lab-verdict-test.sh
 if gate build 1800 cargo build --workspace --all-targets --locked; then
     [ $quick -eq 1 ] || [ $lints_beside = lab ] || lints_begin
     tests unit 1200 cargo test --workspace --locked --no-fail-fast --lib --bins
-    # They wait for daemons and clocks most of the time.
+    # These tests mostly wait for daemons and clocks.
     tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*' -- \
         --test-threads=4
     # The dev profile is optimized enough, and its assertions are on.
@@ -298,8 +298,8 @@ if [ $quick -eq 1 ]; then
     status=$?
     sleep 0.2
     count_lints $status
-    echo "== lab: left out by --quick; it alone: scripts/lab.sh setup && scripts/lab.sh run all"
+    echo "== lab: left out by --quick; to run it: scripts/lab.sh setup && scripts/lab.sh run all"
 elif [ "$scenarios" != all ]; then
-    notes+=("LAB: of its scenarios only '$scenarios' ran; all: scripts/test.sh --full")
+    notes+=("LAB: only the scenarios '$scenarios' ran; for all: scripts/test.sh --full")
 fi
 finish

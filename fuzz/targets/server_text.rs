@@ -1,4 +1,4 @@
-//! Fuzz target: what users and files write never breaks the server. The body is in rtrs-server.
+//! Fuzz target for text from users and files. The body is `rtrs_server::fuzz_text`.
 
 #![no_main]
 

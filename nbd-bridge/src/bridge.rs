@@ -223,7 +223,7 @@ impl Bridge {
         if conns.iter().all(Option::is_none) {
             shared.seat.group.ranges.leave(shared.seat.shard);
         }
-        shared.log_left_out(now);
+        shared.log_suppressed(now);
         self.recheck = (waits || shared.has_deferred()).then(|| now + RECHECK);
         let squeezed = shared.buffers.was_squeezed();
         self.squeezed = squeezed.then(|| self.squeezed.unwrap_or(now));

@@ -158,7 +158,7 @@ impl Share {
         let holders = &mut rows.holders[index as usize];
         debug_assert!(*holders > 0, "buffer {index} has no holder");
         if *holders == 0 {
-            tracing::error!(index, what = "a buffer given back twice", "internal error");
+            tracing::error!(index, what = "a buffer was freed twice", "internal error");
             return false;
         }
         *holders -= 1;
@@ -182,8 +182,8 @@ impl Share {
 
     /// Number of buffers guaranteed to this bridge whatever others do: the whole pool if there are
     /// no others.
-    pub(crate) fn sure(&self) -> usize {
-        self.pool.rows.borrow().shares.sure()
+    pub(crate) fn guaranteed(&self) -> usize {
+        self.pool.rows.borrow().shares.guaranteed()
     }
 
     /// Total number of buffers.
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bridge_without_room_begins_a_further_pool() {
+    fn a_bridge_that_does_not_fit_opens_another_pool() {
         let pools = BufferPools::default();
         let regions = |shares: &[Share]| {
             let mut ids: Vec<_> = shares.iter().map(|share| share.region().id()).collect();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_that_come_under_load_share_a_pool_and_one_that_starves_finds_another() {
+    fn volumes_share_a_pool_and_a_starved_one_moves() {
         let pools = BufferPools::default();
         let mut shares = Vec::new();
         for _ in 0..50 {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_ends_with_its_last_bridge() {
+    fn a_pool_is_freed_with_its_last_bridge() {
         let pools = BufferPools::default();
         let [one, two] = [0, 1].map(|_| pools.join(16, &[]).unwrap());
         let region = Arc::downgrade(one.region());
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_a_bridge_leaves_in_use_is_nobody_elses() {
+    fn buffers_in_use_are_not_reused_after_their_bridge_ends() {
         let pools = BufferPools::default();
         let [one, two] = [0, 1].map(|_| pools.join(16, &[]).unwrap());
         let left = [one.take().unwrap(), one.take().unwrap()];
@@ -275,13 +275,13 @@ mod tests {
         all.iter().for_each(|&index| assert!(two.release(index)));
         // The share stays with the buffers in use; a share that left none frees its place.
         let three = pools.join(16, &[]).unwrap();
-        assert_eq!(three.sure(), 2);
+        assert_eq!(three.guaranteed(), 2);
         drop(three);
-        assert_eq!(two.sure(), 4);
+        assert_eq!(two.guaranteed(), 4);
     }
 
     #[test]
-    fn memory_is_made_real_for_each_bridge_and_not_once_more_for_those_that_went() {
+    fn memory_is_touched_once_per_live_bridge() {
         let pools = BufferPools::default();
         let mut one = pools.join(64, &[]).unwrap();
         one.touch(BUFFER_LEN + 1);

@@ -5,12 +5,11 @@
 //! reads of a connection share a buffer and are carved from it one after the other. After startup
 //! this module allocates nothing.
 //!
-//! Only reads can hold memory for as long as a client pleases. Therefore one buffer for receiving
-//! and a first one for reading are reserved for every connection; beyond these, a connection may
-//! hold as many as it leaves free. When bridges of other devices use the same pool (`buffer_pool`),
-//! that reserve covers only as many connections as the bridge's own share has room for. A bridge
-//! that gets no buffers for a while because others hold the memory switches to a share of another
-//! pool.
+//! Only reads can hold memory for as long as a client likes. Therefore one buffer for receiving and
+//! a first one for reading are reserved for every connection; beyond these, a connection may hold
+//! as many as remain free. When bridges of other devices use the same pool (`buffer_pool`), that
+//! reserve covers only as many connections as the bridge's own share has room for. A bridge that
+//! gets no buffers for a while because others hold the memory switches to a share of another pool.
 
 use std::io;
 use std::sync::Arc;
@@ -68,10 +67,10 @@ pub(crate) struct Buffers {
     pools: BufferPools,
     /// Number of buffers of a pool.
     count: u32,
-    /// Shares, indexed by the high part of a buffer number. All but the present share have buffers
+    /// Shares, indexed by the high part of a buffer number. All but the current share have buffers
     /// in use.
     shares: Vec<Option<Share>>,
-    present: usize,
+    current: usize,
     /// Bytes populated with physical memory.
     touched: usize,
     connections_max: usize,
@@ -108,12 +107,12 @@ impl Buffers {
         }
         let count = u32::try_from(bytes.div_ceil(BUFFER_LEN)).unwrap_or(u32::MAX);
         let (pools, shares) = (pools.clone(), vec![Some(pools.join(count, &[])?)]);
-        let (present, touched, receivers, readers, squeezed) = (0, 0, 0, 0, false);
+        let (current, touched, receivers, readers, squeezed) = (0, 0, 0, 0, false);
         Ok(Self {
             pools,
             count,
             shares,
-            present,
+            current,
             touched,
             connections_max,
             receivers,
@@ -124,11 +123,11 @@ impl Buffers {
 
     /// Returns the share from which buffers are taken.
     fn share(&self) -> &Share {
-        self.share_at(self.present)
+        self.share_at(self.current)
     }
 
     fn share_at(&self, at: usize) -> &Share {
-        self.shares[at].as_ref().unwrap_or_else(|| panic!("share {at} was given back"))
+        self.shares[at].as_ref().unwrap_or_else(|| panic!("share {at} was released"))
     }
 
     /// Returns the share of a buffer, and its index in that share.
@@ -140,7 +139,7 @@ impl Buffers {
     fn take(&mut self) -> Option<u32> {
         let taken = self.share().take();
         self.squeezed |= taken.is_none() && self.is_squeezed(1);
-        let share = u32::try_from(self.present).unwrap_or(u32::MAX);
+        let share = u32::try_from(self.current).unwrap_or(u32::MAX);
         taken.map(|index| share << SHARE_SHIFT | index)
     }
 
@@ -152,7 +151,7 @@ impl Buffers {
     /// Populates the first `bytes` of the buffers for this bridge with physical memory.
     pub(crate) fn touch(&mut self, bytes: usize) {
         self.touched = bytes;
-        if let Some(share) = &mut self.shares[self.present] {
+        if let Some(share) = &mut self.shares[self.current] {
             share.touch(bytes);
         }
     }
@@ -161,8 +160,8 @@ impl Buffers {
     /// bridge already holds more than its guaranteed number.
     fn is_squeezed(&self, count: usize) -> bool {
         let (share, own) = (self.share(), self.share().held().saturating_sub(self.receivers));
-        let alone = share.sure() == share.capacity();
-        !alone && share.room() < count && own <= share.sure()
+        let alone = share.guaranteed() == share.capacity();
+        !alone && share.room() < count && own <= share.guaranteed()
     }
 
     /// Whether such a shortage occurred since the last call.
@@ -170,31 +169,31 @@ impl Buffers {
         std::mem::take(&mut self.squeezed)
     }
 
-    /// Takes a share of a pool in which this bridge has no share yet. Returns None when it has too
-    /// many.
+    /// Takes a share of a pool in which this bridge has no share yet. Returns None if the bridge
+    /// has too many shares.
     ///
     /// # Errors
     /// The system's error when memory is refused.
-    pub(crate) fn further_share(&self) -> io::Result<Option<Share>> {
+    pub(crate) fn another_share(&self) -> io::Result<Option<Share>> {
         let has_place = self.shares.len() < SHARES_MAX || self.shares.iter().any(Option::is_none);
         has_place.then(|| self.pools.join(self.count, &self.shares)).transpose()
     }
 
     /// Takes buffers from `share` from now on. Buffers in use are returned to their own share.
-    pub(crate) fn go_on_with(&mut self, share: Share) {
-        let before = self.present;
-        self.present = self.shares.iter().position(Option::is_none).unwrap_or_else(|| {
+    pub(crate) fn switch_to(&mut self, share: Share) {
+        let before = self.current;
+        self.current = self.shares.iter().position(Option::is_none).unwrap_or_else(|| {
             self.shares.push(None);
             self.shares.len() - 1
         });
-        self.shares[self.present] = Some(share);
+        self.shares[self.current] = Some(share);
         self.touch(self.touched);
-        self.leave_unused(before);
+        self.release_unused(before);
     }
 
-    /// Returns a share that is not the present one, once none of its buffers is in use.
-    fn leave_unused(&mut self, at: usize) {
-        if at != self.present && self.share_at(at).held() == 0 {
+    /// Releases a share that is not the current one, once none of its buffers is in use.
+    fn release_unused(&mut self, at: usize) {
+        if at != self.current && self.share_at(at).held() == 0 {
             self.shares[at] = None;
         }
     }
@@ -202,16 +201,16 @@ impl Buffers {
     /// Number of connections for which two buffers are reserved: all possible connections, unless
     /// other bridges use the pool.
     fn kept(&self) -> usize {
-        match self.share().sure() {
+        match self.share().guaranteed() {
             all if all == self.share().capacity() => self.connections_max,
-            sure => (sure / 4).clamp(1, self.connections_max),
+            guaranteed => (guaranteed / 4).clamp(1, self.connections_max),
         }
     }
 
     /// Maximum length, in bytes, of a read piece that eventually gets memory whatever other bridges
     /// do.
-    pub(crate) fn sure_piece(&self) -> usize {
-        let buffers = self.share().sure().saturating_sub(2 * self.kept()).max(1);
+    pub(crate) fn guaranteed_piece(&self) -> usize {
+        let buffers = self.share().guaranteed().saturating_sub(2 * self.kept()).max(1);
         PIECE_MAX.min(buffers * PART_MAX)
     }
 
@@ -247,7 +246,7 @@ impl Buffers {
         let (share, at) = self.place(index);
         let last = share.release(at);
         if last {
-            self.leave_unused((index >> SHARE_SHIFT) as usize);
+            self.release_unused((index >> SHARE_SHIFT) as usize);
         }
         last
     }
@@ -414,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn small_reads_share_and_give_back() {
+    fn small_reads_share_a_buffer_and_release_it() {
         let mut buffers = buffers(4, 1);
         let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
         for _ in 0..65 {
@@ -427,7 +426,7 @@ mod tests {
         for part in parts.drain(..) {
             buffers.release_read(part.buffer, &mut memory);
         }
-        assert_eq!((buffers.held(), memory.held()), (1, 1), "one stays to cut from");
+        assert_eq!((buffers.held(), memory.held()), (1, 1), "one is kept for small reads");
         buffers.drop_cut(&mut memory);
         assert_eq!((buffers.held(), memory.held(), buffers.readers), (0, 0, 0));
     }
@@ -443,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn greed_leaves_every_connection_its_first_buffers() {
+    fn each_connection_gets_its_first_buffers_despite_others() {
         let mut buffers = buffers(40, 8);
         let mut greedy: Vec<_> = (0..7).map(|_| (ReadMemory::default(), Vec::new())).collect();
         let mut progress = true;
@@ -461,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn touched_buffers_are_those_taken_first() {
+    fn touched_buffers_are_taken_first() {
         let mut buffers = buffers(6, 1);
         buffers.region().fill(0, 6 * BUFFER_LEN, 7);
         buffers.touch(BUFFER_LEN + 1);
@@ -495,34 +494,38 @@ mod tests {
     }
 
     #[test]
-    fn whatever_others_hold_a_bridge_receives_and_reads() {
+    fn a_bridge_receives_and_reads_when_others_use_all_buffers() {
         let pools = BufferPools::default();
         let mut greedy = of(&pools, 246, 48).unwrap();
-        assert_eq!(greedy.sure_piece(), PIECE_MAX, "alone it is sure of the longest");
+        assert_eq!(
+            greedy.guaranteed_piece(),
+            PIECE_MAX,
+            "without others the longest piece is guaranteed"
+        );
         let mut others: Vec<_> = (0..49).map(|_| of(&pools, 246, 48).unwrap()).collect();
         assert!(others.iter().all(|other| other.region().id() == greedy.region().id()));
         while greedy.take().is_some() {}
         assert_eq!(greedy.held(), 246 - 49 * 2, "the others' reserves are left");
         for other in &mut others {
-            assert_eq!(other.sure_piece(), PART_MAX, "a long read comes in pieces");
+            assert_eq!(other.guaranteed_piece(), PART_MAX, "a long read comes in pieces");
             assert!(other.take_receiver().is_some() && reads(other));
             assert!(other.take().is_none(), "there are no more");
         }
     }
 
     #[test]
-    fn two_that_share_have_half_of_an_even_part_each_for_sure() {
+    fn each_of_two_bridges_is_guaranteed_half_its_share() {
         let pools = BufferPools::default();
         let [mut one, mut two] = [0, 1].map(|_| of(&pools, 240, 48).unwrap());
         // Sixty are guaranteed: two for each of fifteen connections, and the rest for a long read.
-        assert_eq!(one.sure_piece(), 30 * PART_MAX);
+        assert_eq!(one.guaranteed_piece(), 30 * PART_MAX);
         while one.take().is_some() {}
         assert_eq!((one.held(), two.share().room()), (180, 60));
         for _ in 0..15 {
             assert!(two.take_receiver().is_some());
         }
         let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
-        assert!(two.take_read(two.sure_piece(), false, &mut memory, &mut parts));
+        assert!(two.take_read(two.guaranteed_piece(), false, &mut memory, &mut parts));
         for _ in 0..14 {
             assert!(reads(&mut two), "each connection's first");
         }
@@ -533,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_read_has_its_turn_beside_short_ones_when_another_bridge_hangs() {
+    fn a_long_read_is_served_among_short_ones_while_another_bridge_hangs() {
         let pools = BufferPools::default();
         let [mut one, mut two] = [0, 1].map(|_| of(&pools, 246, 48).unwrap());
         for _ in 0..20 {

@@ -456,7 +456,7 @@ impl Conn {
     /// Logs why an overdue connection is closed.
     fn log_overdue(&self, now: Instant, shared: &mut Shared) {
         let notice = if self.waits_for_round() {
-            Notice::ShardNotLooking
+            Notice::ShardNotResponding
         } else if matches!(self.phase, Phase::Handshake(_)) && self.buffer.is_none() {
             Notice::NoBuffers
         } else {

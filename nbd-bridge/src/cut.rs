@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn by_hand() {
+    fn cuts_match_examples() {
         let none = || 0..0;
         assert_eq!(cut(Op::Read, 513..514), (512..1024, [none(), none()], 512..1024));
         assert_eq!(cut(Op::Trim, 1..1535), (512..1024, [none(), none()], 512..1024));
@@ -80,7 +80,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_parts_of_a_change_are_its_bytes(
+        fn a_cut_covers_exactly_the_range(
             start in 0u64..10_000, len in 1u64..10_000, shift in 0u32..13,
         ) {
             let (block, end) = (1 << shift, start + len);

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_says_nothing_or_goes_is_an_error() {
+    fn a_silent_or_closing_server_is_an_error() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let address = ServerAddress::Tcp("127.0.0.1".into(), port);

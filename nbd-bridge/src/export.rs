@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fast_zeroes_are_offered_where_the_device_has_them() {
+    fn fast_zeroes_are_offered_if_the_device_supports_them() {
         for fast_zero in [true, false] {
             let geometry = Geometry { write_zeroes: true, fast_zero, ..Geometry::plain(4096) };
             let export = export_info("v", &geometry);

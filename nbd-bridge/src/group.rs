@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_is_over_when_all_shards_with_a_bridge_have_looked() {
+    fn a_round_ends_when_all_shards_with_a_bridge_have_checked() {
         let (woken, wakes) = std::sync::mpsc::channel();
         let group = Group::new(3, move |shard| woken.send(shard).unwrap());
         assert!(group.is_over(group.ask(0)), "there is no connection");
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_for_the_own_round_alone_differs_from_one_for_others_too() {
+    fn a_round_requested_by_one_shard_differs_from_a_shared_one() {
         let group = Group::new(2, |_| ());
         group.join(0);
         group.join(1);

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tcp_client_whose_host_is_gone_is_noticed() {
+    fn a_tcp_client_with_a_dead_host_is_detected() {
         let ring = Ring::new(8).unwrap();
         let bound = Bound::new(&Endpoint::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
         let Endpoint::Tcp(address) = *bound.endpoint() else { panic!("{bound:?}") };
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn uris_of_odd_names() {
+    fn uris_escape_unusual_names() {
         let unix = Endpoint::Unix("/run/a b&/é.sock".into());
         assert_eq!(
             unix.uri("a b%?c#d/e"),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_uri_of_all_addresses_has_one_that_can_be_connected_to() {
+    fn the_uri_of_a_wildcard_address_is_connectable() {
         for any in ["0.0.0.0:0", "[::]:0"] {
             let Ok(bound) = Bound::new(&Endpoint::Tcp(any.parse().unwrap())) else {
                 assert_eq!(any, "[::]:0", "a host without IPv6");

@@ -14,10 +14,10 @@ use rtrs_core::time::Instant;
 pub(crate) enum Notice {
     TooManyConnections,
     NoSocket,
-    ShardNotLooking,
+    ShardNotResponding,
     NoBuffers,
     UnansweredWrites,
-    NoFurtherBuffers,
+    PoolUnavailable,
 }
 
 impl Notice {
@@ -25,10 +25,10 @@ impl Notice {
         match self {
             Self::TooManyConnections => "NBD client turned away: too many connections",
             Self::NoSocket => "NBD client turned away: its connection cannot be set up",
-            Self::ShardNotLooking => "NBD client closed: a shard does not serve its connections",
+            Self::ShardNotResponding => "NBD client closed: a shard does not serve its connections",
             Self::NoBuffers => "NBD client turned away: all buffers are in use",
             Self::UnansweredWrites => "NBD connection ended with unanswered writes",
-            Self::NoFurtherBuffers => "cannot allocate further NBD buffers",
+            Self::PoolUnavailable => "cannot allocate another pool of NBD buffers",
         }
     }
 }
@@ -45,7 +45,7 @@ impl Notices {
     }
 
     /// Logs the number of suppressed lines of kinds that have become quiet.
-    pub(crate) fn log_left_out(&mut self, now: Instant, export: &str) {
+    pub(crate) fn log_suppressed(&mut self, now: Instant, export: &str) {
         while let Some((notice, repeated)) = self.0.overdue(now) {
             tracing::warn!(export, repeated, "{} (repeated)", notice.text());
         }

@@ -314,8 +314,8 @@ impl Requests {
     pub(crate) fn give(&mut self, index: u32) {
         let row = &mut self.rows[index as usize];
         let empty = row.parts.is_empty() && row.aside.is_none();
-        debug_assert!(empty && row.pending == 0, "row {index} given back in use");
-        debug_assert!(!row.is_listed(), "row {index} given back in a table");
+        debug_assert!(empty && row.pending == 0, "row {index} was freed in use");
+        debug_assert!(!row.is_listed(), "row {index} was freed in a table");
         row.live = false;
         self.free.push(index);
     }

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_as_much_room_as_the_process_may_have() {
+    fn the_send_buffer_is_as_large_as_permitted() {
         let bound = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap();
         let bound: usize = bound.trim().parse().unwrap();
         let (socket, peer) = UnixStream::pair().unwrap();

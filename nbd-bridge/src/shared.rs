@@ -118,25 +118,25 @@ impl Shared {
     }
 
     /// Logs how many of the lines that clients can cause were suppressed.
-    pub(crate) fn log_left_out(&mut self, now: Instant) {
-        self.notices.log_left_out(now, &self.name);
+    pub(crate) fn log_suppressed(&mut self, now: Instant) {
+        self.notices.log_suppressed(now, &self.name);
     }
 
     /// Switches to memory of another pool. Returns true when such memory is available.
     pub(crate) fn move_on(&mut self) -> bool {
-        let share = self.buffers.further_share().and_then(|share| {
+        let share = self.buffers.another_share().and_then(|share| {
             share.iter().try_for_each(|share| self.device.attach_region(share.region()))?;
             Ok(share)
         });
         match share {
             Ok(Some(share)) => {
-                self.buffers.go_on_with(share);
+                self.buffers.switch_to(share);
                 tracing::info!(export = self.name, "NBD buffers exhausted; using another pool");
                 true
             }
             Ok(None) => false,
             Err(error) => {
-                if let Some(left_out) = self.notices.admit(self.now, Notice::NoFurtherBuffers) {
+                if let Some(left_out) = self.notices.admit(self.now, Notice::PoolUnavailable) {
                     tracing::warn!(
                         export = self.name,
                         left_out,
@@ -446,7 +446,7 @@ impl Shared {
     /// Reports the row to its connection if no work is outstanding.
     pub(crate) fn finish_if_done(&mut self, row: u32) {
         let entry = self.requests.row(row);
-        let early = rtrs_core::mutated!(NbdFirstPart) && entry.pending > 0;
+        let early = rtrs_core::mutated!(NbdFirstPartAnswers) && entry.pending > 0;
         if entry.is_between() && !entry.status.is_ok() {
             entry.complete = true;
         }
@@ -549,7 +549,7 @@ impl Shared {
                 entry.status = done.status;
             }
             let through = entry.is_idle() && entry.handed == entry.ready;
-            if entry.op == Op::Write && (through || rtrs_core::mutated!(NbdMemoryEarly)) {
+            if entry.op == Op::Write && (through || rtrs_core::mutated!(NbdMemoryReusedEarly)) {
                 // The device has consumed the payload, so its buffers need not wait for the reply.
                 entry.cursor = (0, 0);
                 while let Some(part) = entry.parts.pop() {

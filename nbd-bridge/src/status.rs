@@ -18,7 +18,7 @@ pub(crate) fn nbd_error(status: IoStatus) -> Option<NbdError> {
     })
 }
 
-/// Describes a status in words.
+/// Returns a description of a status.
 pub(crate) fn reason(status: IoStatus) -> &'static str {
     match status {
         IoStatus::Ok => "ok",

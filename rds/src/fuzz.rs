@@ -115,7 +115,7 @@ mod tests {
     use crate::wire::Header;
 
     #[test]
-    fn the_corpus_is_survived() {
+    fn the_corpus_replays() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/rds_stream");
         let mut files = 0;
         for entry in fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
@@ -150,12 +150,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(data in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn any_bytes_are_handled(data in proptest::collection::vec(any::<u8>(), 0..400)) {
             fuzz_stream(&data);
         }
 
         #[test]
-        fn any_messages_are_survived(
+        fn any_messages_are_handled(
             piece in 1_u8..,
             messages in proptest::collection::vec(any_header(), 0..12),
         ) {

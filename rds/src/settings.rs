@@ -74,8 +74,8 @@ rtrs_core::settings! {
         socket_dir: Option<PathBuf> = "$RDS_DIR, or /run/rds",
         /// Permissions of these sockets, in octal
         ///
-        /// Who may write to the socket may use the node. 600 is the user of the node and root, 666
-        /// is everyone.
+        /// Anyone with write permission to the socket can use the node. 600 is the user of the node
+        /// and root, 666 is everyone.
         socket_mode: SocketMode = "600",
         /// TCP port at which nodes listen for their peers
         ///
@@ -86,29 +86,30 @@ rtrs_core::settings! {
         ///
         /// See listen-port.
         peer_port: Int<u16, 1, 65535> = "16385",
-        /// Bytes that a socket may have sent and its peers not acknowledged
+        /// Unacknowledged bytes that a socket may have sent
         ///
         /// 128 to buffer-max. Also the longest message that a socket sends, if it is less than
         /// 1 MiB. A socket can ask for another size (SO_SNDBUF; as for sockets of the kernel it is
         /// twice as much).
         sndbuf: ByteSize = "104k",
-        /// Bytes that may wait for the reader of a socket before peers have to stop sending
+        /// Unread bytes of a socket at which peers must stop sending
         ///
         /// 128 to buffer-max, and at most port-memory. A socket can ask for another size
         /// (SO_RCVBUF, twice as much). A socket of another process holds about 200 KiB more.
         rcvbuf: ByteSize = "104k",
-        /// The largest buffer that a socket may ask for, for either direction
+        /// Largest buffer size that a socket may request, for either direction
         ///
         /// At least sndbuf and rcvbuf.
         buffer_max: ByteSize = "64M",
-        /// Bytes that may wait for the reader of one socket, whatever peers do
+        /// Limit of unread bytes of one socket, regardless of congestion
         ///
-        /// From 1048704, a message of 1 MiB and its cost, to peer-memory. What comes then is
-        /// dropped and counted (recv_drop_no_memory). Peers that obey congestion do not reach this.
+        /// From 1048704, a message of 1 MiB and its cost, to peer-memory. Messages beyond the limit
+        /// are dropped and counted (recv_drop_no_memory). Peers that obey congestion do not reach
+        /// this.
         port_memory: ByteSize = "64M",
-        /// Bytes received from one peer and not yet read
+        /// Limit of unread bytes from one peer
         ///
-        /// From port-memory to memory-max. What comes then is dropped and counted.
+        /// From port-memory to memory-max. Messages beyond the limit are dropped and counted.
         peer_memory: ByteSize = "128M",
         /// Bytes of messages in a node, in each direction
         ///
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_those_of_nodes() {
+    fn node_addresses_are_validated() {
         for text in ["10.0.0.1", "fd00::1"] {
             assert_eq!(text.parse::<NodeAddress>().unwrap().to_string(), text);
         }
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_fit_together_and_others_may_not() {
+    fn defaults_are_consistent_and_conflicts_are_refused() {
         let address = [10, 0, 0, 1].into();
         let options = Settings::default().options(address).unwrap();
         assert_eq!(options.config.sndbuf, Config::new(address, 1, 1).sndbuf);

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes() {
+    fn exit_codes_follow_the_error_kind() {
         for (kind, code) in [
             (ErrorKind::Usage, 2),
             (ErrorKind::Config, 2),

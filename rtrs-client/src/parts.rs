@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_add_up() {
+    fn parts_add_up_to_the_total() {
         let mut parts = Parts::default();
         let server = ServerTimes { queue_us: 2000, backend_us: 5000 };
         let times = RequestTimes { queued: MS, round_trip: 10 * MS, server: Some(server) };
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_cannot_add_time() {
+    fn server_times_cannot_exceed_the_round_trip() {
         for (queue_us, backend_us) in [(u32::MAX, u32::MAX), (0, u32::MAX), (u32::MAX, 3)] {
             let mut parts = Parts::default();
             let server = Some(ServerTimes { queue_us, backend_us });

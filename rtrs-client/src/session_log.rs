@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_log_is_put_aside() {
+    fn a_long_log_is_rotated() {
         let dir = Dir::new("long");
         let log = dir.open().unwrap();
         log.file.set_len(BYTES_MAX + 1).unwrap();

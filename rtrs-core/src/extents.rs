@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_extents_are_read_back() {
         let list = room(64);
         let mut extents = ExtentList::new(&list);
         for (len, hole) in [(512, false), (512, false), (0, true), (4096, true), (1 << 40, true)] {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_ends_where_its_room_does() {
+    fn a_list_is_limited_by_its_buffer() {
         for (len, most) in [(LEN_MIN, 1), (LEN_MIN + 7, 1), (LEN_MAX, 511), (8192, 511)] {
             let list = room(len);
             let mut extents = ExtentList::new(&list);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_none() {
+    fn invalid_lists_are_rejected() {
         let list = room(64);
         assert_eq!(all(&list, 512), None, "only ones");
         list.fill(0);

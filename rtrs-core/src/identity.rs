@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn weak_ids_are_compared_within_one_boot_only() {
+    fn weak_ids_compare_only_within_one_boot() {
         let weak = |boot, name: &[u8]| ExportId::weak(boot, "device", &[name]);
         assert_eq!(weak(1, b"a").compare(weak(1, b"a")), Comparison::Same);
         assert_eq!(weak(1, b"a").compare(weak(1, b"b")), Comparison::Different);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_of_an_identity_can_be_read_back() {
+    fn identities_are_parsed_as_printed() {
         let server = Some(ServerId::of_name("s"));
         for identity in [
             Identity { server, export: Some(ExportId::of_name("e")) },

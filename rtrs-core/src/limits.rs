@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn offset_bits_follow_the_depth() {
+    fn offset_bits_depend_on_the_depth() {
         for (depth, bits) in [(0, 28), (1, 28), (2, 27), (500, 19), (512, 19), (513, 18)] {
             assert_eq!(MemBits::for_depth(depth).get(), bits, "{depth}");
         }
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn default_is_the_kernels() {
+    fn the_default_is_the_kernels() {
         let limits = Limits::new(512, 131_072).unwrap();
         assert_eq!(limits, Limits::DEFAULT);
         assert_eq!(limits.max_io_size(), 0x1f000);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_with_a_way_out() {
+    fn refusals_suggest_valid_values() {
         let text = |depth, chunk| Limits::new(depth, chunk).unwrap_err().to_string();
         assert!(text(512, 4096).contains("8192 would do"));
         assert!(text(512, 0).contains("8192 would do"));

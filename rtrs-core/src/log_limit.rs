@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kind_that_goes_on_is_logged_ever_more_rarely() {
+    fn a_repeated_kind_is_logged_at_growing_intervals() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let mut limits = LogLimits::default();
         // Models a client that tries again each second.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_said_even_if_no_more_comes() {
+    fn suppressed_lines_are_reported_without_a_further_line() {
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         let mut limits = LogLimits::default();
         for second in [0, 1, 2] {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_not_forgotten_for_kinds_that_come_once() {
+    fn suppressed_lines_are_reported_despite_many_single_ones() {
         let mut limits = LogLimits::default();
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         for _ in 0..3 {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_passes_per_interval_and_says_what_was_left_out() {
+    fn one_line_passes_per_interval_with_the_suppressed_count() {
         let begin = Instant::ZERO;
         let mut limit = LogLimit::default();
         assert_eq!(limit.admit(begin), Some(0));

@@ -72,8 +72,8 @@ impl Losses {
     /// to whom `reported` losses had been reported when it was submitted. Returns the status for
     /// that user, and the count then reported to it.
     pub fn judge(&self, status: IoStatus, reported: u64, count: u64) -> (IoStatus, u64) {
-        let once = crate::mutated!(LossSaidOnce).then(|| self.reported.load(Ordering::SeqCst));
-        let known = count <= once.unwrap_or(reported) || crate::mutated!(LossUnsaid);
+        let once = crate::mutated!(LossReportedOnce).then(|| self.reported.load(Ordering::SeqCst));
+        let known = count <= once.unwrap_or(reported) || crate::mutated!(LossUnreported);
         match status {
             IoStatus::Ok if known => {
                 self.settled.fetch_max(reported, Ordering::SeqCst);
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_user_is_told_once_and_one_that_comes_is_told_what_no_good_flush_knew() {
+    fn a_loss_is_reported_once_per_user() {
         let losses = Losses::default();
         let (mut a, mut b) = (losses.settled(), losses.settled());
         let flush = |user: &mut u64, status| {

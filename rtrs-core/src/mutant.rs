@@ -55,15 +55,15 @@ mutants! {
         /// A resent request does not wait for the permit of its first copy.
         ReplayWithoutPermit = "replay-without-permit",
         /// A change does not wait for overlapping IO that a closed path has left running.
-        DeferredBegins = "deferred-begins",
+        OverlapIgnored = "overlap-ignored",
         /// A change waits only for IO of a closed path that begins at the same byte.
-        DeferredByStart = "deferred-by-start",
+        OverlapByStartOnly = "overlap-by-start-only",
         /// An ended session releases its exports while its block IO still runs.
-        SessionGoneEarly = "session-gone-early",
+        SessionReleasedEarly = "session-released-early",
         /// FENCE is answered while shards still serve the path.
         FenceBeforeStopped = "fence-before-stopped",
         /// FENCE is answered, but the path stays in use.
-        FenceWithoutEnd = "fence-without-end",
+        FencedPathKept = "fenced-path-kept",
         /// FENCE is answered by a process that does not know the path, on a disk without a lock.
         ForeignFenceAnswered = "foreign-fence-answered",
         /// A path that its client reports dead is not replaced.
@@ -73,7 +73,7 @@ mutants! {
         /// A request is answered with success although its device failed.
         DeviceErrorDropped = "device-error-dropped",
         /// The server does not report the epoch of its cache.
-        CacheLifeUnsaid = "cache-life-unsaid",
+        CacheEpochUnreported = "cache-epoch-unreported",
         /// The server does not close silent paths.
         ServerKeepsSilent = "server-keeps-silent",
         /// The server keeps connections whose handshake has stalled.
@@ -99,9 +99,9 @@ mutants! {
         /// Certain errors of a flush at the server do not report a loss to other users.
         FlushErrorByKind = "flush-error-by-kind",
         /// Flushes do not report a loss.
-        LossUnsaid = "loss-unsaid",
+        LossUnreported = "loss-unreported",
         /// Only one of several concurrent flushes reports a loss; the others succeed.
-        LossSaidOnce = "loss-said-once",
+        LossReportedOnce = "loss-reported-once",
         /// A successful flush does not wait for flushes that overlap it and may report a loss.
         FlushOvertakes = "flush-overtakes",
         /// A loss between the parts of an IO is not reported once the IO has ended.
@@ -137,9 +137,9 @@ mutants! {
         /// The front end reports success for a request that its device failed.
         NbdErrorDropped = "nbd-error-dropped",
         /// The front end reuses the memory of a write while the device still uses it.
-        NbdMemoryEarly = "nbd-memory-early",
+        NbdMemoryReusedEarly = "nbd-memory-reused-early",
         /// The front end answers a request when its first IO has ended.
-        NbdFirstPart = "nbd-first-part",
+        NbdFirstPartAnswers = "nbd-first-part-answers",
         /// The front end submits requests that overlap a write left by a closed connection.
         NbdOrphanForgotten = "nbd-orphan-forgotten",
         /// Changes of one block run concurrently, at the front end or the server.
@@ -177,11 +177,11 @@ mutants! {
         /// A path is used although its export ID is of another boot than that of a connected path.
         OtherBootBeside = "other-boot-beside",
         /// The server does not notify clients that the size of an export has changed.
-        ResizeUnsaid = "resize-unsaid",
+        ResizeUnannounced = "resize-unannounced",
         /// The client does not announce that a path returns to frequent heartbeats.
         IdleKept = "idle-kept",
         /// An idle session is not probed when another client requests its export.
-        IdleUnhurried = "idle-unhurried",
+        IdleSessionUnprobed = "idle-session-unprobed",
         /// The client does not reopen a device whose size has changed.
         ResizeUnheard = "resize-unheard",
     }
@@ -204,13 +204,13 @@ mutants! {
         /// A message counts as acknowledged once it is written.
         RdsAckEarly = "rds-ack-early",
         /// A peer's system acknowledges messages for a node that has not accepted the connection.
-        RdsAckUntaken = "rds-ack-untaken",
+        RdsAckUnaccepted = "rds-ack-unaccepted",
         /// A lost message is resent without being marked as a repeat.
         RdsRepeatUnmarked = "rds-repeat-unmarked",
         /// A message that arrived before is delivered again.
-        RdsOldTaken = "rds-old-taken",
+        RdsDuplicateAccepted = "rds-duplicate-accepted",
         /// A lost message is queued behind waiting ones.
-        RdsLostBehind = "rds-lost-behind",
+        RdsLostQueuedLast = "rds-lost-queued-last",
         /// A new connection does not begin with the congestion map.
         RdsMapForgotten = "rds-map-forgotten",
         /// Peers do not receive the congestion map when it changes.
@@ -218,9 +218,9 @@ mutants! {
         /// A probe is sent before resent messages.
         RdsProbeFirst = "rds-probe-first",
         /// Messages are sent although the first probe is not acknowledged.
-        RdsUnsynced = "rds-unsynced",
+        RdsProbeNotAwaited = "rds-probe-not-awaited",
         /// Messages do not wait for the map that identifies the run of the peer.
-        RdsUnheld = "rds-unheld",
+        RdsMapNotAwaited = "rds-map-not-awaited",
         /// A message that may have reached one run of a peer is resent to the next run.
         RdsRestartIgnored = "rds-restart-ignored",
         /// A new connection is read before the rest of its predecessor.
@@ -228,11 +228,11 @@ mutants! {
         /// An accepted connection is replaced by the next one before it is read.
         RdsCandidateUnread = "rds-candidate-unread",
         /// A request of a larger peer for a connection is ignored.
-        RdsKickIgnored = "rds-kick-ignored",
+        RdsConnectRequestIgnored = "rds-connect-request-ignored",
         /// A socket that was full is not notified that it may send again.
-        RdsRefusedUnanswered = "rds-refused-unanswered",
+        RdsSpaceUnannounced = "rds-space-unannounced",
         /// Users are not notified that a port is no longer congested.
-        RdsClearedUnanswered = "rds-cleared-unanswered",
+        RdsClearUnannounced = "rds-clear-unannounced",
         /// The partial message of a lost connection stays counted forever.
         RdsPartKept = "rds-part-kept",
         /// An accepted connection does not take over when its predecessor ends.
@@ -295,7 +295,7 @@ mod tests {
     use super::Mutant;
 
     #[test]
-    fn names_are_distinct_and_nothing_is_chosen() {
+    fn names_are_distinct_and_no_mutant_is_chosen() {
         for (at, mutant) in Mutant::EVERY.iter().enumerate() {
             assert_eq!(mutant.name().parse(), Ok(*mutant));
             assert!(!mutant.rule().is_empty() && !super::is_chosen(*mutant));

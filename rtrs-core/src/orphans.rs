@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orphaned_writes_touch_what_overlaps() {
+    fn orphaned_writes_match_overlapping_ranges() {
         let orphans = Orphans::default();
         assert!(orphans.is_empty() && !orphans.touch(&(0..u64::MAX)));
         orphans.enter(1, 4096..8192);

@@ -120,7 +120,7 @@ mod tests {
     use super::{Prng, Ratio};
 
     #[test]
-    fn same_seed_same_numbers() {
+    fn the_same_seed_yields_the_same_numbers() {
         let draw = |seed| {
             let mut prng = Prng::new(seed);
             (0..100).map(|_| prng.next_u64()).collect::<Vec<_>>()
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn known_sequence() {
+    fn the_sequence_is_known() {
         // splitmix64 of seed 0 starts with e220a8397b1dcdaf 6e789e6aa1b965f4 06c45d188009454f; the
         // first output scrambles the second word.
         let expected = 0x6e78_9e6a_a1b9_65f4_u64.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold() {
+    fn numbers_stay_within_bounds() {
         let mut prng = Prng::new(1);
         let mut seen = [0_u32; 6];
         for _ in 0..6000 {

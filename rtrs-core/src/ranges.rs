@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fragment_begins_when_all_shards_with_connections_have_looked() {
+    fn a_fragment_starts_when_all_shards_with_connections_have_checked() {
         let ranges = two();
         let own = key(0, 7, Fragment(1));
         assert!(ranges.is_empty() && ranges.due(1).is_none());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_comes_late_has_nothing_in_flight_and_one_that_goes_holds_nobody_up() {
+    fn a_new_shard_has_nothing_in_flight_and_a_leaving_one_blocks_nothing() {
         let ranges = two();
         let own = key(0, 1, Fragment(0));
         enter(&ranges, own, 0..512);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_gets_its_turn_in_order() {
+    fn overlapping_ranges_run_in_order() {
         let ranges = two();
         let keys = [key(0, 1, Fragment(0)), key(1, 2, Queued), key(0, 3, Fragment(0))];
         enter(&ranges, keys[0], 0..512);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_waits_for_what_runs_there() {
+    fn a_growing_range_waits_for_what_it_overlaps() {
         let ranges = two();
         let first = key(0, 1, Fragment(0));
         let (queued, later) = (key(1, 2, Queued), key(0, 3, Fragment(0)));

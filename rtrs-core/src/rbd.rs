@@ -52,7 +52,7 @@ const OPTIONS_MAX: usize = 512;
 /// Maximum time that the thread dropping an image waits until it is closed.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// Interval of checks whether the last IO of an image being closed has ended.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// `rbd_image_info_t`.
 #[repr(C)]
@@ -369,7 +369,7 @@ impl Drop for Image {
         let (open_there, queues_there) = (Arc::clone(&open), queues.clone());
         let close = move || {
             while queues_there.strong_count() > 0 {
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
             }
             drop(take(&open_there));
             drop(done);
@@ -408,7 +408,7 @@ fn is_idle(queues: &Weak<()>) -> bool {
         if std::time::Instant::now() >= until {
             return false;
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     true
 }

@@ -97,7 +97,7 @@ impl Shares {
     }
 
     /// Returns the amount that a device may use regardless of the others.
-    pub fn sure(&self) -> usize {
+    pub fn guaranteed(&self) -> usize {
         if self.devices == 1 { self.all as usize } else { self.reserve as usize }
     }
 
@@ -157,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn the_only_device_has_all() {
+    fn a_single_device_may_use_everything() {
         for all in [1, 2, 3, 255, 1024] {
             assert_eq!(fill(&mut shares(all, 1), 0), all);
         }
     }
 
     #[test]
-    fn half_of_its_share_is_there_for_each_device_whatever_the_others_have() {
+    fn each_device_is_guaranteed_half_its_share() {
         for (all, devices) in [(255, 2), (1024, 2), (1024, 128), (255, 100), (12, 7), (8, 7)] {
             let mut shares = shares(all, devices);
             let held: Vec<_> = (0..devices).map(|device| fill(&mut shares, device)).collect();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_too_much_when_another_comes_gets_no_more_until_it_has_less() {
+    fn a_device_above_its_limit_gets_nothing_until_it_is_below() {
         let mut shares = shares(16, 1);
         assert_eq!(fill(&mut shares, 0), 16);
         shares.add();
@@ -200,20 +200,20 @@ mod tests {
     }
 
     #[test]
-    fn at_least_so_much_is_kept_while_a_further_device_has_room() {
+    fn a_minimum_is_reserved_for_each_device() {
         let mut shares = Shares::with_least(16, 2);
         let mut devices = 0;
         while shares.has_room_for_device() {
             shares.add();
             devices += 1;
         }
-        assert_eq!((devices, shares.sure()), (4, 2), "half of all is for reserves");
+        assert_eq!((devices, shares.guaranteed()), (4, 2), "half of all is for reserves");
         assert_eq!(fill(&mut shares, 0), 10);
         assert_eq!((shares.room_for(1), shares.room_for(3)), (2, 2));
         // A device added while another uses too much would have no reserve.
         let mut shares = Shares::with_least(16, 2);
         shares.add();
-        assert_eq!(shares.sure(), 16);
+        assert_eq!(shares.guaranteed(), 16);
         (0..13).for_each(|_| shares.take(0));
         assert!(!shares.has_room_for_device());
         assert!(shares.fits_device());
@@ -222,16 +222,16 @@ mod tests {
     }
 
     #[test]
-    fn when_a_device_goes_the_others_keep_their_reserves() {
+    fn the_others_keep_their_reserves_when_a_device_leaves() {
         let mut shares = Shares::with_least(248, 2);
         (0..42).for_each(|_| shares.add());
         let hung = fill(&mut shares, 0);
-        assert_eq!((hung, shares.sure()), (166, 2));
+        assert_eq!((hung, shares.guaranteed()), (166, 2));
         shares.remove();
         assert!((1..41).all(|device| fill(&mut shares, device) >= 2));
-        assert_eq!(shares.sure(), 2, "there was no more to keep");
+        assert_eq!(shares.guaranteed(), 2, "there was no more to keep");
         (0..hung).for_each(|_| shares.give(0));
         shares.remove();
-        assert_eq!(shares.sure(), 3);
+        assert_eq!(shares.guaranteed(), 3);
     }
 }

@@ -141,7 +141,7 @@ mod tests {
     use super::IoStatus;
 
     #[test]
-    fn every_status_survives_the_errno_round_trip() {
+    fn every_status_round_trips_through_its_errno() {
         for errno in 0..512u16 {
             let status = IoStatus::from_errno(errno);
             assert_eq!(IoStatus::from_errno(status.to_errno()), status, "errno {errno}");

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_good_sync_waits_for_those_drawn_before_its_end() {
+    fn a_successful_sync_waits_for_earlier_ones() {
         let order = SyncOrder::default();
         order.set_shards(2);
         let [mut a, mut b] = [0, 1].map(|shard| ShardSyncs::with_capacity(CoreIndex(shard), 4));

@@ -97,7 +97,7 @@ mod slow_and_uneven {
 }
 
 #[test]
-fn many_seeds_and_manners() {
+fn conformance_holds_for_many_seeds_and_behaviors() {
     for seed in 0..40 {
         let mut prng = Prng::new(seed);
         let link = LinkOptions {

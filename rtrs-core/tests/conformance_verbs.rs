@@ -165,7 +165,7 @@ impl Harness for Verbs {
             "window_has_bounds" if self.soft => Some(
                 "rdma_rxe checks an access through a window against its registration only".into(),
             ),
-            "send_with_invalidate_kills_the_key" => Some(
+            "send_with_invalidate_revokes_the_key" => Some(
                 "a peer cannot invalidate windows of type 1 (IBA 10.6.7.2.6), and user space has \
                  no other key that every queue pair serves"
                     .into(),
@@ -212,7 +212,7 @@ fn wait<T>(
             }
         }
     }
-    panic!("waited in vain for {what}");
+    panic!("timed out waiting for {what}");
 }
 
 impl Cores {
@@ -274,7 +274,7 @@ fn quiet(cores: &mut Cores) {
 }
 
 #[test]
-fn nothing_is_left_of_two_hundred_connections() {
+fn two_hundred_connections_leak_nothing() {
     let mut harness = make();
     let address = harness.listen_address();
     let cores = match &mut harness.cores {
@@ -379,7 +379,7 @@ fn a_peer_cannot_invalidate_a_window_of_type_1() {
 }
 
 #[test]
-fn reads_are_refused_where_none_were_agreed() {
+fn reads_are_refused_if_none_were_agreed() {
     let mut harness = make();
     let address = harness.listen_address();
     let cores = match &mut harness.cores {

@@ -355,7 +355,7 @@ fn check_immediates(vectors: &Vectors) {
 }
 
 #[test]
-fn every_vector_both_ways() {
+fn every_vector_encodes_and_decodes() {
     let vectors = Vectors::load();
     check_handshake(&vectors);
     check_export(&vectors);

@@ -152,7 +152,7 @@ fn closed(events: &[(&'static str, FabricEvent)]) -> Vec<(&'static str, CloseRea
 }
 
 #[test]
-fn a_write_of_a_dead_path_lands_late() {
+fn a_write_of_a_dead_path_arrives_late() {
     let mut s = Setup::new(1, WorldOptions::default());
     let (old, _) = s.connect(0);
     let (new, server_new) = s.connect(1);
@@ -178,7 +178,7 @@ fn a_write_of_a_dead_path_lands_late() {
 }
 
 #[test]
-fn a_fenced_path_takes_no_late_write() {
+fn a_fenced_path_accepts_no_late_write() {
     let mut s = Setup::new(2, WorldOptions::default());
     let (client, server) = s.connect(0);
     s.world.silence(sim_ip(11), sim_ip(1));
@@ -276,7 +276,7 @@ fn a_silent_link_fills_the_queue() {
 }
 
 #[test]
-fn a_crashed_node_says_nothing_and_lives_again() {
+fn a_crashed_node_is_silent_until_it_restarts() {
     let mut s = Setup::new(6, WorldOptions::default());
     let (client, _) = s.connect(0);
     s.world.crash(s.nodes[0]);
@@ -308,7 +308,7 @@ fn a_dropped_fabric_resets_its_peers() {
 }
 
 #[test]
-fn links_overtake_each_other_and_queue_pairs_keep_their_order() {
+fn links_reorder_but_queue_pairs_keep_their_order() {
     let link = LinkOptions { jitter: Duration::from_millis(1), ..LinkOptions::default() };
     let mut s = Setup::new(8, WorldOptions { link, ..WorldOptions::default() });
     let qps = [s.connect(0).0, s.connect(1).0, s.connect(0).0];
@@ -383,7 +383,7 @@ fn run_of(seed: u64) -> Vec<String> {
 }
 
 #[test]
-fn the_same_seed_runs_the_same() {
+fn the_same_seed_yields_the_same_run() {
     let first = run_of(42);
     assert!(first.len() > 300, "{}", first.len());
     assert!(first.iter().any(|line| line.contains("Closed")));

@@ -28,13 +28,13 @@ fn desc() -> impl Strategy<Value = SgDesc> {
 
 proptest! {
     #[test]
-    fn any_bytes_are_survived(bytes in vec(any::<u8>(), 0..600)) {
+    fn any_bytes_are_handled(bytes in vec(any::<u8>(), 0..600)) {
         fuzz(&bytes);
     }
 
     /// Random bytes seldom have a valid type field, so this test supplies one.
     #[test]
-    fn any_bytes_with_a_type_are_survived(kind in 0u8..8, bytes in vec(any::<u8>(), 0..600)) {
+    fn any_bytes_with_a_type_are_handled(kind in 0u8..8, bytes in vec(any::<u8>(), 0..600)) {
         let mut message = vec![kind, 0];
         message.extend(&bytes);
         fuzz(&message);
@@ -48,7 +48,7 @@ proptest! {
     }
 
     #[test]
-    fn connects_survive(
+    fn connects_round_trip(
         cid_num in 1..=CONNS_PER_PATH_MAX,
         cid in any::<prop::sample::Index>(),
         recon_cnt: u16,
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn accepts_and_rejects_survive(limits in limits(), new_rkey: bool, errno: u16) {
+    fn accepts_and_rejects_round_trip(limits in limits(), new_rkey: bool, errno: u16) {
         let rsp = ConnRsp::accept(limits, new_rkey);
         prop_assert_eq!(ConnRsp::decode(&rsp.encode()), Ok(rsp));
         prop_assert_eq!(rsp.chunk_size(), Ok(limits.chunk_size()));
@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn introductions_survive(session_name in name(), descs in vec(desc(), 1..20)) {
+    fn introductions_round_trip(session_name in name(), descs in vec(desc(), 1..20)) {
         let req = InfoReq { session_name };
         prop_assert_eq!(InfoReq::decode(&req.encode()), Ok(req));
         let rsp = InfoRsp { descs };
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn a_legal_table_is_expanded(limits in limits(), split in 0u32..4, base: u32, key: u32) {
+    fn a_valid_table_is_expanded(limits in limits(), split in 0u32..4, base: u32, key: u32) {
         let depth = u32::from(limits.queue_depth());
         let parts = 1 << split.min(depth.trailing_zeros());
         let len = (limits.pool_size() / u64::from(parts)) as u32;
@@ -111,7 +111,9 @@ proptest! {
     }
 
     #[test]
-    fn opens_survive(mode in 0u8..3, dev_name in name(), numbers: (u32, u64, [u32; 5], [u16; 4])) {
+    fn opens_round_trip(
+        mode in 0u8..3, dev_name in name(), numbers: (u32, u64, [u32; 5], [u16; 4]),
+    ) {
         let open = Open { access: AccessMode::from_wire(mode).unwrap(), dev_name };
         prop_assert_eq!(Open::decode(&open.encode()), Ok(open));
         let (device_id, nsectors, n, s) = numbers;
@@ -140,13 +142,13 @@ proptest! {
     }
 
     #[test]
-    fn keys_survive(permit: u16, rkey: u32) {
+    fn keys_round_trip(permit: u16, rkey: u32) {
         let rsp = RkeyRsp { permit: PermitId(permit), rkey: Rkey(rkey) };
         prop_assert_eq!(RkeyRsp::decode(&rsp.encode()), Ok(rsp));
     }
 
     #[test]
-    fn every_number_is_an_immediate(raw: u32, depth: u16) {
+    fn every_number_decodes_to_an_immediate(raw: u32, depth: u16) {
         let bits = MemBits::for_depth(depth);
         match Imm::decode_with(raw, bits) {
             Imm::HeartbeatAck => prop_assert_eq!(raw >> 28, 9),
@@ -156,7 +158,7 @@ proptest! {
     }
 
     #[test]
-    fn every_immediate_is_a_number(
+    fn every_immediate_encodes_to_a_number(
         limits in limits(),
         permit in any::<prop::sample::Index>(),
         offset in any::<prop::sample::Index>(),
@@ -177,7 +179,7 @@ proptest! {
 
     /// A server locates what a client has laid out.
     #[test]
-    fn requests_are_found_where_they_were_put(
+    fn requests_are_decoded_where_they_were_placed(
         read: bool,
         sectors in 1u32..=248,
         need_inval: bool,

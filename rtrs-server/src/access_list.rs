@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_read_and_printed() {
+    fn rules_are_parsed_and_printed() {
         for (text, printed) in [
             ("db1:rw", "db1:rw"),
             ("spiffe://x/db1:ro", "spiffe://x/db1:ro"),
@@ -522,21 +522,21 @@ mod tests {
     }
 
     #[test]
-    fn without_a_list_everyone_may_do_everything() {
+    fn without_a_list_everyone_has_access() {
         let open = policy(&[], &[("vol0", &[])]);
         assert!(open.is_open() && open.may_connect(at("::1")));
         assert!(open.allows(at("10.0.0.1"), "vol0", true));
     }
 
     #[test]
-    fn a_server_does_not_become_open_when_its_last_list_goes() {
+    fn removing_the_last_list_does_not_open_the_server() {
         let closed = AccessPolicy::new(&[], [].into_iter(), Unlisted::Nobody);
         assert!(!closed.is_open() && !closed.may_connect(at("::1")));
         assert!(!closed.allows(at("::1"), "vol0", false));
     }
 
     #[test]
-    fn with_keys_and_no_list_a_name_is_enough() {
+    fn with_keys_and_no_list_a_name_suffices() {
         let (nameless, db1) = (at("10.0.0.1"), Client { name: Some("db1"), ..at("10.0.0.1") });
         let keys = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named);
         assert!(!keys.is_open() && keys.may_connect(db1) && keys.allows(db1, "v", true));
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_follows_its_own_list_or_that_of_the_server() {
+    fn an_export_uses_its_own_list_or_the_servers() {
         let policy = policy(
             &["anyone@10.0.0.0/24:ro"],
             &[("vol0", &["anyone@10.0.0.7:rw"]), ("/dev/x", &["db1:rw"])],
@@ -592,7 +592,7 @@ mod tests {
         /// All spellings of a name get the same answers, whatever the spelling in the
         /// configuration.
         #[test]
-        fn slashes_in_front_of_a_name_change_no_right(
+        fn leading_slashes_of_a_name_change_no_right(
             server in any_list(),
             lists in vec((spelled(), any_list()), 0..4),
             asked in spelled(),
@@ -638,14 +638,14 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_one_export_closes_all_others() {
+    fn a_list_on_one_export_closes_all_others() {
         let policy = policy(&[], &[("vol0", &["anyone:ro"])]);
         assert!(policy.may_connect(at("::1")) && policy.allows(at("::1"), "vol0", false));
         assert!(!policy.allows(at("::1"), "vol1", false));
     }
 
     #[test]
-    fn kernel_means_nameless_clients() {
+    fn the_kernel_rule_matches_nameless_clients() {
         let policy = policy(&["kernel@10.0.0.0/24:rw"], &[]);
         let nameless = at("10.0.0.1");
         assert!(policy.allows(nameless, "v", true));
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_client_of_an_ipv6_socket_is_one_of_ipv4() {
+    fn ipv4_mapped_addresses_match_ipv4_rules() {
         let policy = policy(&["anyone@10.0.0.0/24:rw"], &[]);
         assert!(policy.may_connect(at("::ffff:10.0.0.9")) && !policy.may_connect(at("::1")));
     }

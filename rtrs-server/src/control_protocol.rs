@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_what_the_manual_says() {
+    fn requests_match_the_manual() {
         for (text, request) in [
             (r#"{"command":"status"}"#, Request::Status),
             (r#"{"command":"metrics"}"#, Request::Metrics),

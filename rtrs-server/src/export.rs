@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_keeps_its_place_until_no_core_has_it() {
+    fn a_found_export_keeps_its_index_while_any_core_has_it() {
         let table = ExportTable::with_finder(vec![export("named")], Some(Box::new(Nobody)));
         assert_eq!(table.get(ExportIndex(1)).map(|export| export.name.clone()), None);
         let (a, b) = (Arc::new(export("a")), Arc::new(export("b")));
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn the_places_of_what_is_found_are_bounded() {
+    fn the_number_of_found_exports_is_bounded() {
         let table = ExportTable::with_finder(Vec::new(), Some(Box::new(Nobody)));
         let all: Vec<_> = (0..FOUND_MAX).map(|n| Arc::new(export(&n.to_string()))).collect();
         assert!(all.iter().all(|export| table.place(export).is_some()));
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_finder_only_names_count() {
+    fn without_a_finder_only_named_exports_exist() {
         let table = ExportTable::new(vec![export("/dev/sda")]);
         assert_eq!((table.len(), table.is_empty()), (1, false));
         assert_eq!(table.find(b"dev/sda"), Some(ExportIndex(0)));
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_export_keeps_its_place_until_nobody_holds_it() {
+    fn a_removed_export_keeps_its_index_while_in_use() {
         let table = ExportTable::new(vec![export("a"), export("b")]);
         assert_eq!(table.add(&Arc::new(export("/a"))), Err(AddError::NameTaken));
         assert_eq!(table.add(&Arc::new(export("//"))), Err(AddError::NoName));
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exports_are_bounded() {
+    fn the_number_of_exports_is_bounded() {
         let table = ExportTable::new(Vec::new());
         let one: Arc<dyn BlockSource> = Arc::new(NullSource::new(4096, 512));
         for n in 0..3 {

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_appear_by_segments_and_stay() {
+    fn rows_are_allocated_by_segment_and_never_freed() {
         let table: Segments<AtomicU32> = Segments::new(SEGMENT + 1);
         assert!(table.get(0).is_none());
         table.make(3).unwrap().store(7, Ordering::Relaxed);

@@ -54,7 +54,7 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 #[error(
     "another server keeps the epoch of this target in {}; give each server a --state-dir of its \
-     own, or stop the other one", .0.display()
+     own, or stop the other server", .0.display()
 )]
 pub(crate) struct Taken(PathBuf);
 
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_outlives_the_server() {
+    fn an_epoch_survives_a_server_restart() {
         let scratch = Scratch::new("outlives");
         let first = StateDir::open(Some(&scratch.0), None).epoch("vol=/a/b", false).unwrap();
         let base = first.number();
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_cannot_be_saved_is_not_called_saved() {
+    fn a_failed_save_is_not_reported_as_saved() {
         let scratch = Scratch::new("refused-save");
         let state = StateDir::open(Some(&scratch.0), None);
         let epoch = state.epoch("vol", false).unwrap();
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_is_found_again_has_what_was_just_raised() {
+    fn an_export_found_again_has_its_latest_epoch() {
         let scratch = Scratch::new("again");
         let state = StateDir::open(Some(&scratch.0), None);
         let base = state.epoch("/a/b", false).unwrap().number();
@@ -613,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn one_server_at_a_time_keeps_an_exports_epoch() {
+    fn one_server_at_a_time_keeps_the_epoch_of_an_export() {
         let scratch = Scratch::new("shared");
         let mut states = [(); 2].map(|()| StateDir::open(Some(&scratch.0), None));
         let first = states[0].epoch("vol=/a/b", false).unwrap();
@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_directory_each_start_is_a_new_epoch() {
+    fn without_a_state_directory_each_start_is_a_new_epoch() {
         let scratch = Scratch::new("refused");
         fs::create_dir_all(&scratch.0).unwrap();
         let file = scratch.0.join("file");
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_follows_the_user() {
+    fn the_default_directory_depends_on_the_user() {
         let var = |of: &'static [(&str, &str)]| {
             move |name: &str| of.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v))
         };

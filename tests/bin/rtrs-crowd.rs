@@ -437,7 +437,7 @@ impl Crowd {
     fn obey(&mut self, words: &[&str]) -> Result<Value, String> {
         let number = |at: usize| -> Result<u64, String> {
             let word = words.get(at).ok_or_else(|| format!("{words:?}: a number is missing"))?;
-            word.parse().map_err(|_| format!("{word:?} is no number"))
+            word.parse().map_err(|_| format!("{word:?} is not a number"))
         };
         let count = |at| number(at).map(|n| usize::try_from(n).unwrap_or(usize::MAX));
         match words[0] {
@@ -479,7 +479,7 @@ impl Crowd {
                 let order = Order::Read { depth, time };
                 self.read(count(1)?, order, time + LOAD_MORE)
             }
-            other => Err(format!("{other:?} is no order")),
+            other => Err(format!("{other:?} is not an order")),
         }
     }
 }

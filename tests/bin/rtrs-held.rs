@@ -25,7 +25,7 @@ use rtrs_server::{Error, ErrorKind, LowArgs, Plan, serve_over};
 
 /// Offset below which a write has to begin to be held.
 const HELD_BYTES: u64 = 1 << 20;
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 fn main() -> ExitCode {
     match execute(&LowArgs::parse()) {
@@ -55,7 +55,7 @@ fn hold(source: Arc<dyn BlockSource>, dir: PathBuf) -> Arc<dyn BlockSource> {
                 eprintln!("rtrs-held: {}: {error}", dir.display());
                 return;
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     };
     drop(thread::spawn(command));

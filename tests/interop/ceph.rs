@@ -21,7 +21,7 @@ fn server(ceph: &Ceph, target: &str) -> ServerBuilder {
 }
 
 #[test]
-fn tools_of_ceph_read_what_clients_wrote_and_the_reverse() {
+fn ceph_tools_and_clients_read_each_others_writes() {
     if !requires(&["nbdcopy", "qemu-img", "fio"]) {
         return;
     }
@@ -79,7 +79,7 @@ fn tools_of_ceph_read_what_clients_wrote_and_the_reverse() {
 }
 
 #[test]
-fn one_writer_has_an_image() {
+fn an_image_has_one_writer() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("single", 16);
     let first = server(ceph, "rbd/single").start();
@@ -109,7 +109,7 @@ fn one_writer_has_an_image() {
 }
 
 #[test]
-fn a_server_that_was_blocklisted_says_so_and_ends() {
+fn a_blocklisted_server_reports_it_and_exits() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("refused", 8);
     let server = server(ceph, "rbd/refused").start();

@@ -260,7 +260,7 @@ fn a_killed_gateway_loses_nothing() {
 }
 
 #[test]
-fn a_frozen_gateway_writes_nothing_when_it_goes_on() {
+fn a_frozen_gateway_writes_nothing_when_it_resumes() {
     // Heartbeats end the path of the frozen gateway while its system still acknowledges.
     let fast = ["--heartbeat", "200ms", "--heartbeat-missed-max", "5"];
     let Some(mut pair) = Pair::start("frozen", &fast) else { return };
@@ -281,7 +281,7 @@ fn a_frozen_gateway_writes_nothing_when_it_goes_on() {
 }
 
 #[test]
-fn a_gateway_that_a_client_cannot_reach_loses_nothing() {
+fn a_gateway_unreachable_for_a_client_loses_nothing() {
     let Some(mut pair) = Pair::start_apart("cut", &[]) else { return };
     let pull = |pair: &mut Pair, active| {
         let losses = pair.losses(active);

@@ -95,7 +95,7 @@ fn nbdinfo_shows_a_read_only_export() {
 }
 
 #[test]
-fn nbdcopy_carries_an_ext4_file_system_both_ways() {
+fn nbdcopy_copies_an_ext4_file_system_both_ways() {
     if !requires(&["nbdcopy", "mkfs.ext4", "e2fsck", "du"]) {
         return;
     }
@@ -137,7 +137,7 @@ fn qemu_img_converts_to_qcow2_and_compares() {
 }
 
 #[test]
-fn qemu_io_patterns() {
+fn qemu_io_patterns_verify() {
     if !requires(&["qemu-io"]) {
         return;
     }
@@ -264,7 +264,7 @@ fn the_nbd_crate_reads_and_writes() {
 }
 
 #[test]
-fn four_connections_at_once() {
+fn four_concurrent_connections() {
     const AREA: u64 = 8 * MIB;
     each_front(|front| {
         let (stand, exported) = file_stand(4 * AREA, front, &[]);
@@ -335,7 +335,7 @@ fn a_sparse_file_of_one_tebibyte() {
 }
 
 #[test]
-fn sizes_that_are_no_multiple_of_4096() {
+fn sizes_not_divisible_by_4096() {
     for size in [512, 512 * 21, MIB + 512] {
         each_front(|front| {
             let (stand, exported) = file_stand(size, front, &[]);

@@ -11,7 +11,7 @@ use rtrs_tests::{
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_copy_goes_through_to_the_server_behind() {
+fn an_export_of_an_nbd_server_is_copied() {
     if !requires(&["nbdkit", "nbdcopy"]) {
         return;
     }

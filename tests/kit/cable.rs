@@ -173,8 +173,8 @@ impl Cable {
         let shown = ip(self.hosts()[1], &["link", "show", "cable1"]);
         let mut words = shown.split_whitespace().skip_while(|word| *word != "link/ether").skip(1);
         let address = words.next().expect("a hardware address");
-        let neighbour = ["neigh", "replace", Self::SERVER, "lladdr", address];
-        self.client(&[&neighbour[..], &["nud", "permanent", "dev", Self::LINK]].concat());
+        let neighbor = ["neigh", "replace", Self::SERVER, "lladdr", address];
+        self.client(&[&neighbor[..], &["nud", "permanent", "dev", Self::LINK]].concat());
     }
 }
 

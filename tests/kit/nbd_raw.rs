@@ -111,7 +111,7 @@ impl RawNbd {
         stream.read_exact(&mut greeting).expect("the NBD greeting");
         assert_eq!(&greeting[..8], b"NBDMAGIC");
         assert_eq!(greeting[8..16], consts::OPTION_MAGIC.to_be_bytes());
-        assert_eq!(greeting[17] & 1, 1, "fixed newstyle is asked for");
+        assert_eq!(greeting[17] & 1, 1, "expected fixed newstyle");
         Self { stream, cookie: 0 }
     }
 
@@ -199,7 +199,7 @@ impl RawNbd {
         if !self.receive(&mut head) {
             return Reply::Closed;
         }
-        assert_eq!(be32(&head), consts::SIMPLE_REPLY_MAGIC, "a simple reply asked for");
+        assert_eq!(be32(&head), consts::SIMPLE_REPLY_MAGIC, "expected a simple reply");
         assert_eq!(head[8..], cookie.to_be_bytes(), "the reply to another request");
         Reply::Error(be32(&head[4..]))
     }
@@ -214,7 +214,7 @@ impl RawNbd {
         while !waiting.is_empty() {
             let mut head = [0; 16];
             assert!(self.receive(&mut head), "closed before the replies to {waiting:?}");
-            assert_eq!(be32(&head), consts::SIMPLE_REPLY_MAGIC, "a simple reply asked for");
+            assert_eq!(be32(&head), consts::SIMPLE_REPLY_MAGIC, "expected a simple reply");
             let at = waiting.iter().position(|cookie| head[8..] == cookie.to_be_bytes());
             let cookie = waiting.swap_remove(at.expect("the reply to one of these requests"));
             assert_eq!(be32(&head[4..]), 0, "the error of request {cookie}");

@@ -67,7 +67,7 @@ impl Finished {
     /// Panics with the program's output on any other result.
     #[must_use]
     pub fn code(self, code: i32) -> Self {
-        assert!(self.code == Some(code), "asked for exit code {code}, got {self:#?}");
+        assert!(self.code == Some(code), "expected exit code {code}, got {self:#?}");
         self
     }
 
@@ -308,5 +308,5 @@ fn memory_line(pid: u32, name: &str) -> u64 {
 }
 
 fn number(text: &str) -> u64 {
-    text.parse().unwrap_or_else(|_| panic!("{text:?} is no number"))
+    text.parse().unwrap_or_else(|_| panic!("{text:?} is not a number"))
 }

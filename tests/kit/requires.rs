@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_ports_are_not_those_of_outgoing_connections() {
+    fn free_ports_lie_outside_the_ephemeral_range() {
         let ports: HashSet<u16> = (0..100).map(|_| free_port()).collect();
         assert!(ports.len() > 90, "{ports:?}");
         assert!(ports.iter().all(|port| PORTS.contains(port)), "{ports:?}");

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Disks of the device mapper. Sourced by scenarios; guest.sh takes away what is named lab-*.
+# Disks of the device mapper. Sourced by scenarios; guest.sh removes devices named lab-*.
 
-# Makes lab-NAME of a table; prints its device.
+# Creates lab-NAME from a table; prints its device.
 dm_create() { # name table
     local device
     modprobe dm-mod
-    # It remarks on every call that it makes the device's file itself.
+    # dmsetup prints on every call that it creates the device node itself.
     DM_DISABLE_UDEV=1 dmsetup create "lab-$1" --table "$2" 2> >(grep -v DM_DISABLE_UDEV >&2) ||
         return 1
     device=/dev/dm-$(dmsetup info -c --noheadings -o minor "lab-$1")
     wait_until 10 "$device" test -b "$device" && echo "$device"
 }
 
-# Gives it another table, under its users.
+# Replaces its table while it is in use.
 dm_change() { # name table
     dmsetup suspend --nolockfs --noflush "lab-$1" && dmsetup load "lab-$1" --table "$2" &&
         dmsetup resume "lab-$1"
@@ -22,7 +22,7 @@ dm_remove() { # name
     DM_DISABLE_UDEV=1 wait_until 20 "lab-$1 to go" dmsetup remove "lab-$1"
 }
 
-# The length of a disk, in sectors of 512 bytes.
+# Prints the length of a disk in sectors of 512 bytes.
 dm_sectors() { # device
     blockdev --getsz "$1"
 }

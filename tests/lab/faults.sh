@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Shared by the scenarios that break links under load and measure how long IO stands still. Sourced
-# by them after lib.sh.
+# Functions of the scenarios that break links under load and measure how long IO stalls. Sourced
+# after lib.sh.
 
 # shellcheck source=tests/lab/topology.sh
 . tests/lab/topology.sh
 
-# fio in the background, compared; each latency is logged. Ends when `faults_end` says so, or after
-# that many seconds.
+# Starts a verifying fio in the background that logs each latency. It runs until `faults_end`, or
+# for at most that many seconds.
 faults_begin() { # name device seconds_max
     : >"$LAB_WORK/$1.marks"
     fio_run "$1" $(($3 + 60)) --filename="$2" --direct=1 --rw=randrw --bs=4k --iodepth=8 \
@@ -17,29 +17,30 @@ faults_begin() { # name device seconds_max
     sleep 3
 }
 
-# A round begins: what it does is about to happen.
+# Marks the begin of a round.
 faults_mark() { # name round
     echo "$(date +%s%3N) $2" >>"$LAB_WORK/$1.marks"
 }
 
-# Ends fio; it must have met no error. Its verdict is the check of all rounds.
+# Ends fio, which must have had no error. Its result is the check of all rounds.
 faults_end() { # name text
     local status
     kill -0 "$FAULTS_FIO" 2>/dev/null || fail "$2: fio lasted until the end"
-    # The first of its processes only, which ends the others: what fio does in its handler of a
-    # signal can stop a process for good that is doing IO.
+    # Only its first process, which ends the others: fio's signal handler can deadlock a process
+    # that is doing IO.
     pkill -INT -o -f "^fio --name=$1 "
     wait "$FAULTS_FIO"
     status=$?
-    # 128 is fio's word for having been told to end.
+    # 128 is fio's status after a signal.
     [ $status -ne 128 ] || status=0
-    expect_eq "$2: fio met no error and read back what it wrote" "$status" 0
+    expect_eq "$2: fio got no error and verified its data" "$status" 0
     expect_eq "$2: fio counts no error" "$(fio_value "$1" '.jobs[0].error')" 0
 }
 
-# The longest IO of each round, the one it ended in, as `NAME MILLISECONDS` lines, then their median
-# and the longest of all, `p50` and `max`. Fails when no IO ended in a round, since nothing is known
-# of that one. fio's lines: time of completion in ms since 1970, latency in ns, and more.
+# Prints the longest IO of each round, by the round in which it ended, as `NAME MILLISECONDS` lines,
+# then their median and maximum, `p50` and `max`. Fails if no IO ended in a round, because the
+# stalls of that round are unknown. fio's lines: time of completion in ms since 1970, latency in ns,
+# and more.
 faults_longest() { # name
     awk -F '[, ]+' -v marks="$LAB_WORK/$1.marks" '
         BEGIN {
@@ -64,7 +65,7 @@ faults_longest() { # name
                 }
                 counted++
                 printf "%s %d\n", name[at], longest[at] / 1e6
-                # Sorted in.
+                # Insertion sort.
                 for (to = counted; to > 1 && sorted[to - 1] > longest[at]; to--)
                     sorted[to] = sorted[to - 1]
                 sorted[to] = longest[at]
@@ -75,12 +76,12 @@ faults_longest() { # name
 }
 
 # Prints the longest IO of each round, the median and the longest of all; sets FAULTS_P50 and
-# FAULTS_MAX, in milliseconds. With LAB_FIGURES=1, on a machine that has nothing else to do, what is
-# asked for is a check.
+# FAULTS_MAX, in milliseconds. With LAB_FIGURES=1, on an otherwise idle machine, the targets
+# are checked.
 faults_stalls() { # name text [p50_max max_max]
     local out=$LAB_WORK/$1.stalls
     if ! faults_longest "$1" >"$out"; then
-        fail "$2: stalls can be told"
+        fail "$2: stalls are known"
         return
     fi
     FAULTS_P50=$(sed -n 's/^p50 //p' "$out") FAULTS_MAX=$(sed -n 's/^max //p' "$out")
@@ -92,7 +93,7 @@ faults_stalls() { # name text [p50_max max_max]
     fi
 }
 
-# The settings are those a user has who says nothing.
+# Attaches with the default settings.
 faults_attach() { # name device argument...
     local name=$1 device=$2
     shift 2
@@ -101,19 +102,20 @@ faults_attach() { # name device argument...
         >"$LAB_WORK/attach.out" 2>&1 || { tail -n 5 "$LAB_WORK/attach.out" && return 1; }
 }
 
-# One round: path 0 is broken for some seconds and mended; it must be noticed, and come back.
+# Runs a round: path 0 is broken for some seconds and repaired; the client must notice and
+# reconnect.
 faults_round() { # run name break mend
     local since reconnects
     reconnects=$(path_stat vol 0 reconnects)
     faults_mark "$1" "$2"
     assert_true "$2: the link is broken" eval "$3"
-    assert_within 20 "$2: path 0 is noticed to be gone" are_connected vol 1
+    assert_within 20 "$2: path 0 is reported as lost" are_connected vol 1
     sleep 3
-    assert_true "$2: the link is mended" eval "$4"
+    assert_true "$2: the link is repaired" eval "$4"
     since=$(date +%s%3N)
-    assert_within 30 "$2: path 0 comes back" are_connected vol 2
+    assert_within 30 "$2: path 0 reconnects" are_connected vol 2
     BACK="${BACK:-}$(($(date +%s%3N) - since)) "
-    expect_num "$2: it was connected anew" "$(path_stat vol 0 reconnects)" -gt "$reconnects"
-    expect_eq "$2: path 1 never was lost" "$(path_stat vol 1 reconnects)" 0
+    expect_num "$2: it was reconnected" "$(path_stat vol 0 reconnects)" -gt "$reconnects"
+    expect_eq "$2: path 1 stayed connected" "$(path_stat vol 1 reconnects)" 0
     sleep 1
 }

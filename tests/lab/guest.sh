@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# What runs inside a guest of the lab, as root: prepares it, runs scenarios one after the other and
-# leaves the machine as it was between them. Its lines on stdout are read by scripts/lab-run.sh,
-# which lists them.
+# Runs inside a guest of the lab, as root: prepares it, runs scenarios one after the other and
+# restores the machine between them. scripts/lab-run.sh reads and documents its lines on stdout.
 #
 #   guest.sh run ROLE NAME...    ROLE is one, or in a pair server or client
 #   guest.sh command             runs the file `command` of the shared folder, topology set up
-#   guest.sh shell               a shell for a person
+#   guest.sh shell               an interactive shell
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C.UTF-8
@@ -17,11 +16,11 @@ export LAB_SHARE=/run/lab LAB_ROLE=${2:-one}
 # shellcheck source=tests/lab/kernel_faults.sh
 . tests/lab/kernel_faults.sh
 
-# Lines of the kernel's log that make a scenario fail, whatever it was about.
+# Lines of the kernel's log that fail any scenario.
 KERNEL_FAULTS='WARNING: |BUG: |BUG at |Oops|general protection|blocked for more than|refcount_t'
 KERNEL_FAULTS+='|UBSAN|KASAN|Kernel panic|detected stall|recursive locking|list_(add|del) corr'
 KERNEL_FAULTS+='|(rtrs|rnbd)[-_].*([Uu]nexpected|Unknown IMM)'
-# Holds the processes of the scenario that runs.
+# Control group with the processes of the running scenario.
 GUEST_CGROUP=/sys/fs/cgroup/lab
 
 guest_prepare() {
@@ -29,7 +28,7 @@ guest_prepare() {
     mkfifo "$LAB_HOME/never" && exec 8<>"$LAB_HOME/never"
     modprobe configfs
     mount -t configfs configfs /sys/kernel/config 2>/dev/null
-    # What the emulation makes slow is no fault; what hangs shall be seen within a scenario.
+    # Slow emulation must not count as a hang, but real hangs must be detected within a scenario.
     echo 60 >/proc/sys/kernel/watchdog_thresh
     echo 45 >/proc/sys/kernel/hung_task_timeout_secs
     echo -1 >/proc/sys/kernel/hung_task_warnings
@@ -39,9 +38,9 @@ guest_prepare() {
     ulimit -c 0
 }
 
-# Milliseconds of the loop below on a quiet machine with the speed that the limits were made for.
+# Milliseconds of the loop below on an idle machine with the speed for which limits were chosen.
 GUEST_LOOP_MS=700
-# Limits are at most so many times longer.
+# Maximum factor by which limits are stretched.
 GUEST_SLOW_MAX=8
 
 # Sets LAB_SLOW: how many times slower this guest is, by a loop on each of two CPUs.
@@ -57,7 +56,7 @@ guest_measure() {
     [ "$LAB_SLOW" -ge 1 ] || LAB_SLOW=1
     [ "$LAB_SLOW" -le $GUEST_SLOW_MAX ] || LAB_SLOW=$GUEST_SLOW_MAX
     [ "$LAB_SLOW" = "$before" ] ||
-        echo "   the guest is $LAB_SLOW times slower than a quiet one ($ms ms); so are its limits"
+        echo "   the guest is $LAB_SLOW times slower than an idle one ($ms ms), as are its limits"
     echo $((45 * LAB_SLOW)) >/proc/sys/kernel/hung_task_timeout_secs
 }
 
@@ -69,7 +68,7 @@ header() { # name key
     echo "$value"
 }
 
-# Ends what the scenario left running. Prints what cannot be ended.
+# Ends processes that the scenario left running. Prints those that cannot be ended.
 guest_end_processes() {
     local signal pid
     for signal in TERM KILL; do
@@ -109,11 +108,11 @@ guest_disconnect() {
 }
 
 # --- the network ---
-# A topology stays for the next scenario when it is as it was made: half of what a scenario needed
-# besides its own time went into making it.
+# A topology is kept for the next scenario if it is unchanged: creating it took half of the overhead
+# of a scenario.
 TOPOLOGY_PATHS= TOPOLOGY_LOOKS=
 
-# What a scenario might change of it.
+# Prints the state that a scenario might change.
 topology_looks() {
     ip -4 -br addr
     ip -4 rule
@@ -122,13 +121,14 @@ topology_looks() {
     rdma link
 }
 
-# That many paths, new or as they were. One guest has two at least, so that most can share them.
+# Sets up that many paths, or keeps unchanged ones. A single guest has at least two, so that most
+# scenarios can share them.
 guest_network() { # paths
     local paths=$1
     [ "$LAB_ROLE" != one ] || [ "$paths" -ge 2 ] || paths=2
     : >"$LAB_HOME/counters"
     if [ "$TOPOLOGY_PATHS" = "$paths" ] && [ "$(topology_looks)" = "$TOPOLOGY_LOOKS" ]; then
-        # Counters of devices begin where they stand.
+        # Counters of devices start at their current values.
         grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* >"$LAB_HOME/counters"
         return 0
     fi
@@ -143,10 +143,10 @@ guest_network_down() {
     topology_down
 }
 
-# Brings the machine back to where it was. Prints what could not be undone.
+# Restores the machine. Prints what could not be undone.
 guest_cleanup() { # [keep]
     local status=0 device module target
-    # One that waits for a device ends when the device does.
+    # A process that waits for a device ends with the device.
     guest_end_processes >/dev/null || { guest_disconnect && guest_end_processes; } || status=1
     while read -r target; do
         timeout 20 umount "$target" || { echo "$target stays mounted" && status=1; }
@@ -168,7 +168,7 @@ guest_cleanup() { # [keep]
     return $status
 }
 
-# What a scenario that passed must not leave. Prints it.
+# Prints what a passed scenario must not leave behind.
 guest_leftovers() {
     local device name
     while read -r name; do
@@ -178,26 +178,26 @@ guest_leftovers() {
         [ -e "$device" ] && name=${device#/sys/block/} && echo "block device ${name%%/*}"
     done
     ps -e -o pid=,stat=,comm= | awk '$2 ~ /^D/ && $3 !~ /^kworker/ { print "process", $0 }'
-    # Those of the kernel's own modules stay as long as the modules do.
+    # Objects of the kernel's own modules stay as long as the modules do.
     rdma resource show qp 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/qp /'
     rdma resource show cm_id 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/cm_id /'
     rdma resource show mr 2>/dev/null | grep -v 'comm \[' | grep ' pid ' | sed 's/^/mr /'
 }
 
-# The kernel's log since a mark of ours.
+# Prints the kernel's log since our mark.
 kernel_log() { # mark
     dmesg | awk -v mark="$1" 'seen; index($0, mark) { seen = 1 }'
 }
 
-# In a pair: until the other guest is as far. Bounded.
+# Waits in a pair until the other guest has got as far, within a bound.
 barrier() { # name stage
     [ "$LAB_ROLE" = one ] && return 0
     signal "$1.$LAB_ROLE.$2"
     await "$1.$(other_role).$2" 120
 }
 
-# Runs a scenario with its limit. One that waits in the kernel cannot be ended, nor does `timeout`
-# end before it: it is left behind, so that the guest can still say what waits where.
+# Runs a scenario with its limit. A process that waits in the kernel cannot be ended, and `timeout`
+# does not end before it: it is abandoned, so that the guest can still report where it waits.
 guest_scenario() { # limit file
     local scenario deadline=$((SECONDS + $1 * LAB_SLOW + 20))
     # shellcheck disable=SC2016
@@ -206,7 +206,7 @@ guest_scenario() { # limit file
     scenario=$!
     while kill -0 $scenario 2>/dev/null; do
         [ $SECONDS -lt $deadline ] || return 137
-        # A sleep without a process: nobody writes there.
+        # Sleeps without a process: nothing is ever written there.
         read -r -t 0.5 -u 8 _
     done
     wait $scenario
@@ -237,12 +237,12 @@ run_scenario() { # name last
         echo failed >>"$LAB_HOME/checks"
         class hang
         status=1 dirty=dirty
-        # Where what hangs, hangs.
+        # Prints where hanging processes wait.
         echo w >/proc/sysrq-trigger
     fi
     [ "$LAB_ROLE" = one ] || signal "$name.$LAB_ROLE.over"
     if [ $status -eq 0 ]; then
-        # What was told to end a moment ago may still be ending.
+        # Processes that were just told to end may still be ending.
         for _ in {1..30}; do
             text=$(guest_leftovers 2>/dev/null)
             [ -n "$text" ] || break
@@ -252,13 +252,13 @@ run_scenario() { # name last
             status=1
             # A process that waits uninterruptibly.
             if grep -Eq '^process +[0-9]+ +D' <<<"$text"; then class hang; fi
-            fail "nothing is left behind" "left: $text"
+            fail "the scenario leaves nothing behind" "left: $text"
         fi
     fi
-    # The topology of a pair stays until both are through.
+    # The topology of a pair stays until both guests have finished.
     [ "$LAB_ROLE" = one ] || await "$name.$(other_role).over" "$limit" || dirty=dirty
     [ $status -eq 0 ] || [ $status -eq 77 ] || guest_report "$mark"
-    # The last one shows that the modules let go of everything.
+    # The last scenario shows that the modules can be unloaded.
     [ $status -ne 0 ] || [ "$LAB_ROLE" != one ] || [ "${2:-}" = last ] ||
         [ "$(header "$name" network)" = spoiled ] || keep=keep
     if ! guest_cleanup $keep >"$LAB_HOME/cleanup" 2>&1; then
@@ -268,9 +268,9 @@ run_scenario() { # name last
     allowed=$(header "$name" kernel-may-say)
     text=$(kernel_log "$mark" | grep -E "$KERNEL_FAULTS" | grep -vE "${allowed:-^$}")
     if [ -n "$text" ]; then
-        # Only what hung for long, or a processor that did, is said in these words.
+        # Only a long hang of a task or a processor is logged with this text.
         if grep -Eq 'blocked for more than|detected stall' <<<"$text"; then class hang; fi
-        fail "the kernel has nothing to complain of" "$text"
+        fail "the kernel reports no error" "$text"
         kernel_log "$mark" | tail -n 60 | sed 's/^/   | /'
         status=1 dirty=dirty
     fi
@@ -279,7 +279,7 @@ run_scenario() { # name last
         fail "the scenario asserts something"
         status=1
     fi
-    # Also of what was found behind the last failed check, or without one.
+    # Also for failures after the last failed check, or without one.
     if [ $status -ne 0 ] && [ $status -ne 77 ]; then
         show_classes
         kernel_log "$mark" | kernel_faults_named | sed "s/^/KERNEL $name /"
@@ -294,8 +294,7 @@ run_scenario() { # name last
     [ -z "$dirty" ]
 }
 
-# What our daemons that still run are at: their counters, and where each thread sleeps.
-# What the kernel's block layer has in hand for each connected /dev/nbdX.
+# Prints the requests in the kernel's block layer for each connected /dev/nbdX.
 guest_report_nbd() {
     local device queue part
     mountpoint -q /sys/kernel/debug || mount -t debugfs none /sys/kernel/debug 2>/dev/null
@@ -310,7 +309,7 @@ guest_report_nbd() {
     done
 }
 
-# Where the threads stand that read the kernel's side of a device's sockets.
+# Prints the stacks of the kernel threads that read a device's sockets.
 guest_report_receivers() {
     local task name
     for task in /proc/[0-9]*; do
@@ -321,12 +320,13 @@ guest_report_receivers() {
     done
 }
 
+# Prints the counters of our running daemons and where each of their threads sleeps.
 guest_report_daemons() {
     local control pid task
     for control in /run/rtrs/*.ctl; do
         [ -e "$control" ] || continue
         control=${control##*/}
-        # A name of other characters stands there as %XX.
+        # Other characters of a name are written as %XX.
         control=$(printf '%b' "${control//%/\\x}")
         echo "   counters of ${control%.ctl}:"
         timeout 10 rtrs-client stats "${control%.ctl}" 2>&1 | head -n 60 | sed 's/^/   | /'
@@ -343,7 +343,7 @@ guest_report_daemons() {
     done
 }
 
-# What a person needs to see why a scenario failed.
+# Prints information about a failed scenario.
 guest_report() { # mark
     local log
     guest_report_daemons 2>/dev/null
@@ -362,7 +362,7 @@ case $1 in
         guest_prepare
         echo "@@ up"
         while [ $# -gt 0 ]; do
-            # A machine that is not as it was is of no use to the next one.
+            # The next scenario needs a restored machine.
             run_scenario "$1" "$([ $# -gt 1 ] || echo last)" || break
             shift
         done

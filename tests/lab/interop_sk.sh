@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# What the scenarios interop-sk-* share: our client on the kernel's rnbd-server. Sourced by them.
-# Exports of the kernel's server are paths of block devices; a session is named after its device.
+# Functions of the scenarios interop-sk-*: our client on the kernel's rnbd-server. Exports of the
+# kernel's server are paths of block devices; a session is named after its device.
 
-# Attaches a block device over the first paths of the topology. Arguments behind are of attach.
+# Attaches a block device over the first paths of the topology. Further arguments are
+# passed to attach.
 sk_attach() { # device paths argument...
     local device=$1 paths=$2 path arguments=()
     shift 2
@@ -28,15 +29,15 @@ sk_log() { # device
     tail -c "+$((${SK_LOG_FROM[$1]:-0} + 1))" "$(sk_log_file "$1")"
 }
 
-# Our side has nothing to complain of.
+# Checks that our side reports no error.
 sk_expect_quiet() { # device text
     local found
     found=$(sk_log "$1" | grep -E ' (WARN|ERROR) ')
     expect_eq "$2" "$found" ""
 }
 
-# What the kernel's modules have said since the scenario began, but for what they always say.
-# Further lines that may be there: a pattern.
+# Prints messages of the kernel's modules since the scenario began, except the usual ones. The
+# argument is a pattern of further allowed lines.
 sk_kernel_words() { # [pattern]
     dmesg | awk -v mark="lab: $LAB_NAME begins" 'seen; index($0, mark) { seen = 1 }' |
         grep -E ' (rtrs|rnbd)_[a-z]+ L[0-9]+:' |
@@ -45,20 +46,21 @@ sk_kernel_words() { # [pattern]
 }
 
 sk_expect_kernel_quiet() { # [pattern]
-    expect_eq "the kernel's modules have nothing to complain of" "$(sk_kernel_words "$@")" ""
+    expect_eq "the kernel's modules report no error" "$(sk_kernel_words "$@")" ""
 }
 
-# The kernel server's counters of one path of a session: reads, bytes, writes, bytes.
+# Prints the kernel server's counters of a path: reads, bytes, writes, bytes.
 sk_server_stats() { # device path
     cat /sys/devices/virtual/rtrs-server/"sk-${1##*/}"/paths/*10.0."$2"*/stats/rdma
 }
 
-# Requests with errors, over all operations.
+# Prints the number of failed requests over all operations.
 sk_errors() { # device
     client_json stats "$1" '[.ops[].errors] | add'
 }
 
-# An SCSI disk in memory: sectors of 4096 bytes, a write cache with FUA, discard; prints it.
+# Creates a SCSI disk in memory with sectors of 4096 bytes, a write cache with FUA, and discard;
+# prints it.
 sk_scsi_disk() { # mebibytes
     modprobe scsi_debug sector_size=4096 "dev_size_mb=$1" lbpu=1 lbpws=1 delay=0 || return 1
     wait_until 20 "the scsi_debug disk" \
@@ -68,17 +70,19 @@ sk_scsi_disk() { # mebibytes
     wait_until 20 "$disk" test -b "$disk" && echo "$disk"
 }
 
-# A disk on a file in memory: sectors of 512 bytes, a write cache without FUA, discard; prints it.
+# Creates a disk on a file in memory with sectors of 512 bytes, a write cache without FUA, and
+# discard; prints it.
 sk_loop_disk() { # mebibytes
     modprobe loop && truncate -s "$1M" "$LAB_WORK/loop.img" &&
         losetup --find --show "$LAB_WORK/loop.img"
 }
 
-# What /dev/nbdX shows against what the kernel's device is. Discard of a device without it is 0.
+# Compares the attributes of /dev/nbdX with those of the kernel's device. Without discard they are
+# 0.
 sk_compare() { # device nbd
     local device=$1 nbd=$2 attribute cache
     expect_eq "$device: size" "$(blockdev --getsize64 "$nbd")" "$(blockdev --getsize64 "$device")"
-    # The kernel's nbd has no physical block size of its own.
+    # The kernel's nbd does not have a separate physical block size.
     for attribute in logical_block_size write_cache; do
         expect_eq "$device: $attribute" "$(sysfs_queue "$nbd" $attribute)" \
             "$(sysfs_queue "$device" $attribute)"
@@ -93,7 +97,7 @@ sk_compare() { # device nbd
             iflag=direct status=none | wc -c)" 4096
 }
 
-# fio that compares what it reads with what it wrote; arguments behind are fio's.
+# Runs a verifying fio; further arguments are passed to fio.
 sk_verify() { # name nbd seconds argument...
     local name=$1 nbd=$2 seconds=$3
     shift 3

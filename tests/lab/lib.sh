@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What scenarios of the lab are written with. Sourced in the guest, in the root of the source tree.
+# Functions for scenarios of the lab. Sourced in the guest, in the root of the source tree.
 #
-# assert_* ends the scenario when it does not hold, expect_* goes on and fails it at its end; both
-# print a PASS or FAIL line with the text they are given first and the time since the start.
-# Everything that waits has a bound. Addresses: client 10.0.PATH.1, server 10.0.PATH.2.
+# A failed assert_* ends the scenario; a failed expect_* continues and fails the scenario at its
+# end. Both print a PASS or FAIL line with their first argument and the time since the start. Every
+# wait has a bound. Addresses: client 10.0.PATH.1, server 10.0.PATH.2.
 
 LAB_HOME=/run/lab-home LAB_WORK=/run/lab-work
 LAB_SHARE=${LAB_SHARE:-/run/lab} LAB_ROLE=${LAB_ROLE:-one} LAB_NAME=${LAB_NAME:-shell}
@@ -12,11 +12,12 @@ export HOME=$LAB_HOME XDG_RUNTIME_DIR=$LAB_HOME
 . "$LAB_SHARE/settings"
 export PATH=$LAB_BIN:$PATH:/usr/sbin:/sbin
 
-# How many times slower than on a quiet machine this guest is (guest.sh measures it); every bound
-# of a wait is so many times longer.
+# Factor by which this guest is slower than an idle machine (measured by guest.sh); all bounds of
+# waits are multiplied by it.
 export LAB_SLOW=${LAB_SLOW:-1}
 
-# The program, with the bound of this guest. As a file's name (`xargs timeout`) it is not stretched.
+# The program `timeout` with the bound of this guest. As a file name (`xargs timeout`) it is not
+# stretched.
 timeout() { # [-k SECONDS] seconds_max command...
     local flags=()
     [ "$1" != -k ] || { flags=(-k "$2") && shift 2; }
@@ -39,8 +40,8 @@ fail() { # text [detail] [class]
     return 1
 }
 
-# What kind of failure the scenario has: `data` when data is not what was written, `hang` when
-# something never ended. A fault of the guest's kernel never excuses `data`
+# Records the class of the failure: `data` if data is wrong, `hang` if something never ended. A bug
+# of the guest's kernel never excuses `data`
 # (scripts/lab-verdict.sh). Shown once the scenario has failed.
 class() { # data|hang
     echo "$1" >>"$LAB_HOME/classes"
@@ -51,7 +52,7 @@ show_classes() {
     sort -u "$LAB_HOME/classes" | sed "s/^/CLASS $LAB_NAME /"
 }
 
-# The class of a failed command, if it has one: those that compare data, whatever runs them.
+# Prints the class of a failed command that compares data.
 class_of() { # command...
     while [ $# -gt 0 ]; do
         case $1 in
@@ -62,7 +63,7 @@ class_of() { # command...
     done
 }
 
-# For functions of scenarios that compare in a pipe; the program itself elsewhere.
+# For functions of scenarios that compare in a pipe; elsewhere the program itself.
 cmp() {
     command cmp "$@" && return 0
     class data
@@ -83,18 +84,18 @@ expect_eq() { # text found wanted [class]
     if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "found '$2', wanted '$3'" "${4:-}"; fi
 }
 
-# Numbers without a fraction, an operator of [ ]: -gt, -ge, -lt, -le.
+# Compares integers with an operator of [ ]: -gt, -ge, -lt, -le.
 expect_num() { # text found operator wanted
     if [[ $2 =~ ^-?[0-9]+$ ]] && test "$2" "$3" "$4"; then pass "$1 ($2)"; else
         fail "$1" "found '$2', wanted $3 $4"
     fi
 }
 
-# A command that must succeed; its output is shown when it does not.
+# Runs a command that must succeed; its output is shown if it fails.
 expect_true() { # text command...
     local text=$1 out=$LAB_HOME/out status
     shift
-    # No subshell: what the command sets or starts is the scenario's.
+    # No subshell: variables and processes of the command belong to the scenario.
     "$@" >"$out" 2>&1 </dev/null
     status=$?
     if [ $status -eq 0 ]; then pass "$text"; else
@@ -110,7 +111,7 @@ expect_false() { # text command...
     classes=$(cat "$LAB_HOME/classes" 2>/dev/null)
     "$@" >"$out" 2>&1 </dev/null
     status=$?
-    # What was to fail has no class by it.
+    # An expected failure has no class.
     printf '%s' "${classes:+$classes$'\n'}" >"$LAB_HOME/classes"
     if [ $status -eq 0 ]; then fail "$text" "succeeded: $*
 $(tail -n 20 "$out")"; else pass "$text"; fi
@@ -127,15 +128,16 @@ assert_true() { expect_true "$@" || exit 1; }
 assert_false() { expect_false "$@" || exit 1; }
 assert_match() { expect_match "$@" || exit 1; }
 
-# A cell of the compatibility table: what was checked since the cell before it (or the start of the
-# scenario). PEER is kernel-client or kernel-server. scripts/interop-table.sh makes the table.
+# Reports a cell of the compatibility table, covering the checks since the previous cell or the
+# start of the scenario. PEER is kernel-client or kernel-server. scripts/interop-table.sh makes the
+# table.
 LAB_CELL_CHECKS=0
 cell() { # peer what [result]
     local result=${3:-works} since
     since=$(tail -n "+$((LAB_CELL_CHECKS + 1))" "$LAB_HOME/checks")
     LAB_CELL_CHECKS=$(wc -l <"$LAB_HOME/checks")
-    # What nobody checked is no result.
-    [ -n "$since" ] || fail "something was checked for the cell '$2'"
+    # A cell without checks has no result.
+    [ -n "$since" ] || fail "the cell '$2' has checks"
     case $since in
         '' | *failed*) result=FAILED ;;
     esac
@@ -144,13 +146,13 @@ cell() { # peer what [result]
 
 # --- waiting ---
 
-# Tries a command again until it succeeds.
+# Repeats a command until it succeeds.
 wait_until() { # seconds_max what command...
     local deadline=$((SECONDS + $1 * LAB_SLOW)) what=$2
     shift 2
     until "$@" >/dev/null 2>&1; do
         if [ $SECONDS -ge $deadline ]; then
-            echo "waited in vain for $what" >&2
+            echo "timed out waiting for $what" >&2
             return 1
         fi
         sleep 0.1
@@ -166,20 +168,20 @@ assert_within() { # seconds_max text command...
     fi
 }
 
-# In a pair of guests, words between the two.
+# Signals between the two guests of a pair.
 signal() { # word
     : >"$LAB_SHARE/sync/$1"
 }
 
 await() { # word seconds_max
-    wait_until "$2" "the other guest's word '$1'" test -e "$LAB_SHARE/sync/$1"
+    wait_until "$2" "the other guest's signal '$1'" test -e "$LAB_SHARE/sync/$1"
 }
 
 other_role() {
     if [ "$LAB_ROLE" = client ]; then echo server; else echo client; fi
 }
 
-# Words of this scenario; ends it when the other guest is over before it gave the word.
+# Signals of this scenario; ends it if the other guest ends before it has sent the signal.
 tell() { # word
     signal "$LAB_NAME.word.$1"
 }
@@ -187,20 +189,20 @@ tell() { # word
 hear() { # word seconds_max
     local word=$LAB_SHARE/sync/$LAB_NAME.word.$1 over
     over=$LAB_SHARE/sync/$LAB_NAME.$(other_role).over
-    if ! wait_until "$2" "the word $1" eval "test -e '$word' || test -e '$over'" ||
+    if ! wait_until "$2" "the signal $1" eval "test -e '$word' || test -e '$over'" ||
         [ ! -e "$word" ]; then
-        fail "the other guest comes to '$1' within $(($2 * LAB_SLOW)) s"
+        fail "the other guest reaches '$1' within $(($2 * LAB_SLOW)) s"
         exit 1
     fi
 }
 
 # --- our daemons ---
 
-# Starts rtrs-server and waits until it listens; its pid is LAB_SERVER, its words go to server.log.
+# Starts rtrs-server and waits until it listens; its pid is LAB_SERVER, its log is server.log.
 start_server() { # argument...
-    # Not the words of one before.
+    # Without the output of an earlier server.
     : >"$LAB_WORK/server.out"
-    # Who may reach it is decided by the guest.
+    # The guest decides who can reach the server.
     rtrs-server --insecure-open "$@" >"$LAB_WORK/server.out" 2>>"$LAB_WORK/server.log" </dev/null &
     LAB_SERVER=$!
     wait_until 30 "rtrs-server $* to listen" server_listens \
@@ -214,7 +216,7 @@ server_listens() { # portals
     [ "$(grep -c '^listening on ' "$LAB_WORK/server.out")" -ge "$(($1 > 0 ? $1 : 1))" ]
 }
 
-# SIGTERM; the status of the server.
+# Sends SIGTERM; returns the status of the server.
 stop_server() {
     local tries
     kill -TERM "$LAB_SERVER" || return 1
@@ -229,9 +231,9 @@ stop_server() {
     return 1
 }
 
-# rtrs-client attach, with a bound. What it prints goes to attach.out; the session's own words are
-# in /run/rtrs/NAME.log. Heartbeats are given more time than by default: what the emulation delays
-# shall not end a path.
+# Runs rtrs-client attach with a bound. Its output goes to attach.out; the session's log is
+# /run/rtrs/NAME.log. Heartbeats get more time than by default, so that delays of the emulation do
+# not end a path.
 attach() { # name argument...
     timeout 90 rtrs-client attach "$@" --heartbeat "${LAB_HEARTBEAT_MS:-$((2000 * LAB_SLOW))}ms" \
         >"$LAB_WORK/attach.out" 2>&1 </dev/null || {
@@ -255,7 +257,7 @@ client_pid() { # name
     client_json status "$1" .pid
 }
 
-# How many paths of a session are connected.
+# Prints the number of connected paths of a session.
 connected() { # name
     client_json status "$1" '[.paths[] | select(.state == "connected")] | length'
 }
@@ -264,14 +266,14 @@ are_connected() { # name number
     [ "$(connected "$1")" = "$2" ]
 }
 
-# A number of a path, e.g. requests, answers, errors.
+# Prints a counter of a path, e.g. requests, answers, errors.
 path_stat() { # name path attribute
     client_json stats "$1" ".paths[$2].$3"
 }
 
 # --- kernel ---
 
-# Loads a module the lab has built, or one of the kernel package.
+# Loads a module that the lab has built, or one of the kernel package.
 load() { # module setting...
     local module=$1
     shift
@@ -286,8 +288,8 @@ loaded() { # module
     [ -d "/sys/module/${1//-/_}" ]
 }
 
-# The kernel's own server, with its modules. It takes the port for itself. Settings are those of
-# rtrs-server, e.g. always_invalidate=N.
+# Starts the kernel's server by loading its modules. It occupies the port. Settings are module
+# parameters, e.g. always_invalidate=N.
 kernel_server() { # port setting...
     local port=$1
     shift
@@ -296,7 +298,7 @@ kernel_server() { # port setting...
     loaded rnbd-server || load rnbd-server "port_nr=$port"
 }
 
-# Takes it away, under its clients too.
+# Unloads the kernel's server, even with clients connected.
 kernel_server_gone() {
     local module
     for module in rnbd_server rtrs_server; do
@@ -304,7 +306,8 @@ kernel_server_gone() {
     done
 }
 
-# The kernel's own client; prints the block device. Arguments as of map_device.
+# Maps a device at the kernel's client and prints the block device. Arguments are those of
+# map_device.
 kernel_map() { # argument...
     local module sysfs=/sys/devices/virtual/rnbd-client/ctl before
     for module in rtrs-core rtrs-client rnbd-client; do
@@ -319,7 +322,7 @@ kernel_unmap() { # device
     timeout 60 tee "/sys/block/$1/rnbd/unmap_device" <<<normal >/dev/null
 }
 
-# A disk served by the kernel's NVMe target.
+# Serves a disk with the kernel's NVMe target.
 nvmet_up() { # rdma|tcp address port name device
     local root=/sys/kernel/config/nvmet system port
     modprobe "nvmet-$1" || return 1
@@ -331,7 +334,7 @@ nvmet_up() { # rdma|tcp address port name device
         ln -s "$system" "$port/subsystems/$4"
 }
 
-# The kernel's NVMe target over what was exported by nvmet_up, gone.
+# Removes the exports of nvmet_up from the kernel's NVMe target.
 nvmet_down() {
     local root=/sys/kernel/config/nvmet item
     [ -d "$root" ] || return 0
@@ -345,19 +348,19 @@ nvmet_down() {
 
 # --- soft RDMA ---
 
-# A counter of a device since the scenario began, e.g. sent_pkts.
+# Prints a counter of a device since the scenario began, e.g. sent_pkts.
 rxe_counter() { # device counter
     local file=/sys/class/infiniband/$1/ports/1/hw_counters/$2 before
     before=$(grep -sF "$file:" "$LAB_HOME/counters" | cut -d: -f2)
     echo $(($(cat "$file") - ${before:-0}))
 }
 
-# How many of a kind (qp, cm_id, mr, pd, cq) there are over all devices.
+# Prints the number of objects of a kind (qp, cm_id, mr, pd, cq) on all devices.
 rdma_count() { # kind
     rdma resource show "$1" | wc -l
 }
 
-# What is sent of each connection, from the kernel: "QP PSN" lines of one device. A connection has
+# Prints the packet numbers of each connection of a device as "QP PSN" lines. A connection has
 # two queue pairs to one of the peer's; the second only binds windows and never sends.
 rxe_sent() { # device
     rdma resource show qp link "$1" -d |
@@ -365,7 +368,7 @@ rxe_sent() { # device
         sort -n -k1,1 -k2,2 | awk '!seen[$1]++ { print $2, $3 }' | sort
 }
 
-# How many of all kinds user processes have on all devices.
+# Prints the number of objects of each kind that user processes have on all devices.
 rdma_objects() {
     local kind
     for kind in qp cq pd mr cm_id; do
@@ -375,7 +378,7 @@ rdma_objects() {
 
 # --- disks ---
 
-# A disk in memory. Its sectors are of 512 bytes.
+# Creates a disk in memory with sectors of 512 bytes.
 brd_disk() { # mebibytes
     modprobe brd rd_nr=1 "rd_size=$(($1 * 1024))" max_part=0 &&
         wait_until 10 /dev/ram0 test -b /dev/ram0 && echo /dev/ram0
@@ -387,8 +390,8 @@ sysfs_queue() { # device attribute
 
 # --- fio ---
 
-# Runs fio with a bound on its time; its JSON goes to $LAB_WORK/NAME.json, its words to NAME.log.
-# fio ends with an error when a block is not what was written.
+# Runs fio with a time limit; its JSON goes to $LAB_WORK/NAME.json, its messages to NAME.log. fio
+# fails if a block is wrong.
 fio_run() { # name seconds_max argument...
     local name=$1 seconds_max=$2 status
     shift 2
@@ -400,14 +403,14 @@ fio_run() { # name seconds_max argument...
     return $status
 }
 
-# Whether fio found other data than it wrote, or did not end in time: by its status and words.
+# Classifies a failure of fio as wrong data or a hang, by its status and messages.
 fio_class() { # status file...
     case $1 in
         0 | 128) return 0 ;;
         124 | 137) class hang ;;
     esac
     shift
-    # 84 is EILSEQ, by which fio says that a block is not what it wrote.
+    # 84 is EILSEQ, which fio reports for a wrong block.
     if grep -Eqs 'verify: bad|verify failed|bad magic header|"error" : 84,' "$@"; then
         class data
     fi
@@ -415,6 +418,6 @@ fio_class() { # status file...
 }
 
 fio_value() { # name jq_expression
-    # fio may write remarks in front.
+    # fio may print remarks first.
     sed -n '/^{/,$p' "$LAB_WORK/$1.json" | jq -r "$2"
 }

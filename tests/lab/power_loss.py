@@ -203,7 +203,7 @@ def evenly(points, most):
 
 
 def points_of(log, most):
-    """Entries to stop at: places where a user was told, and where the disk made durable."""
+    """Returns entries to stop at: replies to users, and points where data became durable."""
     rounds = log.rounds()
     behind = [index for index, at in enumerate(rounds) if at is not None]
     marks = [index for index in behind if log.entries[index][4].startswith("round-")]
@@ -311,7 +311,7 @@ def replay(log, size, text, image_path):
 
 
 def write_generation(device, first, count, generation):
-    """Writes blocks one by one. Those that failed are told as a number."""
+    """Writes blocks one by one. Prints the number of failed writes."""
     fd, failed = os.open(device, os.O_RDWR | os.O_DIRECT), 0
     for number in range(first, first + count):
         try:

@@ -10,10 +10,10 @@
 
 RDS_PORT=26385
 RDS_PRELOAD=$LAB_BIN/librds_preload.so
-# Programs of oracle/rds-tools, if somebody has built them.
+# Programs of oracle/rds-tools, if they were built.
 export PATH=${LAB_RDS_TOOLS:+$LAB_RDS_TOOLS:}$PATH
 
-# A command in a namespace. `timeout` as its first word is stretched, as is the function `timeout`.
+# Runs a command in a namespace. A leading `timeout` is stretched like the function `timeout`.
 rds_in() { # namespace command...
     [ "$2" != timeout ] || set -- "$1" timeout $(($3 * LAB_SLOW)) "${@:4}"
     ip netns exec "$@"
@@ -33,8 +33,8 @@ rds_namespace() { # name last...
     done
 }
 
-# Sends what comes to the kernel's listener to ours. The address stays: `redirect` would make it
-# that of the link, its first one.
+# Redirects connections for the kernel's listener to ours. The address is kept: `redirect` would
+# replace it by the first one of the link.
 rds_redirect() { # namespace last...
     local name=$1 last family
     shift
@@ -53,7 +53,7 @@ rds_redirect() { # namespace last...
 
 rds_up() {
     trap rds_down EXIT
-    # Room for messages of 1 MiB in the kernel's sockets.
+    # Buffer space for messages of 1 MiB in the kernel's sockets.
     sysctl -qw net.core.wmem_max=4194304 net.core.rmem_max=4194304
     modprobe rds && modprobe rds_tcp && ip link add rdsbr type bridge &&
         ip link set rdsbr up || return 1
@@ -85,7 +85,7 @@ rds_node() { # namespace address...
     for address in "$@"; do arguments+=(--address "$address"); done
     mkdir -p "$LAB_WORK/$name"
     : >"$LAB_WORK/$name.out"
-    # Not a function, whose shell would be killed in its place.
+    # Not a function, because its shell would be killed instead.
     ip netns exec "$name" rds node "${arguments[@]}" --listen-port $RDS_PORT \
         --socket-dir "$LAB_WORK/$name" >"$LAB_WORK/$name.out" 2>>"$LAB_WORK/$name.log" &
     RDS_NODE=$!
@@ -96,13 +96,13 @@ rds_stop() { # pid
     kill "$1" && wait "$1"
 }
 
-# A command of a namespace that uses its `rds node`.
+# Runs a command in a namespace that uses its `rds node`.
 rds_by() { # namespace command...
     RDS_DIR=$LAB_WORK/$1 rds_in "$@"
 }
 
-# The same with the library for programs that know nothing of it. `env` behind the entry, because
-# `ip` itself is no such program.
+# Runs an unmodified program in a namespace with the preload library. `env` follows `ip netns exec`,
+# because the library must not be loaded into `ip`.
 rds_preloaded() { # namespace command...
     local name=$1
     shift
@@ -110,13 +110,13 @@ rds_preloaded() { # namespace command...
     RDS_DIR=$LAB_WORK/$name rds_in "$name" env LD_PRELOAD="$RDS_PRELOAD" "$@"
 }
 
-# A number of what `rds stress -o json` printed last.
+# Prints a number from the last output of `rds stress -o json`.
 rds_value() { # attribute
     jq -r ".$1" "$LAB_WORK/stress.json"
 }
 
-# Load from one side to the other, all bytes checked; the server runs already. What it prints goes
-# to stress.json.
+# Runs a load with all bytes checked from one side to the other; the server runs already. The output
+# goes to stress.json.
 rds_load() { # namespace argument...
     rds_by "$1" rds stress "${@:2}" -W $((10 * LAB_SLOW))s -o json >"$LAB_WORK/stress.json" \
         2>>"$LAB_WORK/stress.log"
@@ -133,7 +133,7 @@ rds_serve() { # namespace argument...
     wait_until 30 "rds stress to listen" grep -q listening "$out"
 }
 
-# Messages of many lengths from one side, as `rds send` sends a file, compared at the other.
+# Sends messages of many lengths with `rds send` and compares them at the other side.
 rds_sizes() { # from_namespace from_flags to_namespace to_flags to_address port
     local from=$1 from_flags=$2 to=$3 to_flags=$4 address=$5 port=$6 size receiver
     for size in 0 1 47 48 4096 65536 100000; do
@@ -152,7 +152,7 @@ rds_sizes() { # from_namespace from_flags to_namespace to_flags to_address port
     done
 }
 
-# qperf over the kernel on one end and over the library on the other, each as the server once.
+# Runs qperf over the kernel on one end and over the library on the other, with each as the server.
 rds_qperf() { # test
     local server result
     ip netns exec rk timeout $((60 * LAB_SLOW)) qperf >"$LAB_WORK/qperf.server" 2>&1 &

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What the scenarios of the ping share: rping of rdma-core at either end, over soft RoCE or over
-# soft iWARP (siw). Sourced by them, in the guest.
+# Functions of the ping scenarios: rping of rdma-core at either end, over soft RoCE or soft iWARP
+# (siw). Sourced in the guest.
 
-# A soft iWARP device on each end of a path, in place of the soft RoCE ones, which would answer
-# for the same addresses. Our own endpoint needs none; rping does.
+# Adds a soft iWARP device on each end of a path, in place of the soft RoCE ones, which would use
+# the same addresses. Our endpoint needs no device; rping does.
 siw_up() { # path
     local path=$1 side
     loaded siw || load siw || return 1
@@ -15,19 +15,19 @@ siw_up() { # path
     done
 }
 
-# Takes them away again, so that topology_down finds what it made.
+# Removes them again and restores what topology_down expects.
 siw_down() { # path
     timeout 60 rdma link delete "siwa$1"
     timeout 60 rdma link delete "siwb$1"
     timeout 60 rmmod siw
 }
 
-# Starts rping as a server that takes one client after another, and several at once. It stays
-# until it is killed; its words go to rping.log.
+# Starts rping as a server that takes one client after another, and several at once. It runs
+# until it is killed; its output goes to rping.log.
 rping_server() { # address size
     stdbuf -oL rping -s -P -a "$1" -S "$2" -v -V >"$LAB_WORK/rping.log" 2>&1 </dev/null &
     LAB_RPING=$!
-    # It says nothing when it listens: the connection manager shows its identifier.
+    # rping does not report that it listens: the connection manager shows its identifier.
     wait_until 20 "rping to listen" rping_listens
 }
 
@@ -41,18 +41,18 @@ rping_stop() {
     return 0
 }
 
-# rping as a client; its words go to NAME.log. They show each round's data, and so must be those
-# of its pattern.
+# Runs rping as a client; its output goes to NAME.log. It shows the data of each round, which must
+# match the pattern.
 rping_client() { # name to from size
     timeout 60 rping -c -a "$2" -I "$3" -C 100 -S "$4" -v -V >"$LAB_WORK/$1.log" 2>&1 </dev/null
 }
 
-# Rounds that a log of rping shows.
+# Prints the number of rounds in a log of rping.
 rping_rounds() { # file
     grep -c 'ping data: rdma-ping-' "$1"
 }
 
-# Ours as a client of rping: a hundred rounds, compared.
+# Runs our client against rping for a hundred verified rounds.
 our_rping() { # name path size argument...
     local name=$1 path=$2 size=$3
     shift 3
@@ -64,27 +64,27 @@ our_rping() { # name path size argument...
     }
 }
 
-# A hundred rounds of ours at each size, then two clients at once.
+# Runs our client for a hundred rounds at each size, then two clients at once.
 our_client_rounds() { # path
     local size first second
     for size in 23 64 1024 4096 65535; do
         : >"$LAB_WORK/rping.log"
         expect_true "100 rounds of $size bytes" our_rping "client$size" "$1" "$size"
-        expect_eq "all of $size bytes came back" \
+        expect_eq "all $size-byte rounds were answered" \
             "$(jq -c '[.sent, .answered, .errors | length]' "$LAB_WORK/client$size.json")" \
             "[100,100,0]"
     done
-    note "$(jq -c '.latency_us.round' "$LAB_WORK/client64.json") us a round of 64 bytes"
-    # One after the other: rping keeps one request at a time, and takes the second of two that come
-    # at once for both. (siw of Linux 6.1 then loses count and rping never ends.)
+    note "$(jq -c '.latency_us.round' "$LAB_WORK/client64.json") us per round of 64 bytes"
+    # One after the other: rping keeps one request at a time, and mistakes the second of two
+    # concurrent ones for both. (siw of Linux 6.1 then loses count and rping never ends.)
     : >"$LAB_WORK/rping.log"
     RPING_INTERVAL=100ms our_rping first "$1" 64 &
     first=$!
-    expect_true "one client is at it" wait_until 20 "its rounds" first_rounds
+    expect_true "the first client runs" wait_until 20 "its rounds" first_rounds
     our_rping second "$1" 4096 &
     second=$!
     expect_true "two clients at once: the second" wait $second
-    expect_true "the first is still at it" kill -0 $first
+    expect_true "the first client still runs" kill -0 $first
     expect_true "two clients at once: the first" wait $first
     expect_eq "a hundred rounds each" "$(jq -s 'map(.answered) | add' \
         "$LAB_WORK/first.json" "$LAB_WORK/second.json")" 200
@@ -94,12 +94,12 @@ first_rounds() {
     [ "$(rping_rounds "$LAB_WORK/rping.log")" -ge 3 ]
 }
 
-# A hundred rounds of rping's at each size, then two clients at once.
+# Runs a hundred rounds of rping at each size, then two clients at once.
 rping_client_rounds() { # to from
     local size first second
     for size in 23 64 1024 4096 65535; do
         expect_true "rping -C 100 -S $size" rping_client "client$size" "$1" "$2" "$size"
-        expect_eq "it saw its data $size bytes long a hundred times" \
+        expect_eq "it received its $size bytes a hundred times" \
             "$(rping_rounds "$LAB_WORK/client$size.log")" 100
     done
     rping_client first "$1" "$2" 64 &

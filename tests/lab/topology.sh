@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The networks of a guest. One guest: for path I a veth pair, vaI 10.0.I.1 (the client's side) and
+# Networks of a guest. One guest: for path I a veth pair, vaI 10.0.I.1 (the client's side) and
 # vbI 10.0.I.2 (the server's), with a soft RDMA device on each end: rxaI, rxbI. A pair of guests:
 # the same names and addresses, but va and rxa are in the client's guest, vb and rxb in the
-# server's. MTU 5000, so that the MTU of RDMA is 4096. In both, what goes from one end to the
+# server's. MTU 5000, so that the MTU of RDMA is 4096. In both, traffic from one end to the
 # other crosses the cable, whether RDMA or TCP, and stops when a link is taken down.
 #
 # Called by guest.sh and by scenarios that take a network down and up.
 
-# Both ends are addresses of one machine, and yet packets shall cross the veth: without these, ARP
-# between the two never answers.
+# Both ends are addresses of one machine, but packets must cross the veth: without these settings,
+# ARP between the two is not answered.
 topology_sysctls() {
     sysctl -qw net.core.netdev_max_backlog=100000
     sysctl -qw net.ipv4.conf.all.accept_local=1 net.ipv4.conf.default.accept_local=1 \
@@ -18,16 +18,15 @@ topology_sysctls() {
 
 # Packets of a queue pair that two CPUs send wait in two queues and overtake each other, and a full
 # queue drops them. On rdma_rxe of Linux 6.1 either can be the end of a queue pair of the kernel's
-# modules: what has to be repeated runs REG_MR and LOCAL_INV a second time, which fails, and then
-# nothing is sent and nothing reported (rxe_req.c, req_retry and rxe_requester). So one CPU takes in
-# what comes over a link, in order, from a long queue.
+# modules: a retransmission runs REG_MR and LOCAL_INV a second time, which fails, and then nothing
+# is sent and nothing reported (rxe_req.c, req_retry and rxe_requester). So one CPU receives the
+# packets of a link, in order, from a long queue.
 topology_order() { # device
     echo 1 >"/sys/class/net/$1/queues/rx-0/rps_cpus"
 }
 
-# Sends what goes from one end to the other through the cable, also TCP, for which the kernel
-# would take the short cut over lo: the table of local addresses is asked first only about packets
-# that came in.
+# Routes traffic from one end to the other through the cable, including TCP, for which the kernel
+# would use lo: the table of local addresses is consulted first only for incoming packets.
 topology_routes() { # paths
     local path
     ip rule add pref 100 lookup local 2>/dev/null
@@ -40,7 +39,7 @@ topology_routes() { # paths
     ip rule del pref 0 2>/dev/null
 }
 
-# The devices of this guest: "side path" lines, side a or b.
+# Prints the devices of this guest as "side path" lines, side a or b.
 topology_sides() { # paths
     local path side
     for ((path = 0; path < $1; path++)); do
@@ -82,7 +81,7 @@ topology_up() { # paths
         device=/sys/class/infiniband/rx$side$path/ports/1
         host=1
         [ "$side" = a ] || host=2
-        # Addresses reach the device's table a moment later; connecting before is slow.
+        # Addresses appear in the device's table a moment later; connecting earlier is slow.
         wait_until 30 "rx$side$path to have its address" grep -qi \
             "$(printf 'ffff:0a00:%02x%02x' "$path" "$host")" -r "$device/gids" || return 1
         wait_until 30 "rx$side$path to be active" grep -q ACTIVE "$device/state" || return 1
@@ -91,7 +90,7 @@ topology_up() { # paths
     done < <(topology_sides "$paths")
 }
 
-# A further address for one side of a path, reached over the cable by the other: 10.0.PATH.HOST.
+# Adds an address to one side of a path, which the other reaches over the cable: 10.0.PATH.HOST.
 topology_address() { # path side host
     local table=1000 other=2
     if [ "$2" = a ]; then table=2000 other=1; fi
@@ -105,8 +104,8 @@ topology_address() { # path side host
         "$(printf 'ffff:0a00:%02x%02x' "$1" "$3")" -r "/sys/class/infiniband/rx$2$1/ports/1/gids"
 }
 
-# A cable that loses everything this end sends, while the link looks up at both ends, and whole
-# again. Unlike `ip link set down` it spoils nothing: rdma_rxe of Linux 6.1 never connects again
+# Makes a cable lose everything that this end sends, while the link is up at both ends, and repairs
+# it. Unlike `ip link set down` this has no lasting effect: rdma_rxe of Linux 6.1 never reconnects
 # over a port that was down when it had something to send.
 topology_cut() { # device
     modprobe sch_netem && tc qdisc add dev "$1" root netem loss 100%
@@ -116,7 +115,7 @@ topology_mend() { # device
     tc qdisc del dev "$1" root
 }
 
-# `ip link set down` and up of one end, and what the kernel forgets of it when it goes down.
+# Runs `ip link set down` and up for one end, and restores what the kernel drops with a down link.
 topology_down_link() { # side path
     ip link set "v$1$2" down
 }
@@ -129,7 +128,7 @@ topology_up_link() { # side path
         src "10.0.$2.$host" table "$((host * 1000 + $2))"
 }
 
-# Gives a card of a pair its name, by its MAC: 52:54:00:00:PATH:END.
+# Names a card of a pair by its MAC: 52:54:00:00:PATH:END.
 topology_rename() { # path
     local mac side=a name
     [ "$LAB_ROLE" = client ] || side=b
@@ -140,7 +139,7 @@ topology_rename() { # path
     ip link set "$name" down && ip link set "$name" name "v$side$1" mtu 5000
 }
 
-# Takes all of it away. Prints what stays.
+# Removes everything. Prints what remains.
 topology_down() {
     local device status=0
     if ip rule show pref 100 | grep -q local; then
@@ -156,7 +155,7 @@ topology_down() {
         [ -e "$device" ] || continue
         device=${device##*/}
         if [ "$LAB_ROLE" = one ]; then
-            # The other end of a veth goes with the first.
+            # The other end of a veth is removed with the first.
             ip link delete "$device" 2>/dev/null
         else
             ip addr flush dev "$device"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What scripts/package-test.sh runs in its virtual machine, at each boot, as root. Its lines PASS
-# and FAIL are counted there; `@@ done` is the last. Three boots: `install` follows the documents,
-# then uses, upgrades and prepares; `booted` looks at what was mounted; `again` looks at how that
-# ended, and purges.
+# Run by scripts/package-test.sh in its virtual machine, at each boot, as root. Its lines PASS and
+# FAIL are counted there; `@@ done` is the last. Three boots: `install` follows the documents, then
+# uses the packages, upgrades them and prepares the next boot; `booted` checks the mounts; `again`
+# checks the shutdown, and purges.
 set -u
 export LC_ALL=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 cd /var/lib/package-test || exit 1
@@ -54,7 +54,7 @@ nothing_left() {
     within 300 fails sh -c 'ls /dev/rtrs/* /dev/disk/by-id/rtrs-*'
 }
 
-# Without those of the user rtrs, who stays.
+# Without files of the user rtrs, which remains.
 all_files() {
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp \
         -o -path /var/lib/dpkg -o -path /var/log -o -path /var/cache -o -path /var/tmp \
@@ -62,7 +62,7 @@ all_files() {
         -o -print | grep -vE '^/etc/([a-z]+-|\.pwd\.lock)$' | sort
 }
 
-# The commands of a code block in a section of a document.
+# Prints the commands of a code block in a section of a document.
 block() { # file section number
     awk -v heading="## $2" -v wanted="$3" '
         !code && /^#/ { here = $0 == heading }
@@ -70,13 +70,13 @@ block() { # file section number
         code && count == wanted' "$1"
 }
 
-# Runs a code block as it stands, but for what the sed commands change.
+# Runs a code block, modified by the sed commands.
 follow() { # file section number [sed...]
     block "${@:1:3}" | sed "${@:4}" -e '' >commands
     [ -s commands ] && (cd debs/1 && bash -ex ../../commands)
 }
 
-# Of what is alike in all quick starts: the server runs beside the other commands, /dev/vdb is free.
+# Common changes to the quick starts: the server runs in the background, and /dev/vdb is used.
 QUICK=(-e 's|^rtrs-server |systemd-run -q --unit=quick --service-type=notify &|'
     -e 's|/dev/sdb|/dev/vdb|')
 
@@ -92,8 +92,9 @@ follow_documents() {
     check "README: the commands on the server" follow README.md "$section" 2
     check "README: the commands on the client" follow README.md "$section" 3
     check "README: the file system is mounted" mountpoint /mnt
-    check "README: it takes data" sh -c 'cp README.md /mnt && cmp README.md /mnt/README.md'
-    check "README: the manual page is there" man -w rtrs-client-attach
+    check "README: the file system stores data" \
+        sh -c 'cp README.md /mnt && cmp README.md /mnt/README.md'
+    check "README: the manual page is installed" man -w rtrs-client-attach
     check "systemctl status names the session" grep -q 'RTRS network block device vol0' \
         <(systemctl status --no-pager rtrs-client@vol0)
     umount /mnt
@@ -116,7 +117,7 @@ follow_documents() {
     check "certificates: the quick start" follow tls.md "$section" 3 "${QUICK[@]}"
     check "certificates: a device is used" uses_quick certificate:db1
 
-    check "apt purges both" apt-get -y purge rtrs-client rtrs-server
+    check "apt purges both packages" apt-get -y purge rtrs-client rtrs-server
     rm -rf /etc/rtrs /srv/vols
 }
 
@@ -125,7 +126,7 @@ install_and_use() {
     all_files >files.before
     check "both packages install" sh -c 'dpkg -i debs/1/*.deb'
     check "the server does not run before it is configured" fails systemctl is-active rtrs-server
-    check "the units are good" systemd-analyze verify --man=no rtrs-server.service \
+    check "the units are valid" systemd-analyze verify --man=no rtrs-server.service \
         rtrs-client@x.service rtrs-apply.service
     mkdir -p /srv/vols /etc/rtrs/pool
     truncate -s 64M /srv/vols/dash.img /srv/vols/pool.img
@@ -140,15 +141,15 @@ listen: tcp://127.0.0.1:1234
 insecure-open: true
 YAML
     check "the server starts" systemctl enable --now rtrs-server
-    check "it said that it is ready" grep -q 'listening on tcp://127.0.0.1:1234' \
+    check "the server reported that it is ready" grep -q 'listening on tcp://127.0.0.1:1234' \
         <(systemctl status --no-pager rtrs-server)
-    check "it runs as rtrs" is "$(ps_user rtrs-server)" rtrs
+    check "the server runs as rtrs" is "$(ps_user rtrs-server)" rtrs
     echo 'discovery: on' >>/etc/rtrs/server.yaml
     check "it reloads" systemctl reload rtrs-server
     cp /etc/rtrs/server.yaml good.yaml
     echo 'no-such-key: 1' >>/etc/rtrs/server.yaml
-    check "a reload with a wrong file fails" fails systemctl reload rtrs-server
-    check "and the server goes on" systemctl is-active rtrs-server
+    check "a reload with an invalid file fails" fails systemctl reload rtrs-server
+    check "the server continues" systemctl is-active rtrs-server
     cp good.yaml /etc/rtrs/server.yaml
 
     printf 'path: tcp://127.0.0.1\ndevice: auto\nquick-takeover: true\nno-path: queue\n' \
@@ -156,13 +157,13 @@ YAML
     dash=$(unit vol-0) pool=$(unit pool/vol-1)
     check "a name with a dash starts as $dash" systemctl enable --now "$dash"
     check "a name with a slash and a dash starts as $pool" systemctl enable --now "$pool"
-    check "an instance that is not escaped fails" fails systemctl start rtrs-client@vol-0.service
+    check "an unescaped instance name fails" fails systemctl start rtrs-client@vol-0.service
     check "both sessions are open" is "$(rtrs-client list | grep -c ' open ')" 2
     check "/dev/rtrs/vol-0 is a device" test -b /dev/rtrs/vol-0
     check "/dev/rtrs/pool/vol-1 is a device" test -b /dev/rtrs/pool/vol-1
-    check "each has a link by its identity" is \
+    check "each device has a link by its identity" is \
         "$(find /dev/disk/by-id -name 'rtrs-*' | wc -l)" 2
-    check "the links outlive other events" sh -c \
+    check "the links survive other events" sh -c \
         'udevadm trigger --settle /dev/rtrs/vol-0 && test -b /dev/rtrs/vol-0'
     check "a partition has links" partition_has_links
 
@@ -174,36 +175,36 @@ YAML
     fio=$!
     check "a load runs" within 600 test -s rounds
     pids="$(property rtrs-server MainPID) $(property "$pool" MainPID)"
-    check "both are upgraded under load" sh -c 'dpkg -i debs/2/*.deb'
+    check "both packages are upgraded under load" sh -c 'dpkg -i debs/2/*.deb'
     check "the server is another process" fails is "${pids% *}" "$(property rtrs-server MainPID)"
     check "the session is the same process" is "${pids#* }" "$(property "$pool" MainPID)"
     kill -STOP "$(property rtrs-server MainPID)"
-    check "a server that hangs is replaced" within 900 restarted rtrs-server
+    check "a hanging server is restarted" within 900 restarted rtrs-server
     mkdir "/etc/systemd/system/$pool.d"
     printf '[Service]\nWatchdogSec=30s\n' >"/etc/systemd/system/$pool.d/watchdog.conf"
     systemctl daemon-reload
     kill -KILL "$(property "$pool" MainPID)"
-    check "a session that is killed is replaced" within 600 restarted "$pool"
+    check "a killed session is restarted" within 600 restarted "$pool"
     kill -STOP "$(property "$pool" MainPID)"
-    check "a session that hangs is replaced" within 900 restarted "$pool" 2
+    check "a hanging session is restarted" within 900 restarted "$pool" 2
     rm -r "/etc/systemd/system/$pool.d"
     systemctl daemon-reload
-    check "the load has gone on" within 600 more_rounds "$(wc -l <rounds)"
+    check "the load continues" within 600 more_rounds "$(wc -l <rounds)"
     touch enough
-    check "the load saw no error" wait "$fio"
+    check "the load got no error" wait "$fio"
     check "the package of a mounted device is not removed" fails dpkg --remove rtrs-client
-    check "and its session goes on" sh -c 'echo x >/mnt/pool/x && sync -f /mnt/pool/x'
+    check "the session continues" sh -c 'echo x >/mnt/pool/x && sync -f /mnt/pool/x'
     check "the file system is unmounted" umount /mnt/pool
-    check "it is clean" e2fsck -fn /dev/rtrs/pool/vol-1
-    check "a session is detached by hand" rtrs-client detach pool/vol-1
-    check "and its service ends well" within 300 is_inactive "$pool"
+    check "the file system is clean" e2fsck -fn /dev/rtrs/pool/vol-1
+    check "a session is detached by command" rtrs-client detach pool/vol-1
+    check "its service ends cleanly" within 300 is_inactive "$pool"
     check "sessions stop" systemctl disable --now "$dash" "$pool"
-    check "nothing is left of them" nothing_left
+    check "no session is left" nothing_left
     check "the server stops" systemctl disable --now rtrs-server
-    check "it ended well" is "$(property rtrs-server Result)" success
+    check "the server exited cleanly" is "$(property rtrs-server Result)" success
 }
 
-# Writes and verifies, and says so in `rounds`, until `enough` is there.
+# Writes and verifies, and counts rounds in `rounds`, until `enough` exists.
 load() {
     until [ -e enough ]; do
         fio --name=load --directory=/mnt/pool --size=4M --rw=randwrite --bs=4k --verify=crc32c \
@@ -235,7 +236,7 @@ partition_has_links() {
     wipefs -qaf /dev/rtrs/vol-0 && blockdev --rereadpt /dev/rtrs/vol-0
 }
 
-# A volume of the host by a service of its own, another by rtrs-apply; both in fstab.
+# Sets up one volume with its own service and another with rtrs-apply; both in fstab.
 prepare_boot() {
     local name
     printf 'path: tcp://10.0.2.2:%s\ndevice: /dev/nbd3\n' "$PORT" >/etc/rtrs/boot-vol.yaml
@@ -247,10 +248,10 @@ sessions:
     device: /dev/nbd4
 YAML
     check "a volume of the host starts" systemctl enable --now "$(unit boot-vol)"
-    check "another one by rtrs-apply" systemctl enable --now rtrs-apply
+    check "another volume starts with rtrs-apply" systemctl enable --now rtrs-apply
     check "rtrs-apply reloads" systemctl reload rtrs-apply
     for name in boot-vol applied; do
-        check "$name gets a file system" mkfs.ext4 -q "/dev/rtrs/$name"
+        check "$name is formatted" mkfs.ext4 -q "/dev/rtrs/$name"
         mkdir -p "/mnt/$name"
     done
     {
@@ -260,7 +261,7 @@ YAML
     systemctl daemon-reload
 }
 
-# When a unit became active, in microseconds since the boot.
+# Prints when a unit became active, in microseconds since the boot.
 active_at() { property "$1" ActiveEnterTimestampMonotonic; }
 
 not_later() { # unit unit
@@ -271,7 +272,7 @@ look_at_boot() {
     local name mount session
     check "the boot has ended" within 900 fails sh -c 'systemctl is-system-running | grep starting'
     check "no unit failed" is "$(systemctl --failed --no-legend --plain)" ''
-    check "no unit was left out for a cycle" fails grep -q 'ordering cycle' <(journalctl -b)
+    check "no unit was dropped because of a cycle" fails grep -q 'ordering cycle' <(journalctl -b)
     for name in boot-vol applied; do
         check "$name is mounted" mountpoint "/mnt/$name"
         mount=$(systemd-escape -p --suffix=mount "/mnt/$name")
@@ -279,14 +280,14 @@ look_at_boot() {
         [ $name != applied ] || session=rtrs-apply.service
         check "$name: $session before $mount" not_later "$session" "$mount"
         check "$name: the network before $session" not_later network-online.target "$session"
-        # For the shutdown to write.
+        # Data for the shutdown to write.
         head -c 8M /dev/urandom >data
         cp data "/mnt/$name/data"
         sha256sum <data >"sum-$name"
     done
 }
 
-# The line of the previous boot's journal, counted from its begin, in which a text stands first.
+# Prints the first line of the previous boot's journal with a text, counted from its begin.
 line_of() { grep -nF -m1 -- "$1" journal | cut -d: -f1; }
 
 in_order() { # text text
@@ -300,7 +301,7 @@ in_order() { # text text
 
 look_at_end() {
     local name mount
-    # The end of the boot before, without its begin.
+    # The end of the previous boot, without its begin.
     journalctl -b -1 -o cat | sed -n '/Stopped target multi-user.target/,$p' >journal
     for name in boot-vol applied; do
         mount=$(systemd-escape -p --suffix=mount "/mnt/$name")
@@ -311,27 +312,27 @@ look_at_end() {
         check "$name: the session ended before the network" \
             in_order "Stopped $session" "Stopping systemd-networkd.service"
         check "$name is mounted again" mountpoint "/mnt/$name"
-        check "$name has what was written last" is "$(sha256sum <"/mnt/$name/data")" \
+        check "$name has the last written data" is "$(sha256sum <"/mnt/$name/data")" \
             "$(cat "sum-$name")"
     done
     check "no error of a file system" fails grep -E 'EXT4-fs (error|warning)|JBD2: .*error' \
         <(journalctl -b -1 -k)
-    # Before that, the kernel may fail to read the partitions of a device that is connected anew.
-    check "no error of IO at the end" fails grep 'I/O error' journal
-    check "no session was cut off" fails grep -E 'did not end in time|still in use' journal
+    # Before that, the kernel may fail to read the partitions of a reconnected device.
+    check "no IO error at the end" fails grep 'I/O error' journal
+    check "no session was killed" fails grep -E 'did not end in time|still in use' journal
 }
 
 purge() {
     check "file systems are unmounted" umount /mnt/boot-vol /mnt/applied
     sed -i '/_netdev/d' /etc/fstab
     systemctl daemon-reload
-    check "both are purged" dpkg --purge rtrs-client rtrs-server
+    check "both packages are purged" dpkg --purge rtrs-client rtrs-server
     check "no process is left" fails pgrep -x 'rtrs-(client|server)'
     check "no unit is left" is "$(systemctl list-units --all --no-legend --plain 'rtrs-*')" ''
     check "no link of udev is left" fails sh -c 'ls /dev/rtrs/* /dev/disk/by-id/rtrs-*'
     check "nothing is left in /run" fails sh -c 'ls -d /run/rtrs /run/rtrs-server'
     check "no log and no state is left" fails sh -c 'ls -d /var/log/rtrs /var/lib/rtrs'
-    # What this test has made itself.
+    # Files that this test has created.
     rm -rf /srv/vols /etc/rtrs/pool /etc/rtrs/*.yaml
     rmdir /etc/rtrs 2>/dev/null
     all_files >files.after

@@ -110,7 +110,7 @@ fn malformed_exports() {
 }
 
 #[test]
-fn port_taken() {
+fn port_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("bind a port");
     let port = taken.local_addr().expect("its address").port();
     let listen = format!("tcp://127.0.0.1:{port}");
@@ -127,7 +127,7 @@ fn port_taken() {
 }
 
 #[test]
-fn state_of_an_export_kept_by_another_server() {
+fn state_file_held_by_another_server() {
     let scratch = Scratch::new();
     let state = scratch.text("state");
     let server = |name: &str| {
@@ -176,7 +176,7 @@ fn unresolvable_path() {
 }
 
 #[test]
-fn nobody_listens_on_the_path() {
+fn no_listener_on_the_path() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind a port");
     let address = listener.local_addr().expect("its address");
     drop(listener);
@@ -186,7 +186,7 @@ fn nobody_listens_on_the_path() {
 }
 
 #[test]
-fn a_mute_server_does_not_hold_attach_for_ever() {
+fn a_silent_server_does_not_block_attach_forever() {
     // The listener accepts by its backlog and never answers.
     let mute = TcpListener::bind("127.0.0.1:0").expect("bind a port");
     let address = mute.local_addr().expect("its address");
@@ -241,7 +241,7 @@ fn socket_path_in_use() {
 }
 
 #[test]
-fn socket_path_too_long_or_nowhere() {
+fn socket_path_too_long_or_in_a_missing_directory() {
     let scratch = Scratch::new();
     let server = Server::builder().export("vol0=mem:16M").start();
     for (name, code, text) in [
@@ -257,7 +257,7 @@ fn socket_path_too_long_or_nowhere() {
 }
 
 #[test]
-fn attach_of_what_is_attached() {
+fn attach_of_an_attached_volume() {
     let stand = Stand::memory("16M");
     let innocent = Innocent::start(stand.client.front(), "vol0");
     let other = stand.scratch.text("other.sock");
@@ -269,7 +269,7 @@ fn attach_of_what_is_attached() {
 }
 
 #[test]
-fn commands_for_what_is_not_attached() {
+fn commands_for_a_volume_that_is_not_attached() {
     let stand = Stand::memory("16M");
     for command in ["detach", "status", "stats"] {
         let done = stand.client.command(&[command, "vol9"]);
@@ -283,7 +283,7 @@ fn commands_for_what_is_not_attached() {
 }
 
 #[test]
-fn attach_without_what_it_needs() {
+fn attach_without_required_settings() {
     for words in [
         &["attach"][..],
         &["attach", "vol0"],
@@ -300,7 +300,7 @@ fn attach_without_what_it_needs() {
 }
 
 #[test]
-fn configurations_with_mistakes() {
+fn invalid_configurations() {
     let scratch = Scratch::new();
     let path = scratch.text("server.yaml");
     for (text, word) in [
@@ -500,7 +500,7 @@ fn nbd_unknown_exports() {
 }
 
 #[test]
-fn nbd_options_without_end() {
+fn nbd_endless_options() {
     violation(|front| {
         let mut raw = RawNbd::hello(front);
         // The server may close the connection, but must not die.
@@ -588,7 +588,7 @@ fn nbd_huge_lengths() {
 }
 
 #[test]
-fn nbd_clients_that_stop_in_the_middle() {
+fn nbd_clients_that_stop_midway() {
     // A complete short conversation; then one client for each position where it can break off.
     let mut talk = consts::CLIENT_FLAGS.to_be_bytes().to_vec();
     let go = go_data("vol0");
@@ -632,7 +632,7 @@ fn nbd_clients_that_do_not_read_their_replies() {
 }
 
 #[test]
-fn nbd_connections_come_and_go() {
+fn nbd_connections_open_and_close() {
     let stand = Stand::memory("16M");
     let front = stand.client.front().clone();
     let pid = stand.client.pid();
@@ -649,7 +649,7 @@ fn nbd_connections_come_and_go() {
             raw.send_request(0, consts::CMD_DISC, 0, 0);
         }
     }
-    wait_for("closed connections to be given back", Duration::from_secs(30), || {
+    wait_for("closed connections to be freed", Duration::from_secs(30), || {
         (descriptors() <= before + 2).then_some(())
     });
     let grown = resident_memory(pid).saturating_sub(memory);

@@ -119,7 +119,7 @@ fn tshark_decodes_a_session_as_iwarp() {
 }
 
 #[test]
-fn tshark_decodes_rpings_rounds_and_nothing_else() {
+fn tshark_decodes_rping_rounds_and_nothing_else() {
     if !can_capture() {
         return;
     }

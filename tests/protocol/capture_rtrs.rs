@@ -23,7 +23,7 @@ fn counts(name: &str) -> Counts {
 }
 
 #[test]
-fn our_client_and_the_kernels_server() {
+fn our_client_with_the_kernels_server() {
     let seen = counts("our-client-kernel-server");
     assert_eq!((seen.connections, seen.accepts, seen.ends), (2, 2, 2));
     assert_eq!(seen.session_name, "goldn");
@@ -40,7 +40,7 @@ fn our_client_and_the_kernels_server() {
 }
 
 #[test]
-fn the_kernels_client_and_our_server() {
+fn the_kernels_client_with_our_server() {
     let seen = counts("kernel-client-our-server");
     assert_eq!((seen.connections, seen.accepts), (3, 3));
     assert_eq!(seen.ends, 3);
@@ -56,7 +56,7 @@ fn the_kernels_client_and_our_server() {
 }
 
 #[test]
-fn a_byte_that_is_wrong_is_found() {
+fn a_wrong_byte_is_detected() {
     let bytes = read("our-client-kernel-server");
     let good = packets(&bytes);
     let mut found = 0;
@@ -74,7 +74,7 @@ fn a_byte_that_is_wrong_is_found() {
 }
 
 #[test]
-fn any_bytes_are_read_without_a_panic() {
+fn any_bytes_are_parsed_without_a_panic() {
     let bytes = read("kernel-client-our-server");
     for at in (0..bytes.len()).step_by(997) {
         let mut bad = bytes.clone();

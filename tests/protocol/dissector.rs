@@ -119,7 +119,7 @@ fn golden(name: &str) -> Vec<Packet> {
 }
 
 #[test]
-fn our_client_at_the_kernels_server() {
+fn our_client_with_the_kernels_server() {
     if !has_lua() {
         return;
     }
@@ -149,7 +149,7 @@ fn our_client_at_the_kernels_server() {
 }
 
 #[test]
-fn the_kernels_client_at_our_server() {
+fn the_kernels_client_with_our_server() {
     if !has_lua() {
         return;
     }
@@ -170,7 +170,7 @@ fn the_kernels_client_at_our_server() {
 }
 
 #[test]
-fn a_session_of_ours_over_tcp() {
+fn a_session_over_tcp_with_our_own_peers() {
     if !has_lua() || !can_capture() || !is_root() {
         return;
     }

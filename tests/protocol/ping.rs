@@ -23,7 +23,7 @@ fn exporting() -> ServerBuilder {
 }
 
 #[test]
-fn a_running_server_answers_pings_beside_its_sessions() {
+fn a_busy_server_answers_pings() {
     let server = exporting().start();
     let session = Client::attach("vol0").path(server.portal()).start();
     for mode in ["ping", "read-lat", "write-lat", "read-bw", "write-bw"] {
@@ -48,7 +48,7 @@ fn a_running_server_answers_pings_beside_its_sessions() {
 }
 
 #[test]
-fn rounds_are_told_as_ping_tells_them() {
+fn rounds_are_printed_as_by_ping() {
     let server = exporting().start();
     let out = client(&["ping", server.portal(), "-c3", "-i10ms", "-v"]).ok().stdout;
     let lines: Vec<&str> = out.lines().collect();
@@ -67,7 +67,7 @@ fn rounds_are_told_as_ping_tells_them() {
 }
 
 #[test]
-fn an_endless_ping_ends_with_its_table_at_ctrl_c() {
+fn an_endless_ping_prints_its_table_on_ctrl_c() {
     let server = exporting().start();
     let mut command = std::process::Command::new(bin("rtrs-client"));
     command.args(["ping", server.portal(), "-i", "20ms"]);
@@ -80,7 +80,7 @@ fn an_endless_ping_ends_with_its_table_at_ctrl_c() {
 }
 
 #[test]
-fn a_server_that_goes_away_is_a_loss_and_exit_code_1() {
+fn a_lost_server_is_reported_with_exit_code_1() {
     let server = exporting().start();
     let mut command = std::process::Command::new(bin("rtrs-client"));
     command.args(["ping", server.portal(), "-i", "20ms", "-W", "2s"]);
@@ -92,7 +92,7 @@ fn a_server_that_goes_away_is_a_loss_and_exit_code_1() {
 }
 
 #[test]
-fn a_server_that_stops_running_is_told_within_the_bound() {
+fn a_stopped_server_is_reported_within_the_bound() {
     let mut server = exporting().start();
     let mut command = std::process::Command::new(bin("rtrs-client"));
     command.args(["ping", server.portal(), "-i", "20ms", "-W", "500ms"]);
@@ -107,7 +107,7 @@ fn a_server_that_stops_running_is_told_within_the_bound() {
 }
 
 #[test]
-fn what_a_server_refuses_is_said() {
+fn refusals_by_the_server_are_printed() {
     let server = exporting().args(&["--no-ping"]).start();
     let ended = client(&["ping", server.portal(), "-c1"]).code(1);
     assert!(ended.stderr.contains("answers no pings (--no-ping)"), "{}", ended.stderr);
@@ -145,7 +145,7 @@ fn pings_only_needs_no_export_and_opens_no_session() {
 }
 
 #[test]
-fn doctor_opens_nothing_and_finds_a_good_server_good() {
+fn doctor_passes_a_good_server_and_opens_nothing() {
     let server = exporting().start();
     let doctor = client(&["doctor", server.portal()]).ok().stdout;
     for line in ["ok    route", "ok    port", "ok    ping", "ok    bandwidth", "ok    handshake"] {
@@ -159,7 +159,7 @@ fn doctor_opens_nothing_and_finds_a_good_server_good() {
 }
 
 #[test]
-fn doctor_names_the_step_that_fails() {
+fn doctor_names_the_failing_step() {
     let port = free_port();
     for (target, step, words) in [
         (format!("tcp://127.0.0.1:{port}"), "FAIL  port", "start rtrs-server there"),
@@ -175,7 +175,7 @@ fn doctor_names_the_step_that_fails() {
 }
 
 #[test]
-fn a_peer_that_is_no_server_is_told_within_the_bound() {
+fn a_peer_that_is_no_rtrs_server_is_reported_within_the_bound() {
     // One never answers, one answers with another protocol, one closes at once.
     for (answer, words) in [
         (None, "timed out"),
@@ -262,7 +262,7 @@ impl Rping {
 }
 
 #[test]
-fn rpings_own_bytes_are_answered_as_rping_answers() {
+fn rping_messages_are_answered_as_by_rping() {
     let listen = "tcp://127.0.0.1:0";
     let server = Server::builder().listen(listen).args(&["--ping-only", "--rping"]).start();
     let mut rping = Rping::connect(&server);
@@ -312,7 +312,7 @@ fn rpings_own_bytes_are_answered_as_rping_answers() {
 }
 
 #[test]
-fn lies_in_rpings_words_end_that_connection_only() {
+fn false_rping_messages_end_only_their_connection() {
     let listen = "tcp://127.0.0.1:0";
     let mut server = Server::builder().listen(listen).args(&["--ping-only", "--rping"]).start();
     type Lie = fn(&mut Rping);

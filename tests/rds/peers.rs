@@ -37,7 +37,7 @@ fn data(sequence: u64) -> Header {
 /// The system of a stopped daemon accepts connections and acknowledges the data on them. A peer
 /// does not send that data again, so the daemon has to read everything when it continues.
 #[test]
-fn what_comes_while_a_daemon_stands_still_is_read() {
+fn data_received_while_a_daemon_is_stopped_is_read() {
     let mut stand = Stand::new(2);
     stand.stop(1);
     let mut receiver = stand.begin(&["recv", "4000", "-I", "127.0.0.2", "-n", "4"]);

@@ -40,7 +40,7 @@ def sock(address, port=0):
     s.bind((address, port))
     return s
 def read(fd, size):
-    # A time limit of Python makes the descriptor one that does not wait.
+    # A time limit of Python makes the descriptor nonblocking.
     select.select([fd], [], [], 30)
     return os.read(fd, size)
 def fails(code, call, *args):
@@ -63,7 +63,7 @@ for size in (0, 1, 100, 8192, 65536, 65537, 100000):
     assert a.sendto(data, (B, 4000)) == size
     got, source = b.recvfrom(200000)
     assert got == data and source == a.getsockname(), size
-# What does not fit is lost, and said to be; a look leaves it.
+# Truncated data is lost and reported; MSG_PEEK keeps the message.
 a.sendto(b"0123456789", (B, 4000))
 assert b.recv(4, socket.MSG_PEEK) == b"0123"
 got, control, flags, source = b.recvmsg(4)
@@ -92,7 +92,7 @@ assert a.recvfrom(10) == (b"", (B, 0))
 }
 
 #[test]
-fn errors_are_those_of_the_kernel() {
+fn errors_match_the_kernel() {
     python(
         r#"
 new = lambda: socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
@@ -125,10 +125,10 @@ fails(errno.ENOPROTOOPT, other.bind, (A, 0))
 assert a.getsockopt(SOL_RDS, 8) == 2
 assert a.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == AF_RDS
 assert a.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
-# Type of service is taken and means nothing.
+# The type of service is accepted and ignored.
 fcntl.ioctl(a, 0x89e0, struct.pack("B", 3))
 assert fcntl.ioctl(a, 0x89e1, b"\x07") == b"\x00"
-# Other sockets are as they were.
+# Other sockets are unaffected.
 u, v = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 u.send(b"plain")
 assert v.recv(10) == b"plain"
@@ -157,7 +157,7 @@ while True:
             break
         assert error.errno == errno.EAGAIN
         refused += 1
-        # Never refused for want of room while it is writable.
+        # Never refused for lack of space while it is writable.
         poll.poll(10000)
 a.sendto(b"other", (B, 4001))
 assert c.recv(10) == b"other"
@@ -186,7 +186,7 @@ for fd in (os.dup(b.fileno()), os.dup2(b.fileno(), 77), fcntl.fcntl(b, fcntl.F_D
     a.sendto(b"dup", (B, 4000))
     assert read(fd, 10) == b"dup"
     os.close(fd)
-# A number that was an RDS socket and is something else now.
+# A descriptor that was an RDS socket and was reused.
 fd = b.fileno()
 r, w = os.pipe()
 copy = os.dup(fd)
@@ -204,12 +204,12 @@ if child == 0:
 a.sendto(b"answer", (B, 4000))
 assert a.recv(100) == b"answer of the child"
 assert os.waitpid(child, 0)[1] == 0
-# exec: another program finds what it has inherited.
+# exec: another program finds the inherited socket.
 script = '''
 import os, select, socket, sys
 s = socket.socket(21, socket.SOCK_SEQPACKET, fileno=int(sys.argv[1]))
 assert s.getsockname() == ("127.0.0.2", 4000), s.getsockname()
-# It does not wait: the time limit of the program before has made it so.
+# It is nonblocking: the time limit of the previous program has set that.
 select.select([s], [], [], 30)
 got, source = s.recvfrom(100)
 s.sendto(got + b" after exec", source)
@@ -247,11 +247,11 @@ assert select.select([b], [], [], 20)[0] == [b]
 assert epoll.poll(5) == [(b.fileno(), select.EPOLLIN | select.EPOLLOUT)]
 b.recv(10)
 assert select.select([b], [], [], 0)[0] == []
-# What was sent is counted until it has arrived.
+# Sent messages are counted until they have arrived.
 deadline = time.time() + 20
 while struct.unpack("i", fcntl.ioctl(a, 0x5411, b"\0" * 4))[0]:
     assert time.time() < deadline
-# Gives up what was sent to nobody.
+# Cancels messages to an address without a node.
 a.sendto(bytes(1000), ("127.0.0.99", 4000))
 while struct.unpack("i", fcntl.ioctl(a, 0x5411, b"\0" * 4))[0] != 1000:
     assert time.time() < deadline
@@ -263,7 +263,7 @@ assert struct.unpack("i", fcntl.ioctl(a, 0x5411, b"\0" * 4))[0] == 0
 }
 
 #[test]
-fn nodes_answer_info_options_as_the_kernel_does() {
+fn info_options_match_the_kernel() {
     python(
         r#"
 import ctypes
@@ -322,7 +322,7 @@ assert b.recv(200000) == data
 
 /// The node's descriptors are limited. Without a free one, messages wait until there is one.
 #[test]
-fn a_node_without_descriptors_passes_messages_on_later() {
+fn a_node_without_descriptors_delivers_messages_later() {
     if !requires(&["python3"]) {
         return;
     }
@@ -350,7 +350,7 @@ assert b.recv(100) == b"next"
 }
 
 #[test]
-fn wrong_arguments_are_refused_as_by_the_kernel() {
+fn invalid_arguments_are_refused_as_by_the_kernel() {
     python(
         r#"
 import ctypes
@@ -383,7 +383,7 @@ assert call("writev", fd, parts, 1024) == 1024
 select.select([b], [], [], 30)
 assert call("readv", b.fileno(), parts, 1024) == 1024
 assert call("writev", fd, parts, 1025) == call("readv", fd, parts, 1025) == -errno.EINVAL
-# A time limit is looked at behind each message.
+# A time limit is checked after each message.
 b.setblocking(True)
 a.send(b"one")
 messages = ctypes.create_string_buffer(64 * 4)
@@ -406,7 +406,7 @@ fn compile(stand: &Stand, source: &str) -> String {
 
 /// Other threads are in the middle of calls at the fork, and do not exist in the child.
 #[test]
-fn children_of_programs_with_threads_use_their_descriptors() {
+fn children_of_threaded_programs_use_their_descriptors() {
     if !requires(&["cc"]) {
         return;
     }
@@ -444,7 +444,7 @@ fn children_of_programs_with_threads_use_their_descriptors() {
 
 /// The child shares the memory of its parent, but not its descriptors.
 #[test]
-fn children_of_vfork_close_their_own_descriptors() {
+fn vfork_children_close_only_their_descriptors() {
     if !requires(&["cc", "python3"]) {
         return;
     }
@@ -484,7 +484,7 @@ fn children_of_vfork_close_their_own_descriptors() {
 
 /// Without a node on the host the library does nothing.
 #[test]
-fn without_a_node_the_kernel_is_asked() {
+fn calls_go_to_the_kernel_without_a_node() {
     if !requires(&["python3"]) {
         return;
     }
@@ -499,7 +499,7 @@ fn without_a_node_the_kernel_is_asked() {
 }
 
 #[test]
-fn qperf_measures_over_it() {
+fn qperf_runs_over_the_preload_library() {
     if !requires(&["qperf"]) {
         return;
     }

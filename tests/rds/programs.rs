@@ -21,7 +21,7 @@ fn messages_pass_between_commands() {
 }
 
 #[test]
-fn standard_input_is_cut_as_asked() {
+fn standard_input_is_split_as_requested() {
     let stand = Stand::new(1);
     let rds = bin("rds");
     for (flags, messages) in [
@@ -50,7 +50,7 @@ fn standard_input_is_cut_as_asked() {
 }
 
 #[test]
-fn nodes_are_pinged() {
+fn nodes_answer_pings() {
     let mut stand = Stand::new(2);
     let ping = stand.rds(&["ping", "127.0.0.2", "-c", "10", "-i", "10ms", "-o", "json"]).ok();
     let summary = ping.json();
@@ -67,7 +67,7 @@ fn nodes_are_pinged() {
 
 /// Without a daemon a command runs its own node.
 #[test]
-fn commands_can_do_without_a_daemon() {
+fn commands_work_without_a_daemon() {
     let stand = Stand::new(2);
     // An address without a daemon.
     let own = address(77).to_string();
@@ -90,7 +90,7 @@ fn commands_can_do_without_a_daemon() {
 }
 
 #[test]
-fn load_is_checked_over_nodes_of_all_kinds() {
+fn stress_load_is_verified_on_all_kinds_of_nodes() {
     let stand = Stand::new(2);
     // Server and client use daemons.
     let _server = stand.begin(&["stress", "--listen", "-I", "127.0.0.2"]);
@@ -149,7 +149,7 @@ fn the_daemon_lists_its_users() {
 }
 
 #[test]
-fn wrong_settings_are_refused_with_what_to_do() {
+fn invalid_settings_are_refused_with_a_remedy() {
     let rds = |args: &[&str]| run(bin("rds"), args, LIMIT);
     let _ = rds(&["node"]).code(2).says("name an address of this host with --address");
     let _ = rds(&["node", "--address", "host"]).code(2).says("is not an address; use an IPv4");
@@ -170,7 +170,7 @@ fn wrong_settings_are_refused_with_what_to_do() {
 
 /// A second daemon of an address is refused without affecting the first; a killed one is replaced.
 #[test]
-fn an_address_has_one_daemon() {
+fn only_one_daemon_runs_per_address() {
     let mut stand = Stand::new(1);
     let dir = stand.dir();
     let dir = dir.to_str().unwrap();
@@ -192,7 +192,7 @@ fn an_address_has_one_daemon() {
 
 /// Resources of a killed daemon stay in use for a moment after its end.
 #[test]
-fn a_daemon_that_was_killed_starts_again_at_once() {
+fn a_killed_daemon_restarts_at_once() {
     let mut stand = Stand::new(2);
     for _ in 0..10 {
         let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1"]).ok();

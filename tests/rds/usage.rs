@@ -19,7 +19,7 @@ fn shell(stand: &Stand, script: &str) -> Finished {
 }
 
 #[test]
-fn a_node_is_chosen_if_it_is_the_only_one() {
+fn a_single_node_is_selected_automatically() {
     let stand = Stand::new(1);
     let info = stand.rds(&["info", "-k", "-o", "json"]).ok();
     assert_eq!(info.json()["sockets"].as_array().unwrap().len(), 0);
@@ -35,7 +35,7 @@ fn a_node_is_chosen_if_it_is_the_only_one() {
 }
 
 #[test]
-fn several_nodes_are_named() {
+fn several_nodes_are_listed_by_name() {
     let stand = Stand::new(2);
     let several = "several nodes run (127.0.0.1, 127.0.0.2); choose one with --local";
     for args in [&["info"][..], &["recv", "4000"]] {
@@ -58,7 +58,7 @@ fn several_nodes_are_named() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_hides_no_other() {
+fn a_stopped_daemon_does_not_hide_others() {
     let mut stand = Stand::new(2);
     stand.signal(1, "STOP");
     let dir = stand.dir();
@@ -90,7 +90,7 @@ fn a_signal_ends_a_ping_with_its_summary() {
 }
 
 #[test]
-fn load_without_a_server_ends() {
+fn a_stress_run_without_a_server_ends() {
     let stand = Stand::new(2);
     let text = "cannot reach 127.0.0.2 port 18000: no answer; check that `rds stress --listen`";
     for more in [&["-I", "127.0.0.1"][..], &["-I", "127.0.0.1", "-n", "1"]] {
@@ -99,7 +99,7 @@ fn load_without_a_server_ends() {
 }
 
 #[test]
-fn what_was_not_delivered_is_reported() {
+fn undelivered_messages_are_reported() {
     let mut stand = Stand::new(2);
     let send = ["send", "127.0.0.9", "4000", "-m", "x", "-I", "127.0.0.1", "-W"];
     let _ = stand.rds(&[&send[..], &["300ms"]].concat()).code(1).says(
@@ -127,7 +127,7 @@ fn what_was_not_delivered_is_reported() {
 }
 
 #[test]
-fn values_that_cannot_be_are_refused() {
+fn impossible_values_are_refused() {
     let _ = rds(&["node", "list", "-o", "yaml"]).code(2).says("invalid value 'yaml'");
     let stand = Stand::new(1);
     let local = ["-I", "127.0.0.1"];
@@ -167,7 +167,7 @@ fn values_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn nodes_run_although_nobody_reads_that_they_are_ready() {
+fn nodes_run_even_if_readiness_is_not_read() {
     let stand = Stand::new(1);
     let scratch = Scratch::new();
     let dir = scratch.dir().to_str().unwrap();
@@ -196,7 +196,7 @@ fn nodes_run_although_nobody_reads_that_they_are_ready() {
 }
 
 #[test]
-fn a_node_without_descriptors_says_so() {
+fn a_node_without_descriptors_reports_it() {
     let scratch = Scratch::new();
     let (dir, port) = (scratch.dir().to_str().unwrap(), free_port());
     let script = format!(

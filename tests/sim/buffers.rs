@@ -101,7 +101,7 @@ mod tests {
     use super::Buffers;
 
     #[test]
-    fn only_what_a_read_asked_for_may_change_and_only_meanwhile() {
+    fn only_the_buffer_of_a_running_read_may_change() {
         let mut buffers = Buffers::new(2, 1024);
         let fill = |buffers: &Buffers| buffers.slice(1, 512).fill(7);
         buffers.lend(1, fill).unwrap();

@@ -197,7 +197,7 @@ fn follow_failed(
         return Err(not_live(cluster, "the write did not fail", ATTACH_MAX));
     }
     heals.into_iter().try_for_each(|act| cluster.act(act))?;
-    wait_live(cluster, "after the paths came back")?;
+    wait_live(cluster, "after the paths reconnected")?;
     let (one, other) = (prng.index(2), prng.index(2));
     place.write(cluster, prng, one);
     // These sectors do not overlap the first write.
@@ -208,7 +208,11 @@ fn follow_failed(
     stats.blocked = cluster.blocked();
     let inflight: usize = cluster.workloads().map(|work| work.inflight()).sum();
     if inflight > 1 {
-        return Err(not_live(cluster, "a write waits for one elsewhere", Duration::ZERO));
+        return Err(not_live(
+            cluster,
+            "a write waits for a write to another place",
+            Duration::ZERO,
+        ));
     }
     cluster.let_go();
     Ok(())

@@ -24,7 +24,7 @@ fn seeds_pass() {
 /// The disk holds a write while its path dies, or while all paths die and the write fails; a newer
 /// write to the same place follows it.
 #[test]
-fn the_newest_write_stays_behind_one_that_was_held() {
+fn a_newer_write_overrides_a_held_one() {
     let (mut replays, mut failed) = (0, 0);
     for seed in 0..1000 {
         let outcome = run_held(seed, None);
@@ -39,7 +39,7 @@ fn the_newest_write_stays_behind_one_that_was_held() {
 
 /// Nothing but slow idle heartbeats happens for minutes, until an event.
 #[test]
-fn what_happens_after_idle_minutes_is_noticed_in_time() {
+fn failures_after_idle_minutes_are_detected_in_time() {
     for seed in 0..200 {
         let outcome = run_idle(seed, None);
         assert_eq!(outcome.failure, None, "replay: rtrs-sim --idle --seed {seed}");
@@ -51,7 +51,7 @@ fn what_happens_after_idle_minutes_is_noticed_in_time() {
 
 /// A core, a path, the disk or the registration of memory stalls, and then recovers.
 #[test]
-fn equal_paths_carry_equal_shares_a_second_after_a_stall() {
+fn equal_paths_share_the_load_within_a_second_after_a_stall() {
     for seed in 0..60 {
         let outcome = run_shares(seed, Plant::None, None);
         assert_eq!(outcome.failure, None, "replay: rtrs-sim --shares --seed {seed}");
@@ -60,7 +60,7 @@ fn equal_paths_carry_equal_shares_a_second_after_a_stall() {
 
 /// Two clients prove their identity, while an intruder tries to impersonate a client.
 #[test]
-fn an_intruder_proves_nothing_and_disturbs_nobody() {
+fn an_intruder_proves_nothing_and_disturbs_nothing() {
     let mut sum = (0, 0, 0);
     for seed in 0..20 {
         let outcome = run_proofs(seed).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
@@ -90,7 +90,7 @@ fn an_export_moves_between_gateways_without_a_ghost_write() {
 }
 
 #[test]
-fn bugs_of_gateways_are_seen() {
+fn gateway_mutants_are_detected() {
     for plant in [GatewayPlant::NoBlocklist, GatewayPlant::ActiveEarly] {
         let mut seen = (0..150).filter_map(|seed| run_gateways(seed, plant).err());
         assert!(seen.any(|failure| ["ghost", "lost"].contains(&failure.checker)), "{plant:?}");
@@ -105,7 +105,7 @@ fn bugs_of_gateways_are_seen() {
 }
 
 #[test]
-fn a_run_repeats_itself() {
+fn a_run_is_reproducible() {
     for seed in 0..20 {
         let (first, second) = (run(seed), run(seed));
         assert!(first.stats.events > 20, "seed {seed}: {:?}", first.stats);
@@ -116,7 +116,7 @@ fn a_run_repeats_itself() {
 /// Tests one rule of the engines; `rtrs-sim --mutants` removes every rule in turn
 /// (docs/explanation/simulator.md).
 #[test]
-fn a_request_that_is_sent_again_before_its_fence_is_caught() {
+fn a_resend_before_the_fence_is_detected() {
     let verdict = hunt(Mutant::ResendBeforeFence, 0..0, |_| true);
     let caught = verdict.caught.expect("a seed of tests/sim/mutants.txt catches it");
     assert_eq!(caught.checker, "blocks", "{}", caught.text);
@@ -124,8 +124,8 @@ fn a_request_that_is_sent_again_before_its_fence_is_caught() {
 
 /// Tests the rules that make idle heartbeats safe.
 #[test]
-fn heartbeats_that_stay_rare_are_caught() {
-    for mutant in [Mutant::IdleKept, Mutant::IdleUnhurried] {
+fn permanently_rare_heartbeats_are_detected() {
+    for mutant in [Mutant::IdleKept, Mutant::IdleSessionUnprobed] {
         let caught = hunt(mutant, 0..0, |_| true).caught;
         let caught = caught.expect("a seed of tests/sim/mutants.txt catches it");
         assert_eq!(caught.checker, "live", "{mutant:?}: {}", caught.text);
@@ -133,7 +133,7 @@ fn heartbeats_that_stay_rare_are_caught() {
 }
 
 #[test]
-fn every_planted_bug_is_seen_by_its_checker() {
+fn every_mutant_is_detected_by_its_checker() {
     for plant in Plant::all() {
         let seeds = match plant {
             Plant::LateSave => LATE_SAVE_SEED..LATE_SAVE_SEED + 1,
@@ -150,7 +150,7 @@ fn every_planted_bug_is_seen_by_its_checker() {
 }
 
 #[test]
-fn every_checker_has_a_planted_bug() {
+fn every_checker_has_a_mutant() {
     let all = ["blocks", "buffers", "durable", "once", "errors", "home", "memory", "live", "share"];
     for checker in all {
         assert!(Plant::all().any(|plant| plant.seen_by() == checker), "{checker}");

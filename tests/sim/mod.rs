@@ -91,7 +91,7 @@ mod tests {
     use super::{kept_seeds, parse_seeds};
 
     #[test]
-    fn kept_seeds_are_read() {
+    fn saved_seeds_are_read() {
         let parsed = parse_seeds("# a\n\n12 what  went wrong\n 13\n");
         assert_eq!(parsed, [(12, "what  went wrong"), (13, "")]);
         assert!(kept_seeds().iter().all(|(_, remark)| !remark.is_empty()), "remarks are missing");

@@ -32,7 +32,7 @@ fn give_up(client: &Client, export: &str, server: Server) {
 }
 
 #[test]
-fn clients_do_what_the_lists_allow_and_are_told_why_not() {
+fn clients_get_the_access_of_the_lists_and_a_reason_otherwise() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |vol0: &str, all: &str| {
@@ -98,7 +98,7 @@ fn clients_do_what_the_lists_allow_and_are_told_why_not() {
 }
 
 #[test]
-fn an_open_server_warns_unless_it_is_told_not_to() {
+fn an_open_server_warns_unless_told_otherwise() {
     let warning = "no access list: everyone who reaches the server can read and write all exports";
     for (args, warns) in [
         (&[][..], true),
@@ -112,7 +112,7 @@ fn an_open_server_warns_unless_it_is_told_not_to() {
 }
 
 #[test]
-fn bad_rules_are_refused_at_start() {
+fn invalid_rules_are_refused_at_start() {
     for (rule, why) in [
         ("db1", "does not end with :ro or :rw"),
         ("anyone@10.0.0.0/40:rw", "bad network \"10.0.0.0/40\""),
@@ -135,7 +135,7 @@ fn discovered(source: &str, server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn lists_are_shown_and_hide_exports() {
+fn lists_are_printed_and_hide_exports() {
     let server = Server::builder()
         .export("vol0=mem:1M,access=anyone@127.0.0.7:ro")
         .export("vol1=mem:1M")
@@ -158,7 +158,7 @@ fn lists_are_shown_and_hide_exports() {
 }
 
 #[test]
-fn the_last_list_that_goes_opens_nothing() {
+fn the_last_list_removed_does_not_open_the_server() {
     let server = Server::builder()
         .export("vol0=mem:1M,access=anyone@127.0.0.7:rw")
         .export("vol1=null:1M")
@@ -191,7 +191,7 @@ fn a_removed_export_takes_its_list_along() {
 }
 
 #[test]
-fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
+fn an_unlisted_client_is_disconnected_even_if_the_reload_fails() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |who: &str, more: &str| {
@@ -231,7 +231,7 @@ fn who_is_no_longer_listed_is_ended_whatever_else_fails() {
 }
 
 #[test]
-fn an_export_that_left_the_configuration_serves_who_has_it_open_and_nobody_else() {
+fn a_withdrawn_export_serves_only_its_current_sessions() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let vol1 = "{name: vol1, target: 'mem:1M', access: ['anyone@127.0.0.8:rw']}";
@@ -273,7 +273,7 @@ fn an_export_that_left_the_configuration_serves_who_has_it_open_and_nobody_else(
 }
 
 #[test]
-fn a_listed_export_is_not_below_the_search_path() {
+fn a_listed_export_is_not_reachable_through_the_search_path() {
     let scratch = Scratch::new();
     let file = scratch.text("disk");
     fs::write(&file, vec![0; 1 << 20]).expect("a file");
@@ -292,7 +292,7 @@ fn a_listed_export_is_not_below_the_search_path() {
 }
 
 #[test]
-fn the_state_in_the_log_has_no_uuid() {
+fn the_logged_state_has_no_session_ids() {
     let mut server = Server::builder().export("vol0=mem:1M").start();
     let client = from("127.0.0.7", &server, "vol0").start();
     let uuid = client.status()["session_id"].as_str().expect("a UUID").to_owned();
@@ -304,7 +304,7 @@ fn the_state_in_the_log_has_no_uuid() {
 }
 
 #[test]
-fn a_session_ends_within_a_second_of_the_reload_that_forbids_it() {
+fn a_forbidden_session_ends_within_a_second_of_the_reload() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |who: &str, options: &str| {
@@ -326,7 +326,7 @@ fn a_session_ends_within_a_second_of_the_reload_that_forbids_it() {
 }
 
 #[test]
-fn a_check_looks_at_the_audit_log() {
+fn a_check_validates_the_audit_log() {
     let scratch = Scratch::new();
     let server = |args: &[&str]| Server::builder().export("vol0=mem:16M").args(args).run();
     let log = scratch.text("none/audit.log");
@@ -341,7 +341,7 @@ fn a_check_looks_at_the_audit_log() {
 }
 
 #[test]
-fn the_audit_log_says_who_did_what() {
+fn the_audit_log_records_clients_and_their_actions() {
     let scratch = Scratch::new();
     let log = scratch.text("audit.log");
     let server = Server::builder()
@@ -396,7 +396,7 @@ fn a_check_warns_as_a_start_does() {
 }
 
 #[test]
-fn a_reload_goes_back_to_the_lists_of_the_flags() {
+fn a_reload_restores_the_lists_of_the_flags() {
     let server = Server::builder().export("vol0=mem:1M,access=anyone@127.0.0.7:rw").start();
     let _ = server.command(&["export", "set", "vol0", "access=anyone@127.0.0.8:rw"]).ok();
     let client = from("127.0.0.8", &server, "vol0").start();
@@ -414,7 +414,7 @@ fn a_reload_goes_back_to_the_lists_of_the_flags() {
 }
 
 #[test]
-fn a_reload_prints_what_a_start_warns_of() {
+fn a_reload_prints_the_warnings_of_a_start() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     fs::write(&config, "access: ['anyone:rw']\nexport: ['v=mem:1M']\n").expect("a file");

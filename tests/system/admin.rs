@@ -1,4 +1,4 @@
-//! Operator's commands on a running server, as real processes on the loopback: listing and ending
+//! Operator commands on a running server, as real processes on the loopback: listing and ending
 //! sessions, taking an export over from a dead client, draining for an upgrade; under load, and
 //! with a backend that never answers.
 
@@ -75,7 +75,7 @@ fn sessions_are_listed_with_paths_exports_and_counters() {
 }
 
 #[test]
-fn disconnected_paths_come_back_and_cost_no_error() {
+fn disconnected_paths_reconnect_without_errors() {
     let server = Server::builder()
         .export("vol0=mem:16M")
         .listen("tcp://127.0.0.1:0")
@@ -112,7 +112,7 @@ fn disconnected_paths_come_back_and_cost_no_error() {
 }
 
 #[test]
-fn a_drain_and_a_new_server_are_a_pause() {
+fn a_drain_and_a_new_server_cause_only_a_pause() {
     let scratch = Scratch::new();
     sparse_file(&scratch.path("vol0.img"), 16 << 20);
     let export = format!("vol0={}", scratch.text("vol0.img"));
@@ -140,7 +140,7 @@ fn a_drain_and_a_new_server_are_a_pause() {
 }
 
 #[test]
-fn a_drain_answers_what_runs() {
+fn a_drain_completes_running_io() {
     // Each IO takes 300 ms on the server, so some are in flight when the drain begins.
     let server = Server::builder().export("vol0=mem:16M,delay=300ms").start();
     let client = attach(&[server.portal().to_owned()], &["--no-path", "fail"]);
@@ -156,7 +156,7 @@ fn a_drain_answers_what_runs() {
 }
 
 #[test]
-fn a_drain_flushes_what_was_written() {
+fn a_drain_flushes_written_data() {
     if !requires(&["filefrag"]) {
         return;
     }
@@ -187,7 +187,7 @@ fn refusals(server: &Server) -> usize {
 }
 
 #[test]
-fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
+fn an_evicted_session_fails_at_once_and_stays_away() {
     let server = Server::builder()
         .export("vol0=mem:16M")
         .listen("tcp://127.0.0.1:0")
@@ -217,7 +217,7 @@ fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
     let refused = refusals(&server);
     assert!((1..=4).contains(&refused), "{refused} attempts to come back");
     std::thread::sleep(Duration::from_secs(3));
-    assert_eq!(refusals(&server), refused, "it tries again and again");
+    assert_eq!(refusals(&server), refused, "the evicted session keeps reconnecting");
     let _ = server.command(&["session", "evict", "nobody"]).code(1).says("no session nobody");
     drop(raw);
     client.detach();
@@ -226,7 +226,7 @@ fn an_evicted_session_gets_errors_at_once_and_does_not_come_back() {
 }
 
 #[test]
-fn an_export_is_taken_over_from_a_client_that_hangs() {
+fn an_export_is_taken_over_from_a_hanging_client() {
     // The server would not notice by itself for a minute.
     let server = Server::builder().export("vol0=mem:16M").args(&["--heartbeat", "10s"]).start();
     let portals = server.portals().to_vec();
@@ -265,7 +265,7 @@ fn an_export_is_taken_over_from_a_client_that_hangs() {
 }
 
 #[test]
-fn a_backend_that_never_answers_blocks_nobody() {
+fn a_hanging_backend_blocks_no_other_client() {
     let server = Server::builder().export("stuck=mem:16M,delay=10m").export("vol0=mem:16M").start();
     let portal = server.portal().to_owned();
     let stuck = Client::attach("stuck").path(&portal).args(&["--session-name", "hung"]).start();
@@ -303,7 +303,7 @@ fn a_backend_that_never_answers_blocks_nobody() {
 }
 
 #[test]
-fn the_server_that_is_meant_is_found() {
+fn the_intended_server_is_selected() {
     let scratch = Scratch::new();
     let dir = scratch.text("run");
     let start = |name: &str| {

@@ -121,12 +121,12 @@ fn check(scheme: &str, target: &str, kinds: &[Kind], ends: &Ends, scratch: &Scra
 
 /// Discards are left out because they free memory.
 #[test]
-fn no_request_for_memory_allocates() {
+fn requests_to_memory_exports_do_not_allocate() {
     check("tcp", "mem:16M", &IO, &Ends::default(), &Scratch::new());
 }
 
 #[test]
-fn no_request_for_a_file_allocates() {
+fn requests_to_file_exports_do_not_allocate() {
     let scratch = Scratch::new();
     let file = scratch.text("image");
     let image = fs::File::create(&file).expect("a file");
@@ -136,14 +136,14 @@ fn no_request_for_a_file_allocates() {
 }
 
 #[test]
-fn no_request_over_tls_allocates() {
+fn requests_over_tls_do_not_allocate() {
     let scratch = Scratch::new();
     check("tls", "mem:16M", &IO, &with_keys(&scratch), &scratch);
 }
 
 /// The first and the last block are read and written back.
 #[test]
-fn no_request_for_parts_of_blocks_allocates() {
+fn partial_block_requests_do_not_allocate() {
     let kinds = [
         (0, consts::CMD_READ, 1000),
         (0, consts::CMD_WRITE, 1000),

@@ -87,7 +87,7 @@ fn pairs<const N: usize>(pairs: [(&str, &str); N]) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn a_file_is_applied_and_applied_again() {
+fn a_file_can_be_applied_repeatedly() {
     let host = Host::new();
     let file = [host.entry("vol0", &[0], ""), host.entry("vol1", &[0, 1], "  crc: off\n")];
     let attach = pairs([("vol0", "attach"), ("vol1", "attach")]);
@@ -132,7 +132,7 @@ fn a_file_is_applied_and_applied_again() {
 }
 
 #[test]
-fn what_needs_a_new_attach_is_done_when_asked_for() {
+fn a_required_reattach_happens_on_request() {
     let host = Host::new();
     let _ = host.with(&[host.entry("vol0", &[0], "")], &["apply"]).ok();
     let pid = host.pids();
@@ -151,7 +151,7 @@ fn what_needs_a_new_attach_is_done_when_asked_for() {
 }
 
 #[test]
-fn what_the_file_does_not_list_stays_unless_pruned() {
+fn unlisted_volumes_stay_unless_pruned() {
     let host = Host::new();
     let both = [host.entry("vol0", &[0], ""), host.entry("vol1", &[0], "")];
     let _ = host.with(&both, &["apply"]).ok();
@@ -171,7 +171,7 @@ fn what_the_file_does_not_list_stays_unless_pruned() {
 }
 
 #[test]
-fn one_bad_volume_does_not_keep_others_from_being_attached() {
+fn one_failing_volume_does_not_block_others() {
     let host = Host::new();
     let file = ["vol0", "none", "vol1"].map(|name| host.entry(name, &[0], ""));
     let done = host.with(&file, &["apply"]).code(1).says("cannot apply 1 of 3 sessions");
@@ -214,7 +214,7 @@ fn one_bad_volume_does_not_keep_others_from_being_attached() {
 }
 
 #[test]
-fn what_runs_is_saved_and_is_what_the_file_says() {
+fn saved_volumes_apply_without_changes() {
     let host = Host::new();
     let socket = host.client.run_dir().join("s.sock").display().to_string();
     let words = ["attach", "vol0", "--path", &host.paths[0], "--socket", &socket];
@@ -258,7 +258,7 @@ fn what_runs_is_saved_and_is_what_the_file_says() {
 }
 
 #[test]
-fn two_applies_at_once_take_turns() {
+fn concurrent_applies_take_turns() {
     let host = Host::new();
     let file = [host.entry("vol0", &[0], "")];
     let _ = host.with(&file, &["apply"]).ok();

@@ -28,7 +28,7 @@ fn assert_attached(attached: &Value, uri: &str, portal: &str) {
 }
 
 #[test]
-fn attach_tells_programs_what_it_has_attached() {
+fn attach_prints_the_result_for_programs() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let portal = server.portal();
     let (client, done) = Client::attach("vol0").path(portal).args(&["-o", "json"]).try_start();
@@ -50,7 +50,7 @@ fn attach_tells_programs_what_it_has_attached() {
 }
 
 #[test]
-fn a_detach_that_has_time_is_hurried_by_one_that_has_none() {
+fn a_detach_with_a_long_timeout_is_shortened_by_a_second_one() {
     let server = Server::builder().export("vol0=mem:16M,delay=5m").start();
     let client = Client::attach("vol0").path(server.portal()).start();
     let mut raw = RawNbd::go(client.front(), "vol0");
@@ -67,7 +67,7 @@ fn a_detach_that_has_time_is_hurried_by_one_that_has_none() {
 }
 
 #[test]
-fn a_detach_counts_what_it_abandons_on_every_shard() {
+fn a_detach_counts_abandoned_io_on_every_shard() {
     for round in 0..4 {
         let server = Server::builder().export("vol0=mem:16M,delay=5m").start();
         let client = Client::attach("vol0").args(&["--shards", "4"]);
@@ -89,7 +89,7 @@ fn a_detach_counts_what_it_abandons_on_every_shard() {
 }
 
 #[test]
-fn a_detach_waits_for_writes_whose_client_is_gone() {
+fn a_detach_waits_for_writes_of_closed_clients() {
     let server = Server::builder().export("vol0=mem:16M,delay=1s").start();
     let client = Client::attach("vol0").path(server.portal()).start();
     for (within, code, abandoned) in [("100ms", 1, 1), ("20s", 0, 0)] {
@@ -117,7 +117,7 @@ fn a_detach_waits_for_writes_whose_client_is_gone() {
 }
 
 #[test]
-fn errors_are_json_where_json_is_asked_for() {
+fn errors_are_json_if_requested() {
     let error = |program: &str, words: &[&str], code: i32| {
         let mut command = Command::new(bin(program));
         command.args(words);
@@ -163,7 +163,7 @@ fn a_check_refuses_what_a_start_would_refuse() {
     let said = same(&[]).ok().stdout;
     let name = &listen["tcp://".len()..];
     let running = format!("this server is running: {name}, process {}; ", server.pid());
-    let holds = format!("it holds export \"vol0\", {listen}, which were not tried\n");
+    let holds = format!("it holds export \"vol0\", {listen}, which were not tested\n");
     assert_eq!(said, format!("ok\n{running}{holds}"));
     let checked = same(&["--name", name, "-o", "json"]).ok().json();
     assert_eq!((&checked["ok"], &checked["running"]["pid"]), (&true.into(), &server.pid().into()));
@@ -183,7 +183,7 @@ fn a_check_refuses_what_a_start_would_refuse() {
 }
 
 #[test]
-fn the_socket_of_nbd_has_the_mode_and_owner_that_are_set() {
+fn the_nbd_socket_has_the_configured_mode_and_owner() {
     use std::os::unix::fs::MetadataExt;
     let server = Server::builder().export("vol0=mem:16M").start();
     let own = std::fs::metadata("/proc/self").expect("procfs");
@@ -199,7 +199,7 @@ fn the_socket_of_nbd_has_the_mode_and_owner_that_are_set() {
 }
 
 #[test]
-fn a_drain_of_a_server_that_is_stopped_says_so() {
+fn a_drain_of_a_stopped_server_reports_it() {
     let mut server = Server::builder().export("vol0=mem:16M").start();
     server.signal("STOP");
     let drain = server.command(&["drain", "--within", "10m"]).code(1);
@@ -209,7 +209,7 @@ fn a_drain_of_a_server_that_is_stopped_says_so() {
 }
 
 #[test]
-fn doctor_tells_a_port_of_another_program_from_a_closed_one() {
+fn doctor_distinguishes_a_foreign_port_from_a_closed_one() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let path = format!("tcp://{}", listener.local_addr().expect("an address"));
     // This service closes connections that it does not understand.
@@ -219,7 +219,7 @@ fn doctor_tells_a_port_of_another_program_from_a_closed_one() {
 }
 
 #[test]
-fn a_command_whose_reader_stops_ends() {
+fn a_command_ends_when_its_reader_closes() {
     let server = Server::builder().args(&["--ping-only"]).start();
     // Without a limit on its duration.
     let ping = format!(
@@ -247,7 +247,7 @@ fn a_command_whose_reader_stops_ends() {
 }
 
 #[test]
-fn an_attach_that_fails_says_why_also_without_room_for_its_log() {
+fn a_failed_attach_gives_the_reason_even_without_log_space() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let (client, done) = Client::attach("vol1").path(server.portal()).try_start();
     let _ = done.code(1).says("ENOENT");
@@ -266,7 +266,7 @@ fn an_attach_that_fails_says_why_also_without_room_for_its_log() {
 }
 
 #[test]
-fn an_attach_whose_words_nobody_gets_says_that_it_is_attached_all_the_same() {
+fn an_attach_succeeds_even_if_its_output_cannot_be_written() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let (client, done) = Client::attach("vol0").path(server.portal()).try_start();
     let _ = done.ok();
@@ -284,7 +284,7 @@ fn an_attach_whose_words_nobody_gets_says_that_it_is_attached_all_the_same() {
 }
 
 #[test]
-fn a_name_that_a_client_chose_cannot_forge_lines() {
+fn a_client_chosen_name_cannot_forge_lines() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let name = "x\nFORGED\u{1b}[31m";
     let attach =
@@ -305,7 +305,7 @@ fn a_name_that_a_client_chose_cannot_forge_lines() {
 }
 
 #[test]
-fn a_bench_whose_terminal_goes_ends_in_order() {
+fn a_bench_ends_cleanly_when_its_terminal_closes() {
     if !requires(&["script"]) {
         return;
     }

@@ -81,7 +81,7 @@ fn attach_list_status_stats_detach() {
 }
 
 #[test]
-fn a_search_path_exports_what_lies_below_it() {
+fn a_search_path_exports_the_files_below_it() {
     let scratch = Scratch::new();
     std::fs::create_dir_all(scratch.path("vols/host")).expect("a directory");
     sparse_file(&scratch.path("vols/vol0"), 1 << 20);
@@ -110,7 +110,7 @@ fn a_search_path_exports_what_lies_below_it() {
 }
 
 #[test]
-fn attach_in_the_foreground_ends_well_on_sigterm() {
+fn attach_in_the_foreground_exits_cleanly_on_sigterm() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let mut client = Client::attach("vol0").path(server.portal()).start_foreground();
     let mut nbd = nbd_client(&client);
@@ -141,7 +141,7 @@ fn sigterm_ends_a_background_session() {
 }
 
 #[test]
-fn sigterm_finishes_io_in_flight() {
+fn sigterm_completes_io_in_flight() {
     // Each IO takes 200 ms on the server, so some are in flight when the signals come.
     let server = Server::builder().export("vol0=mem:16M,delay=200ms").start();
     let mut client = Client::attach("vol0").path(server.portal()).start_foreground();
@@ -158,7 +158,7 @@ fn sigterm_finishes_io_in_flight() {
 }
 
 #[test]
-fn sigterm_of_a_busy_server_is_bounded() {
+fn a_busy_server_stops_within_a_bound_on_sigterm() {
     let stand = Stand::memory("64M");
     let front = stand.client.front().clone();
     let busy = std::thread::spawn(move || {
@@ -195,7 +195,7 @@ fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_nothing_up() {
+fn an_unread_log_blocks_nothing() {
     let (_unread, full) = full_pipe();
     let stderr = || Some(full.try_clone().expect("the pipe again").into());
     let mut command = Command::new(bin("rtrs-server"));
@@ -212,7 +212,7 @@ fn a_log_that_nobody_reads_holds_nothing_up() {
 }
 
 #[test]
-fn a_failure_that_nobody_hears_has_its_exit_code() {
+fn a_failure_sets_the_exit_code_even_if_its_output_is_lost() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     for (program, args) in [
@@ -227,7 +227,7 @@ fn a_failure_that_nobody_hears_has_its_exit_code() {
 }
 
 #[test]
-fn a_session_outlives_a_restart_of_its_server() {
+fn a_session_survives_a_server_restart() {
     let scratch = Scratch::new();
     sparse_file(&scratch.path("vol0.img"), 16 << 20);
     let export = format!("vol0={}", scratch.text("vol0.img"));
@@ -302,7 +302,7 @@ fn a_killed_session_is_listed_as_dead_and_can_be_attached_again() {
 }
 
 #[test]
-fn a_session_that_is_stopped_is_listed_as_unresponsive() {
+fn a_stopped_session_is_listed_as_unresponsive() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let client = Client::attach("vol0").path(server.portal()).start();
     client.signal("STOP");
@@ -321,7 +321,7 @@ fn a_session_that_is_stopped_is_listed_as_unresponsive() {
 }
 
 #[test]
-fn a_run_directory_that_is_not_there_is_an_error_if_it_was_named() {
+fn a_missing_run_directory_is_an_error_if_configured() {
     let scratch = Scratch::new();
     let list = |dir: &str| {
         let mut command = Command::new(bin("rtrs-client"));
@@ -336,7 +336,7 @@ fn a_run_directory_that_is_not_there_is_an_error_if_it_was_named() {
 }
 
 #[test]
-fn many_attaches_of_one_name_at_once() {
+fn concurrent_attaches_of_one_name() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let (client, done) = Client::attach("vol0").path(server.portal()).try_start();
     let _ = done.ok();
@@ -393,7 +393,7 @@ fn attach_under_way() -> (Stand, Proc) {
 }
 
 #[test]
-fn an_attach_under_way_can_be_detached() {
+fn an_attach_in_progress_can_be_detached() {
     let (mut stand, attach) = attach_under_way();
     let _ = stand.client.command(&["detach", "vol0"]).ok();
     let _ = attach.wait(COMMAND_TIME_MAX).code(1).says("detached before it was open");
@@ -404,7 +404,7 @@ fn an_attach_under_way_can_be_detached() {
 }
 
 #[test]
-fn an_attach_whose_caller_was_killed_comes_to_nothing() {
+fn an_attach_ends_with_its_killed_caller() {
     let (mut stand, mut attach) = attach_under_way();
     attach.signal("KILL");
     let _ = attach.wait(COMMAND_TIME_MAX);
@@ -415,7 +415,7 @@ fn an_attach_whose_caller_was_killed_comes_to_nothing() {
 }
 
 #[test]
-fn many_rounds_of_attach_and_detach_leave_nothing() {
+fn repeated_attach_and_detach_leaves_nothing() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let held = || {
         let count = |what: &str| {
@@ -465,7 +465,7 @@ fn detach_without_a_path_is_bounded() {
 }
 
 #[test]
-fn uris_work_as_printed() {
+fn printed_uris_work() {
     if !requires(&["nbdinfo"]) {
         return;
     }
@@ -565,7 +565,7 @@ fn bench_prints_json() {
 }
 
 #[test]
-fn help_version_and_wrong_usage() {
+fn help_version_and_invalid_usage() {
     for name in ["rtrs-server", "rtrs-client"] {
         let run = |args: &[&str]| run(bin(name), args, COMMAND_TIME_MAX);
         let _ = run(&["--help"]).ok().says(name);
@@ -575,7 +575,7 @@ fn help_version_and_wrong_usage() {
 }
 
 #[test]
-fn the_configurations_in_the_tree_are_good() {
+fn the_shipped_configurations_are_valid() {
     let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
     // The files hold defaults; settings without a default are given by flags.
     let listen = "tcp://127.0.0.1:0";
@@ -600,7 +600,7 @@ fn the_configurations_in_the_tree_are_good() {
 }
 
 #[test]
-fn an_unknown_key_is_named_with_its_line() {
+fn an_unknown_key_is_reported_with_its_line() {
     let scratch = Scratch::new();
     let path = scratch.text("server.yaml");
     std::fs::write(&path, "# a comment\nqueue-dept: 64\n").expect("write a configuration");
@@ -631,7 +631,7 @@ fn idle_daemons_use_no_cpu() {
 }
 
 #[test]
-fn memory_stays_flat_and_within_its_bound() {
+fn memory_use_stays_constant_and_bounded() {
     // A null export: the server's memory then belongs to the session alone.
     let (chunk, depth) = (128 << 10, 128);
     let server = Server::builder().export("vol0=null:1G").args(&[

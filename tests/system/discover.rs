@@ -51,7 +51,7 @@ fn exports_are_listed_with_mode_use_and_identity() {
 }
 
 #[test]
-fn who_gives_no_list_is_named_with_the_reason() {
+fn a_server_that_does_not_list_is_named_with_the_reason() {
     let server = Server::builder().export("vol0=mem:1M").start();
     let off = Server::builder().export("vol0=mem:1M").args(&["--discovery", "off"]).start();
     // This listener accepts connections and never answers.

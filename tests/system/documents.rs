@@ -55,7 +55,7 @@ fn commands(program: &str) -> Vec<String> {
 }
 
 #[test]
-fn each_command_has_a_page_that_man_reads_without_a_warning() {
+fn man_renders_a_page_for_each_command_without_warnings() {
     if !requires(&["man"]) {
         return;
     }
@@ -172,7 +172,7 @@ fn bash_completes_commands_flags_and_values() {
 }
 
 #[test]
-fn fish_and_zsh_take_their_completions() {
+fn fish_and_zsh_load_their_completions() {
     for program in PROGRAMS {
         let scratch = documents(program);
         let file = |name: String| scratch.path("documents").join(name).display().to_string();
@@ -195,7 +195,7 @@ fn fish_and_zsh_take_their_completions() {
 }
 
 #[test]
-fn the_version_names_features_and_revision() {
+fn the_version_shows_features_and_revision() {
     let features = if cfg!(feature = "verbs") { "verbs" } else { "none" };
     for program in PROGRAMS {
         let version = run(bin(program), &["--version"], COMMAND_TIME_MAX).ok().stdout;
@@ -215,7 +215,7 @@ fn the_version_names_features_and_revision() {
 }
 
 #[test]
-fn a_revision_is_that_of_the_top_of_a_work_tree() {
+fn the_revision_is_that_of_the_work_tree_root() {
     if !requires(&["git"]) {
         return;
     }

@@ -28,7 +28,7 @@ fn export(server: &Server, name: &str) -> Value {
 }
 
 #[test]
-fn exports_come_and_go_beside_others() {
+fn exports_are_added_and_removed_beside_others() {
     let scratch = Scratch::new();
     let server = Server::builder().export("vol0=mem:16M").start();
     let beside = attach(&server, "vol0", &[]);
@@ -93,7 +93,7 @@ fn exports_come_and_go_beside_others() {
 }
 
 #[test]
-fn a_forced_removal_ends_a_client_with_errors_for_good() {
+fn a_forced_removal_fails_the_client_permanently() {
     let scratch = Scratch::new();
     sparse_file(&scratch.path("a.img"), MIB);
     sparse_file(&scratch.path("b.img"), MIB);
@@ -131,7 +131,7 @@ fn a_forced_removal_ends_a_client_with_errors_for_good() {
 }
 
 #[test]
-fn an_export_is_released_when_its_disk_lets_go() {
+fn an_export_is_released_once_its_disk_responds() {
     let server = Server::builder().export("slow=mem:16M,delay=3s").start();
     let client = attach(&server, "slow", &[]);
     let mut raw = RawNbd::go(client.front(), "slow");
@@ -155,7 +155,7 @@ fn names(report: &Value, what: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_configuration_is_read_again() {
+fn the_configuration_is_reloaded() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |text: &str| fs::write(&config, text).expect("a file");
@@ -306,7 +306,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
 }
 
 #[test]
-fn flags_are_a_configuration_too() {
+fn flags_are_reloaded_like_a_configuration() {
     let server = Server::builder().export("vol0=null:1M").export("vol1=null:1M").start();
     let _ = server.command(&["export", "set", "vol0", "ro"]).ok();
     let _ = server.command(&["export", "add", "mine=null:1M"]).ok();
@@ -322,7 +322,7 @@ fn flags_are_a_configuration_too() {
 }
 
 #[test]
-fn names_reach_the_terminal_escaped() {
+fn names_are_escaped_on_the_terminal() {
     let server = Server::builder().export("vol0=null:1M").start();
     let name = "v\u{1b}[31m";
     let add = format!("{name}=null:1M");
@@ -339,7 +339,7 @@ fn names_reach_the_terminal_escaped() {
 }
 
 #[test]
-fn memory_whose_size_changes_in_the_configuration_is_kept() {
+fn a_memory_export_keeps_its_data_when_its_size_changes() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |target: &str| {
@@ -375,7 +375,7 @@ fn memory_whose_size_changes_in_the_configuration_is_kept() {
 }
 
 #[test]
-fn a_thousand_exports_are_read_again() {
+fn a_thousand_exports_are_reloaded() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |size: &str| {

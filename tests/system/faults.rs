@@ -54,7 +54,7 @@ fn a_stopped_server_on_two_paths() {
 }
 
 #[test]
-fn a_server_that_is_killed_and_started_again_is_a_pause() {
+fn a_server_kill_and_restart_causes_only_a_pause() {
     let mut scene = Scene::direct(2, &[]);
     let (before, mut longest) = (scene.status(), Vec::new());
     // An idle connection must stay open too.
@@ -159,14 +159,14 @@ fn late(scene: &Scene, what: &str, after: impl Fn(u64)) {
 }
 
 #[test]
-fn a_path_without_another_is_given_its_time_where_packets_are_acknowledged() {
+fn the_only_path_is_kept_while_packets_are_acknowledged() {
     let scene = Scene::proxied(1, &[]);
     late(&scene, "the only path 2 s late, once", |_| scene.check_undisturbed(0));
     scene.end();
 }
 
 #[test]
-fn a_late_path_is_given_up_while_the_server_answers_on_another() {
+fn a_late_path_is_abandoned_if_the_server_answers_on_another() {
     let scene = Scene::proxied(2, &[]);
     late(&scene, "one of two paths 2 s late, once", |round| scene.wait_reconnected(0, round));
     assert!(scene.failovers(0) > 0, "what was late went over");
@@ -183,7 +183,7 @@ fn strikes() -> Vec<(Way, Place)> {
 }
 
 #[test]
-fn a_connection_that_is_cut_in_the_middle_of_a_frame() {
+fn a_connection_cut_in_the_middle_of_a_frame() {
     let scene = Scene::proxied(2, &[]);
     let mut longest = Vec::new();
     for (round, (way, place)) in (1..).zip(strikes()) {
@@ -214,7 +214,7 @@ fn damaged(scene: &Scene, receiver: Way) -> u64 {
 }
 
 #[test]
-fn a_byte_that_is_corrupted() {
+fn a_corrupted_byte() {
     let scene = Scene::proxied(2, &[]);
     let (mut longest, mut lengths) = (Vec::new(), Vec::new());
     for (round, (way, place)) in (1..).zip(strikes()) {
@@ -246,7 +246,7 @@ fn a_byte_that_is_corrupted() {
 }
 
 #[test]
-fn no_path_for_longer_than_io_waits() {
+fn no_path_for_longer_than_the_io_timeout() {
     let scene = Scene::proxied(2, &["--no-path", "queue-for=5s"]);
     let begin = Instant::now();
     scene.proxies.iter().for_each(|proxy| proxy.shut(&BOTH));
@@ -280,7 +280,7 @@ fn no_path_for_longer_than_io_waits() {
 }
 
 #[test]
-fn no_path_for_a_while_is_a_pause() {
+fn no_path_for_a_while_causes_only_a_pause() {
     let scene = Scene::proxied(2, &[]);
     scene.load.forget();
     scene.proxies.iter().for_each(|proxy| proxy.shut(&BOTH));

@@ -78,7 +78,7 @@ fn goes_on(client: &Client, byte: u8) {
 }
 
 #[test]
-fn a_session_does_not_go_over_to_another_servers_disk() {
+fn a_session_refuses_the_disk_of_another_server() {
     let disks = Disks::new();
     let (a, b) = (byte_of(&disks, "a"), byte_of(&disks, "b"));
     assert_ne!(a, b);
@@ -113,7 +113,7 @@ fn a_session_does_not_go_over_to_another_servers_disk() {
 }
 
 #[test]
-fn a_server_that_comes_back_with_another_file_is_refused() {
+fn a_restarted_server_with_another_file_is_refused() {
     let disks = Disks::new();
     let a = byte_of(&disks, "a");
     let first = disks.server("one", "a", 0);
@@ -135,7 +135,7 @@ fn a_server_that_comes_back_with_another_file_is_refused() {
 }
 
 #[test]
-fn memory_of_a_server_that_was_started_again_is_refused() {
+fn the_memory_export_of_a_restarted_server_is_refused() {
     let disks = Disks::new();
     let start = |export: &str| server("one", export, &disks.portals[0]).start();
     let first = start("mem:8M");
@@ -156,7 +156,7 @@ fn memory_of_a_server_that_was_started_again_is_refused() {
 }
 
 #[test]
-fn an_identity_can_be_demanded_and_given_up() {
+fn an_identity_can_be_required_or_ignored() {
     let disks = Disks::new();
     let server = disks.server("one", "a", 0);
     let attach = |args: &[&str]| -> (Client, Finished) {
@@ -190,7 +190,7 @@ fn an_identity_can_be_demanded_and_given_up() {
 }
 
 #[test]
-fn a_volume_that_was_moved_is_taken_only_when_that_is_said() {
+fn a_moved_volume_is_accepted_only_on_request() {
     let disks = Disks::new();
     let byte = byte_of(&disks, "a");
     let old = disks.server("one", "a", 0);

@@ -22,7 +22,7 @@ fn logs_in(format: &str) -> [String; 2] {
 }
 
 #[test]
-fn each_line_has_the_format_that_was_asked_for() {
+fn each_line_has_the_requested_format() {
     for log in logs_in("json") {
         for line in log.lines() {
             let line: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
@@ -42,7 +42,7 @@ fn each_line_has_the_format_that_was_asked_for() {
 }
 
 #[test]
-fn the_log_names_the_disk_that_fails() {
+fn the_log_names_the_failing_disk() {
     let scratch = Scratch::new();
     let disk = scratch.path("disk");
     sparse_file(&disk, 1 << 20);
@@ -66,7 +66,7 @@ fn the_log_names_the_disk_that_fails() {
 }
 
 #[test]
-fn a_log_that_was_renamed_is_opened_again() {
+fn a_renamed_log_is_reopened() {
     let stand = Stand::memory("16M");
     let dir = stand.client.run_dir();
     let (log, renamed) = (dir.join("vol0.log"), dir.join("vol0.log.1"));
@@ -93,7 +93,7 @@ fn a_log_that_was_renamed_is_opened_again() {
 }
 
 #[test]
-fn clients_that_come_and_go_do_not_fill_the_log() {
+fn repeated_connects_do_not_fill_the_log() {
     const CLIENTS: u64 = 4000;
     const LEAVING: usize = 160;
     // Lines of startup and end, and a few of each kind.

@@ -31,7 +31,7 @@ fn session(server: &Server, name: &str) -> Value {
 }
 
 #[test]
-fn under_pressure_new_sessions_get_less_and_old_ones_come_back() {
+fn under_memory_pressure_new_sessions_get_less_and_old_ones_reconnect() {
     // Memory for the chunks of one path, and six groups more.
     let server = server("5572k").start();
     let first = attach(&server, "vol0");
@@ -87,7 +87,7 @@ fn under_pressure_new_sessions_get_less_and_old_ones_come_back() {
 }
 
 #[test]
-fn a_session_for_which_nothing_is_left_is_refused_with_the_reason() {
+fn a_session_without_memory_is_refused_with_the_reason() {
     let server = server("1M").start();
     let _ = server.wait_output("memory-max 1M is less than the chunks of one path (4348k)");
     let (_client, done) = Client::attach("vol0").path(server.portal()).try_start();

@@ -85,7 +85,7 @@ const EXPORT: &str = "a\"b";
 const SESSION: &str = "c\\d";
 
 #[test]
-fn both_daemons_count_what_is_done() {
+fn both_daemons_count_their_work() {
     let server = Server::builder()
         .export(format!("{EXPORT}=mem:16M,delay=2ms"))
         .export("bad=mem:16M,error-rate=1")
@@ -276,7 +276,7 @@ fn a_large_server_answers_scrapes() {
 }
 
 #[test]
-fn the_strict_reader_refuses_what_is_wrong() {
+fn the_strict_parser_refuses_errors() {
     let good = "# HELP a_total Help.\n# TYPE a_total counter\na_total{x=\"\\\\ \\\" \\n ,}\"} 1\n";
     let all = parse(good);
     assert_eq!(all.0[0].samples[0].label("x"), Some("\\ \" \n ,}"));
@@ -335,7 +335,7 @@ fn table(metrics: &[&Metric]) -> String {
 }
 
 #[test]
-fn the_tables_are_what_is_declared() {
+fn the_metric_tables_match_the_declarations() {
     for (name, metrics) in [("server", SERVER), ("client", CLIENT)] {
         let begin = format!("<!-- metrics of {name}, written by tests/system/metrics.rs -->");
         holds("docs/reference/metrics.md", &begin, Some("<!-- end -->"), &table(metrics));
@@ -357,7 +357,7 @@ fn mentioned(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn alerts_are_about_metrics_that_exist() {
+fn alerts_use_existing_metrics() {
     let path = root().join("configs/alerts.yaml");
     let text = fs::read_to_string(&path).expect("configs/alerts.yaml");
     let rules: serde_yaml::Value = serde_yaml::from_str(&text).expect("YAML");
@@ -402,7 +402,7 @@ fn alerts_are_about_metrics_that_exist() {
 }
 
 #[test]
-fn promtool_takes_the_rules() {
+fn promtool_accepts_the_rules() {
     if !requires(&["promtool"]) {
         return;
     }

@@ -188,7 +188,7 @@ fn plain_clients_are_refused_with_require() {
 }
 
 #[test]
-fn clients_without_a_good_certificate_are_refused() {
+fn clients_without_a_valid_certificate_are_refused() {
     if !requires(&["nbdinfo"]) {
         return;
     }
@@ -223,7 +223,7 @@ fn clients_without_a_good_certificate_are_refused() {
 }
 
 #[test]
-fn plain_text_behind_starttls_is_not_carried_out() {
+fn plain_text_after_starttls_is_not_executed() {
     let place = Place::new("on");
     let mut stream = TcpStream::connect(("127.0.0.1", place.port())).expect("a connection");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
@@ -249,7 +249,7 @@ fn plain_text_behind_starttls_is_not_carried_out() {
 }
 
 #[test]
-fn without_tls_starttls_is_refused() {
+fn starttls_is_refused_without_tls() {
     let place = Place::new("off");
     assert_eq!(place.client.status()["uri"], place.client.uri());
     let mut raw = RawNbd::hello(place.client.front());
@@ -265,7 +265,7 @@ fn without_tls_starttls_is_refused() {
 }
 
 #[test]
-fn wrong_settings_are_refused_by_name() {
+fn invalid_settings_are_refused_by_name() {
     let scratch = Scratch::new();
     let dir = scratch.text("tls");
     fs::create_dir_all(&dir).expect("a directory");

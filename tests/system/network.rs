@@ -95,7 +95,7 @@ impl Hosts {
 }
 
 #[test]
-fn a_path_whose_link_comes_up_does_not_wait_for_its_next_attempt() {
+fn a_path_reconnects_at_once_when_its_link_comes_up() {
     let Some(hosts) = Hosts::start(&LONG_WAITS) else { return };
     for round in 0..3 {
         hosts.cable.pull();
@@ -114,7 +114,7 @@ fn a_path_whose_link_comes_up_does_not_wait_for_its_next_attempt() {
 }
 
 #[test]
-fn a_link_that_is_switched_off_and_on_is_news_too() {
+fn a_link_switched_off_and_on_triggers_a_reconnect() {
     let Some(hosts) = Hosts::start(&LONG_WAITS) else { return };
     hosts.cable.client(&["link", "set", Cable::LINK, "down"]);
     hosts.wait_state("waiting");
@@ -134,7 +134,7 @@ fn a_link_that_is_switched_off_and_on_is_news_too() {
 }
 
 #[test]
-fn an_attempt_whose_first_packet_was_lost_begins_anew() {
+fn an_attempt_that_lost_its_first_packet_is_restarted() {
     let Some(hosts) = Hosts::start(&["--connect-timeout=5m"]) else { return };
     hosts.cable.know_server();
     hosts.cable.pull();
@@ -147,12 +147,12 @@ fn an_attempt_whose_first_packet_was_lost_begins_anew() {
     hosts.wait_state("connected");
     hosts.wait_logged("link cable0 is up: restarting the attempt", 1);
     let ends = hosts.ends() - path["ends"].as_u64().expect("a count");
-    assert_eq!(ends, 1, "the attempt that was given up");
+    assert_eq!(ends, 1, "the abandoned attempt");
     hosts.end();
 }
 
 #[test]
-fn a_network_that_never_rests_does_not_make_a_storm_of_attempts() {
+fn a_flapping_network_causes_no_storm_of_attempts() {
     let Some(mut hosts) = Hosts::start(&LONG_WAITS) else { return };
     let port = hosts.server.address().rsplit_once(':').expect("a port").1.to_owned();
     hosts.check_load();

@@ -85,7 +85,7 @@ const UP: Option<&str> = Some("connected");
 const DOWN: Option<&str> = Some("disconnected");
 
 #[test]
-fn paths_come_and_go_under_load_without_an_error() {
+fn paths_are_added_and_removed_under_load_without_errors() {
     let session = Changed::start();
     let paths_of_get = || {
         let got = session.client.command(&["get", "vol0", "path", "-o", "json"]).ok().json();
@@ -124,7 +124,7 @@ fn paths_come_and_go_under_load_without_an_error() {
 }
 
 #[test]
-fn the_last_path_goes_by_force_only_and_io_waits_for_the_next() {
+fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     let session = Changed::start();
     let _ = session.path("remove", 0, &[]).ok();
     let _ = session.path("remove", 1, &[]).code(1).says("last path of the session");
@@ -229,7 +229,7 @@ impl Drop for Hogs {
 }
 
 #[test]
-fn a_starved_machine_loses_no_path_with_the_default_settings() {
+fn a_starved_machine_keeps_its_paths_with_the_default_settings() {
     let session = Changed::start();
     // Another session is idle, so that its paths carry only heartbeats.
     let idle = Client::attach("vol0")
@@ -275,7 +275,7 @@ fn lost_paths(client: &Client) -> Vec<String> {
 }
 
 #[test]
-fn a_server_that_is_stopped_for_a_second_loses_no_path() {
+fn a_server_stopped_for_a_second_keeps_its_paths() {
     let mut session = Changed::start();
     // The server's system still acknowledges received data, so the link is not dead.
     session.server.signal("STOP");

@@ -66,7 +66,7 @@ fn of_threads(pid: u32, key: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_server_goes_on_as_another_user_with_nothing_of_root() {
+fn a_server_drops_all_root_privileges() {
     if !can_become() {
         return;
     }
@@ -145,7 +145,7 @@ fn a_server_goes_on_as_another_user_with_nothing_of_root() {
 }
 
 #[test]
-fn a_drain_and_a_restart_keep_what_the_user_has() {
+fn a_drain_and_restart_keep_the_users_files() {
     if !can_become() {
         return;
     }
@@ -204,7 +204,7 @@ fn a_reload_opens_exports_as_the_user() {
 }
 
 #[test]
-fn another_user_needs_a_restart() {
+fn a_change_of_user_needs_a_restart() {
     if !can_become() {
         return;
     }
@@ -234,7 +234,7 @@ fn another_user_needs_a_restart() {
 }
 
 #[test]
-fn who_cannot_be_the_user_is_refused_at_the_start() {
+fn an_unusable_user_is_refused_at_the_start() {
     let start = |user: &'static str, more: &[&str]| {
         let builder = Server::builder().export("mem:1M").listen("tcp://127.0.0.1:0").user(user);
         builder.args(more).run()

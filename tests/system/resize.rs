@@ -103,7 +103,7 @@ fn a_file_grows_under_load() {
 }
 
 #[test]
-fn a_shrink_is_refused_while_open_and_loses_nothing_in_silence() {
+fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
     let scratch = Scratch::new();
     let path = scratch.path("a.img");
     sparse_file(&path, 16 * MIB);
@@ -149,7 +149,7 @@ fn a_shrink_is_refused_while_open_and_loses_nothing_in_silence() {
 }
 
 #[test]
-fn a_file_that_was_cut_is_accepted_by_force_only() {
+fn a_truncated_file_is_accepted_only_by_force() {
     let scratch = Scratch::new();
     let path = scratch.path("a.img");
     sparse_file(&path, 16 * MIB);
@@ -223,7 +223,7 @@ fn exports_in_memory_are_resized_by_command() {
 }
 
 #[test]
-fn an_idle_client_hears_of_a_forced_removal() {
+fn an_idle_client_is_notified_of_a_forced_removal() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let client = attach(&server, "vol0", &["--no-path", "queue"]);
     let _ = server.command(&["export", "remove", "vol0", "--force"]).ok();

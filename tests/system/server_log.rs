@@ -17,7 +17,7 @@ fn wait_line(server: &Server, words: &[&str]) -> String {
 }
 
 #[test]
-fn the_server_logs_what_it_serves_and_in_the_end_what_it_did() {
+fn the_server_logs_its_exports_and_final_statistics() {
     let server = Server::builder().export("vol0=mem:16M,id=disk").start();
     let portal = server.portal().to_owned();
     let exported = wait_line(&server, &["exported", "vol0", "mem:16M", "16777216", "512"]);
@@ -37,7 +37,7 @@ fn the_server_logs_what_it_serves_and_in_the_end_what_it_did() {
 }
 
 #[test]
-fn a_client_that_is_refused_again_and_again_is_logged_with_its_reason_and_seldom() {
+fn repeated_refusals_are_logged_rarely_with_their_reason() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let portal = server.portal().to_owned();
     let attach = || {
@@ -62,7 +62,7 @@ fn a_client_that_is_refused_again_and_again_is_logged_with_its_reason_and_seldom
 }
 
 #[test]
-fn a_stranger_does_not_fill_the_log_with_refused_pings() {
+fn refused_pings_do_not_fill_the_log() {
     let server =
         Server::builder().export("vol0=mem:1M").args(&["--access", "anyone@10.9.9.9:ro"]).start();
     let address = server.address().parse().expect("an address");

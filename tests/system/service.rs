@@ -40,7 +40,7 @@ impl Manager {
 }
 
 #[test]
-fn a_server_says_that_it_is_ready_alive_and_stopping() {
+fn a_server_notifies_readiness_watchdog_and_stop() {
     let manager = Manager::new();
     let server = Server::builder()
         .export("vol0=mem:1M")
@@ -57,7 +57,7 @@ fn a_server_says_that_it_is_ready_alive_and_stopping() {
 }
 
 #[test]
-fn a_session_in_the_foreground_says_that_it_is_ready() {
+fn a_session_in_the_foreground_notifies_readiness() {
     let manager = Manager::new();
     let server = Server::builder().export("vol0=mem:1M").start();
     let mut client = Client::attach("vol0")
@@ -81,7 +81,7 @@ fn a_session_in_the_foreground_says_that_it_is_ready() {
 }
 
 #[test]
-fn a_daemon_of_rds_says_that_it_is_ready_alive_and_stopping() {
+fn an_rds_daemon_notifies_readiness_watchdog_and_stop() {
     let manager = Manager::new();
     let dir = manager.scratch.text("");
     let port = free_port().to_string();

@@ -7,7 +7,7 @@ use rtrs_tests::{COMMAND_TIME_MAX, RawNbd, Reply, STOP_TIME_MAX, Stand, wait_for
 const IGNORED: [&str; 9] = ["12", "14", "16", "25", "26", "27", "29", "30", "40"];
 
 #[test]
-fn no_signal_but_the_usual_ends_a_daemon() {
+fn only_the_usual_signals_end_a_daemon() {
     let mut stand = Stand::memory("16M");
     let (client, server) = (stand.client.pid(), stand.server.pid());
     for name in IGNORED.iter().chain(&["HUP", "USR1"]) {
@@ -36,7 +36,7 @@ fn no_signal_but_the_usual_ends_a_daemon() {
 }
 
 #[test]
-fn a_session_in_the_background_holds_no_directory() {
+fn a_session_in_the_background_keeps_no_directory_open() {
     let stand = Stand::memory("16M");
     let dir = std::fs::read_link(format!("/proc/{}/cwd", stand.client.pid())).expect("a directory");
     assert_eq!(dir.to_str(), Some("/"));

@@ -40,7 +40,7 @@ fn wait_slow(client: &Client, now: u64) -> Value {
 }
 
 #[test]
-fn a_read_that_hangs_is_reported_and_answered_in_the_end() {
+fn a_hanging_read_is_reported_and_answered_in_the_end() {
     let (server, client) = slow_disk("6s", &[]);
     wait_for("both paths", COMMAND_TIME_MAX, || {
         let status = json(&client, "status");
@@ -70,7 +70,7 @@ fn a_read_that_hangs_is_reported_and_answered_in_the_end() {
 }
 
 #[test]
-fn a_disk_that_never_answers_fails_io_and_keeps_the_paths() {
+fn a_hanging_disk_fails_io_and_keeps_the_paths() {
     let (server, client) = slow_disk("10m", &["--slow-io", "fail"]);
     let mut raw = RawNbd::go(client.front(), "vol0");
     // More operations than the four paths that a server allows to end slowly.

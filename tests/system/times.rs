@@ -47,7 +47,7 @@ fn p50(parts: &Value, name: &str) -> u64 {
 const DIVIDED: [&str; 4] = ["client_queue", "network", "server_queue", "backend"];
 
 #[test]
-fn a_slow_disk_shows_as_backend() {
+fn a_slow_disk_appears_as_backend_time() {
     let server = server("vol0=mem:16M,delay=20ms", &[]);
     let client = read_over(server.portal(), || {});
     let all = stats(&client);
@@ -86,7 +86,7 @@ fn a_slow_disk_shows_as_backend() {
 }
 
 #[test]
-fn a_slow_network_shows_as_network() {
+fn a_slow_network_appears_as_network_time() {
     let server = server("vol0=mem:16M", &[]);
     let proxy = Proxy::start("127.0.0.1", server.portal());
     let client = read_over(&proxy.portal(), || proxy.delay(DELAY));
@@ -102,7 +102,7 @@ fn a_slow_network_shows_as_network() {
 }
 
 #[test]
-fn each_path_has_times_of_its_own() {
+fn each_path_has_separate_times() {
     let server = server("vol0=mem:16M", &["--listen", "tcp://127.0.0.2:0"]);
     let proxy = Proxy::start("127.0.0.1", server.portal());
     let paths = [proxy.portal(), server.portals()[1].clone()];
@@ -129,7 +129,7 @@ fn each_path_has_times_of_its_own() {
 }
 
 #[test]
-fn without_fresh_keys_network_and_server_are_one_part() {
+fn network_and_server_times_are_combined_without_fresh_keys() {
     let server = server("vol0=mem:16M,delay=20ms", &["--always-invalidate", "off"]);
     let client = read_over(server.portal(), || {});
     let all = stats(&client);

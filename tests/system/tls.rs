@@ -63,7 +63,7 @@ fn only_session(server: &Server, paths: usize) -> Value {
 }
 
 #[test]
-fn two_tls_paths_of_a_session_fail_over_and_say_who_it_is() {
+fn two_tls_paths_of_a_session_fail_over_and_prove_its_identity() {
     let place = Place::new();
     // The list admits nameless clients too: the session is protected by its identity.
     let server = place.server().listen("tls://127.0.0.2:0").listen("tcp://127.0.0.3:0");
@@ -115,7 +115,7 @@ fn two_tls_paths_of_a_session_fail_over_and_say_who_it_is() {
 }
 
 #[test]
-fn lists_name_certificates_and_without_a_list_a_name_is_enough() {
+fn lists_name_certificates_and_without_a_list_a_name_suffices() {
     let place = Place::new();
     let tls_dir = place.dir();
     let attach = |portal: &str, tls: bool| {
@@ -148,7 +148,7 @@ fn lists_name_certificates_and_without_a_list_a_name_is_enough() {
 }
 
 #[test]
-fn a_revoked_certificate_ends_its_sessions_and_no_others() {
+fn a_revoked_certificate_ends_only_its_sessions() {
     let place = Place::new();
     let tls_dir = place.dir();
     let server = place.server().args(&["--access", "db1:rw", "--access", "db2:rw"]).start();
@@ -191,7 +191,7 @@ fn generate(program: &str, scratch: &Scratch, name: &str) -> (String, String) {
 }
 
 #[test]
-fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
+fn raw_keys_carry_sessions_and_a_reload_revokes_them() {
     let scratch = Scratch::new();
     let (server_file, server_key) = generate("rtrs-server", &scratch, "server.key");
     let (client_file, client_key) = generate("rtrs-client", &scratch, "client.key");
@@ -258,7 +258,7 @@ fn raw_keys_carry_sessions_and_a_reload_takes_them_back() {
 }
 
 #[test]
-fn the_doctor_explains_what_is_wrong_with_certificates() {
+fn doctor_explains_certificate_errors() {
     let place = Place::new();
     let server = place.server().start();
     let portal = server.portal().to_owned();
@@ -298,7 +298,7 @@ fn the_doctor_explains_what_is_wrong_with_certificates() {
 }
 
 #[test]
-fn wrong_settings_are_refused_by_name() {
+fn invalid_settings_are_refused_by_name() {
     let place = Place::new();
     let dir = place.dir();
     let server = |args: &[&str]| place_less_server(args);
@@ -328,7 +328,7 @@ fn place_less_server(args: &[&str]) -> Finished {
 }
 
 #[test]
-fn no_block_is_seen_on_the_wire() {
+fn no_data_is_readable_on_the_wire() {
     if !requires(&["dumpcap"]) || !(is_root() || requires(&["(the right to capture: be root)"])) {
         return;
     }
@@ -380,7 +380,7 @@ fn no_block_is_seen_on_the_wire() {
 }
 
 #[test]
-fn the_audit_log_says_who_has_authenticated() {
+fn the_audit_log_names_authenticated_clients() {
     let (place, stranger) = (Place::new(), Place::new());
     let log = place.scratch.text("audit.log");
     let server = place.server().args(&["--audit-log", &log]).start();
@@ -403,7 +403,7 @@ fn the_audit_log_says_who_has_authenticated() {
 }
 
 #[test]
-fn a_reload_says_whom_it_revokes_and_a_dry_run_whom_it_would() {
+fn a_reload_and_its_dry_run_name_the_revoked_clients() {
     let place = Place::new();
     let server = place.server().start();
     let client = Client::attach("vol0").path(server.portal()).args(&["--tls-dir", &place.dir()]);
@@ -425,7 +425,7 @@ fn a_reload_says_whom_it_revokes_and_a_dry_run_whom_it_would() {
 }
 
 #[test]
-fn who_is_revoked_is_ended_also_when_the_certificate_of_the_server_has_expired() {
+fn revoked_clients_are_disconnected_despite_an_expired_server_certificate() {
     let place = Place::new();
     let tls_dir = place.dir();
     let config = place.scratch.text("server.yaml");
@@ -473,7 +473,7 @@ fn who_is_revoked_is_ended_also_when_the_certificate_of_the_server_has_expired()
 }
 
 #[test]
-fn a_reload_that_fails_says_what_it_has_done_before() {
+fn a_failed_reload_reports_what_it_changed() {
     let place = Place::new();
     let (tls_dir, log) = (place.dir(), place.scratch.text("audit.log"));
     let config = place.scratch.text("server.yaml");
@@ -521,7 +521,7 @@ fn a_reload_that_fails_says_what_it_has_done_before() {
 }
 
 #[test]
-fn revocation_lists_are_looked_at_before_they_are_used() {
+fn revocation_lists_are_validated_before_use() {
     let place = Place::new();
     let dir = place.dir();
     let write = |list: &str| fs::write(Path::new(&dir).join("ca-crl.pem"), list).expect("a list");
@@ -559,7 +559,7 @@ fn revocation_lists_are_looked_at_before_they_are_used() {
 }
 
 #[test]
-fn a_path_in_the_clear_is_reported_where_certificates_are_set() {
+fn an_unencrypted_path_with_certificates_is_reported() {
     let place = Place::new();
     let server = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0").start();
     let told = place.doctor(server.portal()).ok();
@@ -581,7 +581,7 @@ fn a_path_in_the_clear_is_reported_where_certificates_are_set() {
 }
 
 #[test]
-fn both_keys_of_a_server_are_known_while_it_gets_another() {
+fn both_keys_of_a_server_are_accepted_during_its_rotation() {
     let scratch = Scratch::new();
     let (old_file, old) = generate("rtrs-server", &scratch, "old.key");
     let (new_file, new) = generate("rtrs-server", &scratch, "new.key");

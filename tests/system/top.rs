@@ -85,7 +85,7 @@ fn rates_under_load_agree_with_the_counters() {
 }
 
 #[test]
-fn sessions_that_come_and_go_do_not_end_it() {
+fn sessions_starting_and_ending_do_not_end_top() {
     let (server, client) = start();
     let mut command = Command::new(bin("rtrs-client"));
     command.args(["top", "--interval", "200ms", "-o", "json", "--run-dir"]);
@@ -116,7 +116,7 @@ fn sessions_that_come_and_go_do_not_end_it() {
 }
 
 #[test]
-fn plain_lines_end_with_their_reader() {
+fn plain_output_ends_with_its_reader() {
     let (server, client) = start();
     let once = client.command(&["top", "vol0", "--once", "--interval", "100ms"]).ok().stdout;
     let lines: Vec<&str> = once.lines().collect();
@@ -209,7 +209,7 @@ for way in sys.argv[1].split(","):
 "#;
 
 #[test]
-fn the_terminal_is_left_as_it_was() {
+fn the_terminal_is_restored() {
     if !requires(&["python3"]) {
         return;
     }

@@ -46,7 +46,7 @@ fn rate(unit: &Path) -> Finished {
 }
 
 #[test]
-fn systemd_reads_the_units() {
+fn systemd_accepts_the_units() {
     if !requires(&[TOOL]) {
         return;
     }
@@ -62,7 +62,7 @@ fn systemd_reads_the_units() {
 }
 
 #[test]
-fn the_units_leave_little_open() {
+fn the_units_have_a_low_exposure() {
     if !requires(&[TOOL]) {
         return;
     }

@@ -88,7 +88,7 @@ fn write_own(host: &Host, names: &[&str], seed: u8) {
 }
 
 #[test]
-fn volumes_of_a_session_have_a_process_and_connections_in_common() {
+fn volumes_of_a_session_share_a_process_and_connections() {
     let (server, host) = (server().start(), Host::new());
     let names = ["a", "b", "pool/c"];
     let attached = host.attach(&server, &names, &["-o", "json"]).ok().json();
@@ -137,7 +137,7 @@ fn volumes_of_a_session_have_a_process_and_connections_in_common() {
 }
 
 #[test]
-fn a_volume_is_added_to_a_session_and_leaves_it() {
+fn a_volume_is_added_to_and_removed_from_a_session() {
     let (server, host) = (server().start(), Host::new());
     let _ = host.attach(&server, &["a"], &["--session-name", "host7"]).ok();
     let pid = host.0.pid();
@@ -182,7 +182,7 @@ fn a_volume_is_added_to_a_session_and_leaves_it() {
 }
 
 #[test]
-fn a_volume_that_is_refused_does_not_keep_the_others() {
+fn a_refused_volume_does_not_affect_others() {
     let (server, host) = (server().start(), Host::new());
     let done = host.attach(&server, &["a", "missing", "b"], &["-o", "json"]).code(1);
     let done = done.says("cannot attach missing");
@@ -213,7 +213,7 @@ fn a_volume_that_is_refused_does_not_keep_the_others() {
 }
 
 #[test]
-fn what_happens_to_one_volume_does_not_happen_to_the_others() {
+fn events_of_one_volume_do_not_affect_others() {
     let mut server = server().start();
     let (host, names) = (Host::new(), ["a", "b", "d"]);
     let _ = host.attach(&server, &names, &["--no-path=fail", "--reconnect-max=200ms"]).ok();
@@ -247,7 +247,7 @@ fn what_happens_to_one_volume_does_not_happen_to_the_others() {
 }
 
 #[test]
-fn all_volumes_come_back_with_their_server() {
+fn all_volumes_return_with_their_server() {
     let scratch = rtrs_tests::Scratch::new();
     let portal = format!("tcp://127.0.0.1:{}", rtrs_tests::free_port());
     let start = || {

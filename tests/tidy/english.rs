@@ -88,7 +88,7 @@ fn parameters_have_names() {
 }
 
 #[test]
-fn fragments_and_tuples_are_found() {
+fn fragments_and_tuples_are_detected() {
     assert_eq!(fragment("Of a flush."), Some("Of"));
     assert_eq!(fragment("Under which name it is found."), Some("Under which"));
     assert_eq!(fragment("Offset of the first byte."), None);

@@ -161,7 +161,7 @@ fn pages_are_short() {
             breaches.add(page, lines, format!("more than {PAGE_LINES_MAX} lines"));
         }
         if lines <= PAGE_LINES_MAX && excused {
-            breaches.add(page, lines, "is short now: strike it from the list");
+            breaches.add(page, lines, "is short now: remove it from the list");
         }
     }
     for (page, _) in LONG_PAGES.iter().filter(|(page, _)| !documents.contains_key(*page)) {
@@ -171,7 +171,7 @@ fn pages_are_short() {
 }
 
 #[test]
-fn the_index_names_every_page() {
+fn the_index_links_every_page() {
     let mut breaches = Breaches::default();
     let documents = documents();
     let named = links(&documents[INDEX]).into_iter().map(|(_, target)| {
@@ -188,7 +188,7 @@ fn the_index_names_every_page() {
 }
 
 #[test]
-fn links_and_anchors_are_found() {
+fn broken_links_and_anchors_are_detected() {
     let text = "# One `two`\n## One two\n### [Three](x.md), 4!\n```\n# no\n[n](n.md)\n```\n\
                 [a](b.md#c) `[d](e.md)` [w](https://e.org)\n![f](../g.svg), `a\n[h](i.md)`\n\
                 <img src=\"j.svg\">\n";

@@ -225,7 +225,7 @@ impl Breaches {
 // Rules.
 
 #[test]
-fn unsafe_stands_only_in_the_named_files() {
+fn unsafe_code_is_only_in_listed_files() {
     let mut breaches = Breaches::default();
     let sources = sources();
     for source in sources.iter().filter(|s| s.is_rust()) {
@@ -239,7 +239,7 @@ fn unsafe_stands_only_in_the_named_files() {
         match sources.iter().find(|s| s.path == *name) {
             None => breaches.add(name, 0, "named here, but there is no such file"),
             Some(file) if unsafe_lines(&file.text).is_empty() => {
-                breaches.add(name, 0, "named here, but has no unsafe: strike it from the list");
+                breaches.add(name, 0, "listed here, but has no unsafe: remove it from the list");
             }
             Some(_) => {}
         }
@@ -281,7 +281,7 @@ fn other_crates_forbid_unsafe() {
 }
 
 #[test]
-fn every_unsafe_has_its_proof() {
+fn every_unsafe_block_has_a_safety_comment() {
     let mut breaches = Breaches::default();
     for source in sources().iter().filter(|s| UNSAFE_FILES.contains(&s.path.as_str())) {
         for line in unproven_lines(&source.text) {
@@ -292,7 +292,7 @@ fn every_unsafe_has_its_proof() {
 }
 
 #[test]
-fn machines_have_no_clock_thread_socket_or_hash_order() {
+fn state_machines_use_no_clock_thread_socket_or_hash_order() {
     let mut breaches = Breaches::default();
     let mut seen = 0;
     for source in sources().iter().filter(|s| s.is_rust()) {
@@ -316,7 +316,7 @@ fn machines_have_no_clock_thread_socket_or_hash_order() {
 }
 
 #[test]
-fn drivers_know_nothing_of_the_protocol() {
+fn drivers_do_not_know_the_protocol() {
     let mut breaches = Breaches::default();
     let mut seen = 0;
     for source in sources().iter().filter(|s| DRIVERS.contains(&s.path.as_str())) {
@@ -371,7 +371,7 @@ fn lines_are_short() {
 }
 
 #[test]
-fn files_open_with_a_header_and_are_about_one_noun() {
+fn files_start_with_a_header_and_have_one_topic() {
     let mut breaches = Breaches::default();
     for source in sources().iter().filter(|s| s.is_rust()) {
         if !source.text.starts_with("//! ") {
@@ -383,14 +383,14 @@ fn files_open_with_a_header_and_are_about_one_noun() {
             breaches.add(&source.path, lines, format!("more than {FILE_LINES_MAX} lines"));
         }
         if lines <= FILE_LINES_MAX && excused {
-            breaches.add(&source.path, lines, "is short now: strike it from the list");
+            breaches.add(&source.path, lines, "is short now: remove it from the list");
         }
     }
     breaches.none("files open with a header and are about one noun");
 }
 
 #[test]
-fn home_made_words_do_not_come_back() {
+fn banned_words_are_not_used() {
     const KINDS: [&str; 5] = [".rs", ".sh", ".py", ".yaml", ".md"];
     let mut breaches = Breaches::default();
     for source in sources() {
@@ -409,7 +409,7 @@ fn home_made_words_do_not_come_back() {
 }
 
 #[test]
-fn nothing_is_left_unfinished() {
+fn nothing_is_marked_unfinished() {
     let mut breaches = Breaches::default();
     for source in sources() {
         let marks = if source.is_rust() { unfinished(&source.text) } else { Vec::new() };
@@ -426,7 +426,7 @@ fn nothing_is_left_unfinished() {
 }
 
 #[test]
-fn the_tree_names_no_machine_and_no_registry() {
+fn the_tree_names_no_machine_or_registry() {
     let mut breaches = Breaches::default();
     for source in sources().iter().filter(|s| !s.path.ends_with("Cargo.lock")) {
         for (line, place) in foreign_places(&source.text) {
@@ -437,7 +437,7 @@ fn the_tree_names_no_machine_and_no_registry() {
 }
 
 #[test]
-fn lock_files_are_there_and_name_the_public_index_only() {
+fn lock_files_exist_and_name_only_the_public_index() {
     let tracked = Command::new("git")
         .args(["ls-files", "Cargo.lock", "fuzz/Cargo.lock"])
         .current_dir(root())
@@ -490,7 +490,7 @@ fn crates_depend_in_one_direction() {
 
 /// Mutants (`rtrs-core/src/mutant.rs`) must not be part of programs that users run.
 #[test]
-fn no_product_has_mutants() {
+fn products_have_no_mutants() {
     let mut breaches = Breaches::default();
     for (name, ..) in ARROWS.iter().filter(|(name, ..)| *name != "tests") {
         let path = format!("{name}/Cargo.toml");
@@ -517,7 +517,7 @@ fn no_product_has_mutants() {
 }
 
 #[test]
-fn documents_point_to_what_exists() {
+fn documents_refer_to_existing_items() {
     let mut breaches = Breaches::default();
     for source in sources().iter().filter(|s| s.path.ends_with(".md")) {
         let folder = Path::new(&source.path).parent().unwrap_or_else(|| Path::new(""));

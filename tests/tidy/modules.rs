@@ -142,7 +142,7 @@ pub(crate) fn cycles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn circles_are_found() {
+fn cycles_are_detected() {
     let a =
         ("a.rs", "use crate::b::{self, X};\n#[cfg(test)]\npub mod tests {\n use crate::c;\n}\n");
     let b = ("b.rs", "fn f() -> crate::c::d::Y { todo() }\n// use crate::a;\n");

@@ -54,7 +54,7 @@ pub(crate) fn home_made<'a>(
 }
 
 #[test]
-fn words_are_found_in_every_spelling() {
+fn words_are_detected_in_every_spelling() {
     const LIST: &[(&str, &str)] = &[("home core", "control shard"), ("desk", "admin server")];
     let found = |line| home_made(line, LIST).map(|(word, _)| word).collect::<Vec<_>>();
     for line in ["the home core asks", "fn home_core()", "HomeCore::new", "a HOME-CORE's queue"] {

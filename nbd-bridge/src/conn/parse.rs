@@ -180,10 +180,10 @@ impl Conn {
         };
         let mut taken = take(shared, memory);
         if !taken && op == Op::Read && may_split {
-            let sure = piece_of(shared.buffers.sure_piece());
-            if sure < piece {
+            let guaranteed = piece_of(shared.buffers.guaranteed_piece());
+            if guaranteed < piece {
                 // Other bridges hold the memory that a long piece would need.
-                piece = sure;
+                piece = guaranteed;
                 taken = take(shared, piece);
             }
         }

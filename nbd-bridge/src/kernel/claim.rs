@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_process_has_a_device() {
+    fn a_device_is_claimed_by_one_process() {
         let tree = Tree::new("nbd-claim");
         tree.file("sys/block/nbd0/backend", "rtrs:s/v\n");
         tree.file("sys/block/nbd1/backend", "rtrs:s/v\n");
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_in_use_are_told_from_those_left_behind() {
+    fn devices_in_use_differ_from_abandoned_ones() {
         let tree = Tree::new("nbd-busy");
         tree.file("proc/self/comm", "rtrs-client\n");
         tree.file("proc/5/comm", "rtrs-client\n");

@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn exports_that_cannot_be_a_device() {
+    fn exports_unsuitable_for_a_device_are_refused() {
         for (size, block, text) in [
             (0, 512, "it is empty"),
             (4096 + 512, 4096, "its 4608 bytes are no multiple of its block size 4096"),
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_that_was_freed_is_taken_again() {
+    fn a_freed_device_is_reused() {
         for (choice, freed, taken) in [
             (DeviceChoice::Auto, &[3, 4][..], DeviceChoice::Index(3)),
             (DeviceChoice::Auto, &[], DeviceChoice::Auto),
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_becomes_attributes() {
+    fn an_export_is_encoded_as_attributes() {
         let mut info = export(1 << 30, 4096);
         (info.trim, info.write_zeroes, info.fast_zero) = (true, true, true);
         (info.cache, info.multi_conn, info.rotational) = (true, true, true);
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_remedy() {
+    fn errors_name_a_remedy() {
         let error = |choice, code| refused(choice, io::Error::from_raw_os_error(code)).to_string();
         assert!(error(DeviceChoice::Auto, 1).contains("CAP_SYS_ADMIN"));
         assert!(error(DeviceChoice::Index(99), 22).contains("/dev/nbd99 (there may be no device"));

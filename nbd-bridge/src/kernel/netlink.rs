@@ -311,7 +311,7 @@ mod tests {
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn a_disconnect_byte_for_byte() {
+    fn a_disconnect_matches_golden_bytes() {
         #[rustfmt::skip]
         let expected = [
             28, 0, 0, 0, 0x21, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0, // nlmsghdr
@@ -323,7 +323,7 @@ mod tests {
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn a_connect_byte_for_byte() {
+    fn a_connect_matches_golden_bytes() {
         let attrs = vec![
             Attr::SizeBytes(1 << 32),
             Attr::BlockSizeBytes(512),
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_sockets_fit_an_attribute() {
+    fn the_maximum_number_of_sockets_fits_an_attribute() {
         let items = (0..SOCKETS_MAX).map(|_| 3).collect();
         let attr = Attr::Sockets(items);
         assert!(attr.value_len() + 4 <= usize::from(u16::MAX));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_end_with_their_acknowledgement() {
+    fn replies_end_with_their_acknowledgement() {
         let reply = bytes_of(Command::Connect, vec![Attr::Index(4)]);
         let mut both = reply.clone();
         both.extend(acknowledgement(0, 7));
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_answers_are_errors_and_end() {
+    fn malformed_replies_are_errors() {
         let mut answers: Vec<GenlMessage<NbdMessage>> = Vec::new();
         let reply = bytes_of(Command::Connect, vec![Attr::Index(4)]);
         for cut in 1..reply.len() {

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_names() {
+    fn device_names_are_parsed() {
         for (text, choice, printed) in [
             ("auto", DeviceChoice::Auto, "auto"),
             ("/dev/nbd0", DeviceChoice::Index(0), "/dev/nbd0"),

@@ -2,7 +2,7 @@
 //!
 //! The first open after a connect reads the partition table, and an open may wait for IO for as
 //! long as the device does. The process that carries that IO must not be the one that waits, so a
-//! child opens the device. A child that takes too long is left behind: it ends when its IO does, at
+//! child opens the device. A child that takes too long is abandoned: it ends when its IO does, at
 //! the latest when the device is disconnected.
 
 use std::io::{self, Read};
@@ -20,19 +20,19 @@ pub enum Probe {
     Opened,
     /// The open failed; this is the child's standard error output.
     Refused(String),
-    /// The child did not end in time and was left behind.
-    TooLong,
+    /// The child did not end in time and was abandoned.
+    TimedOut,
 }
 
-/// Runs a child that opens the device, for `patience` at most. The child exits with code 0 on
+/// Runs a child that opens the device, for `timeout` at most. The child exits with code 0 on
 /// success, otherwise with another code and its reason on standard error.
 ///
 /// # Errors
 /// The system's error when the child cannot be started.
-pub fn probe(child: &mut Command, patience: Duration) -> io::Result<Probe> {
+pub fn probe(child: &mut Command, timeout: Duration) -> io::Result<Probe> {
     let mut child =
         child.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     loop {
         if let Some(status) = child.try_wait()? {
             if status.success() {
@@ -47,34 +47,34 @@ pub fn probe(child: &mut Command, patience: Duration) -> io::Result<Probe> {
             return Ok(Probe::Refused(text));
         }
         if Instant::now() >= deadline {
-            leave(child);
-            return Ok(Probe::TooLong);
+            abandon(child);
+            return Ok(Probe::TimedOut);
         }
         std::thread::sleep(STEP);
     }
 }
 
-/// Reaps a child as soon as possible, without waiting for it here.
-fn leave(mut child: Child) {
+/// Kills a child and reaps it in a thread of its own.
+fn abandon(mut child: Child) {
     let reap = move || {
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
-            tracing::debug!("a process that opens the device was not ended: {error}");
+            tracing::debug!("cannot end the process that opens the device: {error}");
         }
     };
     if let Err(error) = std::thread::Builder::new().name("nbd-reap".into()).spawn(reap) {
-        tracing::debug!("cannot wait for a process that opens the device: {error}");
+        tracing::debug!("cannot reap the process that opens the device: {error}");
     }
 }
 
-/// Waits until udev has processed the kernel's events, for `patience` at most. Returns true when it
+/// Waits until udev has processed the kernel's events, for `timeout` at most. Returns true when it
 /// has. Without udev there is nothing to wait for.
-pub fn settle(patience: Duration) -> bool {
+pub fn settle(timeout: Duration) -> bool {
     if !Path::new("/run/udev/control").exists() {
         return true;
     }
     let mut settle = Command::new("udevadm");
-    settle.arg("settle").arg(format!("--timeout={}", patience.as_secs().max(1)));
-    match probe(&mut settle, patience) {
+    settle.arg("settle").arg(format!("--timeout={}", timeout.as_secs().max(1)));
+    match probe(&mut settle, timeout) {
         Ok(Probe::Opened) => true,
         Ok(_) => false,
         Err(error) => {
@@ -95,13 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn a_child_has_its_say_and_its_bound() {
+    fn a_probe_reports_the_result_of_its_child_within_a_bound() {
         let probe = |script, ms| probe(&mut sh(script), Duration::from_millis(ms)).unwrap();
         assert_eq!(probe("exit 0", 10_000), Probe::Opened);
         assert_eq!(probe("echo busy >&2; exit 1", 10_000), Probe::Refused("busy".into()));
         assert_eq!(probe("exit 3", 10_000), Probe::Refused("exit status: 3".into()));
         let begin = Instant::now();
-        assert_eq!(probe("exec sleep 20", 50), Probe::TooLong);
+        assert_eq!(probe("exec sleep 20", 50), Probe::TimedOut);
         assert!(begin.elapsed() < Duration::from_secs(10));
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_made_quick_and_usual_again() {
+    fn a_device_switches_to_quick_takeover_and_back() {
         let tree = Tree::new("nbd-quick");
         let places = &tree.places;
         tree.file("sys/block/nbd0/queue/io_timeout", "30000\n");

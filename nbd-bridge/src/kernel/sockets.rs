@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_come_in_connected_pairs() {
+    fn sockets_are_connected_pairs() {
         let mut sockets = Sockets::new(2).unwrap();
         assert_eq!(sockets.kernel_ends().count(), 2);
         let mut kernel = driver_end(&sockets, 1);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_nobody_reads_are_counted() {
+    fn sockets_without_a_reader_are_counted() {
         let mut sockets = Sockets::new(3).unwrap();
         assert_eq!(sockets.unread(), 3);
         for index in [0, 2] {

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_of_this_session_is_found() {
+    fn the_device_of_a_session_is_found() {
         let tree = tree("nbd-takeover-find");
         let found = |choice| left_behind(&tree.places, &options(choice)).map(|(index, _)| index);
         assert_eq!(found(DeviceChoice::Auto), Some(2));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_remedy() {
+    fn a_mismatch_is_refused_with_a_remedy() {
         let tree = tree("nbd-takeover-check");
         let check = |count, timeout_s| {
             let options = DeviceOptions { timeout_s, ..options(DeviceChoice::Index(2)) };
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_was_told_of_the_device_still_holds() {
+    fn a_device_whose_shape_changed_is_refused() {
         let tree = tree("nbd-takeover-shape");
         let check = |change: fn(&mut ExportInfo)| {
             let mut export = ExportInfo { min_block: 512, ..ExportInfo::plain("v", 1 << 20) };
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shape_is_checked_again_when_the_sockets_are_to_be_served() {
+    fn the_shape_is_checked_again_before_serving() {
         for (name, sectors, cache, serves) in [
             ("same", "2048", "write back", true),
             ("longer", "4096", "write back", false),
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_quick_takeover_reaches_early() {
+    fn only_a_quick_takeover_connects_early() {
         let tree = tree("nbd-takeover-reach");
         let mut options = options(DeviceChoice::Index(2));
         assert!(reach_in(&tree.places, &options).unwrap().is_none());

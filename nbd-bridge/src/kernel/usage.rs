@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_device_has_no_uses() {
+    fn an_idle_device_has_no_users() {
         let tree = tree("nbd-idle");
         tree.file("proc/self/mountinfo", "22 1 43:3 / /other rw - ext4 /dev/nbd0p3 rw\n");
         tree.file("proc/swaps", "Filename Type Size\n/dev/nbd10 partition 8\n");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn every_use_is_found() {
+    fn every_user_is_found() {
         let tree = tree("nbd-uses");
         let dev = tree.places.dev.clone();
         let line = "22 1 43:33 / /mnt/a\\040b rw,relatime shared:1 - ext4 /dev/nbd1p1 rw\n";

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_break_the_document_are_named() {
+    fn invalid_limits_are_named() {
         assert_eq!(with(|_| ()), Ok(()));
         assert_eq!(with(|i| i.name = "x".repeat(4096)), Ok(()));
         assert_eq!(with(|i| i.name = "x".repeat(4097)), Err(BadExport::Name));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn each_ability_is_its_flag() {
+    fn each_capability_sets_its_flag() {
         let mut info = ExportInfo::plain("", 0);
         (info.flush, info.fua) = (false, false);
         assert_eq!(info.transmission_flags(false), 0x0001);

@@ -419,13 +419,13 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn magics_spell_what_the_document_says() {
+    fn magics_match_the_specification() {
         assert_eq!(&magic::INIT.to_be_bytes(), b"NBDMAGIC");
         assert_eq!(&magic::OPTION.to_be_bytes(), b"IHAVEOPT");
     }
 
     #[test]
-    fn golden_heads() {
+    fn golden_headers() {
         let greeting = Greeting { version: magic::OPTION, flags: 3 };
         assert_eq!(&greeting.encode(), b"NBDMAGICIHAVEOPT\x00\x03");
         let option = OptionHeader { option: opt::GO, len: 0x0102 };
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_foreign_heads_are_errors() {
+    fn short_and_foreign_headers_are_errors() {
         for have in 0..28 {
             let got = RequestHeader::decode(&[0x25; 28][..have]);
             assert_eq!(got, Err(WireError::Short { need: 28, have }));
@@ -478,7 +478,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_or_fail_and_what_decodes_encodes_back(
+        fn decoded_bytes_encode_back(
             mut bytes in proptest::collection::vec(any::<u8>(), 0..40),
             real_magic in any::<bool>(),
         ) {

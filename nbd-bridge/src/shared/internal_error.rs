@@ -56,13 +56,13 @@ impl Shared {
     pub(super) fn leave_tables(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
         if row.pending > 0 {
-            self.internal_error(index, "a row given back in use");
+            self.internal_error(index, "a row was freed in use");
             return false;
         }
         if !row.is_listed() {
             return true;
         }
-        self.internal_error(index, "a row given back in a table");
+        self.internal_error(index, "a row was freed in a table");
         self.backlog.retain(|row| *row != index);
         self.undefer(index);
         self.drop_turns(index);

@@ -27,7 +27,7 @@ const SIZES: [usize; 10] = [
 ];
 
 #[test]
-fn every_size_goes_there_and_back() {
+fn requests_of_every_size_are_served() {
     for structured in [false, true] {
         for io_max in [32 << 20, 300_000, 4096] {
             let fixture = Fixture::with(Geometry { io_max, ..geometry() }, config());
@@ -46,7 +46,7 @@ fn every_size_goes_there_and_back() {
 }
 
 #[test]
-fn sub_blocks_are_served_where_the_device_has_them() {
+fn sub_blocks_are_served_if_the_device_supports_them() {
     let geometry = Geometry { logical_block: 1, physical_block: 1, io_max: 1000, ..geometry() };
     let fixture = Fixture::with(geometry, config());
     let mut client = fixture.client(true);
@@ -86,7 +86,7 @@ fn flush_fua_trim_and_zeroes_reach_the_device() {
 }
 
 #[test]
-fn a_loss_fails_one_flush_of_each_client_and_is_counted() {
+fn a_loss_fails_one_flush_per_client_and_is_counted() {
     let fixture = Fixture::new();
     let mut clients = [fixture.client(true), fixture.client(true)];
     fixture.switches.losses.add();
@@ -103,7 +103,7 @@ fn a_loss_fails_one_flush_of_each_client_and_is_counted() {
 
 /// A flush by another client during the write does not report the loss.
 #[test]
-fn a_loss_between_the_pieces_of_a_write_is_reported_after_its_end() {
+fn a_loss_between_parts_of_a_write_is_reported_after_its_end() {
     let fixture = Fixture::new();
     let mut clients = [fixture.client(true), fixture.client(true)];
     let bytes = [request(WRITE, 0, 1, 0, 300_000), pattern(1, 300_000)].concat();
@@ -126,7 +126,7 @@ fn a_loss_between_the_pieces_of_a_write_is_reported_after_its_end() {
 
 /// Each of the writes overlaps the next one in time.
 #[test]
-fn the_report_of_a_loss_is_not_repeated_for_its_own_repetition() {
+fn a_reported_loss_is_not_reported_again() {
     let fixture = Fixture::new();
     let mut clients: Vec<_> = (0..4).map(|_| fixture.client(true)).collect();
     let (data, len) = (pattern(1, 586 * 512), 586 * 512);
@@ -151,7 +151,7 @@ fn the_report_of_a_loss_is_not_repeated_for_its_own_repetition() {
 }
 
 #[test]
-fn a_bare_request_of_many_pieces_waits_for_room_at_the_device() {
+fn a_multi_part_request_without_payload_waits_for_queue_space() {
     let geometry = Geometry { zeroes_max: 4096, ..geometry() };
     let fixture = Fixture::with(geometry, config());
     fixture.switches.fill.store(2, SeqCst);
@@ -215,7 +215,7 @@ fn mixed(fixture: &Fixture, structured: bool, seed: u64, rounds: usize) {
 }
 
 #[test]
-fn mixed_requests_on_all_kinds_of_devices() {
+fn mixed_requests_work_on_all_kinds_of_devices() {
     for (delay_us, reverse, fill) in
         [(0, false, 0), (0, true, 3), (300, true, 0), (100, false, 1), (50, true, 7)]
     {
@@ -289,7 +289,7 @@ fn payload_is_not_copied() {
 }
 
 #[test]
-fn device_failures_become_errors_of_their_request() {
+fn device_failures_fail_their_request_only() {
     for structured in [false, true] {
         let fixture = Fixture::with(Geometry { io_max: 128 << 10, ..geometry() }, config());
         let mut client = fixture.client(structured);
@@ -312,7 +312,7 @@ fn device_failures_become_errors_of_their_request() {
 }
 
 #[test]
-fn eight_clients_of_32_mib_share_memory_for_one() {
+fn eight_clients_share_memory_for_one_32_mib_request() {
     let fixture = Fixture::new();
     std::thread::scope(|scope| {
         for seed in 0..8u64 {
@@ -367,7 +367,7 @@ fn a_large_read_is_served_beside_a_stream_of_small_ones() {
 }
 
 #[test]
-fn clients_that_do_not_read_their_replies_leave_the_others_alone() {
+fn clients_that_do_not_read_replies_do_not_block_others() {
     let fixture = Fixture::new();
     let mut hogs = Vec::new();
     for len in [32 << 20, 128 << 10, 4096, 256 << 10] {
@@ -399,7 +399,7 @@ fn clients_that_do_not_read_their_replies_leave_the_others_alone() {
 }
 
 #[test]
-fn a_stop_answers_what_is_in_flight_and_closes() {
+fn a_stop_completes_requests_in_flight_and_closes() {
     let fixture = Fixture::new();
     fixture.switches.hold.store(true, SeqCst);
     let mut idle = fixture.client(false);
@@ -436,7 +436,7 @@ fn a_stop_answers_what_is_in_flight_and_closes() {
 }
 
 #[test]
-fn an_abort_closes_at_once_and_takes_everything_back() {
+fn an_abort_closes_at_once_and_frees_everything() {
     let fixture = Fixture::new();
     fixture.switches.hold.store(true, SeqCst);
     let mut clients: Vec<_> = (0..4).map(|_| fixture.client(true)).collect();
@@ -476,7 +476,7 @@ fn half_closed_clients_get_their_replies() {
 
 /// The second flush waits for a row until the first has failed; its client sent it before.
 #[test]
-fn a_flush_that_waited_to_be_taken_fails_for_a_loss_too() {
+fn a_flush_received_before_a_loss_was_reported_fails_too() {
     for (writes, requests_max) in [(0, 1), (0, 2), (3, 2), (40, 8)] {
         let fixture = Fixture::with(geometry(), BridgeConfig { requests_max, ..config() });
         let mut client = fixture.client(false);
@@ -495,14 +495,14 @@ fn a_flush_that_waited_to_be_taken_fails_for_a_loss_too() {
             let reply = client.reply(|_| 0);
             assert_eq!(reply.error != 0, reply.cookie < 100, "{requests_max} rows: {reply:?}");
         }
-        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0, "it was told");
+        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0, "the loss was already reported");
         client.disconnect();
         fixture.finish();
     }
 }
 
 #[test]
-fn bounds_that_cannot_work_are_refused() {
+fn unusable_limits_are_refused() {
     let ring = rtrs_core::rt::Ring::new(8).unwrap();
     let try_with = |config: BridgeConfig| {
         let device = crate::device::TestDevice::new(geometry(), Default::default());

@@ -224,7 +224,7 @@ fn no_ghost(on: usize, kernel: bool, look: bool) {
 }
 
 #[test]
-fn a_dead_connections_write_does_not_replace_a_newer_one() {
+fn a_write_of_a_dead_connection_does_not_overwrite_a_newer_one() {
     for on in [0, 1] {
         for look in [true, false] {
             no_ghost(on, false, look);
@@ -233,14 +233,14 @@ fn a_dead_connections_write_does_not_replace_a_newer_one() {
 }
 
 #[test]
-fn the_same_where_the_kernel_has_a_fresh_socket() {
+fn the_same_holds_for_a_kernel_reconnect() {
     for on in [0, 1] {
         no_ghost(on, true, false);
     }
 }
 
 #[test]
-fn what_a_dead_socket_brings_that_comes_late_is_not_carried_out() {
+fn late_data_on_a_dead_socket_is_discarded() {
     let mut two = Two::new();
     let (mut old, theirs) = two.shards[0].pair();
     old.write_all(&request(WRITE, 0, 1, 0, 4096)).unwrap();
@@ -287,7 +287,7 @@ fn reads_and_older_connections_wait_too() {
 }
 
 #[test]
-fn the_first_request_waits_until_every_shard_has_looked() {
+fn the_first_request_waits_for_every_shards_check() {
     let mut two = Two::new();
     let old = two.shards[0].client();
     two.leave_behind(old);
@@ -310,7 +310,7 @@ fn the_first_request_waits_until_every_shard_has_looked() {
 }
 
 #[test]
-fn a_shard_that_does_not_look_costs_new_clients_their_connection_and_the_kernel_time() {
+fn a_stuck_shard_delays_kernel_clients_and_disconnects_others() {
     let mut two = Two::new();
     let old = two.shards[0].client();
     two.leave_behind(old);
@@ -332,7 +332,7 @@ fn a_shard_that_does_not_look_costs_new_clients_their_connection_and_the_kernel_
 }
 
 #[test]
-fn what_has_not_begun_never_does() {
+fn unsubmitted_requests_of_a_closed_connection_are_dropped() {
     let mut two = Two::new();
     two.shards[0].switches.fill.store(1, SeqCst);
     let mut old = two.shards[0].client();
@@ -362,7 +362,7 @@ fn what_has_not_begun_never_does() {
 }
 
 #[test]
-fn clients_that_take_their_leave_are_answered_and_hold_up_what_overlaps() {
+fn closing_clients_are_answered_and_block_overlapping_requests() {
     for half_closed in [false, true] {
         let mut two = Two::new();
         two.shards[0].hold(true);
@@ -390,7 +390,7 @@ fn clients_that_take_their_leave_are_answered_and_hold_up_what_overlaps() {
 
 /// A half-closed TCP client looks the same as one that was replaced by another connection.
 #[test]
-fn a_half_closed_tcp_client_loses_its_first_request_where_another_one_asks_too() {
+fn a_half_closed_tcp_client_loses_its_request_to_another_client() {
     let all = [(true, true), (true, false), (false, true), (false, false)];
     for (connects_first, asks_first) in all {
         for alone in [false, true] {
@@ -418,7 +418,7 @@ fn a_half_closed_tcp_client_loses_its_first_request_where_another_one_asks_too()
 }
 
 #[test]
-fn what_waits_for_a_dead_write_ends_with_its_own_client() {
+fn a_blocked_request_ends_with_its_client() {
     let mut two = Two::new();
     let old = two.shards[0].client();
     two.leave_behind(old);
@@ -445,7 +445,7 @@ fn what_waits_for_a_dead_write_ends_with_its_own_client() {
 }
 
 #[test]
-fn a_large_write_that_was_left_half_sent_holds_up_what_it_reached() {
+fn a_partially_received_write_blocks_only_what_it_reached() {
     let mut two = Two::new();
     two.shards[0].hold(true);
     let mut old = two.shards[0].client();
@@ -503,7 +503,7 @@ fn no_ghost_of_a_stalled_client(kernel: bool, for_rows: bool) {
 }
 
 #[test]
-fn a_client_that_goes_while_its_requests_wait_is_noticed() {
+fn a_closed_client_with_blocked_requests_is_detected() {
     for kernel in [false, true] {
         for for_rows in [false, true] {
             no_ghost_of_a_stalled_client(kernel, for_rows);

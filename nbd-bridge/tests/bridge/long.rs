@@ -23,7 +23,7 @@ fn long_geometry() -> Geometry {
 }
 
 #[test]
-fn long_requests_go_there_and_back() {
+fn long_requests_are_served() {
     for structured in [false, true] {
         let fixture = Fixture::with(long_geometry(), config());
         let mut client = fixture.client(structured);
@@ -51,7 +51,7 @@ fn long_requests_go_there_and_back() {
 }
 
 #[test]
-fn one_chunk_holds_what_it_is_asked_to_or_says_that_it_cannot() {
+fn a_dont_fragment_read_returns_one_chunk_or_overflows() {
     let fixture = Fixture::with(long_geometry(), config());
     let mut client = fixture.client(true);
     client.send(READ, DF, 1, 1, PIECE as u32);
@@ -69,7 +69,7 @@ fn one_chunk_holds_what_it_is_asked_to_or_says_that_it_cannot() {
 }
 
 #[test]
-fn beside_other_devices_long_reads_come_in_pieces_that_there_is_memory_for() {
+fn long_reads_are_split_to_fit_memory_shared_with_other_devices() {
     for others in [1, 17] {
         for structured in [false, true] {
             let fixture = Fixture::beside(others, long_geometry(), config());
@@ -89,7 +89,7 @@ fn beside_other_devices_long_reads_come_in_pieces_that_there_is_memory_for() {
 
 /// A simple reply cannot be interleaved with another, and with chunks no reply has to wait.
 #[test]
-fn other_replies_come_behind_or_between() {
+fn other_replies_come_after_or_between_the_pieces() {
     for structured in [false, true] {
         let fixture = Fixture::with(long_geometry(), config());
         fixture.switches.delay_us.store(2000, SeqCst);
@@ -115,7 +115,7 @@ fn other_replies_come_behind_or_between() {
 }
 
 #[test]
-fn a_failure_behind_the_first_piece_is_said_in_a_chunk_and_else_ends_the_connection() {
+fn a_late_failure_sends_an_error_chunk_or_closes() {
     for structured in [false, true] {
         let fixture = Fixture::with(long_geometry(), config());
         let mut client = fixture.client(structured);
@@ -138,7 +138,7 @@ fn a_failure_behind_the_first_piece_is_said_in_a_chunk_and_else_ends_the_connect
 }
 
 #[test]
-fn a_client_that_goes_in_the_middle_leaves_nothing() {
+fn a_client_closing_midway_leaves_nothing() {
     for (structured, read) in [(false, 1), (true, 1), (false, PIECE + MIB), (true, PIECE + MIB)] {
         let fixture = Fixture::with(long_geometry(), config());
         let mut client = fixture.client(structured);
@@ -154,7 +154,7 @@ fn a_client_that_goes_in_the_middle_leaves_nothing() {
 }
 
 #[test]
-fn clients_that_read_nothing_hold_no_more_than_a_piece() {
+fn clients_that_read_nothing_hold_at_most_one_piece() {
     let fixture = Fixture::with(long_geometry(), config());
     let lazy: Vec<Client> = (0..7)
         .map(|_| {

@@ -3,15 +3,15 @@
 //! After every turn the bridge checks its rows and buffers (`Bridge::check`), and every test ends
 //! with all rows and buffers returned.
 
+mod abandoned;
 mod client;
 mod device;
 mod fixture;
 mod flow;
 mod ghosts;
-mod given_up;
 mod long;
 mod mixture;
-mod neighbours;
+mod neighbors;
 mod parts;
 mod programs;
 mod resize;

@@ -30,7 +30,7 @@ fn blocks_of(logical_block: u32) -> Geometry {
 }
 
 #[test]
-fn any_bytes_are_read_and_written() {
+fn any_byte_range_is_read_and_written() {
     for (block, io_max) in [(512, 32 << 20), (4096, 4096), (65_536, 300_000)] {
         let fixture = Fixture::with(Geometry { io_max, ..blocks_of(block) }, config());
         let mut client = fixture.client(block == 512);
@@ -64,7 +64,7 @@ fn any_bytes_are_read_and_written() {
 }
 
 #[test]
-fn zeroes_reach_their_bytes_and_trims_only_whole_blocks() {
+fn zeroes_cover_their_bytes_and_trims_only_whole_blocks() {
     let fixture = Fixture::new();
     let mut client = fixture.client(true);
     let mut model = pattern(1, 64 << 10);
@@ -97,7 +97,7 @@ fn each_part_of_a_durable_write_is_durable() {
 }
 
 #[test]
-fn clients_that_asked_for_block_sizes_and_writers_beside_others_keep_to_blocks() {
+fn clients_with_block_sizes_and_shared_writers_keep_to_blocks() {
     let fixture = Fixture::new();
     let mut asking = Client::with(fixture.socket(), false, &go_asking("vol0"));
     for command in [READ, TRIM, ZEROES] {
@@ -121,7 +121,7 @@ fn clients_that_asked_for_block_sizes_and_writers_beside_others_keep_to_blocks()
 }
 
 #[test]
-fn a_device_that_takes_partial_writes_gets_the_bytes_alone() {
+fn a_device_with_partial_writes_gets_only_the_bytes() {
     for shared_writes in [false, true] {
         let geometry = Geometry { partial_writes: true, ..geometry() };
         let fixture = Fixture::with(geometry, BridgeConfig { shared_writes, ..config() });
@@ -147,7 +147,7 @@ fn a_device_that_takes_partial_writes_gets_the_bytes_alone() {
 }
 
 #[test]
-fn a_change_of_a_part_waits_for_older_changes_of_the_block() {
+fn a_partial_write_waits_for_older_changes_of_its_block() {
     for other in [0, 1] {
         let mut two = Two::new();
         let mut first = two.shards[0].client();
@@ -169,7 +169,7 @@ fn a_change_of_a_part_waits_for_older_changes_of_the_block() {
 }
 
 #[test]
-fn a_change_of_a_part_waits_for_older_changes_that_the_device_has_no_room_for() {
+fn a_partial_write_waits_for_older_queued_changes() {
     for other in [0, 1] {
         let mut two = Two::new();
         let mut first = two.shards[0].client();
@@ -195,7 +195,7 @@ fn a_change_of_a_part_waits_for_older_changes_that_the_device_has_no_room_for() 
 }
 
 #[test]
-fn newer_changes_of_the_block_wait_for_a_change_of_a_part() {
+fn newer_changes_of_a_block_wait_for_a_partial_write() {
     for other in [0, 1] {
         let mut two = Two::new();
         let mut first = two.shards[0].client();
@@ -237,7 +237,7 @@ fn newer_changes_of_the_block_wait_for_a_change_of_a_part() {
 }
 
 #[test]
-fn a_failing_device_fails_the_request_and_holds_nothing_up() {
+fn a_failing_device_fails_the_request_and_blocks_nothing() {
     // The failing IO is the read of the block, its write, or one of several parts.
     for (every, data) in [(1, 100), (2, 100), (3, 2000), (4, 2000), (5, 2000)] {
         let fixture = Fixture::new();
@@ -257,7 +257,7 @@ fn a_failing_device_fails_the_request_and_holds_nothing_up() {
 }
 
 #[test]
-fn nothing_more_begins_for_a_client_that_is_gone() {
+fn no_further_io_starts_for_a_closed_client() {
     let mut two = Two::new();
     let mut gone = two.shards[0].client();
     two.shards[0].hold(true);
@@ -284,7 +284,7 @@ fn nothing_more_begins_for_a_client_that_is_gone() {
 
 /// The orphaned write has had its turn in the block, and its other end waits.
 #[test]
-fn a_change_within_a_block_ends_while_an_orphaned_write_beside_it_goes_on() {
+fn a_partial_write_completes_beside_an_orphaned_write() {
     let mut two = Two::new();
     let mut blocker = two.shards[1].client();
     let mut gone = two.shards[0].client();
@@ -313,7 +313,7 @@ fn a_change_within_a_block_ends_while_an_orphaned_write_beside_it_goes_on() {
 }
 
 #[test]
-fn rows_are_not_lost_when_as_many_parts_are_changed_as_can_be() {
+fn the_maximum_number_of_partial_writes_loses_no_row() {
     let mut two = Two::with(BridgeConfig { requests_max: 400, ..config() });
     let mut client = two.shards[0].client();
     let mut other = two.shards[0].client();
@@ -341,7 +341,7 @@ fn rows_are_not_lost_when_as_many_parts_are_changed_as_can_be() {
 }
 
 #[test]
-fn parts_are_of_the_blocks_that_the_device_has_when_the_client_comes() {
+fn block_sizes_are_those_at_connection_time() {
     let fixture = Fixture::with(blocks_of(4096), config());
     let mut older = fixture.client(false);
     older.write(0, &[1; 8192]);
@@ -357,7 +357,7 @@ fn parts_are_of_the_blocks_that_the_device_has_when_the_client_comes() {
 }
 
 #[test]
-fn a_payload_that_does_not_arrive_changes_only_what_arrived() {
+fn a_truncated_payload_changes_only_received_bytes() {
     let mut two = Two::new();
     let mut client = two.shards[0].client();
     let data = pattern(1, 1 << 20);
@@ -374,7 +374,7 @@ fn a_payload_that_does_not_arrive_changes_only_what_arrived() {
 }
 
 #[test]
-fn what_is_given_up_is_told_and_what_waits_for_it_fails_in_time() {
+fn overdue_partial_writes_fail_and_blocked_ones_time_out() {
     let mut two = Two::with(BridgeConfig { deferred_max: Some(30 * SECOND), ..config() });
     let (mut client, mut other) = (two.shards[0].client(), two.shards[1].client());
     two.shards[0].hold(true);
@@ -432,7 +432,7 @@ proptest! {
     /// Clients on two shards change and read overlapping bytes at once. Afterwards each byte has
     /// the value of one of its writers in this round, or its former value if there was no writer.
     #[test]
-    fn every_byte_is_what_one_of_its_writers_put_there(
+    fn every_byte_comes_from_one_of_its_writers(
         rounds in proptest::collection::vec(proptest::collection::vec(ask(), 1..24), 1..12),
         (block, delay_us, reverse, fill) in
             (prop_oneof![Just(512), Just(4096)], 0..3u64, any::<bool>(), 0..4u32),

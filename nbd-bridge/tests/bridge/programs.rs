@@ -11,7 +11,7 @@ use crate::client::pattern;
 use crate::fixture::{Fixture, Message};
 
 #[test]
-fn the_nbd_crate_reads_what_it_wrote() {
+fn the_nbd_crate_reads_its_writes() {
     let fixture = Fixture::new();
     let mut socket = fixture.socket();
     let export = handshake(&mut socket, b"vol0").unwrap();
@@ -87,7 +87,7 @@ fn on_both_sockets(name: &str, run: impl Fn(&str, &Scratch)) {
 }
 
 #[test]
-fn nbdinfo_sees_the_export() {
+fn nbdinfo_shows_the_export() {
     on_both_sockets("info", |uri, _| {
         let Some(text) = program("nbdinfo", &["--json", uri]) else { return };
         for word in ["\"export-size\": 67108864", "\"can_multi_conn\": true", "\"can_fua\": true"] {
@@ -113,7 +113,7 @@ fn nbdcopy_copies_both_ways() {
 }
 
 #[test]
-fn qemu_io_patterns_hold() {
+fn qemu_io_patterns_verify() {
     on_both_sockets("qemu", |uri, _| {
         let commands = [
             "write -P 0x5a 0 2M",

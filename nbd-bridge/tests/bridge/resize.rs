@@ -26,7 +26,7 @@ fn offered_size(fixture: &Fixture) -> u64 {
 }
 
 #[test]
-fn a_new_size_holds_for_new_connections_and_for_running_ones() {
+fn a_new_size_applies_to_new_and_existing_connections() {
     let fixture = Fixture::new();
     let mut client = fixture.client(true);
     assert_eq!(offered_size(&fixture), 64 * MIB);

@@ -17,7 +17,7 @@ fn client(fixture: &Fixture) -> Client {
 }
 
 #[test]
-fn holes_are_told_as_far_as_they_were_asked_for() {
+fn holes_are_reported_within_the_requested_range() {
     let fixture = Fixture::new();
     let mut client = client(&fixture);
     assert_eq!(client.status(0, 0, 64 << 20), Ok(vec![(64 << 20, HOLE)]));
@@ -38,7 +38,7 @@ fn holes_are_told_as_far_as_they_were_asked_for() {
 }
 
 #[test]
-fn a_list_is_as_long_as_its_room() {
+fn a_status_list_is_limited_by_its_buffer() {
     let fixture = Fixture::new();
     let mut client = client(&fixture);
     for at in 0..600 {
@@ -51,7 +51,7 @@ fn a_list_is_as_long_as_its_room() {
 }
 
 #[test]
-fn who_cannot_say_says_that_all_is_data_and_who_answers_nonsense_fails() {
+fn unknown_extents_are_reported_as_data_and_invalid_ones_fail() {
     let fixture = Fixture::new();
     let mut client = client(&fixture);
     fixture.switches.extents.store(1, SeqCst);
@@ -68,7 +68,7 @@ fn who_cannot_say_says_that_all_is_data_and_who_answers_nonsense_fails() {
 }
 
 #[test]
-fn nothing_is_offered_where_holes_are_unknown() {
+fn block_status_is_not_offered_without_extents() {
     let fixture = Fixture::with(Geometry { extents: false, ..geometry() }, config());
     assert!(Client::knowing_holes(fixture.socket()).is_none());
     let mut client = fixture.client(true);
@@ -78,7 +78,7 @@ fn nothing_is_offered_where_holes_are_unknown() {
 }
 
 #[test]
-fn a_client_that_goes_leaves_nothing() {
+fn a_closing_client_leaves_nothing() {
     let fixture = Fixture::new();
     let mut gone = client(&fixture);
     fixture.switches.hold.store(true, SeqCst);

@@ -86,7 +86,7 @@ impl Timed {
 }
 
 #[test]
-fn a_handshake_has_a_bound_however_busy() {
+fn a_handshake_is_bounded_even_under_load() {
     let mut timed = Timed::new();
     let mut socket = timed.socket();
     timed.settle();
@@ -99,7 +99,7 @@ fn a_handshake_has_a_bound_however_busy() {
 }
 
 #[test]
-fn idle_clients_stay_and_late_devices_are_waited_for() {
+fn idle_clients_stay_and_slow_devices_are_awaited() {
     let mut timed = Timed::new();
     let mut client = timed.client();
     timed.pass(3600);
@@ -133,7 +133,7 @@ fn idle_clients_stay_and_late_devices_are_waited_for() {
 }
 
 #[test]
-fn a_message_that_stops_in_the_middle_has_a_bound() {
+fn a_truncated_message_times_out() {
     let mut header = request(READ, 0, 1, 0, 4096);
     header.pop();
     let mut payload = request(WRITE, 0, 1, 0, 1 << 20);
@@ -159,7 +159,7 @@ fn a_message_that_stops_in_the_middle_has_a_bound() {
 }
 
 #[test]
-fn a_client_that_does_not_read_has_a_bound() {
+fn a_client_that_does_not_read_times_out() {
     let mut timed = Timed::new();
     let mut client = timed.client();
     client.send(READ, 0, 1, 0, 32 << 20);
@@ -172,7 +172,7 @@ fn a_client_that_does_not_read_has_a_bound() {
 }
 
 #[test]
-fn the_kernel_is_never_cut_off() {
+fn the_kernel_is_never_disconnected() {
     let mut timed = Timed::new();
     let mut kernel = timed.kernel();
     timed.pass(3600);
@@ -212,7 +212,7 @@ fn the_kernel_is_never_cut_off() {
 }
 
 #[test]
-fn the_first_reply_to_the_kernel_goes_on_where_it_was_begun() {
+fn the_first_reply_to_the_kernel_resumes_where_it_began() {
     let mut timed = Timed::new();
     let mut kernel = timed.kernel_unread();
     kernel.send(READ, 0, 1, 0, 4096);
@@ -226,7 +226,7 @@ fn the_first_reply_to_the_kernel_goes_on_where_it_was_begun() {
 }
 
 #[test]
-fn a_full_queue_of_the_kernel_is_taken_at_once() {
+fn a_full_kernel_queue_is_accepted_at_once() {
     // As for a kernel device: all requests at the kernel's default size.
     let config =
         BridgeConfig { connections_max: 2, touched_bytes: BUSY_BYTES, ..BridgeConfig::default() };

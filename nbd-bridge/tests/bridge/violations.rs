@@ -27,7 +27,7 @@ fn beside_a_good_client(violation: impl FnOnce(&Fixture)) {
 }
 
 #[test]
-fn wrong_magic_closes() {
+fn a_wrong_magic_closes_the_connection() {
     beside_a_good_client(|fixture| {
         let mut client = fixture.client(false);
         client.stream.write_all(&[0x55; 28]).unwrap();
@@ -45,7 +45,7 @@ fn wrong_magic_closes() {
 }
 
 #[test]
-fn garbage_in_the_handshake_closes() {
+fn garbage_in_the_handshake_closes_the_connection() {
     beside_a_good_client(|fixture| {
         for garbage in [vec![0xff; 4], [&[0, 0, 0, 3][..], &[7; 64]].concat(), vec![0; 5000]] {
             let mut socket = fixture.socket();
@@ -78,7 +78,7 @@ fn an_oversize_write_is_refused_and_skipped() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_refused() {
     beside_a_good_client(|fixture| {
         let mut client = fixture.client(false);
         assert_eq!(client.error_of(99, 0, 0, 4096), EINVAL);
@@ -152,7 +152,7 @@ fn the_stream_may_end_at_any_byte() {
 }
 
 #[test]
-fn a_session_byte_by_byte_is_a_session() {
+fn a_session_works_byte_by_byte() {
     for structured in [false, true] {
         let fixture = Fixture::new();
         let mut whole = Vec::new();
@@ -197,7 +197,7 @@ fn a_long_payload_may_stop_anywhere() {
 }
 
 #[test]
-fn options_without_end_are_bounded_and_harmless() {
+fn endless_options_are_bounded_and_harmless() {
     beside_a_good_client(|fixture| {
         let mut socket = fixture.socket();
         let mut bytes = 3u32.to_be_bytes().to_vec();
@@ -224,7 +224,7 @@ fn options_without_end_are_bounded_and_harmless() {
 }
 
 #[test]
-fn crowds_come_and_go() {
+fn many_clients_connect_and_disconnect() {
     let fixture = Fixture::new();
     for round in 0..100 {
         let socket = fixture.socket();
@@ -248,7 +248,7 @@ fn crowds_come_and_go() {
 }
 
 #[test]
-fn one_connection_too_many_is_turned_away() {
+fn connections_beyond_the_limit_are_refused() {
     let fixture = Fixture::new();
     let mut clients: Vec<_> = (0..8).map(|_| fixture.client(true)).collect();
     assert!(is_closed(&mut fixture.socket()));

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rest_arrives_in_whatever_parts() {
+    fn the_rest_arrives_in_any_number_of_parts() {
         let payload: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
         let (a, b) = payload.split_at(40_000);
         for parts in [vec![IoSlice::new(&payload)], vec![IoSlice::new(a), IoSlice::new(b)]] {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_keep_us_waiting_is_refused() {
+    fn descriptors_that_could_block_are_refused() {
         let file = File::open("/proc/self/status").unwrap();
         let error = take_rest(file.into(), 100_000, &mut []).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn other_memory_is_refused() {
+    fn foreign_memory_is_refused() {
         let memory = SharedMemory::create("x", 4096).unwrap();
         let fd = memory.as_fd().try_clone_to_owned().unwrap();
         assert_eq!(Board::open(fd).unwrap_err().kind(), io::ErrorKind::InvalidData);

@@ -356,14 +356,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn encoding_round_trips() {
         check([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), false);
         check("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap(), true);
     }
 
     /// Sizes of the kernel's packed structures.
     #[test]
-    fn elements_have_the_kernels_sizes() {
+    fn elements_have_the_sizes_of_the_kernel() {
         let sizes = [(10000, 40), (10001, 42), (10003, 26), (10004, 26), (10005, 26), (10006, 28)];
         let v6 = [(10011, 65), (10012, 50), (10013, 50), (10014, 50), (10015, 52)];
         for (number, size) in sizes.into_iter().chain(v6) {

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_pass_and_others_do_not() {
+    fn valid_packets_pass_and_others_are_refused() {
         for address in ["10.0.0.1", "fd00::1", "::"] {
             let address = address.parse().unwrap();
             let value = 0xdead_beef;

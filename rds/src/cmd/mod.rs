@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_holds() {
+    fn the_command_line_definition_is_valid() {
         LowArgs::command().debug_assert();
     }
 

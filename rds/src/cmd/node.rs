@@ -35,7 +35,7 @@ const OTHER_TIME_MAX: Duration = Duration::from_secs(1);
 /// Time for a daemon to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 /// Interval of the checks that the nodes still run.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Open files of the process in addition to its nodes, and of a node in addition to its sockets and
 /// peers, including 256 requests of users.
 const PROCESS_FILES: u64 = 64;
@@ -224,7 +224,7 @@ fn serve(args: &NodeArgs, output: Output) -> Result<(), Error> {
         tracing::warn!(%error, "cannot print that the nodes are ready");
     }
     manager.ready(ready.trim_end());
-    while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK) {
+    while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL_INTERVAL) {
         if let Some(ended) = nodes.iter().find(|node| !node.is_running()) {
             let text = format!("the node {} has failed; see the log", ended.address());
             return Err(Error::new(ErrorKind::System, text));
@@ -502,7 +502,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_files_suffice_for_what_the_settings_allow() {
+    fn the_open_file_limit_covers_the_settings() {
         let mut settings = Settings::default();
         assert_eq!(open_files(&settings, 1), 64 + 320 + 4096 + 2 * 1024);
         settings.sockets_max = "10".parse().unwrap();

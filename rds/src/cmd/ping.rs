@@ -21,7 +21,7 @@ use crate::wire::PING_PORT;
 /// Number of sockets used in turn: the socket of an answer identifies its ping.
 const SOCKETS: usize = 8;
 /// Interval of the checks for signals.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The arguments of `ping`.
 #[derive(Debug, Args)]
@@ -109,7 +109,7 @@ pub(super) fn run(args: &PingArgs, output: Output) -> Result<(), Error> {
             }
         }
         let wake = if is_last { until.unwrap_or(next) } else { next };
-        wait(&slots, wake.since(Clock.now()).min(LOOK))?;
+        wait(&slots, wake.since(Clock.now()).min(POLL_INTERVAL))?;
         let now = Clock.now();
         for slot in &mut slots {
             loop {

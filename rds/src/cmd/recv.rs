@@ -88,7 +88,7 @@ mod tests {
     use super::shown;
 
     #[test]
-    fn json_loses_no_byte() {
+    fn json_preserves_every_byte() {
         assert_eq!(shown("é\n".as_bytes()), ("text", "é\n".to_owned()));
         assert_eq!(shown(b"a\xff"), ("base64", "Yf8=".to_owned()));
     }

@@ -17,7 +17,7 @@ use crate::socket::{Error as SocketError, Node, RdsSocket};
 use crate::wire::PAYLOAD_MAX;
 
 /// Interval of the checks whether everything has arrived.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The arguments of `send`.
 #[derive(Debug, Args)]
@@ -150,7 +150,7 @@ fn wait_arrived(
             let text = format!("{} not delivered to {ip} within {limit} s: {why}", were(left));
             return Err(Error::new(ErrorKind::Messages, text));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -188,7 +188,7 @@ mod tests {
     use super::{ended, were};
 
     #[test]
-    fn messages_are_counted_in_words() {
+    fn message_counts_are_put_in_words() {
         assert_eq!(ended(1), "the node has ended; 1 message may not have arrived");
         assert_eq!(ended(2), "the node has ended; 2 messages may not have arrived");
         assert_eq!((were(1), were(3)), ("1 message was".into(), "3 messages were".into()));

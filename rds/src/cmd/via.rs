@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_say_what_to_do_on_the_command_line() {
+    fn errors_give_a_command_line_hint() {
         let wrong = on(&Node::kernel([10, 0, 0, 1].into()), ErrorKind::Node);
         let text = |errno: Errno| wrong(SocketError::receiving(errno.into())).to_string();
         let gone = "node 10.0.0.1 has ended; start it and run this command again";
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_source_is_found_by_the_route() {
+    fn the_source_address_follows_the_route() {
         let loopback: IpAddr = [127, 0, 0, 1].into();
         assert_eq!(source_of(loopback).unwrap(), loopback);
         assert_eq!(resolve("127.0.0.1", None).unwrap(), loopback);

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn payloads_have_the_length_that_they_say() {
+    fn payload_lengths_match_their_headers() {
         let inline = vec![7; INLINE_FIRST];
         let rest = |len: usize| put_rest(&[IoSlice::new(&vec![7; len])]).ok();
         assert_eq!(whole(3, &[1, 2, 3], None), Some(vec![1, 2, 3]));

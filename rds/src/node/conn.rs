@@ -12,9 +12,10 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Number of unanswered probes that end a connection.
 const KEEPALIVES: u32 = 5;
 /// Minimum and maximum interval of the checks for acknowledged bytes while a user waits for them.
-const LOOK: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
 /// Minimum and maximum interval when no user waits, and only memory has to be released.
-const LOOK_IDLE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
+const POLL_INTERVALS_IDLE: (Duration, Duration) =
+    (Duration::from_millis(10), Duration::from_millis(100));
 
 /// A TCP connection to a peer.
 #[derive(Debug)]
@@ -28,8 +29,8 @@ pub(super) struct Conn {
     /// No data has been read yet.
     pub(super) is_fresh: bool,
     /// Time of the next check for acknowledged bytes.
-    pub(super) look_at: Option<Instant>,
-    look_wait: Duration,
+    pub(super) poll_at: Option<Instant>,
+    poll_interval: Duration,
     acked: u64,
 }
 
@@ -41,22 +42,22 @@ impl Conn {
             reading: None,
             writing: None,
             is_fresh: true,
-            look_at: None,
-            look_wait: Duration::ZERO,
+            poll_at: None,
+            poll_interval: Duration::ZERO,
             acked: 0,
         }
     }
 
     /// Schedules the next check for acknowledged bytes, after the peer has acknowledged `acked`
     /// bytes in total.
-    pub(super) fn plan_look(&mut self, now: Instant, acked: u64, is_urgent: bool) {
+    pub(super) fn plan_poll(&mut self, now: Instant, acked: u64, is_urgent: bool) {
         let progress = std::mem::replace(&mut self.acked, acked) != acked;
-        let (shortest, longest) = if is_urgent { LOOK } else { LOOK_IDLE };
-        self.look_wait = match progress {
+        let (shortest, longest) = if is_urgent { POLL_INTERVALS } else { POLL_INTERVALS_IDLE };
+        self.poll_interval = match progress {
             true => shortest,
-            false => (self.look_wait * 2).clamp(shortest, longest),
+            false => (self.poll_interval * 2).clamp(shortest, longest),
         };
-        self.look_at = Some(now + self.look_wait);
+        self.poll_at = Some(now + self.poll_interval);
     }
 }
 

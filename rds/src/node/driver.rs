@@ -16,7 +16,7 @@ use crate::proto::{Event, Node};
 /// Time for a stopping node to deliver the messages of its users.
 const GRACE: Duration = Duration::from_secs(1);
 /// Interval of the checks whether it has.
-const GRACE_LOOK: Duration = Duration::from_millis(5);
+const GRACE_CHECK: Duration = Duration::from_millis(5);
 
 /// Messages from other threads to a node.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub struct NodeShard<A> {
     clients: Clients,
     app: A,
     inbox: Inbox<Command>,
-    /// Time at which to stop, whatever is left.
+    /// Time at which to stop, regardless of pending work.
     ends_at: Option<Instant>,
     looks_at: Option<Instant>,
     done: bool,
@@ -124,7 +124,7 @@ impl<A: App> NodeShard<A> {
     /// Stops once all messages of users have arrived, or when the time is over.
     fn end(&mut self, now: Instant) {
         let Some(at) = self.ends_at else { return };
-        self.looks_at = Some(now + GRACE_LOOK);
+        self.looks_at = Some(now + GRACE_CHECK);
         if self.node.memory().1 == 0 || at <= now {
             self.tcp.close_all();
             self.done = true;
@@ -151,7 +151,7 @@ impl<A: App> Shard for NodeShard<A> {
             busy = true;
         }
         busy |= self.tcp.flush(now, &mut self.node);
-        // Acknowledged messages make room.
+        // Acknowledged messages free buffer space.
         busy |= self.events(now);
         self.clients.show(&self.node);
         if self.app.is_done() && self.ends_at.is_none() {

@@ -165,7 +165,7 @@ impl Tcp {
         for link in std::mem::take(&mut self.touched) {
             self.look(now, node, link);
         }
-        let due = self.conns.iter().filter(|(_, conn)| conn.look_at.is_some_and(|at| at <= now));
+        let due = self.conns.iter().filter(|(_, conn)| conn.poll_at.is_some_and(|at| at <= now));
         let due: Vec<LinkId> = due.map(|(link, _)| *link).collect();
         for link in due {
             self.look(now, node, link);
@@ -175,7 +175,7 @@ impl Tcp {
 
     /// Returns the time at which to call `turn` even if nothing happens.
     pub(super) fn deadline(&self, node: &Node) -> Option<Instant> {
-        let looks = self.conns.values().filter_map(|conn| conn.look_at).min();
+        let looks = self.conns.values().filter_map(|conn| conn.poll_at).min();
         earliest(earliest(node.deadline(), looks), self.accept_at)
     }
 
@@ -369,13 +369,13 @@ impl Tcp {
     fn look(&mut self, now: Instant, node: &mut Node, link: LinkId) {
         let Some(conn) = self.conns.get_mut(&link) else { return };
         let Some((written, acked, is_urgent)) = node.awaits_ack(link) else {
-            conn.look_at = None;
+            conn.poll_at = None;
             return;
         };
-        let is_due = conn.look_at.is_some_and(|at| at <= now);
+        let is_due = conn.poll_at.is_some_and(|at| at <= now);
         if !is_due && !is_urgent && written - acked < LOOK_FROM {
-            if conn.look_at.is_none() {
-                conn.plan_look(now, acked, false);
+            if conn.poll_at.is_none() {
+                conn.plan_poll(now, acked, false);
             }
             return;
         }
@@ -384,8 +384,8 @@ impl Tcp {
         let acked = written.saturating_sub(unacked as u64);
         node.acked(link, acked);
         match node.awaits_ack(link) {
-            Some((_, _, is_urgent)) => conn.plan_look(now, acked, is_urgent),
-            None => conn.look_at = None,
+            Some((_, _, is_urgent)) => conn.plan_poll(now, acked, is_urgent),
+            None => conn.poll_at = None,
         }
     }
 

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_attempt_is_at_once_and_later_ones_spread_out() {
+    fn the_first_attempt_is_immediate_and_later_ones_spread_out() {
         let (min, max) = (Duration::from_millis(1), Duration::from_secs(1));
         let mut backoff = Backoff::new(min, max, Prng::new(1));
         for _ in 0..2 {

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_buffer_is_larger_than_the_largest() {
+    fn buffers_do_not_exceed_the_maximum() {
         let mut config = Config::new([10, 0, 0, 1].into(), 1, 1);
         config.buffer_max = 120 << 10;
         for (asked, size) in [(0, MESSAGE_COST), (5000, 5000), (1 << 20, 120 << 10)] {

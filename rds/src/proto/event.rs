@@ -57,7 +57,7 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
     /// Port 1 is reserved for probes.
-    #[error("port 1 is for probes; use another one, or 0 for any")]
+    #[error("port 1 is reserved for probes; use another one, or 0 for a free one")]
     Reserved,
     /// The port is in use.
     #[error("port {0} is in use")]
@@ -77,10 +77,10 @@ pub enum SendError {
     #[error("{0} is not the address of one node")]
     Address(IpAddr),
     /// The address family differs from that of the node.
-    #[error("{0} is of the other family of addresses than this node")]
+    #[error("{0} is not in the address family of this node")]
     Family(IpAddr),
     /// The message is longer than a message or the send buffer may be.
-    #[error("the message has {len} bytes; the longest that this socket sends has {max}")]
+    #[error("the message has {len} bytes; the limit of this socket is {max}")]
     TooLong {
         /// Length of the message in bytes.
         len: usize,

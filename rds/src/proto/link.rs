@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_written_and_acknowledged_at_any_byte() {
+    fn a_stream_can_be_written_and_acknowledged_in_any_pieces() {
         let mut link = link(&[0, 10, 100]);
         link.hand_map(Header::default(), vec![1; 20]);
         let whole = 48 + 58 + 148 + 68;
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_acknowledged_comes_back_in_order() {
+    fn unacknowledged_messages_are_returned_in_order() {
         let mut link = link(&[1, 2, 3, 4]);
         link.wrote(49 + 50 + 1);
         assert!(link.pop_acked(49).is_some());
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_acknowledged_before_it_is_written() {
+    fn messages_are_not_acknowledged_before_they_are_written() {
         let mut link = link(&[10]);
         link.wrote(57);
         assert!(link.pop_acked(u64::MAX).is_none());

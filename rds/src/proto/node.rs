@@ -161,7 +161,7 @@ impl Node {
             self.forget(address);
             return;
         }
-        peer.look_at = peer.look_at.filter(|at| *at > now);
+        peer.check_at = peer.check_at.filter(|at| *at > now);
         match peer.phase {
             Phase::Waiting(at) if at <= now => match peer.wants_connection() {
                 true => self.attempt(now, address),
@@ -283,7 +283,7 @@ impl Node {
     /// Handles the request of a larger peer for a connection.
     fn kicked(&mut self, now: Instant, address: IpAddr) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
-        if mutated!(RdsKickIgnored) {
+        if mutated!(RdsConnectRequestIgnored) {
             return;
         }
         match peer.phase {
@@ -326,7 +326,7 @@ impl Node {
         peer.was_up = true;
         peer.backoff.reset();
         let waits = peer.map.is_none() || peer.generation_in_map;
-        let waits = waits && !mutated!(RdsUnheld);
+        let waits = waits && !mutated!(RdsMapNotAwaited);
         peer.hold_until = waits.then(|| now + HOLD);
         if let Some(until) = peer.hold_until {
             self.timers.insert((until, Timer::Peer(address)));
@@ -381,9 +381,9 @@ impl Node {
     fn rest(&mut self, now: Instant, address: IpAddr) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
         peer.phase = Phase::Idle;
-        if !peer.has_sent && peer.look_at.is_none() {
+        if !peer.has_sent && peer.check_at.is_none() {
             let at = now + STALE;
-            peer.look_at = Some(at);
+            peer.check_at = Some(at);
             self.timers.insert((at, Timer::Peer(address)));
         }
     }
@@ -405,7 +405,7 @@ impl Node {
             return Ok(());
         }
         if self.peers.len() >= self.config.peers_max {
-            let free = self.peers.iter().filter(|(_, peer)| peer.may_go(now));
+            let free = self.peers.iter().filter(|(_, peer)| peer.may_be_forgotten(now));
             let victim = free.min_by_key(|(_, peer)| (peer.is_proven, peer.since));
             let Some(victim) = victim.map(|(address, _)| *address) else {
                 self.stats.peers_refused += 1;
@@ -509,7 +509,7 @@ impl Node {
             }
             // The peer may remember sequence numbers of our former run, and consider repeated
             // messages old. The probe is never a repeat, so it makes the peer restart its count.
-            let waits_for_ack = !peer.is_synced && link.has_probed && !mutated!(RdsUnsynced);
+            let waits_for_ack = !peer.is_synced && link.has_probed && !mutated!(RdsProbeNotAwaited);
             if waits_for_ack || peer.hold_until.is_some() {
                 break;
             }
@@ -522,7 +522,7 @@ impl Node {
     /// Records that the first `acked` bytes written to a connection have arrived at the peer's
     /// system. Ignored until data has been received on the connection.
     pub fn acked(&mut self, id: LinkId, acked: u64) {
-        let believes = self.config.generation == 0 || mutated!(RdsAckUntaken);
+        let believes = self.config.generation == 0 || mutated!(RdsAckUnaccepted);
         let is_taken = |link: &&mut Link| link.is_taken || believes;
         let Some(link) = self.links.get_mut(&id).filter(is_taken) else { return };
         let address = link.peer;

@@ -117,7 +117,7 @@ impl Outbox {
             }
             match message.owner {
                 Owner::Nobody | Owner::Probe => dropped.push(message),
-                Owner::Socket(_) | Owner::Pong if mutated!(RdsLostBehind) => {
+                Owner::Socket(_) | Owner::Pong if mutated!(RdsLostQueuedLast) => {
                     self.queue.push_back(message);
                 }
                 Owner::Socket(_) | Owner::Pong => self.queue.push_front(message),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_goes_first_with_its_number() {
+    fn lost_messages_are_sent_first_with_their_number() {
         let owner = Owner::Pong;
         let mut outbox = Outbox::default();
         (2..7).for_each(|sport| outbox.push(message(sport, owner)));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_and_what_is_nobodys_are_not_sent_again() {
+    fn probes_and_ownerless_messages_are_not_resent() {
         let mut outbox = Outbox::default();
         for owner in [Owner::Probe, Owner::Nobody, Owner::Pong] {
             outbox.push(message(2, owner));

@@ -9,7 +9,7 @@ use super::event::LinkId;
 use super::outbox::{Outbox, Owner};
 use crate::wire::CongestionMap;
 
-/// Time of absence after which a peer may be forgotten if others need its place.
+/// Time of absence after which a peer may be forgotten if others need its slot.
 const AWAY: Duration = Duration::from_secs(600);
 /// Time of absence after which peers are forgotten if they have never sent a message to a user.
 pub(super) const STALE: Duration = Duration::from_secs(300);
@@ -42,7 +42,7 @@ pub(super) struct Peer {
     /// Time when the peer first became known, or when the last established connection was lost.
     pub(super) since: Instant,
     /// Time at which a timer checks whether the peer is stale.
-    pub(super) look_at: Option<Instant>,
+    pub(super) check_at: Option<Instant>,
     /// The peer has sent valid data.
     pub(super) is_proven: bool,
     /// The peer has sent a message to a user. If it were forgotten, a repeated message would look
@@ -78,7 +78,7 @@ impl Peer {
             last_attempt: None,
             was_up: false,
             since: now,
-            look_at: None,
+            check_at: None,
             is_proven: false,
             has_sent: false,
             outbox: Outbox::default(),
@@ -108,7 +108,7 @@ impl Peer {
 
     /// Whether a connection is to be established when none is up.
     pub(super) fn wants_connection(&self) -> bool {
-        // Only another map can report that its ports have room again.
+        // Only another map can report that its ports are no longer congested.
         let is_congested = self.map.as_ref().is_some_and(|map| map.ports().next().is_some());
         self.is_sent_to() || (self.connects && self.was_up) || is_congested
     }
@@ -120,16 +120,16 @@ impl Peer {
 
     /// Whether the peer can be forgotten without losing anything: it has never sent valid data, or
     /// it is absent, for long enough if it has sent messages to users.
-    pub(super) fn may_go(&self, now: Instant) -> bool {
+    pub(super) fn may_be_forgotten(&self, now: Instant) -> bool {
         let is_idle = !self.is_sent_to() && self.held == 0;
         let is_away = self.up().is_none() && (!self.has_sent || now.since(self.since) >= AWAY);
         is_idle && (!self.is_proven || is_away)
     }
 
-    /// Whether the peer was absent long enough to be forgotten even if its place is not needed.
+    /// Whether the peer was absent long enough to be forgotten even if its slot is not needed.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
         let is_away = self.up().is_none() && now.since(self.since) >= STALE;
-        is_away && !self.has_sent && self.may_go(now)
+        is_away && !self.has_sent && self.may_be_forgotten(now)
     }
 }
 

@@ -101,7 +101,7 @@ pub(super) struct Ports {
     pub(super) memory: Memory,
     /// Limit of [`Memory::sent`]; the message that exceeds it is still accepted.
     sent_max: usize,
-    /// Ports of sockets whose user was refused for lack of room.
+    /// Ports of sockets whose user was refused because the send buffer was full.
     refused: BTreeSet<u16>,
     events: VecDeque<Event>,
     next_serial: u64,
@@ -195,7 +195,7 @@ impl Ports {
 
     /// Handles a changed map of a peer, in which these groups of ports were cleared.
     pub(super) fn congestion_changed(&mut self, peer: IpAddr, cleared: u64) {
-        if !mutated!(RdsClearedUnanswered) {
+        if !mutated!(RdsClearUnannounced) {
             self.events.push_back(Event::Congestion(peer));
         }
         for (port, socket) in &mut self.sockets {
@@ -351,7 +351,7 @@ impl Ports {
     fn notify_refused(&mut self, port: u16) {
         let Some(socket) = self.sockets.get(&port) else { return };
         let has_room = !self.is_full() && !socket.is_full();
-        if has_room && !mutated!(RdsRefusedUnanswered) && self.refused.remove(&port) {
+        if has_room && !mutated!(RdsSpaceUnannounced) && self.refused.remove(&port) {
             let id = SocketId { port, serial: socket.serial };
             self.events.push_back(Event::Writable(id));
         }
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_bound_once() {
+    fn a_port_is_bound_once() {
         let mut ports = ports(4);
         assert_eq!(ports.bind(1, BUFFERS), Err(BindError::Reserved));
         let first = ports.bind(4000, BUFFERS).unwrap();
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_congested_from_above_its_buffer_until_below_half_of_it() {
+    fn congestion_starts_above_the_buffer_and_ends_below_half() {
         let mut ports = ports(4);
         let id = ports.bind(4000, BUFFERS).unwrap();
         let half = 500 - MESSAGE_COST;

@@ -72,25 +72,27 @@ impl Error {
                 "this is not the socket of a node; name the one that ends in .sock"
             }
             (Action::Open(_) | Action::Bind(..), Errno::ACCESS) => {
-                "permission denied; its owner lets others in with `rds node --socket-mode 666`"
+                "permission denied; its owner can allow others with `rds node --socket-mode 666`"
             }
             (Action::Bind(..), Errno::ADDRINUSE) => {
-                "the port is in use; take another, or 0 for any"
+                "the port is in use; use another, or 0 for a free one"
             }
-            (Action::Bind(..), Errno::ADDRNOTAVAIL) => "the node has another address",
+            (Action::Bind(..), Errno::ADDRNOTAVAIL) => "the node does not have this address",
             (Action::Bind(..), Errno::INVAL) => "no socket can have this address or port",
             (Action::Bind(..), Errno::MFILE) => {
                 "the node has no free descriptor; raise the limit of its process (ulimit -n)"
             }
             (Action::Bind(..), Errno::NOBUFS) => "the node has too many sockets (sockets-max)",
             (Action::Send { .. }, Errno::AGAIN) => "the send buffer is full",
-            (Action::Send { .. }, Errno::TIMEDOUT) => "there was no room within the time limit",
+            (Action::Send { .. }, Errno::TIMEDOUT) => {
+                "the send buffer was full for the whole time limit"
+            }
             (Action::Send { .. }, Errno::NOBUFS) => "the destination port is congested",
             (Action::Send { .. }, Errno::MSGSIZE) => {
                 "it is longer than the send buffer or 1 MiB; set a larger buffer, or send less"
             }
             (Action::Send { .. }, Errno::NOMEM) => {
-                "the node has as many peers already as it may have; raise peers-max"
+                "the node has reached its peer limit; raise peers-max"
             }
             (Action::Send { .. }, Errno::INVAL) => "this is not the address of one node",
             (Action::Send { .. }, Errno::OPNOTSUPP) => {
@@ -143,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_say_what_why_and_what_to_do() {
+    fn errors_give_action_cause_and_hint() {
         let to: SocketAddr = "10.0.0.5:4000".parse().unwrap();
         let send = |errno: Errno| Error::new(Action::Send { to: Some(to), len: 70 }, errno.into());
         let error = send(Errno::NOBUFS);

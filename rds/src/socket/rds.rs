@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_name_of_the_directory_is_none() {
+    fn an_empty_directory_variable_counts_as_unset() {
         for (name, dir) in [(None, DIR_DEFAULT), (Some(""), DIR_DEFAULT), (Some("/x"), "/x")] {
             assert_eq!(dir_named(name.map(OsString::from)), Path::new(dir));
         }

@@ -124,7 +124,7 @@ fn await_room(
         if monitors {
             let watch = Packet { kind: PacketKind::Watch, ..*packet };
             // Without room for the request the socket counts as full (EAGAIN), and its user is
-            // notified as well: a user that got ENOBUFS would wait for an update in vain.
+            // notified as well: otherwise a user that got ENOBUFS would wait for an update forever.
             send_packet(socket, &watch, &[], true).map_err(gone)?;
         }
         return Err(Errno::NOBUFS.into());
@@ -289,7 +289,7 @@ mod tests {
 
     /// The rest would contain the former contents of the buffer.
     #[test]
-    fn a_message_without_its_rest_is_an_error() {
+    fn a_truncated_message_is_an_error() {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
         let head = Packet { len: 100_000, ..Packet::new(PacketKind::Data) }.encode();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_in_as_many_parts_as_the_system_takes() {
+    fn messages_arrive_with_as_many_buffers_as_the_system_allows() {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
         let payload: Vec<u8> = (0..1500_u16).map(|at| at as u8).collect();

@@ -35,7 +35,7 @@ pub(crate) struct ClientPlan {
 /// Maximum time without any answer, unless a slow peer's `grace` extends it.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// Interval of the checks for signals.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Longest time that the histogram distinguishes, in nanoseconds.
 const TIME_MAX: u64 = 60_000_000_000;
@@ -254,7 +254,7 @@ impl Machine for StressClient {
         let begun = self.begun?;
         let is_idle = self.flows.iter().all(|flow| flow.next == flow.answered);
         let grace = if is_idle { Duration::ZERO } else { self.plan.grace };
-        (!self.ended).then(|| (self.last_request(begun) + grace).min(self.seen + LOOK))
+        (!self.ended).then(|| (self.last_request(begun) + grace).min(self.seen + POLL_INTERVAL))
     }
 
     fn is_blocked(&self) -> bool {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_answered() {
+    fn every_request_is_answered() {
         let client = run(&mut |_| {});
         let tally = client.tally();
         assert_eq!((tally.sent, tally.answered, tally.wrong, tally.wrong_there), (800, 800, 0, 0));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_silent_is_noticed() {
+    fn a_silent_server_is_detected() {
         let plan = ClientPlan { time: Duration::from_secs(10), ..plan() };
         let slow = ClientPlan { grace: Duration::from_secs(100), ..plan.clone() };
         for (plan, seconds) in [(plan, 3), (slow, 30)] {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_end_requests_and_then_the_wait_for_answers() {
+    fn signals_end_requests_and_then_the_wait_for_replies() {
         // After the first signal, all requests in flight are answered.
         let plan = ClientPlan { time: Duration::from_secs(10), count: None, ..plan() };
         let stop = Arc::clone(&plan.stop);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_counted() {
+    fn errors_are_counted() {
         let mut left = 5;
         let mut once = |queue: &mut VecDeque<Vec<u8>>| {
             left -= 1;

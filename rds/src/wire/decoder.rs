@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_gets_no_more_memory_than_has_arrived() {
+    fn a_payload_uses_no_more_memory_than_has_arrived() {
         let mut decoder = Decoder::default();
         let mut stream = message(1, &vec![7; 1 << 20]);
         let rest = stream.split_off(HEADER_LEN);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_nobody_wants_is_not_held() {
+    fn an_unwanted_payload_is_not_buffered() {
         let mut decoder = Decoder::default();
         let stream = [message(1, &[7; 5000]), message(2, b"next")].concat();
         let mut input = &stream[..100];
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_ends_the_stream() {
+    fn malformed_input_ends_the_stream() {
         let header = Header { flags: CONG_BITMAP, len: 8191, ..Header::default() };
         assert_eq!(read(&header.encode(), &[1]), Err(WireError::MapLength(8191)));
         let header = Header { len: u32::MAX, ..Header::default() };
@@ -191,7 +191,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_stream_means_the_same_however_it_is_split(
+        fn splitting_a_stream_changes_nothing(
             payloads in proptest::collection::vec(
                 proptest::collection::vec(any::<u8>(), 0..300), 0..8),
             pieces in proptest::collection::vec(1_usize..200, 1..5),

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_up_to_what_is_unknown() {
+    fn lists_are_read_up_to_the_first_unknown_entry() {
         let both = Extensions { npaths: Some(8), generation: Some(0x0102_0304) };
         for (bytes, expected) in [
             (&[5, 0, 8, 6, 1, 2, 3, 4][..], both),

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_that_no_message_has_are_refused() {
+    fn impossible_lengths_are_refused() {
         let header = |flags, len| Header { flags, len, ..Header::default() }.kind();
         assert_eq!(header(0, 1 << 20), Ok(Kind::Message));
         assert_eq!(header(0, (1 << 20) + 1), Err(WireError::TooLong((1 << 20) + 1)));

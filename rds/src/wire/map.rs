@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_lie_where_the_kernel_has_them() {
+    fn bits_are_placed_as_in_the_kernel() {
         let mut map = CongestionMap::default();
         assert!(map.set(4001, true) && !map.set(4001, true) && map.get(4001));
         // From a capture: port 4001 is bit 1 of byte 500.
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cleared_is_reported_by_groups() {
+    fn cleared_bits_are_reported_by_group() {
         let mut old = CongestionMap::default();
         old.set(4001, true);
         old.set(64, true);

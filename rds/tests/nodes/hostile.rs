@@ -83,7 +83,7 @@ fn read_to_end(stream: &mut TcpStream) {
 }
 
 #[test]
-fn lengths_that_cannot_be_end_the_connection() {
+fn impossible_lengths_end_the_connection() {
     let scene = Scene::new(|_| {});
     for header in [
         Header { len: u32::MAX, ..data(1, 4000) },
@@ -100,7 +100,7 @@ fn lengths_that_cannot_be_end_the_connection() {
 }
 
 #[test]
-fn what_is_for_nobody_is_dropped_alone() {
+fn messages_for_unknown_ports_are_dropped_alone() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     let mut bytes = Vec::new();
@@ -121,7 +121,7 @@ fn what_is_for_nobody_is_dropped_alone() {
 }
 
 #[test]
-fn a_byte_at_a_time_is_a_stream_as_well() {
+fn a_stream_is_accepted_byte_by_byte() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     stream.set_nodelay(true).unwrap();
@@ -140,7 +140,7 @@ fn a_byte_at_a_time_is_a_stream_as_well() {
 }
 
 #[test]
-fn a_flood_of_pings_costs_little() {
+fn ping_floods_are_cheap() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     let pings: Vec<u8> = (1..20_000).flat_map(|seq| message(data(seq, 0), b"")).collect();
@@ -156,7 +156,7 @@ fn a_flood_of_pings_costs_little() {
 }
 
 #[test]
-fn peers_that_ignore_congestion_fill_their_share_only() {
+fn peers_that_ignore_congestion_fill_only_their_share() {
     let scene = Scene::new(|options| {
         let config = &mut options.config;
         (config.port_memory, config.peer_memory) = (1 << 20, 2 << 20);
@@ -184,7 +184,7 @@ fn peers_that_ignore_congestion_fill_their_share_only() {
 }
 
 #[test]
-fn long_messages_that_never_end_are_bounded() {
+fn unfinished_long_messages_are_bounded() {
     let scene = Scene::new(|options| options.config.memory = 4 << 20);
     let begin = message(data(1, 4000), &[7; 600_000]);
     let streams: Vec<TcpStream> = (1..40)
@@ -209,7 +209,7 @@ fn long_messages_that_never_end_are_bounded() {
 
 /// Unbound ports, as source and as destination, and flags of other transports.
 #[test]
-fn forged_ports_and_flags_reach_who_they_name_and_nobody_else() {
+fn forged_ports_and_flags_affect_only_the_named_port() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     let mut bytes = Vec::new();
@@ -240,7 +240,7 @@ fn forged_ports_and_flags_reach_who_they_name_and_nobody_else() {
 /// Sequence numbers at the ends of their range, repeated and decreasing, affect only their own
 /// connection.
 #[test]
-fn forged_numbers_cost_their_sender_alone() {
+fn forged_sequence_numbers_harm_only_their_sender() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     let mut buffer = [0; 100];
@@ -260,7 +260,7 @@ fn forged_numbers_cost_their_sender_alone() {
 }
 
 #[test]
-fn maps_without_end_cost_nothing_but_time() {
+fn endless_maps_cost_only_time() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     for number in 0..3000_u16 {
@@ -279,7 +279,7 @@ fn maps_without_end_cost_nothing_but_time() {
 
 /// A peer that does not read holds up its own senders, as any slow network does, and no others.
 #[test]
-fn a_peer_that_never_reads_fills_its_senders_buffer_only() {
+fn a_peer_that_never_reads_fills_only_its_senders_buffer() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     stream.write_all(&message(Header::default(), b"")).unwrap();
@@ -312,7 +312,7 @@ fn a_peer_that_never_reads_fills_its_senders_buffer_only() {
 }
 
 #[test]
-fn nobody_can_be_the_node_itself() {
+fn a_peer_cannot_impersonate_the_node() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(99);
     // The connection may already be closed.
@@ -323,7 +323,7 @@ fn nobody_can_be_the_node_itself() {
 
 /// Invalid packets end the connection of that user.
 #[test]
-fn users_that_send_nonsense_end_alone() {
+fn malformed_requests_end_only_their_user() {
     use rds::socket::Connect;
     use rustix::net::{RecvFlags, SendFlags, recv, send};
     let scene = Scene::new(|_| {});
@@ -340,7 +340,7 @@ fn users_that_send_nonsense_end_alone() {
 
 /// Ten thousand connections from different addresses that send nothing.
 #[test]
-fn half_open_connections_crowd_out_each_other() {
+fn half_open_connections_only_evict_each_other() {
     let far = Ipv4Addr::new(127, 9, 0, 1).into();
     let scene = Scene::at(far, |options| options.config.peers_max = 64);
     scene.works();

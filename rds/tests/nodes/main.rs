@@ -52,7 +52,7 @@ fn to(socket: &RdsSocket) -> SocketAddr {
 fn wait_for(what: &str, mut check: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !check() {
-        assert!(begun.elapsed() < LIMIT, "waited in vain for: {what}");
+        assert!(begun.elapsed() < LIMIT, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -50,7 +50,7 @@ fn sockets_of_one_node_reach_each_other() {
 }
 
 #[test]
-fn ipv6_nodes_meet() {
+fn ipv6_nodes_connect() {
     let port = free_port();
     let start = |text: &str| {
         let mut options = NodeOptions::new(text.parse().unwrap());
@@ -74,7 +74,7 @@ fn ipv6_nodes_meet() {
 }
 
 #[test]
-fn calls_without_waiting_say_so() {
+fn nonblocking_calls_return_would_block() {
     let [near, far] = nodes([1, 2]);
     let (a, b) = (bind(&near, 0), bind(&far, 4000));
     let mut buffer = [0; 100];
@@ -102,11 +102,12 @@ fn wait_readable(socket: &RdsSocket) {
 }
 
 #[test]
-fn ports_are_bound_once_and_freed_with_their_socket() {
+fn a_port_is_bound_once_and_freed_with_its_socket() {
     let [node] = nodes([1]);
     let first = bind(&node, 4000);
     let error = RdsSocket::bind(&node, 4000).unwrap_err();
-    let text = "cannot bind 127.0.0.1 port 4000: the port is in use; take another, or 0 for any";
+    let text =
+        "cannot bind 127.0.0.1 port 4000: the port is in use; use another, or 0 for a free one";
     assert_eq!(error.to_string(), text);
     let error = RdsSocket::bind(&node, 1).unwrap_err();
     assert!(error.to_string().contains("no socket can have this address or port"), "{error}");
@@ -152,7 +153,7 @@ fn a_slow_reader_stops_its_senders_and_loses_nothing() {
 }
 
 #[test]
-fn who_waits_for_room_goes_on_when_there_is_some() {
+fn a_blocked_sender_resumes_when_there_is_space() {
     let [near, far] = nodes([1, 2]);
     let (a, b) = (bind(&near, 0), bind(&far, 4000));
     b.set_receive_buffer(20_000).unwrap();
@@ -172,7 +173,7 @@ fn who_waits_for_room_goes_on_when_there_is_some() {
 }
 
 #[test]
-fn what_is_canceled_frees_the_buffer() {
+fn canceling_frees_the_buffer() {
     let port = free_port();
     let near = Node::start(options(1, port)).unwrap();
     let a = bind(&near, 3000);
@@ -208,7 +209,7 @@ fn what_is_canceled_frees_the_buffer() {
 
 /// More than the memory limits is read then, since messages sent before must be canceled too.
 #[test]
-fn who_cancels_again_and_again_fills_no_memory() {
+fn repeated_cancels_use_no_memory() {
     let port = free_port();
     let mut options = options(1, port);
     options.config.memory = 4 << 20;
@@ -237,7 +238,7 @@ fn who_cancels_again_and_again_fills_no_memory() {
 
 /// Connections break in the middle of messages, a hundred times.
 #[test]
-fn nothing_is_lost_doubled_or_reordered_over_broken_connections() {
+fn no_message_is_lost_repeated_or_reordered_over_broken_connections() {
     let [near, far] = nodes([1, 2]);
     let (a, b) = (bind(&near, 0), bind(&far, 4000));
     let count = 4000;
@@ -272,7 +273,7 @@ fn nothing_is_lost_doubled_or_reordered_over_broken_connections() {
 }
 
 #[test]
-fn a_node_that_restarts_is_found_again() {
+fn a_restarted_node_is_found_again() {
     let port = free_port();
     for (stays, goes) in [(1, 2), (4, 3)] {
         let near = Node::start(options(stays, port)).unwrap();
@@ -312,7 +313,7 @@ fn a_node_answers_info_options() {
 }
 
 #[test]
-fn a_node_that_ends_says_so_to_its_users() {
+fn a_stopping_node_notifies_its_users() {
     let [near, far] = nodes([1, 2]);
     let a = bind(&near, 3000);
     let b = bind(&far, 4000);
@@ -330,7 +331,7 @@ fn a_node_that_ends_says_so_to_its_users() {
 
 /// The call waits without a limit, and nothing wakes it any more.
 #[test]
-fn a_node_that_ends_says_so_to_who_waits_for_a_congested_port() {
+fn a_stopping_node_wakes_senders_to_a_congested_port() {
     let port = free_port();
     let far = Node::start(options(2, port)).unwrap();
     let full = bind(&far, 4000);
@@ -365,7 +366,7 @@ fn a_node_that_ends_says_so_to_who_waits_for_a_congested_port() {
 
 /// The system reports the unread input to the node before the messages sent.
 #[test]
-fn what_was_sent_before_the_end_arrives_although_input_is_unread() {
+fn messages_sent_before_the_end_arrive_despite_unread_input() {
     let [near, far] = nodes([1, 2]);
     let b = bind(&far, 4000);
     let mut buffer = [0; 10];
@@ -396,7 +397,7 @@ fn a_wrong_address_is_reported_with_a_hint() {
 }
 
 #[test]
-fn many_parts_are_one_message() {
+fn many_buffers_form_one_message() {
     let [node] = nodes([1]);
     let socket = bind(&node, 4000);
     // The call that librds_preload.so uses.
@@ -419,7 +420,7 @@ fn many_parts_are_one_message() {
 }
 
 #[test]
-fn a_peer_for_which_there_is_no_place_is_refused() {
+fn a_peer_beyond_the_limit_is_refused() {
     let port = free_port();
     let mut few = options(1, port);
     few.config.peers_max = 1;
@@ -430,7 +431,7 @@ fn a_peer_for_which_there_is_no_place_is_refused() {
     b.recv_from(&mut buffer).unwrap();
     let error = a.send_to(b"lost", SocketAddr::new(address(3), 4000)).unwrap_err();
     assert_eq!(error.errno(), rustix::io::Errno::NOMEM.raw_os_error());
-    assert!(error.to_string().contains("as many peers already as it may have; raise peers-max"));
+    assert!(error.to_string().contains("the node has reached its peer limit; raise peers-max"));
     assert_eq!((counter(&near, "peers_refused"), counter(&near, "send_dropped")), (1, 0));
     // The other peers are reached as before.
     a.send_to(b"two", to(&b)).unwrap();

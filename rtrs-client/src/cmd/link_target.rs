@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_known_to_be_written_or_not() {
+    fn an_explicit_port_is_distinguished_from_the_default() {
         for (text, default_port) in [
             ("tcp://h", true),
             ("tcp://h:1234", false),

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_of_all_users_have_theirs_and_cannot_forge_lines() {
+    fn sessions_of_all_users_name_theirs_and_cannot_forge_lines() {
         let silent = |name: &str, state, pid| Found {
             uid: Some(1000),
             answer: Answer::Silent(Silent {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_shown_where_it_is_served() {
+    fn a_session_shows_where_it_is_served() {
         let device = Status { device: Some("/dev/nbd3".into()), uri: None, ..status() };
         let shown = list([device, status()]);
         let ends: Vec<&str> = shown.lines().filter_map(|l| l.split_whitespace().last()).collect();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_shows_slow_requests_while_there_are_some() {
+    fn a_list_shows_current_slow_requests() {
         let slow = |now, oldest_ms| Status {
             slow_requests: SlowRequests { now, oldest_ms, total: 9 },
             ..status()
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_says_how_long_io_waits() {
+    fn a_list_shows_how_long_io_waits() {
         let state = SessionState::NoPath;
         let shown = list([Status { state, no_path_left_ms: Some(9100), ..status() }]);
         assert!(shown.contains("\n  no-path: IO waits, at most 9 s more\n"), "{shown}");

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, system, usage};
 use crate::session_log::path_of;
 
 /// Interval for checks of a log that is followed.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Time for a session to report its log.
 const ASK: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     }
     // Until the reader stops, as `head` does.
     while peer_end(io::stdout()) != PeerEnd::Gone {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
         // First the rest of the file, then the one that a rotation has put in its place.
         print(&read_more(&mut file).map_err(failed(&path))?)?;
         let ino = file.metadata().map_err(failed(&path))?.ino();
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines() {
+    fn the_last_lines_are_shown() {
         let text = b"one\ntwo\nthree\n";
         for (lines, shown) in [
             (None, "one\ntwo\nthree\n"),

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_are_asked_at_the_same_time() {
+    fn sessions_are_queried_concurrently() {
         const COUNT: usize = 20;
         let scratch = Scratch::new("many");
         // Each replies once all have been asked.
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_does_not_answer_is_found() {
+    fn an_unresponsive_session_is_found() {
         let scratch = Scratch::new("silent");
         let path = scratch.0.control_socket("a b");
         assert!(ask("a b", &path, REPLY_TIMEOUT).is_none());

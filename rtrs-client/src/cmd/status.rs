@@ -108,7 +108,7 @@ mod tests {
     use crate::control_protocol::{SessionState, SlowRequests, WaitsFor};
 
     #[test]
-    fn a_state_says_what_it_means_for_io() {
+    fn a_state_explains_what_it_means_for_io() {
         let shown = |state, no_path_left_ms, io_fails, reason: Option<&str>| {
             let reason = reason.map(str::to_owned);
             let paths = Some(vec![path("connected", 0, 0), path("waiting", 0, 1)]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_shown_where_it_is_served() {
+    fn a_session_shows_where_it_is_served() {
         let shown = text(&Status { uri: None, ..status() });
         assert!(!shown.contains("device") && !shown.contains("uri"), "{shown}");
         assert!(shown.contains("\nsize             - (- bytes, blocks of -)\n"), "{shown}");
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_requests_are_shown_once_there_was_one() {
+    fn slow_requests_are_shown_once_one_occurred() {
         assert!(!text(&status()).contains("slow requests"));
         let slow_requests = SlowRequests { now: 0, oldest_ms: None, total: 2 };
         let shown = text(&Status { slow_requests, ..status() });
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_io_says_what_it_waits_for() {
+    fn the_oldest_io_shows_what_it_waits_for() {
         for (waits_for, path, shown) in [
             (WaitsFor::Answer, Some("p"), "2 s, waits for the answer of p"),
             (WaitsFor::Fence, Some("p"), "2 s, waits for the fence of p"),

@@ -37,7 +37,7 @@ fn parse(args: &[&str]) -> Result<LowArgs, clap::Error> {
 }
 
 #[test]
-fn the_definition_holds() {
+fn the_command_line_definition_is_valid() {
     LowArgs::command().debug_assert();
 }
 
@@ -126,7 +126,7 @@ fn flags_reach_their_settings() {
 }
 
 #[test]
-fn global_flags_stand_anywhere() {
+fn global_flags_are_accepted_anywhere() {
     for args in [
         &["-o", "json", "--run-dir", "/x", "list"][..],
         &["list", "-o", "json", "--run-dir", "/x"],
@@ -139,7 +139,7 @@ fn global_flags_stand_anywhere() {
 }
 
 #[test]
-fn detach_has_a_bound() {
+fn detach_is_bounded() {
     for (args, millis) in [(&["detach", "v"][..], 5000), (&["detach", "v", "--within=250ms"], 250)]
     {
         let Command::Detach(detach) = parse(args).unwrap().command else { panic!("not detach") };
@@ -153,7 +153,7 @@ fn detach_has_a_bound() {
 }
 
 #[test]
-fn wrong_usage_says_flag_value_and_remedy() {
+fn wrong_usage_names_flag_value_and_remedy() {
     for (args, part) in [
         (&["attach"][..], "<NAME>"),
         (&["attach", "v", "--path=1.2.3.4"], "has no scheme; write tcp://1.2.3.4"),
@@ -188,7 +188,7 @@ fn wrong_usage_says_flag_value_and_remedy() {
 }
 
 #[test]
-fn old_flags_give_way_to_new_ones_and_are_judged() {
+fn old_flags_yield_to_new_ones_and_are_validated() {
     let settings = |args: &[&str]| {
         let args = parse(&[&["attach", "v"], args].concat()).unwrap();
         let Command::Attach(attach) = &args.command else { panic!("not attach") };
@@ -228,7 +228,7 @@ fn names_are_validated_in_every_command() {
 }
 
 #[test]
-fn a_leaving_path_has_a_bound() {
+fn a_path_removal_is_bounded() {
     let args = parse(&["path", "remove", "v", "p", "--within=1s", "--force"]).unwrap();
     let Command::Path(PathArgs { command: PathCommand::Remove(args) }) = args.command else {
         panic!("not path remove")
@@ -237,7 +237,7 @@ fn a_leaving_path_has_a_bound() {
 }
 
 #[test]
-fn a_named_file_lies_below_the_flags() {
+fn flags_override_the_configuration_file() {
     let file = std::env::temp_dir().join(format!("rtrs-file-{}.yaml", std::process::id()));
     let text = "path: tcp://file\nsocket: /file\nread-only: true\nrun-dir: /file\npoll: 1us\n";
     std::fs::write(&file, text).unwrap();
@@ -263,7 +263,7 @@ fn a_named_file_lies_below_the_flags() {
 }
 
 #[test]
-fn switches_of_the_file_stay_on_without_their_flags() {
+fn switches_in_the_file_stay_on_without_their_flags() {
     let file = std::env::temp_dir().join(format!("rtrs-switches-{}.yaml", std::process::id()));
     let text = "path: tcp://file\ndevice: auto\nread-only: true\ntakeover: true\n\
         quick-takeover: true\nforeground: true\n";

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_a_session_and_its_paths() {
+    fn counters_of_a_session_and_its_paths_are_read() {
         let status = Status { paths: Some(vec![path("connected", 0, 0)]), ..status() };
         let entry = session(&status, Some(&stats()));
         assert_eq!((&*entry.name, &*entry.instance, entry.paths_up), ("v", "7", Some((1, 1))));

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_a_path_below_its_directory() {
+    fn a_link_name_is_a_path_below_its_directory() {
         for (name, link) in [
             ("vol0", "vol0"),
             ("pool/vol-0", "pool/vol-0"),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_links_only_when_its_session_has_announced_it() {
+    fn a_device_has_links_only_once_its_session_announced_it() {
         let place = std::env::temp_dir().join(format!("rtrs-udev-{}", std::process::id()));
         let dir = RunDir::new(Some(place)).unwrap();
         dir.make().unwrap();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_identity_that_lasts_makes_a_link() {
+    fn only_a_stable_identity_makes_a_link() {
         let with = |identity: &str| properties("v", Some(identity.parse().unwrap()));
         let (server, export) =
             ("00112233445566778899aabbccddeeff", "ffeeddccbbaa99887766554433221100");

@@ -104,7 +104,7 @@ pub(crate) fn connect(
     match open_in_child(&path, false, SCAN_PATIENCE).map_err(system)? {
         Probe::Opened => {}
         Probe::Refused(why) => tracing::warn!("partitions of {} not read: {why}", path.display()),
-        Probe::TooLong => tracing::warn!(
+        Probe::TimedOut => tracing::warn!(
             "partitions of {} not read within {} s; the session is slow",
             path.display(),
             SCAN_PATIENCE.as_secs()
@@ -192,7 +192,7 @@ pub(crate) fn refuse_if_used(name: &str, path: &Path) -> Result<(), Error> {
         match open_in_child(path, true, CLAIM_PATIENCE) {
             Ok(Probe::Opened) => return Ok(()),
             Ok(Probe::Refused(why)) => users.push(format!("claimed ({why})")),
-            Ok(Probe::TooLong) => users.push("slow to open, as if its IO were stuck".into()),
+            Ok(Probe::TimedOut) => users.push("slow to open, as if its IO were stuck".into()),
             Err(error) => {
                 let text = format!("cannot see whether {} is in use", path.display());
                 return Err(Error::with_source(ErrorKind::System, text, error));
@@ -254,12 +254,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_nbd_device_is_not_judged() {
+    fn devices_other_than_nbd_are_not_judged() {
         refuse_if_used("v", Path::new("/dev/sda")).unwrap();
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn a_missing_file_is_named() {
         let error = open(Path::new("/nonexistent/nbd0"), true).unwrap_err();
         let text = error.chain().to_string();
         assert!(text.starts_with("cannot open /nonexistent/nbd0: No such file"), "{text}");

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_front_end_whose_device_is_gone_stays_until_its_io_has_ended() {
+    fn a_front_end_without_its_device_stays_until_its_io_ends() {
         let ring = Ring::new(8).unwrap();
         let mut fronts = Fronts::new(CoreIndex(0), &ring, Vec::new());
         let busy = Rc::new(Busy::default());

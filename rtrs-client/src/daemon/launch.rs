@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_of_a_shard_is_reported() {
+    fn a_shard_panic_is_reported() {
         let (events, reported) = mpsc::channel();
         let shard = CoreIndex(1);
         let quiet = Alarm { shard, events: events.clone() };

@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_says_where_it_is_served() {
+    fn a_report_names_where_the_session_is_served() {
         let identity = Identity::example();
         // Not connected yet.
         let early = serde_json::json!(status(&identity, &[], &[]));

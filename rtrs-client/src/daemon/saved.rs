@@ -177,7 +177,7 @@ pub(crate) fn session_left(run_dir: &RunDir, names: &[String]) -> Option<String>
     found.next().map(|volume| volume.session.clone())
 }
 
-/// Forgets what is left of the session with this name, which starts anew without a takeover.
+/// Forgets what is left of the session with this name, which starts again without a takeover.
 pub(crate) fn forget_left(run_dir: &RunDir, session: &str) {
     for volume in left_of(run_dir, session) {
         match Saved::new(run_dir, &volume.name) {
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_symbolic_link_in_the_run_directory_is_not_written_through() {
+    fn a_symbolic_link_in_the_run_directory_is_not_followed() {
         let name = format!("rtrs-saved-link-{}", std::process::id());
         let place = std::env::temp_dir().join(name);
         let _ = fs::remove_dir_all(&place);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_is_saved_until_it_is_forgotten() {
+    fn an_epoch_is_saved_until_it_is_removed() {
         let name = format!("rtrs-saved-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_that_share_a_session_are_found_by_it() {
+    fn volumes_of_a_session_are_found_by_its_name() {
         let name = format!("rtrs-saved-volumes-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         assert_eq!(left_of(&dir, "s"), []);

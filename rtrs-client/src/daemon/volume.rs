@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_left_and_what_is_said_have_to_agree() {
+    fn saved_and_configured_pins_must_agree() {
         let server = Some(ServerId::of_name("s"));
         let weak = |boot| Some(ExportId::weak(boot, "file", &[]));
         let of = |server, export| Some(Pinned { server, export });
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_volume_is_pinned_to_before_it_opens() {
+    fn a_volume_is_pinned_before_it_opens() {
         let name = format!("rtrs-pinned-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_behind_a_socket_inherits_the_epoch_of_one_that_died() {
+    fn a_socket_or_takeover_inherits_the_epoch_of_a_dead_process() {
         let name = format!("rtrs-inherited-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_left_stays_until_the_volume_is_attached() {
+    fn the_files_of_a_dead_process_stay_until_the_next_attach() {
         let name = format!("rtrs-left-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();

@@ -17,7 +17,7 @@ fn the_corpus_replays() {
 }
 
 #[test]
-fn a_server_that_does_not_lie_is_worked_with() {
+fn a_well_behaved_server_is_usable() {
     for setup in [0, 1, 8 | 16, 64, 128, 32 | 8] {
         let mut rig = Rig::new(setup).unwrap();
         rig.pass(super::Duration::from_millis(50));
@@ -46,7 +46,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_programs_hold(data in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn random_programs_hold_invariants(data in proptest::collection::vec(any::<u8>(), 0..300)) {
         fuzz_paths(&data);
     }
 }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_change_is_refused_with_the_reason() {
+    fn an_unchangeable_setting_is_refused_with_a_reason() {
         let plan = plan("socket: /tmp/s\nslow-io: fail\n");
         for (name, text, reason) in [
             ("crc", "off", "crc cannot change while the session is attached; these can: connect"),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_timeout_bounds_what_may_take_long() {
+    fn the_kernels_timeout_limits_other_timeouts() {
         let plan = plan("device: auto\nslow-io: fail\nno-path: queue-for=1m\n");
         let error = change(&plan, &[("no-path", "queue-for=10m")]).unwrap_err();
         assert!(error.contains("is too short for io-timeout 30s and no-path"), "{error}");

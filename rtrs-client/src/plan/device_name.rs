@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_tells_its_session_and_export() {
+    fn a_device_names_its_session_and_export() {
         let text = backend("host-vol0", "pool/vol0");
         assert_eq!(text, "rtrs:host-vol0/pool/vol0");
         assert!(is_backend_of(&text, "pool/vol0"));
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_which_device_was_to_be() {
+    fn an_attach_error_names_the_device() {
         for (device, text) in [
             ("auto", "cannot make \"pool/vol0\" a block device"),
             ("/dev/nbd3", "cannot attach \"pool/vol0\" to /dev/nbd3"),

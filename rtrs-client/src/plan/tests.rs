@@ -154,7 +154,7 @@ fn session_names_default_to_host_and_export() {
 }
 
 #[test]
-fn the_kernel_waits_longer_than_the_session() {
+fn the_kernels_timeout_exceeds_that_of_the_session() {
     use nbd_bridge::kernel::{DeviceChoice, DeviceOptions};
     for (yaml, choice, timeout_s, dead_timeout_s) in [
         ("device: auto", DeviceChoice::Auto, 86_400, 0),
@@ -206,7 +206,7 @@ fn a_quick_takeover_has_one_shard() {
 }
 
 #[test]
-fn access_follows_from_what_is_said() {
+fn access_follows_from_the_settings() {
     use crate::settings::Access;
     for (yaml, access) in [
         ("", Access::Auto),
@@ -244,7 +244,7 @@ fn values_and_combinations_of_bench_are_validated() {
 }
 
 #[test]
-fn printed_settings_make_the_same_plan() {
+fn printed_settings_yield_the_same_plan() {
     let session = "path: ['tcp://10.0.0.1@10.0.0.2', 'tcp://[::1]:99']\n\
         identity: -/00112233445566778899aabbccddeeff\n\
         policy: min-latency\nsession-name: s\npin: off\ncrc: off\ninvalidate-reads: off\n\
@@ -289,7 +289,7 @@ fn printed_settings_make_the_same_plan() {
 }
 
 #[test]
-fn the_system_is_looked_at_before_anything_starts() {
+fn the_system_is_checked_before_anything_starts() {
     let scratch = Scratch::new("attach");
     let socket = scratch.0.join("s").display().to_string();
     let run = scratch.0.join("run").display().to_string();
@@ -339,7 +339,7 @@ fn the_system_is_looked_at_before_anything_starts() {
 }
 
 #[test]
-fn rdma_that_is_not_there_is_refused_with_what_is_missing() {
+fn missing_rdma_is_refused_with_what_is_missing() {
     let yaml = "socket: /s\npath: ['rdma://10.0.0.1', 'tcp://10.0.0.1']";
     if !Rdma::BUILT_IN {
         let text = "cannot use the path rdma://10.0.0.1:1234: this build has no RDMA support";
@@ -368,7 +368,7 @@ fn paths_to_certificates_and_keys_are_made_absolute() {
 }
 
 #[test]
-fn certificates_that_no_server_takes_are_refused_before_anything_starts() {
+fn unacceptable_certificates_are_refused_before_anything_starts() {
     let dir = TestDir::new("plan");
     let authority = certificates(&dir.0);
     let at = |name: &str| dir.0.join(name).display().to_string();
@@ -395,7 +395,7 @@ fn certificates_that_no_server_takes_are_refused_before_anything_starts() {
 }
 
 #[test]
-fn paths_in_the_clear_beside_certificates_are_told() {
+fn unencrypted_paths_with_certificates_are_reported() {
     let dir = TestDir::new("plan");
     let _ = certificates(&dir.0);
     let told = |tls: &str| {

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_share_the_session_and_have_a_front_each() {
+    fn volumes_share_the_session_and_have_separate_front_ends() {
         let plan = plan(&["a", "pool/b"], "socket: '/s/{name}'\nio-timeout: 9s\n").unwrap();
         let shown: Vec<_> = plan
             .volumes()
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_volumes_cannot_share_is_refused() {
+    fn settings_that_volumes_cannot_share_are_refused() {
         for (names, yaml, text) in [
             (&["a", "a"][..], "device: auto", "\"a\" is named twice; drop one"),
             (&["a", "b"], "listen: 127.0.0.1", "several volumes cannot listen at one address"),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_added_volume_has_the_session_and_a_front_of_its_own() {
+    fn an_added_volume_uses_the_session_and_its_own_front_end() {
         let first = "socket: /s\nsocket-mode: 660\nread-only: true\nsession-name: s\n";
         let first = plan(&["a"], first).unwrap();
         let added = add(&first, &[("listen", "127.0.0.1:0"), ("access", "rw")]).unwrap();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_added_device_is_taken_over_as_the_others_are() {
+    fn an_added_device_follows_the_takeover_of_the_others() {
         let first = plan(&["a"], "device: auto\ntakeover: true\ndevice-timeout: 200s\n").unwrap();
         let added = add(&first, &[("device", "auto")]).unwrap();
         assert!(added.takes_over());
@@ -266,7 +266,7 @@ mod tests {
         assert!(!add(&plain, &[("device", "auto")]).unwrap().takes_over());
     }
     #[test]
-    fn a_volume_tells_what_it_has_of_its_own() {
+    fn a_volume_lists_its_own_settings() {
         let text = "device: auto\ntakeover: true\nread-only: true\nio-timeout: 9s\n";
         let both = plan(&["a", "d"], text).unwrap();
         let own = both.more[0].own();

@@ -1,4 +1,4 @@
-//! Who may connect to the unix socket that NBD is served on: its mode and its owner.
+//! Access to the unix socket of NBD: its mode and its owner.
 //!
 //! Owns [`SocketOwner`], and looks its names up in /etc/passwd and /etc/group.
 
@@ -48,7 +48,7 @@ text_values! {
 }
 
 impl SocketOwner {
-    /// The numbers of user and group.
+    /// Returns the IDs of user and group.
     ///
     /// # Errors
     /// `NotFound` for a name that the system's files do not have.
@@ -61,7 +61,7 @@ impl SocketOwner {
     }
 }
 
-/// The number behind a name in a file of lines `NAME:x:NUMBER:...`.
+/// Returns the ID of a name in a file of lines `NAME:x:NUMBER:...`.
 fn number_of(name: &str, file: &str) -> io::Result<u32> {
     if let Ok(number) = name.parse() {
         return Ok(number);
@@ -75,7 +75,7 @@ fn number_of(name: &str, file: &str) -> io::Result<u32> {
     found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing()))
 }
 
-/// Gives a socket its owner and mode.
+/// Sets owner and mode of a socket.
 ///
 /// # Errors
 /// The system's error; `NotFound` for an unknown name.

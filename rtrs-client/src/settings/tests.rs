@@ -12,14 +12,14 @@ fn from_file(path: &Path) -> Result<Settings, Error> {
 }
 
 #[test]
-fn empty_files_say_nothing() {
+fn empty_files_set_nothing() {
     for text in ["", "# only a comment\n", "---\n", "{}\n", "path:\nsocket:\nbench:\n"] {
         assert_eq!(Settings::from_yaml(text, "c").unwrap(), Settings::default(), "{text:?}");
     }
 }
 
 #[test]
-fn errors_name_line_and_remedy() {
+fn errors_name_the_line_and_a_remedy() {
     for (text, expected) in [
         ("\nsokcet: /s\n", "c.yaml:2: unknown key \"sokcet\"; did you mean \"socket\"?"),
         (
@@ -71,7 +71,7 @@ fn unreadable_files_are_named() {
 }
 
 #[test]
-fn old_names_have_their_old_units() {
+fn old_setting_names_keep_their_units() {
     let old = "heartbeat-ms: auto\nconnect-timeout-ms: 101\nreconnect-min-ms: 102\n\
         reconnect-max-ms: 103\nio-timeout-ms: 104\npoll-us: 7\ndevice-timeout-s: 9\n\
         device-dead-timeout-s: 8\n";

@@ -259,7 +259,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn addresses() {
+    fn addresses_are_parsed() {
         for (text, printed) in [
             ("127.0.0.1:10809", "127.0.0.1:10809"),
             ("127.0.0.1", "127.0.0.1:10809"),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn devices() {
+    fn devices_are_parsed() {
         for (text, printed) in [("auto", "auto"), ("/dev/nbd3", "/dev/nbd3"), ("nbd3", "/dev/nbd3")]
         {
             assert_eq!(text.parse::<Device>().unwrap().to_string(), printed);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_without_a_path() {
+    fn policies_without_a_path_are_parsed() {
         for (text, printed) in [
             ("queue", "queue"),
             ("fail", "fail"),
@@ -324,7 +324,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn print_what_they_read(address in any::<SocketAddr>()) {
+        fn values_print_as_they_are_read(address in any::<SocketAddr>()) {
             // Flow and scope have no place in the text of the library's address.
             let address = NbdAddress(SocketAddr::new(address.ip(), address.port()));
             prop_assert_eq!(address.to_string().parse(), Ok(address));

@@ -223,7 +223,7 @@ mod tests {
     const BASE: &str = "path: tcp://a\nsocket: /s\n";
 
     #[test]
-    fn what_does_not_run_is_attached() {
+    fn missing_volumes_are_attached() {
         let wanted = wanted(BASE);
         assert_eq!(task(&wanted, &Found::Absent).action, Action::Attach);
         assert_eq!(task(&wanted, &Found::Dead).action, Action::Attach);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_as_it_should_is_left_alone() {
+    fn unchanged_volumes_are_left_alone() {
         for (file, runs) in [
             (BASE, BASE),
             ("path: tcp://a:1234\nsocket: /s\n", BASE),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_change_online_does() {
+    fn online_changes_are_applied_online() {
         let file = "path: [tcp://a, tcp://c]\nsocket: /s\npolicy: round-robin\nno-path: queue\n";
         let task = task_of(file, "path: [tcp://a, tcp://b]\nsocket: /s\n");
         assert_eq!(task.action, Action::Change);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_change_needs_a_new_attach() {
+    fn other_changes_need_a_new_attach() {
         for (more, setting) in [
             ("crc: off", "crc"),
             ("read-only: true", "access"),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_session_would_refuse_is_not_tried() {
+    fn changes_the_session_would_refuse_are_not_tried() {
         let fails = "path: tcp://a\nsocket: /s\nslow-io: fail\n";
         let task = task_of(&format!("{fails}io-timeout: 5s\n"), fails);
         assert_eq!(task.action, Action::NeedsReattach);
@@ -297,11 +297,11 @@ mod tests {
         let device = "path: tcp://a\ndevice: auto\nslow-io: fail\nno-path: queue-for=1m\n";
         let more = device.replace("1m", "10m");
         let task = task_of(&more, device);
-        assert_eq!(task.action, Action::NeedsReattach, "the kernel would lose patience");
+        assert_eq!(task.action, Action::NeedsReattach, "the kernel's timeout would be too short");
     }
 
     #[test]
-    fn an_evicted_session_serves_no_more() {
+    fn an_evicted_session_is_not_reused() {
         let found = Found::Running(Box::new(Running {
             ended: Some("the server evicted it"),
             ..running(BASE)

@@ -19,7 +19,7 @@ fn plan_wanted(volume: &Volume) -> AttachPlan {
 }
 
 #[test]
-fn the_example_is_good() {
+fn the_example_is_valid() {
     let volumes = read(EXAMPLE, "volumes.yaml").unwrap();
     let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
     assert_eq!(names, ["vol0", "vol1", "vol2"]);
@@ -30,7 +30,7 @@ fn the_example_is_good() {
 }
 
 #[test]
-fn settings_stand_at_the_session_or_the_volume() {
+fn settings_belong_to_the_session_or_the_volume() {
     let text = "
 sessions:
 - name: vol
@@ -57,7 +57,7 @@ sessions:
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_place() {
+fn errors_name_their_place() {
     let of = |session: &str| format!("sessions:\n- {session}");
     for (text, told) in [
         ("[]".to_owned(), "v.yaml: expected the key sessions"),
@@ -99,7 +99,7 @@ fn what_is_wrong_is_named_with_its_place() {
 }
 
 #[test]
-fn what_runs_is_written_so_that_it_reads_the_same() {
+fn running_volumes_are_written_as_they_are_read() {
     for (session, volume) in [
         ("path: tcp://a", "socket: /s"),
         (

@@ -117,7 +117,7 @@ mod tests {
 
     /// Checks the numbers of a slot that is reused many times.
     #[test]
-    fn a_generation_that_wraps_never_gives_out_a_number_in_use() {
+    fn a_wrapped_generation_does_not_reuse_a_number_in_use() {
         let mut table = QpTable::new();
         let live = table.reserve().unwrap();
         table.insert(live, "live");

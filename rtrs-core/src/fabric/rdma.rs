@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_with_a_remedy() {
+    fn a_missing_part_is_named_with_a_remedy() {
         for (missing, words) in [
             (NoRdma::Feature, ["feature verbs", "tcp://"]),
             (NoRdma::NoDevice, ["no RDMA device", "rdma link add rxe0 type rxe netdev eth0"]),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_without_the_feature_says_so() {
+    fn a_build_without_rdma_reports_that() {
         assert_eq!(Rdma::BUILT_IN, cfg!(feature = "verbs"));
         if !Rdma::BUILT_IN {
             assert!(matches!(Rdma::open(), Err(NoRdma::Feature)));

@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_gets_a_reply_and_the_socket_goes_with_its_owner() {
+    fn a_request_gets_a_reply_and_the_socket_is_removed_with_its_owner() {
         let scratch = Scratch::new("control");
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_a_bound_as_a_whole() {
+    fn a_line_has_a_total_time_limit() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let limit = Duration::from_millis(300);
         let drip = std::thread::spawn(move || {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_client_delays_nobody() {
+    fn a_silent_client_delays_no_other() {
         let scratch = Scratch::new("control-silent");
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_without_a_reply_is_an_error() {
+    fn a_close_without_a_reply_is_an_error() {
         let scratch = Scratch::new("control-end");
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();

@@ -126,7 +126,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_directory_or_permission_is_named() {
+    fn the_denied_directory_or_permission_is_named() {
         let scratch = Scratch::new("denied");
         let chmod = |path: &Path, mode| {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_a_name() {
+    fn a_user_is_shown_by_name() {
         let passwd = "root:x:0:0:root:/root:/bin/sh\nshort:x\nrtrs:x:990:985::/:/bin/false\n";
         assert_eq!(name_of(990, passwd), Some("rtrs"));
         assert_eq!(name_of(0, passwd), Some("root"));

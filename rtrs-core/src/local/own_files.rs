@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn another_directory_at_the_path_changes_nothing() {
+    fn replacing_the_directory_changes_nothing() {
         let scratch = Scratch::new("moved");
         let (dir, files) = scratch.open();
         let away = scratch.0.join("away");
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_small_file_is_refused_at_once() {
+    fn files_that_are_not_small_and_regular_are_refused() {
         let scratch = Scratch::new("odd");
         let (dir, files) = scratch.open();
         fs::create_dir(dir.join("folder")).unwrap();

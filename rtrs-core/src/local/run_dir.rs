@@ -1,4 +1,4 @@
-//! Places in the file system: the run directory and unix socket paths.
+//! Paths of the file system: the run directory and unix socket paths.
 //!
 //! [`RunDir`] determines the location and names of control sockets. The checks of a socket path
 //! cover its length and whether a process listens on it. Problems are reported as a [`PlaceError`],
@@ -93,8 +93,8 @@ impl RunDir {
     ///
     /// # Errors
     /// [`PlaceProblem::Usage`] if the given directory is empty.
-    pub fn new(said: Option<PathBuf>) -> Result<Self, PlaceError> {
-        match said {
+    pub fn new(given: Option<PathBuf>) -> Result<Self, PlaceError> {
+        match given {
             // Remove a trailing slash, because a symbolic link before it would be followed.
             Some(path) => std::path::absolute(&path)
                 .map(|path| Self(path.components().collect()))
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn run_directories() {
+    fn run_directories_default_by_user() {
         let dir = |uid, xdg: Option<&str>| default_run_dir(uid, xdg.map(Into::into));
         assert_eq!(dir(0, Some("/run/user/0")), Path::new("/run/rtrs"));
         assert_eq!(dir(7, Some("/run/user/7")), Path::new("/run/user/7/rtrs"));
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn the_run_directory_must_be_ours() {
+    fn a_foreign_run_directory_is_refused() {
         let scratch = Scratch::new("run-dir");
         RunDir(scratch.0.clone()).check().unwrap();
         RunDir(scratch.0.join("not-yet")).check().unwrap();
@@ -474,7 +474,7 @@ mod tests {
         );
         let error = RunDir(file.join("below")).check().unwrap_err();
         assert!(format!("{:?}", error.source).contains("NotADirectory"), "{error:?}");
-        // Use a directory of another user: for a user, root's; for root, one given away.
+        // Use a directory of another user: for a user, root's; for root, one with a changed owner.
         let is_root = effective_user() == 0;
         let other = if is_root { scratch.0.clone() } else { "/".into() };
         if is_root {
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_directory_that_others_control_is_refused() {
+    fn a_run_directory_writable_by_others_is_refused() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let scratch = Scratch::new("run-dir-others");
         let dir = scratch.0.join("dir");
@@ -507,8 +507,8 @@ mod tests {
         RunDir(dir.clone()).make().unwrap();
         let link = scratch.0.join("link");
         symlink(&dir, &link).unwrap();
-        for said in [link.clone(), link.join("."), link.join("")] {
-            let error = RunDir::new(Some(said)).unwrap().make().unwrap_err().to_string();
+        for given in [link.clone(), link.join("."), link.join("")] {
+            let error = RunDir::new(Some(given)).unwrap().make().unwrap_err().to_string();
             assert!(error.contains("link is a symbolic link; name the directory"), "{error}");
         }
         symlink(scratch.0.join("nowhere"), scratch.0.join("broken")).unwrap();
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_no_link() {
+    fn a_log_must_not_be_a_symbolic_link() {
         let scratch = Scratch::new("log");
         let (log, other) = (scratch.0.join("v.log"), scratch.0.join("other"));
         open_log(&log).unwrap();
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_told_from_sessions() {
+    fn servers_and_sessions_are_distinguished() {
         let scratch = Scratch::new("servers");
         let dir = RunDir(scratch.0.join("run"));
         assert_eq!(dir.server_sockets().unwrap(), Vec::<PathBuf>::new());
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn run_directories_of_all_users() {
+    fn run_directories_of_all_users_are_found() {
         let scratch = Scratch::new("all-users");
         let uid = effective_user();
         assert_eq!(RunDir::below(&scratch.0), []);
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_paths_have_a_length() {
+    fn socket_path_length_is_limited() {
         let path = |len: usize| PathBuf::from(format!("/{}", "s".repeat(len - 1)));
         check_socket_path("socket", &path(107)).unwrap();
         let error = check_socket_path("socket", &path(108)).unwrap_err();
@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_states() {
+    fn socket_states_are_detected() {
         let scratch = Scratch::new("sockets");
         let path = scratch.0.join("s");
         assert_eq!(socket_state(&path).unwrap(), SocketState::Free);
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_backlog_is_in_use_and_waits_for_nobody() {
+    fn a_full_backlog_counts_as_in_use_without_waiting() {
         let scratch = Scratch::new("backlog");
         let path = scratch.0.join("s");
         let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();

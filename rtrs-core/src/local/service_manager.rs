@@ -58,7 +58,7 @@ impl ServiceManager {
         self.send(&format!("EXTEND_TIMEOUT_USEC={}", within.as_micros()));
     }
 
-    /// Reports that the process has started. `status` is shown to people.
+    /// Reports that the process has started. `status` is shown to users.
     pub fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={}", status.replace('\n', " ")));
     }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manager_hears_of_start_and_end() {
+    fn the_service_manager_is_notified_of_start_and_end() {
         let (manager, listener) = manager("ready", None);
         manager.starting(Duration::from_secs(90));
         assert_eq!(heard(&listener), "EXTEND_TIMEOUT_USEC=90000000");
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manager_hears_that_the_process_is_alive_as_long_as_it_is() {
+    fn the_watchdog_is_notified_while_the_process_runs() {
         let (manager, listener) = manager("alive", Some(Duration::from_millis(8)));
         let (alive, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let of_thread = (Arc::clone(&alive), Arc::clone(&asked));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_that_is_not_there_is_an_error() {
+    fn a_missing_service_manager_is_an_error() {
         ServiceManager::at("/nonexistent/notify", None).unwrap_err();
         ServiceManager::at("", None).unwrap_err();
     }

@@ -21,7 +21,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn an_address_is_in_use_while_somebody_listens() {
+    fn an_address_with_a_listener_is_in_use() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         assert_eq!(check_tcp_address(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);

@@ -167,7 +167,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn stale_sockets_are_replaced_and_live_ones_are_not() {
+    fn only_stale_sockets_are_replaced() {
         let scratch = Scratch::new("unix-socket");
         let path = scratch.0.join("s");
         drop(UnixListener::bind(&path).unwrap());
@@ -187,7 +187,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn sockets_for_packets_are_replaced_alike() {
+    fn stale_packet_sockets_are_replaced_too() {
         let scratch = Scratch::new("unix-seqpacket");
         let path = scratch.0.join("s");
         drop(UnixListener::bind(&path).unwrap());
@@ -206,7 +206,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_socket_of_somebody_else_is_not_removed() {
+    fn a_foreign_socket_is_not_removed() {
         let scratch = Scratch::new("unix-socket-other");
         let path = scratch.0.join("s");
         let (_first, old) = bind_unix(&path).unwrap();
@@ -218,7 +218,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn of_many_at_once_one_gets_the_path() {
+    fn one_of_many_concurrent_binds_succeeds() {
         let scratch = Scratch::new("unix-socket-race");
         for round in 0..50 {
             let path = scratch.0.join(format!("s{round}"));

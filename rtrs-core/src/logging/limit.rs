@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_uses_up_its_own_part_and_no_others() {
+    fn a_peer_uses_only_its_own_budget() {
         let limits = Limits::default();
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         assert_eq!(passed(&limits, at(0), Some("a"), 10_000), PEER.burst);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn all_peers_together_have_the_budget_of_the_place() {
+    fn all_peers_share_the_budget_of_a_call_site() {
         let limits = Limits::default();
         let mut passing = 0;
         for peer in 0..10_000 {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_no_peer_have_the_budget_of_the_place() {
+    fn lines_without_a_peer_use_the_budget_of_a_call_site() {
         let limits = Limits::default();
         assert_eq!(passed(&limits, Instant::ZERO, None, 10_000), PLACE.burst);
         let later = Instant::ZERO + PLACE.pause * 3;

@@ -36,7 +36,7 @@ fn the_journal_gets_a_priority_and_no_time() {
 }
 
 #[test]
-fn lost_lines_are_told_in_the_format_of_the_log() {
+fn lost_lines_are_reported_in_the_log_format() {
     let text = "lost 7 log lines: the log was not read";
     assert_eq!(lost_lines(LogFormat::Journald, 7), format!("<4>rtrs_core::logging: {text}\n"));
     assert!(lost_lines(LogFormat::Text, 7).ends_with(&format!("{text}\n")));
@@ -131,7 +131,7 @@ const NAMES: [&str; 16] = [
 ];
 
 #[test]
-fn no_name_forges_or_hides_a_field() {
+fn names_cannot_forge_or_hide_fields() {
     for name in NAMES {
         let events = || {
             tracing::info!(client = %name, string = name, shown = ?name, number = 7, "opened");
@@ -165,7 +165,7 @@ fn no_name_forges_or_hides_a_field() {
 }
 
 #[test]
-fn a_key_of_json_is_there_once() {
+fn json_keys_are_unique() {
     let text = logged(LogFormat::Json, || {
         tracing::warn!(target = "mem:1M", level = 3, timestamp = true, share = 0.5, "added");
     });
@@ -190,7 +190,7 @@ fn a_key_of_json_is_there_once() {
 const FLOOD_MAX: usize = 256 << 10;
 
 #[test]
-fn no_peer_fills_the_log() {
+fn peers_cannot_flood_the_log() {
     for format in [LogFormat::Text, LogFormat::Journald, LogFormat::Json] {
         let one = logged(format, || {
             for port in 0..10_000 {
@@ -218,7 +218,7 @@ fn no_peer_fills_the_log() {
 }
 
 #[test]
-fn what_an_operator_asked_for_is_whole() {
+fn the_operators_own_lines_are_never_suppressed() {
     let text = logged(LogFormat::Text, || {
         for number in 0..3000 {
             tracing::info!(target: concat!(module_path!(), "::state_dump"), number, "state");

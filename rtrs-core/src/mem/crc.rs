@@ -19,7 +19,7 @@ mod tests {
     use super::crc32c_append;
 
     #[test]
-    fn it_is_castagnoli_in_any_pieces() {
+    fn crc32c_is_independent_of_chunking() {
         assert_eq!(crc32c_append(0, b"123456789"), 0xe306_9283);
         let bytes: Vec<u8> = (0..70_000_u32).map(|i| ((i * 31) >> 3) as u8).collect();
         for len in (0..600).chain([4095, 4096, 4097, 61_440, 70_000]) {

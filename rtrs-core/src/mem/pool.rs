@@ -45,7 +45,7 @@ impl Pool {
 
     /// Returns a buffer to the pool. Panics if it was not taken, which is a bug of the caller.
     pub fn give(&mut self, index: u32) {
-        assert!(std::mem::take(&mut self.taken[index as usize]), "buffer {index} given back twice");
+        assert!(std::mem::take(&mut self.taken[index as usize]), "buffer {index} returned twice");
         self.free.push(index);
     }
 

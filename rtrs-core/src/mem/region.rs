@@ -493,7 +493,7 @@ mod tests {
     use super::{IoVecs, Region};
 
     #[test]
-    fn slices_stay_inside() {
+    fn slices_stay_within_their_region() {
         let region = Region::new(5000).unwrap();
         assert_eq!(region.len(), 8192);
         assert!(region.slice(8192, 0).is_some());
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_are_taken_in_parts() {
+    fn vectors_are_consumed_in_parts() {
         let region = Region::new(4096).unwrap();
         region.copy_in(0, b"0123456789");
         let mut vecs = IoVecs::new(2);
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_sole_holder_gets_at_the_bytes() {
+    fn only_a_sole_owner_gets_mutable_bytes() {
         let mut region = Region::new(4096).unwrap();
         let slice = region.slice(0, 1).unwrap();
         assert!(Arc::get_mut(&mut region).is_none());

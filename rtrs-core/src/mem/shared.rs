@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn one_writes_and_others_read() {
+    fn writes_are_visible_to_readers() {
         let (writer, reader) = pair(8192);
         writer.store(8188, 7);
         assert_eq!((reader.load(8188), reader.load(0)), (7, 0));
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "no word at 4096")]
-    fn words_lie_inside() {
+    fn words_stay_within_the_memory() {
         pair(4096).1.load(4096);
     }
 }

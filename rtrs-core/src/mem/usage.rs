@@ -168,7 +168,7 @@ mod tests {
     use crate::mem::Region;
 
     #[test]
-    fn units_are_buffers_or_some_small_ones() {
+    fn units_are_buffers_or_groups_of_small_ones() {
         assert_eq!(unit_of(260 << 10), 260 << 10);
         assert_eq!(unit_of(256 << 10), 256 << 10);
         assert_eq!(unit_of(68 << 10), 3 * (68 << 10));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn written_units_count_once_and_until_the_region_goes() {
+    fn written_units_count_once_until_the_region_is_dropped() {
         let meter = MemoryMeter::new(4 << 20);
         let stride = 260 << 10;
         let make = |counting| Region::metered(stride * 100 - 4096, stride, &meter, counting);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn another_meter_takes_over_all_that_counts() {
+    fn a_new_meter_takes_over_all_usage() {
         let (first, second) = (MemoryMeter::new(0), MemoryMeter::new(0));
         let stride = 260 << 10;
         for (counting, counted) in [(Counting::Whole, 4 * stride), (Counting::Written, stride)] {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_units_holds_until_it_is_lifted() {
+    fn a_limit_applies_until_it_is_lifted() {
         let meter = MemoryMeter::new(0);
         let stride = 260 << 10;
         let region = Region::metered(stride * 8, stride, &meter, Counting::Written).unwrap();

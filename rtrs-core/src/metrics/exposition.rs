@@ -207,7 +207,7 @@ mod tests {
         Metric { name: "x_seconds", kind: Kind::Histogram, labels: &["op"], help: "Times." };
 
     #[test]
-    fn samples_stand_together_and_are_escaped() {
+    fn samples_are_grouped_and_escaped() {
         let mut samples = Samples::default();
         samples.add(&ALL, &[], u64::MAX);
         samples.add(&UP, &["a\"b\\c\nd\0e"], true);

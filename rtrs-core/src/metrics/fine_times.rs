@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_are_in_order_and_narrow() {
+    fn buckets_are_ordered_and_narrow() {
         assert_eq!((fine_bucket_of(0), fine_bucket_of(END_US - 1)), (0, BUCKETS - 1));
         assert_eq!(fine_bucket_of(u64::MAX), BUCKETS - 1);
         for bucket in 0..BUCKETS - 1 {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lost_in_coarse_buckets() {
+    fn coarse_buckets_lose_nothing() {
         let mut times = FineTimes::default();
         let all = [0, 9_999, 10_000, 999_000, 1_000_000, 70_000_000_000, u64::MAX];
         all.into_iter().for_each(|nanos| times.record(nanos));

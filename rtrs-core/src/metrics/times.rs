@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_rise_and_are_what_their_texts_say() {
+    fn bounds_increase_and_match_their_labels() {
         assert!(BOUNDS.is_sorted_by(|a, b| a.0 < b.0));
         for (nanos, text) in BOUNDS {
             let seconds: f64 = text.parse().unwrap();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_is_found_as_by_a_search() {
+    fn bucket_lookup_matches_a_search() {
         let bounds = BOUNDS.iter().flat_map(|(bound, _)| [bound - 1, *bound, bound + 1]);
         let powers = (0..64).flat_map(|bit| [(1_u64 << bit) - 1, 1 << bit]);
         for nanos in bounds.chain(powers).chain([u64::MAX]) {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_in_the_first_bucket_that_holds_it() {
+    fn a_time_is_counted_in_the_smallest_bucket_that_fits() {
         for (nanos, bucket) in [
             (0, 0),
             (10_000, 0),

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_the_cap_and_start_over() {
+    fn delays_double_up_to_the_maximum_and_restart() {
         let (min, max) = (Duration::from_millis(100), Duration::from_secs(1));
         let mut backoff = Backoff::new(min, max, 7);
         let mut bound = min;
@@ -64,7 +64,7 @@ mod tests {
 
     /// Models a thousand clients of one restarted server with very similar seeds.
     #[test]
-    fn a_herd_spreads_over_the_upper_half() {
+    fn delays_spread_over_the_upper_half() {
         let min = Duration::from_secs(1);
         for attempt in 0..4 {
             let mut tenths = [0; 10];
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn two_seeds_wait_differently() {
+    fn delays_differ_by_seed() {
         let min = Duration::from_secs(1);
         let mut a = Backoff::new(min, min, 1);
         let mut b = Backoff::new(min, min, 99);

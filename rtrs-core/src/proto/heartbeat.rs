@@ -253,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_asked_about_once_and_then_kills() {
+    fn silence_is_probed_once_and_then_fatal() {
         let mut beat = Heartbeat::new(100 * MS, 5, at(0));
         let seen = run(&mut beat, at(10_000));
         assert_eq!(seen, [(100, HeartbeatAction::Send), (600, HeartbeatAction::Dead)]);
     }
 
     #[test]
-    fn traffic_keeps_it_quiet() {
+    fn traffic_suppresses_probes() {
         let mut beat = Heartbeat::new(100 * MS, 2, at(0));
         for ms in (50..5000).step_by(50) {
             beat.on_traffic(at(ms));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_period_whose_poll_came_late_does_not_count() {
+    fn a_period_with_a_late_poll_does_not_count() {
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         assert_eq!(beat.poll(at(100)), HeartbeatAction::Send);
         let mut now = 100;
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_is_always_late_notices_too() {
+    fn a_core_that_is_always_late_detects_silence_too() {
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         let polls = (1..).map(|round| at(round * 300)).map(|now| beat.poll(now));
         let count = polls.take_while(|action| *action != HeartbeatAction::Dead).count();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_gives_the_round_trip_and_a_new_period() {
+    fn an_answer_yields_the_round_trip_and_starts_a_period() {
         let mut beat = Heartbeat::new(100 * MS, 2, at(0));
         assert_eq!(beat.on_ack(at(1)), None, "nothing was asked");
         assert_eq!(run(&mut beat, at(101)), [(101, HeartbeatAction::Send)]);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_path_is_asked_less_and_less_often() {
+    fn idle_paths_are_probed_less_and_less_often() {
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         beat.back_off(1000 * MS);
         let (mut now, mut sent, mut announced) = (0, Vec::new(), Vec::new());
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_io_asks_at_once_and_ends_the_idle_time() {
+    fn the_first_io_probes_at_once_and_ends_idling() {
         let mut beat = idle();
         beat.on_ack(at(101));
         assert_eq!(run(&mut beat, at(250)), []);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn use_during_a_question_does_not_prolong_it() {
+    fn io_during_a_probe_does_not_prolong_it() {
         let mut beat = idle();
         assert!(beat.begin_io(at(150)), "the peer still has to know");
         beat.in_use();
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_announces_is_waited_for() {
+    fn the_peers_announced_interval_is_respected() {
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         beat.announced(at(50), 1000 * MS);
         let end = run(&mut beat, at(5000));
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_besides_tells_when_the_peer_answered() {
+    fn an_extra_probe_shows_when_the_peer_answered() {
         let mut beat = Heartbeat::new(100 * MS, 2, at(0));
         assert_eq!(beat.doubted_since(), None);
         assert!(beat.ask(at(10)), "to be sent");

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_the_greatest_source_gives_way() {
+    fn the_oldest_of_the_busiest_source_is_evicted() {
         let (many, one, two) = (source("10.0.0.1"), source("10.0.0.2"), source("10.0.0.3"));
         let mut quota = Quota::default();
         assert!(admit(&mut quota, 4, 0, one).is_empty());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_of_many_connections_is_one() {
+    fn a_peer_with_many_connections_counts_once() {
         let mut quota = Quota::default();
         let (few, many) = (source("10.0.0.1"), source("10.0.0.2"));
         quota.add(1, few);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_of_many_sources_do_not_displace_known_ones() {
+    fn unknown_peers_of_many_sources_do_not_evict_known_ones() {
         let known = source("10.1.0.1");
         let stranger = |n: u64| Source::V4(u32::try_from(n).unwrap());
         let mut quota = Quota::default();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn with_known_sources_alone_the_oldest_gives_way() {
+    fn the_oldest_is_evicted_among_known_sources() {
         let mut quota = Quota::default();
         for n in 0..4 {
             quota.know(Source::V4(n));

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_follow_the_list() {
+    fn transitions_follow_the_table() {
         let mut door = Door::Open;
         step(&mut door, Door::Shut);
         step(&mut door, Door::Gone);
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "illegal move from Open to Gone")]
-    fn an_illegal_move_panics() {
+    fn an_illegal_transition_panics() {
         step(&mut { Door::Open }, Door::Gone);
     }
 }

@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_a_file_does_not_change() {
+    fn the_identity_of_a_file_does_not_change() {
         let here = File::open("/proc/self/exe").unwrap();
         assert_eq!(file_generation(&here).ok(), file_generation(&here).ok());
         assert_eq!(filesystem_uuid(&here).ok(), filesystem_uuid(&here).ok());
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_file_systems_are_known() {
+    fn memory_file_systems_are_recognized() {
         match scratch(Path::new("/dev/shm")) {
             Some(file) => assert!(lives_in_memory(&file).unwrap()),
             None => crate::skip::skip("no /dev/shm"),
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn device_numbers_split() {
+    fn device_numbers_are_split() {
         assert_eq!(device_numbers(0x0801), (8, 1));
         assert_eq!(device_numbers(0xfe00), (254, 0));
         assert_eq!(device_numbers(device_number(254, 300)), (254, 300));

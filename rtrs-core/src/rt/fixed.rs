@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn no_chunk_lies_in_two_pieces_and_no_piece_is_long() {
+    fn chunks_lie_within_one_short_piece() {
         for chunk in [4 << 10, 64 << 10, 128 << 10, 256 << 10, 508 << 10, 512 << 10, 4 << 20] {
             let stride = chunk + 4096;
             let region = Region::with_stride(stride * 9 - 4096, stride).unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_the_last_word() {
+    fn a_refusal_is_final() {
         let mut fixed = ready();
         let region = Region::new(4 * PIECE).unwrap();
         fixed.attach(&region);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_logs_does_not_wait_and_what_is_lost_is_counted() {
+    fn logging_does_not_block_and_lost_lines_are_counted() {
         let (permit, permits) = mpsc::channel();
         let (written, texts) = mpsc::channel();
         let mut log =
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_logged_is_there_when_it_has_settled() {
+    fn logged_lines_are_written_once_the_log_has_settled() {
         let kept = Kept::default();
         let mut log = Log::start(kept.clone(), |_| String::new()).unwrap();
         log.write_all(b"one\n").unwrap();

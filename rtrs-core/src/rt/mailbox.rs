@@ -167,7 +167,7 @@ mod tests {
     use crate::time::Duration;
 
     #[test]
-    fn mail_that_was_taken_before_it_woke_does_not_spoil_the_next_wake() {
+    fn early_taken_mail_does_not_lose_the_next_wakeup() {
         let ring = Ring::new(8).unwrap();
         let (sender, mailbox) = mailbox::<u32>().unwrap();
         let mut inbox = mailbox.arm(&ring).unwrap();

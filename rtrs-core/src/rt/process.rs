@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_forbids_dumps_has_none() {
+    fn a_process_that_forbids_core_dumps_has_none() {
         forbid_dumps().unwrap();
         assert!(dumps_are_forbidden());
     }
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_made_as_another_account_on_this_thread_alone() {
+    fn files_are_created_as_another_account_on_one_thread() {
         use std::os::unix::fs::MetadataExt;
         if effective_user() != 0 {
             return crate::skip::skip("not root");
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_knows_itself() {
+    fn the_process_describes_itself() {
         assert!(page_size() >= 4096);
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let Privileges { ipc_lock, sys_admin } = privileges().unwrap();

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_poll_budget_grows_on_short_idles_and_vanishes_on_long_ones() {
+    fn the_poll_budget_grows_on_short_idles_and_drops_to_zero_on_long_ones() {
         let max = Duration::from_micros(80);
         let mut budget = Duration::ZERO;
         for _ in 0..10 {

@@ -125,17 +125,17 @@ mod loom_model {
     }
 
     #[test]
-    fn a_core_does_not_sleep_beside_a_message() {
+    fn a_core_does_not_sleep_with_a_message_queued() {
         check(Manner { says_awake: true, timer: false });
     }
 
     #[test]
-    fn a_core_that_a_timer_wakes_does_not_sleep_beside_a_message() {
+    fn a_core_woken_by_a_timer_does_not_sleep_with_a_message_queued() {
         check(Manner { says_awake: true, timer: true });
     }
 
     #[test]
-    fn who_watches_does_not_sleep_beside_a_message() {
+    fn a_watching_core_does_not_sleep_with_a_message_queued() {
         check(Manner { says_awake: false, timer: true });
     }
 }

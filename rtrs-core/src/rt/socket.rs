@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_peers_system_has_is_acknowledged_though_nobody_reads_it() {
+    fn data_in_the_peers_kernel_is_acknowledged_unread() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stream.write_all(&[7; 1000]).unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_read_is_counted() {
+    fn unread_data_is_counted() {
         let (one, mut other) = UnixStream::pair().unwrap();
         assert_eq!(unread(&one).unwrap(), 0);
         other.write_all(&[7; 100]).unwrap();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_bytes() {
+    fn raw_socket_options_are_set_and_read() {
         let (one, _other) = UnixStream::pair().unwrap();
         let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
         set_option(&one, level, name, &7_i32.to_ne_bytes()).unwrap();
@@ -191,13 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tcp_socket_is_refused() {
+    fn sockets_other_than_tcp_are_refused() {
         let (one, _other) = UnixStream::pair().unwrap();
         assert!(unacknowledged(&one).is_err());
     }
 
     #[test]
-    fn a_peer_that_is_gone_is_seen_before_all_is_read() {
+    fn a_closed_peer_is_detected_before_all_is_read() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(&[7; 100]).unwrap();
         assert_eq!(peer_end(&ours), PeerEnd::Open);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tcp_peer_that_is_gone_sends_no_more() {
+    fn a_closed_tcp_peer_sends_no_more() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (ours, _) = listener.accept().unwrap();

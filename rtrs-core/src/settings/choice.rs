@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn switches() {
+    fn switches_are_parsed() {
         for text in ["on", "off"] {
             assert_eq!(text.parse::<Switch>().unwrap().to_string(), text);
             assert_eq!(text.parse::<AutoSwitch>().unwrap().to_string(), text);

@@ -123,7 +123,7 @@ mod tests {
     type Error = CommandError<Kind>;
 
     #[test]
-    fn causes_are_said_once() {
+    fn causes_are_printed_once() {
         let error =
             Error::with_source(Kind::File, "cannot open /x", std::io::Error::from_raw_os_error(13));
         assert_eq!((error.kind(), error.exit_code()), (Kind::File, 1));

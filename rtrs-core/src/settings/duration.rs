@@ -123,7 +123,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn units() {
+    fn units_are_parsed() {
         for (text, micros) in [
             ("0", 0),
             ("0ms", 0),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_is_wrong() {
+    fn errors_name_the_problem() {
         for (text, expected) in [
             ("", "does not begin with a digit; use a whole number with us, ms, s, m or h"),
             ("ms", "does not begin with a digit"),
@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prints_what_it_reads(
+        fn values_print_as_they_are_read(
             number in 0u64..1_000_000,
             factor in prop::sample::select(vec![1u64, 10, 1000, 1_000_000, 3_600_000_000]),
         ) {

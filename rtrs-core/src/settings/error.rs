@@ -59,13 +59,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_value_problem_and_hint() {
+    fn errors_name_value_problem_and_hint() {
         let error = ValueError::new("size", "12q", "has no known unit", "use k, M, G or T");
         assert_eq!(error.to_string(), "size \"12q\" has no known unit; use k, M, G or T");
     }
 
     #[test]
-    fn long_and_odd_values_are_cut_and_escaped() {
+    fn long_and_unusual_values_are_cut_and_escaped() {
         let error = ValueError::new("size", &"\n".repeat(500), "is odd", "use less");
         let text = error.to_string();
         assert!(text.len() < 250, "{text}");

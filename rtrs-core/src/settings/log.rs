@@ -110,13 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn what_the_filters_parser_refuses_is_refused_with_its_reason() {
+    fn an_invalid_filter_is_refused_with_the_parsers_reason() {
         let text = "rtrs_core=loud".parse::<LogFilter>().unwrap_err().to_string();
         assert!(text.starts_with("log filter \"rtrs_core=loud\" is not valid ("), "{text}");
     }
 
     #[test]
-    fn a_mistyped_level_is_refused_with_the_levels() {
+    fn a_mistyped_level_is_refused_with_the_valid_levels() {
         for (bad, word, hint) in [
             ("inof", "inof", ""),
             ("infoo", "infoo", "did you mean \"info\"? "),

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_paths() {
+    fn addresses_and_paths_are_parsed() {
         for text in ["127.0.0.1:9823", "[::]:0", "unix:/run/m.sock"] {
             assert_eq!(text.parse::<MetricsAddress>().unwrap().to_string(), text);
         }

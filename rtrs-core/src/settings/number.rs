@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_a_range() {
+    fn number_ranges_are_enforced() {
         type Few = Int<u16, 2, 9>;
         assert_eq!(("2".parse::<Few>().unwrap().get(), Few::range().as_str()), (2, "2 to 9"));
         for (text, problem) in [

@@ -144,7 +144,7 @@ mod tests {
     use super::{printable, wants_json};
 
     #[test]
-    fn a_terminal_obeys_no_name() {
+    fn names_cannot_control_the_terminal() {
         assert_eq!(printable("a\nb\u{1b}[31m\u{9b}é"), "a\\nb\\u{1b}[31m\\u{9b}é");
         for code in [0x200e, 0x200f, 0x202a, 0x202e, 0x2066, 0x2069] {
             let character = char::from_u32(code).unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_ask_for_json() {
+    fn arguments_requesting_json_are_recognized() {
         for (args, json) in [
             (&["list", "-o", "json"][..], true),
             (&["-ojson", "list"], true),

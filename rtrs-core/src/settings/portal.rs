@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_every_form() {
+    fn every_form_is_parsed() {
         for (text, printed) in [
             ("tcp://127.0.0.1:1234", "tcp://127.0.0.1:1234"),
             ("tcp://127.0.0.1", "tcp://127.0.0.1:1234"),
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_part_that_is_wrong() {
+    fn errors_name_the_invalid_part() {
         for (text, part) in [
             ("", "has no scheme; write tcp://"),
             ("127.0.0.1:1234", "has no scheme; write tcp://127.0.0.1:1234"),
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn resolving_gives_addresses_or_names_the_host() {
+    fn resolving_yields_addresses_or_names_the_host() {
         let found = portal("tcp://[::1]:5").resolve().unwrap();
         assert_eq!(found, ["[::1]:5".parse::<SocketAddr>().unwrap()]);
         let found = portal("tcp://localhost:5").resolve().unwrap();
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_keeps_only_its_family() {
+    fn a_source_address_limits_the_family() {
         let found = portal("tcp://127.0.0.2@localhost:5").resolve().unwrap();
         assert!(!found.is_empty() && found.iter().all(SocketAddr::is_ipv4), "{found:?}");
     }
@@ -490,7 +490,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prints_what_it_reads(
+        fn values_print_as_they_are_read(
             tcp in any::<bool>(),
             source in proptest::option::of(any::<IpAddr>()),
             host in any_host(),

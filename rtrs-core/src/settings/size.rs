@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_is_wrong() {
+    fn errors_name_the_problem() {
         for (text, part) in [
             ("", "does not begin with a digit"),
             ("k", "does not begin with a digit"),
@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prints_what_it_reads(bytes in any::<u64>(), shift in 0u32..64) {
+        fn values_print_as_they_are_read(bytes in any::<u64>(), shift in 0u32..64) {
             let size = ByteSize::new(bytes << shift);
             prop_assert_eq!(size.to_string().parse(), Ok(size));
         }

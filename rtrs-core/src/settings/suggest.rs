@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_words_are_found_and_far_ones_are_not() {
+    fn only_similar_words_are_suggested() {
         let keys = ["queue-depth", "chunk-size", "listen", "ro", "pin"];
         for (word, found) in [
             ("queue-dept", Some("queue-depth")),

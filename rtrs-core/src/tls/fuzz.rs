@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flipped_bits_let_nobody_in() {
+    fn flipped_bits_never_authenticate() {
         let mut flights = [0; 10];
         let (client, server) = shake(&mut |turn, bytes| flights[turn] = bytes.len());
         assert!(client.is_some() && server.is_some());
@@ -138,7 +138,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
         #[test]
-        fn random_programs_hold(data in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn random_programs_hold_invariants(data in proptest::collection::vec(any::<u8>(), 0..300)) {
             fuzz_tls(&data);
         }
     }

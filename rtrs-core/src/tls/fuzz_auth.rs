@@ -2,7 +2,7 @@
 //!
 //! The first byte of the input selects the kind: the rest is either sent by an end without a key,
 //! or is a list of changes to the messages of two conforming ends. The target fails on a panic, and
-//! if an end takes a peer for another one than it is.
+//! if an end accepts a wrong identity of its peer.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -68,7 +68,7 @@ pub fn fuzz_auth(data: &[u8]) {
         1 => {
             let Ok(answer) = ChallengeRsp::decode(rest) else { return };
             let proof = client.answer(facts(), None, &challenge, &answer);
-            assert!(proof.is_err(), "a stranger is taken for the server");
+            assert!(proof.is_err(), "an unknown peer is accepted as the server");
         }
         _ => changed(rest),
     }
@@ -86,14 +86,14 @@ fn changed(data: &[u8]) {
     any |= change(data, 1, &mut bytes);
     let Ok(answer) = ChallengeRsp::decode(&bytes) else { return };
     let Ok(mut proof) = client.answer(facts(), None, &challenge, &answer) else { return };
-    assert!(!any, "the client takes what was changed");
+    assert!(!any, "the client accepts changed messages");
     any |= change(data, 2, &mut proof);
     match server.check(&exchange, &proof) {
         Ok(peer) => {
-            assert!(!any, "the server takes what was changed");
+            assert!(!any, "the server accepts changed messages");
             assert_eq!(peer.who, Who::Key(Arc::from("db1")));
         }
-        Err(error) => assert!(any, "it refuses what was not changed: {error}"),
+        Err(error) => assert!(any, "unchanged messages are refused: {error}"),
     }
 }
 
@@ -119,7 +119,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
         #[test]
-        fn random_programs_hold(data in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn random_programs_hold_invariants(data in proptest::collection::vec(any::<u8>(), 0..300)) {
             fuzz_auth(&data);
         }
     }

@@ -106,7 +106,7 @@ impl Lists {
             if !signers.iter().all(|ca| signed.is_by(ca, algorithms)) {
                 return refuse(format!(
                     "the list of {name} is not signed by the key of that CA in ca-cert.pem; make \
-                     it anew with the CA's own key, and give CAs with different keys different \
+                     it with the CA's own key, and give CAs with different keys different \
                      names"
                 ));
             }
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_which_no_session_could_begin_is_refused() {
+    fn an_unusable_list_is_refused() {
         let dir = TestDir::new("lists");
         let authority = certificates(&dir.0);
         let other = Authority::named("other CA");
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_right_is_only_warned_of() {
+    fn a_questionable_list_causes_a_warning() {
         let dir = TestDir::new("lists");
         let authority = certificates(&dir.0);
         let other = Authority::named("other CA");
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_an_intermediate_ca_of_the_own_chain_is_enough() {
+    fn the_list_of_an_intermediate_ca_of_the_own_chain_suffices() {
         let dir = TestDir::new("lists");
         let root = Authority::named("root");
         let between = root.subordinate("between");
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_compared_to_the_second() {
+    fn times_are_compared_to_the_second() {
         let at = UnixTime::since_unix_epoch(Duration::from_secs(951_782_400 + 3661));
         assert_eq!(digits(at), "20000229010101");
     }

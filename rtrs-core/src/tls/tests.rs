@@ -87,7 +87,7 @@ fn failure(outcome: Outcome) -> String {
 }
 
 #[test]
-fn certificates_make_both_ends_known() {
+fn certificates_identify_both_ends() {
     let place = Place::new();
     let (client, server) = shake(&place.client(), &place.server());
     let (client, server) = (client.unwrap(), server.unwrap());
@@ -111,7 +111,7 @@ fn certificates_make_both_ends_known() {
 }
 
 #[test]
-fn errors_speak_of_ends_and_files() {
+fn errors_name_the_end_and_the_file() {
     let place = Place::new();
     let names = Wanted { names: &["other.example", "10.0.0.9"], ..Wanted::SERVER };
     place.authority.issue(place.path(), &names);
@@ -173,7 +173,7 @@ fn a_wrong_client_certificate_is_refused() {
 }
 
 #[test]
-fn a_certificate_of_a_ca_is_no_clients() {
+fn a_ca_certificate_is_no_client_certificate() {
     let place = Place::new();
     let server = place.server();
     place.authority.write_as_client(place.path());
@@ -195,7 +195,7 @@ fn a_certificate_of_a_ca_is_no_clients() {
 }
 
 #[test]
-fn a_list_that_cannot_be_used_is_told_from_another_protocol() {
+fn an_unusable_list_differs_from_a_wrong_protocol() {
     let error = rustls::Error::InvalidCertRevocationList(CertRevocationListError::BadSignature);
     let text = super::explain::error_text(&error, true);
     assert_eq!(text, "our ca-crl.pem cannot be used: bad signature");
@@ -243,7 +243,7 @@ fn raw(clients: &[(&str, &PrivateKey)], server: &PrivateKey) -> TlsServerConfig 
 }
 
 #[test]
-fn raw_keys_make_both_ends_known() {
+fn raw_keys_identify_both_ends() {
     let [server, client, other] = [(); 3].map(|()| PrivateKey::generate().unwrap());
     let known = raw(&[("db0", &other), ("db1", &client)], &server);
     let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
@@ -340,7 +340,7 @@ fn older_versions_are_refused() {
 }
 
 #[test]
-fn what_is_no_handshake_or_too_long_is_refused() {
+fn an_invalid_or_oversize_handshake_is_refused() {
     let server = Place::new().server();
     let mut plain = server_of(&server);
     let progress = plain.advance(b"MPA ID Req Frame\x10\x02\0\0");
@@ -363,7 +363,7 @@ fn what_is_no_handshake_or_too_long_is_refused() {
 }
 
 #[test]
-fn a_client_that_goes_on_before_the_answer_is_refused() {
+fn data_before_the_server_has_answered_is_refused() {
     let place = Place::new();
     let (config, request) = (place.client(), b"ping and more".to_vec());
     let name = ServerName::try_from("127.0.0.1").unwrap();
@@ -378,7 +378,7 @@ fn a_client_that_goes_on_before_the_answer_is_refused() {
 }
 
 #[test]
-fn files_that_others_may_use_or_that_are_missing_are_named() {
+fn missing_and_exposed_files_are_named() {
     let place = Place::new();
     let dir = TlsDir(place.dir.0.clone());
     let text = || TlsServerConfig::with_certificates(&dir).unwrap_err().to_string();
@@ -405,7 +405,7 @@ fn files_that_others_may_use_or_that_are_missing_are_named() {
 }
 
 #[test]
-fn a_key_that_cannot_be_read_is_named_with_the_remedy() {
+fn an_unreadable_key_is_named_with_a_remedy() {
     let place = Place::new();
     let dir = TlsDir(place.dir.0.clone());
     let key = "-----BEGIN EC PRIVATE KEY-----\nMAMCAQE=\n-----END EC PRIVATE KEY-----\n";
@@ -418,7 +418,7 @@ fn a_key_that_cannot_be_read_is_named_with_the_remedy() {
 }
 
 #[test]
-fn a_key_is_written_once_and_read_again() {
+fn a_key_is_written_once_and_read_back() {
     let dir = TestDir::new("tls");
     let path = dir.0.join("key");
     let key = PrivateKey::generate().unwrap();
@@ -453,7 +453,7 @@ fn a_key_is_written_once_and_read_again() {
 }
 
 #[test]
-fn the_list_of_clients_says_which_line_is_wrong() {
+fn an_error_in_the_client_list_names_its_line() {
     let dir = TestDir::new("tls");
     let path = dir.0.join("clients");
     let [one, two] = [(); 2].map(|()| PrivateKey::generate().unwrap().public());
@@ -525,7 +525,7 @@ fn only_nbd_clients_may_use_tls_1_2() {
 }
 
 #[test]
-fn a_certificate_for_the_other_end_is_refused_by_its_own_end() {
+fn a_certificate_for_the_other_role_is_refused_by_its_owner() {
     let place = Place::new();
     let (dir, tls_dir) = (place.path(), TlsDir(place.dir.0.clone()));
     let copy = |from: &str, to: &str| {
@@ -549,7 +549,7 @@ fn a_certificate_for_the_other_end_is_refused_by_its_own_end() {
 }
 
 #[test]
-fn what_has_changed_is_named() {
+fn changes_are_named() {
     let place = Place::new();
     let before = place.server();
     assert_eq!(place.server().changes_since(&before), [""; 0]);
@@ -574,7 +574,7 @@ fn what_has_changed_is_named() {
 }
 
 #[test]
-fn a_bad_certificate_is_refused_unless_it_is_in_use() {
+fn a_bad_certificate_is_refused_unless_already_in_use() {
     let place = Place::new();
     let expired = Wanted { years: (2020, 2021), ..Wanted::SERVER };
     let good = place.server();
@@ -596,7 +596,7 @@ fn a_bad_certificate_is_refused_unless_it_is_in_use() {
 }
 
 #[test]
-fn files_that_are_the_same_begin_no_generation() {
+fn identical_files_start_no_generation() {
     let place = Place::new();
     let endpoint = TlsEndpoint::server(place.server()).unwrap();
     assert_eq!(endpoint.replace(place.server()), 0);
@@ -611,7 +611,7 @@ fn files_that_are_the_same_begin_no_generation() {
 }
 
 #[test]
-fn names_that_access_lists_take_for_something_else_are_refused() {
+fn names_that_mean_something_else_in_access_lists_are_refused() {
     let dir = TestDir::new("names");
     let (path, key) = (dir.0.join("clients"), PrivateKey::generate().unwrap().public());
     for (name, why) in [

@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neither_kind_of_work_holds_up_the_other() {
+    fn the_two_kinds_of_work_do_not_block_each_other() {
         let mut queue = Queue { jobs: (0..100).collect(), ..Queue::<i32, &str>::default() };
         queue.tasks.extend(["a", "b"]);
         let mut taken = || queue.take().unwrap();

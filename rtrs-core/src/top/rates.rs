@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_what_came_between_two_samples() {
+    fn rates_are_differences_of_two_samples() {
         let rows = view(vec![entry("v", "1", 1000)], vec![entry("v", "1", 1800)]);
         let expected = Row {
             name: "v".into(),
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn without_both_samples_of_one_process_there_are_no_rates() {
+    fn rates_need_two_samples_of_one_process() {
         let silent = Entry { counters: None, ..entry("silent", "1", 0) };
         let before = vec![entry("restarted", "1", 900), entry("reset", "1", 900), silent.clone()];
         let now = vec![
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_have_rates_of_their_own_and_an_idle_one_has_no_latency() {
+    fn paths_have_separate_rates_and_no_latency_when_idle() {
         let with_paths = |all: Vec<Entry>| vec![Entry { paths: all, ..entry("v", "1", 100) }];
         let before = with_paths(vec![entry("a", "", 100), entry("b", "", 100)]);
         let rows = view(before, with_paths(vec![entry("a", "", 300), entry("b", "", 100)]));
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_is_of_the_interval_alone() {
+    fn a_quantile_covers_only_the_interval() {
         let bucket = |from, to, count| Bucket { from, to, count };
         let before = [bucket(1000, 2000, 1000)];
         let now = [bucket(1000, 2000, 1000), bucket(4000, 5000, 90), bucket(8000, 9000, 10)];

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_change_what_is_shown() {
+    fn keys_change_the_view() {
         let mut shown = shown();
         let title = "rtrs-client top: every 1s, sorted by NAME; h help, q quit";
         assert_eq!(shown.lines()[..2], [title, "no answer"]);

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_aligned_and_paths_can_be_left_out() {
+    fn lines_are_aligned_and_paths_can_be_hidden() {
         let path = Row { state: "connected".into(), ..row("tcp://10.0.0.2:1234", Some(9.5), None) };
         let session = Row {
             paths_connected: Some(1),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_do_not_fit_are_left_out_in_order() {
+    fn columns_that_do_not_fit_are_dropped_in_order() {
         let times = PartTimes { avg: 12.5, p50: 10.0, p99: 99.0 };
         let parts = ["client_queue", "network", "server_queue", "backend"];
         let parts = parts.map(|name| (name.to_owned(), times)).into();
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_one_columns_and_in_the_help() {
+    fn every_key_belongs_to_one_column_and_is_in_the_help() {
         let help = Layout::help().join("\n");
         let mut keys: Vec<char> = COLUMNS.iter().filter_map(|column| column.key).collect();
         for key in &keys {

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn proofs_survive_and_are_cut_nowhere() {
+    fn proofs_round_trip_and_truncated_ones_are_refused() {
         for proof in [
             proof(CredentialKind::RawKey, &[44]),
             proof(CredentialKind::Certificates, &[700, 0, 800]),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_told_apart_by_their_bytes() {
+    fn credential_kinds_are_distinguished() {
         let one = proof(CredentialKind::Certificates, &[10]).credential;
         let two = proof(CredentialKind::Certificates, &[4, 4]).credential;
         let key = Credential { kind: CredentialKind::RawKey, ..one.clone() };

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_as_the_kernel_sends_them_are_taken() {
+    fn kernel_requests_are_accepted() {
         let flush =
             IoHeader { sector: u64::MAX, rw: Rw::FLUSH.sync().fua(true), ..IoHeader::default() };
         let cases = [
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_do_not_agree_are_refused() {
+    fn inconsistent_lengths_are_refused() {
         let read = |data, size, desc| {
             validate(data, &io(Rw::READ, size), &read_msg(32, desc)).map_err(|e| e.at)
         };
@@ -468,14 +468,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_user_header_still_tells_the_key() {
+    fn an_invalid_user_header_still_yields_the_key() {
         let request = ChunkRequest::parse(4096 + 32, &read_msg(32, Some(4096))).unwrap();
         assert!(request.user(&[9; 32], 2).is_err());
         assert_eq!(request.invalidate(), Some(Rkey(7)));
     }
 
     #[test]
-    fn control_messages_need_room_for_their_answer() {
+    fn control_messages_need_space_for_their_answer() {
         let user = SessInfo::default().encode();
         let parse = |data_len: u32, message: &[u8]| {
             let request = ChunkRequest::parse(data_len + 36, message).unwrap();
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_stay_inside_chunk_and_header_room() {
+    fn messages_stay_within_chunk_and_header_space() {
         let range = |off| ChunkRequest::message_range(off, CHUNK);
         assert_eq!(range(0), Ok(0..24));
         assert_eq!(range(CHUNK - 24), Ok(CHUNK as usize - 24..CHUNK as usize));
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_are_those_of_the_document() {
+    fn layouts_match_the_protocol_document() {
         for (data, usr, message, off, end) in
             [(36, 36, 24, 72, 96), (56, 264, 24, 320, 344), (0, 8, 4, 8, 12), (0, 32, 8, 32, 40)]
         {

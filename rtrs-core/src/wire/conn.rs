@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reject_is_never_without_error() {
+    fn a_reject_always_has_an_error() {
         assert_eq!(ConnRsp::reject(104).errno, -104);
         assert_eq!(ConnRsp::reject(0).errno, -104);
         assert_eq!(ConnRsp::reject(524).errno, -95);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_of_an_accept_are_validated() {
+    fn the_limits_in_an_accept_are_validated() {
         let good = ConnRsp::accept(Limits::DEFAULT, true);
         assert_eq!(good.chunk_size(), Ok(131_072));
         let fault = |change: fn(&mut ConnRsp)| {

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extensions_survive_and_strangers_have_none() {
+    fn extensions_round_trip_and_are_empty_for_other_peers() {
         let ours = ClientExtensions {
             smaller_depth: true,
             changed: true,

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_room_holds_any_export() {
+    fn the_minimum_buffer_holds_any_export() {
         let long = export(&[b'x'; NAME_LEN_MAX]);
         for (room, count) in [(Page::LEN_MIN, 1), (Page::LEN_MIN - 1, 0), (0, 0)] {
             let page = Page::fill([long, export(b"y")].into_iter(), room);

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_aliases() {
+    fn errno_values_are_distinct() {
         assert_eq!(fit(0), 0);
         assert_eq!(fit(-5), 5);
         assert_eq!(fit(511), 511);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_of_this_system() {
+    fn errno_values_match_this_system() {
         assert_eq!(i32::from(EOPNOTSUPP), libc::EOPNOTSUPP);
         assert_eq!(i32::from(ECONNRESET), libc::ECONNRESET);
         assert_eq!(i32::from(EBADE), libc::EBADE);

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn garbage_in_reserved_bytes_is_not_validated() {
+    fn reserved_bytes_are_not_validated() {
         let mut bytes = [0xcc; SessInfo::LEN];
         bytes[..2].fill(0);
         bytes[4] = 9;
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_carries_as_many_words_as_fit() {
+    fn a_refusal_carries_as_much_text_as_fits() {
         let refusal = OpenRefusal::new("client 'db1' may not open \"vol0\"");
         let bytes = refusal.encode();
         assert_eq!(bytes[..9], *b"RTRX\x20\0\0\0c");
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn access_modes_survive_the_wire() {
+    fn access_modes_round_trip() {
         for byte in 0..=u8::MAX {
             match AccessMode::from_wire(byte) {
                 Some(mode) => assert_eq!(mode.to_wire(), byte),

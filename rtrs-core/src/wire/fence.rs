@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extensions_survive_and_strangers_have_none() {
+    fn extensions_round_trip_and_are_empty_for_other_peers() {
         let ours = Extensions::OURS.encode();
         assert_eq!(ours[..8], *b"RTRX\x5f\0\0\0");
         assert_eq!(Extensions::decode(&ours), Extensions::OURS);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_survives_and_covers_what_came_before() {
+    fn a_fence_round_trips_and_covers_earlier_connects() {
         let fence = Fence {
             path: PathUuid([7; 16]),
             recon_cnt: 3,

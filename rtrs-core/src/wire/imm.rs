@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documents_examples() {
+    fn examples_of_the_protocol_document() {
         let bits = MemBits::for_depth(512);
         let req = Imm::Request { permit: PermitId(5), offset: 4128 };
         let rsp = |permit, errno, invalidated| Imm::Response {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_seen() {
+    fn oversize_values_are_detected() {
         let bits = MemBits::for_depth(512);
         assert!(bits.fits(PermitId(511), (1 << 19) - 1));
         assert!(!bits.fits(PermitId(511), 1 << 19));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nobodys_ids_and_requests_to_a_client_are_unknown() {
+    fn unassigned_ids_and_requests_to_a_client_are_unknown() {
         assert_eq!(Imm::decode(0x1001_0000), Imm::Unknown(0x1001_0000));
         assert_eq!(Imm::decode(0x0028_1020), Imm::Unknown(0x0028_1020));
         for kind in [3u32, 4, 5, 6, 7, 11, 15] {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn only_heartbeats_that_ask_have_a_payload() {
+    fn only_heartbeat_probes_have_a_payload() {
         assert_eq!(Imm::decode(0x8fff_ffff), Imm::Heartbeat { next_ms: 0x0fff_ffff });
         assert_eq!(Imm::decode(0x9000_0001), Imm::HeartbeatAck);
     }

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_may_be_one_each() {
+    fn each_chunk_may_have_a_descriptor() {
         let descs: Vec<_> = (0..512).map(|i| desc(u64::from(i) << 32, i, 131_072)).collect();
         let table = InfoRsp { descs: descs.clone() }.chunks(512, 131_072).unwrap();
         assert_eq!(table, descs);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_tables_are_refused() {
+    fn invalid_tables_are_refused() {
         let fault = |descs: &[SgDesc], depth, chunk| {
             InfoRsp { descs: descs.to_vec() }.chunks(depth, chunk).map_err(|e| e.at)
         };
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_table_is_refused() {
+    fn a_truncated_table_is_refused() {
         let mut bytes = [0; 40];
         let len = InfoRsp { descs: vec![desc(1, 2, 3); 2] }.encode(&mut bytes);
         assert_eq!(len, 40);

@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_leave_the_operation_alone() {
+    fn flags_do_not_change_the_operation() {
         assert_eq!(Rw::FLUSH.sync().fua(true).0, 0x302);
         assert_eq!(Rw::FLUSH.sync().fua(true).preflush(true).0, 0x702);
         assert_eq!(Rw::WRITE.fua(true).fua(false), Rw::WRITE);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn short_headers_of_old_peers_are_taken_without_priority() {
+    fn short_headers_of_old_peers_are_accepted_without_priority() {
         let header = IoHeader { device_id: 1, sector: 2, bi_size: 512, prio: 7, rw: Rw::WRITE };
         let bytes = header.encode();
         assert_eq!(IoHeader::decode(&bytes, 2), Ok(header));
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_has_one_descriptor_at_most() {
+    fn a_read_has_at_most_one_descriptor() {
         let desc = Some(SgDesc { addr: u64::MAX, key: Rkey(9), len: 4096 });
         let msg = ReadMsg { usr_len: 32, need_inval: true, desc };
         let mut bytes = [0xff; 24];

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_254_bytes_and_no_more() {
+    fn a_name_is_limited_to_254_bytes() {
         assert_eq!(Name::new(&[b'x'; 254]).unwrap().as_bytes().len(), 254);
         assert_eq!(Name::new(&[b'x'; 255]), Err(NameError::TooLong(255)));
         assert_eq!(Name::new(b"a\0b"), Err(NameError::Nul(1)));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_needs_its_nul_and_ignores_what_follows() {
+    fn a_field_requires_a_nul_and_ignores_what_follows() {
         assert_eq!(
             Name::from_field("OPEN", &[b'x'; 300], 6).unwrap_err(),
             WireError { message: "OPEN", at: 6, fault: Fault::Unterminated }
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn shows_hostile_bytes_harmlessly() {
+    fn control_bytes_are_escaped() {
         let show = |name: &[u8]| Name::new(name).unwrap().to_string();
         assert_eq!(show("härte".as_bytes()), "härte");
         assert_eq!(show(b"a\x1b[2Jb\n"), "a\\u{1b}[2Jb\\n");

@@ -282,7 +282,7 @@ mod tests {
     use crate::wire::{ConnReq, ConnRsp};
 
     #[test]
-    fn the_info_is_rpings() {
+    fn the_info_matches_rping() {
         let info = PingInfo { addr: 0x5607_db66_1470, rkey: Rkey(0xd58e_bd00), size: 100 };
         let bytes = info.encode();
         let seen =
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pattern_is_rpings() {
+    fn the_pattern_matches_rping() {
         for (n, text) in [
             (0, "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr\0"),
             (1, "rdma-ping-1: BCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrs\0"),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn hello_and_reply_come_back_also_padded() {
+    fn hello_and_reply_round_trip_with_padding() {
         for mode in (0..5).map(|code| PingMode::from_wire(code).unwrap()) {
             let hello = PingHello { mode, ..hello() };
             let mut padded = [0; 56];
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_and_a_session_are_told_apart() {
+    fn pings_and_sessions_are_distinguished() {
         let session = ConnReq { cid_num: 1, ..ConnReq::default() }.encode();
         assert!(!PingHello::is_ping(&session));
         PingHello::decode(&session).unwrap_err();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_hello_is_told_by_its_field() {
+    fn a_bad_hello_names_its_field() {
         let good = hello().encode();
         for (at, bytes, field) in [
             (0, &b"X"[..], "magic"),

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_permit_must_be_the_immediates() {
+    fn the_permit_must_match_the_immediate() {
         let rsp = RkeyRsp { permit: PermitId(3), rkey: Rkey(0x1234_5678) };
         assert_eq!(RkeyRsp::decode(&rsp.encode()), Ok(rsp));
         assert_eq!(rsp.check(PermitId(3)), Ok(()));
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_long_form_begins_with_the_short_one() {
+    fn the_long_form_starts_with_the_short_one() {
         let key = RkeyRsp { permit: PermitId(3), rkey: Rkey(0x1234_5678) };
         let (permit, rkey) = (key.permit, key.rkey);
         let timed = TimedRkeyRsp { permit, rkey, queue_us: 7, backend_us: u32::MAX };
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroed_memory_is_no_key() {
+    fn zeroed_memory_is_not_a_key() {
         assert_eq!(RkeyRsp::decode(&[0; 8]).unwrap_err().at, 0);
         assert_eq!(RkeyRsp::decode(&[4, 0, 0, 0, 0, 0, 0]).unwrap_err().at, 7);
     }

@@ -185,23 +185,23 @@ impl Dice {
 
 /// Runs the whole suite. Overwrites data at both ends of the device.
 pub fn run(source: &Arc<dyn BlockSource>, keeps: Keeps) {
-    geometry_is_sound(&**source);
-    nonsense_is_refused(&**source);
-    flush_ends_well(&**source);
-    every_io_ends_once_and_a_full_device_gives_back(&**source);
+    geometry_is_valid(&**source);
+    invalid_io_is_refused(&**source);
+    flush_succeeds(&**source);
+    every_io_ends_once_and_a_full_device_returns_it(&**source);
     if source.geometry().read_only {
-        nothing_changes_a_read_only_device(&**source);
+        read_only_devices_are_not_changed(&**source);
     } else {
-        both_ends_hold_what_was_written(&**source, keeps);
-        a_model_agrees(&**source, keeps);
-        cleared_ranges_read_as_promised(&**source, keeps);
+        both_ends_of_the_device_are_written(&**source, keeps);
+        random_io_matches_a_model(&**source, keeps);
+        cleared_ranges_read_as_specified(&**source, keeps);
         holes_read_as_zeroes(&**source);
-        cores_see_each_other(source, keeps);
+        cores_see_each_others_writes(source, keeps);
     }
-    a_dropped_device_lets_go_of_memory(&**source);
+    a_dropped_device_releases_memory(&**source);
 }
 
-fn geometry_is_sound(source: &dyn BlockSource) {
+fn geometry_is_valid(source: &dyn BlockSource) {
     let g = source.geometry();
     assert!(g.logical_block.is_power_of_two() && g.logical_block >= 512, "{g:?}");
     assert!(g.physical_block.is_power_of_two() && g.physical_block >= g.logical_block, "{g:?}");
@@ -252,7 +252,7 @@ fn holes_read_as_zeroes(source: &dyn BlockSource) {
     }
 }
 
-fn nonsense_is_refused(source: &dyn BlockSource) {
+fn invalid_io_is_refused(source: &dyn BlockSource) {
     let mut rig = Rig::new(source, 0);
     let g = source.geometry();
     let block = g.logical_block as usize;
@@ -285,13 +285,13 @@ fn nonsense_is_refused(source: &dyn BlockSource) {
     assert!(rig.read(0, block).len() == block, "sense is still served");
 }
 
-fn flush_ends_well(source: &dyn BlockSource) {
+fn flush_succeeds(source: &dyn BlockSource) {
     let mut rig = Rig::new(source, 0);
     let io = rig.io(IoOp::Flush, 0, 0);
     assert_eq!(rig.run(io), IoStatus::Ok);
 }
 
-fn nothing_changes_a_read_only_device(source: &dyn BlockSource) {
+fn read_only_devices_are_not_changed(source: &dyn BlockSource) {
     let mut rig = Rig::new(source, 0);
     let block = source.geometry().logical_block;
     let before = rig.read(0, block as usize);
@@ -303,7 +303,7 @@ fn nothing_changes_a_read_only_device(source: &dyn BlockSource) {
     assert_eq!(rig.read(0, block as usize), before);
 }
 
-fn both_ends_hold_what_was_written(source: &dyn BlockSource, keeps: Keeps) {
+fn both_ends_of_the_device_are_written(source: &dyn BlockSource, keeps: Keeps) {
     let mut rig = Rig::new(source, 0);
     let mut dice = Dice(1);
     let g = source.geometry();
@@ -329,7 +329,7 @@ fn both_ends_hold_what_was_written(source: &dyn BlockSource, keeps: Keeps) {
 
 /// Compares random operations with a plain vector. None in the model: discarded, unknown.
 #[allow(clippy::cast_possible_truncation, reason = "all numbers are below the window")]
-fn a_model_agrees(source: &dyn BlockSource, keeps: Keeps) {
+fn random_io_matches_a_model(source: &dyn BlockSource, keeps: Keeps) {
     let g = source.geometry();
     let block = u64::from(g.logical_block);
     let window = g.size.min(WINDOW) / block * block;
@@ -380,7 +380,7 @@ fn a_model_agrees(source: &dyn BlockSource, keeps: Keeps) {
     }
 }
 
-fn cleared_ranges_read_as_promised(source: &dyn BlockSource, keeps: Keeps) {
+fn cleared_ranges_read_as_specified(source: &dyn BlockSource, keeps: Keeps) {
     let mut rig = Rig::new(source, 0);
     let g = source.geometry();
     let block = u64::from(g.logical_block);
@@ -429,7 +429,7 @@ fn cleared_ranges_read_as_promised(source: &dyn BlockSource, keeps: Keeps) {
     }
 }
 
-fn every_io_ends_once_and_a_full_device_gives_back(source: &dyn BlockSource) {
+fn every_io_ends_once_and_a_full_device_returns_it(source: &dyn BlockSource) {
     let mut rig = Rig::new(source, 0);
     let g = source.geometry();
     let block = g.logical_block as usize;
@@ -461,7 +461,7 @@ fn every_io_ends_once_and_a_full_device_gives_back(source: &dyn BlockSource) {
 }
 
 /// Two shards write interleaved blocks concurrently, then each reads all.
-fn cores_see_each_other(source: &Arc<dyn BlockSource>, keeps: Keeps) {
+fn cores_see_each_others_writes(source: &Arc<dyn BlockSource>, keeps: Keeps) {
     let g = source.geometry();
     let block = g.logical_block as usize;
     let blocks = (g.size / block as u64).min(256);
@@ -503,7 +503,7 @@ fn cores_see_each_other(source: &Arc<dyn BlockSource>, keeps: Keeps) {
     }
 }
 
-fn a_dropped_device_lets_go_of_memory(source: &dyn BlockSource) {
+fn a_dropped_device_releases_memory(source: &dyn BlockSource) {
     let mut rig = Rig::new(source, 0);
     let block = source.geometry().logical_block as usize;
     for i in 0..64 {

@@ -126,7 +126,7 @@ fn null_conforms() {
 }
 
 #[test]
-fn memory_never_exceeds_its_size_and_comes_back() {
+fn memory_never_exceeds_its_size_and_is_freed() {
     let source = MemorySource::new(3 * CHUNK as u64 + 512, 512);
     let mut rig = Rig::new(&source, 0);
     assert_eq!(source.allocated(), 0);
@@ -164,7 +164,7 @@ fn wrappers_conform() {
 }
 
 #[test]
-fn a_delay_holds_an_io_for_its_time_and_keeps_order() {
+fn a_delay_holds_io_and_keeps_its_order() {
     let delay = Duration::from_millis(20);
     let source = delayed(memory(1 << 20), delay);
     let mut rig = Rig::new(&source, 0);
@@ -183,7 +183,7 @@ fn a_delay_holds_an_io_for_its_time_and_keeps_order() {
 }
 
 #[test]
-fn errors_come_as_planned_and_touch_nothing() {
+fn planned_errors_occur_and_change_nothing() {
     let every = ErrorPlan { every: 3, ops: vec![IoOp::Write], ..ErrorPlan::default() };
     let source = errors(memory(1 << 20), every);
     let mut rig = Rig::new(&source, 0);
@@ -217,7 +217,7 @@ fn errors_come_as_planned_and_touch_nothing() {
 }
 
 #[test]
-fn held_ios_have_no_effect_until_released() {
+fn held_io_has_no_effect_until_released() {
     let (source, handle) = pause(memory(1 << 20));
     let mut rig = Rig::new(&source, 0);
     handle.hold(&[IoOp::Write]);
@@ -258,7 +258,7 @@ fn spec(text: &str) -> ExportSpec {
 }
 
 #[test]
-fn a_spec_becomes_a_stack() {
+fn a_spec_builds_a_stack_of_devices() {
     let source = open_target(&spec("mem:10000,block-size=4096")).unwrap();
     let g = source.geometry();
     assert_eq!((g.size, g.logical_block), (8192, 4096), "whole blocks only");
@@ -277,7 +277,7 @@ fn a_spec_becomes_a_stack() {
 }
 
 #[test]
-fn wrong_specs_are_refused_in_words() {
+fn invalid_specs_are_refused_with_a_reason() {
     let refuse = |text: &str| open_target(&spec(text)).unwrap_err().to_string();
     let text = refuse("mem:100");
     assert!(text.starts_with("mem:100 is smaller than one block of 512"), "{text}");

@@ -67,8 +67,8 @@ pub struct LowArgs {
     ///
     /// Refuses what a start would refuse: also a target that is locked, or an address that is in
     /// use. If this server itself is running (its name, or without --name its address, in the same
-    /// run directory), says so and does not try what that holds. Does not listen and changes
-    /// nothing.
+    /// run directory), reports that and does not test what the server holds. Does not listen and
+    /// changes nothing.
     #[arg(long)]
     pub check: bool,
 
@@ -123,12 +123,12 @@ pub enum Command {
     Export(ExportCommand),
     /// Read the configuration file of a running server again and apply its exports
     ///
-    /// As does SIGHUP. Changes nothing if the configuration, a certificate or a key is wrong. First
-    /// applies access lists and the files of tls-dir, key-file and clients-file, and ends the
+    /// SIGHUP does the same. Changes nothing if the configuration, a certificate or a key is wrong.
+    /// First applies access lists and the files of tls-dir, key-file and clients-file, and ends the
     /// sessions of clients that are no longer accepted. Then adds, removes and changes exports,
-    /// unless a new one cannot be opened. An open export is not changed, and is reported.
-    /// Names other settings that differ: they need a restart. Exits with 1 if an export is not as
-    /// the configuration says for another reason than that it is open.
+    /// unless a new one cannot be opened. An open export is not changed, and is reported. Reports
+    /// other changed settings, which need a restart. Exits with 1 if an export differs from the
+    /// configuration for any reason other than being open.
     Reload(ReloadArgs),
     /// Manage this server's key
     ///
@@ -257,7 +257,7 @@ fn checked_text(running: Option<&Running>) -> String {
     let Some(Running { name, pid, holds, .. }) = running else { return "ok\n".to_owned() };
     let holds = match &holds[..] {
         [] => String::new(),
-        holds => format!("; it holds {}, which were not tried", holds.join(", ")),
+        holds => format!("; it holds {}, which were not tested", holds.join(", ")),
     };
     format!("ok\nthis server is running: {name}, process {pid}{holds}\n")
 }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_holds() {
+    fn the_command_line_definition_is_valid() {
         LowArgs::command().debug_assert();
     }
 
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_have_help_and_flags_of_their_own() {
+    fn commands_have_help_and_their_own_flags() {
         let mut command = LowArgs::command();
         command.build();
         let mut all: Vec<_> =
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn switches_of_the_file_stay_on_without_their_flags() {
+    fn switches_in_the_file_stay_on_without_their_flags() {
         let file = std::env::temp_dir().join(format!("rtrs-on-{}.yaml", std::process::id()));
         let text = "export: /x\ninsecure-open: true\nping-only: true\nno-ping: true\nrping: true\n";
         std::fs::write(&file, text).unwrap();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_commands_stand_before_or_after_them() {
+    fn flags_are_accepted_before_and_after_commands() {
         let arguments = |args: &str| {
             let args = args.split(' ').map(OsString::from).collect();
             let args = LowArgs::arguments(args).into_iter().map(|arg| arg.into_string().unwrap());
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_usage_says_flag_value_and_remedy() {
+    fn wrong_usage_names_flag_value_and_remedy() {
         for (args, part) in [
             (&["--chunk-size=12q"][..], "'--chunk-size <SIZE>': size \"12q\" has the unknown unit"),
             (&["--listen=1.2.3.4"], "has no scheme; write tcp://1.2.3.4"),

@@ -96,14 +96,14 @@ mod tests {
     use crate::stats::Revoked;
 
     #[test]
-    fn a_list_that_is_gone_is_not_just_changed() {
+    fn a_removed_list_is_reported_as_removed() {
         let done = Reloaded { keys_changed: vec![NO_LIST.into()], ..Reloaded::default() };
         let line = "removed: ca-crl.pem: no certificate is revoked any more\n";
         assert!(text(&done, false).starts_with(line), "{}", text(&done, false));
     }
 
     #[test]
-    fn the_text_says_what_was_revoked() {
+    fn the_text_names_what_was_revoked() {
         let revoked = |paths_left| Revoked {
             session: "db1-vol0".into(),
             identity: Some("key:db1".into()),

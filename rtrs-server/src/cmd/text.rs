@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_their_largest_unit() {
+    fn sizes_use_their_largest_unit() {
         for (size, text) in
             [(0, "0 B"), (1023, "1023 B"), (1 << 30, "1.0 GiB"), (3 << 19, "1.5 MiB")]
         {

@@ -27,7 +27,7 @@ pub(super) fn run(args: &TopArgs) -> Result<(), Error> {
     top::run("rtrs-server top", &args.interval, args.server.output, move || groups(&server))
 }
 
-/// Groups to show. Finds the server anew each time, because another one may have taken its place.
+/// Groups to show. Finds the server again each time, because it may have been replaced.
 fn groups(args: &ServerArgs) -> Result<Vec<Group>, Error> {
     let server = Server::find(args)?;
     let sessions = server.sessions()?.sessions;
@@ -118,7 +118,7 @@ mod tests {
     use rtrs_core::metrics::Bucket;
 
     #[test]
-    fn counters_of_an_export_come_from_its_operations() {
+    fn counters_of_an_export_are_sums_of_its_operations() {
         let counters = crate::stats::ExportCounters::default();
         for shard in [0, 1] {
             let shard = counters.shard(CoreIndex(shard));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn opens_count_since_their_time_does() {
+    fn opens_count_as_ios_and_in_busy_time() {
         let io = IoTotals { reads: 3, flushes: 2, controls: 1, busy_ns: 60, ..IoTotals::default() };
         let counters = counters(&io);
         assert_eq!((counters.ios, counters.nanos), (6, 60));

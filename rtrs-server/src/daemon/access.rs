@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_configuration_opens_a_server_that_had_a_list() {
+    fn only_the_configuration_reopens_a_server_that_had_a_list() {
         let mut access = ServerAccess::new(&Settings::default());
         assert!(access.policy().is_open());
         access.set(&spec("v=mem:1M,access=anyone:ro"));
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_forbids_first_and_allows_later() {
+    fn a_configuration_revokes_first_and_grants_later() {
         let old = settings(&["ops:ro"], &["a=mem:1M,access=db1:rw", "b=mem:1M"]);
         let new = settings(
             &["ops:rw"],
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_left_the_configuration_serves_its_holders_only() {
+    fn a_withdrawn_export_serves_only_its_holders() {
         let old = settings(&["web:rw"], &["a=mem:1M,access=db1:rw,access=db2:rw", "b=mem:1M"]);
         let holders = |who: &[(SessionId, bool)]| who.iter().copied().collect::<Holders>();
         let gone = |who| BTreeMap::from([("a".to_owned(), holders(who))]);
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slash_in_front_makes_no_other_name() {
+    fn a_leading_slash_does_not_change_the_name() {
         let mut old = settings(&[], &["a=mem:1M,access=db1:rw"]);
         old.export[0].name = Some("/a".into());
         let mut access = ServerAccess::new(&old);
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_counts_whether_or_not_its_export_is_there() {
+    fn a_list_applies_without_its_export() {
         let set = Settings {
             export: vec![spec("v=/none/there,access=anyone:ro"), spec("w=mem:1M")],
             ..Settings::default()

@@ -37,7 +37,7 @@ const QUEUE_MAX: usize = 4096;
 /// Maximum time that the server's exit waits for the writes.
 const END_MAX: Duration = Duration::from_secs(2);
 /// Interval at which the thread checks for unreported suppressed events.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const JOURNAL: &str = "/run/systemd/journal/socket";
 
 /// A line with its time.
@@ -154,15 +154,15 @@ fn cannot_open(to: &AuditLog) -> String {
 /// Writes until the end, or until the last sink is dropped.
 fn write_all(out: Out, queue: &Receiver<Job>, gate: &Gate) {
     let mut writer = Writer { out, gate, is_failing: false };
-    let mut look_at = Instant::now() + LOOK;
+    let mut next_check = Instant::now() + POLL_INTERVAL;
     loop {
-        match queue.recv_timeout(look_at.saturating_duration_since(Instant::now())) {
+        match queue.recv_timeout(next_check.saturating_duration_since(Instant::now())) {
             Ok(Job::Write(line)) => writer.write(&line),
             Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
         }
-        if Instant::now() >= look_at {
-            look_at = Instant::now() + LOOK;
+        if Instant::now() >= next_check {
+            next_check = Instant::now() + POLL_INTERVAL;
             let overdue = || gate.limits.lock().overdue(Clock.now());
             while let Some(event) = overdue() {
                 writer.write(&Line::now(event));
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_that_failed_is_made_up_for() {
+    fn a_failed_rotation_is_retried() {
         let dir = Scratch::new("rotation");
         let path = dir.path("audit.log");
         let mut out = Out::file(&path, 10).unwrap();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_refuses_what_a_start_would_and_makes_no_file() {
+    fn a_check_refuses_what_a_start_would_and_creates_no_file() {
         let dir = Scratch::new("check");
         let of = |path: PathBuf| Settings {
             audit_log: Some(AuditLog::File(path)),
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_what_was_recorded() {
+    fn the_end_waits_for_recorded_events() {
         let dir = Scratch::new("end");
         let path = dir.path("audit.log");
         let set = Settings { audit_log: Some(AuditLog::File(path.clone())), ..Settings::default() };
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_is_said() {
+    fn lost_records_are_reported() {
         let dir = Scratch::new("lost");
         let path = dir.path("audit.log");
         let (sender, queue) = sync_channel(2);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_cannot_flush_the_records_of_others() {
+    fn a_client_cannot_push_out_the_records_of_others() {
         let dir = Scratch::new("flush");
         let path = dir.path("audit.log");
         let max = 16 << 10;
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_full_again_and_again_keep_what_others_did() {
+    fn repeatedly_full_files_keep_the_records_of_others() {
         let dir = Scratch::new("full");
         let path = dir.path("audit.log");
         let mut out = Out::file(&path, 8 << 10).unwrap();

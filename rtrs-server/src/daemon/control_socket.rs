@@ -413,7 +413,7 @@ mod tests {
     use crate::export::Export;
 
     #[test]
-    fn a_server_is_named_by_where_it_listens_first() {
+    fn a_server_is_named_after_its_first_portal() {
         for (portals, name) in [
             (&["tcp://127.0.0.1:1234", "rdma://10.0.0.1:1"][..], Some("127.0.0.1:1234")),
             (&["tcp://[::]:1234"], Some("1234")),
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_a_late_flush_learns_of_is_reported() {
+    fn a_loss_found_by_a_late_flush_is_reported() {
         let gate = Arc::new((std::sync::Mutex::new(false), Condvar::new()));
         let source = Arc::new(Slow { gate: Arc::clone(&gate), error: Some(5) });
         let failing = ExportTable::new(vec![Export::new("lossy", source)]);

@@ -41,7 +41,7 @@ use crate::stats::{ExportSnapshot, ExportState, Revoked};
 /// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
 /// Interval of checks whether the last request of a removed export has ended.
-const LOOK: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum time to close an unused export.
 pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
 /// Time for clients to learn over their paths that an export was removed, before paths that have
@@ -613,7 +613,7 @@ pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
     let until = Instant::now() + SAVE_MAX;
     while !epoch.is_saved(rises) {
         if Instant::now() >= until {
-            tracing::error!("state-dir takes too long: a failed flush is not noted there yet");
+            tracing::error!("state-dir takes too long: a failed flush is not recorded there yet");
             return false;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -661,7 +661,7 @@ fn release(
             return;
         }
         exports = used;
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_samples_have_the_same_labels() {
+    fn samples_have_distinct_labels() {
         use SessionState::{Connecting, Evicted, Up};
         for order in [[Evicted, Up], [Up, Evicted]] {
             let sessions = vec![

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lack_of_descriptors_names_what_needs_them() {
+    fn a_shortage_of_descriptors_names_their_users() {
         let yaml = "sessions-max: 100\nhalf-open-max: 50\nexport: [mem:1M]\nlog: info";
         let need = need(yaml, 4);
         // 64 + 4 x 16 + 1 x (5 + 4), 2 x 50 + 128 + 64, 100 x 2 x 5.
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_path_needs_descriptors() {
+    fn the_search_path_reserves_descriptors() {
         let without = need("export: [mem:1M]", 1);
         let with = need("export: [mem:1M]\nsearch-path: /srv", 1);
         assert_eq!(with.base - without.base, 64 * 6);

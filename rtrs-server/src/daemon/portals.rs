@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_alone_opens_no_rdma() {
+    fn tcp_portals_open_no_rdma_device() {
         let portals =
             portals("listen: ['tcp://127.0.0.1:0', 'tcp://127.0.0.1:0', 'tcp://127.0.0.1:7']")
                 .unwrap();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_tcp_and_what_rdma_there_is() {
+    fn the_default_is_tcp_and_available_rdma() {
         let portals = portals("").unwrap();
         assert!(matches!(portals.providers[0], Provider::Tcp { .. }));
         assert_eq!(portals.wishes[0].address.to_string(), "[::]:1234");
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_ipv6_listens_on_ipv4_where_the_choice_is_ours() {
+    fn a_host_without_ipv6_listens_on_ipv4_by_default() {
         for errno in [EAFNOSUPPORT, EADDRNOTAVAIL] {
             let no_ipv6 = |address: SocketAddr| match address {
                 SocketAddr::V4(_) => Ok(address),

@@ -202,7 +202,7 @@ fn check_thread(status: &str, account: &Account) -> Result<(), String> {
         }
     }
     if line("NoNewPrivs:") != "1" {
-        return kept("the way to new privileges");
+        return kept("a way to gain privileges");
     }
     Ok(())
 }
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_kept_something_is_found() {
+    fn a_thread_that_kept_privileges_is_detected() {
         let good = "Name:\tshard-0\nUid:\t990\t990\t990\t990\nGid:\t985\t985\t985\t985\n\
              Groups:\t985 6 \nCapInh:\t0000000000000000\nCapPrm:\t0000000000000000\n\
              CapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\nCapAmb:\t0000000000000000\n\
@@ -230,7 +230,7 @@ mod tests {
             ("CapPrm:\t0000000000000000", "CapPrm:\t0000000000004000", "capabilities"),
             ("CapEff:\t0000000000000000", "CapEff:\t0000000000004000", "capabilities"),
             ("CapAmb:\t0000000000000000\n", "", "capabilities"),
-            ("NoNewPrivs:\t1", "NoNewPrivs:\t0", "the way to new privileges"),
+            ("NoNewPrivs:\t1", "NoNewPrivs:\t0", "a way to gain privileges"),
         ] {
             let bad = good.replace(from, to);
             let why = format!("thread shard-0 has kept {what}");
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_run_directory_of_a_user_is_not_that_of_root() {
+    fn the_run_directory_of_a_user_differs_from_roots() {
         let of = |yaml: &str| {
             let set = Settings::from_yaml(yaml, "test").unwrap();
             run_dir(&set).unwrap().path().to_path_buf()
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_become_the_user_is_told() {
+    fn a_failed_change_of_user_is_reported() {
         let find = |user: &str| {
             let yaml = format!("user: {user}\nrun-dir: /nowhere/r\nstate-dir: /nowhere/s\n");
             let found = RunAs::find(&Settings::from_yaml(&yaml, "test").unwrap());

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_appears_after_the_look_is_not_followed() {
+    fn a_link_created_after_the_check_is_not_followed() {
         let tree = Tree::new("swap");
         let path = tree.shelf(false).path;
         let swap = |at: &str, to: &str| {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_what_is_opened() {
+    fn the_examined_file_is_the_opened_one() {
         let tree = Tree::new("pinned");
         let shelf = tree.shelf(false);
         let found = shelf.path.resolve(b"s", b"a").unwrap().find().unwrap();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn names_go_no_further_than_the_search_path() {
+    fn names_cannot_leave_the_search_path() {
         let tree = Tree::new("far");
         let path = tree.shelf(false).path;
         let resolve = |name: &str| find(&path, b"s1", name.as_bytes());
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn each_session_has_its_directory() {
+    fn each_session_has_its_own_directory() {
         let tree = Tree::new("own");
         let path = tree.shelf(true).path;
         assert_eq!(find(&path, b"s1", b"c").unwrap(), tree.0.join("vols/s1/c"));
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn one_file_is_one_export_as_long_as_it_is_used() {
+    fn one_file_is_one_export_while_in_use() {
         let tree = Tree::new("one");
         let mut shelf = tree.shelf(false);
         let first = shelf.look(b"s", &name(b"in")).unwrap();
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_belongs_to_the_file_not_to_its_name() {
+    fn an_export_belongs_to_the_file_and_not_to_its_name() {
         let tree = Tree::new("renamed");
         let mut shelf = tree.shelf(false);
         let at = |name: &str| tree.0.join("vols").join(name);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_belongs_to_the_file_not_to_its_name() {
+    fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
         let tree = Tree::new("epoch");
         let at = |name: &str| tree.0.join("vols").join(name);
         let fails = |name: &str, export: Arc<Export>| {
@@ -458,7 +458,7 @@ mod tests {
 
     /// A write-back failure after the last session has closed the export is reported.
     #[test]
-    fn a_found_export_is_flushed_before_it_is_closed() {
+    fn a_found_export_is_flushed_before_it_closes() {
         let tree = Tree::new("closed");
         let export = tree.shelf(false).look(b"s", &name(b"a")).unwrap();
         let (epoch, rises) = (Arc::clone(&export.epoch), export.epoch.rises());
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_elsewhere_is_read_only() {
+    fn a_file_locked_elsewhere_is_read_only() {
         let tree = Tree::new("busy");
         let file = fs::File::open(tree.0.join("vols/a")).unwrap();
         file.lock().unwrap();

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_is_not_cut_before_the_loss_is_noted() {
+    fn an_export_does_not_shrink_before_the_loss_is_recorded() {
         for hangs in [false, true] {
             let mut export = Export::new("vol", Arc::new(MemorySource::new(1 << 20, 512)));
             export.epoch = SyncEpoch::kept(0, Arc::new(Store { hangs }), "vol".into());

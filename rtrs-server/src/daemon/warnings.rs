@@ -37,7 +37,7 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
         );
     }
     if tls.is_some() || !has_keys(set) {
-        all.extend(nobody(rules.clone(), tls.as_ref()));
+        all.extend(rules_without_clients(rules.clone(), tls.as_ref()));
     }
     if let (Some(file), Some(true)) =
         (&set.clients_file, tls.as_ref().map(TlsServerConfig::is_empty))
@@ -78,13 +78,13 @@ pub(super) fn rule_warnings(set: &Settings, rules: &[AccessRule]) -> Vec<String>
     }
     // A reload reports files with errors.
     match read_tls(set) {
-        Ok(tls) => nobody(rules.iter(), tls.as_ref()).into_iter().collect(),
+        Ok(tls) => rules_without_clients(rules.iter(), tls.as_ref()).into_iter().collect(),
         Err(_) => Vec::new(),
     }
 }
 
 /// Finds names in these rules that no client can have.
-fn nobody<'a>(
+fn rules_without_clients<'a>(
     rules: impl Iterator<Item = &'a AccessRule>,
     tls: Option<&TlsServerConfig>,
 ) -> Option<String> {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_name_what_is_open_and_what_nobody_is() {
+    fn warnings_name_open_exports_and_ineffective_rules() {
         let mut set = Settings { export: vec![spec("v=mem:1M")], ..Settings::default() };
         assert!(warnings(&set)[0].contains("everyone"));
         set.insecure_open = true;
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_key_has_are_reported() {
+    fn names_without_a_key_are_reported() {
         let dir = TestDir::new("warnings");
         let at = |name: &str| Some(dir.0.join(name));
         PrivateKey::generate().unwrap().write_new(&dir.0.join("key")).unwrap();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_expires_soon_is_reported_and_an_expired_one_refused() {
+    fn an_expiring_certificate_is_reported_and_an_expired_one_refused() {
         let dir = TestDir::new("expiry");
         let authority = certificates(&dir.0);
         let set = Settings {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_others_can_change_are_reported() {
+    fn files_writable_by_others_are_reported() {
         use std::os::unix::fs::PermissionsExt;
         let dir = TestDir::new("modes");
         let authority = certificates(&dir.0);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_the_user_cannot_read_are_reported() {
+    fn files_the_user_cannot_read_are_reported() {
         let dir = TestDir::new("user");
         certificates(&dir.0);
         let Ok(other) = Account::find("nobody", None) else {

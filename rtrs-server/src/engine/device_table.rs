@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_start_at_zero_and_are_reused_lowest_first() {
+    fn ids_start_at_zero_and_the_lowest_free_one_is_reused() {
         let table = DeviceTable::default();
         let entry = |export, writable| DeviceEntry { export: ExportIndex(export), writable };
         assert_eq!(table.get(DeviceId(0)), None);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_id_of_a_removed_export_is_free_when_its_client_has_closed_it() {
+    fn the_id_of_a_removed_export_is_freed_when_its_client_closes_it() {
         let table = DeviceTable::default();
         let entry = |export| DeviceEntry { export: ExportIndex(export), writable: true };
         let id = table.open(entry(0), 0).unwrap();

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn rises_under_way_are_saved_together() {
+    fn concurrent_advances_are_saved_together() {
         let queue = Arc::new(Queue::default());
         let epoch = SyncEpoch::kept(7, Arc::clone(&queue) as _, "vol".into());
         assert_eq!((epoch.number(), epoch.raise(), epoch.raise()), (7, 1, 2));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_number_was_kept_can_rise() {
+    fn any_saved_number_can_advance() {
         let queue = Arc::new(Queue::default());
         let epoch = SyncEpoch::kept(u64::MAX, Arc::clone(&queue) as _, "vol".into());
         epoch.raise();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_id_tells_epochs_and_lives_apart() {
+    fn cache_ids_differ_by_epoch_and_process() {
         let epoch = SyncEpoch::default();
         assert_eq!(epoch.cache_id(5, 0), 5, "as before the first failure");
         assert_eq!(epoch.cache_id(0, 3), 0, "unknown");

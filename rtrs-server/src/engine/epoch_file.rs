@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_keeps_no_epoch_from_being_saved() {
+    fn a_full_disk_does_not_prevent_saving_an_epoch() {
         let mut medium = torn(1, Ratio::ZERO, Ratio::ZERO);
         let mut file = EpochFile::open(&mut medium, 100).unwrap();
         file.save(101).unwrap();
@@ -341,7 +341,7 @@ mod tests {
     /// Servers start and stop over a failing medium: after a rise that was reported as saved, no
     /// server uses an epoch from before that rise.
     #[test]
-    fn a_save_that_fails_or_is_torn_never_hides_a_rise() {
+    fn a_failed_or_torn_save_never_hides_an_advance() {
         let (mut kept, mut cleared, mut refused) = (0, 0, 0);
         for seed in 0..2000 {
             let mut shares = Prng::new(seed ^ 0x5a5a);

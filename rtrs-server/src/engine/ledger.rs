@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_fails_once_for_writes_of_before_the_epoch_rose() {
+    fn a_flush_fails_once_for_writes_before_an_epoch_advance() {
         let ledger = FlushLedger::default();
         ledger.wrote(0, 0);
         let (one, two) = (begin(&ledger, 0), begin(&ledger, 1));
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn flushes_that_always_overlap_do_not_fail_for_ever() {
+    fn overlapping_flushes_do_not_fail_forever() {
         let ledger = FlushLedger::default();
         ledger.wrote(0, 0);
         let mut running = begin(&ledger, 1);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_nothing_to_lose_is_not_told() {
+    fn a_session_without_unflushed_writes_gets_no_error() {
         let ledger = FlushLedger::default();
         assert!(!flush(&ledger, 1));
         ledger.wrote(1, 1);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_covers_what_was_acknowledged_before_it_and_no_more() {
+    fn a_flush_covers_only_writes_acknowledged_before_it() {
         let ledger = FlushLedger::default();
         ledger.wrote(0, 0);
         let mark = begin(&ledger, 0);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_is_acknowledged_after_a_failure_was_told_is_told_by_the_next() {
+    fn a_write_acknowledged_during_a_failed_flush_fails_the_next_flush() {
         let ledger = FlushLedger::default();
         ledger.wrote(0, 0);
         let mark = begin(&ledger, 0);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_session_left_is_told_by_the_next() {
+    fn unflushed_writes_of_a_session_are_reported_to_its_successor() {
         let ledger = FlushLedger::default();
         assert_eq!(ledger.unflushed(), None);
         ledger.wrote(1, 1);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_answer_is_told_again() {
+    fn a_lost_answer_is_reported_again() {
         let ledger = FlushLedger::default();
         ledger.wrote(0, 0);
         assert!(flush(&ledger, 1));

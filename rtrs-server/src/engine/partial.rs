@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_part_of_a_block_is_within_it_and_the_block_within_the_chunk() {
+    fn a_partial_range_lies_in_its_block_and_the_block_in_its_chunk() {
         let geometry = Geometry { logical_block: 4096, ..Geometry::plain(1 << 20) };
         let limits = Limits::new(8, 8192).expect("limits");
         let part = |bytes| PartOfBlock::new(&geometry, limits, bytes);

@@ -8,7 +8,7 @@ use rtrs_core::wire::AccessMode;
 use super::{Input, Rig, fuzz_paths};
 
 #[test]
-fn clients_that_keep_the_rules_are_served() {
+fn well_behaved_clients_are_served() {
     for setup in 0..16 {
         let mut rig = Rig::new(setup).unwrap();
         rig.come_up(1, 1);
@@ -26,7 +26,7 @@ fn clients_that_keep_the_rules_are_served() {
 }
 
 #[test]
-fn a_client_that_proves_who_it_is_is_served() {
+fn an_authenticating_client_is_served() {
     for setup in 16..32 {
         let mut rig = Rig::new(setup).unwrap();
         rig.come_up(3, 1);
@@ -59,7 +59,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_programs_hold(data in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn random_programs_hold_invariants(data in proptest::collection::vec(any::<u8>(), 0..300)) {
         fuzz_paths(&data);
     }
 }

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_and_printed_is_the_same() {
+    fn parsed_settings_print_as_they_are_read() {
         for seed in [
             "\0export: [{name: a, target: 'mem:1M', access: ['db1:rw']}]\nqueue-depth: 64\n",
             "\u{1}v\\,0=/srv/a b,ro,access=kernel@fd00::/8:rw,access=ann:ro",

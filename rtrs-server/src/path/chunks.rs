@@ -69,8 +69,8 @@ impl ChunkPool {
     }
 
     /// Prepares the registration of a pool over the memory of another pool with the same limits.
-    /// The memory is registered anew unless it brings a registration, which must belong to `pd`.
-    /// All keys are new.
+    /// The memory is registered again unless it has a registration, which must belong to `pd`. All
+    /// keys are new.
     pub fn over(
         memory: ChunkMemory,
         limits: Limits,

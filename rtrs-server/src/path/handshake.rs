@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_names_are_refused() {
+    fn invalid_names_are_refused() {
         let mut joining = Joining::new(1, Instant::ZERO);
         joining.join(ConnIndex(0), 1).unwrap();
         for name in [&b"a/b"[..], b"a.b", b"", b"/", b"."] {

@@ -151,7 +151,7 @@ mod tests {
     use super::SendQueue;
 
     #[test]
-    fn the_send_queue_never_runs_dry_without_a_completion_on_its_way() {
+    fn a_full_send_queue_always_has_a_signaled_request() {
         for depth in [1, 2, 512] {
             let mut queue = SendQueue::new(depth);
             let mut promised = Vec::new();

@@ -78,7 +78,7 @@ mod tests {
     use super::PathState;
 
     #[test]
-    fn the_life_of_a_path() {
+    fn path_state_transitions() {
         assert_eq!(
             rtrs_core::proto::table::<PathState>(),
             "Connecting: Connected, Closing\n\

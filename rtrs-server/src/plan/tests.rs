@@ -43,7 +43,7 @@ fn check_error(spec: &str) -> String {
 }
 
 #[test]
-fn defaults_make_a_plan() {
+fn defaults_yield_a_plan() {
     let plan = Plan::new(Settings::default()).unwrap();
     assert_eq!((plan.settings.queue_depth.get(), plan.chunk_bytes()), (512, 262_144));
     assert_eq!(plan.listen, Listen::Auto);
@@ -54,7 +54,7 @@ fn defaults_make_a_plan() {
 }
 
 #[test]
-fn a_search_path_is_looked_at_and_is_enough() {
+fn a_search_path_is_validated_and_sufficient() {
     let of = |path: &str| plan(&format!("{{search-path: {path}, listen: 'tcp://127.0.0.1:0'}}"));
     of("/").unwrap().check().unwrap();
     of("/%SESSNAME%").unwrap().check().unwrap();
@@ -146,7 +146,7 @@ fn the_28_bit_rule_has_exact_edges() {
 }
 
 #[test]
-fn printed_settings_make_the_same_plan() {
+fn printed_settings_yield_the_same_plan() {
     let yaml = "export:\n- /srv/vol0.img\n- r=/srv/x\\,y,ro,direct=on,block-size=4096\n\
         - e=mem:1M,delay=10ms,error-rate=0.001\n- 'null:1T'\nlisten: ['tcp://[::1]:0', tcp://h]\n\
         queue-depth: 128\nchunk-size: 1M\nshards: 3\npin: off\nalways-invalidate: off\ncrc: off\n\
@@ -164,7 +164,7 @@ fn printed_settings_make_the_same_plan() {
 }
 
 #[test]
-fn targets_are_looked_at_before_anything_starts() {
+fn targets_are_checked_before_anything_starts() {
     let scratch = Scratch::new("targets");
     let file = scratch.file("good.img", 4096);
     let empty = scratch.file("empty.img", 0);
@@ -191,7 +191,7 @@ fn targets_are_looked_at_before_anything_starts() {
 }
 
 #[test]
-fn a_target_without_the_rights_is_refused() {
+fn a_target_without_permission_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
     const WHERE: &str = "RTRS_LOCKED";
@@ -207,7 +207,7 @@ fn a_target_without_the_rights_is_refused() {
     }
     // Permissions do not bind root: run this test again as another user.
     let again = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "plan::tests::a_target_without_the_rights_is_refused", "--nocapture"])
+        .args(["--exact", "plan::tests::a_target_without_permission_is_refused", "--nocapture"])
         .env(WHERE, &file)
         .uid(65534)
         .gid(65534)
@@ -234,7 +234,7 @@ fn validate_locked(file: &str) {
 }
 
 #[test]
-fn a_target_that_nobody_may_write_is_refused() {
+fn a_read_only_target_is_refused_for_writing() {
     // A running program cannot be opened for writing, not even by root.
     let own = std::env::current_exe().unwrap().display().to_string();
     let error = check_error(&format!("v={own}"));
@@ -248,7 +248,7 @@ fn a_target_that_nobody_may_write_is_refused() {
 }
 
 #[test]
-fn rdma_that_is_not_there_is_refused_with_what_is_missing() {
+fn missing_rdma_is_refused_with_what_is_missing() {
     let yaml = "{export: 'n=null:1M', listen: ['rdma://10.0.0.1', 'tcp://127.0.0.1:0']}";
     if !Rdma::BUILT_IN {
         let error = plan(yaml).unwrap_err();

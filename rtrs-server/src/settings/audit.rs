@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_or_the_journal() {
+    fn the_value_is_a_path_or_the_journal() {
         for text in ["journald", "/var/log/audit"] {
             assert_eq!(text.parse::<AuditLog>().unwrap().to_string(), text);
         }

@@ -359,7 +359,7 @@ impl FromStr for ExportSpec {
         });
         let options = grouped(options);
         if let Some((key, _)) = options.iter().find(|(key, all)| all.len() > 1 && key != ACCESS) {
-            return refuse(format!("says {key:?} twice"), "say it once");
+            return refuse(format!("sets {key:?} twice"), "set it once");
         }
         for (key, values) in options {
             spec.set(text, &key, &values)?;

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_read_and_printed() {
+    fn urls_are_parsed_and_printed() {
         let tcp = |host: &str, port| ServerAddress::Tcp(host.into(), port);
         for (text, address, name) in [
             ("nbd://host", tcp("host", 10809), ""),

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_are_read_and_printed() {
+    fn images_are_parsed_and_printed() {
         for text in ["rbd/vol0", "rbd/team/vol0", "rbd/vol0@monday", "rbd/team/vol.0@a-b"] {
             let name: RbdName = text.parse().unwrap();
             assert_eq!(name.to_string(), text);

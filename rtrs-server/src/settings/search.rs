@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_path_is_read_and_written() {
+    fn a_search_path_is_parsed_and_printed() {
         for (text, spec, again) in [
             ("off", SearchSpec::Off, "off"),
             ("/", below("/", false), "/"),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_less_than_it_seems_is_refused() {
+    fn malformed_search_paths_are_refused() {
         for (text, part) in [
             ("", "is not an absolute path"),
             ("srv", "is not an absolute path"),

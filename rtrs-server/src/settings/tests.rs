@@ -18,14 +18,14 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn empty_files_say_nothing() {
+fn empty_files_set_nothing() {
     for text in ["", "# only a comment\n", "---\n", "{}\n", "export:\nlisten:\n"] {
         assert_eq!(Settings::from_yaml(text, "s").unwrap(), Settings::default(), "{text:?}");
     }
 }
 
 #[test]
-fn reads_every_form_of_a_list() {
+fn every_form_of_a_list_is_parsed() {
     let one = Settings::from_yaml("export: v=/x\nlisten: tcp://h\n", "s").unwrap();
     assert_eq!(one.export, vec!["v=/x".parse().unwrap()]);
     assert_eq!(one.listen, vec!["tcp://h:1234".parse().unwrap()]);
@@ -37,7 +37,7 @@ fn reads_every_form_of_a_list() {
 }
 
 #[test]
-fn scalars_read_as_on_the_command_line() {
+fn scalars_are_parsed_as_on_the_command_line() {
     let text = "chunk-size: 64k\ncrc: off\nalways-invalidate: false\nshards: 2\npin: on\n";
     let settings = Settings::from_yaml(text, "s").unwrap();
     assert_eq!(settings.chunk_size, ByteSize::new(65536));
@@ -50,7 +50,7 @@ fn scalars_read_as_on_the_command_line() {
 }
 
 #[test]
-fn errors_name_line_and_remedy() {
+fn errors_name_the_line_and_a_remedy() {
     for (text, expected) in [
         (
             "\n\nque-depth: 5\n",
@@ -111,7 +111,7 @@ fn unreadable_files_are_named() {
 }
 
 #[test]
-fn a_file_that_is_no_text_is_a_wrong_file() {
+fn a_binary_file_is_refused() {
     let path = std::env::temp_dir().join(format!("rtrs-latin1-{}.yaml", std::process::id()));
     let read = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
@@ -128,7 +128,7 @@ fn a_file_that_is_no_text_is_a_wrong_file() {
 }
 
 #[test]
-fn old_names_have_their_old_units() {
+fn old_setting_names_keep_their_units() {
     let text = "heartbeat-ms: 250\nhandshake-timeout-ms: 3000\nshutdown-grace-ms: 0\npoll-us: 7\n";
     let old = Settings::from_yaml(text, "s").unwrap();
     let text = "heartbeat: 250ms\nhandshake-timeout: 3s\nshutdown-grace: 0\npoll: 7us\n";

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_read_and_written() {
+    fn a_user_is_parsed_and_printed() {
         for (text, name, group) in [("rtrs", "rtrs", None), ("rtrs:disk", "rtrs", Some("disk"))] {
             let spec: UserSpec = text.parse().unwrap();
             assert_eq!((&*spec.name, spec.group.as_deref()), (name, group));

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_id_outlives_a_process_that_has_flushed() {
+    fn a_cache_id_survives_a_clean_restart() {
         let name = format!("rtrs-clean-{}", std::process::id());
         let scratch = std::env::temp_dir().join(name);
         let state = || StateDir::open(Some(&scratch), None);

@@ -10,12 +10,13 @@
 
 PORTAL=rdma://10.0.0.1@10.0.0.2
 
-# How a kernel client's session ends: "mapped", an errno, or nothing where it has no name for it.
+# Prints the result of a kernel client's map: "mapped", an errno, or nothing if the errno is
+# unknown.
 try() { # session
     ks_answer "sessname=$1" "$(ks_paths 1)" device_path=vol access_mode=rw 2>/dev/null
 }
 
-# What our client says that may not attach.
+# Prints the error of our client when it may not attach.
 refused() { # file argument...
     local out=$LAB_WORK/$1.out
     shift
@@ -59,8 +60,8 @@ scenario() {
     assert_true "a known key attaches" attach vol --path "$PORTAL" --device auto "${known[@]}"
     expect_match "the server shows its name" "$(timeout 20 rtrs-server session list)" "key:db1"
     expect_match "and its path" "$(timeout 20 rtrs-server session list)" ", authenticated, up"
-    assert_true "it writes" dd if=/dev/urandom of=/dev/nbd0 bs=64k count=32 oflag=direct
-    assert_true "it detaches" detach vol
+    assert_true "the client writes" dd if=/dev/urandom of=/dev/nbd0 bs=64k count=32 oflag=direct
+    assert_true "the volume detaches" detach vol
     expect_match "the audit log has the proof" "$(cat "$LAB_WORK/audit.log")" \
         '"event":"authenticate","result":"ok","identity":"db1"'
     expect_match "and a refusal" "$(cat "$LAB_WORK/audit.log")" \
@@ -70,19 +71,20 @@ scenario() {
         loaded $module || assert_true "$module is loaded" load $module
     done
     expect_eq "a kernel client without a list" "$(try early)" EACCES
-    assert_true "a list lets kernels in" rtrs-server export set vol access=db1:rw \
+    assert_true "a list admits kernel clients" rtrs-server export set vol access=db1:rw \
         access=kernel@10.0.0.0/24:rw
     assert_true "a kernel client maps" ks_map kernel vol 1 access_mode=rw
     assert_true "and writes" dd if=/dev/urandom of="/dev/$KS_DEV" bs=64k count=32 oflag=direct
-    expect_match "it has no name" "$(timeout 20 rtrs-server session list)" "anonymous"
-    assert_true "it unmaps" kernel_unmap "$KS_DEV"
-    cell kernel-client "a server with keys: let in by kernel@NETWORK only"
+    expect_match "the kernel client is anonymous" "$(timeout 20 rtrs-server session list)" \
+        "anonymous"
+    assert_true "the client unmaps" kernel_unmap "$KS_DEV"
+    cell kernel-client "a server with keys: admitted only by kernel@NETWORK"
     assert_true "a known key attaches again" attach vol --path "$PORTAL" --device auto "${known[@]}"
     assert_true "its key leaves the list" sed -i 's/^db1 /#/' "$LAB_WORK/clients"
     assert_true "the server reads it again" timeout 20 rtrs-server reload
     assert_within 20 "its path is gone" are_connected vol 0
-    expect_match "the client says why" "$(client_json status vol '.paths[0].last_error')" \
+    expect_match "the client gives the reason" "$(client_json status vol '.paths[0].last_error')" \
         "does not accept this client|lost|closed"
     timeout 60 rtrs-client detach vol --force >/dev/null
-    assert_true "the server ends well" stop_server
+    assert_true "the server exits cleanly" stop_server
 }

@@ -10,8 +10,8 @@
 # through the rows and for each row through the peers, so that what is compared ran within the same
 # minute. RTRS_LAB_BENCH_PASSES [3] and RTRS_LAB_BENCH_SECONDS [4, for each measurement], and
 # RTRS_LAB_BENCH_PEERS and RTRS_LAB_BENCH_ROWS, words that pick some, are read by scripts/lab.sh.
-# A measurement that hangs, or a peer that cannot be started, is told and left out; how fast
-# anything is fails nothing.
+# A measurement that hangs and a peer that cannot be started are reported and left out. No speed
+# fails the scenario.
 
 # Ours over RDMA, ours without always-invalidate, two kernel peers over RDMA; then over TCP, ours
 # with CRC32C and without.
@@ -48,7 +48,7 @@ leave_out() { # peer why
     printf '%s\t%s\n' "$1" "$2" >>"$LAB_WORK/skipped.tsv"
 }
 
-# --- how each peer comes up; DEVICE[peer] is its block device then ---
+# --- starting each peer; DEVICE[peer] is then its block device ---
 
 start_ours() {
     local rdma tcp off plain
@@ -116,7 +116,7 @@ start_nbd() { # peer port export
 start_nbd-server() { # disk
     printf '[generic]\nlistenaddr = 10.0.0.2\nport = 10809\n[vol]\nexportname = %s\n' "$1" \
         >"$LAB_WORK/nbd-server.conf"
-    # Its -d serves one connection and ends, so it runs as the daemon it is.
+    # With -d it serves one connection and exits, so it runs as a daemon.
     nbd-server -C "$LAB_WORK/nbd-server.conf" -p "$LAB_WORK/nbd-server.pid" || return 1
     start_nbd nbd-server 10809 vol
 }
@@ -145,7 +145,7 @@ cable_bytes() {
     echo $(($(cat $from/rx_bytes) + $(cat $from/tx_bytes)))
 }
 
-# One measurement. A hung one is left behind: its process cannot be waited for.
+# Runs one measurement. A hung one is abandoned: its process cannot be waited for.
 measure() { # pass row peer
     local fio bytes moved iops limit=$((SECONDS_EACH + 40))
     bytes=$(cable_bytes)
@@ -196,7 +196,7 @@ scenario() {
     modprobe brd rd_nr="$(wc -w <<<"$PEERS")" rd_size=$((DISK_MIB * 1024)) max_part=0
     modprobe nbd nbds_max=8
     for peer in $PEERS; do
-        # Its pages are there before anybody is measured.
+        # Its pages are allocated before the first measurement.
         assert_true "a disk for $peer" dd if=/dev/urandom of="$(disk_of "$peer")" bs=1M \
             count=$DISK_MIB oflag=direct
     done
@@ -205,7 +205,7 @@ scenario() {
     up=${#DEVICE[@]}
     note "$up of $(wc -w <<<"$PEERS") peers are up after $((SECONDS - start)) s;" \
         "$PASSES passes of $SECONDS_EACH s each"
-    assert_num "there is something to compare" "$up" -ge 2
+    assert_num "at least two peers run" "$up" -ge 2
     for ((pass = 1; pass <= PASSES; pass++)); do
         for row in $ROWS; do
             for peer in $PEERS; do
@@ -216,7 +216,7 @@ scenario() {
     done
     stop_all
     expect_eq "everything crossed the cable" "$SHORT_CUTS" ""
-    assert_true "the figures make a table" python3 tests/lab/bench_table.py \
+    assert_true "the table is printed" python3 tests/lab/bench_table.py \
         "$LAB_WORK/results.tsv" "$LAB_WORK/skipped.tsv" "$LAB_SHARE/bench.json"
     cat "$LAB_HOME/out"
     note "our daemons: $LAB_BUILD build"

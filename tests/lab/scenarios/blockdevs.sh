@@ -5,17 +5,18 @@
 # limit: 200
 # groups: issue ours
 
-# Yes when the attribute is above 0.
+# Prints yes if the attribute is above 0.
 some() { # device attribute
     if [ "$(sysfs_queue "$1" "$2")" -gt 0 ]; then echo yes; else echo no; fi
 }
 
-# Attaches an export and holds what the client's device shows against what it is.
+# Attaches an export and compares the attributes of the client's device with those of the export.
 compare() { # name target size logical_block write_cache discard
     local name=$1 target=$2 size=$3 logical=$4 cache=$5 discard=$6 device direct=
-    assert_true "$name: it attaches" attach "$name" --path rdma://10.0.0.1@10.0.0.2 --device auto
+    assert_true "$name: the volume attaches" attach "$name" --path rdma://10.0.0.1@10.0.0.2 \
+        --device auto
     device=$(client_json status "$name" .device)
-    assert_match "$name: it has a device" "$device" '^/dev/nbd[0-9]+$'
+    assert_match "$name: the volume has a device" "$device" '^/dev/nbd[0-9]+$'
     expect_eq "$name: size" "$(blockdev --getsize64 "$device")" "$size"
     expect_eq "$name: logical block size" "$(sysfs_queue "$device" logical_block_size)" "$logical"
     expect_num "$name: physical block size" "$(sysfs_queue "$device" physical_block_size)" \
@@ -34,7 +35,7 @@ compare() { # name target size logical_block write_cache discard
     [ -f "$target" ] || direct=iflag=direct
     assert_true "$name: a write with FUA" dd if="$LAB_WORK/noise" of="$device" bs=64k count=16 \
         seek=3 oflag=direct,dsync
-    assert_true "$name: it is on the disk" cmp -n 1M "$LAB_WORK/noise" \
+    assert_true "$name: the data is on the disk" cmp -n 1M "$LAB_WORK/noise" \
         <(dd if="$target" bs=64k count=16 skip=3 $direct status=none)
     if [ "$discard" = yes ]; then
         assert_true "$name: a discard" blkdiscard -o 196608 -l 1048576 "$device"
@@ -43,7 +44,7 @@ compare() { # name target size logical_block write_cache discard
     fi
     expect_true "$name: the last block can be read" dd if="$device" of=/dev/null bs="$logical" \
         skip=$((size / logical - 1)) count=1 iflag=direct
-    assert_true "$name: it detaches" detach "$name"
+    assert_true "$name: the volume detaches" detach "$name"
 }
 
 scenario() {
@@ -68,6 +69,6 @@ scenario() {
             "$(some "${device#*:}" discard_max_bytes)"
     done
     compare file "$file" $((40 << 20)) 512 "write back" yes
-    assert_true "the server ends well" stop_server
+    assert_true "the server exits cleanly" stop_server
     losetup -d "$loop"
 }

@@ -15,7 +15,7 @@ connect() {
     attach vol --path rdma://10.0.0.1@10.0.0.2 --path rdma://10.0.1.1@10.0.1.2 --device /dev/nbd0
 }
 
-# Writes what the round says, reads it back past all caches.
+# Writes the data of the round and reads it back past all caches.
 io() { # round
     head -c 256k /dev/urandom >"$LAB_WORK/data" &&
         dd if="$LAB_WORK/data" of=/dev/nbd0 bs=64k seek="$1" oflag=direct &&
@@ -39,32 +39,32 @@ in_flight() {
     grep -qE "$IO_PATTERN" /sys/block/nbd0/inflight
 }
 
-# Nothing waits for something that will not come.
+# No process waits for something that cannot happen.
 calm() {
     [ -z "$(ps -e -o stat=,comm= | awk '$1 ~ /^D/ && $2 !~ /^kworker/')" ]
 }
 
 kill_client() { # round
     local pid fio
-    assert_true "client $1: it attaches" connect
+    assert_true "client $1: the volume attaches" connect
     pid=$(client_pid vol)
     load &
     fio=$!
     wait_until 10 "IO in flight" in_flight
     kill -9 "$pid"
-    # The kernel keeps what is in flight for whoever connects the device again; attaching anew
-    # ends it.
-    assert_within 60 "client $1: it attaches again, device and all" connect
+    # The kernel keeps requests in flight for the next process that connects the device; a new
+    # attach ends them.
+    assert_within 60 "client $1: the volume attaches again, with its device" connect
     assert_within 20 "client $1: fio ends" eval "! kill -0 $fio"
     wait "$fio"
     expect_num "client $1: with an error" $? -ne 0
     assert_true "client $1: IO works" io "$1"
-    assert_true "client $1: it detaches" detach vol
+    assert_true "client $1: the volume detaches" detach vol
 }
 
 kill_server() { # round
     local fio
-    assert_true "server $1: it attaches" connect
+    assert_true "server $1: the volume attaches" connect
     load &
     fio=$!
     wait_until 10 "IO in flight" in_flight
@@ -76,7 +76,7 @@ kill_server() { # round
     kill "$fio"
     assert_within 40 "server $1: fio ends" eval "! kill -0 $fio"
     assert_within 30 "server $1: IO works" io "$1"
-    assert_true "server $1: it detaches" detach vol
+    assert_true "server $1: the volume detaches" detach vol
 }
 
 scenario() {
@@ -85,17 +85,18 @@ scenario() {
     DISK=$(brd_disk 64) || exit 1
     modprobe nbd nbds_max=2
     serve
-    # The first round may leave what is kept on purpose, such as protection domains of the server.
+    # The first round may leave objects that are kept on purpose, such as the server's protection
+    # domains.
     assert_true "round 1" round 1
     objects=$(rdma_objects)
     for ((round = 2; round <= rounds; round++)); do assert_true "round $round" round "$round"; done
-    assert_within 20 "RDMA objects are as many as after the first" eval \
+    assert_within 20 "the number of RDMA objects is that after the first round" eval \
         "[ \"\$(rdma_objects)\" = '$objects' ]"
     for ((round = 1; round <= kills; round++)); do kill_client "$round"; done
-    assert_within 20 "the server has let go of what the dead clients had" eval \
+    assert_within 20 "the server has released the objects of dead clients" eval \
         "[ \"\$(rdma_objects)\" = '$objects' ]"
     for ((round = 1; round <= kills; round++)); do kill_server "$round"; done
     assert_within 10 "no process is stuck" calm
-    assert_true "the server ends well" stop_server
+    assert_true "the server exits cleanly" stop_server
     assert_eq "no RDMA object is left" "$(rdma_objects)" "0 0 0 0 0"
 }

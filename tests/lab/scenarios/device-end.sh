@@ -19,12 +19,12 @@ is_free() {
     ! test -e /sys/block/nbd0/pid
 }
 
-# Processes that wait uninterruptibly, but for the kernel's own threads.
+# Lists processes in uninterruptible sleep, except kernel threads.
 stuck() {
     ps -e -o pid=,stat=,comm= | awk '$2 ~ /^D/ && $3 !~ /^kworker/'
 }
 
-# Ends with its status when it has done so within a bound, else with 124.
+# Waits for a process within a bound. Returns its status, or 124 if it has not ended.
 in_time() { # seconds command...
     local seconds=$1 start=$EPOCHREALTIME
     shift
@@ -44,10 +44,10 @@ stuck_io() {
     writer=$!
     assert_within 10 "IO is in flight" eval '! grep -q "^ *0 *0$" /sys/block/nbd0/inflight'
     sleep 1
-    expect_match "what is open is not detached" "$(timeout 30 rtrs-client detach a 2>&1)" \
+    expect_match "an open device is not detached" "$(timeout 30 rtrs-client detach a 2>&1)" \
         'open in process [0-9]+ \(dd\)'
     in_time 12 rtrs-client detach a --force --within 2s
-    # It had to abandon IO, and says so by its exit code.
+    # It had to abandon IO, which its exit code reports.
     expect_eq "a forced detach ends in time" "$?" 1
     note "a forced detach with stuck IO took $took ms"
     wait $reader
@@ -55,10 +55,10 @@ stuck_io() {
     wait $writer
     expect_eq "the writer ends with an error" "$?" 1
     expect_match "it is an IO error" "$(cat reader.log)" 'Input/output error'
-    expect_eq "nothing waits for ever" "$(stuck)" "" hang
+    expect_eq "no process is stuck" "$(stuck)" "" hang
     assert_within 5 "the device is free" is_free
     kill -CONT "$SERVER"
-    assert_within 30 "it attaches again" attach a --device /dev/nbd0
+    assert_within 30 "the volume attaches again" attach a --device /dev/nbd0
 }
 
 killed() {
@@ -70,10 +70,10 @@ killed() {
         sleep 0.3
         kill -9 "$pid"
         assert_within 10 "round $round: the process is gone" eval "! test -e /proc/$pid"
-        expect_eq "round $round: the device shows what it was" "$(owner)" "$pid"
+        expect_eq "round $round: the device is unchanged" "$(owner)" "$pid"
         # The server may take a while to notice that the session is gone. Every other device
-        # keeps its requests for somebody who connects it again.
-        assert_within 30 "round $round: it attaches again" attach a --device /dev/nbd0 \
+        # keeps its requests for the next process that connects it.
+        assert_within 30 "round $round: the volume attaches again" attach a --device /dev/nbd0 \
             --device-dead-timeout "$((round % 2 * 600))s"
         wait $writer
         expect_false "round $round: by another process" test "$(owner)" = "$pid"
@@ -83,11 +83,11 @@ killed() {
     pid=$(owner)
     kill -9 "$pid"
     assert_within 10 "the process is gone" eval "! test -e /proc/$pid"
-    assert_within 30 "auto frees it, and takes it" eval \
+    assert_within 30 "auto frees the device and takes it" eval \
         'timeout 60 rtrs-client attach a --device auto --path $PORTAL | grep -q /dev/nbd0$'
     kill -9 "$(owner)"
     sleep 0.5
-    expect_match "detach frees it" "$(timeout 30 rtrs-client detach a)" \
+    expect_match "detach frees the device" "$(timeout 30 rtrs-client detach a)" \
         'freed what it had left behind: \["/dev/nbd0"\]'
     expect_true "the device is free" is_free
     expect_match "but only once" "$(timeout 30 rtrs-client detach a 2>&1)" 'is not attached'
@@ -95,36 +95,36 @@ killed() {
 
 others() {
     local pid took=0
-    assert_within 30 "it attaches" attach a --device /dev/nbd0
+    assert_within 30 "the volume attaches" attach a --device /dev/nbd0
     pid=$(owner)
     kill "$pid"
     assert_within 15 "SIGTERM frees the device" is_free
     assert_within 15 "and ends the process" eval "! test -e /proc/$pid"
-    assert_true "it attaches" attach a --device /dev/nbd0
+    assert_true "the volume attaches" attach a --device /dev/nbd0
     pid=$(owner)
     expect_true "nbd-client -d" timeout 20 nbd-client -d /dev/nbd0
     assert_within 15 "its process ends" eval "! test -e /proc/$pid"
-    assert_true "it attaches" attach a --device /dev/nbd0 --io-timeout 500ms \
+    assert_true "the volume attaches" attach a --device /dev/nbd0 --io-timeout 500ms \
         --device-timeout 2s --no-path fail
     pid=$(owner)
     kill -STOP "$pid"
     in_time 20 dd if=/dev/nbd0 of=/dev/null bs=4k count=1 iflag=direct
-    expect_eq "a process that hangs: the kernel gives up in time" "$?" 1
-    note "it gave up after $took ms"
+    expect_eq "a hanging process: the kernel gives up in time" "$?" 1
+    note "the kernel gave up after $took ms"
     kill -CONT "$pid"
     assert_within 15 "the session ends when it can" eval "! test -e /proc/$pid"
-    assert_within 5 "and frees the device" is_free
-    expect_match "the log says why" "$(cat /run/rtrs/a.log)" 'has closed all connections'
-    assert_true "it attaches" attach a --device /dev/nbd0
-    # Nobody reads what it says any more, and it is told to say much.
+    assert_within 5 "the device is freed" is_free
+    expect_match "the log gives the reason" "$(cat /run/rtrs/a.log)" 'has closed all connections'
+    assert_true "the volume attaches" attach a --device /dev/nbd0
+    # Its output is no longer read, and it logs at a verbose level.
     (timeout 60 rtrs-client attach b --device auto --path "$PORTAL" --foreground --log debug 2>&1 |
         head -n 1) >first.log &
-    assert_within 20 "another is there" test -e /sys/block/nbd1/pid
+    assert_within 20 "another device is connected" test -e /sys/block/nbd1/pid
     sleep 1
-    # An attach that finds sockets which the kernel does not read connects the device anew.
-    assert_within 30 "it works without anybody to talk to" timeout 20 dd if=/dev/nbd1 \
+    # An attach that finds sockets which the kernel does not read reconnects the device.
+    assert_within 30 "the device works without its terminal" timeout 20 dd if=/dev/nbd1 \
         of=/dev/null bs=4k count=64 iflag=direct
-    assert_true "it is detached" timeout 30 rtrs-client detach b
+    assert_true "the device is detached" timeout 30 rtrs-client detach b
     # A file system that is mounted when it is taken away: errors, but no hang.
     mkfs.ext4 -q -F /dev/nbd0
     mkdir -p mnt
@@ -143,11 +143,11 @@ scenario() {
         2>server.log &
     SERVER=$!
     assert_within 10 "the server listens" grep -q listening server.out
-    assert_true "it attaches" attach a --device /dev/nbd0
+    assert_true "the volume attaches" attach a --device /dev/nbd0
     stuck_io
     killed
     others
     kill $SERVER
     wait $SERVER
-    expect_eq "the server ends well" "$?" 0
+    expect_eq "the server exits cleanly" "$?" 0
 }

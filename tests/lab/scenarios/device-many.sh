@@ -46,5 +46,5 @@ scenario() {
     done
     kill $SERVER
     wait $SERVER
-    expect_eq "the server ends well" "$?" 0
+    expect_eq "the server exits cleanly" "$?" 0
 }

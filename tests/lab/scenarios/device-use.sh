@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: /dev/nbdX as people use it: what it shows, file systems, partitions, refusals
+# lab: /dev/nbdX in normal use: attributes, file systems, partitions, refusals
 # topology: one
 # paths: 1
 # limit: 240
@@ -24,25 +24,25 @@ what_it_shows() {
     expect_eq "its blocks" "$(shown queue/logical_block_size)" 512
     expect_eq "a flush is sent" "$(shown queue/write_cache)" "write back"
     expect_eq "FUA is sent" "$(shown queue/fua)" 1
-    expect_eq "it is writable" "$(shown ro)" 0
-    expect_num "it takes discards" "$(shown queue/discard_max_bytes)" -gt 0
+    expect_eq "the device is writable" "$(shown ro)" 0
+    expect_num "the device accepts discards" "$(shown queue/discard_max_bytes)" -gt 0
     expect_eq "a queue per shard" "$(find /sys/block/nbd0/mq -mindepth 1 -maxdepth 1 | wc -l)" \
         "$(rtrs-client -o json status a | jq .shards)"
     expect_match "its backend is named" "$(shown backend)" '^rtrs:[^/]+/a$'
     expect_eq "nbd-client -c agrees" "$(nbd-client -c /dev/nbd0)" "$pid"
     status=$(rtrs-client -o json list | jq -c '.[0] | [.name, .device, .uri, .pid]')
     expect_eq "list agrees" "$status" "[\"a\",\"/dev/nbd0\",null,$pid]"
-    expect_match "list shows it to people" "$(rtrs-client list)" 'a +open .* '"$pid"' +/dev/nbd0'
-    expect_eq "it is not killed when memory is short" "$(cat "/proc/$pid/oom_score_adj")" -1000
+    expect_match "list shows the device" "$(rtrs-client list)" 'a +open .* '"$pid"' +/dev/nbd0'
+    expect_eq "the OOM killer spares the process" "$(cat "/proc/$pid/oom_score_adj")" -1000
     expect_num "its memory is locked" "$(awk '/^VmLck/ { print $2 }' "/proc/$pid/status")" -gt 9999
-    expect_num "but what is not used costs nothing" \
+    expect_num "unused memory is not populated" \
         "$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status")" -lt 120000
     expect_eq "no warning is logged" "$(grep -c WARN /run/rtrs/a.log)" 0
     # One of every kind, at once, from the first and from the last block.
     assert_true "fio reads back what it wrote" fio_run verify 100 --filename=/dev/nbd0 \
         --direct=1 --rw=randrw --bsrange=512-1M --iodepth=64 --ioengine=libaio --size=256M \
         --io_size=48M --verify=crc32c --numjobs=1
-    expect_num "both directions carried it" \
+    expect_num "no request failed" \
         "$(rtrs-client -o json stats a | jq '[.ops[].errors] | add')" -eq 0
     expect_true "discards work" blkdiscard -o 1M -l 64M /dev/nbd0
     expect_true "discarded blocks read as zeroes" \
@@ -59,7 +59,8 @@ file_system() { # kind mkfs_argument...
     sum=$(cd "$dir" && find . -type f -print0 | sort -z | xargs -0 sha1sum | sha1sum)
     refused=$(timeout 30 rtrs-client detach a 2>&1)
     expect_eq "a mounted device is not detached" "$?" 1
-    expect_match "the refusal says why" "$refused" "is /dev/nbd0, which is mounted on $dir; end"
+    expect_match "the refusal gives the reason" "$refused" \
+        "is /dev/nbd0, which is mounted on $dir; end"
     assert_true "umount $kind" umount "$dir"
     case $kind in
         ext4) expect_true "fsck finds nothing" fsck.ext4 -fn /dev/nbd0 ;;
@@ -69,7 +70,7 @@ file_system() { # kind mkfs_argument...
     expect_false "the device is free" test -e /sys/block/nbd0/pid
     assert_true "attach again" attach a --device /dev/nbd0
     assert_true "mount again" mount /dev/nbd0 "$dir"
-    expect_eq "the files are the same" \
+    expect_eq "the files are unchanged" \
         "$(cd "$dir" && find . -type f -print0 | sort -z | xargs -0 sha1sum | sha1sum)" "$sum"
     assert_true "umount again" umount "$dir"
 }
@@ -98,26 +99,27 @@ refusals() {
         '/dev/nbd0 is in use: connected to "rtrs:.*/a" by process [0-9]+ \(rtrs-client\)'
     assert_eq "auto takes the next" "$(attach ro --device auto)" "ro attached: /dev/nbd1"
     expect_eq "a read-only export is a read-only device" "$(cat /sys/block/nbd1/ro)" 1
-    expect_false "it cannot be written" dd if=/dev/zero of=/dev/nbd1 bs=4k count=1 oflag=direct
-    expect_true "it can be read" dd if=/dev/nbd1 of=/dev/null bs=4k count=1 iflag=direct
+    expect_false "the device cannot be written" dd if=/dev/zero of=/dev/nbd1 bs=4k count=1 \
+        oflag=direct
+    expect_true "the device can be read" dd if=/dev/nbd1 of=/dev/null bs=4k count=1 iflag=direct
     assert_eq "auto takes the next" "$(attach b4k --device auto)" "b4k attached: /dev/nbd2"
     expect_eq "blocks of 4096" "$(cat /sys/block/nbd2/queue/logical_block_size)" 4096
     expect_eq "three sessions" "$(rtrs-client -o json list | jq length)" 3
     first=$(attach mem --device nbd9)
-    expect_eq "a device is made where there is none" "$first" "mem attached: /dev/nbd9"
+    expect_eq "a missing device is created" "$first" "mem attached: /dev/nbd9"
     assert_true "detach" timeout 30 rtrs-client detach ro
-    assert_eq "auto takes what is free again" "$(attach ro --device auto)" "ro attached: /dev/nbd1"
+    assert_eq "auto takes the freed device" "$(attach ro --device auto)" "ro attached: /dev/nbd1"
     for name in a ro b4k mem; do
         assert_true "detach $name" timeout 30 rtrs-client detach $name
     done
     expect_eq "no session is left" "$(rtrs-client -o json list | jq length)" 0
-    expect_match "a number that cannot be" "$(attach a --device nbd999999 2>&1)" 'nbds_max'
-    expect_match "a name that is none" "$(attach a --device /dev/sda 2>&1)" \
+    expect_match "an impossible device number" "$(attach a --device nbd999999 2>&1)" 'nbds_max'
+    expect_match "an invalid device name" "$(attach a --device /dev/sda 2>&1)" \
         'is not an NBD device; use auto or a whole device such as /dev/nbd0'
     expect_match "no privilege" \
         "$(setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin -- rtrs-client attach a \
             --device auto --path $PORTAL 2>&1)" 'run as root or with CAP_SYS_ADMIN'
-    assert_true "the module goes" timeout 60 rmmod nbd
+    assert_true "the module unloads" timeout 60 rmmod nbd
     expect_match "no module" "$(attach a --device auto 2>&1)" 'load it with "modprobe nbd"'
 }
 

@@ -18,7 +18,7 @@ device_of() { # name
     rtrs-client status "$1" -o json | jq -r .device
 }
 
-# Writes what no other volume has, and leaves it in the file NAME.data.
+# Writes data that is unique to the volume and stores it in the file NAME.data.
 write_own() { # name
     head -c 4M /dev/urandom >"$1.data"
     timeout 60 dd "if=$1.data" "of=$(device_of "$1")" bs=64k oflag=direct conv=fsync status=none
@@ -28,7 +28,7 @@ holds_own() { # name
     timeout 60 dd "if=$(device_of "$1")" bs=64k count=64 iflag=direct status=none | cmp - "$1.data"
 }
 
-# Reads a device again and again, until there is a file `enough`.
+# Reads a device repeatedly until the file `enough` exists.
 read_on() { # device
     until [ -e enough ]; do
         timeout 100 dd "if=$1" of=/dev/null bs=64k iflag=direct status=none || return 1
@@ -44,11 +44,11 @@ scenario() {
     SERVER=$!
     assert_within 20 "the server listens" grep -q listening server.out
     assert_true "two volumes attach" attach_session a b
-    assert_true "a third joins them" \
+    assert_true "a third volume joins" \
         timeout 60 rtrs-client attach c --session a --device auto
-    expect_eq "they have one process" \
+    expect_eq "the volumes share one process" \
         "$(rtrs-client list -o json | jq '[.[].pid] | unique | length')" 1
-    expect_eq "and a device each" \
+    expect_eq "each volume has a device" \
         "$(for name in a b c; do device_of "$name"; done | sort -u | wc -l)" 3
     for name in a b c; do
         expect_eq "$name has its size" "$(lsblk -bdno SIZE "$(device_of "$name")")" \
@@ -66,26 +66,26 @@ scenario() {
     sleep 1
     kill -9 "$pid"
     while [ -e "/proc/$pid" ]; do sleep 0.05; done
-    assert_true "all are taken over, by the name of one" attach_session b
+    assert_true "all volumes are taken over by the name of one" attach_session b
     touch enough
     for name in "${loads[@]}"; do
         wait "$name"
-        expect_eq "a reader met no error" "$?" 0
+        expect_eq "the reader got no error" "$?" 0
     done
-    expect_eq "so are the others" \
+    expect_eq "the other volumes are open" \
         "$(rtrs-client list -o json |
             jq -r '[.[] | select(.state == "open").name] | sort | join(" ")')" \
         "a b c"
     for name in a b c; do expect_true "$name has its own data" holds_own "$name"; done
 
     expect_true "b detaches" timeout 60 rtrs-client detach b
-    for name in a c; do expect_true "$name goes on" holds_own "$name"; done
+    for name in a c; do expect_true "$name continues" holds_own "$name"; done
     expect_true "a detaches" timeout 60 rtrs-client detach a
-    expect_true "c goes on" holds_own c
+    expect_true "c continues" holds_own c
     expect_true "c detaches" timeout 60 rtrs-client detach c
     assert_within 5 "no device is left" eval '! ls /sys/block/nbd*/pid 2>/dev/null'
     expect_false "nothing is kept for a takeover" test -e /run/rtrs/c.volume
     kill $SERVER
     wait $SERVER
-    expect_eq "the server ends well" "$?" 0
+    expect_eq "the server exits cleanly" "$?" 0
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: links go down, fall silent in both and in one direction, and are gone altogether, under load
+# lab: links go down, fall silent in one or both directions, and all go down at once, under load
 # topology: one
 # paths: 2
 # limit: 420
@@ -13,7 +13,7 @@ mend_both() { topology_mend va0 && topology_mend vb0; }
 
 one_link() {
     local n rounds=$1
-    assert_true "it attaches over two paths" faults_attach vol /dev/nbd0
+    assert_true "the volume attaches over two paths" faults_attach vol /dev/nbd0
     assert_within 30 "both paths are connected" are_connected vol 2
     faults_begin down /dev/nbd0 $((rounds * 40))
     for ((n = 1; n <= rounds; n++)); do
@@ -31,7 +31,7 @@ one_link() {
     faults_stalls silent \
         "packets of one of two paths dropped: both ways, to the server, to the client" 1000 1000
     note "path 0 was back ${BACK}ms after the cable"
-    expect_num "what was in flight went over" "$(path_stat vol 0 failovers)" -gt 0
+    expect_num "requests in flight failed over" "$(path_stat vol 0 failovers)" -gt 0
     expect_eq "no request failed" "$(client_json stats vol '[.ops[].errors] | add')" 0
 }
 
@@ -55,17 +55,17 @@ no_link() {
     wait $errors
     expect_eq "under queue-for=5s IO ended with an error" "$?" 1
     expect_num "not before 5 s" $(($(date +%s%3N) - since)) -ge 5000
-    expect_match "which the log says" "$(cat /run/rtrs/short.log)" 'no path for 5[0-9]{3} ms'
+    expect_match "the log reports it" "$(cat /run/rtrs/short.log)" 'no path for 5[0-9]{3} ms'
     sleep 12
-    expect_true "the other still waits" are_connected vol 0
+    expect_true "the other session still waits" are_connected vol 0
     for path in 0 1; do
         assert_true "link $path comes up" topology_up_link a "$path"
     done
-    assert_within 30 "both paths come back" are_connected vol 2
+    assert_within 30 "both paths reconnect" are_connected vol 2
     sleep 2
     faults_end gone "both links down for 20 s"
     faults_stalls gone "both links down for 20 s, under queue-for=60s"
-    expect_num "IO waited as long" "$FAULTS_MAX" -ge 15000
+    expect_num "IO waited that long" "$FAULTS_MAX" -ge 15000
     assert_within 30 "the other session has its paths again" are_connected short 2
     expect_true "and serves" dd if=/dev/nbd1 of=/dev/null bs=4k count=8 iflag=direct
 }
@@ -76,7 +76,7 @@ scenario() {
         --listen rdma://10.0.1.2
     one_link "$([ -n "$LAB_QUICK" ] && echo 2 || echo 10)"
     no_link
-    assert_true "it detaches" detach vol
-    assert_true "so does the other" detach short
-    assert_true "the server ends well" stop_server
+    assert_true "the volume detaches" detach vol
+    assert_true "the other session detaches" detach short
+    assert_true "the server exits cleanly" stop_server
 }

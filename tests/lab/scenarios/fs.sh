@@ -6,30 +6,31 @@
 # groups: issue ours
 # sample-of: /usr/share
 #
-# All of /usr/share takes an emulated machine half an hour, most of it for reading the host's
-# files. So the host takes every so many files of it, evenly, and gives them in one archive.
+# Copying all of /usr/share takes an emulated machine half an hour, mostly to read the host's files.
+# So the host selects files of it at regular intervals and passes them in one archive.
 
 file_system() { # kind mkfs_argument...
     local kind=$1 mount=$LAB_WORK/mnt
     shift
     assert_true "mkfs.$kind" timeout 60 "mkfs.$kind" -q "$@" /dev/nbd0
-    assert_true "it mounts" mount /dev/nbd0 "$mount"
+    assert_true "the file system mounts" mount /dev/nbd0 "$mount"
     assert_true "files are copied" timeout 120 tar -xf "$LAB_SHARE/sample.tar" -C "$mount"
     assert_true "fsync of every file" timeout 60 env -C "$mount" \
         xargs -a "$LAB_SHARE/sample" -d '\n' -n 200 sync
-    assert_true "and of the file system" timeout 60 sync -f "$mount"
-    assert_true "it unmounts" timeout 60 umount "$mount"
+    assert_true "the file system is synced" timeout 60 sync -f "$mount"
+    assert_true "the file system unmounts" timeout 60 umount "$mount"
     case $kind in
         ext4) assert_true "e2fsck finds it clean" timeout 60 e2fsck -fn /dev/nbd0 ;;
         xfs) assert_true "xfs_repair finds it clean" timeout 60 xfs_repair -n /dev/nbd0 ;;
     esac
-    # Nothing of it can be in this machine's memory after that.
-    assert_true "it detaches" detach vol
-    assert_true "it attaches again" attach vol --path rdma://10.0.0.1@10.0.0.2 --device /dev/nbd0
-    assert_true "it mounts again" mount /dev/nbd0 "$mount"
-    assert_true "$kind: the checksums are equal" timeout 120 env -C "$mount" \
+    # After that, nothing of the file system is in this machine's memory.
+    assert_true "the volume detaches" detach vol
+    assert_true "the volume attaches again" attach vol --path rdma://10.0.0.1@10.0.0.2 --device \
+        /dev/nbd0
+    assert_true "the file system mounts again" mount /dev/nbd0 "$mount"
+    assert_true "$kind: the checksums match" timeout 120 env -C "$mount" \
         sha256sum --check --strict --quiet "$LAB_SHARE/sample.sha256"
-    assert_true "it unmounts at last" timeout 60 umount "$mount"
+    assert_true "the file system unmounts at last" timeout 60 umount "$mount"
 }
 
 scenario() {
@@ -39,10 +40,10 @@ scenario() {
     note "$(($(stat -c %s "$LAB_SHARE/sample.tar") >> 20)) MiB of files"
     truncate -s 512M "$LAB_WORK/vol.img"
     start_server --export "vol=$LAB_WORK/vol.img" --listen rdma://10.0.0.2
-    assert_true "it attaches" attach vol --path rdma://10.0.0.1@10.0.0.2 --device /dev/nbd0
+    assert_true "the volume attaches" attach vol --path rdma://10.0.0.1@10.0.0.2 --device /dev/nbd0
     file_system ext4 -F
     file_system xfs -f
-    assert_num "the RDMA device carried it" "$(rxe_counter rxa0 sent_pkts)" -gt 10000
-    assert_true "it detaches at last" detach vol
-    assert_true "the server ends well" stop_server
+    assert_num "the RDMA device carried data" "$(rxe_counter rxa0 sent_pkts)" -gt 10000
+    assert_true "the volume detaches at last" detach vol
+    assert_true "the server exits cleanly" stop_server
 }

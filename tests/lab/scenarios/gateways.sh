@@ -46,7 +46,7 @@ is_standby() { # number
     [ "$(client_json status vol ".paths[$1].state")" = standby ]
 }
 
-# Writes, and reads back what it wrote, with something in the middle.
+# Writes and verifies while an event happens.
 round() { # what event
     local what=$1 event=$2 fio before other
     before=$(active)
@@ -56,12 +56,12 @@ round() { # what event
         --verify=crc32c --verify_fatal=1 &
     fio=$!
     sleep 4
-    assert_true "$what: it begins" "$event" "$before"
+    assert_true "$what: the event starts" "$event" "$before"
     if [ "$event" != osd_stops ]; then
         assert_within 60 "$what: gateway $other is active" is_active "$other"
     fi
     [ "$(type -t "${event}_after")" != function ] ||
-        assert_true "$what: it ends" "${event}_after" "$before"
+        assert_true "$what: the event ends" "${event}_after" "$before"
     wait "$fio"
     assert_eq "$what: fio reads back what it wrote" $? 0
     note "$what: the longest write took $(fio_value verify '.jobs[0].write.clat_ns.max / 1e6 |
@@ -116,12 +116,12 @@ scenario() {
     modprobe nbd nbds_max=2
     export CEPH_CONF=$CLUSTER/ceph.conf
     assert_true "Ceph starts" timeout 300 scripts/ceph.sh start "$CLUSTER"
-    assert_true "it has an image" timeout 60 rbd create --size 64M rbd/vol
+    assert_true "Ceph has an image" timeout 60 rbd create --size 64M rbd/vol
     assert_true "gateway 0 starts" start_gateway 0
     assert_true "gateway 1 starts" start_gateway 1
-    assert_true "it attaches over a path to each" attach vol --device auto \
+    assert_true "the volume attaches over a path to each" attach vol --device auto \
         --path tcp://10.0.0.1@10.0.0.2 --path tcp://10.0.1.1@10.0.1.2
-    assert_within 60 "one is active, one standby" eval \
+    assert_within 60 "one gateway is active, one standby" eval \
         'are_states "connected standby" || are_states "standby connected"'
     for ((round = 0; round < ROUNDS; round++)); do
         for event in "${EVENTS[@]}"; do
@@ -129,7 +129,7 @@ scenario() {
         done
     done
     assert_eq "no request failed" "$(client_json stats vol '[.ops[].errors] | add')" 0
-    assert_true "it detaches" detach vol
+    assert_true "the volume detaches" detach vol
     kill -TERM "${GATEWAYS[@]}"
     assert_within 60 "both gateways end" eval \
         "! kill -0 ${GATEWAYS[0]} && ! kill -0 ${GATEWAYS[1]}"

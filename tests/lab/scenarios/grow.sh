@@ -23,7 +23,7 @@ nothing_in_flight() {
     [ $((reads + writes)) = 0 ]
 }
 
-# Writes and reads back a file without end, until told to stop.
+# Writes and reads back a file until the stop file exists.
 write_and_read() {
     local round=0
     while [ -e "$LAB_WORK/go" ]; do
@@ -39,7 +39,7 @@ write_and_read() {
 goes_on() {
     local from
     from=$(cat "$LAB_WORK/rounds")
-    wait_until 30 "the load goes on" eval '[ "$(cat "$LAB_WORK/rounds")" -gt '"$((from + 1))"' ]'
+    wait_until 30 "the load continues" eval '[ "$(cat "$LAB_WORK/rounds")" -gt '"$((from + 1))"' ]'
 }
 
 scenario() {
@@ -49,11 +49,11 @@ scenario() {
     truncate -s 256M "$LAB_WORK/vol.img"
     start_server --export "vol=$LAB_WORK/vol.img" --export beside=mem:64M \
         --listen tcp://10.0.0.2:1234 --listen tcp://10.0.1.2:1234
-    assert_true "it attaches" attach "${SESSION[@]}"
+    assert_true "the volume attaches" attach "${SESSION[@]}"
     # No thread of the file system writes in the background: what is in flight when the process is
     # killed waits for device-timeout.
     assert_true "mkfs.ext4" mkfs.ext4 -qF -E lazy_itable_init=0,lazy_journal_init=0 /dev/nbd0
-    assert_true "it mounts" mount -o noinit_itable /dev/nbd0 "$MNT"
+    assert_true "the file system mounts" mount -o noinit_itable /dev/nbd0 "$MNT"
     assert_true "files are copied" cp -r /usr/share/perl5 "$MNT"
     (cd "$MNT" && find perl5 -type f -print0 | sort -z | xargs -0 sha256sum) >"$LAB_WORK/sums"
     touch "$LAB_WORK/go"
@@ -62,46 +62,46 @@ scenario() {
     pid=$!
     assert_true "the load runs" goes_on
 
-    # By itself.
+    # Without a command.
     before=$(stat -fc %b "$MNT")
     truncate -s 512M "$LAB_WORK/vol.img"
     assert_within 10 "lsblk shows the new size" has_size $((512 << 20))
     # With the event for udev, by one function of the kernel.
-    assert_true "the kernel says so" eval "dmesg | grep -q 'nbd0: detected capacity change'"
+    assert_true "the kernel logs it" eval "dmesg | grep -q 'nbd0: detected capacity change'"
     expect_eq "status shows it" "$(client_json status vol .size)" $((512 << 20))
-    expect_eq "nothing was connected anew" \
+    expect_eq "nothing was reconnected" \
         "$(client_json status vol '[.paths[].reconnects] | add')" 0
     assert_true "resize2fs, mounted" timeout 60 resize2fs /dev/nbd0
     expect_num "the file system is larger" "$(stat -fc %b "$MNT")" -gt $((before * 3 / 2))
-    assert_true "the load goes on" goes_on
+    assert_true "the load continues" goes_on
 
     # By command, at once.
     assert_true "export resize" rtrs-server export resize vol --size 768M
     assert_within 2 "lsblk shows it at once" has_size $((768 << 20))
     assert_true "resize2fs again" timeout 60 resize2fs /dev/nbd0
-    assert_true "a file fills what is new" dd if=/dev/zero of="$MNT/big" bs=1M count=500 \
+    assert_true "a file fills the new space" dd if=/dev/zero of="$MNT/big" bs=1M count=500 \
         conv=fsync status=none
     expect_match "a smaller size is refused" "$(rtrs-server export resize vol --size 64M 2>&1)" \
         'less than its .* and it is open'
-    expect_true "and changes nothing" has_size $((768 << 20))
-    assert_true "the load goes on" goes_on
+    expect_true "the size is unchanged" has_size $((768 << 20))
+    assert_true "the load continues" goes_on
 
     rm "$LAB_WORK/go"
-    assert_true "the load met no error" wait $pid
+    assert_true "the load got no error" wait $pid
 
-    # A size that a process learns which takes the device over.
-    assert_true "all is written" timeout 60 sync -f "$MNT"
+    # The process that takes the device over detects a new size.
+    assert_true "all data is written" timeout 60 sync -f "$MNT"
     assert_within 10 "nothing is in flight" nothing_in_flight
     kill -KILL "$(client_pid vol)"
     truncate -s 1G "$LAB_WORK/vol.img"
-    assert_true "it is taken over" attach "${SESSION[@]}"
-    assert_within 10 "lsblk shows the size of then" has_size $((1 << 30))
+    assert_true "the device is taken over" attach "${SESSION[@]}"
+    assert_within 10 "lsblk shows the new size after the takeover" has_size $((1 << 30))
     assert_true "resize2fs once more" timeout 60 resize2fs /dev/nbd0
-    assert_true "the files are the same" env -C "$MNT" sha256sum --check --strict --quiet \
+    assert_true "the files are unchanged" env -C "$MNT" sha256sum --check --strict --quiet \
         "$LAB_WORK/sums"
-    assert_true "it unmounts" timeout 60 umount "$MNT"
+    assert_true "the file system unmounts" timeout 60 umount "$MNT"
     assert_true "e2fsck finds it clean" timeout 60 e2fsck -fn /dev/nbd0
     expect_eq "no IO failed" "$(client_json stats vol '[.ops[].errors] | add')" 0
-    assert_true "it detaches" detach vol
-    assert_true "the server ends well" stop_server
+    assert_true "the volume detaches" detach vol
+    assert_true "the server exits cleanly" stop_server
 }

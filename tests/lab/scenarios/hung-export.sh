@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: a disk that hangs under more requests than it has tags; another export of the shard goes on
+# lab: a disk that hangs under more requests than it has tags; another export of the shard continues
 # topology: one
 # paths: 1
 # limit: 300
@@ -8,11 +8,12 @@
 # shellcheck source=tests/lab/dm.sh
 . tests/lab/dm.sh
 
-# Tags of the disk that hangs. Requests beyond wait in the kernel, where they hold a thread.
+# Tags of the hanging disk. Further requests wait in the kernel, where they block a thread.
 TAGS=32
-# What the session of the disk that hangs has in flight at least.
+# Minimum number of requests in flight in the session of the hanging disk.
 FLIGHT=128
-# What B does while A hangs ends within this, in seconds; each takes under one when nothing hangs.
+# Time limit in seconds for each action of B while A hangs; without a hang, each takes less than
+# one.
 WHILE=10
 
 # A disk in memory with a cache, so that flushes mean something, and discards.
@@ -61,7 +62,7 @@ load_a() {
     PENDING+=($!)
 }
 
-# Flushes and discards of A besides. A discard holds a lock of the device in this kernel, which
+# Flushes and discards of A. A discard holds a lock of the device in this kernel, which
 # other requests to it need to be sent: they come last.
 sync_a() {
     local try
@@ -84,8 +85,8 @@ hang() {
     done
     A=$(client_json status hung .device) B=$(client_json status other .device)
     assert_true "B works" b before --rw=write --number_ios=100 --fsync=10
-    # While a disk hangs, udev would read its partition table again, and hold back who opens it. It
-    # leaves alone what is locked (systemd's "Locking Block Device Access").
+    # While a disk hangs, udev would reread its partition table and block others that open the disk.
+    # udev leaves locked devices alone (systemd's "Locking Block Device Access").
     exec {lock}<>"$A"
     assert_true "A is locked for udev" flock -x -n "$lock"
     assert_true "A hangs" dmsetup suspend --nolockfs --noflush lab-hung
@@ -99,21 +100,21 @@ hang() {
     expect_true "B discards" b discard --rw=trim --bs=64k --number_ios=50
     expect_num "B flushed" "$(fio_value flush '.jobs[0].sync.total_ios')" -ge 49
     expect_num "B discarded" "$(fio_value discard '.jobs[0].trim.total_ios')" -eq 50
-    assert_true "A hangs still" is_suspended
+    assert_true "A still hangs" is_suspended
     assert_num "all its requests are in flight" "$(in_flight hung)" -ge $FLIGHT
-    assert_true "A goes on" dmsetup resume lab-hung
+    assert_true "A resumes" dmsetup resume lab-hung
     exec {lock}>&-
     for pid in "${PENDING[@]}"; do
-        expect_true "what waited for A succeeds" wait "$pid"
+        expect_true "requests that waited for A succeed" wait "$pid"
     done
-    expect_eq "A failed nothing" "$(client_json stats hung '[.ops[].errors] | add')" 0
-    expect_eq "nor did B" "$(client_json stats other '[.ops[].errors] | add')" 0
+    expect_eq "no request of A failed" "$(client_json stats hung '[.ops[].errors] | add')" 0
+    expect_eq "no request of B failed" "$(client_json stats other '[.ops[].errors] | add')" 0
     expect_eq "no path was lost" \
         "$(path_stat hung 0 reconnects) $(path_stat other 0 reconnects)" "0 0"
     for at in hung other; do
         assert_true "$at detaches" detach $at
     done
-    assert_true "the server ends well" stop_server
+    assert_true "the server exits cleanly" stop_server
 }
 
 scenario() {
@@ -131,6 +132,6 @@ $DISK_A 1") || exit 1
     echo none >"/sys/block/${DISK_A#/dev/}/queue/scheduler"
     assert_num "the disk has few tags" "$(sysfs_queue "$DISK_A" nr_requests)" -le $((2 * TAGS))
     hang
-    assert_true "the disk goes" dm_remove hung
-    assert_true "and the memory" null_gone
+    assert_true "the disk is removed" dm_remove hung
+    assert_true "its memory is freed" null_gone
 }

@@ -41,20 +41,21 @@ qemu() { # socket command...
 
 scenario() {
     local disk device
-    assert_true "there is tcpdump" command -v tcpdump
+    assert_true "tcpdump is installed" command -v tcpdump
     disk=$(sk_scsi_disk 16) || exit 1
     assert_true "the server's modules load" kernel_server 1234 sess_queue_depth=16
     capture our-client-kernel-server
-    assert_true "it attaches" timeout 60 rtrs-client attach "$disk" --session-name goldn \
+    assert_true "the volume attaches" timeout 60 rtrs-client attach "$disk" --session-name goldn \
         --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --socket "$LAB_WORK/s" --heartbeat 500ms \
         --buffer-size 58M
-    assert_true "it reads, writes, flushes, discards" qemu "$LAB_WORK/s" "write -P 7 8192 4096" \
+    assert_true "the session reads, writes, flushes, discards" qemu "$LAB_WORK/s" \
+        "write -P 7 8192 4096" \
         "write -f -P 8 4096 4096" "read -P 7 8192 4096" "flush" "discard 16384 65536" \
         "write -z 8192 4096" "read -P 0 8192 4096"
     sleep 2
-    assert_true "it detaches" detach "$disk"
+    assert_true "the volume detaches" detach "$disk"
     captured our-client-kernel-server
-    assert_true "its modules go" kernel_server_gone
+    assert_true "the server's modules unload" kernel_server_gone
     # Direct IO of 512 bytes needs blocks of 512.
     disk=$(sk_loop_disk 16) || exit 1
     start_server --export "vol=$disk" --listen rdma://10.0.0.2 --queue-depth 16 \
@@ -62,15 +63,16 @@ scenario() {
     capture kernel-client-our-server
     device=$(kernel_map sessname=goldn path=ip:10.0.0.1@ip:10.0.0.2 device_path=vol) || exit 1
     assert_match "the kernel's client maps" "$device" '^rnbd[0-9]+$'
-    assert_true "it writes" dd if=/dev/urandom of="/dev/$device" bs=512 count=2 oflag=direct
-    assert_true "it writes with fsync" dd if=/dev/urandom of="/dev/$device" bs=512 count=1 seek=8 \
+    assert_true "the client writes" dd if=/dev/urandom of="/dev/$device" bs=512 count=2 oflag=direct
+    assert_true "the client writes with fsync" dd if=/dev/urandom of="/dev/$device" bs=512 \
+        count=1 seek=8 \
         oflag=direct,dsync
-    assert_true "it discards" blkdiscard -o 1M -l 64k "/dev/$device"
-    assert_true "it reads" dd if="/dev/$device" of=/dev/null bs=512 count=1 iflag=direct
+    assert_true "the client discards" blkdiscard -o 1M -l 64k "/dev/$device"
+    assert_true "the client reads" dd if="/dev/$device" of=/dev/null bs=512 count=1 iflag=direct
     sleep 2
-    assert_true "it unmaps" kernel_unmap "$device"
+    assert_true "the client unmaps" kernel_unmap "$device"
     captured kernel-client-our-server
-    assert_true "the server ends well" stop_server
+    assert_true "the server exits cleanly" stop_server
     losetup -d "$disk"
     rtrs-server key generate "$LAB_WORK/server.key" >"$LAB_WORK/server.pub"
     rtrs-client key generate "$LAB_WORK/db1.key" >"$LAB_WORK/db1.pub"
@@ -78,12 +80,13 @@ scenario() {
     start_server --export vol=mem:16M --listen rdma://10.0.0.2 --queue-depth 16 \
         --key-file "$LAB_WORK/server.key" --clients-file "$LAB_WORK/clients"
     capture our-client-our-server
-    assert_true "it attaches with a key" attach vol --path rdma://10.0.0.1@10.0.0.2 --shards 1 \
+    assert_true "the volume attaches with a key" attach vol --path rdma://10.0.0.1@10.0.0.2 \
+        --shards 1 \
         --socket "$LAB_WORK/s" --key-file "$LAB_WORK/db1.key" \
         --server-key "$(cat "$LAB_WORK/server.pub")"
-    assert_true "it writes and reads" qemu "$LAB_WORK/s" "write -P 7 8192 4096" \
+    assert_true "the session writes and reads" qemu "$LAB_WORK/s" "write -P 7 8192 4096" \
         "read -P 7 8192 4096"
-    assert_true "it detaches" detach vol
+    assert_true "the volume detaches" detach vol
     captured our-client-our-server
-    assert_true "the server with keys ends well" stop_server
+    assert_true "the server with keys exits cleanly" stop_server
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the kernel's client on our server: who may open what, names, 45 idle seconds
+# lab: the kernel's client on our server: access rights, names, 45 idle seconds
 # topology: one
 # paths: 1
 # limit: 150
@@ -8,7 +8,7 @@
 # shellcheck source=tests/lab/interop.sh
 . tests/lab/interop.sh
 
-# How an open by a session of its own ends.
+# Prints the result of an open in a separate session.
 try() { # session export mode
     ks_answer "sessname=$1" "$(ks_paths 1)" "device_path=$2" "access_mode=$3"
 }
@@ -45,17 +45,17 @@ scenario() {
     for name in moving reader writer; do
         expect_true "the $name unmaps" kernel_unmap "$(basename "$(readlink "$devices/vol@$name")")"
     done
-    expect_eq "when they are gone, a writer" "$(try two vol rw)" mapped
+    expect_eq "a writer after they have unmapped" "$(try two vol rw)" mapped
     expect_eq "a writer of a read-only export" "$(try readonly ro rw)" EACCES
     expect_eq "a reader of a read-only export" "$(try readonly ro ro)" mapped
     cell kernel-client "access ro, rw, migration: granted and refused as the kernel does; ro kept"
 
-    expect_eq "a list that lets kernels read: rw" "$(try listed listed rw)" EACCES
+    expect_eq "a list that allows kernels to read: rw" "$(try listed listed rw)" EACCES
     expect_eq "the same: ro" "$(try listed listed ro)" mapped
     expect_eq "a list of other addresses" "$(try others others ro)" EACCES
-    expect_true "the log says why" ks_log_says "without a name may not open 'others' ro"
+    expect_true "the log gives the reason" ks_log_says "without a name may not open 'others' ro"
     assert_true "the list changes" rtrs-server export set others access=kernel@10.0.0.0/16:rw
-    expect_eq "now it is let in" "$(try others others rw)" mapped
+    expect_eq "the client is now admitted" "$(try others others rw)" mapped
     for name in listed others; do
         expect_true "$name unmaps" kernel_unmap "$(basename "$(readlink "$devices/$name@$name")")"
     done
@@ -63,7 +63,7 @@ scenario() {
 
     expect_eq "an unknown name" "$(try none nobody rw)" ENOENT
     expect_eq "a name with slashes" "$(try deep deep/er/vol rw)" mapped
-    expect_eq "it shows so" "$(ls "$devices" | grep deep)" \
+    expect_eq "the device name shows the slashes" "$(ls "$devices" | grep deep)" \
         'deep!er!vol@deep'
     expect_eq "a name with slashes in front" "$(try slashes //ro ro)" mapped
     expect_eq "a name of 240 bytes" "$(try long "$long" rw)" mapped
@@ -76,13 +76,13 @@ scenario() {
 
     while [ $((SECONDS - idle_since)) -lt $seconds ]; do sleep 1; done
     expect_eq "after $seconds idle seconds the path is up" "$(ks_states idle)" "1 connected"
-    expect_eq "it never was lost" "$(cat "$KS_CLIENT"/idle/paths/*/stats/reconnects)" "0 0"
+    expect_eq "it stayed connected" "$(cat "$KS_CLIENT"/idle/paths/*/stats/reconnects)" "0 0"
     expect_num "heartbeats went both ways" \
         "$(cat "$KS_CLIENT"/idle/paths/*/cur_latency | tr -dc 0-9)" -gt 0
     expect_false "our server saw no silence" ks_log_says 'does not answer heartbeats'
-    assert_true "and it still works" dd if=/dev/urandom of="/dev/$idle" bs=4k count=4 oflag=direct
-    assert_true "it unmaps" kernel_unmap "$idle"
+    assert_true "IO still works" dd if=/dev/urandom of="/dev/$idle" bs=4k count=4 oflag=direct
+    assert_true "the client unmaps" kernel_unmap "$idle"
     cell kernel-client "heartbeats of both ends, $seconds idle seconds"
-    assert_true "the server ends well" stop_server
+    assert_true "the server exits cleanly" stop_server
     expect_quiet_server
 }

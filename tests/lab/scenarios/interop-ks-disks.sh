@@ -8,7 +8,8 @@
 # shellcheck source=tests/lab/interop.sh
 . tests/lab/interop.sh
 
-# Holds what the client's device shows against what the disk is. "yes" in discard: it takes them.
+# Compares the attributes of the client's device with those of the disk. "yes" in discard:
+# supported.
 compare() { # name device size logical physical write_cache fua discard
     local name=$1 dev=$2 size=$3 logical=$4
     expect_eq "$name: size" "$(blockdev --getsize64 "/dev/$dev")" "$size"
@@ -56,10 +57,11 @@ scenario() {
         --export "file=$LAB_WORK/file.img" --export "4k=$LAB_WORK/file4k.img,block-size=4096" \
         --listen rdma://10.0.0.2 --listen rdma://10.0.1.2
     for name in brd scsi file 4k; do
-        assert_true "$name: it maps" ks_map disks "$name" "$([ ${#devs[@]} -gt 0 ] || echo 2)"
+        assert_true "$name: the client maps" ks_map disks "$name" \
+            "$([ ${#devs[@]} -gt 0 ] || echo 2)"
         devs+=("$KS_DEV")
     done
-    # What is written to a disk without a cache is there: FUA is kept by itself.
+    # A disk without a cache is durable without FUA.
     compare brd "${devs[0]}" $((16 << 20)) 512 "$(sysfs_queue "$brd" physical_block_size)" \
         "$(sysfs_queue "$brd" write_cache)" 1 no
     compare scsi "${devs[1]}" $((16 << 20)) 4096 "$(sysfs_queue "$scsi" physical_block_size)" \
@@ -81,7 +83,7 @@ scenario() {
     ext4_on "/dev/${devs[2]}"
     cell kernel-client "ext4: files, fsync, fstrim, clean fsck"
     for dev in "${devs[@]:0:3}"; do assert_true "$dev unmaps" kernel_unmap "$dev"; done
-    # The session goes on for the fourth; others come beside it.
+    # The session continues for the fourth device; other sessions start beside it.
     for name in brd file; do
         assert_true "$name: a session of its own" ks_map "own-$name" "$name" 2
         assert_true "$name: fio reads back what it wrote" ks_verify "own-$name" 60 "$KS_DEV" \
@@ -93,7 +95,7 @@ scenario() {
         --iodepth=4 --size=2M --verify=crc32c
     for dev in "${devs[@]:3}"; do assert_true "$dev unmaps" kernel_unmap "$dev"; done
     cell kernel-client "map, unmap, map again; three sessions at once"
-    assert_true "the server ends well" stop_server
+    assert_true "the server exits cleanly" stop_server
     expect_eq "no request failed" "$(ks_told errors)" 0
     expect_quiet_server
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: a hostile peer of the kernel's shape over RDMA: malformed requests, proofs that are none
+# lab: a hostile peer of the kernel's shape over RDMA: malformed requests, invalid proofs
 # topology: one
 # paths: 1
 # limit: 150
@@ -11,5 +11,5 @@
 
 scenario() {
     ks_hostile request:: proofs::
-    cell kernel-client "hostile peer over RDMA: malformed requests, proofs that are none"
+    cell kernel-client "hostile peer over RDMA: malformed requests, invalid proofs"
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the kernel's client on our server: every kind of IO over one and two paths, keys that stay
+# lab: the kernel's client on our server: every kind of IO over one and two paths, stable keys
 # topology: one
 # paths: 2
 # limit: 150

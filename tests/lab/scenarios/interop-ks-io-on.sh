@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the kernel's client on our server: every kind of IO over one and two paths, keys that die
+# lab: the kernel's client on our server: every kind of IO over one and two paths, fresh keys
 # topology: one
 # paths: 2
 # limit: 150

@@ -10,8 +10,8 @@
 # shellcheck source=tests/lab/topology.sh
 . tests/lab/topology.sh
 
-# A disk that holds the first write that begins with HOLD until the file `release` is there, and
-# keeps the order in which its writes took effect.
+# A disk that holds the first write that starts with HOLD until the file `release` exists, and
+# records the order in which its writes took effect.
 held_disk() { # number
     local dir=$LAB_WORK/held$1
     mkdir -p "$dir" && truncate -s 1M "$dir/disk"
@@ -49,7 +49,7 @@ order() { # number
 scenario() {
     local ours kernels put_ours put_kernels disk
     modprobe -a dm-mod nbd
-    assert_true "a disk that holds a write, for us" held_disk 0
+    assert_true "a disk that holds a write, for our server" held_disk 0
     assert_true "another for the kernel's server" held_disk 1
     start_server --export vol=/dev/dm-0 --listen rdma://10.0.0.2 --listen rdma://10.0.1.2
     assert_true "ours maps over two paths" ks_map ours vol 2
@@ -63,7 +63,8 @@ scenario() {
     put_kernels=$!
     assert_within 20 "both disks hold the write" test -d "$LAB_WORK/held0/holding" \
         -a -d "$LAB_WORK/held1/holding"
-    assert_eq "ours went over path 0" "$(ks_stat ours 0 5) $(ks_stat ours 1 5)" "1 0"
+    assert_eq "the write to our server went over path 0" \
+        "$(ks_stat ours 0 5) $(ks_stat ours 1 5)" "1 0"
     assert_true "path 0 is cut" eval 'topology_cut va0 && topology_cut vb0'
     assert_within 60 "ours: the client sends it again over path 1" eval \
         '[ "$(ks_stat ours 1 6)" -gt 0 ]'
@@ -81,7 +82,7 @@ scenario() {
     expect_eq "kernel's: the held write came last and undid the newer one" \
         "$(word_of "$kernels")" HOLD
 
-    # Ours had the same time for it.
+    # Our server had the same time.
     assert_true "ours: the copy waits" kill -0 "$put_ours"
     expect_false "ours: the disk took no write yet" test -s "$LAB_WORK/held0/order"
     : >"$LAB_WORK/held0/release"
@@ -90,18 +91,18 @@ scenario() {
     expect_eq "ours: the write succeeded" $? 0
     assert_true "ours: a newer write is done" put "$ours" NEWS
     expect_eq "ours: the disk took them in order" "$(order 0)" "original HOLD NEWS "
-    expect_eq "ours: the newest data stay" "$(word_of "$ours")" NEWS data
+    expect_eq "ours: the newest data remain" "$(word_of "$ours")" NEWS data
 
-    assert_true "the cable is mended" eval 'topology_mend va0 && topology_mend vb0'
+    assert_true "the cable is repaired" eval 'topology_mend va0 && topology_mend vb0'
     assert_true "ours unmaps" kernel_unmap "$ours"
     assert_true "the kernel's unmaps" kernel_unmap "$kernels"
-    assert_true "our server ends well" stop_server
-    expect_eq "our server recognised the copy" "$(ks_told replays)" 1
+    assert_true "our server exits cleanly" stop_server
+    expect_eq "our server recognized the copy" "$(ks_told replays)" 1
     expect_quiet_server
-    cell kernel-client "write held by the disk, path lost: the copy waits, the newest data stay"
+    cell kernel-client "write held by the disk, path lost: the copy waits, the newest data remain"
     export DM_DISABLE_UDEV=1
     for disk in 0 1; do
-        assert_within 20 "disk $disk is let go" dmsetup remove "lab-held$disk"
+        assert_within 20 "disk $disk is removed" dmsetup remove "lab-held$disk"
         nbd-client -d "/dev/nbd$disk" >/dev/null
         assert_within 20 "disk $disk is disconnected" test ! -e "/sys/block/nbd$disk/pid"
         kill "$(<"$LAB_WORK/held$disk/pid")"

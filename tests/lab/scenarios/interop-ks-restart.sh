@@ -43,16 +43,16 @@ scenario() {
     assert_true "a device of the one to be killed" map killed 1
     assert_true "a device below the search path, in the session's directory" map moved 0 \
         dest_port=4321
-    expect_eq "a name that is not there" \
+    expect_eq "a name that does not exist" \
         "$(ks_answer sessname=moved device_path=other access_mode=rw)" ENOENT
-    expect_eq "a link that leads out" \
+    expect_eq "a link out of the search path" \
         "$(ks_answer sessname=moved device_path=outside access_mode=rw)" EACCES
     cell kernel-client "names below a search path with %SESSNAME%; a link out of it: EACCES"
     for which in stopped killed moved; do
         assert_true "$which: fio writes" write_to $which --do_verify=0
     done
     LAB_SERVER=${PID[stopped]}
-    assert_true "the one stops" stop_server
+    assert_true "one server stops" stop_server
     kill -9 "${PID[killed]}" "${PID[moved]}"
     wait "${PID[killed]}" "${PID[moved]}" 2>/dev/null
     mv "$vols/vol" "$vols/away"
@@ -65,26 +65,27 @@ scenario() {
     done
     for which in stopped killed moved; do serve $which; done
     for which in stopped killed; do
-        assert_within 60 "$which: it is open again" ks_dev_state_is "${DEV[$which]}" open
-        assert_true "$which: fio finds what it wrote" write_to $which --verify_only
-        assert_true "$which: it goes on" ks_verify "on-$which" 60 "${DEV[$which]}" --size=4M \
+        assert_within 60 "$which: the device is open again" ks_dev_state_is "${DEV[$which]}" open
+        assert_true "$which: fio finds its data" write_to $which --verify_only
+        assert_true "$which: the device continues" ks_verify "on-$which" 60 "${DEV[$which]}" \
+            --size=4M \
             --offset=8M
         expect_match "$which: one reconnect" \
             "$(cat "$KS_CLIENT/$which"/paths/*/stats/reconnects)" '^1 '
     done
-    cell kernel-client "server stopped or killed and started again: reconnects, device goes on"
+    cell kernel-client "server stopped or killed and started again: reconnects, device continues"
     assert_within 60 "moved: the session is back" ks_states_are moved "1 connected"
     expect_true "moved: its device stays closed" ks_dev_state_is "${DEV[moved]}" closed
     mv "$vols/away" "$vols/vol"
-    assert_true "moved: it is mapped again" eval \
+    assert_true "moved: the device is remapped" eval \
         'echo 1 >"/sys/block/${DEV[moved]}/rnbd/remap_device"'
-    assert_within 20 "moved: it is open" ks_dev_state_is "${DEV[moved]}" open
-    assert_true "moved: fio finds what it wrote" write_to moved --verify_only
-    cell kernel-client "remap_device after its name was gone"
+    assert_within 20 "moved: the device is open" ks_dev_state_is "${DEV[moved]}" open
+    assert_true "moved: fio finds its data" write_to moved --verify_only
+    cell kernel-client "remap_device after its name was missing"
     for which in stopped killed moved; do
-        assert_true "$which: it unmaps" kernel_unmap "${DEV[$which]}"
+        assert_true "$which: the client unmaps" kernel_unmap "${DEV[$which]}"
         LAB_SERVER=${PID[$which]}
-        assert_true "$which: the server ends well" stop_server
+        assert_true "$which: the server exits cleanly" stop_server
     done
     expect_quiet_server
 }

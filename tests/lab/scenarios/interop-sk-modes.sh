@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: access modes and names, our client on the kernel's server: granted and refused with words
+# lab: access modes and names: our client on the kernel's server: granted, and refused with a reason
 # topology: one
 # paths: 1
 # limit: 150
@@ -7,7 +7,7 @@
 
 . tests/lab/interop_sk.sh
 
-# A session without a device, quick to attach. The first word names it.
+# Attaches a session without a device, which is fast. The first argument is its name.
 open_as() { # session mode device
     timeout 60 rtrs-client attach "$3" --session-name "$1" --run-dir "/run/rtrs-$1" \
         --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 --buffer-size 58M --heartbeat 2s \
@@ -18,10 +18,10 @@ close_as() { # session device
     timeout 60 rtrs-client detach "$2" --run-dir "/run/rtrs-$1"
 }
 
-# Attaching fails with these words.
+# Checks that an attach fails with this error.
 refused() { # text session mode device words
     expect_false "$1" open_as "$2" "$3" "$4"
-    expect_match "$1: it says why" "$(cat "$LAB_HOME/out")" "$5"
+    expect_match "$1: the reason is given" "$(cat "$LAB_HOME/out")" "$5"
 }
 
 writes() { # session
@@ -39,25 +39,26 @@ scenario() {
     assert_true "rw is granted" open_as a rw "$disk"
     refused "a second rw is refused" b rw "$disk" 'EPERM.*open for writing.*--access ro'
     assert_true "ro beside it is granted" open_as c ro "$disk"
-    assert_true "it reads" reads c
-    expect_false "and cannot write" writes c
+    assert_true "the client reads" reads c
+    expect_false "c cannot write" writes c
     assert_true "rw can" writes a
     assert_true "migration beside rw is granted" open_as d migration "$disk"
     assert_true "and writes" writes d
     refused "a third writer is refused" e migration "$disk" 'EPERM'
     cell kernel-server "access modes ro, rw, migration; ro enforced"
-    refused "a name of a session that is there is refused" a ro "$disk" \
+    refused "the name of an existing session is refused" a ro "$disk" \
         '(session-name|is already attached|already)'
     for session in a c d; do assert_true "$session detaches" close_as $session "$disk"; done
     assert_true "rw is granted again" open_as b rw "$disk"
     # The same name as a session that is open, from somewhere else.
-    expect_false "a session's name is its own" timeout 60 rtrs-client attach "$disk" \
+    expect_false "a session name is unique" timeout 60 rtrs-client attach "$disk" \
         --session-name b --run-dir /run/rtrs-f --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 \
         --buffer-size 58M --access ro --socket "$LAB_WORK/f"
-    expect_match "and it says so" "$(cat "$LAB_HOME/out")" 'another session there.*--session-name'
+    expect_match "the client gives the reason" "$(cat "$LAB_HOME/out")" \
+        'another session there.*--session-name'
     assert_true "b detaches" close_as b "$disk"
     blockdev --setro "$disk"
-    assert_true "auto takes a read-only disk" open_as g auto "$disk"
+    assert_true "auto accepts a read-only disk" open_as g auto "$disk"
     assert_true "and reads" reads g
     expect_eq "as read-only" "$(timeout 20 rtrs-client status "$disk" --run-dir /run/rtrs-g \
         -o json | jq .read_only)" true
@@ -66,7 +67,7 @@ scenario() {
     blockdev --setrw "$disk"
     cell kernel-server "read-only disks"
     refused "an unknown name" n1 ro /dev/nothing 'ENOENT.*no export of that name'
-    refused "a name that is no block device" n2 ro /dev/null 'ENOTBLK.*block device'
+    refused "a name of a character device" n2 ro /dev/null 'ENOTBLK.*block device'
     refused "a name with .." n3 ro /dev/../dev/ram0 'EINVAL.*does not accept this name'
     long=/dev/$(printf 'x%.0s' {1..248})
     refused "254 bytes" n4 ro "${long:0:253}" '(ENOENT|ENAMETOOLONG)'
@@ -75,6 +76,6 @@ scenario() {
         'is 255 bytes long; use 1 to 254'
     assert_true "slashes collapse" open_as n6 ro //dev///ram0
     assert_true "n6 detaches" close_as n6 //dev///ram0
-    cell kernel-server "names: with slashes, unknown, no block device, over-long"
-    assert_true "its modules go" kernel_server_gone
+    cell kernel-server "names: with slashes, unknown, not a block device, too long"
+    assert_true "the server's modules unload" kernel_server_gone
 }

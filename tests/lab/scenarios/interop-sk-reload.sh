@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the kernel's server is unloaded and loaded again under our client: the device goes on
+# lab: the kernel's server is unloaded and loaded again under our client: the device continues
 # topology: one
 # paths: 2
 # limit: 150
@@ -20,27 +20,27 @@ scenario() {
     disk=$(brd_disk 64) || exit 1
     modprobe nbd nbds_max=2
     assert_true "the server's modules load" kernel_server 1234 always_invalidate=N
-    assert_true "it attaches" sk_attach "$disk" 2 --device /dev/nbd0
+    assert_true "the volume attaches" sk_attach "$disk" 2 --device /dev/nbd0
     assert_true "IO works" works 0
     for round in 1 2; do
-        assert_true "$round: its modules go" kernel_server_gone
+        assert_true "$round: the server's modules unload" kernel_server_gone
         assert_within 30 "$round: both paths are known to be down" are_connected "$disk" 0
-        # Nothing is in flight: this waits for a path, as long as --io-timeout says.
+        # Nothing is in flight: this waits for a path for up to --io-timeout.
         works "$round" >"$LAB_WORK/waiting.log" 2>&1 &
         waiting=$!
         sleep 2
         assert_true "$round: IO waits without a path" kill -0 $waiting
         assert_true "$round: they load again" kernel_server 1234 always_invalidate=N
-        assert_within 40 "$round: both paths come back by our own short delay" \
+        assert_within 40 "$round: both paths reconnect with our own short delay" \
             are_connected "$disk" 2
         wait $waiting
-        expect_eq "$round: what waited was done, without an error" $? 0
+        expect_eq "$round: the waiting IO completed without an error" $? 0
         assert_true "$round: IO works" works $((round + 4))
         expect_eq "$round: errors" "$(sk_errors "$disk")" 0
     done
-    expect_eq "it is the device it was" "$(blockdev --getsize64 /dev/nbd0)" $((64 << 20))
+    expect_eq "the device is unchanged" "$(blockdev --getsize64 /dev/nbd0)" $((64 << 20))
     cell kernel-server "the server is unloaded and loaded again: reconnect, re-open, IO waits"
-    assert_true "it detaches" detach "$disk"
+    assert_true "the volume detaches" detach "$disk"
     sk_expect_kernel_quiet
-    assert_true "its modules go at last" kernel_server_gone
+    assert_true "the server's modules unload at last" kernel_server_gone
 }

@@ -17,5 +17,5 @@ scenario() {
             "invalidate::$test" --nocapture
         assert_match "$test ran" "$(cat "$LAB_HOME/out")" '1 passed; 0 failed'
     done
-    assert_num "the RDMA device carried it" "$(rxe_counter rxa0 sent_pkts)" -gt 30
+    assert_num "the RDMA device carried data" "$(rxe_counter rxa0 sent_pkts)" -gt 30
 }

@@ -26,7 +26,7 @@ server() {
         --listen 'tcp://[fd00:0:0:1::2]'
     tell serving
     hear detached 140
-    assert_true "the server ends well" stop_server
+    assert_true "the server exits cleanly" stop_server
 }
 
 client() {
@@ -36,9 +36,10 @@ client() {
     hear serving 60
     for path in "${paths[@]}"; do
         expect_true "$path: ping" timeout 60 rtrs-client ping "$path" -c 20 -i 0
-        expect_true "$path: doctor finds nothing that failed" timeout 60 rtrs-client doctor "$path"
+        expect_true "$path: doctor reports no failure" timeout 60 rtrs-client doctor "$path"
     done
-    assert_true "it attaches over both" attach vol --path "${paths[0]}" --path "${paths[1]}" \
+    assert_true "the volume attaches over both" attach vol --path "${paths[0]}" --path \
+        "${paths[1]}" \
         --device /dev/nbd0 --policy round-robin
     assert_within 30 "both paths are connected" are_connected vol 2
     assert_true "fio reads back what it wrote" fio_run verify 60 --filename=/dev/nbd0 --direct=1 \
@@ -48,6 +49,6 @@ client() {
         assert_num "path $path carried requests" "$(path_stat vol "$path" requests)" -gt 100
     done
     assert_num "rxa0 sent packets" "$(rxe_counter rxa0 sent_pkts)" -gt 500
-    assert_true "it detaches" detach vol
+    assert_true "the volume detaches" detach vol
     tell detached
 }

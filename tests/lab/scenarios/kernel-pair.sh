@@ -11,7 +11,7 @@ scenario() {
     assert_true "the server's modules load" kernel_server 1234
     device=$(kernel_map sessname=kp path=ip:10.0.0.1@ip:10.0.0.2 path=ip:10.0.1.1@ip:10.0.1.2 \
         "device_path=$disk")
-    assert_match "it maps" "$device" '^rnbd[0-9]+$'
+    assert_match "the client maps" "$device" '^rnbd[0-9]+$'
     assert_eq "it has the disk's size" "$(cat "/sys/block/$device/size")" \
         "$(cat /sys/block/ram0/size)"
     assert_eq "both paths are connected" \
@@ -20,8 +20,8 @@ scenario() {
         --direct=1 --rw=randwrite --bs=4k --iodepth=16 --ioengine=libaio --size=64M --io_size=8M \
         --verify=crc32c
     for path in 0 1; do
-        assert_num "path $path carried it" "$(rxe_counter "rxa$path" sent_pkts)" -gt 500
+        assert_num "path $path carried data" "$(rxe_counter "rxa$path" sent_pkts)" -gt 500
     done
-    assert_true "it unmaps" kernel_unmap "$device"
+    assert_true "the client unmaps" kernel_unmap "$device"
     assert_false "its device is gone" test -e "/sys/block/$device"
 }

@@ -5,8 +5,8 @@
 # limit: 200
 # groups: ours
 #
-# On rdma_rxe of Linux 6.1 a bind that stands behind a repeated packet runs twice and fails, unless
-# it is kept on a queue pair of its own (docs/explanation/fabric.md, "Binds on soft RoCE").
+# On rdma_rxe of Linux 6.1 a bind that follows a repeated packet runs twice and fails, unless
+# binds use a separate queue pair (docs/explanation/fabric.md, "Binds on soft RoCE").
 
 scenario() {
     local disk seconds=40 lost side
@@ -14,7 +14,7 @@ scenario() {
     disk=$(brd_disk 64) || exit 1
     modprobe nbd nbds_max=2
     start_server --export "vol=$disk" --listen rdma://10.0.0.2 --always-invalidate=on
-    assert_true "it attaches, with a window for each read" attach vol \
+    assert_true "the volume attaches, with a window for each read" attach vol \
         --path rdma://10.0.0.1@10.0.0.2 --invalidate-reads on --device auto
     for side in a b; do
         assert_true "v${side}0 loses 3 packets in 1000" \
@@ -29,8 +29,8 @@ scenario() {
     assert_num "packets were repeated" "$lost" -gt 0
     assert_num "requests were carried" "$(path_stat vol 0 requests)" -gt 300
     assert_eq "no request failed" "$(client_json stats vol '[.ops[].errors] | add')" 0
-    assert_eq "the path never was lost" "$(path_stat vol 0 reconnects)" 0
+    assert_eq "the path stayed connected" "$(path_stat vol 0 reconnects)" 0
     for side in a b; do tc qdisc del dev "v${side}0" root; done
-    assert_true "it detaches" detach vol
-    assert_true "the server ends well" stop_server
+    assert_true "the volume detaches" detach vol
+    assert_true "the server exits cleanly" stop_server
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: nbd-client attaches /dev/nbd0 to our NBD server over TLS, and to nothing without
+# lab: nbd-client attaches /dev/nbd0 to our NBD server over TLS, and not without TLS
 # topology: one
 # paths: 1
 # limit: 120
@@ -33,7 +33,7 @@ scenario() {
     modprobe nbd nbds_max=2 max_part=8
     assert_true "certtool makes the certificates" certificates
     start_server --export "vol0=$disk" --listen tcp://10.0.0.2:1234
-    assert_true "it attaches with an NBD server over TLS" attach vol0 \
+    assert_true "the volume attaches with an NBD server over TLS" attach vol0 \
         --path tcp://10.0.0.1@10.0.0.2 --listen 127.0.0.1:10809 --nbd-tls require \
         --nbd-tls-dir "$pki"
     expect_false "nbd-client without TLS is refused" timeout 20 nbd-client 127.0.0.1 10809 -N vol0 \
@@ -47,6 +47,6 @@ scenario() {
         --direct=1 --rw=randwrite --bs=4k --iodepth=16 --ioengine=libaio --size=64M --io_size=8M \
         --verify=crc32c
     assert_true "nbd-client disconnects" timeout 30 nbd-client -d /dev/nbd0
-    assert_true "it detaches" detach vol0
-    assert_true "the server ends well" stop_server
+    assert_true "the volume detaches" detach vol0
+    assert_true "the server exits cleanly" stop_server
 }

@@ -12,20 +12,20 @@ session() { # case words_of_the_log
     before=$(wc -l <"$LAB_WORK/server.log")
     NO_WINDOWS=$1 LD_PRELOAD=$LIBRARY start_server --export "vol=$disk" --listen rdma://10.0.0.2 \
         --listen tcp://10.0.0.2:1234 --queue-depth 64
-    assert_match "$1: the server says so" "$(tail -n +$((before + 1)) "$LAB_WORK/server.log")" \
+    assert_match "$1: the server reports it" "$(tail -n +$((before + 1)) "$LAB_WORK/server.log")" \
         "no fresh key for each request on this device .*$2"
     assert_true "$1: a session attaches over it" attach vol --path rdma://10.0.0.1@10.0.0.2 \
         --device /dev/nbd0
     assert_eq "$1: without fresh keys" "$(fresh_keys)" false
     assert_true "$1: fio reads back what it wrote" fio_run "$1" 60 --filename=/dev/nbd0 \
         --direct=1 --rw=randwrite --bs=4k --size=8M --iodepth=16 --ioengine=libaio --verify=crc32c
-    assert_true "$1: it detaches" detach vol
+    assert_true "$1: the volume detaches" detach vol
     # TCP has windows of its own.
     assert_true "$1: a session attaches over TCP" attach vol --path tcp://10.0.0.1@10.0.0.2 \
         --device /dev/nbd0
     assert_eq "$1: with fresh keys" "$(fresh_keys)" true
-    assert_true "$1: it detaches again" detach vol
-    assert_true "$1: the server ends well" stop_server
+    assert_true "$1: the volume detaches again" detach vol
+    assert_true "$1: the server exits cleanly" stop_server
 }
 
 # Whether the requests of the one session have fresh keys.
@@ -45,18 +45,19 @@ scenario() {
     session alloc "its provider makes no window"
     session bind "a bind|its provider binds no window"
 
-    # Demanded, fresh keys are not left out.
+    # With fresh keys required, the server refuses to start without them.
     out=$(LD_PRELOAD=$LIBRARY timeout 60 rtrs-server --export "vol=$disk" \
         --listen rdma://10.0.0.2 --always-invalidate on 2>&1)
-    assert_eq "with always-invalidate on the server does not start" "$?" 1
-    assert_match "and says why" "$out" 'rxb0 has no memory windows .*always-invalidate: auto'
+    assert_eq "with always-invalidate: on the server does not start" "$?" 1
+    assert_match "and gives the reason" "$out" \
+        'rxb0 has no memory windows .*always-invalidate: auto'
 
     # With the provider as it is.
     start_server --export "vol=$disk" --listen rdma://10.0.0.2 --always-invalidate on \
         --queue-depth 64
     assert_true "with windows a session attaches" attach vol --path rdma://10.0.0.1@10.0.0.2 \
         --device /dev/nbd0
-    assert_eq "with fresh keys, since they are demanded" "$(fresh_keys)" true
-    assert_true "it detaches" detach vol
-    assert_true "the server ends well" stop_server
+    assert_eq "with fresh keys, because they are required" "$(fresh_keys)" true
+    assert_true "the volume detaches" detach vol
+    assert_true "the server exits cleanly" stop_server
 }

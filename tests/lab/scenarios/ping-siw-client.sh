@@ -12,14 +12,14 @@ decoded() { # path
     capture=$!
     wait_until 20 "dumpcap to start" test -s "$pcap"
     sleep 2
-    expect_true "ten rounds under tshark's eyes" timeout 30 rtrs-client ping "$1" --rping \
+    expect_true "ten rounds, captured by tshark" timeout 30 rtrs-client ping "$1" --rping \
         -c 10 -i 0 -s 4096 -q
     sleep 2
     kill -INT $capture
     wait $capture
     text=$(timeout 90 tshark -r "$pcap" --disable-protocol rpcordma -V -Y iwarp_mpa 2>/dev/null)
     expect_num "checksums are good" "$(grep -c 'Good CRC32' <<<"$text")" -ge 60
-    expect_eq "none is bad" "$(grep -c 'Bad CRC32' <<<"$text")" 0
+    expect_eq "no checksum is bad" "$(grep -c 'Bad CRC32' <<<"$text")" 0
     note "opcodes: $(grep -o 'OpCode: .*' <<<"$text" | sort | uniq -c | xargs)"
 }
 
@@ -27,18 +27,18 @@ scenario() {
     # shellcheck source=tests/lab/rping.sh
     . tests/lab/rping.sh
     local path=tcp://10.0.0.1@10.0.0.2
-    assert_true "there are soft iWARP devices" siw_up 0
+    assert_true "soft iWARP devices exist" siw_up 0
     assert_true "rping listens" rping_server 10.0.0.2 65535
     if command -v tshark >/dev/null && command -v dumpcap >/dev/null; then
         decoded "$path"
     else
-        note "not decoded: there is no tshark here"
+        note "not decoded: tshark is not installed"
     fi
     our_client_rounds "$path"
     expect_num "rping showed our pattern" "$(rping_rounds "$LAB_WORK/rping.log")" -ge 100
     expect_true "without CRC32C too" our_rping plain "$path" 64 --crc off
     rping_stop
-    # rping's buffer is smaller than what we say: its read is refused there, with siw's Terminate.
+    # rping's buffer is smaller than our announced size: siw refuses the read with a Terminate.
     assert_true "rping listens with less memory" rping_server 10.0.0.2 64
     timeout 20 rtrs-client ping "$path" --rping -c 1 -s 1000 >"$LAB_WORK/small.out" 2>&1
     expect_eq "a ping larger than it fails" $? 1

@@ -28,7 +28,8 @@ throughput() { # file namespace argument...
     rds_value requests_per_second >>"$file"
 }
 
-# Microseconds of qperf's rds_lat or tcp_lat. Its server takes nobody for a moment after each test.
+# Microseconds of qperf's rds_lat or tcp_lat. Its server accepts no client for a moment after each
+# test.
 latency() { # file test runner namespace argument...
     local file=$1 test=$2 runner=$3 name=$4 try
     shift 4
@@ -60,7 +61,7 @@ scenario() {
         awk -v v="$found" 'BEGIN { exit !(v >= 0.8) }'
     kill "$RDS_SERVER" && wait "$RDS_SERVER" 2>/dev/null
     assert_true "our node of one end starts" rds_node ru 10.9.0.1
-    assert_true "and of the other" rds_node ru2 10.9.0.2
+    assert_true "our node of the other end starts" rds_node ru2 10.9.0.2
     rds_in rk qperf >"$LAB_WORK/qperf-k.log" 2>&1 &
     rds_preloaded ru2 qperf >"$LAB_WORK/qperf-u.log" 2>&1 &
     for name in rk ru2; do
@@ -78,5 +79,5 @@ scenario() {
     note "qperf, rds_lat of the kernel / tcp_lat: $(ratio lat-k lat-t) ($(median <lat-t) us)"
     [ -z "${LAB_FIGURES:-}" ] || expect_true "latency is at most 2.5 times the kernel's" \
         awk -v v="$found" 'BEGIN { exit !(v <= 2.5) }'
-    pass "all was measured"
+    pass "all measurements completed"
 }

@@ -5,7 +5,7 @@
 # limit: 300
 # groups: rds ours
 
-# Breaks the connection of a load again and again, in turn by the kernel's side, by its socket's
+# Breaks the connection of a load repeatedly, in turn by the kernel's side, by its socket's
 # end, and by ours.
 break_often() { # times own
     local number
@@ -19,7 +19,7 @@ break_often() { # times own
     done
 }
 
-# Load, all of it checked, again and again until the connection has been broken 100 times.
+# Checked load until the connection has been broken 100 times.
 broken_load() { # own namespace argument...
     local breaker own=$1
     shift
@@ -48,14 +48,15 @@ scenario() {
     assert_true "our nodes start" rds_node ru 10.9.0.1 10.9.0.9
     assert_true "a server over the kernel's node" rds_serve rk -I 10.9.0.5 --kernel
     for own in 10.9.0.1 10.9.0.9; do
-        expect_true "nothing is lost, doubled or reordered from $own" broken_load $own ru \
+        expect_true "nothing is lost, repeated or reordered from $own" broken_load $own ru \
             10.9.0.5 -I $own
         expect_num "its connection broke often" "$(resets $own)" -ge 50
     done
     for own in 10.9.0.1 10.9.0.9; do
         server=$RDS_SERVER
         assert_true "a server over $own" rds_serve ru -I $own
-        expect_true "nor from the kernel to $own" broken_load $own rk $own -I 10.9.0.5 --kernel
+        expect_true "nothing is lost, repeated or reordered from the kernel to $own" broken_load \
+            $own rk $own -I 10.9.0.5 --kernel
         kill "$RDS_SERVER" && wait "$RDS_SERVER" 2>/dev/null
         RDS_SERVER=$server
     done
@@ -67,7 +68,7 @@ scenario() {
         done
     done
     kill "$RDS_SERVER" && wait "$RDS_SERVER" 2>/dev/null
-    # The kernel forgets all that it knew: its node restarts.
+    # The kernel node restarts without its state.
     for round in 1 2; do
         assert_within 30 "rds_tcp is unloaded" rmmod rds_tcp
         assert_true "and loaded" modprobe rds_tcp
@@ -76,7 +77,7 @@ scenario() {
             expect_true "$own carries load to the kernel's new node" rds_load ru 10.9.0.5 -I $own \
                 -d 4 -t 1s
         done
-        # It ends by the signal, which is no fault of the scenario.
+        # It is ended by the signal, which is not a failure.
         kill "$RDS_SERVER" && wait "$RDS_SERVER" 2>/dev/null || true
     done
 }

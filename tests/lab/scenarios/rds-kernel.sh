@@ -5,7 +5,7 @@
 # limit: 360
 # groups: rds ours
 
-# Kernel sockets of many ports, so that some want another path than the first: all send, all arrive.
+# Kernel sockets of many ports, so that some use another path than the first: all messages arrive.
 many_sockets() { # to
     rds_in rk timeout 60 python3 - "$1" <<'END'
 import socket, sys
@@ -14,7 +14,7 @@ for port in range(20000, 20064):
     s = socket.socket(21, socket.SOCK_SEQPACKET)
     s.bind(("10.9.0.5", port))
     sockets.append(s)
-# With calls that wait: a probe without an answer would keep some waiting for ever.
+# With blocking calls: an unanswered probe would block some of them forever.
 for s in sockets:
     for number in range(4):
         s.sendto(b"%d" % number, (sys.argv[1], 4000))
@@ -36,7 +36,7 @@ assert all(numbers == [0, 1, 2, 3] for numbers in seen.values()), seen
 END
 }
 
-# A program reads a port when its senders have been stopped, and all that they have sent.
+# Reads a port once its senders are blocked, and everything they have sent.
 slow_reader() { # how address
     "rds_$1" "$(side_of "$1")" timeout 90 python3 - "$2" <<'END'
 import os, socket, struct, sys, time
@@ -51,7 +51,7 @@ for number in range(int(open(path).read())):
 END
 }
 
-# Another one sends to it until the port is congested (ENOBUFS), and again when it is not.
+# Sends to the port until it is congested (ENOBUFS), and again when it is not.
 stopped_sender() { # how address to
     "rds_$1" "$(side_of "$1")" timeout 60 python3 - "$2" "$3" <<'END'
 import errno, os, socket, struct, sys, time
@@ -130,11 +130,11 @@ scenario() {
         reader=$!
         assert_within 20 "a reader at $own" grep -q bound "$LAB_WORK/many.out"
         expect_true "64 sockets of the kernel send to $own" many_sockets $own
-        expect_true "all arrives, in order" wait $reader
+        expect_true "all messages arrive in order" wait $reader
     done
-    expect_true "a program of the kernel's side gets ENOBUFS, and goes on" congestion \
+    expect_true "a program of the kernel's side gets ENOBUFS, and continues" congestion \
         preloaded 10.9.0.1 in 10.9.0.5
-    expect_true "ours gets ENOBUFS from the kernel's port, and goes on" congestion in 10.9.0.5 \
+    expect_true "ours gets ENOBUFS from the kernel's port, and continues" congestion in 10.9.0.5 \
         preloaded 10.9.0.1
     assert_true "a server over the kernel's node" rds_serve rk -I 10.9.0.5 --kernel
     for own in 10.9.0.1 10.9.0.9; do

@@ -72,7 +72,7 @@ scenario() {
     modprobe nbd nbds_max=2
     truncate -s 64M "$LAB_WORK/vol.img"
     serve
-    assert_true "it attaches" connect
+    assert_true "the volume attaches" connect
     assert_within 30 "both paths are connected" are_connected vol 2
     faults_begin soak /dev/nbd0 8400
     RANDOM=${LAB_SOAK_SEED:-1}
@@ -86,7 +86,7 @@ scenario() {
             strike "$fault" "$path" "$seconds"
         assert_within 60 "round $round: both paths are connected again" are_connected vol 2
         kill -0 "$FAULTS_FIO" 2>/dev/null || {
-            fail "round $round: fio goes on" "$(tail -n 5 "$LAB_WORK/fio-soak.log")"
+            fail "round $round: fio continues" "$(tail -n 5 "$LAB_WORK/fio-soak.log")"
             exit 1
         }
         sleep 1
@@ -100,6 +100,6 @@ scenario() {
             sort -n | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] " ms at the " \
                 "median, " all[NR] " ms at most, of " NR }')"
     done
-    assert_true "it detaches" detach vol
-    assert_true "the server ends well" stop_server
+    assert_true "the volume detaches" detach vol
+    assert_true "the server exits cleanly" stop_server
 }

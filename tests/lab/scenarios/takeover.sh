@@ -10,7 +10,7 @@ PORTAL=tcp://127.0.0.1:1234
 SESSION=(attach a --device /dev/nbd0 --path "$PORTAL" --takeover --no-path fail
     --io-timeout 1500ms)
 
-# With a socket for each shard; what a dead process had taken waits for device-timeout.
+# With a socket for each shard; requests of a dead process wait for device-timeout.
 attach() { # argument...
     timeout 60 rtrs-client "${SESSION[@]}" --device-timeout 4s "$@"
 }
@@ -24,7 +24,7 @@ serve_quick() {
     return 1
 }
 
-# The process that has the control socket; the kernel goes on to show the first one.
+# Prints the process that has the control socket; the kernel still shows the first one.
 holder() {
     rtrs-client list -o json | jq -r '.[0].pid'
 }
@@ -39,9 +39,9 @@ round() { # number start
     KILLS+=("$(now_ms)")
     kill -9 "$pid"
     while [ -e "/proc/$pid" ]; do sleep 0.01; done
-    assert_true "round $number: another takes it over" "$start"
+    assert_true "round $number: another process takes the device over" "$start"
     expect_true "round $number: the device is still there" test -e /sys/block/nbd0/pid
-    expect_false "round $number: it is another" test "$(holder)" = "$pid"
+    expect_false "round $number: the process is another" test "$(holder)" = "$pid"
     kill -0 "$FIO" 2>/dev/null || fail "round $number: fio has ended"
 }
 
@@ -58,10 +58,10 @@ longest() {
 # Rounds under fio, one in SLOT seconds; leaves the longest IO in WORST.
 under_fio() { # rounds slot start
     local rounds=$1 slot=$2 start=$3 number begin stalls status
-    assert_true "it attaches" "$start"
+    assert_true "the volume attaches" "$start"
     KILLS=()
     rm -f fio_*.log
-    # Longer than the rounds take on any machine; it is told to end.
+    # Longer than the rounds take on any machine; a signal ends it.
     timeout $((rounds * slot * 4 + 120)) fio --name=takeover --filename=/dev/nbd0 --rw=randrw \
         --bs=4k --iodepth=16 --ioengine=libaio --direct=1 --size=32m --time_based \
         --runtime=$((rounds * slot * 4 + 60)) --verify=crc32c --verify_backlog=256 \
@@ -75,13 +75,13 @@ under_fio() { # rounds slot start
     done
     sleep 3
     kill -0 "$FIO" 2>/dev/null || fail "fio lasted until the end"
-    # As faults_end does (faults.sh): 128 is fio's word for having been told to end.
+    # As faults_end does (faults.sh): 128 is fio's status after a signal.
     pkill -INT -o -f '^fio --name=takeover '
     wait $FIO
     status=$?
     [ $status -ne 128 ] || status=0
     fio_class $status fio.json
-    expect_eq "fio met no error and reads what it wrote" "$status" 0
+    expect_eq "fio got no error and verified its data" "$status" 0
     expect_eq "fio counts no error" "$(fio_value fio '.jobs[0].error')" 0
     stalls=$(longest)
     WORST=$(sort -n <<<"$stalls" | tail -n 1)
@@ -94,22 +94,23 @@ quick() {
     stuck=$(dmesg | grep -c 'Possible stuck request')
     under_fio $rounds 7 serve_quick
     expect_match "the last took it over" "$(cat client.log)" 'nbd0 taken over'
-    expect_num "the kernel met requests of dead processes" \
+    expect_num "the kernel resent requests of dead processes" \
         $(($(dmesg | grep -c 'Possible stuck request') - stuck)) -ge $rounds
     [ -z "$LAB_FIGURES" ] ||
-        expect_num "no IO waited longer than asked for, in ms" "$WORST" -le 2000
-    # The pause that is meant is 1.5 s; without the setting it is 30 s. A slow guest takes longer.
+        expect_num "no IO waited longer than configured, in ms" "$WORST" -le 2000
+    # The expected pause is 1.5 s; without the setting it is 30 s. A slow guest takes longer.
     expect_num "no IO waited for long, in ms" "$WORST" -lt $((LAB_SLOW < 4 ? 15000 : 29000))
-    expect_eq "the kernel looks often" "$(cat /sys/block/nbd0/queue/io_timeout)" 240
+    expect_eq "the kernel checks often" "$(cat /sys/block/nbd0/queue/io_timeout)" 240
     expect_match "a detach with another run directory finds no session and no device" \
         "$(timeout 60 rtrs-client --run-dir "$PWD/other" detach a 2>&1)" 'is not attached'
-    expect_true "and the device still works" \
+    expect_true "the device still works" \
         timeout 20 dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
-    expect_match "it has left what it knows of the server's cache" \
+    expect_match "the epoch of the server's cache is saved" \
         "$(cat /run/rtrs/a.life)" '^[1-9][0-9]*$'
-    assert_true "it detaches" timeout 60 rtrs-client detach a
-    expect_false "which goes with the session" test -e /run/rtrs/a.life
-    expect_eq "the kernel looks as usual" "$(cat /sys/block/nbd0/queue/io_timeout)" 30000
+    assert_true "the volume detaches" timeout 60 rtrs-client detach a
+    expect_false "the saved epoch is removed with the session" test -e /run/rtrs/a.life
+    expect_eq "the kernel checks at the usual interval" "$(cat /sys/block/nbd0/queue/io_timeout)" \
+        30000
 }
 
 under_ext4() {
@@ -121,30 +122,30 @@ under_ext4() {
     (cp data mnt/during && sync -f mnt) &
     FIO=$!
     kill -9 "$(holder)"
-    assert_true "mounted, it is taken over" attach
+    assert_true "a mounted device is taken over" attach
     wait $FIO
-    expect_eq "what was being copied is copied" "$?" 0
-    expect_true "what was copied before is there" cmp data mnt/before
+    expect_eq "the copy in progress completes" "$?" 0
+    expect_true "the earlier copy is intact" cmp data mnt/before
     assert_true "ext4 is unmounted" timeout 60 umount mnt
-    expect_true "its check finds nothing" e2fsck -fn /dev/nbd0
+    expect_true "e2fsck finds nothing" e2fsck -fn /dev/nbd0
 }
 
 refusals() {
     local pid
     pid=$(holder)
     kill -9 "$pid"
-    expect_match "other numbers of sockets are refused" \
+    expect_match "another number of sockets is refused" \
         "$(attach --shards 1 2>&1)" 'it has 2 sockets; use --shards 2'
-    expect_match "and a quick takeover, for which it was not made" \
+    expect_match "a quick takeover is refused without preparation" \
         "$(timeout 60 rtrs-client "${SESSION[@]}" --quick-takeover 2>&1)" \
         'it has no quick takeover; leave that out'
-    expect_true "and the device is still there" test -e /sys/block/nbd0/pid
-    assert_true "it can still be taken over" attach
+    expect_true "the device is still connected" test -e /sys/block/nbd0/pid
+    assert_true "the device can still be taken over" attach
     expect_true "and works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
-    expect_true "it detaches" timeout 60 rtrs-client detach a
+    expect_true "the volume detaches" timeout 60 rtrs-client detach a
     assert_within 5 "the device is free" eval '! test -e /sys/block/nbd0/pid'
-    assert_true "with nothing to take over it attaches as usual" attach
-    expect_true "it detaches" timeout 60 rtrs-client detach a
+    assert_true "without a device to take over the attach is a normal one" attach
+    expect_true "the volume detaches" timeout 60 rtrs-client detach a
 }
 
 serve() {
@@ -154,20 +155,20 @@ serve() {
     assert_within 10 "the server listens" grep -q listening server.out
 }
 
-# The disk in memory of another server process is another disk.
+# A memory disk of another server process is a different disk.
 other_disk() {
-    assert_true "it attaches" attach
-    expect_true "what its volume is is kept for who takes over" test -s /run/rtrs/a.identity
+    assert_true "the volume attaches" attach
+    expect_true "the volume's identity is saved for a takeover" test -s /run/rtrs/a.identity
     kill -9 "$(holder)" "$SERVER"
     wait $SERVER
     serve
-    expect_match "with another disk at the other end it is not taken over" \
+    expect_match "a takeover with another disk is refused" \
         "$(attach 2>&1)" 'another'
-    expect_true "and the device is still there" test -e /sys/block/nbd0/pid
-    assert_true "when that is meant, it is" attach --accept-new-identity
+    expect_true "the device is still connected" test -e /sys/block/nbd0/pid
+    assert_true "--accept-new-identity allows the takeover" attach --accept-new-identity
     expect_true "and works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
-    assert_true "it detaches" timeout 60 rtrs-client detach a
-    expect_false "what its volume was goes with the session" test -e /run/rtrs/a.identity
+    assert_true "the volume detaches" timeout 60 rtrs-client detach a
+    expect_false "the saved identity is removed with the session" test -e /run/rtrs/a.identity
 }
 
 scenario() {
@@ -176,11 +177,11 @@ scenario() {
     serve
     quick
     under_fio 1 9 attach
-    expect_match "its log says that it took over" "$(cat /run/rtrs/a.log)" 'nbd0 taken over'
+    expect_match "the log reports the takeover" "$(cat /run/rtrs/a.log)" 'nbd0 taken over'
     under_ext4
     refusals
     other_disk
     kill $SERVER
     wait $SERVER
-    expect_eq "the server ends well" "$?" 0
+    expect_eq "the server exits cleanly" "$?" 0
 }

@@ -10,7 +10,7 @@ scenario() {
     disk=$(brd_disk 64) || exit 1
     modprobe nbd nbds_max=2 max_part=8
     start_server --export "vol0=$disk" --listen tcp://10.0.0.2:1234 --listen tcp://10.0.1.2:1234
-    assert_true "it attaches over two paths" attach vol0 --path tcp://10.0.0.1@10.0.0.2 \
+    assert_true "the volume attaches over two paths" attach vol0 --path tcp://10.0.0.1@10.0.0.2 \
         --path tcp://10.0.1.1@10.0.1.2 --socket "$socket"
     assert_eq "both paths are connected" "$(client_json status vol0 \
         '[.paths[] | select(.state == "connected")] | length')" 2
@@ -22,15 +22,15 @@ scenario() {
         --direct=1 --rw=randwrite --bs=4k --iodepth=16 --ioengine=libaio --size=64M --io_size=8M \
         --verify=crc32c
     for path in 0 1; do
-        assert_num "the cable of path $path carried it" \
+        assert_num "the cable of path $path carried data" \
             "$(cat "/sys/class/net/va$path/statistics/tx_bytes")" -gt 1000000
     done
-    # Equal paths: none may be starved or left out because of how they began.
+    # Equal paths: none may be starved because of the order of their connects.
     counts=$(client_json stats vol0 '[.paths[].requests] | (min * 100 / max | floor)')
     assert_num "the path with fewer requests carried this percentage of the other's" \
         "$counts" -ge 50
     assert_eq "no path is slow" "$(client_json status vol0 '[.paths[] | select(.slow)] | length')" 0
     assert_true "nbd-client disconnects" timeout 30 nbd-client -d /dev/nbd0
-    assert_true "it detaches" detach vol0
-    assert_true "the server ends well" stop_server
+    assert_true "the volume detaches" detach vol0
+    assert_true "the server exits cleanly" stop_server
 }

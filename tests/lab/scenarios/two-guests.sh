@@ -23,10 +23,10 @@ server() {
     ip link set vb0 down
     tell is-down
     hear detached 200
-    assert_true "the server ends well" stop_server
+    assert_true "the server exits cleanly" stop_server
 }
 
-# Half as long where others run too.
+# Half as long if other scenarios run too.
 verify() { # name seconds
     [ -z "$LAB_QUICK" ] || set -- "$1" $(($2 / 2))
     fio_run "$1" $(($2 + 60)) --filename=/dev/nbd0 --direct=1 --rw=randrw --bs=4k --iodepth=8 \
@@ -44,11 +44,11 @@ longest_pause() { # name
         "$LAB_WORK/$1"_lat.*.log
 }
 
-# fio while something happens to the link under path 0: path 1 goes on.
+# Runs fio while an event affects the link under path 0: path 1 continues.
 disturb() { # silence|down
     local fio last now slow=0 before answers half=10
     [ -z "$LAB_QUICK" ] || half=6
-    # All of fio's requests may wait on path 0 until its heartbeats tell, which are stretched too.
+    # All of fio's requests may wait on path 0 until its heartbeats fail, which can take longer too.
     half=$((half * LAB_SLOW))
     before=$(errors) answers=$(path_stat vol 0 answers)
     fio_run "$1" 90 --filename=/dev/nbd0 --direct=1 --rw=randread --bs=4k --iodepth=8 \
@@ -69,16 +69,16 @@ disturb() { # silence|down
     done
     assert_eq "$1: path 1 answered in each $half s of the $((2 * half)) after" "$slow" 0
     assert_within 30 "$1: path 0 is known to be down" are_connected vol 1
-    assert_eq "$1: path 1 never was lost" "$(path_stat vol 1 reconnects)" 0
-    assert_eq "$1: path 1 told no errors" "$(path_stat vol 1 errors)" 0
+    assert_eq "$1: path 1 stayed connected" "$(path_stat vol 1 reconnects)" 0
+    assert_eq "$1: path 1 reported no errors" "$(path_stat vol 1 errors)" 0
     assert_within 90 "$1: fio ends" eval "! kill -0 $fio"
     now=$(errors)
-    note "$(path_stat vol 0 failovers) requests went over so far," \
+    note "$(path_stat vol 0 failovers) requests failed over so far," \
         "$(fio_value "$1" '.jobs[0].read.total_ios') reads were done"
     note "the longest time without an answer to fio was $(longest_pause "$1") ms"
     assert_eq "$1: no request failed" $((now - before)) 0
-    assert_num "$1: what was in flight went over" "$(path_stat vol 0 failovers)" -gt 0
-    assert_true "$1: fio reads back what it wrote over the path that is left" verify "one-$1" 10
+    assert_num "$1: requests in flight failed over" "$(path_stat vol 0 failovers)" -gt 0
+    assert_true "$1: fio reads back what it wrote over the remaining path" verify "one-$1" 10
     assert_eq "$1: without further errors" "$(errors)" "$now"
 }
 
@@ -86,7 +86,7 @@ client() {
     local path
     modprobe nbd nbds_max=2
     hear serving 60
-    assert_true "it attaches over two paths" attach vol --path rdma://10.0.0.1@10.0.0.2 \
+    assert_true "the volume attaches over two paths" attach vol --path rdma://10.0.0.1@10.0.0.2 \
         --path rdma://10.0.1.1@10.0.1.2 --device /dev/nbd0
     assert_within 30 "both paths are connected" are_connected vol 2
     assert_true "fio reads back what it wrote" verify both 20
@@ -98,9 +98,9 @@ client() {
     topology_mend va0
     tell mend
     hear is-mended 30
-    assert_within 60 "path 0 comes back" are_connected vol 2
+    assert_within 60 "path 0 reconnects" are_connected vol 2
     assert_true "fio reads back what it wrote over both again" verify again 10
     disturb down
-    assert_true "it detaches" detach vol
+    assert_true "the volume detaches" detach vol
     tell detached
 }

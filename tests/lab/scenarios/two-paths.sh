@@ -11,13 +11,13 @@ scenario() {
     disk=$(brd_disk 128) || exit 1
     modprobe nbd nbds_max=2
     start_server --export "vol=$disk" --listen rdma://10.0.0.2 --listen rdma://10.0.1.2
-    assert_true "it attaches over two paths" attach vol --path rdma://10.0.0.1@10.0.0.2 \
+    assert_true "the volume attaches over two paths" attach vol --path rdma://10.0.0.1@10.0.0.2 \
         --path rdma://10.0.1.1@10.0.1.2 --device auto
     assert_within 20 "both paths are connected" are_connected vol 2
     for path in 0 1; do
         rxe_sent "rxa$path" >"$LAB_WORK/before$path"
         # The service connection and one a shard, at each end.
-        assert_eq "path $path has a connection for each shard and one besides" \
+        assert_eq "path $path has a connection for each shard and a service connection" \
             "$(wc -l <"$LAB_WORK/before$path")" "$(($(nproc) + 1))"
         before[path]=$(rxe_counter "rxa$path" sent_pkts)
     done
@@ -28,8 +28,8 @@ scenario() {
     note "$(fio_value verify '.jobs[0] | "\(.read.total_ios) reads, \(.write.total_ios) writes"')"
     for path in 0 1; do
         assert_num "path $path carried requests" "$(path_stat vol "$path" requests)" -gt 500
-        assert_eq "path $path told no errors" "$(path_stat vol "$path" errors)" 0
-        assert_eq "path $path never was lost" "$(path_stat vol "$path" reconnects)" 0
+        assert_eq "path $path reported no errors" "$(path_stat vol "$path" errors)" 0
+        assert_eq "path $path stayed connected" "$(path_stat vol "$path" reconnects)" 0
         after=$(rxe_counter "rxa$path" sent_pkts)
         assert_num "rxa$path sent packets" $((after - before[path])) -gt 1000
         rxe_sent "rxa$path" >"$LAB_WORK/after$path"
@@ -44,6 +44,6 @@ scenario() {
         assert_num "shard $core carried IO" "$(client_json stats vol ".cores[$core].ios")" -gt 500
     done
     assert_eq "no request failed" "$(client_json stats vol '[.ops[].errors] | add')" 0
-    assert_true "it detaches" detach vol
-    assert_true "the server ends well" stop_server
+    assert_true "the volume detaches" detach vol
+    assert_true "the server exits cleanly" stop_server
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the suite of the fabric's contract over verbs on soft RDMA, then the tests of its ends
+# lab: the conformance suite of the fabric over verbs on soft RDMA, then the tests of link failures
 # topology: one
 # paths: 1
 # limit: 300
@@ -19,11 +19,11 @@ scenario() {
     skipped=$(sort -u "$RTRS_SKIP_FILE" | sed 's/^SKIP //' | cut -d: -f1 | xargs)
     assert_eq "no test failed" "$failed" ""
     assert_num "tests passed" "$((${passed:-0} - $(sort -u "$RTRS_SKIP_FILE" | wc -l)))" -gt 10
-    assert_match "the run came to its end" "$(grep '^test result' "$out")" 'ok\.'
+    assert_match "the run completed" "$(grep '^test result' "$out")" 'ok\.'
     note "$(sort -u "$RTRS_SKIP_FILE")"
-    assert_eq "left out is only what soft RoCE cannot do" "$skipped" \
-        "send_with_invalidate_kills_the_key window_has_bounds"
-    # Last: the link needs a while to come back.
+    assert_eq "only unsupported features of soft RoCE are skipped" "$skipped" \
+        "send_with_invalidate_revokes_the_key window_has_bounds"
+    # Last, because the link takes a while to recover.
     RTRS_VERBS_LINK=vb0 timeout 60 "${LAB_TESTS[conformance_verbs]}" --exact "$cut" --nocapture \
         >"$out" 2>&1
     assert_match "a link that goes down ends its connections" "$(grep '^test result' "$out")" \

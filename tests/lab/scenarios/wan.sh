@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: our block device over TCP beside nbdkit's, over links with a delay and losses; and failover
+# lab: our block device over TCP and nbdkit's, over links with a delay and losses; failover
 # topology: one
 # paths: 2
 # limit: 2400
@@ -7,11 +7,11 @@
 # groups: bench
 # in-all: no
 #
-# All servers stay up, each with a disk of its own, alike: ours with CRC32C and without, nbdkit.
-# Each pass goes through the links, for each through the rows, and for each row through the peers.
+# All servers stay up, each with its own disk of the same kind: ours with CRC32C and without,
+# nbdkit. Each pass runs all links, for each link all rows, and for each row all peers.
 # RTRS_LAB_WAN_RTT and RTRS_LAB_WAN_LOSS, words such as 2ms and 0.01%, RTRS_LAB_BENCH_PASSES [3] and
-# RTRS_LAB_BENCH_SECONDS [4, for each measurement] are read by scripts/lab.sh. How fast anything is
-# fails nothing.
+# RTRS_LAB_BENCH_SECONDS [4, for each measurement] are read by scripts/lab.sh. No speed fails the
+# scenario.
 
 . tests/lab/faults.sh
 
@@ -23,7 +23,7 @@ FAILOVERS=5
 DISK_MIB=64
 declare -A DEVICE=()
 
-# Half of the delay at each end. Packets are lost one by one, so the cards join none.
+# Adds half of the delay at each end. Packets are lost one by one, so the cards merge none.
 shape() { # rtt loss
     local device half
     half=$(awk -v rtt="${1%ms}" 'BEGIN { printf "%.3f", rtt / 2 }')
@@ -33,14 +33,14 @@ shape() { # rtt loss
     done
 }
 
-# With the heartbeats of a user who says nothing.
+# Attaches with the default heartbeats.
 attach_default() { # name port argument...
     timeout 90 rtrs-client attach "$1" --path "tcp://10.0.0.1@10.0.0.2:$2" \
         --path "tcp://10.0.1.1@10.0.1.2:$2" "${@:3}" >"$LAB_WORK/attach.out" 2>&1 </dev/null ||
         { tail -n 5 "$LAB_WORK/attach.out" && return 1; }
 }
 
-# One measurement: the line `pass rtt loss row peer iops p99` with tabs between.
+# Runs one measurement and appends a line `pass rtt loss row peer iops p99`, separated by tabs.
 measure() { # pass rtt loss row peer
     local way=--rw=randread size=--bs=4k depth=--iodepth=32 limit=$((SECONDS_EACH + 60))
     [ "$4" = 4k ] || way=--rw=read size=--bs=128k depth=--iodepth=16
@@ -56,7 +56,7 @@ measure() { # pass rtt loss row peer
         >>"$LAB_WORK/results.tsv"
 }
 
-# One of two links goes down under load, several times; sets FAULTS_P50.
+# Takes one of two links down under load several times; sets FAULTS_P50.
 failover() { # rtt
     local round name=failover-$1
     faults_begin "$name" "${DEVICE[ours]}" 300
@@ -76,7 +76,7 @@ scenario() {
     modprobe nbd nbds_max=4
     modprobe sch_netem
     for device in va0 vb0 va1 vb1; do
-        assert_true "$device sends packets as they are" ethtool -K $device tso off gso off gro off
+        assert_true "$device does not merge packets" ethtool -K $device tso off gso off gro off
     done
     for peer in 0 1 2; do
         assert_true "disk $peer" dd if=/dev/urandom of="/dev/ram$peer" bs=1M count=$DISK_MIB \
@@ -86,8 +86,9 @@ scenario() {
     servers=$LAB_SERVER
     start_server --export plain=/dev/ram2 --listen tcp://10.0.0.2:1235 \
         --listen tcp://10.0.1.2:1235 --crc off
-    assert_true "ours attaches over two paths" attach_default vol 1234 --device /dev/nbd0
-    assert_true "and without CRC32C" attach_default plain 1235 --device /dev/nbd2 --crc off
+    assert_true "our device attaches over two paths" attach_default vol 1234 --device /dev/nbd0
+    assert_true "our device attaches without CRC32C" attach_default plain 1235 \
+        --device /dev/nbd2 --crc off
     nbdkit -f -i 10.0.0.2 -p 10810 file /dev/ram1 >"$LAB_WORK/nbdkit.log" 2>&1 </dev/null &
     assert_within 20 "nbdkit listens" sh -c "ss -Htln 'sport = :10810' | grep -q ."
     assert_true "nbdkit's disk attaches" timeout 30 nbd-client 10.0.0.2 10810 /dev/nbd1
@@ -110,12 +111,12 @@ scenario() {
         failover "$rtt"
     done
     expect_eq "no request failed" "$(client_json stats vol '[.ops[].errors] | add')" 0
-    assert_true "nbdkit's disk is given back" timeout 30 nbd-client -d /dev/nbd1
+    assert_true "nbdkit's disk is disconnected" timeout 30 nbd-client -d /dev/nbd1
     for peer in vol plain; do assert_true "$peer detaches" detach $peer; done
-    assert_true "a server ends well" stop_server
+    assert_true "our server exits cleanly" stop_server
     LAB_SERVER=$servers
-    assert_true "and the other" stop_server
-    assert_true "the figures make a table" python3 tests/lab/wan_table.py \
+    assert_true "our other server exits cleanly" stop_server
+    assert_true "the table is printed" python3 tests/lab/wan_table.py \
         "$LAB_WORK/results.tsv" "$LAB_WORK/failovers.tsv" "$LAB_SHARE/bench.json"
     cat "$LAB_HOME/out"
     note "our daemons: $LAB_BUILD build"

@@ -6,8 +6,8 @@
 # groups: durable ours
 # kernel-may-say: Buffer I/O error|I/O error, dev|lost async page write
 #
-# The kernel reports a write-back error once, to whoever flushes first; the server keeps it for
-# every session with writes of its own.
+# The kernel reports a write-back error once, to the first flush; the server keeps it for every
+# session that has written.
 
 # shellcheck source=tests/lab/write_errors.sh
 . tests/lab/write_errors.sh
@@ -16,13 +16,13 @@ scenario() {
     local reader=/dev/nbd1
     modprobe nbd nbds_max=2
     begin cached off tcp
-    expect_eq "others are flushed" "$(put 100 1) $(flush /dev/nbd0)" "0 0"
-    # The session's name here is the export's, so another folder.
+    expect_eq "other blocks are flushed" "$(put 100 1) $(flush /dev/nbd0)" "0 0"
+    # The session has the name of the export, so it needs another run directory.
     assert_true "a reader attaches" attach vol --access ro --session-name reader \
         --run-dir "$LAB_WORK/reader" --path tcp://10.0.0.1@10.0.0.2 --device $reader
     assert_true "the disk fails writes" errors on
     expect_eq "every write is acknowledged" "$(put 0 2)" 0
-    note "a flush of the reader gives $(flush $reader)"
+    note "the reader's flush returns $(flush $reader)"
     expect_eq "the writer's flush fails" "$(flush /dev/nbd0)" $EIO data
     assert_true "the reader detaches" timeout 60 rtrs-client detach vol \
         --run-dir "$LAB_WORK/reader"

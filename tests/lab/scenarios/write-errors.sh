@@ -9,15 +9,15 @@
 # shellcheck source=tests/lab/write_errors.sh
 . tests/lab/write_errors.sh
 
-# A disk past the page cache: each write has its own error.
+# A disk without the page cache: each write gets its own error.
 direct() {
     begin direct on rdma
-    expect_eq "direct: others are flushed" "$(put 100 1) $(flush /dev/nbd0)" "0 0"
+    expect_eq "direct: other blocks are flushed" "$(put 100 1) $(flush /dev/nbd0)" "0 0"
     assert_true "direct: the disk fails writes" errors on
     expect_eq "direct: every write fails" "$(put 0 2)" $BLOCKS
-    # Nothing was acknowledged, so nothing is owed; brd has no cache, and the kernel leaves flushes
-    # of such a disk out.
-    note "a flush gives $(flush /dev/nbd0)"
+    # Nothing was acknowledged, so nothing must survive; brd has no cache, and the kernel skips
+    # flushes of such a disk.
+    note "a flush returns $(flush /dev/nbd0)"
     goes_on direct
     end direct
 }
@@ -25,7 +25,7 @@ direct() {
 # A disk behind the page cache: writes are acknowledged, and lost.
 cached() {
     begin cached off tcp
-    expect_eq "cached: others are flushed" "$(put 100 1) $(flush /dev/nbd0)" "0 0"
+    expect_eq "cached: other blocks are flushed" "$(put 100 1) $(flush /dev/nbd0)" "0 0"
     assert_true "cached: the disk fails writes" errors on
     expect_eq "cached: every write is acknowledged" "$(put 0 2)" 0
     expect_eq "cached: the flush fails" "$(flush /dev/nbd0)" $EIO data

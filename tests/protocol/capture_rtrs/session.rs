@@ -113,7 +113,9 @@ impl Path {
         match packet.kind {
             Kind::Management { attribute } => self.manage(attribute, packet),
             Kind::Request { is_write, first, last } => {
-                let Some(cid) = self.cid_of(packet) else { return Err("nobody's".into()) };
+                let Some(cid) = self.cid_of(packet) else {
+                    return Err("a packet of an unknown connection".into());
+                };
                 let to = (packet.from_client, packet.to_qp);
                 let next = self.next_psn.entry(to).or_insert(packet.psn);
                 match packet.psn.wrapping_sub(*next) & 0xff_ffff {
@@ -257,7 +259,7 @@ impl Path {
             other => return Err(format!("{other:?} from a client")),
         };
         let place = *self.table.get(permit.index()).ok_or("a permit there is not")?;
-        let (addr, key, len) = whole.remote.ok_or("a request that is no write")?;
+        let (addr, key, len) = whole.remote.ok_or("a request other than a write")?;
         let at = addr.checked_sub(place.addr).and_then(|at| u32::try_from(at).ok());
         let at = at.filter(|at| *at <= off).ok_or("a request beside its chunk")?;
         if key != place.key.0 {
@@ -416,7 +418,7 @@ impl Path {
     ) -> Result<(), String> {
         if !new_rkey {
             let bare = whole.remote == Some((0, 0, 0));
-            return if bare { Ok(()) } else { Err("an answer that is no bare write".into()) };
+            return if bare { Ok(()) } else { Err("an answer other than a bare write".into()) };
         }
         if whole.remote.is_some() || whole.bytes.len() != RkeyRsp::LEN {
             return Err("an answer without a fresh key".into());

@@ -24,7 +24,7 @@ fn names(page: &Page) -> Vec<String> {
 }
 
 #[test]
-fn discovers_that_are_none() {
+fn invalid_discovers() {
     for always_invalidate in ["on", "off"] {
         let mut scene = Scene::with(&["--always-invalidate", always_invalidate]);
         let mut peer = scene.asking();
@@ -42,7 +42,7 @@ fn discovers_that_are_none() {
         let mut bytes = endless;
         bytes[260] = 0;
         peer.send_discover_raw((0, 0), &bytes, 512);
-        assert_eq!(peer.answer().errno, 0, "a name that is no text");
+        assert_eq!(peer.answer().errno, 0, "a name that is not UTF-8");
         for (what, message, room) in [
             ("a name without end", &endless[..], 512),
             ("a short one", &endless[..263], 512),
@@ -97,7 +97,7 @@ fn a_flood_of_discovers() {
 }
 
 #[test]
-fn a_server_that_lists_nothing() {
+fn a_server_with_listing_disabled() {
     let mut scene = Scene::with(&["--discovery", "off"]);
     let mut peer = scene.asking();
     peer.send_discover((0, 0), "", Page::LEN_MAX);

@@ -6,7 +6,7 @@ use rtrs_tests::{Peer, PeerOptions, wait_for};
 use super::*;
 
 #[test]
-fn connection_requests_that_are_refused() {
+fn invalid_connection_requests_are_refused() {
     let mut scene = Scene::new();
     let good = scene.options().request(0).encode();
     let with = |at: usize, bytes: [u8; 2]| {
@@ -54,7 +54,7 @@ fn connection_requests_that_are_refused() {
 }
 
 #[test]
-fn a_path_of_more_connections_than_its_memory_allows() {
+fn a_path_with_more_connections_than_its_memory_allows() {
     let mut scene = Scene::new();
     let enomem = -(errno::ENOMEM.cast_signed());
     for (cid_num, answer) in [(257, Err(enomem)), (4096, Err(enomem)), (256, Ok(()))] {
@@ -65,7 +65,7 @@ fn a_path_of_more_connections_than_its_memory_allows() {
 }
 
 #[test]
-fn connections_that_do_not_fit_their_path() {
+fn connections_that_do_not_match_their_path() {
     let mut scene = Scene::new();
     // While the path connects: a connection twice, and another number of connections.
     let options = PeerOptions { cid_num: 3, ..scene.options() };
@@ -102,26 +102,26 @@ fn connections_that_do_not_fit_their_path() {
     drop(beside);
     peer.check_alive("the end of a second path");
     // A reconnect that the client announces: the old path ends, and the next attempt is admitted.
-    let mut anew = Peer::new(scene.server, PeerOptions { recon_cnt: 2, ..options });
-    assert_eq!(anew.connect(0), Err(RESET));
-    let _ = peer.ended("the client connects anew", at_once());
+    let mut again = Peer::new(scene.server, PeerOptions { recon_cnt: 2, ..options });
+    assert_eq!(again.connect(0), Err(RESET));
+    let _ = peer.ended("the client reconnects", at_once());
     drop(peer);
-    drop(anew);
+    drop(again);
     let options = PeerOptions { recon_cnt: 3, ..options };
-    let mut anew = wait_for("the path to be free", PATIENCE, || {
-        let mut anew = Peer::new(scene.server, options);
-        anew.connect(0).ok().map(|()| anew)
+    let mut again = wait_for("the path to be free", PATIENCE, || {
+        let mut again = Peer::new(scene.server, options);
+        again.connect(0).ok().map(|()| again)
     });
-    anew.connect(1).expect("connection 1");
-    anew.connect(2).expect("connection 2");
-    anew.introduce("fits");
-    anew.check_alive("a path connected anew");
-    drop(anew);
+    again.connect(1).expect("connection 1");
+    again.connect(2).expect("connection 2");
+    again.introduce("fits");
+    again.check_alive("a reconnected path");
+    drop(again);
     scene.end();
 }
 
 #[test]
-fn more_sessions_than_there_may_be() {
+fn sessions_beyond_the_limit() {
     let mut scene = Scene::with(&["--sessions-max", "3"]);
     // A session that opens nothing could be evicted.
     let mut held = [scene.peer(), scene.peer()];
@@ -138,12 +138,12 @@ fn more_sessions_than_there_may_be() {
         peer.check_alive("a session too many");
     }
     drop(held);
-    wait_for("room for a session", PATIENCE, || Peer::new(scene.server, options).connect(0).ok());
+    wait_for("a free session slot", PATIENCE, || Peer::new(scene.server, options).connect(0).ok());
     scene.end();
 }
 
 #[test]
-fn introductions_that_end_the_path() {
+fn invalid_introductions_end_the_path() {
     let mut scene = Scene::new();
     let mut alpha = Peer::up(scene.server, scene.options(), "alpha");
     let wrong_type = |kind: u8| {

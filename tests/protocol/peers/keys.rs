@@ -17,7 +17,7 @@ fn assert_terminated(reasons: &[CloseReason], what: &str) {
 }
 
 #[test]
-fn writes_through_keys_that_are_not_in_force() {
+fn writes_through_invalid_keys() {
     let mut scene = Scene::new();
     // The key from before the last answer.
     let reasons = scene.fatal("a stale key", |peer| {
@@ -126,7 +126,7 @@ fn writes_to_many_chunks_before_open() {
 }
 
 #[test]
-fn other_ways_to_the_servers_memory() {
+fn other_accesses_to_the_servers_memory() {
     let mut scene = Scene::new();
     // Over RDMA a queue pair without granted reads does not send one.
     if is_tcp() {

@@ -102,7 +102,7 @@ impl Scene {
 
 /// An attacker on the network path could take over the connection after the proof.
 #[test]
-fn over_tcp_nothing_is_proved() {
+fn over_tcp_proofs_are_refused() {
     if !is_tcp() {
         return skip("this is about TCP");
     }
@@ -122,7 +122,7 @@ fn over_tcp_nothing_is_proved() {
 }
 
 #[test]
-fn over_rdma_proofs_open_a_path_and_nothing_else_does() {
+fn only_a_proof_opens_a_path_over_rdma() {
     if is_tcp() {
         return skip("proofs are for RDMA; the lab runs it (interop-ks-hostile-requests)");
     }

@@ -25,7 +25,7 @@ fn immediates_that_end_the_path() {
 }
 
 #[test]
-fn immediates_that_mean_nothing() {
+fn immediates_without_a_meaning_are_ignored() {
     let mut scene = Scene::new();
     let mut peer = scene.writer();
     for imm in [0x1000_0001, 0x1fff_ffff, 0x2000_0000, 0x3000_0000, 0x7fff_ffff, 0xf000_0000] {
@@ -41,7 +41,7 @@ fn immediates_that_mean_nothing() {
 }
 
 #[test]
-fn requests_that_name_nobody_to_answer() {
+fn malformed_requests_that_cannot_be_answered() {
     for always_invalidate in ["on", "off"] {
         let mut scene = Scene::with(&["--always-invalidate", always_invalidate]);
         let write = WriteMsg { usr_len: 32 }.encode();
@@ -158,7 +158,7 @@ fn requests_that_are_answered_with_an_error() {
 
 /// The kernel's client sends stack contents in bytes that the protocol leaves undefined.
 #[test]
-fn garbage_where_nothing_is_said() {
+fn garbage_in_undefined_bytes() {
     let mut scene = Scene::new();
     let mut peer = scene.peer();
     let name = Name::new(b"vol1").expect("a name");
@@ -203,7 +203,7 @@ fn garbage_where_nothing_is_said() {
 }
 
 #[test]
-fn io_that_the_device_has_no_place_for() {
+fn io_beyond_the_device() {
     let mut scene = Scene::new();
     let mut peer = scene.peer();
     // Before OPEN, and on devices that are not open.
@@ -335,7 +335,7 @@ fn opens_that_are_refused() {
 }
 
 #[test]
-fn permits_used_again_before_their_answer() {
+fn permits_reused_before_their_answer() {
     let mut scene = Scene::with(&["--always-invalidate", "off"]);
     for second in [1, 2] {
         let mut peer = {

@@ -19,7 +19,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::*;
 
 #[test]
-fn start_up_frames_that_are_none() {
+fn invalid_start_up_frames() {
     let mut scene = Scene::new();
     let request = scene.options().request(0).encode();
     let data = start_data(&request);
@@ -171,10 +171,10 @@ fn a_session_reconnects_beside_a_thousand_handshakes() {
     };
     let (name, before) = path().expect("the session of the innocent");
     let _ = server.command(&["session", "disconnect", &name]).ok();
-    wait_for("the session to be back", PATIENCE, || {
+    wait_for("the session to reconnect", PATIENCE, || {
         path().filter(|(_, now)| *now != before).map(drop)
     });
-    assert_eq!(handshakes(), COUNT, "they are all there still");
+    assert_eq!(handshakes(), COUNT, "all handshakes are still open");
     drop(strangers);
     scene.innocent.check();
     scene.stand.server.check_alive();
@@ -214,7 +214,7 @@ fn ten_thousand_half_open_connections() {
     let second = Client::attach("vol1").path(scene.stand.server.portal()).start();
     second.detach();
     // The server closes them, although our ends stay open.
-    wait_for("half-open connections to be given up", HANDSHAKE + PATIENCE, || {
+    wait_for("half-open connections to be closed", HANDSHAKE + PATIENCE, || {
         (descriptors(pid) <= scene.descriptors).then_some(())
     });
     drop(held);
@@ -222,7 +222,7 @@ fn ten_thousand_half_open_connections() {
 }
 
 #[test]
-fn connections_beyond_the_bound_of_handshakes() {
+fn connections_beyond_the_handshake_limit() {
     let mut scene = Scene::with(&["--half-open-max", "4"]);
     // Accepted connections whose path never gets its INFO_REQ.
     let mut waiting = PeerOptions { cid_num: 4, ..scene.options() };
@@ -231,12 +231,12 @@ fn connections_beyond_the_bound_of_handshakes() {
     // A path cannot exceed the limit; a new session evicts the waiting one.
     let options = PeerOptions { cid_num: 5, ..scene.options() };
     let mut large = Peer::new(scene.server, options);
-    large.connect(0).expect("the place of the one that waits");
-    let _ = waiting.ended("a handshake that others need the place of", at_once());
+    large.connect(0).expect("the slot of the waiting path");
+    let _ = waiting.ended("a handshake whose slot another path needs", at_once());
     (1..4).for_each(|cid| large.connect(cid).expect("a place"));
     assert_eq!(large.connect(4), Err(RESET));
     drop((waiting, large));
-    scene.peer().check_alive("after the handshakes were given up");
+    scene.peer().check_alive("after the handshakes were closed");
     scene.end();
 }
 
@@ -262,7 +262,7 @@ fn paths_come_and_go() {
 }
 
 #[test]
-fn a_server_short_of_descriptors() {
+fn a_server_without_free_descriptors() {
     if !requires(&["prlimit"]) {
         return;
     }
@@ -291,7 +291,7 @@ fn a_server_short_of_descriptors() {
 }
 
 #[test]
-fn a_server_that_stops_with_hostile_peers_on_it() {
+fn a_server_stops_despite_hostile_peers() {
     let server = Server::builder()
         .export("slow=mem:1M,delay=300ms")
         .args(&["--queue-depth", "24", "--chunk-size", "64k"])

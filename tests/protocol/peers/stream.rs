@@ -25,7 +25,7 @@ fn raw_path(scene: &mut Scene) -> (RawMpa, u32) {
 }
 
 #[test]
-fn frames_that_break_the_stream() {
+fn frames_that_violate_the_stream() {
     type Frames = Box<dyn Fn(u32) -> Vec<u8>>;
     let mut scene = Scene::new();
     let damaged = |ulpdu: &[u8], at: usize| {
@@ -157,7 +157,7 @@ fn frames_that_break_the_stream() {
 }
 
 #[test]
-fn frames_before_their_time() {
+fn frames_sent_too_early() {
     let mut scene = Scene::new();
     // Garbage as the first frame, sent together with the start-up frame, before the reply.
     let request = PeerOptions { cid_num: 1, ..scene.options() }.request(0).encode();
@@ -176,7 +176,7 @@ fn frames_before_their_time() {
 }
 
 #[test]
-fn a_peer_that_asks_and_never_listens() {
+fn a_peer_that_sends_requests_and_never_reads() {
     let mut scene = Scene::new();
     let (mut raw, first) = raw_path(&mut scene);
     // Endless heartbeats whose answers are not read.

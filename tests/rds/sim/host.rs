@@ -51,14 +51,14 @@ pub(super) struct Host {
     pub(super) announces: bool,
     pub(super) node: Node,
     sockets: Vec<SocketId>,
-    /// Messages that wait for room, in order of submission. Their user waits for an event before
-    /// the next attempt.
+    /// Messages that wait for buffer space, in order of submission. Their user waits for an event
+    /// before the next attempt.
     wanted: VecDeque<Wanted>,
     may_try: bool,
     /// Sockets whose readers have work, and the end of the readers' pause.
     readable: BTreeSet<SocketId>,
     pub(super) rests_until: Instant,
-    /// Links that had no room for more.
+    /// Links whose buffers were full.
     pub(super) blocked: BTreeSet<LinkId>,
     pub(super) refused: Refused,
 }
@@ -100,7 +100,7 @@ impl Host {
         self.may_try = true;
     }
 
-    /// Whether messages wait for room.
+    /// Whether messages wait for buffer space.
     pub(super) fn is_waiting(&self) -> bool {
         !self.wanted.is_empty()
     }
@@ -113,7 +113,7 @@ impl Host {
         checker: &mut Checker,
     ) -> Result<(), String> {
         loop {
-            self.hear();
+            self.take_events();
             if self.rests_until <= now {
                 self.read(checker)?;
             }
@@ -124,8 +124,8 @@ impl Host {
         }
     }
 
-    /// Takes events. Only events make users try again.
-    fn hear(&mut self) {
+    /// Takes events. Users retry only after an event.
+    fn take_events(&mut self) {
         while let Some(event) = self.node.take_event() {
             match event {
                 Event::Readable(id) => {
@@ -137,11 +137,11 @@ impl Host {
     }
 
     fn read(&mut self, checker: &mut Checker) -> Result<(), String> {
-        let me = (self.index, self.life);
+        let own = (self.index, self.life);
         for id in std::mem::take(&mut self.readable) {
             while let Some(received) = self.node.receive(id) {
                 let from = (host_of(received.from), received.port);
-                checker.read(from, (me, id.port), &received.payload, self.announces)?;
+                checker.read(from, (own, id.port), &received.payload, self.announces)?;
             }
         }
         Ok(())

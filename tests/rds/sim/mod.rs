@@ -35,14 +35,14 @@ fn seeds_pass() -> Result<(), String> {
 }
 
 #[test]
-fn a_run_repeats_itself() {
+fn a_run_is_reproducible() {
     for seed in 0..20 {
         assert_eq!(run(seed), run(seed), "seed {seed}");
     }
 }
 
 #[test]
-fn every_rule_that_is_taken_out_is_missed() {
+fn every_disabled_rule_is_detected() {
     std::panic::set_hook(Box::new(|_| {}));
     let mut survived = Vec::new();
     for rule in Mutant::RDS {

@@ -1,8 +1,8 @@
 //! Second session next to the writer, whose flushes take errors that the disk reports only once.
 //!
-//! The session opens the export for reading, or as a second writer (`migration`), and flushes now
-//! and then. The results of those flushes are not judged: the session is there for its effects on
-//! the other one. In some runs it is a user like the first session, with a workload on its own
+//! The session opens the export for reading, or as a second writer (`migration`), and flushes
+//! occasionally. The results of those flushes are not judged: the session is there for its effects
+//! on the other one. In some runs it is a user like the first session, with a workload on its own
 //! sectors behind those of the other, judged by its own oracle. A neighbor is such a user of
 //! another export. In some of these runs one block has sectors of both, and both change parts of
 //! that block.
@@ -33,11 +33,11 @@ use super::super::workload::{Rules, Workload};
 const GAP_MAX: Duration = Duration::from_millis(40);
 /// Number of sectors that the session writes to.
 pub(super) const SECTORS: u32 = 32;
-/// Number of these sectors that it uses where it shares a block.
+/// Number of these sectors that the session uses in runs in which it shares a block.
 const MIXED_SECTORS: u32 = 4;
 /// Name of a neighbor's export.
 pub(super) const NEIGHBOR: &str = "other";
-/// Number of its core in the log, behind all others.
+/// Core number of the session in the log, after all others.
 const CORE: usize = 0x7e;
 
 /// The only core of the second session.
@@ -52,8 +52,8 @@ pub(super) struct Guest {
     pub(super) pace: Pace,
     prng: Prng,
     next_at: Instant,
-    waits: bool,
-    leaves: bool,
+    is_flushing: bool,
+    is_detaching: bool,
 }
 
 fn address() -> IpAddr {
@@ -118,14 +118,14 @@ impl Guest {
             pace: Pace::new(),
             prng: Prng::new(options.seed ^ 0x6775_6573_7473),
             next_at: Instant::ZERO,
-            waits: false,
-            leaves: false,
+            is_flushing: false,
+            is_detaching: false,
         })
     }
 
     /// Returns when the session needs a turn even without events.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let flush = self.device.as_ref().filter(|_| !self.waits && !self.leaves);
+        let flush = self.device.as_ref().filter(|_| !self.is_flushing && !self.is_detaching);
         let own = earliest(self.inbox.deadline(), flush.map(|_| self.next_at));
         let fabric = self.fabrics[0].deadline();
         let work = self.work().and_then(Workload::deadline);
@@ -133,7 +133,7 @@ impl Guest {
     }
 
     pub(super) fn detach(&mut self, now: Instant) {
-        self.leaves = true;
+        self.is_detaching = true;
         self.core.detach(now, &mut self.fabrics);
     }
 
@@ -141,7 +141,7 @@ impl Guest {
         self.core.is_done()
     }
 
-    /// Returns its workload, if it writes.
+    /// Returns the workload of the session, if it writes.
     pub(super) fn work(&self) -> Option<&Workload> {
         self.work.as_ref().map(|(work, _)| work)
     }
@@ -150,12 +150,12 @@ impl Guest {
         self.work.as_mut().map(|(work, _)| work)
     }
 
-    /// Returns the oracle of its sectors.
+    /// Returns the oracle of the session's sectors.
     pub(super) fn oracle_mut(&mut self) -> Option<&mut Oracle> {
         self.work.as_mut().map(|(_, oracle)| oracle)
     }
 
-    /// Runs a turn of its core. Returns whether anything happened.
+    /// Runs a turn of the session's core. Returns whether anything happened.
     pub(super) fn turn(&mut self, now: Instant) -> Result<bool, Failure> {
         let Self { core, fabrics, inbox, .. } = self;
         let mut busy = false;
@@ -197,15 +197,15 @@ impl Guest {
         device.poll(now);
         let mut busy = false;
         while device.reap().is_some() {
-            (busy, self.waits) = (true, false);
+            (busy, self.is_flushing) = (true, false);
         }
-        if now < self.next_at || self.waits || self.leaves {
+        if now < self.next_at || self.is_flushing || self.is_detaching {
             return busy;
         }
         self.next_at = now + self.prng.duration(Duration::ZERO..=GAP_MAX);
         let (op, flags) = (IoOp::Flush, IoFlags::default());
         let io = Io { tag: 1, op, flags, offset: 0, len: 0, buf: None };
-        self.waits = device.submit(io).is_ok();
+        self.is_flushing = device.submit(io).is_ok();
         true
     }
 }

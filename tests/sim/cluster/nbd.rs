@@ -69,7 +69,7 @@ mod tests {
     /// A close of one user's connection runs all bridges and their users' ends, including those of
     /// a stalled core: its user then has a reply that its workload has not seen.
     #[test]
-    fn what_was_answered_before_the_close_has_ended() {
+    fn replies_sent_before_a_close_count_as_ended() {
         for op in [IoOp::Read, IoOp::Write] {
             let mut cluster = whole();
             cluster.act(Act::Reconnect { only: None, by: 1 }).unwrap();

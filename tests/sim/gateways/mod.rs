@@ -34,7 +34,7 @@ use super::options::{MS, Options};
 /// Time under faults, and maximum time of recovery after them.
 const LOAD: Duration = Duration::from_secs(40);
 const CALM_MAX: Duration = Duration::from_secs(90);
-/// Maximum rounds at one moment; beyond it the clock counts as standing still.
+/// Maximum number of rounds at one moment; beyond it the clock counts as stopped.
 const SPINS_MAX: u32 = 20_000;
 
 /// Planted bug in the gateways' own part, which a checker has to detect.
@@ -140,7 +140,7 @@ impl Rig {
         export.id = id;
         let table = ExportTable::new(vec![export]);
         let params = SessionParams {
-            limits: Limits::new(32, 16384).expect("sound limits"),
+            limits: Limits::new(32, 16384).expect("valid limits"),
             heartbeat_interval: 200 * MS,
             heartbeat_missed_max: 3,
             handshake_timeout: 1000 * MS,
@@ -350,7 +350,7 @@ impl Rig {
 /// Returns the checker's finding: `ghost`, `lost`, `errors`, `once` or `live`.
 pub fn run_gateways(seed: u64, plant: GatewayPlant) -> Result<Counts, Failure> {
     let mut rig = Rig::new(seed, plant);
-    // A session that cannot attach at first gives up.
+    // A session that cannot attach initially gives up.
     let attached = rig.world.now() + CALM_MAX;
     if !rig.run(attached, |rig| rig.device.is_some())? {
         return Err(Failure::new("live", "the session does not attach"));

@@ -62,7 +62,7 @@ impl Ids {
     }
 }
 
-/// Evidence by which a session tells another server from its own.
+/// Evidence by which a session recognizes that another server is not its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Told {
     /// The identity that the session knows.
@@ -86,7 +86,7 @@ fn told(known: Identity, other: Identity) -> Option<Told> {
 
 /// Returns the identities of other servers that a session which knows `known` detects in this way.
 /// Where both servers report nothing or the same, only the shape of the device could distinguish
-/// them apart, which is the same here: that is no fault of the client, and not drawn.
+/// them, which is the same here, so such servers are not drawn.
 pub(in super::super) fn others(known: Identity, by: Told) -> Vec<Identity> {
     let (server, export) = home();
     let servers = [None, server, Some(ServerId::of_name("other"))];
@@ -154,7 +154,7 @@ mod tests {
     /// Each kind of server can be distinguished from others, and no session has to distinguish
     /// servers that report the same.
     #[test]
-    fn there_are_others_that_can_be_told_apart() {
+    fn other_identities_are_distinguishable() {
         for said in [Said::Nothing, Said::Server, Said::Weak(1), Said::All] {
             let known = said.identity();
             let counts = [Told::Known, Told::Beside].map(|by| others(known, by).len());

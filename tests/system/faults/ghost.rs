@@ -14,7 +14,7 @@ const BLOCK: usize = 4096;
 const BLOCKS: u64 = 8;
 
 #[test]
-fn a_write_of_a_closed_nbd_connection_does_not_replace_a_newer_one() {
+fn a_write_of_a_closed_nbd_connection_does_not_overwrite_a_newer_one() {
     let ips = addresses(2);
     let scratch = Scratch::new();
     sparse_file(&scratch.path("vol0.img"), 16 << 20);

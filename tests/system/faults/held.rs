@@ -205,7 +205,7 @@ impl Stand {
 }
 
 #[test]
-fn the_newest_data_stays_when_an_older_write_has_failed() {
+fn the_newest_data_survives_a_failed_older_write() {
     let stand = Stand::start(&["--shards", "2", "--no-path", "queue-for=500ms"]);
     let deaths = if quick() { &DEATHS[..1] } else { &DEATHS };
     for (round, death) in (1..).zip(deaths) {
@@ -217,7 +217,7 @@ fn the_newest_data_stays_when_an_older_write_has_failed() {
 }
 
 #[test]
-fn the_newest_data_stays_when_the_disk_held_an_older_write() {
+fn the_newest_data_survives_an_older_write_held_by_the_disk() {
     let stand = Stand::start(&[]);
     let deaths = if quick() { &DEATHS[..1] } else { &DEATHS };
     for (round, death) in (1..).zip(deaths) {

@@ -133,7 +133,7 @@ impl Scene {
 
     /// Waits until a path is connected and has reconnected at least this many times.
     pub(crate) fn wait_reconnected(&self, path: usize, times: u64) {
-        self.wait_path(path, "to come back", |path| {
+        self.wait_path(path, "to reconnect", |path| {
             path["state"] == "connected" && path["reconnects"].as_u64() >= Some(times)
         });
     }

@@ -32,7 +32,7 @@ impl Drop for Tree {
 }
 
 #[test]
-fn a_device_is_read() {
+fn device_attributes_are_read() {
     let tree = Tree::new("nbd-sysfs");
     for (file, text) in [
         ("size", "2048\n"),
@@ -57,7 +57,7 @@ fn a_device_is_read() {
 }
 
 #[test]
-fn owners_that_are_gone() {
+fn dead_owners_are_detected() {
     let tree = Tree::new("nbd-owner");
     tree.file("proc/self/comm", "rtrs-client\n");
     tree.file("proc/7/comm", "rtrs-client\n");

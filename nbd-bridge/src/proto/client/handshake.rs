@@ -31,7 +31,7 @@ pub struct Offered {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// The first bytes are not those of an NBD server.
-    #[error("it is no NBD server")]
+    #[error("it is not an NBD server")]
     NoNbd,
     /// The server only supports the handshake without options, which has no export names.
     #[error("it speaks only the oldstyle handshake")]

@@ -47,7 +47,7 @@ fn shake(name: &str, piece: usize) -> Result<Offered, HandshakeError> {
 }
 
 #[test]
-fn a_handshake_with_our_own_server() {
+fn our_server_completes_the_handshake() {
     for piece in [1, 7, 4096] {
         let offered = shake("disk", piece).unwrap();
         assert_eq!((offered.size, offered.min_block), (1 << 20, 512));
@@ -71,7 +71,7 @@ fn feed(parts: &[Vec<u8>]) -> Result<Option<Offered>, HandshakeError> {
 }
 
 #[test]
-fn servers_that_know_less() {
+fn servers_with_fewer_features_are_accepted() {
     let size = [&(1u64 << 20).to_be_bytes()[..], &5u16.to_be_bytes()].concat();
     // Not fixed newstyle: only EXPORT_NAME, with its zeroes.
     let offered = feed(&[greeting(0), size.clone(), vec![0; 124]]).unwrap().unwrap();
@@ -84,7 +84,7 @@ fn servers_that_know_less() {
 }
 
 #[test]
-fn servers_that_refuse_or_lie() {
+fn servers_that_refuse_or_lie_are_rejected() {
     let go = |reply, data: &[u8]| {
         let structured = option_reply(opt::STRUCTURED_REPLY, rep::ACK, &[]);
         feed(&[greeting(3), structured, option_reply(opt::GO, reply, data)])
@@ -154,7 +154,7 @@ fn replies(requests: &mut Requests, mut bytes: &[u8]) -> Result<Vec<Reply>, BadR
 }
 
 #[test]
-fn simple_replies() {
+fn simple_replies_are_decoded() {
     let (mut requests, read, write) = two(false);
     let bytes = [
         &SimpleReply { error: 28, cookie: write }.encode()[..],
@@ -169,7 +169,7 @@ fn simple_replies() {
 }
 
 #[test]
-fn structured_replies_in_any_order() {
+fn structured_replies_are_decoded_in_any_order() {
     let (mut requests, read, write) = two(true);
     let part = |at: u64, len: usize| [&at.to_be_bytes()[..], &vec![7; len]].concat();
     let hole = [&10240u64.to_be_bytes()[..], &1024u32.to_be_bytes()].concat();
@@ -224,7 +224,7 @@ fn bad_replies_are_refused() {
 }
 
 #[test]
-fn a_reply_of_the_connection_before_is_none() {
+fn a_reply_from_an_earlier_connection_is_refused() {
     let (mut requests, read, _) = two(true);
     requests.reconnect(false);
     let late = SimpleReply { error: 5, cookie: read }.encode();
@@ -237,7 +237,7 @@ fn a_reply_of_the_connection_before_is_none() {
 }
 
 #[test]
-fn chunks_that_overlap_are_refused_although_their_lengths_add_up() {
+fn overlapping_chunks_are_refused_even_if_lengths_add_up() {
     let part = |at: u64, len: usize| [&at.to_be_bytes()[..], &vec![7; len]].concat();
     let hole = |at: u64, len: u32| [&at.to_be_bytes()[..], &len.to_be_bytes()].concat();
     for second in [chunk(1, 1, 0, &part(8192, 2048)), chunk(1, 2, 0, &hole(8191 + 2048, 2048))] {
@@ -252,7 +252,7 @@ fn chunks_that_overlap_are_refused_although_their_lengths_add_up() {
 
 proptest! {
     #[test]
-    fn each_byte_of_a_read_comes_once(
+    fn each_byte_of_a_read_arrives_once(
         parts in prop::collection::vec((0..18_u64, 1..5_u32), 1..12),
     ) {
         const UNIT: u64 = 256;

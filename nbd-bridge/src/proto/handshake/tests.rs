@@ -154,7 +154,7 @@ fn golden_list() {
 }
 
 #[test]
-fn list_of_nothing_is_an_ack_and_long_strings_stay_in_bounds() {
+fn an_empty_list_is_acknowledged_and_long_strings_fit() {
     let (out, _, _) = run_on(&Shelf(vec![]), &client(FIXED, &[option(opt::LIST, b"")]));
     assert_eq!(replies(&out), [(opt::LIST, rep::ACK, vec![])]);
     let too_long = ExportInfo::plain("n".repeat(4097), 0);
@@ -168,7 +168,7 @@ fn list_of_nothing_is_an_ack_and_long_strings_stay_in_bounds() {
 }
 
 #[test]
-fn info_gives_what_is_asked_for_and_stays_in_the_handshake() {
+fn info_returns_the_requested_items_and_stays_in_the_handshake() {
     let kinds = [info::DESCRIPTION, 0xffff, info::NAME, info::NAME];
     let ask = option(opt::INFO, &info_data("", &kinds));
     let (out, outcome, _) = run(&client(FIXED, &[ask]));
@@ -186,7 +186,7 @@ fn info_gives_what_is_asked_for_and_stays_in_the_handshake() {
 }
 
 #[test]
-fn own_block_sizes_are_told_unasked_and_an_empty_description_is_not() {
+fn block_sizes_are_sent_unasked_but_no_empty_description() {
     let ask = option(opt::GO, &info_data("vol1", &[info::DESCRIPTION]));
     let (out, outcome, _) = run(&client(FIXED, &[ask]));
     let got: Vec<Vec<u8>> = replies(&out).into_iter().map(|r| r.2).collect();
@@ -210,7 +210,7 @@ fn structured_reply_twice_is_acknowledged_twice() {
 }
 
 #[test]
-fn abort_is_acknowledged_without_waiting_for_its_data() {
+fn abort_is_acknowledged_before_its_data_arrives() {
     for data in [&b""[..], b"bye"] {
         let (out, outcome, _) = run(&client(FIXED, &[option(opt::ABORT, data)]));
         assert_eq!(replies(&out), [(opt::ABORT, rep::ACK, vec![])]);
@@ -221,7 +221,7 @@ fn abort_is_acknowledged_without_waiting_for_its_data() {
 }
 
 #[test]
-fn what_is_not_offered_is_unsupported_and_the_next_option_is_understood() {
+fn unsupported_options_are_refused_and_the_next_is_processed() {
     for (kind, data) in [
         (opt::STARTTLS, &b""[..]),
         (opt::EXTENDED_HEADERS, b""),
@@ -264,7 +264,7 @@ fn golden_meta_context() {
 }
 
 #[test]
-fn contexts_are_listed_and_chosen_for_an_export() {
+fn contexts_are_listed_and_selected_for_an_export() {
     let sr = || option(opt::STRUCTURED_REPLY, b"");
     let allocation = "base:allocation";
     let found = |kind, name, queries: &[&str]| {
@@ -325,7 +325,7 @@ fn malformed_contexts_are_invalid() {
 }
 
 #[test]
-fn data_where_none_belongs_is_invalid() {
+fn unexpected_data_is_invalid() {
     for kind in [opt::LIST, opt::STRUCTURED_REPLY, opt::STARTTLS] {
         assert_refused(&option(kind, b"x"), rep::ERR_INVALID);
         assert_refused(&option(kind, &[0; 20_000]), rep::ERR_INVALID);
@@ -373,7 +373,7 @@ fn oversize_info_and_go_are_too_big() {
 }
 
 #[test]
-fn unknown_and_broken_exports_are_refused_and_the_client_may_try_again() {
+fn unknown_and_invalid_exports_are_refused_and_may_be_retried() {
     for kind in [opt::INFO, opt::GO] {
         assert_refused(&option(kind, &info_data("vol2", &[])), rep::ERR_UNKNOWN);
         assert_refused(&option(kind, &info_data("VOL0", &[])), rep::ERR_UNKNOWN);
@@ -394,7 +394,7 @@ fn unknown_and_broken_exports_are_refused_and_the_client_may_try_again() {
 }
 
 #[test]
-fn export_name_can_only_close() {
+fn an_invalid_export_name_closes_the_connection() {
     let name = |bytes: &[u8]| client(BOTH, &[option(opt::EXPORT_NAME, bytes)]);
     assert_closed(&name(b"vol2"), ProtocolError::UnknownExport);
     assert_closed(&name(b"vol\0"), ProtocolError::BadName);
@@ -407,14 +407,14 @@ fn export_name_can_only_close() {
 }
 
 #[test]
-fn unknown_client_flags_close() {
+fn unknown_client_flags_close_the_connection() {
     for flags in [4, 7, 0x8000_0000, u32::MAX, u32::from_be_bytes(*b"GET ")] {
         assert_closed(&client(flags, &[]), ProtocolError::ClientFlags(flags));
     }
 }
 
 #[test]
-fn wrong_magic_closes() {
+fn a_wrong_magic_closes_the_connection() {
     let mut bad = option(opt::GO, &info_data("vol0", &[]));
     bad[7] ^= 1;
     assert_closed(&client(BOTH, &[bad]), ProtocolError::OptionMagic);
@@ -432,7 +432,7 @@ fn a_client_without_fixed_newstyle_may_only_name_its_export() {
 }
 
 #[test]
-fn lengths_beyond_the_bound_close_before_the_data_comes() {
+fn oversize_lengths_close_before_the_data_arrives() {
     for option in [opt::EXPORT_NAME, opt::LIST, opt::INFO, opt::GO, opt::STARTTLS, 77] {
         for len in [OPTION_SKIP_MAX + 1, u32::MAX] {
             let head = OptionHeader { option, len }.encode().to_vec();
@@ -456,7 +456,7 @@ fn options_and_bytes_are_bounded() {
 }
 
 #[test]
-fn after_the_end_nothing_is_taken() {
+fn input_after_the_end_is_ignored() {
     let exports = shelf();
     let mut out = Vec::new();
     let mut handshake = Handshake::start(&mut out);
@@ -468,7 +468,7 @@ fn after_the_end_nothing_is_taken() {
 }
 
 #[test]
-fn what_is_held_for_a_client_is_bounded() {
+fn memory_per_client_is_bounded() {
     let exports = shelf();
     let mut out = Vec::new();
     let mut handshake = Handshake::start(&mut out);
@@ -515,7 +515,7 @@ fn any_option() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn splits_change_nothing(
+    fn splitting_the_input_changes_nothing(
         flags in prop_oneof![8 => Just(BOTH), 1 => 0..5u32],
         options in proptest::collection::vec(any_option(), 0..8),
         pieces in proptest::collection::vec(1..64usize, 1..8),
@@ -529,7 +529,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_survived(data in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_handled(data in proptest::collection::vec(any::<u8>(), 0..200)) {
         fuzz_handshake(&data);
         // Again with valid flags, so that the first 4 bytes do not end the handshake.
         fuzz_handshake(&[&[3, 0, 0, 0, 3][..], b"IHAVEOPT", &data[..]].concat());

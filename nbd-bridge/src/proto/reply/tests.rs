@@ -47,7 +47,7 @@ fn golden_errors() {
 }
 
 #[test]
-fn long_messages_are_cut_between_characters() {
+fn long_messages_are_cut_at_character_boundaries() {
     let head = failure(true, COOKIE, NbdError::Io, &"é".repeat(4000));
     assert_eq!(head.len(), ROOM);
     let head = failure(true, COOKIE, NbdError::Io, &format!("x{}", "é".repeat(4000)));
@@ -56,20 +56,20 @@ fn long_messages_are_cut_between_characters() {
 }
 
 #[test]
-fn the_longest_read_has_a_head() {
+fn the_longest_read_has_a_header() {
     let head = read_head(true, 1, 0, PAYLOAD_MAX, true);
     assert_eq!(ChunkHeader::decode(&head).unwrap().len, PAYLOAD_MAX + 8);
 }
 
 #[test]
 #[should_panic(expected = "was not refused")]
-fn no_read_is_longer_than_its_payload_may_be() {
+fn reads_do_not_exceed_the_maximum_payload() {
     read_head(true, 1, 0, PAYLOAD_MAX + 1, true);
 }
 
 proptest! {
     #[test]
-    fn every_error_head_says_its_own_length(cookie: u64, message in ".{0,80}") {
+    fn error_headers_state_their_length(cookie: u64, message in ".{0,80}") {
         let bytes = failure(true, cookie, NbdError::Io, &message);
         let head = ChunkHeader::decode(&bytes).unwrap();
         prop_assert_eq!(bytes.len(), ChunkHeader::LEN + head.len as usize);

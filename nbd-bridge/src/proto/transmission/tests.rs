@@ -51,7 +51,7 @@ fn error(request: Request) -> Option<NbdError> {
 }
 
 #[test]
-fn each_command_becomes_its_op() {
+fn each_command_maps_to_its_op() {
     for (command, op) in [
         (cmd::READ, Op::Read),
         (cmd::WRITE, Op::Write),
@@ -69,7 +69,7 @@ fn each_command_becomes_its_op() {
 }
 
 #[test]
-fn flags_reach_the_op_where_they_mean_something() {
+fn flags_reach_the_ops_they_apply_to() {
     for command in RANGED {
         let run = check(flagged(command, cmd_flags::FUA)).unwrap();
         assert_eq!(run.fua, WRITES.contains(&command));
@@ -150,7 +150,7 @@ fn writes_to_a_read_only_export_are_not_permitted() {
 }
 
 #[test]
-fn past_the_end_is_no_space_for_writes_and_invalid_for_the_others() {
+fn io_past_the_end_is_no_space_for_writes_and_invalid_otherwise() {
     for command in RANGED {
         let writes = [cmd::WRITE, cmd::WRITE_ZEROES].contains(&command);
         let expect = Some(if writes { NbdError::NoSpc } else { NbdError::Inval });
@@ -168,7 +168,7 @@ fn past_the_end_is_no_space_for_writes_and_invalid_for_the_others() {
 }
 
 #[test]
-fn an_empty_export_takes_nothing_but_flush() {
+fn an_empty_export_accepts_only_flush() {
     let empty = ExportInfo::plain("", 0);
     assert_eq!(refused(&empty, false, request(cmd::READ, 0, 1)), Some(NbdError::Inval));
     assert_eq!(refused(&empty, false, request(cmd::WRITE, 0, 1)), Some(NbdError::NoSpc));
@@ -176,7 +176,7 @@ fn an_empty_export_takes_nothing_but_flush() {
 }
 
 #[test]
-fn length_zero_is_invalid_and_skips_nothing() {
+fn zero_length_requests_are_invalid() {
     for command in RANGED {
         assert_eq!(error(request(command, 0, 0)), Some(NbdError::Inval));
     }
@@ -189,7 +189,7 @@ fn a_flush_has_no_range() {
 }
 
 #[test]
-fn a_disconnect_is_obeyed_whatever_it_carries() {
+fn a_disconnect_is_accepted_with_any_fields() {
     let odd = Request { flags: u16::MAX, ..request(cmd::DISC, u64::MAX, u32::MAX) };
     for request in [request(cmd::DISC, 0, 0), odd] {
         assert_eq!(check(request), Ok(Validated::bare(Op::Disconnect, 77)));
@@ -197,7 +197,7 @@ fn a_disconnect_is_obeyed_whatever_it_carries() {
 }
 
 #[test]
-fn what_is_not_aligned_is_invalid() {
+fn unaligned_requests_are_invalid() {
     for command in RANGED {
         for (offset, len) in [(1, 512), (512, 511), (256, 256), (513, 1023)] {
             assert_eq!(error(request(command, offset, len)), Some(NbdError::Inval));
@@ -208,7 +208,7 @@ fn what_is_not_aligned_is_invalid() {
 }
 
 #[test]
-fn clients_that_never_asked_for_block_sizes_may_touch_parts_of_blocks() {
+fn clients_without_block_sizes_may_access_partial_blocks() {
     let ask = |export: &ExportInfo, request| {
         Rules::new(export, Terms { structured_replies: true, ..Terms::default() })
             .check(&request, export.size)
@@ -231,7 +231,7 @@ fn clients_that_never_asked_for_block_sizes_may_touch_parts_of_blocks() {
 }
 
 #[test]
-fn block_status_needs_its_context() {
+fn block_status_requires_its_context() {
     let rules = Rules::new(&export(), Terms { block_status: true, ..Terms::default() });
     let ask = |request| rules.check(&request, export().size).map_err(|r| r.error);
     let run = ask(request(cmd::BLOCK_STATUS, 1, 3)).unwrap();
@@ -248,7 +248,7 @@ fn block_status_needs_its_context() {
 }
 
 #[test]
-fn the_maximum_payload_binds_reads_and_writes_alone() {
+fn the_maximum_payload_limits_only_reads_and_writes() {
     let big = ExportInfo { size: 1 << 40, ..export() };
     let (at, over) = (64 << 20, (64 << 20) + 512);
     for structured in [false, true] {
@@ -276,7 +276,7 @@ fn the_maximum_payload_binds_reads_and_writes_alone() {
 }
 
 #[test]
-fn a_payload_is_dropped_up_to_a_bound_and_ends_the_connection_above_it() {
+fn dropped_payloads_are_bounded() {
     let after = |len| check(request(cmd::WRITE, u64::MAX, len)).unwrap_err().after;
     assert_eq!(after(1), AfterRefusal::Skip(1));
     assert_eq!(after(SKIP_MAX), AfterRefusal::Skip(SKIP_MAX));
@@ -288,7 +288,7 @@ fn a_payload_is_dropped_up_to_a_bound_and_ends_the_connection_above_it() {
 }
 
 #[test]
-fn block_size_zero_refuses_instead_of_dividing() {
+fn a_zero_block_size_is_refused() {
     let broken = ExportInfo { min_block: 0, ..export() };
     assert_eq!(refused(&broken, true, request(cmd::READ, 0, 512)), Some(NbdError::Inval));
 }

@@ -135,7 +135,7 @@ fn play(mode: TlsMode, options: &[Vec<u8>]) -> Played {
 }
 
 #[test]
-fn nothing_of_a_plain_client_gets_past_require() {
+fn a_plain_client_is_refused_with_require() {
     let options = [option(opt::LIST, &[]), option(opt::STRUCTURED_REPLY, &[]), go()];
     let played = play(TlsMode::Require, &[&options[..], &[option(opt::ABORT, b"x")]].concat());
     assert!(matches!(played.next, Ok(Next::Over)), "{:?}", played.next);
@@ -159,7 +159,7 @@ fn nothing_of_a_plain_client_gets_past_require() {
 }
 
 #[test]
-fn what_follows_starttls_in_plain_text_is_left_for_tls() {
+fn plain_text_after_starttls_is_left_to_tls() {
     for mode in [TlsMode::On, TlsMode::Require] {
         let injected = [option(opt::STRUCTURED_REPLY, &[]), go()].concat();
         let mut played = play(mode, &[option(opt::STARTTLS, &[]), injected.clone()]);
@@ -180,7 +180,7 @@ fn what_follows_starttls_in_plain_text_is_left_for_tls() {
 }
 
 #[test]
-fn starttls_is_refused_twice_with_data_and_behind_other_options() {
+fn invalid_and_repeated_starttls_is_refused() {
     let data = option(opt::STARTTLS, &[0; 9]);
     let mut played = play(TlsMode::Require, &[data, option(opt::STARTTLS, &[])]);
     let types = [(opt::STARTTLS, rep::ERR_INVALID), (opt::STARTTLS, rep::ACK)];
@@ -200,7 +200,7 @@ fn starttls_is_refused_twice_with_data_and_behind_other_options() {
 }
 
 #[test]
-fn with_on_a_client_goes_on_without_tls() {
+fn a_plain_client_continues_with_on() {
     for (options, ready) in [
         (vec![option(opt::EXPORT_NAME, b"disk")], true),
         (vec![option(opt::LIST, &[]), option(99, b"abc"), go()], true),
@@ -214,7 +214,7 @@ fn with_on_a_client_goes_on_without_tls() {
 }
 
 #[test]
-fn malformed_and_endless_options_end_the_connection() {
+fn malformed_and_endless_options_close_the_connection() {
     let cut = |bytes: &[u8]| {
         matches!(play(TlsMode::Require, &[bytes.to_vec()]).next,
         Err(Stop::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof)
@@ -241,7 +241,7 @@ fn malformed_and_endless_options_end_the_connection() {
 
 proptest! {
     #[test]
-    fn no_client_gets_plain_text_past_require(
+    fn plain_text_never_passes_with_require(
         pieces in prop::collection::vec(
             (0u32..14, prop::collection::vec(any::<u8>(), 0..40), any::<bool>()), 0..12
         ),

@@ -163,7 +163,7 @@ fn exchange(client: &mut Secure, engine: &UnixStream, bytes: usize) {
 }
 
 #[test]
-fn bytes_go_both_ways_over_tls_and_both_ends_end_in_order() {
+fn data_passes_both_ways_over_tls_and_both_ends_close_cleanly() {
     let place = Place::patient(TlsMode::Require);
     let (mut client, mut engine) = place.secure();
     exchange(&mut client, &engine, 5 << 20);
@@ -190,7 +190,7 @@ fn bytes_go_both_ways_over_tls_and_both_ends_end_in_order() {
 }
 
 #[test]
-fn a_plain_client_is_piped_with_on_and_refused_with_require() {
+fn a_plain_client_is_relayed_with_on_and_refused_with_require() {
     let place = Place::patient(TlsMode::On);
     let (mut client, mut engine) = place.plain();
     client.write_all(b"request").unwrap();
@@ -209,7 +209,7 @@ fn a_plain_client_is_piped_with_on_and_refused_with_require() {
 }
 
 #[test]
-fn plain_text_behind_starttls_reaches_nobody() {
+fn plain_text_after_starttls_is_discarded() {
     for mode in [TlsMode::On, TlsMode::Require] {
         let place = Place::patient(mode);
         let (mut client, mut engine) = place.greeted();
@@ -227,7 +227,7 @@ fn plain_text_behind_starttls_reaches_nobody() {
 }
 
 #[test]
-fn only_a_certificate_of_the_ca_that_is_not_revoked_is_let_in() {
+fn only_unrevoked_certificates_of_the_ca_are_accepted() {
     let place = Place::patient(TlsMode::Require);
     let dir = &place.dir.0;
     let let_in = || {
@@ -268,7 +268,7 @@ fn only_a_certificate_of_the_ca_that_is_not_revoked_is_let_in() {
 }
 
 #[test]
-fn each_reason_of_a_client_has_lines_of_its_own() {
+fn refusals_are_rate_limited_by_reason() {
     let place = Place::patient(TlsMode::Require);
     let peer = "127.0.0.1:7".parse().unwrap();
     let left_out = |why: &'static str| {
@@ -282,7 +282,7 @@ fn each_reason_of_a_client_has_lines_of_its_own() {
 }
 
 #[test]
-fn who_is_revoked_is_refused_also_when_our_own_certificate_has_expired() {
+fn a_revoked_client_is_refused_even_if_our_certificate_has_expired() {
     let place = Place::patient(TlsMode::Require);
     let dir = TlsDir(place.dir.0.clone());
     place.authority.issue(&dir.0, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
@@ -301,7 +301,7 @@ fn who_is_revoked_is_refused_also_when_our_own_certificate_has_expired() {
 }
 
 #[test]
-fn a_client_that_stops_is_closed_in_time() {
+fn a_stalled_client_is_closed_in_time() {
     let short = Duration::from_millis(200);
     // Timeouts in the flags, in an option, and in the TLS handshake, which has a timeout of its
     // own.
@@ -324,7 +324,7 @@ fn a_client_that_stops_is_closed_in_time() {
 }
 
 #[test]
-fn connections_are_bounded_and_end_when_asked_to() {
+fn connections_are_bounded_and_close_on_request() {
     let place = Place::new(TlsMode::On, 2, (PATIENCE, PATIENCE));
     let (mut served, engine) = place.plain();
     let (mut waiting, _other) = place.greeted();
@@ -361,7 +361,7 @@ fn fill(client: &mut impl Write, engine: &UnixStream) {
 }
 
 #[test]
-fn what_a_client_left_unread_ends_before_its_next_connection_begins() {
+fn unread_requests_end_before_the_next_connection_starts() {
     for tls in [false, true] {
         let place = Place::patient(TlsMode::On);
         let (old, stalled) = if tls {
@@ -387,7 +387,7 @@ fn what_a_client_left_unread_ends_before_its_next_connection_begins() {
 }
 
 #[test]
-fn a_broken_record_ends_the_connection() {
+fn a_corrupt_record_closes_the_connection() {
     let place = Place::patient(TlsMode::Require);
     let (client, mut engine) = place.secure();
     (&client.sock).write_all(&[23, 3, 3, 0, 32]).unwrap();

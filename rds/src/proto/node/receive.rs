@@ -86,7 +86,7 @@ impl Node {
         let is_old = header.is_retransmitted() && header.sequence < peer.next_rx;
         let is_data = header.dport != PING_PORT;
         is_data
-            && (!is_old || mutated!(RdsOldTaken))
+            && (!is_old || mutated!(RdsDuplicateAccepted))
             && peer.held + len + MESSAGE_COST <= self.config.peer_memory
             && self.has_memory(socket, len)
     }
@@ -139,7 +139,7 @@ impl Node {
     ) {
         let Some(peer) = self.peers.get_mut(&from) else { return };
         let is_old = header.is_retransmitted() && header.sequence < peer.next_rx;
-        if is_old && !mutated!(RdsOldTaken) {
+        if is_old && !mutated!(RdsDuplicateAccepted) {
             self.stats.recv_drop_old_seq += 1;
             return;
         }

@@ -4,7 +4,7 @@
 use super::*;
 
 #[test]
-fn the_smaller_node_connects_whoever_sends_first() {
+fn the_smaller_node_connects_regardless_of_the_sender() {
     for (from, to) in [(1, 5), (5, 1)] {
         let mut net = Net::new(&[1, 5]);
         let sender = net.at(from).bind(3000).unwrap();
@@ -22,7 +22,7 @@ fn the_smaller_node_connects_whoever_sends_first() {
 }
 
 #[test]
-fn both_may_begin_at_once() {
+fn both_nodes_may_start_at_once() {
     let mut net = Net::new(&[1, 5]);
     let sockets = [1, 5].map(|node| net.at(node).bind(3000).unwrap());
     net.send(sockets[0], 1, (5, 3000), b"up");
@@ -34,7 +34,7 @@ fn both_may_begin_at_once() {
 }
 
 #[test]
-fn a_lost_connection_is_made_again_by_the_smaller_node() {
+fn the_smaller_node_restores_a_lost_connection() {
     let mut net = Net::new(&[1, 5]);
     let sender = net.at(1).bind(3000).unwrap();
     net.send(sender, 1, (5, 9), b"");
@@ -49,7 +49,7 @@ fn a_lost_connection_is_made_again_by_the_smaller_node() {
 }
 
 #[test]
-fn attempts_become_rare() {
+fn attempts_back_off() {
     let mut net = Net::new(&[1]);
     net.unreachable = vec![5];
     let sender = net.at(1).bind(3000).unwrap();
@@ -61,7 +61,7 @@ fn attempts_become_rare() {
 }
 
 #[test]
-fn a_larger_node_asks_again_until_the_smaller_one_is_there() {
+fn a_larger_node_keeps_asking_until_the_smaller_one_answers() {
     let mut net = Net::new(&[5]);
     let sender = net.at(5).bind(3000).unwrap();
     net.send(sender, 5, (1, 4000), b"hi");
@@ -74,7 +74,7 @@ fn a_larger_node_asks_again_until_the_smaller_one_is_there() {
 
 /// The smaller node has lost a connection that looks good to the larger one.
 #[test]
-fn a_new_connection_replaces_one_that_looks_good() {
+fn a_new_connection_replaces_an_intact_one() {
     let mut net = Net::new(&[1, 5]);
     let sender = net.at(1).bind(3000).unwrap();
     let reader = net.at(5).bind(4000).unwrap();
@@ -104,7 +104,7 @@ fn a_new_connection_replaces_one_that_looks_good() {
 }
 
 #[test]
-fn a_candidate_that_sends_nothing_is_closed() {
+fn a_silent_candidate_is_closed() {
     let mut net = Net::new(&[1, 5]);
     let sender = net.at(1).bind(3000).unwrap();
     net.send(sender, 1, (5, 4000), b"one");
@@ -122,7 +122,7 @@ fn a_candidate_that_sends_nothing_is_closed() {
 }
 
 #[test]
-fn a_candidate_that_sends_nonsense_does_no_harm() {
+fn a_malformed_candidate_is_harmless() {
     let mut net = Net::new(&[1, 5]);
     let sender = net.at(1).bind(3000).unwrap();
     net.send(sender, 1, (5, 4000), b"one");
@@ -136,7 +136,7 @@ fn a_candidate_that_sends_nonsense_does_no_harm() {
 }
 
 #[test]
-fn a_connection_of_a_larger_node_is_a_request_to_connect() {
+fn a_connection_from_a_larger_node_requests_a_connection() {
     let mut node = Net::node(1, 1);
     let now = Instant::ZERO;
     assert_eq!(node.accepted(now, address(5)), None);
@@ -151,7 +151,7 @@ fn a_connection_of_a_larger_node_is_a_request_to_connect() {
 }
 
 #[test]
-fn connections_that_send_nothing_crowd_out_each_other_only() {
+fn silent_connections_only_evict_each_other() {
     let mut config = Config::new(address(250), 1, 1);
     config.peers_max = 8;
     let mut node = Node::new(config);
@@ -168,7 +168,7 @@ fn connections_that_send_nothing_crowd_out_each_other_only() {
 }
 
 #[test]
-fn peers_that_are_known_are_not_crowded_out() {
+fn known_peers_are_not_evicted() {
     let mut config = Config::new(address(250), 1, 1);
     config.peers_max = 4;
     let mut node = Node::new(config);
@@ -203,7 +203,7 @@ fn pinged_once(net: &mut Net, own: u8, from: u8) {
 }
 
 #[test]
-fn peers_that_have_only_pinged_are_forgotten() {
+fn peers_that_only_pinged_are_forgotten() {
     for (own, from) in [(1, 9), (9, 1)] {
         let mut net = Net::new(&[own]);
         pinged_once(&mut net, own, from);
@@ -220,7 +220,7 @@ fn peers_that_have_only_pinged_are_forgotten() {
 }
 
 #[test]
-fn peers_that_have_only_pinged_are_evicted_for_others() {
+fn peers_that_only_pinged_are_evicted_for_others() {
     let mut net = Net::new(&[]);
     let mut config = Config::new(address(1), 1, 1);
     config.peers_max = 2;
@@ -239,7 +239,7 @@ fn peers_that_have_only_pinged_are_evicted_for_others() {
 
 /// A peer whose messages were read by users may return with a repeated message.
 #[test]
-fn peers_that_have_sent_messages_stay() {
+fn peers_that_sent_messages_are_kept() {
     let mut net = Net::new(&[1, 5]);
     let reader = net.at(1).bind(4000).unwrap();
     let sender = net.at(5).bind(3000).unwrap();

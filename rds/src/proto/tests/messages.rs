@@ -19,7 +19,7 @@ fn in_flight(net: &mut Net, node: u8) -> usize {
 }
 
 #[test]
-fn messages_arrive_in_order_and_once_over_cuts() {
+fn messages_arrive_once_and_in_order_despite_disconnects() {
     let (mut net, sender, reader) = connected();
     let mut expected = Vec::new();
     for round in 0..50_u8 {
@@ -44,7 +44,7 @@ fn messages_arrive_in_order_and_once_over_cuts() {
 }
 
 #[test]
-fn nothing_is_free_before_it_is_acknowledged() {
+fn buffers_are_freed_only_when_acknowledged() {
     let (mut net, sender, _) = connected();
     net.delivers = false;
     net.send(sender, 1, (5, 4000), &[7; 1000]);
@@ -60,7 +60,7 @@ fn nothing_is_free_before_it_is_acknowledged() {
 }
 
 #[test]
-fn a_system_acknowledges_nothing_for_a_node_that_did_not_take_the_connection() {
+fn the_tcp_stack_acknowledges_nothing_for_an_unaccepted_connection() {
     let (mut net, sender, reader) = connected();
     net.cut();
     net.delivers = false;
@@ -101,7 +101,7 @@ fn a_full_socket_is_refused_and_notified() {
 }
 
 #[test]
-fn addresses_and_lengths_that_cannot_be_are_refused() {
+fn invalid_addresses_and_lengths_are_refused() {
     let (mut net, sender, _) = connected();
     net.at(1).set_buffers(sender, Some(2 << 20), None);
     let node = net.at(1);
@@ -156,7 +156,7 @@ fn a_slow_reader_stops_senders_to_its_port_only() {
 }
 
 #[test]
-fn what_was_canceled_is_not_sent_again() {
+fn canceled_messages_are_not_resent() {
     let (mut net, sender, reader) = connected();
     let other = net.at(5).bind(4001).unwrap();
     net.delivers = false;
@@ -176,7 +176,7 @@ fn what_was_canceled_is_not_sent_again() {
 }
 
 #[test]
-fn what_is_on_its_way_frees_the_buffer_when_it_is_canceled() {
+fn canceling_a_message_in_flight_frees_its_buffer() {
     let (mut net, sender, reader) = connected();
     net.delivers = false;
     net.send(sender, 1, (5, 4000), b"sent");
@@ -190,7 +190,7 @@ fn what_is_on_its_way_frees_the_buffer_when_it_is_canceled() {
 }
 
 #[test]
-fn a_closed_socket_sends_what_it_has_at_most_once() {
+fn a_closed_socket_sends_pending_messages_at_most_once() {
     let (mut net, sender, reader) = connected();
     net.send(sender, 1, (5, 4000), b"last words");
     net.at(1).close_socket(sender);
@@ -215,7 +215,7 @@ fn a_closed_socket_sends_what_it_has_at_most_once() {
 
 /// Messages behind one that is not resent are not sent either.
 #[test]
-fn what_a_closed_socket_has_sent_arrives_without_gaps() {
+fn messages_of_a_closed_socket_arrive_without_gaps() {
     for is_noticed in [true, false] {
         let (mut net, sender, reader) = connected();
         net.delivers = false;
@@ -239,7 +239,7 @@ fn what_a_closed_socket_has_sent_arrives_without_gaps() {
 }
 
 #[test]
-fn a_node_talks_to_itself() {
+fn a_node_can_send_to_itself() {
     let mut net = Net::new(&[1]);
     let sender = net.at(1).bind(3000).unwrap();
     let reader = net.at(1).bind(4000).unwrap();
@@ -257,7 +257,7 @@ fn a_node_talks_to_itself() {
 
 /// Users are not obliged to call `may_send`.
 #[test]
-fn memory_has_limits_whatever_users_send_to_their_own_node() {
+fn memory_is_bounded_for_messages_to_the_own_node() {
     let mut config = Config::new(address(1), 1, 1);
     (config.rcvbuf, config.port_memory, config.memory) = (5000, 10_000, 15_000);
     let mut node = Node::new(config);
@@ -282,7 +282,7 @@ fn memory_has_limits_whatever_users_send_to_their_own_node() {
 
 /// For a user in another process, the message already counts as sent.
 #[test]
-fn messages_to_more_peers_than_there_may_be_are_counted() {
+fn messages_beyond_the_peer_limit_are_counted() {
     let mut config = Config::new(address(1), 1, 1);
     config.peers_max = 2;
     let mut node = Node::new(config);
@@ -294,7 +294,7 @@ fn messages_to_more_peers_than_there_may_be_are_counted() {
 }
 
 #[test]
-fn memory_has_limits_whatever_peers_send() {
+fn memory_is_bounded_for_messages_from_peers() {
     let mut config = Config::new(address(5), 1, 1);
     config.port_memory = 10_000;
     config.peer_memory = 15_000;
@@ -328,7 +328,7 @@ fn memory_has_limits_whatever_peers_send() {
 }
 
 #[test]
-fn unfinished_messages_count_too() {
+fn incomplete_messages_count_towards_the_limit() {
     let mut config = Config::new(address(50), 1, 1);
     (config.memory, config.peer_memory) = (300_000, 120_000);
     let mut node = Node::new(config);

@@ -81,7 +81,7 @@ fn generation(number: u32) -> Extensions {
 }
 
 #[test]
-fn a_connection_begins_with_the_map_and_a_probe() {
+fn a_connection_starts_with_the_map_and_a_probe() {
     let mut played = Played::new();
     let id = played.node.bind(3000).unwrap();
     played.send(id, b"hi!!");
@@ -127,7 +127,7 @@ fn probes_and_pings_are_answered() {
 }
 
 #[test]
-fn a_flood_of_pings_gets_few_answers_at_a_time() {
+fn ping_floods_are_answered_at_a_limited_rate() {
     let mut played = Played::greeted();
     for sequence in 1..1000 {
         played.input(Header { dport: PING_PORT, ..data(sequence, 0) }, b"");
@@ -146,7 +146,7 @@ fn a_flood_of_pings_gets_few_answers_at_a_time() {
 
 /// The kernel's rule: only a message marked as a repeat is old.
 #[test]
-fn messages_are_taken_by_the_rule_of_the_kernel() {
+fn messages_are_accepted_by_the_kernels_rule() {
     let mut played = Played::new();
     let id = played.node.bind(4000).unwrap();
     for (at, (sequence, flags, taken)) in [
@@ -173,7 +173,7 @@ fn messages_are_taken_by_the_rule_of_the_kernel() {
 }
 
 #[test]
-fn repeats_come_before_the_probe_and_what_is_new() {
+fn resent_messages_precede_the_probe_and_new_messages() {
     let mut played = Played::greeted();
     let id = played.node.bind(3000).unwrap();
     for payload in [b"a", b"b"] {
@@ -198,7 +198,7 @@ fn repeats_come_before_the_probe_and_what_is_new() {
 }
 
 #[test]
-fn a_peer_that_has_restarted_gets_nothing_twice() {
+fn a_restarted_peer_gets_nothing_twice() {
     let mut played = Played::new();
     let id = played.node.bind(3000).unwrap();
     played.input_map(Some(7));
@@ -224,7 +224,7 @@ fn a_peer_that_has_restarted_gets_nothing_twice() {
 }
 
 #[test]
-fn a_peer_that_says_nothing_is_not_waited_for_long() {
+fn a_silent_peer_is_awaited_only_briefly() {
     let mut played = Played::new();
     let id = played.node.bind(3000).unwrap();
     played.input_map(Some(7));
@@ -242,7 +242,7 @@ fn a_peer_that_says_nothing_is_not_waited_for_long() {
 
 /// A restart of a kernel, whose maps carry no generation, and which announces it in probes only.
 #[test]
-fn a_run_that_a_probe_announces_keeps_its_numbers() {
+fn a_restart_announced_in_a_probe_keeps_its_sequence_numbers() {
     let mut played = Played::new();
     let reader = played.node.bind(4000).unwrap();
     let probe = |sequence, number| Header {
@@ -290,7 +290,7 @@ fn a_map_waits_for_one_message_at_most_and_only_once() {
 }
 
 #[test]
-fn a_message_for_a_port_that_nobody_has_is_dropped_alone() {
+fn a_message_for_an_unbound_port_is_dropped_alone() {
     let mut played = Played::new();
     let reader = played.node.bind(4000).unwrap();
     played.input(Header { dport: 4001, ..data(1, 0) }, &[1; 5000]);
@@ -302,7 +302,7 @@ fn a_message_for_a_port_that_nobody_has_is_dropped_alone() {
 
 /// Data exchanged between the kernel and a node of ours (docs/RDS.md).
 #[test]
-fn bytes_are_those_of_the_kernel() {
+fn bytes_match_the_kernel() {
     let hex = "00000000000000070000000000000000000000040bb80fa00000000000000000";
     let bytes: Vec<u8> = (0..hex.len())
         .step_by(2)

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, system};
 
 /// Maximum wait for another `apply`.
 const WAIT_MAX: Duration = Duration::from_secs(120);
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// File name in the run directory.
 const FILE: &str = "apply.lock";
 
@@ -45,7 +45,7 @@ impl Lock {
             if !std::mem::replace(&mut said, true) {
                 remark("another apply is running in this run directory; waiting for it");
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_follow_each_other_to_an_end() {
+    fn pages_are_requested_until_the_last() {
         let mut listing = Listing::default();
         let next = listing.add(page(&["/a", "b"], true)).unwrap().unwrap();
         assert_eq!(next.after.as_bytes(), b"b");
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_end_is_refused() {
+    fn an_endless_list_is_refused() {
         for (first, second) in [("b", "b"), ("b", "a"), ("b", "/b"), ("//b", "/a")] {
             let mut listing = Listing::default();
             listing.add(page(&[first], true)).unwrap();
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_list_says_why() {
+    fn a_server_that_does_not_list_gives_a_reason() {
         assert_eq!(check_discovers(Extensions::default()), Err(AskError::KernelServer));
         let off = Extensions { discover: false, ..Extensions::OURS };
         assert_eq!(check_discovers(off), Err(AskError::DiscoveryOff));

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_to_ourselves_is_the_loopback() {
+    fn the_route_to_the_own_host_is_the_loopback() {
         let found = route(None, [127, 0, 0, 1].into()).unwrap();
         assert_eq!(found.interface, "lo");
         assert_eq!(found.source, Some([127, 0, 0, 1].into()));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_nobody_can_have_has_no_way() {
+    fn an_unroutable_address_has_no_route() {
         // Apart from class E, limited broadcast and multicast, 0.0.0.1 is an address that no host
         // has.
         let error = route(Some([203, 0, 113, 77].into()), [127, 0, 0, 1].into()).unwrap_err();

@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_is_that_of_the_address() {
+    fn the_device_of_an_address_is_found() {
         let address = [10, 0, 0, 1].into();
         let [device, gid] = judge_device(&way("eth0", 1500), address, &[port()]).unwrap();
         assert_eq!((device.verdict, gid.verdict), (Verdict::Ok, Verdict::Ok));

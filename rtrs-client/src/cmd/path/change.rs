@@ -20,7 +20,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// released the old one.
 const REFUSALS_MAX: u64 = 3;
 /// Interval for reading the status.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Goal of the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub(crate) fn carry_out(session: &Session, step: &Step) -> Result<Outcome, Error
             );
             return Err(Error::new(ErrorKind::Path, text));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
     use crate::cmd::tests::{path, status};
 
     #[test]
-    fn an_added_path_is_waited_for_until_it_is_up_or_has_failed() {
+    fn an_added_path_is_awaited_until_it_is_up_or_failed() {
         let watch = Watch { goal: Goal::Added, path: "p", before: None };
         assert_eq!(watch.outcome(Some(&path("connecting", 0, 0))), None);
         assert_eq!(watch.outcome(Some(&path("connected", 0, 0))).unwrap().state, "connected");
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reconnect_is_done_when_the_path_is_up_anew() {
+    fn a_reconnect_ends_when_the_path_is_up_again() {
         let goal = Goal::Reconnected;
         let before = path("connected", 3, 3);
         let watch = Watch { goal, path: "p", before: Some(&before) };
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_lists_no_paths_has_not_removed_one() {
+    fn a_session_that_lists_no_paths_has_removed_none() {
         let watch = Watch { goal: Goal::Removed, path: "p", before: None };
         assert_eq!(watch.seen(&status()), None);
         let empty = Status { paths: Some(Vec::new()), ..status() };
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_leaves_is_gone_or_disconnected_in_the_end() {
+    fn a_path_is_removed_or_disconnected_in_the_end() {
         let before = path("connected", 0, 0);
         let watch = Watch { goal: Goal::Removed, path: "p", before: Some(&before) };
         assert_eq!(watch.outcome(Some(&before)), None);

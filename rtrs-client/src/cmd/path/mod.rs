@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_shows_what_happens_to_a_path() {
+    fn a_list_shows_path_events() {
         let leaving = |why: &str| PathInfo { leaving: Some(why.into()), ..path("connected", 0, 0) };
         let slow = PathInfo { slow: true, ..path("connected", 0, 0) };
         for (path, state) in [
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_named_as_listings_show_it() {
+    fn a_path_is_selected_by_the_name_listings_show() {
         let args = |path: &str| PathLeaveArgs {
             name: "v".into(),
             path: path.into(),

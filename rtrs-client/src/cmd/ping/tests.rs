@@ -27,7 +27,7 @@ fn round(seq: u64, read: u64, write: u64) -> PingEvent {
 }
 
 #[test]
-fn a_round_is_a_line() {
+fn a_round_prints_one_line() {
     let remote: SocketAddr = "10.0.0.2:1234".parse().unwrap();
     let one = plan(&["tcp://10.0.0.2"]);
     assert_eq!(
@@ -43,7 +43,7 @@ fn a_round_is_a_line() {
 }
 
 #[test]
-fn the_table_has_what_was_told() {
+fn the_table_shows_the_reported_values() {
     let plan = plan(&["tcp://10.0.0.2", "-c3"]);
     let mut tally = Tally::default();
     for (seq, read) in [(0, 100), (1, 200), (2, 300)] {
@@ -103,7 +103,7 @@ fn a_ping_is_judged_by_its_mode() {
 }
 
 #[test]
-fn a_server_that_answers_pings_only_proves_nothing() {
+fn a_server_that_only_answers_pings_proves_nothing() {
     let reject = rtrs_core::wire::ConnRsp::reject(errno::EOPNOTSUPP);
     let why = PathEnd::Rejected(Rejection::decode(&reject.encode()));
     let text = describe_unproved("rdma://10.0.0.1:1234", &why.into());

@@ -49,7 +49,7 @@ fn is_up(index: u32) -> Option<Change> {
 }
 
 #[test]
-fn a_link_is_news_when_it_gets_its_carrier() {
+fn a_link_is_reported_when_it_gets_a_carrier() {
     let mut known = Known::default();
     assert_eq!(known.judge(&new_link(2, LinkFlags::Up)), None, "no carrier yet");
     assert_eq!(known.judge(&new_link(2, UP)), is_up(2));
@@ -124,7 +124,7 @@ fn links_that_go_down_together_are_reported_together() {
 }
 
 #[test]
-fn what_is_up_to_begin_with_is_known() {
+fn links_that_are_up_at_the_start_are_known() {
     let mut socket = Socket::new(NETLINK_ROUTE).unwrap();
     socket.bind_auto().unwrap();
     let mut listener = Listener {
@@ -141,7 +141,7 @@ fn what_is_up_to_begin_with_is_known() {
 }
 
 #[test]
-fn an_address_is_news_when_it_can_be_used() {
+fn an_address_is_reported_when_it_is_usable() {
     let new = |message: AddressMessage| bytes_of(RouteNetlinkMessage::NewAddress(message));
     let news = Some(Change::Address(Ipv4Addr::new(10, 9, 0, 1).into()));
     let mut tentative = address(1);
@@ -160,7 +160,7 @@ fn an_address_is_news_when_it_can_be_used() {
 }
 
 #[test]
-fn a_route_is_news_when_it_leads_to_others() {
+fn a_route_is_reported_if_it_leads_to_other_hosts() {
     let mut known = Known::default();
     assert_eq!(known.judge(&route(RouteType::Unicast)), Some(Change::Route));
     for kind in [RouteType::Local, RouteType::Broadcast, RouteType::Multicast, RouteType::BlackHole]
@@ -170,7 +170,7 @@ fn a_route_is_news_when_it_leads_to_others() {
 }
 
 #[test]
-fn the_first_news_of_a_datagram_counts_and_all_are_remembered() {
+fn one_event_per_datagram_is_reported_and_all_are_recorded() {
     let mut known = Known::default();
     let one = [new_link(1, LinkFlags::empty()), new_link(2, UP), route(RouteType::Unicast)];
     assert_eq!(known.judge(&one.concat()), is_up(2));
@@ -180,7 +180,7 @@ fn the_first_news_of_a_datagram_counts_and_all_are_remembered() {
 }
 
 #[test]
-fn what_is_remembered_is_bounded() {
+fn the_number_of_known_links_is_bounded() {
     let mut known = Known::default();
     for index in 0..3 * KNOWN_MAX as u32 {
         assert_eq!(known.judge(&new_link(index, UP)), is_up(index));
@@ -189,7 +189,7 @@ fn what_is_remembered_is_bounded() {
 }
 
 #[test]
-fn odd_messages_end_and_those_that_may_be_news_are() {
+fn malformed_messages_are_parsed_to_the_end_and_count_as_unclear() {
     let good = [new_link(2, UP), bytes_of(RouteNetlinkMessage::NewAddress(address(1)))].concat();
     for cut in 0..good.len() {
         let _ = Known::default().judge(&good[..cut]);
@@ -223,7 +223,7 @@ fn wait_for_threads(wanted: usize) {
 }
 
 #[test]
-fn the_thread_sleeps_until_it_is_ended() {
+fn the_thread_sleeps_until_it_is_stopped() {
     let (reports, news) = mpsc::channel();
     let watch = LinkWatcher::start(move |what| reports.send(what).unwrap()).unwrap();
     wait_for_threads(1);

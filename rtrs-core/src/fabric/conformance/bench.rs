@@ -190,7 +190,7 @@ impl<'h> Bench<'h> {
             }
             self.turn();
         }
-        panic!("waited in vain for {what}; events not asked for: {:?}", self.events);
+        panic!("timed out waiting for {what}; unexpected events: {:?}", self.events);
     }
 
     /// Runs turns for the harness's settle time.

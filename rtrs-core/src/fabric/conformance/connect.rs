@@ -120,7 +120,7 @@ pub(super) fn failed_connect_flushes_receives(bench: &mut Bench<'_>) {
     assert!(matches!(bench.try_recv(&b, None), Err(FabricError::QpState)));
 }
 
-pub(super) fn port_taken_is_told(bench: &mut Bench<'_>) {
+pub(super) fn port_in_use_is_reported(bench: &mut Bench<'_>) {
     let address = bench.listen();
     match bench.fabric(Side::A).listen(address) {
         Err(FabricError::System { what, source }) => {
@@ -159,7 +159,7 @@ pub(super) fn many_queue_pairs(bench: &mut Bench<'_>) {
     }
 }
 
-pub(super) fn request_goes_to_another_core(bench: &mut Bench<'_>) {
+pub(super) fn request_is_accepted_on_another_core(bench: &mut Bench<'_>) {
     if bench.harness.fabric(Side::SecondA).is_none() {
         skip("the harness has one core on the listening end");
         return;

@@ -135,7 +135,7 @@ pub(super) fn abort_flushes_everything(bench: &mut Bench<'_>) {
     }
 }
 
-pub(super) fn peer_writes_land_no_more_after_closed(bench: &mut Bench<'_>) {
+pub(super) fn no_peer_write_lands_after_closed(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let target = bench.memory(&pair.a, 1 << 20, Access::REMOTE_WRITE, 0);
     let source = bench.memory(&pair.b, 1 << 20, Access::LOCAL, 1);
@@ -163,7 +163,7 @@ pub(super) fn peer_writes_land_no_more_after_closed(bench: &mut Bench<'_>) {
     }
 }
 
-pub(super) fn closed_queue_pair_takes_nothing(bench: &mut Bench<'_>) {
+pub(super) fn closed_queue_pair_accepts_nothing(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let memory = bench.memory(&pair.a, 4096, Access::LOCAL, 0);
     let window = pair.a.pd.window(&memory.0).expect("a window");
@@ -188,7 +188,7 @@ pub(super) fn closed_queue_pair_takes_nothing(bench: &mut Bench<'_>) {
     bench.settle();
 }
 
-pub(super) fn other_queue_pairs_live_on(bench: &mut Bench<'_>) {
+pub(super) fn other_queue_pairs_are_unaffected(bench: &mut Bench<'_>) {
     let address = bench.listen();
     let (pd_a, pd_b) = (bench.pd(Side::A), bench.pd(Side::B));
     let pairs: Vec<Pair> = (0..4).map(|_| bench.pair_at(address, &pd_a, &pd_b)).collect();

@@ -236,7 +236,7 @@ pub(super) fn dropped_window_is_refused(bench: &mut Bench<'_>) {
 
 /// Models a server that keeps the memory of a closed path in its domain and uses it again under new
 /// keys.
-pub(super) fn memory_serves_again_after_its_connections(bench: &mut Bench<'_>) {
+pub(super) fn memory_is_reusable_after_its_connections(bench: &mut Bench<'_>) {
     let address = bench.listen();
     let (pd_a, pd_b) = (bench.pd(Side::A), bench.pd(Side::B));
     let mut pair = bench.pair_at(address, &pd_a, &pd_b);
@@ -289,7 +289,7 @@ fn register_async(
     made.result
 }
 
-pub(super) fn memory_registered_aside_serves(bench: &mut Bench<'_>) {
+pub(super) fn memory_registered_on_another_thread_is_usable(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let source = bench.source(&pair.b, LEN);
     let region = Region::new(LEN).expect("memory");
@@ -316,7 +316,7 @@ pub(super) fn memory_registered_aside_serves(bench: &mut Bench<'_>) {
     assert!(matches!(refused, Err(RegisterError::Windows(_))), "{refused:?}");
 }
 
-pub(super) fn send_with_invalidate_kills_the_key(bench: &mut Bench<'_>) {
+pub(super) fn send_with_invalidate_revokes_the_key(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let parent = bench.memory(&pair.a, LEN, Access::LOCAL, 0xEE);
     let source = bench.source(&pair.b, LEN);
@@ -379,7 +379,7 @@ pub(super) fn local_memory_is_checked(bench: &mut Bench<'_>) {
     assert!(matches!(bound, Err(FabricError::LocalMemory)), "{bound:?}");
 }
 
-pub(super) fn queues_have_bounds(bench: &mut Bench<'_>) {
+pub(super) fn queues_are_bounded(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let target = bench.memory(&pair.a, 4096, Access::REMOTE_WRITE, 0);
     let source = bench.source(&pair.b, 4096);

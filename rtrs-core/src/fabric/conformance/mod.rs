@@ -118,9 +118,9 @@ macro_rules! fabric_conformance {
             connect_times_out
             abort_while_connecting
             failed_connect_flushes_receives
-            port_taken_is_told
+            port_in_use_is_reported
             many_queue_pairs
-            request_goes_to_another_core
+            request_is_accepted_on_another_core
             send_sizes
             send_longer_than_the_receive
             send_with_immediate
@@ -130,7 +130,7 @@ macro_rules! fabric_conformance {
             write_of_two_pieces
             write_with_immediate
             empty_write_needs_no_key
-            bytes_are_in_place_at_the_immediate
+            data_is_placed_before_the_immediate
             a_batch_of_writes
             selective_signaling
             both_ways_at_once
@@ -152,19 +152,19 @@ macro_rules! fabric_conformance {
             window_without_the_right_is_refused
             window_serves_all_queue_pairs_of_its_domain
             dropped_window_is_refused
-            memory_serves_again_after_its_connections
-            memory_registered_aside_serves
-            send_with_invalidate_kills_the_key
+            memory_is_reusable_after_its_connections
+            memory_registered_on_another_thread_is_usable
+            send_with_invalidate_revokes_the_key
             local_memory_is_checked
-            queues_have_bounds
+            queues_are_bounded
             missing_receive_ends_the_connection
             disconnect_flushes_everything
             disconnect_sends_what_was_posted
             disconnect_from_both_ends
             abort_flushes_everything
-            peer_writes_land_no_more_after_closed
-            closed_queue_pair_takes_nothing
-            other_queue_pairs_live_on
+            no_peer_write_lands_after_closed
+            closed_queue_pair_accepts_nothing
+            other_queue_pairs_are_unaffected
             reconnect_after_close
         }
     };

@@ -176,7 +176,7 @@ pub(super) fn empty_write_needs_no_key(bench: &mut Bench<'_>) {
     bench.alive(&pair);
 }
 
-pub(super) fn bytes_are_in_place_at_the_immediate(bench: &mut Bench<'_>) {
+pub(super) fn data_is_placed_before_the_immediate(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let target = bench.memory(&pair.a, 1 << 20, Access::REMOTE_WRITE, 0);
     let source = bench.memory(&pair.b, 32 << 12, Access::LOCAL, 0);

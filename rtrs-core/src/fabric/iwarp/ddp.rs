@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_survive_a_round() {
+    fn headers_round_trip() {
         let bytes = tagged(0, true, 0x1234_5600, 0x1000_2000, 4);
         assert_eq!(bytes[..4], [0x00, 0x12, 0xc1, 0x40]);
         let segment = Segment::decode(&bytes[2..]).unwrap();

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn features_are_offered_echoed_and_left_out_for_plain_peers() {
+    fn features_are_offered_and_echoed_but_not_to_plain_peers() {
         let data = PrivateData::new(b"hello");
         let ours = StartFrame::request(true, false, data);
         let seen = parse(&ours.encode(), false).unwrap();

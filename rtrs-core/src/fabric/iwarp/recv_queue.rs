@@ -63,7 +63,7 @@ mod tests {
     use crate::mem::Region;
 
     #[test]
-    fn receives_come_out_as_they_were_posted() {
+    fn receives_are_taken_in_posting_order() {
         let region = Region::new(64).expect("memory");
         let buf = |at: usize| region.slice(at, 8);
         let posted = [
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn receives_that_are_alike_take_no_room() {
+    fn identical_receives_take_no_memory() {
         let mut queue = RecvQueue::default();
         for _ in 0..100_000 {
             queue.push(PostedRecv { wr_id: 7, buf: None });

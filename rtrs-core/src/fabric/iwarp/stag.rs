@@ -497,7 +497,7 @@ mod tests {
 
     /// Numbers that peers can drive up have more than 32 bits.
     #[test]
-    fn numbers_of_regions_and_domains_do_not_wrap() {
+    fn region_and_domain_numbers_do_not_wrap() {
         let table = StagTable::new();
         let victim = Region::new(8192).unwrap();
         let (foreign, base) = table.register(1, &victim, Access::REMOTE_WRITE).unwrap();
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_reaches_its_range_and_nothing_else() {
+    fn a_key_grants_access_to_its_range_only() {
         let table = StagTable::new();
         let region = Region::new(8192).unwrap();
         let (stag, base) = table.register(1, &region, Access::REMOTE_WRITE).unwrap();
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_dies_at_each_bind_and_revoke() {
+    fn a_bind_or_revoke_invalidates_the_window_key() {
         let table = StagTable::new();
         let region = Region::new(8192).unwrap();
         let (parent, base) = table.register(1, &region, Access::LOCAL).unwrap();
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_an_access_holds_is_not_used_again() {
+    fn an_entry_held_by_an_access_is_not_reused() {
         let table = StagTable::new();
         let region = Region::new(4096).unwrap();
         let register = || table.register(1, &region, Access::REMOTE_WRITE).unwrap();
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_not_bound_while_an_access_holds_it() {
+    fn a_window_held_by_an_access_is_not_bound() {
         let table = StagTable::new();
         let region = Region::new(8192).unwrap();
         let (parent, base) = table.register(1, &region, Access::LOCAL).unwrap();
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_lets_go_of_what_left() {
+    fn a_cache_releases_deregistered_regions() {
         let table = StagTable::new();
         let region = Region::new(4096).unwrap();
         let (stag, _) = table.register(1, &region, Access::LOCAL).unwrap();
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn revokes_never_pass_an_access_on_another_core() {
+    fn a_revoke_waits_for_accesses_on_other_cores() {
         // After a successful revoke the owner writes to the memory; a peer's shard must not write
         // then.
         let table = StagTable::new();

@@ -105,7 +105,7 @@ mod tests {
     use crate::time::Instant;
 
     #[test]
-    fn a_plan_heals_and_keeps_its_spare() {
+    fn a_plan_repairs_each_fault_and_keeps_one_link_intact() {
         let ip = |n: u8| std::net::IpAddr::from([10, 0, 0, n]);
         let options = FaultOptions::new(vec![(ip(1), ip(2)), (ip(3), ip(4)), (ip(5), ip(6))]);
         let until = Instant::from_nanos(600_000_000_000);

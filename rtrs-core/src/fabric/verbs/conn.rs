@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_are_told_apart() {
+    fn reject_kinds_are_distinguished() {
         let refused = event(CmEventKind::Rejected, 28, b"no");
         assert_eq!(reject(&refused), ConnectFailure::Rejected(PrivateData::new(b"no")));
         let dropped = event(CmEventKind::Rejected, 28, &[0; 148]);
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_say_what_and_why() {
+    fn failures_name_the_action_and_cause() {
         let timed_out = failure(&event(CmEventKind::AddrError, -libc::ETIMEDOUT, b""));
         assert_eq!(timed_out, CloseReason::TimedOut);
         let reason = failure(&event(CmEventKind::Unreachable, -libc::EHOSTUNREACH, b""));
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_follow_from_completions() {
+    fn causes_are_derived_from_completions() {
         let wc = |status, recv| Wc {
             tag: WrTag { qp: QpNum(1), recv, bind: false, seq: 0 },
             status,

@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_route_names_the_source() {
+    fn the_source_address_follows_the_kernels_route() {
         let loopback = SocketAddr::from(([127, 0, 0, 1], 1234));
         assert_eq!(source_for(loopback).unwrap(), loopback.ip());
         let error = source_for(SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], 1)));

@@ -21,7 +21,7 @@ use crate::rt::Clock;
 use crate::time::{Duration, Instant};
 
 /// Interval between checks of ports that are down.
-const LOOK: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Time that a port must be up before a DREQ is sent over it: addresses and routes follow the link,
 /// and without them the datagram cannot be sent either.
 const SETTLE: Duration = Duration::from_secs(15);
@@ -117,7 +117,7 @@ where
 
     /// Releases an identifier: the peer confirmed, or the kernel gave up.
     pub(super) fn done(&self, id: I::Key) {
-        // If the message finds no space, the identifier is released when its time is over.
+        // If the queue is full, the identifier is released when its time is over.
         let _ = self.messages.try_send(Message::Done(id));
     }
 
@@ -187,7 +187,7 @@ impl<I: Kept> PendingDreqs<I> {
                 self.make_room();
                 let give_up = now + HELD_TIME_MAX;
                 let held = Some(Held { port, peer_connected, give_up, up: false });
-                self.all.push(PendingDreq { id, until: now + LOOK, repeat_for, held });
+                self.all.push(PendingDreq { id, until: now + CHECK_INTERVAL, repeat_for, held });
             }
             Message::Done(id) => self.all.retain(|one| one.id.key() != id || one.held.is_some()),
         }
@@ -206,7 +206,7 @@ impl<I: Kept> PendingDreqs<I> {
         if self.deadline().is_none_or(|at| now < at) {
             return;
         }
-        // Most identifiers that wait, wait for the same port.
+        // Most waiting identifiers wait for the same port.
         let mut known: Option<(PortName, bool)> = None;
         self.all.retain_mut(|one| {
             if one.until > now {
@@ -219,7 +219,7 @@ impl<I: Kept> PendingDreqs<I> {
             };
             known = Some((held.port.clone(), down));
             if down && now < held.give_up {
-                (held.up, one.until) = (false, now + LOOK);
+                (held.up, one.until) = (false, now + CHECK_INTERVAL);
                 return true;
             }
             if !down && !std::mem::replace(&mut held.up, true) {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_sent_goes_when_it_is_confirmed_or_its_time_is_over() {
+    fn a_sent_dreq_ends_with_its_reply_or_timeout() {
         let (mut kept, sent) = (PendingDreqs::default(), Arc::default());
         for id in [1, 2] {
             let id = StandIn(id, Arc::clone(&sent));
@@ -283,7 +283,7 @@ mod tests {
         }
         kept.take(Instant::ZERO, Message::Done(1));
         assert_eq!(kept.all.len(), 1);
-        let no_look = |_: &PortName| unreachable!("its port is not looked at");
+        let no_look = |_: &PortName| unreachable!("its port is not checked");
         kept.poll(Instant::ZERO + Duration::from_millis(1999), no_look);
         assert_eq!(kept.all.len(), 1);
         assert_eq!(kept.deadline(), Some(Instant::ZERO + REPEAT_FOR));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_was_down_gets_its_dreq_when_it_has_settled() {
+    fn a_dreq_is_sent_once_its_port_has_recovered() {
         let (mut kept, sent) = (PendingDreqs::default(), Arc::default());
         let (down, looks) = (Cell::new(true), Cell::new(0));
         let look = |_: &PortName| {
@@ -304,9 +304,9 @@ mod tests {
         kept.take(Instant::ZERO, hold(2, &sent));
         // An event for an identifier whose DREQ was not sent is not a confirmation.
         kept.take(Instant::ZERO, Message::Done(1));
-        let mut now = Instant::ZERO + LOOK;
+        let mut now = Instant::ZERO + CHECK_INTERVAL;
         kept.poll(now, look);
-        assert_eq!((kept.all.len(), looks.get()), (2, 1), "one look for both");
+        assert_eq!((kept.all.len(), looks.get()), (2, 1), "one check for both");
         // The port is up for too short a time, then down again.
         for is_down in [false, true, false] {
             down.set(is_down);
@@ -322,10 +322,10 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_stays_down_is_given_up_without_a_dreq() {
+    fn a_dreq_is_dropped_if_its_port_stays_down() {
         let (mut kept, sent) = (PendingDreqs::default(), Arc::default());
         kept.take(Instant::ZERO, hold(1, &sent));
-        kept.poll(Instant::ZERO + (HELD_TIME_MAX - LOOK), |_| true);
+        kept.poll(Instant::ZERO + (HELD_TIME_MAX - CHECK_INTERVAL), |_| true);
         assert_eq!(kept.all.len(), 1);
         kept.poll(Instant::ZERO + HELD_TIME_MAX, |_| true);
         assert!(kept.all.is_empty());
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_does_not_answer_holds_up_nobody() {
+    fn a_hanging_driver_blocks_nothing_else() {
         let sent = Arc::default();
         let (open, gate) = mpsc::channel::<()>();
         let (told, looked) = mpsc::channel();
@@ -344,7 +344,7 @@ mod tests {
         })
         .unwrap();
         keeper.leave(hold(0, &sent));
-        looked.recv_timeout(Duration::from_secs(20)).expect("a look at the port");
+        looked.recv_timeout(Duration::from_secs(20)).expect("a check of the port");
         // The thread is blocked in the driver; more messages arrive than the queue holds.
         for id in 1..=2 * u32::try_from(WAITING_MAX).unwrap() {
             keeper.leave(hold(id, &sent));
@@ -358,6 +358,6 @@ mod tests {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        panic!("identifiers stay behind");
+        panic!("identifiers are left");
     }
 }

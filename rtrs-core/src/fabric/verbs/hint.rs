@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_name_their_hint() {
+    fn errors_include_their_hint() {
         let gone = Path::new("/nonexistent/rdma_cm");
         let text = check_file(gone, Path::new("/")).unwrap_err().to_string();
         assert!(text.contains("modprobe rdma_ucm)"), "{text}");

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_known_without_a_look_into_the_devices() {
+    fn device_names_are_listed_without_opening_devices() {
         let root = std::env::temp_dir().join(format!("rtrs-verbs-names-{}", std::process::id()));
         fs::create_dir_all(root.join("rxe1/ports/1/gids")).unwrap();
         fs::create_dir_all(root.join("mlx5_0")).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_list_is_read() {
+    fn the_kernels_list_is_parsed() {
         let root = std::env::temp_dir().join(format!("rtrs-verbs-info-{}", std::process::id()));
         let make = |path: &str, text: &str| {
             let path = root.join(path);

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_tried_once_at_a_time_and_again_when_that_failed() {
+    fn an_address_is_tried_once_at_a_time_and_retried_on_failure() {
         let now = Instant::ZERO + RETRY;
         let (mut listeners, address) = lost(now);
         assert!(listeners.poll(Instant::ZERO).is_empty());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_comes_after_the_stop_is_dropped() {
+    fn an_attempt_completing_after_the_stop_is_dropped() {
         let (mut listeners, address) = lost(Instant::ZERO);
         assert_eq!(listeners.poll(Instant::ZERO), [address]);
         listeners.stop();

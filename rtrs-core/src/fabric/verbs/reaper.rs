@@ -136,7 +136,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]
-    fn one_that_blocks_holds_up_no_other() {
+    fn a_blocked_job_does_not_delay_others() {
         let reaper = Reaper::start("reaper").unwrap();
         let (sender, receiver) = mpsc::channel();
         let gates: Vec<_> = (0..WORKERS_MAX - 1).map(|_| mpsc::channel::<()>()).collect();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_done_even_when_all_are_busy_and_the_owner_goes() {
+    fn queued_jobs_run_even_when_all_workers_are_busy_and_the_owner_drops() {
         let reaper = Reaper::start("reaper").unwrap();
         let (sender, receiver) = mpsc::channel();
         for n in 0..WORKERS_MAX * 3 {

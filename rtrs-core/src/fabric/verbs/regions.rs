@@ -80,7 +80,7 @@ mod tests {
     use crate::mem::Region;
 
     #[test]
-    fn keys_are_good_in_their_domain_for_their_region_and_right() {
+    fn keys_are_valid_for_their_domain_region_and_right() {
         let (regions, mut cache) = (Regions::default(), RegionCache::default());
         let (one, two) = (Region::new(4096).unwrap(), Region::new(4096).unwrap());
         regions.add(1, 7, one.id(), Access::LOCAL);

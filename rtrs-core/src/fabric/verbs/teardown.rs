@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn no_call_is_made_on_the_thread_that_asks_and_each_in_its_order() {
+    fn calls_run_in_order_on_another_thread() {
         let (names, torn) = run(false, UP);
         assert_eq!(names, ["query", "error", "port", "dreq", "destroy", "port"]);
         let said = Torn { failed: true, was_in_error: true, port_down: false, dreq_sent: true };
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn no_dreq_goes_over_a_port_that_is_down_or_to_a_peer_that_knows_nothing() {
+    fn no_dreq_is_sent_over_a_down_port_or_to_an_unaware_peer() {
         let (names, torn) = run(true, UP);
         assert_eq!(names, ["query", "error", "port", "destroy"]);
         assert!(torn.port_down && !torn.dreq_sent);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_pairs_that_are_slow_to_go_hold_up_no_dreq() {
+    fn queue_pairs_that_are_slow_to_destroy_delay_no_dreq() {
         let (calls, reaper) = pools();
         let mut gates = Vec::new();
         for _ in 0..100 {

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_usable_when_a_bind_has_ended_well() {
+    fn windows_are_usable_once_a_bind_succeeded() {
         let end = Some((3, WcStatus::Success));
         let mut good = StandIn { end, ..StandIn::default() };
         assert_eq!(try_windows(&mut good), MemoryWindows::Usable);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bind_that_fails_late_is_no_window() {
+    fn a_bind_that_fails_late_means_no_windows() {
         for status in [WcStatus::LocalError, WcStatus::Flushed] {
             let mut late = StandIn { end: Some((LOOKS - 1, status)), ..StandIn::default() };
             let found = try_windows(&mut late);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bind_that_does_not_end_is_waited_for_a_quarter_of_a_second() {
+    fn a_hanging_bind_is_awaited_for_a_quarter_of_a_second() {
         // The bind never completes, or completes too late.
         for end in [None, Some((LOOKS, WcStatus::Success)), Some((LOOKS, WcStatus::LocalError))] {
             let mut silent = StandIn { end, ..StandIn::default() };
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_of_windows_is_no_verdict() {
+    fn unrelated_failures_leave_windows_untried() {
         let tried = [
             // Memory may not be locked.
             StandIn { register: Some(libc::ENOMEM), ..StandIn::default() },
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_missing_call_takes_windows_from_an_open_device() {
+    fn only_a_missing_call_disables_windows_on_an_open_device() {
         let missing = |errno| is_no_call(&io::Error::from_raw_os_error(errno));
         assert!(missing(libc::EOPNOTSUPP) && missing(libc::ENOSYS));
         assert!(!missing(libc::ENOMEM) && !missing(libc::EINVAL));

@@ -41,7 +41,7 @@ fn ask(at: &str, request: &[u8]) -> String {
 const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
 
 #[test]
-fn a_scrape_gets_the_text_with_type_and_length() {
+fn a_scrape_returns_the_text_with_type_and_length() {
     let (_server, at) = server(|| Ok("x 1\n".into()));
     let response = ask(&at, GET);
     assert_eq!(
@@ -52,7 +52,7 @@ fn a_scrape_gets_the_text_with_type_and_length() {
 }
 
 #[test]
-fn anything_else_is_refused_by_its_status() {
+fn other_requests_are_refused_with_their_status() {
     let (_server, at) = server(|| Ok("x 1\n".into()));
     let line = |line: &str| format!("{line}\r\nHost: x\r\n\r\n").into_bytes();
     let long = format!("GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(REQUEST_MAX));
@@ -106,7 +106,7 @@ fn anything_else_is_refused_by_its_status() {
 }
 
 #[test]
-fn what_cannot_be_made_is_unavailable() {
+fn a_failed_render_is_unavailable() {
     let (_server, at) = server(|| Err("too busy".into()));
     let response = ask(&at, GET);
     assert!(response.starts_with("HTTP/1.1 503 "), "{response}");
@@ -114,7 +114,7 @@ fn what_cannot_be_made_is_unavailable() {
 }
 
 #[test]
-fn silent_clients_make_room() {
+fn silent_clients_are_evicted() {
     let (_server, at) = server(|| Ok("x 1\n".into()));
     let silent: Vec<TcpStream> = (0..3 * CONNECTIONS_MAX)
         .map(|_| {
@@ -129,7 +129,7 @@ fn silent_clients_make_room() {
 }
 
 #[test]
-fn clients_that_do_not_read_are_bounded_and_the_text_is_made_once_for_all() {
+fn clients_that_do_not_read_are_bounded_and_share_one_text() {
     // The text is longer than the buffers of a connection.
     let text = "x".repeat(32 << 20);
     let made = Arc::new(AtomicUsize::new(0));
@@ -166,7 +166,7 @@ fn clients_that_do_not_read_are_bounded_and_the_text_is_made_once_for_all() {
 }
 
 #[test]
-fn the_text_is_made_by_one_at_a_time() {
+fn the_text_is_rendered_for_one_client_at_a_time() {
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let counts = (Arc::clone(&now), Arc::clone(&most));
     let (_server, at) = server(move || {
@@ -189,7 +189,7 @@ fn the_text_is_made_by_one_at_a_time() {
 }
 
 #[test]
-fn it_ends_with_its_owner_and_serves_unix_sockets_too() {
+fn the_endpoint_stops_with_its_owner_and_serves_unix_sockets() {
     let path = std::env::temp_dir().join(format!("rtrs-metrics-{}", std::process::id()));
     let address = MetricsAddress::Unix(path.clone());
     let server = MetricsServer::bind(&address).unwrap();

@@ -175,7 +175,7 @@ impl Peer {
             let events = fixture.step();
             self.events.extend(events.into_iter().filter(|event| qp_of(event) == self.qp));
         }
-        panic!("waited in vain: {:?}", self.events);
+        panic!("timed out: {:?}", self.events);
     }
 
     fn send(&mut self, fixture: &mut Fixture, info: &PingInfo) {
@@ -210,7 +210,7 @@ fn ended(events: &[PingEvent]) -> &Result<(), PingFailure> {
 }
 
 #[test]
-fn every_mode_runs_and_is_checked() {
+fn every_mode_runs_and_is_verified() {
     let modes = [
         PingMode::PingPong,
         PingMode::ReadLatency,
@@ -262,7 +262,7 @@ fn invalidating_variants_use_each_key_once() {
 }
 
 #[test]
-fn rping_says_nothing_of_ours_and_needs_the_option() {
+fn rping_sends_no_extension_and_needs_the_option() {
     let rping = PingServerConfig { rping: true, ..PingServerConfig::default() };
     let mut fixture = Fixture::new(rping);
     let address = fixture.address;
@@ -285,7 +285,7 @@ fn rping_says_nothing_of_ours_and_needs_the_option() {
 }
 
 #[test]
-fn refusals_are_told() {
+fn refusals_are_reported() {
     let server = PingServerConfig::default();
     for (server, size, status) in [
         (PingServerConfig { enabled: false, ..server }, 64, PingStatus::Off),
@@ -301,7 +301,7 @@ fn refusals_are_told() {
 }
 
 #[test]
-fn pings_are_bounded_and_come_free() {
+fn pings_are_bounded_and_slots_are_reused() {
     let most = PingServerConfig { connections_max: 3, ..PingServerConfig::default() };
     let mut fixture = Fixture::new(most);
     let address = fixture.address;
@@ -315,7 +315,7 @@ fn pings_are_bounded_and_come_free() {
 }
 
 #[test]
-fn the_oldest_ping_of_the_source_with_the_most_gives_way() {
+fn the_oldest_ping_of_the_busiest_source_is_evicted() {
     let most = PingServerConfig { connections_max: 3, ..PingServerConfig::default() };
     let mut fixture = Fixture::new(most);
     let data = || PrivateData::new(&hello(PingMode::PingPong, 64).encode());
@@ -353,7 +353,7 @@ fn the_oldest_ping_of_the_source_with_the_most_gives_way() {
 }
 
 #[test]
-fn a_silent_client_is_ended_and_a_live_one_is_not() {
+fn only_silent_clients_are_disconnected() {
     let mut fixture = Fixture::new(PingServerConfig::default());
     let data = PrivateData::new(&hello(PingMode::PingPong, 64).encode());
     let mut peer = fixture.peer(data);
@@ -374,7 +374,7 @@ fn a_silent_client_is_ended_and_a_live_one_is_not() {
 }
 
 #[test]
-fn a_lying_client_is_ended() {
+fn a_lying_client_is_disconnected() {
     let good = hello(PingMode::PingPong, 64);
     type Violation = fn(&mut Peer, &mut Fixture, PingInfo);
     let violations: [(PingHello, Violation); 7] = [
@@ -425,7 +425,7 @@ fn a_lying_client_is_ended() {
 }
 
 #[test]
-fn rpings_size_is_bounded_before_memory_is_taken() {
+fn the_size_from_rping_is_bounded_before_memory_is_allocated() {
     let mut fixture = Fixture::new(PingServerConfig { rping: true, ..PingServerConfig::default() });
     for size in [0, PingHello::SIZE_MAX + 1, u32::MAX] {
         let mut peer = fixture.peer(PrivateData::EMPTY);
@@ -436,7 +436,7 @@ fn rpings_size_is_bounded_before_memory_is_taken() {
 }
 
 #[test]
-fn a_client_reaches_only_the_buffer_it_was_shown() {
+fn a_client_reaches_only_the_advertised_buffer() {
     // A server has other memory besides pings: a session's, which its clients may write.
     let mut fixture = Fixture::new(PingServerConfig::default());
     let remote_address = fixture.address;
@@ -572,7 +572,7 @@ impl Liar {
 }
 
 #[test]
-fn a_lying_server_is_told_in_words_within_a_bound() {
+fn a_lying_server_is_described_within_a_bound() {
     let pong = hello(PingMode::PingPong, 64);
     let read = hello(PingMode::ReadLatency, 64);
     let writes = hello(PingMode::WriteLatency, 64);
@@ -641,7 +641,7 @@ fn a_lying_server_is_told_in_words_within_a_bound() {
 }
 
 #[test]
-fn a_server_that_changes_the_data_is_caught() {
+fn a_server_that_changes_the_data_is_detected() {
     let good = Some(PrivateData::new(&PingReply { status: PingStatus::Good }.encode()));
     let hello = hello(PingMode::PingPong, 64);
     // The server sends the first go-ahead, then writes other bytes and sends the second.

@@ -18,7 +18,7 @@ fn wait(ring: &Rc<Ring>, port: &mut Port) -> Completed {
 }
 
 #[test]
-fn bytes_cross_a_socket_and_come_back_to_their_port() {
+fn data_crosses_a_socket_and_returns_to_its_port() {
     let ring = Ring::new(8).unwrap();
     let (mut left, mut right) = (ring.port(), ring.port());
     let (a, b) = UnixStream::pair().unwrap();
@@ -38,7 +38,7 @@ fn bytes_cross_a_socket_and_come_back_to_their_port() {
 }
 
 #[test]
-fn a_dropped_port_cancels_what_it_left_running() {
+fn a_dropped_port_cancels_its_operations() {
     let ring = Ring::new(8).unwrap();
     let (a, _b) = UnixStream::pair().unwrap();
     let region = Region::new(4096).unwrap();
@@ -58,7 +58,7 @@ fn a_dropped_port_cancels_what_it_left_running() {
 }
 
 #[test]
-fn what_a_dropped_port_left_running_reaches_no_later_port() {
+fn operations_of_a_dropped_port_complete_at_no_later_port() {
     let ring = Ring::new(8).unwrap();
     let (a, _b) = UnixStream::pair().unwrap();
     let region = Region::new(4096).unwrap();
@@ -79,7 +79,7 @@ fn what_a_dropped_port_left_running_reaches_no_later_port() {
 }
 
 #[test]
-fn a_sleep_leaves_nothing_behind_that_one_call_cannot_carry() {
+fn a_sleep_submits_everything_that_exceeds_one_call() {
     use std::io::Write;
     let ring = Ring::new(8).unwrap();
     let mut port = ring.port();
@@ -149,7 +149,7 @@ fn mail_ends_a_sleep() {
 }
 
 #[test]
-fn memory_is_registered_piece_by_piece_as_it_is_used() {
+fn memory_is_registered_piece_by_piece_on_use() {
     use crate::rt::fixed::PIECE;
     let ring = Ring::new(8).unwrap();
     let mut port = ring.port();
@@ -210,7 +210,7 @@ fn memory_is_registered_piece_by_piece_as_it_is_used() {
 }
 
 #[test]
-fn workers_are_those_that_were_asked_for() {
+fn the_requested_number_of_workers_is_used() {
     let ring = Ring::new(8).unwrap();
     let max = || {
         let mut max = [0, 0];

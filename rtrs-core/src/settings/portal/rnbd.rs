@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_rnbd_reads() {
+    fn rnbd_forms_are_parsed() {
         for (text, same) in [
             ("ip:10.0.0.1@ip:10.0.0.2", "rdma://10.0.0.1@10.0.0.2:1234"),
             ("ip:10.0.0.1,ip:10.0.0.2", "rdma://10.0.0.1@10.0.0.2:1234"),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_to_write() {
+    fn errors_suggest_the_correct_form() {
         for (text, part) in [
             ("gid:fe80::1", "names an InfiniBand GID, which is not supported; write the address"),
             ("ip:10.0.0.1@gid:fe80::1", "names an InfiniBand GID"),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_not_its_business() {
+    fn other_texts_are_ignored() {
         for text in ["", "ip", "rdma://10.0.0.2", "ip6:::1", "\u{e9}p:1", "tcp://ip:1"] {
             assert!(parse(text).is_none(), "{text}");
         }

@@ -64,7 +64,7 @@ impl Chained {
 }
 
 #[test]
-fn a_list_counts_for_each_certificate_of_a_chain() {
+fn a_list_applies_to_every_certificate_of_a_chain() {
     let chained = Chained::new();
     let root = |serials: &[u64]| chained.place.authority.list(serials, 1, 2120);
     let between = |serials: &[u64]| chained.between.list(serials, 1, 2120);
@@ -103,7 +103,7 @@ fn a_list_counts_for_each_certificate_of_a_chain() {
 }
 
 #[test]
-fn a_handshake_tells_both_ends_of_a_revoked_ca() {
+fn a_handshake_reports_a_revoked_ca_to_both_ends() {
     let chained = Chained::new();
     let place = &chained.place;
     let lists =
@@ -124,7 +124,7 @@ fn a_handshake_tells_both_ends_of_a_revoked_ca() {
 }
 
 #[test]
-fn a_ca_that_another_ca_of_the_file_has_revoked_is_not_trusted() {
+fn a_ca_revoked_by_another_ca_of_the_file_is_not_trusted() {
     let chained = Chained::new();
     let (place, between) = (&chained.place, &chained.between);
     let ca_path = place.path().join("ca-cert.pem");
@@ -175,7 +175,7 @@ fn identity(permitted: &[GeneralSubtree], wanted: &Wanted<'_>) -> Result<String,
 }
 
 #[test]
-fn no_name_evades_the_constraints_of_a_ca() {
+fn names_cannot_evade_the_constraints_of_a_ca() {
     let (team, mail) = (
         GeneralSubtree::DnsName("team-a.example.org".into()),
         GeneralSubtree::Rfc822Name("example.org".into()),
@@ -204,7 +204,7 @@ fn no_name_evades_the_constraints_of_a_ca() {
 }
 
 #[test]
-fn constraints_of_a_trusted_ca_count_too() {
+fn constraints_of_a_trusted_ca_apply_too() {
     let place = Place::new();
     let team = GeneralSubtree::DnsName("team-a.example.org".into());
     let between = place.authority.subordinate_for("between", &[team]);

@@ -46,7 +46,7 @@ fn exchange(
 }
 
 #[test]
-fn both_kinds_prove_the_name_of_a_client() {
+fn both_kinds_prove_a_clients_name() {
     let (client, server) = by_keys();
     let found = exchange(&client, &server, facts(), facts()).unwrap();
     assert_eq!((&found.who, found.cipher), (&Who::Key("db1".into()), None));
@@ -62,7 +62,7 @@ fn both_kinds_prove_the_name_of_a_client() {
 /// Checks that the server cannot prove its identity for the facts known to the client, before the
 /// client signs.
 #[test]
-fn a_proof_of_one_path_is_none_of_another() {
+fn a_proof_is_valid_for_its_path_only() {
     let dir = TestDir::new("proof");
     certificates(&dir.0);
     for (client, server) in [by_keys(), by_certificates(&dir)] {
@@ -88,7 +88,7 @@ fn a_proof_of_one_path_is_none_of_another() {
 }
 
 #[test]
-fn addresses_are_the_same_in_either_family_form() {
+fn ipv4_mapped_addresses_are_equal() {
     let (client, server) = by_keys();
     let mapped = |ip: IpAddr| match ip {
         IpAddr::V4(v4) => IpAddr::from(v4.to_ipv6_mapped()),
@@ -99,7 +99,7 @@ fn addresses_are_the_same_in_either_family_form() {
 }
 
 #[test]
-fn nonces_are_signed_in_their_places() {
+fn nonces_are_signed_in_order() {
     let (client, server) = by_keys();
     let challenge = client.challenge([7; 32]);
     let (answer, good) = server.prove(facts(), &challenge, [8; 32]).unwrap();
@@ -123,7 +123,7 @@ fn nonces_are_signed_in_their_places() {
 /// Checks that the signature of one end is invalid for the other end, even if both have the same
 /// key.
 #[test]
-fn a_reflected_proof_is_none() {
+fn a_reflected_proof_is_refused() {
     let mut clients = Clients::default();
     clients.add("mirror", key(2).public());
     let server = TlsServerConfig::with_keys(&key(2), clients).unwrap();
@@ -138,7 +138,7 @@ fn a_reflected_proof_is_none() {
 }
 
 #[test]
-fn who_is_not_known_proves_nothing() {
+fn an_unknown_client_proves_nothing() {
     let (client, server) = by_keys();
     let stranger = TlsClientConfig::with_keys(&key(9), &[key(2).public()]).unwrap();
     let error = exchange(&stranger, &server, facts(), facts()).unwrap_err();
@@ -182,7 +182,7 @@ fn certificates_are_checked_as_for_tls() {
 }
 
 #[test]
-fn kinds_do_not_mix() {
+fn key_and_certificate_proofs_do_not_mix() {
     let dir = TestDir::new("proof");
     certificates(&dir.0);
     let (keys, certificates) = (by_keys(), by_certificates(&dir));
@@ -194,7 +194,7 @@ fn kinds_do_not_mix() {
 
 /// Checks that the presented credential is the one that was announced, and the one that is signed.
 #[test]
-fn credentials_are_bound() {
+fn credentials_are_bound_to_the_proof() {
     let (client, server) = by_keys();
     let mut clients = Clients::default();
     clients.add("db1", key(1).public());
@@ -222,7 +222,7 @@ fn credentials_are_bound() {
 }
 
 #[test]
-fn other_versions_and_ways_to_sign_are_refused() {
+fn other_versions_and_signature_schemes_are_refused() {
     let (client, server) = by_keys();
     let challenge = client.challenge([7; 32]);
     let later = Challenge { version: 2, ..challenge };
@@ -241,7 +241,7 @@ fn other_versions_and_ways_to_sign_are_refused() {
 
 /// Checks that every bit of a proof is significant.
 #[test]
-fn flipped_bits_prove_nothing() {
+fn a_flipped_bit_invalidates_a_proof() {
     let (client, server) = by_keys();
     let challenge = client.challenge([7; 32]);
     let (answer, exchange) = server.prove(facts(), &challenge, [8; 32]).unwrap();

@@ -77,7 +77,7 @@ impl Locks {
                     return Err(BackendError::path(
                         path,
                         "is locked: it is exported already, or another program uses it",
-                        "stop the other one, or export it with `ro`",
+                        "stop the other program, or export it with `ro`",
                     ));
                 }
                 Err(TryLockError::Error(error)) => return Ok(Err(error)),

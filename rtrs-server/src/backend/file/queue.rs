@@ -5,7 +5,7 @@
 //! to writing zeroes in pieces; a discard or write zeroes with FUA ends with `fdatasync`, and a
 //! write with FUA uses RWF_DSYNC. Slots, tables and bounce buffers are allocated once. With
 //! O_DIRECT, a buffer with an unaligned address uses a bounce buffer, of which there are few;
-//! without a free one the IO is given back.
+//! without a free one the IO is returned.
 //!
 //! Some operations block in a worker thread of the ring: syncs, holes, and direct IO that finds no
 //! free tag at the device. All exports of a shard share these threads. Each export has its own

@@ -150,7 +150,7 @@ fn read_only_files_conform() {
 }
 
 #[test]
-fn a_part_of_a_block_is_not_exported_and_never_touched() {
+fn a_trailing_partial_block_is_not_exported_or_changed() {
     let scratch = Scratch::disk();
     let path = scratch.file("tail", 1000);
     let file = File::options().write(true).open(&path).unwrap();
@@ -164,7 +164,7 @@ fn a_part_of_a_block_is_not_exported_and_never_touched() {
 }
 
 #[test]
-fn what_is_written_is_in_the_file() {
+fn writes_reach_the_file() {
     let scratch = Scratch::disk();
     let path = scratch.file("content", 1 << 20);
     let source = open(&path);
@@ -197,7 +197,7 @@ fn trace(source: &FileSource, op: IoOp, flags: IoFlags) -> Vec<String> {
 }
 
 #[test]
-fn durability_asks_the_system_for_it() {
+fn durable_writes_sync_the_file() {
     let scratch = Scratch::disk();
     let source = open(&scratch.file("durable", 1 << 20));
     let (plain, fua) = (IoFlags::default(), IoFlags { fua: true, ..IoFlags::default() });
@@ -221,7 +221,7 @@ fn durability_asks_the_system_for_it() {
 
 /// Operations that never end represent those of a hanging disk: each would occupy a thread.
 #[test]
-fn an_export_that_hangs_takes_only_its_share_of_workers() {
+fn a_hanging_export_uses_only_its_share_of_workers() {
     let scratch = Scratch::disk();
     let (a, b) = (open(&scratch.file("hangs", 1 << 20)), open(&scratch.file("works", 1 << 20)));
     let ring = Ring::new(256).unwrap();
@@ -275,7 +275,7 @@ fn submitted(device: &mut FileDevice) -> (usize, usize) {
 }
 
 #[test]
-fn direct_io_takes_a_worker_only_where_it_would_block() {
+fn direct_io_uses_a_worker_only_if_it_would_block() {
     const EAGAIN: i32 = 11;
     const EOPNOTSUPP: i32 = 95;
     let scratch = Scratch::disk();
@@ -333,7 +333,7 @@ fn direct_io_takes_a_worker_only_where_it_would_block() {
 }
 
 #[test]
-fn cached_writes_to_a_device_are_limited_without_nonblocking_ones() {
+fn cached_writes_to_a_device_without_nonblocking_writes_are_limited() {
     const EOPNOTSUPP: i32 = 95;
     let scratch = Scratch::disk();
     let path = scratch.file("cached", 1 << 20);
@@ -360,7 +360,7 @@ fn cached_writes_to_a_device_are_limited_without_nonblocking_ones() {
 }
 
 #[test]
-fn zeroes_are_written_where_nothing_quicker_exists() {
+fn zeroes_are_written_if_nothing_faster_exists() {
     let scratch = Scratch::disk();
     let path = scratch.file("zeroes", 4 << 20);
     let source = open(&path);
@@ -382,7 +382,7 @@ fn zeroes_are_written_where_nothing_quicker_exists() {
 }
 
 #[test]
-fn a_hole_frees_space_and_zeroes_may_keep_it() {
+fn a_discard_frees_space_and_zeroes_may_keep_it() {
     let scratch = Scratch::disk();
     let path = scratch.file("holes", 4 << 20);
     let source = open(&path);
@@ -408,7 +408,7 @@ fn a_hole_frees_space_and_zeroes_may_keep_it() {
 }
 
 #[test]
-fn more_than_the_bound_is_given_back() {
+fn submissions_beyond_the_limit_are_returned() {
     let scratch = Scratch::disk();
     let source = open(&scratch.file("bound", 1 << 20));
     let mut rig = Rig::new(&source, 0);
@@ -422,7 +422,7 @@ fn more_than_the_bound_is_given_back() {
 }
 
 #[test]
-fn a_file_that_shrinks_gives_errors_not_lies() {
+fn io_beyond_the_end_of_a_shrunk_file_fails() {
     let scratch = Scratch::disk();
     let path = scratch.file("shrinks", 1 << 20);
     let source = open(&path);
@@ -437,7 +437,7 @@ fn a_file_that_shrinks_gives_errors_not_lies() {
 }
 
 #[test]
-fn a_write_does_not_make_a_file_longer_that_was_made_shorter() {
+fn a_write_does_not_extend_a_shrunk_file() {
     let scratch = Scratch::disk();
     let path = scratch.file("cut", 1 << 20);
     let source = open(&path);
@@ -463,7 +463,7 @@ fn a_write_does_not_make_a_file_longer_that_was_made_shorter() {
 }
 
 #[test]
-fn one_flush_fails_for_each_cut() {
+fn one_flush_fails_for_each_truncation() {
     let on_disk = Scratch::disk();
     let in_memory = Scratch::memory();
     for scratch in [Some(&on_disk), in_memory.as_ref()].into_iter().flatten() {
@@ -490,7 +490,7 @@ fn one_flush_fails_for_each_cut() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_in_words() {
+fn unusable_targets_are_refused_with_a_reason() {
     let scratch = Scratch::disk();
     let says = |path: &Path, words: &str| {
         for read_only in [false, true] {
@@ -531,7 +531,7 @@ fn a_file_is_exported_for_writing_once() {
 }
 
 #[test]
-fn without_locks_a_file_is_exported_for_writing_only_with_no_lock() {
+fn without_locks_a_writable_export_requires_lock_none() {
     let scratch = Scratch::disk();
     let path = scratch.file("unlocked", 4096);
     // NFS without lockd; FUSE, 9p and old kernels fail in other ways.
@@ -591,7 +591,7 @@ fn rerun_as_nobody(test: &str, path: &Path) {
 }
 
 #[test]
-fn missing_rights_are_told() {
+fn missing_permissions_are_named() {
     if let Some(dir) = std::env::var_os("RTRS_UNREADABLE").map(PathBuf::from) {
         let text = refusal(&dir.join("secret"), true, Direct::Auto, None);
         assert!(text.contains("cannot be read: Permission denied"), "{text}");
@@ -609,7 +609,7 @@ fn missing_rights_are_told() {
     }
     if File::open(scratch.0.join("secret")).is_ok() {
         // Permissions do not bind this user.
-        let name = "backend::file::tests::missing_rights_are_told";
+        let name = "backend::file::tests::missing_permissions_are_named";
         rerun_as_nobody(name, &scratch.0);
         return;
     }
@@ -689,7 +689,7 @@ fn block_devices_conform() {
 }
 
 #[test]
-fn a_read_only_block_device_wants_ro() {
+fn a_read_only_block_device_requires_ro() {
     let scratch = Scratch::disk();
     let path = scratch.file("loop", 1 << 20);
     let Some(device) = Loop::over(&path, &["--read-only"]) else { return };

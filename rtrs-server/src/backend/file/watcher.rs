@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 /// Interval between rounds.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A target that can be examined.
 pub(super) trait Examine: Send + Sync + 'static {
@@ -102,17 +102,17 @@ impl<T: Examine> Watcher<T> {
 
     fn run(&self) {
         let mut helper = None;
-        let mut round = Instant::now() + LOOK_EVERY;
+        let mut round = Instant::now() + INTERVAL;
         loop {
             thread::park_timeout(round.saturating_duration_since(Instant::now()));
             let all = Instant::now() >= round;
             if all {
-                round = Instant::now() + LOOK_EVERY;
+                round = Instant::now() + INTERVAL;
             }
             let Some(batch) = self.due(all) else { return };
-            while !batch.lock().is_empty() && Self::have_looked(&mut helper, &batch, round) {}
+            while !batch.lock().is_empty() && Self::examine_batch(&mut helper, &batch, round) {}
             // Targets that were not examined are examined in the next round.
-            batch.lock().drain(..).for_each(|entry| entry.flags.give_back());
+            batch.lock().drain(..).for_each(|entry| entry.flags.reset());
         }
     }
 
@@ -133,11 +133,11 @@ impl<T: Examine> Watcher<T> {
     }
 
     /// Lets a helper examine a batch. Returns false if no helper can be started.
-    fn have_looked(helper: &mut Option<Helper<T>>, batch: &Batch<T>, until: Instant) -> bool {
+    fn examine_batch(helper: &mut Option<Helper<T>>, batch: &Batch<T>, until: Instant) -> bool {
         let Some(Helper { orders, done }) = helper.take().or_else(Helper::start) else {
             return false;
         };
-        let wait = until.saturating_duration_since(Instant::now()).max(LOOK_EVERY / 10);
+        let wait = until.saturating_duration_since(Instant::now()).max(INTERVAL / 10);
         if orders.send(Arc::clone(batch)).is_ok() && done.recv_timeout(wait).is_ok() {
             *helper = Some(Helper { orders, done });
         }
@@ -147,7 +147,7 @@ impl<T: Examine> Watcher<T> {
 }
 
 impl Flags {
-    fn give_back(&self) {
+    fn reset(&self) {
         self.taken.store(false, Ordering::Relaxed);
     }
 }
@@ -182,7 +182,7 @@ fn look_at<T: Examine>(batch: &Batch<T>) {
         if let Some(target) = target.upgrade() {
             target.examine_target();
         }
-        flags.give_back();
+        flags.reset();
     }
 }
 
@@ -214,8 +214,8 @@ mod tests {
     fn until(what: &str, so: impl Fn() -> bool) {
         let start = Instant::now();
         while !so() {
-            assert!(start.elapsed() < LOOK_EVERY * 20, "{what}");
-            thread::sleep(LOOK_EVERY / 100);
+            assert!(start.elapsed() < INTERVAL * 20, "{what}");
+            thread::sleep(INTERVAL / 100);
         }
     }
 
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_does_not_answer_keeps_none_from_being_looked_at() {
+    fn a_hanging_target_does_not_stop_checks_of_others() {
         let watcher = watcher();
         let targets: Vec<Arc<Target>> = (0..8).map(|_| Arc::default()).collect();
         let first = targets[2].hangs.lock();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_ends_with_the_last_target_and_comes_back() {
+    fn the_thread_ends_with_the_last_target_and_restarts() {
         let watcher = watcher();
         for _ in 0..2 {
             let target = Arc::new(Target::default());
@@ -250,10 +250,10 @@ mod tests {
             let also = Arc::new(Target::default());
             let _also = watcher.add(&also).unwrap();
             drop(also);
-            until("a look", || looks(&target) > 0);
+            until("a check", || looks(&target) > 0);
             let before = looks(&target);
             watch.look();
-            until("a look that is wanted", || looks(&target) > before);
+            until("a requested check", || looks(&target) > before);
             drop(target);
             until("the thread's end", || watcher.0.lock().thread.is_none());
         }

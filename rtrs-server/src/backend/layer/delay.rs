@@ -23,11 +23,11 @@ impl Filter for Delay {
         Verdict::Hold
     }
 
-    fn may_go(&self, since: Instant, now: Instant) -> bool {
+    fn may_continue(&self, since: Instant, now: Instant) -> bool {
         since + self.0 <= now
     }
 
-    fn look_at(&self, since: Instant, _: Instant) -> Instant {
+    fn next_check(&self, since: Instant, _: Instant) -> Instant {
         since + self.0
     }
 }

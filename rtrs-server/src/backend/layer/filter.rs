@@ -26,7 +26,7 @@ pub(super) enum Verdict {
     Pass,
     /// Fail the IO here.
     Fail(IoStatus),
-    /// Hold the IO until [`Filter::may_go`].
+    /// Hold the IO until [`Filter::may_continue`].
     Hold,
 }
 
@@ -49,12 +49,12 @@ pub(super) trait Filter: Debug + Send + Sync {
     fn undo(&self, _io: &Io, _geometry: &Geometry) {}
 
     /// Whether the IO that has been held longest may continue, which it then does.
-    fn may_go(&self, _since: Instant, _now: Instant) -> bool {
+    fn may_continue(&self, _since: Instant, _now: Instant) -> bool {
         true
     }
 
     /// Time of the next check of an IO that has been held since then.
-    fn look_at(&self, since: Instant, _now: Instant) -> Instant {
+    fn next_check(&self, since: Instant, _now: Instant) -> Instant {
         since
     }
 
@@ -182,7 +182,7 @@ impl BlockDevice for LayerDevice {
             *since = Some(now);
         }
         while let Some((since, _)) = self.held.front()
-            && self.filter.may_go(since.unwrap_or(now), now)
+            && self.filter.may_continue(since.unwrap_or(now), now)
         {
             self.released.extend(self.held.pop_front().map(|(_, io)| io));
         }
@@ -212,7 +212,7 @@ impl BlockDevice for LayerDevice {
     fn deadline(&self) -> Option<Instant> {
         // Released IOs wait for a completion of the backend.
         let held = self.held.front().map(|(since, _)| match since {
-            Some(since) => self.filter.look_at(*since, self.now),
+            Some(since) => self.filter.next_check(*since, self.now),
             None => Instant::ZERO,
         });
         let fresh = self.held.back().filter(|(since, _)| since.is_none()).map(|_| Instant::ZERO);

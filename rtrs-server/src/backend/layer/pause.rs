@@ -14,7 +14,7 @@ use rtrs_core::time::{Duration, Instant};
 
 use super::filter::{Filter, Layer, Verdict};
 
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 struct State {
@@ -82,7 +82,7 @@ impl Filter for PauseHandle {
     }
 
     /// Takes one ticket, for an IO that is no longer held.
-    fn may_go(&self, _: Instant, _: Instant) -> bool {
+    fn may_continue(&self, _: Instant, _: Instant) -> bool {
         let mut state = self.state.lock();
         if state.tickets == 0 {
             return false;
@@ -92,8 +92,8 @@ impl Filter for PauseHandle {
         true
     }
 
-    fn look_at(&self, _: Instant, now: Instant) -> Instant {
-        now + LOOK
+    fn next_check(&self, _: Instant, now: Instant) -> Instant {
+        now + POLL_INTERVAL
     }
 
     fn forget(&self, count: usize) {

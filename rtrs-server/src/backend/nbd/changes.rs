@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flush_over_one_connection_settles_no_other() {
+    fn a_flush_settles_only_changes_of_its_connection() {
         let changes = Changes::new(ANSWER_MAX);
         let [one, two] = [(); 2].map(|()| changes.join(WakeHandle::idle()));
         let mut peers = Peers::default();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_ends_with_unsettled_changes_is_a_loss_once() {
+    fn a_connection_lost_with_unsettled_changes_is_reported_once() {
         let changes = Changes::new(ANSWER_MAX);
         let [one, two] = [(); 2].map(|()| changes.join(WakeHandle::idle()));
         let mut peers = Peers::default();

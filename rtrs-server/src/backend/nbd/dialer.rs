@@ -23,20 +23,20 @@ pub(super) fn start(shared: &Arc<Shared>, wanted: mpsc::Receiver<Wanted>) -> io:
 }
 
 fn run(shared: &Weak<Shared>, wanted: mpsc::Receiver<Wanted>) {
-    for one in wanted {
-        let (mut pause, mut said) = (PAUSES.0, false);
-        while one.asker.strong_count() > 0 {
+    for request in wanted {
+        let (mut pause, mut logged) = (PAUSES.0, false);
+        while request.asker.strong_count() > 0 {
             let Some(shared) = shared.upgrade() else { return };
             match attempt(&shared) {
                 Ok(made) => {
                     tracing::info!("{}: reconnected", shared.text);
-                    if one.made.send(made).is_ok() {
-                        one.wake.wake();
+                    if request.made.send(made).is_ok() {
+                        request.wake.wake();
                     }
                     break;
                 }
-                Err(why) if !said => {
-                    said = true;
+                Err(why) if !logged => {
+                    logged = true;
                     tracing::warn!("{}: cannot reconnect: {why}; IO waits", shared.text);
                 }
                 Err(why) => tracing::debug!("{}: cannot reconnect: {why}", shared.text),
@@ -59,7 +59,7 @@ fn attempt(shared: &Shared) -> Result<(OwnedFd, Offered), String> {
     }
     let lacks = |had: bool, flag| had && flags & flag == 0;
     let geometry = &shared.geometry;
-    // Without a cache at the start nothing is flushed.
+    // An export that started without a write cache is never flushed.
     let gains_cache = !geometry.read_only && !geometry.write_cache && flags & tf::SEND_FLUSH != 0;
     let needed = [
         (gains_cache, "it now has a write cache"),

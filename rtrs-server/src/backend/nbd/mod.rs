@@ -43,7 +43,7 @@ use super::target::{BackendError, whole_blocks};
 
 /// Maximum time to flush an export that is removed.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const RING_ENTRIES: u32 = 8;
 /// Maximum block size announced to clients.
 const BLOCK_MAX: u32 = 4096;
@@ -214,7 +214,7 @@ impl BlockSource for NbdSource {
                 return if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
             }
             // A queue of another thread does not wake this ring.
-            ring.turn_or_sleep(Some(LOOK))?;
+            ring.turn_or_sleep(Some(POLL_INTERVAL))?;
         }
         Err(io::ErrorKind::TimedOut.into())
     }

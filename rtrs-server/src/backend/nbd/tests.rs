@@ -37,7 +37,7 @@ fn requires(tool: &str) -> bool {
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let end = Clock.now() + WAIT_MAX;
     while !done() {
-        assert!(Clock.now() < end, "waited in vain for: {what}");
+        assert!(Clock.now() < end, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -221,7 +221,7 @@ fn the_backend_conforms_with_nbd_server() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_refused_in_words() {
+fn a_missing_server_is_refused_with_a_reason() {
     let refuse = |target: &str| {
         let spec = format!("x={target},connect-timeout=1s").parse().unwrap();
         open_target(&spec).map(drop).unwrap_err().to_string()
@@ -243,12 +243,12 @@ fn a_server_that_is_not_there_is_refused_in_words() {
         client.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").unwrap();
     });
     let error = refuse(&format!("nbd://{address}/disk"));
-    assert!(error.contains("it is no NBD server"), "{error}");
+    assert!(error.contains("it is not an NBD server"), "{error}");
     served.join().unwrap();
 }
 
 #[test]
-fn a_server_that_comes_back_is_used_again_and_a_loss_is_reported_once() {
+fn a_restarted_server_is_reconnected_and_a_loss_reported_once() {
     if !requires("nbdkit") {
         return;
     }
@@ -310,7 +310,7 @@ fn a_server_that_comes_back_is_used_again_and_a_loss_is_reported_once() {
 }
 
 #[test]
-fn a_server_that_comes_back_with_a_cache_is_refused() {
+fn a_restarted_server_with_a_new_cache_is_refused() {
     if !requires("nbdkit") {
         return;
     }
@@ -337,7 +337,7 @@ fn a_server_that_comes_back_with_a_cache_is_refused() {
 }
 
 #[test]
-fn a_loss_of_any_unflushed_change_is_reported() {
+fn the_loss_of_any_unflushed_change_is_reported() {
     if !requires("nbdkit") {
         return;
     }

@@ -211,7 +211,7 @@ fn lock(name: &str, image: Image) -> Result<Image, BackendError> {
     });
     let holder = owner.unwrap_or_else(|| "another client".to_owned());
     let in_use = |problem| {
-        let hint = "stop the other one (`rbd status IMAGE`, `rbd lock ls IMAGE`), or export it \
+        let hint = "stop the other client (`rbd status IMAGE`, `rbd lock ls IMAGE`), or export it \
                     with `ro`";
         BackendError::new(name, problem, hint)
     };

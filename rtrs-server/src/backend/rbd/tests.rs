@@ -27,7 +27,7 @@ fn open(ceph: &Ceph, target: &str) -> Result<Arc<dyn BlockSource>, String> {
 fn wait_for(what: &str, done: impl Fn() -> bool) {
     let end = Clock.now() + WAIT_MAX;
     while !done() {
-        assert!(Clock.now() < end, "waited in vain for: {what}");
+        assert!(Clock.now() < end, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -52,7 +52,7 @@ fn images_conform() {
 }
 
 #[test]
-fn an_image_is_known_by_its_id() {
+fn an_image_is_identified_by_its_id() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("known", 8);
     ceph.image("other", 8);
@@ -66,7 +66,7 @@ fn an_image_is_known_by_its_id() {
 }
 
 #[test]
-fn images_that_cannot_be_exported_are_refused_in_words() {
+fn images_that_cannot_be_exported_are_refused_with_a_reason() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("plain", 8);
     ceph.run("rbd", &["create", "--size", "8", "--image-feature", "layering", "rbd/unlocked"]);
@@ -118,7 +118,7 @@ fn images_that_cannot_be_exported_are_refused_in_words() {
 }
 
 #[test]
-fn an_image_that_grows_makes_its_export_larger_and_a_shorter_one_is_noticed() {
+fn a_grown_image_grows_its_export_and_a_shrunk_one_is_detected() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("grows", 8);
     let source = open(ceph, "rbd:rbd/grows").unwrap();
@@ -148,7 +148,7 @@ fn an_image_that_grows_makes_its_export_larger_and_a_shorter_one_is_noticed() {
 }
 
 #[test]
-fn a_slow_osd_is_waited_for() {
+fn a_slow_osd_is_awaited() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("slow", 8);
     let source = open(ceph, "rbd:rbd/slow").unwrap();
@@ -168,7 +168,7 @@ fn a_slow_osd_is_waited_for() {
 }
 
 #[test]
-fn a_client_that_was_blocklisted_gets_errors_and_closes() {
+fn a_blocklisted_client_fails_io_and_closes() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("fenced", 8);
     let source = open(ceph, "rbd:rbd/fenced").unwrap();

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_says_who_may_open_the_rest() {
+    fn the_list_shows_who_may_open_other_exports() {
         let list = |access: &[&str], open_to_everyone, open_to_named| ExportList {
             exports: Vec::new(),
             access: access.iter().map(|rule| rule.parse().unwrap()).collect(),

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_saved_reads_the_same() {
+    fn saved_exports_are_read_back() {
         for text in ["vol0=mem:1M", "v=/srv/a b,ro,block-size=4096,direct=on", "null:4k"] {
             let spec: ExportSpec = text.parse().unwrap();
             let yaml = serde_yaml::to_string(&without_defaults(&spec)).unwrap();

@@ -11,7 +11,7 @@ use crate::control_protocol::{Ended, Request};
 use crate::error::{Error, ErrorKind};
 
 /// Interval of checks whether the evicted session still exists.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
@@ -46,7 +46,7 @@ pub(super) fn run(args: &EvictArgs) -> Result<(), Error> {
                 ),
             ));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     let evicted = json!({ "evicted": ended.session });
     args.server.output.print(&evicted, |_| format!("{session} evicted\n"))

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_opens_without_end_leaves_room_for_others() {
+    fn a_client_that_keeps_opening_leaves_budget_for_others() {
         let mut limits = Limits::new(at(0));
         let hostile = || event(AuditKind::Open, Some("intruder"), [10, 0, 0, 1]);
         let passed = (0..10_000).filter(|_| limits.admit(at(0), hostile()).is_some()).count();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_does_is_always_recorded() {
+    fn operator_actions_are_always_recorded() {
         let mut limits = Limits::new(at(0));
         for kind in [AuditKind::Evict, AuditKind::Reload, AuditKind::ExportSet] {
             let evicted = event(kind, Some("intruder"), [10, 0, 0, 1]);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_have_one_budget_and_every_event_is_counted() {
+    fn many_addresses_share_one_budget_and_all_events_are_counted() {
         let mut limits = Limits::new(at(0));
         let (mut passed, mut counted) = (0, 0);
         for number in 0..10_000_u32 {

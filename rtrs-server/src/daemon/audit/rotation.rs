@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_sizes_fit_whole_and_large_ones_share_the_rest() {
+    fn small_files_are_kept_whole_and_large_ones_share_the_rest() {
         assert_eq!(share(&[10, 20, 30], 60), u64::MAX);
         assert_eq!(share(&[10, 100, 1000], 110), 50);
         assert_eq!(share(&[10, 100, 1000], 1000), 890);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_without_names_take_no_room_of_names_or_of_the_operator() {
+    fn nameless_clients_take_no_space_of_others() {
         let mut sizes = BTreeMap::from([
             (Owner::Operator, 300),
             (Owner::Named("db1".into()), 250),

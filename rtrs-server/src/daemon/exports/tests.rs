@@ -34,7 +34,7 @@ fn proved(n: u8) -> PeerIdentity {
 
 /// A certificate may expire, or a file change, long before anything is read again.
 #[test]
-fn clients_that_are_known_no_longer_end_with_any_change_of_the_lists() {
+fn an_access_change_disconnects_clients_with_invalid_credentials() {
     let (sender, inbox) = mailbox().unwrap();
     let (ended, ends) = mpsc::channel();
     let shard = std::thread::spawn(move || {
@@ -77,7 +77,7 @@ fn clients_that_are_known_no_longer_end_with_any_change_of_the_lists() {
 
 /// A client that knows an epoch must not see the same number again under another path.
 #[test]
-fn an_epoch_belongs_to_the_file_not_to_name_or_path() {
+fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
     let dir = std::env::temp_dir().join(format!("rtrs-exports-{}-paths", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(dir.join("sub")).unwrap();

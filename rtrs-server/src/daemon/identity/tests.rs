@@ -62,7 +62,7 @@ fn parts(key: &Key) -> Vec<&str> {
 }
 
 #[test]
-fn a_disk_is_known_by_what_names_it_best() {
+fn a_disk_is_identified_by_its_best_identifier() {
     let tree = Tree::new("disk");
     tree.disk("253:0", "dm-0", &[("dm/uuid", "LVM-abc")]);
     tree.disk("9:0", "md0", &[("size", "8")]);
@@ -83,7 +83,7 @@ fn a_disk_is_known_by_what_names_it_best() {
 }
 
 #[test]
-fn a_disk_that_nothing_names_is_known_until_the_next_boot() {
+fn a_disk_without_identifiers_is_identified_until_reboot() {
     let tree = Tree::new("weak");
     tree.disk("1:0", "ram0", &[("diskseq", "4"), ("serial", "")]);
     // A model is not a serial number.
@@ -94,7 +94,7 @@ fn a_disk_that_nothing_names_is_known_until_the_next_boot() {
 }
 
 #[test]
-fn a_partition_is_of_its_disk() {
+fn a_partition_is_identified_by_its_disk() {
     let tree = Tree::new("partition");
     tree.disk("8:0", "sda", &[("wwid", "naa.1")]);
     tree.disk("8:1", "sda/sda1", &[("partition", "1"), ("start", "2048")]);
@@ -112,7 +112,7 @@ fn a_partition_is_of_its_disk() {
 }
 
 #[test]
-fn a_loop_device_is_its_file() {
+fn a_loop_device_is_identified_by_its_file() {
     let tree = Tree::new("loop");
     let (a, b) = (tree.0.join("a"), tree.0.join("b"));
     fs::write(&a, "a").unwrap();
@@ -131,7 +131,7 @@ fn a_loop_device_is_its_file() {
 }
 
 #[test]
-fn a_file_that_is_made_anew_is_another() {
+fn a_recreated_file_has_another_identity() {
     let tree = Tree::new("file");
     let sources = tree.sources();
     let (a, b) = (tree.0.join("a"), tree.0.join("b"));
@@ -152,7 +152,7 @@ fn a_file_that_is_made_anew_is_another() {
 }
 
 #[test]
-fn memory_is_gone_with_its_process() {
+fn memory_exports_are_identified_by_their_process() {
     let tree = Tree::new("memory");
     let memory = |process, name: &str| {
         let sources = Sources { process, ..tree.sources() };
@@ -164,7 +164,7 @@ fn memory_is_gone_with_its_process() {
 }
 
 #[test]
-fn a_server_is_its_machine_unless_it_was_named() {
+fn a_server_is_identified_by_its_machine_unless_named() {
     let tree = Tree::new("machine");
     let server = |set| tree.sources().server(set);
     assert_eq!(server(None), None, "there is no machine id");

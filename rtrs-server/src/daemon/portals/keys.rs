@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_demand_that_a_portal_cannot_meet_is_refused_at_the_start() {
+    fn a_portal_without_windows_is_refused_if_they_are_required() {
         let devices = [device("bnxt_re0", 1, missing()), device("rxe0", 2, MemoryWindows::Usable)];
         let text = left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &devices).unwrap_err();
         for part in ["rdma://10.0.0.1:1234", "bnxt_re0", "its provider makes no window", "auto"] {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_demand_every_portal_is_served() {
+    fn every_portal_is_served_if_windows_are_optional() {
         let untried = MemoryWindows::Untried("its port has no address".into());
         for windows in [missing(), untried, MemoryWindows::Usable] {
             let devices = [device("bnxt_re0", 1, windows)];
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_yet_is_no_reason_to_refuse() {
+    fn a_portal_with_unknown_windows_is_not_refused() {
         let untried = device("rxe0", 1, MemoryWindows::Untried("its port has no address".into()));
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &[untried]), Ok(1));
         // No device has the address yet: listening reports that.

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn one_writer_and_a_second_one_by_migration() {
+    fn a_second_writer_is_allowed_only_for_migration() {
         let mut book = AccessBook::default();
         assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
         assert_eq!(book.open(E, false, id(2), ReadOnly), Ok(()));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_open_of_a_session_replaces_the_first() {
+    fn a_second_open_by_a_session_replaces_the_first() {
         let mut book = AccessBook::default();
         book.open(E, false, id(1), ReadOnly).unwrap();
         assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wrote_keeps_other_writers_out_until_it_closes() {
+    fn a_former_writer_excludes_other_writers_until_it_closes() {
         let mut book = AccessBook::default();
         book.open(E, false, id(1), ReadWrite).unwrap();
         assert_eq!(book.open(E, false, id(1), ReadOnly), Ok(()));

@@ -2,9 +2,9 @@
 //!
 //! A path that is ended reconnects if its client wants to; that is the purpose of `disconnect`. An
 //! evicted session cannot reconnect: this server refuses its ID (ESTALE) from then on. Its name is
-//! available at once. Its exports are given back only when none of its requests run any more: a
-//! write that the backend still works on must not land after those of a session that takes the
-//! export over. Nothing here waits for a backend. Runs on the control shard.
+//! available at once. Its exports are released only when none of its requests run any more: a write
+//! that the backend still works on must not land after those of a session that takes the export
+//! over. Nothing here waits for a backend. Runs on the control shard.
 
 use std::collections::VecDeque;
 
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_evicted_sessions_are_remembered_as_may_be() {
+    fn the_number_of_remembered_evictions_is_bounded() {
         let mut evicted = Evicted::default();
         let id = |n: usize| SessionId((n as u128).to_be_bytes());
         for n in 0..EVICTED_MAX {

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_stranger_of_the_greatest_source_goes_first() {
+    fn evicts_the_oldest_session_of_the_busiest_source() {
         let mut admission = admission(4, 100);
         admission.joined(candidate(id(1), FEW), false);
         for n in 2..5 {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_exist_or_come_back_are_not_kept_out_by_strangers() {
+    fn known_and_returning_sessions_are_admitted_despite_unproven_ones() {
         let mut admission = admission(2, 100);
         admission.ended(id(9), true);
         admission.joined(candidate(id(1), MANY), false);
@@ -271,23 +271,23 @@ mod tests {
     }
 
     #[test]
-    fn a_number_proves_nothing() {
+    fn a_session_id_is_no_proof() {
         let mut admission = admission(2, 100);
         admission.ended(id(9), true);
         admission.joined(authenticating(id(9), FEW), false);
-        assert_eq!(admission.strangers.total(), 1, "it may be anybody's");
+        assert_eq!(admission.strangers.total(), 1, "the ID may be another client's");
         admission.joined(candidate(id(1), MANY), false);
         let full = admission.room(authenticating(id(9), FEW), Some(false), 2, Instant::ZERO);
-        assert_eq!(full, Err(Refusal::HalfOpen(2)), "it is the oldest itself");
+        assert_eq!(full, Err(Refusal::HalfOpen(2)), "this session is the oldest itself");
         assert_eq!(room(&mut admission, 9, Some(false), 2), Ok(Room::Free));
         admission.proved(id(1));
-        assert_eq!(admission.strangers.total(), 2, "that one never had anything open");
+        assert_eq!(admission.strangers.total(), 2, "that session never had anything open");
         admission.proved(id(9));
         assert_eq!(admission.strangers.total(), 1);
     }
 
     #[test]
-    fn strangers_go_when_there_are_too_many_sessions() {
+    fn unproven_sessions_are_evicted_at_the_session_limit() {
         let mut admission = admission(100, 3);
         admission.joined(candidate(id(1), MANY), false);
         // A session that reconnects needs a place too.
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_strangers_end_for_others_in_a_second() {
+    fn the_number_of_evictions_per_second_is_limited() {
         let mut admission = admission(8, 100);
         for n in 0..8 {
             admission.joined(candidate(id(n), MANY), false);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_remembered_sessions_is_bounded() {
         let mut admission = admission(1, 1 << 16);
         for n in 0..=RETURNING_MAX {
             admission.ended(id(n), true);

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_announced_once_until_it_is_opened_again() {
+    fn a_device_is_announced_once_until_it_is_reopened() {
         let mut announcer = Announcer::default();
         let id = DeviceId(3);
         assert_eq!(announcer.changed(id), Some(id));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_the_bound_is_announced_later() {
+    fn announcements_beyond_the_limit_are_sent_later() {
         let mut announcer = Announcer::default();
         let ids = 30;
         let mut sent: Vec<DeviceId> =

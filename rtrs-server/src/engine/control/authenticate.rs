@@ -141,7 +141,7 @@ impl Control {
         let Some(path) = self.registry.path(key) else { return };
         let peer = path.shared().origin.peer;
         self.refused.count("authenticate");
-        self.log.not_proved(ctx.now, peer, why);
+        self.log.authentication_failed(ctx.now, peer, why);
     }
 
     /// Checks whether the proved client may use this path.

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn each_asker_has_its_turn() {
+    fn clients_take_turns() {
         let mut backlog = Backlog::default();
         (0..3).for_each(|permit| backlog.push(asker(1), waiting(1, permit)));
         backlog.push(asker(2), waiting(2, 0));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_go_with_their_path() {
+    fn requests_are_dropped_with_their_path() {
         let mut backlog = Backlog::default();
         backlog.push(asker(1), waiting(1, 0));
         backlog.push(asker(1), waiting(2, 0));

@@ -274,7 +274,12 @@ impl ClientLog {
     }
 
     /// Logs a client that failed to authenticate.
-    pub(super) fn not_proved(&mut self, now: Instant, peer: SocketAddr, why: &ProofError) {
+    pub(super) fn authentication_failed(
+        &mut self,
+        now: Instant,
+        peer: SocketAddr,
+        why: &ProofError,
+    ) {
         let refusal = Refusal::Unproved(why.clone());
         // The text may contain data that the peer sent: its key, names, numbers.
         let kind = (Source::of(peer.ip()), refusal.reason(), why.kind().to_owned());
@@ -348,9 +353,9 @@ impl ClientLog {
             errno::ENOMEM => "too many exports are open",
             _ => "see the preceding log lines",
         };
-        // A client can ask for any number of nonexistent names.
-        let told_apart = asked.known.then(|| detail(&format!("{reason}: {export}")));
-        let kind = (Source::of(peer.ip()), what, told_apart.unwrap_or_default());
+        // A client can request any number of nonexistent names.
+        let detail_of_open = asked.known.then(|| detail(&format!("{reason}: {export}")));
+        let kind = (Source::of(peer.ip()), what, detail_of_open.unwrap_or_default());
         let event = || AuditEvent {
             export: Some(export.to_string()),
             mode: Some(access.into()),
@@ -388,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_proofs_are_told_apart_by_kind_and_not_by_what_peers_send() {
+    fn failed_proofs_are_grouped_by_kind_and_not_by_content() {
         let mut log = ClientLog::default();
         let reasons: Arc<Mutex<Vec<String>>> = Arc::default();
         let kept = Arc::clone(&reasons);
@@ -398,7 +403,7 @@ mod tests {
             let made_up: String = std::iter::repeat_n('x', n).collect();
             for kind in ["the name is another", "the key is another"] {
                 let why = ProofError::new(kind, format!("it says {made_up} (1: 2)"));
-                log.not_proved(Instant::ZERO, peer, &why);
+                log.authentication_failed(Instant::ZERO, peer, &why);
             }
         }
         let reasons = std::mem::take(&mut *reasons.lock());

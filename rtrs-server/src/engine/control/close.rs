@@ -1,4 +1,4 @@
-//! CLOSE: an export is given back when no requests of the session remain there.
+//! CLOSE: an export is released when no requests of the session remain there.
 //!
 //! From the close on the device ID is invalid, so no request begins there. Requests that a backend
 //! executes continue, as do those that wait for it. Until the last such request has ended, the

@@ -47,7 +47,7 @@ impl Known {
 
 /// Unflushed writes of one session to one export.
 #[derive(Debug)]
-struct Left {
+struct Entry {
     session: SessionId,
     /// Name of the export, because its index may have been reused.
     name: String,
@@ -61,7 +61,7 @@ struct Left {
 
 /// Unflushed writes of ended sessions, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Ended(VecDeque<Left>);
+pub(super) struct Ended(VecDeque<Entry>);
 
 impl Ended {
     /// Stores the ledger of a session that ended with this export open.
@@ -78,7 +78,7 @@ impl Ended {
             self.0.pop_front();
         }
         let Known { name, id, epoch } = export.clone();
-        self.0.push_back(Left { session, name, id, oldest: epoch.after(oldest), late, at: now });
+        self.0.push_back(Entry { session, name, id, oldest: epoch.after(oldest), late, at: now });
     }
 
     /// Takes what a former session with the same ID left at the export. Returns whether any of that
@@ -91,17 +91,17 @@ impl Ended {
         export: &Export,
     ) -> Option<bool> {
         self.expire(now);
-        let at = self.0.iter().position(|left| {
-            let same = left.name == export.name || left.id.is_some() && left.id == export.id;
-            same && left.session == session
+        let at = self.0.iter().position(|entry| {
+            let same = entry.name == export.name || entry.id.is_some() && entry.id == export.id;
+            same && entry.session == session
         })?;
-        let left = self.0.remove(at)?;
-        let other = left.id.zip(export.id).is_some_and(|(before, now)| before != now);
-        Some(other || left.late || export.epoch.has_risen_since(&left.oldest))
+        let entry = self.0.remove(at)?;
+        let other = entry.id.zip(export.id).is_some_and(|(before, now)| before != now);
+        Some(other || entry.late || export.epoch.has_risen_since(&entry.oldest))
     }
 
     fn expire(&mut self, now: Instant) {
-        while self.0.front().is_some_and(|left| now.since(left.at) >= KEPT_FOR) {
+        while self.0.front().is_some_and(|entry| now.since(entry.at) >= KEPT_FOR) {
             self.0.pop_front();
         }
     }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_session_takes_it_up_and_only_once() {
+    fn only_the_same_session_resumes_unflushed_writes_and_only_once() {
         let (mut ended, epoch) = (Ended::default(), Arc::default());
         let vol = export("vol", &epoch);
         ended.keep(START, SESSION, &Known::new(&vol), &FlushLedger::default());
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn the_number_of_kept_sessions_is_bounded() {
         let (mut ended, epoch) = (Ended::default(), Arc::default());
         let vol = |n: usize| export(&n.to_string(), &epoch);
         for n in 0..=KEPT_MAX {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_was_closed_and_found_again_is_compared_by_its_number() {
+    fn a_reopened_found_export_is_compared_by_its_epoch() {
         let mut ended = Ended::default();
         let kept = |base| SyncEpoch::kept(base, Arc::new(Nowhere), "/a/b".into());
         let before = kept(7);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn another_disk_of_the_same_name_has_nothing_of_what_was_written() {
+    fn another_disk_of_the_same_name_inherits_no_unflushed_writes() {
         let (mut ended, epoch) = (Ended::default(), Arc::default());
         let with = |id| Export { id: Some(ExportId::of_name(id)), ..export("vol", &epoch) };
         for (id, lost) in [("a", false), ("b", true)] {

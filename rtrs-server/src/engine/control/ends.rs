@@ -8,7 +8,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::earliest;
 
 use super::client_log::Opener;
-use super::known::know;
+use super::known::report_address;
 use super::path::Path;
 use super::registry::Session;
 use super::{Control, LOOK_FOR_REMOVED};
@@ -72,8 +72,8 @@ impl Control {
         let Some(path) = self.live_path(key) else { return };
         let peer = path.shared().origin.peer;
         let place = path.is_known().then(|| path.place());
-        if let Some(place) = place.and_then(|place| self.known.path_gone(place)) {
-            know(place, false, ctx);
+        if let Some(place) = place.and_then(|place| self.known.path_ended(place)) {
+            report_address(place, false, ctx);
         }
         let ended = self.registry.remove(key, ctx.now + self.params.handshake_timeout);
         let orphaned = self.registry.session(id).and_then(Session::orphaned);

@@ -1,4 +1,4 @@
-//! Addresses from which sessions have or had paths: the listeners keep room for them.
+//! Addresses from which sessions have or had paths. Listeners reserve capacity for them.
 //!
 //! Before a connection's request is read, only its address is known (`rtrs_core::proto::quota`). An
 //! address becomes known when a session that has opened an export has a path from there, and stays
@@ -15,21 +15,21 @@ use crate::engine::ctx::Ctx;
 /// Maximum number of remembered addresses without a path.
 const KNOWN_MAX: usize = 1024;
 
-/// Address of clients of one provider.
-pub(super) type Place = (ProviderIndex, IpAddr);
+/// Client address, with the provider that serves it.
+pub(super) type PeerAddress = (ProviderIndex, IpAddr);
 
 /// Known addresses.
 #[derive(Debug, Default)]
 pub(super) struct KnownPeers {
-    paths: BTreeMap<Place, u32>,
+    paths: BTreeMap<PeerAddress, u32>,
     /// Addresses without paths, in the order in which their last path ended.
-    idle: BTreeMap<u64, Place>,
+    idle: BTreeMap<u64, PeerAddress>,
     last: u64,
 }
 
 impl KnownPeers {
-    /// Records a path that is up. Returns true if its place was not known before.
-    pub(super) fn path_up(&mut self, place: Place) -> bool {
+    /// Records a path that is up. Returns true if its address was not known before.
+    pub(super) fn path_up(&mut self, place: PeerAddress) -> bool {
         if let Some(paths) = self.paths.get_mut(&place) {
             *paths += 1;
             return false;
@@ -40,8 +40,8 @@ impl KnownPeers {
         self.idle.len() == before
     }
 
-    /// Records the end of a path. Returns a place that is no longer known, if any.
-    pub(super) fn path_gone(&mut self, place: Place) -> Option<Place> {
+    /// Records the end of a path. Returns an address that is no longer known, if any.
+    pub(super) fn path_ended(&mut self, place: PeerAddress) -> Option<PeerAddress> {
         let paths = self.paths.get_mut(&place)?;
         *paths -= 1;
         if *paths > 0 {
@@ -59,7 +59,7 @@ impl KnownPeers {
 }
 
 /// Reports an address to the listeners.
-pub(super) fn know((provider, address): Place, known: bool, ctx: &mut Ctx<'_>) {
+pub(super) fn report_address((provider, address): PeerAddress, known: bool, ctx: &mut Ctx<'_>) {
     ctx.fabrics[provider.index()].know_peer(address, known);
 }
 
@@ -67,36 +67,40 @@ pub(super) fn know((provider, address): Place, known: bool, ctx: &mut Ctx<'_>) {
 mod tests {
     use super::*;
 
-    fn place(n: usize) -> Place {
+    fn place(n: usize) -> PeerAddress {
         let n = u32::try_from(n).unwrap();
         (ProviderIndex(0), IpAddr::from(n.to_be_bytes()))
     }
 
     #[test]
-    fn a_place_is_known_once_and_stays_known() {
+    fn a_peer_is_added_once_and_stays_known() {
         let mut known = KnownPeers::default();
         assert!(known.path_up(place(1)) && !known.path_up(place(1)));
-        assert_eq!(known.path_gone(place(1)), None);
-        assert_eq!(known.path_gone(place(1)), None);
-        assert!(!known.path_up(place(1)), "it came back");
-        assert_eq!(known.path_gone(place(1)), None);
-        // The same address on another provider is another place.
+        assert_eq!(known.path_ended(place(1)), None);
+        assert_eq!(known.path_ended(place(1)), None);
+        assert!(!known.path_up(place(1)), "the path reconnected");
+        assert_eq!(known.path_ended(place(1)), None);
+        // The same address on another provider is a separate entry.
         assert!(known.path_up((ProviderIndex(1), place(1).1)));
-        assert_eq!(known.path_gone(place(7)), None, "never known");
+        assert_eq!(known.path_ended(place(7)), None, "never known");
     }
 
     #[test]
-    fn places_without_a_path_are_forgotten_in_turn() {
+    fn peers_without_a_path_are_forgotten_in_order() {
         let mut known = KnownPeers::default();
         assert!(known.path_up(place(0)));
         for n in 1..=KNOWN_MAX {
             assert!(known.path_up(place(n)));
-            assert_eq!(known.path_gone(place(n)), None);
+            assert_eq!(known.path_ended(place(n)), None);
         }
         assert!(!known.path_up(place(1)));
-        assert_eq!(known.path_gone(place(1)), None);
+        assert_eq!(known.path_ended(place(1)), None);
         assert!(known.path_up(place(5000)));
-        assert_eq!(known.path_gone(place(5000)), Some(place(2)));
-        assert_eq!(known.path_gone(place(0)), Some(place(3)), "one with a path is kept until then");
+        assert_eq!(known.path_ended(place(5000)), Some(place(2)));
+        assert_eq!(
+            known.path_ended(place(0)),
+            Some(place(3)),
+            "an address with a path is kept until the path ends"
+        );
     }
 }

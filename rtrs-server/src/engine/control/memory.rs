@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_session_gets_what_fits() {
+    fn a_new_session_gets_the_depth_that_fits() {
         let full = Limits::new(500, CHUNK).unwrap();
         let bytes = |depth| ChunkPool::bytes(full.with_depth(depth)) as u64;
         let granted = |room: u64, conn: &ConnReq| {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn all_paths_of_a_session_fit_beside_what_others_use() {
+    fn all_paths_of_a_session_fit_beside_other_memory() {
         let memory = Memory::new(100);
         let may = |paths, used, reserved_by_others| {
             let share = SessionMemory { paths, path_bytes: 25, used, reserved_by_others };

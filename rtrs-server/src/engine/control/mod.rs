@@ -69,7 +69,7 @@ use self::connect::Connector;
 use self::discover::Lists;
 use self::drain::{Drain, Order};
 use self::fence::{Fencing, Own, fence};
-use self::known::{KnownPeers, know};
+use self::known::{KnownPeers, report_address};
 use self::open::Opens;
 use self::path::Path;
 use self::permission::{OpenCheck, check_open, identities, revoked, to_end};
@@ -161,7 +161,7 @@ impl Control {
 
     /// Panics after an internal error, which is a bug.
     pub fn check(&self) {
-        let early = rtrs_core::mutated!(SessionGoneEarly);
+        let early = rtrs_core::mutated!(SessionReleasedEarly);
         assert!(early || self.internal_errors == 0, "internal errors, see the log");
     }
 
@@ -199,7 +199,7 @@ impl Control {
         for key in keys {
             let place = self.registry.path_mut(key).and_then(Path::make_known);
             if let Some(place) = place.filter(|place| self.known.path_up(*place)) {
-                know(place, true, ctx);
+                report_address(place, true, ctx);
             }
         }
     }
@@ -419,7 +419,7 @@ impl Control {
     /// because a client waits for a resource of theirs. `but` is the session of the waiting client.
     fn hurry(&mut self, sessions: &[SessionId], but: SessionId, ctx: &mut Ctx<'_>) {
         let asked = sessions.iter().filter(|id| **id != but);
-        for id in asked.filter(|_| !rtrs_core::mutated!(IdleUnhurried)) {
+        for id in asked.filter(|_| !rtrs_core::mutated!(IdleSessionUnprobed)) {
             let keys: Vec<PathKey> = self.registry.paths_of(*id).map(Path::key).collect();
             for key in keys {
                 let path = self.registry.path_mut(key);
@@ -567,7 +567,7 @@ impl Control {
         for provider in ProviderIndex::all(ctx.fabrics.len()) {
             while let Some((peer, why)) = ctx.fabrics[provider.index()].next_refused() {
                 self.refused.count("authenticate");
-                self.log.not_proved(ctx.now, peer, &why);
+                self.log.authentication_failed(ctx.now, peer, &why);
             }
             while let Some(made) = ctx.fabrics[provider.index()].next_registration() {
                 busy = true;

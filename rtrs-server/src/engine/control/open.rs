@@ -352,7 +352,7 @@ fn describe(
     let volatile = export.source.is_volatile();
     let base = match (volatile, geometry.write_cache) {
         (true, _) => instance.process,
-        (false, true) if rtrs_core::mutated!(CacheLifeUnsaid) => 0,
+        (false, true) if rtrs_core::mutated!(CacheEpochUnreported) => 0,
         (false, true) => instance.boot,
         // Answered writes survive any restart of the host, but a sync can still fail.
         (false, false) => WRITE_THROUGH,

@@ -14,7 +14,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{ConnReq, Fence, Name};
 
 use super::announce::Announcer;
-use super::known::Place;
+use super::known::PeerAddress;
 use super::proving::Proving;
 use crate::engine::control::refusal::Refusal;
 use crate::engine::device_table::DeviceId;
@@ -128,19 +128,19 @@ impl Path {
     }
 
     /// Provider and address of the client.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> PeerAddress {
         (self.shared.origin.provider, self.shared.origin.peer.ip().to_canonical())
     }
 
-    /// Marks its place as known and returns the place, if it was not known yet, the handshake is
-    /// over and the client has authenticated.
-    pub(super) fn make_known(&mut self) -> Option<Place> {
+    /// Marks its address as known and returns it, if it was not known yet, the handshake is over
+    /// and the client has authenticated.
+    pub(super) fn make_known(&mut self) -> Option<PeerAddress> {
         let due = !self.known && self.state == PathState::Connected && !self.is_unproved();
         self.known |= due;
         due.then(|| self.place())
     }
 
-    /// Whether its place was reported as known.
+    /// Whether its address was reported as known.
     pub(super) fn is_known(&self) -> bool {
         self.known
     }
@@ -273,7 +273,7 @@ impl Path {
     /// Nothing is sent on a path that does not serve yet or whose client has not authenticated,
     /// because it opens the device later anyway.
     pub(super) fn announce(&mut self, device: DeviceId, out: &mut Outbox) {
-        let takes = self.shared.origin.takes_changed && !rtrs_core::mutated!(ResizeUnsaid);
+        let takes = self.shared.origin.takes_changed && !rtrs_core::mutated!(ResizeUnannounced);
         if self.heartbeat.is_some() && takes && !self.is_unproved() {
             let due = self.announcer.changed(device);
             self.send_changed(due, out);
@@ -433,7 +433,8 @@ impl Path {
             self.go(PathState::Draining);
             fenced = mem::take(&mut self.fenced_by);
         }
-        let drained = self.have_all(EndReport::Drained) || rtrs_core::mutated!(SessionGoneEarly);
+        let drained =
+            self.have_all(EndReport::Drained) || rtrs_core::mutated!(SessionReleasedEarly);
         let gone = self.state == PathState::Draining && drained;
         if gone {
             self.go(PathState::Gone);

@@ -185,7 +185,7 @@ pub(super) fn to_end(
     }
 }
 
-/// Paths that these access lists do not allow what their sessions do.
+/// Paths whose clients these access lists do not allow to do what their sessions do.
 fn denied(policy: &AccessPolicy, exports: &ExportTable, registry: &Registry) -> Vec<PathKey> {
     let is_denied = |path: &&Path| {
         let client = path.shared().client();

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acceptance_is_the_captured_one_with_our_extensions() {
+    fn an_accept_matches_the_capture_plus_our_extensions() {
         let says = |discover, gateways| Extensions {
             identity: Some([5; 16]),
             discover,

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_ids_survive_the_round_trip() {
+    fn work_ids_round_trip() {
         for work in [
             WorkId::Recv,
             WorkId::Info,

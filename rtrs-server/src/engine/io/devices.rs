@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_does_not_rest_is_polled_in_each_turn() {
+    fn a_busy_device_is_polled_in_each_turn() {
         let sources: Vec<Source> = (0..4).map(|_| Source::default()).collect();
         let exports = sources.iter().enumerate().map(|(at, source)| {
             source.0.0.store(at != 1, Ordering::Relaxed);

@@ -35,7 +35,7 @@ pub type OrphanedWrites = Orphans<OrphanedWrite>;
 
 /// Whether an orphaned write may still change some of these bytes.
 pub(super) fn touches(write: &Range<u64>, bytes: &Range<u64>) -> bool {
-    if rtrs_core::mutated!(DeferredByStart) {
+    if rtrs_core::mutated!(OverlapByStartOnly) {
         return write.start == bytes.start;
     }
     write.start < bytes.end && bytes.start < write.end

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_holder_at_a_time() {
+    fn a_permit_has_one_holder_at_a_time() {
         let table = PermitTable::new(4);
         let permit = PermitId(3);
         let a = Holder { path: 1, core: CoreIndex(0) };
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "released by another")]
-    fn only_the_holder_releases() {
+    fn only_the_holder_releases_a_permit() {
         let table = PermitTable::new(1);
         table.claim(PermitId(0), Holder { path: 1, core: CoreIndex(0) });
         table.release(PermitId(0), Holder { path: 2, core: CoreIndex(0) });
@@ -159,7 +159,7 @@ mod loom_model {
     }
 
     #[test]
-    fn the_next_holder_sees_what_the_former_did() {
+    fn the_next_holder_sees_the_previous_ones_writes() {
         model(|| {
             let (table, memory) = (PermitTable::new(1), UnsafeCell::new(()));
             let request = Arc::new(Request { table, memory });

@@ -350,7 +350,7 @@ impl Step<'_> {
     /// load.
     fn is_blocked(&self, io: &IoProgress) -> bool {
         let bytes = io.bytes();
-        let waits = io.changes() && !rtrs_core::mutated!(DeferredBegins);
+        let waits = io.changes() && !rtrs_core::mutated!(OverlapIgnored);
         waits && self.devices.orphaned(io.export).any(|_, write| touches(write, &bytes))
     }
 

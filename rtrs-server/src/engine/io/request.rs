@@ -233,7 +233,7 @@ mod tests {
     };
 
     #[test]
-    fn what_a_request_waits_for_in_turn() {
+    fn request_states_follow_their_order() {
         const ALL: [RequestState; 10] = [
             Free, Deferred, Revoking, Control, Blocked, Turn, Queued, Submitted, Settling,
             Responding,

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_made_for_a_permit_that_comes() {
+    fn rows_are_allocated_in_blocks_on_first_use() {
         assert_eq!(Rows::new(u16::MAX).iter().count(), 0);
         let mut rows = Rows::new(70);
         let made = |rows: &Rows| rows.iter().map(|(permit, _)| permit.0).collect::<Vec<_>>();

@@ -42,7 +42,7 @@ fn write(fixture: &mut Fixture, peer: &mut Peer) -> u16 {
 }
 
 #[test]
-fn who_is_in_no_list_is_not_let_in() {
+fn an_unlisted_client_is_refused() {
     let mut fixture = Fixture::new(StandOptions::default());
     set(&fixture, &[], &[anyone(0, "rw")]);
     let mut peer = Peer::new(&fixture, from(1));
@@ -53,7 +53,7 @@ fn who_is_in_no_list_is_not_let_in() {
 }
 
 #[test]
-fn a_refused_open_says_why_to_who_has_room_for_it() {
+fn a_refused_open_gives_a_reason_if_the_client_has_space() {
     let mut fixture = Fixture::new(StandOptions::default());
     set(&fixture, &[anyone(0, "rw")], &[anyone(0, "ro")]);
     let mut peer = Peer::up(&mut fixture, from(0), "sess");
@@ -81,7 +81,7 @@ fn a_refused_open_says_why_to_who_has_room_for_it() {
 }
 
 #[test]
-fn each_path_of_a_session_may_do_what_the_session_does() {
+fn each_path_of_a_session_must_have_its_access() {
     let mut fixture = Fixture::new(StandOptions::default());
     set(&fixture, &[anyone(1, "rw")], &[anyone(0, "rw")]);
     let mut first = Peer::open(&mut fixture, from(0));
@@ -101,7 +101,7 @@ fn each_path_of_a_session_may_do_what_the_session_does() {
 }
 
 #[test]
-fn only_paths_that_are_up_are_asked_and_who_comes_up_later_is_checked() {
+fn only_connected_paths_are_checked_and_later_ones_when_they_connect() {
     let mut fixture = Fixture::new(StandOptions::default());
     let both = [anyone(0, "rw"), anyone(1, "rw")];
     set(&fixture, &[anyone(0, "rw")], &both);
@@ -120,7 +120,7 @@ fn only_paths_that_are_up_are_asked_and_who_comes_up_later_is_checked() {
 }
 
 #[test]
-fn a_change_of_the_lists_ends_the_paths_that_may_no_longer() {
+fn a_list_change_closes_paths_without_access() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut first = Peer::open(&mut fixture, from(0));
     let mut second = Peer::up(&mut fixture, second_path(1), "sess");
@@ -145,7 +145,7 @@ fn a_change_of_the_lists_ends_the_paths_that_may_no_longer() {
 }
 
 #[test]
-fn a_client_sees_what_it_may_open() {
+fn a_client_sees_the_exports_it_may_open() {
     let mut fixture = Fixture::new(StandOptions::default());
     set(&fixture, &[anyone(1, "ro")], &[anyone(0, "ro"), anyone(1, "rw")]);
     let listed = |fixture: &mut Fixture, options: PeerOptions| {
@@ -202,7 +202,7 @@ fn every_spelling_of_a_name_has_the_rights_of_its_export() {
 }
 
 #[test]
-fn a_forced_removal_is_no_change_of_the_lists() {
+fn a_forced_removal_keeps_paths_of_the_session() {
     let mut fixture = Fixture::new(StandOptions::default());
     set(&fixture, &[], &[anyone(0, "rw")]);
     let mut peer = Peer::open(&mut fixture, from(0));
@@ -215,7 +215,7 @@ fn a_forced_removal_is_no_change_of_the_lists() {
 }
 
 #[test]
-fn what_clients_do_is_recorded() {
+fn client_actions_are_recorded() {
     let mut fixture = Fixture::new(StandOptions::default());
     let events = fixture.audited();
     set(&fixture, &[], &[anyone(0, "rw")]);
@@ -253,7 +253,7 @@ fn what_clients_do_is_recorded() {
 }
 
 #[test]
-fn what_repeats_is_counted_apart_and_the_count_is_recorded_in_the_end() {
+fn repeated_events_are_counted_and_the_count_is_recorded() {
     let mut fixture = Fixture::new(StandOptions::default());
     let events = fixture.audited();
     set(&fixture, &[], &[anyone(0, "ro")]);
@@ -278,7 +278,7 @@ fn what_repeats_is_counted_apart_and_the_count_is_recorded_in_the_end() {
 }
 
 #[test]
-fn a_session_that_opens_nothing_has_an_end_in_the_audit_log() {
+fn the_end_of_a_session_without_opens_is_recorded() {
     let mut fixture = Fixture::new(StandOptions::default());
     let events = fixture.audited();
     let mut peer = Peer::up(&mut fixture, from(0), "sess");
@@ -306,7 +306,7 @@ fn a_session_that_opens_nothing_has_an_end_in_the_audit_log() {
 }
 
 #[test]
-fn paths_of_nobody_in_particular_are_counted_and_those_of_names_recorded() {
+fn connects_of_anonymous_clients_are_counted_together() {
     let mut fixture = Fixture::new(StandOptions::default());
     let events = fixture.audited();
     for session in 1..=3 {

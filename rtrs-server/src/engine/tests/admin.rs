@@ -55,7 +55,7 @@ fn states(fixture: &Fixture) -> Vec<PathStage> {
 }
 
 #[test]
-fn sessions_are_listed_with_what_they_did() {
+fn sessions_are_listed_with_their_counters() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut a = Peer::open(&mut fixture, PeerOptions::default());
     let _b = Peer::up(&mut fixture, second_path(), "sess");
@@ -90,7 +90,7 @@ fn sessions_are_listed_with_what_they_did() {
 }
 
 #[test]
-fn a_path_that_was_disconnected_comes_back() {
+fn a_disconnected_path_can_reconnect() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut a = Peer::open(&mut fixture, PeerOptions::default());
     let mut b = Peer::up(&mut fixture, second_path(), "sess");
@@ -115,7 +115,7 @@ fn a_path_that_was_disconnected_comes_back() {
 }
 
 #[test]
-fn an_evicted_session_stays_away_and_its_export_can_be_taken_over() {
+fn an_evicted_session_stays_away_and_its_export_is_free() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut dead = Peer::open(&mut fixture, PeerOptions::default());
     // The client's host was restarted: the same name, another number.
@@ -172,7 +172,7 @@ fn an_evicted_session_keeps_its_export_while_its_io_runs() {
 }
 
 #[test]
-fn a_session_that_turns_to_reading_keeps_its_export_while_its_writes_run() {
+fn a_session_reopening_for_reading_keeps_its_export_while_its_writes_run() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut old = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
@@ -194,7 +194,7 @@ fn a_session_that_turns_to_reading_keeps_its_export_while_its_writes_run() {
 }
 
 #[test]
-fn an_open_that_was_under_way_is_not_given_to_an_evicted_session() {
+fn an_open_in_progress_is_not_completed_for_an_evicted_session() {
     let mut fixture = Fixture::new(StandOptions { search: true, ..StandOptions::default() });
     let mut dead = Peer::open(&mut fixture, PeerOptions::default());
     // Running IO keeps the session, so that the search still finds it.
@@ -212,7 +212,7 @@ fn an_open_that_was_under_way_is_not_given_to_an_evicted_session() {
 }
 
 #[test]
-fn a_backend_that_never_answers_holds_up_nobody_else() {
+fn a_hanging_backend_blocks_no_other_session() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut stuck = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
@@ -224,10 +224,10 @@ fn a_backend_that_never_answers_holds_up_nobody_else() {
     let at = |device| rtrs_core::wire::IoHeader { device_id: device, ..io(Rw::WRITE, 0, 512) };
     second.send_write((1, 7), at(1), &[7; 512]);
     assert_eq!(second.reply(&mut fixture).errno, 0);
-    let mut neighbour = Peer::up(&mut fixture, other(3), "neighbour");
-    neighbour.open_device(&mut fixture, "other", AccessMode::ReadOnly).unwrap();
-    neighbour.send_read((2, 6), io(Rw::READ, 0, 512));
-    assert_eq!(neighbour.reply(&mut fixture).errno, 0);
+    let mut neighbor = Peer::up(&mut fixture, other(3), "neighbor");
+    neighbor.open_device(&mut fixture, "other", AccessMode::ReadOnly).unwrap();
+    neighbor.send_read((2, 6), io(Rw::READ, 0, 512));
+    assert_eq!(neighbor.reply(&mut fixture).errno, 0);
     // The path ends, and reconnects, while its write still runs.
     let _ = ended(&fixture.admin(disconnect("sess", Some(1))));
     assert_eq!(stuck.closed(&mut fixture), 3);
@@ -241,15 +241,15 @@ fn a_backend_that_never_answers_holds_up_nobody_else() {
     // Evicting does not wait for it either.
     assert_eq!(ended(&fixture.admin(evict("sess"))), [1, 2, 4]);
     assert_eq!((back.closed(&mut fixture), second.closed(&mut fixture)), (3, 3));
-    neighbour.send_read((2, 6), io(Rw::READ, 0, 512));
-    assert_eq!(neighbour.reply(&mut fixture).errno, 0);
+    neighbor.send_read((2, 6), io(Rw::READ, 0, 512));
+    assert_eq!(neighbor.reply(&mut fixture).errno, 0);
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
     assert_eq!(fixture.sessions().len(), 1);
 }
 
 #[test]
-fn a_request_that_never_ends_does_not_use_the_reconnects_up() {
+fn a_hanging_request_does_not_exhaust_reconnects() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
@@ -272,7 +272,7 @@ fn a_request_that_never_ends_does_not_use_the_reconnects_up() {
 }
 
 #[test]
-fn a_drain_ends_one_path_of_a_session_after_the_other() {
+fn a_drain_closes_the_paths_of_a_session_one_by_one() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut a = Peer::open(&mut fixture, PeerOptions::default());
     let mut b = Peer::up(&mut fixture, second_path(), "sess");
@@ -304,7 +304,7 @@ fn a_drain_ends_one_path_of_a_session_after_the_other() {
 }
 
 #[test]
-fn a_drain_does_not_wait_longer_than_it_may() {
+fn a_drain_is_bounded() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut a = Peer::open(&mut fixture, PeerOptions::default());
     let mut b = Peer::up(&mut fixture, second_path(), "sess");
@@ -327,7 +327,7 @@ fn a_drain_does_not_wait_longer_than_it_may() {
 }
 
 #[test]
-fn a_signal_hurries_a_drain() {
+fn a_signal_shortens_a_drain() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut a = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;

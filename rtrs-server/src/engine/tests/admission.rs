@@ -38,7 +38,7 @@ fn refused(fixture: &mut Fixture, reason: &str) -> u64 {
 /// Unproven sessions use all places, from the session's own address and from others. The session
 /// has opened an export, so it gets another path, and reconnects after all its paths have ended.
 #[test]
-fn strangers_do_not_keep_a_session_from_reconnecting() {
+fn unproven_sessions_do_not_prevent_a_reconnect() {
     let mut fixture = small(|params| params.half_open_max = 6);
     let mut first = Peer::open(&mut fixture, of(1, 0));
     let strangers: Vec<Peer> = (0..6).map(|n| half_open(&mut fixture, 10 + n, n % 3)).collect();
@@ -57,7 +57,7 @@ fn strangers_do_not_keep_a_session_from_reconnecting() {
 }
 
 #[test]
-fn the_oldest_stranger_of_the_greatest_source_is_closed_for_one_more() {
+fn the_oldest_unproven_session_of_the_busiest_source_is_evicted() {
     let mut fixture = small(|params| params.half_open_max = 3);
     // A completed handshake counts until the session has opened an export.
     let alone = PeerOptions { cid_num: 1, ..of(10, 1) };
@@ -73,7 +73,7 @@ fn the_oldest_stranger_of_the_greatest_source_is_closed_for_one_more() {
 }
 
 #[test]
-fn sessions_that_open_nothing_make_room_for_others() {
+fn sessions_without_opens_are_evicted_for_others() {
     let mut fixture = small(|params| params.sessions_max = 3);
     let mut opened = vec![Peer::open(&mut fixture, of(1, 0))];
     let idle: Vec<Peer> =
@@ -92,7 +92,7 @@ fn sessions_that_open_nothing_make_room_for_others() {
 }
 
 #[test]
-fn a_session_that_opens_nothing_ends() {
+fn a_session_without_opens_times_out() {
     let second = Duration::from_secs(1);
     let mut fixture = small(|params| {
         (params.open_timeout, params.heartbeat_interval) = (second * 12, second * 5);

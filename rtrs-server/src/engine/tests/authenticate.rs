@@ -169,7 +169,7 @@ fn list(fixture: &Fixture, rules: &[&str]) {
 }
 
 #[test]
-fn a_proof_gives_a_path_the_name_of_its_client() {
+fn a_proof_names_the_client_of_a_path() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
     list(&fixture, &["db1:rw"]);
@@ -191,7 +191,7 @@ fn a_proof_gives_a_path_the_name_of_its_client() {
     assert_eq!(challenge(&mut fixture, &clerk, &mut peer, &asked), Err(errno::EINVAL));
     assert_eq!(auth(&mut fixture, &clerk, &mut peer, &[1; 60]), errno::EINVAL);
     assert_eq!(clerk.work(&mut fixture), 0);
-    // A client that is in no list gains nothing, whatever its proof is worth.
+    // A client that is in no list gains nothing from a valid proof.
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
     let mut stranger = unproved(&mut fixture, other);
     assert_eq!(prove(&mut fixture, &clerk, &mut stranger, 2), errno::EACCES);
@@ -199,7 +199,7 @@ fn a_proof_gives_a_path_the_name_of_its_client() {
 }
 
 #[test]
-fn a_client_that_cannot_is_one_without_a_name() {
+fn a_client_that_cannot_authenticate_is_anonymous() {
     let mut fixture = Fixture::new(StandOptions::default());
     let _clerk = Clerk::hire(&mut fixture, &[1]);
     let mut kernel = Peer::new(&fixture, PeerOptions::default());
@@ -219,7 +219,7 @@ fn a_client_that_cannot_is_one_without_a_name() {
 }
 
 #[test]
-fn a_reject_says_that_a_proof_would_help() {
+fn a_reject_says_that_a_proof_is_wanted() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let reject = |fixture: &mut Fixture| {
@@ -246,7 +246,7 @@ fn a_reject_says_that_a_proof_would_help() {
 }
 
 #[test]
-fn what_is_no_proof_of_this_path_opens_nothing() {
+fn an_invalid_proof_opens_nothing() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let client = client_config(1);
@@ -309,7 +309,7 @@ fn what_is_no_proof_of_this_path_opens_nothing() {
 }
 
 #[test]
-fn an_auth_is_good_once_and_a_path_has_two_challenges() {
+fn an_auth_is_valid_once_and_a_path_has_two_challenges() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
@@ -328,7 +328,7 @@ fn an_auth_is_good_once_and_a_path_has_two_challenges() {
 }
 
 #[test]
-fn a_session_has_one_client() {
+fn a_session_has_a_single_client() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
     let mut first = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
@@ -350,7 +350,7 @@ fn a_session_has_one_client() {
 }
 
 #[test]
-fn a_reload_looks_at_proofs_again() {
+fn a_reload_checks_proofs_again() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
@@ -377,7 +377,7 @@ fn a_reload_looks_at_proofs_again() {
 }
 
 #[test]
-fn a_proof_of_keys_before_a_reload_comes_too_late() {
+fn a_proof_by_keys_from_before_a_reload_is_refused() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
@@ -391,7 +391,7 @@ fn a_proof_of_keys_before_a_reload_comes_too_late() {
 }
 
 #[test]
-fn what_cannot_be_computed_now_is_refused_and_may_be_tried_again() {
+fn a_proof_that_cannot_be_checked_now_is_refused_and_may_be_retried() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
@@ -444,7 +444,7 @@ fn proofs_are_recorded() {
 }
 
 #[test]
-fn over_tcp_nothing_is_proved() {
+fn proofs_are_refused_over_tcp() {
     let device = DeviceOptions { takes_no_proofs: true, ..DeviceOptions::default() };
     let mut fixture = Fixture::new(StandOptions { device, ..StandOptions::default() });
     let _clerk = Clerk::hire(&mut fixture, &[1]);

@@ -38,7 +38,7 @@ fn invalidate(key: Rkey) -> Posted {
 }
 
 #[test]
-fn writes_flushes_discards_and_errors_are_one_request() {
+fn writes_flushes_discards_and_errors_post_one_work_request() {
     for (mut fixture, fresh) in modes() {
         let mut peer = Peer::open(&mut fixture, PeerOptions::default());
         let old_key = peer.chunks[7].key;
@@ -87,7 +87,7 @@ fn a_read_writes_its_data_first() {
 }
 
 #[test]
-fn a_read_that_asks_for_it_has_its_key_invalidated_also_when_it_fails() {
+fn a_read_invalidates_its_key_even_if_it_fails() {
     for (mut fixture, fresh) in modes() {
         let mut peer = Peer::open(&mut fixture, PeerOptions::default());
         fixture.posted();

@@ -44,7 +44,7 @@ fn old_key_is_dead(fixture: &mut Fixture, mut peer: Peer, life: u16) {
     let mut back = Peer::up(fixture, path(0, life), "sess");
     back.chunks[6] = old;
     back.send_flush((1, 6));
-    assert_eq!(back.closed(fixture), 3, "a key of the life before");
+    assert_eq!(back.closed(fixture), 3, "a key of the previous connect");
 }
 
 fn addresses(chunks: &[SgDesc]) -> Vec<u64> {
@@ -52,7 +52,7 @@ fn addresses(chunks: &[SgDesc]) -> Vec<u64> {
 }
 
 #[test]
-fn a_path_that_comes_back_gets_its_memory_and_new_keys() {
+fn a_reconnecting_path_gets_its_memory_with_new_keys() {
     for bind in [BindMode::Done, BindMode::Pending] {
         for pins_memory in [false, true] {
             let device = DeviceOptions { pins_memory, ..DeviceOptions::default() };
@@ -81,7 +81,7 @@ fn a_path_that_comes_back_gets_its_memory_and_new_keys() {
 }
 
 #[test]
-fn any_path_of_the_session_may_take_it() {
+fn any_path_of_the_session_may_reuse_a_pool() {
     let (mut fixture, mut peers) = session(StandOptions::default(), 2);
     let old = addresses(&peers[0].chunks);
     peers.remove(0).leave(&mut fixture);
@@ -96,7 +96,7 @@ fn any_path_of_the_session_may_take_it() {
 }
 
 #[test]
-fn memory_that_block_io_uses_is_left_alone() {
+fn memory_in_use_by_block_io_is_not_reused() {
     let (mut fixture, mut peers) = session(StandOptions::default(), 2);
     let (bytes, mut first) = (fixture.registered(), peers.remove(0));
     fixture.pools();
@@ -123,7 +123,7 @@ fn memory_that_block_io_uses_is_left_alone() {
 }
 
 #[test]
-fn memory_that_connections_may_still_reach_is_left_alone() {
+fn memory_still_reachable_by_connections_is_not_reused() {
     for always_invalidate in [false, true] {
         let mut options = StandOptions::default();
         options.params.always_invalidate = always_invalidate.into();
@@ -146,7 +146,7 @@ fn memory_that_connections_may_still_reach_is_left_alone() {
 }
 
 #[test]
-fn as_much_is_kept_as_the_session_had_paths_at_once() {
+fn as_many_pools_are_kept_as_the_session_had_paths() {
     let (mut fixture, mut peers) = session(StandOptions::default(), 3);
     let bytes = fixture.registered();
     let pool = bytes / 3;
@@ -166,7 +166,7 @@ fn as_much_is_kept_as_the_session_had_paths_at_once() {
 }
 
 #[test]
-fn it_never_leaves_its_session() {
+fn a_pool_never_leaves_its_session() {
     let (mut fixture, mut peers) = session(StandOptions::default(), 2);
     let mine = addresses(&peers[0].chunks);
     peers.remove(0).leave(&mut fixture);
@@ -188,7 +188,7 @@ fn it_never_leaves_its_session() {
 }
 
 #[test]
-fn one_key_to_all_chunks_dies_with_its_path() {
+fn one_key_for_all_chunks_is_dropped_with_its_path() {
     let mut options = StandOptions::default();
     options.params.always_invalidate = AutoSwitch::Off;
     let (mut fixture, mut peers) = session(options, 2);
@@ -198,7 +198,7 @@ fn one_key_to_all_chunks_dies_with_its_path() {
         let old = back.chunks[6];
         back.leave(&mut fixture);
         back = Peer::up(&mut fixture, path(0, life), "sess");
-        assert_eq!(fixture.pools(), [first], "the same memory, registered anew");
+        assert_eq!(fixture.pools(), [first], "the same memory, registered again");
         assert_ne!(back.chunks[6].key, old.key);
         works(&mut fixture, &mut back, life as u8);
         assert_eq!(fixture.registered(), bytes);
@@ -207,7 +207,7 @@ fn one_key_to_all_chunks_dies_with_its_path() {
 }
 
 #[test]
-fn a_path_that_never_came_up_gives_it_back() {
+fn a_path_that_never_connected_returns_its_pool() {
     let device = DeviceOptions { pins_memory: true, ..DeviceOptions::default() };
     let (mut fixture, mut peers) = session(with_device(device), 2);
     let bytes = fixture.registered();
@@ -223,7 +223,7 @@ fn a_path_that_never_came_up_gives_it_back() {
 }
 
 #[test]
-fn what_is_kept_while_a_path_connects_serves_it_too() {
+fn a_pool_freed_while_a_path_connects_is_usable_too() {
     let (mut fixture, mut peers) = session(StandOptions::default(), 2);
     let (bytes, mut first) = (fixture.registered(), peers.remove(0));
     let pool = fixture.pools()[0];
@@ -243,7 +243,7 @@ fn what_is_kept_while_a_path_connects_serves_it_too() {
 }
 
 #[test]
-fn over_another_device_it_is_registered_anew() {
+fn a_pool_is_registered_again_on_another_device() {
     let device = DeviceOptions { many: true, ..DeviceOptions::default() };
     let (mut fixture, mut peers) = session(with_device(device), 2);
     let (first, bytes) = (fixture.pools()[0], fixture.registered());
@@ -255,7 +255,7 @@ fn over_another_device_it_is_registered_anew() {
 }
 
 #[test]
-fn a_registration_whose_windows_are_not_gone_yet_is_not_used_again() {
+fn a_registration_with_pending_windows_is_not_reused() {
     let device = DeviceOptions { slow: true, ..DeviceOptions::default() };
     let (mut fixture, mut peers) = session(with_device(device), 2);
     let first = fixture.pools()[0];
@@ -266,7 +266,7 @@ fn a_registration_whose_windows_are_not_gone_yet_is_not_used_again() {
 }
 
 #[test]
-fn nothing_is_kept_of_a_path_whose_connections_could_not_be_ended() {
+fn no_pool_is_kept_if_connections_could_not_be_closed() {
     let device = DeviceOptions { undead: true, ..DeviceOptions::default() };
     let (mut fixture, mut peers) = session(with_device(device), 2);
     let (first, bytes) = (fixture.pools()[0], fixture.registered());

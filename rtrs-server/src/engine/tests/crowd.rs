@@ -53,7 +53,7 @@ fn gone(fixture: &mut Fixture, crowd: &mut [Peer]) -> usize {
 }
 
 #[test]
-fn memory_counts_until_its_registration_is_undone() {
+fn memory_counts_until_it_is_deregistered() {
     let mut fixture = Fixture::new(aside());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let bytes = ChunkPool::bytes(fixture.params.limits);
@@ -65,7 +65,7 @@ fn memory_counts_until_its_registration_is_undone() {
         assert!(fixture.waiting() <= 10 * bytes, "{n}: {}", fixture.waiting());
     }
     assert!(fixture.waiting() >= 8 * bytes, "{}", fixture.waiting());
-    // No unused registration remains, and then there is room.
+    // No unused registration remains, and then paths are accepted.
     fixture.pools();
     assert!(fixture.make() >= 8);
     assert_eq!((fixture.pools(), fixture.registered(), fixture.waiting()), (vec![], 0, 0));
@@ -81,7 +81,7 @@ fn memory_counts_until_its_registration_is_undone() {
 }
 
 #[test]
-fn memory_is_the_servers_from_the_proof_on() {
+fn authenticated_paths_use_the_servers_memory_budget() {
     let (mut fixture, clerk, owner) = owner(short_of(16));
     let bytes = ChunkPool::bytes(fixture.params.limits) as u64;
     let mut paths = vec![owner];
@@ -89,7 +89,7 @@ fn memory_is_the_servers_from_the_proof_on() {
         paths.push(proved(&mut fixture, &clerk, at(1 + n, n), 1));
         assert_eq!(fixture.used_memory(), bytes * u64::from(n + 1));
     }
-    // All room for others is available.
+    // All capacity for others is available.
     let mut others = crowd(&mut fixture, 0);
     assert_eq!(gone(&mut fixture, &mut others), 0);
     assert_eq!(fixture.used_memory(), bytes * 12);
@@ -98,7 +98,7 @@ fn memory_is_the_servers_from_the_proof_on() {
 }
 
 #[test]
-fn the_time_for_a_proof_begins_when_a_client_can_do_its_part() {
+fn the_proof_timeout_starts_when_the_client_can_answer() {
     let time = fixture_time();
     // The time does not begin with INFO_REQ.
     let (mut fixture, clerk, _owner) = owner(StandOptions::default());
@@ -136,7 +136,7 @@ fn fixture_time() -> Duration {
 }
 
 #[test]
-fn strangers_keep_no_client_from_coming_back() {
+fn unauthenticated_peers_do_not_prevent_a_reconnect() {
     let (mut fixture, clerk, mut owner) = owner(short_of(16));
     let mut strangers = crowd(&mut fixture, 0);
     let mut late = Peer::new(&fixture, alone(8, STRANGE + 8));
@@ -163,7 +163,7 @@ fn strangers_keep_no_client_from_coming_back() {
 }
 
 #[test]
-fn clients_give_way_to_strangers_last() {
+fn clients_are_evicted_last() {
     let (mut fixture, _clerk, _owner) = owner(short_of(16));
     // A client authenticates slowly, twice.
     let mut slow = [
@@ -173,14 +173,18 @@ fn clients_give_way_to_strangers_last() {
     let mut strangers: Vec<Peer> =
         (1..3).map(|n| unproved(&mut fixture, alone(n, STRANGE + n))).collect();
     let mut next = Peer::new(&fixture, alone(8, STRANGE + 8));
-    assert_eq!(next.connect(&mut fixture, 0), Err(-104), "it has more, and is known");
+    assert_eq!(
+        next.connect(&mut fixture, 0),
+        Err(-104),
+        "a known source with more paths is refused"
+    );
     fixture.pass(Duration::from_millis(1100));
     assert_eq!(next.connect(&mut fixture, 0), Ok(()));
     assert_eq!((gone(&mut fixture, &mut slow), gone(&mut fixture, &mut strangers)), (0, 1));
     // Half is reserved for it; beyond that all are equal.
     let mut third = Peer::new(&fixture, proving(alone(9, 0)));
     fixture.pass(Duration::from_millis(100));
-    assert_eq!(third.connect(&mut fixture, 0), Ok(()), "one more path is old");
+    assert_eq!(third.connect(&mut fixture, 0), Ok(()), "one more path is old enough to be evicted");
     let mut fourth = Peer::new(&fixture, proving(alone(10, 0)));
     assert_eq!(fourth.connect(&mut fixture, 0), Ok(()), "its own is");
     assert_eq!((gone(&mut fixture, &mut slow), gone(&mut fixture, &mut strangers)), (1, 2));
@@ -188,7 +192,7 @@ fn clients_give_way_to_strangers_last() {
 }
 
 #[test]
-fn a_known_address_has_half_and_not_all() {
+fn a_known_address_has_half_of_the_memory() {
     let (mut fixture, _clerk, _owner) = owner(short_of(16));
     let mut slow: Vec<Peer> =
         (0..4).map(|n| unproved(&mut fixture, proving(alone(n, 0)))).collect();
@@ -206,10 +210,10 @@ fn a_known_address_has_half_and_not_all() {
 }
 
 #[test]
-fn nobody_ends_for_a_path_that_is_refused() {
+fn a_refused_path_evicts_nothing() {
     let (mut fixture, _clerk, _owner) = owner(short_of(16));
     let mut strangers = crowd(&mut fixture, 0);
-    // They would give way.
+    // The unauthenticated paths are old enough to be evicted.
     fixture.pass(Duration::from_millis(1100));
     let mut twice = Peer::new(&fixture, proving(at(7, 0)));
     assert_eq!(twice.connect(&mut fixture, 0), Err(-17), "there is such a path");
@@ -220,7 +224,7 @@ fn nobody_ends_for_a_path_that_is_refused() {
 }
 
 #[test]
-fn nobody_ends_for_a_path_that_has_no_room_then() {
+fn a_path_that_would_not_fit_evicts_nothing() {
     let mut fixture = Fixture::new(short_of(16));
     let _clerk = Clerk::hire(&mut fixture, &[1]);
     // Half the memory of a path from six addresses, three quarters from the seventh, one from the

@@ -28,7 +28,7 @@ fn names(page: &Page) -> Vec<String> {
 }
 
 #[test]
-fn named_exports_are_listed_with_who_uses_them() {
+fn named_exports_are_listed_with_their_users() {
     let mut fixture = Fixture::new(StandOptions { search: true, ..StandOptions::default() });
     let mut user = Peer::open(&mut fixture, PeerOptions::default());
     user.open_device(&mut fixture, "other", AccessMode::ReadOnly).unwrap();
@@ -54,7 +54,7 @@ fn named_exports_are_listed_with_who_uses_them() {
 }
 
 #[test]
-fn a_list_is_cut_into_pages() {
+fn a_list_is_paged() {
     let mut fixture = Fixture::new(StandOptions::default());
     for n in 0..120 {
         let export = crate::export::Export::new(
@@ -91,7 +91,7 @@ fn a_list_is_cut_into_pages() {
 }
 
 #[test]
-fn what_is_no_good_discover_is_answered() {
+fn an_invalid_discover_is_answered() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = asking(&mut fixture);
     for room in [0, 1, 56, Page::LEN_MIN - 1] {
@@ -120,7 +120,7 @@ fn what_is_no_good_discover_is_answered() {
 }
 
 #[test]
-fn many_at_once_are_all_answered() {
+fn many_concurrent_requests_are_all_answered() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = asking(&mut fixture);
     for _ in 0..60 {
@@ -136,7 +136,7 @@ fn many_at_once_are_all_answered() {
 }
 
 #[test]
-fn a_server_that_lists_nothing_says_so() {
+fn a_server_with_listing_disabled_says_so() {
     let mut options = StandOptions::default();
     options.params.discovery = false;
     let mut fixture = Fixture::new(options);
@@ -146,7 +146,7 @@ fn a_server_that_lists_nothing_says_so() {
 }
 
 #[test]
-fn who_only_asks_is_a_stranger() {
+fn a_session_that_only_lists_stays_unproven() {
     let second = Duration::from_secs(1);
     let mut options = StandOptions::default();
     options.params.open_timeout = second * 12;

@@ -25,7 +25,7 @@ fn two_paths(always_invalidate: bool) -> (Fixture, Peer, Peer) {
 }
 
 #[test]
-fn a_replay_waits_for_its_original_and_then_runs() {
+fn a_replay_waits_for_its_original() {
     for dead in [false, true] {
         for conn in [1, 2] {
             let (mut fixture, mut a, mut b) = two_paths(true);
@@ -76,7 +76,7 @@ fn a_deferred_replay_ends_with_its_path() {
 }
 
 #[test]
-fn deferred_reads_of_one_permit_on_one_path_are_a_violation() {
+fn two_deferred_reads_with_one_permit_are_a_violation() {
     let (mut fixture, mut a, mut b) = two_paths(false);
     fixture.device.lock().hold = true;
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
@@ -92,7 +92,7 @@ fn deferred_reads_of_one_permit_on_one_path_are_a_violation() {
 }
 
 #[test]
-fn a_replay_closes_the_path_that_was_given_up() {
+fn a_replay_closes_the_abandoned_path() {
     let (mut fixture, mut a, mut b) = two_paths(true);
     fixture.device.lock().hold = true;
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
@@ -110,7 +110,7 @@ fn a_replay_closes_the_path_that_was_given_up() {
 }
 
 #[test]
-fn a_dying_path_waits_for_its_io_and_frees_everything() {
+fn a_closing_path_waits_for_its_io_and_frees_everything() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().room = 2;
@@ -141,7 +141,7 @@ fn a_dying_path_waits_for_its_io_and_frees_everything() {
 }
 
 #[test]
-fn dead_paths_with_running_io_do_not_pile_up() {
+fn dead_paths_with_running_io_do_not_accumulate() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
@@ -165,7 +165,7 @@ fn dead_paths_with_running_io_do_not_pile_up() {
 }
 
 #[test]
-fn one_dead_path_leaves_the_other_and_the_devices_alone() {
+fn a_dead_path_does_not_affect_the_other_or_the_devices() {
     let (mut fixture, mut a, mut b) = two_paths(true);
     a.leave(&mut fixture);
     assert_eq!(fixture.open_names(), ["vol"]);
@@ -202,7 +202,7 @@ fn heartbeats_are_answered_at_once() {
 }
 
 #[test]
-fn an_idle_peer_is_asked_and_a_silent_one_found() {
+fn idle_peers_are_probed_and_silent_ones_closed() {
     let mut options = StandOptions::default();
     options.params.heartbeat_interval = Duration::from_millis(100);
     options.params.heartbeat_missed_max = 3;
@@ -230,7 +230,7 @@ fn an_idle_peer_is_asked_and_a_silent_one_found() {
 }
 
 #[test]
-fn two_sessions_do_not_see_each_other() {
+fn two_sessions_are_independent() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut a = Peer::open(&mut fixture, PeerOptions::default());
     let options = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
@@ -252,7 +252,7 @@ fn two_sessions_do_not_see_each_other() {
 }
 
 #[test]
-fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
+fn a_fence_is_answered_once_nothing_of_the_path_can_start() {
     let (mut fixture, mut a, mut b) = two_paths(true);
     let path = PeerOptions::default().request(0).path_uuid;
     fixture.device.lock().hold = true;
@@ -290,7 +290,7 @@ fn a_fence_is_answered_when_nothing_of_the_path_can_begin() {
 }
 
 #[test]
-fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_close() {
+fn fences_and_connects_do_not_wait_for_slowly_closing_connections() {
     use PathStage::{Connected, Draining};
     let (mut fixture, mut a, mut b) = two_paths(true);
     fixture.world.linger(fixture.address.ip(), Duration::from_secs(9));
@@ -325,7 +325,7 @@ fn neither_a_fence_nor_a_new_connect_waits_for_connections_that_are_slow_to_clos
 }
 
 #[test]
-fn a_fence_of_another_process_needs_the_locks_of_what_the_session_writes() {
+fn a_fence_by_another_process_requires_the_sessions_write_locks() {
     let path = PeerOptions::default().request(0).path_uuid;
     for exclusive in [false, true] {
         let mut options = StandOptions { exclusive, ..StandOptions::default() };
@@ -350,7 +350,7 @@ fn a_fence_of_another_process_needs_the_locks_of_what_the_session_writes() {
 }
 
 #[test]
-fn a_fence_reaches_no_other_session() {
+fn a_fence_affects_no_other_session() {
     let (mut fixture, _a, _b) = two_paths(true);
     let path = PeerOptions::default().request(0).path_uuid;
     let other = PeerOptions { session: 2, path: 7, local: 2, ..PeerOptions::default() };
@@ -364,7 +364,7 @@ fn a_fence_reaches_no_other_session() {
 }
 
 #[test]
-fn shutdown_answers_what_runs_and_takes_nothing_new() {
+fn shutdown_completes_running_io_and_accepts_no_more() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     let mut half = Peer::new(
@@ -395,7 +395,7 @@ fn shutdown_answers_what_runs_and_takes_nothing_new() {
 }
 
 #[test]
-fn shutdown_does_not_wait_longer_than_its_grace() {
+fn shutdown_is_bounded_by_its_grace_time() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;

@@ -109,7 +109,7 @@ fn comparing(fixture: &mut Fixture, options: PeerOptions, name: &str) -> (Peer, 
 }
 
 #[test]
-fn an_export_in_use_is_not_removed_and_an_unused_one_is_released() {
+fn an_unused_export_is_removed_and_one_in_use_is_not() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     assert_eq!(write(&mut fixture, &mut peer, 1), 0);
@@ -133,7 +133,7 @@ fn an_export_in_use_is_not_removed_and_an_unused_one_is_released() {
 }
 
 #[test]
-fn a_forced_removal_ends_its_devices_when_their_io_has_ended() {
+fn a_forced_removal_ends_devices_once_their_io_ended() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     peer.open_device(&mut fixture, "other", RW).unwrap();
@@ -161,7 +161,7 @@ fn a_forced_removal_ends_its_devices_when_their_io_has_ended() {
 }
 
 #[test]
-fn the_id_of_a_removed_export_leads_to_no_other_disk() {
+fn the_id_of_a_removed_export_is_not_reused_for_another_disk() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     let _ = remove(&mut fixture, "vol", true).unwrap();
@@ -179,7 +179,7 @@ fn the_id_of_a_removed_export_leads_to_no_other_disk() {
 }
 
 #[test]
-fn a_client_that_compares_does_not_get_what_has_the_name_later() {
+fn a_client_with_an_identity_does_not_get_a_later_export_of_the_name() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut peer, opened) = comparing(&mut fixture, PeerOptions::default(), "vol");
     assert_eq!(opened, Ok(0));
@@ -195,7 +195,7 @@ fn a_client_that_compares_does_not_get_what_has_the_name_later() {
     let (mut peer, opened) = comparing(&mut fixture, again(), "vol");
     assert_eq!(opened, Err(errno::EIDRM));
     peer.leave(&mut fixture);
-    // A client that attaches anew gets it.
+    // A client that attaches again gets the export.
     let (_new, opened) = comparing(&mut fixture, other(), "vol");
     assert_eq!(opened, Ok(0));
 }
@@ -224,7 +224,7 @@ fn flushes_after(id: &str, fails: bool) -> [u16; 2] {
 }
 
 #[test]
-fn what_was_unflushed_at_a_removal_is_reported_after_it() {
+fn unflushed_writes_at_a_removal_are_reported_later() {
     // The epoch of the fixture is not saved, so it is unknown whether it rose, which counts as a
     // loss.
     assert_eq!(flushes_after("vol", true), [errno::EIO, 0]);
@@ -233,7 +233,7 @@ fn what_was_unflushed_at_a_removal_is_reported_after_it() {
 }
 
 #[test]
-fn a_session_that_ends_while_its_export_is_removed_leaves_nothing() {
+fn a_session_ending_during_a_removal_leaves_nothing() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     let held = fixture.holders("vol");
@@ -258,7 +258,7 @@ fn a_session_that_ends_while_its_export_is_removed_leaves_nothing() {
 }
 
 #[test]
-fn an_export_that_is_frozen_is_opened_for_reading_only() {
+fn a_frozen_export_opens_for_reading_only() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     let why = freeze(&mut fixture, "vol", true).unwrap_err();

@@ -125,7 +125,7 @@ fn ask(peer: &mut Peer, fixture: &mut Fixture, device_id: u32, away: bool) -> u1
 }
 
 #[test]
-fn a_standby_is_opened_by_those_who_know_what_it_is() {
+fn a_standby_opens_only_for_clients_that_support_gateways() {
     let (mut fixture, moving, _) = fixture(false);
     let mut new = Peer::up(&mut fixture, PeerOptions { session: 2, ..taker(2) }, "new");
     assert_eq!(standing(&mut new, &mut fixture, RW), Some(Standing { active: false, term: 5 }));
@@ -137,7 +137,7 @@ fn a_standby_is_opened_by_those_who_know_what_it_is() {
 }
 
 #[test]
-fn whoever_has_it_for_writing_may_ask_for_it() {
+fn only_a_writer_may_request_a_takeover() {
     let (mut fixture, moving, at) = fixture(false);
     let mut peer = Peer::up(&mut fixture, taker(1), "sess");
     assert_eq!(ask(&mut peer, &mut fixture, 0, false), errno::ENOTCONN);
@@ -164,7 +164,7 @@ fn whoever_has_it_for_writing_may_ask_for_it() {
 }
 
 #[test]
-fn what_has_moved_is_not_answered() {
+fn io_on_a_moved_export_is_not_answered() {
     let (mut fixture, moving, _) = fixture(true);
     let mut peer = Peer::up(&mut fixture, taker(1), "sess");
     let mut second = Peer::up(&mut fixture, taker(2), "sess");
@@ -184,7 +184,7 @@ fn what_has_moved_is_not_answered() {
 }
 
 #[test]
-fn sessions_end_when_it_moves_away() {
+fn sessions_end_when_the_export_moves_away() {
     let (mut fixture, moving, at) = fixture(true);
     let mut peer = Peer::up(&mut fixture, taker(1), "sess");
     standing(&mut peer, &mut fixture, RW);

@@ -54,7 +54,7 @@ fn info_rsp_is_the_first_send_and_the_only_one() {
 }
 
 #[test]
-fn every_wrong_con_req_is_refused_with_its_errno() {
+fn every_invalid_con_req_is_refused_with_its_errno() {
     let reset = -104;
     let good = PeerOptions::default();
     let bytes = |change: &dyn Fn(&mut [u8; 56])| {
@@ -121,7 +121,7 @@ fn two_paths_between_the_same_addresses_are_refused() {
 }
 
 #[test]
-fn a_reconnect_replaces_a_path_the_server_still_believes_in() {
+fn a_reconnect_replaces_a_path_the_server_considers_alive() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut old = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     let mut same = Peer::new(&fixture, PeerOptions::default());
@@ -135,7 +135,7 @@ fn a_reconnect_replaces_a_path_the_server_still_believes_in() {
 }
 
 #[test]
-fn limits_of_sessions_and_half_open_connections_hold() {
+fn limits_on_sessions_and_half_open_connections_apply() {
     let mut fixture = small(|params| params.sessions_max = 1);
     let _one = Peer::open(&mut fixture, PeerOptions::default());
     let mut two = Peer::new(&fixture, PeerOptions { session: 2, ..PeerOptions::default() });
@@ -169,7 +169,7 @@ fn a_path_that_stays_half_open_is_closed() {
 }
 
 #[test]
-fn wrong_info_requests_end_their_path_and_no_other() {
+fn invalid_info_requests_end_only_their_path() {
     let mut fixture = Fixture::new(StandOptions::default());
     let one = PeerOptions::default();
     let mut taken = Peer::open(&mut fixture, one);
@@ -217,7 +217,7 @@ fn an_info_request_before_all_connections_ends_the_path() {
 }
 
 #[test]
-fn an_immediate_in_place_of_info_req_ends_the_path() {
+fn an_immediate_instead_of_info_req_ends_the_path() {
     for conn in [0, 1] {
         let mut fixture = Fixture::new(StandOptions::default());
         let mut peer = Peer::new(&fixture, PeerOptions::default());
@@ -240,7 +240,7 @@ fn poor(device: DeviceOptions, change: impl Fn(&mut SessionParams)) -> Fixture {
 }
 
 #[test]
-fn refused_memory_is_told_with_the_first_connection_where_it_is_pinned() {
+fn insufficient_memory_is_reported_with_the_first_connection() {
     // 16 chunks of 16 KiB and their gaps do not fit; the small messages do.
     let device =
         DeviceOptions { pins_memory: true, register_max: 128 << 10, ..DeviceOptions::default() };
@@ -270,7 +270,7 @@ fn refused_memory_is_told_with_the_first_connection_where_it_is_pinned() {
 }
 
 #[test]
-fn a_device_without_windows_serves_without_fresh_keys_unless_they_are_demanded() {
+fn a_device_without_windows_is_used_unless_fresh_keys_are_required() {
     for pins_memory in [false, true] {
         let device = DeviceOptions { pins_memory, no_windows: true, ..DeviceOptions::default() };
         for always_invalidate in [AutoSwitch::Auto, AutoSwitch::Off] {
@@ -295,7 +295,7 @@ fn a_device_without_windows_serves_without_fresh_keys_unless_they_are_demanded()
 }
 
 #[test]
-fn the_connections_of_a_path_have_a_budget() {
+fn the_number_of_connections_per_path_is_limited() {
     let device = DeviceOptions { connection_bytes: 1 << 20, ..DeviceOptions::default() };
     let mut fixture = poor(device, |_| ());
     for (cid_num, fits) in [(33, false), (4096, false), (32, true)] {

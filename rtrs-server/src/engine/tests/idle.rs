@@ -8,7 +8,7 @@ use super::fixture::{Fixture, StandOptions, client_ip};
 use super::peer::{Peer, PeerOptions};
 
 const MS: Duration = Duration::from_millis(1);
-const QUESTION: (usize, Imm) = (0, Imm::Heartbeat { next_ms: 0 });
+const HEARTBEAT: (usize, Imm) = (0, Imm::Heartbeat { next_ms: 0 });
 const ACK: (usize, Imm) = (0, Imm::HeartbeatAck);
 
 /// A server that sends a heartbeat after 100 ms of silence, or after the announced time, up to a
@@ -37,17 +37,17 @@ fn asked_after(fixture: &mut Fixture, peer: &mut Peer) -> u32 {
         fixture.pass(10 * MS);
         let came = peer.immediates(fixture);
         if !came.is_empty() {
-            assert_eq!(came, [QUESTION]);
+            assert_eq!(came, [HEARTBEAT]);
             peer.send_imm(0, Imm::HeartbeatAck.encode());
             fixture.settle();
             return ms;
         }
     }
-    panic!("the server never asks");
+    panic!("the server sends no heartbeat");
 }
 
 #[test]
-fn what_a_client_announces_is_waited_for() {
+fn the_announced_heartbeat_interval_is_respected() {
     let mut fixture = fixture();
     let mut peer = Peer::open(&mut fixture, of(1));
     announce(&mut fixture, &mut peer, 600);
@@ -65,13 +65,13 @@ fn what_a_client_announces_is_waited_for() {
     assert!((90..=120).contains(&usual), "{usual}");
     announce(&mut fixture, &mut peer, 600);
     peer.send_imm(0, Imm::Heartbeat { next_ms: 0 }.encode());
-    assert_eq!(peer.immediates(&mut fixture), [ACK], "a heartbeat that says nothing");
+    assert_eq!(peer.immediates(&mut fixture), [ACK], "a heartbeat without an announcement");
     let kept = asked_after(&mut fixture, &mut peer);
-    assert!((690..=720).contains(&kept), "changes nothing: {kept}");
+    assert!((690..=720).contains(&kept), "does not change the interval: {kept}");
 }
 
 #[test]
-fn a_client_that_is_silent_longer_than_announced_is_dead() {
+fn a_client_silent_beyond_its_interval_is_dead() {
     let mut fixture = fixture();
     let mut peer = Peer::open(&mut fixture, of(1));
     announce(&mut fixture, &mut peer, 600);
@@ -84,7 +84,7 @@ fn a_client_that_is_silent_longer_than_announced_is_dead() {
 }
 
 #[test]
-fn a_stranger_announces_nothing() {
+fn an_unauthenticated_peer_cannot_announce_an_interval() {
     let mut fixture = fixture();
     let mut peer = Peer::up(&mut fixture, of(1), "stranger");
     announce(&mut fixture, &mut peer, 600);
@@ -95,7 +95,7 @@ fn a_stranger_announces_nothing() {
 /// A dead client of an idle path keeps its export for as long as it may be silent. A client that
 /// waits for the export or for the name does not wait that long.
 #[test]
-fn a_dead_client_is_found_when_another_wants_what_it_has() {
+fn a_dead_client_is_detected_when_another_wants_its_export() {
     for by_name in [false, true] {
         let mut fixture = fixture();
         let mut dead = Peer::open(&mut fixture, of(1));
@@ -133,13 +133,13 @@ fn a_dead_client_is_found_when_another_wants_what_it_has() {
 
 /// A living client gets a heartbeat too, without further effect.
 #[test]
-fn a_client_that_lives_keeps_what_it_has() {
+fn a_live_client_keeps_its_export() {
     let mut fixture = fixture();
     let mut first = Peer::open(&mut fixture, of(1));
     announce(&mut fixture, &mut first, 1000);
     let mut next = Peer::up(&mut fixture, of(2), "next");
     next.open_device(&mut fixture, "vol", AccessMode::ReadWrite).expect_err("it is taken");
-    assert_eq!(first.immediates(&mut fixture), [QUESTION]);
+    assert_eq!(first.immediates(&mut fixture), [HEARTBEAT]);
     first.send_imm(0, Imm::HeartbeatAck.encode());
     let later = asked_after(&mut fixture, &mut first);
     assert!((1090..=1120).contains(&later), "what it announced still holds: {later}");

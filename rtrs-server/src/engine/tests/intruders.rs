@@ -47,11 +47,11 @@ pub(super) fn owner(options: StandOptions) -> (Fixture, Clerk, Peer) {
 }
 
 #[test]
-fn a_session_does_not_outlive_its_client() {
+fn a_session_ends_with_its_client() {
     let (mut fixture, clerk, mut owner) = owner(StandOptions::default());
     let mut peers = vec![unproved(&mut fixture, at(10, OUTSIDE))];
     owner.leave(&mut fixture);
-    assert_eq!(fixture.open_names(), ["vol"], "its client may come back");
+    assert_eq!(fixture.open_names(), ["vol"], "its client may reconnect");
     for n in 11..15 {
         fixture.pass(fixture.params.handshake_timeout / 3);
         peers.push(unproved(&mut fixture, first(n, OUTSIDE)));
@@ -61,7 +61,7 @@ fn a_session_does_not_outlive_its_client() {
     let other = PeerOptions { session: 2, ..first(2, 2) };
     let mut other = proved(&mut fixture, &clerk, other, 2);
     other.open_device(&mut fixture, "vol", RW).unwrap();
-    // The previous client starts over, regardless of who else is there.
+    // The previous client starts over, regardless of other sessions.
     let again = PeerOptions { recon_cnt: 2, ..first(1, 0) };
     let mut again = proved(&mut fixture, &clerk, again, 1);
     again.open_device(&mut fixture, "other", RW).unwrap();
@@ -73,7 +73,7 @@ fn a_session_does_not_outlive_its_client() {
 }
 
 #[test]
-fn a_client_that_comes_back_in_time_keeps_its_session() {
+fn a_client_that_reconnects_in_time_keeps_its_session() {
     let (mut fixture, clerk, mut owner) = owner(StandOptions::default());
     // It sees the end of its path before the server does.
     let again = PeerOptions { recon_cnt: 2, ..at(1, 0) };
@@ -88,7 +88,7 @@ fn a_client_that_comes_back_in_time_keeps_its_session() {
 }
 
 #[test]
-fn whoever_comes_first_decides_nothing() {
+fn an_unauthenticated_path_does_not_fix_the_session_parameters() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut squatter = unproved(&mut fixture, with_depth(4, first(1, OUTSIDE)));
@@ -150,7 +150,7 @@ fn a_client_may_have_paths_with_and_without_tls() {
 }
 
 #[test]
-fn there_is_always_room_for_a_client() {
+fn there_is_always_capacity_for_a_client() {
     let (mut fixture, clerk, mut owner) = owner(StandOptions::default());
     let joins = |fixture: &mut Fixture, path, local| {
         let mut peer = Peer::new(fixture, proving(at(path, local)));
@@ -203,10 +203,10 @@ fn a_client_may_have_many_paths() {
 }
 
 #[test]
-fn connections_from_elsewhere_belong_to_another_path() {
+fn connections_from_another_address_are_another_path() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
-    // The intruder knows which connect comes next, and is first.
+    // The intruder knows the number of the next connect, and connects first.
     let mut thief = unproved(&mut fixture, first(1, OUTSIDE));
     let mut owner = proved(&mut fixture, &clerk, first(1, 0), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
@@ -229,7 +229,7 @@ pub(super) fn short_of(paths: u64) -> StandOptions {
 }
 
 #[test]
-fn memory_before_the_proof_is_bounded_and_nobody_elses() {
+fn memory_before_authentication_is_bounded_and_separate() {
     let (mut fixture, clerk, mut owner) = owner(short_of(8));
     let path_bytes = fixture.registered();
     let smaller = |session, path, local| {
@@ -264,7 +264,7 @@ fn memory_before_the_proof_is_bounded_and_nobody_elses() {
 }
 
 #[test]
-fn what_is_kept_for_a_client_is_not_for_others() {
+fn memory_kept_for_a_client_is_not_given_to_others() {
     let (mut fixture, clerk, mut owner) = owner(short_of(100));
     let mut second = proved(&mut fixture, &clerk, at(2, 1), 1);
     let two = fixture.registered();
@@ -296,7 +296,7 @@ fn what_is_kept_for_a_client_is_not_for_others() {
 }
 
 #[test]
-fn changes_and_names_are_not_told() {
+fn unauthenticated_paths_get_no_size_changes_or_name_conflicts() {
     let (mut fixture, _clerk, _owner) = owner(StandOptions::default());
     let extensions = ClientExtensions { changed: true, ..ClientExtensions::default() };
     let mut peer = unproved(&mut fixture, PeerOptions { extensions, ..at(10, OUTSIDE) });
@@ -312,7 +312,7 @@ fn changes_and_names_are_not_told() {
 }
 
 #[test]
-fn what_happens_to_such_paths_is_recorded_as_it_is() {
+fn events_of_unauthenticated_paths_are_recorded_as_such() {
     let (mut fixture, clerk, mut owner) = owner(StandOptions::default());
     let events = fixture.audited();
     let _silent = unproved(&mut fixture, at(10, OUTSIDE));
@@ -362,7 +362,7 @@ fn an_auth_of_another_version_leaves_the_second_challenge() {
 }
 
 #[test]
-fn a_fence_of_the_client_still_means_them() {
+fn a_fence_by_the_client_applies_to_unauthenticated_paths() {
     let (mut fixture, _clerk, mut owner) = owner(StandOptions::default());
     let mut peer = unproved(&mut fixture, at(2, OUTSIDE));
     owner.send_fence(
@@ -374,7 +374,7 @@ fn a_fence_of_the_client_still_means_them() {
 }
 
 #[test]
-fn what_a_stranger_makes_up_does_not_fill_the_logs() {
+fn invented_data_does_not_fill_the_logs() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let events = fixture.audited();

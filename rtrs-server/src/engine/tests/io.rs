@@ -14,7 +14,7 @@ fn write_like(rw: Rw, sector: u64, len: u32) -> (Vec<u8>, [u8; 4]) {
 }
 
 #[test]
-fn data_goes_out_and_comes_back_over_every_connection() {
+fn data_is_transferred_both_ways_over_every_connection() {
     for bind in [BindMode::Done, BindMode::Pending] {
         let mut fixture = Fixture::new(StandOptions { bind, ..StandOptions::default() });
         let mut peer =
@@ -42,7 +42,7 @@ fn data_goes_out_and_comes_back_over_every_connection() {
 }
 
 #[test]
-fn many_requests_are_in_flight_and_each_is_answered_once() {
+fn many_requests_in_flight_are_each_answered_once() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().room = 3;
@@ -166,7 +166,7 @@ fn discards_zeroes_and_flushes_reach_the_device() {
 }
 
 #[test]
-fn zeroes_that_must_be_quick_are_refused_where_they_are_not() {
+fn fast_zeroes_are_refused_if_unsupported() {
     for fast_zero in [true, false] {
         let geometry = Geometry { fast_zero, write_zeroes: true, ..Geometry::plain(1 << 20) };
         let mut fixture = Fixture::new(StandOptions { geometry, ..StandOptions::default() });
@@ -188,7 +188,7 @@ fn zeroes_that_must_be_quick_are_refused_where_they_are_not() {
 }
 
 #[test]
-fn extents_are_answered_where_they_are_promised() {
+fn extents_are_returned_if_offered() {
     for extents in [true, false] {
         let geometry = Geometry { extents, ..Geometry::plain(1 << 20) };
         let mut fixture = Fixture::new(StandOptions { geometry, ..StandOptions::default() });
@@ -224,7 +224,7 @@ fn extents_are_answered_where_they_are_promised() {
 }
 
 #[test]
-fn what_the_device_cannot_do_is_refused() {
+fn unsupported_operations_are_refused() {
     let geometry = Geometry { discard: false, write_zeroes: false, ..Geometry::plain(1 << 20) };
     let mut fixture = Fixture::new(StandOptions { geometry, ..StandOptions::default() });
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
@@ -238,7 +238,7 @@ fn what_the_device_cannot_do_is_refused() {
 }
 
 #[test]
-fn places_outside_the_device_are_refused() {
+fn ranges_beyond_the_device_are_refused() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     for (sector, len, read, write) in [
@@ -327,7 +327,7 @@ fn access_modes_are_enforced() {
 }
 
 #[test]
-fn a_read_only_export_takes_no_writer_and_says_so() {
+fn a_read_only_export_refuses_writers_and_reports_it() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     let refused = peer.open_device(&mut fixture, "fixed", AccessMode::ReadWrite);
@@ -341,7 +341,7 @@ fn a_read_only_export_takes_no_writer_and_says_so() {
 }
 
 #[test]
-fn versions_are_agreed_on_and_open_does_not_wait_for_it() {
+fn versions_are_negotiated_and_open_does_not_wait_for_it() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     // After a reconnect a kernel client sends OPEN without waiting for SESS_INFO's answer.
@@ -356,7 +356,7 @@ fn versions_are_agreed_on_and_open_does_not_wait_for_it() {
 }
 
 #[test]
-fn a_turn_begins_so_much_and_the_rest_is_answered_in_the_next() {
+fn a_turn_submits_a_bounded_amount_of_io() {
     let limits = Limits::new(64, 16384).unwrap();
     let options = StandOptions::default();
     let params = SessionParams { limits, ..options.params };

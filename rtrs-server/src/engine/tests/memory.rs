@@ -99,7 +99,7 @@ fn before_its_first_open_a_session_may_write_to_few_chunks() {
 }
 
 #[test]
-fn what_counts_is_what_was_written_or_all_that_is_pinned() {
+fn written_memory_counts_or_all_if_pinned() {
     let whole = ChunkPool::bytes(options(true).params.limits) as u64;
     for pins in [false, true] {
         let mut fixture = short_of(1000, pins);
@@ -140,7 +140,7 @@ fn what_counts_is_what_was_written_or_all_that_is_pinned() {
 }
 
 #[test]
-fn a_new_session_that_does_not_fit_is_refused_and_a_path_that_comes_back_is_not() {
+fn a_new_session_may_be_refused_but_not_a_reconnecting_path() {
     for pins in [false, true] {
         let mut fixture = short_of(24, pins);
         let mut first = Peer::open(&mut fixture, kernels(1));
@@ -175,7 +175,7 @@ fn full_of_two_paths(pins: bool) -> (Fixture, [PeerOptions; 2], [Peer; 2]) {
 }
 
 #[test]
-fn the_paths_that_a_session_had_always_find_memory() {
+fn existing_paths_of_a_session_always_get_memory() {
     for pins in [false, true] {
         let (mut fixture, paths, mut peers) = full_of_two_paths(pins);
         for round in 0..3 {
@@ -225,7 +225,7 @@ fn a_session_with_many_paths_stays_below_the_limit() {
 }
 
 #[test]
-fn a_client_that_takes_less_gets_a_smaller_depth_and_keeps_it() {
+fn a_client_may_accept_a_smaller_depth_and_keeps_it() {
     for pins in [false, true] {
         // 40 chunks of 256 KiB.
         let server = || {

@@ -37,7 +37,7 @@ fn open_found(fixture: &mut Fixture, peer: &mut Peer, name: &str) -> Result<Open
 }
 
 #[test]
-fn a_device_says_what_its_unflushed_writes_hang_on() {
+fn the_cache_id_follows_the_durability_of_unflushed_writes() {
     let instance = ServerInstance { boot: 5, process: 6 };
     for (volatile, write_cache, told) in [
         (false, true, Some(5)),
@@ -62,7 +62,7 @@ fn a_device_says_what_its_unflushed_writes_hang_on() {
 }
 
 #[test]
-fn only_who_has_room_for_the_long_answer_gets_it() {
+fn the_long_answer_is_sent_only_to_clients_with_space() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     let session = PeerOptions::default().request(0).session_id;
@@ -93,7 +93,7 @@ fn only_who_has_room_for_the_long_answer_gets_it() {
 }
 
 #[test]
-fn a_name_that_is_not_exported_is_searched_for() {
+fn an_unknown_name_is_searched() {
     let mut fixture = searching();
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     // Named exports need no search, and names with `..` are not searched for.
@@ -126,7 +126,7 @@ fn a_name_that_is_not_exported_is_searched_for() {
 }
 
 #[test]
-fn what_was_found_is_shared_and_let_go_with_its_last_session() {
+fn a_found_export_is_shared_and_closed_with_its_last_session() {
     let mut fixture = searching();
     let mut one = Peer::up(&mut fixture, PeerOptions::default(), "one");
     let mut two = Peer::up(&mut fixture, other_session(), "two");
@@ -149,7 +149,7 @@ fn what_was_found_is_shared_and_let_go_with_its_last_session() {
 }
 
 #[test]
-fn what_is_found_too_late_is_dropped() {
+fn an_export_found_too_late_is_dropped() {
     let mut fixture = searching();
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     peer.send_open(15, "disk", AccessMode::ReadWrite);
@@ -187,7 +187,7 @@ fn overwrite(fixture: &mut Fixture, new: &mut Peer) {
 }
 
 #[test]
-fn an_export_is_given_back_when_the_last_write_before_the_close_has_ended() {
+fn an_export_is_released_when_the_last_write_before_the_close_ended() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut old, mut new) = closed_over_a_write(&mut fixture);
     // No more of its requests begin, and it cannot have the export again before.
@@ -210,7 +210,7 @@ fn an_export_is_given_back_when_the_last_write_before_the_close_has_ended() {
 }
 
 #[test]
-fn a_session_that_goes_before_its_close_is_answered_gives_the_export_back_in_the_end() {
+fn a_session_ending_before_its_close_is_answered_releases_the_export() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut old, mut new) = closed_over_a_write(&mut fixture);
     old.leave(&mut fixture);
@@ -227,7 +227,7 @@ fn a_session_that_goes_before_its_close_is_answered_gives_the_export_back_in_the
 }
 
 #[test]
-fn an_open_whose_target_was_examined_may_come_back_after_its_path() {
+fn an_examined_open_may_return_after_its_path_ended() {
     let mut fixture = Fixture::new(StandOptions::default());
     let reply_to = ReplyTo { path: PathKey(77), core: CoreIndex(0), permit: PermitId(3) };
     let mode = OpenMode { examined: true, ..OpenMode::new(AccessMode::ReadOnly, 128) };

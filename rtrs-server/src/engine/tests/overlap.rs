@@ -103,7 +103,7 @@ fn content(fixture: &Fixture, sector: usize) -> u8 {
 }
 
 #[test]
-fn a_newer_change_waits_for_one_that_a_closed_path_has_left() {
+fn a_newer_change_waits_for_one_left_by_a_closed_path() {
     let kinds = [write(1), DISCARD, WRITE_ZEROES];
     for (n, (older, newer)) in kinds.into_iter().flat_map(|a| kinds.map(|b| (a, b))).enumerate() {
         // On one shard, and on two.
@@ -152,7 +152,7 @@ fn a_newer_change_waits_for_one_that_a_closed_path_has_left() {
 }
 
 #[test]
-fn only_the_part_that_runs_is_waited_for() {
+fn only_the_running_part_is_awaited() {
     let geometry = Geometry { io_max: 1024, ..usual() };
     let (mut fixture, mut a, mut b) = two_paths(geometry);
     let hold = |fixture: &mut Fixture| {
@@ -173,7 +173,7 @@ fn only_the_part_that_runs_is_waited_for() {
 }
 
 #[test]
-fn a_copy_waits_for_its_original_and_nothing_else_for_its_permit() {
+fn a_replay_waits_for_its_original_but_other_requests_do_not() {
     let (mut fixture, mut a, mut b) = two_paths(usual());
     let hold = |fixture: &mut Fixture| {
         fixture.device.lock().hold_after = Some(0);
@@ -197,7 +197,7 @@ fn a_copy_waits_for_its_original_and_nothing_else_for_its_permit() {
 }
 
 #[test]
-fn what_has_not_begun_to_change_anything_is_no_stray() {
+fn requests_that_have_changed_nothing_yet_block_nothing() {
     // A read, a write with a flush before it, and one with a flush after it.
     let geometry = Geometry { fua: false, write_cache: true, ..usual() };
     for rw in [Rw::READ, Rw::WRITE.preflush(true), Rw::WRITE.fua(true)] {
@@ -251,7 +251,7 @@ fn one_waits() -> (Fixture, Peer, Peer) {
 }
 
 #[test]
-fn what_waits_ends_with_its_path() {
+fn a_blocked_request_ends_with_its_path() {
     let (mut fixture, _a, mut b) = one_waits();
     b.leave(&mut fixture);
     assert_eq!(fixture.load(), (0, 1), "what is left still runs");
@@ -262,7 +262,7 @@ fn what_waits_ends_with_its_path() {
 }
 
 #[test]
-fn the_same_path_connected_anew_waits_too() {
+fn a_reconnected_path_waits_too() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut old = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold_after = Some(0);
@@ -280,7 +280,7 @@ fn the_same_path_connected_anew_waits_too() {
 }
 
 #[test]
-fn a_close_waits_for_both() {
+fn a_close_waits_for_the_orphaned_and_the_blocked_write() {
     let (mut fixture, _a, mut b) = one_waits();
     let other = PeerOptions { session: 2, path: 7, local: 2, ..PeerOptions::default() };
     let mut other = Peer::up(&mut fixture, other, "other");
@@ -319,7 +319,7 @@ fn a_second_writer_of_the_export_waits_too() {
 }
 
 #[test]
-fn a_server_that_stops_answers_what_waits_if_the_disk_lets_it() {
+fn a_stopping_server_completes_blocked_requests_if_the_disk_responds() {
     let (mut fixture, _a, mut b) = one_waits();
     fixture.shutdown();
     fixture.pass(50 * MS);

@@ -50,7 +50,7 @@ fn bytes(fixture: &Fixture, at: [usize; 4]) -> [u8; 4] {
 }
 
 #[test]
-fn a_partial_write_changes_its_bytes_and_no_others() {
+fn a_partial_write_changes_only_its_bytes() {
     let (mut fixture, mut first, _) = two_writers();
     first.send_write((1, 3), part(4 * 512 + 500, 12, true), &[7; 12]);
     assert_eq!(first.reply(&mut fixture).errno, 0);
@@ -69,7 +69,7 @@ fn a_partial_write_changes_its_bytes_and_no_others() {
 }
 
 #[test]
-fn a_session_of_an_older_version_cannot_say_where_a_partial_write_begins() {
+fn a_session_of_an_older_version_cannot_send_partial_writes() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     for version in [0, 1, 2] {
@@ -102,7 +102,7 @@ fn a_change_of_the_block_waits_for_the_partial_write() {
 }
 
 #[test]
-fn a_partial_write_waits_for_a_change_that_runs() {
+fn a_partial_write_waits_for_a_running_change() {
     for conn in [1, 2] {
         let (mut fixture, mut first, mut second) = two_writers();
         fixture.device.lock().hold = true;
@@ -119,7 +119,7 @@ fn a_partial_write_waits_for_a_change_that_runs() {
 }
 
 #[test]
-fn a_partial_write_of_a_closed_path_does_not_go_on_to_write() {
+fn a_partial_write_of_a_closed_path_does_not_start_its_write() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut a = Peer::open(&mut fixture, PeerOptions::default());
     let options = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };

@@ -44,7 +44,7 @@ fn goes_on(fixture: &mut Fixture, peer: &mut Peer, name: &str, device: &str) {
 }
 
 #[test]
-fn connections_wait_for_their_chunks_and_for_no_others() {
+fn connections_wait_only_for_their_own_chunks() {
     let mut fixture = fixture(ASIDE);
     let (mut first, asked) = asks(&fixture, PeerOptions::default());
     assert_eq!(first.answer(&mut fixture, asked), None, "its chunks are not there");
@@ -69,7 +69,7 @@ fn connections_wait_for_their_chunks_and_for_no_others() {
 }
 
 #[test]
-fn all_connections_that_come_meanwhile_wait() {
+fn all_connections_arriving_meanwhile_wait() {
     let mut fixture = fixture(ASIDE);
     let options = PeerOptions::default();
     let mut peer = Peer::new(&fixture, options);
@@ -88,7 +88,7 @@ fn all_connections_that_come_meanwhile_wait() {
 }
 
 #[test]
-fn a_path_that_comes_back_waits_for_its_windows_only() {
+fn a_reconnecting_path_waits_only_for_its_windows() {
     let mut fixture = fixture(ASIDE);
     let path = |n, recon_cnt| PeerOptions {
         path: n + 1,
@@ -120,7 +120,7 @@ fn a_path_that_comes_back_waits_for_its_windows_only() {
 }
 
 #[test]
-fn what_is_refused_is_told() {
+fn a_failed_registration_is_reported() {
     let poor = DeviceOptions { register_max: 128 << 10, ..ASIDE };
     for (device, errno) in [(poor, -12), (DeviceOptions { no_windows: true, ..ASIDE }, -95)] {
         let mut options = StandOptions { device, ..StandOptions::default() };
@@ -136,7 +136,7 @@ fn what_is_refused_is_told() {
 }
 
 #[test]
-fn what_is_made_for_a_path_that_has_ended_is_let_go_of() {
+fn a_registration_for_an_ended_path_is_released() {
     let mut fixture = fixture(ASIDE);
     let (_peer, _) = asks(&fixture, PeerOptions::default());
     fixture.pass(Duration::from_secs(6));

@@ -308,14 +308,14 @@ fn play(seed: u64) -> Result<(), String> {
 }
 
 #[test]
-fn who_opens_a_target_is_let_in_by_the_lists_before_or_after() {
+fn access_follows_the_lists_before_or_after_a_reload() {
     for seed in 0..40 {
         play(seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }
 }
 
 #[test]
-fn a_configuration_that_counts_before_its_exports_is_noticed() {
+fn a_configuration_granted_before_its_exports_is_detected() {
     rtrs_core::mutant::choose(Some(rtrs_core::mutant::Mutant::ReloadGrantsFirst));
     let noticed = (0..40).any(|seed| play(seed).is_err());
     rtrs_core::mutant::choose(None);

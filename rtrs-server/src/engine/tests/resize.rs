@@ -48,7 +48,7 @@ fn open_again(peer: &mut Peer, fixture: &mut Fixture) -> Result<u64, u16> {
 }
 
 #[test]
-fn every_path_is_told_once_until_it_opens_again() {
+fn every_path_is_notified_once_until_it_reopens() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut first = Peer::open(&mut fixture, taker(1, 1));
     let mut second = Peer::up(&mut fixture, taker(1, 2), "sess");
@@ -72,7 +72,7 @@ fn every_path_is_told_once_until_it_opens_again() {
 }
 
 #[test]
-fn an_open_by_another_spelling_of_the_name_answers_too() {
+fn an_open_by_another_spelling_acknowledges_a_resize_too() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::up(&mut fixture, taker(1, 1), "sess");
     for (name, size) in [("//vol", 2), ("/vol", 3), ("vol", 4)] {
@@ -86,7 +86,7 @@ fn an_open_by_another_spelling_of_the_name_answers_too() {
 }
 
 #[test]
-fn clients_that_do_not_take_it_are_told_nothing() {
+fn clients_without_the_extension_are_not_notified() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut kernel = Peer::open(&mut fixture, PeerOptions::default());
     fixture.resize(2 * OLD);
@@ -95,7 +95,7 @@ fn clients_that_do_not_take_it_are_told_nothing() {
 }
 
 #[test]
-fn a_path_is_told_nothing_before_info_rsp() {
+fn a_path_is_not_notified_before_info_rsp() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut first = Peer::open(&mut fixture, taker(1, 1));
     let mut second = Peer::new(&fixture, taker(1, 2));
@@ -133,7 +133,7 @@ fn io_follows_the_size() {
 }
 
 #[test]
-fn a_forced_removal_is_told_at_once() {
+fn a_forced_removal_is_announced_at_once() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::up(&mut fixture, taker(1, 1), "sess");
     peer.send_open_for(15, "vol", RW, OpenRspTail::LONG_LEN);
@@ -148,7 +148,7 @@ fn a_forced_removal_is_told_at_once() {
 }
 
 #[test]
-fn what_a_client_owes_ends_with_its_path() {
+fn an_unacknowledged_notification_ends_with_its_path() {
     let mut fixture =
         Fixture::new(StandOptions { geometry: Geometry::plain(OLD), ..StandOptions::default() });
     let mut silent = Peer::open(&mut fixture, taker(1, 1));

@@ -197,10 +197,10 @@ impl Request {
 
     /// Errno of a request that could not be answered before. No other sync is outstanding.
     fn finish(&mut self, account: Account<'_>) -> u16 {
-        match self.settle(account).expect("no sync is out that it waits for") {
+        match self.settle(account).expect("it waits for no outstanding sync") {
             Next::Answer(errno) | Next::ReportLoss(errno) => errno,
             Next::Submit | Next::PutIn(_) => {
-                self.run(account).expect("no sync is out that it waits for")
+                self.run(account).expect("it waits for no outstanding sync")
             }
         }
     }
@@ -273,7 +273,7 @@ fn check(change: Change, before: bool) {
         // A flush does not report a write that was acknowledged after the flush was submitted.
         let reports = [before, !model.disk.flushed_first.load(Ordering::Relaxed)];
         let (_, last) = model.flush(2);
-        let last = last.expect("no sync is out");
+        let last = last.expect("no sync is outstanding");
 
         let fates = *model.disk.fates.lock().unwrap();
         if change.durable != Durable::No {
@@ -294,7 +294,7 @@ fn a_lost_write_is_reported() {
 }
 
 #[test]
-fn lost_zeroes_beside_an_older_write_are_reported() {
+fn lost_zeroes_after_an_older_write_are_reported() {
     check(Change { op: IoOp::WriteZeroes, durable: Durable::No }, true);
 }
 
@@ -304,6 +304,6 @@ fn a_lost_durable_write_fails() {
 }
 
 #[test]
-fn a_lost_write_with_a_flush_behind_it_fails() {
+fn a_lost_write_followed_by_a_flush_fails() {
     check(Change { op: IoOp::Write, durable: Durable::ByPostFlush }, false);
 }

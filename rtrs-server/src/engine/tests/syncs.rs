@@ -42,7 +42,7 @@ fn lose(fixture: &Fixture) {
 }
 
 #[test]
-fn errors_of_the_disk_are_counted_apart_from_refusals() {
+fn disk_errors_are_counted_apart_from_refusals() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     let mut failed = 0;
@@ -65,7 +65,7 @@ fn errors_of_the_disk_are_counted_apart_from_refusals() {
 }
 
 #[test]
-fn a_reader_takes_no_error_from_a_writer() {
+fn a_readers_flush_does_not_consume_a_writers_error() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     let (mut reader, _) = open(&mut fixture, 2, AccessMode::ReadOnly);
@@ -81,7 +81,7 @@ fn a_reader_takes_no_error_from_a_writer() {
 }
 
 #[test]
-fn a_session_that_may_no_longer_write_flushes_what_it_wrote() {
+fn a_session_that_lost_write_access_flushes_its_writes() {
     for (reconnects, fails) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut fixture = Fixture::new(StandOptions::default());
         let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
@@ -108,7 +108,7 @@ fn a_session_that_may_no_longer_write_flushes_what_it_wrote() {
 }
 
 #[test]
-fn each_session_that_wrote_is_told_once_on_whatever_core() {
+fn a_loss_is_reported_once_per_writing_session_on_any_core() {
     for (who, conn) in [(0, 1), (0, 2), (1, 1), (1, 2)] {
         let mut fixture = Fixture::new(StandOptions::default());
         let (first, _) = open(&mut fixture, 1, AccessMode::Migration);
@@ -131,7 +131,7 @@ fn each_session_that_wrote_is_told_once_on_whatever_core() {
 }
 
 #[test]
-fn who_has_flushed_or_only_read_hears_nothing() {
+fn sessions_without_unflushed_writes_get_no_error() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut writer, _) = open(&mut fixture, 1, AccessMode::Migration);
     let (mut other, _) = open(&mut fixture, 2, AccessMode::Migration);
@@ -144,7 +144,7 @@ fn who_has_flushed_or_only_read_hears_nothing() {
 }
 
 #[test]
-fn a_failed_fua_write_fails_itself_and_the_flush_of_what_it_hid() {
+fn a_failed_fua_write_fails_itself_and_the_next_flush() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
@@ -163,7 +163,7 @@ fn a_failed_fua_write_fails_itself_and_the_flush_of_what_it_hid() {
 }
 
 #[test]
-fn a_fua_write_that_is_refused_before_the_disk_loses_nothing() {
+fn a_fua_write_refused_before_the_disk_loses_nothing() {
     for (status, errno) in [
         (IoStatus::Beyond, errno::EIO),
         (IoStatus::Invalid, errno::EINVAL),
@@ -187,7 +187,7 @@ fn a_fua_write_that_is_refused_before_the_disk_loses_nothing() {
 }
 
 #[test]
-fn a_good_sync_waits_for_those_that_may_have_taken_its_error() {
+fn a_successful_sync_waits_for_syncs_that_may_have_taken_its_error() {
     for (fua, mine, others) in [(false, 1, 2), (false, 1, 1), (true, 1, 2), (true, 2, 2)] {
         let mut fixture = Fixture::new(StandOptions::default());
         let (mut one, _) = open(&mut fixture, 1, AccessMode::Migration);
@@ -217,7 +217,7 @@ fn a_good_sync_waits_for_those_that_may_have_taken_its_error() {
 }
 
 #[test]
-fn an_answer_that_may_be_lost_is_given_again() {
+fn an_answer_that_may_be_lost_is_repeated() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     let second = PeerOptions { path: 7, local: 4, first_conn: false, ..options(1) };
@@ -233,7 +233,7 @@ fn an_answer_that_may_be_lost_is_given_again() {
 }
 
 #[test]
-fn an_answer_that_arrived_is_not_given_again() {
+fn an_answer_that_arrived_is_not_repeated() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     let second = PeerOptions { path: 7, local: 4, first_conn: false, ..options(1) };
@@ -248,7 +248,7 @@ fn an_answer_that_arrived_is_not_given_again() {
 }
 
 #[test]
-fn the_same_permit_on_path_after_path_is_told_again_once_at_most() {
+fn an_answer_is_repeated_at_most_once_across_paths() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     let second = PeerOptions { path: 7, local: 4, first_conn: false, ..options(1) };
@@ -264,7 +264,7 @@ fn the_same_permit_on_path_after_path_is_told_again_once_at_most() {
 }
 
 #[test]
-fn a_failure_on_a_path_that_closes_counts() {
+fn a_failure_on_a_closing_path_counts() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut one, _) = open(&mut fixture, 1, AccessMode::Migration);
     let (mut two, _) = open(&mut fixture, 2, AccessMode::Migration);
@@ -291,7 +291,7 @@ impl EpochStore for Store {
 }
 
 #[test]
-fn a_failure_is_saved_before_anybody_hears_of_it_and_new_sessions_see_it() {
+fn a_failure_is_saved_before_it_is_reported() {
     let store = Arc::new(Store::default());
     let mut options = StandOptions::default();
     options.params.instance.boot = 5;
@@ -320,7 +320,7 @@ fn a_failure_is_saved_before_anybody_hears_of_it_and_new_sessions_see_it() {
 }
 
 #[test]
-fn a_failure_is_told_although_it_cannot_be_saved_in_time() {
+fn a_failure_is_reported_even_if_saving_it_takes_too_long() {
     let store = Arc::new(Store::default());
     let epoch = SyncEpoch::kept(0, Arc::clone(&store) as _, "vol".into());
     let mut fixture = Fixture::new(StandOptions { epoch, ..StandOptions::default() });
@@ -335,7 +335,7 @@ fn a_failure_is_told_although_it_cannot_be_saved_in_time() {
 }
 
 #[test]
-fn a_session_that_closed_and_opened_again_begins_anew() {
+fn a_session_that_reopened_has_no_unflushed_writes() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut one, first) = open(&mut fixture, 1, AccessMode::Migration);
     let (mut two, _) = open(&mut fixture, 2, AccessMode::Migration);
@@ -352,7 +352,7 @@ fn a_session_that_closed_and_opened_again_begins_anew() {
 }
 
 #[test]
-fn a_session_that_comes_back_hears_of_what_it_had_not_flushed() {
+fn a_returning_session_learns_of_lost_unflushed_writes() {
     // A kernel client has room only for the short response; rtrs-client compares cache IDs.
     for (room, boot) in [(OpenRsp::LEN, 5), (OpenRspTail::LONG_LEN, 5), (OpenRspTail::LONG_LEN, 0)]
     {
@@ -397,7 +397,7 @@ fn a_session_that_comes_back_hears_of_what_it_had_not_flushed() {
 }
 
 #[test]
-fn an_answer_that_died_with_the_session_is_given_to_the_next_one() {
+fn an_answer_lost_with_its_session_goes_to_the_next_one() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut one, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
     assert_eq!(write(&mut fixture, &mut one, 1, false), 0);

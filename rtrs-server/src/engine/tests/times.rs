@@ -24,7 +24,7 @@ fn said(peer: &Peer) -> (u32, u32) {
 }
 
 #[test]
-fn an_answer_says_how_long_the_disk_took() {
+fn an_answer_includes_the_time_at_the_disk() {
     for bind in [BindMode::Done, BindMode::Pending] {
         let mut fixture = Fixture::new(StandOptions { bind, ..StandOptions::default() });
         let mut peer = Peer::open(&mut fixture, client(true));
@@ -47,7 +47,7 @@ fn an_answer_says_how_long_the_disk_took() {
 }
 
 #[test]
-fn waiting_for_room_at_the_disk_is_queueing() {
+fn waiting_for_queue_space_is_queue_time() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, client(true));
     (fixture.device.lock().room, fixture.device.lock().hold) = (1, true);
@@ -65,7 +65,7 @@ fn waiting_for_room_at_the_disk_is_queueing() {
 }
 
 #[test]
-fn all_steps_at_the_disk_count() {
+fn all_steps_at_the_disk_are_counted() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, client(true));
     fixture.device.lock().hold = true;
@@ -88,7 +88,7 @@ fn all_steps_at_the_disk_count() {
 
 /// Its answers equal those of a kernel's server: the played client checks their length.
 #[test]
-fn who_does_not_ask_gets_no_times() {
+fn times_are_sent_only_on_request() {
     for (times, always_invalidate) in
         [(false, AutoSwitch::On), (true, AutoSwitch::Off), (false, AutoSwitch::Off)]
     {

@@ -150,7 +150,7 @@ fn play(kind: Kind) -> Seen {
 }
 
 #[test]
-fn a_turn_serves_what_it_has_time_for_one_client_after_the_other() {
+fn a_turn_serves_clients_in_turn_within_its_time() {
     use Kind::{Challenge, Close, Discover, Fence, Move, Open, OpenRefused};
     for kind in [Discover, Open, OpenRefused, Close, Fence, Move, Challenge] {
         let seen = play(kind);
@@ -167,7 +167,7 @@ fn a_turn_serves_what_it_has_time_for_one_client_after_the_other() {
 }
 
 #[test]
-fn a_turn_without_bounds_is_noticed() {
+fn an_unbounded_turn_is_detected() {
     mutant::choose(Some(Mutant::ControlUnbounded));
     let seen = play(Kind::Discover);
     mutant::choose(None);
@@ -176,7 +176,7 @@ fn a_turn_without_bounds_is_noticed() {
 
 /// A list is computed once for all sessions of a client, and again after a change.
 #[test]
-fn a_list_is_kept_until_exports_or_access_lists_change() {
+fn a_list_is_cached_until_exports_or_access_lists_change() {
     let mut fixture = server();
     let mut peer = client(&mut fixture, 1);
     let names = |fixture: &mut Fixture, peer: &mut Peer| -> Vec<String> {

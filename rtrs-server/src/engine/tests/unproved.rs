@@ -18,7 +18,7 @@ fn second_path(path: u8, local: u8) -> PeerOptions {
 }
 
 #[test]
-fn everything_else_is_answered_with_eacces() {
+fn other_requests_are_answered_with_eacces() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
@@ -45,7 +45,7 @@ fn everything_else_is_answered_with_eacces() {
 }
 
 #[test]
-fn its_requests_meet_none_of_other_paths() {
+fn permits_are_separate_until_authentication() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
@@ -71,7 +71,7 @@ fn its_requests_meet_none_of_other_paths() {
 }
 
 #[test]
-fn it_changes_nothing_of_its_session() {
+fn an_unproved_path_changes_nothing_of_its_session() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
@@ -90,7 +90,7 @@ fn it_changes_nothing_of_its_session() {
 }
 
 #[test]
-fn a_name_is_taken_by_who_has_proved_something() {
+fn the_first_authenticated_client_gets_the_name() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
     let elsewhere = PeerOptions { session: 9, first_conn: true, ..second_path(9, 2) };
@@ -107,7 +107,7 @@ fn a_name_is_taken_by_who_has_proved_something() {
 }
 
 #[test]
-fn a_path_is_replaced_by_who_proves_to_be_its_client() {
+fn a_path_is_replaced_only_by_its_authenticated_client() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1, 2]);
     let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
@@ -139,7 +139,7 @@ fn a_path_is_replaced_by_who_proves_to_be_its_client() {
 }
 
 #[test]
-fn a_fence_means_connects_that_have_proved_nothing_too() {
+fn a_fence_applies_to_unproved_connects() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
@@ -168,7 +168,7 @@ fn a_fence_means_connects_that_have_proved_nothing_too() {
 }
 
 #[test]
-fn a_request_from_before_the_proof_stays_refused() {
+fn a_request_sent_before_the_proof_stays_refused() {
     let mut fixture = Fixture::new(StandOptions::default());
     let clerk = Clerk::hire(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());

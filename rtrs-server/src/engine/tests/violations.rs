@@ -73,7 +73,7 @@ fn immediates_outside_the_pool_end_the_path() {
 }
 
 #[test]
-fn immediates_that_mean_nothing_are_ignored() {
+fn immediates_without_a_meaning_are_ignored() {
     let mut pair = Pair::new(true);
     for imm in [0x1000_0001, 0x2000_0000, 0x3000_0000, 0x7fff_ffff, 0xf000_0000] {
         pair.bad.send_imm(1, imm);
@@ -96,7 +96,7 @@ fn plain_messages_end_the_path() {
 }
 
 #[test]
-fn bytes_that_are_no_request_end_the_path() {
+fn malformed_requests_end_the_path() {
     let write = WriteMsg { usr_len: 32 }.encode();
     let cases: [(&str, usize, Vec<u8>, u32); 7] = [
         ("zeroes", 0, vec![0; 64], 32),
@@ -117,7 +117,7 @@ fn bytes_that_are_no_request_end_the_path() {
 }
 
 #[test]
-fn wrong_headers_are_answered() {
+fn invalid_headers_are_answered() {
     let mut pair = Pair::new(true);
     let desc = pair.bad.result_desc(512);
     let write = WriteMsg { usr_len: 32 }.encode().to_vec();
@@ -194,7 +194,7 @@ fn wrong_headers_are_answered() {
 }
 
 #[test]
-fn wrong_opens_are_answered() {
+fn invalid_opens_are_answered() {
     let mut pair = Pair::new(true);
     let name = rtrs_core::wire::Name::new(b"vol").unwrap();
     let good = Open { access: AccessMode::ReadOnly, dev_name: name }.encode();
@@ -221,7 +221,7 @@ fn wrong_opens_are_answered() {
 }
 
 #[test]
-fn a_permit_used_again_before_its_answer_ends_the_path() {
+fn a_permit_reused_before_its_answer_ends_the_path() {
     // On the same connection, and on one of another shard.
     for second in [1, 2] {
         let mut pair = Pair::new(false);
@@ -252,7 +252,7 @@ fn a_chunk_without_its_key_cannot_be_written() {
 }
 
 #[test]
-fn a_read_into_memory_the_peer_did_not_offer_ends_the_path() {
+fn a_read_into_foreign_memory_ends_the_path() {
     let mut pair = Pair::new(true);
     let desc = SgDesc { key: rtrs_core::ids::Rkey(0x1234_5678), ..pair.bad.result_desc(512) };
     let message = read_message(IoHeader::LEN, Some(desc), false);
@@ -262,7 +262,7 @@ fn a_read_into_memory_the_peer_did_not_offer_ends_the_path() {
 }
 
 #[test]
-fn a_state_that_cannot_happen_is_counted_and_ends_the_path() {
+fn an_impossible_state_is_counted_and_ends_the_path() {
     let mut options = StandOptions::default();
     options.params.cores = 1;
     let mut fixture = Fixture::new(options);

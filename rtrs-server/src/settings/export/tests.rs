@@ -16,7 +16,7 @@ fn path(text: &str) -> Target {
 }
 
 #[test]
-fn names_and_targets() {
+fn names_and_targets_are_parsed() {
     let giga = 1 << 30;
     for (text, name, target) in [
         ("/srv/vol0.img", None, path("/srv/vol0.img")),
@@ -71,11 +71,11 @@ fn options() {
 }
 
 #[test]
-fn access_may_stand_several_times() {
+fn access_may_be_repeated() {
     let spec = spec("v=/x,access=db1:rw,ro,access=anyone@10.0.0.0/24:ro");
     let rules: Vec<String> = spec.access.iter().map(ToString::to_string).collect();
     assert_eq!(rules, ["db1:rw", "anyone@10.0.0.0/24:ro"]);
-    assert!(refusal("/x,ro,ro").contains("says \"ro\" twice"));
+    assert!(refusal("/x,ro,ro").contains("sets \"ro\" twice"));
     assert!(refusal("/x,access=db1").contains("has a bad access"));
     assert!(refusal("/x,access").contains("without a value"));
     let set = |options: &[&str]| {
@@ -88,7 +88,7 @@ fn access_may_stand_several_times() {
 }
 
 #[test]
-fn names_resolve() {
+fn names_are_derived_from_targets() {
     for (text, name) in [
         ("/srv/vol0.img", "vol0.img"),
         ("v=/srv/vol0.img", "v"),
@@ -118,7 +118,7 @@ fn names_resolve() {
 }
 
 #[test]
-fn errors_say_what_is_wrong() {
+fn errors_name_the_problem() {
     for (text, part) in [
         ("", "has no target; write [NAME=]PATH, mem:SIZE, null:SIZE, rbd:POOL/IMAGE or"),
         ("v=", "has no target"),
@@ -139,7 +139,7 @@ fn errors_say_what_is_wrong() {
              gateway, conf, user, connect-timeout, migration, delay, error-rate, id, access; write \
              \\, for a comma in a path",
         ),
-        ("/x,ro,ro", "says \"ro\" twice; say it once"),
+        ("/x,ro,ro", "sets \"ro\" twice; set it once"),
         ("/x,ro=perhaps", "has a bad ro: switch \"perhaps\" is not valid; use on or off"),
         ("/x,direct", "has \"direct\" without a value; write direct=VALUE"),
         ("/x,direct=maybe", "has a bad direct: switch \"maybe\" is not valid; use auto, on or off"),
@@ -157,7 +157,7 @@ fn errors_say_what_is_wrong() {
 }
 
 #[test]
-fn error_rates() {
+fn error_rates_are_parsed() {
     for (text, rate, printed) in [
         ("0", 0, "0"),
         ("1", 1_000_000, "1"),
@@ -214,7 +214,7 @@ fn any_spec() -> impl Strategy<Value = ExportSpec> {
 
 proptest! {
     #[test]
-    fn map_form_prints_what_it_reads(spec in any_spec()) {
+    fn the_map_form_prints_as_it_is_read(spec in any_spec()) {
         let yaml = serde_yaml::to_string(&spec).unwrap();
         prop_assert_eq!(serde_yaml::from_str::<ExportSpec>(&yaml).unwrap(), spec);
     }

@@ -6,7 +6,7 @@ use super::*;
 use crate::cmd::{Command, LowArgs};
 
 #[test]
-fn flags_say_what_the_settings_say() {
+fn flags_match_the_settings() {
     for yaml in [
         "path: [tcp://a, 'rdma://[fd00::2]@[fd00::1]:7']\nsocket: '-s p'\ncrc: off\nlog: debug\n",
         "path: tcp://a\nread-only: true\ndevice: auto\ntakeover: true\nshards: 2\n",

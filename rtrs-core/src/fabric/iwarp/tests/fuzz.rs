@@ -185,7 +185,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
         #[test]
-        fn random_programs_hold(data in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn random_programs_hold_invariants(data in proptest::collection::vec(any::<u8>(), 0..400)) {
             fuzz_stream(&data);
         }
     }

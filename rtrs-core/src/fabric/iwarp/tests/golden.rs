@@ -148,7 +148,7 @@ fn mpa_rtr() -> mpa::Terms {
 }
 
 #[test]
-fn the_machine_takes_the_vectors() {
+fn the_machine_accepts_the_vectors() {
     let mut end = End::new(terms(false), Access::LOCAL);
     end.machine.terms.as_mut().unwrap().features.send_prefix = false;
     for wr_id in 0..2 {

@@ -24,7 +24,7 @@ fn remote(end: &End, offset: usize) -> RemoteMem {
 }
 
 #[test]
-fn every_operation_crosses() {
+fn every_operation_reaches_the_peer() {
     let mut pair = Pair::new();
     let data = pattern(&pair.left, 0, 200_000, 1);
     for id in 0..4 {
@@ -73,7 +73,7 @@ fn every_operation_crosses() {
 }
 
 #[test]
-fn more_reads_than_agreed_wait_and_come_in_order() {
+fn reads_beyond_the_agreed_limit_wait_and_complete_in_order() {
     let mut pair = Pair::new();
     let data = pattern(&pair.right, 0, 64 * 100, 3);
     for i in 0..40 {
@@ -89,7 +89,7 @@ fn more_reads_than_agreed_wait_and_come_in_order() {
 }
 
 #[test]
-fn a_responder_is_silent_until_it_heard_a_frame() {
+fn a_responder_is_silent_until_the_first_frame() {
     let mut pair = Pair::new();
     pair.right.machine.tx.may_send = false;
     let request = wr(1, WrOp::Send { imm: None, invalidate: None }, SgeList::EMPTY);
@@ -106,7 +106,7 @@ fn a_responder_is_silent_until_it_heard_a_frame() {
 }
 
 #[test]
-fn large_writes_go_straight_to_their_target() {
+fn large_writes_are_placed_directly() {
     let mut pair = Pair::new();
     let data = pattern(&pair.left, 0, 1 << 20, 9);
     for round in 0..4 {
@@ -149,7 +149,7 @@ fn small_frames_share_a_receive() {
 }
 
 #[test]
-fn postings_are_bounded_and_checked() {
+fn postings_are_bounded_and_validated() {
     let mut end = End::new(terms(true), Access::LOCAL_READ);
     let send = WrOp::Send { imm: None, invalidate: None };
     let buf = end.sge(0, 10);
@@ -238,7 +238,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_cut_gives_the_same_result(
+    fn splitting_the_stream_changes_nothing(
         cuts in proptest::collection::vec(
             prop_oneof![1usize..40, 1usize..3000, 1usize..200_000], 1..40),
         crc: bool,

@@ -167,7 +167,7 @@ fn connected(options: &IwarpOptions) -> (Node, QpNum, Node, QpNum) {
 }
 
 #[test]
-fn both_sides_may_speak_first_and_close_in_order() {
+fn either_side_may_send_first_and_both_close_cleanly() {
     for plain in [false, true] {
         let options = IwarpOptions { plain, ..IwarpOptions::default() };
         let (mut client, cq, mut server, sq) = connected(&options);
@@ -215,7 +215,7 @@ fn both_sides_may_speak_first_and_close_in_order() {
 }
 
 #[test]
-fn a_disconnect_delivers_what_was_posted() {
+fn a_disconnect_delivers_posted_work() {
     let (mut client, cq, mut server, sq) = connected(&IwarpOptions::default());
     server.fabric.post_recv(sq, 1, None).unwrap();
     let to = server.remote(0);
@@ -323,7 +323,7 @@ fn refusals_carry_private_data() {
 }
 
 #[test]
-fn connecting_fails_within_its_bound() {
+fn connecting_times_out() {
     let mut client = Node::new(IwarpOptions::default());
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
@@ -375,7 +375,7 @@ fn replies(address: SocketAddr, bytes: &[u8], server: &mut Node) -> Vec<u8> {
 }
 
 #[test]
-fn bad_requests_are_closed_and_markers_refused() {
+fn invalid_requests_are_closed_and_markers_refused() {
     let mut server = Node::new(IwarpOptions::default());
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let good = StartFrame::request(true, false, PrivateData::EMPTY);
@@ -426,7 +426,7 @@ fn peer_replies(reply: Vec<u8>, then: Vec<u8>) -> (SocketAddr, std::thread::Join
 }
 
 #[test]
-fn bad_replies_fail_the_connection() {
+fn invalid_replies_fail_the_connection() {
     let ask = StartFrame::request(true, false, PrivateData::EMPTY);
     let (good, _) = ask.accept(true, false, PrivateData::EMPTY);
     let mut wrong_rtr = good;
@@ -451,7 +451,7 @@ fn bad_replies_fail_the_connection() {
 }
 
 #[test]
-fn the_offender_gets_a_terminate_then_the_end() {
+fn a_violating_peer_gets_a_terminate_before_the_close() {
     let ask = StartFrame::request(true, false, PrivateData::EMPTY);
     let (good, _) = ask.accept(true, false, PrivateData::EMPTY);
     let evil = frame(&ddp::tagged(0, true, 0x0101_0101, 5, 4), b"evil");
@@ -478,7 +478,7 @@ fn the_offender_gets_a_terminate_then_the_end() {
 }
 
 #[test]
-fn a_peer_that_resets_or_stops_inside_a_frame_is_lost() {
+fn a_peer_that_resets_or_stops_mid_frame_is_lost() {
     let ask = StartFrame::request(true, false, PrivateData::EMPTY);
     let (good, _) = ask.accept(true, false, PrivateData::EMPTY);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -500,7 +500,7 @@ fn a_peer_that_resets_or_stops_inside_a_frame_is_lost() {
 }
 
 #[test]
-fn a_promised_first_frame_must_come() {
+fn the_announced_first_frame_must_arrive() {
     let options =
         IwarpOptions { startup_timeout: Duration::from_millis(200), ..IwarpOptions::default() };
     let mut server = Node::new(options);
@@ -633,14 +633,14 @@ fn stream(options: &IwarpOptions, len: usize, count: u32) -> crate::fabric::Fabr
 }
 
 #[test]
-fn a_stream_of_large_writes_is_whole_and_mostly_direct() {
+fn large_writes_arrive_intact_and_mostly_directly() {
     let counters = stream(&IwarpOptions::default(), 1 << 20, 40);
     assert_eq!(counters.bytes_direct + counters.bytes_copied, 40 << 20);
     assert!(counters.bytes_direct * 10 > 9 * (40 << 20), "{counters:?}");
 }
 
 #[test]
-fn streams_of_any_size_are_whole_with_and_without_checksums() {
+fn streams_of_any_size_arrive_intact() {
     for crc in [true, false] {
         let options = IwarpOptions { crc, ..IwarpOptions::default() };
         for len in [1, 300, 4096, 4099, 20_001, 131_072] {

@@ -70,7 +70,7 @@ fn on_shard<T: 'static>(
 }
 
 #[test]
-fn no_access_passes_a_revoke() {
+fn no_access_outlives_a_revoke() {
     model(|| {
         let model = Model::new();
         let peers = [(); 2].map(|()| on_shard(&model, |model| model.write(model.key, 0)));
@@ -87,7 +87,7 @@ fn no_access_passes_a_revoke() {
 }
 
 #[test]
-fn a_key_never_reaches_the_range_of_the_next_one() {
+fn a_key_never_reaches_the_range_of_its_successor() {
     model(|| {
         let model = Model::new();
         let within = on_shard(&model, |model| model.write(model.key, 0));
@@ -105,7 +105,7 @@ fn a_key_never_reaches_the_range_of_the_next_one() {
 }
 
 #[test]
-fn an_entry_that_an_access_holds_is_not_given_again() {
+fn an_entry_held_by_an_access_is_not_reused() {
     model(|| {
         let model = Model::new();
         let other = Region::new(2 * HALF).unwrap();
@@ -134,7 +134,7 @@ fn an_entry_that_an_access_holds_is_not_given_again() {
 }
 
 #[test]
-fn an_invalidation_of_a_key_leaves_the_next_one_alone() {
+fn invalidating_a_key_leaves_its_successor_valid() {
     model(|| {
         let model = Model::new();
         let peer = on_shard(&model, |model| model.table.invalidate(PD, model.key.0).is_ok());
@@ -146,7 +146,7 @@ fn an_invalidation_of_a_key_leaves_the_next_one_alone() {
 }
 
 #[test]
-fn of_two_binds_of_a_key_one_succeeds_at_most() {
+fn at_most_one_of_two_binds_of_a_key_succeeds() {
     model(|| {
         let model = Model::new();
         let other = on_shard(&model, |model| model.bind(model.key, 0));
@@ -163,7 +163,7 @@ fn of_two_binds_of_a_key_one_succeeds_at_most() {
 }
 
 #[test]
-fn keys_that_are_made_and_dropped_at_once_have_entries_of_their_own() {
+fn keys_created_and_dropped_concurrently_have_separate_entries() {
     model(|| {
         let model = Model::new();
         let register = |model: &Model| {

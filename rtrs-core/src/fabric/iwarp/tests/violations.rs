@@ -73,7 +73,7 @@ fn writes_are_validated() {
 
 /// A region may be opened to its peer step by step: small and large frames respect that.
 #[test]
-fn writes_beyond_what_a_peer_may_use_yet_are_refused() {
+fn writes_beyond_the_current_grant_are_refused() {
     let stride = 260 << 10;
     for len in [4, 30_000] {
         let meter = MemoryMeter::new(1 << 30);
@@ -202,7 +202,7 @@ fn frames_are_validated() {
 }
 
 #[test]
-fn a_damaged_direct_frame_is_caught() {
+fn a_corrupt_direct_frame_is_detected() {
     let mut e = end();
     let payload = vec![7u8; 40_000];
     let mut bytes = write(e.stag, e.base, &payload);
@@ -292,7 +292,7 @@ fn responses_are_validated() {
 }
 
 #[test]
-fn a_terminate_of_the_peer_ends_the_stream() {
+fn a_terminate_from_the_peer_ends_the_stream() {
     let mut e = end();
     e.input(&hex(
         "00 16 | 41 47 | 00 00 00 00 | 00 00 00 02 | 00 00 00 01 | 00 00 00 00 | 20 02 00 00 |
@@ -318,7 +318,7 @@ fn a_terminate_of_the_peer_ends_the_stream() {
 }
 
 #[test]
-fn the_end_of_the_stream_is_told_from_a_cut() {
+fn a_clean_end_differs_from_a_truncated_stream() {
     let mut e = end();
     e.machine.rx_prepare(&mut e.rx);
     e.machine.rx_done(&mut e.core, 0);

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn immediates_and_invalidations_are_told_apart() {
+    fn immediates_and_invalidations_are_distinguished() {
         let plain = Wc::from_raw(&raw(true), true);
         assert_eq!((plain.imm, plain.invalidated, plain.byte_len), (None, None, 10));
         let mut imm = raw(true);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_message_is_the_receivers_own_error() {
+    fn a_refused_message_is_an_error_of_the_receiver() {
         let mut bad = raw(true);
         bad.status = ibv_wc_status::IBV_WC_REM_INV_REQ_ERR;
         assert_eq!(Wc::from_raw(&bad, true).status, WcStatus::LocalError);

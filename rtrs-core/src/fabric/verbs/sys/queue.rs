@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_keep_their_parts() {
+    fn tags_round_trip() {
         for recv in [false, true] {
             for bind in [false, true] {
                 for seq in [0, 1, SEQ_MASK] {
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_wait_for_the_binds_before_them_and_no_others() {
+    fn requests_wait_only_for_the_binds_before_them() {
         let (mut sends, mut binds) = (Sends::new(8, true, false), Sends::new(8, false, true));
         for ring in [&mut sends.ring, &mut binds.ring] {
             // Start near the wraparound of the sequence numbers.
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_linked_in_order_and_end() {
+    fn lists_are_linked_in_order_and_terminated() {
         let (mut sends, binds) = (Sends::new(5, true, false), Sends::new(5, false, true));
         for round in 0..20_u32 {
             for _ in 0..3 {
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_at_the_end_is_flushed_once() {
+    fn open_requests_are_flushed_once_at_the_end() {
         let (mut sends, binds) = (Sends::new(8, true, false), Sends::new(8, false, true));
         for _ in 0..3 {
             stage(&mut sends, &binds);

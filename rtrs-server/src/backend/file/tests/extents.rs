@@ -29,7 +29,7 @@ fn extents_of(rig: &mut Rig, from: u64, to: u64, room: usize) -> Vec<(u64, bool)
 }
 
 #[test]
-fn holes_of_a_file_are_found_and_what_is_behind_its_end_is_none() {
+fn holes_are_found_and_none_beyond_the_end() {
     let memory = Scratch::memory();
     for scratch in [Some(Scratch::disk()), memory].into_iter().flatten() {
         let path = scratch.file("sparse", 8 * MIB);
@@ -59,7 +59,7 @@ fn holes_of_a_file_are_found_and_what_is_behind_its_end_is_none() {
 }
 
 #[test]
-fn more_requests_than_the_thread_takes_all_end() {
+fn extent_requests_beyond_the_queue_limit_complete() {
     let scratch = Scratch::disk();
     let source = FileSource::open(&scratch.file("many", MIB), FileOptions::default()).unwrap();
     let mut rig = Rig::new(&source, 0);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_failed_sync_within_a_change_is_no_refusal() {
+fn a_failed_sync_in_a_write_is_not_a_refusal() {
     const ERRNOS: [(i32, IoStatus); 5] = [
         (30, IoStatus::ReadOnly),
         (13, IoStatus::ReadOnly),

@@ -5,7 +5,7 @@ use rtrs_core::block::TargetName;
 use super::*;
 
 #[test]
-fn a_path_that_leads_elsewhere_is_noticed() {
+fn a_path_leading_to_another_file_is_detected() {
     let scratch = Scratch::disk();
     let path = scratch.file("vol", 1 << 20);
     let (other, aside) = (scratch.file("other", 1 << 20), path.with_extension("aside"));

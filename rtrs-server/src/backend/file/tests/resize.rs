@@ -22,7 +22,7 @@ fn resize(source: &FileSource, size: u64) {
 }
 
 #[test]
-fn a_file_that_grows_is_used_by_every_queue() {
+fn a_grown_file_is_used_by_every_queue() {
     let scratch = Scratch::disk();
     let path = scratch.file("grows", OLD);
     let source = open(&path);
@@ -53,7 +53,7 @@ fn a_file_that_grows_is_used_by_every_queue() {
 }
 
 #[test]
-fn an_old_look_at_a_target_that_has_grown_is_no_cut() {
+fn a_stale_size_of_a_grown_target_is_no_truncation() {
     let scratch = Scratch::disk();
     let path = scratch.file("grows", OLD);
     let source = open(&path);
@@ -64,7 +64,7 @@ fn an_old_look_at_a_target_that_has_grown_is_no_cut() {
 }
 
 #[test]
-fn a_resize_makes_the_file_as_long() {
+fn a_resize_sets_the_length_of_the_file() {
     let scratch = Scratch::disk();
     let path = scratch.file("set", OLD);
     let source = open(&path);
@@ -101,7 +101,7 @@ fn a_resize_makes_the_file_as_long() {
 }
 
 #[test]
-fn a_cut_is_accepted_by_a_resize_which_says_what_is_lost() {
+fn a_resize_accepts_a_truncation_and_reports_the_loss() {
     let scratch = Scratch::disk();
     let path = scratch.file("cut", OLD);
     let source = open(&path);
@@ -133,7 +133,7 @@ fn a_cut_is_accepted_by_a_resize_which_says_what_is_lost() {
 }
 
 #[test]
-fn what_cannot_be_resized_stays_as_it_is() {
+fn targets_that_cannot_be_resized_are_unchanged() {
     let scratch = Scratch::disk();
     let path = scratch.file("ro", OLD);
     let source = FileSource::open(&path, READ_ONLY).unwrap();

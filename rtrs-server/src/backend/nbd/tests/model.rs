@@ -208,7 +208,7 @@ impl Model {
 }
 
 #[test]
-fn no_flush_succeeds_over_a_lost_write() {
+fn no_flush_succeeds_after_a_lost_write() {
     let scratch = Scratch::new("model");
     let mut losses = 0;
     for (seed, crashes) in (0..24)
@@ -230,7 +230,7 @@ fn no_flush_succeeds_over_a_lost_write() {
 }
 
 #[test]
-fn a_server_that_allows_one_connection_only_is_refused() {
+fn a_server_allowing_one_connection_is_refused() {
     let scratch = Scratch::new("one");
     let mut model = Model::new(&scratch, 0, Crashes::Noticed);
     model.write();

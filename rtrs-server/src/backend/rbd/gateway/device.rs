@@ -14,7 +14,7 @@ use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
 /// Interval of checks whether held IO may continue.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Queue of a shard.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl BlockDevice for GatewayDevice {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let held = (!self.held.is_empty()).then(|| self.now + LOOK);
+        let held = (!self.held.is_empty()).then(|| self.now + POLL_INTERVAL);
         earliest(earliest(held, self.done.deadline()), self.device.deadline())
     }
 }

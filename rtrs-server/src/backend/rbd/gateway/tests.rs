@@ -56,7 +56,7 @@ fn blocklist(ceph: &Ceph) -> usize {
 }
 
 #[test]
-fn a_standby_runs_nothing_and_an_active_gateway_conforms() {
+fn a_standby_runs_no_io_and_an_active_gateway_conforms() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("gateway", 64);
     let gateway = Of::open(ceph, "gateway");
@@ -71,7 +71,7 @@ fn a_standby_runs_nothing_and_an_active_gateway_conforms() {
 }
 
 #[test]
-fn a_gateway_that_lost_its_lock_by_force_writes_nothing_and_serves_again() {
+fn a_gateway_that_lost_its_lock_writes_nothing_and_recovers() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("forced", 8);
     let (a, b) = (Of::open(ceph, "forced"), Of::open(ceph, "forced"));
@@ -98,7 +98,7 @@ fn a_gateway_that_lost_its_lock_by_force_writes_nothing_and_serves_again() {
 }
 
 #[test]
-fn another_session_gets_nothing_by_force() {
+fn another_session_cannot_take_over_by_force() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("owned", 8);
     let (a, b) = (Of::open(ceph, "owned"), Of::open(ceph, "owned"));
@@ -125,7 +125,7 @@ fn another_session_gets_nothing_by_force() {
 }
 
 #[test]
-fn what_is_given_up_is_taken_without_force() {
+fn a_released_lock_is_taken_without_force() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("given", 8);
     let (a, b) = (Of::open(ceph, "given"), Of::open(ceph, "given"));

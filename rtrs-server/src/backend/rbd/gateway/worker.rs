@@ -20,7 +20,7 @@ use crate::backend::rbd::image::Shared;
 /// Time for which a gateway that released the lock does not take it again.
 const LEFT_FOR: Duration = Duration::from_secs(2);
 /// Interval of checks whether the lock is still held, and whether the image can be opened.
-const LOOK: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Minimum interval between breaks of the lock, shorter than that between a client's requests.
 const BREAK_EVERY: Duration = Duration::from_secs(9);
 /// Maximum time that releasing the lock waits for a shard that is beginning an IO.
@@ -61,7 +61,7 @@ impl Worker {
 
     fn run(mut self, jobs: &mpsc::Receiver<Job>) {
         loop {
-            let job = jobs.recv_timeout(LOOK);
+            let job = jobs.recv_timeout(CHECK_INTERVAL);
             let Some(inner) = self.inner.upgrade() else { return };
             match job {
                 Ok(Job::End(done)) => {
@@ -101,7 +101,7 @@ impl Worker {
                 let (Some(image), Some(own)) = (image, &self.own) else { return };
                 let term = inner.term.load(Ordering::SeqCst);
                 if let Err(error) = image.0.image.set_note(NOTE, &note(term, session, own)) {
-                    tracing::warn!("{name}: cannot note the session that writes: {error}");
+                    tracing::warn!("{name}: cannot record the writing session: {error}");
                 }
             }
             Job::Release(done) => {
@@ -142,12 +142,12 @@ impl Worker {
         leave(inner);
         if was_active {
             tracing::error!(
-                "{}: {why}: its sessions are ended; it is opened anew, as standby",
+                "{}: {why}: its sessions are ended; reopening it as standby",
                 inner.name
             );
             inner.notify(GatewayEvent::Standby);
         } else {
-            tracing::warn!("{}: {why}: it is opened anew", inner.name);
+            tracing::warn!("{}: {why}: reopening it", inner.name);
         }
         self.usable = false;
     }

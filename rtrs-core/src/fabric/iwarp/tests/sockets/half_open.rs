@@ -77,7 +77,7 @@ fn asks(server: &mut Node, stream: &mut TcpStream, data: &[u8]) {
 
 /// Fills the table of half-open connections from one address, then from many.
 #[test]
-fn half_open_connections_displace_those_of_their_own_source() {
+fn half_open_connections_evict_those_of_their_own_source() {
     let options = IwarpOptions { half_open_max: 8, ..IwarpOptions::default() };
     let mut server = Node::new(options);
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();

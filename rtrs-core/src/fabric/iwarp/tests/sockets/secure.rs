@@ -81,7 +81,7 @@ fn attempt(client: &mut Node, server: &mut Node) -> String {
 }
 
 #[test]
-fn the_client_hears_why_the_server_refuses_it() {
+fn a_refused_client_gets_the_reason() {
     let place = Place::new();
     let mut server = place.server(IwarpOptions::default());
     let expired = Wanted { years: (2020, 2021), ..Wanted::CLIENT };
@@ -99,7 +99,7 @@ fn the_client_hears_why_the_server_refuses_it() {
 }
 
 #[test]
-fn a_plain_end_and_a_tls_end_do_not_meet() {
+fn plain_and_tls_ends_do_not_connect() {
     let place = Place::new();
     let plain = || Node::new(IwarpOptions::default());
     let text = attempt(&mut plain(), &mut place.server(IwarpOptions::default()));
@@ -134,7 +134,7 @@ fn slow_handshakes_are_bounded_in_number_and_time() {
         let _ = server.ring.turn_or_sleep(Some(Duration::from_millis(20)));
         seen = seen.max(server.fabric.half_open());
         assert!(server.fabric.half_open() <= 4);
-        assert!(server.now() < end, "they stay");
+        assert!(server.now() < end, "the connections stay");
         if seen == 4 && server.fabric.half_open() == 0 && at > 20 {
             break;
         }
@@ -212,7 +212,7 @@ fn ends(rogue: &mut Rogue, server: &mut Node) -> (CloseReason, String) {
     let mut heard = String::new();
     let end = server.now() + Duration::from_secs(8);
     while reason.is_none() || server.now() < end {
-        assert!(server.now() < end, "it goes on");
+        assert!(server.now() < end, "the connection stays");
         match server.turn() {
             Some(FabricEvent::Closed { reason: why, .. }) => reason = Some(why),
             Some(FabricEvent::Completion(_)) | None => {}
@@ -235,7 +235,7 @@ fn ends(rogue: &mut Rogue, server: &mut Node) -> (CloseReason, String) {
 }
 
 #[test]
-fn a_peer_may_change_its_keys_but_not_all_the_time() {
+fn a_peer_may_update_its_keys_at_a_limited_rate() {
     let place = Place::new();
     let mut server = place.server(IwarpOptions::default());
     let (mut rogue, qp) = Rogue::connect(&place, &mut server);
@@ -257,7 +257,7 @@ fn a_peer_may_change_its_keys_but_not_all_the_time() {
 }
 
 #[test]
-fn records_that_are_wrong_end_the_connection() {
+fn invalid_records_end_the_connection() {
     let long = [&[23, 3, 3, 0x41, 1][..], &[0; 64]].concat();
     let damaged = [&[23, 3, 3, 0, 64][..], &[9; 64]].concat();
     for (bytes, text, alert) in [
@@ -277,7 +277,7 @@ fn records_that_are_wrong_end_the_connection() {
 }
 
 #[test]
-fn an_end_without_close_notify_is_a_loss() {
+fn a_close_without_close_notify_is_a_loss() {
     for part in [&b""[..], &[23, 3, 3, 0, 64, 1, 2, 3]] {
         let place = Place::new();
         let mut server = place.server(IwarpOptions::default());
@@ -296,7 +296,7 @@ fn an_end_without_close_notify_is_a_loss() {
 }
 
 #[test]
-fn keys_are_replaced_before_they_are_worn_out() {
+fn keys_are_replaced_before_their_limit() {
     let place = Place::new();
     let (mut client, mut server) = (place.client(), place.server(IwarpOptions::default()));
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();

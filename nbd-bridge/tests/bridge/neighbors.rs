@@ -111,7 +111,7 @@ impl Many {
 
 /// A read that may not be split waits, and gets its memory when others have held it for too long.
 #[test]
-fn a_long_chunk_gets_memory_beside_a_volume_that_hangs() {
+fn a_long_chunk_gets_memory_despite_a_hanging_volume() {
     let mut many = Many::new(3, config());
     let mut df = many.client(1, true);
     let mut other = many.client(1, true);
@@ -121,7 +121,7 @@ fn a_long_chunk_gets_memory_beside_a_volume_that_hangs() {
 }
 
 #[test]
-fn a_read_error_does_not_cost_a_connection_without_structured_replies() {
+fn a_read_error_keeps_a_connection_without_structured_replies() {
     for beside in [false, true] {
         let mut many = Many::new(36, BridgeConfig { connections_max: 8, ..config() });
         let mut kernel = many.kernel(1);
@@ -139,7 +139,7 @@ fn a_read_error_does_not_cost_a_connection_without_structured_replies() {
 }
 
 #[test]
-fn a_volume_with_several_clients_reads_and_writes_beside_one_that_hangs() {
+fn several_clients_are_served_despite_a_hanging_volume() {
     let mut many = Many::new(36, config());
     let mut clients: Vec<_> = (0..3).map(|_| many.client(1, true)).collect();
     for client in &mut clients {
@@ -157,7 +157,7 @@ fn a_volume_with_several_clients_reads_and_writes_beside_one_that_hangs() {
 }
 
 #[test]
-fn a_client_that_is_cut_off_notices_while_the_device_hangs() {
+fn a_disconnected_client_notices_while_the_device_hangs() {
     let mut many = Many::new(2, config());
     let mut client = many.client(0, true);
     many.switches[0].hold.store(true, SeqCst);

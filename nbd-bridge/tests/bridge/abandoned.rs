@@ -45,7 +45,7 @@ fn end(mut two: Two, clients: Vec<Client>) {
 }
 
 #[test]
-fn a_client_gets_the_error_once_and_the_connection_goes_on() {
+fn an_overdue_request_fails_once_and_the_connection_stays() {
     let (mut two, mut client) = held(config());
     client.send(READ, 0, 1, 0, 4096);
     client.send(FLUSH, 0, 2, 0, 0);
@@ -68,7 +68,7 @@ fn a_client_gets_the_error_once_and_the_connection_goes_on() {
 }
 
 #[test]
-fn a_request_that_ends_while_its_error_is_on_its_way_is_told_once() {
+fn an_overdue_request_that_completes_during_its_reply_is_answered_once() {
     let (mut two, mut client) = held(config());
     client.send(READ, 0, 1, 0, 4096);
     client.send_write(0, 2, 4096, &OLD);
@@ -87,7 +87,7 @@ fn a_request_that_ends_while_its_error_is_on_its_way_is_told_once() {
 }
 
 #[test]
-fn a_request_that_ends_while_nobody_reads_its_error_is_told_once() {
+fn an_overdue_request_completing_with_its_reply_unread_is_answered_once() {
     const LEN: u32 = 4 << 20;
     let (mut two, mut client) = held(config());
     two.shards[0].hold(false);
@@ -120,7 +120,7 @@ fn a_request_that_ends_while_nobody_reads_its_error_is_told_once() {
 }
 
 #[test]
-fn a_change_that_was_given_up_does_not_land_over_a_newer_one() {
+fn an_overdue_change_does_not_overwrite_a_newer_one() {
     for command in [None, Some(TRIM), Some(ZEROES)] {
         let (mut two, mut client) = held(config());
         match command {
@@ -144,7 +144,7 @@ fn a_change_that_was_given_up_does_not_land_over_a_newer_one() {
 }
 
 #[test]
-fn what_waits_for_a_change_that_was_given_up_fails_after_its_time() {
+fn a_request_blocked_by_an_overdue_change_times_out() {
     let (mut two, mut client) = held(BridgeConfig { deferred_max: Some(30 * SECOND), ..config() });
     client.send_write(0, 1, 0, &OLD);
     two.settle();
@@ -164,7 +164,7 @@ fn what_waits_for_a_change_that_was_given_up_fails_after_its_time() {
 }
 
 #[test]
-fn a_client_that_goes_before_or_after_it_is_told_leaves_nothing() {
+fn a_client_closing_around_an_error_reply_leaves_nothing() {
     for told in [false, true] {
         let (mut two, mut client) = held(config());
         client.send(READ, 0, 1, 0, 4096);
@@ -186,7 +186,7 @@ fn a_client_that_goes_before_or_after_it_is_told_leaves_nothing() {
 }
 
 #[test]
-fn a_write_whose_payload_still_arrives_is_told_when_it_is_here() {
+fn an_overdue_write_is_answered_once_its_payload_arrived() {
     let (mut two, mut client) = held(config());
     // Longer than a buffer, so the device gets the beginning before the rest has arrived.
     let data = vec![7; 1 << 20];
@@ -209,7 +209,7 @@ fn a_write_whose_payload_still_arrives_is_told_when_it_is_here() {
 /// The rest of a payload arrives after the overdue IO of its beginning has ended, while the partial
 /// block at its end or beginning still waits for its turn.
 #[test]
-fn a_late_write_whose_only_rest_waits_for_its_turn_goes_on() {
+fn an_overdue_write_with_only_a_blocked_part_completes() {
     for last in [false, true] {
         let (mut two, mut first) = held(config());
         let mut second = two.shards[0].client();
@@ -246,7 +246,7 @@ fn a_late_write_whose_only_rest_waits_for_its_turn_goes_on() {
 }
 
 #[test]
-fn a_device_that_reports_what_it_does_not_have_ends_one_connection() {
+fn a_bogus_device_completion_ends_one_connection() {
     let mut two = Two::new();
     let (mut client, mut other) = (two.shards[0].client(), two.shards[0].client());
     // First requests wait until both shards have checked their connections.
