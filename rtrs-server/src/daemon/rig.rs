@@ -52,6 +52,6 @@ impl Rig {
     /// Reloads this configuration.
     pub(crate) fn reload(&self, set: &Settings) -> Result<Reloaded, String> {
         *self.configuration.lock() = set.clone();
-        self.reload.run(&self.exports)
+        self.reload.run(&self.exports, true)
     }
 }

@@ -148,7 +148,7 @@ impl Cluster {
         let Some(home) = self.client.first_mut() else { return false };
         let done = home.core.change(now, change, &mut home.fabrics);
         if let Err(refused) = &done {
-            self.log.event(now, "refused", [0, 0], || refused.clone());
+            self.log.event(now, "refused", [0, 0], || refused.to_string());
         }
         done.is_ok()
     }
