@@ -186,6 +186,7 @@ impl Cluster {
             .collect();
         let mut oracle = Oracle::new(sectors, options.work.overlap, options.disk.write_cache);
         oracle.flights = options.world.flights;
+        oracle.part_max = options.part_max();
         let mut cluster = Self {
             oracle,
             options: options.clone(),

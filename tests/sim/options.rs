@@ -293,6 +293,11 @@ fn half(prng: &mut Prng) -> bool {
 }
 
 impl Options {
+    /// Maximum number of sectors that the client reads or writes with one request.
+    pub(super) fn part_max(&self) -> u32 {
+        (self.chunk_size - 4096) / 512
+    }
+
     /// Draws the settings of a seed.
     pub fn draw(seed: u64) -> Self {
         let mut prng = Prng::new(seed ^ 0x5157_4152_4d5f_3031);

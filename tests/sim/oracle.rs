@@ -124,6 +124,8 @@ pub(super) struct Oracle {
     doubt: bool,
     /// Whether messages that a server sent before its power failed may arrive afterwards.
     pub(super) flights: bool,
+    /// Maximum number of sectors that the client writes with one request.
+    pub(super) part_max: u32,
     writes: Vec<Write>,
     sectors: Vec<Sector>,
     /// Number of pending and open writes per sector, for users that must not overlap.
@@ -190,6 +192,7 @@ impl Oracle {
             reported: [(0, 0); USERS],
             doubt: false,
             flights: false,
+            part_max: u32::MAX,
             writes: vec![zero],
             sectors: vec![sector; sectors as usize],
             busy: vec![0; sectors as usize],

@@ -72,7 +72,8 @@ impl Second {
             depth: options.work.depth.clamp(2, 8),
             ..options.work.clone()
         };
-        let oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
+        let mut oracle = Oracle::new(SECTORS, own.overlap, options.disk.write_cache);
+        oracle.part_max = options.part_max();
         let (nbd_drops, stalls, plant) = (false, false, Plant::None);
         let rules = Rules { options: own, nbd_drops, stalls, plant, ..rules.clone() };
         let works = (0..usize::from(options.client_cores))

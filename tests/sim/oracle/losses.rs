@@ -52,7 +52,10 @@ impl Oracle {
         which: impl Fn(&Write) -> bool,
     ) {
         let cut = self.last_cut;
-        let gone = |write: &Write| write.finish < cut || write.old;
+        // The cut may have taken the first parts of a write that was acknowledged after it.
+        let part_max = self.part_max;
+        let has_parts = |write: &Write| write.start < cut && write.count > part_max;
+        let gone = |write: &Write| write.finish < cut || write.old || has_parts(write);
         let lost = |write: &Write| write.is_acked() && !write.durable && gone(write);
         for write in self.writes.iter_mut().filter(|write| lost(write) && which(write)) {
             for excused in &mut write.excused[users.clone()] {
