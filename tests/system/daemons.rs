@@ -310,7 +310,7 @@ fn a_stopped_session_is_listed_as_unresponsive() {
     assert_eq!((&list[0]["name"], &list[0]["state"]), (&"vol0".into(), &"unresponsive".into()));
     assert_eq!(list[0]["pid"], client.pid(), "{list}");
     assert_eq!(client.status()["state"], "unresponsive");
-    let _ = client.command(&["status", "vol0"]).code(3).says("end its process with kill -9");
+    let _ = client.command(&["status", "vol0"]).code(3).says("let it continue with kill -CONT");
     client.signal("CONT");
     // The server may have ended the session's path meanwhile.
     wait_for("IO of the session to resume", COMMAND_TIME_MAX, || {

@@ -406,7 +406,7 @@ mod tests {
         for (args, part) in [
             (&["--chunk-size=12q"][..], "'--chunk-size <SIZE>': size \"12q\" has the unknown unit"),
             (&["--listen=1.2.3.4"], "has no scheme; write tcp://1.2.3.4"),
-            (&["--export=/x,rw"], "has the unknown option \"rw\"; did you mean \"ro\"?"),
+            (&["--export=/x,row"], "has the unknown option \"row\"; did you mean \"ro\"?"),
             (&["--crc=yes"], "switch \"yes\" is not valid; use on or off"),
             (&["--queue-depth=x"], "number \"x\" is not a whole number; use 1 to 65535"),
             (&["--que-depth=5"], "--queue-depth"),

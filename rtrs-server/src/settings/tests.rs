@@ -66,7 +66,7 @@ fn errors_name_the_line_and_a_remedy() {
             "s.yaml:3: export[0]: unknown key \"dircet\"; did you mean \"direct\"?",
         ),
         ("export:\n- name: x\n", "missing field `target`"),
-        ("export:\n- v=/x\n- /x,rw\n", "s.yaml:3: export[1]: export \"/x,rw\" has the unknown"),
+        ("export:\n- v=/x\n- /x,row\n", "s.yaml:3: export[1]: export \"/x,row\" has the unknown"),
         ("log: info\nqueue-depth: many\n", "s.yaml:2: queue-depth: number \"many\" is not a whole"),
         ("queue-depth: -1\n", "s.yaml:1: queue-depth: number \"-1\" is not a whole number; use 1"),
         ("queue-depth: 65536\n", "number \"65536\" is out of range; use 1 to 65535"),

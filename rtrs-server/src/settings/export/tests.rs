@@ -56,7 +56,7 @@ fn names_and_targets_are_parsed() {
 fn options() {
     assert!(!spec("/x,ro=off").ro);
     assert_eq!(spec("/x,rw"), spec("/x"));
-    assert!(refusal("/x,ro,rw").contains("says \"ro\" twice"));
+    assert!(refusal("/x,ro,rw").contains("sets \"ro\" twice"));
     let spec =
         spec("v=/x,ro,direct=on,block-size=4096,no-lock,delay=10ms,error-rate=0.001,id=a\\,b");
     assert_eq!(spec.migration, Migration::Allow);
