@@ -187,7 +187,7 @@ pub(crate) struct Changed {
     /// Warnings that a start would log about the export's access list.
     #[serde(default)]
     pub(crate) warnings: Vec<String>,
-    /// What clients have lost.
+    /// Access that clients have lost.
     #[serde(flatten)]
     pub(crate) losses: Losses,
 }
@@ -204,6 +204,20 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
+    /// Returns why access lists must not change without being forced, with a hint, if clients would
+    /// lose access.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let texts = self.texts("would lose");
+        let hint = match self.closed.is_empty() {
+            true => "let the lists admit these clients",
+            false => {
+                "to keep these exports open, first `reload` a configuration in which they have \
+                 lists or the server has one (access)"
+            }
+        };
+        (!texts.is_empty()).then(|| format!("{}; {hint}, or use --force", texts.join("; ")))
+    }
+
     /// Descriptions of the losses, where sessions have `lost` paths; empty if there are none.
     pub(crate) fn texts(&self, lost: &str) -> Vec<String> {
         let sessions: Vec<&str> = self.revoked.iter().map(|one| &*one.session).collect();
@@ -270,7 +284,7 @@ pub(crate) struct Reloaded {
     /// Access to exports without a list of their own, if it changed.
     #[serde(default)]
     pub(crate) unlisted_changed: Option<UnlistedChange>,
-    /// What clients have lost.
+    /// Access that clients have lost.
     #[serde(flatten)]
     pub(crate) losses: Losses,
     /// Whether the reload must be forced because of its access lists.

@@ -10,8 +10,6 @@ mod access;
 mod commands;
 mod replaced;
 
-pub(super) use self::access::refusal;
-
 use std::collections::BTreeMap;
 use std::path::{self, Path};
 use std::sync::{Arc, Weak, mpsc};

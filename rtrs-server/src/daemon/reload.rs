@@ -19,7 +19,7 @@ use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Reloaded, UnlistedChange};
-use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check, refusal};
+use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
@@ -133,7 +133,7 @@ impl Reload {
         let (set, renewed, mut read) = self.read()?;
         if !force {
             let access = exports.preview_lists(&set, &mut read);
-            refusal(&exports.losses(&access)?).map_or(Ok(()), Err)?;
+            exports.losses(&access)?.refusal().map_or(Ok(()), Err)?;
         }
         *done = read;
         // Applied before the keys, which may assign a name to another client.
@@ -162,7 +162,7 @@ impl Reload {
         let read = self.read().map_err(|why| refused(&why, &Reloaded::default()))?;
         let (set, renewed, mut done) = read;
         let access = exports.preview_lists(&set, &mut done);
-        done.needs_force = refusal(&exports.losses(&access)?).is_some();
+        done.needs_force = exports.losses(&access)?.refusal().is_some();
         done.losses.revoked = exports.preview_access(&access, renewed.as_ref())?;
         if let (Some(endpoint), Some(config)) = (&self.tls, &renewed) {
             done.warnings = endpoint.older_lists(config);

@@ -33,7 +33,7 @@ what_it_shows() {
     status=$(rtrs-client -o json list | jq -c '.[0] | [.name, .device, .uri, .pid]')
     expect_eq "list agrees" "$status" "[\"a\",\"/dev/nbd0\",null,$pid]"
     expect_match "list shows the device" "$(rtrs-client list)" 'a +open .* '"$pid"' +/dev/nbd0'
-    expect_eq "the OOM killer spares the process" "$(cat "/proc/$pid/oom_score_adj")" -1000
+    expect_eq "the OOM killer leaves the process alone" "$(cat "/proc/$pid/oom_score_adj")" -1000
     expect_num "its memory is locked" "$(awk '/^VmLck/ { print $2 }' "/proc/$pid/status")" -gt 9999
     expect_num "unused memory is not populated" \
         "$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status")" -lt 120000

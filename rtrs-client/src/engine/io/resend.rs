@@ -1,5 +1,5 @@
-//! Requests in flight on a path that died: they await the fence of the path, and are then sent again
-//! on another.
+//! Requests in flight on a path that died: they await the fence of the path, and are then sent
+//! again on another.
 
 use rtrs_core::fabric::FabricError;
 use rtrs_core::ids::PathId;

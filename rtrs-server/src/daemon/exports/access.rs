@@ -209,7 +209,7 @@ impl Exports {
         }
         access.set(spec);
         let losses = self.losses(&access)?;
-        match refusal(&losses).filter(|_| !force) {
+        match losses.refusal().filter(|_| !force) {
             Some(why) => Err(format!("cannot set the access list of {:?}: {why}", spec.name())),
             None => Ok(losses.closed),
         }
@@ -229,20 +229,6 @@ fn record_changes(before: &ServerAccess, after: &ServerAccess, done: &mut Reload
     done.access_changed = before.changes_to(after);
     done.unlisted_changed = before.unlisted_change_to(after);
     done.losses.closed = before.closed_in(after);
-}
-
-/// Reason and hint for not changing access lists without being forced, if clients would lose
-/// access.
-pub(in crate::daemon) fn refusal(losses: &Losses) -> Option<String> {
-    let texts = losses.texts("would lose");
-    let hint = match losses.closed.is_empty() {
-        true => "let the lists admit these clients",
-        false => {
-            "to keep these exports open, first `reload` a configuration in which they have lists \
-             or the server has one (access)"
-        }
-    };
-    (!texts.is_empty()).then(|| format!("{}; {hint}, or use --force", texts.join("; ")))
 }
 
 /// Extracts the answer to a request that takes paths from sessions.
