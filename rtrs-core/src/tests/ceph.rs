@@ -8,12 +8,16 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{OnceLock, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::skip::skip;
 
 /// Time limit for the cluster to come up: it takes 10 s on an idle machine.
 const READY_TIME_MAX: Duration = Duration::from_secs(300);
+/// Maximum number of attempts to start a cluster.
+const STARTS_MAX: u32 = 3;
+/// Time limit for the OSD to stop after the signal.
+const STOP_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time limit for a command of the cluster, in seconds.
 const COMMAND_SECONDS_MAX: &str = "120";
 
@@ -59,7 +63,15 @@ impl Ceph {
     }
 
     fn start(netns: Option<u32>) -> Self {
-        let name = format!("rtrs-ceph-{}-{}", std::process::id(), netns.unwrap_or(0));
+        // Another test may take the port before the monitor does.
+        let started = (0..STARTS_MAX).find_map(|attempt| Self::try_start(netns, attempt));
+        started.expect("scripts/ceph.sh starts the cluster")
+    }
+
+    /// Starts a cluster. Returns None if the script ends before the cluster is up.
+    fn try_start(netns: Option<u32>, attempt: u32) -> Option<Self> {
+        let space = netns.unwrap_or(0);
+        let name = format!("rtrs-ceph-{}-{space}-{attempt}", std::process::id());
         let dir = std::env::temp_dir().join(name);
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -76,8 +88,12 @@ impl Ceph {
             let _ = said.send(out.read_exact(&mut word).map(|()| word));
         });
         let word = heard.recv_timeout(READY_TIME_MAX).expect("a cluster in time");
-        assert_eq!(&word.expect("scripts/ceph.sh starts the cluster"), b"ready\n");
-        Self { dir, netns, _script: script }
+        if let Err(error) = word {
+            eprintln!("scripts/ceph.sh ended with {:?}: {error}", script.wait());
+            return None;
+        }
+        assert_eq!(word.ok().as_ref(), Some(b"ready\n"));
+        Some(Self { dir, netns, _script: script })
     }
 
     /// Returns the configuration file of the cluster.
@@ -136,15 +152,33 @@ impl Ceph {
         <[String; 1]>::try_from(self.watchers(image)).map(|[one]| one).expect("one watcher")
     }
 
-    /// Sends a signal to the OSD, to stop or continue it.
+    /// Sends a signal to the OSD, to stop or continue it, and waits until it has stopped.
     ///
     /// # Panics
-    /// Panics if the OSD is not running.
+    /// Panics if the OSD is not running, or does not stop.
     pub fn signal_osd(&self, signal: &str) {
         let pid = std::fs::read_to_string(self.dir.join("run/osd.0.pid")).expect("its process");
         let sent = Command::new("kill").args(["-s", signal, pid.trim()]).status();
         assert!(sent.is_ok_and(|status| status.success()), "cannot signal the OSD");
+        if signal == "STOP" {
+            // Its threads stop one after the other.
+            let begin = Instant::now();
+            while !is_stopped(pid.trim()) {
+                assert!(begin.elapsed() < STOP_TIME_MAX, "the OSD does not stop");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
+}
+
+/// Whether all threads of a process are stopped.
+fn is_stopped(pid: &str) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    threads.flatten().all(|thread| {
+        // A thread that ended meanwhile has no state.
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
+    })
 }
 
 /// Returns a command that runs in the network namespace of a process.
