@@ -15,7 +15,8 @@ scenario() {
     for ((number = 0; number < DEVICES; number++)); do
         exports+=(--export "d$number=mem:16M")
     done
-    rtrs-server "${exports[@]}" --listen "$PORTAL" >server.out 2>server.log &
+    rtrs-server "${exports[@]}" --listen "$PORTAL" --handshake-timeout $((5 * LAB_SLOW))s \
+        >server.out 2>server.log &
     SERVER=$!
     assert_within 20 "the server listens" grep -q listening server.out
     # The kernel is slow to make the threads that read the devices' sockets.
