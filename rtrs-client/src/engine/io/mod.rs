@@ -354,7 +354,7 @@ impl Shard {
                     }
                     let epoch = path.cache_id(taken.device);
                     if taken.io.op == IoOp::Flush {
-                        // It counts once it has succeeded for its user too.
+                        // A flush covers writes only once it has succeeded for its user.
                         taken.epoch = epoch;
                         return self.end_io(request.io);
                     }
