@@ -142,6 +142,8 @@ struct Backlog {
     received: u64,
     /// Requests wait for rows, memory or the device, and receiving has stopped.
     stalled: bool,
+    /// Row whose reply reports a loss and waits to be sent.
+    report: Option<u32>,
     /// Losses reported to the client at the last check.
     seen: u64,
     /// A loss count, and the stream offset up to which requests arrived when only that count had
@@ -351,16 +353,34 @@ impl Conn {
         }
     }
 
-    /// Checks whether a loss was reported while requests waited.
+    /// Checks whether a loss was reported while requests waited, or is about to be reported: what
+    /// the socket holds when that reply is sent was sent before it. Requests that a kernel device
+    /// sent on another connection count as sent after the report, unless that connection has
+    /// stalled.
     pub(crate) fn note_reported(&mut self, shared: &Shared) {
         let reported = self.reported(shared);
         let seen = std::mem::replace(&mut self.backlog.seen, reported);
-        if reported == seen || !self.backlog.stalled {
+        let waits = self.backlog.report.is_some();
+        if reported == seen || !(self.backlog.stalled || waits) {
             return;
         }
-        let end = self.backlog.received + unread(&self.fd).unwrap_or(0) as u64;
+        let end = if waits { u64::MAX } else { self.arrived() };
         let older = self.older().unwrap_or(seen);
         self.backlog.older = Some((older, end));
+    }
+
+    /// Records that the reply of this row is about to be sent.
+    fn note_sent(&mut self, row: u32) {
+        if self.backlog.report == Some(row) {
+            self.backlog.report = None;
+            let end = self.arrived();
+            self.backlog.older = self.backlog.older.map(|(reported, _)| (reported, end));
+        }
+    }
+
+    /// Offset in the stream of the bytes that have arrived, received or not.
+    fn arrived(&self) -> u64 {
+        self.backlog.received + unread(&self.fd).unwrap_or(0) as u64
     }
 
     /// Records whether requests wait. Receiving stops meanwhile, so the ring is asked to report a
@@ -405,6 +425,10 @@ impl Conn {
         let entry = shared.requests.row(row);
         let count = entry.losses.unwrap_or_else(|| losses.count());
         let (status, reported) = losses.judge(entry.status, entry.reported, count);
+        let before = if self.kernel { losses.common() } else { self.reported };
+        if reported > before {
+            self.backlog.report = Some(row);
+        }
         shared.stats.failed += u64::from(status != entry.status);
         entry.status = status;
         if self.kernel {

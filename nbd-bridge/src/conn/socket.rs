@@ -232,6 +232,7 @@ impl Conn {
                 self.replies.retain(|reply| *reply != index);
             }
             self.in_send.push(index);
+            self.note_sent(index);
         }
     }
 

@@ -86,71 +86,6 @@ fn flush_fua_trim_and_zeroes_reach_the_device() {
 }
 
 #[test]
-fn a_loss_fails_one_flush_per_client_and_is_counted() {
-    let fixture = Fixture::new();
-    let mut clients = [fixture.client(true), fixture.client(true)];
-    fixture.switches.losses.add();
-    for client in &mut clients {
-        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 5);
-        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0);
-    }
-    for client in clients {
-        client.disconnect();
-    }
-    let stats = fixture.finish();
-    assert_eq!((stats.completed, stats.failed), (4, 2));
-}
-
-/// A flush by another client during the write does not report the loss.
-#[test]
-fn a_loss_between_parts_of_a_write_is_reported_after_its_end() {
-    let fixture = Fixture::new();
-    let mut clients = [fixture.client(true), fixture.client(true)];
-    let bytes = [request(WRITE, 0, 1, 0, 300_000), pattern(1, 300_000)].concat();
-    let (first, rest) = bytes.split_at(280_000);
-    clients[0].stream.write_all(first).unwrap();
-    fixture.wait("end of its first piece", |report| report.stats.completed == 1);
-    fixture.switches.losses.add_shared();
-    assert_eq!(clients[1].error_of(FLUSH, 0, 0, 0), 5);
-    clients[0].stream.write_all(rest).unwrap();
-    assert_eq!(clients[0].reply(|_| 0).error, 0);
-    for client in &mut clients {
-        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 5);
-        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0, "once");
-    }
-    for client in clients {
-        client.disconnect();
-    }
-    fixture.finish();
-}
-
-/// Each of the writes overlaps the next one in time.
-#[test]
-fn a_reported_loss_is_not_reported_again() {
-    let fixture = Fixture::new();
-    let mut clients: Vec<_> = (0..4).map(|_| fixture.client(true)).collect();
-    let (data, len) = (pattern(1, 586 * 512), 586 * 512);
-    let (first, rest) = data.split_at(280_000);
-    let losses = &fixture.switches.losses;
-    for at in 0..clients.len() {
-        clients[at].stream.write_all(&request(WRITE, 0, 1, (at as u64) << 20, len)).unwrap();
-        clients[at].stream.write_all(first).unwrap();
-        let ended = |completed| completed == 2 * at as u64 + u64::from(at == 0);
-        fixture.wait("first piece", |report| ended(report.stats.completed));
-        match at.checked_sub(1) {
-            None => losses.add_shared(),
-            Some(before) => {
-                clients[before].stream.write_all(rest).unwrap();
-                assert_eq!(clients[before].reply(|_| 0).error, 0);
-            }
-        }
-    }
-    assert_eq!((losses.shared(), losses.count()), (1, 2));
-    drop(clients);
-    fixture.finish();
-}
-
-#[test]
 fn a_multi_part_request_without_payload_waits_for_queue_space() {
     let geometry = Geometry { zeroes_max: 4096, ..geometry() };
     let fixture = Fixture::with(geometry, config());
@@ -472,33 +407,6 @@ fn half_closed_clients_get_their_replies() {
     }
     assert!(client.is_closed());
     fixture.finish();
-}
-
-/// The second flush waits for a row until the first has failed; its client sent it before.
-#[test]
-fn a_flush_received_before_a_loss_was_reported_fails_too() {
-    for (writes, requests_max) in [(0, 1), (0, 2), (3, 2), (40, 8)] {
-        let fixture = Fixture::with(geometry(), BridgeConfig { requests_max, ..config() });
-        let mut client = fixture.client(false);
-        fixture.switches.hold.store(true, SeqCst);
-        client.send(FLUSH, 0, 1, 0, 0);
-        for cookie in 0..writes {
-            client.send_write(0, 100 + cookie, 4096 * cookie, &[7; 4096]);
-        }
-        client.send(FLUSH, 0, 2, 0, 0);
-        // A connection has at most as many rows as are free.
-        let rows = requests_max as usize / 2 + 1;
-        fixture.wait("full table", |report| report.inflight == rows);
-        fixture.switches.losses.add();
-        fixture.switches.hold.store(false, SeqCst);
-        for _ in 0..writes + 2 {
-            let reply = client.reply(|_| 0);
-            assert_eq!(reply.error != 0, reply.cookie < 100, "{requests_max} rows: {reply:?}");
-        }
-        assert_eq!(client.error_of(FLUSH, 0, 0, 0), 0, "the loss was already reported");
-        client.disconnect();
-        fixture.finish();
-    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod fixture;
 mod flow;
 mod ghosts;
 mod long;
+mod losses;
 mod mixture;
 mod neighbors;
 mod parts;
