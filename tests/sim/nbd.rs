@@ -97,6 +97,12 @@ pub(super) struct Front {
     prng: Prng,
     /// Bytes of requests that the socket has not accepted.
     out: Vec<u8>,
+    /// Number of bytes that the socket has accepted.
+    sent: u64,
+    /// Flushes in `out`, and the number of bytes up to their ends.
+    unsent: VecDeque<(u64, u64)>,
+    /// Flushes that were sent since the last query.
+    begun: Vec<u64>,
     /// Bytes of an incomplete reply.
     input: Vec<u8>,
     asked: BTreeMap<u64, Io>,
@@ -148,6 +154,9 @@ impl Front {
             ring,
             socket,
             out: if alone { [HELLO, b"vol"].concat() } else { Vec::new() },
+            sent: 0,
+            unsent: VecDeque::new(),
+            begun: Vec::new(),
             input: if alone { Vec::new() } else { FIRST_BYTES.to_vec() },
             asked: BTreeMap::new(),
             twice: way.parts.then(BTreeMap::new),
@@ -174,6 +183,8 @@ impl Front {
     pub(super) fn reconnect(&mut self, End(ours): End) -> End {
         ours.set_nonblocking(true).expect("a socket that does not block");
         self.out.clear();
+        self.unsent.clear();
+        self.begun.clear();
         self.stalls.iter_mut().for_each(Stalls::closed);
         self.input = FIRST_BYTES.to_vec();
         self.asked.clear();
@@ -186,6 +197,12 @@ impl Front {
         if self.prng.chance(HALF) { len } else { 1 + self.prng.index(len) }
     }
 
+    /// Takes the flushes that were sent since the last call. Neither the bridge nor a kernel device
+    /// knows of a flush that waits behind the payload of another request.
+    pub(super) fn take_begun(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.begun)
+    }
+
     fn send(&mut self, now: Instant) -> bool {
         let stalled = self.stalls.as_mut().is_some_and(|stalls| stalls.has_stopped(now));
         if self.out.is_empty() || stalled {
@@ -196,6 +213,10 @@ impl Front {
         match self.socket.write(&self.out[..count]) {
             Ok(count) => {
                 self.out.drain(..count);
+                self.sent += count as u64;
+                while let Some((tag, _)) = self.unsent.pop_front_if(|(_, end)| *end <= self.sent) {
+                    self.begun.push(tag);
+                }
                 self.stalls.iter_mut().for_each(|stalls| stalls.sent(now, count));
                 count > 0
             }
@@ -298,6 +319,9 @@ impl BlockDevice for Front {
         let offset = if io.op == IoOp::Flush { 0 } else { io.offset };
         let head = Request { flags, command, cookie, offset, len };
         self.out.extend_from_slice(&head.encode());
+        if io.op == IoOp::Flush {
+            self.unsent.push_back((cookie, self.sent + self.out.len() as u64));
+        }
         if let (IoOp::Write, Some(buf)) = (io.op, &io.buf) {
             let bytes = buf.to_vec();
             self.out.extend_from_slice(&bytes);

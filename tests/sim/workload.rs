@@ -344,7 +344,13 @@ impl Workload {
 
     /// Takes completions and submits IO that is due. Returns whether anything happened.
     pub(super) fn turn(&mut self, now: Instant, oracle: &mut Oracle) -> Result<bool, Failure> {
-        self.with_device(|work, device| work.work(now, device, oracle))
+        let any = self.with_device(|work, device| work.work(now, device, oracle))?;
+        for tag in self.front().map(Front::take_begun).unwrap_or_default() {
+            if let Some(io) = self.pending.get_mut(&tag) {
+                io.mark = oracle.begin();
+            }
+        }
+        Ok(any)
     }
 
     /// Runs a function with the device; returns the default without one.
