@@ -94,6 +94,8 @@ mutants! {
         PermitsShared = "permits-shared",
         /// A flush covers writes that were acknowledged after it was sent.
         FlushCoversLater = "flush-covers-later",
+        /// An answer from another epoch of the server's cache counts for the current one.
+        OldEpochAnswer = "old-epoch-answer",
         /// Certain errors of a flush at the server do not report a loss to other users.
         FlushErrorByKind = "flush-error-by-kind",
         /// Flushes do not report a loss.

@@ -133,7 +133,7 @@ impl CacheWatch {
     /// whether that epoch is over, so that the request's write may be lost.
     pub(super) fn done(&self, shard: CoreIndex, io: &Io, mark: FlushMark, epoch: u64) -> bool {
         let current = || self.epoch.load(Ordering::SeqCst) == epoch;
-        let is_current = || epoch == 0 || current();
+        let is_current = || epoch == 0 || rtrs_core::mutated!(OldEpochAnswer) || current();
         match io.op {
             IoOp::Read | IoOp::Extents => {}
             IoOp::Discard | IoOp::WriteZeroes if rtrs_core::mutated!(ZeroesUnwatched) => {}

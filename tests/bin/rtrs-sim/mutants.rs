@@ -14,12 +14,13 @@ use serde::Serialize;
 /// Seeds after which a mutant has survived, by default.
 const SEEDS: Range<u64> = 0..3000;
 /// Mutants that `quick` runs: each loses data silently, and survived the simulator once.
-const QUICK: [Mutant; 8] = [
+const QUICK: [Mutant; 9] = [
     Mutant::ResendBeforeFence,
     Mutant::SecondWriter,
     Mutant::CloseWhileBusy,
     Mutant::GivenUpBeforeFence,
     Mutant::FlushCoversLater,
+    Mutant::OldEpochAnswer,
     Mutant::ReplayWithoutPermit,
     Mutant::PreflushDropped,
     Mutant::ReadWindowKept,
