@@ -12,7 +12,7 @@
 # The default runs 1,000 seeds of the simulator and the most important mutants, and the group
 # `smoke` of the lab in one boot: a device, a kernel client, a kernel server, a link that goes down.
 # --ci, as used by .ci/run, runs 3,000 seeds and 3,000 others, all mutants, the build of the fuzz
-# targets, and a fifth of the other scenarios; the other seeds and the fifth change with each
+# targets, and an eighth of the other scenarios; the other seeds and the eighth change with each
 # commit. --full is like --ci with all scenarios. --quick runs the same tests on smaller images and
 # for shorter times (with RTRS_QUICK=1), fewer seeds, and no lab.
 set -uo pipefail
@@ -33,7 +33,7 @@ for arg in "$@"; do
         --quick) quick=1 seeds=300 shares=60 ;;
         --ci)
             long
-            scenarios="smoke $((turn % 5 + 1))/5"
+            scenarios="smoke $((turn % 8 + 1))/8"
             ;;
         --full) long && scenarios=all ;;
         -h | --help)
