@@ -32,6 +32,7 @@ RTRS_DEPS=(
     qemu-nbd:qemu-utils
     systemd-analyze:systemd
     tshark:tshark
+    valgrind:valgrind
     zsh:zsh
 )
 

@@ -22,7 +22,7 @@ use nbd_bridge::{BufferPools, Group, Seat};
 use rtrs_client::engine::{ClientEngine, PathView};
 use rtrs_client::{Change, DeviceIndex, Leaving};
 use rtrs_core::fabric::sim::{NodeId, World};
-use rtrs_core::ids::{CoreIndex, ProviderIndex};
+use rtrs_core::ids::CoreIndex;
 use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant, earliest};
 
@@ -449,18 +449,8 @@ impl Cluster {
 
     fn turn_client(&mut self, at: usize) -> Result<bool, Failure> {
         let now = self.world.now();
-        let ClientHost { core, fabrics, inbox, work, pools, pace } = &mut self.client[at];
-        let mut busy = false;
-        while let Some(message) = inbox.pop(now) {
-            busy = true;
-            core.handle_message(now, message, fabrics);
-        }
-        busy |= fabrics[0].poll(now);
-        while let Some(event) = fabrics[0].next_event() {
-            busy = true;
-            core.handle_event(now, ProviderIndex(0), event, fabrics);
-        }
-        busy |= core.poll(now, fabrics);
+        let mut busy = self.client[at].begin_turn(now);
+        let ClientHost { core, work, pools, .. } = &mut self.client[at];
         if !work.is_open()
             && let Some(device) = core.device(DeviceIndex::FIRST)
         {
@@ -480,8 +470,8 @@ impl Cluster {
         for (sector, count) in work.failed.drain(..) {
             self.disk.let_loose(sector, count);
         }
-        busy |= core.pump(now, fabrics);
-        fabrics[0].flush(now);
+        busy |= self.client[at].end_turn(now);
+        let ClientHost { core, pace, .. } = &mut self.client[at];
         pace.turns += u64::from(busy);
         if busy && pace.turns.is_multiple_of(16) {
             core.check();

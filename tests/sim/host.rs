@@ -76,6 +76,29 @@ pub(super) struct ClientHost {
 }
 
 impl ClientHost {
+    /// Handles what has arrived. Returns whether anything happened.
+    pub(super) fn begin_turn(&mut self, now: Instant) -> bool {
+        let Self { core, fabrics, inbox, .. } = self;
+        let mut busy = false;
+        while let Some(message) = inbox.pop(now) {
+            busy = true;
+            core.handle_message(now, message, fabrics);
+        }
+        busy |= fabrics[0].poll(now);
+        while let Some(event) = fabrics[0].next_event() {
+            busy = true;
+            core.handle_event(now, ProviderIndex(0), event, fabrics);
+        }
+        busy | core.poll(now, fabrics)
+    }
+
+    /// Sends what the workload has submitted. Returns whether anything happened.
+    pub(super) fn end_turn(&mut self, now: Instant) -> bool {
+        let busy = self.core.pump(now, &mut self.fabrics);
+        self.fabrics[0].flush(now);
+        busy
+    }
+
     /// Returns the change that sets its session's path selection policy.
     pub(super) fn choose(&self, policy: Policy) -> Option<Change> {
         let tuning = self.core.tuning()?;

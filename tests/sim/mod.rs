@@ -20,6 +20,7 @@ mod crowd;
 mod disk;
 mod epochs;
 mod faults;
+mod fixed;
 mod gateways;
 mod held;
 mod host;
@@ -36,6 +37,7 @@ mod run;
 mod shares;
 mod workload;
 
+pub use fixed::run_fixed;
 pub use gateways::{Counts, GatewayPlant, run_gateways};
 pub use held::run_held;
 pub use idle::run_idle;

@@ -6,7 +6,7 @@
 //! operator's work under load · `settings.rs` agreement of flags, files and documents ·
 //! `discover.rs` lists of exports · `documents.rs` manual pages, completions, versions ·
 //! `exports.rs` changes of exports · `faults.rs` faults under load · `identity.rs` other servers
-//! under one name · `logs.rs` the logs of both daemons · `memory.rs` the limit of chunk memory ·
+//! under one name · `instructions.rs` the cost of hot paths · `logs.rs` the logs of both daemons · `memory.rs` the limit of chunk memory ·
 //! `metrics.rs` scrapes · `nbd_tls.rs` NBD clients over TLS · `network.rs` changes of cables and
 //! addresses · `privileges.rs` a server that switches to another user · `resize.rs` exports that
 //! grow · `server_log.rs` the server's log · `service.rs` messages to the service manager ·
@@ -28,6 +28,7 @@ mod documents;
 mod exports;
 mod faults;
 mod identity;
+mod instructions;
 mod logs;
 mod memory;
 mod metrics;

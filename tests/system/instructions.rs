@@ -1,0 +1,18 @@
+//! Instructions of the hot paths against the stored baseline.
+
+use std::process::Command;
+
+use rtrs_tests::{bin, skip};
+
+/// A faster or slower path changes the baseline with the code: `rtrs-instructions --update`.
+#[test]
+fn hot_paths_cost_as_many_instructions_as_before() {
+    let output = Command::new(bin("rtrs-instructions")).output().unwrap();
+    let (table, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    match output.status.code() {
+        Some(3) => skip(errors.trim()),
+        Some(0) => print!("{table}"),
+        _ => panic!("run rtrs-instructions --update if the change is meant\n{table}{errors}"),
+    }
+}
