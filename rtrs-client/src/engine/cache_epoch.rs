@@ -8,8 +8,8 @@
 //! is a loss. Each user of the device learns of the loss once, by a flush that fails, as with a
 //! disk that lost its write cache (`rtrs_core::losses`). A flush that fails on the server is also a
 //! loss, and so is a failed write with FUA while other writes wait for a flush: the server's device
-//! has one cache, and reports what it lost to one request. A successful flush therefore waits for
-//! those that overlap it (`io/syncs.rs`).
+//! has one cache, and reports a loss to only one request. A successful flush therefore waits for
+//! the syncs that overlap it (`io/syncs.rs`).
 //!
 //! Shards count their own writes; the control shard (`control/cache_epoch.rs`) sees the epochs
 //! change. Neither waits for the other: a shard adds to its count before it reads the epoch, and
@@ -19,9 +19,9 @@
 //! A process that dies takes its counts with it, and its users may continue with the next process.
 //! So the process saves its epoch for the next one (`saved_epoch`), which starts in this epoch with
 //! one unflushed write. An epoch is saved once there is nothing to report of earlier ones. A flush
-//! taken by the dead process is sent again, and looks like one that began after another had failed.
-//! So every flush reports a loss for as long as such a flush can arrive
-//! (`SessionConfig::resent_for`).
+//! that the dead process did not answer is sent again, and looks like one that began after the
+//! flush that reported the loss. For as long as such a flush can arrive
+//! (`SessionConfig::resent_for`), every flush reports the losses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -55,7 +55,7 @@ pub(crate) struct CacheWatch {
     acked: Box<[Count]>,
     /// Number of these writes that a flush has covered.
     flushed: AtomicU64,
-    /// Number of these writes at the last loss.
+    /// Number of these writes at the last change of epoch.
     since: AtomicU64,
     /// Current epoch of the server.
     epoch: AtomicU64,
@@ -67,7 +67,7 @@ pub(crate) struct CacheWatch {
     unanswered: AtomicU64,
     /// Number of outstanding syncs whose failure was reported because the disk is slow.
     given_up: AtomicU64,
-    /// Flushes submitted before this time may have been taken by an earlier process.
+    /// Flushes submitted before this time may be resends of ones that an earlier process accepted.
     resent_until: Option<Instant>,
     losses: Arc<Losses>,
 }
@@ -90,8 +90,8 @@ impl CacheWatch {
         }
     }
 
-    /// Assumes an unflushed write of an earlier process. Requests that it had not answered are sent
-    /// again until this time.
+    /// Assumes an unflushed write of an earlier process. Users may resend that process's unanswered
+    /// requests until this time.
     pub(super) fn inherit(&mut self, resent_until: Instant) {
         self.resent_until = Some(resent_until);
         if let Some(count) = self.acked.first() {
@@ -99,7 +99,7 @@ impl CacheWatch {
         }
     }
 
-    /// Current epoch of the server, unless there is a loss to report.
+    /// Current epoch of the server; None if unknown, or while a loss has yet to be reported.
     pub(super) fn settled_epoch(&self) -> Option<u64> {
         let reported = self.losses.all_reported() || rtrs_core::mutated!(KeptLifeEarly);
         reported.then(|| self.epoch()).filter(|epoch| *epoch != 0)
@@ -129,8 +129,8 @@ impl CacheWatch {
         mark.covers = self.all_acked();
     }
 
-    /// Records a successful request on a path opened in this cache epoch, 0 if unknown. Returns
-    /// whether that epoch is over, so that the request's write may be lost.
+    /// Records the success of a request on a path opened in this cache epoch, 0 if unknown. Returns
+    /// true for a write from an old epoch: it may be lost.
     pub(super) fn done(&self, shard: CoreIndex, io: &Io, mark: FlushMark, epoch: u64) -> bool {
         let current = || self.epoch.load(Ordering::SeqCst) == epoch;
         let is_current = || epoch == 0 || rtrs_core::mutated!(OldEpochAnswer) || current();
@@ -159,10 +159,9 @@ impl CacheWatch {
         false
     }
 
-    /// Records a request that the server answered with an error. The server's device may have
-    /// reported to this request what it lost of others' data, whatever the status is. Statuses that
-    /// this session made itself, for requests without an answer, do not belong here: the server
-    /// reports a loss again when its answer did not arrive.
+    /// Records a request that the server answered with an error. Whatever the status, the server's
+    /// device may have reported to it a loss of other requests' data. Not for statuses made by this
+    /// session for unanswered requests: the server reports a loss again if its answer was lost.
     pub(super) fn failed(&self, io: &Io, answer: IoStatus) {
         let by_kind = rtrs_core::mutated!(FlushErrorByKind)
             && matches!(answer, IoStatus::Aborted | IoStatus::TimedOut | IoStatus::ReadOnly);
@@ -178,7 +177,7 @@ impl CacheWatch {
         &self.order
     }
 
-    /// Records a sync that ended without an answer of the server.
+    /// Records a sync that ended without an answer from the server.
     pub(super) fn sync_unanswered(&self) {
         self.unanswered.fetch_add(1, Ordering::SeqCst);
     }
@@ -188,8 +187,8 @@ impl CacheWatch {
         self.unanswered.load(Ordering::SeqCst)
     }
 
-    /// Counts an outstanding sync whose failure is reported because the disk is slow, or the end of
-    /// such a sync.
+    /// Adds, or else removes, an outstanding sync whose failure was reported because the disk is
+    /// slow.
     pub(super) fn count_given_up(&self, begins: bool) {
         if begins {
             self.given_up.fetch_add(1, Ordering::SeqCst);
@@ -203,8 +202,8 @@ impl CacheWatch {
         self.given_up.load(Ordering::SeqCst) > 0
     }
 
-    /// Number of losses so far that may affect any write. A write answered from an epoch that was
-    /// over is counted separately.
+    /// Number of losses so far that may affect any write. A write answered from an old epoch is
+    /// counted separately.
     pub(super) fn count(&self) -> u64 {
         self.losses.shared()
     }
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_that_died_left_counts_until_a_flush() {
+    fn unflushed_writes_of_a_dead_process_count_until_a_flush() {
         let mut watch = CacheWatch::new(1, 7, false);
         watch.inherit(Instant::ZERO);
         assert_eq!(watch.settled_epoch(), Some(7));
@@ -315,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_a_loss_where_something_was_not_flushed() {
+    fn shrinking_is_a_loss_if_writes_were_not_flushed() {
         let watch = CacheWatch::new(1, 7, false);
         assert_eq!(watch.cut(), 0);
         write(&watch, 0, 7);
@@ -328,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_not_flushed_is_lost() {
+    fn only_unflushed_writes_are_lost() {
         let watch = CacheWatch::new(2, 7, false);
         assert_eq!(watch.meet(8, false), 0, "nothing was written");
         write(&watch, 1, 8);
@@ -344,7 +343,7 @@ mod tests {
         write(&watch, 1, 9);
         assert!(!end(&watch, flush, 9));
         assert_eq!(watch.meet(9, false), 0, "the same epoch");
-        assert_eq!(watch.meet(10, false), 1, "the one after the flush began");
+        assert_eq!(watch.meet(10, false), 1, "the write after the flush began");
         assert_eq!(watch.meet(11, false), 0, "not twice");
     }
 
@@ -361,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_the_epoch_before_is_a_loss_too() {
+    fn an_answer_from_the_previous_epoch_is_a_loss_too() {
         let watch = CacheWatch::new(2, 7, false);
         let flush = begin(&watch);
         assert_eq!(watch.meet(8, false), 0);
@@ -375,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn of_memory_durable_writes_are_lost_as_well() {
+    fn an_export_in_memory_loses_even_durable_writes() {
         let watch = CacheWatch::new(1, 7, true);
         watch.done(CORE, &io(IoOp::Write, true), FlushMark::default(), 7);
         assert_eq!(watch.meet(8, true), 1);
@@ -384,29 +383,29 @@ mod tests {
     }
 
     #[test]
-    fn of_memory_flushed_writes_are_lost_as_well() {
+    fn an_export_in_memory_loses_even_flushed_writes() {
         let watch = CacheWatch::new(1, 7, true);
-        assert_eq!(watch.meet(8, true), 0, "there was nothing");
+        assert_eq!(watch.meet(8, true), 0, "nothing was written");
         write(&watch, 0, 8);
         let flush = begin(&watch);
         assert!(!end(&watch, flush, 8));
         assert_eq!(watch.meet(9, true), 1);
-        assert_eq!(watch.meet(10, true), 0, "there was nothing since");
+        assert_eq!(watch.meet(10, true), 0, "nothing was written since");
     }
 
     #[test]
-    fn a_server_that_says_nothing_is_not_judged() {
+    fn a_server_without_an_epoch_reports_no_loss() {
         let watch = CacheWatch::new(1, 0, false);
         assert_eq!(watch.settled_epoch(), None);
         write(&watch, 0, 0);
-        assert_eq!(watch.meet(8, false), 0, "it says so now, and did not before");
+        assert_eq!(watch.meet(8, false), 0, "an epoch is reported for the first time");
         let flush = begin(&watch);
         assert!(!end(&watch, flush, 0));
         assert_eq!(watch.meet(9, false), 0);
     }
 
     #[test]
-    fn a_request_that_the_device_failed_may_have_taken_the_error_of_others() {
+    fn a_failed_request_may_have_consumed_the_error_of_others() {
         let watch = CacheWatch::new(1, 7, false);
         let (flush, fua) = (io(IoOp::Flush, false), io(IoOp::Write, true));
         let count = || watch.losses().count();
@@ -424,13 +423,13 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_is_lost_by_itself_says_nothing_of_parts_of_others() {
+    fn a_write_from_an_old_epoch_does_not_affect_parts_of_other_ios() {
         let watch = CacheWatch::new(1, 8, false);
         let (change, before) = (io(IoOp::Write, false), watch.count());
-        assert!(watch.done(CORE, &change, FlushMark::default(), 7), "out of an epoch that is over");
+        assert!(watch.done(CORE, &change, FlushMark::default(), 7), "from an old epoch");
         assert!(!watch.done(CORE, &change, FlushMark::default(), 8));
         watch.ended_in_parts(&change, before);
-        assert_eq!(watch.losses().count(), 1, "the answer out of the old epoch");
+        assert_eq!(watch.losses().count(), 1, "the answer from the old epoch");
         watch.failed(&io(IoOp::Flush, false), IoStatus::Io);
         watch.ended_in_parts(&change, before);
         assert_eq!(watch.losses().count(), 3, "the flush, and the part that it may have covered");

@@ -86,8 +86,8 @@ impl Bounds {
         let changed = changed.map(|(what, had, has)| format!("{what} {had} to {has}"));
         let changed = changed.collect::<Vec<_>>().join(", ");
         Some(format!(
-            "the server's limits have changed ({changed}); restore them there, because a detach \
-             fails the IO that waits"
+            "the server's limits have changed ({changed}); restore them on the server: a detach \
+             would fail the waiting IO"
         ))
     }
 

@@ -1,5 +1,5 @@
-//! Cache epoch of a volume: the epochs that its paths have met, and the epoch that is saved for the
-//! next process.
+//! Cache epoch of a volume, as reported over its paths, and the epoch that is saved for the next
+//! process.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl CacheEpoch {
     }
 
     /// Records the server's cache epoch when a path opens the device, before the path carries IO.
-    /// The first call returns the watch that has to see writes and flushes.
+    /// The first call returns the watch that shards have to notify of writes and flushes.
     pub(super) fn meet(&mut self, now: Instant, device: &OpenDevice) -> Option<Arc<CacheWatch>> {
         let (epoch, volatile) = (device.cache_id, device.volatile);
         if let Some(watch) = &self.watch {
@@ -100,8 +100,8 @@ impl CacheEpoch {
     }
 
     /// Reviews the epoch after a path ended. `connected` holds the epoch and the start time of each
-    /// remaining path. If no path is in the epoch met last (a stale answer that arrived late), the
-    /// epoch of the remaining paths applies.
+    /// remaining path. If none of them is in the epoch reported last (by a stale answer that
+    /// arrived late), the epoch of the newest path applies.
     pub(super) fn review(&self, connected: impl Iterator<Item = (u64, Instant)> + Clone) {
         let Some(watch) = &self.watch else { return };
         let met = connected.filter(|(epoch, _)| *epoch != 0);

@@ -25,8 +25,8 @@ pub enum Change {
     Tune(Box<Tuning>),
     /// Add a volume, which each path opens.
     AddVolume(VolumeConfig),
-    /// Close a volume that its user has released, once nothing is left. The last volume of a
-    /// session ends with the session.
+    /// Close a volume that its user has released, once its IO has ended. The last volume of a
+    /// session cannot be closed on its own.
     CloseVolume {
         /// Export name.
         export: String,
@@ -80,7 +80,7 @@ pub enum ChangeError {
     #[error("the session already has {PATHS_MAX} paths, the maximum")]
     TooManyPaths,
     /// All slots of paths are in use.
-    #[error("no place for another path")]
+    #[error("no slot for another path")]
     NoSlot,
     /// The path of this name has ended with its session.
     #[error("path {0} has ended")]

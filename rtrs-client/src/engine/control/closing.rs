@@ -1,7 +1,7 @@
 //! Closing of volumes, and the end of a session: its volumes are closed in order, then every path
 //! ends.
 //!
-//! A single volume is closed once no shard has anything left. A close uses the same permit as all
+//! A single volume is closed once no shard has IO of it left. A close uses the same permit as all
 //! opens, so it waits for an open in progress. It is sent over one path, after which the server may
 //! reuse the volume's number. If that path dies, the close is therefore repeated only once the path
 //! is fenced off, and no other volume is opened in the meantime. A volume that no path serves any
@@ -42,7 +42,7 @@ impl SessionControl {
         Ok(())
     }
 
-    /// Records that a shard has nothing left of a volume that is being closed.
+    /// Records that a shard's IO of a volume that is being closed has ended.
     pub(super) fn on_settled(&mut self, at: DeviceIndex, shard: CoreIndex, ctx: &mut Ctx<'_>) {
         if self.volumes.get(at).is_some() && self.volumes[at].settled(shard) {
             self.send_close(ctx);

@@ -1,4 +1,4 @@
-//! Actions that a path is due for, and the ways in which it ends.
+//! Actions that are due on a path, and the ways in which it ends.
 
 use crate::engine::path_end::PathEnd;
 

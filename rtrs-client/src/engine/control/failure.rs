@@ -14,7 +14,7 @@ pub enum SessionFailure {
         export: String,
         /// Name of the server's errno.
         errno: String,
-        /// Hint at a remedy.
+        /// Suggested remedy.
         hint: String,
     },
     /// No path came up, or none opened the volume; the text gives the error of each path.

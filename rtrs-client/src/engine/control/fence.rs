@@ -4,7 +4,7 @@
 //! They must not be repeated over another path, and no newly connected path may carry IO, until the
 //! server has confirmed over a working path that the dead one is fenced off (FENCE,
 //! `rtrs-core/src/wire/fence.rs`). Readmitting a path fences it off as well: the server ends the
-//! old one first. Servers without FENCE are kernels; for those, `Failover` selects the behavior.
+//! old one first. Kernel servers do not support FENCE; for those, `Failover` selects the behavior.
 
 use rtrs_core::fabric::FabricError;
 use rtrs_core::ids::{PathId, PermitId};
@@ -36,8 +36,8 @@ pub(super) enum Fencing {
     End(PathId, PathEnd),
 }
 
-/// Abandons a fence request whose path has failed or did not answer in time. Returns the path that
-/// has to end for that.
+/// Abandons a fence request whose path has failed or did not answer in time. In the latter case,
+/// returns the path: it has to end.
 pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<PathId> {
     let (over, until) = paths[path].fence.asked()?;
     let connected = paths[over].is_connected();
@@ -143,7 +143,7 @@ pub(super) fn refused(paths: &mut Paths, over: PathId) {
     let Some(lost) = answered(paths, over) else { return };
     tracing::warn!(
         path = %paths[lost].name(),
-        "the server was restarted and cannot tell whether requests of the path still run, since an \
+        "the server was restarted and cannot tell whether this path's requests still run, since an \
          export has no lock; IO waits until the path connects again"
     );
     paths[lost].fence.refuse(by);

@@ -1,14 +1,13 @@
-//! Volumes that move between servers: selects the server to take over a volume, and the time.
+//! Volumes that move between servers: selects when a volume moves to another server, and to which.
 //!
 //! A server that shares an export with others reports its standing when a path opens the volume
 //! (`rtrs_core::gateway`). A path to a standby server is connected but does not serve the volume.
-//! When no path to the active server is left, a path to a standby carries MOVE, at most once in
+//! When no path to the active server is left, a path to a standby carries MOVE, at most once per
 //! [`MOVE_EVERY`]. The server sends CHANGED when it is active, and the path opens the volume again.
 //! From then on, requests sent to other servers have no effect any more, so they need no
 //! fence (`fence.rs`).
 //!
-//! Two servers may both report to be active while one has not learned yet that it is not. The
-//! higher term wins.
+//! Two servers may both claim to be active until one learns that it is not. The higher term wins.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
@@ -85,14 +84,14 @@ impl SessionControl {
         let moving = &mut self.volumes[at].moving;
         (moving.next, moving.asked) = (ctx.now + MOVE_EVERY, Some(id));
         moving.leaves_by = None;
-        tracing::info!(path = %self.paths[id].name(), %export, "asks this gateway to take over");
+        tracing::info!(path = %self.paths[id].name(), %export, "asking this gateway to take over");
         let asked = self.paths[id].ask_move(at, false, ctx);
         self.end_if_failed(id, asked, ctx);
         true
     }
 
-    /// Time at which a server has to be asked next. None while none may be asked; an event ends
-    /// that.
+    /// Time at which a server has to be asked next; None while no server may be asked. An event
+    /// ends that state.
     pub(super) fn move_deadline(&self) -> Option<Instant> {
         let free = !self.paths.is_using(CONTROL) && self.paths.first(PathState::Opening).is_none();
         let volumes = self.volumes.iter().filter(|_| free && self.is_running());
@@ -116,7 +115,7 @@ impl SessionControl {
                 path = %self.paths[id].name(),
                 export = volume.export(),
                 errno = errno_name(code),
-                "this gateway does not take over"
+                "this gateway refused to take over"
             ),
         }
     }

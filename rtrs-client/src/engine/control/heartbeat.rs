@@ -50,9 +50,9 @@ pub(super) struct HeartbeatMonitor {
     beat: Option<(Heartbeat, HeartbeatSettings)>,
     /// Last receipt that the monitor knows of.
     seen: Instant,
-    /// Time since which another path has confirmed a running server while this path is silent.
+    /// Time at which another path confirmed that the server runs while this path was silent.
     confirmed: Option<Instant>,
-    /// Longest interval of an idle path that the server accepts.
+    /// Longest heartbeat interval that the server accepts on an idle path.
     takes: Duration,
     count: HeartbeatCount,
 }
@@ -65,8 +65,8 @@ impl HeartbeatMonitor {
         Self { settings, beat: None, seen, confirmed: None, takes: Duration::ZERO, count }
     }
 
-    /// Starts to monitor the path. `ours` says that the server is `rtrs-server`; `takes` is the
-    /// longest interval of an idle path that the server accepts, zero for only the usual one.
+    /// Starts to monitor the path. `ours` means that the server is `rtrs-server`; `takes` is the
+    /// longest interval that it accepts on an idle path, zero for only the usual one.
     pub(super) fn start(&mut self, now: Instant, ours: bool, takes: Duration) {
         (self.seen, self.confirmed, self.takes) = (now, None, takes);
         let settings = self.settings[usize::from(ours)];
@@ -123,7 +123,7 @@ impl HeartbeatMonitor {
     }
 
     /// Milliseconds from the heartbeat that is being sent to the next one, if the path stays idle,
-    /// and whether that is longer than the usual interval. None for a server that takes no
+    /// and whether that is longer than the usual interval. None for a server that accepts no
     /// announcements.
     pub(super) fn announces(&self) -> Option<(u32, bool)> {
         let (beat, settings) = self.beat.as_ref().filter(|_| !self.takes.is_zero())?;
@@ -166,8 +166,8 @@ impl HeartbeatMonitor {
         Finding::Silent(Silence { length, asked, dead, dead_if_confirmed })
     }
 
-    /// Requests an additional heartbeat, for what its answer shows of the server. Returns false
-    /// while another one is unanswered.
+    /// Requests an additional heartbeat, to see whether the server answers. Returns false while
+    /// another one is unanswered.
     pub(super) fn ask(&mut self, now: Instant) -> bool {
         self.beat.as_mut().is_some_and(|(beat, _)| beat.ask(now))
     }

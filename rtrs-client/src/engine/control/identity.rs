@@ -9,10 +9,10 @@
 //! those only the shape of the device can be compared. Another server is of no use to the session;
 //! another export is of no use to its volume.
 //!
-//! A server that reports more than was known, or has another boot ID, may be the same server after
-//! an upgrade or a restart. In that case no path to it is left from before. As long as an older
-//! path is connected they are two servers, and the new path stays down: otherwise one volume would
-//! be striped over two disks.
+//! A server that reports an ID for the first time, or has another boot ID, may be the same server
+//! after an upgrade or a restart. In that case no earlier path to it is still connected. While an
+//! older path is connected, they count as two servers and the new path stays down: otherwise one
+//! volume would be striped over two disks.
 //!
 //! This module also keeps the eviction secret: a reject with ESTALE ends the session only when it
 //! repeats the secret that the server sent with OPEN_RSP.
@@ -117,8 +117,8 @@ impl PinnedServer {
         (is_new && !rtrs_core::mutated!(NewIdBeside)).then_some(Mismatch::NewServer)
     }
 
-    /// Records the server of an opened volume, after it was not refused. With `moves`, no other
-    /// server is pinned.
+    /// Records the server of an opened volume, after it was not refused. With `moves`, an ID that
+    /// is already pinned is kept.
     pub(super) fn meet(
         &mut self,
         met: Option<ServerId>,

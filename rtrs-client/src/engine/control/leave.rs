@@ -26,7 +26,7 @@ impl Why {
 pub(super) struct Leave {
     why: Why,
     deadline: Instant,
-    /// Whether each shard has nothing of the path in flight any more.
+    /// By shard, whether it has no requests of the path in flight any more.
     retired: Vec<bool>,
 }
 
@@ -49,8 +49,8 @@ impl Leave {
         (self.why, self.deadline) = (other.why, other.deadline);
     }
 
-    /// Records that a shard has nothing of the path in flight. Returns whether that holds for all
-    /// shards.
+    /// Records that a shard has no requests of the path in flight. Returns whether that holds for
+    /// all shards.
     pub(super) fn retired(&mut self, shard: CoreIndex) -> bool {
         self.retired[shard.index()] = true;
         self.retired.iter().all(|retired| *retired)

@@ -27,10 +27,10 @@ pub(super) fn cut_off(paths: &Paths, addresses: &[IpAddr], ctx: &Ctx<'_>) -> Vec
 /// Whether other paths, known to use other links, carry everything that the path serves. A standby
 /// path serves nothing, so any other path replaces it.
 fn is_replaced(path: &Path, paths: &Paths, addresses: &[IpAddr]) -> bool {
-    let goes_on = |other: &&Path| {
+    let stays = |other: &&Path| {
         other.is_connected() && !other.is_leaving() && other.comes_from_elsewhere(addresses)
     };
-    let others = || paths.others(path.id()).filter(goes_on);
+    let others = || paths.others(path.id()).filter(stays);
     let is_carried = |device| others().any(|other| other.carries(device));
     others().next().is_some() && path.terms.served().all(|served| is_carried(served.device))
 }

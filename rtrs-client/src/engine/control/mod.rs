@@ -17,7 +17,7 @@
 //! - `fence.rs`, `silence.rs` and `path_admin.rs`: decisions about a path that depend on others;
 //! - `authenticate.rs`: answers to proofs;
 //! - `volumes.rs`: the set of volumes; `volume.rs`: one volume, made of `identity.rs` (the server
-//!   and export that it has to be), `cache_epoch.rs` (the epoch of the server's cache) and
+//!   and export it is pinned to), `cache_epoch.rs` (the epoch of the server's cache) and
 //!   `no_path.rs` (how long its IO waits);
 //! - `opening.rs`: the order in which paths open volumes; `closing.rs`: closing of volumes and the
 //!   end of the session;
@@ -85,7 +85,8 @@ use crate::path::handshake::{ServiceEvent, conn_response};
 use crate::path::refusal::eviction;
 use crate::path::state::PathState;
 
-/// Interval at which a path checks whether it may connect while another requests the session.
+/// Interval at which a path checks whether it may connect, while another path asks the server to
+/// create the session.
 const OPENER_POLL: Duration = Duration::from_millis(5);
 
 struct ShardConnectionEnd {
@@ -108,14 +109,14 @@ pub(crate) struct SessionControl {
     detaching: bool,
     /// Time until which the end of the session waits for closes.
     close_deadline: Option<Instant>,
-    /// Time at which a path is next due to open or close a volume. None if something has happened
-    /// since the last check: with many volumes that check does not run every turn.
+    /// Time at which a path is next due to open or close a volume. The outer None means that
+    /// something has happened since the last check, which is too slow for every turn.
     next_open: Option<Option<Instant>>,
-    /// Time of the next check of the epochs of several volumes.
+    /// Time of the next check of the epochs, if there are several volumes.
     next_keep: Instant,
 }
 
-/// Minimum time between two checks of the epochs of several volumes.
+/// Minimum time between two checks of the epochs, if there are several volumes.
 const KEEP_EVERY: Duration = Duration::from_millis(50);
 
 impl SessionControl {
@@ -436,7 +437,7 @@ impl SessionControl {
         self.paths[id].accepted(granted, extensions, server, ctx)
     }
 
-    /// Handles a message of a shard.
+    /// Handles a message from a shard.
     pub(crate) fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
         self.next_open = None;
         match message {

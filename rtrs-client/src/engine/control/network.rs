@@ -1,4 +1,4 @@
-//! Network changes for the better on this host: paths that are down are tried at once.
+//! Network changes on this host that may help: paths that are down are tried at once.
 //!
 //! A link has regained its carrier, or an address or a route was added. Only an attempt shows
 //! whether that helps a path. So every waiting path is tried, and its backoff starts over. An
@@ -14,8 +14,8 @@
 //!
 //! Paths over RDMA are excluded. Changes are reported before a device is ready to send what an
 //! attempt needs, and an abandoned attempt is answered late: on rdma_rxe of Linux 6.1, packets that
-//! cannot be sent at that time leave the management queue pair permanently deaf, and the path never
-//! recovered in the lab (faults-links). RDMA paths are tried after their regular waits.
+//! cannot be sent at that time stop the management queue pair from ever receiving again, and in the
+//! lab (faults-links) the path never recovered. RDMA paths are tried after their regular waits.
 
 use rtrs_core::time::{Duration, Instant};
 

@@ -28,7 +28,7 @@ impl NoPathClock {
         Self { policy, since: None, given_up: false }
     }
 
-    /// Applies another policy. The time without a path still counts from its beginning.
+    /// Applies another policy. The time without a path still counts from its start.
     pub(super) fn set_policy(&mut self, policy: NoPath) {
         if policy != self.policy {
             (self.policy, self.given_up) = (policy, false);

@@ -77,8 +77,8 @@ fn may_open(paths: &Paths, volumes: &Volumes) -> bool {
 }
 
 /// Returns whether the device in the answer on a connected path is the one that was opened `last`,
-/// perhaps with another size. Returns false if nothing proves that: the device stays as it was,
-/// since the connection is alive.
+/// perhaps with another size. Returns false if its size differs and no ID proves that: it stays as
+/// it was, since the connection is alive.
 ///
 /// # Errors
 /// Returns the reason why the device cannot be the same one.
@@ -112,7 +112,7 @@ fn judge_again(
 }
 
 impl SessionControl {
-    /// Lets the next connecting path open a volume. Returns whether one began.
+    /// Starts the next open on a connecting path. Returns whether one was started.
     pub(super) fn open_next(&mut self, ctx: &mut Ctx<'_>) -> bool {
         if !self.is_running() || self.paths.is_using(CONTROL) {
             return false;
@@ -124,7 +124,7 @@ impl SessionControl {
         true
     }
 
-    /// Lets the next connected path that is due open a volume. Returns whether one began.
+    /// Starts the next due open on a connected path. Returns whether one was started.
     pub(super) fn open_beside(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let due = |path: &Path| {
             let due = due(path, &self.volumes).filter(|(at, _)| ctx.now >= *at);
@@ -143,8 +143,8 @@ impl SessionControl {
         true
     }
 
-    /// Time at which a connected path is due to open a volume. None while none may; an event ends
-    /// that.
+    /// Time at which a connected path is due to open a volume. None while no path may open one; an
+    /// event ends that state.
     pub(super) fn open_deadline(&self) -> Option<Instant> {
         let free = self.paths.iter().filter(|path| path.is_free());
         let due = free.filter_map(|path| due(path, &self.volumes)).map(|(at, _)| at).min();
@@ -223,15 +223,15 @@ impl SessionControl {
         self.on_open(id, ctx)
     }
 
-    /// Server that counts for the volume's identity. A volume that moves may be at any server if
-    /// its export ID proves that it is the same export; then the pinned server is returned.
+    /// Server ID to compare with the pinned one. A volume that moves may be at any server if its
+    /// export ID proves that it is the same export; then the pinned ID is returned.
     fn met(&self, id: PathId, device: &OpenDevice, standing: Option<Standing>) -> Option<ServerId> {
         let is_certain = device.export_id.is_some_and(|id| !id.is_weak());
         let moves = standing.is_some() && is_certain && self.server.id().is_some();
         if moves { self.server.id() } else { self.paths[id].server() }
     }
 
-    /// Handles the first open volume of a path.
+    /// Finishes an open: connects the path if this was its first volume.
     fn on_open(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         if self.paths[id].is_connected() {
             self.open_beside(ctx);
@@ -285,7 +285,7 @@ impl SessionControl {
     }
 
     /// Pins server and export to those of a device that was opened and not refused. With `moves`,
-    /// no other server is pinned.
+    /// a server that is already pinned is kept.
     fn pin(&mut self, at: DeviceIndex, server: Option<ServerId>, opened: &Opened, moves: bool) {
         let before = self.identity(at);
         self.server.meet(server, opened.secret, moves);

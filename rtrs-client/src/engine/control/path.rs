@@ -72,7 +72,7 @@ pub(super) struct Path {
     uuid: PathUuid,
     target: PathTarget,
     state: PathState,
-    /// Time at which the state ends.
+    /// Deadline of the state.
     until: Instant,
     connections: Connections,
     server: ServerInfo,
@@ -91,7 +91,7 @@ pub(super) struct Path {
     /// Permanently removed: no longer listed, and the slot may be reused.
     removed: bool,
     last_end: Option<PathEnd>,
-    /// Impossible states that were met, which are bugs of this end.
+    /// Number of impossible states encountered, which are bugs of this end.
     internal_errors: u64,
 }
 
@@ -357,12 +357,12 @@ impl Path {
     ) -> Result<ServiceEvent, PathEnd> {
         let fabric = ctx.fabrics[self.target.provider.index()].as_mut();
         let Some(service) = self.connections.service_mut() else {
-            return Err(self.internal_error("a completion of no connection"));
+            return Err(self.internal_error("a completion without a connection"));
         };
         let received = matches!(wc.op, WcOp::Recv | WcOp::RecvRdmaWithImm);
         let event = service.on_completion(wc, fabric);
-        // A heartbeat of the server shows one direction only: it would be sent even if nothing from
-        // this end arrived. Answers to this end's heartbeats are counted separately from use.
+        // A heartbeat from the server tests one direction only: it would be sent even if nothing
+        // from this end arrived. Answers to this end's heartbeats are counted separately from use.
         let beat =
             matches!(event, Ok(ServiceEvent::HeartbeatAsked | ServiceEvent::HeartbeatAnswered));
         if received && wc.status == WcStatus::Success && !beat {
@@ -480,7 +480,7 @@ impl Path {
         }
     }
 
-    /// Time of the next check for actions.
+    /// Time at which `due` must be checked again.
     pub(super) fn deadline(&self, may_start: bool) -> Option<Instant> {
         let own = match self.state {
             PathState::Connected => {
@@ -540,8 +540,8 @@ impl Path {
         Ok(false)
     }
 
-    /// Records that a shard has nothing of the path in flight. Returns whether that was the last
-    /// shard, so that the connections have to be ended now.
+    /// Records that a shard has no requests of the path in flight. Returns whether that was the
+    /// last shard, so that the connections have to be ended now.
     pub(super) fn retired(&mut self, epoch: u32, shard: CoreIndex) -> bool {
         let leaves = self.epoch() == epoch && self.is_connected();
         let Some(leave) = self.leave.as_mut().filter(|_| leaves) else { return false };
@@ -556,7 +556,7 @@ impl Path {
     /// final state.
     pub(super) fn finish_leave(&mut self, now: Instant) -> bool {
         let Some(leave) = self.leave.as_ref() else { return false };
-        // Where no fence is available, only a reconnect shows that nothing of the path is left.
+        // Without a fence, only a reconnect proves that none of the path's requests is left.
         let strict = self.config.failover == Failover::Strict && !self.server.fences;
         match leave.why() {
             Why::Reconnect => {
@@ -639,8 +639,8 @@ impl Path {
         }
     }
 
-    /// Ends a path without connections with its session. Returns whether it has connections to end
-    /// first.
+    /// Ends the path with its session, unless it has connections. Returns whether they have to be
+    /// ended first.
     pub(super) fn detach(&mut self) -> bool {
         if matches!(self.state, PathState::Waiting | PathState::Disconnected) {
             self.state.advance(PathState::Gone);

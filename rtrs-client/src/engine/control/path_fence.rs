@@ -1,4 +1,4 @@
-//! IO state of a path, and what a dead path may still deliver.
+//! IO state of a path, and the requests that a dead path may still deliver.
 
 use std::sync::Arc;
 
@@ -80,8 +80,8 @@ impl PathFence {
     }
 
     /// Records that shards were notified of a volume, or that the path stopped serving it. Returns
-    /// whether they knew it already.
-    pub(super) fn told(&mut self, volume: DeviceIndex) -> bool {
+    /// whether they had been notified before.
+    pub(super) fn notified(&mut self, volume: DeviceIndex) -> bool {
         let known = !self.unreported.contains(volume);
         self.unreported.remove(volume);
         known
@@ -97,8 +97,8 @@ impl PathFence {
         self.carries = false;
     }
 
-    /// Records the death of the path after its connect number `recon_cnt`. What it carried awaits a
-    /// fence.
+    /// Records that the path died. If it carried IO, it awaits a fence; `recon_cnt` is the number
+    /// of its last connect.
     pub(super) fn died(&mut self, epoch: u32, recon_cnt: u16, carried: Carried) {
         (self.held, self.unreported) = (None, DeviceSet::default());
         if std::mem::take(&mut self.carries) && !rtrs_core::mutated!(LostUnnoted) {

@@ -56,8 +56,7 @@ impl Path {
         Ok(())
     }
 
-    /// Requests that this server serve a volume that the path has open, or with `away` another
-    /// server.
+    /// Asks this server to take over a volume that the path has open, or with `away` to give it up.
     pub(super) fn ask_move(
         &mut self,
         volume: DeviceIndex,
@@ -66,7 +65,7 @@ impl Path {
     ) -> Result<(), PathEnd> {
         let device_id = self.terms.device_id(volume).or_else(|| self.terms.standby_id(volume));
         let Some(device_id) = device_id else {
-            return Err(self.internal_error("a move of what is not open"));
+            return Err(self.internal_error("a move of a volume that is not open"));
         };
         self.asked = Some(Asked { volume, ask: Ask::Move, until: ctx.now + STEP_TIMEOUT });
         self.post(ctx, |service, fabric| service.post_move(Move { device_id, away }, fabric))
@@ -129,7 +128,7 @@ impl Path {
 
     /// Lets shards use another open volume over the path. Returns the message for them.
     pub(super) fn serves(&mut self, volume: DeviceIndex) -> Option<ShardMessage> {
-        self.fence.told(volume);
+        self.fence.notified(volume);
         let served = self.terms.served().find(|served| served.device == volume)?;
         let (path, epoch) = (self.id(), self.epoch());
         self.fence.carries().then_some(ShardMessage::Serves { path, epoch, served })
@@ -138,7 +137,7 @@ impl Path {
     /// Stops serving a volume. Returns the message for the shards if the path carries IO to it.
     pub(super) fn leaves(&mut self, device: DeviceIndex) -> Option<ShardMessage> {
         let (path, epoch) = (self.id(), self.epoch());
-        let known = self.fence.told(device) && self.fence.carries();
+        let known = self.fence.notified(device) && self.fence.carries();
         known.then_some(ShardMessage::Leaves { path, epoch, device })
     }
 

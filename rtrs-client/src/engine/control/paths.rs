@@ -103,8 +103,8 @@ impl Paths {
         self.iter().find(|path| path.state() == state).map(Path::id)
     }
 
-    /// Returns why all paths have failed, on each of their addresses, if they have. With patience
-    /// only another disk counts, because waiting does not correct that.
+    /// Returns why all paths have failed, on each of their addresses, if they have. With
+    /// `is_patient`, only a mismatched server or export counts: waiting does not correct that.
     pub(super) fn why_all_failed(&self, is_patient: bool) -> Option<String> {
         let another_disk = |path: &Path| path.last_end().is_some_and(PathEnd::is_mismatch);
         let failed = |path: &Path| path.has_failed() && (!is_patient || another_disk(path));

@@ -38,7 +38,7 @@ impl Reconnect {
         self.backoff.set_bounds(min, max);
     }
 
-    /// Returns the time of the attempt after an end, `at_once` or in turn.
+    /// Returns the time of the next attempt after an end: now if `at_once`, otherwise in turn.
     pub(super) fn next_attempt(&mut self, now: Instant, at_once: bool) -> Instant {
         self.failed_in_row += 1;
         let more = !self.failed_in_row.is_multiple_of(self.addresses);

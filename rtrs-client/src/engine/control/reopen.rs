@@ -1,7 +1,7 @@
 //! Repeated opens of a volume on a connected path, after the server reports a change.
 //!
 //! A server may send any number of notifications. Each path opens at most once per [`PAUSE`], and
-//! stores nothing but the fact that it has to.
+//! remembers only that an open is due.
 
 use rtrs_core::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_one_open_at_a_time_and_not_soon() {
+    fn a_flood_of_changes_causes_one_open_at_a_time() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let mut reopen = Reopen::default();
         assert!(!reopen.is_due(at(0)));

@@ -1,14 +1,14 @@
 //! Decision whether a silent path is dead.
 //!
-//! `rtrs-server` gets heartbeats earlier than kernel servers, and is given up sooner. This tests
-//! the link, and a server that has no processor to run on must not be mistaken for a dead one. Two
-//! tests distinguish them. First, if the provider knows that the peer's system acknowledges
-//! everything sent, the link works and the server's program is slow; it gets as long as a kernel
-//! server. Second, the other paths show whether the server runs: when one path is silent for a
-//! period after its heartbeat, the others send one too. `rtrs-server` answers the heartbeats of all
-//! paths on one shard. If it has answered such a later heartbeat and the silent path receives
-//! nothing for another period, the server runs and the path is dead, whatever acknowledges there. A
-//! late turn of this process does not count (`Heartbeat`).
+//! `rtrs-server` gets heartbeats earlier than kernel servers, and is given up sooner. These test
+//! the link; a server that is starved of CPU must not be mistaken for a dead one. Two tests
+//! distinguish them. First, if the provider knows that the peer's system acknowledges everything
+//! sent, the link works and the server's program is slow; it gets as long as a kernel server.
+//! Second, the other paths show whether the server runs: when one path is silent for a period after
+//! its heartbeat, the others send one too. `rtrs-server` answers the heartbeats of all paths on one
+//! shard. If it has answered such a later heartbeat and the silent path receives nothing for
+//! another period, the server runs and the path is dead, even if the peer's system still
+//! acknowledges. A period in which this process polled late does not count (`Heartbeat`).
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
@@ -42,8 +42,8 @@ pub(super) fn confirm(paths: &mut Paths, id: PathId, now: Instant) -> Result<boo
     Err(others.filter_map(|path| path.heartbeat.ask(now).then_some(path.id())).collect())
 }
 
-/// Returns why a silent path has to end, if it has to. Where the link works, the silence may last
-/// for `patience`, because the server is slow.
+/// Returns why a silent path has to end, if it has to. If the link works, the server is slow, and
+/// the silence may last for `patience`.
 pub(super) fn judge(
     path: &Path,
     silence: Silence,

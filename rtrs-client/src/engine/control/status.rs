@@ -22,7 +22,7 @@ pub(crate) struct VolumeStatus {
     pub(crate) open: bool,
     /// Whether the volume has failed.
     pub(crate) failed: bool,
-    /// Reason for the failure, or the problem met when it was last tried.
+    /// Reason for the failure, or the problem found when it was last tried.
     pub(crate) obstacle: Option<SessionFailure>,
     /// Treatment of IO while no path carries it.
     pub(crate) no_path: Option<NoPathWait>,
@@ -61,7 +61,7 @@ pub(crate) struct PathStatus {
     pub silence_max_ms: Option<u64>,
     /// Heartbeats sent by this end.
     pub heartbeats: HeartbeatCount,
-    /// Impossible states that were met, which are bugs of this end.
+    /// Number of impossible states encountered, which are bugs of this end.
     pub internal_errors: u64,
     /// Reason for the last end of the path.
     pub last_end: Option<PathEnd>,

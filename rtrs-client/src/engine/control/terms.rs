@@ -91,7 +91,7 @@ impl Terms {
         &mut self.rows[volume.index()]
     }
 
-    /// Ends the terms with the path's connection. Returns the volumes that it has served.
+    /// Clears the terms when the path's connection ends. Returns the volumes that it has served.
     pub(super) fn end(&mut self) -> DeviceSet {
         for term in &mut self.rows {
             (term.agreed, term.standby) = (None, None);
@@ -197,7 +197,7 @@ impl Terms {
         self.serves(volume) || self.is_standby(volume) || self.refusal(volume).is_some()
     }
 
-    /// Time at which a volume is due that the path does not serve yet.
+    /// Time at which the path should open a volume that it does not serve yet.
     pub(super) fn due_first(&self, volume: DeviceIndex) -> Option<Instant> {
         let Some(term) = self.get(volume) else { return Some(Instant::ZERO) };
         let due = term.refused.as_ref().map_or(Instant::ZERO, |refused| refused.again);

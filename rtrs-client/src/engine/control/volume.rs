@@ -23,7 +23,7 @@ use crate::engine::session::{SessionConfig, VolumeConfig};
 enum State {
     Closed,
     Open,
-    /// Released by its user; by shard, whether nothing is left there.
+    /// Released by its user; by shard, whether its IO there has ended.
     Settling(Vec<bool>),
     /// Its close has yet to be sent.
     ToClose,
@@ -95,7 +95,7 @@ impl Volume {
         }
     }
 
-    /// Whether the session has the volume for its user.
+    /// Whether the volume has a user.
     pub(super) fn is_used(&self) -> bool {
         matches!(self.state, State::Closed | State::Open)
     }
@@ -105,7 +105,7 @@ impl Volume {
         self.state == State::Open
     }
 
-    /// Device while it is open at the server.
+    /// Device, while the volume is open at the server.
     pub(super) fn get(&self) -> Option<&Arc<OpenDevice>> {
         self.last.as_ref().filter(|_| self.is_open())
     }
@@ -124,7 +124,7 @@ impl Volume {
         self.failure.as_ref()
     }
 
-    /// Failure, or else the problem met when the volume was last tried.
+    /// Failure, or else the problem found when the volume was last tried.
     pub(super) fn obstacle(&self) -> Option<&SessionFailure> {
         self.failure().or(self.obstacle.as_ref())
     }
@@ -232,13 +232,13 @@ impl Volume {
         self.state = State::Closed;
     }
 
-    /// Starts to close the volume; shards report when nothing is left.
+    /// Starts to close the volume; shards report when its IO has ended.
     pub(super) fn settle(&mut self, shards: u16) {
         self.state = State::Settling(vec![false; usize::from(shards)]);
     }
 
-    /// Records that nothing of the volume is left on a shard. Returns whether it has to be closed
-    /// now.
+    /// Records that the volume's IO on a shard has ended. Returns whether the volume has to be
+    /// closed now.
     pub(super) fn settled(&mut self, shard: CoreIndex) -> bool {
         let State::Settling(settled) = &mut self.state else { return false };
         settled[shard.index()] = true;
@@ -249,7 +249,7 @@ impl Volume {
         all
     }
 
-    /// Marks the volume for closing, whatever is left on the shards.
+    /// Marks the volume for closing, even if shards still have IO of it.
     pub(super) fn close(&mut self) {
         if !matches!(self.state, State::Closing(_)) {
             self.state = if self.last.is_some() { State::ToClose } else { State::Ended };
@@ -315,7 +315,7 @@ fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
         2 => ": the server has no export of that name (rtrs-client discover lists them)",
         1 => ": another session has it open for writing (end that session, or use --access ro)",
         13 => ": the export is read-only (use --access ro)",
-        15 => ": that is not a block device, and a kernel's server exports nothing else",
+        15 => ": that is not a block device, and a kernel server exports nothing else",
         16 => ": it is in use, or another gateway serves it",
         22 => ": the server does not accept this name",
         30 => ": the export is read-only (use --access ro)",

@@ -1,6 +1,6 @@
 //! Volumes of a session, by index.
 //!
-//! A closed volume keeps its index until no shard has anything left and the server has closed it.
+//! A closed volume keeps its index until no shard has IO of it left and the server has closed it.
 //! Then the index may be reused.
 
 use std::ops::{Index, IndexMut};
@@ -72,7 +72,7 @@ impl Volumes {
         Ok(at)
     }
 
-    /// Frees the index of a volume of which nothing is left.
+    /// Frees the index of a volume that no shard or server uses any more.
     pub(super) fn remove(&mut self, volume: DeviceIndex) {
         self.rows[volume.index()] = None;
     }
@@ -104,7 +104,7 @@ impl Volumes {
         self.iter().map(Volume::index).collect::<Vec<_>>().into_iter()
     }
 
-    /// Volumes that the session has for its users.
+    /// Volumes that have a user.
     pub(super) fn used(&self) -> impl Iterator<Item = &Volume> + Clone {
         self.iter().filter(|volume| volume.is_used())
     }

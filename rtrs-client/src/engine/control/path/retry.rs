@@ -32,8 +32,8 @@ impl Path {
         self.target.local.is_some_and(|local| !addresses.contains(&local))
     }
 
-    /// Acts on a network change that is due, if any. Once the device was open, an attempt may be
-    /// abandoned; Some(true) means that this one is, and has to end for a new one.
+    /// Acts on a network change that is due, if any. Returns Some(true) if the current attempt has
+    /// to end so that a new one can start, which happens only once the device `was_open`.
     pub(in crate::engine::control) fn poll_network(
         &mut self,
         now: Instant,
