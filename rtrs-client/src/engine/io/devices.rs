@@ -76,7 +76,7 @@ impl Shard {
         self.closing.insert(device);
     }
 
-    /// Reports closing devices of which nothing is left on this shard.
+    /// Reports closing devices that have no IO left on this shard.
     pub(super) fn tell_settled(&mut self, ctx: &mut Ctx<'_>) {
         for device in self.closing.iter() {
             let is_used = self.requests.has_ios(device) || self.devices.is_left(device);

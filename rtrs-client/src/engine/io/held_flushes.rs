@@ -1,5 +1,5 @@
-//! Order of the flushes and writes with FUA of a shard, for `syncs.rs`, which says why flushes are
-//! held back.
+//! Order of the flushes and writes with FUA of a shard; `syncs.rs` explains why flushes are held
+//! back.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::ids::CoreIndex;
@@ -69,8 +69,8 @@ impl Shard {
         self.end_held(|_, held, cache| held.is_free(cache).then(|| held.sync.verdict(cache)))
     }
 
-    /// Fails the flushes that are held back for too long: longer than an IO may take, or, behind a
-    /// slow disk whose delay is an error, as long as that may take to answer.
+    /// Fails flushes that are held back longer than an IO may take, or longer than `io_timeout`
+    /// behind a slow disk whose delay is an error.
     pub(super) fn sweep_held_flushes(&mut self, now: Instant) -> bool {
         let (age_max, io_timeout) = (self.age_max(), self.config.io_timeout);
         let fails_slow = self.config.slow_io == SlowIo::Fail;

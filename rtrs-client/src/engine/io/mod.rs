@@ -7,17 +7,17 @@
 //! - `paths.rs`: connections, the policy (`policy.rs`) and slow-path detection (`slow_path.rs`);
 //! - `retry.rs`, `resend.rs`: requests in flight on a path that died, which are sent again on
 //!   another;
-//! - `sweep.rs`: periodic checks: `probe.rs` probes a silent connection, `slow_requests.rs` tells a
-//!   slow disk from a dead path;
-//! - `syncs.rs`, `held_flushes.rs`: the order of flushes, of which a successful one waits for those
-//!   that overlap it;
+//! - `sweep.rs`: periodic checks: `probe.rs` probes a silent connection, `slow_requests.rs` counts
+//!   requests that a slow disk delays;
+//! - `syncs.rs`, `held_flushes.rs`: the order of flushes and writes with FUA; a successful flush
+//!   waits for those that overlap it;
 //! - `zeroes.rs`: zeroes written where the server cannot write them;
 //! - `block_device.rs`: a device of the session for its user; `devices.rs`: addition and removal of
 //!   devices.
 //!
 //! Read targets are opened to the server through a window per permit, under a fresh key for each
-//! request, and closed when the answer has arrived. A late or lying server thus cannot write into
-//! memory that has been reused.
+//! request, and closed when the answer has arrived. A late or malicious server thus cannot write
+//! into memory that has been reused.
 
 pub(crate) mod block_device;
 pub(crate) mod devices;
@@ -118,7 +118,7 @@ impl Shard {
         shard
     }
 
-    /// Handles a message of the control shard.
+    /// Handles a message from the control shard.
     pub(crate) fn handle_message(&mut self, message: ShardMessage, ctx: &mut Ctx<'_>) {
         self.now = ctx.now;
         match message {
@@ -195,8 +195,8 @@ impl Shard {
         self.granted = Some(granted);
     }
 
-    /// Handles a queue pair of this shard that became ready. Returns whether it belongs to this
-    /// part.
+    /// Handles a queue pair of this shard that became ready. Returns whether it belongs to one of
+    /// the shard's IO connections.
     pub(crate) fn handle_established(
         &mut self,
         provider: ProviderIndex,
@@ -215,7 +215,7 @@ impl Shard {
     }
 
     /// Handles a failed connection attempt or the end of a connection. Returns whether it belongs
-    /// to this part.
+    /// to the shard's IO connections.
     pub(crate) fn handle_closed(
         &mut self,
         provider: ProviderIndex,
@@ -253,7 +253,7 @@ impl Shard {
         true
     }
 
-    /// Handles a completion of this shard. Returns whether it belongs to this part.
+    /// Handles a completion. Returns whether it belongs to one of the shard's IO connections.
     pub(crate) fn handle_completion(
         &mut self,
         provider: ProviderIndex,
@@ -297,7 +297,7 @@ impl Shard {
         }
         let queued = sent.since(taken.submitted);
         self.end_slow(row);
-        // From now on the request waits for the local device, not for the server.
+        // From now on, the request waits for the local RDMA device to close its window.
         self.requests.request_mut(row).sent = self.now;
         let fabric = ctx.fabrics[self.paths[path].provider().index()].as_mut();
         match self.paths[path].close_window(answer.permit, fabric) {
@@ -319,7 +319,7 @@ impl Shard {
         let row = self.requests.find(permit, path);
         match row.map(|row| (row, self.requests.request(row).standing)) {
             Some((row, Standing::Answered(status))) => self.end_request(row, status),
-            _ => self.internal_error("a key was taken away for no request", path, ctx),
+            _ => self.internal_error("a key was revoked without a request", path, ctx),
         }
     }
 
@@ -334,7 +334,8 @@ impl Shard {
 
     /// Reports an event of an unknown connection.
     pub(crate) fn event_of_nobody(&mut self) {
-        tracing::error!(shard = self.index.0, what = "an event of no connection", "internal error");
+        let what = "an event of an unknown connection";
+        tracing::error!(shard = self.index.0, what, "internal error");
         self.internal_errors += 1;
     }
 
@@ -375,7 +376,7 @@ impl Shard {
         self.end_io(request.io);
     }
 
-    /// Ends an IO if nothing of it is outstanding. A flush may be held back.
+    /// Ends an IO that has no outstanding requests. A flush may be held back.
     fn end_io(&mut self, row: IoRow) {
         if self.requests.is_ended(row) && !self.end_sync(row) {
             self.complete(row);
@@ -402,7 +403,7 @@ impl Shard {
         self.end_io(row);
     }
 
-    /// Makes this memory known to all paths, for one device or for all devices.
+    /// Registers this memory with all paths, for one device or for all devices.
     fn attach(&mut self, device: Option<DeviceIndex>, region: &Arc<Region>) -> std::io::Result<()> {
         let attached = self.paths.attach_region(device, region, self.requests.range());
         attached.map_err(|error| std::io::Error::other(error.to_string()))
@@ -460,7 +461,7 @@ impl Shard {
         let serving = self.devices.serving();
         let Some(granted) = self.granted.filter(|_| !serving.is_empty()) else { return false };
         let mut any = self.send_again(&granted, ctx);
-        // Devices that have had their turns, or cannot proceed now.
+        // Devices that cannot issue now: not open, without a path or at their share of permits.
         let mut blocked = DeviceSet::default();
         while let Some(device) = self.requests.next_device(blocked)
             && self.requests.has_permit()
@@ -495,7 +496,7 @@ impl Shard {
         any
     }
 
-    /// Issues the next part of an IO with a permit on a path.
+    /// Issues the next part of an IO on a path, with this permit.
     fn issue(
         &mut self,
         row: IoRow,
@@ -539,7 +540,7 @@ impl Shard {
         self.paths.abort(path, CloseReason::Lost("no request can be posted".into()), ctx);
     }
 
-    /// Reports retiring paths that have nothing in flight on this shard.
+    /// Reports leaving paths that have no requests in flight on this shard.
     fn tell_retired(&mut self, ctx: &mut Ctx<'_>) {
         let asked = self.probes.path();
         for path in self.paths.iter_mut() {
@@ -597,7 +598,7 @@ impl Shard {
         self.paths.inflight()
     }
 
-    /// Whether this shard leaves out each path because it is slow.
+    /// By path, whether this shard excludes it because it is slow.
     pub(crate) fn path_slow(&self) -> Vec<bool> {
         self.paths.slow()
     }
@@ -607,8 +608,8 @@ impl Shard {
         self.requests.permits_held()
     }
 
-    /// Panics when the tables are inconsistent. Internal errors are left to the log: the
-    /// simulator's mutants make providers that cause them.
+    /// Panics when the tables are inconsistent. Internal errors are only logged: mutants in the
+    /// simulator cause them on purpose.
     pub(crate) fn check(&self) {
         self.requests.check(self.probes.permits_held());
         let all = || self.requests.requests();

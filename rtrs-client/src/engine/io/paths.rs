@@ -1,4 +1,4 @@
-//! Paths of a shard: their connections, the choice for the next request, and their pace.
+//! Paths of a shard: their connections, their response times, and the choice for the next request.
 
 use std::ops::{Index, IndexMut, Range};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) struct Paths {
     shard: CoreIndex,
     rows: Vec<PathShard>,
     chooser: Chooser,
-    /// Memory that every connection knows, and the devices that use it; None for all devices.
+    /// Memory registered with every connection, and the devices that use it; None for all.
     regions: Vec<(Arc<Region>, Option<DeviceSet>)>,
 }
 
@@ -56,7 +56,7 @@ impl Paths {
         path.connect(start, range, regions, timeout, ctx)
     }
 
-    /// Makes this memory known to all connections, for one device or for all devices.
+    /// Registers this memory with all connections, for one device or for all devices.
     pub(super) fn attach_region(
         &mut self,
         device: Option<DeviceIndex>,
@@ -82,7 +82,7 @@ impl Paths {
         Ok(())
     }
 
-    /// Forgets a removed device: connections no longer serve it, nor know memory that only it used.
+    /// Forgets a removed device, and deregisters memory that only it used.
     pub(super) fn forget_device(&mut self, device: DeviceIndex) {
         let paths = &mut self.rows;
         self.regions.retain_mut(|(region, of)| {
@@ -141,7 +141,7 @@ impl Paths {
         path.abort(ctx.now, why, ctx.fabrics[provider.index()].as_mut());
     }
 
-    /// Forgets the pace of a connection that has ended.
+    /// Forgets the response times of a connection that has ended.
     pub(super) fn forget_pace(&mut self, path: PathId) {
         self.chooser.paces.forget(path);
     }
@@ -167,7 +167,7 @@ impl Paths {
         self.rows.iter().map(PathShard::inflight).collect()
     }
 
-    /// Whether this shard leaves out each path because it is slow.
+    /// By path, whether this shard excludes it because it is slow.
     pub(super) fn slow(&self) -> Vec<bool> {
         self.rows.iter().map(|path| self.chooser.paces.is_slow(path.id())).collect()
     }

@@ -1,7 +1,7 @@
 //! Permits of a shard: the server's chunks that only this shard may use.
 //!
 //! The session's permits are divided into one range per shard, so no permit ever moves between
-//! shards and none is locked. The permit returned last is taken next: its chunk is most likely
+//! shards and no lock is needed. The permit returned last is taken next: its chunk is most likely
 //! cached. A shard with enough permits keeps one for probes (`probe.rs`): a connection must be
 //! proven alive even while the disk behind it holds every request.
 
@@ -49,9 +49,9 @@ impl Permits {
     }
 
     pub(crate) fn give(&mut self, permit: PermitId) {
-        assert!(self.range.contains(&permit.0), "permit {permit} is not of this shard");
-        assert!(self.free.len() < self.range.len(), "more permits than there are");
-        debug_assert!(!self.free.contains(&permit), "permit {permit} given back twice");
+        assert!(self.range.contains(&permit.0), "permit {permit} belongs to another shard");
+        assert!(self.free.len() < self.range.len(), "more permits returned than exist");
+        debug_assert!(!self.free.contains(&permit), "permit {permit} returned twice");
         self.free.push(permit);
     }
 
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn permits_come_home() {
+    fn a_returned_permit_is_taken_next() {
         let mut permits = Permits::new(4..6);
         let (a, b) = (permits.take().unwrap(), permits.take().unwrap());
         assert_ne!(a, b);
@@ -122,8 +122,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "not of this shard")]
-    fn a_foreign_permit_is_our_own_fault() {
+    #[should_panic(expected = "belongs to another shard")]
+    fn returning_another_shards_permit_panics() {
         Permits::new(4..6).give(PermitId(9));
     }
 }

@@ -1,13 +1,13 @@
 //! Probes that test a silent connection.
 //!
-//! Heartbeats watch a path by its service connection. A connection that carries IO can fail alone:
-//! on rdma_rxe of Linux 6.1, a queue pair of the kernel's server may stop sending permanently, or
-//! until it is given something new to send, without an error at either end (docs/PROTOCOL.md). So
+//! Heartbeats test only a path's service connection. A connection that carries IO can fail on its
+//! own: on rdma_rxe of Linux 6.1, a queue pair of the kernel server may stop sending permanently,
+//! or until it has something new to send, without an error at either end (docs/PROTOCOL.md). So
 //! when requests wait and nothing has been received on their connection for a heartbeat period, the
 //! shard sends a request that every server answers at once: the close of a device that was never
-//! opened. It uses no memory of the client and does not reach a disk. If it stays unanswered as
-//! long as a heartbeat may, the connection is ended together with its path, well before the time
-//! limit of the requests. A slow disk does not cause this: the answer does not wait for it.
+//! opened. It uses no memory of the client and does not reach a disk. If it stays unanswered for
+//! longer than a heartbeat may, the connection is ended together with its path, well before the
+//! time limit of the requests. A slow disk does not cause this: the answer does not wait for it.
 //!
 //! The probe of a connection that ended unanswered may still arrive at the server. If another
 //! request used its permit by then, the probe would end that request's path at `rtrs-server`, and
@@ -72,7 +72,7 @@ impl Probes {
     }
 
     pub(super) fn sent(&mut self, path: PathId, permit: PermitId, sent: Instant) {
-        tracing::debug!(path = path.0, "silent connection asked");
+        tracing::debug!(path = path.0, "probing a silent connection");
         self.current = Some(Probe { path, permit, sent });
     }
 
@@ -95,8 +95,8 @@ impl Probes {
 
     /// Ends the probe if this is its answer. Returns whether it was.
     pub(super) fn is_answered(&mut self, path: PathId, permit: PermitId) -> bool {
-        let is_it = |probe: &mut Probe| (probe.path, probe.permit) == (path, permit);
-        self.current.take_if(is_it).is_some()
+        let is_answer = |probe: &mut Probe| (probe.path, probe.permit) == (path, permit);
+        self.current.take_if(is_answer).is_some()
     }
 
     /// Withholds the permit of an unanswered probe whose connection ended in this epoch.
@@ -133,6 +133,6 @@ mod tests {
         let probe = Probe { path: PathId(0), permit: PermitId(1), sent: at(200) };
         assert!(probe.is_dead(at(300), at(200), period));
         assert!(!probe.is_dead(at(299), at(0), period));
-        assert!(!probe.is_dead(at(900), at(201), period), "something came");
+        assert!(!probe.is_dead(at(900), at(201), period), "something was received");
     }
 }

@@ -36,7 +36,7 @@ impl RequestRow {
 /// Part of an IO that one request carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IoPart {
-    /// Begin of the part in bytes, counted from the begin of the IO.
+    /// Start of the part in bytes, relative to the start of the IO.
     pub(super) at: u32,
     pub(super) len: u32,
 }
@@ -69,7 +69,7 @@ pub(super) struct TakenIo {
 }
 
 impl TakenIo {
-    /// Creates an IO of which nothing was issued. It ends at once only if `status` is an error.
+    /// Creates an IO that has not been issued. It ends at once only if `status` is an error.
     pub(super) fn new(
         device: DeviceIndex,
         io: Io,
@@ -116,7 +116,7 @@ impl TakenIo {
         IoRequest { permit, device_id, op, flags, offset, len, buf }
     }
 
-    /// Whether parts of the IO have not ended.
+    /// Whether parts of the IO are unfinished.
     pub(super) fn has_more(&self) -> bool {
         self.pending > 0 || !self.is_all_issued()
     }
@@ -211,7 +211,7 @@ impl Requests {
         self.shares.add();
     }
 
-    /// Removes a device of which nothing is left.
+    /// Removes a device that has no requests left.
     pub(super) fn remove_device(&mut self) {
         self.shares.remove();
     }
@@ -294,7 +294,7 @@ impl Requests {
     pub(super) fn find(&self, permit: PermitId, path: PathId) -> Option<RequestRow> {
         let range = self.permits.range();
         if !range.contains(&permit.0) {
-            tracing::warn!("answer for permit {permit}, which is not of this connection");
+            tracing::warn!("answer for permit {permit}, which this connection does not use");
             return None;
         }
         let row = RequestRow(permit.0 - range.start);
@@ -399,7 +399,7 @@ impl Requests {
         }
     }
 
-    /// Whether an IO has no outstanding requests, and nothing of it will be sent.
+    /// Whether an IO has no outstanding requests and will send no more.
     pub(super) fn is_ended(&self, row: IoRow) -> bool {
         let io = self.io(row);
         let is_over = io.is_all_issued() || !io.status.is_ok();

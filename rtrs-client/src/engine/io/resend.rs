@@ -51,11 +51,11 @@ impl Shard {
         let (io, turn) = (request.io, request.turn);
         request.standing = Standing::Ready;
         if request.tries >= TRIES_MAX {
-            tracing::error!("{TRIES_MAX} paths ended with the same request; it fails");
+            tracing::error!("a request failed after its path ended {TRIES_MAX} times");
             return self.end_request(row, IoStatus::Aborted);
         }
         if self.requests.io(io).given_up {
-            // The user has the error already, and nothing of the IO can take effect late any more.
+            // The user has the error already, and the IO can no longer take effect late.
             return self.end_request(row, IoStatus::TimedOut);
         }
         self.retries.push(turn, row);

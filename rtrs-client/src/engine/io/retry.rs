@@ -4,8 +4,8 @@
 //! shard, so that it can no longer touch local memory. It is *ready* once the control shard reports
 //! that the dead path is fenced off (`control/fence.rs`), so that nothing the path sent can start
 //! at the server any more. Only then is it sent again, on the path that the policy selects and
-//! under the same permit, so that a server where the first copy still runs makes the second wait
-//! for it. Ready requests are sent before new ones, in the order in which they were first sent.
+//! under the same permit, so that a server still executing the first copy makes the second wait.
+//! Ready requests are sent before new ones, in the order in which they were first sent.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Duration;
@@ -19,7 +19,7 @@ pub(super) const TRIES_MAX: u16 = 16;
 /// Ready requests in order, and the fenced epochs.
 #[derive(Debug)]
 pub(super) struct Retries {
-    /// Turn and row, with the request that was sent first in front.
+    /// Turn and row, in order of first sends.
     queue: Vec<(u64, RequestRow)>,
     /// Epoch up to which each path is fenced off.
     fenced: Vec<u32>,
@@ -40,7 +40,7 @@ impl Retries {
         self.fenced[path.index()] >= epoch
     }
 
-    /// Records that nothing of this path can start at the server any more, up to this epoch.
+    /// Records that requests sent on this path up to this epoch can no longer start at the server.
     pub(super) fn fenced(&mut self, path: PathId, epoch: u32) {
         let known = &mut self.fenced[path.index()];
         *known = epoch.max(*known);

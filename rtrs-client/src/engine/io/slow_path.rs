@@ -5,14 +5,12 @@
 //! single outlier changes nothing. A path that is far slower in one window is *suspect*. One that
 //! stays so for [`SLOW_TIME`], over [`SLOW_ANSWERS`] answers in [`SLOW_WINDOWS`] windows, without a
 //! better window in between, is *slow* and is no longer selected. The first answers of a connection
-//! do not count. A stall fills one window, of all paths that it affects, and is forgotten with the
-//! next one.
+//! do not count. A stall affects one window of each path; the next window clears it.
 //!
 //! While a path is suspect or slow, every path that the policy passes over still gets requests
 //! ([`TRY_EVERY`]), so that no verdict outlives its cause. A slow path returns after
-//! [`GOOD_WINDOWS`] windows in which it was nearly as quick as the others: the condition for a
-//! return is stricter than that for leaving, so that no path alternates all the time. The last path
-//! never leaves.
+//! [`GOOD_WINDOWS`] windows in which it was nearly as quick as the others: returning is harder than
+//! leaving, so that no path flaps. The last path never leaves.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
@@ -87,14 +85,15 @@ struct Pace {
     judged: Option<Instant>,
     /// Window that is being closed.
     closed: Option<ClosedWindow>,
-    /// Answers of this connection, as far as they matter, and the time of the first.
+    /// Number of answers in closed windows of this connection, and the end of the first such
+    /// window.
     seen: u32,
     first: Instant,
     suspicion: Option<Suspicion>,
     slow: bool,
     /// Number of good windows while slow.
     good: u32,
-    /// Whether the path became slow or returned, and this was not read yet.
+    /// Whether the path became slow or recovered since this was last read.
     turned: bool,
     /// Time of the last request; kept while a path is watched.
     sent: Instant,
@@ -274,7 +273,7 @@ impl Paces {
         let load: u32 = up.clone().map(|c| c.inflight).sum();
         let is_due = |c: &Candidate| {
             let pace = self.of.get(c.path.index()).copied().unwrap_or_default();
-            // A single request is delayed by a slow path, and the next ones with it.
+            // At a low load, a trial also delays the requests after it, so the pause is longer.
             let share = Duration::from_nanos(pace.last_nanos) * TRY_SHARE / (load + 1);
             c.inflight < TRIES_MAX
                 && c.inflight * TRY_SHARE <= load
@@ -359,13 +358,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slow_everywhere_or_for_a_moment_or_by_little_stays() {
+    fn slowness_everywhere_or_brief_or_slight_ejects_no_path() {
         let mut paces = Paces::default();
         assert!(run(&mut paces, 0..9000, 90 * MS, 95 * MS).is_empty(), "the disk is slow");
         let mut paces = Paces::default();
         for round in 0..10 {
             let begin = round * 4000;
-            assert!(run(&mut paces, begin..begin + 1800, MS, 50 * MS).is_empty(), "for a moment");
+            assert!(run(&mut paces, begin..begin + 1800, MS, 50 * MS).is_empty(), "too briefly");
             assert!(run(&mut paces, begin + 1800..begin + 4000, MS, MS).is_empty());
         }
         let mut paces = Paces::default();
@@ -426,7 +425,7 @@ mod tests {
         assert!(run(&mut paces, 5000..7900, MS, 900 * MS).is_empty());
         assert!(run(&mut paces, 7900..12_000, MS, MS).is_empty());
         assert_eq!(paces.watched, 0);
-        // The answers of an older connection do count.
+        // All answers of an older connection count.
         assert_eq!(run(&mut paces, 12_000..14_900, MS, 900 * MS).len(), 1);
     }
 
@@ -448,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_alone_is_compared_with_nothing() {
+    fn a_lone_path_is_never_slow() {
         let mut paces = Paces::default();
         paces.answered(QUICK, at(0), MS);
         for ms in (0..60_000).step_by(20) {
@@ -500,7 +499,7 @@ mod tests {
         assert_eq!(tried(&[(QUICK, 3), (OTHER, 1)]), Some(OTHER));
         assert_eq!(tried(&[(QUICK, 2), (OTHER, 1)]), None, "a quarter of the load");
         assert_eq!(tried(&[(QUICK, 200), (OTHER, 16)]), None, "16 at once");
-        assert_eq!(tried(&[(OTHER, 0)]), None, "it is all there is");
+        assert_eq!(tried(&[(OTHER, 0)]), None, "it is the only path");
         // Without other load, a fifth of the time is spent on the slow path.
         paces.answered(OTHER, at(13_300), 100 * MS);
         paces.sent(OTHER, at(13_300));

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_and_the_last_slow_request_of_a_path_are_told() {
+    fn the_first_and_the_last_slow_request_of_a_path_are_reported() {
         const MS: Duration = Duration::from_millis(1);
         let mut slow = SlowRequests::new(1);
         slow.add_path(2);

@@ -3,9 +3,9 @@
 //! When a request is not answered within the IO timeout, either the path is dead or the disk behind
 //! it is slow. The connection that carries the request shows which: it is alive if something was
 //! received on it since the request, and recently. Nothing else counts, not even a heartbeat of the
-//! path, since a connection can fail alone (`probe.rs`). A silent connection that owes answers is
-//! probed before the time of its oldest request is over, so that the answer is there when it is
-//! needed. Where no probe can be sent, because the shard has too few permits for one of its own
+//! path, since a connection can fail on its own (`probe.rs`). A silent connection that owes answers
+//! is probed before the time of its oldest request is over, so that the answer is there when it is
+//! needed. If no probe can be sent, because the shard has too few permits to reserve one
 //! (`permits.rs`) and requests hold them all, silence counts as death.
 
 use rtrs_core::fabric::CloseReason;
@@ -30,7 +30,7 @@ const LAST_TRY: Duration = Duration::from_secs(1);
 /// State of a connection that owes an overdue answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
-    /// Something was received on it since.
+    /// Something was received on it since the request was sent.
     Proven,
     /// A probe is in flight, or about to be.
     Asked,
@@ -55,8 +55,8 @@ impl Shard {
         (interval.min(half), (interval * missed_max).min(half))
     }
 
-    /// Ends what has exceeded its time: requests by ending their path if that is dead, and waiting
-    /// IO with an error.
+    /// Enforces time limits: ends dead paths with overdue requests, and fails IO that has waited
+    /// too long.
     pub(super) fn sweep(&mut self, ctx: &mut Ctx<'_>) -> bool {
         if ctx.now < self.next_sweep {
             return false;
@@ -119,7 +119,7 @@ impl Shard {
     /// State of the connection of an overdue request.
     fn life(&self, request: &Request, now: Instant) -> Life {
         if matches!(request.standing, Standing::Answered(_) | Standing::Exposed) {
-            // Nothing at the server is waited for.
+            // The request no longer waits for the server.
             return Life::Unproven;
         }
         let heard = self.paths[request.path].heard();
@@ -186,9 +186,8 @@ impl Shard {
         }
     }
 
-    /// Maximum time that an IO of a device may wait to be issued; None if it is unlimited. While
-    /// the disk holds requests over their time, IOs waiting for their permits get the same amount
-    /// of time.
+    /// Maximum time that an IO of a device may wait to be issued; None if it is unlimited. If slow
+    /// requests count as failed, IOs waiting for their permits get `io_timeout` too.
     fn waiting_max(&self, device: DeviceIndex) -> Option<Duration> {
         let is_slow =
             |request: &Request| request.slow && self.requests.io(request.io).device == device;
@@ -201,8 +200,8 @@ impl Shard {
     }
 
     /// Fails requests that have waited too long for a path. Those that await a fence are failed
-    /// only where none will come: if the first copy could still start after the error, it could
-    /// take effect after newer writes.
+    /// only if none will come: a first copy that could start after the error could take effect
+    /// after newer writes.
     fn sweep_retries(&mut self, now: Instant) -> bool {
         let fences = self.granted.is_some_and(|granted| granted.fences);
         let unfenced = self.config.failover == Failover::Strict && !fences;
@@ -217,7 +216,7 @@ impl Shard {
                 Standing::AwaitingFence { .. } => unfenced || early,
                 Standing::Sent | Standing::Answered(_) | Standing::Exposed => false,
             };
-            // Time spent at a disk does not count where it is unlimited.
+            // Time spent at a disk does not count if it is unlimited.
             let submitted = self.requests.io(request.io).submitted;
             let since = if waits_for_disk { request.sent } else { submitted };
             waits && now.since(since) >= bound

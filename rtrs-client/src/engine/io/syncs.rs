@@ -1,11 +1,11 @@
 //! Outstanding syncs of a shard: flushes and writes with FUA.
 //!
 //! The server reports a loss in the answer to one flush, and a flush that began after that report
-//! succeeds. If its answer arrives first, over a faster path, the session does not know of the loss
-//! yet, and the flush's user, perhaps another NBD connection, would take its lost writes for
-//! durable. So a flush that succeeds is held back until every flush and every write with FUA that
-//! was in flight when its answer arrived has ended on all shards (`rtrs_core::sync_order`). Only
-//! then is it compared with the losses (`cache_epoch.rs`).
+//! succeeds. If the second answer arrives first, over a faster path, the session does not know of
+//! the loss yet, and the second flush's user, perhaps another NBD connection, would consider lost
+//! writes durable. So a flush that succeeds is held back until every flush and every write with FUA
+//! that was in flight when its answer arrived has ended on all shards (`rtrs_core::sync_order`).
+//! Only then is it compared with the losses (`cache_epoch.rs`).
 
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::status::IoStatus;
@@ -35,8 +35,8 @@ impl Sync {
         }
     }
 
-    /// Result of the sync, if it is a successful flush, once those that overlap it have ended. One
-    /// that ended without an answer may have reported a loss in it.
+    /// Result of a successful flush whose overlapping syncs have ended. It fails if one of them
+    /// ended without an answer, which may have reported a loss.
     pub(super) fn verdict(self, cache: &CacheWatch) -> IoStatus {
         if cache.unanswered() == self.unanswered { IoStatus::Ok } else { IoStatus::TimedOut }
     }
@@ -78,7 +78,7 @@ impl Syncs {
         Self { shard, outstanding: Vec::new(), held, wakes_others: false }
     }
 
-    /// Makes room for a device. Nothing is left of an earlier one with this number.
+    /// Makes room for a device. An earlier one with this number has no syncs left.
     pub(super) fn add_device(&mut self, device: DeviceIndex) {
         let count = device.index() + 1;
         if self.outstanding.len() < count {
@@ -101,8 +101,8 @@ impl Syncs {
         self.wakes_others |= self.outstanding[device.index()].back(cache.order(), sync.number);
     }
 
-    /// Holds a successful flush back if syncs overlap it. Called after its number has returned.
-    /// Returns whether it is held.
+    /// Holds a successful flush back if syncs overlap it; must be called after `back`. Returns
+    /// whether it is held.
     pub(super) fn hold(
         &mut self,
         row: IoRow,
@@ -110,7 +110,7 @@ impl Syncs {
         cache: &CacheWatch,
         now: Instant,
     ) -> bool {
-        // Read after the number has returned: later syncs began after this end.
+        // Read after `back`: later syncs began after this flush ended.
         let (order, horizon) = (cache.order(), cache.order().horizon());
         if order.is_clear(horizon) || rtrs_core::mutated!(FlushOvertakes) {
             return false;

@@ -3,7 +3,7 @@
 //! A kernel server before Linux 6.8 treats a write zeroes as a read. One from 6.12 to 6.18 loses
 //! its length, does nothing and reports success, and nothing on the wire distinguishes these from
 //! correct ones. So a write zeroes becomes a write of zeroed memory, unless the server is
-//! `rtrs-server` and has announced that it keeps lengths. A shard has one such piece of memory.
+//! `rtrs-server` and has announced that it keeps lengths. Each shard has one buffer of zeroes.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ impl Zeroes {
         let Some(region) = self.region.as_ref().filter(|_| translates) else { return io };
         match region.slice(0, io.len as usize) {
             Some(zeroes) => Io { op: IoOp::Write, buf: Some(zeroes), ..io },
-            // Longer than announced: checked without translation.
+            // Longer than announced: the geometry check rejects it.
             None => io,
         }
     }
