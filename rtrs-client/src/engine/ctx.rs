@@ -14,6 +14,6 @@ pub(crate) struct Ctx<'a> {
     pub(crate) now: Instant,
     /// Providers of the shard.
     pub(crate) fabrics: &'a mut Fabrics,
-    /// Messages to the control shard.
+    /// Outgoing messages.
     pub(crate) out: &'a mut Outbox,
 }

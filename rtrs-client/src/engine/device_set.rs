@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_one_is_found_in_a_circle() {
+    fn the_search_for_the_next_device_wraps_around() {
         let mut set = DeviceSet::default();
         assert_eq!(set.next_after(Some(DeviceIndex(5))), None);
         for device in [0, 5, 127] {

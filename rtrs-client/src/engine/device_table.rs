@@ -2,7 +2,7 @@
 //!
 //! Each request names its device, and each device has its own geometry, cache epoch and
 //! completions. All devices share the rows for IOs. A freed number may later belong to another
-//! device; a token tells the user of the earlier one.
+//! device; a token identifies the users of the earlier one.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -66,7 +66,7 @@ struct Ended {
     flush: Option<(FlushMark, u64)>,
 }
 
-/// IO that the user learns of.
+/// Completion that the user has reaped.
 #[derive(Debug)]
 pub(crate) struct Reaped {
     pub(crate) completion: Completion,
@@ -158,7 +158,7 @@ impl DeviceTable {
         self.shares.add();
     }
 
-    /// Frees the number of a closed device of which nothing is left.
+    /// Frees the number of a closed device that has no IO left.
     pub(crate) fn free(&mut self, device: DeviceIndex) {
         let row = &mut self.rows[device.index()];
         for _ in 0..std::mem::take(&mut row.inflight) {
@@ -332,7 +332,7 @@ impl DeviceTable {
 
     fn pop(&mut self, device: DeviceIndex) -> Option<Ended> {
         let row = self.row_mut(device);
-        // Failures are taken before completions, and a tag may be reused now.
+        // The user takes failures before completions; the tag may be reused now.
         row.given_up.clear();
         let ended = row.completed.pop_front()?;
         row.inflight -= 1;

@@ -52,7 +52,7 @@ pub(crate) enum ShardMessage {
     GiveUp(DeviceIndex),
     /// Add a volume, at an index that is new or free again.
     AddDevice(DeviceIndex),
-    /// Close a device: end what can be ended, and report when nothing is left.
+    /// Close a device: fail its queued IO, and report when the rest has ended.
     CloseDevice(DeviceIndex),
     /// Add a path, in a new slot or in that of a removed path.
     AddPath { path: PathId, target: Box<PathTarget> },
@@ -86,15 +86,15 @@ pub(crate) enum ControlMessage {
     Failed { path: PathId, epoch: u32, cid: ConnIndex, failure: ConnectFailure },
     /// A connection ended; all its requests have been accounted for.
     Closed { path: PathId, epoch: u32, cid: ConnIndex, reason: CloseReason },
-    /// A leaving path has nothing in flight on this shard any more.
+    /// A leaving path has no requests in flight on this shard any more.
     Retired { path: PathId, epoch: u32, shard: CoreIndex },
     /// A request was sent while the session was idle.
     InUse,
     /// The server reports that the export of this device was removed.
     Removed(DeviceIndex),
-    /// A closing device has nothing left on this shard.
+    /// A closing device has no IO left on this shard.
     Settled { device: DeviceIndex, shard: CoreIndex },
-    /// An impossible state was met on a path; the shard has ended its connection.
+    /// A path reached an impossible state; the shard has ended its connection.
     InternalError { path: PathId },
 }
 

@@ -1,6 +1,6 @@
 //! Engine of one client shard: its part of a session and, on shard 0, the control of the session.
 //!
-//! Events of the shard's providers and messages of other shards go in; work requests go to the
+//! Events from the shard's providers and messages from other shards go in; work requests go to the
 //! providers, and messages come out of [`ClientEngine::take_message`]. The engine does no IO of its
 //! own and reads no clock, so it runs under the driver on a reactor and under the simulator in
 //! virtual time. A turn is: messages, events, [`ClientEngine::poll`], the user of the device,
@@ -88,7 +88,7 @@ pub struct VolumeView {
     pub open: bool,
     /// Whether the volume has failed.
     pub failed: bool,
-    /// Reason for the failure, or the problem met when the volume was last tried.
+    /// Reason for the failure, or the problem found when the volume was last tried.
     pub obstacle: Option<String>,
     /// Paths that do not serve the volume, and the reasons.
     pub refusals: Vec<(String, String)>,
@@ -105,7 +105,7 @@ pub(crate) struct EngineReport {
     pub(crate) inflight: usize,
     /// Requests in flight by path.
     pub(crate) path_inflight: Vec<u32>,
-    /// Whether each path is left out because it is slow.
+    /// By path, whether it is excluded because it is slow.
     pub(crate) path_slow: Vec<bool>,
     /// Geometry of each device that was ever open.
     pub(crate) geometries: Vec<(DeviceIndex, Geometry)>,
@@ -172,7 +172,7 @@ impl ClientEngine {
         self.deliver(now, fabrics);
     }
 
-    /// Gives an event to the owner of its connection. Returns false when there is none.
+    /// Passes an event to the owner of its connection. Returns false if it has none.
     fn give(
         &mut self,
         now: Instant,

@@ -23,13 +23,13 @@ pub(crate) enum PathEnd {
     /// A connection ended.
     #[error("{0}")]
     Closed(CloseReason),
-    /// A connection ended in place of INFO_RSP.
+    /// A connection ended instead of INFO_RSP.
     #[error("{}", describe_info_refusal(.reason, .session))]
     InfoRefused { reason: CloseReason, session: String },
     /// One of the connections above connection 0 caused the end.
     #[error("connection {0}: {1}")]
     Connection(ConnIndex, Box<Self>),
-    /// The path used this one of its several addresses.
+    /// Address, of several, that the path used.
     #[error("{0}: {1}")]
     At(SocketAddr, Box<Self>),
     /// A connection cannot continue.
@@ -142,7 +142,7 @@ fn describe_unconnected(reason: &CloseReason) -> String {
     }
 }
 
-/// Describes why a connection ended in place of INFO_RSP, with the likely cause first.
+/// Describes why a connection ended instead of INFO_RSP, with the likely cause first.
 fn describe_info_refusal(reason: &CloseReason, session: &str) -> String {
     let (what, reason) = match reason {
         CloseReason::PeerTerminated(_) => ("refused by the server", String::new()),
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mismatch_is_found_wherever_it_is() {
+    fn nested_mismatches_are_found() {
         let mismatch = PathEnd::Mismatch(Mismatch::Size { size: 1, had: 2 });
         let other = PathEnd::Session(SessionFailure::Removed);
         let volumes = |whys: [&PathEnd; 2]| {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_that_ends_has_its_likely_cause_first() {
+    fn a_failed_handshake_reports_its_likely_cause_first() {
         let text = |reason| describe_info_refusal(&reason, "host-vol0");
         let lost = text(CloseReason::Lost("Connection reset by peer".into()));
         let cause = "the connection ended in the handshake: perhaps another session there has the \

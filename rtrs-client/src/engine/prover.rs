@@ -1,8 +1,8 @@
 //! Mutual authentication of client and server on paths without TLS.
 //!
-//! The control shard makes the proof inline: it makes one signature and checks one for each attempt
-//! of a path (docs/explanation/security-model.md gives the cost). The engine has no random numbers
-//! of its own; [`Nonces`] provides them.
+//! The control shard does this inline: it makes one signature and verifies one per attempt of a
+//! path (docs/explanation/security-model.md gives the cost). The engine has no random numbers of
+//! its own; [`Nonces`] provides them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub trait Nonces: fmt::Debug + Send + Sync {
     /// Returns bytes that were never used before.
     ///
     /// # Errors
-    /// Fails when the system has no random numbers.
+    /// Fails when the system cannot provide random numbers.
     fn next(&self) -> Result<[u8; 32], ProofError>;
 }
 
@@ -85,7 +85,7 @@ pub(crate) enum AuthError {
     #[error("{0}")]
     NoNonce(ProofError),
     /// The client's address, which is part of its proof, is unknown.
-    #[error("the system does not say which address of this host is used")]
+    #[error("cannot determine which local address is used")]
     NoLocalAddress,
     /// The server is not the intended one.
     #[error("the server is not the intended one: {0}")]

@@ -28,7 +28,7 @@ pub struct HeartbeatSettings {
     pub interval: Duration,
     /// Further intervals without any traffic after which a path is dead.
     pub missed_max: u32,
-    /// Further intervals where the server meanwhile answers on another path (`silence.rs`); at most
+    /// Further intervals if the server meanwhile answers on another path (`silence.rs`); at most
     /// `missed_max`.
     pub confirmed_missed_max: u32,
     /// Maximum to which the interval of an idle path grows, if the server supports it.
@@ -67,7 +67,7 @@ pub struct PathTarget {
 }
 
 impl PathTarget {
-    /// Server address for an attempt, counted from 0; attempts take turns through the addresses.
+    /// Server address for an attempt, counted from 0; attempts rotate through the addresses.
     pub(crate) fn remote(&self, attempt: u32) -> SocketAddr {
         let unspecified = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let at = attempt as usize % self.remotes.len().max(1);
@@ -124,8 +124,8 @@ pub struct SessionConfig {
     /// Time from the start during which a session that cannot open retries. After the death of a
     /// process, its successor has to wait until the server has finished with the old session.
     pub open_patience: Duration,
-    /// Time from the first open during which requests may be sent again that the dead process had
-    /// taken and not answered.
+    /// Time from the first open during which users may resend requests that the dead process did
+    /// not answer.
     pub resent_for: Duration,
     /// Identity of the session, the same on all paths.
     pub id: SessionId,
@@ -143,7 +143,7 @@ pub struct SessionConfig {
     pub reconnect_min: Duration,
     /// Longest wait before a reconnect.
     pub reconnect_max: Duration,
-    /// Time limit for one request on one path. After that, a path that nothing shows to be alive is
+    /// Time limit for one request on one path. After that, a path that shows no sign of life is
     /// ended, and the request moves to another.
     pub io_timeout: Duration,
     /// Treatment of requests that take longer on a path that is alive.
@@ -258,7 +258,7 @@ impl PathShared {
         self.idle.load(Ordering::Relaxed) && self.idle.swap(false, Ordering::Relaxed)
     }
 
-    /// Records a receipt other than of a heartbeat on one of the path's connections.
+    /// Records that one of the path's connections received something other than a heartbeat.
     pub(crate) fn received(&self, now: Instant) {
         self.last_received_ns.fetch_max(now.as_nanos(), Ordering::Relaxed);
     }

@@ -1,8 +1,8 @@
 //! Service connection of a path: INFO_REQ, proofs, opening and closing of devices, heartbeats.
 //!
-//! Connection 0 lives on the control shard. Its first receive is for INFO_RSP; all later ones are
-//! alike. One request is in flight at a time, on one of the control shard's own permits: one is for
-//! opens and closes, another for fences.
+//! Connection 0 lives on the control shard. Its first receive is for INFO_RSP; all later ones have
+//! one size. One request is in flight at a time, on one of the control shard's own permits: one is
+//! for opens and closes, another for fences.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -32,14 +32,14 @@ use crate::engine::session::{CONTROL, Granted, SessionConfig};
 /// Small receives on the service connection: one answer, heartbeats in both directions, eight
 /// CHANGED, and spare ones.
 const RECEIVES: u32 = 32;
-/// Layout of the control region: what is sent, what the server writes, receives, and INFO_RSP.
-/// Pages of exports later use the place of INFO_RSP.
+/// Layout of the control region: outgoing messages, the server's answers, receives, INFO_RSP. Pages
+/// of exports later reuse the space of INFO_RSP.
 const REQUEST_AT: usize = 0;
 const ANSWER_AT: usize = 1024;
 const RECEIVES_AT: usize = 2048;
 const INFO_RSP_AT: usize = 4096;
 const PAGE_AT: usize = INFO_RSP_AT;
-/// The server's proof, and then the client's with its message, also use that place.
+/// The server's proof, and then the client's with its message, reuse that space too.
 const PROOF_AT: usize = INFO_RSP_AT;
 const PROOF_ROOM: usize = ChallengeRsp::LEN_MAX + 64;
 
@@ -95,7 +95,7 @@ pub(crate) fn conn_request(
     PrivateData::new(&request.encode())
 }
 
-/// Checks the fields of every accept; the limits count on connection 0 only.
+/// Checks the fields common to all accepts; the limits matter only on connection 0.
 pub(crate) fn check_accept(private_data: &[u8]) -> Result<ConnRsp, ConnectionFault> {
     let rsp = ConnRsp::decode(private_data).map_err(ConnectionFault::message(CONNECT))?;
     if rsp.errno != 0 {
@@ -137,7 +137,7 @@ pub(crate) enum ServiceEvent {
     Changed {
         device: u32,
     },
-    /// INFO_RSP came, with the server's chunks.
+    /// INFO_RSP arrived, with the server's chunks.
     Info {
         chunks: Arc<[RemoteMem]>,
     },
@@ -155,7 +155,7 @@ pub(crate) enum ServiceEvent {
     FenceRefused,
     /// The requested path is fenced off.
     Fenced,
-    /// A page of exports was listed.
+    /// A page of exports arrived.
     Discovered(Page),
     /// The server refused to list exports, with this errno.
     DiscoverRefused(u16),
@@ -178,7 +178,7 @@ pub(crate) enum Proof {
     Server(Box<ChallengeRsp>),
     /// The server has authenticated the client.
     Accepted,
-    /// The server gives no proof, or accepts none, with this errno.
+    /// The server gave no proof or rejected the client's, with this errno.
     Refused(u16),
 }
 
@@ -387,7 +387,7 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Requests that this server serve a device, or that another one does.
+    /// Asks this server to take over a device, or to give it up.
     pub(crate) fn post_move(
         &mut self,
         wanted: Move,
@@ -398,7 +398,7 @@ impl ServiceConnection {
         Ok(())
     }
 
-    /// Requests that another path of the session be fenced off, up to its connect of that count.
+    /// Asks the server to fence off another path, up to its connect number `fence.recon_cnt`.
     pub(crate) fn post_fence(
         &mut self,
         fence: &Fence,

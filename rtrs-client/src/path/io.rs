@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_those_of_the_kernels_client() {
+    fn requests_match_the_kernel_client() {
         let none = IoFlags::default();
         let (bytes, layout) = encode(IoOp::Extents, none, 1, 1 << 20, 1 << 31);
         assert_eq!((bytes, layout.chunk_offset), (golden("tail_extents"), 4096));
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_judged() {
+    fn answers_are_checked() {
         let answer = |imm, bytes: &[u8]| Answer::decode(imm, bytes, false);
         let good = answer(0x1000_0007, &[]).unwrap().unwrap();
         assert_eq!((good.permit, good.status, good.rkey), (PermitId(7), IoStatus::Ok, None));
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_of_an_answer_is_the_one_agreed_on() {
+    fn answers_must_have_the_negotiated_form() {
         let (short, long) = (golden("rkey_rsp_0"), golden("rkey_rsp_7_times"));
         let answer = Answer::decode(0x1000_0007, &long, true).unwrap().unwrap();
         assert_eq!((answer.permit, answer.rkey), (PermitId(7), Some(Rkey(0x3b6))));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn work_ids_survive() {
+    fn work_ids_round_trip() {
         let all = [
             WrId::Receive(0),
             WrId::Receive(u32::MAX),
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn any_description_of_a_device_is_judged_without_a_panic() {
+    fn no_device_description_causes_a_panic() {
         let good = OpenRsp { nsectors: 2048, logical_block_size: 512, ..OpenRsp::default() };
         let geometry = geometry_of(&good, true).unwrap();
         assert_eq!((geometry.size, geometry.physical_block), (1 << 20, 512));

@@ -1,8 +1,8 @@
 //! One shard's connection of a path: its queue pair, receives, windows and chunk keys.
 //!
-//! All receives are alike, 8 bytes each, or 16 where answers carry times, because the server's
-//! answers (with a fresh key) and bare immediates use the same queue. Every request is one RDMA
-//! write with immediate; payload and header are gathered without a copy.
+//! All receives have one size, 8 bytes, or 16 if answers carry times, because the server's answers
+//! (with a fresh key) and bare immediates use the same queue. Every request is one RDMA write with
+//! immediate; payload and header are gathered without a copy.
 
 use std::fmt;
 use std::ops::Range;
@@ -214,7 +214,7 @@ impl PathShard {
         let permits = usize::from(range.end - range.start);
         let pd = Arc::clone(&start.pd);
         let windows = if self.target.invalidate_reads { permits } else { 0 };
-        // A request is one write; a window takes a bind and a revoke where these are requests.
+        // A request is one write; a window takes a bind and a revoke if these are work requests.
         let depth = u32::from(range.end - range.start);
         let limits = QpLimits { send_max: depth * 4 + 8, recv_max: depth * 2 + 8 };
         let headers = region(&mut self.header_region, permits * HEADER_SLOT)?;
@@ -473,8 +473,8 @@ impl PathShard {
         fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled: true })
     }
 
-    /// Revokes the server's key for the permit's read target. Returns true if the key is dead now,
-    /// false if a [`PathEvent::Revoked`] will follow.
+    /// Revokes the server's key for the permit's read target. Returns true if the key is invalid
+    /// now, false if a [`PathEvent::Revoked`] will follow.
     pub(crate) fn close_window(
         &mut self,
         permit: PermitId,
@@ -505,7 +505,7 @@ impl PathShard {
         let Some(connection) = self.connection.as_mut() else { return Ok(PathEvent::Nothing) };
         match WrId::decode(wc.wr_id) {
             WrId::Receive(slot) => {
-                // Once a turn: all completions of a turn carry the same time.
+                // Once per turn: all completions of a turn carry the same time.
                 if now > connection.heard {
                     connection.heard = now;
                     connection.shared.received(now);
@@ -543,8 +543,8 @@ impl PathShard {
 }
 
 impl Connection {
-    /// Registers a region of IO buffers with `windows` windows on it. Without any, the whole region
-    /// is open to the server as long as the path lives.
+    /// Registers a region of IO buffers with `windows` windows on it. Without windows, the whole
+    /// region is open to the server for the lifetime of the path.
     fn add_region(&mut self, region: &Arc<Region>, windows: usize) -> Result<(), FabricError> {
         let access = if windows == 0 { Access::REMOTE_WRITE } else { Access::LOCAL };
         let registration = self.pd.register(region, access)?;

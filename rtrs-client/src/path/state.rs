@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "illegal move from")]
-    fn an_illegal_move_is_our_own_fault() {
+    fn an_illegal_move_panics() {
         let mut state = PathState::Waiting;
         state.advance(PathState::Connected);
     }
