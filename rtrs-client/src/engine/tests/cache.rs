@@ -40,7 +40,7 @@ fn a_flush_fails_once_after_a_lost_cache() {
         let mut fixture = fixture(7);
         assert_eq!(run(&mut fixture, 1, op, false), Some(IoStatus::Ok));
         restart(&mut fixture, 8);
-        assert_eq!(run(&mut fixture, 0, IoOp::Read, false), Some(IoStatus::Ok), "reads go on");
+        assert_eq!(run(&mut fixture, 0, IoOp::Read, false), Some(IoStatus::Ok), "reads continue");
         assert_eq!(run(&mut fixture, 1, IoOp::Write, true), Some(IoStatus::Ok), "so does FUA");
         assert_eq!(run(&mut fixture, 0, IoOp::Flush, false), Some(IoStatus::Io), "{op:?}");
         for shard in [0, 1] {
@@ -54,7 +54,7 @@ fn a_flush_fails_once_after_a_lost_cache() {
 }
 
 #[test]
-fn flushes_go_on_where_nothing_was_lost() {
+fn flushes_succeed_if_nothing_was_lost() {
     let mut fixture = fixture(7);
     assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
     restart(&mut fixture, 7);
@@ -120,7 +120,7 @@ fn a_loss_between_the_parts_of_a_write_is_reported_after_its_end() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_believed() {
+fn a_server_without_an_epoch_is_trusted() {
     let mut fixture = fixture(0);
     for _ in 0..3 {
         assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
@@ -130,7 +130,7 @@ fn a_server_that_says_nothing_is_believed() {
 }
 
 #[test]
-fn who_takes_over_tells_of_what_the_one_before_lost() {
+fn a_successor_reports_the_losses_of_its_predecessor() {
     let inheriting = |cache_id, inherited| {
         Fixture::open(|s| {
             s.paths = 2;
@@ -243,7 +243,7 @@ fn a_good_flush_waits_for_the_loss_that_an_earlier_one_reports() {
 }
 
 #[test]
-fn a_good_flush_fails_where_an_overlapping_one_ends_without_an_answer() {
+fn a_good_flush_fails_if_an_overlapping_one_ends_unanswered() {
     let mut fixture = Fixture::open(|s| {
         (s.paths, s.how.fence, s.how.cache_id) = (2, true, 7);
         s.config.no_path = NoPath::QueueFor(SEC);
@@ -269,7 +269,7 @@ fn a_good_flush_waits_for_a_slow_one_no_longer_than_for_the_disk() {
 }
 
 #[test]
-fn an_epoch_that_ends_under_a_held_flush_is_a_loss() {
+fn an_epoch_change_during_a_held_flush_is_a_loss() {
     let mut fixture = fixture(7);
     let flushes = overlapping_flushes(&mut fixture);
     fixture.server.how.hold = false;

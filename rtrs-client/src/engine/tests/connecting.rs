@@ -28,7 +28,7 @@ fn order(fixture: &Fixture) -> Vec<String> {
 }
 
 #[test]
-fn the_handshake_goes_in_order() {
+fn the_handshake_keeps_its_order() {
     for acknowledged in [false, true] {
         let fixture = Fixture::open(|s| {
             s.config.shards = 3;
@@ -103,7 +103,7 @@ fn permits_and_bounds_hold_in_every_mode() {
 }
 
 #[test]
-fn every_reject_is_told_and_tried_again() {
+fn every_reject_is_reported_and_retried() {
     for errno in [104_i16, 6, 17, 12, 16, 1, 110] {
         // RDMA CM returns a reject padded to its full capacity.
         let mut rsp = ConnRsp { errno: -errno, ..ConnRsp::default() }.encode().to_vec();
@@ -120,7 +120,7 @@ fn every_reject_is_told_and_tried_again() {
 }
 
 #[test]
-fn rejects_that_say_nothing_are_rejects() {
+fn rejects_without_an_errno_are_rejects() {
     let zero = ConnRsp::default().encode().to_vec();
     let positive = ConnRsp { errno: 104, ..ConnRsp::default() }.encode().to_vec();
     for data in [Vec::new(), vec![0xff; 8], zero, positive] {
@@ -179,7 +179,7 @@ fn one_path_opens_the_session_and_the_others_join_it() {
 }
 
 #[test]
-fn a_mute_first_path_holds_the_others_up_for_a_bounded_time() {
+fn a_mute_first_path_delays_the_others_for_a_bounded_time() {
     let mut fixture = Fixture::new(|s| {
         s.paths = 2;
         s.config.connect_timeout = 4 * SEC;
@@ -194,7 +194,7 @@ fn a_mute_first_path_holds_the_others_up_for_a_bounded_time() {
 }
 
 #[test]
-fn lies_in_an_accept_end_the_attempt() {
+fn invalid_accepts_end_the_attempt() {
     let patched = |at: usize, byte: u8| {
         move |rsp: ConnRsp| {
             let mut bytes = rsp.encode().to_vec();
@@ -225,7 +225,7 @@ fn lies_in_an_accept_end_the_attempt() {
 }
 
 #[test]
-fn a_lie_on_a_later_connection_ends_the_attempt_too() {
+fn an_invalid_accept_of_a_later_connection_ends_the_attempt() {
     for (at, byte) in [(0, 0xbc), (3, 9), (4, 0x98)] {
         let lie = move |req: &ConnReq, rsp: ConnRsp| {
             let mut bytes = rsp.encode().to_vec();
@@ -249,7 +249,7 @@ fn a_lie_on_a_later_connection_ends_the_attempt_too() {
 }
 
 #[test]
-fn a_depth_below_the_cores_fails_the_session() {
+fn a_depth_below_the_number_of_shards_fails_the_session() {
     let mut fixture = Fixture::new(|s| {
         s.config.shards = 4;
         s.how.queue_depth = 4;
@@ -280,7 +280,7 @@ fn a_depth_below_the_cores_fails_the_session() {
 }
 
 #[test]
-fn other_bounds_after_a_reconnect_are_refused_until_they_are_the_old_ones() {
+fn changed_bounds_after_a_reconnect_are_refused_until_restored() {
     let mut fixture = Fixture::open(|_| {});
     fixture.server.how.queue_depth = 32;
     fixture.server.end_path(fixture.now(), 0);
@@ -298,7 +298,7 @@ fn other_bounds_after_a_reconnect_are_refused_until_they_are_the_old_ones() {
 /// A server that is short of memory may grant a smaller depth. The client repeats that depth on
 /// every connect, also to a server that does not know the session any more.
 #[test]
-fn the_depth_that_was_granted_is_repeated() {
+fn the_granted_depth_is_repeated() {
     let mut fixture = Fixture::open(|s| s.paths = 2);
     let said = |fixture: &Fixture| -> Vec<ClientExtensions> {
         let connects = fixture.server.connects().into_iter();
@@ -319,7 +319,7 @@ fn the_depth_that_was_granted_is_repeated() {
 }
 
 #[test]
-fn lies_in_the_chunk_table_end_the_attempt() {
+fn invalid_chunk_tables_end_the_attempt() {
     let patched = |patches: Vec<(usize, u8)>| {
         move |mut bytes: Vec<u8>| {
             for &(at, byte) in &patches {
@@ -384,7 +384,7 @@ fn silence_at_each_step_has_a_bound() {
 }
 
 #[test]
-fn a_path_that_dies_before_its_open_holds_up_no_other() {
+fn a_path_that_dies_before_its_open_delays_no_other() {
     for fence in [true, false] {
         let mut fixture =
             Fixture::open(|s| (s.paths, s.how.fence, s.world.link.detect) = (2, fence, None));
@@ -405,7 +405,7 @@ fn a_path_that_dies_before_its_open_holds_up_no_other() {
 }
 
 #[test]
-fn a_refused_open_fails_the_session_with_words() {
+fn a_refused_open_fails_the_session_with_an_explanation() {
     for (errno, name, word) in [
         (2, "ENOENT", ": the server has no export of that name (rtrs-client discover lists them)"),
         (1, "EPERM", "--access ro"),
@@ -434,7 +434,7 @@ fn a_refused_open_fails_the_session_with_words() {
 }
 
 #[test]
-fn who_takes_over_waits_for_the_export_to_be_free() {
+fn a_successor_waits_for_the_export_to_be_free() {
     let setup = |s: &mut Setup| {
         s.how.open_errno = 1;
         s.config.open_patience = 20 * SEC;
@@ -458,7 +458,7 @@ fn who_takes_over_waits_for_the_export_to_be_free() {
 }
 
 #[test]
-fn a_device_that_cannot_be_worked_with_is_no_device() {
+fn an_unusable_device_is_refused() {
     type Lie = fn(OpenRsp) -> OpenRsp;
     let lies: [(&str, Lie); 4] = [
         ("block size is 0", |rsp| OpenRsp { logical_block_size: 0, ..rsp }),
@@ -481,7 +481,7 @@ fn a_device_that_cannot_be_worked_with_is_no_device() {
 }
 
 #[test]
-fn a_session_whose_every_path_fails_at_first_gives_up_with_all_reasons() {
+fn a_session_whose_paths_all_fail_at_first_fails_with_all_reasons() {
     let mut fixture = Fixture::new(|s| {
         s.paths = 2;
         s.how.refuse = Some(ConnRsp::reject(12).encode().to_vec());
@@ -500,7 +500,7 @@ fn a_session_whose_every_path_fails_at_first_gives_up_with_all_reasons() {
 }
 
 #[test]
-fn a_read_only_export_is_opened_so_on_every_path_where_that_will_do() {
+fn the_read_only_fallback_applies_on_every_path() {
     for delay in [0, 1, 5, 20] {
         let mut fixture = Fixture::new(|s| {
             (s.paths, s.how.read_only, s.config.volumes[0].read_only_fallback) = (3, true, true);
@@ -523,7 +523,7 @@ fn a_read_only_export_is_opened_so_on_every_path_where_that_will_do() {
 fn several(good: usize, count: usize) -> Fixture {
     Fixture::new(|s| {
         s.remotes = (0..count)
-            .map(|at| if at == good { server_ip(0) } else { nobody_ip(at) })
+            .map(|at| if at == good { server_ip(0) } else { unused_ip(at) })
             .map(|ip| SocketAddr::new(ip, 1234))
             .collect();
         // Longer than the test: only the next address can be tried in time, not the next round.
@@ -531,7 +531,7 @@ fn several(good: usize, count: usize) -> Fixture {
     })
 }
 
-fn nobody_ip(n: usize) -> IpAddr {
+fn unused_ip(n: usize) -> IpAddr {
     IpAddr::from([10, 99, 0, u8::try_from(n).unwrap()])
 }
 
@@ -554,11 +554,11 @@ fn a_session_gives_up_when_no_address_answers() {
         panic!("{:?}", fixture.client.control.failure());
     };
     // The error names the address of the last attempt.
-    assert!(text.contains(&format!("{}:1234: ", nobody_ip(2))), "{text}");
+    assert!(text.contains(&format!("{}:1234: ", unused_ip(2))), "{text}");
 }
 
 #[test]
-fn a_lost_path_waits_before_it_goes_round() {
+fn a_lost_path_waits_before_it_retries_its_addresses() {
     let mut fixture = Fixture::open(|s| {
         s.remotes = vec![SocketAddr::new(server_ip(0), 1234); 2];
         (s.config.reconnect_min, s.config.reconnect_max) = (SEC, SEC);
@@ -570,12 +570,13 @@ fn a_lost_path_waits_before_it_goes_round() {
 }
 
 #[test]
-fn a_path_that_ends_at_its_introduction_names_the_likely_reason() {
+fn a_path_that_ends_at_info_req_names_the_likely_reason() {
     // If another session has the name, the server only ends a connection, whichever it is.
     for first in [0, 1] {
         let mut fixture = Fixture::new(|s| s.how.info_rsp = Some(Box::new(|_| Vec::new())));
-        let told = |s: &Fixture| s.server.seen.iter().any(|seen| matches!(seen, Seen::Info { .. }));
-        fixture.until("the introduction", SEC, told);
+        let is_info = |seen: &Seen| matches!(seen, Seen::Info { .. });
+        let asked = |s: &Fixture| s.server.seen.iter().any(is_info);
+        fixture.until("INFO_REQ", SEC, asked);
         fixture.server.end_connection(fixture.now(), 0, first);
         fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
         let error = fixture.client.control.failure().unwrap().to_string();

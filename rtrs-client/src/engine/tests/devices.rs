@@ -31,7 +31,7 @@ fn a_geometry_that_changes_in_the_device_table_is_seen_by_the_device() {
 }
 
 #[test]
-fn who_has_a_device_that_is_gone_gets_nothing_of_the_one_that_has_its_number() {
+fn the_user_of_a_removed_device_gets_nothing_from_its_successor() {
     let mut fixture = with_second(|_| {});
     let mut before = Users::of(&fixture, SECOND);
     fixture.change(Change::CloseVolume { export: "vol1".into() }).expect("another is left");

@@ -63,7 +63,7 @@ fn a_detach_while_a_path_opens_again_closes_the_device() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_holds_nothing_up() {
+fn a_server_that_does_not_answer_does_not_delay_a_detach() {
     let mut fixture = Fixture::open(|_| {});
     fixture.server.how.hold_control = true;
     fixture.detach();
@@ -71,7 +71,7 @@ fn a_server_that_does_not_answer_holds_nothing_up() {
 }
 
 #[test]
-fn a_server_that_is_gone_holds_nothing_up() {
+fn an_unreachable_server_does_not_delay_a_detach() {
     for detect in [false, true] {
         let mut fixture = Fixture::open(|s| {
             s.paths = 2;

@@ -70,7 +70,7 @@ fn one_lost_connection_ends_its_whole_path() {
     let error = fixture.client.last_error(0);
     assert!(error.starts_with("connection 3: protocol error of the peer"), "{error}");
     fixture.drain(10 * SEC);
-    assert_eq!(fixture.client.status(tag), Some(IoStatus::Aborted), "not for ever");
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::Aborted), "not forever");
     assert_eq!(fixture.server.ios().count(), 16);
     fixture.server.how.rkey_rsp = None;
     fixture.until("the path", 5 * SEC, Fixture::is_whole);
@@ -107,7 +107,7 @@ fn an_answer_that_never_comes_ends_a_path_that_cannot_be_probed_and_waiting_io()
 }
 
 #[test]
-fn an_io_that_is_sent_late_gets_no_whole_time_more() {
+fn an_io_that_is_sent_late_gets_no_second_full_timeout() {
     for late in 0..5 {
         let mut fixture = Fixture::open(|s| {
             // Both permits of shard 0 are in use, so its connection cannot be probed.
@@ -130,7 +130,7 @@ fn an_io_that_is_sent_late_gets_no_whole_time_more() {
 }
 
 #[test]
-fn io_waits_for_a_path_only_so_long() {
+fn io_waits_for_a_path_for_a_limited_time() {
     let mut fixture = Fixture::open(|s| s.config.no_path = NoPath::QueueFor(3 * SEC));
     fixture.link_down(0);
     fixture.until("the end of the path", SEC, |s| !s.client.control.is_open(DeviceIndex::FIRST));
@@ -151,7 +151,7 @@ fn io_waits_for_a_path_only_so_long() {
 }
 
 #[test]
-fn io_without_a_path_fails_at_once_or_waits_for_ever() {
+fn io_without_a_path_fails_at_once_or_waits_forever() {
     for (no_path, status) in [(NoPath::Fail, Some(IoStatus::TimedOut)), (NoPath::Queue, None)] {
         let mut fixture = Fixture::open(|s| {
             s.how.hold = true;
@@ -179,7 +179,7 @@ fn io_without_a_path_fails_at_once_or_waits_for_ever() {
 }
 
 #[test]
-fn the_first_io_after_a_long_rest_is_as_good_as_any() {
+fn the_first_io_after_a_long_idle_time_succeeds() {
     let mut fixture = Fixture::open(|s| {
         s.config.io_timeout = 2 * SEC;
         (s.config.heartbeat.interval, s.heartbeat.interval) = (60 * SEC, 60 * SEC);
@@ -264,7 +264,7 @@ fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
 }
 
 #[test]
-fn a_removed_export_ends_its_io_for_good() {
+fn a_removed_export_ends_its_io_permanently() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         s.config.no_path = NoPath::Queue;
@@ -298,7 +298,7 @@ fn a_device_of_another_size_is_another_device() {
 }
 
 #[test]
-fn a_device_that_takes_more_care_than_before_is_another_device() {
+fn a_device_with_stricter_requirements_is_another_device() {
     for (was, lie, words) in [
         (false, None, "a write cache and had none before"),
         (true, Some(4096), "blocks of 4096 bytes and had 512 before"),
@@ -320,7 +320,7 @@ fn a_device_that_takes_more_care_than_before_is_another_device() {
 }
 
 #[test]
-fn a_crashed_server_is_found_again() {
+fn a_session_survives_a_server_crash() {
     let mut fixture = Fixture::open(|s| s.how.hold = true);
     let tag = submit(&mut fixture, 0, IoOp::Write, 0);
     fixture.until("the request", SEC, |s| s.server.held.len() == 1);
@@ -354,7 +354,7 @@ fn a_session_the_server_forgot_is_opened_again() {
         fixture.submit(0, IoOp::Read, 0, 512);
         fixture.run(MS);
     }
-    assert_eq!(fixture.client.states(), [PathState::Connected; 2], "as far as we know");
+    assert_eq!(fixture.client.states(), [PathState::Connected; 2], "as far as the client knows");
     assert_eq!(fixture.server.opens, 2);
     let good = fixture.client.done.iter().filter(|done| done.status.is_ok()).count();
     assert!(good > 50, "{good}");
@@ -367,7 +367,7 @@ fn a_session_the_server_forgot_is_opened_again() {
 }
 
 #[test]
-fn a_device_that_grew_is_used_whole() {
+fn a_grown_device_is_used_in_full() {
     let mut fixture = Fixture::open(|s| {
         s.how.size = 1 << 20;
         // Without IDs, it could be any other device.
@@ -390,7 +390,7 @@ fn probes(fixture: &Fixture) -> usize {
 }
 
 #[test]
-fn a_connection_that_died_alone_is_found_long_before_its_requests_time_out() {
+fn a_connection_that_dies_on_its_own_is_found_long_before_its_requests_time_out() {
     // One shard's connection answers nothing; heartbeats and the other shard's connection work.
     let mut fixture = Fixture::open(|s| s.paths = 2);
     (fixture.server.how.hold, fixture.server.how.hold_probes) = (true, true);
@@ -417,7 +417,7 @@ fn a_connection_that_died_alone_is_found_long_before_its_requests_time_out() {
 }
 
 #[test]
-fn a_slow_disk_is_no_dead_connection() {
+fn a_slow_disk_is_not_a_dead_connection() {
     for depth in [16, 3] {
         let mut fixture = Fixture::open(|s| s.how.queue_depth = depth);
         fixture.server.how.hold = true;
@@ -433,7 +433,7 @@ fn a_slow_disk_is_no_dead_connection() {
         assert!(fixture.client.control.is_open(DeviceIndex::FIRST), "no device was closed");
         let before = probes(&fixture);
         fixture.run(SEC);
-        assert_eq!(probes(&fixture), before, "an idle connection is not asked");
+        assert_eq!(probes(&fixture), before, "an idle connection is not probed");
     }
 }
 
@@ -475,12 +475,12 @@ fn a_probes_permit_is_used_again_only_when_its_path_is_fenced_off() {
         }
         fixture.drain(SEC);
         let requests = fixture.server.requests().filter(|r| r.cid.0 == 1 && r.permit == permit);
-        assert!(requests.count() > 1, "permit {permit} is withheld for ever");
+        assert!(requests.count() > 1, "permit {permit} is withheld forever");
     }
 }
 
 #[test]
-fn io_is_taken_back_only_if_nothing_of_it_was_sent() {
+fn io_is_canceled_only_if_no_part_was_sent() {
     let mut fixture = Fixture::open(|s| s.how.queue_depth = 4);
     fixture.server.how.hold = true;
     let tags: Vec<u64> = (0..4).map(|at| submit(&mut fixture, 0, IoOp::Write, at)).collect();
@@ -515,7 +515,7 @@ fn a_read_whose_window_does_not_close_is_read_again_and_never_succeeds() {
     });
     assert_eq!(fixture.client.status(read), None);
     fixture.drain(60 * SEC);
-    assert_eq!(fixture.client.status(read), Some(IoStatus::Aborted), "not for ever");
+    assert_eq!(fixture.client.status(read), Some(IoStatus::Aborted), "not forever");
     let reads = fixture.server.ios().count() - 1;
     assert!(reads > 1, "it was sent again");
 }

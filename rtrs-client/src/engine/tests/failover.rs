@@ -66,7 +66,7 @@ fn a_link_that_goes_down_leaves_the_last_paths_to_their_heartbeats() {
 }
 
 #[test]
-fn a_path_that_leaves_does_not_stand_in_for_one_whose_link_goes_down() {
+fn a_leaving_path_does_not_replace_one_whose_link_fails() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         s.how.hold = true;
@@ -103,7 +103,7 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
             lose(&mut fixture, 0);
             fixture.run(200 * MS);
             assert!(fixture.client.done.is_empty(), "nothing ends: {:?}", fixture.client.done);
-            assert_eq!(fixture.spread(), [4, 6], "the four went over");
+            assert_eq!(fixture.spread(), [4, 6], "the four moved");
             let waits = [0, 1].map(|shard| fixture.client.stats(shard).paths[0].fence_waits);
             assert_eq!(waits, [2, 2], "each waited for the fence, or for nothing");
             assert_eq!(fixture.client.states()[1], PathState::Connected);
@@ -265,7 +265,7 @@ fn a_fence_that_is_never_answered_ends_its_path() {
 }
 
 #[test]
-fn io_waits_only_so_long_for_fences_that_are_never_answered() {
+fn io_waits_a_limited_time_for_unanswered_fences() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 3;
         (s.how.hold, s.how.fence, s.how.hold_fences) = (true, true, true);
@@ -288,7 +288,7 @@ fn io_waits_only_so_long_for_fences_that_are_never_answered() {
 }
 
 #[test]
-fn strict_failover_gives_nothing_up_that_a_fence_is_still_to_come_for() {
+fn strict_failover_fails_no_io_that_still_awaits_a_fence() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         (s.how.hold, s.how.fence, s.how.hold_fences) = (true, true, true);
@@ -345,7 +345,7 @@ fn a_path_that_comes_back_carries_nothing_before_the_others_are_fenced_off() {
 }
 
 #[test]
-fn strict_failover_waits_for_the_path_where_there_is_no_fence() {
+fn strict_failover_waits_for_the_path_if_there_is_no_fence() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         s.how.hold = true;
@@ -370,7 +370,7 @@ fn strict_failover_waits_for_the_path_where_there_is_no_fence() {
 }
 
 #[test]
-fn what_was_in_flight_on_the_only_path_goes_on_when_it_is_back() {
+fn io_in_flight_on_the_only_path_continues_when_it_returns() {
     for fence in [false, true] {
         let mut fixture = Fixture::open(|s| (s.how.hold, s.how.fence) = (true, fence));
         let tags = [0, 1].map(|shard| submit(&mut fixture, shard, IoOp::Write, shard));

@@ -28,7 +28,7 @@ fn fixture(queue_depth: u16) -> (Fixture, Users, Users) {
 }
 
 #[test]
-fn a_device_that_asks_for_all_leaves_half_of_its_share_to_each_other() {
+fn a_greedy_device_leaves_each_other_half_of_its_share() {
     // Sixty permits for requests, besides those of the control shard and of probes.
     let (mut fixture, mut greedy, mut modest) = fixture(62);
     let (first, second) = (0, fixture.server.more.named("vol1").device.unwrap());
@@ -36,7 +36,7 @@ fn a_device_that_asks_for_all_leaves_half_of_its_share_to_each_other() {
     while taken < 1024 && greedy.try_submit(&mut fixture, 0, IoOp::Read, 0, 512).is_some() {
         taken += 1;
     }
-    assert_eq!(taken, IOS_MAX * 3 / 4, "of the rows too half are kept in equal parts");
+    assert_eq!(taken, IOS_MAX * 3 / 4, "half of the rows too is kept in equal shares");
     fixture.run(10 * MS);
     assert_eq!((held(&fixture, first), held(&fixture, second)), (45, 0));
     // The disk of the first device hangs and holds all its permits; the other device has its own.
@@ -104,7 +104,7 @@ fn a_large_io_does_not_keep_the_others_waiting() {
 }
 
 #[test]
-fn shares_follow_the_volumes_that_there_are() {
+fn shares_follow_the_number_of_volumes() {
     let (mut fixture, mut first, _) = fixture(62);
     let fill = |fixture: &mut Fixture, users: &mut Users| {
         for _ in 0..100 {
@@ -138,7 +138,7 @@ fn shares_follow_the_volumes_that_there_are() {
 }
 
 #[test]
-fn a_device_whose_path_is_gone_holds_no_more_than_its_part() {
+fn a_device_without_a_path_holds_no_more_than_its_share() {
     let mut fixture = with_second(|s| {
         (s.config.shards, s.paths) = (1, 2);
         (s.how.queue_depth, s.how.hold, s.how.fence) = (62, true, true);

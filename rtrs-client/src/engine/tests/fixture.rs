@@ -302,7 +302,7 @@ impl Client {
         self.shards[shard].shard.borrow().serving_paths(device)
     }
 
-    /// Delivers a message of the control shard to all shards.
+    /// Delivers a message from the control shard to all shards.
     pub(super) fn tell_shards(&mut self, now: Instant, message: &ShardMessage) {
         for shard in 0..self.shards.len() {
             self.on_message(now, shard, message.clone());
@@ -453,7 +453,7 @@ impl TestIo {
         Self { flags, ..self }
     }
 
-    /// Lets the buffer begin at that byte of the shard's buffers.
+    /// Makes the buffer begin at this byte of the shard's buffers.
     pub(super) fn at(self, at: usize) -> Self {
         Self { at, ..self }
     }
@@ -616,7 +616,7 @@ impl Fixture {
     pub(super) fn drain(&mut self, bound: Duration) {
         self.until("end of all IO", bound, |fixture| fixture.client.pending() == 0);
         for shard in 0..self.client.shards.len() {
-            assert_eq!(self.client.inflight(shard), 0, "permits and rows are home");
+            assert_eq!(self.client.inflight(shard), 0, "permits and rows were returned");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Two servers that share an export: the selection of the server, its time, and repeated requests.
+//! Two servers that share an export: which one is selected and when, and repeated requests.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::gateway::Standing;
@@ -155,7 +155,7 @@ fn io_goes_to_the_active_server_and_the_other_is_standby() {
 }
 
 #[test]
-fn a_standby_path_does_not_stand_in_for_one_whose_link_goes_down() {
+fn a_standby_path_does_not_replace_one_whose_link_fails() {
     let mut fixture = open(Some(1));
     fixture.link_down_reported(&[1]);
     assert_eq!(states(&fixture), [PathState::Standby, PathState::Connected]);
@@ -167,7 +167,7 @@ fn a_standby_path_does_not_stand_in_for_one_whose_link_goes_down() {
 }
 
 #[test]
-fn where_no_server_is_active_one_is_asked() {
+fn if_no_server_is_active_one_is_asked() {
     let mut fixture = open(None);
     fixture.until("the question", SEC, |s| !seen(s).moves.is_empty());
     changed(&mut fixture, 0);
@@ -223,7 +223,7 @@ fn a_server_is_asked_at_most_once_in_ten_seconds() {
 }
 
 #[test]
-fn of_two_that_call_themselves_active_the_later_one_is() {
+fn of_two_servers_that_claim_to_be_active_the_higher_term_wins() {
     let mut fixture = open(Some(0));
     gateways(&mut fixture).end_move(1, false);
     let stale = Some(Standing { active: true, term: 1 });
@@ -252,7 +252,7 @@ fn a_switch_asks_the_active_server_to_leave_and_then_the_other() {
 }
 
 #[test]
-fn a_switch_that_the_active_server_cannot_do_is_done_by_force() {
+fn a_switch_that_the_active_server_ignores_is_forced() {
     let mut fixture = open(Some(0));
     gateways(&mut fixture).obeys = false;
     fixture.change(Change::SwitchVolume { export: "vol0".into() }).unwrap();
@@ -285,7 +285,7 @@ fn open_with_third() -> (Fixture, u64) {
 }
 
 #[test]
-fn a_path_that_comes_back_to_another_server_is_not_fenced_off_by_that() {
+fn a_path_that_returns_to_another_server_is_not_thereby_fenced() {
     let (mut fixture, tag) = open_with_third();
     lose(&mut fixture, 0);
     // The path's address now belongs to the other server.
@@ -303,7 +303,7 @@ fn a_path_that_comes_back_to_another_server_is_not_fenced_off_by_that() {
 }
 
 #[test]
-fn a_path_that_comes_back_to_another_server_carries_when_that_is_active() {
+fn a_path_that_returns_to_another_server_carries_io_once_that_is_active() {
     let (mut fixture, tag) = open_with_third();
     lose(&mut fixture, 0);
     gateways(&mut fixture).leads[0] = 1;
@@ -320,7 +320,7 @@ fn a_path_that_comes_back_to_another_server_carries_when_that_is_active() {
 }
 
 #[test]
-fn a_volume_that_one_server_has_keeps_the_others_waiting_until_it_is_closed() {
+fn a_volume_open_at_one_server_delays_the_others_until_it_is_closed() {
     let mut fixture = Fixture::new(|s| {
         s.paths = 2;
         s.how.fence = true;
@@ -350,7 +350,7 @@ fn a_volume_that_one_server_has_keeps_the_others_waiting_until_it_is_closed() {
 }
 
 #[test]
-fn who_only_reads_asks_nobody() {
+fn a_read_only_session_asks_no_server() {
     let mut fixture = Fixture::new(|s| {
         s.paths = 2;
         s.config.volumes[0].access = AccessMode::ReadOnly;

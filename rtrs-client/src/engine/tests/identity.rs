@@ -106,7 +106,7 @@ fn an_id_that_appears_is_pinned() {
 }
 
 #[test]
-fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
+fn an_id_is_not_pinned_beside_a_path_that_did_not_report_it() {
     let nothing = (None, None);
     for (before, beside) in [
         (nothing, (Some(HOME), None)),
@@ -136,7 +136,7 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_say_it() {
 }
 
 #[test]
-fn a_weak_id_holds_until_the_servers_host_is_started_again() {
+fn a_weak_id_holds_until_the_servers_host_reboots() {
     let mut fixture = fixture(Some(HOME), weak(1, "a"));
     replace(&mut fixture, |_| {});
     assert_back(&mut fixture, |_| {});
@@ -151,7 +151,7 @@ fn a_weak_id_holds_until_the_servers_host_is_started_again() {
 }
 
 #[test]
-fn an_identity_that_was_asked_for_is_demanded_of_the_first_path_too() {
+fn a_configured_identity_is_required_of_the_first_path_too() {
     let asked = |server: [u8; 16], name: &str| {
         let identity = Identity { server: ServerId::from_bytes(server), export: export(name) };
         Fixture::new(|s| {
@@ -176,7 +176,7 @@ fn estale(identity: Option<[u8; 16]>) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_session_ends_only_when_its_server_proves_that_it_is_the_one() {
+fn only_the_proven_server_can_end_a_session() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         s.config.no_path = NoPath::Queue;
@@ -203,7 +203,7 @@ fn a_session_ends_only_when_its_server_proves_that_it_is_the_one() {
 }
 
 #[test]
-fn nobody_can_evict_a_session_from_a_server_that_gave_no_secret() {
+fn no_reject_evicts_a_session_whose_server_gave_no_secret() {
     // A server from before the extension, or a kernel server.
     let mut fixture = fixture(None, None);
     replace(&mut fixture, |how| how.refuse = estale(None));
@@ -213,7 +213,7 @@ fn nobody_can_evict_a_session_from_a_server_that_gave_no_secret() {
 }
 
 #[test]
-fn who_takes_over_does_not_wait_for_another_disk_to_become_the_right_one() {
+fn a_successor_does_not_wait_for_the_wrong_disk() {
     for (server_id, name) in [(OTHER, "a"), (HOME, "b")] {
         let mut fixture = Fixture::new(|s| {
             s.paths = 2;

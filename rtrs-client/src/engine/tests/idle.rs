@@ -1,4 +1,4 @@
-//! Heartbeats of an idle path, for a server that takes announcements: rare while idle, and at the
+//! Heartbeats of an idle path to a server that accepts announcements: rare while idle, and at the
 //! usual rate from the first request on.
 
 use rtrs_core::block::IoOp;
@@ -42,7 +42,7 @@ fn beats(fixture: &Fixture) -> Vec<(Instant, u32)> {
 }
 
 #[test]
-fn heartbeats_of_an_idle_path_grow_rare_as_announced() {
+fn heartbeats_of_an_idle_path_slow_down_as_announced() {
     // The lower of the client's setting and the server's limit applies.
     for (ours, theirs) in [(30, 8), (8, 30)] {
         let mut fixture = Fixture::open(|s| {
@@ -70,7 +70,7 @@ fn heartbeats_of_an_idle_path_grow_rare_as_announced() {
 }
 
 #[test]
-fn a_server_that_takes_no_announcements_gets_none() {
+fn a_server_that_accepts_no_announcements_gets_none() {
     for fence in [true, false] {
         let mut fixture = Fixture::open(|s| s.how.fence = fence);
         fixture.run(60 * SEC);
@@ -109,7 +109,7 @@ fn a_link_that_died_while_idle_is_noticed_as_soon_as_under_load() {
     fixture.run(10 * SEC);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2], "no heartbeat was sent yet");
     let tags: Vec<_> = (0..4).map(|_| fixture.submit(1, IoOp::Read, 0, 512)).collect();
-    // The same limit as in `io_on_a_link_gone_without_a_word_goes_on_in_the_bound`, where no path
+    // The same limit as in `io_on_a_silently_dead_link_continues_in_time`, where no path
     // is idle.
     fixture.drain(410 * MS);
     assert!(tags.iter().all(|tag| fixture.client.status(*tag) == Some(IoStatus::Ok)));
@@ -157,7 +157,7 @@ fn a_request_of_the_control_shard_ends_the_idle_time_too() {
 }
 
 #[test]
-fn the_servers_questions_are_answered_and_change_nothing() {
+fn the_servers_heartbeats_are_answered_and_change_nothing() {
     let mut fixture = idle(|_| {});
     for _ in 0..10 {
         fixture.server.immediate(0, 0, Imm::Heartbeat { next_ms: 7 }.encode());

@@ -38,7 +38,7 @@ fn fresh_keys_are_used() {
 }
 
 #[test]
-fn one_key_for_all_where_the_server_says_so() {
+fn one_key_serves_all_if_the_server_does_not_refresh_keys() {
     let mut fixture = Fixture::open(|s| s.how.new_rkey = false);
     for round in 0..20 {
         fixture.submit(round % 2, IoOp::Write, 0, 4096);
@@ -117,7 +117,7 @@ fn an_error_in_one_part_is_the_error_of_the_whole_once() {
 }
 
 #[test]
-fn errors_of_the_server_arrive_by_kind() {
+fn server_errors_map_to_statuses() {
     for (errno, status) in [
         (5, IoStatus::Io),
         (22, IoStatus::Invalid),
@@ -139,7 +139,7 @@ fn errors_of_the_server_arrive_by_kind() {
 }
 
 #[test]
-fn io_the_device_cannot_take_never_travels() {
+fn invalid_io_is_never_sent() {
     let mut fixture = Fixture::open(|_| {});
     let cases = [
         (IoOp::Read, 4 << 20, 512, IoStatus::Invalid),
@@ -167,7 +167,7 @@ fn a_flush_has_no_range_whatever_its_submitter_says() {
 }
 
 #[test]
-fn without_permits_io_waits_and_all_come_home() {
+fn io_waits_for_permits_and_all_are_returned() {
     let mut fixture = Fixture::open(|s| {
         s.how.queue_depth = 8;
         s.config.queue_depth_limit = 6;
@@ -231,7 +231,7 @@ fn answers_in_any_order_end_the_right_io() {
 }
 
 #[test]
-fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
+fn zeroes_are_written_as_data_if_the_server_cannot_be_trusted_with_them() {
     // A server that loses lengths, like Linux 6.12 to 6.18; one before 6.8; `rtrs-server`.
     for (keeps_lengths, limit, trusted) in
         [(false, 1 << 20, false), (false, 0, false), (true, 0, false), (true, 1 << 20, true)]
@@ -274,7 +274,7 @@ fn zeroes_are_written_where_the_server_cannot_be_trusted_with_them() {
 }
 
 #[test]
-fn fast_zeroes_are_asked_of_a_server_that_promises_them() {
+fn fast_zeroes_are_requested_from_a_server_that_promises_them() {
     // A kernel server leaves uninitialized memory in the byte of the promise.
     for (keeps_lengths, fast_zero) in [(true, true), (true, false), (false, true)] {
         let mut fixture = Fixture::open(|s| {
@@ -296,7 +296,7 @@ fn fast_zeroes_are_asked_of_a_server_that_promises_them() {
 }
 
 #[test]
-fn extents_are_asked_of_a_server_that_promises_them() {
+fn extents_are_requested_from_a_server_that_promises_them() {
     // A kernel server leaves uninitialized memory in the byte of the promise.
     for (keeps_lengths, extents) in [(true, true), (true, false), (false, true)] {
         let mut fixture = Fixture::open(|s| {
@@ -350,7 +350,7 @@ fn extents_do_not_reach_a_server_that_does_not_promise_them() {
 }
 
 #[test]
-fn zeroes_do_not_reach_a_server_that_took_the_place_of_a_better_one() {
+fn zeroes_do_not_reach_a_less_capable_successor() {
     let mut fixture = Fixture::open(|s| s.how.hold = true);
     // All permits of the shard are in use, so the zeroes wait.
     for _ in 0..8 {

@@ -44,7 +44,7 @@ fn long_waits(setup: &mut Setup) {
 }
 
 #[test]
-fn a_path_that_waits_is_tried_at_once_and_its_waits_begin_anew() {
+fn a_waiting_path_is_tried_at_once_and_its_backoff_restarts() {
     let patient = |s: &mut Setup| s.config.reconnect_max = 100 * SEC;
     let mut fixture = Fixture::spoiled(patient, refusing);
     fixture.run(120 * SEC);
@@ -55,11 +55,11 @@ fn a_path_that_waits_is_tried_at_once_and_its_waits_begin_anew() {
     fixture.run(SEC);
     assert_eq!(attempts(&fixture).len(), before.len(), "no attempt is due");
 
-    let news = fixture.now();
+    let changed = fixture.now();
     fixture.network_change();
     fixture.run(20 * SEC);
     let after = attempts(&fixture).split_off(before.len());
-    assert!(after[0].since(news) <= MS, "at once: {:?}", after[0].since(news));
+    assert!(after[0].since(changed) <= MS, "at once: {:?}", after[0].since(changed));
     let mut bound = 100 * MS;
     for pair in after.windows(2) {
         let wait = pair[1].since(pair[0]);
@@ -74,7 +74,7 @@ fn a_path_that_waits_is_tried_at_once_and_its_waits_begin_anew() {
 }
 
 #[test]
-fn news_without_end_do_not_make_a_storm() {
+fn endless_changes_cause_no_storm_of_attempts() {
     let mut fixture = Fixture::spoiled(|s| s.config.reconnect_max = 10 * SEC, refusing);
     storm(&mut fixture, 60 * SEC);
     let count = attempts(&fixture).len();
@@ -82,16 +82,16 @@ fn news_without_end_do_not_make_a_storm() {
     assert!((60..=150).contains(&count), "{count} attempts");
     // After a while without changes, the next one counts like the first.
     fixture.run(30 * SEC);
-    let (before, news) = (attempts(&fixture).len(), fixture.now());
+    let (before, changed) = (attempts(&fixture).len(), fixture.now());
     fixture.network_change();
     fixture.run(MS);
     let all = attempts(&fixture);
     assert_eq!(all.len(), before + 1);
-    assert!(all[before] >= news);
+    assert!(all[before] >= changed);
 }
 
 #[test]
-fn what_news_cause_keeps_its_distance_and_nothing_is_lost() {
+fn reactions_are_spaced_and_no_change_is_lost() {
     let mut fixture = Fixture::spoiled(long_waits, refusing);
     fixture.until("a wait", SEC, |s| s.client.states()[0] == PathState::Waiting);
     fixture.run(MS);
@@ -132,7 +132,7 @@ fn stuck() -> Fixture {
 }
 
 #[test]
-fn an_attempt_that_began_while_the_link_was_down_begins_anew() {
+fn an_attempt_that_began_while_the_link_was_down_is_restarted() {
     let mut fixture = stuck();
     fixture.run(8 * SEC);
     let before = ends(&fixture)[0];
@@ -146,7 +146,7 @@ fn an_attempt_that_began_while_the_link_was_down_begins_anew() {
 }
 
 #[test]
-fn an_attempt_has_some_time_to_itself_and_the_next_one_has_all() {
+fn an_attempt_gets_a_minimum_time_and_its_replacement_all() {
     let mut fixture = stuck();
     let before = ends(&fixture)[0];
     fixture.run(ATTEMPT_MIN / 3);
@@ -154,15 +154,15 @@ fn an_attempt_has_some_time_to_itself_and_the_next_one_has_all() {
     fixture.run(ATTEMPT_MIN / 3);
     assert_eq!(ends(&fixture), [before], "it has only begun");
     fixture.run(ATTEMPT_MIN);
-    assert_eq!(ends(&fixture), [before + 1], "it began before the news");
+    assert_eq!(ends(&fixture), [before + 1], "it began before the change");
     storm(&mut fixture, 19 * SEC);
-    assert_eq!(ends(&fixture), [before + 1], "the next one began after news");
+    assert_eq!(ends(&fixture), [before + 1], "the next one began after a change");
     storm(&mut fixture, 2 * SEC);
     assert!(ends(&fixture)[0] > before + 1, "its time is over");
 }
 
 #[test]
-fn an_introduction_begins_anew_too() {
+fn an_info_exchange_is_restarted_too() {
     let mut fixture = Fixture::open(|s| s.config.connect_timeout = 20 * SEC);
     fixture.server.how.info_rsp = Some(Box::new(|_| Vec::new()));
     fixture.server.end_path(fixture.now(), 0);
@@ -175,7 +175,7 @@ fn an_introduction_begins_anew_too() {
 }
 
 #[test]
-fn a_slow_server_is_connected_whatever_is_heard() {
+fn a_slow_server_is_connected_despite_changes() {
     let mut fixture = Fixture::open(|s| {
         s.config.connect_timeout = 5 * SEC;
         s.config.heartbeat.interval = 20 * SEC;
@@ -216,7 +216,7 @@ fn the_first_attempts_of_a_session_are_left_alone() {
 }
 
 #[test]
-fn news_while_a_path_closes_spare_it_the_wait() {
+fn a_change_while_a_path_closes_skips_its_wait() {
     let mut fixture = Fixture::open(long_waits);
     fixture.server.end_path(fixture.now(), 0);
     fixture.until("the end", SEC, |s| s.client.states()[0] == PathState::Closing);

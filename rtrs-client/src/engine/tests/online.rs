@@ -70,7 +70,7 @@ fn a_path_that_is_added_carries_io() {
 }
 
 #[test]
-fn a_path_leaves_when_its_requests_have_come_home() {
+fn a_path_leaves_when_its_requests_are_answered() {
     for change in [remove(0), Change::Disconnect(leaving(0, 5 * SEC))] {
         let mut fixture = Fixture::open(|s| (s.paths, s.how.hold, s.how.fence) = (2, true, true));
         for slot in 0..6 {
@@ -102,7 +102,7 @@ fn a_path_leaves_when_its_requests_have_come_home() {
 }
 
 #[test]
-fn what_has_not_come_home_in_time_goes_to_the_other_path() {
+fn requests_unanswered_at_the_deadline_move_to_the_other_path() {
     let mut fixture = Fixture::open(|s| (s.paths, s.how.hold, s.how.fence) = (2, true, true));
     for slot in 0..6 {
         submit(&mut fixture, slot % 2, IoOp::Write, slot);
@@ -113,7 +113,7 @@ fn what_has_not_come_home_in_time_goes_to_the_other_path() {
     assert_eq!(fixture.server.ios().count(), 6);
     fixture.until("it left", 100 * MS, |s| names(s) == ["path1"]);
     fixture.run(100 * MS);
-    assert_eq!((over(&fixture, 0xa0), over(&fixture, 0xa1)), (4, 6), "the four went over");
+    assert_eq!((over(&fixture, 0xa0), over(&fixture, 0xa1)), (4, 6), "the four moved");
     assert_eq!(fixture.server.fences.len(), 1, "behind a fence");
     all_well(&mut fixture);
     assert_eq!(fixture.client.done.len(), 6);
@@ -144,7 +144,7 @@ fn a_link_that_is_lost_while_its_path_leaves_is_a_failover() {
 }
 
 #[test]
-fn a_disconnected_path_comes_back_when_told_and_a_connected_one_anew() {
+fn paths_reconnect_on_request() {
     let mut fixture = Fixture::open(|s| s.paths = 2);
     fixture.change(Change::Disconnect(leaving(1, SEC))).expect("one is left");
     fixture.until("it is down", SEC, |s| s.client.states()[1] == PathState::Disconnected);
@@ -168,7 +168,7 @@ fn a_disconnected_path_comes_back_when_told_and_a_connected_one_anew() {
 }
 
 #[test]
-fn a_path_between_attempts_is_tried_at_once_when_told() {
+fn a_path_between_attempts_is_tried_at_once_on_request() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         (s.config.reconnect_min, s.config.reconnect_max) = (100 * SEC, 100 * SEC);
@@ -215,7 +215,7 @@ fn no_path_fail_keeps_the_only_connected_path_from_a_reconnect() {
 }
 
 #[test]
-fn with_strict_failover_a_path_comes_back_once_as_proof_before_it_goes() {
+fn with_strict_failover_a_removed_path_reconnects_once_as_proof() {
     let mut fixture = Fixture::open(|s| {
         (s.paths, s.how.hold) = (2, true);
         s.config.failover = Failover::Strict;
@@ -252,7 +252,7 @@ fn the_policy_changes_under_load() {
 }
 
 #[test]
-fn io_waits_or_fails_by_the_rule_that_holds_now() {
+fn io_waits_or_fails_by_the_current_policy() {
     let mut fixture = Fixture::open(|s| s.config.no_path = NoPath::Fail);
     let mut force = leaving(0, SEC);
     force.force = true;

@@ -144,8 +144,8 @@ fn a_flood_of_changed_costs_ten_opens_a_second() {
     for round in 0..1000 {
         for path in 0..2 {
             fixture.say_changed(path);
-            let nobody = Imm::Changed { device: 77 + round };
-            fixture.server.immediate(path, 0, nobody.encode());
+            let unknown = Imm::Changed { device: 77 + round };
+            fixture.server.immediate(path, 0, unknown.encode());
         }
         fixture.run(MS);
     }
@@ -158,7 +158,7 @@ fn a_flood_of_changed_costs_ten_opens_a_second() {
 }
 
 #[test]
-fn a_device_that_is_not_the_sessions_is_not_asked_for() {
+fn changes_of_other_devices_are_ignored() {
     let mut fixture = fixture(|_| {});
     let before = fixture.opens();
     for device in [1, 77, (1 << 28) - 1] {
@@ -185,7 +185,7 @@ fn changed_before_the_open_is_remembered() {
 }
 
 #[test]
-fn an_idle_session_hears_of_its_exports_removal() {
+fn an_idle_session_learns_of_its_exports_removal() {
     let mut fixture = fixture(|_| {});
     fixture.server.how.open_errno = errno::EIDRM;
     fixture.say_changed(1);

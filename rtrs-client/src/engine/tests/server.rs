@@ -493,7 +493,7 @@ impl Server {
                 0
             }
             UserMessage::Fence(fence) => {
-                assert!(self.how.fence, "only a server that says so is sent a FENCE");
+                assert!(self.how.fence, "FENCE was sent to a server without support");
                 assert_ne!(fence.path, request.path, "a path is fenced off over another");
                 self.how.gateways.iter().for_each(|gateways| gateways.check_fence(request.path));
                 self.fences.push(fence);

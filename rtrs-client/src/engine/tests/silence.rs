@@ -16,7 +16,7 @@ fn beats(fixture: &Fixture) -> usize {
 }
 
 #[test]
-fn a_silent_server_is_noticed_in_the_bound() {
+fn a_silent_server_is_detected_in_time() {
     // For any number of earlier heartbeats.
     for before in 0..20 {
         let mut fixture = Fixture::open(|_| {});
@@ -44,7 +44,7 @@ fn a_silent_server_is_noticed_in_the_bound() {
 }
 
 #[test]
-fn io_on_a_link_gone_without_a_word_goes_on_in_the_bound() {
+fn io_on_a_silently_dead_link_continues_in_time() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         s.world.link.detect = None;
@@ -82,7 +82,7 @@ fn a_server_that_falls_silent_while_the_device_opens_is_noticed() {
 }
 
 #[test]
-fn an_introduction_without_answer_ends_with_the_connect_timeout() {
+fn an_unanswered_info_req_ends_at_the_connect_timeout() {
     let mute = |how: &mut How| how.info_rsp = Some(Box::new(|_| Vec::new()));
     let mut fixture = Fixture::spoiled(|_| {}, mute);
     fixture.until("INFO_REQ", SEC, |s| s.client.states()[0] == PathState::InfoExchange);
@@ -122,7 +122,7 @@ fn the_servers_heartbeats_are_answered_at_once() {
 }
 
 #[test]
-fn the_servers_own_heartbeats_do_not_show_that_it_hears() {
+fn the_servers_heartbeats_do_not_prove_that_it_receives() {
     let mut fixture = Fixture::open(|_| {});
     // As if nothing from the client arrived: no answers, and the server sends its own heartbeats,
     // also between those of the client.
@@ -153,7 +153,7 @@ fn the_round_trip_is_measured() {
 }
 
 #[test]
-fn answers_to_no_question_measure_nothing() {
+fn unrequested_heartbeat_answers_measure_nothing() {
     let mut fixture = Fixture::open(|_| {});
     fixture.server.immediate(0, 0, Imm::HeartbeatAck.encode());
     fixture.run(10 * MS);
@@ -208,7 +208,7 @@ fn rdma_defaults(s: &mut Setup) {
 }
 
 #[test]
-fn a_path_is_given_up_sooner_where_the_server_answers_on_another() {
+fn a_path_is_given_up_sooner_if_the_server_answers_on_another() {
     for before in 0..12 {
         let mut fixture = Fixture::open(rdma_defaults);
         fixture.run(61 * MS * before);
@@ -240,7 +240,7 @@ fn a_server_that_answers_nowhere_gets_all_its_time() {
 }
 
 #[test]
-fn a_server_that_goes_on_may_answer_one_path_a_little_later() {
+fn a_running_server_may_answer_one_path_a_little_later() {
     for answers in [true, false] {
         let mut fixture = Fixture::open(rdma_defaults);
         fixture.run(SEC);
@@ -261,7 +261,7 @@ fn a_server_that_goes_on_may_answer_one_path_a_little_later() {
 }
 
 #[test]
-fn a_core_that_comes_late_ends_no_path() {
+fn a_late_shard_ends_no_path() {
     let mut fixture = Fixture::open(|s| {
         defaults(s);
         (s.paths, s.how.fence) = (2, true);
@@ -308,7 +308,7 @@ fn a_server_that_is_as_late_as_we_are_loses_no_path() {
 }
 
 #[test]
-fn a_late_core_does_not_take_its_own_pause_for_an_unanswered_probe() {
+fn a_late_shard_does_not_mistake_its_pause_for_an_unanswered_probe() {
     let mut fixture = Fixture::open(|s| (s.how.hold, s.how.hold_probes) = (true, true));
     fixture.submit(1, IoOp::Read, 0, 512);
     fixture.until("the probe", SEC, |s| s.server.held.len() == 2);

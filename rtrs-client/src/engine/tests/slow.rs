@@ -47,7 +47,7 @@ fn probes(fixture: &Fixture) -> usize {
 }
 
 #[test]
-fn a_request_that_hangs_keeps_its_path_and_other_requests_go_on() {
+fn a_request_that_hangs_keeps_its_path_and_other_requests_continue() {
     // With the default of the setting, for each treatment of IO without a path.
     for no_path in [NoPath::Queue, NoPath::QueueFor(5 * SEC), NoPath::Fail] {
         let mut fixture = hanging(|s| s.config.no_path = no_path);
@@ -134,7 +134,7 @@ fn a_slow_request_goes_to_another_path_when_its_own_dies() {
 }
 
 #[test]
-fn an_io_that_is_given_up_is_told_once_and_keeps_its_permit_until_it_is_answered() {
+fn a_given_up_io_is_reported_once_and_keeps_its_permit_until_answered() {
     let mut fixture = hanging(|s| s.config.slow_io = SlowIo::Fail);
     let tags = [IoOp::Read, IoOp::Write].map(|op| fixture.submit(0, op, 0, 512));
     fixture.until("the requests", SEC, |s| s.server.held.len() == 2);
@@ -178,7 +178,7 @@ fn an_io_that_is_given_up_ends_with_the_fence_of_its_path_and_is_not_sent_again(
 }
 
 #[test]
-fn what_waits_for_the_permits_of_given_up_ios_fails_as_they_do() {
+fn io_waiting_for_permits_of_given_up_io_fails_too() {
     let mut fixture = hanging(|s| {
         (s.config.slow_io, s.config.no_path) = (SlowIo::Fail, NoPath::Queue);
     });
@@ -250,7 +250,7 @@ fn the_time_without_a_path_begins_when_the_path_of_a_slow_request_ends() {
 }
 
 #[test]
-fn a_slow_request_fails_with_the_last_path_where_no_path_fails() {
+fn a_slow_request_fails_with_the_last_path_under_no_path_fail() {
     for slow_io in [SlowIo::Wait, SlowIo::Fail] {
         let (mut fixture, tag) = slow_write(slow_io, |s| s.config.no_path = NoPath::Fail);
         (0..2).for_each(|path| fixture.link_down(path));
@@ -322,7 +322,7 @@ fn a_path_with_a_slow_request_is_removed_within_its_time() {
 }
 
 #[test]
-fn an_io_timeout_below_the_heartbeats_tells_them_apart_too() {
+fn a_short_io_timeout_still_distinguishes_slow_from_dead() {
     for slow_io in [SlowIo::Wait, SlowIo::Fail] {
         for dead in [false, true] {
             let mut fixture = hanging(|s| {
@@ -350,7 +350,7 @@ fn an_io_timeout_below_the_heartbeats_tells_them_apart_too() {
 }
 
 #[test]
-fn nothing_of_an_io_that_is_given_up_is_sent_any_more() {
+fn no_part_of_a_given_up_io_is_sent_again() {
     // Two parts, one on each path.
     let mut fixture = hanging(|s| {
         (s.how.max_io, s.config.slow_io, s.config.no_path) = (4096, SlowIo::Fail, NoPath::Queue);

@@ -118,7 +118,7 @@ fn each_path_has_counters_and_latencies_of_its_own() {
 }
 
 #[test]
-fn a_path_that_is_far_slower_is_left_out_tried_and_taken_back() {
+fn a_far_slower_path_is_excluded_tried_and_readmitted() {
     for policy in [Policy::RoundRobin, Policy::MinInflight] {
         let mut fixture = Fixture::open(|s| (s.paths, s.config.policy) = (2, policy));
         let usual = LinkOptions::default();

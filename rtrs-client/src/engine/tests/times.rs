@@ -47,7 +47,7 @@ fn parts_ms(fixture: &Fixture, path: usize) -> Vec<(Part, u64)> {
 }
 
 #[test]
-fn a_round_trip_is_divided_by_what_the_server_says() {
+fn a_round_trip_is_divided_by_the_reported_times() {
     let mut fixture = Fixture::open(timed);
     read_held(&mut fixture);
     let expected = [(ClientQueue, 0), (Network, 7), (ServerQueue, 3), (Backend, 10)];

@@ -15,7 +15,7 @@ fn response(permit: u16, errno: u16, invalidated: bool) -> u32 {
 }
 
 #[test]
-fn answers_nobody_waits_for_are_passed_over() {
+fn unexpected_answers_are_ignored() {
     for new_rkey in [true, false] {
         let mut fixture = Fixture::open(|s| {
             s.how.hold = true;
@@ -55,7 +55,7 @@ fn answers_nobody_waits_for_are_passed_over() {
 }
 
 #[test]
-fn on_the_service_connection_garbage_is_passed_over_and_foreign_answers_end_the_path() {
+fn the_service_connection_ignores_garbage_but_foreign_answers_end_the_path() {
     let mut fixture = Fixture::open(|_| {});
     for imm in [0x3000_0000, 0x1001_0000, 0xf123_4567, response(0, 5, false)] {
         fixture.server.immediate(0, 0, imm);
@@ -104,7 +104,7 @@ fn an_answer_on_another_path_is_no_answer() {
 }
 
 #[test]
-fn lies_about_keys_end_the_path() {
+fn invalid_key_messages_end_the_path() {
     type Lie = fn(RkeyRsp) -> Vec<u8>;
     let lies: [(&str, Lie); 5] = [
         ("type", |rsp| {
@@ -180,7 +180,7 @@ fn a_late_write_to_a_closed_window_is_refused() {
             let disk = fixture.server.disk[..4096].to_vec();
             fixture.server.write_late(&request);
             fixture.until("the end", SEC, |s| s.client.states()[0] != PathState::Connected);
-            assert_eq!(fixture.client.buffer(0, 0, 4096).to_vec(), disk, "memory that moved on");
+            assert_eq!(fixture.client.buffer(0, 0, 4096).to_vec(), disk, "reused memory");
             let error = fixture.client.last_error(0);
             assert!(error.contains("unknown key"), "{error}");
             fixture.server.how.hold = false;

@@ -87,14 +87,14 @@ fn a_session_has_as_many_volumes_as_it_may_have() {
 
 #[test]
 #[should_panic(expected = "a session of 129 volumes")]
-fn a_session_of_more_volumes_is_our_own_fault() {
+fn too_many_volumes_panic() {
     Fixture::new(|s| {
         s.config.volumes.extend((0..VOLUMES_MAX).map(|at| volume(&format!("more{at}"))));
     });
 }
 
 #[test]
-fn a_volume_that_is_refused_is_left_out_and_the_others_go_on() {
+fn a_refused_volume_is_omitted_and_the_others_continue() {
     // Refused before it was ever open.
     let mut fixture = new_with_second(|s| s.paths = 2);
     fixture.server.more.named("vol1").open_errno = errno::ENOENT;
@@ -106,7 +106,7 @@ fn a_volume_that_is_refused_is_left_out_and_the_others_go_on() {
     assert!(!status(&fixture, DeviceIndex::FIRST).failed);
     assert_eq!(fixture.client.control.failure(), None);
     fixture.run(20 * SEC);
-    assert_eq!(fixture.server.more.named("vol1").opens, 1, "the attach of it has failed");
+    assert_eq!(fixture.server.more.named("vol1").opens, 1, "its attach has failed");
 
     // The first volume is refused, and the second one works.
     let mut fixture = new_with_second(|s| s.paths = 2);

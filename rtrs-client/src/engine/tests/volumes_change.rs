@@ -26,7 +26,7 @@ fn fixture(paths: usize) -> Fixture {
     fixture
 }
 
-/// Number of regions that a shard's connections know.
+/// Number of bytes that the client has registered.
 fn registered(fixture: &Fixture) -> usize {
     fixture.world.registered(fixture.node)
 }
@@ -112,7 +112,7 @@ fn a_volume_that_cannot_be_added_says_why_and_leaves_the_others_alone() {
 }
 
 #[test]
-fn a_volume_is_closed_once_and_its_place_is_used_again() {
+fn a_volume_is_closed_once_and_its_index_is_reused() {
     let mut fixture = with_second(|s| s.paths = 2);
     let mut second = Users::of(&fixture, SECOND);
     second.check(&mut fixture, 1);
@@ -137,7 +137,7 @@ fn a_volume_is_closed_once_and_its_place_is_used_again() {
 }
 
 #[test]
-fn memory_that_only_a_closed_volume_had_is_given_back() {
+fn memory_of_a_closed_volume_is_released() {
     let mut fixture = with_second(|_| {});
     let before = registered(&fixture);
     let region = rtrs_core::mem::Region::new(1 << 20).expect("memory");
@@ -154,7 +154,7 @@ fn memory_that_only_a_closed_volume_had_is_given_back() {
 }
 
 #[test]
-fn a_closed_volume_keeps_its_place_until_all_its_io_has_ended_on_all_shards() {
+fn a_closed_volume_keeps_its_index_until_all_its_io_has_ended_on_all_shards() {
     let mut fixture = with_second(|s| s.how.hold = true);
     let mut second = Users::of(&fixture, SECOND);
     let tags = [0, 1].map(|shard| second.submit(&mut fixture, shard, IoOp::Write, 0, 4096));
@@ -197,7 +197,7 @@ fn a_closed_volume_keeps_its_place_until_all_its_io_has_ended_on_all_shards() {
 }
 
 #[test]
-fn what_nobody_reaps_of_a_closed_volume_does_not_keep_its_shard_busy() {
+fn unreaped_completions_of_a_closed_volume_keep_no_shard_busy() {
     let mut fixture = with_second(|s| s.how.hold = true);
     let mut second = Users::of(&fixture, SECOND);
     for _ in 0..2 {
@@ -230,7 +230,7 @@ fn completions_without_a_user_keep_no_shard_busy_before_the_close() {
 }
 
 #[test]
-fn what_a_closed_volume_had_on_a_dead_path_ends_when_that_is_fenced_off() {
+fn io_of_a_closed_volume_on_a_dead_path_ends_at_its_fence() {
     let mut fixture = with_second(|s| {
         s.paths = 2;
         (s.how.hold, s.how.fence) = (true, true);
