@@ -105,7 +105,7 @@ pub(crate) struct EngineReport {
     pub(crate) inflight: usize,
     /// Requests in flight by path.
     pub(crate) path_inflight: Vec<u32>,
-    /// By path, whether it is excluded because it is slow.
+    /// For each path, whether it is excluded because it is slow.
     pub(crate) path_slow: Vec<bool>,
     /// Geometry of each device that was ever open.
     pub(crate) geometries: Vec<(DeviceIndex, Geometry)>,

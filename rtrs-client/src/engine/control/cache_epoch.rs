@@ -100,8 +100,8 @@ impl CacheEpoch {
     }
 
     /// Reviews the epoch after a path ended. `connected` holds the epoch and the start time of each
-    /// remaining path. If none of them is in the epoch reported last (by a stale answer that
-    /// arrived late), the epoch of the newest path applies.
+    /// remaining path. If no path is in the epoch reported last (by a stale answer that arrived
+    /// late), the epoch of the newest path applies.
     pub(super) fn review(&self, connected: impl Iterator<Item = (u64, Instant)> + Clone) {
         let Some(watch) = &self.watch else { return };
         let met = connected.filter(|(epoch, _)| *epoch != 0);

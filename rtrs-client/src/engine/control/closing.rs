@@ -1,11 +1,11 @@
 //! Closing of volumes, and the end of a session: its volumes are closed in order, then every path
 //! ends.
 //!
-//! A single volume is closed once no shard has IO of it left. A close uses the same permit as all
-//! opens, so it waits for an open in progress. It is sent over one path, after which the server may
-//! reuse the volume's number. If that path dies, the close is therefore repeated only once the path
-//! is fenced off, and no other volume is opened in the meantime. A volume that no path serves any
-//! more may still be open at the server: it is opened once more and then closed.
+//! A single volume is closed once its IO has ended. A close uses the same permit as all opens, so
+//! it waits for an open in progress. It is sent over one path, after which the server may reuse the
+//! volume's number. If that path dies, the close is therefore repeated only once the path is fenced
+//! off, and no other volume is opened in the meantime. A volume that no path serves any more may
+//! still be open at the server: it is opened once more and then closed.
 
 use rtrs_core::ids::{CoreIndex, PathId};
 use rtrs_core::time::{Duration, Instant};

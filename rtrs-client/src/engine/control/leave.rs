@@ -26,7 +26,7 @@ impl Why {
 pub(super) struct Leave {
     why: Why,
     deadline: Instant,
-    /// By shard, whether it has no requests of the path in flight any more.
+    /// For each shard, whether the path has no requests in flight there any more.
     retired: Vec<bool>,
 }
 

@@ -249,7 +249,7 @@ impl Volume {
         all
     }
 
-    /// Marks the volume for closing, even if shards still have IO of it.
+    /// Marks the volume for closing, even if its IO has not ended.
     pub(super) fn close(&mut self) {
         if !matches!(self.state, State::Closing(_)) {
             self.state = if self.last.is_some() { State::ToClose } else { State::Ended };

@@ -1,6 +1,6 @@
 //! Volumes of a session, by index.
 //!
-//! A closed volume keeps its index until no shard has IO of it left and the server has closed it.
+//! A closed volume keeps its index until no shard has IO for it and the server has closed it.
 //! Then the index may be reused.
 
 use std::ops::{Index, IndexMut};

@@ -598,7 +598,7 @@ impl Shard {
         self.paths.inflight()
     }
 
-    /// By path, whether this shard excludes it because it is slow.
+    /// For each path, whether this shard excludes it because it is slow.
     pub(crate) fn path_slow(&self) -> Vec<bool> {
         self.paths.slow()
     }

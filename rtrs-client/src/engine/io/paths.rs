@@ -167,7 +167,7 @@ impl Paths {
         self.rows.iter().map(PathShard::inflight).collect()
     }
 
-    /// By path, whether this shard excludes it because it is slow.
+    /// For each path, whether this shard excludes it because it is slow.
     pub(super) fn slow(&self) -> Vec<bool> {
         self.rows.iter().map(|path| self.chooser.paces.is_slow(path.id())).collect()
     }

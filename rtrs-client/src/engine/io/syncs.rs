@@ -35,8 +35,8 @@ impl Sync {
         }
     }
 
-    /// Result of a successful flush whose overlapping syncs have ended. It fails if one of them
-    /// ended without an answer, which may have reported a loss.
+    /// Result of a successful flush whose overlapping syncs have ended. It fails if a sync ended
+    /// without an answer, which may have reported a loss.
     pub(super) fn verdict(self, cache: &CacheWatch) -> IoStatus {
         if cache.unanswered() == self.unanswered { IoStatus::Ok } else { IoStatus::TimedOut }
     }
