@@ -1,9 +1,9 @@
 //! Buffers of a workload's IO, with a record of their content.
 //!
 //! A slot is lent to the device with an IO and returned when the IO ends. Afterwards only the
-//! workload may change it. In between nothing may change but the bytes that a read asked for: not
-//! the data of a write, and not the bytes behind a short read. Whole slots are compared when a slot
-//! is returned, when it is lent again, and at the end.
+//! workload may change it. In between only the bytes that a read requested may change: neither the
+//! data of a write, nor the bytes behind a short read. Whole slots are compared when a slot is
+//! returned, when it is lent again, and at the end.
 
 use std::sync::Arc;
 

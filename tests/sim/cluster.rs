@@ -256,7 +256,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the client's process, with `power` by a power failure. Its workloads stay.
+    /// Ends the client's process; with `power`, by a power failure. Its workloads stay.
     fn stop_client(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[0]);

@@ -31,7 +31,7 @@ const LATE_MAX: Duration = Duration::from_millis(400);
 /// Size of a sector in bytes.
 pub(super) const SECTOR: usize = 512;
 
-/// Write that may be lost with the power.
+/// Write that a power cut may lose.
 #[derive(Debug)]
 struct Entry {
     /// Position in the order in which writes took effect.
@@ -70,7 +70,7 @@ struct State {
     loser: Prng,
     /// Whether writes were lost; only the next sync reports it, regardless of who submits it.
     lost: bool,
-    /// Source of the status that reports lost writes, where it varies.
+    /// Source of the status that reports lost writes, if it varies.
     statuses: Option<Prng>,
     /// Whether the disk has no lock.
     unlocked: bool,

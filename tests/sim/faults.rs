@@ -1,7 +1,7 @@
 //! Plan of faults, drawn from the seed before the run.
 //!
-//! Every fault of the network heals and every server starts again before the plan's end, so that
-//! afterwards the cluster is whole and everything has to come to an end.
+//! Every network fault heals and every server starts again before the plan's end, so that
+//! afterwards the cluster is whole and all IO has to end.
 
 mod twins;
 
@@ -15,7 +15,7 @@ use rtrs_core::time::{Duration, Instant};
 use super::options::{FaultMix, Ids, MS, Removal, Said, Truncation};
 pub(super) use twins::twins;
 
-/// Time before a restart of the server at which other servers end, where they have to.
+/// Time before a restart of the server at which other servers end, if they have to.
 const SAID_AHEAD: Duration = Duration::from_millis(300);
 
 /// Single action of a plan.
@@ -23,15 +23,15 @@ const SAID_AHEAD: Duration = Duration::from_millis(300);
 pub(super) enum Act {
     /// Changes the world.
     World(Fault),
-    /// Moves the queue pair of the n-th work request from now at this end into error; with
-    /// `receive`, the queue pair of the n-th receive.
+    /// Moves a queue pair of one end into error, after this number of further work requests or,
+    /// with `receive`, of further receives.
     QpError { at_client: bool, after: u32, receive: bool },
-    /// Ends the server's process, with `power` by a power failure of its machine.
+    /// Ends the server's process; with `power`, by a power failure of its machine.
     StopServer { power: bool },
     /// Asks the server to stop, as by a signal or, with `drain`, path by path. Its remains end
     /// before the next one starts.
     AskServer { drain: bool },
-    /// Ends the client's process, with `power` by a power failure of its machine.
+    /// Ends the client's process; with `power`, by a power failure of its machine.
     StopClient { power: bool },
     /// Detaches the client while its IO is in flight.
     LeaveClient,
@@ -43,7 +43,7 @@ pub(super) enum Act {
     NoMemory { at_client: bool, times: u32 },
     /// Starts a server.
     StartServer,
-    /// Takes a path from the session within that time, with `good` permanently, otherwise until
+    /// Takes a path from the session within that time: permanently with `good`, otherwise until
     /// `Have`.
     Leave { path: usize, good: bool, within: Duration },
     /// Gives the session a path: a missing one is added, others are reconnected.
@@ -165,9 +165,9 @@ pub(super) fn remove(
     plan
 }
 
-/// Draws restarts of the server with another identity, in order of time. If the session tells other
-/// servers from its own by a connected path, they end long before a restart: their messages must
-/// have arrived before no path is connected.
+/// Draws restarts of the server with another identity, in order of time. If only a connected path
+/// distinguishes the session's server from others, the others end long before a restart: their
+/// messages must arrive while that path is still connected.
 pub(super) fn say(ids: Ids, from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for third in 1..3 {

@@ -33,8 +33,8 @@ fn a_newer_write_overrides_a_held_one() {
         replays += u64::from(stats.replays > 0);
         failed += u64::from(stats.blocked > 0 && stats.io_errors > 0);
     }
-    assert!(replays >= 400, "a copy met its original in {replays} of 1000 variations only");
-    assert!(failed >= 200, "one met a write that had failed in {failed} of 1000 variations only");
+    assert!(replays >= 400, "a copy met its original in only {replays} of 1000 variations");
+    assert!(failed >= 200, "a write met a failed one in only {failed} of 1000 variations");
 }
 
 /// Nothing but slow idle heartbeats happens for minutes, until an event.

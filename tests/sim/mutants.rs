@@ -110,7 +110,7 @@ fn play(scene: Scene, mutant: Option<Mutant>) -> Option<Failure> {
     }));
     mutant::choose(None);
     outcome.unwrap_or_else(|_| {
-        let said = SAID.take().unwrap_or_else(|| "a machine panicked".to_owned());
+        let said = SAID.take().unwrap_or_else(|| "an engine panicked".to_owned());
         Some(Failure::new("panic", said.replace('\n', " ")))
     })
 }

@@ -6,10 +6,10 @@
 //! two: a turn of the core runs both until neither has work. The byte positions at which messages
 //! are cut follow from the seed. Bridge, ring and sockets end together with a process.
 //!
-//! A workload that uses parts of blocks does not identify as the kernel, and half of its writes
-//! come twice: the write is followed by the same bytes from an offset within a block on. As changes
-//! of a block take turns in order of arrival, this changes nothing; if they did not, the block
-//! could get its earlier content back.
+//! A workload that uses parts of blocks does not identify as the kernel, and half of its writes are
+//! sent twice, the second time without the first bytes, so that the copy begins within a block. As
+//! changes of a block are executed in order of arrival, this changes nothing; if they were not, the
+//! block could get its earlier content back.
 
 mod stalls;
 
@@ -106,7 +106,7 @@ pub(super) struct Front {
     /// Bytes of an incomplete reply.
     input: Vec<u8>,
     asked: BTreeMap<u64, Io>,
-    /// Writes that come twice, and the result of the first copy.
+    /// Writes that are sent twice, and the result of the first copy.
     twice: Option<BTreeMap<u64, Option<IoStatus>>>,
     stalls: Option<Stalls>,
     /// Bytes that come before the first reply.

@@ -75,7 +75,7 @@ pub struct Options {
     pub disk: DiskOptions,
     /// Faults.
     pub faults: FaultMix,
-    /// Maximum time of an IO, where the first path always works and the backend is quick.
+    /// Maximum time of an IO, if the first path always works and the backend is quick.
     pub stall_max: Option<Duration>,
     /// Minimum delay before a client that takes over from a killed one repeats requests without an
     /// answer, from their first submission. None if another user of the export follows instead.
@@ -169,7 +169,7 @@ pub struct DiskOptions {
     pub errors: Ratio,
     /// Share of writes that are lost in writeback of the cache; one sync reports the loss.
     pub writeback: Ratio,
-    /// Whether completed writes may be lost with the power.
+    /// Whether a power cut may lose completed writes.
     pub write_cache: bool,
     /// Whether the disk supports FUA.
     pub fua: bool,
@@ -188,7 +188,7 @@ pub struct DiskOptions {
 pub struct FaultMix {
     /// Longest pause between two faults.
     pub gap_max: Duration,
-    /// Longest time of a fault of the network.
+    /// Longest duration of a network fault.
     pub lasts_max: Duration,
     /// Longest time without a client after one was killed.
     pub away_max: Duration,
@@ -224,7 +224,7 @@ pub struct FaultMix {
     /// Weight of a server machine that loses power while its answers on one path are in transit,
     /// and that is back before they arrive.
     pub late_answers: u32,
-    /// Whether the first path has no fault of the network.
+    /// Whether network faults spare the first path.
     pub spare: bool,
 }
 
@@ -415,7 +415,7 @@ impl Options {
                 drawn.hunt_dropped_writes(&mut Prng::new(seed ^ 0x6768_6f73_745f_7772));
             }
         }
-        // IO that a session gave up and losses of a disk are judged in other runs.
+        // Other runs check IO that a session gave up, and losses of a disk.
         let plain = drawn.faults.client_restart == 0 && drawn.faults.power_cut == 0;
         let plain = plain && drawn.stall_max.is_none() && !drawn.path_errors();
         let own = &mut Prng::new(seed ^ 0x6e62_645f_6472_6f70);

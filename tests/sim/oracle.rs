@@ -3,10 +3,10 @@
 //! Each sector is a separate register. Every write puts its number into all of its sectors, so that
 //! a read shows which write it saw. Time is a counter of submissions and completions.
 //!
-//! **Writes that do not overlap in flight** (the usual run) are judged exactly: all operations on
-//! a sector must fit one order in which each takes effect at one moment between its submission
-//! and its completion. By Gibbons and Korach (Testing shared memories, 1997) this is so if and
-//! only if, with the zone of a write from the first completion to the last submission of the
+//! **Writes that do not overlap in flight** (the usual run) are checked for linearizability: all
+//! operations on a sector must fit one order in which each takes effect at one moment between its
+//! submission and its completion. By Gibbons and Korach (Testing shared memories, 1997) this is so
+//! if and only if, with the zone of a write from the first completion to the last submission of the
 //! write and its reads, no two forward zones overlap and no backward zone lies in a forward one.
 //!
 //! **Runs whose writes overlap**: a write may take effect more than once while it is in flight, as
@@ -14,14 +14,14 @@
 //! write has replaced it: one that began after that write's end and ended before the read's start.
 //!
 //! **While no write is open** a sector keeps its content, in all runs. A write whose client was
-//! killed is open until the server lets the next client write, and is open again once that client
-//! is asked for the same write: by then, what the dead client had sent has landed or never will.
+//! killed is open until the server lets the next client write, and is open again once the user
+//! repeats it at that client: by then, the dead client's requests have taken effect or never will.
 //! From then on it counts as another write of the same content.
 //!
 //! **A write that ended with an error** of the backend may have happened or not, but by its end or
-//! never. Where `no_path` lets IO end with an error, and where the client was killed, the write may
-//! happen at any later moment, until the server's process ends, or the server lets another session
-//! write, or the run comes to rest. If neither disk nor cores take long, it may happen only until
+//! never. If `no_path` lets IO end with an error, or the client was killed, the write may happen at
+//! any later moment, until the server's process ends, or the server lets another session write, or
+//! nothing is in flight any more. If neither disk nor cores take long, it may happen only until
 //! an IO that its core submitted later has succeeded, since by then the paths it was sent on are
 //! fenced off. In any case it happens before a write to the same sector that began after the error
 //! was reported: once such a write was acknowledged or seen, no read that begins sees the failed
@@ -31,9 +31,9 @@
 //! durable when it was acknowledged with FUA, or before a flush began that was acknowledged before
 //! the cut. A flush is checked against what was acknowledged before it began, also when the power
 //! failed in between, until a failed flush has reported the loss; a flush may fail for no other
-//! reason. Where another user follows a killed client, no client is left to receive reports of lost
-//! writes. Where a client takes over from a killed one, its users receive these reports; there a
-//! flush may also fail once for a power cut that lost nothing.
+//! reason. If another user follows a killed client, no client is left to receive reports of lost
+//! writes. If a client takes over from a killed one, its users receive these reports; then a flush
+//! may also fail once for a power cut that lost nothing.
 
 mod dropped;
 mod losses;
@@ -75,8 +75,8 @@ struct Write {
     /// Whether a `dead` write has happened by now, or will not until the next client is asked for
     /// it.
     parked: bool,
-    /// Time at which each user learned that the write was lost with the power: a flush of that user
-    /// which begins later does not cover the write. 0 if no client is left to receive the report.
+    /// Time at which each user learned that a power cut lost the write: a flush of that user which
+    /// begins later does not cover the write. 0 if no client is left to receive the report.
     excused: [Option<u64>; USERS],
     /// Whether the acknowledgement may be one that the server sent before the power failed.
     old: bool,
@@ -325,7 +325,7 @@ impl Oracle {
             let sector = &mut self.sectors[at];
             sector.open += u32::from(parked);
             (sector.stirred, sector.settled) = (now, None);
-            // It may happen once more, from now on; its earlier effect has been judged by then.
+            // It may happen once more, from now on; its earlier effect has been checked already.
             for cluster in sector.clusters.iter_mut().filter(|cluster| cluster.id == id) {
                 (cluster.start, cluster.read_first, cluster.read_last) = (now, OPEN, 0);
             }
@@ -387,7 +387,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Ends a read and judges its bytes unless it failed.
+    /// Ends a read and checks its bytes unless it failed.
     pub(super) fn read_done(
         &mut self,
         tag: u64,
@@ -474,7 +474,7 @@ impl Oracle {
                     return Err(Failure::new(
                         "blocks",
                         format!(
-                            "sector {at} holds write {id} of before the power cut; after the \
+                            "sector {at} holds write {id} from before the power cut; after the \
                              cut it held write {initial}"
                         ),
                     ));
@@ -557,7 +557,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges a read from `start` that saw a write, in a run whose writes overlap.
+    /// Checks a read from `start` that saw a write, in a run whose writes overlap.
     fn judge_overlap(&mut self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
         let finish = self.finish(at, id);
         let newer = self.sectors[at].clusters.iter().find(|other| {
@@ -575,7 +575,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Judges a read from `start` that saw a write: after a failed write, no newer one was seen
+    /// Checks a read from `start` that saw a write: if the write had failed, no newer one was seen
     /// before.
     fn judge_failed(&self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
         let failed = self.writes[id as usize].failed;
@@ -600,7 +600,7 @@ impl Oracle {
         }
     }
 
-    /// Judges a read from `start` that saw a write: while no write is open, the content must not
+    /// Checks a read from `start` that saw a write: while no write is open, the content must not
     /// change.
     fn judge_rest(&mut self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
         let content = if self.writes[id as usize].zero { 0 } else { id };

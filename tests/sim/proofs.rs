@@ -1,14 +1,14 @@
 //! Scenario of two clients that prove their identity, a server that is restarted in between, and an
 //! intruder that knows the UUIDs of the first client's session and paths.
 //!
-//! The intruder has what an attacker may have that reads the network, or is a client of the server:
+//! The intruder has the means of an attacker that reads the network or is a client of the server:
 //! signatures of the first client for other connects, paths, sessions and nonces, its own key that
 //! the server knows, and a key that the server does not know. It never gets more than EACCES, and
-//! the two clients are not affected: no path ends except by the restart, and each reads what it
-//! wrote.
+//! the two clients are not affected: no path ends except by the restart, and each reads the data
+//! that it wrote.
 //!
-//! A crowd of unproved paths of the intruder is connected besides, in the session of the first
-//! client, whether the server knows it or not, with the UUIDs and numbers of its next connects and
+//! The intruder also connects a crowd of unproved paths in the first client's session, whether or
+//! not the server knows that session, with the UUIDs and numbers of the client's next connects and
 //! another queue depth. At the end the first client ends permanently: then its session ends,
 //! although the crowd stays.
 

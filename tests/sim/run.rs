@@ -19,7 +19,7 @@ use super::{Failure, Plant};
 pub(super) const ATTACH_MAX: Duration = Duration::from_secs(5);
 /// Maximum time from the last fault until all IO is done and all paths are up. The longest of many
 /// thousand seeds took 4 s: a server detects a silent path within its four heartbeats of a second;
-/// a client's attempt takes 1 s for each connection and 1 s for the introduction, its four
+/// a client's attempt takes 1 s for each connection and 1 s for the INFO exchange, its four
 /// heartbeats to detect that the server is silent while it opens the device, and then it waits half
 /// a second at most.
 const LIVE_MAX: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ pub struct Stats {
     pub io_errors: u64,
     /// IOs repeated by a client that took over from a dead one.
     pub taken_over: u64,
-    /// Flushes that reported writes lost with the power.
+    /// Flushes that reported writes lost by a power cut.
     pub losses_reported: u64,
     /// Longest IO in virtual milliseconds.
     pub io_ms_max: u64,
@@ -298,7 +298,7 @@ fn drive(
     cluster.check()?;
     let left = cluster.left_at_client();
     if left != (0, 0) {
-        let text = format!("with nothing in flight the client has IOs and permits out: {left:?}");
+        let text = format!("with nothing in flight the client still has IOs and permits: {left:?}");
         return Err(Failure::new("home", text));
     }
 

@@ -123,7 +123,7 @@ fn drive(cluster: &mut Cluster, plant: Plant, log: &Log, prng: &mut Prng) -> Res
             let (core, time) = (prng.index(4), prng.duration(100 * MS..=3000 * MS));
             cluster.act(Act::Stall { core, time })?;
             pass(cluster, time)?;
-            "a core stood still"
+            "a core was stalled"
         }
         2 => {
             pass(cluster, prng.duration(Duration::ZERO..=2500 * MS))?;

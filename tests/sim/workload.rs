@@ -2,7 +2,7 @@
 //!
 //! Each workload is a closed loop of bounded depth with pauses drawn from the seed. Every
 //! submission and every completion is reported to the oracle; a completion of an IO that is not in
-//! flight, or a second one, is a failure. Where a client takes over from a dead one, unanswered
+//! flight, or a second one, is a failure. If a client takes over from a dead one, unanswered
 //! requests are repeated, whole and some time later, as the kernel's nbd does; new requests are
 //! submitted at once.
 
@@ -60,7 +60,7 @@ pub(super) struct WorkStats {
     pub(super) errors: u64,
     /// IOs that were repeated after their client died.
     pub(super) again: u64,
-    /// Flushes that reported writes lost with the power.
+    /// Flushes that reported writes lost by a power cut.
     pub(super) losses_reported: u64,
     /// IOs that failed beyond the end of a truncated file.
     pub(super) beyond: u64,
@@ -109,7 +109,7 @@ pub(super) struct Workload {
     /// Time until which flushes may report a loss again, as requests of a dead client are repeated.
     resent_until: Instant,
     nbd: bool,
-    /// Its use of the front.
+    /// Use of the front end.
     way: Use,
     preflush: bool,
     /// Whether data is written durably and zeroes are not.
@@ -675,8 +675,7 @@ impl Workload {
                 if self.plant == Plant::LateError {
                     self.failed.push((io.sector, io.count));
                 }
-                // Of the parts of an IO one may have met the backend's error, another the lack of a
-                // path.
+                // One part of an IO may have met the backend's error, another the lack of a path.
                 oracle.write_failed(id, !self.errors.paths && !removed);
             }
             IoOp::Read => {

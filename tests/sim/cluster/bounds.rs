@@ -126,7 +126,7 @@ impl Cluster {
             servers * (sessions * (paths + DRAINING_MAX) + guest) * (pool + PATH_EXTRA_MAX);
         let buffers: usize = self.workloads().map(Workload::bytes).sum();
         let cores = usize::from(self.options.client_cores);
-        // Where the server's write zeroes is not trustworthy, each core sends zeroes from memory.
+        // If the server's write zeroes is not trustworthy, each core sends zeroes from memory.
         let zeroes = if self.options.kernel.is_some() { cores * ZEROES_MAX } else { 0 };
         let client_max = (paths + 1) * (buffers + zeroes + (cores + 1) * CORE_EXTRA_MAX);
         for (who, bytes, max) in [("client", client, client_max), ("server", server, server_max)] {

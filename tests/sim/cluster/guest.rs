@@ -1,9 +1,9 @@
-//! Second session next to the writer, whose flushes take errors that the disk reports only once.
+//! Second session next to the writer, whose flushes consume errors that the disk reports only once.
 //!
 //! The session opens the export for reading, or as a second writer (`migration`), and flushes
-//! occasionally. The results of those flushes are not judged: the session is there for its effects
-//! on the other one. In some runs it is a user like the first session, with a workload on its own
-//! sectors behind those of the other, judged by its own oracle. A neighbor is such a user of
+//! occasionally. The results of those flushes are not checked: only the session's effects on the
+//! other one matter. In some runs it is a user like the first session, with a workload on its own
+//! sectors behind those of the other, checked by its own oracle. A neighbor is such a user of
 //! another export. In some of these runs one block has sectors of both, and both change parts of
 //! that block.
 

@@ -3,8 +3,8 @@
 //!
 //! The volume shares connections and permits with the first one. Its user sometimes leaves with all
 //! IO in flight, and returns; the server sometimes lacks its export, while the other volume
-//! continues. Writes that a user left have happened when the next user has the volume, or never
-//! will.
+//! continues. Unfinished writes of a user have happened by the time the next user has the volume,
+//! or never will.
 
 use std::sync::Arc;
 
@@ -129,8 +129,8 @@ impl Second {
         export
     }
 
-    /// Ends the server's process, with `power` by a power failure. Returns the oracle of its
-    /// sectors.
+    /// Ends the server's process; with `power`, by a power failure. Returns the oracle of the
+    /// volume's sectors.
     pub(super) fn server_gone(&mut self, power: bool) -> &mut Oracle {
         self.kept.abandon();
         if power {

@@ -48,7 +48,7 @@ pub(super) struct Strangers {
     path: Option<usize>,
     /// Number of processes of the session's server that ran next to the first.
     twins: u64,
-    /// Identity that the client which died last had kept for the next.
+    /// Identity that the last client to die had saved for the next one.
     kept: Option<Identity>,
     /// Identities that servers report, in runs in which not all report both ids.
     ids: Option<Ids>,
@@ -134,7 +134,7 @@ impl Strangers {
         self.on && !self.learns
     }
 
-    /// Whether the session tells others from its server by its first path, which has to stay.
+    /// Whether only the first path distinguishes the session's server from others; it has to stay.
     fn is_beside(&self) -> bool {
         self.ids.is_some_and(|ids| ids.is_beside() && self.said == ids.home[0])
     }
@@ -202,7 +202,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the server's process, with `power` by a power failure.
+    /// Ends the server's process; with `power`, by a power failure.
     pub(in super::super) fn stop_server(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[1]);
@@ -353,15 +353,15 @@ impl Cluster {
         Err(Failure::new("blocks", text))
     }
 
-    /// Checks that the first path stays up while it tells others from the server. Otherwise the
-    /// session may legitimately switch to another, and the run proves nothing.
+    /// Checks that the first path stays up while only it distinguishes the server from others.
+    /// Otherwise the session may legitimately switch to another, and the run proves nothing.
     pub(super) fn check_first_path(&self) -> Result<(), Failure> {
         let stays = self.strangers.is_on() && self.strangers.is_beside() && self.is_loaded;
         if !stays || self.paths().first().is_some_and(|path| path.connected && path.reconnects == 0)
         {
             return Ok(());
         }
-        Err(Failure::new("live", "the first path went down, and nothing struck it"))
+        Err(Failure::new("live", "the first path went down, although no fault struck it"))
     }
 
     /// Gives all addresses back to the server for the rest of the run.

@@ -18,15 +18,15 @@ impl Disk {
         self.state.lock().apart = apart;
     }
 
-    /// Makes syncs that take the error of lost writes fail with a varying status.
+    /// Makes syncs that consume the error of lost writes fail with a varying status.
     pub(in super::super) fn vary_statuses(&self, prng: Prng) {
         self.state.lock().statuses = Some(prng);
     }
 }
 
 impl State {
-    /// Returns the status of a sync that takes the error of lost writes. A refused write has not
-    /// reached the disk, and takes none.
+    /// Returns the status of a sync that consumes the error of lost writes. A refused write has not
+    /// reached the disk, and consumes none.
     pub(super) fn sync_error(&mut self, op: IoOp) -> IoStatus {
         let Some(prng) = &mut self.statuses else { return IoStatus::Io };
         let fits = |status: &IoStatus| op == IoOp::Flush || !status.is_refusal();

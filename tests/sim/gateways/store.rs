@@ -234,7 +234,7 @@ impl SimGateway {
         Self { store: Arc::clone(store), inner: Arc::new(Mutex::new(inner)) }
     }
 
-    /// Advances, unless its process is frozen. Returns what has changed.
+    /// Advances, unless its process is frozen. Returns the next event, if any.
     pub(super) fn tick(&self) -> Option<GatewayEvent> {
         let (mut store, mut inner) = (self.store.lock(), self.inner.lock());
         let now = store.now;

@@ -107,7 +107,7 @@ impl Stalls {
     /// Whether this is the reply to an extra write.
     pub(super) fn take_reply(&mut self, cookie: u64) -> bool {
         let ended = self.open.remove(&cookie);
-        assert!(ended || cookie & ASIDE == 0, "a write aside ended that was not asked for");
+        assert!(ended || cookie & ASIDE == 0, "an extra write ended that was not submitted");
         ended
     }
 

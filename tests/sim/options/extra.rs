@@ -141,7 +141,7 @@ impl Options {
             return self.have_removal(own);
         }
         let own = &mut Prng::new(seed ^ PARTS);
-        // Writes of which one half fails are not judged in any run.
+        // No run checks writes of which one half fails.
         let whole = self.disk.errors == Ratio::ZERO && !self.path_errors();
         let stays = self.faults.client_restart + self.faults.power_cut == 0;
         if self.is_ordinary() && self.nbd && whole && stays && half(own) {
@@ -195,7 +195,7 @@ impl Options {
         self.extra.little_memory = alone && self.queue_depth == 32 && self.paths == 1;
     }
 
-    /// Whether the run hunts for nothing, judged by settings that hunts change.
+    /// Whether the run is no hunt, as far as the settings that hunts change show.
     pub(super) fn is_ordinary(&self) -> bool {
         let Self { faults, work, .. } = self;
         let hunted = faults.give_up + faults.client_leave + faults.late_requests > 0
@@ -263,15 +263,15 @@ impl Options {
         (work.gap_max, work.ios_max) = (MS, 500);
     }
 
-    /// Takes that back, for runs whose requests do not all come from the workloads.
+    /// Undoes `have_mixed_writers`, for runs whose requests do not all come from the workloads.
     pub(in super::super) fn unmix(&mut self) {
         if std::mem::take(&mut self.extra.mixed) {
             (self.disk.block, self.work.parts, self.work.sectors) = (512, false, 64);
         }
     }
 
-    /// Removes the export in runs with one session at a time and one server, since a restarted
-    /// server would export again what its settings say.
+    /// Removes the export in runs with one session at a time and one server: a restarted server
+    /// would export it again, as configured.
     fn have_removal(&mut self, prng: &mut Prng) {
         self.extra.removal = Some(Removal { has_heir: half(prng), unseen: half(prng) });
         (self.guest, self.extra.guest_writes) = (Some(Guest::Neighbor), true);

@@ -12,15 +12,15 @@ impl Options {
         self.faults.is_empty() && !self.operated && !self.rival && !changed
     }
 
-    /// Whether faults of paths spare the first path, because IO has a time bound or the session
-    /// tells other servers from its own by that path.
+    /// Whether faults of paths spare the first path, because IO has a time bound or only that path
+    /// distinguishes the session's server from others.
     pub(in super::super) fn keeps_first_path(&self) -> bool {
         self.stall_max.is_some() || self.extra.ids.is_some_and(Ids::is_beside)
     }
 
     /// Returns how long a write that ended with an error for lack of a path may still take effect
     /// once its core is served again: by then its requests are fenced off, and only operations that
-    /// the backend had begun continue. None where the backend or a core may take long.
+    /// the backend had begun continue. None if the backend or a core may take long.
     pub(in super::super) fn given_up_for(&self) -> Option<Duration> {
         let quick = self.disk.slow.num == 0 && self.disk.stuck.num == 0;
         (quick && self.faults.core_stall == 0).then_some(self.disk.latency_max + 2 * MS)

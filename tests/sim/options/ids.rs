@@ -71,8 +71,8 @@ pub(in super::super) enum Told {
     Beside,
 }
 
-/// Returns how a session that knows `known` tells a server that reports `other` from its own. None
-/// if they cannot be distinguished.
+/// Returns how a session that knows `known` distinguishes a server that reports `other` from its
+/// own. None if it cannot.
 fn told(known: Identity, other: Identity) -> Option<Told> {
     let server = known.server.is_some_and(|known| other.server != Some(known));
     let export = known.export.is_some_and(|known| {
@@ -85,8 +85,8 @@ fn told(known: Identity, other: Identity) -> Option<Told> {
 }
 
 /// Returns the identities of other servers that a session which knows `known` detects in this way.
-/// Where both servers report nothing or the same, only the shape of the device could distinguish
-/// them, which is the same here, so such servers are not drawn.
+/// If both servers report nothing or the same, only the shape of the device could distinguish them,
+/// which is the same here, so such servers are not drawn.
 pub(in super::super) fn others(known: Identity, by: Told) -> Vec<Identity> {
     let (server, export) = home();
     let servers = [None, server, Some(ServerId::of_name("other"))];

@@ -1,5 +1,5 @@
 //! Ways to cause and detect losses: syncs that fail with varying statuses, users of one device who
-//! each receive their own report, zeroes that are all that a session has to flush. Also NBD users
+//! each receive their own report, sessions in which only zeroes wait for a flush. Also NBD users
 //! that stop in the middle of payloads.
 //!
 //! Each is drawn by a separate generator, chosen so that the kept seeds do not change.
@@ -30,7 +30,7 @@ pub struct Losses {
 }
 
 impl Options {
-    /// Draws additions to a run that is drawn otherwise.
+    /// Draws additions to a run that is otherwise complete.
     pub(super) fn draw_additions(&mut self) {
         self.draw_extra();
         if !self.strangers {
@@ -71,8 +71,8 @@ impl Options {
         }
     }
 
-    /// Makes it likely that one user's flush takes the error of a loss, during or before the flush
-    /// of another.
+    /// Makes it likely that one user's flush consumes the error of a loss, during or before the
+    /// flush of another.
     fn have_users(&mut self, prng: &mut Prng) {
         (self.extra.losses.users, self.extra.losses.statuses) = (true, true);
         (self.nbd, self.client_cores) = (true, 2);
@@ -94,7 +94,7 @@ impl Options {
         }
     }
 
-    /// Makes it likely that a durable write takes the error of another session's write.
+    /// Makes it likely that a durable write consumes the error of another session's write.
     fn have_others(&mut self, prng: &mut Prng) {
         (self.guest, self.extra.guest_writes) = (Some(Guest::Writer), true);
         self.extra.little_memory = false;
@@ -105,7 +105,7 @@ impl Options {
         (work.flushes, work.ios_max) = (pick(prng, &[Ratio::new(1, 8), Ratio::new(1, 4)]), 600);
     }
 
-    /// Makes it likely that a zero is lost, and that the sync of another user takes the error.
+    /// Makes it likely that a zero is lost, and that the sync of another user consumes the error.
     fn have_zeroes(&mut self, prng: &mut Prng) {
         if self.preflush {
             (self.work.zeroes, self.work.fua) = (Ratio::new(1, 2), Ratio::new(1, 3));

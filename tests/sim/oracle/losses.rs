@@ -26,8 +26,8 @@ impl Oracle {
         self.writes[id as usize].old = true;
     }
 
-    /// Records that a write flushed what was acknowledged before it began, back to the last power
-    /// cut.
+    /// Records that a write flushed the writes acknowledged before it began and since the last
+    /// power cut.
     pub(in super::super) fn flushed_before(&mut self, id: u32) {
         let (start, cut) = (self.writes[id as usize].start, self.last_cut);
         for write in self.writes.iter_mut().filter(|w| w.acked && w.finish < start) {
@@ -35,7 +35,7 @@ impl Oracle {
         }
     }
 
-    /// Records a failed flush of a user where the disk loses writes: later flushes of that user no
+    /// Records a failed flush of a user if the disk loses writes: later flushes of that user no
     /// longer cover writes that were submitted by now and are not durable.
     pub(in super::super) fn excuse_unflushed(&mut self, user: usize) {
         for write in self.writes.iter_mut().filter(|write| !write.durable) {
@@ -43,8 +43,8 @@ impl Oracle {
         }
     }
 
-    /// Excuses flushes of these users that begin after `since` from covering writes that were lost
-    /// with the power before they were flushed.
+    /// Excuses flushes of these users that begin after `since` from covering writes that a power
+    /// cut lost before they were flushed.
     pub(super) fn excuse(
         &mut self,
         users: Range<usize>,

@@ -1,7 +1,7 @@
 //! Backing file that is truncated while it is exported.
 //!
-//! All data beyond the cut is lost, including durable data: where the file gets its length back it
-//! holds zeroes, as if they had been written at the cut, and none of the old data. Until the file
+//! All data beyond the cut is lost, including durable data: if the file gets its length back, it
+//! holds zeroes there, as if they had been written at the cut, not the old data. Until the file
 //! is exported again, no IO beyond the cut that began after it succeeds; IO that overlaps that time
 //! may fail. IO before the cut continues normally. But a write with FUA beyond the cut is a failed
 //! sync, which the server reports to every flush and write with FUA. Data beyond the cut that had
@@ -19,7 +19,7 @@ use rtrs_core::time::Instant;
 use super::{Failure, Oracle};
 
 /// Maximum number of consecutive flushes of a core that may fail for one cut.
-const TELLINGS_MAX: u32 = 8;
+const REPORTS_MAX: u32 = 8;
 
 /// Knowledge about the file's end.
 #[derive(Debug, Default)]
@@ -113,7 +113,7 @@ impl Oracle {
         if since > reported.0 || reported.1 == 0 {
             *reported = (now, reported.1 + 1);
         }
-        self.file.short.is_some() && reported.1 <= TELLINGS_MAX
+        self.file.short.is_some() && reported.1 <= REPORTS_MAX
     }
 
     /// Whether a write with FUA and without PREFLUSH that was submitted at `since` may have failed
