@@ -1,7 +1,7 @@
 //! Settings as keys of a configuration file.
 //!
 //! Owns [`Keys`], which serde reads from a map: each key is one of the declared names or an old
-//! one, stands once, and may stand alone, which leaves the default.
+//! one, and occurs once. A key without a value keeps the default.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ impl<'de, S: Settings> Serde<'de> for KeysVisitor<S> {
     }
 }
 
-/// A key that is known and new.
+/// A known key that has not occurred yet.
 struct KeySeed<'a> {
     known: &'a [&'a str],
     old: &'a [&'a str],
@@ -137,7 +137,7 @@ impl<'de, F: Field> Deserialize<'de> for FieldValue<F> {
     }
 }
 
-/// The text of a value, whatever it is.
+/// Text of a value of any type.
 struct Text(String);
 
 impl<'de> Deserialize<'de> for Text {

@@ -56,7 +56,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Returns the data signed by the end with these words.
+    /// Returns the data signed by the end with this context string.
     fn message(&self, words: &str) -> Vec<u8> {
         let address = |ip: IpAddr| match ip.to_canonical() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

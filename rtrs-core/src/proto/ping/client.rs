@@ -167,7 +167,7 @@ impl PingClient {
         self.answered
     }
 
-    /// Returns the number of the server's operations with duplex, as it reports at the end.
+    /// Returns the number of the server's own operations in duplex mode, as reported at the end.
     #[must_use]
     pub const fn peer_done(&self) -> u64 {
         self.peer_done
@@ -294,7 +294,7 @@ impl PingClient {
         }
     }
 
-    /// Handles the passing of time. Returns true if anything happened.
+    /// Advances timers. Returns true if anything happened.
     pub fn poll(&mut self, now: Instant, fabric: &mut dyn Fabric) -> bool {
         let what = match self.state {
             State::Idle | State::Closing | State::Ended => return false,
@@ -307,9 +307,9 @@ impl PingClient {
             State::Connecting => "connection",
             State::ReadHalf { .. } => "go-ahead after the server's read",
             State::WriteHalf { .. } => "go-ahead after the server's write",
-            State::Opening => "word where the server's buffer is",
+            State::Opening => "address of the server's buffer",
             State::Flying { .. } => "end of a request",
-            State::Asking => "word what the server did",
+            State::Asking => "result from the server",
         };
         let after = self.config.timeout;
         self.fail(now, fabric, PingFailure::Silent { what, after });
@@ -360,8 +360,8 @@ impl PingClient {
                     return self.fail(now, fabric, PingFailure::Refused(status));
                 }
                 Err(_) => {
-                    let text = "the server accepted without a word of ours: it is none of ours; \
-                                --rping speaks to rping -s";
+                    let text = "the server accepted without a ping reply: it is not an RTRS \
+                                server; --rping speaks to rping -s";
                     return self.fail(now, fabric, PingFailure::NoPing(text.into()));
                 }
             }
@@ -533,7 +533,7 @@ impl PingClient {
         }
         let text = match (wanted, invalidated) {
             (Some(key), None) => format!("its go-ahead did not invalidate key {key}"),
-            (_, Some(key)) => format!("it invalidated key {key}, which was not asked for"),
+            (_, Some(key)) => format!("it invalidated key {key} without being asked to"),
             (None, None) => return Ok(()),
         };
         Err(PingFailure::Protocol(text))

@@ -617,7 +617,7 @@ fn a_lying_server_is_described_within_a_bound() {
     let cases: [(&str, PingHello, Option<PrivateData>, Answer<'_>, &str); 16] = [
         ("reject", pong, None, silent, "refused without a reason"),
         ("reply of rping", pong, Some(PrivateData::EMPTY), go, "--rping"),
-        ("garbage", pong, Some(PrivateData::new(&[0xA5; 56])), go, "none of ours"),
+        ("garbage", pong, Some(PrivateData::new(&[0xA5; 56])), go, "not an RTRS server"),
         ("busy", pong, status(PingStatus::Busy), go, "the maximum number of pings"),
         ("newer", pong, status(PingStatus::Other(9)), go, "Other(9)"),
         ("silent", pong, good, silent, "no go-ahead after the server's read within 2s"),
@@ -628,7 +628,7 @@ fn a_lying_server_is_described_within_a_bound() {
         ("three at once", pong, good, twice, "mismatch"),
         ("not invalidated", inv, good, go, "did not invalidate"),
         ("another key", inv, good, wrong_key, ""),
-        ("no word", read, good, silent, "no word where the server's buffer is"),
+        ("no address", read, good, silent, "no address of the server's buffer"),
         ("no buffer", read, good, no_buffer, ""),
         ("small buffer", writes, good, small, "its buffer has 63 bytes"),
     ];
