@@ -218,7 +218,7 @@ impl Losses {
         (!texts.is_empty()).then(|| format!("{}; {hint}, or use --force", texts.join("; ")))
     }
 
-    /// Descriptions of the losses, where sessions have `lost` paths; empty if there are none.
+    /// Descriptions of the losses, with this verb for sessions' paths; empty if there are none.
     pub(crate) fn texts(&self, lost: &str) -> Vec<String> {
         let sessions: Vec<&str> = self.revoked.iter().map(|one| &*one.session).collect();
         let mut texts = Vec::new();

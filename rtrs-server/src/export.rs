@@ -312,8 +312,8 @@ impl ExportTable {
         Some(export)
     }
 
-    /// Releases all exports, which closes what is behind them. For the end of the process, when no
-    /// shard runs any more.
+    /// Releases all exports, which closes their sources. For the end of the process, when no shard
+    /// runs any more.
     pub(crate) fn clear(&self) {
         let last = std::mem::take(&mut *self.places.lock());
         // Dropped without the lock, because closing may take a moment.
@@ -502,9 +502,9 @@ mod tests {
     use crate::engine::finder::Search;
 
     #[derive(Debug)]
-    struct Nobody;
+    struct NoMatch;
 
-    impl Finder for Nobody {
+    impl Finder for NoMatch {
         fn find(&self, _search: Search) -> bool {
             false
         }
@@ -516,7 +516,7 @@ mod tests {
 
     #[test]
     fn a_found_export_keeps_its_index_while_any_core_has_it() {
-        let table = ExportTable::with_finder(vec![export("named")], Some(Box::new(Nobody)));
+        let table = ExportTable::with_finder(vec![export("named")], Some(Box::new(NoMatch)));
         assert_eq!(table.get(ExportIndex(1)).map(|export| export.name.clone()), None);
         let (a, b) = (Arc::new(export("a")), Arc::new(export("b")));
         assert_eq!(table.place(&a), Some(ExportIndex(1)));
@@ -538,7 +538,7 @@ mod tests {
     #[test]
     fn named_exports_are_listed_by_name() {
         let table =
-            ExportTable::with_finder(["c", "/a", "b"].map(export).into(), Some(Box::new(Nobody)));
+            ExportTable::with_finder(["c", "/a", "b"].map(export).into(), Some(Box::new(NoMatch)));
         table.place(&Arc::new(export("found")));
         let names = |after: &str, max| -> Vec<String> {
             let found = table.named_after(after.as_bytes(), max);
@@ -556,7 +556,7 @@ mod tests {
 
     #[test]
     fn the_number_of_found_exports_is_bounded() {
-        let table = ExportTable::with_finder(Vec::new(), Some(Box::new(Nobody)));
+        let table = ExportTable::with_finder(Vec::new(), Some(Box::new(NoMatch)));
         let all: Vec<_> = (0..FOUND_MAX).map(|n| Arc::new(export(&n.to_string()))).collect();
         assert!(all.iter().all(|export| table.place(export).is_some()));
         assert_eq!(table.place(&Arc::new(export("one more"))), None);

@@ -2,7 +2,7 @@
 //! settings (`plan`), backends of exports (`backend`), the process (`daemon`), and the protocol
 //! between a command and a running server (`control_protocol`).
 //!
-//! The way of a request: `daemon/driver` reaps its immediate, `engine/io` finds its path,
+//! Route of a request: `daemon/driver` reaps its immediate, `engine/io` finds its path,
 //! `engine/io/pipeline` runs it (`engine/io/request` defines the states), `engine/io/devices` holds
 //! the devices, `path/io` answers. The control path is in `engine/control`, on shard 0.
 #![forbid(unsafe_code)]

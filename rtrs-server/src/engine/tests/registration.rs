@@ -47,7 +47,7 @@ fn goes_on(fixture: &mut Fixture, peer: &mut Peer, name: &str, device: &str) {
 fn connections_wait_only_for_their_own_chunks() {
     let mut fixture = fixture(ASIDE);
     let (mut first, asked) = asks(&fixture, PeerOptions::default());
-    assert_eq!(first.answer(&mut fixture, asked), None, "its chunks are not there");
+    assert_eq!(first.answer(&mut fixture, asked), None, "its chunks are not registered");
     assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Connecting);
     assert_eq!(fixture.make(), 1);
     assert_eq!(first.answer(&mut fixture, asked), Some(Ok(())));

@@ -86,7 +86,7 @@ fn all_steps_at_the_disk_are_counted() {
     assert!(queue < 1000 && backend >= 20_000, "{queue} {backend}");
 }
 
-/// Its answers equal those of a kernel's server: the played client checks their length.
+/// Otherwise answers equal those of a kernel server; the played client checks their length.
 #[test]
 fn times_are_sent_only_on_request() {
     for (times, always_invalidate) in

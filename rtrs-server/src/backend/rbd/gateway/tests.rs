@@ -19,12 +19,12 @@ const ONE: SessionId = SessionId([1; 16]);
 const OTHER: SessionId = SessionId([2; 16]);
 
 /// A gateway, and its notifications.
-struct Of {
+struct OpenGateway {
     source: Arc<dyn BlockSource>,
     events: mpsc::Receiver<GatewayEvent>,
 }
 
-impl Of {
+impl OpenGateway {
     fn open(ceph: &Ceph, image: &str) -> Self {
         let spec = format!("rbd:rbd/{image},gateway,conf={}", ceph.conf()).parse().unwrap();
         let source = open_target(&spec).unwrap();
@@ -59,7 +59,7 @@ fn blocklist(ceph: &Ceph) -> usize {
 fn a_standby_runs_no_io_and_an_active_gateway_conforms() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("gateway", 64);
-    let gateway = Of::open(ceph, "gateway");
+    let gateway = OpenGateway::open(ceph, "gateway");
     assert_eq!(gateway.gateway().standing().term, 0);
     let mut rig = Rig::new(&*gateway.source, 0);
     assert_eq!(rig.write(0, &[1; 512]), IoStatus::Moved);
@@ -74,7 +74,7 @@ fn a_standby_runs_no_io_and_an_active_gateway_conforms() {
 fn a_gateway_that_lost_its_lock_writes_nothing_and_recovers() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("forced", 8);
-    let (a, b) = (Of::open(ceph, "forced"), Of::open(ceph, "forced"));
+    let (a, b) = (OpenGateway::open(ceph, "forced"), OpenGateway::open(ceph, "forced"));
     assert_eq!(a.source.identity(), b.source.identity());
     let (mut at_a, mut at_b) = (Rig::new(&*a.source, 0), Rig::new(&*b.source, 0));
     assert_eq!(a.take_over(ONE), 1);
@@ -88,7 +88,7 @@ fn a_gateway_that_lost_its_lock_writes_nothing_and_recovers() {
     // Its next take-over may break the lock, because it has not broken one yet.
     let end = Clock.now() + WAIT_MAX;
     while a.gateway().take_over(ONE).is_err() || a.events.recv_timeout(WAIT_MAX).is_err() {
-        assert!(Clock.now() < end, "a never takes over again");
+        assert!(Clock.now() < end, "a does not take over again");
     }
     assert_eq!(a.gateway().standing().term, 3);
     assert_eq!(at_a.read(0, 512), vec![2; 512]);
@@ -101,7 +101,7 @@ fn a_gateway_that_lost_its_lock_writes_nothing_and_recovers() {
 fn another_session_cannot_take_over_by_force() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("owned", 8);
-    let (a, b) = (Of::open(ceph, "owned"), Of::open(ceph, "owned"));
+    let (a, b) = (OpenGateway::open(ceph, "owned"), OpenGateway::open(ceph, "owned"));
     a.take_over(ONE);
     let mut at_a = Rig::new(&*a.source, 0);
     b.gateway().take_over(OTHER).unwrap();
@@ -128,7 +128,7 @@ fn another_session_cannot_take_over_by_force() {
 fn a_released_lock_is_taken_without_force() {
     let Some(ceph) = Ceph::get() else { return };
     ceph.image("given", 8);
-    let (a, b) = (Of::open(ceph, "given"), Of::open(ceph, "given"));
+    let (a, b) = (OpenGateway::open(ceph, "given"), OpenGateway::open(ceph, "given"));
     a.take_over(ONE);
     let (mut at_a, mut at_b) = (Rig::new(&*a.source, 0), Rig::new(&*b.source, 0));
     assert_eq!(at_a.write(0, &[1; 512]), IoStatus::Ok);
