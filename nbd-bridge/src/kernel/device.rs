@@ -31,7 +31,7 @@ use crate::proto::wire::transmission_flags as tf;
 
 /// Time to wait for a device that a process has open only briefly, as udev does after a disconnect.
 const BUSY_PATIENCE: Duration = Duration::from_secs(3);
-/// Time to wait for what the kernel shows after a connect: the node in /dev comes from devtmpfs.
+/// Time to wait for the device to appear after a connect: devtmpfs creates the node in /dev.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
 /// Time for the kernel to disconnect a device whose sockets are read; then they are shut down.
 const DISCONNECT_PATIENCE: Duration = Duration::from_secs(1);
@@ -165,7 +165,7 @@ fn check_export(export: &ExportInfo) -> Result<(), DeviceError> {
         return refuse(format!("it has {size} bytes, and the kernel's bound is 8 EiB"));
     }
     if !size.is_multiple_of(u64::from(block)) {
-        return refuse(format!("its {size} bytes are no multiple of its block size {block}"));
+        return refuse(format!("its {size} bytes are not a multiple of its block size {block}"));
     }
     Ok(())
 }
@@ -468,8 +468,8 @@ mod tests {
     fn exports_unsuitable_for_a_device_are_refused() {
         for (size, block, text) in [
             (0, 512, "it is empty"),
-            (4096 + 512, 4096, "its 4608 bytes are no multiple of its block size 4096"),
-            (513, 1, "its 513 bytes are no multiple of its block size 512"),
+            (4096 + 512, 4096, "its 4608 bytes are not a multiple of its block size 4096"),
+            (513, 1, "its 513 bytes are not a multiple of its block size 512"),
             (1 << 63, 512, "it has 9223372036854775808 bytes, and the kernel's bound is 8 EiB"),
             (u64::MAX, 512, "8 EiB"),
             (1 << 20, 65536 * 2, "its block size is 131072, and the kernel's bound is "),

@@ -1,8 +1,8 @@
 //! Interval at which the kernel checks unanswered requests: `/sys/block/nbdX/queue/io_timeout`.
 //!
 //! The driver accepts a request timeout in seconds (`NBD_ATTR_TIMEOUT`). If that is 0 and the
-//! device has one socket, an overdue request stays where it is as long as the socket is the one
-//! that it was sent through, and is resent when the socket was replaced (`nbd_xmit_timeout`, by the
+//! device has one socket, an overdue request keeps waiting as long as the socket is the one that it
+//! was sent through, and is resent if the socket was replaced (`nbd_xmit_timeout`, by the
 //! socket's cookie). The timeout is then merely the interval of the driver's checks, 30 s by
 //! default; the block layer accepts it in milliseconds, and is up to about a second late
 //! (`blk_add_timer`). Such a device is *quick*: requests that a dead process had taken are resent

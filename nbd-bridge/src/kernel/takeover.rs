@@ -114,14 +114,14 @@ fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), D
         return odd(index, text);
     }
     if export.read_only && places.is_read_only(index) == Some(false) {
-        return odd(index, format!("it takes writes and the export is read-only; {HINT}"));
+        return odd(index, format!("it accepts writes, but the export is read-only; {HINT}"));
     }
     if export.write_cache && places.has_write_cache(index) == Some(false) {
-        let text = "it has no write cache, and so is never flushed, and the export has one";
+        let text = "it has no write cache, so it is never flushed, but the export has one";
         return odd(index, format!("{text}; {HINT}"));
     }
     if !export.fua && places.has_fua(index) == Some(true) {
-        return odd(index, format!("it has FUA and the export has not; {HINT}"));
+        return odd(index, format!("it supports FUA, but the export does not; {HINT}"));
     }
     Ok(())
 }
@@ -325,9 +325,9 @@ mod tests {
         assert_eq!(check(all), Ok(()), "a kernel that does not show it");
         show(512, 0, "write through", 1);
         refused(|e| e.min_block = 4096, "it has blocks of 512 bytes and the export of 4096");
-        refused(|e| e.read_only = true, "it takes writes and the export is read-only");
-        refused(|e| e.write_cache = true, "it has no write cache, and so is never flushed");
-        refused(|e| (e.write_cache, e.fua) = (false, false), "it has FUA and the export has not");
+        refused(|e| e.read_only = true, "it accepts writes, but the export is read-only");
+        refused(|e| e.write_cache = true, "it has no write cache, so it is never flushed");
+        refused(|e| (e.write_cache, e.fua) = (false, false), "it supports FUA, but the export");
         assert_eq!(check(|e| e.write_cache = false), Ok(()));
         show(4096, 1, "write back", 0);
         assert_eq!(check(all), Ok(()));

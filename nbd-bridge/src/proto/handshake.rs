@@ -380,7 +380,7 @@ impl Handshake {
         let InfoRequest { name, wants_name, wants_description, wants_sizes } = parse_info(data)?;
         let export = exports.lookup(name).ok_or(UNKNOWN_EXPORT)?;
         if export.check().is_err() {
-            return Err((rep::ERR_POLICY, "the export is not set up right, see the server's log"));
+            return Err((rep::ERR_POLICY, "the export is misconfigured; see the server's log"));
         }
         let mut put_info = |kind: u16, parts: [&[u8]; 3]| {
             let [a, b, c] = parts;
@@ -405,7 +405,7 @@ impl Handshake {
         Ok(self.terms(export, wants_sizes))
     }
 
-    /// Lists the contexts that the client asks for, or selects them in place of the former ones.
+    /// Lists the contexts that the client asks for, or selects them instead of the previous ones.
     fn meta_context(
         &mut self,
         option: u32,

@@ -95,7 +95,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Consumes bytes of the server and appends the bytes to send. Returns the number of bytes
+    /// Consumes bytes from the server and appends the bytes to send. Returns the number of bytes
     /// consumed and, at the end, the server's offer; remaining bytes belong to the transmission
     /// phase.
     ///
@@ -252,7 +252,7 @@ impl ClientHandshake {
         let (min_block, preferred_block, max_payload) = self.blocks;
         let Some((size, flags)) = self.export else { return wrong("no size of the export") };
         if !min_block.is_power_of_two() || max_payload < min_block {
-            return wrong("block sizes that cannot be");
+            return wrong("impossible block sizes");
         }
         let structured = self.structured;
         Ok(Offered { size, flags, structured, min_block, preferred_block, max_payload })
