@@ -66,7 +66,7 @@ impl StressServer {
     fn answer(&mut self, ends: &mut dyn Ends) -> bool {
         let mut any = false;
         self.owed.retain(|socket, owed| {
-            // Answers to congested clients do not hold up those to others.
+            // Answers to congested clients do not delay those to others.
             let mut stuck: BTreeSet<SocketAddr> = BTreeSet::new();
             let mut later = VecDeque::new();
             while let Some(one) = owed.pop_front() {
@@ -261,7 +261,7 @@ mod tests {
         let tally = client.tally();
         assert!(tally.sent > 0 && tally.answered == tally.sent, "{tally:?}");
         assert!(tally.took < Duration::from_secs(1), "{tally:?}");
-        // After the second signal, nothing is waited for.
+        // After the second signal, the client waits for nothing.
         let mut turns = 0;
         plan.stop.store(0, Ordering::Relaxed);
         let client = run_plan(plan, &mut |queue| {
