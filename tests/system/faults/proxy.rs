@@ -2,9 +2,9 @@
 //! middleboxes: drops out in one direction or both while all connections stay open, delays every
 //! byte, closes in the middle of a frame, corrupts a byte.
 //!
-//! The proxy follows the frames of MPA (RFC 5044 section 4), to strike the intended place. Bytes
+//! The proxy parses the frames of MPA (RFC 5044 section 4), to damage the intended place. Bytes
 //! that arrive while a direction is shut are kept and forwarded when it is opened: late, as from a
-//! slow network, even if both ends have given the connection up meanwhile. All queues are bounded;
+//! slow network, even if both ends have given up the connection meanwhile. All queues are bounded;
 //! all threads end with the proxy.
 
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ const CONNECTIONS_MAX: usize = 64;
 /// Maximum number of pieces kept per connection and direction; at this limit reading stops.
 const QUEUE_MAX: usize = 64;
 const PIECE: usize = 64 << 10;
-/// Minimum size of frames to harm: these carry data, of a write or of a read.
+/// Minimum size of frames to damage: these carry data, of a write or of a read.
 const FRAME_MIN: usize = 1024;
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
 /// Time without progress after which a blocked write ends its connection.
@@ -157,7 +157,7 @@ impl Proxy {
     /// Damages one frame, and returns when that has happened.
     pub(crate) fn harm(&self, way: Way, harm: Harm) {
         self.change(|state| state.harm[way as usize] = Some(harm));
-        wait_for("a large frame to harm", Duration::from_secs(20), || {
+        wait_for("a large frame to damage", Duration::from_secs(20), || {
             self.shared.state.lock().harm[way as usize].is_none().then_some(())
         });
     }
@@ -279,7 +279,7 @@ struct Frames {
 }
 
 impl Frames {
-    /// Follows these bytes, and returns the first large frame that they contain completely.
+    /// Parses these bytes, and returns the first large frame that they contain completely.
     fn next(&mut self, bytes: &[u8]) -> Option<Range<usize>> {
         let (mut at, mut found) = (0, None);
         while at < bytes.len() {
