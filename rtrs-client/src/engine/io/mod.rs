@@ -11,7 +11,7 @@
 //!   requests that a slow disk delays;
 //! - `syncs.rs`, `held_flushes.rs`: the order of flushes and writes with FUA; a successful flush
 //!   waits for those that overlap it;
-//! - `zeroes.rs`: zeroes written where the server cannot write them;
+//! - `zeroes.rs`: zeroes written as data if the server cannot write them;
 //! - `block_device.rs`: a device of the session for its user; `devices.rs`: addition and removal of
 //!   devices.
 //!

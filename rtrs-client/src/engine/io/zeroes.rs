@@ -1,4 +1,4 @@
-//! Zeroes that the session writes itself, where the server cannot be trusted to.
+//! Zeroes that the session writes itself if the server cannot be trusted to.
 //!
 //! A kernel server before Linux 6.8 treats a write zeroes as a read. One from 6.12 to 6.18 loses
 //! its length, does nothing and reports success, and nothing on the wire distinguishes these from
@@ -45,7 +45,7 @@ impl Zeroes {
         Ok(Some(region))
     }
 
-    /// Translates write zeroes into a write, where the server does not write zeroes.
+    /// Translates write zeroes into a write if the server does not write zeroes.
     pub(super) fn translate(&self, device: &OpenDevice, io: Io) -> Io {
         let translates = io.op == IoOp::WriteZeroes && !device.writes_zeroes && !io.flags.fast_only;
         let Some(region) = self.region.as_ref().filter(|_| translates) else { return io };
