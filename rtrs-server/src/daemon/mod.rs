@@ -1,14 +1,15 @@
 //! The server's process: runs a plan on threads.
 //!
-//! `serve` starts and ends everything; `portals` creates the providers and listens; `driver` runs
-//! the engine of one shard on its ring; `search` finds exports below the search path; `identity`
-//! determines the IDs of disks and files; `control_socket` serves the commands, which reach the
-//! control shard through `control_shard`; `exports` changes the exports while the server runs, and
-//! `access` and `reload` adapt them to the configuration; `sizes` detects exports that grow;
-//! `targets` reopens exports whose path leads to another file; `audit` writes the audit log;
-//! `expiry` reminds of a certificate that expires; `authenticate` checks the proofs of clients on
-//! threads; `metrics` collects the data of scrapes; `open_files` compares the limit of descriptors
-//! with the settings; `privileges` changes to another user.
+//! `serve` starts and ends everything; `shards` runs the threads of the shards; `portals` creates
+//! the providers and listens; `driver` runs the engine of one shard on its ring; `search` finds
+//! exports below the search path; `identity` determines the IDs of disks and files;
+//! `control_socket` serves the commands, which reach the control shard through `control_shard`;
+//! `exports` changes the exports while the server runs, and `access` and `reload` adapt them to the
+//! configuration; `sizes` detects exports that grow; `targets` reopens exports whose path leads to
+//! another file; `audit` writes the audit log; `expiry` reminds of a certificate that expires;
+//! `authenticate` checks the proofs of clients on threads; `metrics` collects the data of scrapes;
+//! `open_files` compares the limit of descriptors with the settings; `privileges` changes to
+//! another user.
 
 mod access;
 mod audit;
@@ -30,6 +31,7 @@ mod reload;
 pub(crate) mod rig;
 mod search;
 mod serve;
+mod shards;
 mod sizes;
 mod targets;
 mod warnings;

@@ -12,25 +12,19 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtrs_core::block::{BlockSource, Core, WakeHandle};
+use rtrs_core::block::BlockSource;
 use rtrs_core::identity::EvictionKey;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::local::ServiceManager;
 use rtrs_core::logging::log_to_stderr;
 use rtrs_core::proto::ping::PingServerConfig;
-use rtrs_core::rt::{
-    Mailbox, PollPolicy, Ring, Sender, Signal, Signals, boot_number, mailbox, pin_plan, pin_to,
-    random_number, run,
-};
+use rtrs_core::rt::{PollPolicy, Sender, Signal, Signals, boot_number, pin_plan, random_number};
 
-use crate::audit::AuditSink;
 use crate::daemon::access::ServerAccess;
 use crate::daemon::audit;
-use crate::daemon::authenticate::Proofs;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::{Served, ServerControl};
-use crate::daemon::driver::ServerShard;
 use crate::daemon::expiry;
 use crate::daemon::exports::{Exports, Opener, wait_saved};
 use crate::daemon::identity::Sources;
@@ -40,21 +34,18 @@ use crate::daemon::portals::Portals;
 use crate::daemon::privileges::RunAs;
 use crate::daemon::reload::{Changes, Reload, Reread};
 use crate::daemon::search::{FlushingCloser, SearchPath, Searcher};
+use crate::daemon::shards::{Setup, mailboxes, run_shard};
 use crate::daemon::sizes;
 use crate::daemon::targets;
 use crate::daemon::warnings::{warn, warnings};
-use crate::engine::ServerEngine;
 use crate::engine::finder::Finder;
-use crate::engine::message::{ControlMessage, Message, ShardMessage};
+use crate::engine::message::{ControlMessage, Message};
 use crate::engine::session::{ServerInstance, SessionParams};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::ExportTable;
 use crate::plan::Plan;
 use crate::settings::{Id, SearchSpec, Settings};
 use crate::state::StateDir;
-
-/// Number of submissions that a shard's ring holds per turn before it must submit them early.
-const RING_ENTRIES: u32 = 1024;
 
 /// Time for the flushes at the end of the process.
 const FLUSH_MAX: Duration = Duration::from_secs(10);
@@ -285,117 +276,6 @@ fn on_signal(
     }
 }
 
-/// Common parameters of all shards.
-struct Setup {
-    params: SessionParams,
-    exports: Arc<ExportTable>,
-    portals: Portals,
-    policy: PollPolicy,
-    cpus: Vec<usize>,
-    senders: Arc<[Sender<Message>]>,
-    audit: AuditSink,
-    /// Set when the shards may serve.
-    released: OnceLock<()>,
-}
-
-impl Setup {
-    /// Lets the shards serve, after all privileges are dropped.
-    fn release(&self) {
-        self.released.get_or_init(|| ());
-    }
-
-    /// Ends the shards.
-    fn stop(&self) {
-        stop_all(&self.senders);
-        self.release();
-    }
-}
-
-/// Ends the other shards when one ends unexpectedly.
-struct Alarm {
-    core: CoreIndex,
-    senders: Arc<[Sender<Message>]>,
-    armed: bool,
-}
-
-impl Drop for Alarm {
-    fn drop(&mut self) {
-        if !self.armed {
-            return;
-        }
-        if self.core.0 == 0 {
-            stop_all(&self.senders);
-        } else {
-            self.senders[0].send(Message::Control(ControlMessage::Shutdown));
-        }
-    }
-}
-
-fn stop_all(senders: &[Sender<Message>]) {
-    for sender in senders {
-        sender.send(Message::Shard(ShardMessage::Exit));
-    }
-}
-
-/// Runs a shard's thread: creates its resources, reports the result, and serves.
-fn run_shard(
-    setup: &Setup,
-    core: CoreIndex,
-    mailbox: Mailbox<Message>,
-    report: &mpsc::Sender<Result<Vec<String>, Error>>,
-) -> Result<(), Error> {
-    let senders = Arc::clone(&setup.senders);
-    let mut alarm = Alarm { core, senders, armed: true };
-    let (ring, mut shard) = match start_shard(setup, core, mailbox) {
-        Ok((ring, shard, listening)) => {
-            let _ = report.send(Ok(listening));
-            (ring, shard)
-        }
-        Err(error) => {
-            // The main thread ends the other shards and returns this error.
-            alarm.armed = false;
-            let _ = report.send(Err(error));
-            return Ok(());
-        }
-    };
-    // The main thread always releases or stops every shard, even after errors.
-    setup.released.wait();
-    let stats = run(&ring, setup.policy, &mut shard)
-        .map_err(failed(ErrorKind::System, format!("shard {core} failed")))?;
-    tracing::debug!(%core, ?stats, "a shard ended");
-    alarm.armed = false;
-    Ok(())
-}
-
-type Started = (std::rc::Rc<Ring>, ServerShard, Vec<String>);
-
-fn start_shard(
-    setup: &Setup,
-    core: CoreIndex,
-    mailbox: Mailbox<Message>,
-) -> Result<Started, Error> {
-    if let Some(cpu) = setup.cpus.get(core.index())
-        && let Err(error) = pin_to(*cpu)
-    {
-        tracing::warn!(%core, cpu, %error, "cannot bind the shard to its CPU");
-    }
-    let ring =
-        Ring::new(RING_ENTRIES).map_err(failed(ErrorKind::System, "cannot set up io_uring"))?;
-    let inbox = mailbox.arm(&ring).map_err(failed(ErrorKind::System, "cannot set up a mailbox"))?;
-    let mut fabrics = setup.portals.fabrics(&ring)?;
-    let listening = if core.0 == 0 { setup.portals.listen(&mut fabrics)? } else { Vec::new() };
-    let senders = Arc::clone(&setup.senders);
-    let wake = WakeHandle::new(move || senders[core.index()].send(Message::Wake));
-    let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)), wake };
-    let mut engine = ServerEngine::new(setup.params, place, &setup.exports);
-    engine.set_audit(setup.audit.clone());
-    if let Some(endpoint) = setup.portals.tls() {
-        engine.set_authenticator(Proofs::new(endpoint, setup.senders[0].clone()));
-    }
-    let senders = Arc::clone(&setup.senders);
-    Ok((ring, ServerShard::new(engine, fabrics, inbox, senders), listening))
-}
-
 /// Logs the portals and limits of the server.
 fn log_start(params: &SessionParams, portals: &[String]) {
     for portal in portals {
@@ -480,15 +360,4 @@ fn eviction_key() -> Result<EvictionKey, Error> {
     let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut key.0));
     read.map_err(failed(ErrorKind::System, "cannot read /dev/urandom"))?;
     Ok(key)
-}
-
-type Mailboxes = (Arc<[Sender<Message>]>, Vec<Mailbox<Message>>);
-
-fn mailboxes(cores: u16) -> Result<Mailboxes, Error> {
-    let pairs = (0..cores)
-        .map(|_| mailbox())
-        .collect::<io::Result<Vec<_>>>()
-        .map_err(failed(ErrorKind::System, "cannot create mailboxes"))?;
-    let (senders, boxes) = pairs.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
-    Ok((senders.into(), boxes))
 }

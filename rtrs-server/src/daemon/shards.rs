@@ -1,0 +1,146 @@
+//! Threads of the shards: their common parameters, start and end.
+//!
+//! Each thread creates its own ring, providers and engine, reports the result, and waits until the
+//! main thread lets it serve. A shard that ends unexpectedly ends the others.
+
+use std::io;
+use std::sync::{Arc, OnceLock, mpsc};
+
+use rtrs_core::block::{Core, WakeHandle};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::rt::{Mailbox, PollPolicy, Ring, Sender, mailbox, pin_to, run};
+
+use crate::audit::AuditSink;
+use crate::daemon::authenticate::Proofs;
+use crate::daemon::driver::ServerShard;
+use crate::daemon::portals::Portals;
+use crate::engine::ServerEngine;
+use crate::engine::message::{ControlMessage, Message, ShardMessage};
+use crate::engine::session::SessionParams;
+use crate::error::{Error, ErrorKind, failed};
+use crate::export::ExportTable;
+
+/// Number of submissions that a shard's ring holds per turn before it must submit them early.
+const RING_ENTRIES: u32 = 1024;
+
+/// Common parameters of all shards.
+pub(super) struct Setup {
+    pub(super) params: SessionParams,
+    pub(super) exports: Arc<ExportTable>,
+    pub(super) portals: Portals,
+    pub(super) policy: PollPolicy,
+    pub(super) cpus: Vec<usize>,
+    pub(super) senders: Arc<[Sender<Message>]>,
+    pub(super) audit: AuditSink,
+    /// Set when the shards may serve.
+    pub(super) released: OnceLock<()>,
+}
+
+impl Setup {
+    /// Lets the shards serve, after all privileges are dropped.
+    pub(super) fn release(&self) {
+        self.released.get_or_init(|| ());
+    }
+
+    /// Ends the shards.
+    pub(super) fn stop(&self) {
+        stop_all(&self.senders);
+        self.release();
+    }
+}
+
+/// Ends the other shards when one ends unexpectedly.
+struct Alarm {
+    core: CoreIndex,
+    senders: Arc<[Sender<Message>]>,
+    armed: bool,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if !self.armed {
+            return;
+        }
+        if self.core.0 == 0 {
+            stop_all(&self.senders);
+        } else {
+            self.senders[0].send(Message::Control(ControlMessage::Shutdown));
+        }
+    }
+}
+
+fn stop_all(senders: &[Sender<Message>]) {
+    for sender in senders {
+        sender.send(Message::Shard(ShardMessage::Exit));
+    }
+}
+
+/// Runs a shard's thread: creates its resources, reports the result, and serves.
+pub(super) fn run_shard(
+    setup: &Setup,
+    core: CoreIndex,
+    mailbox: Mailbox<Message>,
+    report: &mpsc::Sender<Result<Vec<String>, Error>>,
+) -> Result<(), Error> {
+    let senders = Arc::clone(&setup.senders);
+    let mut alarm = Alarm { core, senders, armed: true };
+    let (ring, mut shard) = match start_shard(setup, core, mailbox) {
+        Ok((ring, shard, listening)) => {
+            let _ = report.send(Ok(listening));
+            (ring, shard)
+        }
+        Err(error) => {
+            // The main thread ends the other shards and returns this error.
+            alarm.armed = false;
+            let _ = report.send(Err(error));
+            return Ok(());
+        }
+    };
+    // The main thread always releases or stops every shard, even after errors.
+    setup.released.wait();
+    let stats = run(&ring, setup.policy, &mut shard)
+        .map_err(failed(ErrorKind::System, format!("shard {core} failed")))?;
+    tracing::debug!(%core, ?stats, "a shard ended");
+    alarm.armed = false;
+    Ok(())
+}
+
+type Started = (std::rc::Rc<Ring>, ServerShard, Vec<String>);
+
+fn start_shard(
+    setup: &Setup,
+    core: CoreIndex,
+    mailbox: Mailbox<Message>,
+) -> Result<Started, Error> {
+    if let Some(cpu) = setup.cpus.get(core.index())
+        && let Err(error) = pin_to(*cpu)
+    {
+        tracing::warn!(%core, cpu, %error, "cannot bind the shard to its CPU");
+    }
+    let ring =
+        Ring::new(RING_ENTRIES).map_err(failed(ErrorKind::System, "cannot set up io_uring"))?;
+    let inbox = mailbox.arm(&ring).map_err(failed(ErrorKind::System, "cannot set up a mailbox"))?;
+    let mut fabrics = setup.portals.fabrics(&ring)?;
+    let listening = if core.0 == 0 { setup.portals.listen(&mut fabrics)? } else { Vec::new() };
+    let senders = Arc::clone(&setup.senders);
+    let wake = WakeHandle::new(move || senders[core.index()].send(Message::Wake));
+    let place = Core { index: core, ring: Some(std::rc::Rc::clone(&ring)), wake };
+    let mut engine = ServerEngine::new(setup.params, place, &setup.exports);
+    engine.set_audit(setup.audit.clone());
+    if let Some(endpoint) = setup.portals.tls() {
+        engine.set_authenticator(Proofs::new(endpoint, setup.senders[0].clone()));
+    }
+    let senders = Arc::clone(&setup.senders);
+    Ok((ring, ServerShard::new(engine, fabrics, inbox, senders), listening))
+}
+
+type Mailboxes = (Arc<[Sender<Message>]>, Vec<Mailbox<Message>>);
+
+pub(super) fn mailboxes(cores: u16) -> Result<Mailboxes, Error> {
+    let pairs = (0..cores)
+        .map(|_| mailbox())
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(failed(ErrorKind::System, "cannot create mailboxes"))?;
+    let (senders, boxes) = pairs.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
+    Ok((senders.into(), boxes))
+}
