@@ -14,12 +14,14 @@ use std::time::{Duration, Instant};
 
 use rtrs_core::block::BlockSource;
 use rtrs_core::identity::EvictionKey;
-use rtrs_core::ids::CoreIndex;
 use rtrs_core::limits::Limits;
 use rtrs_core::local::ServiceManager;
 use rtrs_core::logging::log_to_stderr;
+use rtrs_core::metrics::MetricsServer;
 use rtrs_core::proto::ping::PingServerConfig;
-use rtrs_core::rt::{PollPolicy, Sender, Signal, Signals, boot_number, pin_plan, random_number};
+use rtrs_core::rt::{
+    Forwarding, PollPolicy, Sender, Signal, Signals, boot_number, pin_plan, random_number,
+};
 
 use crate::daemon::access::ServerAccess;
 use crate::daemon::audit;
@@ -34,7 +36,7 @@ use crate::daemon::portals::Portals;
 use crate::daemon::privileges::RunAs;
 use crate::daemon::reload::{Changes, Reload, Reread};
 use crate::daemon::search::{FlushingCloser, SearchPath, Searcher};
-use crate::daemon::shards::{Setup, mailboxes, run_shard};
+use crate::daemon::shards::{Setup, ShardThreads, mailboxes};
 use crate::daemon::sizes;
 use crate::daemon::targets;
 use crate::daemon::warnings::{warn, warnings};
@@ -42,7 +44,7 @@ use crate::engine::finder::Finder;
 use crate::engine::message::{ControlMessage, Message};
 use crate::engine::session::{ServerInstance, SessionParams};
 use crate::error::{Error, ErrorKind, failed};
-use crate::export::ExportTable;
+use crate::export::{Export, ExportTable};
 use crate::plan::Plan;
 use crate::settings::{Id, SearchSpec, Settings};
 use crate::state::StateDir;
@@ -87,15 +89,7 @@ fn run_server(
     // Collected as root, who can read all files.
     let warnings = warnings(set);
     open_files::prepare(set, set.shards.count());
-    let specs = if set.ping_only { &[][..] } else { &set.export };
-    let sources = Sources::system();
-    let state =
-        Arc::new(StateDir::open(set.state_dir.as_deref(), user.as_ref().map(RunAs::account)));
-    let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
-    let mut exports = specs.iter().map(|spec| opener.open(spec)).collect::<Result<Vec<_>, _>>()?;
-    for export in &mut exports {
-        export.source = over(Arc::clone(&export.source));
-    }
+    let Opened { sources, state, opener, exports } = open_exports(set, user.as_ref(), over)?;
     let portals = Portals::new(plan)?;
     let cores = set.shards.count();
     let server_id = sources.server(set.server_id.as_ref().get().map(Id::get));
@@ -119,80 +113,22 @@ fn run_server(
         audit,
         released: OnceLock::new(),
     });
-    let (report, started) = mpsc::channel();
-    let mut threads = Vec::new();
-    for (core, mailbox) in (0..cores).zip(mailboxes) {
-        let (setup_of, report) = (Arc::clone(&setup), report.clone());
-        let thread = thread::Builder::new()
-            .name(format!("shard-{core}"))
-            .spawn(move || run_shard(&setup_of, CoreIndex(core), mailbox, &report));
-        match thread {
-            Ok(thread) => threads.push(thread),
-            Err(error) => {
-                setup.stop();
-                return Err(Error::with_source(ErrorKind::System, "cannot start a thread", error));
-            }
-        }
-    }
-    drop(report);
-    let listening = started.iter().take(usize::from(cores)).collect::<Result<Vec<_>, _>>();
-    let listening = listening.and_then(|portals| {
+    let shards = ShardThreads::start(&setup, mailboxes)?;
+    let listening = shards.listening().and_then(|portals| {
         user.iter().try_for_each(|user| user.enter(setup.portals.pins_memory()))?;
         Ok(portals)
     });
-    let control_shard = ControlShard(setup.senders[0].clone());
-    if let Err(error) = sizes::watch(&setup.exports, control_shard.clone()) {
-        tracing::error!("cannot watch for exports that grow: cannot start a thread: {error}");
-    }
-    let tls = setup.portals.tls();
-    if let Some(Err(error)) = tls.as_ref().map(expiry::watch) {
-        tracing::error!("cannot watch for expiring certificates: cannot start a thread: {error}");
-    }
-    let table = Arc::clone(&setup.exports);
-    let exports_to_close = Arc::clone(&table);
     let manager = ServiceManager::from_env();
-    let (control, audit) = (control_shard.clone(), setup.audit.clone());
-    let exports = Exports::new(table, opener, control, tls.clone(), set, audit);
-    let reload = Reload::new(set, reread, setup.audit.clone(), tls.clone());
-    let changes = Arc::new(Changes { exports, reload });
-    match targets::watch(&changes, control_shard.clone()) {
-        Ok(examiner) => exports_to_close.set_examiner(examiner),
-        Err(error) => {
-            tracing::error!("cannot watch for replaced targets: cannot start a thread: {error}");
-        }
-    }
-    let control = listening.and_then(|portals| {
-        let portals: Vec<String> = portals.into_iter().flatten().collect();
-        let metrics = ServerMetrics::new(&setup.senders, &setup.exports, tls);
-        let answering = Arc::clone(&metrics);
-        manager
-            .watch(move || answering.all_shards_answer())
-            .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
-        let serving = set.metrics.as_ref().map(|at| metrics.serve(at)).transpose()?;
-        let served = Served {
-            exports: Arc::clone(&setup.exports),
-            changes: Arc::clone(&changes),
-            control: control_shard.clone(),
-            metrics,
-        };
-        let control = ServerControl::open(set, &portals, served)?;
-        Ok((portals, control, serving))
-    });
-    let forwarding = signals
-        .forward({
-            let manager = manager.clone();
-            move |signal| on_signal(signal, &control_shard, &changes, &manager)
-        })
-        .map_err(failed(ErrorKind::System, "cannot start a thread"));
-    let control = control.and_then(|control| forwarding.map(|forwarding| (control, forwarding)));
+    let changes = watch_changes(set, reread, opener, &setup);
+    let endpoints =
+        listening.and_then(|portals| Endpoints::open(set, portals, &setup, &changes, &manager));
+    let forwarding = forward_signals(signals, setup.control(), changes, &manager);
+    let started = endpoints.and_then(|endpoints| forwarding.map(|signals| (endpoints, signals)));
     // Signals are forwarded, and metrics served, until the threads have ended.
-    let (mut outcome, control, _until_the_end) = match control {
-        Ok(((portals, control, metrics), forwarding)) => {
+    let (outcome, control, _until_the_end) = match started {
+        Ok((Endpoints { portals, control, metrics }, forwarding)) => {
             setup.release();
-            log_start(&setup.params, &portals);
-            warn(warnings);
-            announce(&portals);
-            manager.ready(&format!("listening on {}", portals.join(" ")));
+            announce_start(&setup.params, &portals, warnings, &manager);
             (Ok(()), control, Some((forwarding, metrics)))
         }
         Err(error) => {
@@ -200,23 +136,125 @@ fn run_server(
             (Err(error), None, None)
         }
     };
-    for thread in threads {
-        let ended = thread.join().unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::System, "a shard panicked; see the message above"))
-        });
-        outcome = outcome.and(ended);
-    }
-    let outcome = match control {
-        Some(control) => {
-            let closed = control.close();
-            outcome.and(closed)
-        }
-        None => outcome,
-    };
-    stop_cleanly(&exports_to_close);
+    let ended = shards.join();
+    let closed = control.map_or(Ok(()), ServerControl::close);
+    stop_cleanly(&setup.exports);
     // Other references to the table may exist until the end of the process.
-    exports_to_close.clear();
-    outcome
+    setup.exports.clear();
+    outcome.and(ended).and(closed)
+}
+
+/// Exports of the settings, and the parts that open further ones.
+struct Opened {
+    sources: Sources,
+    state: Arc<StateDir>,
+    opener: Arc<Opener>,
+    exports: Vec<Export>,
+}
+
+/// Opens the exports of the settings, each with the layer `over` its block source.
+fn open_exports(
+    set: &Settings,
+    user: Option<&RunAs>,
+    over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
+) -> Result<Opened, Error> {
+    let specs = if set.ping_only { &[][..] } else { &set.export };
+    let sources = Sources::system();
+    let state = Arc::new(StateDir::open(set.state_dir.as_deref(), user.map(RunAs::account)));
+    let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
+    let mut exports = specs.iter().map(|spec| opener.open(spec)).collect::<Result<Vec<_>, _>>()?;
+    for export in &mut exports {
+        export.source = over(Arc::clone(&export.source));
+    }
+    Ok(Opened { sources, state, opener, exports })
+}
+
+/// Starts the threads that watch exports and certificates for changes. A thread that cannot be
+/// started is only logged.
+fn watch_changes(
+    set: &Settings,
+    reread: Reread,
+    opener: Arc<Opener>,
+    setup: &Setup,
+) -> Arc<Changes> {
+    let table = &setup.exports;
+    if let Err(error) = sizes::watch(table, setup.control()) {
+        tracing::error!("cannot watch for exports that grow: cannot start a thread: {error}");
+    }
+    let tls = setup.portals.tls();
+    if let Some(Err(error)) = tls.as_ref().map(expiry::watch) {
+        tracing::error!("cannot watch for expiring certificates: cannot start a thread: {error}");
+    }
+    let (control, audit) = (setup.control(), setup.audit.clone());
+    let exports = Exports::new(Arc::clone(table), opener, control, tls.clone(), set, audit);
+    let reload = Reload::new(set, reread, setup.audit.clone(), tls);
+    let changes = Arc::new(Changes { exports, reload });
+    match targets::watch(&changes, setup.control()) {
+        Ok(examiner) => table.set_examiner(examiner),
+        Err(error) => {
+            tracing::error!("cannot watch for replaced targets: cannot start a thread: {error}");
+        }
+    }
+    changes
+}
+
+/// Portals of a server, with the sockets that report on it.
+struct Endpoints {
+    portals: Vec<String>,
+    control: Option<ServerControl>,
+    metrics: Option<MetricsServer>,
+}
+
+impl Endpoints {
+    /// Starts the watchdog and the metrics server, then opens the control socket.
+    fn open(
+        set: &Settings,
+        portals: Vec<String>,
+        setup: &Setup,
+        changes: &Arc<Changes>,
+        manager: &ServiceManager,
+    ) -> Result<Self, Error> {
+        let metrics = ServerMetrics::new(&setup.senders, &setup.exports, setup.portals.tls());
+        let answering = Arc::clone(&metrics);
+        manager
+            .watch(move || answering.all_shards_answer())
+            .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
+        let serving = set.metrics.as_ref().map(|at| metrics.serve(at)).transpose()?;
+        let served = Served {
+            exports: Arc::clone(&setup.exports),
+            changes: Arc::clone(changes),
+            control: setup.control(),
+            metrics,
+        };
+        let control = ServerControl::open(set, &portals, served)?;
+        Ok(Self { portals, control, metrics: serving })
+    }
+}
+
+/// Starts the thread that handles the signals of the process.
+fn forward_signals(
+    signals: Signals,
+    control: ControlShard,
+    changes: Arc<Changes>,
+    manager: &ServiceManager,
+) -> Result<Forwarding, Error> {
+    let manager = manager.clone();
+    signals
+        .forward(move |signal| on_signal(signal, &control, &changes, &manager))
+        .map_err(failed(ErrorKind::System, "cannot start a thread"))
+}
+
+/// Logs and prints that the server is ready, and notifies the service manager.
+fn announce_start(
+    params: &SessionParams,
+    portals: &[String],
+    warnings: Vec<String>,
+    manager: &ServiceManager,
+) {
+    log_start(params, portals);
+    warn(warnings);
+    announce(portals);
+    manager.ready(&format!("listening on {}", portals.join(" ")));
 }
 
 /// Flushes exports whose unflushed changes are known only to this process, so that the next process

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::{self, JoinHandle};
 
 use rtrs_core::block::{Core, WakeHandle};
 use rtrs_core::ids::CoreIndex;
@@ -12,6 +13,7 @@ use rtrs_core::rt::{Mailbox, PollPolicy, Ring, Sender, mailbox, pin_to, run};
 
 use crate::audit::AuditSink;
 use crate::daemon::authenticate::Proofs;
+use crate::daemon::control_shard::ControlShard;
 use crate::daemon::driver::ServerShard;
 use crate::daemon::portals::Portals;
 use crate::engine::ServerEngine;
@@ -47,6 +49,63 @@ impl Setup {
         stop_all(&self.senders);
         self.release();
     }
+
+    /// Returns a handle for requests to the control shard.
+    pub(super) fn control(&self) -> ControlShard {
+        ControlShard(self.senders[0].clone())
+    }
+}
+
+/// Running threads of all shards.
+pub(super) struct ShardThreads {
+    threads: Vec<JoinHandle<Result<(), Error>>>,
+    /// Portals of each shard that has started, or its error.
+    started: mpsc::Receiver<Result<Vec<String>, Error>>,
+}
+
+impl ShardThreads {
+    /// Starts a thread per shard. Ends the others if one cannot be started.
+    pub(super) fn start(
+        setup: &Arc<Setup>,
+        mailboxes: Vec<Mailbox<Message>>,
+    ) -> Result<Self, Error> {
+        let (report, started) = mpsc::channel();
+        let mut threads = Vec::new();
+        for (core, mailbox) in (0..setup.params.cores).zip(mailboxes) {
+            let (setup_of, report) = (Arc::clone(setup), report.clone());
+            let thread = thread::Builder::new()
+                .name(format!("shard-{core}"))
+                .spawn(move || run_shard(&setup_of, CoreIndex(core), mailbox, &report));
+            match thread {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    setup.stop();
+                    let text = "cannot start a thread";
+                    return Err(Error::with_source(ErrorKind::System, text, error));
+                }
+            }
+        }
+        Ok(Self { threads, started })
+    }
+
+    /// Waits until all shards have started. Returns the portals that they listen on.
+    pub(super) fn listening(&self) -> Result<Vec<String>, Error> {
+        let started = self.started.iter().take(self.threads.len());
+        let portals = started.collect::<Result<Vec<_>, _>>()?;
+        Ok(portals.into_iter().flatten().collect())
+    }
+
+    /// Waits until all threads have ended. Returns the first error.
+    pub(super) fn join(self) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for thread in self.threads {
+            let ended = thread.join().unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::System, "a shard panicked; see the message above"))
+            });
+            outcome = outcome.and(ended);
+        }
+        outcome
+    }
 }
 
 /// Ends the other shards when one ends unexpectedly.
@@ -76,7 +135,7 @@ fn stop_all(senders: &[Sender<Message>]) {
 }
 
 /// Runs a shard's thread: creates its resources, reports the result, and serves.
-pub(super) fn run_shard(
+fn run_shard(
     setup: &Setup,
     core: CoreIndex,
     mailbox: Mailbox<Message>,
