@@ -128,72 +128,27 @@ impl Conn {
 
     /// Starts a valid request. Returns false when it has to wait, or was the last one.
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
-        let Validated { op, cookie, offset, mut len, fua, no_hole, fast_only, one, .. } = request;
-        // After its first piece, a simple reply cannot report an error any more.
-        let may_split = self.structured() && !request.one_chunk;
-        let (io, flags) = match op {
-            Op::Disconnect => {
-                self.in_order = true;
-                self.depart(port, shared);
-                return false;
-            }
-            Op::Read => (Some(IoOp::Read), IoFlags::default()),
-            Op::Write => {
-                let fua = fua && !rtrs_core::mutated!(NbdFuaDropped);
-                (Some(IoOp::Write), IoFlags { fua, ..IoFlags::default() })
-            }
-            Op::Flush => (Some(IoOp::Flush), IoFlags::default()),
-            Op::Trim => (Some(IoOp::Discard), IoFlags { fua, ..IoFlags::default() }),
-            Op::WriteZeroes => {
-                let flags = IoFlags { fua, no_unmap: no_hole, fast_only, ..IoFlags::default() };
-                (Some(IoOp::WriteZeroes), flags)
-            }
-            Op::BlockStatus => {
-                len = len.min(STATUS_MAX);
-                (Some(IoOp::Extents), IoFlags::default())
-            }
-            // A hint: there is no cache to fill.
-            Op::Cache => (None, IoFlags::default()),
-        };
-        let block = u64::from(self.min_block());
-        let cut = Cut::new(op, offset..offset + u64::from(len), block);
-        let (fragments, whole) = (cut.fragments(), cut.whole.end - cut.whole.start);
+        let Validated { op, cookie, offset, len, one, .. } = request;
+        if op == Op::Disconnect {
+            self.in_order = true;
+            self.depart(port, shared);
+            return false;
+        }
+        let len = if op == Op::BlockStatus { len.min(STATUS_MAX) } else { len };
+        let (io, flags) = device_operation(&request);
+        let cut = Cut::new(op, offset..offset + u64::from(len), self.min_block().into());
+        let fragments = cut.fragments();
         let room = fragments == 0 || shared.has_room_for_fragments();
         let Some(row) = room.then(|| shared.take_row(self.rows)).flatten() else {
             self.phase = Phase::Starved(request);
             return false;
         };
-        let piece_of = |most: usize| {
-            let pieces = whole.div_ceil(most as u64).max(1);
-            whole.div_ceil(pieces).next_multiple_of(PIECE_ALIGN.max(block)).min(whole)
-        };
-        let mut piece = piece_of(PIECE_MAX);
-        let memory = match op {
-            Op::Read => piece,
-            // The extents as the device lists them, and as the client receives them.
-            Op::BlockStatus => 2 * extents::LEN_MAX as u64,
-            _ => 2 * block * fragments as u64,
-        };
-        let mut take = |shared: &mut Shared, bytes: u64| {
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            bytes == 0 || shared.take_read(self.id.slot, row, bytes, &mut self.memory)
-        };
-        let mut taken = take(shared, memory);
-        if !taken && op == Op::Read && may_split {
-            let guaranteed = piece_of(shared.buffers.guaranteed_piece());
-            if guaranteed < piece {
-                // Other bridges hold the memory that a long piece would need.
-                piece = guaranteed;
-                taken = take(shared, piece);
-            }
-        }
-        if !taken {
+        let Some(piece) = self.take_memory(&request, row, &cut, shared) else {
             shared.requests.give(row);
             self.phase = Phase::Starved(request);
             return false;
-        }
+        };
         self.rows += 1;
-        let reported = self.older().unwrap_or_else(|| self.reported(shared));
         let entry = shared.requests.row(row);
         (entry.conn, entry.cookie, entry.op) = (self.id, cookie, op);
         (entry.offset, entry.len, entry.io, entry.flags) = (offset, len, io, flags);
@@ -201,6 +156,55 @@ impl Conn {
         if fragments > 0 {
             entry.aside = entry.parts.pop();
         }
+        self.begin_row(row, piece, shared);
+        true
+    }
+
+    /// Takes the memory of a read, of the extents or of the fragments. Returns the length of the
+    /// pieces of a read; None when memory is short.
+    fn take_memory(
+        &mut self,
+        request: &Validated,
+        row: u32,
+        cut: &Cut,
+        shared: &mut Shared,
+    ) -> Option<u64> {
+        let (op, block, whole) = (request.op, cut.block, cut.whole.end - cut.whole.start);
+        // After its first piece, a simple reply cannot report an error any more.
+        let may_split = self.structured() && !request.one_chunk;
+        let piece_of = |most: usize| {
+            let pieces = whole.div_ceil(most as u64).max(1);
+            whole.div_ceil(pieces).next_multiple_of(PIECE_ALIGN.max(block)).min(whole)
+        };
+        let piece = piece_of(PIECE_MAX);
+        let memory = match op {
+            Op::Read => piece,
+            // The extents as the device lists them, and as the client receives them.
+            Op::BlockStatus => 2 * extents::LEN_MAX as u64,
+            _ => 2 * block * cut.fragments() as u64,
+        };
+        let mut take = |shared: &mut Shared, bytes: u64| {
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            bytes == 0 || shared.take_read(self.id.slot, row, bytes, &mut self.memory)
+        };
+        if take(shared, memory) {
+            return Some(piece);
+        }
+        if op == Op::Read && may_split {
+            let guaranteed = piece_of(shared.buffers.guaranteed_piece());
+            // Other bridges hold the memory that a long piece would need.
+            if guaranteed < piece && take(shared, guaranteed) {
+                return Some(guaranteed);
+            }
+        }
+        None
+    }
+
+    /// Submits a new row to the device, or finishes it when the device has nothing to do.
+    fn begin_row(&mut self, row: u32, piece: u64, shared: &mut Shared) {
+        let entry = shared.requests.row(row);
+        let (op, len) = (entry.op, entry.len);
+        let whole = entry.cut.whole.end - entry.cut.whole.start;
         match op {
             Op::Write => {
                 entry.complete = false;
@@ -217,19 +221,12 @@ impl Conn {
             }
             _ => {
                 entry.ready = if op == Op::Flush { 1 } else { u32::try_from(whole).unwrap_or(len) };
-                entry.reported = reported;
+                let reported = self.older().unwrap_or_else(|| self.reported(shared));
+                shared.requests.row(row).reported = reported;
                 shared.submit(row);
-                for which in 0..2 {
-                    if !shared.requests.row(row).cut.rest[which].is_empty() {
-                        if let Some((_, bytes)) = shared.fragment_memory(row, which) {
-                            bytes.fill(0);
-                        }
-                        shared.begin_fragment(row, which);
-                    }
-                }
+                zero_fragments(row, shared);
             }
         }
-        true
     }
 
     /// Minimum block size of the export; 1 before the negotiation has ended.
@@ -298,6 +295,39 @@ impl Conn {
             }
         }
         true
+    }
+}
+
+/// Returns the operation that a request needs of the device, if any, and its flags.
+fn device_operation(request: &Validated) -> (Option<IoOp>, IoFlags) {
+    let Validated { fua, no_hole, fast_only, .. } = *request;
+    match request.op {
+        Op::Read => (Some(IoOp::Read), IoFlags::default()),
+        Op::Write => {
+            let fua = fua && !rtrs_core::mutated!(NbdFuaDropped);
+            (Some(IoOp::Write), IoFlags { fua, ..IoFlags::default() })
+        }
+        Op::Flush => (Some(IoOp::Flush), IoFlags::default()),
+        Op::Trim => (Some(IoOp::Discard), IoFlags { fua, ..IoFlags::default() }),
+        Op::WriteZeroes => {
+            let flags = IoFlags { fua, no_unmap: no_hole, fast_only, ..IoFlags::default() };
+            (Some(IoOp::WriteZeroes), flags)
+        }
+        Op::BlockStatus => (Some(IoOp::Extents), IoFlags::default()),
+        // A cache request is a hint: there is no cache to fill.
+        Op::Cache | Op::Disconnect => (None, IoFlags::default()),
+    }
+}
+
+/// Begins the fragments of a request that zeroes parts of blocks.
+fn zero_fragments(row: u32, shared: &mut Shared) {
+    for which in 0..2 {
+        if !shared.requests.row(row).cut.rest[which].is_empty() {
+            if let Some((_, bytes)) = shared.fragment_memory(row, which) {
+                bytes.fill(0);
+            }
+            shared.begin_fragment(row, which);
+        }
     }
 }
 
