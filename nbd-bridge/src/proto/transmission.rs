@@ -178,6 +178,44 @@ impl Rules {
     ) -> Result<Validated, (NbdError, &'static str)> {
         let Request { flags, command, cookie, offset, len } = *request;
         let invalid = |reason| Err((NbdError::Inval, reason));
+        // A disconnect has no reply, so a bad flag cannot be reported.
+        if command == cmd::DISC {
+            return Ok(Validated::bare(Op::Disconnect, cookie));
+        }
+        let Command { op, own_flags, needs } = self.command(command)?;
+        let writes = matches!(op, Op::Write | Op::Trim | Op::WriteZeroes);
+        if writes && self.offers(tf::READ_ONLY) {
+            return Err((NbdError::Perm, "the export is read-only"));
+        }
+        if !self.offers(needs) {
+            return invalid("the export does not offer this command");
+        }
+        if flags & !self.allowed_flags(own_flags) != 0 {
+            return invalid("the command does not take these flags");
+        }
+        if op == Op::Flush {
+            if offset != 0 || len != 0 {
+                return invalid("a flush has no offset and no length");
+            }
+            return Ok(Validated::bare(op, cookie));
+        }
+        self.check_range(op, request, size)?;
+        let has = |flag| flags & flag != 0;
+        Ok(Validated {
+            op,
+            cookie,
+            offset,
+            len,
+            fua: writes && has(cmd_flags::FUA),
+            no_hole: has(cmd_flags::NO_HOLE),
+            fast_only: has(cmd_flags::FAST_ZERO),
+            one: has(cmd_flags::REQ_ONE),
+            one_chunk: has(cmd_flags::DF),
+        })
+    }
+
+    /// Looks up a command that has a reply.
+    fn command(&self, command: u16) -> Result<Command, (NbdError, &'static str)> {
         let (op, own_flags, needs) = match command {
             cmd::READ => (Op::Read, cmd_flags::DF, tf::HAS_FLAGS),
             cmd::WRITE => (Op::Write, 0, tf::HAS_FLAGS),
@@ -188,23 +226,20 @@ impl Rules {
                 let own = cmd_flags::NO_HOLE | cmd_flags::FAST_ZERO;
                 (Op::WriteZeroes, own, tf::SEND_WRITE_ZEROES)
             }
-            // A disconnect has no reply, so a bad flag cannot be reported.
-            cmd::DISC => return Ok(Validated::bare(Op::Disconnect, cookie)),
             cmd::BLOCK_STATUS if self.terms.block_status => {
                 (Op::BlockStatus, cmd_flags::REQ_ONE, tf::HAS_FLAGS)
             }
-            cmd::BLOCK_STATUS => return invalid("no metadata context was negotiated"),
-            _ => return invalid("unknown command"),
+            cmd::BLOCK_STATUS => {
+                return Err((NbdError::Inval, "no metadata context was negotiated"));
+            }
+            _ => return Err((NbdError::Inval, "unknown command")),
         };
-        let writes = matches!(op, Op::Write | Op::Trim | Op::WriteZeroes);
-        if writes && self.offers(tf::READ_ONLY) {
-            return Err((NbdError::Perm, "the export is read-only"));
-        }
-        if !self.offers(needs) {
-            return invalid("the export does not offer this command");
-        }
-        // FUA is allowed with every command once it is offered; other flags only with their own
-        // command.
+        Ok(Command { op, own_flags, needs })
+    }
+
+    /// Returns the flags that a command may have. FUA is allowed with every command once it is
+    /// offered; other flags only with their own command.
+    fn allowed_flags(&self, own_flags: u16) -> u16 {
         let mut allowed = own_flags;
         for (flag, offer) in [
             (cmd_flags::FUA, tf::SEND_FUA),
@@ -217,17 +252,19 @@ impl Rules {
                 allowed |= flag;
             }
         }
-        if flags & !allowed != 0 {
-            return invalid("the command does not take these flags");
-        }
-        if op == Op::Flush {
-            if offset != 0 || len != 0 {
-                return invalid("a flush has no offset and no length");
-            }
-            return Ok(Validated::bare(op, cookie));
-        }
+        allowed
+    }
+
+    /// Checks offset and length against the export and the limits of one request.
+    fn check_range(
+        &self,
+        op: Op,
+        request: &Request,
+        size: u64,
+    ) -> Result<(), (NbdError, &'static str)> {
+        let Request { flags, offset, len, .. } = *request;
         if len == 0 {
-            return invalid("the length is 0");
+            return Err((NbdError::Inval, "the length is 0"));
         }
         if offset.checked_add(u64::from(len)).is_none_or(|end| end > size) {
             let full = matches!(op, Op::Write | Op::WriteZeroes);
@@ -247,19 +284,17 @@ impl Rules {
         if !offset.is_multiple_of(block) || !u64::from(len).is_multiple_of(block) {
             self.check_part(op, flags)?;
         }
-        let has = |flag| flags & flag != 0;
-        Ok(Validated {
-            op,
-            cookie,
-            offset,
-            len,
-            fua: writes && has(cmd_flags::FUA),
-            no_hole: has(cmd_flags::NO_HOLE),
-            fast_only: has(cmd_flags::FAST_ZERO),
-            one: has(cmd_flags::REQ_ONE),
-            one_chunk: has(cmd_flags::DF),
-        })
+        Ok(())
     }
+}
+
+/// Properties of a command.
+struct Command {
+    op: Op,
+    /// Command flags that only some commands take.
+    own_flags: u16,
+    /// Transmission flag of exports that offer the command.
+    needs: u16,
 }
 
 impl Validated {
