@@ -25,7 +25,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{
     ChunkRequest, IoHeader, Name, RNBD_VERSION, ReadMsg, RwOp, SessInfoRsp, USER_LEN_MAX,
-    UserMessage, errno,
+    UserMessage, WireError, errno,
 };
 
 use super::conn::{Conn, WorkId};
@@ -63,7 +63,7 @@ pub(super) struct Step<'a> {
     pub(super) limits: Limits,
 }
 
-/// Action that a message requests.
+/// Action that a request wants.
 enum Wanted {
     /// Immediate answer with this errno.
     Answer(u16),
@@ -178,20 +178,7 @@ impl Step<'_> {
 
     /// Step 4. Copies the message out of the chunk, validates it, and executes it.
     fn parse(&mut self, arrival: Arrival, ctx: &mut Ctx<'_>) {
-        let permit = self.at.permit;
-        let chunks = self.path.chunks();
-        let copy = |range: Range<usize>, to: &mut [u8]| {
-            let from = u32::try_from(range.start).unwrap_or(u32::MAX);
-            chunks.copy_out(ChunkIndex::from(permit), from, to);
-        };
-        let mut message = [0; ReadMsg::LEN_MAX];
-        let range = ChunkRequest::message_range(arrival.offset, self.limits.chunk_size());
-        let message = range.and_then(|range| {
-            let message = &mut message[..range.len()];
-            copy(range, message);
-            ChunkRequest::parse(arrival.offset, message)
-        });
-        let message = match message {
+        let message = match self.read_message(arrival.offset) {
             Ok(message) => message,
             Err(error) => {
                 self.release(ctx.out);
@@ -201,23 +188,45 @@ impl Step<'_> {
         let mut header = [0; USER_LEN_MAX];
         let range = message.user_range();
         let header = &mut header[..range.len()];
-        copy(range, header);
+        self.copy_out(range.start, header);
         let data_len = message.data_len;
         let target = message.desc().map(|desc| RemoteMem { addr: desc.addr, rkey: desc.key });
         let request = Parsed { arrival, data_len, target, invalidate: message.invalidate() };
-        let session = &self.path.shared.session;
-        let wanted = match message.user(header, session.version()) {
+        let user = message.user(header, self.path.shared.session.version());
+        let wanted = self.wanted(&request, user);
+        self.execute(request, wanted, ctx);
+    }
+
+    /// Copies the RTRS message at `offset` out of the chunk and validates it.
+    fn read_message(&self, offset: u32) -> Result<ChunkRequest, WireError> {
+        let mut message = [0; ReadMsg::LEN_MAX];
+        let range = ChunkRequest::message_range(offset, self.limits.chunk_size())?;
+        let message = &mut message[..range.len()];
+        self.copy_out(range.start, message);
+        ChunkRequest::parse(offset, message)
+    }
+
+    fn copy_out(&self, from: usize, to: &mut [u8]) {
+        let from = u32::try_from(from).unwrap_or(u32::MAX);
+        self.path.chunks().copy_out(ChunkIndex::from(self.at.permit), from, to);
+    }
+
+    /// Decides by its user header how to serve a request. Refuses all but authentication to a
+    /// client that has not authenticated.
+    fn wanted(&mut self, request: &Parsed, user: Result<UserMessage<'_>, WireError>) -> Wanted {
+        let data_len = request.data_len;
+        match user {
             Ok(UserMessage::Challenge(challenge)) => {
                 Wanted::Control(ControlRequest::Challenge { challenge, room: data_len })
             }
             Ok(UserMessage::Auth(auth)) => {
                 let mut proof = vec![0; data_len as usize].into_boxed_slice();
-                copy(0..proof.len(), &mut proof);
+                self.copy_out(0, &mut proof);
                 Wanted::Control(ControlRequest::Auth { version: auth.version, proof })
             }
-            _ if arrival.unproved => Wanted::Answer(errno::EACCES),
+            _ if request.arrival.unproved => Wanted::Answer(errno::EACCES),
             Ok(UserMessage::SessInfo(info)) => {
-                session.agree_version(info.ver, RNBD_VERSION);
+                self.path.shared.session.agree_version(info.ver, RNBD_VERSION);
                 Wanted::SessInfo(SessInfoRsp::answer(info).encode())
             }
             Ok(UserMessage::Open { access, dev_name }) => match Name::new(dev_name) {
@@ -241,21 +250,25 @@ impl Step<'_> {
                 self.validate_io(op, &io, data_len).map_or_else(Wanted::Answer, Wanted::Io)
             }
             Err(error) => {
-                let path = self.path.shared.key;
+                let (path, permit) = (self.path.shared.key, self.at.permit);
                 tracing::debug!(%path, %permit, %error, "refused a request");
                 Wanted::Answer(error.errno())
             }
-        };
+        }
+    }
+
+    /// Executes the action that a request wants.
+    fn execute(&mut self, request: Parsed, wanted: Wanted, ctx: &mut Ctx<'_>) {
         match wanted {
             Wanted::Answer(errno) => self.finish(request, Reply::errno(errno), ctx),
             Wanted::SessInfo(bytes) => {
-                self.fill(data_len, &bytes);
+                self.fill(request.data_len, &bytes);
                 self.finish(request, Reply::errno(0), ctx);
             }
             Wanted::Control(asked) => {
                 self.request().go(State::Control(request));
                 let (path, core) = (self.path.shared.key, self.path.holder().core);
-                let reply_to = ReplyTo { path, core, permit };
+                let reply_to = ReplyTo { path, core, permit: self.at.permit };
                 ctx.out.control(ControlMessage::Request { reply_to, request: asked });
             }
             Wanted::Io(io) if io.op == IoOp::Flush && rtrs_core::mutated!(FlushSkipped) => {

@@ -30,38 +30,13 @@ pub(super) fn plan_io(
     header: &IoHeader,
     room: u32,
 ) -> Result<IoProgress, u16> {
-    let IoTarget { device, entry, geometry, reads_only, limits } = target;
-    let op = match rw_op {
-        RwOp::Read => IoOp::Read,
-        RwOp::Write | RwOp::PartialWrite => IoOp::Write,
-        RwOp::Flush => IoOp::Flush,
-        RwOp::Discard => IoOp::Discard,
-        RwOp::WriteZeroes => IoOp::WriteZeroes,
-        RwOp::Extents => IoOp::Extents,
-        RwOp::SecureErase => return Err(errno::EOPNOTSUPP),
-    };
+    let IoTarget { device, entry, geometry, reads_only, .. } = target;
+    let op = device_op(rw_op)?;
     // No session may write to a read-only export (`engine/control/access.rs`).
     if op.changes() && !entry.writable {
         return Err(IoStatus::ReadOnly.to_errno());
     }
-    // A flush has sector -1: only reads and changes have an offset.
-    let (offset, len) = match op {
-        IoOp::Flush => (0, 0),
-        _ => {
-            let offset = header.sector.checked_mul(u64::from(SECTOR_SIZE));
-            (offset.ok_or(errno::EINVAL)?, header.bi_size)
-        }
-    };
-    let (offset, len, partial) = match rw_op {
-        RwOp::PartialWrite => {
-            let start = offset.saturating_add(header.prio.into());
-            let bytes = start..start.saturating_add(len.into());
-            let part = PartOfBlock::new(geometry, limits, bytes);
-            let (offset, part) = part.ok_or(errno::EINVAL)?;
-            (offset, geometry.logical_block, Some(part))
-        }
-        _ => (offset, len, None),
-    };
+    let Place { offset, len, partial } = locate(target, rw_op, header)?;
     let status = validate_range(geometry, op, offset, len);
     if !status.is_ok() {
         return Err(status.to_errno());
@@ -105,6 +80,45 @@ pub(super) fn plan_io(
         submitted: Instant::ZERO,
         backend_ns: 0,
     })
+}
+
+/// Returns the operation of the device that serves a request.
+fn device_op(rw_op: RwOp) -> Result<IoOp, u16> {
+    match rw_op {
+        RwOp::Read => Ok(IoOp::Read),
+        RwOp::Write | RwOp::PartialWrite => Ok(IoOp::Write),
+        RwOp::Flush => Ok(IoOp::Flush),
+        RwOp::Discard => Ok(IoOp::Discard),
+        RwOp::WriteZeroes => Ok(IoOp::WriteZeroes),
+        RwOp::Extents => Ok(IoOp::Extents),
+        RwOp::SecureErase => Err(errno::EOPNOTSUPP),
+    }
+}
+
+/// Range of an IO on its device, in bytes.
+struct Place {
+    offset: u64,
+    len: u32,
+    /// Changed part of the block at `offset`; None if whole blocks are changed.
+    partial: Option<PartOfBlock>,
+}
+
+/// Computes the range of an IO; that of a partial write is the block that it changes.
+fn locate(target: IoTarget<'_>, rw_op: RwOp, header: &IoHeader) -> Result<Place, u16> {
+    let IoTarget { geometry, limits, .. } = target;
+    // A flush has sector -1: only reads and changes have an offset.
+    if rw_op == RwOp::Flush {
+        return Ok(Place { offset: 0, len: 0, partial: None });
+    }
+    let offset = header.sector.checked_mul(u64::from(SECTOR_SIZE)).ok_or(errno::EINVAL)?;
+    let len = header.bi_size;
+    if rw_op != RwOp::PartialWrite {
+        return Ok(Place { offset, len, partial: None });
+    }
+    let start = offset.saturating_add(header.prio.into());
+    let bytes = start..start.saturating_add(len.into());
+    let (offset, part) = PartOfBlock::new(geometry, limits, bytes).ok_or(errno::EINVAL)?;
+    Ok(Place { offset, len: geometry.logical_block, partial: Some(part) })
 }
 
 /// Validates the range of an IO; the rules of [`Geometry::check`] for an IO of any length.
