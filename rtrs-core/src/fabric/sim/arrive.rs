@@ -8,9 +8,10 @@
 use super::conn::{ACCEPTOR, CONNECTOR, Conn, Job, Message, State};
 use super::net::{Event, Net, Timer};
 use crate::fabric::{
-    CloseReason, ConnRequest, ConnectFailure, FabricEvent, PeerIdentity, PrivateData, WcOp,
-    WcStatus,
+    CloseReason, ConnRequest, ConnectFailure, FabricEvent, PeerIdentity, PrivateData, RemoteMem,
+    WcOp, WcStatus,
 };
+use crate::ids::Rkey;
 use crate::time::Duration;
 
 impl Conn {
@@ -120,85 +121,116 @@ impl Conn {
                 self.retire(net, side);
             }
             Message::Send { seq, imm, invalidate, bytes } => {
-                let Some((wr_id, buf)) = end.receives.pop_front() else {
-                    self.refuse(net, side, seq, WcStatus::RemoteOperation, "no receive posted");
-                    return;
-                };
-                let mut wc = end.completion(wr_id, WcOp::Recv, WcStatus::Success);
-                let target = buf.and_then(|sge| {
-                    let sound = net.keys(node).lock().check_local(pd, &sge, true);
-                    sound.then_some(sge.slice)?.slice(0, bytes.len())
-                });
-                match target {
-                    Some(target) => target.copy_in(0, &bytes),
-                    None if bytes.is_empty() => {}
-                    None => {
-                        wc.status = WcStatus::LocalError;
-                        net.emit(core, FabricEvent::Completion(wc));
-                        let why = "message longer than the receive";
-                        self.refuse(net, side, seq, WcStatus::RemoteOperation, why);
-                        return;
-                    }
-                }
-                if let Some(key) = invalidate {
-                    let result = net.keys(node).lock().invalidate(pd, key);
-                    if let Err(why) = result {
-                        wc.status = WcStatus::LocalError;
-                        net.emit(core, FabricEvent::Completion(wc));
-                        self.refuse(net, side, seq, WcStatus::RemoteOperation, why);
-                        return;
-                    }
-                }
-                wc.byte_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-                (wc.imm, wc.invalidated) = (imm, invalidate);
-                net.emit(core, FabricEvent::Completion(wc));
-                self.acknowledge(net, side, seq);
+                let received = self.receive_send(net, side, imm, invalidate, &bytes);
+                self.answer(net, side, seq, received);
             }
             Message::Write { seq, remote, imm, bytes } => {
-                let placed = net.place(node, pd, remote, &bytes);
-                if let Err(why) = placed {
-                    self.refuse(net, side, seq, WcStatus::RemoteAccess, why);
-                    return;
-                }
-                net.cores[core].counters.bytes_direct += bytes.len() as u64;
-                if imm.is_some() {
-                    let Some((wr_id, _)) = end.receives.pop_front() else {
-                        let status = WcStatus::RemoteOperation;
-                        self.refuse(net, side, seq, status, "no receive posted");
-                        return;
-                    };
-                    let status = WcStatus::Success;
-                    let mut wc = end.completion(wr_id, WcOp::RecvRdmaWithImm, status);
-                    wc.imm = imm;
-                    net.emit(core, FabricEvent::Completion(wc));
-                }
-                self.acknowledge(net, side, seq);
+                let received = self.receive_write(net, side, remote, imm, &bytes);
+                self.answer(net, side, seq, received);
             }
             Message::ReadRequest { seq, remote, len } => match net.fetch(node, pd, remote, len) {
                 Ok(bytes) => {
                     self.transmit(net, side, Message::ReadResponse { seq, bytes });
                 }
-                Err(why) => self.refuse(net, side, seq, WcStatus::RemoteAccess, why),
+                Err(why) => self.refuse(net, side, seq, Violation::access(why)),
             },
-            Message::ReadResponse { seq, bytes } => {
-                let Some(entry) = end.departed.iter_mut().find(|e| e.seq == seq) else { return };
-                if let Job::Work(_, sges) = &entry.job
-                    && let Some(sge) = &sges.first
-                {
-                    if !net.keys(node).lock().check_local(pd, sge, true) {
-                        self.transmit(net, side, Message::Reset);
-                        let reason = CloseReason::Lost("local memory is not registered".into());
-                        let failed = Some((seq, WcStatus::LocalError));
-                        self.end(net, side, ConnectFailure::Failed(reason), failed);
-                        return;
-                    }
-                    sge.slice.copy_in(0, &bytes);
-                    net.cores[core].counters.bytes_direct += bytes.len() as u64;
-                }
-                entry.done = true;
-                self.retire(net, side);
-            }
+            Message::ReadResponse { seq, bytes } => self.receive_response(net, side, seq, &bytes),
             _ => {}
+        }
+    }
+
+    /// Places a send into the next receive and completes it.
+    fn receive_send(
+        &mut self,
+        net: &mut Net,
+        side: usize,
+        imm: Option<u32>,
+        invalidate: Option<Rkey>,
+        bytes: &[u8],
+    ) -> Result<(), Violation> {
+        let end = &mut self.ends[side];
+        let (node, pd, core) = (end.node, end.pd, end.core);
+        let Some((wr_id, buf)) = end.receives.pop_front() else {
+            return Err(Violation::operation("no receive posted"));
+        };
+        let mut wc = end.completion(wr_id, WcOp::Recv, WcStatus::Success);
+        let target = buf.and_then(|sge| {
+            let sound = net.keys(node).lock().check_local(pd, &sge, true);
+            sound.then_some(sge.slice)?.slice(0, bytes.len())
+        });
+        let mut placed = match target {
+            Some(target) => {
+                target.copy_in(0, bytes);
+                Ok(())
+            }
+            None if bytes.is_empty() => Ok(()),
+            None => Err("message longer than the receive"),
+        };
+        if let Some(key) = invalidate
+            && placed.is_ok()
+        {
+            placed = net.keys(node).lock().invalidate(pd, key);
+        }
+        if let Err(why) = placed {
+            wc.status = WcStatus::LocalError;
+            net.emit(core, FabricEvent::Completion(wc));
+            return Err(Violation::operation(why));
+        }
+        wc.byte_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        (wc.imm, wc.invalidated) = (imm, invalidate);
+        net.emit(core, FabricEvent::Completion(wc));
+        Ok(())
+    }
+
+    /// Places a write into memory; an immediate completes the next receive.
+    fn receive_write(
+        &mut self,
+        net: &mut Net,
+        side: usize,
+        remote: RemoteMem,
+        imm: Option<u32>,
+        bytes: &[u8],
+    ) -> Result<(), Violation> {
+        let end = &mut self.ends[side];
+        net.place(end.node, end.pd, remote, bytes).map_err(Violation::access)?;
+        net.cores[end.core].counters.bytes_direct += bytes.len() as u64;
+        if imm.is_some() {
+            let Some((wr_id, _)) = end.receives.pop_front() else {
+                return Err(Violation::operation("no receive posted"));
+            };
+            let mut wc = end.completion(wr_id, WcOp::RecvRdmaWithImm, WcStatus::Success);
+            wc.imm = imm;
+            net.emit(end.core, FabricEvent::Completion(wc));
+        }
+        Ok(())
+    }
+
+    /// Completes a read with the data that the peer returned.
+    fn receive_response(&mut self, net: &mut Net, side: usize, seq: u64, bytes: &[u8]) {
+        let end = &mut self.ends[side];
+        let Some(entry) = end.departed.iter_mut().find(|e| e.seq == seq) else { return };
+        if let Job::Work(_, sges) = &entry.job
+            && let Some(sge) = &sges.first
+        {
+            if !net.keys(end.node).lock().check_local(end.pd, sge, true) {
+                self.transmit(net, side, Message::Reset);
+                let reason = CloseReason::Lost("local memory is not registered".into());
+                let failed = Some((seq, WcStatus::LocalError));
+                self.end(net, side, ConnectFailure::Failed(reason), failed);
+                return;
+            }
+            sge.slice.copy_in(0, bytes);
+            net.cores[end.core].counters.bytes_direct += bytes.len() as u64;
+        }
+        entry.done = true;
+        self.retire(net, side);
+    }
+
+    /// Acknowledges a message that was received, or ends the connection after a violation.
+    fn answer(&mut self, net: &mut Net, side: usize, seq: u64, received: Result<(), Violation>) {
+        match received {
+            Ok(()) => self.acknowledge(net, side, seq),
+            Err(violation) => self.refuse(net, side, seq, violation),
         }
     }
 
@@ -209,9 +241,28 @@ impl Conn {
     }
 
     /// Handles a violation by the peer: notifies it and ends the connection.
-    fn refuse(&mut self, net: &mut Net, side: usize, seq: u64, status: WcStatus, why: &str) {
+    fn refuse(&mut self, net: &mut Net, side: usize, seq: u64, violation: Violation) {
+        let Violation { status, why } = violation;
         self.transmit(net, side, Message::Nak { seq, status, why: why.into() });
         let reason = CloseReason::Protocol(why.into());
         self.end(net, side, ConnectFailure::Failed(reason), None);
+    }
+}
+
+/// Message that the receiving side refuses.
+#[derive(Clone, Copy)]
+struct Violation {
+    /// Status of the peer's work request.
+    status: WcStatus,
+    why: &'static str,
+}
+
+impl Violation {
+    const fn access(why: &'static str) -> Self {
+        Self { status: WcStatus::RemoteAccess, why }
+    }
+
+    const fn operation(why: &'static str) -> Self {
+        Self { status: WcStatus::RemoteOperation, why }
     }
 }
