@@ -564,14 +564,34 @@ impl QpMachine {
         } else if state.opcode != segment.opcode {
             return Err(fault(TermCode::OPCODE, Blame::NONE, "a message of two kinds"));
         }
+        let done = self.place_send(core, blame, message)?;
+        if !segment.last {
+            // The receive limits `done` to far below 4 GiB.
+            self.rx.message.received = done as u32;
+            return Ok(());
+        }
+        self.complete_send(core, segment, message, done)
+    }
+
+    /// Length of the prefix before the data of a send; 0 if the peer sends none.
+    fn prefix_len(&self) -> usize {
+        let prefixed = self.terms.is_some_and(|terms| terms.features.send_prefix);
+        if prefixed { Features::PREFIX_LEN } else { 0 }
+    }
+
+    /// Copies a segment of a send into the first receive. Returns the number of bytes of the send
+    /// that have arrived.
+    fn place_send(
+        &mut self,
+        core: &mut CoreState,
+        blame: Blame,
+        message: Arrived,
+    ) -> Result<usize, Fault> {
+        let prefix_len = self.prefix_len();
         let Some(recv) = self.recv_queue.front() else {
             return Err(fault(TermCode::NO_BUFFER, blame, "a message without a receive"));
         };
-        let prefix_len = if self.terms.is_some_and(|terms| terms.features.send_prefix) {
-            Features::PREFIX_LEN
-        } else {
-            0
-        };
+        let state = &mut self.rx.message;
         let (mut at, mut len) = (message.payload_at, message.payload_len);
         let mut done = state.received as usize;
         if done < prefix_len {
@@ -579,31 +599,34 @@ impl QpMachine {
             self.stage.copy_out(at, &mut state.prefix[done..done + take]);
             (at, len, done) = (at + take, len - take, done + take);
         }
+        if len == 0 {
+            return Ok(done);
+        }
         let to = done.saturating_sub(prefix_len);
-        let target = match &recv.buf {
-            _ if len == 0 => None,
-            Some(buf) => buf.slice(to, len),
-            None => None,
+        let Some(target) = recv.buf.as_ref().and_then(|buf| buf.slice(to, len)) else {
+            let wr_id = recv.wr_id;
+            self.recv_queue.pop();
+            core.complete(self.completion(wr_id, WcOp::Recv, WcStatus::LocalError));
+            return Err(fault(TermCode::TOO_LONG, blame, "a message longer than its receive"));
         };
-        if len > 0 {
-            let Some(target) = target else {
-                let wr_id = recv.wr_id;
-                self.recv_queue.pop();
-                core.complete(self.completion(wr_id, WcOp::Recv, WcStatus::LocalError));
-                return Err(fault(TermCode::TOO_LONG, blame, "a message longer than its receive"));
-            };
-            target.region().copy_from(target.offset(), &self.stage, at, len);
-        }
-        done += len;
-        if !segment.last {
-            // The receive limits `done` to far below 4 GiB.
-            state.received = done as u32;
-            return Ok(());
-        }
-        if done < prefix_len || state.prefix[0] & !1 != 0 || state.prefix[1..4] != [0; 3] {
+        target.region().copy_from(target.offset(), &self.stage, at, len);
+        Ok(done + len)
+    }
+
+    /// Completes the receive of a send whose `done` bytes have all arrived.
+    fn complete_send(
+        &mut self,
+        core: &mut CoreState,
+        segment: &Segment,
+        message: Arrived,
+        done: usize,
+    ) -> Result<(), Fault> {
+        let prefix_len = self.prefix_len();
+        let state = &mut self.rx.message;
+        let prefix = state.prefix;
+        if done < prefix_len || prefix[0] & !1 != 0 || prefix[1..4] != [0; 3] {
             return Err(fault(TermCode::OTHER, Blame::NONE, "a send without our prefix"));
         }
-        let prefix = state.prefix;
         state.received = 0;
         let invalidated = match segment.opcode {
             opcode::SEND_INV | opcode::SEND_SE_INV => {
