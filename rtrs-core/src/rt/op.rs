@@ -111,25 +111,13 @@ impl Op {
                 opcode::Recv::new(raw(fd), buf.address(), buf.len() as u32).build()
             }
             Self::Read { fd, buf, offset } => {
-                let (fd, at, len) = (raw(fd), buf.address(), buf.len() as u32);
-                match fixed.slot(buf) {
-                    Some(index) => opcode::ReadFixed::new(fd, at, len, index)
-                        .offset(*offset)
-                        .rw_flags(nowait)
-                        .build(),
-                    None => opcode::Read::new(fd, at, len).offset(*offset).rw_flags(nowait).build(),
-                }
+                let slot = fixed.slot(buf);
+                read_entry(raw(fd), buf, slot, *offset, nowait)
             }
             Self::Write { fd, buf, offset, dsync } => {
-                let (fd, at, len) = (raw(fd), buf.address(), buf.len() as u32);
-                let rw = nowait | if *dsync { libc::RWF_DSYNC } else { 0 };
-                match fixed.slot(buf) {
-                    Some(index) => opcode::WriteFixed::new(fd, at, len, index)
-                        .offset(*offset)
-                        .rw_flags(rw)
-                        .build(),
-                    None => opcode::Write::new(fd, at, len).offset(*offset).rw_flags(rw).build(),
-                }
+                let slot = fixed.slot(buf);
+                let flags = nowait | if *dsync { libc::RWF_DSYNC } else { 0 };
+                write_entry(raw(fd), buf, slot, *offset, flags)
             }
             Self::Fsync { fd, data_only } => {
                 let flags = if *data_only {
@@ -159,5 +147,41 @@ impl Op {
             }
             Self::Poll { fd, events } => opcode::PollAdd::new(raw(fd), *events).build(),
         }
+    }
+}
+
+/// Creates the submission of a read, through the slot of its memory if that is registered.
+#[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
+fn read_entry(
+    fd: types::Fd,
+    buf: &MemSlice,
+    slot: Option<u16>,
+    offset: u64,
+    flags: i32,
+) -> squeue::Entry {
+    let (at, len) = (buf.address(), buf.len() as u32);
+    match slot {
+        Some(index) => {
+            opcode::ReadFixed::new(fd, at, len, index).offset(offset).rw_flags(flags).build()
+        }
+        None => opcode::Read::new(fd, at, len).offset(offset).rw_flags(flags).build(),
+    }
+}
+
+/// Creates the submission of a write, through the slot of its memory if that is registered.
+#[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]
+fn write_entry(
+    fd: types::Fd,
+    buf: &MemSlice,
+    slot: Option<u16>,
+    offset: u64,
+    flags: i32,
+) -> squeue::Entry {
+    let (at, len) = (buf.address(), buf.len() as u32);
+    match slot {
+        Some(index) => {
+            opcode::WriteFixed::new(fd, at, len, index).offset(offset).rw_flags(flags).build()
+        }
+        None => opcode::Write::new(fd, at, len).offset(offset).rw_flags(flags).build(),
     }
 }

@@ -68,6 +68,30 @@ struct Authority {
     spki: SubjectPublicKeyInfoDer<'static>,
 }
 
+/// CAs that may have signed lists.
+struct Authorities {
+    /// CAs of `ca-cert.pem`.
+    roots: Vec<Authority>,
+    /// CAs that others have signed, each with the name of its issuer.
+    intermediates: Vec<(Authority, Vec<u8>)>,
+}
+
+impl Authorities {
+    fn of(files: &Files) -> Self {
+        Self { roots: roots(files), intermediates: intermediates(files) }
+    }
+
+    /// Returns the known CAs with the name of a list's issuer.
+    fn signers(&self, list: &List) -> Vec<&Authority> {
+        let named = |ca: &&Authority| ca.subject == list.issuer;
+        let mut signers: Vec<&Authority> = self.roots.iter().filter(named).collect();
+        if signers.is_empty() {
+            signers.extend(self.intermediates.iter().map(|(ca, _)| ca).filter(named));
+        }
+        signers
+    }
+}
+
 impl Lists {
     /// Refuses lists with which no session could begin, or that would not be used. rustls has
     /// parsed them.
@@ -82,7 +106,7 @@ impl Lists {
         let path = dir.0.join("ca-crl.pem");
         let refuse = |why: String| Err(Error::Content { path: path.clone(), why });
         let algorithms = provider.signature_verification_algorithms.all;
-        let (roots, intermediates) = (roots(files), intermediates(files));
+        let authorities = Authorities::of(files);
         let mut all: Vec<List> = Vec::new();
         let mut foreign = Vec::new();
         for der in &files.crl {
@@ -97,11 +121,7 @@ impl Lists {
                     "it has two lists of {name}, and only the first would count; keep the newer one"
                 ));
             }
-            let named = |ca: &&Authority| ca.subject == list.issuer;
-            let mut signers: Vec<&Authority> = roots.iter().filter(named).collect();
-            if signers.is_empty() {
-                signers.extend(intermediates.iter().map(|(ca, _)| ca).filter(named));
-            }
+            let signers = authorities.signers(&list);
             // rustls does not check the key before that either.
             if !signers.iter().all(|ca| signed.is_by(ca, algorithms)) {
                 return refuse(format!(
@@ -124,45 +144,64 @@ impl Lists {
                  intermediate CA to ca-cert.pem"
             ));
         }
-        let has_list = |subject: &[u8]| all.iter().any(|list| list.issuer == subject);
+        let lists = Self { path, all, notes: Vec::new() };
+        let mut notes = lists.bare_authorities(&authorities);
+        notes.extend(lists.revoked_authorities(files));
+        notes.extend(lists.foreign_lists(&foreign));
+        Ok(Self { notes, ..lists })
+    }
+
+    /// Returns a warning for each CA of `ca-cert.pem` that has no list.
+    fn bare_authorities(&self, authorities: &Authorities) -> Vec<String> {
+        let has_list = |subject: &[u8]| self.all.iter().any(|list| list.issuer == subject);
         let signs_through = |subject: &[u8]| {
-            intermediates.iter().any(|(ca, issuer)| issuer == subject && has_list(&ca.subject))
+            let mut signed = authorities.intermediates.iter();
+            signed.any(|(ca, issuer)| issuer == subject && has_list(&ca.subject))
         };
-        let bare = roots.iter().filter(|ca| !has_list(&ca.subject) && !all.is_empty());
-        let mut notes: Vec<String> = bare
-            .map(|ca| {
-                let (path, name) = (path.display(), ca_name(&ca.subject));
-                if signs_through(&ca.subject) {
-                    format!(
-                        "{path} has no list of {name}, which is in ca-cert.pem: a CA that it \
-                         signed and has revoked is trusted; append its list"
-                    )
-                } else {
-                    format!(
-                        "{path} has no list of {name}, which is in ca-cert.pem: whoever has a \
-                         certificate that this CA itself has signed is refused; append its list, \
-                         which may be empty"
-                    )
-                }
-            })
-            .collect();
+        let text = |ca: &Authority| {
+            let (path, name) = (self.path.display(), ca_name(&ca.subject));
+            if signs_through(&ca.subject) {
+                format!(
+                    "{path} has no list of {name}, which is in ca-cert.pem: a CA that it signed \
+                     and has revoked is trusted; append its list"
+                )
+            } else {
+                format!(
+                    "{path} has no list of {name}, which is in ca-cert.pem: whoever has a \
+                     certificate that this CA itself has signed is refused; append its list, \
+                     which may be empty"
+                )
+            }
+        };
+        let bare = |ca: &&Authority| !has_list(&ca.subject) && !self.all.is_empty();
+        authorities.roots.iter().filter(bare).map(text).collect()
+    }
+
+    /// Returns a warning for each CA of `ca-cert.pem` that another CA has revoked.
+    fn revoked_authorities(&self, files: &Files) -> Vec<String> {
         let revoked = files.ca.iter().filter(|ca| is_revoked(ca, files));
-        notes.extend(revoked.filter_map(|ca| EndEntityCert::try_from(ca).ok()).map(|ca| {
+        let parsed = revoked.filter_map(|ca| EndEntityCert::try_from(ca).ok());
+        let text = |ca: EndEntityCert<'_>| {
             format!(
                 "{} revokes {}, which is in ca-cert.pem: no certificate that this CA has signed is \
                  accepted; remove the CA from ca-cert.pem",
-                path.display(),
+                self.path.display(),
                 ca_name(ca.subject())
             )
-        }));
-        notes.extend(foreign.iter().map(|name| {
+        };
+        parsed.map(text).collect()
+    }
+
+    /// Returns a warning for each CA that has a list, but is not known here.
+    fn foreign_lists(&self, names: &[String]) -> Vec<String> {
+        let text = |name: &String| {
             format!(
                 "{} has a list of {name}, which is not in ca-cert.pem: it counts only where a peer \
                  shows a certificate of that CA",
-                path.display()
+                self.path.display()
             )
-        }));
-        Ok(Self { path, all, notes })
+        };
+        names.iter().map(text).collect()
     }
 
     /// Returns warnings for the operator.
