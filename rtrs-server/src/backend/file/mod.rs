@@ -91,66 +91,26 @@ impl FileSource {
         how: FileOptions,
         locks: &Locks,
     ) -> Result<Self, BackendError> {
-        let FileOptions { read_only, direct, block, no_lock } = how;
-        let found = std::fs::metadata(at).map_err(|error| refused(path, read_only, error))?;
-        let device = kind(path, &found)?;
-        let (file, align) = open_file(path, at, read_only, direct, device)?;
-        let failed = |what: &'static str| {
-            move |error| BackendError::path(path, what, "check the device").because(error)
-        };
-        let meta = file.metadata().map_err(failed("cannot be examined"))?;
-        if kind(path, &meta)? != device || meta.rdev() != found.rdev() {
-            return Err(BackendError::path(path, "changed while it was opened", "try again"));
-        }
+        let FileOptions { read_only, no_lock, .. } = how;
+        let opened = Opened::open(path, at, how)?;
         if !read_only {
-            if device && blkdev::is_read_only(&file).unwrap_or(false) {
-                let problem = "is a read-only device";
-                return Err(BackendError::path(path, problem, "export it with `ro`"));
-            }
-            if !device && blkdev::is_on_hugetlbfs(&file).unwrap_or(false) {
-                let problem = "is on hugetlbfs, where files cannot be written";
-                return Err(BackendError::path(path, problem, "use a file on tmpfs, or mem:SIZE"));
-            }
+            opened.check_writable()?;
         }
-        locks.guard(path, &file, read_only, no_lock)?;
-        let in_memory = blkdev::lives_in_memory(&file).unwrap_or(false) && !device;
-        let smallest = if device {
-            blkdev::logical_block(&file).map_err(failed("has no known block size"))?
-        } else {
-            512
-        };
-        let smallest = smallest.max(align.map_or(0, |align| align.offset));
-        let logical = block.unwrap_or(smallest);
-        if logical < smallest {
-            let problem = format!("needs blocks of {smallest} bytes or more, not {logical}");
-            let hint = "leave block-size out, or try direct=off";
-            return Err(BackendError::path(path, problem, hint));
-        }
-        let size = if device {
-            blkdev::device_size(&file).map_err(failed("has no known size"))?
-        } else {
-            meta.len()
-        };
-        let exported = whole_blocks(&path.display().to_string(), size, u64::from(logical));
-        if exported == 0 {
-            let problem = format!("holds {size} bytes, less than one block of {logical}");
-            let hint = "give it a size first, as in `truncate -s 1G FILE`";
-            return Err(BackendError::path(path, problem, hint));
-        }
+        locks.guard(path, &opened.file, read_only, no_lock)?;
+        let in_memory = blkdev::lives_in_memory(&opened.file).unwrap_or(false) && !opened.device;
+        let logical = opened.logical_block(how.block)?;
         let base = Geometry {
             logical_block: logical,
             read_only,
             write_cache: true,
             extents: true,
-            ..Geometry::plain(exported)
+            ..Geometry::plain(opened.exported_size(logical)?)
         };
-        let (geometry, punch) = if device {
-            device_geometry(&file, &meta, &base, align.is_some())
-        } else {
-            file_geometry(&file, &meta, &base)
-        };
+        let (geometry, punch) = opened.geometry(&base);
+        let Opened { file, device, align, .. } = opened;
         let spare = if read_only || in_memory { None } else { open_again(&file).ok() };
-        let zeroes = Region::new(ZEROES).map_err(failed("cannot be given memory for zeroes"))?;
+        let zeroes =
+            Region::new(ZEROES).map_err(failed(path, "cannot be given memory for zeroes"))?;
         let source = Self {
             shared: Arc::new(Shared {
                 path: path.to_owned(),
@@ -177,9 +137,10 @@ impl FileSource {
                 watch: OnceLock::new(),
             }),
         };
-        let watch = watch::start(&source.shared);
+        let watch =
+            watch::start(&source.shared).map_err(failed(path, "cannot be watched for changes"))?;
         // The cell is new, so it cannot be set already.
-        let _ = source.shared.watch.set(watch.map_err(failed("cannot be watched for changes"))?);
+        let _ = source.shared.watch.set(watch);
         Ok(source)
     }
 
@@ -257,6 +218,94 @@ impl BlockSource for FileSource {
             (Err(error), None) => Err(error),
         }
     }
+}
+
+/// File or block device that was opened, not yet exported.
+struct Opened<'a> {
+    path: &'a Path,
+    file: File,
+    meta: Metadata,
+    /// A block device, not a regular file.
+    device: bool,
+    /// Present with direct IO.
+    align: Option<DirectAlign>,
+}
+
+impl<'a> Opened<'a> {
+    /// Opens `at`, and checks that the kind of file did not change meanwhile.
+    fn open(path: &'a Path, at: &Path, how: FileOptions) -> Result<Self, BackendError> {
+        let FileOptions { read_only, direct, .. } = how;
+        let found = std::fs::metadata(at).map_err(|error| refused(path, read_only, error))?;
+        let device = kind(path, &found)?;
+        let (file, align) = open_file(path, at, read_only, direct, device)?;
+        let meta = file.metadata().map_err(failed(path, "cannot be examined"))?;
+        if kind(path, &meta)? != device || meta.rdev() != found.rdev() {
+            return Err(BackendError::path(path, "changed while it was opened", "try again"));
+        }
+        Ok(Self { path, file, meta, device, align })
+    }
+
+    fn check_writable(&self) -> Result<(), BackendError> {
+        if self.device && blkdev::is_read_only(&self.file).unwrap_or(false) {
+            let problem = "is a read-only device";
+            return Err(BackendError::path(self.path, problem, "export it with `ro`"));
+        }
+        if !self.device && blkdev::is_on_hugetlbfs(&self.file).unwrap_or(false) {
+            let problem = "is on hugetlbfs, where files cannot be written";
+            let hint = "use a file on tmpfs, or mem:SIZE";
+            return Err(BackendError::path(self.path, problem, hint));
+        }
+        Ok(())
+    }
+
+    /// Returns the logical block size: the requested one, or the smallest that is possible.
+    fn logical_block(&self, requested: Option<u32>) -> Result<u32, BackendError> {
+        let smallest = if self.device {
+            let known = blkdev::logical_block(&self.file);
+            known.map_err(failed(self.path, "has no known block size"))?
+        } else {
+            512
+        };
+        let smallest = smallest.max(self.align.map_or(0, |align| align.offset));
+        let logical = requested.unwrap_or(smallest);
+        if logical < smallest {
+            let problem = format!("needs blocks of {smallest} bytes or more, not {logical}");
+            let hint = "leave block-size out, or try direct=off";
+            return Err(BackendError::path(self.path, problem, hint));
+        }
+        Ok(logical)
+    }
+
+    /// Returns the number of bytes in whole blocks; at least one block.
+    fn exported_size(&self, logical: u32) -> Result<u64, BackendError> {
+        let size = if self.device {
+            let known = blkdev::device_size(&self.file);
+            known.map_err(failed(self.path, "has no known size"))?
+        } else {
+            self.meta.len()
+        };
+        let exported = whole_blocks(&self.path.display().to_string(), size, u64::from(logical));
+        if exported == 0 {
+            let problem = format!("holds {size} bytes, less than one block of {logical}");
+            let hint = "give it a size first, as in `truncate -s 1G FILE`";
+            return Err(BackendError::path(self.path, problem, hint));
+        }
+        Ok(exported)
+    }
+
+    /// Returns the capabilities, and whether ranges can be zeroed without a transfer of zeroes.
+    fn geometry(&self, base: &Geometry) -> (Geometry, bool) {
+        if self.device {
+            device_geometry(&self.file, &self.meta, base, self.align.is_some())
+        } else {
+            file_geometry(&self.file, &self.meta, base)
+        }
+    }
+}
+
+/// Returns the conversion of an error of the system to one of the path.
+fn failed(path: &Path, problem: &'static str) -> impl FnOnce(io::Error) -> BackendError {
+    move |error| BackendError::path(path, problem, "check the device").because(error)
 }
 
 /// Opens the file of a descriptor a second time, for syncs.
