@@ -515,6 +515,35 @@ impl FileDevice {
         any
     }
 
+    /// Returns the status of an IO that takes no slot: a refused one, a flush of a target without
+    /// syncs, and the extents of a block device, which has no holes.
+    fn status_at_once(&self, io: &Io) -> Option<IoStatus> {
+        let mut status = self.geometry.check(io);
+        let moves = io.op != IoOp::Extents;
+        if status.is_ok() && moves && self.shared.is_beyond(io.offset + u64::from(io.len)) {
+            status = IoStatus::Beyond;
+        }
+        if status.is_ok() && self.would_be_slow(io) {
+            status = IoStatus::Unsupported;
+        }
+        let idle_flush = io.op == IoOp::Flush && (self.geometry.read_only || self.shared.in_memory);
+        if idle_flush && !self.geometry.read_only {
+            self.shared.examine();
+            status = self.shared.flushed();
+        }
+        let no_holes = status.is_ok() && io.op == IoOp::Extents && self.shared.device;
+        if let (true, Some(room)) = (no_holes, &io.buf) {
+            extents::all_data(room, io.len);
+        }
+        (!status.is_ok() || idle_flush || no_holes).then_some(status)
+    }
+
+    /// Whether the IO transfers data from or to memory that direct IO cannot use.
+    fn needs_bounce(&self, io: &Io) -> bool {
+        self.first_phase(io) == Phase::Transfer
+            && io.buf.as_ref().is_some_and(|buf| self.is_misaligned(buf, 0))
+    }
+
     /// Detaches dropped regions, so that their pages are released.
     fn sweep_regions(&mut self) {
         let ring = self.port.ring();
@@ -559,24 +588,7 @@ impl BlockDevice for FileDevice {
             self.changes.begin();
         }
         self.refresh();
-        let mut status = self.geometry.check(&io);
-        let moves = io.op != IoOp::Extents;
-        if status.is_ok() && moves && self.shared.is_beyond(io.offset + u64::from(io.len)) {
-            status = IoStatus::Beyond;
-        }
-        if status.is_ok() && self.would_be_slow(&io) {
-            status = IoStatus::Unsupported;
-        }
-        let idle_flush = io.op == IoOp::Flush && (self.geometry.read_only || self.shared.in_memory);
-        if idle_flush && !self.geometry.read_only {
-            self.shared.examine();
-            status = self.shared.flushed();
-        }
-        let no_holes = status.is_ok() && io.op == IoOp::Extents && self.shared.device;
-        if let (true, Some(room)) = (no_holes, &io.buf) {
-            extents::all_data(room, io.len);
-        }
-        if !status.is_ok() || idle_flush || no_holes {
+        if let Some(status) = self.status_at_once(&io) {
             if changes {
                 self.changes.end();
             }
@@ -584,9 +596,7 @@ impl BlockDevice for FileDevice {
             return Ok(());
         }
         let mut bounce = None;
-        if let (Some(buf), Phase::Transfer) = (&io.buf, self.first_phase(&io))
-            && self.is_misaligned(buf, 0)
-        {
+        if self.needs_bounce(&io) {
             bounce = self.bounce.as_mut().and_then(Pool::take);
             if bounce.is_none() {
                 if changes {
