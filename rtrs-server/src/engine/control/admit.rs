@@ -5,7 +5,9 @@ use std::sync::Arc;
 use rtrs_core::fabric::{ConnRequest, Who};
 use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex, SessionId};
+use rtrs_core::limits::Limits;
 use rtrs_core::proto::quota::Source;
+use rtrs_core::time::Instant;
 use rtrs_core::wire::{ClientExtensions, ConnReq, Name};
 
 use super::Control;
@@ -106,17 +108,25 @@ impl Control {
         if !must_authenticate {
             self.end_others(id, ctx);
         }
-        let (depth, full) = (shared.session.limits.queue_depth(), self.params.limits.queue_depth());
-        let asked = ClientExtensions::decode(&conn.ext).queue_depth;
-        if !known
-            && asked == 0
-            && depth < full
-            && let Some(left_out) = self.log.admit(ctx.now, request.peer, "depth")
-        {
-            let session = SessionTag::of(id);
-            tracing::info!(%session, depth, left_out, "memory-max: a smaller queue depth");
+        if !known {
+            self.log_depth(attempt, shared.session.limits, ctx.now);
         }
         Ok((shared, conn.cid))
+    }
+
+    /// Logs that a new session has a smaller queue depth than the server offers, unless its client
+    /// asked for one.
+    fn log_depth(&mut self, attempt: Attempt<'_>, limits: Limits, now: Instant) {
+        let Attempt { request, conn, .. } = attempt;
+        let (depth, full) = (limits.queue_depth(), self.params.limits.queue_depth());
+        let asked = ClientExtensions::decode(&conn.ext).queue_depth;
+        if asked == 0
+            && depth < full
+            && let Some(left_out) = self.log.admit(now, request.peer, "depth")
+        {
+            let session = SessionTag::of(conn.session_id);
+            tracing::info!(%session, depth, left_out, "memory-max: a smaller queue depth");
+        }
     }
 
     /// Makes room for a connection by ending unproven sessions, if possible.

@@ -9,7 +9,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rtrs_core::fabric::{AsyncRegistration, ConnRequest, PdUse, ProtectionDomain, RegisterError};
+use rtrs_core::fabric::{
+    AsyncRegistration, ConnRequest, Fabric, PdUse, ProtectionDomain, RegisterError,
+};
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, Limits, PATHS_PER_SESSION_MAX};
@@ -184,6 +186,18 @@ impl Connector {
         Ok(())
     }
 
+    /// Checks whether the session of a new path, if there is one, may have it beside its others.
+    fn check_further_path(&self, attempt: Attempt<'_>, registry: &Registry) -> Result<(), Refusal> {
+        let Attempt { conn, must_authenticate, .. } = attempt;
+        let Some(session) = registry.session(conn.session_id) else { return Ok(()) };
+        // An authenticating path may replace the path with its UUID.
+        let live = registry.paths_of(conn.session_id).filter(|path| {
+            let replaced = must_authenticate && path.is_named(conn);
+            path.state().may_begin() && !path.is_unproved() && !replaced
+        });
+        self.check_memory(session, live.count(), registry)
+    }
+
     fn new_path(
         &mut self,
         attempt: Attempt<'_>,
@@ -192,22 +206,11 @@ impl Connector {
     ) -> Result<PathKey, Refusal> {
         let Attempt { provider, request, conn, must_authenticate } = attempt;
         let fabric = &mut *ctx.fabrics[provider.index()];
-        let bytes = fabric.connection_bytes() * u64::from(conn.cid_num);
-        if bytes > CONNECTION_BUFFERS_MAX {
-            let (connections, max) = (conn.cid_num, CONNECTION_BUFFERS_MAX);
-            return Err(Refusal::Connections { connections, bytes, max });
-        }
+        check_buffers(fabric, conn)?;
         let cores = self.params.cores;
         let id = conn.session_id;
         let limits = self.limits_of(conn, registry)?;
-        // An authenticating path may replace the path with its UUID.
-        if let Some(session) = registry.session(id) {
-            let live = registry.paths_of(id).filter(|path| {
-                let replaced = must_authenticate && path.is_named(conn);
-                path.state().may_begin() && !path.is_unproved() && !replaced
-            });
-            self.check_memory(session, live.count(), registry)?;
-        }
+        self.check_further_path(attempt, registry)?;
         let session = registry.session_mut(id);
         let from = must_authenticate.then(|| request.peer.ip());
         let fits = |pd: &Arc<dyn ProtectionDomain>| fabric.fits(pd, request);
@@ -247,20 +250,7 @@ impl Connector {
             Arc::new(SessionShared::new(id, limits, None, first))
         });
         registry.session_or(id, || Session::new(Arc::clone(&session), ctx.now));
-        let extensions = ClientExtensions::decode(&conn.ext);
-        let origin = PathOrigin {
-            uuid: conn.path_uuid,
-            cid_num: conn.cid_num,
-            provider,
-            transport: fabric.scheme(),
-            peer: request.peer,
-            local: request.local,
-            takes_changed: extensions.changed,
-            takes_standby: extensions.gateways,
-            takes_times: extensions.times,
-            must_authenticate,
-            identity: request.identity.clone(),
-        };
+        let origin = origin_of(attempt, fabric.scheme());
         let resources = PathResources { pd, fresh_keys, messages };
         let shared = PathShared::new(key, session, origin, resources, cores);
         early.into_iter().for_each(|pool| give_chunks(&shared, pool));
@@ -383,6 +373,35 @@ impl Connector {
         tracing::debug!(path = %path.key, "chunks: made");
         registry.note_paths(id);
         Ok(())
+    }
+}
+
+/// Checks that the buffers of a path's connections take a bounded amount of memory.
+fn check_buffers(fabric: &dyn Fabric, conn: &ConnReq) -> Result<(), Refusal> {
+    let bytes = fabric.connection_bytes() * u64::from(conn.cid_num);
+    if bytes > CONNECTION_BUFFERS_MAX {
+        let (connections, max) = (conn.cid_num, CONNECTION_BUFFERS_MAX);
+        return Err(Refusal::Connections { connections, bytes, max });
+    }
+    Ok(())
+}
+
+/// Describes a new path by its first connection, which arrived over `transport`.
+fn origin_of(attempt: Attempt<'_>, transport: &'static str) -> PathOrigin {
+    let Attempt { provider, request, conn, must_authenticate } = attempt;
+    let extensions = ClientExtensions::decode(&conn.ext);
+    PathOrigin {
+        uuid: conn.path_uuid,
+        cid_num: conn.cid_num,
+        provider,
+        transport,
+        peer: request.peer,
+        local: request.local,
+        takes_changed: extensions.changed,
+        takes_standby: extensions.gateways,
+        takes_times: extensions.times,
+        must_authenticate,
+        identity: request.identity.clone(),
     }
 }
 

@@ -56,7 +56,7 @@ use rtrs_core::gateway::GatewayEvent;
 use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::{Duration, Instant, earliest};
-use rtrs_core::wire::{AccessMode, OpenRefusal, errno};
+use rtrs_core::wire::{AccessMode, Name, OpenRefusal, errno};
 
 pub use self::connect::DRAINING_MAX;
 pub(crate) use self::refusal::REASONS;
@@ -78,7 +78,7 @@ use crate::audit::AuditSink;
 use crate::engine::authenticator::Authenticator;
 use crate::engine::control::refusal::RefusedCounts;
 use crate::engine::ctx::Ctx;
-use crate::engine::finder::Search;
+use crate::engine::finder::{OpenMode, Search};
 use crate::engine::message::{
     AdminReply, AdminReplyTo, AdminRequest, ControlAnswer, ControlMessage, ControlRequest, ReplyTo,
     ShardMessage,
@@ -271,51 +271,11 @@ impl Control {
         self.live_path(reply_to.path)?;
         let path = self.registry.path(reply_to.path)?;
         let session = Arc::clone(&path.shared().session);
-        let origin = &path.shared().origin;
-        let (peer, takes_standby) = (origin.peer, origin.takes_standby);
         match request {
-            ControlRequest::Open { name, mode } => {
-                // The session may have asked before it was evicted.
-                if self.evicted.contains(session.id) {
-                    return Some(ControlAnswer::Refused(errno::ESTALE));
-                }
-                let asking = self.registry.session_mut(session.id);
-                let session_name = asking.and_then(|asking| {
-                    asking.set_asked(ctx.now);
-                    asking.name()
-                });
-                // Looked up before the access lists are checked, which may already apply to the
-                // next export of that name.
-                let replacing = self.exports.is_replacing();
-                let index = self.exports.find(name.as_bytes());
-                if replacing && index.is_none() && self.opens.waits(reply_to, &name, mode) {
-                    return None;
-                }
-                let (id, named, access) = (session.id, index.is_some(), mode.access);
-                let asked = OpenCheck { session: id, name: &name, named, access };
-                // The list of a removed export went with it, and its users must learn of that.
-                if !self.opens.is_removed(id, &name, mode)
-                    && let Some(answer) = self.deny(asked, peer, ctx)
-                {
-                    return Some(answer);
-                }
-                if !takes_standby && gateway::is_standby(&name, &self.exports) {
-                    let asked = Asked::new(*name, mode.access, &self.exports);
-                    let client = Opener::of(session.id, peer, &self.registry);
-                    let why = Some(gateway::STANDBY);
-                    self.log.open_refused(ctx.now, &client, asked, errno::EBUSY, why);
-                    return Some(ControlAnswer::Refused(errno::EBUSY));
-                }
-                let asked = (reply_to, (&*name, index), mode);
-                let answer = self.opens.open(&session, session_name, asked, ctx)?;
-                let asked = Asked::new(*name, mode.access, &self.exports);
-                let by = OpenedBy { session: &session, path: reply_to.path, peer };
-                self.opened(by, asked, &answer, ctx);
-                Some(answer)
-            }
+            ControlRequest::Open { name, mode } => self.serve_open(reply_to, &name, mode, ctx),
             ControlRequest::Move(wanted) => Some(gateway::answer(wanted, &session, &self.exports)),
             ControlRequest::Close { device } => {
-                let client = Opener::of(session.id, peer, &self.registry);
+                let client = Opener::of(session.id, path.shared().origin.peer, &self.registry);
                 self.log.closed(&client, &session, &self.exports, Some(device));
                 self.opens.close(&session, device, reply_to, ctx.out)
             }
@@ -343,6 +303,57 @@ impl Control {
                 }
             }
         }
+    }
+
+    /// Serves an OPEN. Returns `None` if the answer comes later, or is not needed.
+    fn serve_open(
+        &mut self,
+        reply_to: ReplyTo,
+        name: &Name,
+        mode: OpenMode,
+        ctx: &mut Ctx<'_>,
+    ) -> Option<ControlAnswer> {
+        let path = self.registry.path(reply_to.path)?;
+        let session = Arc::clone(&path.shared().session);
+        let origin = &path.shared().origin;
+        let (peer, takes_standby) = (origin.peer, origin.takes_standby);
+        // The session may have asked before it was evicted.
+        if self.evicted.contains(session.id) {
+            return Some(ControlAnswer::Refused(errno::ESTALE));
+        }
+        let asking = self.registry.session_mut(session.id);
+        let session_name = asking.and_then(|asking| {
+            asking.set_asked(ctx.now);
+            asking.name()
+        });
+        // Looked up before the access lists are checked, which may already apply to the next export
+        // of that name.
+        let replacing = self.exports.is_replacing();
+        let index = self.exports.find(name.as_bytes());
+        if replacing && index.is_none() && self.opens.waits(reply_to, name, mode) {
+            return None;
+        }
+        let (id, named, access) = (session.id, index.is_some(), mode.access);
+        let asked = OpenCheck { session: id, name, named, access };
+        // The list of a removed export went with it, and its users must learn of that.
+        if !self.opens.is_removed(id, name, mode)
+            && let Some(answer) = self.deny(asked, peer, ctx)
+        {
+            return Some(answer);
+        }
+        if !takes_standby && gateway::is_standby(name, &self.exports) {
+            let asked = Asked::new(*name, mode.access, &self.exports);
+            let client = Opener::of(session.id, peer, &self.registry);
+            let why = Some(gateway::STANDBY);
+            self.log.open_refused(ctx.now, &client, asked, errno::EBUSY, why);
+            return Some(ControlAnswer::Refused(errno::EBUSY));
+        }
+        let asked = (reply_to, (name, index), mode);
+        let answer = self.opens.open(&session, session_name, asked, ctx)?;
+        let asked = Asked::new(*name, mode.access, &self.exports);
+        let by = OpenedBy { session: &session, path: reply_to.path, peer };
+        self.opened(by, asked, &answer, ctx);
+        Some(answer)
     }
 
     /// Processes the result of the finder.
@@ -446,19 +457,7 @@ impl Control {
     /// Executes a request of the operator.
     fn admin(&mut self, request: AdminRequest, reply: AdminReplyTo, ctx: &mut Ctx<'_>) {
         let ends = match request {
-            AdminRequest::Sessions => {
-                let sessions = self.snapshot(ctx.now);
-                let lost_portals = lost_portals(ctx);
-                let memory = self.connector.memory();
-                let silent = ctx.fabrics.iter().map(|fabric| fabric.crowded_out()).sum();
-                let refused = self.refused.all(silent);
-                return reply.send(AdminReply::Sessions {
-                    sessions,
-                    memory,
-                    lost_portals,
-                    refused,
-                });
-            }
+            AdminRequest::Sessions => return reply.send(self.list_sessions(ctx)),
             AdminRequest::Disconnect { session, path } => {
                 self.evicted.disconnect(&session, path, &self.registry)
             }
@@ -467,13 +466,7 @@ impl Control {
             AdminRequest::CheckAccess
             | AdminRequest::EndUnknown(_)
             | AdminRequest::WouldEnd { .. } => {
-                let looks_only = matches!(request, AdminRequest::WouldEnd { .. });
-                let (keys, why) = to_end(request, &self.exports, &self.registry);
-                let lost = revoked(&keys, &self.registry);
-                if !looks_only {
-                    keys.iter().for_each(|key| self.end_path(*key, &why, ctx));
-                }
-                return reply.send(AdminReply::Revoked(lost));
+                return reply.send(self.revoke_access(request, ctx));
             }
             AdminRequest::Exports => {
                 return reply.send(exports::list(&self.exports, &self.opens, &self.registry));
@@ -482,14 +475,7 @@ impl Control {
                 return reply.send(exports::holders(&self.exports, &self.opens, names));
             }
             AdminRequest::ExportRemove { name, force } => {
-                let (answer, changed) = match exports::find(&self.exports, &name) {
-                    Ok(found) => {
-                        exports::remove(&found, force, &mut self.opens, &self.registry, ctx.out)
-                    }
-                    Err(why) => (AdminReply::Refused(why), Vec::new()),
-                };
-                exports::announce(&changed, &mut self.registry, ctx.out);
-                return reply.send(answer);
+                return reply.send(self.remove_export(&name, force, ctx));
             }
             AdminRequest::ExportFreeze { name, frozen } => {
                 let found = exports::find(&self.exports, &name);
@@ -516,6 +502,38 @@ impl Control {
             }
             Err(refusal) => AdminReply::Refused(refusal),
         });
+    }
+
+    /// Lists the sessions with the memory that they use and the refusals so far.
+    fn list_sessions(&self, ctx: &Ctx<'_>) -> AdminReply {
+        let silent = ctx.fabrics.iter().map(|fabric| fabric.crowded_out()).sum();
+        AdminReply::Sessions {
+            sessions: self.snapshot(ctx.now),
+            memory: self.connector.memory(),
+            lost_portals: lost_portals(ctx),
+            refused: self.refused.all(silent),
+        }
+    }
+
+    /// Ends the paths that access lists or keys no longer allow, or only reports them.
+    fn revoke_access(&mut self, request: AdminRequest, ctx: &mut Ctx<'_>) -> AdminReply {
+        let looks_only = matches!(request, AdminRequest::WouldEnd { .. });
+        let (keys, why) = to_end(request, &self.exports, &self.registry);
+        let lost = revoked(&keys, &self.registry);
+        if !looks_only {
+            keys.iter().for_each(|key| self.end_path(*key, &why, ctx));
+        }
+        AdminReply::Revoked(lost)
+    }
+
+    /// Removes an export and notifies the sessions that lose it.
+    fn remove_export(&mut self, name: &str, force: bool, ctx: &mut Ctx<'_>) -> AdminReply {
+        let (answer, changed) = match exports::find(&self.exports, name) {
+            Ok(found) => exports::remove(&found, force, &mut self.opens, &self.registry, ctx.out),
+            Err(why) => (AdminReply::Refused(why), Vec::new()),
+        };
+        exports::announce(&changed, &mut self.registry, ctx.out);
+        answer
     }
 
     /// Begins the server's end: all paths finish after `all_in`, and end after `within`.
