@@ -28,6 +28,7 @@ use super::volume::{Prepared, Volume, prepare};
 use crate::control_protocol::NotAttached;
 use crate::engine::{DeviceIndex, Reported, SessionConfig};
 use crate::error::{Error, system};
+use crate::frontend::MakeFrontEnds;
 use crate::plan::AttachPlan;
 use crate::session_log::DAEMON_LOG;
 
@@ -71,34 +72,13 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     if !plan.takes_over() {
         saved::forget_left(&plan.run_dir, &plan.session.session_name);
     }
-    let patience = plan.open_patience();
-    let volumes = prepared.iter().map(|volume| volume.config.clone()).collect();
-    let config = SessionConfig {
-        open_patience: patience,
-        resent_for: plan.resent_for(),
-        slow_io: plan.slow_io(),
-        ..session_config(&plan.session, volumes)?
-    };
+    let config = config_of(plan, &prepared)?;
     let of_session = identity(plan, &config);
     for warning in plan.session.warnings() {
         tracing::warn!("{warning}");
     }
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
-    let (mut volumes, mut fronts) = (Vec::new(), Vec::new());
-    for ((index, plan), prepared) in DeviceIndex::all().zip(plan.volumes()).zip(prepared) {
-        let identity = Identity {
-            name: plan.session.export_name.clone(),
-            index,
-            access: plan.session.access,
-            uri: prepared.uri.clone(),
-            device: Arc::default(),
-            ending: Arc::default(),
-            ..of_session.clone()
-        };
-        let (volume, front) = Volume::new(plan, prepared, identity, READY_TIMEOUT + patience);
-        volumes.push((volume, plan));
-        fronts.push(front);
-    }
+    let (volumes, fronts) = volumes_of(plan, prepared, &of_session);
     let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
     let (wakes, inbox) = mpsc::channel();
     let (shards, roster) = (running.shards(), Arc::new(Roster::default()));
@@ -123,6 +103,54 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     if background {
         become_daemon().map_err(system("cannot leave the terminal"))?;
     }
+    announce(plan, &mut session, &manager, background)?;
+    session.wait_end(&inbox, running)
+}
+
+/// Returns the configuration of the session with its prepared volumes.
+fn config_of(plan: &AttachPlan, prepared: &[Prepared]) -> Result<SessionConfig, Error> {
+    let volumes = prepared.iter().map(|volume| volume.config.clone()).collect();
+    Ok(SessionConfig {
+        open_patience: plan.open_patience(),
+        resent_for: plan.resent_for(),
+        slow_io: plan.slow_io(),
+        ..session_config(&plan.session, volumes)?
+    })
+}
+
+/// Creates the volumes with their plans, and the front ends for the shards.
+fn volumes_of<'a>(
+    plan: &'a AttachPlan,
+    prepared: Vec<Prepared>,
+    of_session: &Identity,
+) -> (Vec<(Volume, &'a AttachPlan)>, Vec<MakeFrontEnds>) {
+    let patience = READY_TIMEOUT + plan.open_patience();
+    let (mut volumes, mut fronts) = (Vec::new(), Vec::new());
+    for ((index, plan), prepared) in DeviceIndex::all().zip(plan.volumes()).zip(prepared) {
+        let identity = Identity {
+            name: plan.session.export_name.clone(),
+            index,
+            access: plan.session.access,
+            uri: prepared.uri.clone(),
+            device: Arc::default(),
+            ending: Arc::default(),
+            ..of_session.clone()
+        };
+        let (volume, front) = Volume::new(plan, prepared, identity, patience);
+        volumes.push((volume, plan));
+        fronts.push(front);
+    }
+    (volumes, fronts)
+}
+
+/// Reports the volumes to the command and to the service manager. Stops a background session whose
+/// command has ended.
+fn announce(
+    plan: &AttachPlan,
+    session: &mut AttachedSession,
+    manager: &ServiceManager,
+    background: bool,
+) -> Result<(), Error> {
     for (_, error) in &session.failures {
         tracing::error!("{}", error.chain());
     }
@@ -130,7 +158,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     manager
         .watch(move || answering.reports(Reported::None).len() == count)
         .map_err(system("cannot start a thread"))?;
-    let (told, served_at) = tell(plan, &session, background);
+    let (told, served_at) = tell(plan, session, background);
     manager.ready(&served_at);
     if let Err(error) = told
         && background
@@ -138,7 +166,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
         tracing::warn!("the attach command has ended: {error}; the session ends too");
         session.stop(Duration::ZERO);
     }
-    session.wait_end(&inbox, running)
+    Ok(())
 }
 
 /// Properties that all volumes of the session share, named after the first one.
