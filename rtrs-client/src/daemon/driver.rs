@@ -183,74 +183,79 @@ impl ClientShard {
         let mut any = false;
         while let Some(message) = self.inbox.take() {
             any = true;
-            match message {
-                Message::Engine(message) => {
-                    self.engine.handle_message(now, message, &mut self.fabrics);
-                    self.look_at_devices(now);
-                }
-                Message::Socket(device, socket) => {
-                    self.fronts.take_socket(now, device, socket);
-                }
-                Message::AddFront { front, carries_kernel } => {
-                    if carries_kernel && let Err(error) = become_io_flusher() {
-                        tracing::debug!("shard {}: {error}", self.shard);
-                    }
-                    self.fronts.add(front);
-                    self.look_at_devices(now);
-                }
-                Message::RemoveFront(device) => self.fronts.remove(device),
-                Message::Query(reported, reply) => {
-                    let report = self.report(now, reported);
-                    if reply.send(report).is_err() {
-                        tracing::debug!("report dropped: its requester has stopped waiting");
-                    }
-                }
-                Message::Change { change, reply } => {
-                    let closed = match &change {
-                        Change::CloseVolume { export } => Some(export.clone()),
-                        _ => None,
-                    };
-                    let done = self.engine.change(now, change, &mut self.fabrics);
-                    self.notices.await_end(closed.filter(|_| done.is_ok()));
-                    if reply.send(done.map_err(|error| error.to_string())).is_err() {
-                        tracing::debug!(
-                            "answer to a change dropped: its requester has stopped waiting"
-                        );
-                    }
-                }
-                Message::Provide { scheme, reply } => {
-                    if reply.send(self.provide(scheme)).is_err() {
-                        tracing::debug!("provider dropped: its requester has stopped waiting");
-                    }
-                }
-                Message::Network(NetworkChange::Up(what)) => {
-                    self.engine.on_network_change(now, &what, &mut self.fabrics);
-                }
-                Message::Network(NetworkChange::Down { what, addresses }) => {
-                    self.engine.on_link_down(now, &what, &addresses, &mut self.fabrics);
-                }
-                Message::Shutdown { grace } => self.on_shutdown(now, grace),
-                Message::StopFront { device: Some(device), deadline } => {
-                    self.fronts.stop(device, deadline);
-                }
-                Message::StopFront { device: None, deadline } => {
-                    self.stopping = true;
-                    self.fronts.stop_all(deadline);
-                }
-                Message::FrontStopped { device: Some(device), abandoned } => {
-                    self.on_front_stopped(device, abandoned);
-                }
-                Message::FrontStopped { device: None, abandoned } => {
-                    self.abandoned += abandoned;
-                    if let Some((_, running)) = self.shutdown.as_mut() {
-                        *running = running.saturating_sub(1);
-                    }
-                }
-                Message::Look => {}
-                Message::Exit => self.done = true,
-            }
+            self.handle_message(now, message);
         }
         any
+    }
+
+    fn handle_message(&mut self, now: Instant, message: Message) {
+        match message {
+            Message::Engine(message) => {
+                self.engine.handle_message(now, message, &mut self.fabrics);
+                self.look_at_devices(now);
+            }
+            Message::Socket(device, socket) => {
+                self.fronts.take_socket(now, device, socket);
+            }
+            Message::AddFront { front, carries_kernel } => {
+                if carries_kernel && let Err(error) = become_io_flusher() {
+                    tracing::debug!("shard {}: {error}", self.shard);
+                }
+                self.fronts.add(front);
+                self.look_at_devices(now);
+            }
+            Message::RemoveFront(device) => self.fronts.remove(device),
+            Message::Query(reported, reply) => {
+                let report = self.report(now, reported);
+                if reply.send(report).is_err() {
+                    tracing::debug!("report dropped: its requester has stopped waiting");
+                }
+            }
+            Message::Change { change, reply } => self.change(now, change, &reply),
+            Message::Provide { scheme, reply } => {
+                if reply.send(self.provide(scheme)).is_err() {
+                    tracing::debug!("provider dropped: its requester has stopped waiting");
+                }
+            }
+            Message::Network(NetworkChange::Up(what)) => {
+                self.engine.on_network_change(now, &what, &mut self.fabrics);
+            }
+            Message::Network(NetworkChange::Down { what, addresses }) => {
+                self.engine.on_link_down(now, &what, &addresses, &mut self.fabrics);
+            }
+            Message::Shutdown { grace } => self.on_shutdown(now, grace),
+            Message::StopFront { device: Some(device), deadline } => {
+                self.fronts.stop(device, deadline);
+            }
+            Message::StopFront { device: None, deadline } => {
+                self.stopping = true;
+                self.fronts.stop_all(deadline);
+            }
+            Message::FrontStopped { device: Some(device), abandoned } => {
+                self.on_front_stopped(device, abandoned);
+            }
+            Message::FrontStopped { device: None, abandoned } => {
+                self.abandoned += abandoned;
+                if let Some((_, running)) = self.shutdown.as_mut() {
+                    *running = running.saturating_sub(1);
+                }
+            }
+            Message::Look => {}
+            Message::Exit => self.done = true,
+        }
+    }
+
+    /// Changes paths or policy, and replies with the result.
+    fn change(&mut self, now: Instant, change: Change, reply: &mpsc::Sender<Result<(), String>>) {
+        let closed = match &change {
+            Change::CloseVolume { export } => Some(export.clone()),
+            _ => None,
+        };
+        let done = self.engine.change(now, change, &mut self.fabrics);
+        self.notices.await_end(closed.filter(|_| done.is_ok()));
+        if reply.send(done.map_err(|error| error.to_string())).is_err() {
+            tracing::debug!("answer to a change dropped: its requester has stopped waiting");
+        }
     }
 
     /// Returns this scheme's provider, and makes it if there is none.

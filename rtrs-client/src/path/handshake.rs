@@ -533,31 +533,7 @@ impl ServiceConnection {
                 let why = OpenRefusal::decode(&self.answer_bytes(ANSWER_AT, self.open_rsp_len())?);
                 Ok(ServiceEvent::OpenRefused(answer.errno, why))
             }
-            Step::Open => {
-                let bytes = self.answer_bytes(ANSWER_AT, self.open_rsp_len())?;
-                let bad = ConnectionFault::message("OPEN_RSP");
-                let rsp = OpenRsp::decode(&bytes).map_err(&bad)?;
-                let long = self.extensions.identity.is_some();
-                let tail = long.then(|| OpenRspTail::decode(&bytes)).transpose().map_err(bad)?;
-                let granted = self.granted.ok_or(ConnectionFault::BeforeAccept("OPEN_RSP"))?;
-                let geometry = geometry_of(&rsp, granted.keeps_lengths)?;
-                let (block, largest) = (geometry.logical_block, granted.max_io_size);
-                if block > largest {
-                    return Err(ConnectionFault::LargeBlocks { block, largest });
-                }
-                let told = self.extensions.cache_id;
-                let device = OpenDevice {
-                    device_id: rsp.device_id,
-                    geometry,
-                    writes_zeroes: writes_zeroes(&rsp, granted.keeps_lengths),
-                    cache_id: if told { rsp.cache_id } else { 0 },
-                    volatile: told && rsp.volatile,
-                    export_id: tail.and_then(|tail| tail.export),
-                };
-                let standing = tail.and_then(|tail| tail.standing);
-                let secret = tail.map(|tail| tail.secret);
-                Ok(ServiceEvent::Opened(Opened { device, standing, secret }))
-            }
+            Step::Open => Ok(ServiceEvent::Opened(self.opened()?)),
             Step::Close => Ok(ServiceEvent::Closed),
             Step::Move => Ok(ServiceEvent::Moves(answer.errno)),
             Step::Fence if answer.errno == errno::ENOLCK => Ok(ServiceEvent::FenceRefused),
@@ -574,6 +550,33 @@ impl ServiceConnection {
                 Ok(ServiceEvent::Nothing)
             }
         }
+    }
+
+    /// Decodes the answer to a successful OPEN.
+    fn opened(&self) -> Result<Opened, ConnectionFault> {
+        let bytes = self.answer_bytes(ANSWER_AT, self.open_rsp_len())?;
+        let bad = ConnectionFault::message("OPEN_RSP");
+        let rsp = OpenRsp::decode(&bytes).map_err(&bad)?;
+        let long = self.extensions.identity.is_some();
+        let tail = long.then(|| OpenRspTail::decode(&bytes)).transpose().map_err(bad)?;
+        let granted = self.granted.ok_or(ConnectionFault::BeforeAccept("OPEN_RSP"))?;
+        let geometry = geometry_of(&rsp, granted.keeps_lengths)?;
+        let (block, largest) = (geometry.logical_block, granted.max_io_size);
+        if block > largest {
+            return Err(ConnectionFault::LargeBlocks { block, largest });
+        }
+        let told = self.extensions.cache_id;
+        let device = OpenDevice {
+            device_id: rsp.device_id,
+            geometry,
+            writes_zeroes: writes_zeroes(&rsp, granted.keeps_lengths),
+            cache_id: if told { rsp.cache_id } else { 0 },
+            volatile: told && rsp.volatile,
+            export_id: tail.and_then(|tail| tail.export),
+        };
+        let standing = tail.and_then(|tail| tail.standing);
+        let secret = tail.map(|tail| tail.secret);
+        Ok(Opened { device, standing, secret })
     }
 
     /// Posts a user message; the server writes its answer of `answer_len` bytes to `answer_at`.

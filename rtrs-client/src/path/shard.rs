@@ -15,7 +15,7 @@ use rtrs_core::fabric::{
     WrOp,
 };
 use rtrs_core::ids::{ConnIndex, PathId, PermitId, ProviderIndex, QpNum};
-use rtrs_core::mem::Region;
+use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{Close, Imm, MemBits, WriteMsg};
 
@@ -380,14 +380,7 @@ impl PathShard {
         };
         let chunk = *connection.chunks.get(row).ok_or(FabricError::QpState)?;
         let data = match &request.buf {
-            Some(buf) => {
-                let id = buf.region().id();
-                let is = |data: &Option<DataRegion>| {
-                    data.as_ref().is_some_and(|data| data.registration.region().id() == id)
-                };
-                let at = connection.data.iter().position(is).ok_or(FabricError::LocalMemory)?;
-                Some((at, connection.data[at].as_ref().ok_or(FabricError::LocalMemory)?))
-            }
+            Some(buf) => Some(find_data(&connection.data, buf)?),
             None => None,
         };
         let mut target = None;
@@ -567,6 +560,17 @@ impl Connection {
         let sge = Sge { slice, lkey: self.receives.lkey() };
         fabric.post_recv(self.qp, WrId::Receive(slot).encode(), Some(sge))
     }
+}
+
+/// Finds the registered region of a buffer, with its index.
+fn find_data<'a>(
+    data: &'a [Option<DataRegion>],
+    buf: &MemSlice,
+) -> Result<(usize, &'a DataRegion), FabricError> {
+    let id = buf.region().id();
+    let mut known = data.iter().enumerate().filter_map(|(at, data)| Some((at, data.as_ref()?)));
+    let found = known.find(|(_, data)| data.registration.region().id() == id);
+    found.ok_or(FabricError::LocalMemory)
 }
 
 /// Returns the region in `slot`, which is allocated on first use and kept over reconnects.
