@@ -350,7 +350,6 @@ fn ping(
     link: &mut Link,
     findings: &mut Findings,
 ) -> Result<Option<Step>, Error> {
-    let &Target { portal, tls, .. } = target;
     let hello = PingHello {
         mode: PingMode::PingPong,
         duplex: false,
@@ -360,39 +359,35 @@ fn ping(
         size: 64,
     };
     let (client, watch) = run_ping(target, link, hello, None)?;
-    let failure = watch.tally.failures.first().map(|(_, failure)| failure);
+    match judge_connect(target, &watch) {
+        Ok(connected) => findings.add(connected)?,
+        Err(failed) => return Ok(Some(failed)),
+    }
+    if let Some(missing) = missing_ping(&watch) {
+        findings.add(missing)?;
+        findings.add(step(8, Verdict::Skip, "needs the ping"))?;
+        return Ok(None);
+    }
+    match judge_rounds(&client, &watch) {
+        Ok(rounds) => findings.add(rounds)?,
+        Err(failed) => return Ok(Some(failed)),
+    }
+    match bandwidth(target, link, hello)? {
+        Ok(speeds) => findings.add(speeds)?,
+        Err(failed) => return Ok(Some(failed)),
+    }
+    Ok(None)
+}
+
+/// Judges whether the server answered the connect of a ping, which it may do with a refusal.
+fn judge_connect(target: &Target<'_>, watch: &Silent) -> Result<Step, Step> {
+    let &Target { portal, tls, .. } = target;
     let scheme = portal.scheme();
-    let connected = |found: String| match tls.unused_by(portal) {
-        Some(why) => {
-            let found = format!("{found}; {why}");
-            bad(6, Verdict::Warn, found, "make the server listen on tls://, and use that")
-        }
-        None => ok(6, found),
-    };
-    match (watch.connected, failure) {
-        (Some(after), _) => {
-            let found = format!("{scheme}:// in {:.3} ms", after.as_secs_f64() * 1e3);
-            findings.add(connected(found))?;
-        }
-        (None, Some(PingFailure::Refused(status))) => {
-            findings.add(connected(format!("{scheme}:// answers")))?;
-            let remedy = match status {
-                PingStatus::Off => "start rtrs-server without --no-ping to run this step",
-                PingStatus::Busy => "try again later",
-                _ => "look at the server's log",
-            };
-            let found = watch.tally.failures[0].1.to_string();
-            findings.add(bad(7, Verdict::Warn, found, remedy))?;
-            findings.add(step(8, Verdict::Skip, "needs the ping"))?;
-            return Ok(None);
-        }
-        (None, Some(PingFailure::NoPing(text))) => {
-            findings.add(connected(format!("{scheme}:// answers")))?;
-            let found = format!("no answer to a ping: {text}");
-            let remedy = "nothing for a kernel server; upgrade an older rtrs-server";
-            findings.add(bad(7, Verdict::Warn, found, remedy))?;
-            findings.add(step(8, Verdict::Skip, "needs the ping"))?;
-            return Ok(None);
+    let failure = watch.tally.failures.first().map(|(_, failure)| failure);
+    let found = match (watch.connected, failure) {
+        (Some(after), _) => format!("{scheme}:// in {:.3} ms", after.as_secs_f64() * 1e3),
+        (None, Some(PingFailure::Refused(_) | PingFailure::NoPing(_))) => {
+            format!("{scheme}:// answers")
         }
         (None, failure) => {
             let found = failure.map_or_else(|| "no connection".into(), ToString::to_string);
@@ -402,24 +397,64 @@ fn ping(
                     "check that rtrs-server listens there on rdma:// and UDP port 4791 is open"
                 }
             };
-            return Ok(Some(bad(6, Verdict::Fail, found, remedy)));
+            return Err(bad(6, Verdict::Fail, found, remedy));
         }
-    }
+    };
+    Ok(match tls.unused_by(portal) {
+        Some(why) => {
+            let found = format!("{found}; {why}");
+            bad(6, Verdict::Warn, found, "make the server listen on tls://, and use that")
+        }
+        None => ok(6, found),
+    })
+}
+
+/// Returns the finding for a server that answers connects, but no pings.
+fn missing_ping(watch: &Silent) -> Option<Step> {
+    let (_, failure) = watch.tally.failures.first().filter(|_| watch.connected.is_none())?;
+    let (found, remedy) = match failure {
+        PingFailure::Refused(status) => {
+            let remedy = match status {
+                PingStatus::Off => "start rtrs-server without --no-ping to run this step",
+                PingStatus::Busy => "try again later",
+                _ => "look at the server's log",
+            };
+            (failure.to_string(), remedy)
+        }
+        PingFailure::NoPing(text) => (
+            format!("no answer to a ping: {text}"),
+            "nothing for a kernel server; upgrade an older rtrs-server",
+        ),
+        _ => return None,
+    };
+    Some(bad(7, Verdict::Warn, found, remedy))
+}
+
+fn judge_rounds(client: &PingClient, watch: &Silent) -> Result<Step, Step> {
+    let failure = watch.tally.failures.first().map(|(_, failure)| failure);
     match (failure, watch.tally.round_mean()) {
-        (None, Some(mean)) => findings.add(ok(
+        (None, Some(mean)) => Ok(ok(
             7,
             format!(
                 "{} of {ROUNDS} rounds of 64 bytes, {:.3} ms each, data correct",
                 client.answered(),
                 mean.as_secs_f64() * 1e3
             ),
-        ))?,
+        )),
         (failure, _) => {
             let found = failure.map_or_else(|| "no round".into(), ToString::to_string);
             let remedy = "RDMA reads or writes fail: see the server's log and dmesg";
-            return Ok(Some(bad(7, Verdict::Fail, found, remedy)));
+            Err(bad(7, Verdict::Fail, found, remedy))
         }
     }
+}
+
+/// Measures writes and reads.
+fn bandwidth(
+    target: &Target<'_>,
+    link: &mut Link,
+    hello: PingHello,
+) -> Result<Result<Step, Step>, Error> {
     let mut speeds = Vec::new();
     for (mode, what) in [(PingMode::WriteBandwidth, "written"), (PingMode::ReadBandwidth, "read")] {
         let hello = PingHello { mode, size: FLOW_SIZE, ..hello };
@@ -427,14 +462,13 @@ fn ping(
         if let Some((_, failure)) = watch.tally.failures.first() {
             let found = format!("{what} {} times 64 KiB, then: {failure}", client.answered());
             let remedy = "large packets may be lost: check that all MTUs on the way are equal";
-            return Ok(Some(bad(8, Verdict::Fail, found, remedy)));
+            return Ok(Err(bad(8, Verdict::Fail, found, remedy)));
         }
         let bytes = client.answered() as f64 * f64::from(FLOW_SIZE);
         let seconds = client.flight_time().as_secs_f64().max(1e-9);
         speeds.push(format!("{what} {:.0} MiB/s", bytes / 1_048_576.0 / seconds));
     }
-    findings.add(ok(8, format!("{} with 64 KiB, 16 in flight", speeds.join(", "))))?;
-    Ok(None)
+    Ok(Ok(ok(8, format!("{} with 64 KiB, 16 in flight", speeds.join(", ")))))
 }
 
 /// Remedy for EACCES.
@@ -443,9 +477,8 @@ const NOT_LISTED: &str = "no access list of the server names this client: ask it
                           or anyone@ADDRESS:rw with this client's address (access); the server's \
                           log shows both";
 
-/// Requests the first connection of a session, and leaves before there is a session.
-fn handshake(target: &Target<'_>, link: &mut Link) -> Result<Step, Error> {
-    let &Target { portal, remote, timeout, .. } = target;
+/// Creates the private data of the first connection of a new session.
+fn first_connect(link: &Link) -> Result<PrivateData, Error> {
     let uuid = || random_uuid().map_err(system("no random numbers"));
     let request = ConnReq {
         cid_num: 1,
@@ -460,7 +493,30 @@ fn handshake(target: &Target<'_>, link: &mut Link) -> Result<Step, Error> {
         .encode(),
         ..ConnReq::default()
     };
-    let data = PrivateData::new(&request.encode());
+    Ok(PrivateData::new(&request.encode()))
+}
+
+fn judge_refusal(response: &ConnRsp) -> Step {
+    let errno = response.errno.unsigned_abs();
+    let found = format!("no session: the server answers {}", errno_name(errno));
+    let remedy = match errno {
+        _ if Extensions::decode(&response.ext).authenticate => {
+            "use certificates or keys: --tls-dir, or --key-file and --server-key"
+        }
+        rtrs_core::wire::errno::EOPNOTSUPP => {
+            "start rtrs-server without --ping-only; over RDMA, see its --always-invalidate"
+        }
+        rtrs_core::wire::errno::EACCES => NOT_LISTED,
+        rtrs_core::wire::errno::ENOMEM => "the server lacks memory or sessions: see its log",
+        _ => "see the server's log",
+    };
+    bad(9, Verdict::Fail, found, remedy)
+}
+
+/// Requests the first connection of a session, and leaves before there is a session.
+fn handshake(target: &Target<'_>, link: &mut Link) -> Result<Step, Error> {
+    let &Target { portal, remote, timeout, .. } = target;
+    let data = first_connect(link)?;
     let knock = match link.knock(portal.source(), remote, data, timeout) {
         Ok(knock) => knock,
         Err(found) => {
@@ -476,20 +532,7 @@ fn handshake(target: &Target<'_>, link: &mut Link) -> Result<Step, Error> {
         }
     };
     if !knock.accepted {
-        let errno = response.errno.unsigned_abs();
-        let found = format!("no session: the server answers {}", errno_name(errno));
-        let remedy = match errno {
-            _ if Extensions::decode(&response.ext).authenticate => {
-                "use certificates or keys: --tls-dir, or --key-file and --server-key"
-            }
-            rtrs_core::wire::errno::EOPNOTSUPP => {
-                "start rtrs-server without --ping-only; over RDMA, see its --always-invalidate"
-            }
-            rtrs_core::wire::errno::EACCES => NOT_LISTED,
-            rtrs_core::wire::errno::ENOMEM => "the server lacks memory or sessions: see its log",
-            _ => "see the server's log",
-        };
-        return Ok(bad(9, Verdict::Fail, found, remedy));
+        return Ok(judge_refusal(&response));
     }
     if let Err(error) = prove(link, portal.source(), remote, timeout) {
         let found = error.to_string();
